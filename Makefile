@@ -26,7 +26,7 @@ help:
 setup:
 	@sh scripts/bootstrap.sh
 
-## demo: train two networks on handwritten digits, on all cores
+## demo: train networks on handwritten digits, on all cores
 demo: setup
 	$(PY) examples/train_digits.py
 
@@ -72,6 +72,7 @@ format: setup
 ## bench: what calls, inputs, distribution and whole steps cost, beside the plain ways
 bench: bench-theano
 	$(PY) integration/benchmarks/run.py
+	$(PY) integration/benchmarks/waits.py
 
 ## bench-shm: shared arrays beside their peers (those in packages/synk-shm/benchmarks/requirements.txt)
 bench-shm: setup

@@ -45,7 +45,9 @@ os.environ.setdefault("THEANO_FLAGS", ",".join(FLAGS))
 # PyTensor's own in Python round otherwise, and Numba compiles for seconds, so it is C code there.
 # SYNK_LINKER=numba has all tests computed by Numba, as users have it.
 LINKER = os.environ.get("SYNK_LINKER", "cvm")
-os.environ.setdefault("PYTENSOR_FLAGS", f"linker={LINKER},optimizer_excluding=fusion")
+# No BLAS is named, so that each process need not look for one, and warn that pip brings none.
+PYTENSOR = f"linker={LINKER},optimizer_excluding=fusion,blas__ldflags="
+os.environ.setdefault("PYTENSOR_FLAGS", PYTENSOR)
 # What is compiled goes into a cache of this checkout's own; the user's home is left alone. Suites
 # that run at the same time each have one, because Theano says on stderr when it waits for another's
 # compiler. It is set in a file: tests that have flags of their own have this, too.

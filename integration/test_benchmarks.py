@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -340,6 +341,22 @@ def test_calls_are_measured_beside_plain_theano(tmp_path):
     assert {"calls/Data/plain Theano", "calls/Data/two Barrier waits"} <= set(rows)
     assert all(len(cell["samples"]) == 1 for row in rows.values() for cell in row["cells"].values())
     assert "of 7 targets reached" in printed
+
+
+@pytest.mark.nightly
+def test_waits_are_measured_with_either_engine():
+    program = ROOT / "integration/benchmarks/waits.py"
+    done = ran(sys.executable, program, "--quick", timeout=LIMIT_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("Theano 1.0.5, linker ")
+    lines = re.findall(
+        r"^(.+?)  .* at most (20 us|5\.00 s|2\.00 s): (?:yes|NO)$", done.stdout, re.M
+    )
+    assert [what for what, _ in lines] == [
+        "a call on 2 ranks",
+        "a second start: first result",
+        "60 operations to 4 workers",
+    ]
 
 
 def test_a_brief_run_measures_ours_and_says_which_peers_are_missing(tmp_path):

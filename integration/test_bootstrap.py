@@ -13,62 +13,56 @@ from _checkout import ROOT, ran
 
 SCRIPT = ROOT / "scripts/bootstrap.sh"
 TOOLS = ("sh", "dirname", "cat", "cksum", "rm", "grep", "tail", "sleep", "mkdir", "cp")
-OLD_APT = "apt update && apt install --yes g++ make python3 python3-venv python3-dev"
-NEW_APT = (
-    "apt update && apt install --yes g++ make pipx && pipx install uv"
-    " && ~/.local/bin/uv python install 3.11"
-)
-BY_PIP = (
-    "python3-pip && python3 -m pip install --user --break-system-packages uv"
-    " && ~/.local/bin/uv python install 3.11"
-)
+APT_INSTALL = "apt update && apt install --yes"
+APT = f"{APT_INSTALL} g++ make python3 python3-venv python3-dev"
+PIP = "python3 -m pip install --user --break-system-packages uv"
 DNF = "dnf install --assumeyes gcc-c++ make python3.11 python3.11-devel"
 SYSTEMS = {  # /etc/os-release, and what installs all that is missing
-    "debian 11": ("ID=debian\nVERSION_ID='11'\nVERSION_CODENAME=bullseye", OLD_APT),
-    "debian 12": ("ID=debian\nVERSION_ID='12'\nVERSION_CODENAME=bookworm", OLD_APT),
-    "debian 13": ("ID=debian\nVERSION_ID='13'\nVERSION_CODENAME=trixie", NEW_APT),
-    "debian testing": ("PRETTY_NAME='Debian GNU/Linux forky/sid'\nID=debian", NEW_APT),
+    "debian 11": ("ID=debian\nVERSION_ID='11'\nVERSION_CODENAME=bullseye", APT),
+    "debian 12": ("ID=debian\nVERSION_ID='12'\nVERSION_CODENAME=bookworm", APT),
+    "debian 13": ("ID=debian\nVERSION_ID='13'\nVERSION_CODENAME=trixie", APT),
+    "debian testing": ("PRETTY_NAME='Debian GNU/Linux forky/sid'\nID=debian", APT),
     "ubuntu 22.04": (
         "ID=ubuntu\nID_LIKE=debian\nVERSION_ID='22.04'\nVERSION_CODENAME=jammy",
-        OLD_APT,
+        APT,
     ),
     "ubuntu 24.04": (
         "ID=ubuntu\nID_LIKE=debian\nVERSION_ID='24.04'\nVERSION_CODENAME=noble",
-        NEW_APT,
+        APT,
     ),
     "mint 21": (
         "ID=linuxmint\nID_LIKE='ubuntu debian'\nVERSION_CODENAME=x\nUBUNTU_CODENAME=jammy",
-        OLD_APT,
+        APT,
     ),
     "lmde 6": (
         "ID=linuxmint\nID_LIKE=debian\nVERSION_CODENAME=faye\nDEBIAN_CODENAME=bookworm",
-        OLD_APT,
+        APT,
     ),
     "fedora": ("ID=fedora\nVERSION_ID=42", DNF),
     "rocky 9": ("ID=rocky\nID_LIKE='rhel centos fedora'\nVERSION_ID='9.4'", DNF),
     "rocky 10": (
         "ID=rocky\nID_LIKE='rhel centos fedora'\nVERSION_ID='10.0'",
-        f"dnf install --assumeyes gcc-c++ make {BY_PIP}",
+        "dnf install --assumeyes gcc-c++ make python3 python3-devel",
     ),
-    "arch": ("ID=arch", "pacman -S --needed --noconfirm gcc make uv && uv python install 3.11"),
+    "arch": ("ID=arch", "pacman -S --needed --noconfirm gcc make python"),
     "leap 15": (
         "ID=opensuse-leap\nID_LIKE='suse opensuse'\nVERSION_ID='15.6'",
         "zypper --non-interactive install gcc-c++ make python311 python311-devel",
     ),
     "tumbleweed": (
         "ID=opensuse-tumbleweed\nID_LIKE='opensuse suse'\nVERSION_ID='20261101'",
-        f"zypper --non-interactive install gcc-c++ make {BY_PIP}",
+        "zypper --non-interactive install gcc-c++ make python3 python3-devel",
     ),
 }
 # An interpreter that notes what it is asked to do, and a pip that fails if FAIL says so.
 PYTHON = """\
 echo "$*" >>"$CALLS"
 case "$1 ${2:-}" in
-    "- ") cat >/dev/null; echo "ok 3.11" ;;
+    "- ") cat >/dev/null; echo "ok ${VERSION:-3.11}" ;;
     "-c "*) case "$2" in *ensurepip*) echo "${WHEEL:-}" ;; *) echo "$REAL" ;; esac ;;
     "-m venv") for new; do :; done; mkdir -p "$new/bin" && cp "$REAL" "$new/bin/python" ;;
     "-m pip") case "${FAIL:+$*}" in *"${ONLY:-}"?*) echo "$FAIL"; exit 3 ;; esac ;;
-    --version*) echo "Python 3.11.9" ;;
+    --version*) echo "Python ${VERSION:-3.11}.9" ;;
 esac"""
 
 
@@ -130,13 +124,13 @@ def the_line(done: subprocess.CompletedProcess[str]) -> str:
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_a_bare_machine_is_told_everything_in_one_line(tools: Path, system: str) -> None:
     assert the_line(check(tools, system)) == (
-        f"missing: g++, make, Python 3.9 to 3.11. Install with: {SYSTEMS[system][1]}"
+        f"missing: g++, make, Python 3.9 to 3.14. Install with: {SYSTEMS[system][1]}"
     )
 
 
 def test_an_unknown_system_is_told_in_general_words(tools: Path) -> None:
     assert the_line(check(tools, "unknown")) == (
-        "missing: g++, make, Python 3.9 to 3.11."
+        "missing: g++, make, Python 3.9 to 3.14."
         " Install with the package manager of this system: g++ make;"
         " and then: uv python install 3.11"
     )
@@ -150,7 +144,7 @@ def test_a_system_without_a_description_is_told_something(tools: Path) -> None:
 def test_only_what_is_missing_is_installed(complete: Path) -> None:
     python_that_answers(complete, "python3", "version")
     line = the_line(check(complete, "debian 12"))
-    assert line.startswith("missing: Python 3.9 to 3.11. ")
+    assert line.startswith("missing: Python 3.9 to 3.14. ")
     assert line.endswith(" apt install --yes python3 python3-venv python3-dev")
     python_that_answers(complete, "python3", "ok 3.11")
     (complete / "g++").unlink()
@@ -161,17 +155,34 @@ def test_only_what_is_missing_is_installed(complete: Path) -> None:
 def test_sudo_is_named_to_who_is_not_root(tools: Path) -> None:
     add(tools, "id", "echo 1000")
     line = the_line(check(tools, "ubuntu 24.04"))
-    assert "sudo apt update && sudo apt install --yes g++ make pipx && pipx install uv" in line
+    assert "sudo apt update && sudo apt install --yes g++ make python3 python3-venv" in line
     assert "sudo dnf install" in the_line(check(tools, "fedora"))
 
 
+@pytest.mark.parametrize(
+    ("system", "cure"),
+    [
+        ("debian testing", f"{APT_INSTALL} pipx && pipx install uv && ~/.local/bin/"),
+        ("arch", "pacman -S --needed --noconfirm uv && "),
+        ("tumbleweed", f"zypper --non-interactive install python3-pip && {PIP} && ~/.local/bin/"),
+    ],
+)
+def test_where_the_systems_python_is_too_new_uv_brings_one(
+    complete: Path, system: str, cure: str
+) -> None:
+    python_that_answers(complete, "python3", "version")
+    line = the_line(check(complete, system))
+    assert line == f"missing: Python 3.9 to 3.14. Install with: {cure}uv python install 3.11"
+
+
 def test_a_uv_that_is_there_is_used(complete: Path) -> None:
+    python_that_answers(complete, "python3", "version")
     add(complete / "home/.local/bin", "uv", "true")
     line = the_line(check(complete, "ubuntu 24.04"))
-    assert line.endswith(" 3.9 to 3.11. Install with: ~/.local/bin/uv python install 3.11")
+    assert line.endswith(" 3.9 to 3.14. Install with: ~/.local/bin/uv python install 3.11")
     add(complete, "uv", "true")
     line = the_line(check(complete, "ubuntu 24.04"))
-    assert line.endswith(" 3.9 to 3.11. Install with: uv python install 3.11")
+    assert line.endswith(" 3.9 to 3.14. Install with: uv python install 3.11")
 
 
 @pytest.mark.parametrize(
@@ -235,6 +246,40 @@ def test_a_python_that_uv_installed_is_found(
     ).endswith(f"{place}/python3.11")
 
 
+def test_theanos_python_is_taken_wherever_it_is(complete: Path) -> None:
+    python_that_answers(complete, "python3", "ok 3.13")
+    python_that_answers(complete, "python3.14", "ok 3.14")
+    pyenv = complete / "home/.pyenv/versions/3.9.18/bin"
+    pyenv.mkdir(parents=True)
+    python_that_answers(pyenv, "python", "ok 3.9")
+    done = check(complete)
+    assert found(done).endswith("3.9.18/bin/python")
+    assert "PyTensor" not in done.stdout
+
+
+@pytest.mark.parametrize("version", ["3.12", "3.13", "3.14"])
+def test_without_a_python_for_theano_a_newer_one_is_for_pytensor(
+    complete: Path, version: str
+) -> None:
+    answer = f"if [ $1 = --version ]; then echo Python {version}.1; exit; fi; cat >/dev/null"
+    add(complete, "python3", f"{answer}; echo ok {version}")
+    python_that_answers(complete, "python3.11", "lacks 3.11 headers")
+    done = check(complete)
+    assert found(done).endswith(f"{complete}/python3")
+    (line, _) = done.stdout.splitlines()
+    assert line == (
+        f"Using PyTensor, on Python {version}.1. "
+        "For Theano: uv python install 3.11 && make clean setup"
+    )
+
+
+def test_a_newer_python_that_lacks_something_is_named_with_its_cure(complete: Path) -> None:
+    python_that_answers(complete, "python3", "lacks 3.13 venv headers")
+    line = the_line(check(complete, "debian 13"))
+    assert "missing: the venv module and the C headers of Python 3.13." in line
+    assert line.endswith("apt install --yes python3.13-venv python3.13-dev")
+
+
 def test_this_interpreter_is_good_enough(complete: Path) -> None:
     assert found(check(complete, PYTHON=sys.executable))
 
@@ -242,7 +287,7 @@ def test_this_interpreter_is_good_enough(complete: Path) -> None:
 def test_a_chosen_python_is_not_replaced_by_another(complete: Path) -> None:
     python_that_answers(complete, "python3.11", "ok 3.11")
     line = the_line(check(complete, PYTHON="/nonexistent/python"))
-    assert "Python 3.9 to 3.11 (PYTHON=/nonexistent/python is not one)" in line
+    assert "Python 3.9 to 3.14 (PYTHON=/nonexistent/python is not one)" in line
 
 
 class Checkout:
@@ -300,6 +345,19 @@ def test_a_new_checkout_gets_an_environment_and_says_so(checkout: Checkout) -> N
     assert "--no-build-isolation" in pip[1]
     assert pip[1].find("--group dev") > 0
     assert calls[-1] == "-m synk_theano_compat --install"
+
+
+def test_a_newer_python_alone_gets_an_environment_for_pytensor(checkout: Checkout) -> None:
+    checkout.set_up()
+    (checkout.root / ".venv" / ".ready").unlink()
+    said, _, calls = checkout.set_up(VERSION="3.13")
+    assert said.splitlines()[0].startswith("Using PyTensor, on Python 3.13.9. ")
+    assert said.splitlines()[-1] == "Ready: Python 3.13.9 in .venv"
+    assert calls[0] == "-m venv --clear .venv", "not that of Theano"
+    pip = [call for call in calls if call.startswith("-m pip install")]
+    assert pip[1].count("--editable packages/") == 5
+    assert "--group dev-pytensor" in pip[1]
+    assert not any("synk_theano_compat" in call or ".venv-newer" in call for call in calls)
 
 
 NEWER = """\

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from _checkout import ROOT, ran
 
-HELPERS = {"display", "plain_theano"}  # imported by the programs
-TRAINED_ELSEWHERE = "train_digits.py"  # takes minutes: the tests of synk-extensions run it shorter
+HELPERS = {"display", "plain"}  # imported by the programs
+# The first takes minutes, the second needs PyMC: the tests of synk-extensions run them, shorter.
+RUN_ELSEWHERE = {"train_digits.py", "pymc_regression.py"}
 EXAMPLES = sorted(p for p in (ROOT / "examples").glob("*.py") if p.stem not in HELPERS)
 DOCUMENTED = {"intro", "shared_variables"}  # with what they print
 LIMIT_S = 200
@@ -27,13 +28,13 @@ def run(program: Path, folder: Path) -> str:
 
 def test_there_are_examples() -> None:
     names = {path.name for path in EXAMPLES}
-    assert {"intro.py", "shared_variables.py", "train_digits.py"} <= names
+    assert {"intro.py", "shared_variables.py", *RUN_ELSEWHERE} <= names
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "program",
-    [path for path in EXAMPLES if path.name != TRAINED_ELSEWHERE],
+    [path for path in EXAMPLES if path.name not in RUN_ELSEWHERE],
     ids=lambda path: path.stem,
 )
 def test_example_runs(program: Path, tmp_path: Path) -> None:

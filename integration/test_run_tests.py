@@ -49,6 +49,7 @@ sys.path.insert(0, {scripts!r})
 import run_tests
 folder = Path({folder!r})
 run_tests.LOGS = run_tests.ENDURANCE = folder / "logs"
+run_tests.HAS_THEANO, run_tests.WITHOUT_THEANO = {has_theano}, {{"good"}}
 run_tests.SUITES = [
     run_tests.Suite(name, (str(folder / name),), alone=name == "strict") for name in {names!r}
 ]
@@ -63,7 +64,13 @@ Start = Callable[..., Program]
 def start(tmp_path: Path) -> Start:
     """A function that starts a run of these suites; options are as of `Program`."""
 
-    def make(*names: str, arguments: tuple[str, ...] = (), sleep: str = "0.5", **options: Any):
+    def make(
+        *names: str,
+        arguments: tuple[str, ...] = (),
+        sleep: str = "0.5",
+        has_theano: bool = True,
+        **options: Any,
+    ):
         for name in names:
             (tmp_path / name).mkdir()
             (tmp_path / name / "test_it.py").write_text(SUITES[name] + "\n")
@@ -71,6 +78,7 @@ def start(tmp_path: Path) -> Start:
         (tmp_path / "conftest.py").symlink_to(ROOT / "conftest.py")
         (tmp_path / "marks").mkdir()
         values = {"scripts": str(ROOT / "scripts"), "folder": str(tmp_path), "names": names}
+        values["has_theano"] = has_theano
         changes = {"MARKS": str(tmp_path / "marks"), "SLEEP": sleep}
         return Program(PROGRAM.format(**values), *arguments, environment=changes, **options)
 
@@ -108,6 +116,20 @@ def test_a_selection_may_leave_suites_empty(start: Start) -> None:
     status, said, _ = run(start, "good", "bad", arguments=("--", "-k", "right"))
     assert status == 0, said
     assert said.splitlines()[-1] == "1 passed, 0 failed, 0 skipped"
+
+
+def test_without_theano_what_needs_it_is_left_out_and_named(start: Start) -> None:
+    status, said, _ = run(start, "good", "bad", "dead", has_theano=False)
+    assert status == 0, said
+    assert "===== left out, because they need Theano, and that Python 3.9 to 3.11" in said
+    assert "\n  bad, dead\n" in said
+    assert said.splitlines()[-1] == "1 passed, 0 failed, 1 skipped"
+
+
+def test_who_asks_for_what_cannot_run_is_told(start: Start) -> None:
+    status, said, error = run(start, "good", "bad", arguments=("bad",), has_theano=False)
+    assert (status, said) == (1, "")
+    assert error == "bad: needs Theano, and that Python 3.9 to 3.11\n"
 
 
 def test_an_unknown_name_is_refused(start: Start) -> None:

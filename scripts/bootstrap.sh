@@ -7,6 +7,7 @@
 # Everything that is missing is named in one line, with the command that installs it on this system,
 # before anything is started. PYTHON=/path/to/python chooses the interpreter; otherwise the first
 # suitable one is taken of those on PATH, in ~/.local/bin, and of those that uv or pyenv installed.
+# Python 3.9 to 3.11 is for Theano; only where there is none, a newer one is taken, for PyTensor.
 # OS_RELEASE=/path/to/file stands for /etc/os-release.
 set -eu
 
@@ -21,7 +22,8 @@ stamp=$venv/.ready
 place=$venv/.place
 log=$venv/bootstrap.log
 newer_log=$venv/bootstrap-newer.log
-wanted="3.11 3.10 3.9"
+wanted="3.11 3.10 3.9"        # with Theano
+wanted_else="3.14 3.13 3.12"  # with PyTensor
 packages="synk-shm synk-comm synk-core synk-theano synk-extensions"
 newer_packages="synk-shm synk-comm synk-core synk-pytensor synk-extensions"
 
@@ -32,7 +34,7 @@ probe() {
     "$1" - <<'PROBE' 2>/dev/null || echo broken
 import os, sys, sysconfig
 version = "%d.%d" % sys.version_info[:2]
-if not (3, 9) <= sys.version_info[:2] <= (3, 11):
+if not (3, 9) <= sys.version_info[:2] <= (3, 14):
     print("version")
     sys.exit()
 lacks = []
@@ -46,14 +48,22 @@ print(" ".join(["lacks", version] + lacks) if lacks else "ok " + version)
 PROBE
 }
 
-# Every interpreter worth a try, best first: all of PATH for each name, then what uv and pyenv have
-# installed.
+# Every interpreter worth a try, best first for Theano, then for PyTensor: all of PATH for each name,
+# then what uv and pyenv have installed.
 candidates() {
     if [ -n "${PYTHON:-}" ]; then
         command -v "$PYTHON" || echo "$PYTHON"
         return
     fi
-    for name in python3.11 python3.10 python3.9 python3 python; do
+    on_path python3.11 python3.10 python3.9 python3 python
+    kept $wanted
+    on_path python3.14 python3.13 python3.12
+    kept $wanted_else
+}
+
+# What PATH and ~/.local/bin have of these names.
+on_path() {
+    for name in "$@"; do
         old_ifs=$IFS
         IFS=:
         set -f # a folder's name may have a star in it
@@ -63,7 +73,11 @@ candidates() {
         set +f
         IFS=$old_ifs
     done
-    for version in $wanted; do
+}
+
+# What uv and pyenv have installed of these versions.
+kept() {
+    for version in "$@"; do
         for path in "$uv_pythons/cpython-$version"[.-]*/bin/"python$version" \
             "$pyenv/versions/$version".*/bin/python; do
             if [ -x "$path" ]; then echo "$path"; fi
@@ -71,10 +85,13 @@ candidates() {
     done
 }
 
-# Sets `python` to the first usable interpreter, or `almost` to what the best of the others lacks.
+# Sets `python` to the first usable interpreter and `engine` to what it is for; or `almost` to what
+# the best of the others lacks, and `unfit` if there are some, of no use in any case.
 find_python() {
     python=
+    engine=
     almost=
+    unfit=
     list=$(candidates)
     old_ifs=$IFS
     IFS='
@@ -84,16 +101,34 @@ find_python() {
         IFS=$old_ifs
         answer=$(probe "$path" </dev/null)
         case $answer in
-            "ok "*) python=$path; break ;;
+            "ok "*)
+                if [ "$(engine_of "${answer#ok }")" = Theano ]; then
+                    python=$path
+                    engine=Theano
+                    break
+                fi
+                if [ -z "$python" ]; then
+                    python=$path
+                    engine=PyTensor
+                fi ;;
             "lacks "*) if [ -z "$almost" ]; then almost=${answer#lacks }; fi ;;
+            version) unfit=yes ;;
         esac
     done
     set +f
     IFS=$old_ifs
 }
 
+# Says which engine a version of Python is for.
+engine_of() {
+    case " $wanted " in
+        *" $1 "*) echo Theano ;;
+        *) echo PyTensor ;;
+    esac
+}
+
 # Prints a family of systems ("apt", "dnf", "pacman", "zypper" or "other"), and whether its own
-# archive has a suitable Python ("old") or only a newer one ("new").
+# archive has a Python for Theano ("old") or only a newer one ("new").
 # Debian 11 and 12 and Ubuntu 22.04 have one as python3, and what derives from them names them.
 system() (
     set +u
@@ -172,14 +207,14 @@ tell_missing() {
     echo "missing: $what. $cure" >&2
 }
 
-# What tell_missing says of Python. Where the archive has none from 3.9 to 3.11, uv brings one.
+# What tell_missing says of Python. Where the archive's own is of no use, uv brings one.
 python_missing() {
     version=${almost%% *}
     case $almost in
         *" venv headers") words="the venv module and the C headers of Python $version" ;;
         *" venv") words="the venv module of Python $version" ;;
         *" headers") words="the C headers of Python $version" ;;
-        *) words="Python 3.9 to 3.11${PYTHON:+ (PYTHON=$PYTHON is not one)}" ;;
+        *) words="Python 3.9 to 3.14${PYTHON:+ (PYTHON=$PYTHON is not one)}" ;;
     esac
     what=$(joined "$what" ", " "$words")
     case $kind:$almost in
@@ -190,6 +225,11 @@ python_missing() {
         "apt old:") archive="$archive python3 python3-venv python3-dev"; return ;;
         "dnf old:"*) archive="$archive python3.11 python3.11-devel"; return ;;
         "zypper old:"*) archive="$archive python311 python311-devel"; return ;;
+    esac
+    case $manager:$unfit in
+        apt:) archive="$archive python3 python3-venv python3-dev"; return ;;
+        dnf: | zypper:) archive="$archive python3 python3-devel"; return ;;
+        pacman:) archive="$archive python"; return ;;
     esac
     if command -v uv >/dev/null; then
         then="uv python install 3.11"
@@ -218,13 +258,17 @@ check_machine() {
         fi
     done
     set --
-    if ! g++ --version >/dev/null 2>&1; then set -- "$@" cxx; fi # Theano calls it at run time
+    # Theano calls it at run time, and so do PyTensor's tests.
+    if ! g++ --version >/dev/null 2>&1; then set -- "$@" cxx; fi
     if ! make --version >/dev/null 2>&1; then set -- "$@" make; fi
     find_python
     if [ -z "$python" ]; then set -- "$@" python; fi
     if [ $# -ne 0 ]; then
         tell_missing "$@"
         exit 1
+    fi
+    if [ $engine = PyTensor ]; then
+        echo "Using PyTensor, on $("$python" --version). For Theano: uv python install 3.11 && make clean setup"
     fi
 }
 
@@ -286,11 +330,12 @@ install() {
     PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_REQUIRE_VIRTUALENV=0 PIP_USER=0
     export PIP_DISABLE_PIP_VERSION_CHECK PIP_NO_INPUT PIP_REQUIRE_VIRTUALENV PIP_USER
     # Scripts in the environment hold its path, so a checkout that was moved gets a new one; and so
-    # does one whose creation was interrupted.
+    # does one whose creation was interrupted, or that is for the other engine.
     fresh=
     bundled=
     case $(probe "$venv/bin/python" </dev/null) in
-        "ok "*) if [ "$here" = "$(cat "$place" 2>/dev/null)" ]; then fresh=no; fi ;;
+        "ok "*)
+            if [ "$here $engine" = "$(cat "$place" 2>/dev/null)" ]; then fresh=no; fi ;;
     esac
     if [ -z "$fresh" ]; then
         echo "Creating $venv ..."
@@ -313,9 +358,11 @@ install() {
         pip install --no-compile --retries 1 --timeout 15 \
             "pip>=25.1" "poetry-core>=2.0" setuptools wheel
     )
-    echo "$here" >"$place"
+    echo "$here $engine" >"$place"
     editable=
-    for package in $packages; do
+    chosen=$packages
+    if [ $engine = PyTensor ]; then chosen=$newer_packages; fi
+    for package in $chosen; do
         case $package in
             synk-extensions) extras="[lasagne]" ;; # the demonstration trains Lasagne's networks
             *) extras= ;;
@@ -326,16 +373,20 @@ install() {
     echo "Installing the packages, what they need, and the tools (some minutes the first time) ..."
     report_progress &
     reporter=$!
-    # At the same time: both mostly wait for the network.
-    (log=$newer_log && : >"$log" && install_newer) &
-    newest=$!
+    newest=
+    rm -rf "$newer"
+    if [ $engine = Theano ]; then
+        # At the same time: both mostly wait for the network.
+        (log=$newer_log && : >"$log" && install_newer) &
+        newest=$!
+    fi
     trap 'kill $reporter $newest 2>/dev/null || true' EXIT
     trap 'exit 130' INT
     trap 'exit 143' TERM
     # One call for all, so that the members satisfy each other and one resolution holds for all.
     # Compiling all of it takes longer than the rest, and most of it is never imported.
     # shellcheck disable=SC2086 # the words of $editable are separate arguments
-    set -- --no-compile $editable --group dev
+    set -- --no-compile $editable --group "$(group_of $engine)"
     # Where a package has no wheel for this machine, it may want to be built with other tools.
     if ! try_pip install --prefer-binary --no-build-isolation "$@"; then
         echo "That failed; once more, with the tools that each package asks for ..."
@@ -345,21 +396,30 @@ install() {
     for package in "$venv"/lib/python3*/site-packages; do
         (
             cd "$package" && "$here/$venv/bin/python" -m compileall -q -j 0 -x '/tests?/' \
-                theano numpy lasagne _pytest hypothesis
+                theano lasagne pytensor numpy _pytest hypothesis
         ) >>"$here/$log" 2>&1 || true # what cannot be compiled is not imported either
     done
-    # A wheel brings the import hook for Theano along; an editable install has to be told.
-    "$venv/bin/python" -m synk_theano_compat --install >>"$log"
-    wait $newest || true
+    if [ $engine = Theano ]; then
+        # A wheel brings the import hook for Theano along; an editable install has to be told.
+        "$venv/bin/python" -m synk_theano_compat --install >>"$log"
+        wait $newest || true
+    fi
     fingerprint >"$stamp"
     echo "Ready: $("$venv/bin/python" --version) in $venv"
 }
 
-# On the newest Python that there is, the packages that do without an engine are tested, and functions
-# of PyTensor. Where there is none, or it cannot be had, this is left out.
+# The tools that are installed beside an engine: a group of pyproject.toml.
+group_of() {
+    case $1 in
+        Theano) echo dev ;;
+        PyTensor) echo dev-pytensor ;;
+    esac
+}
+
+# Beside Theano's, on the newest Python that there is, the packages that do without an engine are
+# tested, and functions of PyTensor. Where there is none, or it cannot be had, this is left out.
 install_newer() {
-    rm -rf "$newer"
-    for version in 3.14 3.13 3.12; do
+    for version in $wanted_else; do
         for path in "$(command -v "python$version" || true)" \
             "$uv_pythons/cpython-$version"[.-]*/bin/"python$version" \
             "$pyenv/versions/$version".*/bin/python; do
@@ -374,8 +434,8 @@ install_newer() {
             # shellcheck disable=SC2086 # the words of $editable are separate arguments
             if "$path" -m venv --without-pip "$newer" >>"$log" 2>&1 &&
                 try_pip --python "$newer/bin/python" install --no-compile poetry-core \
-                    numpy posix_ipc pyzmq mpi4py mpich pytest hypothesis psutil \
-                    'pytensor>=3.3,<3.4' 'pymc>=6,<7' cloudpickle threadpoolctl rich typer &&
+                    numpy posix_ipc pyzmq 'pytensor>=3.3,<3.4' cloudpickle threadpoolctl rich typer \
+                    --group "$(group_of PyTensor)" &&
                 try_pip --python "$newer/bin/python" install --no-compile --no-deps --no-build-isolation \
                     $editable --editable dev/synk-testing; then
                 return

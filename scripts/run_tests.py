@@ -8,9 +8,9 @@
 
 Three suites more than there are cores run at a time, those that take longest first. Tests that
 are marked "alone", because they have hard limits of time, and programs that measure follow one by
-one. Every suite runs even when another failed. What each printed is kept in build/tests. The exit
-status is 0 only when all passed. A suite that takes longer than its limit is ended together with
-the processes it started.
+one. Every suite runs even when another failed. Where Python is too new for Theano, suites that need
+it are left out. What each printed is kept in build/tests. The exit status is 0 only when all
+passed. A suite that takes longer than its limit is ended together with the processes it started.
 """
 
 from __future__ import annotations
@@ -110,16 +110,23 @@ def with_pytensor() -> list[Suite]:
 
     By C code; by Numba where a test says so. `SYNK_LINKER=numba` has all of them computed by Numba.
     """
-    if not list(NEWER.parent.parent.glob("lib/python*/site-packages/pytensor")):
+    if not list(Path(NEWEST).parent.parent.glob("lib/python*/site-packages/pytensor")):
         return []
-    shared = ("test_train.py", "test_updates_ranks.py", "test_sync_trainer.py")
-    pymc = tests_of("synk-extensions", "test_pymc.py", "test_pymc_verdicts.py")
+    shared = (
+        *tests_of("synk-extensions", "test_train.py", "test_updates_ranks.py", "test_cli.py"),
+        *tests_of("synk-extensions", "test_examples.py", "test_demos.py"),
+        *tests_of("synk-extensions", "test_migration_example.py", "test_sync_trainer.py"),
+        "integration/test_examples.py",
+    )
+    pymc = tests_of(
+        "synk-extensions", "test_pymc.py", "test_pymc_verdicts.py", "test_pymc_example.py"
+    )
     return [
         Suite(
             "synk-core/pytensor", tests_of("synk-core"), about_s=400, nightly_s=450, python=NEWEST
         ),
         Suite("synk-pytensor", tests_of("synk-pytensor"), about_s=60, python=NEWEST),
-        Suite("synk-extensions/pytensor", tests_of("synk-extensions", *shared), python=NEWEST),
+        Suite("synk-extensions/pytensor", shared, about_s=150, python=NEWEST),
         # Apart from the others: PyMC raises the limit of recursion.
         Suite("synk-extensions/pymc", pymc, about_s=540, nightly_s=300, python=NEWEST),
     ]
@@ -143,6 +150,10 @@ SUITES = [
     Suite("integration", ("integration",), about_s=370, nightly_s=700),
     Suite("synk-testing", ("dev/synk-testing/tests",), about_s=20, nightly_s=15),
 ]
+
+
+WITHOUT_THEANO = {"synk-shm", "synk-comm", "synk-testing", *(s.name for s in with_pytensor())}
+HAS_THEANO = sys.version_info < (3, 12)
 
 
 def programs(soak_s: int, trials: int) -> list[Suite]:
@@ -294,11 +305,18 @@ class Runs:
         arguments: for pytest.
         jobs: how many at the same time.
         nightly: whether whole.
+        left_out: names of suites that cannot run here.
     """
 
     def __init__(
-        self, suites: Sequence[Suite], arguments: Sequence[str], jobs: int, nightly: bool
+        self,
+        suites: Sequence[Suite],
+        arguments: Sequence[str],
+        jobs: int,
+        nightly: bool,
+        left_out: Sequence[str] = (),
     ) -> None:
+        self._left_out = left_out
         self._arguments, self._jobs, self._nightly = arguments, jobs, nightly
         beside = [s for s in suites if not (s.program and s.alone)]
         beside.sort(key=self._expected, reverse=True)
@@ -392,6 +410,9 @@ class Runs:
         print("\n===== skipped, and why")
         for reason, count in sorted(self._reasons().items()):
             print(f"  {count:>4}  {reason}")
+        if self._left_out:
+            print("\n===== left out, because they need Theano, and that Python 3.9 to 3.11")
+            print(f"  {', '.join(self._left_out)}")
         print("\n===== summary")
         for run in sorted(self.done, key=lambda run: -run.seconds):
             print(f"  {run.name:<28} {run.seconds:6.0f} s  {run.verdict()}")
@@ -492,10 +513,14 @@ def main(arguments: Sequence[str]) -> int:
         print("\n".join(suite.name for suite in suites))
         return 0
     suites = chosen(options.suites, suites)
+    left_out = [s.name for s in suites if not HAS_THEANO and s.name not in WITHOUT_THEANO]
+    suites = [suite for suite in suites if suite.name not in left_out]
+    if not suites:
+        sys.exit(f"{', '.join(left_out)}: needs Theano, and that Python 3.9 to 3.11")
     reset_signals()
     for folder in (LOGS, ENDURANCE):
         folder.mkdir(parents=True, exist_ok=True)
-    runs = Runs(suites, arguments[cut + 1 :], options.jobs, options.nightly)
+    runs = Runs(suites, arguments[cut + 1 :], options.jobs, options.nightly, left_out)
     try:
         runs.run()
     except KeyboardInterrupt:

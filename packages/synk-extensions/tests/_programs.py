@@ -19,7 +19,7 @@ CPU_PROCESSES = 2
 WITHOUT_CONVOLUTIONS = any(name.startswith("opencl") for name in DEVICES)
 LIMIT_S = 300
 # Theano's own implementations of convolutions are slow, and some are in C only.
-IN_C = {"THEANO_FLAGS": os.environ["THEANO_FLAGS"] + ",linker=cvm"}
+IN_C = {"THEANO_FLAGS": os.environ.get("THEANO_FLAGS", "") + ",linker=cvm"}
 
 
 def number_of_ranks():

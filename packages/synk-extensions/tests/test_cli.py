@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from _cli import command, invoke
 
+from synk_testing.engine import IS_THEANO
 from synkhronos_cli import _terminal
 from synkhronos_cli._probe import Answer
 from synkhronos_cli._programs import bench, demo, launch, plot
@@ -49,6 +52,7 @@ def test_help_of_a_command_has_an_example(name):
         (["demo", "nothing"], "no demo 'nothing'; there are intro, shared"),
         (["demo", "intro", "--epochs", "3"], "demo intro has no option --epochs"),
         (["demo", "intro", "--devices", "cuda7"], "--devices cuda7"),
+        (["demo", "digits", "--devices", "cuda7"], "--devices cuda7: demo digits runs on cores"),
         (["demo", "intro", "--processes", "0"], "'--processes'"),
         (["demo", "intro", "--processes", "two"], "'--processes'"),
         (["bench", "nothing"], "no benchmark 'nothing'; there are call"),
@@ -106,7 +110,9 @@ def test_the_start_imports_nothing_heavy():
 def test_demos_are_listed_and_there():
     done = invoke("demo")
     assert done.exit_code == 0
-    assert list(demo.DEMOS) == ["intro", "shared", "gpu", "data", "batch", "mnist", "resnet"]
+    assert list(demo.DEMOS) == [
+        *("intro", "shared", "gpu", "data", "batch", "digits", "mnist", "resnet", "pymc")
+    ]
     for name, one in demo.DEMOS.items():
         assert f"synkhronos demo {name}" in done.stdout
         assert (demo.FOLDER / one.program).is_file()
@@ -124,6 +130,8 @@ def test_demos_are_listed_and_there():
         ),
         (["data", "--processes", "3"], "demos/demo_2.py", ["--processes", "3"], {}),
         (["batch", "--devices", "cuda0"], "demos/demo_4.py", ["--devices", "cuda0"], {}),
+        (["digits", "--processes", "3"], "train_digits.py", ["--processes", "3"], {}),
+        (["digits", "--devices", "cpu", "--epochs", "2"], "train_digits.py", ["--epochs", "2"], {}),
         (["resnet"], "resnet/train_synk.py", ["--tiny"], {}),
         (["resnet", "--full"], "resnet/train_synk.py", [], {}),
         (
@@ -143,11 +151,23 @@ def test_a_demo_gets_its_options(monkeypatch, arguments, program, options, envir
     assert started[0] == ([str(demo.FOLDER / program), *options], environment)
 
 
-def test_a_demo_that_lacks_a_package_says_so(monkeypatch):
-    monkeypatch.setattr(demo.importlib.util, "find_spec", lambda name: None)
-    done = invoke("demo", "mnist")
+@pytest.mark.parametrize(
+    "name, absent, complaint",
+    [
+        ("mnist", ["lasagne"], "lasagne: pip install 'synkhronos[examples]'"),
+        ("mnist", ["lasagne", "theano"], "Theano, on Python 3.9 to 3.11"),
+        ("gpu", ["theano"], "Theano, on Python 3.9 to 3.11"),
+        ("pymc", ["pymc"], "PyMC, on Python 3.12 or newer: pip install 'synkhronos[pymc]'"),
+    ],
+)
+def test_a_demo_that_lacks_a_package_says_so(monkeypatch, name, absent, complaint):
+    monkeypatch.setattr(demo.importlib.util, "find_spec", lambda name: name not in absent or None)
+    done = invoke("demo", name)
     assert done.exit_code == 1
-    assert "demo mnist needs lasagne: pip install 'synkhronos[examples]'" in done.stderr
+    assert done.stderr == f"synkhronos: demo {name} needs {complaint}\n"
+    (line,) = (line for line in invoke("demo").stdout.splitlines() if f"demo {name} " in line)
+    assert line.rstrip().endswith(")")
+    assert all(module in line for module in absent)
 
 
 def test_the_source_of_a_demo_is_its_program():
@@ -242,3 +262,25 @@ def test_a_child_has_its_status(tmp_path: Path):
     code = f"import os; open({str(seen)!r}, 'w').write(os.environ['X_OF_TEST'])"
     assert launch.run_child(["-c", code], {"X_OF_TEST": "here"}) == 0
     assert seen.read_text() == "here"
+
+
+# ---- with PyTensor -----------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(IS_THEANO, reason="PyTensor only")
+def test_the_doctor_examines_pytensor_and_nothing_of_theanos():
+    done = command("doctor", "--json")
+    report = json.loads(done.stdout)
+    assert (done.returncode, done.stderr) == (0, "")
+    found = {item["name"]: item for item in report["sections"]["Software"]}
+    assert found["PyTensor"]["found"].startswith(version("pytensor"))
+    assert not {"Theano", "BLAS", "Lasagne"} & set(found)
+    (gpus,) = report["sections"]["GPUs"]
+    assert gpus["found"] == "not used: PyTensor's functions run on cores"
+
+
+@pytest.mark.skipif(IS_THEANO, reason="PyTensor only")
+def test_measurements_are_beside_plain_pytensor():
+    done = command("bench", "call", "--json", "--processes", "1", "--devices", "cpu")
+    (result,) = json.loads(done.stdout)
+    assert set(result["rows"][0]["peers"]) == {"plain PyTensor"}

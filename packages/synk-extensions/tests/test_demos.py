@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from _programs import DEVICES, EXAMPLES, on_devices, run, start
 
+from synk_testing.engine import theano_only
+
 DEMOS = sorted((EXAMPLES / "demos").glob("demo_*.py"))
 
 pytestmark = pytest.mark.skipif(
@@ -34,6 +36,7 @@ def test_demo_runs(program, tmp_path):
     assert list(tmp_path.iterdir()) == [], "a program leaves no file behind"
 
 
+@theano_only("PyTensor has no GPUs")
 def test_the_gpu_is_used_if_there_is_one():
     """The numbers are those that Theano's tutorial prints."""
     out = run(EXAMPLES / "demos" / "check_gpu.py", *on_devices())

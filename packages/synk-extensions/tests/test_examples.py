@@ -8,17 +8,32 @@ import re
 import pytest
 from _programs import EXAMPLES, IN_C, start, zygote
 
+from synk_testing.engine import IS_THEANO
+from synkhronos.engine import TITLE
+
 pytestmark = [
     pytest.mark.skipif(not EXAMPLES.is_dir(), reason="the examples belong to the repository"),
     pytest.mark.skipif(
-        any(importlib.util.find_spec(name) is None for name in ("lasagne", "sklearn", "rich")),
-        reason="the training example needs lasagne, scikit-learn and rich",
+        any(importlib.util.find_spec(name) is None for name in ("sklearn", "rich")),
+        reason="the training example needs scikit-learn and rich",
     ),
 ]
 
 
-@pytest.mark.parametrize("model", ["mlp", pytest.param("cnn", marks=pytest.mark.nightly)])
-def test_training_arrives_where_plain_theano_does(model):
+CNN = pytest.param(
+    "cnn",
+    marks=[
+        pytest.mark.nightly,
+        pytest.mark.skipif(
+            not IS_THEANO or importlib.util.find_spec("lasagne") is None,
+            reason="the convolutional network needs Theano and lasagne",
+        ),
+    ],
+)
+
+
+@pytest.mark.parametrize("model", ["mlp", CNN])
+def test_training_arrives_where_a_plain_function_does(model):
     status, out, err = start(
         "train_digits.py",
         *("--model", model, "--processes", "2"),
@@ -26,7 +41,7 @@ def test_training_arrives_where_plain_theano_does(model):
         **(IN_C if model == "cnn" else {}),
     )
     assert (status, err) == (0, "")
-    (difference,) = re.findall(r"plain Theano after one epoch: (\S+)", out)
+    (difference,) = re.findall(rf"plain {TITLE} after one epoch: (\S+)", out)
     assert 0 <= float(difference) <= 1e-10
     assert "2 processes, epoch 2 of 2: loss" in out
     (row,) = re.findall(rf"^\s*{model.upper()} .*%.* x .*$", out, re.MULTILINE)
@@ -50,8 +65,8 @@ def test_platoons_rules_recognise_digits():
 
 PEERS = """
 import os
-import plain_theano
-others = plain_theano.peers("mlp", 50)
+import plain
+others = plain.peers("mlp", 50)
 print([other.name for other in others])
 print(len({os.getpid(), *(other._process.pid for other in others)}))
 print(all(other.step() > 0 for other in others))
@@ -62,7 +77,7 @@ for other in others:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("threads", [1, 3])
-def test_plain_theano_has_processes_of_its_own_and_their_threads(threads):
+def test_plain_functions_have_processes_of_their_own_and_their_threads(threads):
     """They say themselves how many they have, whatever the process has that starts them."""
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     environment = dict.fromkeys(names, str(threads))
@@ -73,7 +88,7 @@ def test_plain_theano_has_processes_of_its_own_and_their_threads(threads):
 
 
 def test_training_fails_if_the_parameters_differ():
-    # What plain Theano's processes take is measured above.
+    # What plain processes take is measured above.
     done = zygote().run(
         "import sys, train_digits; from types import SimpleNamespace as Peer;"
         "train_digits.LARGEST_DIFFERENCE = -1.0;"

@@ -1,4 +1,4 @@
-"""A Lasagne script becomes parallel by the documented lines, and its losses stay what they were."""
+"""A script becomes parallel by the documented lines, and its losses stay what they were."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ NEW_LINES = 3  # beside imports
 pytestmark = [
     pytest.mark.skipif(not EXAMPLES.is_dir(), reason="the examples belong to the repository"),
     pytest.mark.skipif(
-        any(importlib.util.find_spec(name) is None for name in ("lasagne", "sklearn")),
-        reason="the example needs lasagne and scikit-learn",
+        importlib.util.find_spec("sklearn") is None, reason="the example needs scikit-learn"
     ),
 ]
+# In the order of the page.
+PROGRAMS = [("train_plain.py", "train_synk.py"), ("pytensor_plain.py", "pytensor_synk.py")]
+NEEDS = ["lasagne", "pytensor"]
 
 
 def code(name):
@@ -27,11 +29,12 @@ def code(name):
     return rest.splitlines()
 
 
-def test_the_programs_differ_in_the_documented_lines():
-    lines = difflib.unified_diff(code("train_plain.py"), code("train_synk.py"), n=0, lineterm="")
+@pytest.mark.parametrize("pair", [0, 1], ids=NEEDS)
+def test_the_programs_differ_in_the_documented_lines(pair):
+    lines = difflib.unified_diff(*map(code, PROGRAMS[pair]), n=0, lineterm="")
     changed = [line for line in lines if not line.startswith(("---", "+++", "@@"))]
     readme = (FOLDER / "README.md").read_text(encoding="utf-8")
-    (shown,) = re.findall(r"^```diff\n(.*?)^```", readme, flags=re.MULTILINE | re.DOTALL)
+    shown = re.findall(r"^```diff\n(.*?)^```", readme, flags=re.MULTILINE | re.DOTALL)[pair]
     assert [line for line in shown.splitlines() if not line.startswith("@@")] == changed
     added = [line[1:].strip() for line in changed if line.startswith("+")]
     assert len([line for line in added if not line.startswith(("import", "from"))]) == NEW_LINES
@@ -41,10 +44,14 @@ def losses(printed):
     return [float(loss) for loss in re.findall(r"loss: +([\d.]+)", printed)]
 
 
-def test_both_print_the_same_losses():
-    plain = losses(run(FOLDER / "train_plain.py", "2"))
+@pytest.mark.parametrize("pair", [0, 1], ids=NEEDS)
+def test_both_print_the_same_losses(pair):
+    if importlib.util.find_spec(NEEDS[pair]) is None:
+        pytest.skip(f"the example needs {NEEDS[pair]}")
+    plain_program, parallel_program = PROGRAMS[pair]
+    plain = losses(run(FOLDER / plain_program, "2"))
     assert len(plain) == 4
     assert plain[2] < plain[0], "it learns"
     settings = {"SYNKHRONOS_N_PARALLEL": "2", "SYNKHRONOS_USE_GPU": "0"}
-    parallel = losses(run(FOLDER / "train_synk.py", "2", **settings))
+    parallel = losses(run(FOLDER / parallel_program, "2", **settings))
     assert parallel == pytest.approx(plain, rel=1e-9, abs=0)

@@ -14,6 +14,7 @@ from synk_core._graph.shared import VariableRegistry
 from synk_core._graph.transfer.pickling import dumps
 from synk_core._watch.flight import WORDS, Flight, Phase
 from synk_core._workers.stalls import StallWatch
+from synk_core.in_graph import all_reduce
 from synk_testing.engine import IS_THEANO, PROGRAM, T, engine
 
 BITS = [np.random.MT19937, np.random.PCG64, np.random.PCG64DXSM, np.random.Philox, np.random.SFC64]
@@ -117,9 +118,17 @@ def network():
     return [x], [w], [(loss, "avg"), (T.grad(loss, w), "avg")]
 
 
+def reducing():
+    """The same with reductions over ranks in the middle, of an array and of a number."""
+    [x], [w], [(loss, _), _] = network()
+    loss = T.sqr(x - all_reduce(x.mean(axis=0), "avg")).mean() * all_reduce(loss, "avg")
+    return [x], [w], [(loss, "avg"), (T.grad(loss, w), "avg")]
+
+
 @needs_pytensor
-def test_a_worker_loads_what_the_master_has_compiled(run_script, tmp_path):
-    rows, whole, outputs = network()
+@pytest.mark.parametrize("make", [network, reducing])
+def test_a_worker_loads_what_the_master_has_compiled(run_script, tmp_path, make):
+    rows, whole, outputs = make()
     with Runtime(1) as runtime:
         f = runtime.function(rows, bcast_inputs=whole, outputs=outputs, mode="NUMBA")
         (compiled,) = runtime._rank.functions[f.number].forms.values()
@@ -130,6 +139,86 @@ def test_a_worker_loads_what_the_master_has_compiled(run_script, tmp_path):
     status, out, err = run_script(PROGRAM + LOADED, str(file))
     assert status == 0, err
     assert out.split() == ["1", "0", "1"]
+
+
+@needs_pytensor
+@pytest.mark.parametrize("ranks", ["pair", "trio"])
+def test_reductions_in_numbas_code_are_those_of_all_rows(request, ranks):
+    runtime = request.getfixturevalue(ranks)
+    x, w = T.matrix("x"), T.vector("w")
+    spread = T.sqr(x - all_reduce(x.mean(axis=0), "avg")).mean()
+    product = spread * all_reduce(T.tanh(x.dot(w)).mean(), "avg")
+    count = all_reduce(x.shape[0])
+    f = runtime.function(
+        [x],
+        bcast_inputs=[w],
+        outputs=[(product, "avg"), (T.grad(product, w), "avg"), (count, None)],
+        mode="NUMBA",
+    )
+    rng = np.random.default_rng(0)
+    rows, weights = rng.normal(size=(11, 3)), rng.normal(size=3)
+    value, gradient, counted = f(rows, weights)
+    activation, variance = np.tanh(rows @ weights), rows.var(axis=0).mean()
+    np.testing.assert_allclose(value, variance * activation.mean(), rtol=1e-12)
+    expected = variance * ((1 - activation**2)[:, None] * rows).mean(axis=0)
+    np.testing.assert_allclose(gradient, expected, rtol=1e-12)
+    assert counted == 11
+
+
+@needs_pytensor
+def test_operations_are_translated_once_for_each_kind(monkeypatch):
+    from pytensor.link.numba.dispatch import basic
+
+    plain, translated = basic.numba_funcify_ensure_cache, []
+
+    def noted(op, *arguments, node=None, **settings):
+        translated.append(type(op).__name__)
+        return plain(op, *arguments, node=node, **settings)
+
+    monkeypatch.setattr(basic, "numba_funcify_ensure_cache", noted)
+    x, w = T.matrix("x"), T.matrix("w")
+    row, narrow = T.row("row"), T.fmatrix("narrow")
+    y = x
+    for _ in range(6):
+        y = T.tanh(y.dot(w))
+    # Operations of the same name, of other patterns and dtypes.
+    others = [x.dot(w) * row, narrow * narrow, T.tanh(narrow), narrow.dot(narrow), w.T.dot(row.T)]
+    with Runtime(1) as runtime:
+        f = runtime.function(
+            [x],
+            bcast_inputs=[w, row, narrow],
+            outputs=[(y, "gather"), *((other, None) for other in others)],
+            mode="NUMBA",
+        )
+        assert 2 <= translated.count("Dot") <= 5  # 9 nodes, of 2 dtypes and patterns of length 1
+        rng = np.random.default_rng(0)
+        values = [rng.normal(size=shape) for shape in ((4, 3), (3, 3), (1, 3))]
+        values.append(rng.normal(size=(3, 3)).astype("float32"))
+        results = f(*values)
+    x_, w_, row_, narrow_ = values
+    y_ = x_
+    for _ in range(6):
+        y_ = np.tanh(y_ @ w_)
+    np.testing.assert_allclose(results[0], y_, rtol=1e-12)
+    expected = [x_ @ w_ * row_, narrow_**2, np.tanh(narrow_), narrow_ @ narrow_, w_.T @ row_.T]
+    for result, wanted in zip(results[1:], expected):
+        assert result.dtype == wanted.dtype
+        np.testing.assert_allclose(result, wanted, rtol=1e-5 if wanted.dtype == "f4" else 1e-12)
+
+
+@needs_pytensor
+def test_a_worker_imports_what_loads_numbas_code_before_it_gets_any(run_script):
+    script = (
+        "import sys, pytensor\n"
+        "from synk_core.engine import worker_cache\n"
+        "place = 'pytensor.link.numba.dispatch'\n"
+        "pytensor.config.linker = {!r}\n"
+        "worker_cache()\n"
+        "print(place in sys.modules)\n"
+    )
+    for linker, imported in (("auto", "True\n"), ("cvm", "False\n")):
+        status, out, err = run_script(script.format(linker))
+        assert (status, out) == (0, imported), err
 
 
 @needs_pytensor
@@ -192,3 +281,110 @@ def test_a_rank_that_compiles_is_no_stall(recwarn):
     flights[1].enter(Phase.COMPUTE)
     watch.check()
     assert recwarn.pop(StallWarning)
+
+
+# ---- JAX, PyTorch, MLX -----------------------------------------------------------------------
+
+FOREIGN = {"JAX": "jax", "PYTORCH": "torch", "MLX": "mlx"}
+
+
+def foreign(mode):
+    """The mode, if its library is there."""
+    library = FOREIGN[mode]
+    pytest.importorskip(library, reason=f"needs {library}, which no environment of the tests has")
+    return mode
+
+
+@needs_pytensor
+@pytest.mark.parametrize("mode", FOREIGN)
+@pytest.mark.parametrize("ranks", ["pair", "trio"])
+def test_what_another_library_computes_is_what_numpy_does(request, mode, ranks):
+    runtime, mode = request.getfixturevalue(ranks), foreign(mode)
+    x, w = T.matrix("x"), T.vector("w")
+    rng = np.random.default_rng(0)
+    rows, weights = rng.normal(size=(101, 5)), rng.normal(size=5)
+    total = engine.shared(np.zeros(5), name="total")
+    y = T.tanh(x.dot(w))
+    f = runtime.function(
+        [x],
+        bcast_inputs=[w],
+        outputs=[(y.mean(), "avg"), (y, "gather"), (x.max(), "max")],
+        mode=mode,
+        name=mode,
+    )
+    add = runtime.function([x], updates=[(total, total + x.sum(axis=0))], mode=mode)
+    expected = np.tanh(rows @ weights)
+    for selected, options in (
+        (slice(None), {}),
+        (slice(None), {"num_slices": 3}),
+        ([7, 3, 99], {"batch": [7, 3, 99]}),
+        (slice(0, 1), {"batch": slice(0, 1)}),
+    ):
+        mean, gathered, largest = f(rows, weights, **options)
+        np.testing.assert_allclose(mean, expected[selected].mean(), rtol=1e-10)
+        np.testing.assert_allclose(gathered, expected[selected], rtol=1e-10)
+        assert largest == rows[selected].max()
+    add(rows)
+    add(rows, batch=[7, 3, 99])
+    runtime.collectives.all_reduce(total, "sum")
+    found = runtime.collectives.gather(total)
+    wanted = rows.sum(axis=0) + rows[[7, 3, 99]].sum(axis=0)
+    np.testing.assert_allclose(found, [wanted] * runtime.size, rtol=1e-10)
+    assert type(total.get_value(borrow=True)) is np.ndarray
+    assert f.verify(rows, weights).ok
+
+
+@needs_pytensor
+@pytest.mark.parametrize("mode", FOREIGN)
+def test_what_another_library_cannot_do_on_ranks_is_refused(pair, mode):
+    linker = {"JAX": "JAXLinker", "PYTORCH": "PytorchLinker", "MLX": "MLXLinker"}[mode]
+    mean = all_reduce(x.mean(), "avg")
+    with pytest.raises(SpecError, match=f"in-graph all_reduce and is compiled by {linker}"):
+        pair.function([x], (x - mean).sum(), mode=mode)
+    with pytest.raises(SpecError, match=f"draws random numbers from .*, of which {linker} keeps"):
+        drawing(pair, T.random.shared_rng(seed=7), mode=mode)
+
+
+class Lent(np.ndarray):
+    """An array of another library, as far as matters here: not NumPy's, and read-only."""
+
+
+@needs_pytensor
+def test_results_of_another_library_become_arrays_that_can_be_written():
+    from pytensor.compile.mode import Mode
+    from pytensor.link.basic import JITLinker
+
+    class Linker(JITLinker):
+        def fgraph_convert(self, fgraph, **_):
+            graph = fgraph.clone()
+            return engine.function(graph.inputs, graph.outputs, mode="FAST_COMPILE")
+
+        def jit_compile(self, fn):
+            def call(*arguments):
+                results = [np.array(result).view(Lent) for result in fn(*arguments)]
+                for result in results:
+                    result.flags.writeable = False
+                return results
+
+            return call
+
+        def create_thunk_inputs(self, storage_map):
+            return [storage_map[variable] for variable in self.fgraph.inputs]
+
+    total = engine.shared(np.zeros(3), name="total")
+    with Runtime(1) as runtime:
+        f = runtime.function(
+            [x],
+            (2 * x, None),
+            updates=[(total, total + x)],
+            mode=Mode(linker=Linker(), optimizer="fast_compile"),
+        )
+        for _ in range(2):
+            result = f(np.arange(3.0))
+            np.testing.assert_array_equal(result, [0, 2, 4])
+            assert type(result) is np.ndarray
+            assert result.flags.writeable
+        value = total.get_value(borrow=True)
+        np.testing.assert_array_equal(value, [0, 2, 4])
+        assert type(value) is np.ndarray
+        assert value.flags.writeable

@@ -12,17 +12,19 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
+from synkhronos.engine import TITLE
+
 
 class Result(NamedTuple):
     model: str
     accuracy: float  # on the validation rows
-    plain_speeds: dict[str, float]  # examples per second, of plain Theano by number of threads
+    plain_speeds: dict[str, float]  # examples per second, of a plain function by number of threads
     parallel_speed: float  # examples per second, all processes
     difference: float  # largest, over all parameters, after the first epoch
 
     @property
     def speed_up(self) -> float:
-        """Relative to plain Theano with its fastest number of threads."""
+        """Relative to a plain function with its fastest number of threads."""
         return self.parallel_speed / max(self.plain_speeds.values())
 
 
@@ -92,7 +94,7 @@ class Display:
         for title in (
             "model",
             "accuracy",
-            *(f"plain Theano\n{threads}" for threads in results[0].plain_speeds),
+            *(f"plain\n{threads}" for threads in results[0].plain_speeds),
             f"Synkhronos\n{processes} process{'es' if processes > 1 else ''}",
             "speed-up",
             "largest\ndifference",
@@ -109,12 +111,12 @@ class Display:
             )
         self._console.print(table)
         self.say(
-            "In examples per second, measured in turns. The speed-up is relative to plain Theano "
-            "in its own process, with the faster number of threads."
+            "In examples per second, measured in turns. The speed-up is relative to plain "
+            f"{TITLE} in its own process, with the faster number of threads."
         )
         for result in results:
             if result.speed_up < 1:
                 self.say(
-                    f"{result.model}: plain Theano is faster here. A step computes too little for "
-                    "so many processes; try larger batches (--batch-size) or networks."
+                    f"{result.model}: plain {TITLE} is faster here. A step computes too little "
+                    "for so many processes; try larger batches (--batch-size) or networks."
                 )

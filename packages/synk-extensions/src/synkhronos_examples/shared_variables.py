@@ -1,12 +1,11 @@
 import numpy as np
-import theano
-import theano.tensor as T
 import synkhronos as synk
+from synkhronos.engine import engine, T
 
 synk.fork()
-s_init = np.ones(2, dtype=theano.config.floatX)
+s_init = np.ones(2, dtype=engine.config.floatX)
 x = T.matrix('x')
-s = theano.shared(s_init, name='s')
+s = engine.shared(s_init, name='s')
 f = synk.function([x], updates=[(s, T.sum(x * s, axis=0))])
 synk.distribute()
 x_dat = synk.data([[1., 1.], [2., 2.], [3., 3.], [4., 4.]], var=x)

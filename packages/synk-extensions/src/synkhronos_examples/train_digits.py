@@ -1,19 +1,22 @@
-"""Train two Lasagne networks on handwritten digits, on all cores.
+"""Train networks on handwritten digits, on all cores, with Theano or PyTensor.
 
-    python examples/train_digits.py                      # all cores, both networks
+    python examples/train_digits.py                      # all cores, all networks
     python examples/train_digits.py --model mlp --processes 3 --batch-size 53
 
-Three lines, marked (1) to (3), make it parallel; the rest is the same as for one process.
+The MLP is written by hand. The convolutional network is built with Lasagne, if that is installed;
+it needs Theano. Three lines, marked (1) to (3), make the program parallel; the rest is the same as
+for one process.
 
-To check this, each network first takes one epoch in plain Theano, in this process alone. Then it
-starts again from the same parameters on all processes, and must reach the same parameters after its
-first epoch; otherwise the program fails. The speed-up is relative to plain Theano in a separate
-process (`plain_theano.py`).
+To check this, each network first takes one epoch with plain functions, in this process alone. Then
+it starts again from the same parameters on all processes, and must reach the same parameters after
+its first epoch; otherwise the program fails. The speed-up is relative to a plain function in a
+separate process (`plain.py`).
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import sys
 import time
@@ -22,14 +25,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-import theano.tensor as T
 from display import Display, Result, Training
-from lasagne import layers, nonlinearities, objectives
-from lasagne import random as lasagne_random
-from plain_theano import peers
+from plain import peers
 from sklearn.datasets import load_digits
 
 import synkhronos as synk
+from synkhronos.engine import NAME, TITLE, T, engine
 from synkhronos.extensions.batches import index_batches
 from synkhronos.extensions.train import make_train_function, make_train_function_theano
 from synkhronos.extensions.updates import nesterov_momentum
@@ -60,23 +61,45 @@ def load_data() -> Digits:
     return Digits(x[:n], y[:n], x[n:], y[n:])
 
 
-def build_mlp(x: Any) -> Any:
-    network = layers.InputLayer((None, 1, 8, 8), x)
-    network = layers.DenseLayer(network, 512)
-    network = layers.DenseLayer(network, 512)
-    return layers.DenseLayer(network, 10, nonlinearity=nonlinearities.softmax)
+def build_mlp(x: Any) -> tuple[Any, list[Any]]:
+    """Return the scores of the ten classes, with the shape (rows, 10), and the parameters."""
+    rng = np.random.RandomState(SEED)
+    hidden, width, params = x.flatten(2), 64, []
+    for i, n in enumerate((512, 512, 10), 1):
+        limit = np.sqrt(6 / (width + n))
+        weights = engine.shared(rng.uniform(-limit, limit, (width, n)), f"W{i}")
+        bias = engine.shared(np.zeros(n), f"b{i}")
+        scores = T.dot(hidden, weights) + bias
+        hidden, width = T.maximum(scores, 0), n
+        params += [weights, bias]
+    return scores, params
 
 
-def build_cnn(x: Any) -> Any:
+def build_cnn(x: Any) -> tuple[Any, list[Any]]:
+    """The same of a convolutional network."""
+    from lasagne import layers
+    from lasagne.random import set_rng
+
+    set_rng(np.random.RandomState(SEED))
     network = layers.InputLayer((None, 1, 8, 8), x)
     network = layers.Conv2DLayer(network, 16, 3, pad="same")
     network = layers.Conv2DLayer(network, 32, 3, pad="same")
     network = layers.MaxPool2DLayer(network, 2)
     network = layers.DenseLayer(network, 128)
-    return layers.DenseLayer(network, 10, nonlinearity=nonlinearities.softmax)
+    network = layers.DenseLayer(network, 10, nonlinearity=None)
+    return layers.get_output(network), layers.get_all_params(network, trainable=True)
 
 
-MODELS = {"mlp": ("MLP", build_mlp), "cnn": ("CNN", build_cnn)}
+MODELS = {"mlp": ("MLP", build_mlp)}
+if NAME == "theano" and importlib.util.find_spec("lasagne") is not None:
+    MODELS["cnn"] = ("CNN", build_cnn)
+
+
+def cross_entropy(scores: Any, y: Any) -> Any:
+    """The average, over rows, of minus the log probability of the right class."""
+    scores = scores - scores.max(axis=1, keepdims=True)
+    log_probability = scores - T.log(T.exp(scores).sum(axis=1, keepdims=True))
+    return -log_probability[T.arange(y.shape[0]), y].mean()
 
 
 def run_epoch(train: Any, x: Any, y: Any, batch_size: int, rng: Any, progress: Training) -> None:
@@ -88,36 +111,33 @@ def run_epoch(train: Any, x: Any, y: Any, batch_size: int, rng: Any, progress: T
 
 
 def train_model(model: str, digits: Digits, options: Any, display: Display) -> Result:
-    """Train a network for an epoch in plain Theano, then for all epochs in parallel."""
+    """Train a network for an epoch with plain functions, then for all epochs in parallel."""
     title, build = MODELS[model]
     processes = f"{options.processes} process{'es' if options.processes > 1 else ''}"
     display.say(f"{title}: compiling")
 
-    lasagne_random.set_rng(np.random.RandomState(SEED))
     x, y = T.tensor4("x"), T.ivector("y")
-    network = build(x)
-    params = layers.get_all_params(network, trainable=True)
-    prediction = layers.get_output(network)
-    loss = objectives.categorical_crossentropy(prediction, y).mean()
-    accuracy = T.eq(prediction.argmax(axis=1), y).mean(dtype="float64")
+    scores, params = build(x)
+    loss = cross_entropy(scores, y)
+    accuracy = T.eq(scores.argmax(axis=1), y).mean(dtype="float64")
     arguments = (loss, params, [x, y], nesterov_momentum, options.learning_rate)
 
-    train = make_train_function(*arguments)  # (2) instead of theano.function
-    validate = synk.function([x, y], [loss, accuracy])  # (3) instead of theano.function
-    train_in_plain_theano = make_train_function_theano(*arguments)
+    train = make_train_function(*arguments)  # (2) instead of engine.function
+    validate = synk.function([x, y], [loss, accuracy])  # (3) instead of engine.function
+    train_plainly = make_train_function_theano(*arguments)
     synk.distribute()
 
     # The data is in shared memory, once; each process reads its own part of a batch.
     x_train, y_train = train.build_inputs(digits.x_train, digits.y_train)
     x_valid, y_valid = validate.build_inputs(digits.x_valid, digits.y_valid)
-    initial = layers.get_all_param_values(network)
+    initial = [param.get_value() for param in params]
 
     rng = np.random.RandomState(SEED)
-    with display.training(f"{title}, plain Theano", epochs=1) as serial:
+    with display.training(f"{title}, plain {TITLE}", epochs=1) as serial:
         serial.start_epoch(1, len(x_train))
-        run_epoch(train_in_plain_theano, x_train, y_train, options.batch_size, rng, serial)
+        run_epoch(train_plainly, x_train, y_train, options.batch_size, rng, serial)
         serial.end_epoch()
-    expected = layers.get_all_param_values(network)
+    expected = [param.get_value() for param in params]
 
     synk.broadcast(params, initial)
     rng = np.random.RandomState(SEED)
@@ -127,7 +147,7 @@ def train_model(model: str, digits: Digits, options: Any, display: Display) -> R
             run_epoch(train, x_train, y_train, options.batch_size, rng, parallel)
             parallel.end_epoch()
             if epoch == 1:
-                reached = layers.get_all_param_values(network)
+                reached = [param.get_value() for param in params]
     difference = max(np.abs(a - b).max() for a, b in zip(reached, expected))
 
     valid_loss, valid_accuracy = validate(x_valid, y_valid, num_slices=4)
@@ -139,7 +159,7 @@ def train_model(model: str, digits: Digits, options: Any, display: Display) -> R
         train(x_train, y_train, batch=indexes)
         return time.perf_counter() - start
 
-    display.say(f"{title}: measuring, compared with plain Theano in its own processes")
+    display.say(f"{title}: measuring, compared with plain {TITLE} in its own processes")
     others = peers(model, options.batch_size)
     seconds = time_in_turns([other.step for other in others] + [step])
     speeds = [len(indexes) / each for each in seconds]
@@ -159,8 +179,8 @@ def time_in_turns(steps: list[Callable[[], float]], rounds: int = 15) -> list[fl
 def parse(arguments: list[str]) -> Any:
     cores = len(os.sched_getaffinity(0))
     parser = argparse.ArgumentParser(
-        description="Train two Lasagne networks on handwritten digits, on all cores, and prove "
-        "that each step equals that of plain Theano."
+        description="Train networks on handwritten digits, on all cores, and prove that each step "
+        f"equals that of plain {TITLE}."
     )
     parser.add_argument(
         "--processes", type=int, default=cores, help="default: all cores, %(default)s"
@@ -173,7 +193,7 @@ def parse(arguments: list[str]) -> Any:
         help="rows per step, for all processes together; any number (default: %(default)s)",
     )
     parser.add_argument("--learning-rate", type=float, default=0.05, help="default: %(default)s")
-    parser.add_argument("--model", choices=[*MODELS, "both"], default="both")
+    parser.add_argument("--model", choices=[*MODELS, "all"], default="all")
     options = parser.parse_args(arguments)
     for name in ("processes", "epochs", "batch_size"):
         if getattr(options, name) < 1:
@@ -186,7 +206,7 @@ def main(arguments: list[str]) -> int:
     synk.fork(options.processes, use_gpu=False)  # (1)
     display = Display()
     digits = load_data()
-    models = list(MODELS) if options.model == "both" else [options.model]
+    models = list(MODELS) if options.model == "all" else [options.model]
     results = [train_model(model, digits, options, display) for model in models]
     synk.close()
 
@@ -194,7 +214,7 @@ def main(arguments: list[str]) -> int:
     worst = max(result.difference for result in results)
     same = worst <= LARGEST_DIFFERENCE
     display.say(
-        f"Largest parameter difference from plain Theano after one epoch: {worst:.1e} "
+        f"Largest parameter difference from plain {TITLE} after one epoch: {worst:.1e} "
         f"({'at most' if same else 'MORE THAN'} {LARGEST_DIFFERENCE:.0e})"
     )
     return 0 if same else 1

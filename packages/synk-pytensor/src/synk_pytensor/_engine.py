@@ -5,15 +5,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib
 import inspect
 import warnings
 from contextlib import contextmanager, nullcontext
-from typing import Any, Callable, Dict, Iterator, NoReturn, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NoReturn, Optional, Sequence, Tuple
 
 import numba
 import numpy as np
 import pytensor as library
 import pytensor.tensor as T
+from numba.core.registry import cpu_target
 from pytensor.compile import maker as _maker
 from pytensor.compile.executor import Function
 from pytensor.compile.inner_function import HasInnerFunction
@@ -32,7 +35,7 @@ from pytensor.graph.traversal import ancestors
 from pytensor.graph.traversal import graph_inputs as leaves_of
 from pytensor.graph.type import Type
 from pytensor.graph.utils import MissingInputError
-from pytensor.link.basic import Container
+from pytensor.link.basic import Container, JITLinker
 from pytensor.link.numba.linker import NumbaLinker
 from pytensor.link.utils import raise_with_op as _raise_with_op
 from pytensor.raise_op import Assert
@@ -40,6 +43,7 @@ from pytensor.scalar.basic import Mul, ScalarInnerGraphOp, Second, upcast
 from pytensor.tensor.basic import get_underlying_scalar_constant_value as get_scalar_constant_value
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.exceptions import NotScalarConstantError
+from pytensor.tensor.math import Dot
 from pytensor.tensor.random.type import RandomType as RandomStateType
 from pytensor.tensor.random.type import random_generator_type as random_state_type
 from pytensor.tensor.shape import Reshape
@@ -59,7 +63,7 @@ NOT_INHERITED = ()
 
 RULED = ("pytensor", "pymc")
 
-# Reductions inside a graph are Python's: they cannot be otherwise.
+# As in functions that users build with PyTensor alone.
 warnings.filterwarnings("ignore", "Numba will use object mode to run AllReduce")
 
 # It has no such operations.
@@ -91,10 +95,15 @@ def cache_folder() -> str:
 
 
 def worker_cache() -> None:
+    """Import what loads functions of Numba's, which takes longer than to load one: a worker has
+    time for that while the program builds its graphs."""
+    if isinstance(get_mode(None).linker, NumbaLinker):
+        importlib.import_module("pytensor.link.numba.dispatch")
+        cpu_target.typing_context.refresh()
+
+
+def refresh_cache() -> None:
     """Do nothing: PyTensor looks for what others have compiled before it compiles."""
-
-
-refresh_cache = worker_cache
 
 
 # ---- graphs ----------------------------------------------------------------------------------
@@ -166,7 +175,7 @@ def is_random(variable: Any) -> bool:
 def build(inputs: Any, outputs: Any, *, no_default_updates: Any = False, **arguments: Any) -> Any:
     """As with Theano. The argument is deprecated, though not what it does.
 
-    A function of Numba's is not linked yet: see `to_build_again`.
+    A function that is compiled as a whole is not linked yet: see `to_build_again`.
     """
 
     def changed(plain: Any) -> Any:
@@ -174,7 +183,7 @@ def build(inputs: Any, outputs: Any, *, no_default_updates: Any = False, **argum
             *arguments, **{**settings, "no_default_updates": no_default_updates}
         )
 
-    with _constructing(changed), _without_numba():
+    with _constructing(changed), _unlinked_as_a_whole():
         return library.function(inputs, outputs, **arguments)
 
 
@@ -184,7 +193,7 @@ def without_test_values() -> Any:
 
 
 linked_by_kind = without_test_values
-"""Linking is quick."""
+"""C code is linked quickly; of Numba's, see `link`."""
 
 
 def out_of_place() -> Any:
@@ -204,13 +213,13 @@ def out_of_place() -> Any:
 
 
 @contextmanager
-def _without_numba() -> Iterator[None]:
-    """For the duration of the block, link no function by Numba, which never lets go of what it has
-    seen: of the user's shared variables, for one."""
+def _unlinked_as_a_whole() -> Iterator[None]:
+    """For the duration of the block, link no function that is compiled as a whole. Numba never lets
+    go of what it has seen: of the user's shared variables, for one; and see `_JitMachine`."""
     plain = FunctionMaker.create
 
     def create(self: Any, *arguments: Any, **settings: Any) -> Any:
-        if not isinstance(self.linker, NumbaLinker) or self.profile:
+        if not isinstance(self.linker, JITLinker) or self.profile:
             return plain(self, *arguments, **settings)
         ends = [
             [Container(end, [None]) for end in ends]
@@ -245,10 +254,11 @@ def _constructing(changed: Callable[[Any], Any]) -> Iterator[None]:
 
 
 class _JitMachine:
-    """What runs a function of Numba's, in place of PyTensor's own machine.
+    """What runs a function that is compiled as a whole, in place of PyTensor's own machine.
 
-    Numba compiles a function anew for each memory layout of its arguments: here they have one. And
-    it makes the updates, so that a call needs no wrapper.
+    Numba compiles a function anew for each memory layout of its arguments: here they have one. JAX
+    returns arrays of its own: here they are NumPy's. And this makes the updates, so that a call
+    needs no wrapper.
     """
 
     need_update_inputs = False
@@ -259,6 +269,7 @@ class _JitMachine:
         self.allow_gc = thunk.allow_gc
         self.storage_map = thunk.storage_map
         self._graph = function.maker.fgraph
+        self._is_numba = isinstance(function.maker.linker, NumbaLinker)
         self._inputs = thunk.inputs
         self._outputs = thunk.outputs
         self._updates = [
@@ -267,22 +278,47 @@ class _JitMachine:
         ]
 
     def __call__(self) -> Any:
-        try:
-            results = self.jit_fn(*[_in_one_layout(place[0]) for place in self._inputs])
-        except Exception:
-            node = next((v.owner for v in self._graph.outputs if v.owner is not None), None)
-            if node is None:
-                raise
-            _raise_with_op(self._graph, node, self)
-        results = list(results or ())
+        results = self.bare(len(self._outputs))()
         for place, value in zip(self._outputs, results):
             place[0] = value
-        for place, number in self._updates:
-            place[0] = results[number]
         return results
 
+    def bare(self, count: int) -> Callable[..., Any]:
+        """Return a callable that takes the first inputs and returns the first `count` outputs.
+
+        It leaves both out of the function's containers.
+        """
+        jit_fn, inputs, updates = self.jit_fn, self._inputs, self._updates
+        is_numba = self._is_numba
+
+        def call(*arguments: Any) -> Any:
+            values = [*arguments, *[place[0] for place in inputs[len(arguments) :]]]
+            for position, value in enumerate(values):
+                if type(value) is np.ndarray and not value.flags.carray:
+                    values[position] = np.array(value, order="C")
+            try:
+                results = jit_fn(*values)
+            except Exception:
+                node = next((v.owner for v in self._graph.outputs if v.owner is not None), None)
+                if node is not None:
+                    _raise_with_op(self._graph, node, self)
+                raise
+            if not is_numba:
+                # A copy, because what others keep may be read-only.
+                results = [r if type(r) is np.ndarray else np.array(r) for r in results or ()]
+            for place, number in updates:
+                place[0] = results[number]
+            return list(results[:count]) if count else []
+
+        return call
+
     def compile(self) -> None:
-        """Compile for arguments of the one layout, or load what another process has compiled."""
+        """Compile for arguments of the one layout, or load what another process has compiled.
+
+        Only Numba can do so before it knows the arguments' shapes.
+        """
+        if not self._is_numba:
+            return
         values = tuple(
             np.empty((0,) * variable.ndim, variable.dtype)
             if place[0] is None
@@ -314,6 +350,13 @@ def compile_ahead(function: Any) -> None:
 def machine_of(function: Any) -> Any:
     """As with Theano."""
     return function.vm
+
+
+def foreign_linker(function: Any) -> str:
+    """See `_theano`."""
+    linker = function.maker.linker
+    is_foreign = isinstance(linker, JITLinker) and not isinstance(linker, NumbaLinker)
+    return type(linker).__name__ if is_foreign else ""
 
 
 def held_by(function: Any) -> Any:
@@ -365,10 +408,75 @@ def link(
     )
     maker.outputs = maker.outputs[:n_outputs]
     maker.unpack_single, maker.return_none = returns
-    function = maker.create([item.value for item in inputs])
-    if isinstance(maker.linker, NumbaLinker):
-        function.vm = _JitMachine(function)
+    if not isinstance(maker.linker, JITLinker):
+        return maker.create([item.value for item in inputs])
+    with _translated_by_kind():
+        function = maker.create([item.value for item in inputs])
+    function.vm = _JitMachine(function)
     return function
+
+
+_ALIKE_BY_TYPE = (DimShuffle, Dot, Elemwise)
+"""Operations whose translation depends on nothing but themselves and their variables' types."""
+
+
+@contextmanager
+def _translated_by_kind() -> Iterator[None]:
+    """For the duration of the block, translate operations for Numba once for each kind.
+
+    A millisecond for each node, also where all that is compiled is loaded from the cache, is most
+    of the time in which a rank gets a large function; and there are few kinds.
+    """
+    from pytensor.link.numba.dispatch import basic
+
+    while _to_register:
+        _register(basic, *_to_register.pop())
+    plain = basic.numba_funcify_ensure_cache
+    known: Dict[Any, Any] = {}
+
+    def translated(op: Any, *arguments: Any, node: Any = None, **settings: Any) -> Any:
+        if type(op) not in _ALIKE_BY_TYPE:
+            return plain(op, *arguments, node=node, **settings)
+        kind = op, *(tuple(v.type for v in ends) for ends in (node.inputs, node.outputs))
+        if kind not in known:
+            known[kind] = plain(op, *arguments, node=node, **settings)
+        return known[kind]
+
+    basic.numba_funcify_ensure_cache = translated
+    try:
+        yield
+    finally:
+        basic.numba_funcify_ensure_cache = plain
+
+
+_to_register: List[Tuple[type, Callable[..., Any]]] = []
+
+
+def run_in_python(op_type: Any, run: Any) -> None:
+    """See `_theano`. Numba would run the operation's `perform` otherwise, which belongs to a node,
+    so that no code which calls it could be loaded in another process."""
+    _to_register.append((op_type, run))
+
+
+def _register(basic: Any, op_type: type, run: Callable[..., Any]) -> None:
+    """Tell Numba of an operation of `run_in_python`; `basic` takes long to import."""
+
+    def translated(op: Any, node: Any = None, **_settings: Any) -> Tuple[Any, str]:
+        variable = node.inputs[0]
+        result = basic.get_numba_type(variable.type, layout="C")
+        dtype, properties = variable.dtype, tuple(getattr(op, name) for name in op.__props__)
+
+        def called(*inputs: Any) -> Any:
+            x = inputs[0]
+            with numba.objmode(out=result):
+                out = run(x, dtype, *properties)
+            return out, np.zeros((), np.int8)
+
+        name = f"{run.__module__}.{run.__qualname__}"
+        key = name, dtype, variable.ndim, properties
+        return basic.numba_njit(called), hashlib.sha256(repr(key).encode()).hexdigest()
+
+    basic.register_funcify_and_cache_key(op_type)(translated)
 
 
 def state_of(value: Any) -> Any:

@@ -259,6 +259,12 @@ def compile_ahead(_function: Any) -> None:
     """Compile what would be compiled in the first call, unless another process has."""
 
 
+def foreign_linker(_function: Any) -> str:
+    """Return the name of a linker that computes in another library, which neither runs operations
+    in Python nor knows NumPy's random states; "" for any other."""
+    return ""
+
+
 def held_by(function: Any) -> Any:
     """Return what goes together with a compiled function, and can be weakly referenced."""
     return function
@@ -320,6 +326,15 @@ def link(
     take_processor_flags(flags)
     with quick_outputs(graph):
         return maker.create([item.value for item in inputs], trustme=True)
+
+
+def run_in_python(_op_type: Any, _run: Any) -> None:
+    """Have code that is compiled as a whole call `run` for operations of a type.
+
+    Args:
+        _run: takes an operation's first input, its dtype, and the operation's properties; returns
+            the first output, of the input's type. Further outputs are zeros of int8.
+    """
 
 
 _MADE_OF_ATTRIBUTES = (PureOp, Type, specific_out, transfer_type)

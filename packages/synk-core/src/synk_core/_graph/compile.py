@@ -16,10 +16,12 @@ from synk_core._wire.messages import Form
 from synk_core.engine import (
     Constant,
     MissingInputError,
+    RandomStateType,
     SharedVariable,
     T,
     build,
     compile_ahead,
+    foreign_linker,
     is_random,
     leaves_of,
     linked_by_kind,
@@ -82,6 +84,25 @@ def _without_value(spec: FunctionSpec) -> str:
     )
 
 
+def _require_states_of_its_own(compiled: Any) -> None:
+    """Refuse random states of which a linker would keep a copy.
+
+    A call that fails could not restore it, and nothing could copy it between ranks.
+    """
+    foreign = foreign_linker(compiled)
+    states = [
+        variable
+        for variable in compiled.maker.fgraph.inputs
+        if foreign and isinstance(variable.type, RandomStateType)
+    ]
+    if states:
+        raise SpecError(
+            f"{compiled.name or 'function()'} draws random numbers from {states[0]}, of which "
+            f'{foreign} keeps a copy that is neither shared nor restored; use mode="NUMBA" or '
+            f'mode="CVM"'
+        )
+
+
 def _compiled(spec: FunctionSpec, form: Form, is_gpu: bool, atomic: bool) -> Any:
     inputs: List[Any] = list(spec.inputs)
     givens: List[Any] = []
@@ -120,6 +141,7 @@ def _compiled(spec: FunctionSpec, form: Form, is_gpu: bool, atomic: bool) -> Any
         out_of_place() if atomic else nullcontext(),
     ):
         compiled = build(inputs, outputs, updates=updates, givens=givens, name=spec.name, **kwargs)
+        _require_states_of_its_own(compiled)
         compiled = in_one_order(compiled)
         if to_build_again(compiled):
             # As in the workers, which so find what is compiled here: its key is the nodes' order.

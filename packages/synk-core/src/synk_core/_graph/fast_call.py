@@ -59,6 +59,9 @@ def _wrapped(function: Any) -> Callable[..., List[Any]]:
 def bare(function: Any) -> Callable[..., List[Any]]:
     """Return a callable that computes `function` of arguments that fit; see `needs_no_wrapper`."""
     machine = machine_of(function)
+    if hasattr(machine, "bare"):
+        made: Callable[..., List[Any]] = machine.bare(n_returned(function))
+        return made
     places = [container.storage for container in function.input_storage]
     given = [c.storage for c in function.input_storage if c.required]
     count = n_returned(function)

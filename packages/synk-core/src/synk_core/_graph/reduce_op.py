@@ -6,18 +6,48 @@ engine, in `as_theano()` and on a single rank, it returns its input.
 
 from __future__ import annotations
 
+import threading
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, List, Sequence
+from typing import Any, Iterator, List, Sequence
 
 import numpy as np
 
-from synk_core.engine import NAME, Apply, DisconnectedType, Op, T, ancestors, inner_outputs
+from synk_core.engine import (
+    NAME,
+    Apply,
+    DisconnectedType,
+    Op,
+    T,
+    ancestors,
+    foreign_linker,
+    inner_outputs,
+    run_in_python,
+)
 from synk_core.exceptions import SpecError
 
 from .transfer.flat import flatten, is_flat_able, rebuild
 
-MEETING = "synk_meeting"
-"""Name of the tag under which a node finds the object that meets the other ranks."""
+_this_thread = threading.local()
+
+
+@contextmanager
+def meeting(others: Any) -> Iterator[None]:
+    """For the duration of the block, have reductions that this thread runs meet the other ranks.
+
+    Args:
+        others: its `all_reduce(x, op)` returns the result for an `AllReduce`.
+    """
+    _this_thread.others = others
+    try:
+        yield
+    finally:
+        _this_thread.others = None
+
+
+def _reduced(x: Any, op: AllReduce) -> np.ndarray:
+    others = getattr(_this_thread, "others", None)
+    return np.array(x) if others is None else others.all_reduce(x, op)
 
 
 class AllReduce(Op):  # type: ignore[misc] # engines have no types
@@ -48,11 +78,9 @@ class AllReduce(Op):  # type: ignore[misc] # engines have no types
         """Apply it to a tensor; `before` are tokens."""
         return Apply(self, [T.as_tensor_variable(x), *before], [x.type(), T.bscalar()])
 
-    def perform(self, node: Any, inputs: Sequence[Any], outputs: Any) -> None:
-        """Reduce over the ranks, if the node has a meeting."""
-        x = inputs[0]
-        meeting = getattr(node.tag, MEETING, None)
-        outputs[0][0] = np.array(x) if meeting is None else meeting.all_reduce(x, self)
+    def perform(self, node: Any, inputs: Sequence[Any], outputs: Any) -> None:  # noqa: ARG002
+        """Reduce over the ranks, if there is a meeting."""
+        outputs[0][0] = _reduced(inputs[0], self)
         outputs[1][0] = np.zeros((), np.int8)
 
     def infer_shape(self, node: Any, shapes: Sequence[Any]) -> List[Any]:  # noqa: ARG002 - the engine's
@@ -91,6 +119,21 @@ class AllReduce(Op):  # type: ignore[misc] # engines have no types
         return AllReduce("avg" if m + self.power else "sum", self.cost, q - m)
 
 
+def reduced_by(x: Any, dtype: str, op: str, cost: str, power: int) -> np.ndarray:
+    """Reduce over the ranks, as `AllReduce(op, cost, power)` does; what compiled code calls.
+
+    Code that is in users' caches calls it by this name, with these arguments.
+
+    Args:
+        x: an array, or a number for one without dimensions.
+    """
+    array = np.asarray(x, dtype)
+    return np.array(_reduced(array, AllReduce(op, cost, power)), array.dtype, order="C")
+
+
+run_in_python(AllReduce, reduced_by)
+
+
 def is_reduced(variable: Any) -> bool:
     """Return whether a variable is equal on all ranks because it was reduced over them."""
     owner = variable.owner
@@ -125,6 +168,11 @@ def in_one_order(function: Any) -> Any:
     found = reductions_of(function)
     if not found:
         return function
+    if foreign := foreign_linker(function):
+        raise SpecError(
+            f"{name} has an in-graph all_reduce and is compiled by {foreign}, in which a rank "
+            f'cannot wait for others; use mode="NUMBA" or mode="CVM"'
+        )
     if any(type(node.op).__name__ in ("IfElse", "LazyIfElse") for node in nodes):
         raise SpecError(
             f"{name} has an in-graph all_reduce and an ifelse, so a rank may skip a reduction that "

@@ -14,7 +14,7 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from synk_core._graph.reduce_op import MEETING, AllReduce
+from synk_core._graph.reduce_op import AllReduce, meeting
 from synk_core._graph.shared import store, value_of
 from synk_core._plan.rows import split_rows
 from synk_core._watch.flight import Phase
@@ -64,18 +64,14 @@ class GraphReductions:
             return function(*arguments)
         self._done += 1
         self._failure = None
-        for node in self._nodes:
-            setattr(node.tag, MEETING, self)
         try:
-            return function(*arguments)
+            with meeting(self):
+                return function(*arguments)
         except BaseException:
             if self._failure is not None:
                 # Without Theano's additions to errors: it concerns all ranks.
                 raise self._failure from None
             raise
-        finally:
-            for node in self._nodes:
-                delattr(node.tag, MEETING)
 
     def all_reduce(self, x: np.ndarray, op: AllReduce) -> np.ndarray:
         """Reduce over the ranks with rows in this round; called in the middle of a graph."""

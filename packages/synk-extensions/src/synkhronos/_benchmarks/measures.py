@@ -12,10 +12,10 @@ from typing import Any, Callable, Dict, List
 import numpy as np
 
 import synkhronos as synk
-from synk_core.engine import T, library
+from synk_core.engine import TITLE, T, library
 
 from .peers import Peers
-from .plain import FUNCTIONS, TheanoProcesses, values
+from .plain import FUNCTIONS, PlainProcesses, values
 from .turns import medians, timed
 
 Measurement = Dict[str, Any]
@@ -41,7 +41,7 @@ def measure_call(fork: ForkArguments, size: int) -> Measurement:
             "Data": timed(f, data),
             "array": timed(f, rows),
             "as_theano": timed(f.as_theano, rows),
-            "plain Theano": timed(plain, rows),
+            f"plain {TITLE}": timed(plain, rows),
         }
         if size > 1:
             measures["Pipe round trip"] = timed(peers.round_trip)
@@ -108,9 +108,9 @@ def measure_allreduce(fork: ForkArguments, size: int) -> Measurement:
 
 
 def measure_scaling(fork: ForkArguments, size: int) -> Measurement:
-    """Measure one call on more and more ranks, beside plain Theano in its own processes.
+    """Measure one call on more and more ranks, beside plain functions in their own processes.
 
-    If this process uses a GPU, plain Theano uses it in this process.
+    If this process uses a GPU, a plain function uses it in this process.
     """
     array, matrix = values(_ROWS)
     rows, results = [], []
@@ -120,9 +120,9 @@ def measure_scaling(fork: ForkArguments, size: int) -> Measurement:
         y = function(T, x, w).mean()
         with contextlib.ExitStack() as stack:
             if isinstance(w.type, T.TensorType):
-                peers = stack.enter_context(TheanoProcesses(what, _ROWS)).measures
+                peers = stack.enter_context(PlainProcesses(what, _ROWS)).measures
             else:
-                peers = {"plain Theano": timed(library.function([x], y), array)}
+                peers = {f"plain {TITLE}": timed(library.function([x], y), array)}
             for n in _counts(size):
                 synk.fork(**_first(fork, n), verbose=False)
                 f = synk.function([x], y, name="bench scaling")

@@ -1,4 +1,4 @@
-"""Plain Theano in its own processes, as without Synkhronos.
+"""Plain functions in their own processes, as without Synkhronos.
 
 A process with a runtime limits its BLAS to its share of the cores. Here, one process has BLAS's
 default number of threads, or that of the environment, and one has a single thread.
@@ -16,13 +16,13 @@ from typing import Any, Callable, Dict, List
 import numpy as np
 from threadpoolctl import threadpool_info
 
-from synk_core.engine import T, library
+from synk_core.engine import TITLE, T, library
 
 FUNCTIONS: Dict[str, Callable[[Any, Any, Any], Any]] = {
     "entry by entry": lambda m, x, _: m.tanh(x) * m.exp(-x * x) + m.log1p(x * x),
     "a matrix product": lambda m, x, w: m.tanh(m.dot(x, w)),
 }
-"""Measured functions of NumPy or Theano: of x, a row for each example, and a matrix."""
+"""Measured functions of NumPy or the engine: of x, a row for each example, and a matrix."""
 
 _COLUMNS = 256
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -35,7 +35,7 @@ def values(rows: int) -> Any:
     return [random.standard_normal(shape).astype("float32") / 4 for shape in shapes]
 
 
-class TheanoProcesses:
+class PlainProcesses:
     """Processes that compute one of the functions on request; a context manager.
 
     Args:
@@ -59,10 +59,10 @@ class TheanoProcesses:
             )
             self._processes.append(process)
             threads = _answer(process)
-            name = f"plain Theano, {threads} thread{'' if threads == '1' else 's'}"
+            name = f"plain {TITLE}, {threads} thread{'' if threads == '1' else 's'}"
             self.measures.setdefault(name, functools.partial(_seconds, process))
 
-    def __enter__(self) -> TheanoProcesses:  # noqa: PYI034 - typing.Self is not there on Python 3.9
+    def __enter__(self) -> PlainProcesses:  # noqa: PYI034 - typing.Self is not there on Python 3.9
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -81,7 +81,7 @@ def _answer(process: subprocess.Popen[str], said: str = "") -> str:
         line = process.stdout.readline().strip()
         if line:
             return line
-    raise RuntimeError(f"plain Theano ended with status {process.wait()}")
+    raise RuntimeError(f"plain {TITLE} ended with status {process.wait()}")
 
 
 def _say(value: float) -> None:

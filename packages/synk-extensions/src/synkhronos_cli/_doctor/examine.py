@@ -2,7 +2,7 @@
 
 ::
 
-    software.py   Python, NumPy, Theano, compiler, BLAS, Lasagne, pyzmq, posix_ipc
+    software.py   Python, NumPy, Theano or PyTensor, compiler, BLAS, Lasagne, pyzmq, posix_ipc
     gpu.py        driver, GPUs, CUDA's libraries, pygpu, cuDNN, NCCL
     machine.py    shared memory, limits, cores
     mpi.py        mpi4py, its MPI, mpiexec and srun
@@ -42,7 +42,12 @@ def examine() -> DoctorReport:
         cuda = ask_module(["synk_theano_compat", "--cuda"], CUDA_TIMEOUT_S)
     has_gpu = bool(cuda.get("hardware") or cuda.get("devices"))
     _fill(report, "Software", lambda: examine_software(compat))
-    _fill(report, "GPUs", lambda: examine_gpus(cuda, has_gpu))
+    if OF_THEANO:
+        _fill(report, "GPUs", lambda: examine_gpus(cuda, has_gpu))
+    else:
+        report.sections["GPUs"] = [
+            Item("GPUs", GOOD, "not used: PyTensor's functions run on cores")
+        ]
     _fill(report, "Machine", lambda: examine_machine(has_gpu))
     _fill(report, "Several hosts", examine_mpi)
     report.flags = _flags(compat)

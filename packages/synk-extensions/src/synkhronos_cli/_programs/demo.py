@@ -17,12 +17,20 @@ from .launch import devices_for_fork, replace
 FOLDER = Path(__file__).resolve().parents[2] / "synkhronos_examples"
 
 
+# What demos need that pip cannot bring to every Python.
+_ONLY_ON = {
+    "theano": "Theano, on Python 3.9 to 3.11",
+    "pymc": "PyMC, on Python 3.12 or newer: pip install 'synkhronos[pymc]'",
+}
+
+
 class _Demo(NamedTuple):
     program: str
     shows: str
     needs: Sequence[str] = ()
     # Programs without options are configured by environment variables.
     has_options: bool = True
+    on_cores_only: bool = False
     defaults: Sequence[str] = ()
 
 
@@ -31,19 +39,35 @@ DEMOS = {
     "shared": _Demo(
         "shared_variables.py", "shared variables of each process, reduced", has_options=False
     ),
-    "gpu": _Demo("demos/check_gpu.py", "is the GPU used? the program of Theano's tutorial"),
+    "gpu": _Demo(
+        "demos/check_gpu.py",
+        "is the GPU used? the program of Theano's tutorial",
+        needs=("theano",),
+    ),
     "data": _Demo("demos/demo_2.py", "Data: arrays that all processes share"),
     "batch": _Demo("demos/demo_4.py", "batch=: rows selected before they are scattered"),
+    "digits": _Demo(
+        "train_digits.py",
+        "networks trained on handwritten digits, and proof that each step is the serial one",
+        needs=("sklearn", "threadpoolctl"),
+        on_cores_only=True,
+    ),
     "mnist": _Demo(
         "lasagne_mnist/train_cpu_data.py",
         "a Lasagne network trained on handwritten digits",
-        needs=("lasagne",),
+        needs=("theano", "lasagne"),
     ),
     "resnet": _Demo(
         "resnet/train_synk.py",
         "a residual network trained on synthetic images (--full: ResNet-50)",
-        needs=("lasagne",),
+        needs=("theano", "lasagne"),
         defaults=("--tiny",),
+    ),
+    "pymc": _Demo(
+        "pymc_regression.py",
+        "a PyMC model whose rows are divided among all processes",
+        needs=("pymc",),
+        on_cores_only=True,
     ),
 }
 
@@ -53,7 +77,8 @@ def list_demos() -> None:
     out = console()
     table = Table(box=None, pad_edge=False, show_header=False)
     for name, demo in DEMOS.items():
-        table.add_row(f"[bold]synkhronos demo {name}[/]", escape(demo.shows))
+        lacks = f" (needs {', '.join(missing)})" if (missing := _missing(demo)) else ""
+        table.add_row(f"[bold]synkhronos demo {name}[/]", escape(demo.shows + lacks))
     out.print(table)
     out.print(f"\nThe source of these and more programs: {escape(str(FOLDER))}", soft_wrap=True)
 
@@ -68,7 +93,10 @@ def run_demo(
 ) -> None:
     """Replace this process by a demo's program; exit with one line if it cannot run."""
     demo = _find(name)
-    missing = [module for module in demo.needs if importlib.util.find_spec(module) is None]
+    missing = _missing(demo)
+    for module in missing:
+        if module in _ONLY_ON:
+            fail(f"demo {name} needs {_ONLY_ON[module]}", 1)
     if missing:
         fail(f"demo {name} needs {', '.join(missing)}: pip install 'synkhronos[examples]'", 1)
     program, options = _program(demo), list(arguments)
@@ -82,9 +110,16 @@ def run_demo(
         options = [*demo.defaults, *options]
     if processes is not None:
         options += ["--processes", str(processes)]
-    if devices is not None:
+    if demo.on_cores_only:
+        if devices not in (None, "cpu"):
+            fail(f"--devices {devices}: demo {name} runs on cores")
+    elif devices is not None:
         options += ["--devices", devices]
     replace([str(program), *options], {})
+
+
+def _missing(demo: _Demo) -> list[str]:
+    return [module for module in demo.needs if importlib.util.find_spec(module) is None]
 
 
 def _find(name: str) -> _Demo:

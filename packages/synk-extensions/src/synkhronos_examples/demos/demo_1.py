@@ -3,19 +3,20 @@
     python demo_1.py [--processes 2] [--devices cpu]
 
 A function's inputs are split by rows; each process computes its rows; each output has an operation
-that combines the parts. Every result is compared with plain Theano on the whole data.
+that combines the parts. Every result is compared with that of a plain function on the whole data.
+
+`engine` is Theano or PyTensor, whichever is installed, and `T` its module of tensors.
 """
 
 import numpy as np
-import theano
-import theano.tensor as T
 
 import synkhronos as synk
 from options import fork_arguments
+from synkhronos.engine import TITLE, T, engine
 
 n = synk.fork(**fork_arguments(__doc__))
 
-# Any Theano graph: x will be split by rows, every process gets the whole of y.
+# Any graph: x will be split by rows, every process gets the whole of y.
 x = T.fmatrix("x")
 y = T.fvector("y")
 scores = (x * y).sum(axis=1)
@@ -34,8 +35,8 @@ modes = {
 outputs = [(expression, op) for op, expression in modes.items()]
 f = synk.function([x], outputs, bcast_inputs=[y], name="f")
 
-# The same graph in plain Theano, for comparison.
-f_theano = theano.function([x, y], list(modes.values()))
+# The same graph without Synkhronos, for comparison.
+f_plain = engine.function([x, y], list(modes.values()))
 
 # No reduction: the result is the master's own, from its own rows.
 own = synk.function([x], (x.shape[0], None), name="own rows")
@@ -49,7 +50,7 @@ rng = np.random.RandomState(0)
 x_dat = rng.standard_normal((101, 3)).astype("float32")
 y_dat = rng.standard_normal(3).astype("float32")
 
-expected = f_theano(x_dat, y_dat)
+expected = f_plain(x_dat, y_dat)
 results = f(x_dat, y_dat)
 print(f"\n{len(x_dat)} rows on {n} process(es), of which the master has {own(x_dat)}")
 assert 101 // n <= own(x_dat) <= 101 // n + 1
@@ -57,7 +58,7 @@ for op, result, wanted in zip(f.output_modes, results, expected):
     shown = f"{len(result)} values" if op == "gather" else np.round(result, 4)
     print(f"  {op:<7} {shown}")
     np.testing.assert_allclose(result, wanted, rtol=1e-4, atol=1e-5)
-print("All of them are what plain Theano computes from the whole data.")
+print(f"All of them are what plain {TITLE} computes from the whole data.")
 
 # Some of the outputs; the rest is not computed.
 (largest,) = f(x_dat, y_dat, output_subset=[list(modes).index("max")])
@@ -69,13 +70,13 @@ for result, whole in zip(f(x_dat, y_dat, num_slices=5), results):
     np.testing.assert_allclose(result, whole, rtol=1e-4, atol=1e-5)
 print("Computed in 5 slices per process: the same.")
 
-# In the master alone, as a Theano function would.
+# In the master alone, as a plain function would.
 for result, wanted in zip(f.as_theano(x_dat, y_dat), expected):
     np.testing.assert_allclose(result, wanted, rtol=1e-4, atol=1e-5)
 
 # Updates are applied in each process, from its own rows. When a call is sliced, all slices start
 # from the original value, and the third entry says how their results are put together.
-total = theano.shared(np.zeros(3, dtype="float32"), name="total")
+total = engine.shared(np.zeros(3, dtype="float32"), name="total")
 add_up = synk.function([x], updates=[(total, x.sum(axis=0), "sum")], name="add up")
 add_up(x_dat, num_slices=4)
 parts = synk.gather(total)

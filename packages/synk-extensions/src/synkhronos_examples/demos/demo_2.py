@@ -7,25 +7,24 @@ already: write once, call often.
 """
 
 import numpy as np
-import theano
-import theano.tensor as T
 
 import synkhronos as synk
 from options import fork_arguments
+from synkhronos.engine import T, engine
 
 synk.fork(**fork_arguments(__doc__))
 x = T.fmatrix("x")
 labels = T.ivector("labels")
 mean = (x.max(axis=1) * T.cast(labels, "float32")).mean()
 f = synk.function([x, labels], mean)
-f_theano = theano.function([x, labels], mean)
+f_plain = engine.function([x, labels], mean)
 synk.distribute()
 
 
 def check(*values):
-    """Compute on all processes, and plainly in Theano; return the result if they agree."""
+    """Compute on all processes, and by a plain function; return the result if they agree."""
     result = f(*values)
-    np.testing.assert_allclose(result, f_theano(*map(np.asarray, values)), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(result, f_plain(*map(np.asarray, values)), rtol=1e-4, atol=1e-6)
     return result
 
 

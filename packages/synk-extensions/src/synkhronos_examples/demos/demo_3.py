@@ -2,26 +2,25 @@
 
     python demo_3.py [--processes 2] [--devices cpu]
 
-Every process has its own copy of each Theano shared variable. All begin with the same value; what
+Every process has its own copy of each shared variable. All begin with the same value; what
 happens then is up to updates, in each process, and to collectives, between them.
 """
 
 import numpy as np
-import theano
-import theano.tensor as T
 
 import synkhronos as synk
 from options import fork_arguments
+from synkhronos.engine import T, engine
 
 n = synk.fork(**fork_arguments(__doc__))
 ranks = range(n)
 x = T.fmatrix("x")
-s = theano.shared(np.ones(2, dtype="float32"), name="s")
-rows = theano.shared(np.zeros((1, 2), dtype="float32"), name="rows")
+s = engine.shared(np.ones(2, dtype="float32"), name="s")
+rows = engine.shared(np.zeros((1, 2), dtype="float32"), name="rows")
 scale = synk.function([], updates=[(s, 2 * s)])
 # `rows` will hold data: it is scattered like an input, but stays where it is between calls.
 mean = synk.function([], rows.mean(axis=0), sliceable_shareds=[rows])
-mean_theano = theano.function([x], x.mean(axis=0))
+mean_plain = engine.function([x], x.mean(axis=0))
 synk.distribute()
 
 # One process at a time: write and read the copy of any rank. set_value() of the variable itself
@@ -58,7 +57,7 @@ print(f"rows per rank after scatter: {synk.get_lengths(rows)}, shapes {synk.get_
 assert synk.get_lengths(rows) == (4,) + (3,) * (n - 1)
 
 # Copies of different lengths are computed with as they are, and weighted by their rows.
-np.testing.assert_allclose(mean(), mean_theano(data), rtol=1e-6)
+np.testing.assert_allclose(mean(), mean_plain(data), rtol=1e-6)
 
 # One after the other they are the data again; to be stacked they would have to be equally long.
 np.testing.assert_array_equal(synk.gather(rows, nd_up=0), data)
@@ -71,7 +70,7 @@ print(f"rows per rank after set_value: {lengths}")
 assert lengths == tuple(rank + 1 for rank in ranks)
 together = np.repeat(np.arange(n, dtype="float32"), lengths)[:, None] * np.ones(2, dtype="float32")
 np.testing.assert_array_equal(synk.gather(rows, nd_up=0), together)
-np.testing.assert_allclose(mean(), mean_theano(together), rtol=1e-6)
+np.testing.assert_allclose(mean(), mean_plain(together), rtol=1e-6)
 
 # Values that cannot be reduced are refused before anything moves; the error lists all shapes.
 if n > 1:

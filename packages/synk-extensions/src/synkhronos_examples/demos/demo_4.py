@@ -7,21 +7,20 @@ fetches its part of them by itself, in parallel: shuffling costs the master noth
 """
 
 import numpy as np
-import theano
-import theano.tensor as T
 
 import synkhronos as synk
 from options import fork_arguments
+from synkhronos.engine import TITLE, T, engine
 from synkhronos.extensions.batches import index_batches
 
 n = synk.fork(**fork_arguments(__doc__))
 x = T.fmatrix("x")
 y = T.fvector("y")
-w = theano.shared(np.zeros(5, dtype="float32"), name="w")
+w = engine.shared(np.zeros(5, dtype="float32"), name="w")
 residual = (x * w).sum(axis=1) - y
 loss = T.sqr(residual).mean()
 f = synk.function([x, y], [loss, (residual, "gather")])
-f_theano = theano.function([x, y], [loss, residual])
+f_plain = engine.function([x, y], [loss, residual])
 synk.distribute()
 
 rng = np.random.RandomState(0)
@@ -43,7 +42,7 @@ batches = {
 print()
 for name, (batch, key) in batches.items():
     result, rows = f(x_data, y_data, batch=batch)
-    expected, expected_rows = f_theano(x_dat[key], y_dat[key])
+    expected, expected_rows = f_plain(x_dat[key], y_dat[key])
     print(f"batch={name:<22} {len(rows):3d} rows, loss {result:.4f}")
     np.testing.assert_allclose(result, expected, rtol=1e-4)
     # Rows are scattered, and gathered again, in the order in which the batch names them.
@@ -51,7 +50,7 @@ for name, (batch, key) in batches.items():
 
 # Scattering comes after: the shares are equal whichever rows are picked. (batch_s, in demo 5,
 # picks from what each process has.)
-held = theano.shared(np.zeros(1, dtype="float32"), name="held")
+held = engine.shared(np.zeros(1, dtype="float32"), name="held")
 hold = synk.function([x], updates=[(held, x[:, 0])])
 hold(x_data, batch=slice(20, 73))
 shares = synk.get_lengths(held)
@@ -63,16 +62,16 @@ assert max(shares) - min(shares) <= 1
 # minibatch=True holds just those rows, and index 0 means the lowest row of the batch.
 x_mini = synk.data(x_dat[40:60] + 1, minibatch=True)
 result, _ = f(x_mini, y_data, batch=slice(40, 60))
-np.testing.assert_allclose(result, f_theano(x_dat[40:60] + 1, y_dat[40:60])[0], rtol=1e-4)
+np.testing.assert_allclose(result, f_plain(x_dat[40:60] + 1, y_dat[40:60])[0], rtol=1e-4)
 
 # An epoch: each row once, in random order. The last batch is smaller; averages stay exact.
 seen = []
 for indexes in index_batches(len(x_data), 32, rng):
     result, _ = f(x_data, y_data, batch=indexes)
-    np.testing.assert_allclose(result, f_theano(x_dat[indexes], y_dat[indexes])[0], rtol=1e-4)
+    np.testing.assert_allclose(result, f_plain(x_dat[indexes], y_dat[indexes])[0], rtol=1e-4)
     seen.extend(indexes)
 assert sorted(seen) == list(range(100))
-print(f"an epoch in batches of 32: the losses of plain Theano, on {n} process(es)")
+print(f"an epoch in batches of 32: the losses of plain {TITLE}, on {n} process(es)")
 
 synk.close()
 print("All assertions passed.")

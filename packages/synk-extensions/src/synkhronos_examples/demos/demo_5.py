@@ -7,11 +7,10 @@ nothing is copied between processes, or to a GPU, any more.
 """
 
 import numpy as np
-import theano
-import theano.tensor as T
 
 import synkhronos as synk
 from options import fork_arguments
+from synkhronos.engine import T, engine
 
 n = synk.fork(**fork_arguments(__doc__))
 ranks = range(n)
@@ -22,15 +21,15 @@ signed = x.sum(axis=1) * T.cast(2 * y - 1, "float32")
 # The variables that hold data are inputs by way of givens, and are named in sliceable_shareds.
 # (Theano keeps float arrays on the GPU. Integers stay in the host's memory, which is as good here:
 # they are few.)
-xs = theano.shared(np.zeros((1, 3), dtype="float32"), name="xs")
-ys = theano.shared(np.zeros(1, dtype="int32"), name="ys")
+xs = engine.shared(np.zeros((1, 3), dtype="float32"), name="xs")
+ys = engine.shared(np.zeros(1, dtype="int32"), name="ys")
 f = synk.function(
     [],
     [signed.mean(), (signed, "gather")],
     givens=[(x, xs), (y, ys)],
     sliceable_shareds=[xs, ys],
 )
-f_theano = theano.function([x, y], [signed.mean(), signed])
+f_plain = engine.function([x, y], [signed.mean(), signed])
 synk.distribute()
 
 rng = np.random.RandomState(0)
@@ -43,12 +42,12 @@ print(f"\nrows per rank: {lengths}")
 
 
 def check(name, per_rank, **call):
-    """Call f, and plain Theano on the rows that this selects, given for each rank."""
+    """Call f, and the plain function on the rows that this selects, given for each rank."""
     rows = np.concatenate(
         [np.arange(begins[rank], begins[rank + 1])[per_rank[rank]] for rank in ranks]
     )
     result, values = f(**call)
-    expected, expected_values = f_theano(x_dat[rows], y_dat[rows])
+    expected, expected_values = f_plain(x_dat[rows], y_dat[rows])
     print(f"{name:<34} {len(values):3d} rows, mean {result:+.4f}")
     np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(values, expected_values, rtol=1e-6)
@@ -77,7 +76,7 @@ orders = [np.array_split(rng.permutation(length), 5) for length in lengths]
 for batch in zip(*orders):
     _, values = f(batch_s=list(batch))
     rows = np.concatenate([begins[rank] + batch[rank] for rank in ranks])
-    np.testing.assert_allclose(values, f_theano(x_dat[rows], y_dat[rows])[1], rtol=1e-6)
+    np.testing.assert_allclose(values, f_plain(x_dat[rows], y_dat[rows])[1], rtol=1e-6)
     seen += len(values)
 assert seen == len(x_dat)
 
@@ -88,7 +87,7 @@ g = synk.function([w], (w * signed).mean(), givens=[(x, xs), (y, ys)], sliceable
 w_dat = rng.standard_normal(80).astype("float32")
 result = g(w_dat, batch=slice(10, 10 + 6 * n), batch_s=slice(6))
 rows = np.concatenate([begins[rank] + np.arange(6) for rank in ranks])
-expected = (w_dat[10 : 10 + 6 * n] * f_theano(x_dat[rows], y_dat[rows])[1]).mean()
+expected = (w_dat[10 : 10 + 6 * n] * f_plain(x_dat[rows], y_dat[rows])[1]).mean()
 np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-6)
 
 synk.close()

@@ -13,7 +13,7 @@ from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from synk_core._graph.reduce_op import MEETING, AllReduce
+from synk_core._graph.reduce_op import AllReduce, meeting
 from synk_core._graph.shared import value_of
 from synk_core._graph.values import is_array, on_host
 from synk_core._rank.finite.execution import Execution, Suspect, computed, is_finite
@@ -127,7 +127,7 @@ class CauseSearch:
         """Return whether the suspect is not finite either if only these rows are computed."""
         self._here.flight.heed(self._here.serial)
         self._restore()
-        execution, probe = self._execution, Probe(self._execution.reductions)
+        execution, probe = self._execution, Probe()
         kept = self._cut_variables(start, stop)
         try:
             results = execution.launch(self._cut(start, stop), probe)
@@ -291,27 +291,18 @@ class CauseSearch:
 class Probe:
     """In place of `GraphReductions`: each reduction returns its input, as on one rank.
 
-    Args:
-        nodes: the reductions, in order.
-
     Attributes:
         bad: places of the reductions whose input was not finite.
     """
 
-    def __init__(self, nodes: Sequence[Any]) -> None:
+    def __init__(self) -> None:
         self.bad: List[int] = []
-        self._nodes = nodes
         self._place = 0
 
     def execute(self, function: Any, arguments: Sequence[Any]) -> Any:
         """Run the function."""
-        for node in self._nodes:
-            setattr(node.tag, MEETING, self)
-        try:
+        with meeting(self):
             return function(*arguments)
-        finally:
-            for node in self._nodes:
-                delattr(node.tag, MEETING)
 
     def all_reduce(self, x: np.ndarray, op: AllReduce) -> np.ndarray:  # noqa: ARG002 - as there
         """Return the input; called in the middle of a graph."""

@@ -1,8 +1,8 @@
-"""The steps of `train_digits.py` in plain Theano, in their own processes, for comparison.
+"""The steps of `train_digits.py` without Synkhronos, in their own processes, for comparison.
 
-A process with workers limits its BLAS to its share of the cores, so plain Theano would be slower
-there. Here one process has BLAS's default number of threads, or that of the environment, and one
-has a single thread; the faster one is the reference.
+A process with workers limits its BLAS to its share of the cores, so a plain function would be
+slower there. Here one process has BLAS's default number of threads, or that of the environment, and
+one has a single thread; the faster one is the reference.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from threadpoolctl import threadpool_info
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
-class PlainTheano:
-    """A process that trains the same network in plain Theano, on request.
+class PlainProcess:
+    """A process that trains the same network in plain Theano or PyTensor, on request.
 
     Args:
         model: A name of `train_digits.MODELS`.
@@ -56,32 +56,40 @@ class PlainTheano:
         assert self._process.stdout is not None
         line = self._process.stdout.readline().strip()
         if not line:
-            raise RuntimeError(f"plain Theano ended with status {self._process.wait()}")
+            raise RuntimeError(f"the plain process ended with status {self._process.wait()}")
         return line
 
 
-def peers(model: str, batch_size: int) -> list[PlainTheano]:
-    """Plain Theano as it comes, and with one thread if that is something else."""
-    default = PlainTheano(model, batch_size, {})
+def peers(model: str, batch_size: int) -> list[PlainProcess]:
+    """A plain process as it comes, and one with a single thread if that is something else."""
+    default = PlainProcess(model, batch_size, {})
     if default.name == "1 thread":
         return [default]
-    return [default, PlainTheano(model, batch_size, ONE_THREAD)]
+    return [default, PlainProcess(model, batch_size, ONE_THREAD)]
+
+
+def nesterov_momentum(loss: Any, params: list[Any], rate: float, momentum: float) -> list[Any]:
+    """The updates of Nesterov's momentum."""
+    from synkhronos.engine import T, engine
+
+    updates = []
+    for param, grad in zip(params, T.grad(loss, params)):
+        velocity = engine.shared(0 * param.get_value())
+        moved = momentum * velocity - rate * grad
+        updates += [(velocity, moved), (param, param + momentum * moved - rate * grad)]
+    return updates
 
 
 def main(model: str, batch_size: int) -> None:
     """Say how many threads there are, then take a step for each line that is read, and time it."""
     import numpy as np
-    import theano
-    import theano.tensor as T
-    from lasagne import layers, objectives, updates
-    from train_digits import MODELS, load_data
+    from synkhronos.engine import T, engine
+    from train_digits import MODELS, cross_entropy, load_data
 
     x, y = T.tensor4("x"), T.ivector("y")
-    network = MODELS[model][1](x)
-    params = layers.get_all_params(network, trainable=True)
-    loss = objectives.categorical_crossentropy(layers.get_output(network), y).mean()
-    rule = updates.nesterov_momentum(loss, params, 0.05)
-    train: Any = theano.function([x, y], loss, updates=rule)
+    scores, params = MODELS[model][1](x)
+    loss = cross_entropy(scores, y)
+    train = engine.function([x, y], loss, updates=nesterov_momentum(loss, params, 0.05, 0.9))
     digits = load_data()
     indexes = np.arange(min(batch_size, len(digits.x_train)))
     for _ in range(3):
