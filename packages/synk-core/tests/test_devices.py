@@ -13,6 +13,7 @@ import pytest
 from synk_comm import cuda
 from synk_core import InputTypeError, InputValueError, Runtime, StartError
 from synk_core._graph.devices import assignment, host_memory
+from synk_core._graph.devices.device import Gpu
 from synk_core._wire.arrays import PIECE, ArrayCache
 
 
@@ -272,6 +273,17 @@ def test_arrays_in_too_large_a_memory_are_not_locked_and_a_refusal_is_not_for_ev
     gc.collect()
     pages.lock(small[0])
     assert list(driver.locked.values()) == [12_000 * 8]
+
+
+def test_numbers_are_sent_early_only_if_they_are_results(monkeypatch):
+    """Those of a slice are added up in place, after they would have been sent."""
+    device, sent = Gpu("opencl0:0", None, nccl=False), []
+    monkeypatch.setattr(device, "send", sent.append)
+    device._send_early([1.0])
+    assert not sent
+    device.sends_early = True
+    device._send_early([1.0])
+    assert sent == [[1.0]]
 
 
 def test_outputs_that_are_no_arrays_are_the_masters_own():

@@ -617,6 +617,12 @@ def test_numbers_are_collected_when_all_acts_are_done(overlapping):
         runtime.step(f.delayed(one), check.delayed(bad))
     assert runtime.collectives.gather(count, nd_up=1).tolist() == [1.0] * runtime.size
     require_right(f(other), other)
+    # One rank has two slices, the others have one; no slice's numbers are the call's.
+    assert runtime._rank.device.sends_early
+    parts = runtime.function([x], ((x * 2).sum(), "gather"))
+    few = np.arange(runtime.size + 1.0)
+    np.testing.assert_array_equal(parts(few, num_slices=2), 2 * few)
+    assert not runtime._rank.device.sends_early
 
 
 def shares_of(rows, size):

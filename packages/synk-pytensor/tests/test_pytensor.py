@@ -283,6 +283,27 @@ def test_a_rank_that_compiles_is_no_stall(recwarn):
     assert recwarn.pop(StallWarning)
 
 
+@needs_pytensor
+def test_workers_compile_with_the_masters_flags():
+    """Which PyMC changes when it is imported; else each worker would compile all C code anew."""
+    from pytensor.compile.ops import as_op
+
+    before = engine.config.gcc__cxxflags
+    engine.config.gcc__cxxflags = f"{before} -fno-exceptions"
+    try:
+
+        @as_op([T.dvector], [T.dvector])
+        def flags(values):
+            return np.array([engine.config.gcc__cxxflags.count("-fno-exceptions")], float)
+
+        with Runtime(2) as runtime:
+            x = T.dvector("x")
+            found = runtime.function([x], (flags(x), "gather"))(np.zeros(2))
+        assert found.tolist() == [1.0, 1.0]
+    finally:
+        engine.config.gcc__cxxflags = before
+
+
 # ---- JAX, PyTorch, MLX -----------------------------------------------------------------------
 
 FOREIGN = {"JAX": "jax", "PYTORCH": "torch", "MLX": "mlx"}

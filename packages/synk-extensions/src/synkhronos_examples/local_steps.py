@@ -17,11 +17,10 @@ import time
 from typing import Any
 
 import numpy as np
-import theano
-import theano.tensor as T
 from sklearn.datasets import load_digits
 
 import synkhronos as synk
+from synkhronos.engine import T, engine
 from synkhronos.extensions import sync, updates
 from synkhronos.extensions.batches import index_batches
 from synkhronos.extensions.train import make_train_function
@@ -38,7 +37,7 @@ def load_data() -> tuple[Any, ...]:
     """Return training rows and labels, then those for validation."""
     x, y = load_digits(return_X_y=True)
     order = np.random.RandomState(SEED).permutation(len(x))
-    x, y = (x[order] / 16.0).astype(theano.config.floatX), y[order].astype("int32")
+    x, y = (x[order] / 16.0).astype(engine.config.floatX), y[order].astype("int32")
     n = len(x) - VALIDATION_ROWS
     return x[:n], y[:n], x[n:], y[n:]
 
@@ -50,14 +49,15 @@ class Network:
         rng = np.random.RandomState(SEED)
         self.x, self.y = T.matrix("x"), T.ivector("y")
         hidden = T.tanh(self._layer(self.x, 64, HIDDEN, rng))
-        probabilities = T.nnet.softmax(self._layer(hidden, HIDDEN, 10, rng))
-        chosen = probabilities[T.arange(self.y.shape[0]), self.y]
-        self.loss = -T.log(chosen).mean()
-        self.accuracy = T.eq(probabilities.argmax(axis=1), self.y).mean(dtype="float64")
+        scores = self._layer(hidden, HIDDEN, 10, rng)
+        scores -= scores.max(axis=1, keepdims=True)
+        logs = scores - T.log(T.exp(scores).sum(axis=1, keepdims=True))
+        self.loss = -logs[T.arange(self.y.shape[0]), self.y].mean()
+        self.accuracy = T.eq(logs.argmax(axis=1), self.y).mean(dtype="float64")
 
     def _layer(self, x: Any, n_in: int, n_out: int, rng: Any) -> Any:
         values = rng.randn(n_in, n_out) / np.sqrt(n_in), np.zeros(n_out)
-        w, b = (theano.shared(v.astype(theano.config.floatX), name=n) for v, n in zip(values, "wb"))
+        w, b = (engine.shared(v.astype(engine.config.floatX), name=n) for v, n in zip(values, "wb"))
         self.params = [*getattr(self, "params", []), w, b]
         return x.dot(w) + b
 

@@ -71,7 +71,11 @@ BatchNormTrain = Rebroadcast = ()
 
 # ---- what it is set to -----------------------------------------------------------------------
 
-_SHARED_OPTIONS = ("floatX", "cast_policy", "exception_verbosity")
+# The compiler's flags are part of a module's key in the cache, and PyMC changes them.
+_SHARED_OPTIONS = (
+    *("floatX", "cast_policy", "exception_verbosity"),
+    *("gcc__cxxflags", "blas__ldflags"),
+)
 
 
 def options() -> Dict[str, Any]:
@@ -116,25 +120,25 @@ def inner_outputs(op: Any) -> Sequence[Any]:
 
 
 def inner_graph(op: Any) -> Tuple[Sequence[Any], Sequence[Any]]:
-    """See `_theano`."""
+    """As with Theano."""
     graph = op.fgraph.unfreeze()
     return graph.inputs, graph.outputs
 
 
 def taps_of(op: Any) -> Dict[str, Tuple[Sequence[Any], Sequence[Any]]]:
-    """See `_theano`."""
+    """As with Theano."""
     several = (op.info.mit_mot_in_slices, op.info.mit_mot_out_slices)
     states = {"mitmot": several, "mitsot": (op.info.mit_sot_in_slices, ())}
     return {**states, "sitsot": ((), ()), "untraced_sit_sot": ((), ())}
 
 
 def has_condition(op: Any) -> bool:
-    """See `_theano`."""
+    """As with Theano."""
     return bool(op.info.as_while)
 
 
 def indices_of(op: Any, inputs: Sequence[Any]) -> Sequence[Any]:
-    """See `_theano`."""
+    """As with Theano."""
     return get_idx_list([None, *inputs], op.idx_list)
 
 
@@ -353,7 +357,7 @@ def machine_of(function: Any) -> Any:
 
 
 def foreign_linker(function: Any) -> str:
-    """See `_theano`."""
+    """As with Theano."""
     linker = function.maker.linker
     is_foreign = isinstance(linker, JITLinker) and not isinstance(linker, NumbaLinker)
     return type(linker).__name__ if is_foreign else ""

@@ -12,7 +12,8 @@ from __future__ import annotations
 import copy
 from functools import partial
 from time import perf_counter
-from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+from types import MappingProxyType
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -43,13 +44,13 @@ class CallResult(NamedTuple):
     Attributes:
         values: outputs.
         counts: the number of rows of each rank.
-        later: op and place of those outputs that are this rank's own yet.
+        later: places of those outputs that are still this rank's own, by op.
         weight: of these, in averages.
     """
 
     values: Sequence[Any]
     counts: Tuple[int, ...]
-    later: Sequence[Tuple[Optional[str], int]] = ()
+    later: Mapping[str, Sequence[int]] = MappingProxyType({})
     weight: float = 1.0
 
     def collected(self, comm: Any, master: int) -> CallResult:
@@ -58,9 +59,12 @@ class CallResult(NamedTuple):
         Blocks until all ranks are here.
         """
         values = list(self.values)
-        for op, place in self.later:
-            values[place] = collect(comm, master, op, values[place], self.weight)
-        return self._replace(values=values, later=())
+        for op, places in self.later.items():
+            options = {"weight": self.weight} if op == "avg" else {}
+            reduced = comm.reduce([values[place] for place in places], op, master, **options)
+            for place, value in zip(places, reduced or ()):
+                values[place] = value
+        return self._replace(values=values, later={})
 
 
 class PreparedCall:
@@ -185,6 +189,10 @@ class PreparedCall:
         here.journal.keep(self._changed)
         if self._average is not None:
             self._average.is_done = False
+        if here.device.is_gpu:
+            # Numbers of a slice are only a part of what is sent.
+            alone = self._comm.size == 1
+            here.device.sends_early = self._whole and (alone or here.device.takes_collectives)
         begin = perf_counter()
         values: Optional[List[Any]]
         selection = None
@@ -219,17 +227,21 @@ class PreparedCall:
         # A call without rows is the master's alone, whose result counts whole.
         weight = float(counts[here.rank]) or 1.0
         if here.device.takes_collectives and all(counts):
-            results, later = collect_on_device(comm, here.master, ops, values or [], weight)
-            left = [(ops[place], place) for place in later]
+            results, places = collect_on_device(comm, here.master, ops, values or [], weight)
+            later: Dict[str, List[int]] = {}
+            for place in places:
+                later.setdefault(str(ops[place]), []).append(place)
+            if not here.is_master:
+                results = [value if i in places else None for i, value in enumerate(results)]
         else:
-            left = []
+            later = {}
             results = [
                 collect(comm, here.master, op, None if values is None else values[i], weight)
                 for i, op in enumerate(ops)
             ]
-        if here.device.is_gpu and (here.is_master or left):
+        if here.device.is_gpu and (here.is_master or later):
             results = here.device.send(results)
-        return CallResult(results, counts, left, weight)
+        return CallResult(results, counts, later, weight)
 
     def _compute_whole(self, origin: int) -> List[Any]:
         """Execute once, on views of the inputs or on excerpts by index."""

@@ -38,8 +38,8 @@ class PreparedCollective:
         averages: number of a function, and of the variable that is averaged by the rows of its last
             call; None if the act does anything else.
         average: what may have averaged it already, in the act before this one.
-        synchronizes: whether the master has had its result only when all ranks were here: then they
-            only take values that they have, or that their devices compute.
+        synchronizes: whether all ranks are known to have come to the end of it, when it returns.
+            What is left to them is to take values that they have, or that their devices compute.
     """
 
     def __init__(self, here: Workplace, act: Collective) -> None:
@@ -52,7 +52,7 @@ class PreparedCollective:
         values = [value_of(here.registry[number]) for number in act.variables]
         nbytes = sum(v.size * v.dtype.itemsize for v in values if is_array(v))
         self.record = (KINDS.index(act.kind), len(act.variables), 0, nbytes)
-        self.synchronizes = self._meets = act.kind == "all_reduce" and (
+        self.synchronizes = self._ends_together = act.kind == "all_reduce" and (
             # Through host memory, a rank may still fail to copy its result to the device.
             not here.device.is_gpu
             or ("through_host" not in given and here.device.takes(values, reducible=True))
@@ -67,9 +67,9 @@ class PreparedCollective:
         """Do this rank's part; `origin` is the lowest row of a selection."""
         here, act = self._here, self._act
         average, self.average = self.average, None  # or it would keep a function alive
-        self.synchronizes = self._meets
+        # What was averaged ahead was agreed on before the ranks computed.
+        self.synchronizes = self._ends_together and average is None and self._is_plain()
         if average is not None and average.is_done:
-            self.synchronizes = False  # the ranks met before they computed
             return None
         more = {"origin": origin} if self._has_rows else {}
         began = perf_counter()
@@ -82,6 +82,15 @@ class PreparedCollective:
         finally:
             here.device.settle()
             here.recorder.add("collective", self.name, began, perf_counter())
+
+    def _is_plain(self) -> bool:
+        """Return whether little can fail once the ranks have agreed: on a device, unequal weights
+        need some preparation."""
+        here, given = self._here, self._act.arguments
+        weights = given.get("weights")
+        if given.get("weights_of") is not None:
+            weights = here.functions[given["weights_of"]].counts
+        return not here.device.is_gpu or weights is None or len(set(weights)) == 1
 
 
 def broadcast(

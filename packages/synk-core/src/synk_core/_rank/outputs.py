@@ -148,21 +148,21 @@ def collect(comm: Any, master: int, op: Optional[str], value: Any, weight: float
 def collect_on_device(
     comm: Any, master: int, ops: Sequence[Optional[str]], values: Sequence[Any], weight: float
 ) -> Tuple[List[Any], Tuple[int, ...]]:
-    """Collect outputs, those with the same op in one message; every rank has computed.
+    """Collect outputs but numbers, those with one op in one message; every rank has computed.
 
     Arrays on the device stay there, and the call does not wait for the device.
 
     Returns:
-        The results; and the places of those that are this rank's own yet: numbers on the device, to
-        be collected through host memory when it has computed them. A function may have computed
-        them before the rest of its work, behind which a collective there would come.
+        The results; and the places of those that are still this rank's own: numbers on the device.
+        They are to be combined through host memory when all is ordered. A function may compute them
+        long before the rest, and a collective on the device would come after that.
     """
     results = list(values)
     together: Dict[str, List[int]] = {}
     later = []
     for i, (op, value) in enumerate(zip(ops, values)):
         stays = op is not None and is_on_default_device(value)
-        if stays and value.ndim == 0:
+        if stays and value.ndim == 0 and op != "gather":
             later.append(i)
         elif stays and (op == "gather" or takes_reduction([value])):
             together.setdefault(str(op), []).append(i)

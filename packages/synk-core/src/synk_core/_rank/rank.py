@@ -29,6 +29,7 @@ from synk_core._wire.messages import (
     Prefetch,
     RecordSpans,
     Settings,
+    Step,
     Stop,
     TakeTimes,
     WatchFinite,
@@ -156,7 +157,7 @@ class Rank(Workplace):
             order = self._next_order()
             began = prepared = perf_counter()
         elif self._line is not None:
-            self._line.give(order, timeout_s)
+            self._give(order, timeout_s)
         self.serial = order.serial
         self.doing = "taking in what is new"
         self.journal.begin()
@@ -222,17 +223,19 @@ class Rank(Workplace):
             place += self.size
             synchronized = act.synchronizes
         if any(isinstance(result, CallResult) and result.later for result in results):
-            return self._collected(results), True
+            return self._collected(results, steps), True
         return results, synchronized
 
-    def _collected(self, results: List[Any]) -> List[Any]:
+    def _collected(self, results: List[Any], steps: List[Step]) -> List[Any]:
         """Return the results, with what calls have left to be collected in the end."""
-        self.flight.enter(Phase.REDUCE)
+        self.flight.enter(Phase.DEVICE)
         began = perf_counter()
         results = self.device.fetch(results)
         fetched = perf_counter()
+        self.flight.enter(Phase.REDUCE)
         for i, result in enumerate(results):
-            if isinstance(result, CallResult):
+            if isinstance(result, CallResult) and result.later:
+                self.doing = self.acts[steps[i].number].doing
                 results[i] = result.collected(self.comm, self.master)
         self.recorder.add("copy", "results from the device", began, fetched)
         self.recorder.add("reduce", "numbers", fetched, perf_counter())
@@ -248,10 +251,26 @@ class Rank(Workplace):
         try:
             return self.line.take()
         except synk_comm.PeerDeclined:
-            self.flight.mark(self.serial, ActOutcome.UNDONE)
-            self.undone = self.serial
-            self.journal.undo()
+            self._undo_last()
             raise
+
+    def _give(self, order: Order, timeout_s: Optional[float]) -> None:
+        """Give the other ranks an order.
+
+        Raises:
+            synk_comm.PeerDeclined: one failed to take what the order before had brought.
+        """
+        try:
+            self.line.give(order, timeout_s)
+        except synk_comm.PeerDeclined:
+            self._undo_last()
+            raise
+
+    def _undo_last(self) -> None:
+        """Undo the order that this rank has done, as the others do."""
+        self.flight.mark(self.serial, ActOutcome.UNDONE)
+        self.undone = self.serial
+        self.journal.undo()
 
     def _finish(self, results: List[Any], synchronized: bool) -> List[Any]:
         """Wait until all ranks are done, unless they are; return results as the user gets them."""

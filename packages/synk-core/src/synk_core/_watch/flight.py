@@ -32,6 +32,7 @@ class Phase(IntEnum):
     CLOSE = 10
     FAIL = 11
     COMPILE = 12
+    DEVICE = 13
 
 
 OWN_WORK = (Phase.COPY, Phase.COMPUTE, Phase.SLICE)

@@ -75,6 +75,7 @@ class BlackBox:
             Phase.SLICE: f"computing slice {detail} of {act}",
             Phase.REDUCE: f"in the reduction of {act}",
             Phase.COLLECTIVE: f"in {act}",
+            Phase.DEVICE: f"waiting for its device after {act}",
             Phase.END: f"waiting until all ranks are done with {act}",
             Phase.CLOSE: "closing",
             Phase.FAIL: f"giving up {act}",

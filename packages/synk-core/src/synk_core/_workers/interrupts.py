@@ -22,7 +22,7 @@ import time
 from typing import Any, Callable, Iterator, Optional, Sequence
 
 from synk_core._tracebacks import PACKAGES
-from synk_core._watch.flight import OWN_WORK, Flight
+from synk_core._watch.flight import OWN_WORK, Flight, Phase
 from synk_core._wire.messages import GiveUp
 from synk_core.exceptions import Interrupted
 
@@ -308,7 +308,11 @@ class Interrupts:
         Raises:
             KeyboardInterrupt: some workers have not reacted to a Ctrl-C.
         """
-        if self._since is not None and time.monotonic() - self._since > GRACE_S:
+        if self._since is None:
+            return
+        if any(flight.phase[0] == Phase.DEVICE for flight in self._flights):
+            self._since = time.monotonic()  # nothing interrupts a device
+        elif time.monotonic() - self._since > GRACE_S:
             raise KeyboardInterrupt
 
     def give_up(self, error: BaseException) -> Optional[float]:

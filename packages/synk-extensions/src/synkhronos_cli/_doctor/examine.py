@@ -42,12 +42,7 @@ def examine() -> DoctorReport:
         cuda = ask_module(["synk_theano_compat", "--cuda"], CUDA_TIMEOUT_S)
     has_gpu = bool(cuda.get("hardware") or cuda.get("devices"))
     _fill(report, "Software", lambda: examine_software(compat))
-    if OF_THEANO:
-        _fill(report, "GPUs", lambda: examine_gpus(cuda, has_gpu))
-    else:
-        report.sections["GPUs"] = [
-            Item("GPUs", GOOD, "not used: PyTensor's functions run on cores")
-        ]
+    _fill(report, "GPUs", lambda: examine_gpus(cuda, has_gpu))
     _fill(report, "Machine", lambda: examine_machine(has_gpu))
     _fill(report, "Several hosts", examine_mpi)
     report.flags = _flags(compat)

@@ -67,18 +67,19 @@ static inline bool kept(cudnnConvolutionFwdAlgo_t algo, int dims) {
 static inline bool kept(cudnnConvolutionBwdDataAlgo_t, int) { return true; }
 static inline bool kept(cudnnConvolutionBwdFilterAlgo_t, int) { return true; }
 
+/* Those that failed are last. */
 template <class Perf> static bool is_faster(const Perf &a, const Perf &b) {
   bool ran = a.status == CUDNN_STATUS_SUCCESS;
   return ran && (b.status != CUDNN_STATUS_SUCCESS || a.time < b.time);
 }
 
-/* Take in further times of the algorithms, and list the fastest first. */
+/* Take in further times of the algorithms that worked, and list the fastest first. */
 template <class Perf>
 static void take_times(Perf *results, int count, const Perf *further, int n_further) {
   for (int i = 0; i < count; ++i)
     for (int j = 0; j < n_further; ++j)
       if (results[i].algo == further[j].algo && results[i].mathType == further[j].mathType &&
-          is_faster(further[j], results[i]))
+          results[i].status == CUDNN_STATUS_SUCCESS && is_faster(further[j], results[i]))
         results[i] = further[j];
   std::stable_sort(results, results + count, is_faster<Perf>);
 }

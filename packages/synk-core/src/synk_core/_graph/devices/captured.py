@@ -8,9 +8,9 @@ new values of variables are new arrays, as always.
 In its third call with inputs of some shape a function is computed both ways. It is replayed only if
 the results agree, and if that is quicker.
 
-A function of training computes its loss first, then the gradient. The first graph ends with such
-outputs, which are copied to host memory while the next one computes: so the host can order the next
-step before the device has done this one.
+A function of training computes its loss first, then the gradient. Where all outputs without axes
+come before the rest, as there, the first graph ends with them, and they are copied to host memory
+while the next one computes. So the host can order the next step before this one is done.
 """
 
 from __future__ import annotations
@@ -392,7 +392,7 @@ class _Shape:
                     self._pieces = [list(islice(pieces, count)) for count in cuts.counts]
                 for packing in self._packings:
                     packing.take([found[place] for place in packing.places], graphs)
-                for place in {*small, *scalars.places}:
+                for place in small:
                     found[place] = None
 
             self._recorded = graphs.record(run)

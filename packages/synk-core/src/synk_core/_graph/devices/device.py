@@ -50,6 +50,7 @@ class Cpu:
     precision = ""
     is_gpu = False
     takes_collectives = False
+    sends_early = False
     prefetches = False
     graphs = None
 
@@ -117,6 +118,7 @@ class Gpu:
 
     Attributes:
         precision: "" if it is no CUDA device.
+        sends_early: whether numbers that a function has computed are results, to be sent at once.
     """
 
     is_gpu = True
@@ -140,6 +142,7 @@ class Gpu:
         self._uploads: Optional[Uploads] = None
         self._comm: Any = None  # through NCCL, once there is one
         self._marker = 0  # an event
+        self.sends_early = False
         if name.startswith("cuda"):
             self._driver = driver = cuda.Driver()
             ordinal = ordinal_of(driver, name, context)
@@ -152,7 +155,7 @@ class Gpu:
             pages, always = self._pages, self._replays == "always"
             try:
                 place = self._driver, pages.device, pages.stream, self._context
-                self._graphs = CudaGraphs(*place, self._wait, self.send, always)
+                self._graphs = CudaGraphs(*place, self._wait, self._send_early, always)
             except cuda.CudaError as error:
                 self._replays = "never"
                 _logger.info("functions are not replayed: %s", error)
@@ -316,6 +319,10 @@ class Gpu:
             pages = self._pages
             self._downloads = Downloads(self._driver, pages.device, pages.stream, room)
         return self._downloads.start(values)
+
+    def _send_early(self, values: Sequence[Any]) -> None:
+        if self.sends_early:
+            self.send(values)
 
     def fetch(self, results: List[Any]) -> List[Any]:
         """Return results in host memory, as the user gets them. Waits for the device.

@@ -62,7 +62,7 @@ class CudaGraphs:
         stream: number of the stream that all work of the context is enqueued on.
         context: libgpuarray's.
         wait: blocks until the device has done what it was given.
-        send: starts to copy small arrays to host memory.
+        send: takes small results that are there before the others.
         always: replay functions also if that is not quicker.
 
     Attributes:
