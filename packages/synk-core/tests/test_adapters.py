@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from importlib import metadata
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import synk_core.engine
-from synk_core import _adapters
+from synk_core import _adapters, engine
 from synk_testing import run
 from synk_testing.engine import NAME, PROGRAM
 
@@ -20,12 +22,12 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def put(*engines):
-        for engine in engines:
-            (tmp_path / f"{engine}.py").write_text("")
-            info = tmp_path / f"synk_{engine}-1.0.dist-info"
+        for name in engines:
+            (tmp_path / f"{name}.py").write_text("")
+            info = tmp_path / f"synk_{name}-1.0.dist-info"
             info.mkdir()
-            (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: synk-{engine}\n")
-            point = f"[{_adapters.GROUP}]\n{engine} = synk_{engine}\n"
+            (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: synk-{name}\n")
+            point = f"[{_adapters.GROUP}]\n{name} = synk_{name}\n"
             (info / "entry_points.txt").write_text(point)
         return tmp_path
 
@@ -65,6 +67,17 @@ def test_without_an_adapter_an_error_says_what_to_install(folder, alone):
     alone(folder())
     with pytest.raises(ImportError, match="pip install synkhronos brings the one for this Python"):
         _adapters.chosen()
+
+
+def test_an_adapter_for_another_version_is_refused_with_the_cure(monkeypatch):
+    whole = importlib.import_module(engine.ADAPTER)
+    lacking = {name: getattr(whole, name) for name in engine.__all__ if name not in ("T", "link")}
+    monkeypatch.setitem(sys.modules, "synk_other._engine", SimpleNamespace(**lacking))
+    before = engine.T
+    said = "lacks T, link, .*: pip install --upgrade synk-core synk-other"
+    with pytest.raises(ImportError, match=said):
+        engine.load("synk_other._engine")
+    assert engine.T is before
 
 
 def test_workers_compute_with_the_masters_engine(tmp_path):

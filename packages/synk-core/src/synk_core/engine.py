@@ -108,6 +108,17 @@ def __getattr__(name: str) -> Any:
 
 
 def load(adapter: str) -> None:
-    """Take all names from a module, which is imported."""
+    """Take all names from a module, which is imported.
+
+    Raises:
+        ImportError: it lacks some: its package is for another version of this one.
+    """
     module = importlib.import_module(adapter)
+    missing = [name for name in __all__ if not hasattr(module, name)]
+    if missing:
+        packages = f"synk-core {adapter.partition('.')[0].replace('_', '-')}"
+        raise ImportError(
+            f"{adapter} lacks {', '.join(missing)}, so it does not fit this synk-core: "
+            f"pip install --upgrade {packages}"
+        )
     globals().update((name, getattr(module, name)) for name in __all__)

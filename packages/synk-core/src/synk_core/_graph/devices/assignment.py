@@ -110,7 +110,8 @@ def choose(
     if use_gpu is not False:
         count, problem = usable_gpus()
         if use_gpu and problem:
-            raise StartError(f"use_gpu=True: {problem}; {DOCTOR}")
+            cure = "" if DEVICES is None else f"; {DOCTOR}"
+            raise StartError(f"use_gpu=True: {problem}{cure}")
         if not problem:
             size = count if n_parallel is None else whole(n_parallel, 1, count, "n_parallel")
             master = whole(master_rank, 0, size - 1, "master_rank")
@@ -186,7 +187,8 @@ def choose_in_world(
             problem = why_no_devices()
             lines = (f"Synkhronos: GPUs are not used: {problem}",) if problem else ()
         if problem and use_gpu:
-            raise StartError(f"use_gpu=True: {problem}; {DOCTOR}")
+            cure = "" if DEVICES is None else f"; {DOCTOR}"
+            raise StartError(f"use_gpu=True: {problem}{cure}")
         names = () if problem else _gpus_of(world)
     if not names:
         _require_no_device()
@@ -318,6 +320,8 @@ def _with_held(
 
 def usable_gpus() -> Tuple[int, str]:
     """Return the number of GPUs, and why the engine cannot use them ("" if it can)."""
+    if DEVICES is None:
+        return 0, why_no_devices()
     try:
         count = cuda.Driver().device_count()
     except cuda.CudaError as error:

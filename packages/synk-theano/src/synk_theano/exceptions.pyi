@@ -1,0 +1,1 @@
+from synk_core.exceptions import *

@@ -1,0 +1,1 @@
+from synk_core.flight import *

@@ -1,0 +1,1 @@
+from synk_core.in_graph import *
