@@ -7,7 +7,7 @@ is two hosts; messages go through shared memory then, where Python's own time sh
 ``--mpiexec`` it measures between real hosts, or network namespaces.
 
 Both contenders run in turns in the same processes, on the same arrays. A turn is a number of calls
-back to back; its time is the slowest rank's. *Order* is what synk-theano does for each call: a
+back to back; its time is the slowest rank's. *Order* is what synk-core does for each call: a
 broadcast of 128 bytes and a barrier. MPI's broadcast does not wait for the others; ours does.
 """
 

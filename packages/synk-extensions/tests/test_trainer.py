@@ -31,6 +31,8 @@ from synkhronos.extensions.train import (
     warm_up,
 )
 
+ENGINE = engine.__name__
+
 
 @functools.cache
 def one_model():
@@ -427,7 +429,12 @@ def test_ctrl_c_is_left_alone_in_threads_and_where_it_is_ignored():
             ValueError,
             r"valid_names is \['a', 'a'\]",
         ),
-        ({"learning_rate": 0.1}, TypeError, "learning_rate is 0.1; expected the scalar shared"),
+        (
+            {"learning_rate": 0.1},
+            TypeError,
+            rf"learning_rate is 0.1; expected the scalar shared .*, such as {ENGINE}\.shared\(",
+        ),
+        ({"schedule": max}, ValueError, rf"expected the shared .*, such as {ENGINE}\.shared\("),
         (
             {"learning_rate": engine.shared(0.1, name="other")},
             ValueError,

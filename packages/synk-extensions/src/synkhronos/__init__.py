@@ -1,4 +1,4 @@
-"""Synkhronos: run Theano functions on all cores or devices of a machine, by changing three lines.
+"""Run Theano or PyTensor functions on all cores or GPUs of one or more machines.
 
 ::
 

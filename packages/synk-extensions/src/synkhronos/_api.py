@@ -229,7 +229,7 @@ def data(
 
 @brief_traceback
 def step(*acts: Any) -> List[Any]:
-    """Perform several calls and collectives as one order to the ranks, with one barrier.
+    """Perform several calls and collectives as one order to the ranks.
 
     ::
 

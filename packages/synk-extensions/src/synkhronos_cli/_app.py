@@ -65,7 +65,7 @@ def _options(
         ),
     ] = False,
 ) -> None:
-    """Data-parallel Theano on all cores or GPUs of one or more machines.
+    """Data-parallel Theano or PyTensor on all cores or GPUs of one or more machines.
 
     \b
     synkhronos doctor                 find what is missing here, and how to install it

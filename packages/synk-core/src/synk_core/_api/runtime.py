@@ -13,7 +13,8 @@
 3. `Rank.perform` does one rank's part, the same code everywhere: it reads the order
    (`_wire.orders`) and performs its acts (`_rank.call`, `_rank.collectives`): arrays are read from
    shared memory, results go through the communicator.
-4. A barrier ends the order. A rank that failed has declined; its peers have left the order; its
+4. The order ends when all ranks are known to have come to its end: by a barrier, the collecting of
+   outputs, or an all_reduce. A rank that failed has declined; its peers have left the order; its
    traceback comes over its channel and is raised by `Controller.run`.
 """
 

@@ -1,11 +1,11 @@
 """One rank: performs orders, as the master and as a worker.
 
 The rule that keeps ranks in step: an order is any number of collectives, and it ends with one in
-which all ranks confirm that they have done their part: a barrier, or the collecting of calls'
-outputs if that is the last. A rank that fails declines its next collective; its peers leave the
-order there. After the end nothing can fail any more but the master's own last sum (NumPy can be set
-to raise where it else warns): then the master declines the collective that the others wait for
-next.
+which all ranks confirm that they have done their part: the collecting of calls' outputs or an
+all_reduce if that is the last, else a barrier. A rank that fails declines its next collective; its
+peers leave the order there. After the end nothing can fail any more but the master's own last sum
+(NumPy can be set to raise where it else warns): then the master declines the collective that the
+others wait for next.
 """
 
 from __future__ import annotations

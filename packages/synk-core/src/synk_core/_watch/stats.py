@@ -1,7 +1,7 @@
 """Measure the time of each call, always: it costs a few additions.
 
-Every rank writes its seconds of computing into a vector in shared memory before the barrier that
-ends an order; the master reads it after the barrier. Ranks of other hosts log theirs, and the
+Every rank writes its seconds of computing into a vector in shared memory before the collective
+that ends an order; the master reads it after that. Ranks of other hosts log theirs, and the
 master asks for the logs when it is asked for the figures. The time left after preparing, computing
 and waiting for a slower rank is that of collecting results and sending orders.
 """

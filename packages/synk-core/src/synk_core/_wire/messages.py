@@ -4,7 +4,7 @@ The master gives orders, which every rank performs with the same functions, the 
 An order is a list of *acts* by number: what a number stands for travels once, ahead of its first
 use (`Extras`); an order that repeats is a line of a few integers (see `orders`). Workers answer
 only at their start (`Ready`) and when they fail (`Failure`): on success, the collectives of the
-order and the barrier at its end are the answer.
+order are the answer.
 """
 
 from __future__ import annotations
@@ -295,7 +295,7 @@ class Extras:
 
 
 class Order(NamedTuple):
-    """The next task of all ranks. It ends with a barrier."""
+    """The next task of all ranks. How it ends: see `_rank.rank`."""
 
     serial: int
     steps: List[Step]

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from synk_core.engine import SharedVariable
+from synk_core.engine import NAME, SharedVariable
 
 from ._state import TrainingState, storage_of
 
@@ -119,7 +119,7 @@ def require_rate(rate: Any, state: TrainingState) -> None:
     if not isinstance(rate, SharedVariable) or rate.ndim != 0:
         raise TypeError(
             f"learning_rate is {rate!r}; expected the scalar shared variable that the update rule "
-            "takes for its rate, such as theano.shared(numpy.float32(0.1))"
+            f"takes for its rate, such as {NAME}.shared(numpy.float32(0.1))"
         )
     if storage_of(rate) not in map(storage_of, state.read):
         raise ValueError(

@@ -13,6 +13,8 @@ from typing import Any, Callable
 
 import numpy as np
 
+from synk_core.engine import NAME
+
 from ._arguments import finite, require, require_rate
 from ._ranks import RankVariables
 from ._state import TrainingState
@@ -217,7 +219,7 @@ class LearningRate:
         if schedule is not None and variable is None:
             raise ValueError(
                 "got a schedule but no learning_rate; expected the shared variable that the "
-                "update rule takes for its rate, such as theano.shared(np.float32(0.1))"
+                f"update rule takes for its rate, such as {NAME}.shared(numpy.float32(0.1))"
             )
         require(by, "schedule_by", ("epoch", "step"))
         self._variable = variable
