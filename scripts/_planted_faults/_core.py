@@ -66,9 +66,10 @@ CORE = (
         "theano-done-but-not-undone",
         "atomicity",
         "synk_core/_rank/rank.py",
-        "            self.undone = self.serial\n"
-        "            self.journal.undo()\n            raise\n",
-        "            self.undone = self.serial\n            raise\n",
+        "        self.flight.mark(self.serial, ActOutcome.UNDONE)\n"
+        "        self.undone = self.serial\n        self.journal.undo()\n",
+        "        self.flight.mark(self.serial, ActOutcome.UNDONE)\n"
+        "        self.undone = self.serial\n",
         "A worker that was done keeps its new values when the master fails after it.",
         "test_atomic test_failures",
     ),
@@ -148,8 +149,8 @@ CORE = (
         "theano-numbers-unweighted",
         "graphs",
         "synk_core/_rank/call.py",
-        "values[place], self.weight)",
-        "values[place], 1.0)",
+        '{"weight": self.weight} if',
+        '{"weight": 1.0} if',
         "The average of a loss on GPUs counts all ranks alike, whatever rows they have.",
         "test_overlap",
     ),

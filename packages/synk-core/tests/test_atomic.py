@@ -15,6 +15,7 @@ from _leaks import no_ranks_left
 
 import synk_shm
 from synk_core import Function, Runtime
+from synk_core._graph.devices.device import Cpu
 from synk_core._master.controller import Controller
 from synk_core._master.executor import Executor
 from synk_core._rank.call import PreparedCall
@@ -93,6 +94,35 @@ def test_a_failed_call_leaves_all_variables_as_they_were(trio, culprit, num_slic
     after = np.array(ranks_of(trio, w)[0])
     shares = np.array([1.0, 5.0, 9.0]) / num_slices  # slices are averaged
     np.testing.assert_allclose(after, 2 * np.array(before[0]) + shares[:, None])
+
+
+@as_op([T.dvector], [T.dvector])
+def fail_later(values):
+    """Have this rank, if it gets a 1, fail at the end of its next collective, once."""
+    if values[0]:
+        settle = Cpu.settle
+
+        def settle_once(_self):
+            Cpu.settle = settle
+            raise MemoryError("afterwards")
+
+        Cpu.settle = settle_once
+    return values
+
+
+def test_an_all_reduce_that_a_worker_fails_to_take_is_undone_in_the_master_too(pair):
+    """The master had its result. The next order says so, and all go on from before it."""
+    v = engine.shared(np.zeros(3), name="v")
+    pair.collectives.all_reduce(v)
+    pair.collectives.set_value(1, v, np.ones(3))
+    before = ranks_of(pair, v)
+    pair.function([x], (fail_later(x), "gather"))(np.array([0.0, 1.0]))
+    pair.collectives.all_reduce(v)
+    with pytest.raises(WorkerFailed, match="afterwards"):
+        pair.collectives.get_shapes(v)
+    assert ranks_of(pair, v) == before
+    pair.collectives.all_reduce(v)
+    assert ranks_of(pair, v) == [[[0.5] * 3] * 2]
 
 
 def content(state):

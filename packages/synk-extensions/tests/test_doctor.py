@@ -200,7 +200,7 @@ def made_up(*items: Item) -> DoctorReport:
     return DoctorReport({"Software": list(items)})
 
 
-NUMPY = Item("NumPy", MISSING, "2.1", "pip install 'numpy>=1.21.6,<1.27'")
+NUMPY = Item("NumPy", MISSING, "2.1", "pip install 'numpy>=1.23,<1.27'")
 COMPILER = Item("C++ compiler", MISSING, "none", "apt install g++ (yum: gcc-c++)")
 WELL = Item("NumPy", GOOD, "1.23.5")
 
@@ -208,8 +208,8 @@ WELL = Item("NumPy", GOOD, "1.23.5")
 def test_fix_does_what_needs_no_root_and_examines_again(monkeypatch):
     reports = [made_up(NUMPY, COMPILER), made_up(WELL, COMPILER)]
     done, commands = doctor(monkeypatch, reports, "--fix", answer="y\n")
-    assert commands == [[sys.executable, "-m", "pip", "install", "numpy>=1.21.6,<1.27"]]
-    assert "  pip install 'numpy>=1.21.6,<1.27'\n" in done.stderr
+    assert commands == [[sys.executable, "-m", "pip", "install", "numpy>=1.23,<1.27"]]
+    assert "  pip install 'numpy>=1.23,<1.27'\n" in done.stderr
     assert done.exit_code == 1
     last = done.stdout.splitlines()[-1]
     assert last == "Needed, and missing or broken: C++ compiler", "what is left"

@@ -175,14 +175,14 @@ def _versions(compat: Answer) -> dict[str, str]:
 
 
 def _numpy(answer: Answer) -> Item:
-    name, cure = "NumPy", f"pip install 'numpy{'>=1.21.6,<1.27' if OF_THEANO else '>=2'}'"
+    name, cure = "NumPy", f"pip install 'numpy{'>=1.23,<1.27' if OF_THEANO else '>=2'}'"
     if answer.problem:
         return Item(name, MISSING, answer.problem, cure)
     found = str(answer.get("version"))
     numbers = [int(part) for part in found.split(".")[:2] if part.isdigit()]
-    if ([1, 21] <= numbers < [1, 27]) if OF_THEANO else numbers >= [2]:
+    if ([1, 23] <= numbers < [1, 27]) if OF_THEANO else numbers >= [2]:
         return Item(name, GOOD, f"{found}, {answer.get('path')}")
-    needed = "Theano needs 1.21 to 1.26" if OF_THEANO else "PyTensor needs 2"
+    needed = "Theano needs 1.23 to 1.26" if OF_THEANO else "PyTensor needs 2"
     return Item(name, MISSING, f"{found}; {needed}", cure)
 
 
