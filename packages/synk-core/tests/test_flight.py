@@ -205,7 +205,7 @@ def test_where_records_are(monkeypatch, tmp_path):
 def test_a_rank_says_what_it_is_doing():
     assert [phase.name for phase in Phase] == [
         "START", "IDLE", "TAKE_IN", "DISTRIBUTE", "COPY", "COMPUTE", "SLICE", "REDUCE",
-        "COLLECTIVE", "END", "CLOSE", "FAIL", "COMPILE",
+        "COLLECTIVE", "END", "CLOSE", "FAIL", "COMPILE", "DEVICE",
     ]  # fmt: skip
     with no_ranks_left(), Runtime(2) as runtime:
         f = runtime.function([x], (x, "gather"), name="f")
