@@ -310,7 +310,7 @@ f = synk.function([x], theano.printing.Print("x", global_fn=refuse)(x).sum())
 @pytest.mark.nightly
 def test_an_interrupt_while_workers_start_does_not_reach_them(kernel: Kernel) -> None:
     kernel.run(START)
-    cell = kernel.begin("Path('asleep').touch(); time.sleep(60)")
+    cell = kernel.begin("Path('asleep').touch(); [time.sleep(0.01) for _ in range(6000)]")
     kernel.wait_for("asleep")
     assert kernel.interrupt(cell).error == "KeyboardInterrupt: "
     workers = kernel.workers()

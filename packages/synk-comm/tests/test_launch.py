@@ -391,7 +391,8 @@ RANKS_WITH_CHILDREN = """
                 os.kill(os.getpid(), signal.SIGSTOP)
             if how == "in a call" and comm.rank == 1:
                 comm.barrier()
-            time.sleep(100)
+            while True:  # a signal just before a long wait would not end it
+                time.sleep(0.01)
         except KeyboardInterrupt:
             open(os.path.join(folder + "-said", str(comm.rank)), "w").close()
             raise

@@ -332,7 +332,8 @@ WAITING = """
             comm.barrier()
             if rank == 0:
                 print("ready")
-            time.sleep(100)
+            while True:  # a signal just before a long wait would not end it
+                time.sleep(0.01)
         except KeyboardInterrupt:
             print("interrupted")
             if sys.argv[2] != "polite":
