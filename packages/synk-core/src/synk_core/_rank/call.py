@@ -29,7 +29,7 @@ from synk_core.exceptions import InputValueError, SynkError
 from .collectives import PreparedCollective
 from .finite.execution import Execution
 from .in_graph import reductions_in
-from .outputs import Accumulator, collect, collect_on_device, require_own_result
+from .outputs import Accumulator, collect, collect_on_device, reduce_to, require_own_result
 from .overlap import OverlappedAverage
 from .workplace import Workplace
 
@@ -60,8 +60,8 @@ class CallResult(NamedTuple):
         """
         values = list(self.values)
         for op, places in self.later.items():
-            options = {"weight": self.weight} if op == "avg" else {}
-            reduced = comm.reduce([values[place] for place in places], op, master, **options)
+            own = [values[place] for place in places]
+            reduced = reduce_to(comm, master, op, own, self.weight)
             for place, value in zip(places, reduced or ()):
                 values[place] = value
         return self._replace(values=values, later={})

@@ -140,9 +140,15 @@ def collect(comm: Any, master: int, op: Optional[str], value: Any, weight: float
     if op == "gather":
         parts = comm.gather(value, root=master)
         return None if parts is None else _joined(parts)
-    if op == "avg":
-        return comm.reduce(value, "avg", master, weight=weight)
-    return comm.reduce(value, op, master)
+    return reduce_to(comm, master, op, value, weight)
+
+
+def reduce_to(comm: Any, master: int, op: str, value: Any, weight: float) -> Any:
+    """Return all ranks' values (one, or several in a list) reduced, in the master; else None.
+
+    `weight` is this rank's, in averages.
+    """
+    return comm.reduce(value, op, master, **({"weight": weight} if op == "avg" else {}))
 
 
 def collect_on_device(
@@ -173,8 +179,7 @@ def collect_on_device(
         if op == "gather":
             collected = comm.gather([at_least_1d(value) for value in group], master)
         else:
-            options = {"weight": weight} if op == "avg" else {}
-            collected = comm.reduce(group, op, master, **options)
+            collected = reduce_to(comm, master, op, group, weight)
         for i, result in zip(places, collected or [None] * len(places)):
             results[i] = _joined(result) if op == "gather" and result is not None else result
     return results, tuple(later)
