@@ -87,10 +87,12 @@ class PreparedCollective:
         """Return whether little can fail once the ranks have agreed: on a device, unequal weights
         need some preparation."""
         here, given = self._here, self._act.arguments
+        if not here.device.is_gpu:
+            return True
         weights = given.get("weights")
         if given.get("weights_of") is not None:
             weights = here.functions[given["weights_of"]].counts
-        return not here.device.is_gpu or weights is None or len(set(weights)) == 1
+        return weights is None or len(set(weights)) == 1
 
 
 def broadcast(

@@ -228,17 +228,22 @@ class Rank(Workplace):
 
     def _collected(self, results: List[Any], steps: List[Step]) -> List[Any]:
         """Return the results, with what calls have left to be collected in the end."""
-        self.flight.enter(Phase.DEVICE)
-        began = perf_counter()
-        results = self.device.fetch(results)
+        results = self._fetched(results, Phase.DEVICE)
         fetched = perf_counter()
         self.flight.enter(Phase.REDUCE)
         for i, result in enumerate(results):
             if isinstance(result, CallResult) and result.later:
                 self.doing = self.acts[steps[i].number].doing
                 results[i] = result.collected(self.comm, self.master)
-        self.recorder.add("copy", "results from the device", began, fetched)
         self.recorder.add("reduce", "numbers", fetched, perf_counter())
+        return results
+
+    def _fetched(self, results: List[Any], phase: Phase) -> List[Any]:
+        """Return the results in host memory; waits for the device."""
+        self.flight.enter(phase)
+        began = perf_counter()
+        results = self.device.fetch(results)
+        self.recorder.add("copy", "results from the device", began, perf_counter())
         return results
 
     def _next_order(self) -> Order:
@@ -281,10 +286,7 @@ class Rank(Workplace):
             self.recorder.add("wait", "until all are done", began, perf_counter())
         if self.rank == self.master:
             if isinstance(self.device, Gpu):
-                self.flight.enter(_END)
-                began = perf_counter()
-                results = self.device.fetch(results)
-                self.recorder.add("copy", "results from the device", began, perf_counter())
+                results = self._fetched(results, _END)
             self.flight.enter(_IDLE)
         self.in_step = True
         return results

@@ -110,8 +110,7 @@ def choose(
     if use_gpu is not False:
         count, problem = usable_gpus()
         if use_gpu and problem:
-            cure = "" if DEVICES is None else f"; {DOCTOR}"
-            raise StartError(f"use_gpu=True: {problem}{cure}")
+            raise _no_gpus(problem)
         if not problem:
             size = count if n_parallel is None else whole(n_parallel, 1, count, "n_parallel")
             master = whole(master_rank, 0, size - 1, "master_rank")
@@ -128,6 +127,12 @@ def choose(
     many = f"{size} processes on {cores} detected CPU cores"
     line = f"Synkhronos attempting to use {some if size <= cores else many}..."
     return Assignment(size, (), (*lines, line))
+
+
+def _no_gpus(problem: str) -> StartError:
+    """Return the error of who requests GPUs, which cannot be used."""
+    cure = "" if DEVICES is None else f"; {DOCTOR}"
+    return StartError(f"use_gpu=True: {problem}{cure}")
 
 
 def _require_no_device() -> None:
@@ -187,8 +192,7 @@ def choose_in_world(
             problem = why_no_devices()
             lines = (f"Synkhronos: GPUs are not used: {problem}",) if problem else ()
         if problem and use_gpu:
-            cure = "" if DEVICES is None else f"; {DOCTOR}"
-            raise StartError(f"use_gpu=True: {problem}{cure}")
+            raise _no_gpus(problem)
         names = () if problem else _gpus_of(world)
     if not names:
         _require_no_device()
