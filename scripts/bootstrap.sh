@@ -359,17 +359,8 @@ install() {
             "pip>=25.1" "poetry-core>=2.0" setuptools wheel
     )
     echo "$here $engine" >"$place"
-    editable=
     chosen=$packages
     if [ $engine = PyTensor ]; then chosen=$newer_packages; fi
-    for package in $chosen; do
-        case $package in
-            synk-extensions) extras="[lasagne]" ;; # the demonstration trains Lasagne's networks
-            *) extras= ;;
-        esac
-        editable="$editable --editable packages/$package$extras"
-    done
-    editable="$editable --editable dev/synk-testing" # what the tests start programs with
     echo "Installing the packages, what they need, and the tools (some minutes the first time) ..."
     report_progress &
     reporter=$!
@@ -385,8 +376,8 @@ install() {
     trap 'exit 143' TERM
     # One call for all, so that the members satisfy each other and one resolution holds for all.
     # Compiling all of it takes longer than the rest, and most of it is never imported.
-    # shellcheck disable=SC2086 # the words of $editable are separate arguments
-    set -- --no-compile $editable --group "$(group_of $engine)"
+    # shellcheck disable=SC2046,SC2086 # the words are separate arguments
+    set -- --no-compile $(editable $chosen) --group "$(group_of $engine)"
     # Where a package has no wheel for this machine, it may want to be built with other tools.
     if ! try_pip install --prefer-binary --no-build-isolation "$@"; then
         echo "That failed; once more, with the tools that each package asks for ..."
@@ -408,6 +399,18 @@ install() {
     echo "Ready: $("$venv/bin/python" --version) in $venv"
 }
 
+# Arguments of pip that install these packages, and what the tests start programs with.
+editable() {
+    for package in "$@"; do
+        case $package in
+            synk-extensions) extras="[lasagne]" ;; # the demonstration trains Lasagne's networks
+            *) extras= ;;
+        esac
+        echo "--editable packages/$package$extras"
+    done
+    echo "--editable dev/synk-testing"
+}
+
 # The tools that are installed beside an engine: a group of pyproject.toml.
 group_of() {
     case $1 in
@@ -427,17 +430,13 @@ install_newer() {
             if [ "$("$path" -c "$this" 2>/dev/null </dev/null)" != "$version" ]; then continue; fi
             echo "Creating $newer, with Python $version, for PyTensor, and what does without an engine ..."
             path=$("$path" -c 'import os, sys; print(os.path.realpath(sys.executable))')
-            editable=
-            for package in $newer_packages; do
-                editable="$editable --editable packages/$package"
-            done
-            # shellcheck disable=SC2086 # the words of $editable are separate arguments
+            # shellcheck disable=SC2046,SC2086 # the words are separate arguments
             if "$path" -m venv --without-pip "$newer" >>"$log" 2>&1 &&
                 try_pip --python "$newer/bin/python" install --no-compile poetry-core \
                     numpy posix_ipc pyzmq 'pytensor>=3.3,<3.4' cloudpickle threadpoolctl rich typer \
                     --group "$(group_of PyTensor)" &&
                 try_pip --python "$newer/bin/python" install --no-compile --no-deps --no-build-isolation \
-                    $editable --editable dev/synk-testing; then
+                    $(editable $newer_packages); then
                 return
             fi
             echo "That failed, and is left out; what pip said is in $log"

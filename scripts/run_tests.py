@@ -132,6 +132,8 @@ def with_pytensor() -> list[Suite]:
     ]
 
 
+WITH_PYTENSOR = with_pytensor()
+
 SUITES = [
     Suite("synk-shm", tests_of("synk-shm"), about_s=300, nightly_s=300, python=NEWEST),
     Suite("synk-comm", tests_of("synk-comm"), about_s=510, nightly_s=900, python=NEWEST),
@@ -142,7 +144,7 @@ SUITES = [
         about_s=530,
         nightly_s=1100,
     ),
-    *with_pytensor(),
+    *WITH_PYTENSOR,
     Suite("synk-core/processes", PROCESSES, about_s=280, nightly_s=400, alone=True),
     Suite("synk-core/faults", tests_of("synk-core", "faults"), about_s=135, nightly_s=1800),
     Suite("synk-theano", tests_of("synk-theano"), about_s=370, nightly_s=360),
@@ -152,7 +154,7 @@ SUITES = [
 ]
 
 
-WITHOUT_THEANO = {"synk-shm", "synk-comm", "synk-testing", *(s.name for s in with_pytensor())}
+WITHOUT_THEANO = {"synk-shm", "synk-comm", "synk-testing", *(s.name for s in WITH_PYTENSOR)}
 HAS_THEANO = sys.version_info < (3, 12)
 
 
