@@ -24,7 +24,7 @@ from synk_testing.engine import IS_THEANO, T, engine, ifelse
 
 FLOAT = "float64"
 SUB = "Elemwise{sub}" if IS_THEANO else "Sub"
-"""How a difference is told."""
+"""What reports call a subtraction."""
 ROWS = 11
 PARTS = [(0, 5), (5, 6), (6, 11)]
 

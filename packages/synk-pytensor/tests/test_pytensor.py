@@ -1,4 +1,4 @@
-"""What PyTensor has and Theano has not: NumPy's Generators as random states, and Numba."""
+"""What only PyTensor has: NumPy's Generators as random states, and Numba."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from synk_core._adapters import chosen  # workers, which are told, do without the search
+    from synk_core._adapters import chosen  # workers get the name, and search nothing
 
     load(chosen().module)
     return globals()[name]

@@ -225,7 +225,7 @@ class _Scalars:
             self._ready, self._values = None, {}
 
     def take(self, place: int, value: Any) -> None:
-        """Take note of one of them, amid the function."""
+        """Note one of them while the function runs."""
         if self._ready is not None:
             self._values[place] = value
             if len(self._values) == len(self.places):
