@@ -110,10 +110,14 @@ def fail_later(values):
     return values
 
 
-def test_an_all_reduce_that_a_worker_fails_to_take_is_undone_in_the_master_too(pair):
+@pytest.mark.parametrize("is_known", [True, False])
+def test_an_all_reduce_that_a_worker_fails_to_take_is_undone_in_the_master_too(pair, is_known):
     """The master had its result. The next order says so, and all go on from before it."""
     v = engine.shared(np.zeros(3), name="v")
-    pair.collectives.all_reduce(v)
+    if is_known:
+        pair.collectives.all_reduce(v)
+    else:  # the worker takes in the act with the order that it fails to end
+        pair.collectives.broadcast(v)
     pair.collectives.set_value(1, v, np.ones(3))
     before = ranks_of(pair, v)
     pair.function([x], (fail_later(x), "gather"))(np.array([0.0, 1.0]))

@@ -81,6 +81,7 @@ class ActTable:
         self._named: Dict[Hashable, int] = {}
         self._users: Dict[int, Set[int]] = {}
         self._unsent: List[int] = []
+        self._latest: List[int] = []  # those that came last
         self._once: Set[int] = set()
         self._forgotten: List[int] = []
         self._forgotten_arrays: List[int] = []
@@ -196,12 +197,17 @@ class ActTable:
         del self._forgotten_functions[: len(extras.forget_functions)]
         del self._forgotten_variables[: len(extras.forget_variables)]
         self._unsent = [number for number in self._unsent if number not in extras.acts]
+        self._latest = list(extras.acts)
 
     def failed(self, extras: Optional[Extras]) -> None:
-        """Forget the acts that came with a failed order: some ranks may have taken them in."""
+        """Forget the acts that came with a failed order: some ranks may have taken them in.
+
+        And those that came last before it: that may be the order which a worker failed to end.
+        """
         if extras is not None:
             self._unsent = [number for number in self._unsent if number not in extras.acts]
             self.forget(tuple(extras.acts))
+        self.forget(self._latest)
 
     def end(self, steps: Sequence[Step]) -> None:
         """After an order, forget the acts that were for it alone, and the oldest beyond `LIMIT`."""
