@@ -7,10 +7,11 @@
     python scripts/run_tests.py --table FILE                 what took how long, as Markdown
 
 Three suites more than there are cores run at a time, those that take longest first. Tests that
-are marked "alone", because they have hard limits of time, and programs that measure follow one by
-one. Every suite runs even when another failed. Where Python is too new for Theano, suites that need
-it are left out. What each printed is kept in build/tests. The exit status is 0 only when all
-passed. A suite that takes longer than its limit is ended together with the processes it started.
+are marked "alone", because they have hard limits of time or look at the whole machine, and programs
+that measure follow one by one. Every suite runs even when another failed. Where Python is too new
+for Theano, suites that need it are left out. What each printed is kept in build/tests. The exit
+status is 0 only when all passed. A suite that takes longer than its limit is ended together with
+the processes it started.
 """
 
 from __future__ import annotations

@@ -17,7 +17,6 @@ import secrets
 import select
 import signal
 import socket
-import stat
 import sys
 from typing import Any, Callable, List
 
@@ -116,8 +115,6 @@ def look_at_file(path: str) -> None:
         return
     if status.st_uid != VICTIM:
         return
-    if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
-        return  # of another test: its user has named it, too, and has chosen who may use it
     for flags in (os.O_RDONLY, os.O_RDWR, os.O_WRONLY | os.O_TRUNC, os.O_PATH):
         if flags == os.O_PATH:
             refused(f"{path} by O_PATH", _through_path, path)

@@ -206,6 +206,7 @@ def test_the_hostile_user_is_one(folder):
     assert f"make in {open_to_all}" in managed, managed
 
 
+@pytest.mark.alone  # tests of synk-shm make files of the same names that others may use
 @AS_ROOT
 @BACKENDS
 def test_a_hostile_user_gets_nowhere(folder, backend):
