@@ -222,7 +222,7 @@ class Rank(Workplace):
             flight.end(_DONE)
             place += self.size
             synchronized = act.synchronizes
-        if any(isinstance(result, CallResult) and result.later for result in results):
+        if self.device.takes_collectives and any(map(_is_incomplete, results)):
             return self._collected(results, steps), True
         return results, synchronized
 
@@ -232,7 +232,7 @@ class Rank(Workplace):
         fetched = perf_counter()
         self.flight.enter(Phase.REDUCE)
         for i, result in enumerate(results):
-            if isinstance(result, CallResult) and result.later:
+            if _is_incomplete(result):
                 self.doing = self.acts[steps[i].number].doing
                 results[i] = result.collected(self.comm, self.master)
         self.recorder.add("reduce", "numbers", fetched, perf_counter())
@@ -390,3 +390,7 @@ class Rank(Workplace):
             function.close()
         self.functions.clear()
         self.registry.truncate(0)
+
+
+def _is_incomplete(result: Any) -> bool:
+    return isinstance(result, CallResult) and bool(result.later)

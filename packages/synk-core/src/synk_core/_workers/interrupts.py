@@ -122,9 +122,9 @@ class DelayedInterrupt:
         Raises:
             KeyboardInterrupt: one was delayed, and this is the main thread.
         """
-        if threading.current_thread() is threading.main_thread():
+        if threading.get_ident() == threading.main_thread().ident:
             self.leaving = False
-            if self._settle():
+            if self._since is not None and self._settle():
                 raise KeyboardInterrupt
 
     def is_pending(self) -> bool:
