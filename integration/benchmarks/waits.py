@@ -1,6 +1,6 @@
 """What users of either engine wait for: a call, a program's start, and large functions.
 
-    python integration/benchmarks/waits.py [--only call start distribution] [--quick]
+    python integration/benchmarks/waits.py [--only call start distribution posterior] [--quick]
 
 With Theano, or with PyTensor where that is installed; `PYTENSOR_FLAGS=linker=cvm` measures its C
 code. All is compiled before anything is timed: what is measured is not the compiler.
@@ -15,14 +15,25 @@ the end of each part of that, in a process of its own.
 
 **distribution.** A function of 2,000 operations, from a compiled one in the master to workers that
 have started, until all of them can compute it.
+
+**posterior.** The log probability of a PyMC model and its gradient, a linear regression of
+1,000,000 rows and 10 columns: by PyMC alone, on one rank and on two, each in processes of its own,
+with one BLAS thread for a process, in turns. Differences are those from PyMC alone, relative to the
+largest entry. Two processes of PyMC alone, each with half of the rows and nothing to say to the
+other, show what the memory of this machine gives two cores at most.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib.util
+import itertools
 import json
+import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from statistics import median
@@ -32,7 +43,8 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-from synk_benchmarks.rounds import time_in_turns
+from synk_benchmarks.process import READY, Process
+from synk_benchmarks.rounds import time_in_turns, turns
 from synk_benchmarks.tables import Table
 from synk_benchmarks.text import amount
 
@@ -40,7 +52,10 @@ ROUNDS, QUICK_ROUNDS = 21, 3
 STARTS, QUICK_STARTS = 5, 1
 OPERATIONS, QUICK_OPERATIONS = 2000, 60
 WORKERS = (1, 4)
+EVALUATIONS, QUICK_EVALUATIONS = 15, 3
+ROWS, QUICK_ROWS = 1_000_000, 10_000
 LIMIT_S = 3600
+GOAL_RATIO = {"numba": 1.9, "cvm": 1.8}
 GOALS_S = {"call": 20e-6, "start": 5.0, "distribution": 2.0}
 
 # Prints the seconds since it began, after each part.
@@ -85,6 +100,41 @@ steps = [(p, p - 0.01 * g) for p, g in zip(params, T.grad(loss, params))]
 train = engine.function([x, y], loss, updates=steps)
 assert np.isfinite(train(draw((100, 64)), draw(100)))
 print(json.dumps({"first result": time.perf_counter() - begin}))
+"""
+# Evaluates whenever it reads a line; 0 ranks are PyMC alone.
+POSTERIOR = """
+import json, sys, time
+from statistics import median
+import numpy as np
+import pymc as pm
+import synkhronos as synk
+from synkhronos.extensions.pymc import logp_dlogp
+ranks, rows, evaluations = map(int, sys.argv[1:])
+rng = np.random.default_rng(0)
+x_values = rng.normal(size=(rows, 10))
+y_values = x_values @ np.arange(10.0) + rng.normal(size=rows)
+with pm.Model() as model:
+    x = pm.Data("x", x_values, dims=("row", "column"))
+    y = pm.Data("y", y_values, dims="row")
+    b = pm.Normal("b", 0, 10, shape=10)
+    s = pm.HalfNormal("s", 1)
+    pm.Normal("observed", x @ b, s, observed=y)
+if ranks:
+    synk.fork(ranks, use_gpu=False, verbose=False)
+    f = logp_dlogp(model, rows="row")
+else:
+    f = model.logp_dlogp_function(ravel_inputs=True)._pytensor_function
+q = np.full(11, 0.1)
+logp, dlogp = f(q)
+print("ready", json.dumps([float(logp), *map(float, dlogp)]), flush=True)
+for line in sys.stdin:
+    taken = []
+    for _ in range(evaluations):
+        begin = time.perf_counter()
+        f(q)
+        taken.append(time.perf_counter() - begin)
+    print("took", median(taken), flush=True)
+synk.close()
 """
 
 
@@ -175,10 +225,67 @@ def distribution(quick: bool) -> list[list[str]]:
     return lines
 
 
+def posterior(quick: bool) -> list[list[str]]:
+    """A PyMC model's log probability and gradient, of many rows."""
+    from synkhronos.engine import engine
+
+    rounds = QUICK_ROUNDS if quick else ROUNDS
+    rows = QUICK_ROWS if quick else ROWS
+    evaluations = QUICK_EVALUATIONS if quick else EVALUATIONS
+    # Of each the number of ranks, and the processes' rows.
+    ways = {
+        "PyMC alone": (0, [rows]),
+        "1 rank": (1, [rows]),
+        "2 ranks": (2, [rows]),
+        "two halves apart": (0, [rows // 2] * 2),
+    }
+    one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as ends:
+        processes: dict[str, list[Process]] = {}
+        values = {}
+        for name, (ranks, parts) in ways.items():
+            processes[name] = []
+            for i, part in enumerate(parts):
+                command = [sys.executable, "-c", POSTERIOR, *map(str, (ranks, part, evaluations))]
+                log = Path(folder, f"{name} {i}.log")
+                process = Process(command, LIMIT_S, log, {**os.environ, **one_thread})
+                ends.callback(process.end)
+                processes[name].append(process)
+            values[name] = [json.loads(process.hear(READY)) for process in processes[name]]
+        taken: dict[str, list[float]] = {name: [] for name in ways}
+        for number, name in turns(list(ways), rounds, warm=True):
+            for process in processes[name]:
+                process.tell("go")
+            seconds = max(float(process.hear("took")) for process in processes[name])
+            if number >= 0:
+                taken[name].append(seconds)
+        for process in itertools.chain(*processes.values()):
+            process.finish()
+    expected = np.array(values["PyMC alone"][0])
+    scale = np.array([abs(expected[0]), *[np.abs(expected[1:]).max()] * (len(expected) - 1)])
+    goal = GOAL_RATIO["cvm" if engine.config.linker == "cvm" else "numba"]
+    lines = []
+    for name, seconds in taken.items():
+        what = f"logp and dlogp of {rows} rows: {name}"
+        beside = more = verdict = ""
+        if "rank" in name:
+            difference = np.max(np.abs(np.array(values[name][0]) - expected) / scale)
+            beside = f"differs by {difference:.1e}"
+        if name in ("2 ranks", "two halves apart"):
+            one = "1 rank" if name == "2 ranks" else "PyMC alone"
+            ratio = median(a / b for a, b in zip(taken[one], seconds))
+            more = f"{ratio:.2f} x {one}"
+        if name == "2 ranks":
+            verdict = f"at least {goal} x: {'yes' if ratio >= goal else 'NO'}"
+        lines.append([what, amount(median(seconds)), beside, more, verdict])
+    return lines
+
+
 PARTS: dict[str, Callable[[bool], list[list[str]]]] = {
     "call": call,
     "start": start,
     "distribution": distribution,
+    "posterior": posterior,
 }
 
 
@@ -222,7 +329,8 @@ def _run(program: str) -> dict[str, float]:
 def main() -> None:
     """Measure what was asked for, and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
+    usual = [name for name in PARTS if name != "posterior" or importlib.util.find_spec("pymc")]
+    parser.add_argument("--only", nargs="+", choices=list(PARTS), default=usual)
     parser.add_argument("--quick", action="store_true", help="few rounds, a small function")
     options = parser.parse_args()
     from synkhronos.engine import TITLE, engine
