@@ -69,6 +69,41 @@ def test_times_of_other_hosts_count_when_they_come():
     assert (stats["first"].compute_s, stats["last"].compute_s) == (3.0, 9.0)
     assert (stats["first"].wait_s, stats["last"].wait_s) == (5.0 + 1.0 + 1.0, 0.5)
     assert (stats["first"].reduce_s, stats["last"].reduce_s) == (0.0, 15.0 - 4.0 - 0.5)
+    assert (stats["first"].ranks_s, stats["last"].ranks_s) == (9.0 + 6.5, 12.0 + 4.0)
+
+
+def test_the_table_says_what_the_ranks_are_worth():
+    """Seconds of both ranks, by all seconds: (3 + 4) / 5, and with an all_reduce (3 + 4) / 10."""
+    ledger = Ledger(2, 0)
+    call, collective = SimpleNamespace(kind="call"), SimpleNamespace(kind="all_reduce")
+    act = SimpleNamespace(tally=ledger.tally("f"), event=call, nbytes=0)
+    ledger.observe(Performed([act], np.array([3.0, 4.0]), 0.5, 4.5))
+    ledger.tally("distribute()").add(100.0)
+    stats = ledger.stats(reset=False)
+    assert stats.speed_up == 7 / 5
+    lines = str(stats).splitlines()
+    assert lines[0].split()[:2] == ["calls", "total"]
+    assert lines[1].split()[:4] == ["f", "1", "5.000", "s"]
+    assert lines[-1] == "at best 1.40 times as fast as one rank alone"
+    act = SimpleNamespace(tally=ledger.tally("all_reduce()"), event=collective, nbytes=0)
+    ledger.observe(Performed([act], np.zeros(2), 0.0, 5.0))
+    stats = ledger.stats(reset=True)
+    assert stats.speed_up == 7 / 10
+    told = "at best 0.70 times as fast as one rank alone: give each call more to compute"
+    assert str(stats).splitlines()[-1] == told
+    stats.precision = "tf32"
+    assert np.isnan(stats.speed_up)
+    assert "as fast" not in str(stats)
+    assert np.isnan(ledger.stats(reset=False).speed_up)
+    assert "as fast" not in str(ledger.stats(reset=False))
+
+
+def test_one_rank_is_compared_with_nothing():
+    ledger = Ledger(1, 0)
+    act = SimpleNamespace(tally=ledger.tally("f"), event=SimpleNamespace(kind="call"), nbytes=0)
+    ledger.observe(Performed([act], np.array([3.0]), 0.0, 4.0))
+    assert ledger.stats(reset=False).speed_up == 0.75
+    assert "as fast" not in str(ledger.stats(reset=False))
 
 
 def test_the_table_says_what_is_replayed():

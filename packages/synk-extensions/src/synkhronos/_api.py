@@ -292,7 +292,8 @@ def stats(reset: bool = False) -> Stats:
 
     Returns:
         A dict from names to `FunctionStats`: calls, seconds of scatter, compute, wait and reduce,
-        bytes of inputs, and how often each rank was the slowest. Print it.
+        bytes of inputs, and how often each rank was the slowest. Print it. Its `speed_up` says how
+        many times as fast as one rank alone all of it was, at best.
     """
     return _default.default().stats(reset)
 

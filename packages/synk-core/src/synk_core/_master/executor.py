@@ -23,7 +23,7 @@ import numpy as np
 from synk_core._graph.facts import Event
 from synk_core._plan.rows import Bounds, Selection
 from synk_core._watch.history import CallHistory
-from synk_core._watch.stats import Ledger, Performed, Tally
+from synk_core._watch.stats import DISTRIBUTE, Ledger, Performed, Tally
 from synk_core._wire.data import Data
 from synk_core._wire.messages import Act, ArrayRef, Form, Rows, Step, TakeTimes
 from synk_core.exceptions import NestedCall
@@ -154,7 +154,7 @@ class Executor:
     def run_act(
         self,
         act: Act,
-        tally: Optional[str] = "distribute()",
+        tally: Optional[str] = DISTRIBUTE,
         name: Optional[Hashable] = None,
         timeout_s: Optional[float] = None,
     ) -> Any:

@@ -13,6 +13,7 @@ from synk_core._graph.transfer.pickling import loads
 from synk_core._plan.rows import Bounds
 from synk_core._watch.flight import KINDS, Phase
 from synk_core._watch.spans import shifted
+from synk_core._watch.stats import DISTRIBUTE
 from synk_core._wire.messages import Distribute, RecordSpans, TakeTimes
 from synk_core.engine import compile_ahead, refresh_cache
 
@@ -42,7 +43,7 @@ def pack(*pickles: Any) -> Any:
 class PreparedDistribution:
     """An act of `Distribute`."""
 
-    name = doing = "distribute()"
+    name = doing = DISTRIBUTE
     synchronizes = False
     record = (KINDS.index("distribute"), 0, 0, 0)
 

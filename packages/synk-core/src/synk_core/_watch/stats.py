@@ -9,11 +9,17 @@ and waiting for a slower rank is that of collecting results and sending orders.
 from __future__ import annotations
 
 import io
+import math
 from collections import deque
 from typing import Any, Deque, Dict, List, NamedTuple, Sequence, Tuple
 
 from synk_core._graph.facts import PREFETCH
 from synk_core._graph.spec import unnamed
+
+DISTRIBUTE = "distribute()"
+"""Name of the line of distribution, which happens once and is no part of the work."""
+
+_TITLES = ("calls", "total", "scatter", "compute", "wait", "reduce", "input MB", "slowest rank")
 
 GONE = "(gone)"
 """Name of the line that sums up deleted functions without a name."""
@@ -76,6 +82,7 @@ class FunctionStats(NamedTuple):
         input_bytes: of inputs that ranks read, counted once however many ranks read them.
         slowest: by rank, how often it was the one that computed longest.
         graph: "replayed" if the master replays it as a CUDA graph, or why not; "" on processors.
+        ranks_s: seconds in which ranks computed, of all ranks together.
     """
 
     calls: int
@@ -86,6 +93,7 @@ class FunctionStats(NamedTuple):
     input_bytes: int
     slowest: Tuple[int, ...]
     graph: str = ""
+    ranks_s: float = 0.0
 
     @property
     def total_s(self) -> float:
@@ -104,21 +112,48 @@ class Stats(Dict[str, FunctionStats]):
 
     precision = ""
 
+    @property
+    def speed_up(self) -> float:
+        """How many times as much all ranks computed as one alone could have in the same time.
+
+        Seconds of computing, of all ranks together, by `total_s`, without ``distribute()``. It is
+        the best case: cores that share a memory, or have other work, are slower side by side than
+        one alone, and waits of in-graph reductions count as computing. NaN without calls, and on
+        CUDA devices, where seconds of computing are those of launching work.
+        """
+        items = [item for name, item in self.items() if name != DISTRIBUTE]
+        total_s = sum(item.total_s for item in items)
+        computed_s = sum(item.ranks_s for item in items)
+        return computed_s / total_s if computed_s and not self.precision else math.nan
+
+    def _summary(self) -> str:
+        """Return the line below the table, "" for none."""
+        if self.precision:
+            return f"float32 on GPUs: precision={self.precision!r}"
+        size = max((len(item.slowest) for item in self.values()), default=0)
+        if size < 2 or math.isnan(self.speed_up):
+            return ""
+        advice = ": give each call more to compute" if self.speed_up < 1 else ""
+        return f"at best {self.speed_up:.2f} times as fast as one rank alone{advice}"
+
     def __rich__(self) -> Any:
         from rich.table import Table
 
-        caption = f"float32 on GPUs: precision={self.precision!r}" if self.precision else None
         table = Table(
-            box=None, pad_edge=False, header_style="bold", caption=caption, caption_justify="left"
+            box=None,
+            pad_edge=False,
+            header_style="bold",
+            caption=self._summary() or None,
+            caption_justify="left",
         )
         table.add_column("")
-        for title in ("calls", "scatter", "compute", "wait", "reduce", "input MB", "slowest rank"):
+        for title in _TITLES:
             table.add_column(title, justify="right", no_wrap=True)
         with_graphs = any(item.graph for item in self.values())
         if with_graphs:
             table.add_column("CUDA graph")
         for name, item in self.items():
-            times = (item.scatter_s, item.compute_s, item.wait_s, item.reduce_s)
+            times = (item.total_s, item.scatter_s, item.compute_s, item.wait_s, item.reduce_s)
             most = max(item.slowest, default=0)
             slowest = (
                 f"{item.slowest.index(most)} ({most / sum(item.slowest):.0%})" if most else "-"
@@ -158,7 +193,7 @@ class Tally:
 
     def reset(self) -> None:
         self.calls = 0
-        self.scatter_s = self.compute_s = self.wait_s = self.reduce_s = 0.0
+        self.scatter_s = self.compute_s = self.wait_s = self.reduce_s = self.ranks_s = 0.0
         self.input_bytes = 0
         self.slowest: List[int] = [0] * self._size
 
@@ -174,6 +209,7 @@ class Tally:
         self.compute_s += other.compute_s
         self.wait_s += other.wait_s
         self.reduce_s += other.reduce_s
+        self.ranks_s += other.ranks_s
         self.input_bytes += other.input_bytes
         self.slowest = [mine + its for mine, its in zip(self.slowest, other.slowest)]
 
@@ -186,6 +222,7 @@ class Tally:
             self.reduce_s,
             self.input_bytes,
             tuple(self.slowest),
+            ranks_s=self.ranks_s,
         )
 
 
@@ -243,6 +280,7 @@ class Ledger:
                         incomplete.append((serial, place, tally, longest, slowest))
                     tally.compute_s += own
                     tally.wait_s += longest - own
+                    tally.ranks_s += sum(ranks)
                     run_s -= longest
         tally.scatter_s += scatter_s
         tally.reduce_s += max(run_s, 0.0)
@@ -265,6 +303,7 @@ class Ledger:
         for serial, place, tally, last, longest, slowest in self._incomplete:
             for rank, log in by_rank.items():
                 seconds = log[serial][place] if serial in log else 0.0
+                tally.ranks_s += seconds
                 if seconds > longest:
                     tally.slowest[slowest] -= 1
                     tally.slowest[rank] += 1
