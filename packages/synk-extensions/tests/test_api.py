@@ -21,7 +21,7 @@ from synkhronos import exceptions
 SIGNATURES = {
     "fork": "n_parallel use_gpu master_rank profile_workers max_n_var max_dim",
     "close": "",
-    "function": "inputs outputs bcast_inputs updates givens sliceable_shareds kwargs",
+    "function": "inputs outputs bcast_inputs updates givens sliceable_shareds",
     "distribute": "",
     "data": "value var dtype ndim shape minibatch force_cast oversize name",
     "broadcast": "shared_vars values nccl",
@@ -57,6 +57,25 @@ def test_a_wrong_keyword_is_answered_with_the_right_one():
         synk.fork(n_processes=2)
     with pytest.raises(TypeError, match=r"'xyz', expected one of \['n_parallel', "):
         synk.fork(xyz=2)
+    with pytest.raises(TypeError, match="'output'; did you mean outputs="):
+        synk.function([], output=[])
+
+
+def test_function_takes_all_that_the_engines_takes(two):
+    """Spelled out, so that editors complete them, and type checkers find typos."""
+    engines, ours = (inspect.signature(f).parameters for f in (engine.function, synk.function))
+    assert set(engines) <= set(ours)
+    assert not any(one.kind is one.VAR_KEYWORD for one in ours.values())
+    x, s = T.matrix("x"), engine.shared(1.0, name="s")
+    s.default_update = s + 1
+    options = {"name": "named", "mode": "FAST_COMPILE", "allow_input_downcast": True}
+    f = synk.function([x], x.mean() + s, **options)
+    assert "named" in repr(f)
+    assert f(np.ones((4, 2), "int8")) == 2.0
+    assert s.get_value() == 2.0
+    f = synk.function([x], x.mean() + s, no_default_updates=True)
+    f(np.ones((4, 2), engine.config.floatX))
+    assert s.get_value() == 2.0
 
 
 def test_completion_shows_what_is_public():

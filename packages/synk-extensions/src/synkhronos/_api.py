@@ -131,6 +131,7 @@ def close() -> None:
 
 
 @brief_traceback
+@_default.refuses_other_names
 def function(
     inputs: Any,
     outputs: Any = None,
@@ -138,7 +139,16 @@ def function(
     updates: Any = None,
     givens: Any = None,
     sliceable_shareds: Any = None,
-    **kwargs: Any,
+    *,
+    name: Optional[str] = None,
+    mode: Any = None,
+    on_unused_input: Optional[str] = None,
+    allow_input_downcast: Optional[bool] = None,
+    no_default_updates: Union[bool, Sequence[Any], None] = None,
+    profile: Any = None,
+    accept_inplace: Optional[bool] = None,
+    rebuild_strict: Optional[bool] = None,
+    trust_input: Optional[bool] = None,
 ) -> Function:
     """Build a function that all ranks compute together: replaces `theano.function()`.
 
@@ -155,14 +165,27 @@ def function(
             "max", "min", "prod"). Each rank updates its own variables.
         givens: as in Theano.
         sliceable_shareds: list of shared variables that hold data rows, for `batch_s` and slices.
-        **kwargs: further arguments of `theano.function()` (name, mode, profile, on_unused_input,
-            allow_input_downcast ...).
+        name: for messages, `stats()` and timelines.
+        mode, on_unused_input, allow_input_downcast, no_default_updates, profile, accept_inplace,
+            rebuild_strict, trust_input: as in `theano.function()` or `pytensor.function()`, of
+            which only the latter has `trust_input`. None leaves the choice to it.
 
     Raises:
         NotForked, Closed: no `fork()` before (RuntimeErrors).
         SpecError: wrong form of an argument, or an average of integers (a TypeError).
         OpError, InputValueError: unknown op; unused sliceable variable (ValueErrors).
     """
+    options = {
+        "name": name,
+        "mode": mode,
+        "on_unused_input": on_unused_input,
+        "allow_input_downcast": allow_input_downcast,
+        "no_default_updates": no_default_updates,
+        "profile": profile,
+        "accept_inplace": accept_inplace,
+        "rebuild_strict": rebuild_strict,
+        "trust_input": trust_input,
+    }
     return _default.default().function(
         inputs,
         outputs,
@@ -170,7 +193,7 @@ def function(
         updates=updates,
         givens=givens,
         sliceable_shareds=sliceable_shareds,
-        **kwargs,
+        **{name: value for name, value in options.items() if value is not None},
     )
 
 
