@@ -7,6 +7,8 @@ of the shared variables and the states of generator, schedule and callbacks this
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
 import os
 import signal
@@ -39,7 +41,13 @@ class Callback:
     overrides :meth:`state` and :meth:`load_state`; checkpoints then save and restore it. The list
     of callbacks may also contain plain functions ``f(trainer, record)``, which are called like
     :meth:`on_epoch_end`.
+
+    Attributes:
+        required: Whether a checkpoint with this callback's state can only be loaded if there is
+            such a callback. False for logs: without them, the training is the same.
     """
+
+    required = True
 
     def on_run_begin(self, trainer: Trainer) -> None:
         """Run before the first step of a run, after a checkpoint was loaded."""
@@ -56,12 +64,26 @@ class Callback:
     def on_run_end(self, trainer: Trainer, history: History) -> None:
         """Run after the last step and checkpoint, unless an exception ended the run."""
 
+    def on_run_exit(self, trainer: Trainer, error: BaseException | None) -> None:
+        """Run at the very end of a run, however it ended; close here what on_run_begin opened.
+
+        It is called if :meth:`on_run_begin` returned, in reverse order of the callbacks. ``error``
+        is the exception that ends the run, or None.
+        """
+
     def state(self) -> dict[str, Any]:
         """Return the state to save: numbers, strings, None, arrays, lists and dicts of them."""
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore a state that :meth:`state` returned."""
+
+
+def _exit_run(
+    callback: Callback, trainer: Trainer, _kind: Any, error: BaseException | None, _trace: Any
+) -> None:
+    """Call ``on_run_exit`` as the exit of a context."""
+    callback.on_run_exit(trainer, error)
 
 
 class OnEpochEnd(Callback):
@@ -197,7 +219,7 @@ class Trainer:
         self.train = train
         self._data = placed(train, data, "data")
         self._sampler = BatchSampler(len(self._data[0]), batch_size, seed, shuffle, drop_last)
-        self._num_slices = num_slices
+        self._num_slices, self._seed = num_slices, seed
         names = names_of_outputs(train.output_names, output_names)
         self._train_columns = ["train_loss", *(f"train_{name}" for name in names)]
         self._valid = None
@@ -248,6 +270,21 @@ class Trainer:
         return self._progress.step
 
     @property
+    def learning_rate(self) -> float | None:
+        """The present value of the learning rate's variable in this process, or None."""
+        return self._rate.value()
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The plain numbers of this training, by their names as arguments, and ``rows``, ``ranks``.
+
+        Logs of experiments show them. ``seed`` is missing if it is not an integer.
+        """
+        seed = {"seed": self._seed} if isinstance(self._seed, int) else {}
+        slices = {"num_slices": self._num_slices, "ranks": self._ranks.size}
+        return {**self._sampler.settings, **slices, **seed}
+
+    @property
     def records(self) -> list[dict[str, Any]]:
         """The records of the finished epochs, as in :class:`History`."""
         return self._progress.records
@@ -290,9 +327,10 @@ class Trainer:
             if self._log and not self._log_begun:
                 self._log.begin(self.records)
                 self._log_begun = True
-            with Interrupt() as interrupt:
+            with Interrupt() as interrupt, contextlib.ExitStack() as exits:
                 for callback in self._callbacks:
                     callback.on_run_begin(self)
+                    exits.push(functools.partial(_exit_run, callback, self))
                 while self.epoch < epochs and not self._ending(interrupt):
                     self._run_epoch(epochs, interrupt)
                 return self._end(interrupt)
