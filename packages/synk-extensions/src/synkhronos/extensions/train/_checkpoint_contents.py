@@ -280,6 +280,13 @@ class SharedVariables:
         )
 
 
+def params_of(content: dict[str, Any]) -> Iterator[tuple[str | None, Any]]:
+    """Yield the names and values of the parameters in the contents of a checkpoint."""
+    for entry in content["variables"]["params"]:
+        for value in _values(entry, 1):
+            yield entry["name"], value
+
+
 def _differences(saved: dict[str, Any], here: dict[str, Any]) -> list[str]:
     return [
         f"{name}: {saved.get(name)!r} in the checkpoint, {value!r} here"

@@ -22,9 +22,9 @@ from typing import Any
 from synkhronos._default import reporter
 from synkhronos._progress import track
 
-from ._arguments import names_of_outputs, require, require_number
+from ._arguments import names_of_outputs, require, require_finite_params, require_number
 from ._batches import BatchSampler
-from ._checkpoint_contents import CheckpointContents, SharedVariables, TrainingProgress
+from ._checkpoint_contents import CheckpointContents, SharedVariables, TrainingProgress, params_of
 from ._checkpoints import Checkpoints
 from ._data import Validation, as_list, placed, scalar
 from ._history import History, LogFile, ended, epoch_line
@@ -166,7 +166,9 @@ class Trainer:
         average_local: After each epoch, before validation, average the floats that each rank keeps
             for itself (``train.state.local``), such as the running averages of batch
             normalisation. They differ because each rank saw different rows.
-        terminate_on_nan: Raise FloatingPointError if a loss is not finite; otherwise warn.
+        terminate_on_nan: Raise FloatingPointError if the loss of a step, or a parameter that would
+            be saved, is not finite. No checkpoint is written or deleted then, and ``resume()``
+            goes back to the newest one. If False, warn once and continue.
         callbacks: :class:`Callback` objects, or functions ``f(trainer, record)`` to call after
             each epoch; called in this order.
         checkpoint: A folder, or :class:`Checkpoints`.
@@ -307,7 +309,7 @@ class Trainer:
             CheckpointError: With ``resume``, the newest checkpoint cannot be loaded; without, a new
                 training would mix its checkpoints with those of an earlier one.
             OSError: The folder for checkpoints or the log cannot be written. No step was taken.
-            FloatingPointError: The loss was not finite (``terminate_on_nan``).
+            FloatingPointError: The loss or a parameter was not finite (``terminate_on_nan``).
             RuntimeError: A callback called it.
             All errors of the training step and callbacks. The next run continues from there.
         """
@@ -399,6 +401,7 @@ class Trainer:
 
         Raises:
             CheckpointError: The folder has checkpoints of another training.
+            FloatingPointError: A parameter is not finite (``terminate_on_nan``).
             ValueError: There is no folder for it.
         """
         if self._checkpoints is None:
@@ -484,8 +487,12 @@ class Trainer:
         return history
 
     def _content(self) -> dict[str, Any]:
+        """Return the contents of a checkpoint. All are from here, so none has bad parameters."""
         self._pass_time()
-        return self._contents.collect(self._progress)
+        content = self._contents.collect(self._progress)
+        if self._terminate_on_nan:
+            require_finite_params(params_of(content), self.step)
+        return content
 
     def _save(self, checkpoints: Checkpoints) -> Path:
         path = checkpoints.write(self.step, self._content())
