@@ -11,12 +11,9 @@ import contextlib
 import functools
 import itertools
 import os
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from synkhronos._default import reporter
@@ -28,6 +25,7 @@ from ._checkpoint_contents import CheckpointContents, SharedVariables, TrainingP
 from ._checkpoints import Checkpoints
 from ._data import Validation, as_list, placed, scalar
 from ._history import History, LogFile, ended, epoch_line
+from ._interrupt import Interrupt
 from ._learning_rate import LearningRate
 from ._ranks import AllRanks, OneProcess, RankVariables, is_float
 from ._serial import SerialTrainFunction
@@ -169,6 +167,9 @@ class Trainer:
         terminate_on_nan: Raise FloatingPointError if the loss of a step, or a parameter that would
             be saved, is not finite. No checkpoint is written or deleted then, and ``resume()``
             goes back to the newest one. If False, warn once and continue.
+        on_sigterm: "checkpoint" to save and end the program at SIGTERM, by which Slurm, Kubernetes
+            and others announce that they will kill it: see :meth:`run`. None to leave the signal
+            alone.
         callbacks: :class:`Callback` objects, or functions ``f(trainer, record)`` to call after
             each epoch; called in this order.
         checkpoint: A folder, or :class:`Checkpoints`.
@@ -205,6 +206,7 @@ class Trainer:
         mode: str = "min",
         average_local: bool = True,
         terminate_on_nan: bool = True,
+        on_sigterm: str | None = None,
         callbacks: Sequence[Any] = (),
         checkpoint: str | os.PathLike[str] | Checkpoints | None = None,
         log: str | os.PathLike[str] | None = None,
@@ -218,6 +220,11 @@ class Trainer:
         if (valid is None) != (valid_data is None):
             raise ValueError("got one of valid and valid_data; expected both or neither")
         require(mode, "mode", ("min", "max"))
+        if on_sigterm is not None:
+            require(on_sigterm, "on_sigterm", ("checkpoint",))
+            if checkpoint is None:
+                raise ValueError("on_sigterm='checkpoint' needs a folder: Trainer(checkpoint=...)")
+        self._on_sigterm = on_sigterm is not None
         self.train = train
         self._data = placed(train, data, "data")
         self._sampler = BatchSampler(len(self._data[0]), batch_size, seed, shuffle, drop_last)
@@ -298,6 +305,11 @@ class Trainer:
         a folder for it, and returns. The second raises KeyboardInterrupt at once. (In threads
         other than the main one, Ctrl-C works as usual.)
 
+        With ``on_sigterm="checkpoint"``, a SIGTERM stops after the present step, and after
+        validation if that is under way: the Trainer writes a checkpoint, calls the callbacks as
+        after Ctrl-C, and ends the program by SystemExit with the status 143. Further ones change
+        nothing. After the run, the signal has the handler that it had before.
+
         Args:
             epochs: Total number of epochs.
             resume: Continue from the newest checkpoint, if there is one; see :meth:`resume`.
@@ -310,7 +322,9 @@ class Trainer:
                 training would mix its checkpoints with those of an earlier one.
             OSError: The folder for checkpoints or the log cannot be written. No step was taken.
             FloatingPointError: The loss or a parameter was not finite (``terminate_on_nan``).
-            RuntimeError: A callback called it.
+            RuntimeError: A callback called it; or ``on_sigterm`` is set, and this is not the main
+                thread.
+            SystemExit: SIGTERM came, and ``on_sigterm`` is set.
             All errors of the training step and callbacks. The next run continues from there.
         """
         self._require_idle("run()")
@@ -329,13 +343,15 @@ class Trainer:
             if self._log and not self._log_begun:
                 self._log.begin(self.records)
                 self._log_begun = True
-            with Interrupt() as interrupt, contextlib.ExitStack() as exits:
+            with Interrupt(self._on_sigterm) as interrupt, contextlib.ExitStack() as exits:
                 for callback in self._callbacks:
                     callback.on_run_begin(self)
                     exits.push(functools.partial(_exit_run, callback, self))
                 while self.epoch < epochs and not self._ending(interrupt):
                     self._run_epoch(epochs, interrupt)
-                return self._end(interrupt)
+                history = self._end(interrupt)
+                interrupt.end_program()
+                return history
         finally:
             self._pass_time()
             self._since = None
@@ -378,8 +394,7 @@ class Trainer:
     def stop(self, reason: str = "stop() was called") -> None:
         """End the run after the present step, or after the end of the epoch if that is under way.
 
-        For callbacks and signal handlers: ``signal.signal(signal.SIGTERM, lambda *_:
-        trainer.stop("SIGTERM"))``.
+        For callbacks and signal handlers.
         """
         self._stop_reason = reason
 
@@ -481,7 +496,7 @@ class Trainer:
     def _end(self, interrupt: Interrupt) -> History:
         if self._checkpoints and self.step and self._saved != (self.epoch, self.step):
             self._save(self._checkpoints)
-        history = ended(self.records, self.step, interrupt.requested, self._stop_reason)
+        history = ended(self.records, self.step, interrupt.by, self._stop_reason)
         for callback in self._callbacks:
             callback.on_run_end(self, history)
         return history
@@ -508,7 +523,7 @@ class Trainer:
             raise RuntimeError(f"{what} while run() is under way; let a callback call stop() first")
 
     def _ending(self, interrupt: Interrupt) -> bool:
-        return interrupt.requested or self._stop_reason is not None
+        return bool(interrupt.by) or self._stop_reason is not None
 
     def _pass_time(self) -> float:
         """Add the seconds since the last call; return the seconds of training."""
@@ -520,37 +535,3 @@ class Trainer:
 
     def __repr__(self) -> str:
         return f"<Trainer at epoch {self.epoch}, step {self.step}, of {self.train!r}>"
-
-
-class Interrupt:
-    """A context in which the first Ctrl-C only sets :attr:`requested`; the second works as usual.
-
-    Python delivers signals to the main thread, so in others nothing changes; nor where Ctrl-C is
-    ignored, or has a handler that is not in Python.
-    """
-
-    def __init__(self) -> None:
-        self.requested = False
-        self._usual: Any = None
-
-    def __enter__(self) -> Interrupt:  # noqa: PYI034 - Self is new in Python 3.11
-        if threading.current_thread() is threading.main_thread():
-            usual = signal.getsignal(signal.SIGINT)
-            if callable(usual):
-                self._usual = usual
-                signal.signal(signal.SIGINT, self._on_signal)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._usual is not None:
-            signal.signal(signal.SIGINT, self._usual)
-
-    def _on_signal(self, number: int, frame: Any) -> None:
-        if self.requested:
-            self._usual(number, frame)
-        self.requested = True
