@@ -328,7 +328,7 @@ def test_the_stand_in_for_wandb_has_its_signatures():
     wandb = pytest.importorskip("wandb")
     accepts(wandb.init, _trackers.FakeWandB().init)
     for name in ("define_metric", "log", "finish"):
-        accepts(getattr(wandb.Run, name), getattr(_trackers.WandBRun, name))
+        accepts(getattr(wandb.sdk.wandb_run.Run, name), getattr(_trackers.WandBRun, name))
     accepts(wandb.Config.update, _trackers.WandBConfig.update)
 
 

@@ -163,7 +163,7 @@ class TensorBoard(ExperimentLog):
     all that was logged in the folder before. Hyperparameters are on the page HPARAMS. The callback
     flushes after each epoch. An error in writing ends the run.
 
-    Tried with tensorboard 2.21, and its own reader.
+    Tried with tensorboard 2.10 and 2.21, and their own reader.
 
     Args:
         folder: Folder for the event files of this training; created if it does not exist.
@@ -260,7 +260,7 @@ class WandB(_RunLog):
     checkpoint are logged again. If ``wandb.run`` is under way, as in a sweep, the callback uses it
     and leaves it open.
 
-    Tried with wandb 0.31, offline.
+    Tried with wandb 0.16 and 0.31, offline.
 
     Args:
         project: Name of the project; wandb's default if None.
@@ -324,7 +324,7 @@ class MLflow(_RunLog):
     second Ctrl-C, or SIGTERM). Each logged step waits for the server: choose ``every_steps``
     accordingly.
 
-    Tried with mlflow 3.17 and its local database.
+    Tried with mlflow 2.8 and a local folder, and with 3.17 and its local database.
 
     Args:
         experiment: Name of the experiment; created if it does not exist. MLflow's default if None.
