@@ -159,9 +159,10 @@ class TensorBoard(ExperimentLog):
 
     The loss of a step is ``step/loss``, its rate ``step/learning_rate``. The other scalars are the
     columns of the Trainer's log, also at the number of the step. A resumed training writes another
-    file to the same folder, and hides what was logged after its checkpoint; a new training hides
-    all that was logged in the folder before. Hyperparameters are on the page HPARAMS. The callback
-    flushes after each epoch. An error in writing ends the run.
+    file to the same folder, and hides the scalars after its checkpoint. Use another folder for
+    another training: in the same one it hides all earlier scalars. Hyperparameters are on the page
+    HPARAMS, those of the folder's first run. The callback flushes after each epoch. An error in
+    writing ends the run.
 
     Tried with tensorboard 2.10 and 2.21, and their own reader.
 
@@ -199,7 +200,7 @@ class TensorBoard(ExperimentLog):
         self._writer = self._writers.EventFileWriter(str(self._folder))
         # Readers drop what has this number of a step, or a higher one.
         start = self._event.SessionLog(status=self._event.SessionLog.START)
-        self._add(step + 1 if step else 0, session_log=start)
+        self._add(step + 1, session_log=start)
         known = {
             name: value if isinstance(value, (bool, int, float, str)) else str(value)
             for name, value in config.items()
