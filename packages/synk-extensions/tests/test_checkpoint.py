@@ -625,3 +625,61 @@ def test_an_array_larger_than_any_memory_is_refused(tmp_path):
             file.writestr("meta.npy", b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text)
         with pytest.raises(CheckpointError, match="cannot be read as a checkpoint"):
             checkpoint_file.read_file(path)
+
+
+def overflowing(folder, step, **settings):
+    """A training whose parameters overflow in a step; the losses up to there are finite."""
+    model = Model(rule=updates.sgd)
+    rates = {step - 1: 1e308}
+    trainer = plain(
+        model,
+        folder,
+        learning_rate=model.rate,
+        schedule=lambda t: rates.get(t, 0.05),
+        schedule_by="step",
+        **settings,
+    )
+    return model, trainer, rates
+
+
+def files_of(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize(
+    "settings, step, kept",
+    [
+        # The end of an epoch, whose mean is the best so far; its file would take that place.
+        ({}, 8, {"best.npz", "step-000000004.npz"}),
+        # Within an epoch; the only other file would be deleted.
+        ({"every_steps": 3, "keep": 1, "best": False}, 6, {"step-000000004.npz"}),
+    ],
+)
+def test_parameters_that_are_not_finite_take_no_checkpoints_place(tmp_path, settings, step, kept):
+    model, trainer, rates = overflowing(Checkpoints(tmp_path, **settings), step)
+    trainer.run(1)
+    before = files_of(tmp_path)
+    assert set(before) == kept
+    message = rf"parameter w is not finite after step {step}.*resume\(\).*watch_finite\(\)"
+    with pytest.raises(FloatingPointError, match=message):
+        trainer.run(3)
+    assert trainer.step == step
+    assert files_of(tmp_path) == before
+    with pytest.raises(FloatingPointError, match=message):
+        trainer.save()
+    assert files_of(tmp_path) == before
+
+    # The cure of the message: go back, and choose another rate.
+    rates.clear()
+    assert trainer.resume()
+    history = trainer.run(3)
+    twin, whole, rates = overflowing(None, 0)
+    expected = whole.run(3)
+    assert_same(model.values(), twin.values())
+    assert history["train_loss"] == expected["train_loss"]
+
+
+def test_they_are_saved_if_the_training_is_to_go_on(tmp_path):
+    _, trainer, _ = overflowing(tmp_path, 4, terminate_on_nan=False)
+    trainer.run(1)
+    assert "step-000000004.npz" in files_of(tmp_path)

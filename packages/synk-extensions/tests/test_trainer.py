@@ -491,7 +491,9 @@ def test_a_loss_that_is_no_number_ends_the_run(bad, tmp_path):
     trainer.run(1)
     kept = sorted(tmp_path.iterdir())
     data = trainer._data
-    with pytest.raises(FloatingPointError, match=r"loss is (nan|inf).*watch_finite\(\)"):
+    with pytest.raises(
+        FloatingPointError, match=r"loss is (nan|inf).*step 8, .*resume\(\).*watch_finite"
+    ):
         data[1][-1] = bad
         trainer.run(3)
     assert trainer.epoch == 1

@@ -7,8 +7,8 @@ to either. It is optional: you can write your own loop.
 
 from __future__ import annotations
 
+from ._callbacks import EarlyStopping, MLflow, TensorBoard, WandB
 from ._checkpoints import CheckpointError, Checkpoints
-from ._early_stopping import EarlyStopping
 from ._history import History
 from ._learning_rate import ReduceOnPlateau, cosine, exponential, step_decay, warm_up
 from ._serial import SerialTrainFunction
@@ -22,11 +22,14 @@ __all__ = [
     "Checkpoints",
     "EarlyStopping",
     "History",
+    "MLflow",
     "ReduceOnPlateau",
     "SerialTrainFunction",
+    "TensorBoard",
     "TrainFunction",
     "Trainer",
     "TrainingState",
+    "WandB",
     "cosine",
     "exponential",
     "make_train_function",

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
+
+import numpy as np
 
 from synk_core.engine import NAME, SharedVariable
 
 from ._state import TrainingState, storage_of
 
+_FIND = "Call synkhronos.watch_finite() before the run to stop at the first such value and row"
+_CURE = (
+    "Go back to the newest checkpoint by trainer.resume(), and lower the learning rate or clip the "
+    f"gradients (updates.clip_by_global_norm). {_FIND}; use Trainer(terminate_on_nan=False) to "
+    "continue"
+)
 _LOSS = "loss"  # the name of the first output's column
 
 
@@ -137,13 +145,28 @@ def require_number(loss: float, step: int, terminate: bool) -> None:
     if math.isfinite(loss):
         return
     problem = f"the training loss is {loss}; from here on most parameters are NaN as well"
-    cure = "Call synkhronos.watch_finite() before the run to stop at the first such value and row"
     if terminate:
         raise FloatingPointError(
-            f"{problem}: stopped after step {step}, without a checkpoint of it. {cure}; "
-            "use Trainer(terminate_on_nan=False) to continue"
+            f"{problem}: stopped after step {step}, without a checkpoint of it. {_CURE}"
         )
-    warnings.warn(f"{problem}. {cure}", stacklevel=5)  # the same text for every step
+    # The same text for every step.
+    warnings.warn(f"{problem}. {_FIND}", stacklevel=5)
+
+
+def require_finite_params(params: Iterable[tuple[str | None, Any]], step: int) -> None:
+    """
+    Args:
+        params: The names and values of the parameters.
+
+    Raises:
+        FloatingPointError: One is not finite. The loss of the same step may be: it is of before.
+    """
+    for name, value in params:
+        if not np.isfinite(value).all():
+            raise FloatingPointError(
+                f"the parameter {name or 'without a name'} is not finite after step {step}: "
+                f"stopped, without a checkpoint of it. {_CURE}"
+            )
 
 
 def finite(value: Any, what: str) -> float:

@@ -100,7 +100,12 @@ class CheckpointContents:
             "course": self._course,
             "order": self._sampler.settings,
             "partners": [
-                {"kind": type(item).__name__, "state": item.state()} for item in self._stateful
+                {
+                    "kind": type(item).__name__,
+                    "state": item.state(),
+                    "required": bool(getattr(item, "required", True)),
+                }
+                for item in self._stateful
             ],
             "variables": self._variables.read(),
         }
@@ -140,7 +145,7 @@ class CheckpointContents:
         for part in content["partners"]:
             if part["kind"] in known:
                 known.remove(part["kind"])
-            else:
+            elif part.get("required", True):
                 yield f"schedule, callback or sync: {part['kind']} in the checkpoint, none here"
 
     def _load_states(self, states: Sequence[dict[str, Any]], path: Path) -> None:
@@ -149,7 +154,10 @@ class CheckpointContents:
         done = []
         try:
             for part in states:
-                item = next(item for item in waiting if type(item).__name__ == part["kind"])
+                alike = [item for item in waiting if type(item).__name__ == part["kind"]]
+                if not alike:
+                    continue  # it is not required
+                item = alike[0]
                 waiting.remove(item)
                 done.append((item, copy.deepcopy(item.state())))
                 item.load_state(part["state"])
@@ -270,6 +278,13 @@ class SharedVariables:
                 for values, here in zip(saved, current)
             ],
         )
+
+
+def params_of(content: dict[str, Any]) -> Iterator[tuple[str | None, Any]]:
+    """Yield the names and values of the parameters in the contents of a checkpoint."""
+    for entry in content["variables"]["params"]:
+        for value in _values(entry, 1):
+            yield entry["name"], value
 
 
 def _differences(saved: dict[str, Any], here: dict[str, Any]) -> list[str]:

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import re
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from synkhronos.exceptions import SynkError
 FORMAT = "synkhronos training checkpoint"
 VERSION = 1
 
-_META = "meta"  # the JSON text's name among the arrays
+META = "meta"  # the JSON text's name among the arrays
 _ARRAY = "__array__"  # stands in the JSON text for an array
 _NAME = re.compile(r"step-(\d+)\.npz")
 _UNFINISHED = ".*.npz.tmp"
@@ -174,7 +175,7 @@ class Checkpoints:
 def write_file(path: Path, content: Any) -> None:
     """Write ``content``: dicts with strings as keys, lists, numbers, strings, None, and arrays.
 
-    The new file replaces an old one only after all of it is on the disk.
+    The new file replaces an old one as a whole: see :func:`write_arrays`.
 
     Raises:
         TypeError: ``content`` has a value of another type.
@@ -182,11 +183,24 @@ def write_file(path: Path, content: Any) -> None:
     """
     arrays: dict[str, Any] = {}
     header = {"format": FORMAT, "version": VERSION, "content": _without_arrays(content, "", arrays)}
-    arrays[_META] = np.array(json.dumps(header))
+    arrays[META] = np.array(json.dumps(header))
+    write_arrays(path, arrays)
+
+
+def write_arrays(path: Path, arrays: dict[str, Any]) -> None:
+    """Write arrays to a .npz file, which replaces an old one only after all of it is on the disk.
+
+    Raises:
+        OSError: The file cannot be written; an old one is unchanged.
+    """
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with temporary.open("wb") as file:
-            np.savez(file, **arrays)
+            with zipfile.ZipFile(file, "w") as members:
+                # Not by numpy.savez(), which takes no array of the name "file".
+                for name, array in arrays.items():
+                    with members.open(f"{name}.npy", "w", force_zip64=True) as member:
+                        np.lib.format.write_array(member, array, allow_pickle=False)  # type: ignore[no-untyped-call]
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -206,7 +220,7 @@ def read_file(path: Path) -> Any:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as members:
             arrays = {name: members[name] for name in members.files}
-        header = json.loads(str(arrays[_META]))
+        header = json.loads(str(arrays[META]))
         kind, version, content = header["format"], header["version"], header["content"]
         if kind == FORMAT and version == VERSION:
             content = _with_arrays(content, arrays)

@@ -31,7 +31,7 @@ class History:
         records: A dict for each epoch, with the keys of the log: epoch, step, seconds, train_loss,
             valid_loss, further outputs, learning_rate. Missing values are None.
         status: "finished" (all epochs are done), "stopped" (by :meth:`Trainer.stop`, for
-            example by early stopping), or "interrupted" (by Ctrl-C).
+            example by early stopping), or "interrupted" (by Ctrl-C or SIGTERM).
         reason: Why the run stopped, as text.
     """
 
@@ -41,7 +41,7 @@ class History:
 
     @property
     def interrupted(self) -> bool:
-        """Whether Ctrl-C ended the run."""
+        """Whether Ctrl-C or SIGTERM ended the run."""
         return self.status == "interrupted"
 
     def __getitem__(self, name: str) -> list[Any]:
@@ -62,16 +62,16 @@ class History:
 
 
 def ended(
-    records: Sequence[dict[str, Any]], step: int, interrupted: bool, stop_reason: str | None
+    records: Sequence[dict[str, Any]], step: int, interrupted_by: str, stop_reason: str | None
 ) -> History:
     """Return the history of a run that ends now; log an early end."""
     status, reason = "finished", ""
-    if interrupted:
-        status, reason = "interrupted", f"Ctrl-C, after step {step}"
+    if interrupted_by:
+        status, reason = "interrupted", f"{interrupted_by}, after step {step}"
     elif stop_reason is not None:
         status, reason = "stopped", stop_reason
     if status != "finished":
-        level = logging.WARNING if interrupted else logging.INFO
+        level = logging.WARNING if interrupted_by else logging.INFO
         _logger.log(level, "training %s: %s", status, reason)
     return History(list(records), status, reason)
 

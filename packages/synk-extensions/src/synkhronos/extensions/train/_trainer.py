@@ -7,25 +7,25 @@ of the shared variables and the states of generator, schedule and callbacks this
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
 import os
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from synkhronos._default import reporter
 from synkhronos._progress import track
 
-from ._arguments import names_of_outputs, require, require_number
+from ._arguments import names_of_outputs, require, require_finite_params, require_number
 from ._batches import BatchSampler
-from ._checkpoint_contents import CheckpointContents, SharedVariables, TrainingProgress
+from ._checkpoint_contents import CheckpointContents, SharedVariables, TrainingProgress, params_of
 from ._checkpoints import Checkpoints
 from ._data import Validation, as_list, placed, scalar
 from ._history import History, LogFile, ended, epoch_line
+from ._interrupt import Interrupt
 from ._learning_rate import LearningRate
 from ._ranks import AllRanks, OneProcess, RankVariables, is_float
 from ._serial import SerialTrainFunction
@@ -39,7 +39,13 @@ class Callback:
     overrides :meth:`state` and :meth:`load_state`; checkpoints then save and restore it. The list
     of callbacks may also contain plain functions ``f(trainer, record)``, which are called like
     :meth:`on_epoch_end`.
+
+    Attributes:
+        required: Whether a checkpoint with this callback's state can only be loaded if there is
+            such a callback. False for logs: without them, the training is the same.
     """
+
+    required = True
 
     def on_run_begin(self, trainer: Trainer) -> None:
         """Run before the first step of a run, after a checkpoint was loaded."""
@@ -56,12 +62,26 @@ class Callback:
     def on_run_end(self, trainer: Trainer, history: History) -> None:
         """Run after the last step and checkpoint, unless an exception ended the run."""
 
+    def on_run_exit(self, trainer: Trainer, error: BaseException | None) -> None:
+        """Run at the very end of a run, however it ended; close here what on_run_begin opened.
+
+        It is called if :meth:`on_run_begin` returned, in reverse order of the callbacks. ``error``
+        is the exception that ends the run, or None.
+        """
+
     def state(self) -> dict[str, Any]:
         """Return the state to save: numbers, strings, None, arrays, lists and dicts of them."""
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore a state that :meth:`state` returned."""
+
+
+def _exit_run(
+    callback: Callback, trainer: Trainer, _kind: Any, error: BaseException | None, _trace: Any
+) -> None:
+    """Call ``on_run_exit`` as the exit of a context."""
+    callback.on_run_exit(trainer, error)
 
 
 class OnEpochEnd(Callback):
@@ -144,7 +164,12 @@ class Trainer:
         average_local: After each epoch, before validation, average the floats that each rank keeps
             for itself (``train.state.local``), such as the running averages of batch
             normalisation. They differ because each rank saw different rows.
-        terminate_on_nan: Raise FloatingPointError if a loss is not finite; otherwise warn.
+        terminate_on_nan: Raise FloatingPointError if the loss of a step, or a parameter that would
+            be saved, is not finite. No checkpoint is written or deleted then, and ``resume()``
+            goes back to the newest one. If False, warn once and continue.
+        on_sigterm: "checkpoint" to save and end the program at SIGTERM, by which Slurm, Kubernetes
+            and others announce that they will kill it: see :meth:`run`. None to leave the signal
+            alone.
         callbacks: :class:`Callback` objects, or functions ``f(trainer, record)`` to call after
             each epoch; called in this order.
         checkpoint: A folder, or :class:`Checkpoints`.
@@ -181,6 +206,7 @@ class Trainer:
         mode: str = "min",
         average_local: bool = True,
         terminate_on_nan: bool = True,
+        on_sigterm: str | None = None,
         callbacks: Sequence[Any] = (),
         checkpoint: str | os.PathLike[str] | Checkpoints | None = None,
         log: str | os.PathLike[str] | None = None,
@@ -194,10 +220,15 @@ class Trainer:
         if (valid is None) != (valid_data is None):
             raise ValueError("got one of valid and valid_data; expected both or neither")
         require(mode, "mode", ("min", "max"))
+        if on_sigterm is not None:
+            require(on_sigterm, "on_sigterm", ("checkpoint",))
+            if checkpoint is None:
+                raise ValueError("on_sigterm='checkpoint' needs a folder: Trainer(checkpoint=...)")
+        self._on_sigterm = on_sigterm is not None
         self.train = train
         self._data = placed(train, data, "data")
         self._sampler = BatchSampler(len(self._data[0]), batch_size, seed, shuffle, drop_last)
-        self._num_slices = num_slices
+        self._num_slices, self._seed = num_slices, seed
         names = names_of_outputs(train.output_names, output_names)
         self._train_columns = ["train_loss", *(f"train_{name}" for name in names)]
         self._valid = None
@@ -248,6 +279,21 @@ class Trainer:
         return self._progress.step
 
     @property
+    def learning_rate(self) -> float | None:
+        """The present value of the learning rate's variable in this process, or None."""
+        return self._rate.value()
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The plain numbers of this training, by their names as arguments, and ``rows``, ``ranks``.
+
+        Logs of experiments show them. ``seed`` is missing if it is not an integer.
+        """
+        seed = {"seed": self._seed} if isinstance(self._seed, int) else {}
+        slices = {"num_slices": self._num_slices, "ranks": self._ranks.size}
+        return {**self._sampler.settings, **slices, **seed}
+
+    @property
     def records(self) -> list[dict[str, Any]]:
         """The records of the finished epochs, as in :class:`History`."""
         return self._progress.records
@@ -258,6 +304,11 @@ class Trainer:
         The first Ctrl-C stops after the present step: the Trainer writes a checkpoint, if it has
         a folder for it, and returns. The second raises KeyboardInterrupt at once. (In threads
         other than the main one, Ctrl-C works as usual.)
+
+        With ``on_sigterm="checkpoint"``, a SIGTERM stops after the present step, and after
+        validation if that is under way: the Trainer writes a checkpoint, calls the callbacks as
+        after Ctrl-C, and ends the program by SystemExit with the status 143. Further ones change
+        nothing. After the run, the signal has the handler that it had before.
 
         Args:
             epochs: Total number of epochs.
@@ -270,8 +321,10 @@ class Trainer:
             CheckpointError: With ``resume``, the newest checkpoint cannot be loaded; without, a new
                 training would mix its checkpoints with those of an earlier one.
             OSError: The folder for checkpoints or the log cannot be written. No step was taken.
-            FloatingPointError: The loss was not finite (``terminate_on_nan``).
-            RuntimeError: A callback called it.
+            FloatingPointError: The loss or a parameter was not finite (``terminate_on_nan``).
+            RuntimeError: A callback called it; or ``on_sigterm`` is set, and this is not the main
+                thread.
+            SystemExit: SIGTERM came, and ``on_sigterm`` is set.
             All errors of the training step and callbacks. The next run continues from there.
         """
         self._require_idle("run()")
@@ -290,12 +343,15 @@ class Trainer:
             if self._log and not self._log_begun:
                 self._log.begin(self.records)
                 self._log_begun = True
-            with Interrupt() as interrupt:
+            with Interrupt(self._on_sigterm) as interrupt, contextlib.ExitStack() as exits:
                 for callback in self._callbacks:
                     callback.on_run_begin(self)
+                    exits.push(functools.partial(_exit_run, callback, self))
                 while self.epoch < epochs and not self._ending(interrupt):
                     self._run_epoch(epochs, interrupt)
-                return self._end(interrupt)
+                history = self._end(interrupt)
+                interrupt.end_program()
+                return history
         finally:
             self._pass_time()
             self._since = None
@@ -338,8 +394,7 @@ class Trainer:
     def stop(self, reason: str = "stop() was called") -> None:
         """End the run after the present step, or after the end of the epoch if that is under way.
 
-        For callbacks and signal handlers: ``signal.signal(signal.SIGTERM, lambda *_:
-        trainer.stop("SIGTERM"))``.
+        For callbacks and signal handlers.
         """
         self._stop_reason = reason
 
@@ -361,6 +416,7 @@ class Trainer:
 
         Raises:
             CheckpointError: The folder has checkpoints of another training.
+            FloatingPointError: A parameter is not finite (``terminate_on_nan``).
             ValueError: There is no folder for it.
         """
         if self._checkpoints is None:
@@ -440,14 +496,18 @@ class Trainer:
     def _end(self, interrupt: Interrupt) -> History:
         if self._checkpoints and self.step and self._saved != (self.epoch, self.step):
             self._save(self._checkpoints)
-        history = ended(self.records, self.step, interrupt.requested, self._stop_reason)
+        history = ended(self.records, self.step, interrupt.by, self._stop_reason)
         for callback in self._callbacks:
             callback.on_run_end(self, history)
         return history
 
     def _content(self) -> dict[str, Any]:
+        """Return the contents of a checkpoint. All are from here, so none has bad parameters."""
         self._pass_time()
-        return self._contents.collect(self._progress)
+        content = self._contents.collect(self._progress)
+        if self._terminate_on_nan:
+            require_finite_params(params_of(content), self.step)
+        return content
 
     def _save(self, checkpoints: Checkpoints) -> Path:
         path = checkpoints.write(self.step, self._content())
@@ -463,7 +523,7 @@ class Trainer:
             raise RuntimeError(f"{what} while run() is under way; let a callback call stop() first")
 
     def _ending(self, interrupt: Interrupt) -> bool:
-        return interrupt.requested or self._stop_reason is not None
+        return bool(interrupt.by) or self._stop_reason is not None
 
     def _pass_time(self) -> float:
         """Add the seconds since the last call; return the seconds of training."""
@@ -475,37 +535,3 @@ class Trainer:
 
     def __repr__(self) -> str:
         return f"<Trainer at epoch {self.epoch}, step {self.step}, of {self.train!r}>"
-
-
-class Interrupt:
-    """A context in which the first Ctrl-C only sets :attr:`requested`; the second works as usual.
-
-    Python delivers signals to the main thread, so in others nothing changes; nor where Ctrl-C is
-    ignored, or has a handler that is not in Python.
-    """
-
-    def __init__(self) -> None:
-        self.requested = False
-        self._usual: Any = None
-
-    def __enter__(self) -> Interrupt:  # noqa: PYI034 - Self is new in Python 3.11
-        if threading.current_thread() is threading.main_thread():
-            usual = signal.getsignal(signal.SIGINT)
-            if callable(usual):
-                self._usual = usual
-                signal.signal(signal.SIGINT, self._on_signal)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._usual is not None:
-            signal.signal(signal.SIGINT, self._usual)
-
-    def _on_signal(self, number: int, frame: Any) -> None:
-        if self.requested:
-            self._usual(number, frame)
-        self.requested = True

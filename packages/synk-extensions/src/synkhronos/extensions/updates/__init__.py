@@ -52,6 +52,7 @@ after the rule, the parameters
 :func:`decoupled_weight_decay` shrink by the learning rate times a multiple of themselves
 :func:`norm_constraint`        are scaled down, unit by unit, to a largest norm
 :func:`value_constraint`       are bounded element by element
+:func:`moving_average`         stay as they are, and move their averages
 ============================== ================================================================
 
 All of this happens in ``param_updates``, with the gradient averaged over the ranks, and is
@@ -96,6 +97,9 @@ from synkhronos.extensions.updates._flatten import (
     vars_flat_size,
 )
 
+# averages of the parameters over the steps
+from synkhronos.extensions.updates._moving_average import moving_average
+
 # a pull towards zero, through the gradient or separate from the rule
 from synkhronos.extensions.updates._weight_decay import decoupled_weight_decay, weight_decay
 
@@ -114,6 +118,7 @@ __all__ = [
     "flat_unflat_grads",
     "flatten_vars",
     "momentum",
+    "moving_average",
     "nesterov_momentum",
     "nonflat_grads",
     "norm_constraint",

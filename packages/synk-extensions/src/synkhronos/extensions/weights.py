@@ -1,0 +1,210 @@
+"""Weights of a model by name: one .npz file, without the rest of a training.
+
+A checkpoint of the Trainer continues a training, and fits only that training. Weights are the
+values of shared variables alone: for another program, another optimiser, or a part of another
+model::
+
+    from synkhronos.extensions.weights import load_weights, save_weights
+
+    save_weights("model.npz", network)          # a Lasagne layer, or shared variables
+    load_weights("model.npz", network)          # on all ranks
+
+The file has an array for each name; ``numpy.load(path)`` reads it. There are no pickles in it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import synkhronos as synk
+from synk_core.engine import SharedVariable
+from synkhronos import _default
+from synkhronos.exceptions import InputTypeError, InputValueError
+from synkhronos.extensions.train._checkpoints import FORMAT, META, write_arrays
+
+__all__ = ["load_weights", "save_weights"]
+
+
+def save_weights(path: str | os.PathLike[str], params: Any) -> list[str]:
+    """Write the values of shared variables to a .npz file, by name.
+
+    The values are those of this process, the master. (With a rule of ``extensions.sync``, call
+    ``train.sync.settle()`` first.) A file of that name is replaced only after all of the new one
+    is on the disk. No other rank takes part or blocks.
+
+    Args:
+        path: The file; its name is used as it is.
+        params: A Lasagne layer or a list of layers: all parameters of these and of the layers
+            below, also those that are not trained. Or a shared variable, a list of them, each
+            with a name, or a dict of them by name.
+
+            A Lasagne parameter is named ``layer.W`` if its layer has the name "layer". Of layers
+            without a name, the class and a number take its place, in the order of
+            ``get_all_layers()``: ``DenseLayer_0.W``.
+
+    Returns:
+        The names, in the order of the parameters.
+
+    Raises:
+        InputTypeError: ``params`` is something else, or the value of a variable is no array of
+            numbers.
+        InputValueError: A variable has no name, or two have the same.
+        OSError: The file cannot be written; an old one is unchanged.
+    """
+    variables = _named(params, "save_weights")
+    arrays = {name: np.asarray(variable.get_value()) for name, variable in variables.items()}
+    for name, array in arrays.items():
+        if array.dtype.hasobject:
+            raise InputTypeError(
+                f"save_weights(): {name!r} is {variables[name].type}; expected shared variables "
+                "that hold numbers"
+            )
+    write_arrays(Path(path), arrays)
+    return list(arrays)
+
+
+def load_weights(path: str | os.PathLike[str], params: Any, strict: bool = True) -> list[str]:
+    """Set shared variables to the values in a file of :func:`save_weights`, on all ranks.
+
+    Everything is checked before the first value is set. Blocks until every rank has the values;
+    before ``fork()``, this process gets them, and the others when they are distributed.
+
+    Args:
+        path: The file.
+        params: As in :func:`save_weights`. Floats may have another precision than those in the
+            file.
+        strict: Whether the file has to have exactly the names of ``params``. If False, only
+            variables whose name is in the file are set; their shapes have to be equal all the same.
+
+    Returns:
+        The names that were set, in the order of the parameters.
+
+    Raises:
+        InputTypeError: As :func:`save_weights`.
+        InputValueError: The file is not one of weights, or does not fit: a name is missing or
+            unexpected, a shape differs, or numbers are of another kind. The message lists all
+            differences, and nothing was changed. Also as :func:`save_weights`.
+        OSError: The file cannot be read.
+    """
+    variables = _named(params, "load_weights")
+    arrays = _read(Path(path))
+    common = [name for name in variables if name in arrays]
+    wrong = []
+    if strict or not common:
+        wrong += [f"{name}: missing in the file" for name in variables if name not in arrays]
+        wrong += [f"{name}: in the file, but not in params" for name in arrays.keys() - variables]
+    for name in common:
+        array, variable = arrays[name], variables[name]
+        here = variable.get_value(borrow=True)
+        if array.shape != here.shape:
+            wrong.append(f"{name}: shape {array.shape} in the file, {here.shape} here")
+        elif not np.can_cast(array.dtype, variable.dtype, "same_kind"):
+            wrong.append(f"{name}: {array.dtype} in the file, {variable.dtype} here")
+    if wrong:
+        hint = "; strict=False loads only what has the same name" if strict and common else ""
+        raise InputValueError(
+            f"load_weights(): {path} does not fit params: {'; '.join(wrong)}. Expected the same "
+            f"names and shapes{hint}. Nothing was changed"
+        )
+    targets = [variables[name] for name in common]
+    values = [arrays[name].astype(variables[name].dtype) for name in common]
+    if _has_ranks():
+        synk.broadcast(targets, values)
+    else:
+        for variable, value in zip(targets, values):
+            variable.set_value(value)
+    return common
+
+
+def _has_ranks() -> bool:
+    try:
+        return not _default.default().closed
+    except synk.exceptions.NotForked:
+        return False
+
+
+def _named(params: Any, function: str) -> dict[str, Any]:
+    """Return shared variables by name, in their order.
+
+    Raises:
+        InputTypeError, InputValueError: As `save_weights`.
+    """
+    if isinstance(params, Mapping):
+        pairs = list(params.items())
+    elif _is_layer(params) or (_is_list(params) and params and all(map(_is_layer, params))):
+        pairs = list(_of_layers(params))
+    else:
+        pairs = [(getattr(v, "name", None), v) for v in (params if _is_list(params) else [params])]
+    found: dict[str, Any] = {}
+    for name, variable in pairs:
+        if not isinstance(variable, SharedVariable):
+            raise InputTypeError(
+                f"{function}(): got {variable!r}; expected a Lasagne layer, or shared variables in "
+                "a list or in a dict by name"
+            )
+        if not isinstance(name, str) or not name:
+            raise InputValueError(
+                f"{function}(): {variable!r} has the name {name!r}; expected a text: pass a dict "
+                "{name: variable}"
+            )
+        if found.get(name, variable) is not variable:
+            raise InputValueError(
+                f"{function}(): two variables have the name {name!r}; expected different names: "
+                "rename one, or pass a dict {name: variable}"
+            )
+        found[name] = variable
+    return found
+
+
+def _of_layers(layers: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield the parameters of Lasagne's layers with their names, each once."""
+    import lasagne
+
+    numbers: dict[str, int] = {}
+    seen = set()
+    for layer in lasagne.layers.get_all_layers(layers):
+        params = layer.get_params()
+        prefix = ""
+        if params and not layer.name:
+            kind = type(layer).__name__
+            prefix = f"{kind}_{numbers.get(kind, 0)}."
+            numbers[kind] = numbers.get(kind, 0) + 1
+        for param in params:
+            if id(param) not in seen:
+                seen.add(id(param))
+                yield param.name and prefix + param.name, param
+
+
+def _is_layer(thing: Any) -> bool:
+    """Return whether this is a layer of Lasagne, which nobody has unless it is imported."""
+    lasagne = sys.modules.get("lasagne")
+    return lasagne is not None and isinstance(thing, lasagne.layers.Layer)
+
+
+def _is_list(thing: Any) -> bool:
+    return isinstance(thing, (list, tuple))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as members:
+            arrays = {name: members[name] for name in members.files}
+    except OSError:
+        raise
+    except Exception as error:  # whatever a damaged or hostile file makes NumPy raise
+        raise InputValueError(
+            f"load_weights(): {path} cannot be read ({type(error).__name__}: {error}); expected a "
+            "file that save_weights() wrote"
+        ) from error
+    if META in arrays and FORMAT in str(arrays[META]):
+        raise InputValueError(
+            f"load_weights(): {path} is a checkpoint of a Trainer; expected a file that "
+            "save_weights() wrote: load it by trainer.resume(path), then save_weights()"
+        )
+    return arrays

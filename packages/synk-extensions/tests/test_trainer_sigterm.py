@@ -1,0 +1,274 @@
+"""SIGTERM while the Trainer is at work: it finishes the step, saves, and the program ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+from _programs import zygote
+from _training import Model, StopAt, assert_close, assert_same, dataset, without_seconds
+
+from synk_testing import nothing_left
+from synkhronos.extensions.train import Callback, Checkpoints, EarlyStopping, Trainer
+
+LIMIT_S = 120
+STATUS = 143  # as a shell reports a program that SIGTERM ended
+
+PROGRAM = """
+import atexit, os, sys, time
+sys.path.insert(0, sys.argv[1])
+from synk_core.engine import Apply, Op
+from _training import Model, dataset
+import synkhronos as synk
+from synk_testing import children
+from synkhronos.extensions.train import Callback, Trainer, make_train_function
+from synkhronos.extensions.train import make_train_function_theano
+
+folder, kind, gate = sys.argv[2:]
+os.environ["MASTER"] = str(os.getpid())
+atexit.register(lambda: print("atexit", len(children()), flush=True))
+
+class Wait(Op):
+    # While the file is there, all ranks are in the middle of their step.
+    __props__ = ()
+    def make_node(self, value):
+        return Apply(self, [value], [value.type()])
+    def perform(self, node, inputs, outputs, params=None):
+        if os.path.exists(gate) and os.environ["MASTER"] == str(os.getpid()):
+            print("in the step", flush=True)
+        while os.path.exists(gate):
+            time.sleep(0.01)
+        outputs[0][0] = inputs[0]
+
+class Tell(Callback):
+    def on_run_begin(self, trainer):
+        print("begin", trainer.step, flush=True)
+
+    def on_step_end(self, trainer, loss):
+        if trainer.step == 2:
+            open(gate, "x").close()
+        print("end of step", trainer.step, flush=True)
+
+    def on_run_end(self, trainer, history):
+        print(history.status, history.reason, flush=True)
+
+    def on_run_exit(self, trainer, error):
+        print("exit", repr(error), flush=True)
+
+if kind == "parallel":
+    synk.fork(2, use_gpu=False, verbose=False)
+make = make_train_function if kind == "parallel" else make_train_function_theano
+model = Model(make, slow=Wait())
+trainer = Trainer(
+    model.train, dataset(), 16, checkpoint=folder, callbacks=[Tell()], on_sigterm="checkpoint"
+)
+try:
+    trainer.run(1000, resume=True)
+    print("returned", flush=True)
+finally:
+    print("finally", flush=True)
+    synk.close()
+"""
+
+
+@pytest.mark.parametrize("kind", ["serial", "parallel"])
+def test_sigterm_finishes_the_step_saves_and_ends_the_program(tmp_path, kind):
+    """Sent twice, to all processes, as batch systems do."""
+    folder, gate = tmp_path / "kept", tmp_path / "gate"
+    arguments = (Path(__file__).parent, folder, kind, gate)
+    with zygote().start(PROGRAM, *arguments, limit_s=LIMIT_S) as process:
+        lines = [process.line()]
+        while lines[-1] != "in the step":
+            lines.append(process.line())
+        for _ in range(2):
+            os.killpg(process.pid, signal.SIGTERM)
+        gate.unlink()
+        done = process.finish()
+    lines += done.out.splitlines()
+    assert lines == [
+        "begin 0",
+        "end of step 1",
+        "end of step 2",
+        "in the step",
+        "end of step 3",
+        "interrupted SIGTERM, after step 3",
+        "exit SystemExit(143)",
+        "finally",
+        "atexit 0",
+    ], done.err
+    assert done.status == STATUS
+    assert "training interrupted: SIGTERM, after step 3" in done.err
+    assert "Traceback" not in done.err
+    assert [path.name for path in Checkpoints(folder).paths()] == ["step-000000003.npz"]
+
+    # What it wrote goes on here, as a run that nothing ended.
+    model, whole = Model(), Model()
+    history = Trainer(model.train, dataset(), 16, checkpoint=folder).run(2, resume=True)
+    expected = Trainer(whole.train, dataset(), 16).run(2)
+    same = assert_same if kind == "serial" else assert_close
+    same(model.values(), whole.values())
+    same([history["train_loss"]], [expected["train_loss"]])
+
+
+def handler(number, frame):
+    raise AssertionError("it is for after the run")
+
+
+@pytest.fixture
+def restored():
+    """The signal's handler is the same after the test, and nothing is left."""
+    usual = signal.signal(signal.SIGTERM, handler)
+    try:
+        with nothing_left():
+            yield
+        assert signal.getsignal(signal.SIGTERM) is handler
+    finally:
+        signal.signal(signal.SIGTERM, usual)
+
+
+def trainer_of(folder, *callbacks, **settings):
+    model = Model()
+    settings.setdefault("on_sigterm", "checkpoint")
+    trainer = Trainer(
+        model.train, dataset(), 16, checkpoint=folder, callbacks=callbacks, **settings
+    )
+    return model, trainer
+
+
+class Signals(Callback):
+    """Send signals at a moment of the run."""
+
+    def __init__(self, moment, *numbers, step=0):
+        self.numbers, self.step = numbers, step
+        setattr(self, moment, self._send)
+
+    def _send(self, trainer, *_):
+        if trainer.step == self.step:
+            for number in self.numbers:
+                signal.raise_signal(number)
+
+
+@pytest.mark.parametrize(
+    "moment, at, saved",
+    [
+        ("on_run_begin", 0, []),
+        ("on_step_end", 2, [2]),
+        ("on_step_end", 4, [4]),  # the epoch's last
+        ("on_epoch_end", 4, [4]),
+        ("on_run_end", 8, [4, 8]),
+        ("on_run_exit", 8, [4, 8]),
+    ],
+)
+def test_whenever_it_comes_the_program_ends_and_another_run_continues(
+    restored, tmp_path, moment, at, saved
+):
+    _, trainer = trainer_of(tmp_path, Signals(moment, signal.SIGTERM, step=at))
+    with pytest.raises(SystemExit) as ended:
+        trainer.run(2)
+    assert ended.value.code == STATUS
+    assert signal.getsignal(signal.SIGTERM) is handler
+    assert [path.name for path in Checkpoints(tmp_path).paths()] == [
+        f"step-{step:09d}.npz" for step in saved
+    ]
+    model, trainer = trainer_of(tmp_path)
+    history = trainer.run(2, resume=True)
+    whole = Model()
+    expected = Trainer(whole.train, dataset(), 16).run(2)
+    assert_same(model.values(), whole.values())
+    assert without_seconds(history) == without_seconds(expected)
+
+
+def test_the_handler_is_restored_after_any_run(restored, tmp_path):
+    def fail(trainer, record):
+        assert signal.getsignal(signal.SIGTERM) is not handler
+        if trainer.epoch == 2:
+            raise ZeroDivisionError
+
+    _, trainer = trainer_of(tmp_path, StopAt(6), fail)
+    assert trainer.run(1).status == "finished"
+    assert signal.getsignal(signal.SIGTERM) is handler
+    assert trainer.run(2).status == "stopped"
+    assert signal.getsignal(signal.SIGTERM) is handler
+    with pytest.raises(ZeroDivisionError):
+        trainer.run(2)
+
+
+def test_without_the_argument_the_signal_is_left_alone(tmp_path):
+    seen = []
+    usual = signal.signal(signal.SIGTERM, lambda *_: seen.append("the program's"))
+    try:
+        _, trainer = trainer_of(
+            tmp_path, Signals("on_step_end", signal.SIGTERM, step=2), on_sigterm=None
+        )
+        assert trainer.run(1).status == "finished"
+    finally:
+        signal.signal(signal.SIGTERM, usual)
+    assert seen == ["the program's"]
+
+
+@pytest.mark.parametrize(
+    "numbers, error",
+    [
+        ((signal.SIGINT, signal.SIGTERM), SystemExit),
+        ((signal.SIGTERM, signal.SIGINT), SystemExit),
+        ((signal.SIGTERM, signal.SIGTERM, signal.SIGTERM), SystemExit),
+        ((signal.SIGINT, signal.SIGTERM, signal.SIGINT), KeyboardInterrupt),
+    ],
+)
+def test_beside_ctrl_c(restored, tmp_path, numbers, error):
+    """The second Ctrl-C ends the run at once, in any case; SIGTERM never does."""
+    _, trainer = trainer_of(tmp_path, Signals("on_step_end", *numbers, step=2))
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(error):
+            trainer.run(2)
+    finally:
+        signal.signal(signal.SIGINT, usual)
+    assert len(Checkpoints(tmp_path).paths()) == (error is SystemExit)
+
+
+def test_early_stopping_keeps_the_last_parameters_to_go_on_from(restored, tmp_path):
+    """By mode="max" the first epoch is the best, whose parameters would come back."""
+    stopping = EarlyStopping(9, restore_best=True)
+    term = Signals("on_epoch_end", signal.SIGTERM, step=8)
+    model, trainer = trainer_of(tmp_path, stopping, term, mode="max")
+    with pytest.raises(SystemExit):
+        trainer.run(3)
+    twin = Model()
+    Trainer(twin.train, dataset(), 16).run(2)
+    assert_same(model.values(), twin.values())
+
+
+def test_a_checkpoint_that_cannot_be_written_is_the_error(restored, tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    _, trainer = trainer_of(tmp_path, Signals("on_step_end", signal.SIGTERM, step=2))
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        trainer.run(1)
+
+
+def test_what_cannot_be_done_is_refused_before_the_first_step(restored, tmp_path):
+    model = Model()
+    with pytest.raises(ValueError, match=r"needs a folder: Trainer\(checkpoint=\.\.\.\)"):
+        Trainer(model.train, dataset(), 16, on_sigterm="checkpoint")
+    with pytest.raises(ValueError, match="on_sigterm is 'stop'; expected one of 'checkpoint'"):
+        trainer_of(tmp_path, on_sigterm="stop")
+    _, trainer = trainer_of(tmp_path)
+    errors = []
+
+    def run():
+        try:
+            trainer.run(1)
+        except RuntimeError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert trainer.step == 0
+    assert "on_sigterm='checkpoint' needs run() in the main thread" in errors[0]

@@ -1,0 +1,260 @@
+"""Weights by name: what was saved is on all ranks, or nothing has changed."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import numpy as np
+import pytest
+from _training import Model, assert_same, dataset, everywhere, forked
+
+import synkhronos as synk
+from synk_testing.engine import STREAMS, T, engine
+from synkhronos.exceptions import InputTypeError, InputValueError
+from synkhronos.extensions.train import Trainer, make_train_function
+from synkhronos.extensions.weights import load_weights, save_weights
+
+VALUES = {
+    "w": np.arange(6.0).reshape(2, 3),
+    "b": np.array([0.1, np.inf, -0.0]),
+    "scale": np.float64(2.5),
+    "count": np.int64(7),
+    "half": np.float32([0.1]),
+    "none": np.zeros((0, 3)),
+    # What numpy.savez() takes for itself, and a name within a folder.
+    "file": np.ones(1),
+    "a/b.c d": np.ones(2),
+    "meta": np.ones(3),
+}
+
+
+def shareds(values=None, zero=False):
+    values = VALUES if values is None else values
+    return [
+        engine.shared(value * 0 if zero else value, name=name) for name, value in values.items()
+    ]
+
+
+def values_of(variables):
+    return [np.asarray(variable.get_value()) for variable in variables]
+
+
+def assert_identical(values, others):
+    assert_same(values, others)
+    assert [value.dtype for value in values] == [other.dtype for other in others]
+
+
+@pytest.mark.parametrize("form", ["list", "dict"])
+def test_values_come_back_as_they_were(tmp_path, form):
+    saved = shareds(VALUES)
+    loaded = shareds({name: np.zeros_like(value) for name, value in VALUES.items()})
+    by_name = (lambda each: {v.name: v for v in each}) if form == "dict" else list
+    path = tmp_path / "weights"
+    assert save_weights(path, by_name(saved)) == list(VALUES)
+    assert load_weights(path, by_name(loaded)[::-1] if form == "list" else by_name(loaded))
+    assert_identical(values_of(loaded), values_of(saved))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["weights"]
+    with np.load(path, allow_pickle=False) as file:
+        assert_identical([file[name] for name in VALUES], values_of(saved))
+
+
+def test_the_names_of_a_dict_are_those_of_the_file(tmp_path):
+    w = engine.shared(np.ones(2), name="w")
+    assert save_weights(tmp_path / "w.npz", {"encoder": w}) == ["encoder"]
+    v = engine.shared(np.zeros(2))
+    assert load_weights(tmp_path / "w.npz", {"encoder": v}) == ["encoder"]
+    assert_same(values_of([v]), values_of([w]))
+    save_weights(tmp_path / "w.npz", w)
+    with pytest.raises(InputValueError, match="encoder: missing in the file; w: in the file"):
+        load_weights(tmp_path / "w.npz", {"encoder": v})
+
+
+def misfit(name, value):
+    return {"w": np.ones((2, 3)), "b": np.ones(3), name: value}
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize(
+    "params, message",
+    [
+        (misfit("b", np.ones(4)), r"b: shape \(3,\) in the file, \(4,\) here"),
+        (misfit("w", np.ones((3, 2))), r"w: shape \(2, 3\) in the file, \(3, 2\) here"),
+        (misfit("w", np.ones((1, 3))), r"w: shape \(2, 3\) in the file, \(1, 3\) here"),
+        (misfit("w", np.ones((2, 3), "int64")), "w: float64 in the file, int64 here"),
+        ({"v": np.ones(1)}, "v: missing in the file; .: in the file, but not in params; .: in"),
+    ],
+)
+def test_what_does_not_fit_changes_nothing(tmp_path, strict, params, message):
+    save_weights(tmp_path / "w.npz", shareds({"w": np.zeros((2, 3)), "b": np.zeros(3)}))
+    variables = shareds(params)
+    with pytest.raises(InputValueError, match=rf"w\.npz does not fit params: .*{message}") as told:
+        load_weights(tmp_path / "w.npz", variables, strict=strict)
+    assert "Nothing was changed" in str(told.value)
+    assert_same(values_of(variables), list(params.values()))
+
+
+def test_all_differences_are_listed(tmp_path):
+    save_weights(tmp_path / "w.npz", shareds({"a": np.zeros(2), "b": np.zeros(3)}))
+    variables = shareds({"a": np.ones(3), "c": np.ones(1)})
+    with pytest.raises(InputValueError, match=r"c: missing.*; b: in the file.*; a: shape.*strict="):
+        load_weights(tmp_path / "w.npz", variables)
+    assert_same(values_of(variables), [np.ones(3), np.ones(1)])
+
+
+def test_without_strict_what_is_in_both_is_set(tmp_path):
+    save_weights(tmp_path / "w.npz", shareds({"a": np.zeros(2), "b": np.zeros(3)}))
+    variables = shareds({"c": np.ones(1), "b": np.ones(3)})
+    assert load_weights(tmp_path / "w.npz", variables, strict=False) == ["b"]
+    assert_same(values_of(variables), [np.ones(1), np.zeros(3)])
+
+
+@pytest.mark.parametrize("kinds", [("float64", "float32"), ("float32", "float64")])
+def test_floats_of_another_precision_are_converted(tmp_path, kinds):
+    value = np.array([0.1, 1e-30, 3], kinds[0])
+    save_weights(tmp_path / "w.npz", engine.shared(value, name="w"))
+    w = engine.shared(np.zeros(3, kinds[1]), name="w")
+    load_weights(tmp_path / "w.npz", [w])
+    assert_identical(values_of([w]), [value.astype(kinds[1])])
+
+
+@pytest.mark.parametrize("call", [save_weights, load_weights])
+@pytest.mark.parametrize(
+    "make, error, message",
+    [
+        (lambda: [engine.shared(1.0)], InputValueError, "has the name None; expected a text: pass"),
+        (lambda: {3: engine.shared(1.0)}, InputValueError, "has the name 3; expected a text"),
+        (
+            lambda: [engine.shared(v, name="w") for v in (1.0, 2.0)],
+            InputValueError,
+            "two variables have the name 'w'",
+        ),
+        (lambda: [T.dvector("x")], InputTypeError, "got x; expected a Lasagne layer, or shared"),
+        (lambda: 3, InputTypeError, "got 3; expected a Lasagne layer"),
+        (lambda: {"w": np.ones(3)}, InputTypeError, "expected a Lasagne layer"),
+    ],
+)
+def test_wrong_params_are_refused(tmp_path, call, make, error, message):
+    path = tmp_path / "w.npz"
+    save_weights(path, engine.shared(1.0, name="w"))
+    before = path.read_bytes()
+    with pytest.raises(error, match=rf"{call.__name__}\(\): .*{message}"):
+        call(path, make())
+    assert path.read_bytes() == before
+
+
+def test_states_of_random_streams_are_no_weights(tmp_path):
+    streams = STREAMS["numpy"](seed=1)
+    streams.uniform((2,))
+    state = streams.state_updates[0][0]
+    state.name = "state"
+    with pytest.raises(InputTypeError, match=r"'state' is .*; expected shared variables that hold"):
+        save_weights(tmp_path / "w.npz", [state])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 no", "array", "pickles", "checkpoint"])
+def test_other_files_are_refused(tmp_path, content):
+    path, message = tmp_path / "file.npz", "cannot be read"
+    if content == "array":
+        with path.open("wb") as file:
+            np.save(file, np.ones(3))
+    elif content == "pickles":
+        np.savez(path, w=np.array([{}], dtype=object))
+    elif content == "checkpoint":
+        trainer = Trainer(Model().train, dataset(), 16, checkpoint=tmp_path / "kept")
+        trainer.run(1)
+        path, message = trainer.save(), r"is a checkpoint of a Trainer; .*trainer\.resume\(path\)"
+    else:
+        path.write_bytes(content)
+    w = engine.shared(1.0, name="w")
+    with pytest.raises(InputValueError, match=rf"{re.escape(str(path))} {message}"):
+        load_weights(path, w)
+    assert w.get_value() == 1
+
+
+def test_files_that_cannot_be_used_are_oserrors(tmp_path, monkeypatch):
+    w = engine.shared(1.0, name="w")
+    with pytest.raises(FileNotFoundError):
+        load_weights(tmp_path / "none.npz", w)
+    with pytest.raises(FileNotFoundError):
+        save_weights(tmp_path / "none" / "w.npz", w)
+    save_weights(tmp_path / "w.npz", w)
+    before = (tmp_path / "w.npz").read_bytes()
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    w.set_value(2.0)
+    with pytest.raises(OSError, match="No space left"):
+        save_weights(tmp_path / "w.npz", w)
+    assert [(entry.name, entry.read_bytes()) for entry in tmp_path.iterdir()] == [("w.npz", before)]
+
+
+def test_all_ranks_get_the_values(tmp_path):
+    path = tmp_path / "w.npz"
+    trained = Model()
+    Trainer(trained.train, dataset(), 16, verbose=False).run(1)
+    save_weights(path, trained.params)
+    expected = values_of(trained.params)
+    early = Model()
+    load_weights(path, early.params)  # before there are ranks: distributed with the function
+    with forked(2):
+        model = Model(make_train_function)
+        early_loss = synk.function([early.x, early.y], early.clean)
+        synk.distribute()
+        assert load_weights(path, model.params) == ["w", "b"]
+        for values in [*everywhere(model.params), *everywhere(early.params)]:
+            assert_same(values, expected)
+        x, y = dataset(9)
+        loss = ((x @ expected[0] + expected[1] - y) ** 2).mean()
+        np.testing.assert_allclose(early_loss(x, y), loss)
+        # What one rank cannot have, none has.
+        wrong = [model.w, engine.shared(np.ones(2), name="b")]
+        synk.broadcast(model.w, np.ones(4))
+        with pytest.raises(InputValueError):
+            load_weights(path, wrong)
+        for values in everywhere([model.w]):
+            assert_same(values, [np.ones(4)])
+        save_weights(path, model.params)
+    closed = Model()
+    load_weights(path, closed.params)  # there are no ranks any more
+    assert_same(values_of(closed.params), [np.ones(4), expected[1]])
+
+
+def network(lasagne, names, units=3):
+    layers = lasagne.layers
+    below = layers.InputLayer((None, 2))
+    below = layers.DenseLayer(below, units, name=names[0])
+    below = layers.NonlinearityLayer(below)
+    left = layers.DenseLayer(below, units, name=names[1])
+    right = layers.DenseLayer(below, units, W=left.W, name=names[2])  # it shares its weights
+    return layers.ElemwiseSumLayer([left, right])
+
+
+@pytest.mark.parametrize(
+    "names, prefixes",
+    [
+        ((None, None, None), ("DenseLayer_0", "DenseLayer_1", "DenseLayer_2")),
+        (("a", None, "c"), ("a", "DenseLayer_0", "c")),
+    ],
+)
+def test_parameters_of_lasagnes_layers_have_the_names_of_their_layers(tmp_path, names, prefixes):
+    lasagne = pytest.importorskip("lasagne")
+    lasagne.random.set_rng(np.random.RandomState(0))
+    saved = network(lasagne, names)
+    first, second, third = prefixes
+    expected = [f"{first}.W", f"{first}.b", f"{second}.W", f"{second}.b", f"{third}.b"]
+    assert save_weights(tmp_path / "w.npz", saved) == expected
+    loaded = network(lasagne, names)
+    assert load_weights(tmp_path / "w.npz", [loaded]) == expected
+    assert_same(*map(lasagne.layers.get_all_param_values, (loaded, saved)))
+    with pytest.raises(InputValueError, match=rf"{first}\.W: shape \(2, 3\) in the file, \(2, 4\)"):
+        load_weights(tmp_path / "w.npz", network(lasagne, names, units=4))
+
+
+def test_layers_of_the_same_name_are_refused(tmp_path):
+    lasagne = pytest.importorskip("lasagne")
+    with pytest.raises(InputValueError, match=r"two variables have the name 'a\.b'"):
+        save_weights(tmp_path / "w.npz", network(lasagne, ("a", "b", "a")))
