@@ -165,7 +165,8 @@ def _inputs(value: Any, what: str) -> List[Any]:
                 f"{TITLE} variable such as T.matrix() (shared variables are implicit inputs: not "
                 f"listed)"
             )
-        if not hasattr(item.type, "broadcastable"):
+        # Sparse matrices have a format; PyTensor's are tensors, too.
+        if not hasattr(item.type, "broadcastable") or hasattr(item.type, "format"):
             raise SpecError(
                 f"{what}[{place}]: got {item} of type {item.type}, expected a tensor, whose rows "
                 f"can be shared; pass data, indices and indptr of a sparse matrix, or keep it in a "
