@@ -14,8 +14,12 @@ would clutter the page stands in comments of HTML, which readers do not see:
     ...
     -->
     <!-- not run: why -->           the next block is not run
+    <!-- only PyTensor: why -->     the next block is for readers who have PyTensor; or Theano
 
 A line that ends with ``#-> text`` prints that text. In both, ``...`` stands for anything.
+
+Where PyTensor is installed in place of Theano, the page is read as README.md tells: `import theano`
+is `import pytensor as theano`, and all else is the same.
 """
 
 from __future__ import annotations
@@ -26,11 +30,25 @@ import io
 import re
 import sys
 from pathlib import Path
-from typing import Any, Iterator, NamedTuple
+from typing import Any, Iterable, Iterator, NamedTuple
 
-MARK = re.compile(r"^<!-- (setup|printed|raises|not run)(.*?)(-->)?$")
+ENGINE = "Theano" if sys.version_info < (3, 12) else "PyTensor"
+MARK = re.compile(r"^<!-- (setup|printed|raises|not run|only)(.*?)(-->)?$")
 FENCE = re.compile(r"^( *)(`{3,}|:{3,})(\{?[\w-]*\}?)(.*)$")
 PROMISE = re.compile(r"#-> (.*)$")
+# How a program for Theano becomes one for PyTensor, and what it then prints.
+TRANSLATED = (
+    (re.compile(r"^( *)import theano$", re.MULTILINE), r"\1import pytensor as theano"),
+    (re.compile(r"^( *)import theano\.", re.MULTILINE), r"\1import pytensor."),
+    (re.compile(r"^( *)from theano\b", re.MULTILINE), r"\1from pytensor"),
+)
+PRINTED = (
+    (re.compile(r"\bTheano\b"), "PyTensor"),
+    (re.compile(r"\btheano\b(?=[/.])"), "pytensor"),
+    (re.compile(r"Sum\{acc_dtype=float64\}"), "Sum{axes=None}"),
+    (re.compile(r"Elemwise\{sub\}"), "Sub"),
+    (re.compile(r"Elemwise\{eq,no_inplace\}"), "Eq"),
+)
 # Digits that differ by machine, in what `fork()`, `distribute()` and waiting ranks print.
 MASKS = (
     (r"(\d+) (?:of|processes on) \d+ detected CPU cores", r"\1 CPU cores"),
@@ -47,6 +65,7 @@ class Block(NamedTuple):
         kind: the fence's language, or "setup".
         line: of its first line of text, counted from 1.
         mark, detail: the comment before it: "printed", "raises" or "not run" and what it says.
+        only: the engine that it is for; "" for either.
     """
 
     kind: str
@@ -54,31 +73,41 @@ class Block(NamedTuple):
     line: int
     mark: str = ""
     detail: str = ""
+    only: str = ""
+
+    @property
+    def runs(self) -> bool:
+        """Whether it is code that is run here."""
+        is_code = self.kind in ("setup", "python") and self.mark != "not run"
+        return is_code and self.only in ("", ENGINE)
 
 
 def blocks(page: str) -> Iterator[Block]:
     """Yield the blocks of a page's text, in order."""
     lines = page.splitlines()
-    mark, detail, number = "", "", 0
+    mark, detail, only, number = "", "", "", 0
     while number < len(lines):
         comment, fence = MARK.match(lines[number]), FENCE.match(lines[number])
         number += 1
         if comment and comment.group(1) == "setup":
             end = next(n for n in range(number, len(lines)) if lines[n].strip() == "-->")
-            expected = re.fullmatch(r" raises (\w+)", comment.group(2))
-            outcome = ("raises", expected.group(1)) if expected else ("", "")
+            said = re.fullmatch(r"(?: raises (\w+))?(?: only (\w+))?", comment.group(2))
+            error, engine = said.groups("") if said else ("", "")
+            outcome = ("raises" if error else "", error, engine)
             yield Block("setup", "\n".join(lines[number:end]), number + 1, *outcome)
             number = end + 1
+        elif comment and comment.group(1) == "only":
+            only = comment.group(2).partition(":")[0].strip()
         elif comment:
             mark, detail = comment.group(1), comment.group(2).strip(" :")
         elif fence and fence.group(2).startswith("`"):
             indent = len(fence.group(1))
             end = next(n for n in range(number, len(lines)) if _closes(lines[n], fence.group(2)))
             text = "\n".join(line[indent:] for line in lines[number:end])
-            yield Block(fence.group(3), text, number + 1, mark, detail)
-            mark, detail, number = "", "", end + 1
-        elif lines[number - 1].strip() and mark:
-            raise ValueError(f"line {number}: no block follows the mark {mark!r}")
+            yield Block(fence.group(3), text, number + 1, mark, detail, only)
+            mark, detail, only, number = "", "", "", end + 1
+        elif lines[number - 1].strip() and (mark or only):
+            raise ValueError(f"line {number}: no block follows the mark {mark or only!r}")
 
 
 def _closes(line: str, fence: str) -> bool:
@@ -100,12 +129,17 @@ class Page:
     def run(self) -> int:
         """Run it; return how many blocks ran."""
         count = 0
+        has_run = True  # what came last
         for block in blocks(self.path.read_text(encoding="utf-8")):
             if block.mark == "printed":
-                self._compare(block)
-            elif block.kind in ("setup", "python") and block.mark != "not run":
+                if has_run and block.only in ("", ENGINE):
+                    self._compare(block)
+            elif block.runs:
                 self._execute(block)
                 count += 1
+                has_run = True
+            elif block.only:
+                has_run = False
         self._wrong += [
             f"{self.path}:{line}: {promise!r} was promised, and nothing printed"
             for line, promise in self._promises.items()
@@ -120,7 +154,8 @@ class Page:
         found = {number: PROMISE.search(line) for number, line in lines}
         self._promises.update({n: match.group(1) for n, match in found.items() if match})
         # The empty lines give the code's lines the numbers that they have in the page.
-        tree = ast.parse("\n" * (block.line - 1) + block.text, str(self.path))
+        text = _here(block.text, TRANSLATED)
+        tree = ast.parse("\n" * (block.line - 1) + text, str(self.path))
         code = compile(tree, str(self.path), "exec")
         stdout, sys.stdout = sys.stdout, _Tee(sys.stdout, self._printed)
         self._printed.seek(0)
@@ -145,10 +180,10 @@ class Page:
             raise AssertionError(f"{self.path}:{block.line}: it does not raise {block.detail}")
 
     def _compare(self, block: Block) -> None:
-        printed = self._printed.getvalue()
-        if not alike(block.text, printed):
+        printed, shown = self._printed.getvalue(), _here(block.text, PRINTED)
+        if not alike(shown, printed):
             self._wrong.append(
-                f"{self.path}:{block.line}: shown is\n{block.text}\nbut printed was\n{printed}"
+                f"{self.path}:{block.line}: shown is\n{shown}\nbut printed was\n{printed}"
             )
 
     def _print(self, *values: Any, **options: Any) -> None:
@@ -162,6 +197,13 @@ class Page:
         if not alike(promise, text.getvalue()):
             self._wrong.append(f"{self.path}:{line}: promised {promise}; got {text.getvalue()}")
         self._kept.add(line)
+
+
+def _here(text: str, translated: Iterable[tuple[re.Pattern[str], str]]) -> str:
+    """Return a text as it is for readers of this Python's engine."""
+    for pattern, words in translated if ENGINE == "PyTensor" else ():
+        text = pattern.sub(words, text)
+    return text
 
 
 class _Tee(io.TextIOBase):

@@ -1,7 +1,8 @@
 """What the documentation shows runs, and prints what is shown; see `_run_page.py` for its marks.
 
 Programs that a page includes from `examples/` are run by `test_examples.py`. The pages of synk-shm
-and synk-comm are run by these packages' own tests, on ranks where they need any.
+and synk-comm are run by these packages' own tests, on ranks where they need any. Pages for either
+engine are run with both.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Iterator
 
 import pytest
 from _checkout import PACKAGES, ROOT, project, ran
-from _run_page import Block, Page, blocks
+from _run_page import ENGINE, Block, Page, blocks
 from packaging.requirements import InvalidRequirement, Requirement
 from typer.testing import CliRunner
 
@@ -43,6 +44,13 @@ BY_NIGHT = {
     "docs/seeing.md",
     "packages/synk-extensions/README.md",
     "packages/synk-theano/README.md",
+}
+# What is run with PyTensor by day; with Theano, its own pages are not run at all.
+BY_DAY_ON_PYTENSOR = {
+    "README.md",
+    "docs/installation.md",
+    "docs/pymc.md",
+    "packages/synk-pytensor/README.md",
 }
 # Commands of other projects, which are shown and not checked.
 FOREIGN = {
@@ -74,8 +82,10 @@ PROGRAMS = {
 RUN = [
     name
     for name, found in PROGRAMS.items()
-    if name not in ELSEWHERE and any(block.mark != "not run" for block in found)
+    if name not in ELSEWHERE and any(block.runs for block in found)
 ]
+if ENGINE == "PyTensor":
+    BY_NIGHT = set(RUN) - BY_DAY_ON_PYTENSOR
 NOT_RUN = [
     (f"{name}:{block.line}", block)
     for name, found in PROGRAMS.items()
@@ -94,9 +104,11 @@ SHELL = [
 @pytest.fixture(scope="module")
 def zygote() -> Iterator[Zygote]:
     """A process that has imported what pages import, to fork the readers of pages from."""
-    modules = "import lasagne, synkhronos.extensions.train, theano.tensor"
-    lines = "theano.config.traceback.limit = 8"  # reports name them, as they do for readers
-    with Zygote(f"{modules}\n{lines}") as made:
+    modules, lines = {
+        "Theano": ("lasagne, theano.tensor", "theano.config.traceback.limit = 8"),
+        "PyTensor": ("pytensor.tensor", "pytensor.config.traceback__limit = 8"),
+    }[ENGINE]  # reports name lines, as they do for readers
+    with Zygote(f"import synkhronos.extensions.train, {modules}\n{lines}") as made:
         yield made
 
 
@@ -144,6 +156,16 @@ def test_a_page_that_is_wrong_is_noticed(name: str, tmp_path: Path) -> None:
         Page(tmp_path / "page.md").run()
 
 
+def test_a_block_for_one_engine_runs_with_that_alone(tmp_path: Path) -> None:
+    other = "PyTensor" if ENGINE == "Theano" else "Theano"
+    shown = "<!-- printed -->\n```text\n{}\n```\n"
+    parts = [f"<!-- setup only {other}\n1 / 0\n-->\n"]
+    for engine, code, text in ((ENGINE, "print(3)", "3"), (other, "1 / 0", "nothing")):
+        parts += [f"<!-- only {engine}: why -->\n", CODE.format(code), shown.format(text)]
+    (tmp_path / "page.md").write_text("".join(parts), encoding="utf-8")
+    assert Page(tmp_path / "page.md").run() == 1
+
+
 @pytest.mark.parametrize(("where", "block"), NOT_RUN, ids=[where for where, _ in NOT_RUN])
 def test_block_that_is_not_run(where: str, block: Block) -> None:
     ast.parse(block.text)
@@ -152,7 +174,9 @@ def test_block_that_is_not_run(where: str, block: Block) -> None:
 
 
 def test_every_page_with_programs_is_run() -> None:
-    assert {"README.md", "docs/tutorial.md", "docs/troubleshooting.md"} <= set(RUN) - BY_NIGHT
+    by_day = {"README.md", "docs/tutorial.md", "docs/troubleshooting.md"}
+    by_day = by_day if ENGINE == "Theano" else BY_DAY_ON_PYTENSOR
+    assert by_day <= set(RUN) - BY_NIGHT
     assert set(RUN) >= BY_NIGHT
     for name, test in ELSEWHERE.items():
         assert PROGRAMS[name]
@@ -240,7 +264,8 @@ def _help(path: tuple[str, ...]) -> str:
 
 def _check_python(words: list[str], home: Path) -> None:
     if words[:1] == ["-m"]:
-        if words[1] not in {"venv", "pip", "pytest"}:
+        theanos = ENGINE == "PyTensor" and words[1].startswith("synk_theano")
+        if words[1] not in {"venv", "pip", "pytest"} and not theanos:
             assert importlib.util.find_spec(words[1]), words
     elif words[:1] == ["-c"]:
         ast.parse(words[1])
