@@ -1,16 +1,20 @@
-"""Run parts of Theano's and Lasagne's own test suites under the compatibility hook.
+"""Run parts of the test suites of Theano, Lasagne and PyTensor under what this project changes.
 
     python scripts/run_foreign_suites.py --list
     python scripts/run_foreign_suites.py --venv /tmp/foreign             all, in an environment of
                                                                          their own, made if absent
     python scripts/run_foreign_suites.py tests/test_ifelse lasagne/init  some, in this environment
+    python scripts/run_foreign_suites.py --pytensor FOLDER               PyTensor's
 
-Every suite runs in its own pytest, one after the other, and is compared with `foreign_suites.json`
-beside this script: how many tests passed, and which are known to fail, and why. The exit status is
-1 when something that passed then fails now, or is gone. What a test of 2020 needs that is not
-installed with synk-theano (pytest 7.4.4, which still knows how nose set up its tests) is only put
-into the environment of `--venv`. Theano's compiled modules are kept in `--cache`. All suites take
-hours; `--quick` has the compiler spend no time on optimisation.
+Theano's and Lasagne's run under the compatibility hook, on Python 3.9 to 3.11. PyTensor's, on 3.12
+and newer, have their functions made as those of Synkhronos: see `_through_synk.py`. FOLDER is a
+checkout of PyTensor, because its distributions lack the tests. Every suite runs in its own pytest,
+one after the other, and is compared with `foreign_suites.json` beside this script: how many tests
+passed, and which are known to fail, and why. The exit status is 1 when something that passed then
+fails now, or is gone. What a test of 2020 needs that is not installed with synk-theano (pytest
+7.4.4, which still knows how nose set up its tests) is only put into the environment of `--venv`.
+Theano's compiled modules are kept in `--cache`. All suites take hours; `--quick` has the compiler
+spend no time on optimisation.
 """
 
 from __future__ import annotations
@@ -31,13 +35,15 @@ from typing import Any, NamedTuple, Optional
 
 ROOT = Path(__file__).resolve().parent.parent
 KNOWN = Path(__file__).with_name("foreign_suites.json")
-LOCAL = ("synk-shm", "synk-comm", "synk-core", "synk-theano")
+HAS_THEANO = sys.version_info < (3, 12)
+LOCAL = ("synk-shm", "synk-comm", "synk-core", "synk-theano" if HAS_THEANO else "synk-pytensor")
 LASAGNE = "lasagne==0.1"
 # setuptools, because Theano and Lasagne ask pkg_resources and distutils; mock, for Lasagne's tests.
 NEEDED = (
     *("numpy==1.23.5", "scipy==1.15.3", "setuptools==65.5.0"),
     *("pytest==7.4.4", "parameterized", "mock", LASAGNE),
 )
+NEEDED_BY_PYTENSOR = ("pytest>=8", "pytest-mock")
 SUITE_LIMIT_S = 4 * 3600
 FAILURES = ("failure", "error")
 
@@ -68,9 +74,10 @@ class Result(NamedTuple):
 
 
 def known_suites() -> list[Suite]:
-    """Read the table."""
+    """Read the table: what this Python can run of it."""
     rows: list[dict[str, Any]] = json.loads(KNOWN.read_text(encoding="utf-8"))["suites"]
-    return [Suite(**{"failing": {}, **row}) for row in rows]
+    suites = [Suite(**{"failing": {}, **row}) for row in rows]
+    return [suite for suite in suites if suite.name.startswith("pytensor/") != HAS_THEANO]
 
 
 def make_environment(folder: Path) -> Path:
@@ -82,8 +89,10 @@ def make_environment(folder: Path) -> Path:
     subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     editable = [part for name in LOCAL for part in ("-e", str(ROOT / "packages" / name))]
-    subprocess.run([*pip, *editable, *NEEDED], check=True)
-    subprocess.run([str(python), "-m", "synk_theano_compat", "--install"], check=True)
+    needed = NEEDED if HAS_THEANO else NEEDED_BY_PYTENSOR
+    subprocess.run([*pip, *editable, *needed], check=True)
+    if HAS_THEANO:
+        subprocess.run([str(python), "-m", "synk_theano_compat", "--install"], check=True)
     ready.touch()
     return python
 
@@ -116,12 +125,16 @@ def run_suite(suite: Suite, python: Path, top: Path, flags: str, scratch: Path) 
     report, log = scratch / "report.xml", scratch / "log"
     report.unlink(missing_ok=True)
     command = [str(python), "-m", "pytest", "-c", os.devnull, "-q", "-p", "no:cacheprovider"]
-    command += ["--tb=short", f"--rootdir={top}", f"--junitxml={report}", str(top / suite.name)]
+    place = top / suite.name.removeprefix("pytensor/")
+    command += ["--tb=short", f"--rootdir={top}", f"--junitxml={report}", str(place)]
     command += ["-k", suite.select] if suite.select else []
+    command += [] if HAS_THEANO else ["-p", "_through_synk"]
+    engine = "THEANO" if HAS_THEANO else "PYTENSOR"
     environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("THEANO")},
-        "THEANORC": os.devnull,
-        "THEANO_FLAGS": flags,
+        **{name: value for name, value in os.environ.items() if not name.startswith(engine)},
+        f"{engine}RC": os.devnull,
+        f"{engine}_FLAGS": flags,
+        **({} if HAS_THEANO else {"PYTHONPATH": str(Path(__file__).parent)}),
         # One thread: the numbers of the tests are small, and the machine may have other work.
         **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
     }
@@ -198,6 +211,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--venv", type=Path, help="run in this environment, made if absent")
     parser.add_argument("--cache", type=Path, help="Theano's base_compiledir; kept if given")
     parser.add_argument("--lasagne", type=Path, help="Lasagne's unpacked source distribution")
+    parser.add_argument("--pytensor", type=Path, help="a checkout of PyTensor")
     parser.add_argument("--quick", action="store_true", help="compile without optimisation (-O0)")
     return parser.parse_args(arguments)
 
@@ -217,18 +231,23 @@ def main(arguments: list[str]) -> int:
         for suite in suites:
             print(f"{suite.label:<56} {suite.passed} / {len(suite.failing)} / {suite.skipped}")
         return 0
+    if not HAS_THEANO and not options.pytensor:
+        print("PyTensor's tests are in a checkout of it: --pytensor FOLDER", file=sys.stderr)
+        return 2
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     python = make_environment(options.venv) if options.venv else Path(sys.executable)
     worse: list[str] = []
     print("suite: passed / failed / skipped", flush=True)
     with tempfile.TemporaryDirectory(prefix="foreign-suites-") as folder:
         scratch = Path(folder)
-        theano = folder_of_theano(python).parent
+        own = folder_of_theano(python).parent if HAS_THEANO else options.pytensor.resolve()
         lasagne: Optional[Path] = options.lasagne
         cache = (options.cache or scratch / "cache").resolve()
-        flags = f"base_compiledir={cache}" + (",gcc.cxxflags=-O0" if options.quick else "")
+        quick = "gcc.cxxflags=-O0" if HAS_THEANO else "gcc__cxxflags=-O0,linker=cvm"
+        flags = f"base_compiledir={cache}" + (f",{quick}" if options.quick else "")
+        flags += "" if HAS_THEANO else ",blas__ldflags="  # or it warns that pip brings no BLAS
         for suite in suites:
-            top = theano
+            top = own
             if suite.name.startswith("lasagne/"):
                 lasagne = lasagne or unpack_lasagne(python, scratch)
                 top = lasagne.resolve()
