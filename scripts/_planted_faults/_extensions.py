@@ -130,9 +130,9 @@ EXTENSIONS = (
     _fault(
         "ext-ctrl-c-not-given-back",
         "life cycles",
-        "synkhronos/extensions/train/_trainer.py",
-        "            signal.signal(signal.SIGINT, self._usual)",
-        "            self._usual = None",
+        "synkhronos/extensions/train/_interrupt.py",
+        "            signal.signal(number, usual)",
+        "            self._usual = {}",
         "After a run, Ctrl-C still goes to the run's handler.",
         "trainer_interrupt trainer",
     ),
