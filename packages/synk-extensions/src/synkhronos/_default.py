@@ -45,7 +45,7 @@ def open_default(**settings: Any) -> Runtime:
     """
     global _runtime, _owner
     with _lock:
-        if _runtime is not None and not _runtime.closed:
+        if is_open():
             if os.getpid() != _owner:
                 raise AlreadyForked(
                     "fork() was called already, in the process that this one was forked from; "
@@ -67,6 +67,11 @@ def default() -> Runtime:
     if _runtime is None:
         raise NotForked("synkhronos has not forked yet; call synkhronos.fork() first")
     return _runtime
+
+
+def is_open() -> bool:
+    """Return whether there is a default runtime that is not closed."""
+    return _runtime is not None and not _runtime.closed
 
 
 def close_default() -> None:

@@ -114,19 +114,12 @@ def load_weights(path: str | os.PathLike[str], params: Any, strict: bool = True)
         )
     targets = [variables[name] for name in common]
     values = [arrays[name].astype(variables[name].dtype) for name in common]
-    if _has_ranks():
+    if _default.is_open():
         synk.broadcast(targets, values)
     else:
         for variable, value in zip(targets, values):
             variable.set_value(value)
     return common
-
-
-def _has_ranks() -> bool:
-    try:
-        return not _default.default().closed
-    except synk.exceptions.NotForked:
-        return False
 
 
 def _named(params: Any, function: str) -> dict[str, Any]:
