@@ -26,7 +26,7 @@ import synkhronos as synk
 from synk_core.engine import SharedVariable
 from synkhronos import _default
 from synkhronos.exceptions import InputTypeError, InputValueError
-from synkhronos.extensions.train._checkpoints import FORMAT, META, write_arrays
+from synkhronos.extensions.train._checkpoints import FORMAT, META, read_arrays, write_arrays
 
 __all__ = ["load_weights", "save_weights"]
 
@@ -186,8 +186,7 @@ def _is_list(thing: Any) -> bool:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as members:
-            arrays = {name: members[name] for name in members.files}
+        arrays = read_arrays(path)
     except OSError:
         raise
     except Exception as error:  # whatever a damaged or hostile file makes NumPy raise

@@ -211,6 +211,17 @@ def write_arrays(path: Path, arrays: dict[str, Any]) -> None:
     _sync_folder(path.parent)
 
 
+def read_arrays(path: Path) -> dict[str, Any]:
+    """Return the arrays of a .npz file.
+
+    Raises:
+        OSError: The file cannot be opened.
+        Exception: Whatever a damaged or hostile file makes NumPy raise.
+    """
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as members:
+        return {name: members[name] for name in members.files}
+
+
 def read_file(path: Path) -> Any:
     """Return the content of a file, floats to the last bit.
 
@@ -218,8 +229,7 @@ def read_file(path: Path) -> Any:
         CheckpointError: The file is missing, damaged, or not a checkpoint of this version.
     """
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as members:
-            arrays = {name: members[name] for name in members.files}
+        arrays = read_arrays(path)
         header = json.loads(str(arrays[META]))
         kind, version, content = header["format"], header["version"], header["content"]
         if kind == FORMAT and version == VERSION:
