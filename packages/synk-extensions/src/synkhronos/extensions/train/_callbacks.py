@@ -232,6 +232,7 @@ class _RunLog(ExperimentLog):
     def __init__(self, config: Mapping[str, Any] | None, every_steps: int) -> None:
         super().__init__(config, every_steps)
         self._id: str | None = None
+        self._owned = False  # whether the callback has opened the run that is under way
 
     def on_run_begin(self, trainer: Trainer) -> None:
         """Open the run of this training, or a new one for a new training."""
@@ -287,7 +288,6 @@ class WandB(_RunLog):
         self._wandb = _required("wandb", "wandb")
         self._settings = {"project": project, "name": name, **settings}
         self._run: Any = None
-        self._owned = False
 
     def _open(self, step: int, config: dict[str, Any]) -> None:  # noqa: ARG002 - the id tells it
         self._run = self._wandb.run
@@ -349,7 +349,6 @@ class MLflow(_RunLog):
         self._mlflow = _required("mlflow", "mlflow")
         self._experiment = experiment
         self._name = name
-        self._owned = False
 
     def _open(self, step: int, config: dict[str, Any]) -> None:  # noqa: ARG002 - the id tells it
         run = self._mlflow.active_run()
