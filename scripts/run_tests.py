@@ -118,6 +118,7 @@ def with_pytensor() -> list[Suite]:
         *tests_of("synk-extensions", "test_examples.py", "test_demos.py"),
         *tests_of("synk-extensions", "test_migration_example.py", "test_sync_trainer.py"),
         "integration/test_examples.py",
+        "integration/test_docs_blocks.py",
     )
     pymc = tests_of(
         "synk-extensions", "test_pymc.py", "test_pymc_verdicts.py", "test_pymc_example.py"
