@@ -30,7 +30,9 @@ def test_a_timeline_has_what_each_rank_did(synk, n, place, tmp_path):
         assert kinds.count("compute") == 2, kinds
         assert kinds.count("slice") == 2, kinds
         assert kinds.count("collective") == 1, kinds
-        assert kinds.count("reduce") == 2, kinds
+        # Numbers that devices have computed may be reduced afterwards.
+        reduced = [e["name"] for e in events if e["pid"] == rank and e["cat"] == "reduce"]
+        assert reduced.count("traced") == 2, reduced
     assert all(event["dur"] >= 0 for event in events)
 
 

@@ -8,7 +8,7 @@ is two hosts; messages go through shared memory then, where Python's own time sh
 
 Both contenders run in turns in the same processes, on the same arrays. A turn is a number of calls
 back to back; its time is the slowest rank's. *Order* is what synk-core does for each call: a
-broadcast of 128 bytes and a barrier. MPI's broadcast does not wait for the others; ours does.
+broadcast of 256 bytes and a barrier. MPI's broadcast does not wait for the others; ours does.
 """
 
 # ruff: noqa: T201 - a command line tool prints
@@ -65,7 +65,7 @@ def measure(rounds: int) -> dict[str, Any]:
         world.Allreduce(MPI.IN_PLACE, took, op=MPI.MAX)
         return float(took)
 
-    word = np.zeros(16, "i8")
+    word = np.zeros(32, "i8")
 
     def order() -> None:
         comm.broadcast(word)

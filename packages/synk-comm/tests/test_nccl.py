@@ -904,6 +904,30 @@ def test_synchronize_waits_for_an_event_alone():
     broken_group(run)
 
 
+@pytest.mark.parametrize("event", [None, 77])
+def test_an_interrupt_ends_a_wait_for_the_gpu_and_not_the_group(event):
+    def run(comm, fake):
+        x = CudaArray.of(fake.gpus, np.ones(2), comm.device)
+        comm.all_reduce(x, out=x)
+        if comm.rank == 0:
+            wait = comm._link._wait
+
+            def strike(_over, _deadline):
+                raise KeyboardInterrupt
+
+            comm._link._wait = strike
+            with pytest.raises(KeyboardInterrupt):
+                comm.synchronize(10, event=event)
+            comm._link._wait = wait
+        comm.all_reduce(x, out=x)
+        comm.synchronize(10)
+        assert x.host().tolist() == [4.0, 4.0]
+        comm.barrier()
+        comm.close()
+
+    assert not broken_group(run).aborted
+
+
 def test_what_nccl_reports_ends_the_group():
     def run(comm, fake):
         x = CudaArray.of(fake.gpus, np.ones(2), comm.device)

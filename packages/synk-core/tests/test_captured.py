@@ -229,6 +229,44 @@ def _recorded(record, done, run):
     return record(lambda cut: run(lambda: (done.append("a cut"), cut())))
 
 
+def test_numbers_are_sent_early_also_without_a_graph(graphs, monkeypatch):
+    """Where a replay is slower, the function tells of them amid its computation."""
+    done = []
+    monkeypatch.setattr(graphs, "send", lambda values: done.append([float(v) for v in values]))
+    monkeypatch.setattr(capturable, "_ON_DEVICE", {*capturable._ON_DEVICE, "FromFunctionOp"})
+
+    @as_op([T.dmatrix], [T.dmatrix])
+    def late(x):
+        done.append("the rest")
+        if x[0, 0] < 0:
+            raise ArithmeticError
+        return x * 2
+
+    x = T.dmatrix("x")
+    v = theano.shared(np.zeros((2, 3)), "v")
+    function = theano.function([x], [x[0], x.sum()], updates=[(v, late(x))])
+    recorded = CapturedFunction(function, graphs, "f")
+    graphs.slow_launch = 0.2
+    for number in range(1, 7):
+        value = number + np.arange(6.0).reshape(2, 3)
+        done.clear()
+        require_same(recorded(value), [value[0], value.sum()])
+        require_same([v.get_value()], [2 * value])
+        if number > 3:
+            assert done == [[value.sum()], "the rest"]
+    assert "and a replay" in recorded.state
+    value = -np.ones((2, 3))
+    kept = weakref.ref(value)
+    with pytest.raises(ArithmeticError):
+        recorded(value)
+    del value
+    function.input_storage[0].storage[0] = None  # as the caller does
+    sys.last_value = sys.last_traceback = None
+    gc.collect()
+    assert kept() is None
+    require_same(recorded(np.ones((2, 3))), [np.ones(3), 6.0])
+
+
 def test_a_function_of_numbers_alone_is_one_graph(graphs):
     x = T.dmatrix("x")
     recorded = CapturedFunction(theano.function([x], [x.sum(), x.max()]), graphs, "f")

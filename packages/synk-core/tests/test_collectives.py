@@ -37,6 +37,24 @@ def on_all_ranks(runtime, variable):
     return [runtime.collectives.get_value(rank, variable) for rank in range(runtime.size)]
 
 
+@pytest.mark.parametrize("kind", [k for k in COLLECTIVES if COLLECTIVES[k].on_devices])
+def test_values_on_another_device_of_the_master_go_through_host_memory(trio, monkeypatch, kind):
+    """In all ranks: to these the context's name may mean their default device."""
+    performed, perform = [], PERFORMERS[kind]
+
+    def noted(*given, **named):
+        performed.append(named.get("through_host", False))
+        return perform(*given, **named)
+
+    monkeypatch.setitem(PERFORMERS, kind, noted)
+    elsewhere, here = (engine.shared(np.ones(3), name=name) for name in ("elsewhere", "here"))
+    storage = elsewhere.container.storage
+    monkeypatch.setattr("synk_core._api.collectives.is_elsewhere", lambda v: v is storage[0])
+    for variables in (here, elsewhere, [here, elsewhere]):
+        getattr(trio.collectives, kind)(variables)
+    assert performed == [False, True, True]
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("op", sorted(REDUCERS))
 def test_reductions(runtime, op, dtype):

@@ -8,8 +8,9 @@ import numpy as np
 
 from synk_core._graph.facts import Event
 from synk_core._graph.shared import require_shared, value_of
-from synk_core._graph.values import host_type, is_array, on_host
+from synk_core._graph.values import host_type, is_array, is_elsewhere, on_host
 from synk_core._master.executor import ALONE, Executor, Prepared, Standing
+from synk_core._plan.collectives import COLLECTIVES
 from synk_core._plan.ops import REDUCE_OPS, check_dtype, is_through_host, normalize
 from synk_core._plan.rows import Selection, is_int, selection_for, split_rows
 from synk_core._text import clipped, shown
@@ -146,15 +147,15 @@ class Collectives:
         else:
             weights = self._checked_weights(weights)
 
+        given: Dict[str, Any] = {"op": name, "weights": weights, **way_of(op)}
+        if not isinstance(weights, Function):
+            return self._perform("all_reduce", variables, given)
+
         def arguments(standing: Standing) -> Arguments:
-            given: Dict[str, Any] = {"op": name, "weights": weights, **way_of(op)}
-            if isinstance(weights, Function):
-                if weights.number in standing.called:
-                    # Its rows will be known when the step has come to it.
-                    given.update(weights=None, weights_of=weights.number)
-                else:
-                    given["weights"] = _rows_of(weights)
-            return given, 0
+            if weights.number in standing.called:
+                # Its rows will be known when the step has come to it.
+                return {**given, "weights": None, "weights_of": weights.number}, 0
+            return {**given, "weights": _rows_of(weights)}, 0
 
         return self._perform("all_reduce", variables, arguments)
 
@@ -229,9 +230,17 @@ class Collectives:
             again: whether the act may come again as it is.
         """
 
+        latest: Optional[Prepared] = None  # of what is the same wherever it stands
+
         def prepare(standing: Standing) -> Prepared:
+            nonlocal latest
+            if latest is not None and self._executor.knows(latest.step.number):
+                return latest
             given, origin = arguments(standing) if callable(arguments) else (arguments, 0)
             numbers = self._executor.numbers(variables)
+            if COLLECTIVES[kind].on_devices and any(is_elsewhere(value_of(v)) for v in variables):
+                # For all ranks: to others the context may be that of their default device.
+                given = {**given, "through_host": True}
             name = (kind, numbers, *given.items()) if again else None
             number = self._executor.enter(Collective(kind, numbers, given), name)
             event = Event(
@@ -241,7 +250,10 @@ class Collectives:
                 rank=given.get("rank"),
             )
             tally = self._executor.ledger.tally(f"{kind}()")
-            return Prepared(Step(number, origin), finish, tally, event)
+            prepared = Prepared(Step(number, origin), finish, tally, event)
+            if again and not callable(arguments):
+                latest = prepared
+            return prepared
 
         return self._do(prepare)
 

@@ -24,6 +24,11 @@ def is_on_default_device(value: Any) -> bool:
     return bool(value.context is DEVICES.default_context())
 
 
+def is_elsewhere(value: Any) -> bool:
+    """Return whether a value is an array on another device than that of the default context."""
+    return is_on_device(value) and not is_on_default_device(value)
+
+
 def is_array(value: Any) -> bool:
     """Return whether a value is an array, on the host or a device; random states may be none."""
     return isinstance(value, np.ndarray) or is_on_device(value)

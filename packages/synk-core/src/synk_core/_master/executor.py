@@ -131,6 +131,11 @@ class Executor:
         self._collect()
         return self._acts.enter(act, name, holder)
 
+    def knows(self, number: int) -> bool:
+        """Return whether an act has not been forgotten."""
+        self._collect()
+        return number in self._acts
+
     def perform(self, prepared: Sequence[Prepared]) -> List[Any]:
         """Have all ranks perform acts, in order; blocks until they have. The caller holds the lock.
 

@@ -13,24 +13,26 @@ class CollectiveKind(NamedTuple):
         equalizes: all ranks have the same value afterwards.
         restores: it may be called on values that a failure has left different: it shows them, or
             makes them equal to the master's.
+        on_devices: ranks exchange values where they lie; else only through host memory.
     """
 
     writes: bool = False
     equalizes: bool = False
     restores: bool = False
+    on_devices: bool = False
 
 
 _READS = CollectiveKind(restores=True)
 
 COLLECTIVES: Dict[str, CollectiveKind] = {
-    "broadcast": CollectiveKind(writes=True, equalizes=True, restores=True),
+    "broadcast": CollectiveKind(writes=True, equalizes=True, restores=True, on_devices=True),
     "scatter": CollectiveKind(writes=True),
     "set_value": CollectiveKind(writes=True),
     "get_value": _READS,
-    "gather": _READS,
-    "all_gather": CollectiveKind(writes=True, equalizes=True),
-    "reduce": CollectiveKind(writes=True),
-    "all_reduce": CollectiveKind(writes=True, equalizes=True),
+    "gather": _READS._replace(on_devices=True),
+    "all_gather": CollectiveKind(writes=True, equalizes=True, on_devices=True),
+    "reduce": CollectiveKind(writes=True, on_devices=True),
+    "all_reduce": CollectiveKind(writes=True, equalizes=True, on_devices=True),
     "get_shapes": _READS,
     "get_digests": _READS,
 }

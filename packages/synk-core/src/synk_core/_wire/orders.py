@@ -1,6 +1,6 @@
 """Send orders: one line of integers through the communicator, and extras if necessary.
 
-An order that only has acts which the workers know already is a broadcast of 128 bytes; that is a
+An order that only has acts which the workers know already is a broadcast of 256 bytes; that is a
 microsecond where ranks share memory. Extras follow in a second broadcast.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from .messages import Extras, Order, Step
 
-WIDTH = 16
+WIDTH = 32
 """Integers in a line: serial, bytes of extras, number of steps, then two for each step."""
 
 _HEADER = 3

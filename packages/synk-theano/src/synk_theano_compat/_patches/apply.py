@@ -25,7 +25,7 @@ from . import (
     scipy,
     setuptools,
 )
-from .gpu import convolutions, cudnn, pygpu, sums
+from .gpu import contexts, convolutions, cudnn, pygpu, sums
 
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
@@ -99,7 +99,10 @@ AFTER: dict[str, tuple[Patch, ...]] = {
         Patch("G9", "choices of cuDNN's algorithms", convolutions.remembered_choices),
         Patch("G12", "sums by channels", sums.quick_channel_sums),
     ),
-    "theano.gpuarray": (Patch("G10", "several names of a device", pygpu.several_names),),
+    "theano.gpuarray": (
+        Patch("G10", "several names of a device", pygpu.several_names),
+        Patch("G13", "several CUDA devices", contexts.several_devices),
+    ),
     "theano.gpuarray.opt": (Patch("G11", "no default context", pygpu.no_default_context),),
     "theano.gpuarray.linalg": (Patch("P10", "setuptools", setuptools.remove_stand_in),),
     "pygpu": (Patch("G1", "CUDA's libraries", pygpu.watch_pygpu),),

@@ -133,14 +133,22 @@ class NcclBase(ObjectMoves):
                 instead.
 
         Unlike a plain wait for the stream this ends if a peer dies or gives up, or when the time
-        is over: NCCL is stopped then, and the group has ended. No collective.
+        is over: NCCL is stopped then, and the group has ended. No collective: an interrupt, such
+        as Ctrl-C, ends the wait and nothing else.
 
         Raises:
             PeerLost, AbortedError, CommTimeout, or NcclError for what NCCL reports itself.
         """
-        deadline = self._steps.deadline(timeout_s)
-        with self._device_guard:
-            self._link.synchronize(deadline, event)
+        deadline, guard = self._steps.deadline(timeout_s), self._device_guard
+        with guard:
+            try:
+                self._link.synchronize(deadline, event)
+                return
+            except CommError:
+                raise
+            except BaseException as exc:  # noqa: BLE001 - raised below, where it ends nothing
+                interrupt = exc
+        raise interrupt
 
     # -- arguments ------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ import numpy as np
 
 from synk_core._graph.fast_call import bare
 from synk_core._graph.flat_updates import wholes_among
-from synk_core._graph.transfer.flat import FlatFunction, rebuild
+from synk_core._graph.transfer.flat import FlatFunction, flatten, rebuild
 from synk_core._graph.values import empty_like, is_on_device
 from synk_core.engine import linked_by_kind
 
@@ -74,6 +74,7 @@ class CapturedFunction:
     def __init__(
         self, function: Any, graphs: Any, name: str, parts: Optional[Parts] = None
     ) -> None:
+        self._function = function
         self._plain: Callable[..., List[Any]] = function
         self._graphs = graphs
         self._name = name
@@ -155,6 +156,7 @@ class CapturedFunction:
             self._replays += 1
         elif shape.problem:
             self._give_up(shape.problem, logging.INFO)
+            self._plain = _telling_of_scalars(self._function, self._graphs.send) or self._plain
         for place, result in zip(pure.on_host, hosted[n_crossing:]):
             results.insert(place, result)
         n_outputs = len(results) - len(pure.updated)
@@ -198,25 +200,23 @@ class _Scalars:
     """The outputs without axes, such as a loss, of a function that computes more than these.
 
     Args:
-        pure: form of the function.
+        flat: the function, whose results are outputs, then new values of variables.
+        n_outputs: number of the former.
 
     Attributes:
         places: among the results.
     """
 
-    def __init__(self, pure: Pure) -> None:
-        types, targets = pure.whole.variable_types(), pure.targets
-        scalars = [
-            place
-            for place, number in enumerate(pure.whole.outputs)
-            if targets[place] is None and types[number].ndim == 0
-        ]
-        self.places = scalars if len(scalars) < len(targets) else []
-        self._ready: Optional[Callable[[List[Any]], None]] = None
+    def __init__(self, flat: FlatFunction, n_outputs: int) -> None:
+        types = flat.variable_types()
+        outputs = enumerate(flat.outputs[:n_outputs])
+        scalars = [place for place, number in outputs if types[number].ndim == 0]
+        self.places = scalars if len(scalars) < len(flat.outputs) else []
+        self._ready: Optional[Callable[[List[Any]], object]] = None
         self._values: Dict[int, Any] = {}
 
     @contextmanager
-    def telling(self, ready: Callable[[List[Any]], None]) -> Iterator[None]:
+    def telling(self, ready: Callable[[List[Any]], object]) -> Iterator[None]:
         """For the duration of the block, have `ready` called with them when all are computed."""
         self._ready = ready
         try:
@@ -248,6 +248,32 @@ class _Scalars:
         )
 
 
+def _telling_of_scalars(
+    function: Any, ready: Callable[[List[Any]], object]
+) -> Optional[Callable[..., List[Any]]]:
+    """Return what computes a function without a graph, and calls `ready` with its numbers when it
+    has ordered these; None if it has none, or nothing else."""
+    flat = flatten(function)
+    scalars = _Scalars(flat, len(flat.borrowed_outputs))
+    if not scalars.places:
+        return None
+    with linked_by_kind():
+        telling = rebuild(scalars.told(flat))
+    run = bare(telling)
+
+    def call(*arguments: Any) -> List[Any]:
+        try:
+            with scalars.telling(ready):
+                return run(*arguments)
+        except BaseException:
+            # Or it would keep them alive.
+            for container in telling.input_storage[: len(arguments)]:
+                container.storage[0] = None
+            raise
+
+    return call
+
+
 class _Machines(NamedTuple):
     """What computes the parts of a pure form, and tells of the scalars."""
 
@@ -259,7 +285,7 @@ class _Machines(NamedTuple):
     @classmethod
     def of(cls, pure: Pure) -> _Machines:
         """Build them, without compiling anything."""
-        scalars = _Scalars(pure)
+        scalars = _Scalars(pure.whole, pure.targets.count(None))
         parts = (scalars.told(pure.whole), pure.hosted, pure.crossing)
         with linked_by_kind():
             machines = [_nothing if part is None else bare(rebuild(part)) for part in parts]
@@ -319,7 +345,8 @@ class _Shape:
             return self._replay(values, aim)
         if self._calls == _COMPARED:
             return self._compare(values)
-        results = self._run(self._copies(values))
+        copies = self._copies(values)
+        results = self._taken(self._run(copies), copies)
         if self._calls == _RECORDED:
             self._record(values, results, aim)
         return results
@@ -343,12 +370,14 @@ class _Shape:
             return copies + self._machines.crossing(*values)
 
     def _run(self, inputs: List[Any]) -> List[Any]:
-        """Return results in new arrays; the list of inputs is emptied."""
-        graphs = self._graphs
-        with graphs.own_memory(), self._parts.aimed(None):
-            results = self._machines.whole(*inputs)
+        """Return results in the memory of graphs."""
+        with self._graphs.own_memory(), self._parts.aimed(None):
+            return self._machines.whole(*inputs)
+
+    def _taken(self, results: List[Any], inputs: List[Any]) -> List[Any]:
+        """Return results of `_run` in new arrays; the lists are emptied."""
         copies = [result.copy() for result in results]
-        with graphs.own_memory():
+        with self._graphs.own_memory():
             results.clear()
             inputs.clear()
         return copies
@@ -466,7 +495,10 @@ class _Shape:
         for _ in range(2):
             self._load(values)
             inputs = [*self._inputs, *self._crossing]
-            times.append(graphs.seconds(lambda inputs=inputs: plain.append(self._run(inputs))))
+            results: List[Any] = []
+            times.append(graphs.seconds(lambda into=results, of=inputs: into.extend(self._run(of))))
+            # Not within the time: what is not replayed needs no copies.
+            plain.append(self._taken(results, inputs))
         replayed = self._replay(values)
         again = min(graphs.seconds(lambda: self._replay(values)) for _ in range(2))
         for arrays in zip(plain[0], plain[1], replayed):
