@@ -34,6 +34,8 @@ sys.dont_write_bytecode = False
 os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
 # All tests are of CPU processes, but for those that name their devices.
 os.environ.setdefault("SYNKHRONOS_USE_GPU", "0")
+# What a program writes does not depend on how long it takes.
+os.environ.setdefault("SYNKHRONOS_PROGRESS", "0")
 # Graphs are optimised as ever, and computed by Theano's own implementations in Python: the C code
 # that it writes is its own affair, and compiling takes longer than the tests. What is ours around
 # that code has tests that are marked "c_code"; all others run so too, if all is asked for.

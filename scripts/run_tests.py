@@ -113,24 +113,31 @@ def with_pytensor() -> list[Suite]:
     """
     if not list(Path(NEWEST).parent.parent.glob("lib/python*/site-packages/pytensor")):
         return []
-    shared = (
-        *tests_of("synk-extensions", "test_train.py", "test_updates_ranks.py", "test_cli.py"),
-        *tests_of("synk-extensions", "test_examples.py", "test_demos.py"),
-        *tests_of("synk-extensions", "test_migration_example.py", "test_sync_trainer.py"),
-        "integration/test_examples.py",
-        "integration/test_docs_blocks.py",
-    )
     pymc = tests_of(
         "synk-extensions", "test_pymc.py", "test_pymc_verdicts.py", "test_pymc_example.py"
     )
+    pages = ("integration/test_docs_blocks.py", "integration/test_examples.py")
     return [
         Suite(
-            "synk-core/pytensor", tests_of("synk-core"), about_s=400, nightly_s=450, python=NEWEST
+            "synk-core/pytensor",
+            tests_of("synk-core"),
+            without=tests_of("synk-core", "faults"),
+            about_s=400,
+            nightly_s=1500,
+            python=NEWEST,
         ),
         Suite("synk-pytensor", tests_of("synk-pytensor"), about_s=60, python=NEWEST),
-        Suite("synk-extensions/pytensor", shared, about_s=150, python=NEWEST),
+        Suite(
+            "synk-extensions/pytensor",
+            tests_of("synk-extensions"),
+            without=pymc,
+            about_s=150,
+            nightly_s=600,
+            python=NEWEST,
+        ),
         # Apart from the others: PyMC raises the limit of recursion.
         Suite("synk-extensions/pymc", pymc, about_s=540, nightly_s=300, python=NEWEST),
+        Suite("integration/pytensor", pages, about_s=100, nightly_s=300, python=NEWEST),
     ]
 
 

@@ -27,12 +27,12 @@ BUILT_ON = {
     "synk-extensions": ("synk-shm", "synk-comm", "synk-core", "synk-theano", "synk-pytensor"),
 }
 PYTHONS = {
-    "synk-shm": ("3.9", "3.11", "3.13"),
-    "synk-comm": ("3.9", "3.11", "3.13"),
-    "synk-core": ("3.9", "3.11", "3.13"),
+    "synk-shm": ("3.9", "3.11", "3.13", "3.14"),
+    "synk-comm": ("3.9", "3.11", "3.13", "3.14"),
+    "synk-core": ("3.9", "3.11", "3.12", "3.13", "3.14"),
     "synk-theano": ("3.9", "3.10", "3.11"),
     "synk-pytensor": ("3.12", "3.13", "3.14"),
-    "synk-extensions": ("3.9", "3.11"),
+    "synk-extensions": ("3.9", "3.11", "3.13"),
 }
 # Each has the Pythons of its engine, and the packages that use one are tested with it.
 ADAPTERS = ("synk-theano", "synk-pytensor")

@@ -22,18 +22,15 @@ from _fixtures import (  # noqa: F401
     zygote,
 )
 
-from synk_testing.engine import IS_THEANO
+from synk_testing.engine import is_left_out
 
 ON_BOTH = (
     *("atomic", "collectives", "failures", "flat", "function", "in_graph", "sequences", "step"),
-    *("adapters", "check", "verify"),
+    *("adapters", "bad_input", "bare", "check", "data", "spec", "verify"),
 )
-"""Tests, by the names of their files, that run on any engine. The others build graphs by names that
-Theano alone has, and on another engine run only if they are named."""
+"""Tests, by the names of their files, that run on any engine, whenever tests run. Of the others,
+those that import no Theano do so at night."""
 
 
 def pytest_ignore_collect(collection_path: Path) -> Optional[bool]:
-    if IS_THEANO or collection_path == Path(__file__).parent:
-        return None
-    is_of_one = collection_path.stem.removeprefix("test_") not in ON_BOTH
-    return True if is_of_one and collection_path.is_relative_to(Path(__file__).parent) else None
+    return is_left_out(collection_path, ON_BOTH) or None

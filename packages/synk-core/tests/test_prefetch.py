@@ -19,7 +19,7 @@ from synk_core import BatchError, WorkerFailed
 from synk_core._graph.devices.device import Cpu
 from synk_core._graph.devices.host_memory import LockedPages
 from synk_core._graph.devices.uploads import Uploads
-from synk_testing.engine import T, as_op, engine
+from synk_testing.engine import T, as_op, engine, theano_only
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -285,6 +285,7 @@ class Driver:
         return asked
 
 
+@theano_only("arrays on GPUs")
 def test_copies_wait_for_what_reads_the_buffer_and_calls_for_the_copies(monkeypatch):
     sizes = []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from _update_problem import NAMES, data, start_values
 
-from synk_testing.engine import T, engine
+from synk_testing.engine import IS_THEANO, T, engine
 
 # NumPy computes, so that hundreds of small graphs need no C compiler; what is under test are the
 # graphs, and these are the same. test_train.py runs the rules compiled.
@@ -15,9 +15,13 @@ TOLERANCE = 1e-10
 
 def make_params(dtype="float64"):
     patterns = [None, None, (False, True), (), (True, True)]
+    if IS_THEANO:
+        kinds = [{"broadcastable": pattern} for pattern in patterns]
+    else:
+        kinds = [{"shape": p and tuple(1 if is_one else None for is_one in p)} for p in patterns]
     return [
-        engine.shared(value, name=name, broadcastable=pattern)
-        for value, name, pattern in zip(start_values(dtype), NAMES, patterns)
+        engine.shared(value, name=name, **kind)
+        for value, name, kind in zip(start_values(dtype), NAMES, kinds)
     ]
 
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import os
 import pty
+import threading
 import time
 
 import pytest
 from _programs import zygote
 
 import synk_testing
-from synkhronos import progress
+from synkhronos import _progress, progress
 from synkhronos._progress import ProgressDisplay as Display
 from synkhronos._progress import track
-from synkhronos.exceptions import InputTypeError
+from synkhronos.exceptions import InputTypeError, InputValueError
 
 PROGRAM = """
 import os, sys, time
@@ -38,11 +39,11 @@ print("the end")
 """
 
 
-def on_a_terminal(before="", to_file="", afresh=False):
+def on_a_terminal(before="", to_file="", afresh=False, environment=""):
     """What a program shows on a terminal; what it prints may go to a file."""
     master, slave = pty.openpty()
     try:
-        settings = {"TERM": "xterm", "COLUMNS": "100"}
+        settings = {"TERM": "xterm", "COLUMNS": "100", "SYNKHRONOS_PROGRESS": environment}
         how = {"terminal": slave, "environment": settings, "stacks": False}
         how["zygote"] = None if afresh else zygote()
         with synk_testing.Program(PROGRAM, before, to_file, **how) as process:
@@ -91,6 +92,53 @@ def test_what_is_printed_to_a_file_is_not_touched(tmp_path):
 def test_one_call_or_a_logging_level_keeps_it_quiet(before):
     shown = on_a_terminal(before)
     assert shown.split("\r\n") == ["a documented line", "the end", ""]
+
+
+def test_the_environment_keeps_it_quiet_unless_the_program_asks_for_it():
+    assert on_a_terminal(environment="0").split("\r\n") == ["a documented line", "the end", ""]
+    assert "training" in on_a_terminal("synkhronos.progress(True)", environment="0")
+
+
+def told(monkeypatch, capsys, seconds=0.0, total=None):
+    """What work says where no bar is drawn; it lasts until that is there, if it is to come."""
+    display = _progress._display
+    written = threading.Event()
+    tell = display.tell
+    monkeypatch.setattr(display, "tell", lambda line: (tell(line), written.set()))
+    monkeypatch.setattr(_progress, "LINE_S", seconds)
+    with track("compiling 'f'", total):
+        expected = total is None and display.tells()
+        assert written.wait(60 if expected else 0.1) == expected
+    return capsys.readouterr().err
+
+
+def test_elsewhere_a_line_tells_of_what_takes_long(monkeypatch, capsys):
+    monkeypatch.setenv(_progress.USE_PROGRESS, "")
+    line = "Synkhronos: compiling 'f', for 0 s so far\n"
+    assert told(monkeypatch, capsys) == line
+    assert told(monkeypatch, capsys, total=3) == ""  # epochs have lines of their own
+    monkeypatch.setattr(_progress, "LINE_S", 600)
+    with track("of a moment"):
+        pass
+    assert capsys.readouterr().err == ""
+
+
+def test_what_keeps_bars_away_keeps_lines_away(monkeypatch, capsys):
+    monkeypatch.setenv(_progress.USE_PROGRESS, "0")
+    assert told(monkeypatch, capsys) == ""
+    monkeypatch.setenv(_progress.USE_PROGRESS, "")
+    monkeypatch.setattr(_progress._display, "setting", False)
+    assert told(monkeypatch, capsys) == ""
+    monkeypatch.setattr(_progress._display, "setting", None)
+    monkeypatch.setattr(_progress._logger, "level", 30)
+    assert told(monkeypatch, capsys) == ""
+
+
+def test_an_environment_that_means_nothing(monkeypatch):
+    monkeypatch.setenv(_progress.USE_PROGRESS, "maybe")
+    with pytest.raises(InputValueError, match="SYNKHRONOS_PROGRESS: got 'maybe', expected 0 or 1"):
+        with track("work"):
+            pass
 
 
 FORK = """

@@ -7,9 +7,12 @@ only one of them has is imported by `pytest.importorskip`, or its test is marked
 from __future__ import annotations
 
 import importlib
+import os
+import re
 import sys
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Container
 
 import pytest
 
@@ -47,3 +50,17 @@ PROGRAM = f"import numpy as np, {NAME} as engine, {NAME}.tensor as T\n"
 def theano_only(reason: str) -> pytest.MarkDecorator:
     """Return the mark of a test of what PyTensor does not have."""
     return pytest.mark.skipif(not IS_THEANO, reason=f"Theano only: {reason}")
+
+
+def is_left_out(path: Path, by_day: Container[str]) -> bool:
+    """Return whether a file of tests is left out on this engine; on Theano, none is.
+
+    On PyTensor it is one that imports Theano or Lasagne; and, unless all is asked for, one that is
+    not in `by_day`, by the name that is left of it without "test_".
+    """
+    if IS_THEANO or path.suffix != ".py":
+        return False
+    text = path.read_text(encoding="utf-8")
+    if re.search(r"^(import|from) (theano|lasagne)\b", text, re.MULTILINE):
+        return True
+    return os.environ.get("SYNK_TESTS") != "all" and path.stem.removeprefix("test_") not in by_day

@@ -1,7 +1,8 @@
-"""Progress bars for long work: description, steps, and estimated time.
+"""Progress of long work: bars with description, steps, and estimated time; or a line of text.
 
-rich draws them on standard error, and only on terminals, for work that takes more than a moment.
-Notebooks need `ipywidgets`; without that package they show no bars.
+rich draws bars on standard error, and only on terminals, for work that takes more than a moment.
+Notebooks need `ipywidgets` for that. Where there are no bars, compilation and distribution that
+take some seconds are told of in one line, so that the program does not pass for dead.
 """
 
 from __future__ import annotations
@@ -16,10 +17,16 @@ import threading
 from collections.abc import Iterator
 from typing import Any, Optional
 
-from synk_core import InputTypeError
+from synk_core import InputTypeError, InputValueError
 
 DELAY_S = 0.7
 """Seconds until work is shown; shorter work is not."""
+
+LINE_S = 5.0
+"""Seconds until work is told of in a line, where no bar is drawn."""
+
+USE_PROGRESS = "SYNKHRONOS_PROGRESS"
+"""Environment variable with 0 or 1, for programs that leave it to the default."""
 
 _logger = logging.getLogger("synkhronos")
 
@@ -29,8 +36,9 @@ def progress(on: Optional[bool] = None) -> None:
 
     Args:
         on: True shows them on any output, False never. None, the default, shows them on terminals
-            and in notebooks, unless the level of the logger ``"synkhronos"`` is above
-            ``logging.INFO``.
+            and in notebooks, and elsewhere a line of text for what takes more than five seconds;
+            unless the level of the logger ``"synkhronos"`` is above ``logging.INFO``.
+            SYNKHRONOS_PROGRESS, 0 or 1 in the environment, is another default.
 
     Raises:
         InputTypeError: `on` has another value.
@@ -46,13 +54,19 @@ def track(description: str, total: Optional[float] = None) -> Iterator[Bar]:
 
     Args:
         description: a few words.
-        total: number of steps; None shows only the elapsed time.
+        total: number of steps; None shows only the elapsed time, or a line where there are no bars.
+
+    Raises:
+        InputValueError: the environment has another value than 0 and 1.
     """
     bar = Bar(_display, description, total)
-    if not _display.wanted():
+    if _display.wanted():
+        timer = threading.Timer(DELAY_S, bar.show)
+    elif total is None and _display.tells():
+        timer = threading.Timer(LINE_S, bar.tell)
+    else:
         yield bar
         return
-    timer = threading.Timer(DELAY_S, bar.show)
     timer.daemon = True
     timer.start()
     try:
@@ -90,6 +104,12 @@ class Bar:
                 )
                 # Do not lose updates that came while the display was created.
                 self._display.update(self._task, completed=self._done, text=self._text)
+
+    def tell(self) -> None:
+        """Write a line, unless the work is over."""
+        with self._display.lock:
+            if not self._over:
+                self._display.tell(f"Synkhronos: {self._description}, for {LINE_S:.0f} s so far")
 
     def hide(self) -> None:
         """Remove the bar from the display."""
@@ -142,15 +162,36 @@ class ProgressDisplay:
             sys.stdout, sys.stderr = self._streams
             self._progress = None
 
+    def _chosen(self) -> Optional[bool]:
+        """Return what the program, or else the environment, says."""
+        given = os.environ.get(USE_PROGRESS, "").strip()
+        if self.setting is not None or not given:
+            return self.setting
+        if given not in ("0", "1"):
+            raise InputValueError(f"{USE_PROGRESS}: got {given!r}, expected 0 or 1")
+        return given == "1"
+
     def wanted(self) -> bool:
         """Return whether to draw anything."""
-        if self.setting is not None:
-            return self.setting
+        chosen = self._chosen()
+        if chosen is not None:
+            return chosen
         if _logger.level > logging.INFO:
             return False
         if _in_notebook():
             return importlib.util.find_spec("ipywidgets") is not None
         return bool(sys.stderr and sys.stderr.isatty())
+
+    def tells(self) -> bool:
+        """Return whether to write lines where nothing is drawn."""
+        return self._chosen() is None and _logger.level <= logging.INFO
+
+    def tell(self, line: str) -> None:
+        """Write a line."""
+        with self._drawing():
+            if sys.stderr:
+                sys.stderr.write(line + "\n")
+                sys.stderr.flush()
 
     def add(self, description: str, total: Optional[float], done: float, text: str) -> Any:
         """Draw one more line; return its handle."""
