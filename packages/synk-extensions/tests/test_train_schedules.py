@@ -11,13 +11,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from _training import Model, dataset
+from _training import FEATURES, ROWS, Model, assert_same, dataset, everywhere, forked
 
+from synkhronos.extensions import updates
 from synkhronos.extensions.train import (
     ReduceOnPlateau,
     Trainer,
     cosine,
     exponential,
+    find_learning_rate,
+    make_train_function,
     step_decay,
     warm_up,
 )
@@ -193,3 +196,107 @@ def test_plateaus_are_those_of_pytorch(case):
         schedule.observe(loss)
     assert len(set(got)) > 2
     np.testing.assert_allclose(got, case["rates"], rtol=1e-12)
+
+
+def numbers_of_a_range_test(rates, batch_size):
+    """The losses of plain gradient descent, by NumPy alone."""
+    x, y = dataset()
+    w, b = np.zeros(FEATURES), 0.0
+    rng = np.random.default_rng(0)
+    losses, rows = [], iter(())
+    for rate in rates:
+        chosen = next(rows, None)
+        if chosen is None:
+            order = rng.permutation(ROWS)
+            rows = iter([order[i : i + batch_size] for i in range(0, ROWS, batch_size)])
+            chosen = next(rows)
+        apart = x[chosen].dot(w) + b - y[chosen]
+        losses.append((apart**2).mean())
+        w = w - rate * 2 * apart.dot(x[chosen]) / len(chosen)
+        b = b - rate * 2 * apart.mean()
+    return losses
+
+
+def test_a_range_test_takes_steps_at_growing_rates_and_undoes_them():
+    model = Model(rule=updates.sgd)
+    before = model.values()
+    found = find_learning_rate(model.train, model.rate, dataset(), 20, 1e-4, 0.5, steps=30)
+    np.testing.assert_allclose(found.rates, np.geomspace(1e-4, 0.5, 30)[: len(found.losses)])
+    np.testing.assert_allclose(found.losses, numbers_of_a_range_test(found.rates, 20), rtol=1e-9)
+    assert_same(model.values(), before)
+    averages, average = [], 0.0
+    for count, loss in enumerate(found.losses, 1):
+        average = 0.9 * average + 0.1 * loss
+        averages.append(average / (1 - 0.9**count))
+    np.testing.assert_allclose(found.smoothed, averages)
+    assert found.suggestion == found.rates[np.argmin(averages)] / 10
+
+
+def test_a_range_test_ends_where_the_loss_grows_or_is_no_number():
+    model = Model(rule=updates.sgd)
+    found = find_learning_rate(model.train, model.rate, dataset(), 20, 1e-2, 1e4, steps=60)
+    assert len(found.losses) < 60
+    assert found.smoothed[-1] > 4 * found.smoothed.min()
+    before = model.values()
+    found = find_learning_rate(model.train, model.rate, dataset(), 20, 1e200, 1e300, steps=60)
+    assert len(found.losses) < 10
+    assert found.suggestion is None
+    assert_same(model.values(), before)
+
+
+@pytest.mark.parametrize("kind", [{}, {"noise": "numpy", "running": True}])
+def test_training_after_a_range_test_is_as_if_there_had_been_none(kind):
+    def trained(searching):
+        with forked(2):
+            model = Model(make_train_function, updates.adam, **kind)
+            if searching:
+                find_learning_rate(model.train, model.rate, dataset(), 17, 1e-3, 1.0, steps=5)
+            for rows in np.arange(48).reshape(3, 16):
+                model.train(*dataset(), batch=rows)
+            state = model.train.state
+            return everywhere([*state.params, *state.optimizer, *state.local, model.rate])
+
+    searched, plain = trained(True), trained(False)
+    assert len(searched) == len(plain) == 2
+    for values, others in zip(searched, plain):
+        assert_same(values, others)
+
+
+def test_a_range_test_whose_step_raises_leaves_everything(monkeypatch):
+    model = Model(rule=updates.momentum)
+    before = model.values()
+    calls = []
+
+    def raising(*data, **more):
+        calls.append(more)
+        if len(calls) > 3:
+            raise ArithmeticError
+        return call(*data, **more)
+
+    call = type(model.train).__call__
+    monkeypatch.setattr(type(model.train), "__call__", raising)
+    with pytest.raises(ArithmeticError):
+        find_learning_rate(model.train, model.rate, dataset(), 20)
+    assert_same(model.values(), before)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"train": print}, TypeError, "train is .*expected a result of make_train_function"),
+        ({"learning_rate": 0.1}, TypeError, "learning_rate is 0.1"),
+        ({"lowest": 0.0}, ValueError, "expected 0 < lowest < highest"),
+        ({"lowest": 1.0, "highest": 1.0}, ValueError, "expected 0 < lowest < highest"),
+        ({"highest": float("nan")}, ValueError, "highest"),
+        ({"steps": 1}, ValueError, "steps is 1; expected at least 2"),
+        ({"steps": "many"}, TypeError, "steps is 'many'"),
+        ({"batch_size": 0}, ValueError, "batch_size"),
+    ],
+)
+def test_a_range_test_of_nothing(arguments, error, text):
+    model = Model(rule=updates.sgd)
+    before = model.values()
+    given = {"train": model.train, "learning_rate": model.rate, "data": dataset(), "batch_size": 20}
+    with pytest.raises(error, match=text):
+        find_learning_rate(**{**given, **arguments})
+    assert_same(model.values(), before)

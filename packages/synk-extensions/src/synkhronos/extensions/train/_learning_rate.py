@@ -1,4 +1,4 @@
-"""Schedules of the learning rate, and the shared variable that they set on all ranks.
+"""The learning rate: schedules, the shared variable that they set on all ranks, and a range test.
 
 A schedule is a callable from the number of finished epochs (or steps) ``t`` to the rate: ``t`` is 0
 before the first one. Any function of ``t`` will do; these are the usual ones.
@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Iterable, Sequence
-from typing import Any, Callable
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
 from synk_core.engine import NAME
 
 from ._arguments import finite, require, require_rate
-from ._ranks import RankVariables
+from ._batches import BatchSampler
+from ._checkpoint_contents import SharedVariables
+from ._data import placed
+from ._ranks import RankVariables, ranks_of
 from ._state import TrainingState
 
 Schedule = Callable[[int], float]
@@ -254,3 +257,102 @@ class LearningRate:
     def value(self) -> float | None:
         """Return the present rate, or None."""
         return None if self._variable is None else float(self._variable.get_value())
+
+
+SMOOTHING = 0.9
+"""Weight of the earlier losses in the running average of a range test."""
+
+DIVERGED = 4.0
+"""Multiple of the lowest smoothed loss from which on a range test ends."""
+
+
+class RateRange(NamedTuple):
+    """What :func:`find_learning_rate` has found.
+
+    Attributes:
+        rates: The rates that were tried, increasing; float64, one per step.
+        losses: The loss before each step; the last may not be finite.
+        smoothed: The running average of the losses.
+        suggestion: A rate to begin with: a tenth of that with the lowest smoothed loss; None if it
+            has not fallen.
+    """
+
+    rates: np.ndarray
+    losses: np.ndarray
+    smoothed: np.ndarray
+    suggestion: float | None
+
+
+def find_learning_rate(
+    train: Any,
+    learning_rate: Any,
+    data: Any,
+    batch_size: int,
+    lowest: float = 1e-6,
+    highest: float = 10.0,
+    steps: int = 100,
+    seed: Any = 0,
+    num_slices: int = 1,
+) -> RateRange:
+    """Try learning rates: take steps of training while the rate grows, and undo them.
+
+    The range test of Smith (2017), "Cyclical learning rates for training neural networks", with
+    geometric steps. It ends early where the loss is not finite, or four times the lowest. Blocks
+    until all ranks have done their part. In the end all that a step changes has the values of
+    before, on all ranks: parameters, the update rule's state, running averages, random streams,
+    the rate; also if a step raises.
+
+    Args:
+        train: As made by :func:`make_train_function`, or the serial twin.
+        learning_rate: The shared variable that ``train`` takes for its rate.
+        data: As of the Trainer: an array or ``Data``, or a list of them, one per input.
+        batch_size: Rows of a step; the same as in training, because the best rate depends on it.
+        lowest, highest: The first rate and the last.
+        steps: Number of rates, at least 2.
+        seed: Shuffles the rows, as in the Trainer.
+        num_slices: As in a call of ``train``.
+
+    Raises:
+        TypeError, ValueError: Bad arguments; nothing was done.
+        What a step raises.
+    """
+    ranks = ranks_of(train)
+    require_rate(learning_rate, train.state)
+    if not 0 < finite(lowest, "lowest") < finite(highest, "highest"):
+        raise ValueError(f"lowest is {lowest}, highest {highest}; expected 0 < lowest < highest")
+    if int(_at_least_one("steps", steps)) < 2:
+        raise ValueError(f"steps is {steps}; expected at least 2")
+    data = placed(train, data, "data")
+    sampler = BatchSampler(len(data[0]), batch_size, seed, shuffle=True, drop_last=False)
+    variables, rule = (
+        SharedVariables(ranks, train.state, learning_rate),
+        getattr(train, "sync", None),
+    )
+    rates = np.geomspace(lowest, highest, int(steps))
+    losses: list[float] = []
+    smoothed: list[float] = []
+    before, of_rule = variables.read(), None if rule is None else rule.state()
+    try:
+        average = 0.0
+        for rate, rows in zip(rates, _epochs(sampler)):
+            ranks.write_all([learning_rate], [np.asarray(rate, learning_rate.dtype)])
+            loss = train(*data, batch=rows, num_slices=num_slices)
+            losses.append(float(loss[0] if isinstance(loss, (list, tuple)) else loss))
+            average = SMOOTHING * average + (1 - SMOOTHING) * losses[-1]
+            # Of so many losses, as if none had come before the first: Kingma and Ba (2015).
+            smoothed.append(average / (1 - SMOOTHING ** len(losses)))
+            if not math.isfinite(losses[-1]) or smoothed[-1] > DIVERGED * min(smoothed):
+                break
+    finally:
+        variables.write(before)
+        if rule is not None:
+            rule.load_state(of_rule)
+    best = int(np.nanargmin(smoothed)) if np.isfinite(smoothed).any() else 0
+    suggestion = float(rates[best]) / 10 if best else None
+    return RateRange(rates[: len(losses)], np.array(losses), np.array(smoothed), suggestion)
+
+
+def _epochs(sampler: BatchSampler) -> Iterator[Any]:
+    """Yield the rows of batches, epoch after epoch."""
+    while True:
+        yield from sampler.epoch(sampler.get_state())

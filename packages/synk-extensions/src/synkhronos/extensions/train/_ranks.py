@@ -17,6 +17,9 @@ import synkhronos as synk
 from synk_core.engine import Apply, Op, RandomStateType, T, random_state_type
 from synkhronos import _default
 
+from ._serial import SerialTrainFunction
+from ._step import TrainFunction
+
 _KEYS = 624  # 32-bit words of the Mersenne twister, each exact in a float64
 ROW = _KEYS + 3
 
@@ -149,6 +152,22 @@ class AllRanks:
                 [rows], updates=[(variable, FromRow()(rows))], name="set random states"
             )
         return self._functions[key]
+
+
+def ranks_of(train: Any) -> RankVariables:
+    """Return access to the ranks of a training step: all, or this process of the serial twin.
+
+    Raises:
+        TypeError: It is no training step.
+    """
+    if isinstance(train, SerialTrainFunction):
+        return OneProcess()
+    if isinstance(train, TrainFunction):
+        return AllRanks()
+    raise TypeError(
+        f"train is {train!r}; expected a result of make_train_function() or "
+        "make_train_function_theano()"
+    )
 
 
 def is_float(variable: Any) -> bool:

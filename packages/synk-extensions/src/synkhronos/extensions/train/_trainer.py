@@ -27,9 +27,7 @@ from ._data import Validation, as_list, placed, scalar
 from ._history import History, LogFile, ended, epoch_line
 from ._interrupt import Interrupt
 from ._learning_rate import LearningRate
-from ._ranks import AllRanks, OneProcess, RankVariables, is_float
-from ._serial import SerialTrainFunction
-from ._step import TrainFunction
+from ._ranks import is_float, ranks_of
 
 
 class Callback:
@@ -212,11 +210,7 @@ class Trainer:
         log: str | os.PathLike[str] | None = None,
         verbose: bool = True,
     ) -> None:
-        if not isinstance(train, (TrainFunction, SerialTrainFunction)):
-            raise TypeError(
-                f"train is {train!r}; expected a result of make_train_function() or "
-                "make_train_function_theano()"
-            )
+        self._ranks = ranks_of(train)
         if (valid is None) != (valid_data is None):
             raise ValueError("got one of valid and valid_data; expected both or neither")
         require(mode, "mode", ("min", "max"))
@@ -247,10 +241,8 @@ class Trainer:
         columns = ["epoch", "step", "seconds", *columns, "learning_rate"]
         self._log = None if log is None else LogFile(log, columns)
         self._report = reporter(verbose)
-        is_parallel = isinstance(train, TrainFunction)
-        self._ranks: RankVariables = AllRanks() if is_parallel else OneProcess()
         self._local_floats = [variable for variable in train.state.local if is_float(variable)]
-        self._sync = train.sync if isinstance(train, TrainFunction) else None
+        self._sync = getattr(train, "sync", None)
         self._valued = [*train.state.params, *train.state.centre, *self._local_floats]
         self._rate = LearningRate(learning_rate, schedule, schedule_by, self._ranks, train.state)
         self._contents = CheckpointContents(
