@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from synk_testing import Zygote
 from synkhronos_cli import _app
 
-LIMIT_S = 120
+LIMIT_S = 240
 # Pages whose programs other tests run, and where.
 ELSEWHERE = {
     "packages/synk-shm/README.md": "packages/synk-shm/tests/test_examples.py",

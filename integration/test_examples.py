@@ -15,7 +15,7 @@ HELPERS = {"display", "plain"}  # imported by the programs
 RUN_ELSEWHERE = {"train_digits.py", "pymc_regression.py"}
 EXAMPLES = sorted(p for p in (ROOT / "examples").glob("*.py") if p.stem not in HELPERS)
 DOCUMENTED = {"intro", "shared_variables"}  # with what they print
-LIMIT_S = 200
+LIMIT_S = 280
 
 
 def run(program: Path, folder: Path) -> str:
