@@ -127,10 +127,9 @@ def test_a_release_tag_has_to_be_true() -> None:
 
 
 def test_a_released_readme_links_to_the_repository(tmp_path: Path) -> None:
+    ignored = shutil.ignore_patterns("_build", "__pycache__", "*.so")
     for folder in ("packages", "docs", ".github"):
-        shutil.copytree(
-            ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("_*", "*.so")
-        )
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored)
     script = tmp_path / ".github/scripts/absolute_links.py"
     repository = "https://github.com/owner/name"
     files = 0
@@ -138,13 +137,14 @@ def test_a_released_readme_links_to_the_repository(tmp_path: Path) -> None:
         ran(sys.executable, script, folder, repository, "v1", check=True)
         package = tmp_path / "packages" / folder
         described = tomllib.loads((package / "pyproject.toml").read_text("utf-8"))["project"]
-        links = re.findall(r"\]\(([^)\s]*)\)", (package / "README.md").read_text("utf-8"))
+        readme = (package / "README.md").read_text("utf-8")
+        links = re.findall(r"\]\(([^)\s]*)\)", readme)
         links += described["urls"].values()
         assert [link for link in links if not link.startswith(("https://", "#"))] == []
-        for link in links:
-            if link.startswith(f"{repository}/blob/v1/"):
-                assert (ROOT / link.split("/blob/v1/")[1].partition("#")[0]).is_file()
-                files += 1
+        places = [re.fullmatch(rf"{repository}/(?:blob|raw)/v1/([^#]*).*", link) for link in links]
+        assert all((ROOT / place[1]).is_file() for place in places if place)
+        files += sum(place is not None for place in places)
+        assert re.findall(r"!\[[^\]]*\]\((?!https://[^)]*/raw/)", readme) == []
     assert files > 30
     (tmp_path / "packages/synk-shm/README.md").write_text("[lost](docs/lost.md)")
     answer = ran(sys.executable, script, "synk-shm", repository, "v1")
