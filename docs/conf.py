@@ -22,6 +22,7 @@ html_theme = "furo"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_title = f"Synkhronos {release}"
+html_logo = html_favicon = "_static/logo.svg"
 # Colours in which a diff is green and red, in both themes.
 pygments_style = "default"
 pygments_dark_style = "native"

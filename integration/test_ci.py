@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from _checkout import PACKAGES, ROOT, project, ran
+from _checkout import PACKAGES, ROOT, project, ran, tomllib
 from packaging.requirements import Requirement
 
 SCRIPT = ROOT / ".github/scripts/changed_packages.py"
@@ -122,3 +124,34 @@ def test_a_release_tag_has_to_be_true() -> None:
         answer = ran(sys.executable, script, wrong)
         assert answer.returncode == 1
         assert answer.stderr.startswith("error: ")
+
+
+def test_a_released_readme_links_to_the_repository(tmp_path: Path) -> None:
+    ignored = shutil.ignore_patterns("_build", "__pycache__", "*.so")
+    for folder in ("packages", "docs", ".github"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored)
+    script = tmp_path / ".github/scripts/absolute_links.py"
+    repository = "https://github.com/owner/name"
+    files = 0
+    for folder in ALL:
+        ran(sys.executable, script, folder, repository, "v1", check=True)
+        package = tmp_path / "packages" / folder
+        described = tomllib.loads((package / "pyproject.toml").read_text("utf-8"))["project"]
+        readme = (package / "README.md").read_text("utf-8")
+        links = re.findall(r"\]\(([^)\s]*)\)", readme)
+        links += described["urls"].values()
+        assert [link for link in links if not link.startswith(("https://", "#"))] == []
+        places = [re.fullmatch(rf"{repository}/(?:blob|raw)/v1/([^#]*).*", link) for link in links]
+        assert all((ROOT / place[1]).is_file() for place in places if place)
+        files += sum(place is not None for place in places)
+        assert re.findall(r"!\[[^\]]*\]\((?!https://[^)]*/raw/)", readme) == []
+    assert files > 30
+    (tmp_path / "packages/synk-shm/README.md").write_text("[lost](docs/lost.md)")
+    answer = ran(sys.executable, script, "synk-shm", repository, "v1")
+    assert answer.stderr == "error: synk-shm/README.md: docs/lost.md leads nowhere\n"
+
+
+def test_the_release_makes_links_absolute_before_it_builds() -> None:
+    steps = workflow("release.yml")["jobs"]["build"]["steps"]
+    (commands,) = (step["run"] for step in steps if "poetry build" in step.get("run", ""))
+    assert "absolute_links.py" in commands.partition("poetry build")[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -29,3 +30,13 @@ def test_the_script_draws_all_pictures(tmp_path: Path) -> None:
 def test_pictures_are_small_and_on_a_page(path: Path) -> None:
     assert path.stat().st_size < LARGEST
     assert f"(pictures/{path.name})" in (PICTURES.parent / "seeing.md").read_text("utf-8")
+
+
+def test_the_first_page_shows_recorded_speeds(tmp_path: Path) -> None:
+    drawn, kept = tmp_path / "speed.svg", ROOT / "docs/speed.svg"
+    ran(sys.executable, ROOT / "integration/benchmarks/speed.py", drawn, check=True)
+    assert drawn.read_text("utf-8") == kept.read_text("utf-8")
+    said = (ROOT / "README.md").read_text("utf-8").split("docs/speed.svg)")[1].split("\n\n- ")[0]
+    speeds = re.findall(r"\b\d{3,}\b", said)
+    assert len(speeds) == 3
+    assert [speed for speed in speeds if f">{speed}, " not in kept.read_text("utf-8")] == []

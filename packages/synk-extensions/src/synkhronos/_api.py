@@ -166,9 +166,9 @@ def function(
         givens: as in Theano.
         sliceable_shareds: list of shared variables that hold data rows, for `batch_s` and slices.
         name: for messages, `stats()` and timelines.
-        mode, on_unused_input, allow_input_downcast, no_default_updates, profile, accept_inplace,
-            rebuild_strict, trust_input: as in `theano.function()` or `pytensor.function()`, of
-            which only the latter has `trust_input`. None leaves the choice to it.
+        mode, on_unused_input, allow_input_downcast, no_default_updates, profile: as in
+            `theano.function()` or `pytensor.function()`. None leaves the choice to it.
+        accept_inplace, rebuild_strict, trust_input: likewise; PyTensor alone has `trust_input`.
 
     Raises:
         NotForked, Closed: no `fork()` before (RuntimeErrors).

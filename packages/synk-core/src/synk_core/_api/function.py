@@ -108,6 +108,11 @@ class DelayedCall(Delayed):
         return prepared._replace(finish=finish)
 
 
+OF_THE_RUNTIME = {"belongs_to", "close", "copiers", "executor", "number"}
+OF_THE_RUNTIME |= {"planner", "prepared", "spec", "tally"}
+"""Attributes that completion leaves out."""
+
+
 class Function:
     """A Theano function that is computed by all ranks at once.
 
@@ -174,6 +179,9 @@ class Function:
             f"{self!r} cannot be copied or pickled: its compiled forms are in the memory of all "
             f"ranks; build it again with function(...), from the same graph"
         )
+
+    def __dir__(self) -> List[str]:
+        return sorted({*super().__dir__()} - OF_THE_RUNTIME)
 
     def __repr__(self) -> str:
         return (

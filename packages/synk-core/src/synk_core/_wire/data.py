@@ -28,6 +28,8 @@ Oversize = Union[int, float]
 
 MAX_DIMENSIONS = 32
 """Of a NumPy array."""
+OF_THE_RUNTIME = {"key", "memory", "named", "token", "track", "untrack"}
+"""Attributes that completion leaves out."""
 
 
 class Data:
@@ -337,6 +339,9 @@ class Data:
             return np.array(array)
         self.is_exposed = self.is_exposed or np.may_share_memory(array, self.array)
         return array
+
+    def __dir__(self) -> List[str]:
+        return sorted({*super().__dir__()} - OF_THE_RUNTIME)
 
     def __repr__(self) -> str:
         label = f" {shown(self._name)}" if self._name else ""
