@@ -277,9 +277,9 @@ class RateRange(NamedTuple):
             has not fallen.
     """
 
-    rates: np.ndarray
-    losses: np.ndarray
-    smoothed: np.ndarray
+    rates: Any
+    losses: Any
+    smoothed: Any
     suggestion: float | None
 
 
