@@ -56,7 +56,6 @@ def test_make_builds_it_like_this_test() -> None:
     assert "-m sphinx -W --keep-going -b html docs docs/_build/html" in makefile
 
 
-@pytest.mark.nightly  # it builds the pages, as `make docs` and CI do
 @pytest.mark.parametrize("module", MODULES)
 def test_every_public_name_is_in_the_reference(module: str, documented: set[str]) -> None:
     """By this name, or by another one of the same object."""
