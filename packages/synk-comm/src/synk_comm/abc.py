@@ -157,17 +157,18 @@ class Communicator(ABC):
 
     @abstractmethod
     def broadcast(
-        self, x: Array | Sequence[Array], root: int = 0, *, timeout_s: float | None = None
+        self, x: Array | Sequence[Array] | None, root: int = 0, *, timeout_s: float | None = None
     ) -> Any:
-        """Overwrite ``x`` on every rank by the root's.
+        """Give every rank the root's array: overwrite ``x``, or make a new one.
 
         Args:
-            x: array or list; ndarrays of the same shape and dtype on all ranks, writeable except
-                on the root.
+            x: array or list. On the root an ndarray, or a list of them, of any shape and dtype. On
+                other ranks writeable ndarrays of the same shape and dtype, or None if this rank
+                does not have them: not all ranks need to do the same.
             root: the rank whose values are taken.
 
         Returns:
-            ``x`` itself.
+            ``x`` itself; where ``x`` is None a new array in C order, or a list of such.
         """
 
     @abstractmethod

@@ -24,16 +24,21 @@ class Gathering:
 
     def _broadcast_call(self, x: Any, root: int) -> CollectiveCall:
         """Check the arguments of a broadcast; return what is said to the others."""
+        if x is None and self._steps.rank != root:
+            return CollectiveCall("broadcast", root=root)
         many = is_list(x)
         for array in x if many else [x]:
             if not isinstance(array, np.ndarray):
                 got = type(array).__name__
                 if self._steps.rank == root:
-                    raise TypeError(f"x must be an ndarray, or a list of them, got {got}")
+                    raise TypeError(
+                        f"x must be an ndarray, or a list of them, on the root, rank {root}, got "
+                        f"{got}; objects go by broadcast_object"
+                    )
                 raise TypeError(
-                    f"x must be an ndarray on every rank: here, on rank {self._steps.rank}, it is "
-                    f"where the array of rank {root} goes, got {got}; give an array of the same "
-                    "shape and dtype, as np.empty(shape, dtype), or use broadcast_object"
+                    f"x must be an ndarray, a list of them or None: here, on rank "
+                    f"{self._steps.rank}, it is where the array of rank {root} goes, got {got}; "
+                    "None makes a new one, and objects go by broadcast_object"
                 )
             if self._steps.rank != root and not array.flags.writeable:
                 raise ValueError("x must be writeable, except on the root")
@@ -42,19 +47,23 @@ class Gathering:
 
     def broadcast(
         self, x: Any, root: int, timeout_s: float | None, *, resuming: bool = False
-    ) -> None:
-        """Do a whole broadcast, or go on after its first round."""
+    ) -> Any:
+        """Do a whole broadcast, or go on after its first round; return ``x``, or what is new."""
         steps = self._steps
         call = self._broadcast_call(x, root)
         head = encode(call)
         parts = bundles(call.arrays, together=call.many)
-        arrays = list(x) if call.many else [x]
-        source = pack(arrays, parts[0]) if steps.rank == root else None
+        source = pack(x if call.many else [x], parts[0]) if steps.rank == root else None
         deadline = steps.deadline(timeout_s)
         with steps.passing(resuming):
             fill = lambda: steps.fabric.post(source)  # noqa: E731
-            steps.open(call, head, fill, deadline, resuming=resuming)
-            self._spread(arrays, parts, root, source, deadline)
+            brought = steps.open(call, head, fill, deadline, resuming=resuming)[root]
+            if x is None:
+                parts = bundles(brought.arrays, together=brought.many)
+                made = [np.empty(shape, text_dtype(dtype)) for dtype, shape in brought.arrays]
+                x = made if brought.many else made[0]
+            self._spread(list(x) if brought.many else [x], parts, root, source, deadline)
+        return x
 
     def _spread(
         self, arrays: list[Array], parts: Any, root: int, first: Array | None, deadline: float

@@ -269,21 +269,25 @@ class RoundCommunicator(ObjectMoves, Communicator):
         return block
 
     def broadcast(
-        self, x: Array | Sequence[Array], root: int = 0, *, timeout_s: float | None = None
+        self, x: Array | Sequence[Array] | None, root: int = 0, *, timeout_s: float | None = None
     ) -> Any:
-        key = None
+        key: Any = None
         if type(x) is ndarray and timeout_s is None:
             key = (x.dtype, x.shape, root, "broadcast")
             quick = self._quick.get(key)
             if quick is not None and (root == self.rank or x.flags.writeable):
                 return quick(x, None)
+        elif x is None and timeout_s is None:
+            key = (None, None, root, "broadcast")
+            quick = self._quick.get(key)
+            if quick is not None:
+                return quick(None, None)
         root = self._steps.check_rank(root)
 
         def again(x: Any, out: Any, timeout_s: float | None, resuming: bool = True) -> Any:  # noqa: ARG001
-            self._gathering.broadcast(x, root, timeout_s, resuming=resuming)
-            return x, None
+            return self._gathering.broadcast(x, root, timeout_s, resuming=resuming), None
 
-        again(x, None, timeout_s, resuming=False)
+        x, _ = again(x, None, timeout_s, resuming=False)
         self._quick.learn(key, again)
         return x
 

@@ -90,7 +90,12 @@ def _broadcast(slots: _Slots, calls: Sequence[CollectiveCall], rank: int) -> Par
     def keep(x: Any, out: Any, parity: int) -> Any:  # noqa: ARG001
         return x
 
-    return (origin, keep) if rank == root else (None, receive)
+    def renew(x: Any, out: Any, parity: int) -> Any:  # noqa: ARG001
+        return origin[parity].copy()
+
+    if rank == root:
+        return origin, keep
+    return None, receive if calls[rank].arrays else renew
 
 
 def _gather(slots: _Slots, calls: Sequence[CollectiveCall], rank: int) -> Parts:
