@@ -9,7 +9,16 @@ import numpy as np
 
 from synk_comm._core import moves
 from synk_comm._core.calls import CollectiveCall, Kind, count_bytes, encode, kind_of, text_dtype
-from synk_comm._core.lists import as_array, bundles, contiguous, flat_bytes, is_list, pack, unpack
+from synk_comm._core.lists import (
+    as_array,
+    bare,
+    bundles,
+    contiguous,
+    flat_bytes,
+    is_list,
+    pack,
+    unpack,
+)
 from synk_comm._core.ops import Array
 from synk_comm._core.steps import Steps, check_out, pickled, unpickled
 
@@ -58,12 +67,13 @@ class Gathering:
         with steps.passing(resuming):
             fill = lambda: steps.fabric.post(source)  # noqa: E731
             brought = steps.open(call, head, fill, deadline, resuming=resuming)[root]
-            if x is None:
-                parts = bundles(brought.arrays, together=brought.many)
-                made = [np.empty(shape, text_dtype(dtype)) for dtype, shape in brought.arrays]
-                x = made if brought.many else made[0]
-            self._spread(list(x) if brought.many else [x], parts, root, source, deadline)
-        return x
+            if x is not None:
+                self._spread(list(x) if brought.many else [x], parts, root, source, deadline)
+                return x
+            parts = bundles(brought.arrays, together=brought.many)
+            made = [np.empty(shape, text_dtype(dtype)) for dtype, shape in brought.arrays]
+            self._spread(made, parts, root, None, deadline)
+            return made if brought.many else bare(made[0])
 
     def _spread(
         self, arrays: list[Array], parts: Any, root: int, first: Array | None, deadline: float
@@ -178,7 +188,7 @@ class Gathering:
         if inbox is None:
             return []
         gathered = inbox.taken()
-        return _by_array(gathered, calls) if many else gathered
+        return _by_array(gathered, calls) if many else _bare_ones(gathered)
 
     def share(self, obj: Any, deadline: float) -> list[Any]:
         """Send a small object to all ranks, within a collective that has passed the guard."""
@@ -223,7 +233,7 @@ class Gathering:
         into[root] = out
         got = self._deal(call, given, expected, into, timeout_s, resuming)[root]
         assert got is not None  # noqa: S101 - the root gives to every rank
-        return got
+        return got if out is not None else bare(got)
 
     def all_to_all(
         self,
@@ -244,7 +254,7 @@ class Gathering:
 
         into = outs or [None] * self._steps.size
         got = self._deal(call, given, expected, into, timeout_s, resuming)
-        return got if out is None else out
+        return _bare_ones(got) if out is None else out
 
     def _dealt(self, kind: str, xs: Sequence[Any] | None) -> list[Array]:
         size = self._steps.size
@@ -306,6 +316,10 @@ def _rows(out: Any, size: int, kind: str) -> list[Array | None]:
         if row is not None:
             check_out(row, None)
     return list(out)
+
+
+def _bare_ones(arrays: Sequence[Array | None]) -> list[Any]:
+    return [None if array is None else bare(array) for array in arrays]
 
 
 def _joined(given: list[Array]) -> Array:

@@ -269,7 +269,11 @@ class RoundCommunicator(ObjectMoves, Communicator):
         return block
 
     def broadcast(
-        self, x: Array | Sequence[Array] | None, root: int = 0, *, timeout_s: float | None = None
+        self,
+        x: Array | Sequence[Array] | complex | np.generic | None,
+        root: int = 0,
+        *,
+        timeout_s: float | None = None,
     ) -> Any:
         key: Any = None
         if type(x) is ndarray and timeout_s is None:
@@ -282,6 +286,8 @@ class RoundCommunicator(ObjectMoves, Communicator):
             quick = self._quick.get(key)
             if quick is not None:
                 return quick(None, None)
+        elif isinstance(x, (int, float, complex, np.generic)):
+            return self.broadcast(as_array(x), root, timeout_s=timeout_s)[()]
         root = self._steps.check_rank(root)
 
         def again(x: Any, out: Any, timeout_s: float | None, resuming: bool = True) -> Any:  # noqa: ARG001
@@ -385,7 +391,8 @@ class RoundCommunicator(ObjectMoves, Communicator):
         source = self._steps.check_rank(source, "source")
         if out is not None:
             check_out(out, None)
-        return self._point_to_point.receive(source, tag, out, timeout_s)
+        got: Array = self._point_to_point.receive(source, tag, out, timeout_s)
+        return got
 
     def empty(
         self,
