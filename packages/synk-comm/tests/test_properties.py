@@ -395,6 +395,8 @@ def check(results, program, size):
                         exact, tolerance = value
                         np.testing.assert_allclose(array, exact, tolerance, tolerance)
                     else:
+                        if isinstance(array, np.generic):
+                            value = np.asarray(value[()])
                         assert array.dtype == value.dtype, (number, rank, step)
                         assert array.shape == value.shape, (number, rank, step)
                         same = bits(np.ascontiguousarray(array)) == bits(value)

@@ -22,7 +22,8 @@ def test_public_names():
         "ShmFormatError", "ShmFullError", "ShmNotFoundError", "ShmPermissionError",
         "ShmTimeoutError", "attach", "cleanup", "close", "empty", "empty_like", "free_space",
         "full", "full_like", "handle", "is_shared", "leave", "list", "lock", "ones",
-        "ones_like", "resize", "scope", "segment", "share", "unlink", "zeros", "zeros_like",
+        "ones_like", "register_joblib", "resize", "scope", "segment", "share", "unlink", "zeros",
+        "zeros_like",
     ]  # fmt: skip
     assert sorted(synk_shm.__all__) == names
     for name in synk_shm.__all__:

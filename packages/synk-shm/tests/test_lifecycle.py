@@ -90,6 +90,21 @@ def test_exit_of_an_attacher_changes_nothing(script, end):
         assert shm.attach(shm.handle(a)).sum() == 100
 
 
+def test_list_of_this_program_alone(script, given):
+    """Those of other programs are left out, and so is what a dead one has left."""
+    a, b = shm.zeros(3), shm.zeros((), name=given("b"))
+    other = script.start(MAKE)
+    theirs = handle_of(other).name
+    everything, own = shm.list(), shm.list(mine=True)
+    assert theirs in {name for info in everything for name in info.names}
+    assert theirs not in {name for info in own for name in info.names}
+    assert own == [info for info in everything if info.mine]
+    assert {shm.segment(a).name, shm.segment(b).name} <= {n for info in own for n in info.names}
+    other.kill()
+    assert all(info.mine and info.alive for info in shm.list(mine=True))
+    shm.cleanup()
+
+
 @pytest.mark.parametrize("word", [None, "given"])
 @pytest.mark.parametrize("act", ["cleanup", "first array of another program"])
 def test_what_a_killed_owner_left_is_removed(script, given, act, word):

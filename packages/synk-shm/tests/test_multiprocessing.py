@@ -63,6 +63,31 @@ def test_pool(program, method):
     )
 
 
+def test_pool_that_is_left_without_a_word(program, method):
+    """Leaving `with Pool()` kills the workers: results are whole, and the exit removes the rest."""
+    program(
+        SHARED
+        + """
+        def main(context):
+            a = shm.ones((4, 3))
+            for turn in range(3):
+                with context.Pool(2) as pool:
+                    back = pool.map(double, [a[i] for i in range(4)])
+                    made = pool.map(make, [3, 4, 5])
+                    if turn == 2:  # and with work under way
+                        pool.map_async(make, range(1, 500), chunksize=1)
+                        pool.map_async(double, [a[:0]] * 500, chunksize=1)
+                assert all(np.shares_memory(b, a) for b in back)
+                assert [b.tolist() for b in made] == [[3] * 3, [4] * 4, [5] * 5]
+            assert (a == 8).all()
+            del a, back, made, pool
+            gc.collect()
+            return len(mine())  # whatever a killed worker held: none may be left after the exit
+        """,
+        method,
+    )
+
+
 def test_executor(program, method):
     program(
         SHARED

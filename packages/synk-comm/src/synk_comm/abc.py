@@ -19,6 +19,9 @@ What holds for every collective:
   ``watch`` raises) ends the group: peers raise ``AbortedError`` at once, and so does every
   later call. Outputs may then be partly written.
 * Results do not share memory with inputs or with other ranks' arrays, unless ``out`` says so.
+* A new result without axes is a NumPy scalar, as from NumPy's own functions, whether a number or
+  an array without axes was given: ``all_reduce(3.0)`` is a ``np.float64``. Scalars are of native
+  byte order. What the caller gave to be filled (``out``, ``x`` of broadcast) is returned as it is.
 
 Arrays: any memory layout and byte order. Moves (broadcast, scatter, gather, all_gather,
 all_to_all, send) take every dtype without Python objects, structured ones too; reductions take
@@ -30,7 +33,8 @@ says here too, on the rank that computed.
 Several arrays in one call: where it says *array or list*, a list or tuple of ndarrays counts as
 one collective on each, in order, with one comparison for all: quicker than one call for each where
 a call is dear, as between hosts or with more ranks than cores. Dtypes and shapes may differ
-within the list, not between ranks. The result is a list then, and so is ``out``.
+within the list, not between ranks. The result is a list then, and so is ``out``; it holds arrays
+only, those without axes too, and can be given to the next call.
 """
 
 from __future__ import annotations
@@ -43,6 +47,7 @@ from ._core.calls import word_to_peers
 from ._core.ops import Array, ReduceOp
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import ArrayLike, DTypeLike
 
 Self = TypeVar("Self", bound="Communicator")
@@ -104,7 +109,7 @@ class Communicator(ABC):
                 quickest for large arrays (the reduction is in place).
 
         Returns:
-            A new array in C order, or ``out``.
+            A new array in C order, a NumPy scalar if it has no axes, or ``out``.
 
         Raises:
             TypeError: avg of integers or booleans (NumPy would give float64, which has no place in
@@ -157,17 +162,24 @@ class Communicator(ABC):
 
     @abstractmethod
     def broadcast(
-        self, x: Array | Sequence[Array], root: int = 0, *, timeout_s: float | None = None
+        self,
+        x: Array | Sequence[Array] | complex | np.generic | None,
+        root: int = 0,
+        *,
+        timeout_s: float | None = None,
     ) -> Any:
-        """Overwrite ``x`` on every rank by the root's.
+        """Give every rank the root's array: overwrite ``x``, or make a new one.
 
         Args:
-            x: array or list; ndarrays of the same shape and dtype on all ranks, writeable except
-                on the root.
+            x: array or list. On the root an ndarray, or a list of them, of any shape and dtype. On
+                other ranks writeable ndarrays of the same shape and dtype, or None if this rank
+                does not have them: not all ranks need to do the same. A number, on ranks that do
+                not give None, of the same NumPy dtype on all of them.
             root: the rank whose values are taken.
 
         Returns:
-            ``x`` itself.
+            ``x`` itself; where ``x`` is None a new array in C order, or a list of such. Where it is
+            a number, the root's as a NumPy scalar, on the root too.
         """
 
     @abstractmethod
@@ -285,7 +297,7 @@ class Communicator(ABC):
                 on this rank, and the message is lost.
 
         Returns:
-            A new array, or ``out``.
+            A new array, a NumPy scalar if it has no axes, or ``out``.
 
         Raises:
             CommTimeout: if nothing had come yet, the communicator stays usable.

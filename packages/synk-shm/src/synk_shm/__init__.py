@@ -18,6 +18,7 @@ from synk_shm._arrays.constructors import (
     zeros_like,
 )
 from synk_shm._arrays.handle import Handle, attach, handle
+from synk_shm._arrays.joblib_pickling import register_joblib
 from synk_shm._arrays.listing import SegmentInfo, cleanup, free_space, leave
 from synk_shm._arrays.listing import list_segments as list  # noqa: A004
 from synk_shm._arrays.lock import lock
@@ -48,7 +49,7 @@ __all__ = [  # noqa: RUF022 (grouped by what you do with them)
     "empty", "zeros", "ones", "full", "empty_like", "zeros_like", "ones_like", "full_like",
     "share", "scope", "Scope",
     # send and receive
-    "handle", "Handle", "attach",
+    "handle", "Handle", "attach", "register_joblib",
     # use
     "resize", "lock", "is_shared", "segment", "Segment",
     # give up

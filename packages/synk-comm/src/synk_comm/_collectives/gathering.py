@@ -9,7 +9,16 @@ import numpy as np
 
 from synk_comm._core import moves
 from synk_comm._core.calls import CollectiveCall, Kind, count_bytes, encode, kind_of, text_dtype
-from synk_comm._core.lists import as_array, bundles, contiguous, flat_bytes, is_list, pack, unpack
+from synk_comm._core.lists import (
+    as_array,
+    bare,
+    bundles,
+    contiguous,
+    flat_bytes,
+    is_list,
+    pack,
+    unpack,
+)
 from synk_comm._core.ops import Array
 from synk_comm._core.steps import Steps, check_out, pickled, unpickled
 
@@ -24,16 +33,21 @@ class Gathering:
 
     def _broadcast_call(self, x: Any, root: int) -> CollectiveCall:
         """Check the arguments of a broadcast; return what is said to the others."""
+        if x is None and self._steps.rank != root:
+            return CollectiveCall("broadcast", root=root)
         many = is_list(x)
         for array in x if many else [x]:
             if not isinstance(array, np.ndarray):
                 got = type(array).__name__
                 if self._steps.rank == root:
-                    raise TypeError(f"x must be an ndarray, or a list of them, got {got}")
+                    raise TypeError(
+                        f"x must be an ndarray, or a list of them, on the root, rank {root}, got "
+                        f"{got}; objects go by broadcast_object"
+                    )
                 raise TypeError(
-                    f"x must be an ndarray on every rank: here, on rank {self._steps.rank}, it is "
-                    f"where the array of rank {root} goes, got {got}; give an array of the same "
-                    "shape and dtype, as np.empty(shape, dtype), or use broadcast_object"
+                    f"x must be an ndarray, a list of them or None: here, on rank "
+                    f"{self._steps.rank}, it is where the array of rank {root} goes, got {got}; "
+                    "None makes a new one, and objects go by broadcast_object"
                 )
             if self._steps.rank != root and not array.flags.writeable:
                 raise ValueError("x must be writeable, except on the root")
@@ -42,19 +56,24 @@ class Gathering:
 
     def broadcast(
         self, x: Any, root: int, timeout_s: float | None, *, resuming: bool = False
-    ) -> None:
-        """Do a whole broadcast, or go on after its first round."""
+    ) -> Any:
+        """Do a whole broadcast, or go on after its first round; return ``x``, or what is new."""
         steps = self._steps
         call = self._broadcast_call(x, root)
         head = encode(call)
         parts = bundles(call.arrays, together=call.many)
-        arrays = list(x) if call.many else [x]
-        source = pack(arrays, parts[0]) if steps.rank == root else None
+        source = pack(x if call.many else [x], parts[0]) if steps.rank == root else None
         deadline = steps.deadline(timeout_s)
         with steps.passing(resuming):
             fill = lambda: steps.fabric.post(source)  # noqa: E731
-            steps.open(call, head, fill, deadline, resuming=resuming)
-            self._spread(arrays, parts, root, source, deadline)
+            brought = steps.open(call, head, fill, deadline, resuming=resuming)[root]
+            if x is not None:
+                self._spread(list(x) if brought.many else [x], parts, root, source, deadline)
+                return x
+            parts = bundles(brought.arrays, together=brought.many)
+            made = [np.empty(shape, text_dtype(dtype)) for dtype, shape in brought.arrays]
+            self._spread(made, parts, root, None, deadline)
+            return made if brought.many else bare(made[0])
 
     def _spread(
         self, arrays: list[Array], parts: Any, root: int, first: Array | None, deadline: float
@@ -169,7 +188,7 @@ class Gathering:
         if inbox is None:
             return []
         gathered = inbox.taken()
-        return _by_array(gathered, calls) if many else gathered
+        return _by_array(gathered, calls) if many else _bare_ones(gathered)
 
     def share(self, obj: Any, deadline: float) -> list[Any]:
         """Send a small object to all ranks, within a collective that has passed the guard."""
@@ -214,7 +233,7 @@ class Gathering:
         into[root] = out
         got = self._deal(call, given, expected, into, timeout_s, resuming)[root]
         assert got is not None  # noqa: S101 - the root gives to every rank
-        return got
+        return got if out is not None else bare(got)
 
     def all_to_all(
         self,
@@ -235,7 +254,7 @@ class Gathering:
 
         into = outs or [None] * self._steps.size
         got = self._deal(call, given, expected, into, timeout_s, resuming)
-        return got if out is None else out
+        return _bare_ones(got) if out is None else out
 
     def _dealt(self, kind: str, xs: Sequence[Any] | None) -> list[Array]:
         size = self._steps.size
@@ -297,6 +316,10 @@ def _rows(out: Any, size: int, kind: str) -> list[Array | None]:
         if row is not None:
             check_out(row, None)
     return list(out)
+
+
+def _bare_ones(arrays: Sequence[Array | None]) -> list[Any]:
+    return [None if array is None else bare(array) for array in arrays]
 
 
 def _joined(given: list[Array]) -> Array:

@@ -12,7 +12,7 @@ import numpy as np
 
 from synk_comm._core.calls import Kind, kind_of, text_dtype
 from synk_comm._core.fabric import PIECE_HEAD_BYTES
-from synk_comm._core.lists import contiguous, flat_bytes
+from synk_comm._core.lists import bare, contiguous, flat_bytes
 from synk_comm._core.ops import Array
 from synk_comm._core.steps import Steps
 from synk_comm.exceptions import CommTimeout, MismatchError
@@ -63,7 +63,7 @@ class PointToPoint:
             quick = steps.fabric.sender(dest, header, kind, steps.guard, steps.timeout_s)
             _learn(self._senders, key, quick)
 
-    def receive(self, source: int, tag: int, out: Array | None, timeout_s: float | None) -> Array:
+    def receive(self, source: int, tag: int, out: Array | None, timeout_s: float | None) -> Any:
         """Receive one array; see ``Communicator.recv``."""
         steps = self._steps
         if timeout_s is None and not self._early:
@@ -83,7 +83,7 @@ class PointToPoint:
             raise
         steps.guard.leave(None, in_step=True)
         self._learn_receiving(source, tag, result)
-        return result
+        return bare(result) if out is None else result
 
     def _is_calm(self, exc: BaseException) -> bool:
         """Return whether an exception of a receive has left the two ranks in step."""
@@ -100,9 +100,10 @@ class PointToPoint:
             return
         kind = kind_of(result)
 
-        def otherwise(out: Any, deadline: float) -> Array:
+        def otherwise(out: Any, deadline: float) -> Any:
             self._receivers.pop((source, tag, None), None)
-            return self._take(source, tag, out, deadline)
+            result = self._take(source, tag, out, deadline)
+            return bare(result) if out is None else result
 
         quick = steps.fabric.receiver(
             source, _header(tag, kind), kind, steps.guard, steps.timeout_s, otherwise, self._is_calm

@@ -15,6 +15,7 @@ from synk_comm._core.lists import (
     Bundle,
     address,
     as_array,
+    bare,
     bundles,
     contiguous,
     cut,
@@ -199,7 +200,10 @@ class Reducing:
                 self._hand_over(job, bundle, kinds, target, results)
         if not receives:
             return None, accident
-        return (results if many else results[0]), accident
+        if many:
+            return results, accident
+        (result,) = results
+        return result if result is None or job.outs is not None else bare(result), accident
 
     @staticmethod
     def _hand_over(
@@ -263,7 +267,9 @@ class Reducing:
         deadline = steps.deadline(timeout_s)
         with steps.passing(resuming):
             moves.deal(steps, call, head, sources, begin, deadline, resuming)
-        return inbox.taken()[0], accidents[0] if accidents else None
+        block = inbox.taken()[0]
+        assert block is not None  # noqa: S101 - every rank gets its block
+        return block if out is not None else bare(block), accidents[0] if accidents else None
 
 
 def _listed(x: Any, many: bool) -> list[Array] | None:

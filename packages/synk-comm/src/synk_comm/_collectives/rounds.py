@@ -269,21 +269,31 @@ class RoundCommunicator(ObjectMoves, Communicator):
         return block
 
     def broadcast(
-        self, x: Array | Sequence[Array], root: int = 0, *, timeout_s: float | None = None
+        self,
+        x: Array | Sequence[Array] | complex | np.generic | None,
+        root: int = 0,
+        *,
+        timeout_s: float | None = None,
     ) -> Any:
-        key = None
+        key: Any = None
         if type(x) is ndarray and timeout_s is None:
             key = (x.dtype, x.shape, root, "broadcast")
             quick = self._quick.get(key)
             if quick is not None and (root == self.rank or x.flags.writeable):
                 return quick(x, None)
+        elif x is None and timeout_s is None:
+            key = (None, None, root, "broadcast")
+            quick = self._quick.get(key)
+            if quick is not None:
+                return quick(None, None)
+        elif isinstance(x, (int, float, complex, np.generic)):
+            return self.broadcast(as_array(x), root, timeout_s=timeout_s)[()]
         root = self._steps.check_rank(root)
 
         def again(x: Any, out: Any, timeout_s: float | None, resuming: bool = True) -> Any:  # noqa: ARG001
-            self._gathering.broadcast(x, root, timeout_s, resuming=resuming)
-            return x, None
+            return self._gathering.broadcast(x, root, timeout_s, resuming=resuming), None
 
-        again(x, None, timeout_s, resuming=False)
+        x, _ = again(x, None, timeout_s, resuming=False)
         self._quick.learn(key, again)
         return x
 
@@ -381,7 +391,8 @@ class RoundCommunicator(ObjectMoves, Communicator):
         source = self._steps.check_rank(source, "source")
         if out is not None:
             check_out(out, None)
-        return self._point_to_point.receive(source, tag, out, timeout_s)
+        got: Array = self._point_to_point.receive(source, tag, out, timeout_s)
+        return got
 
     def empty(
         self,

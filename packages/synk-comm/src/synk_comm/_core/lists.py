@@ -135,6 +135,11 @@ def as_array(x: Any) -> Array:
     return array
 
 
+def bare(x: Array) -> Any:
+    """Return a new array as NumPy's functions do: without axes, as a scalar."""
+    return x if x.ndim else x[()]
+
+
 def contiguous(x: Array) -> Array:
     """Return ``x`` in C order, itself if it is; unlike ascontiguousarray this keeps 0-d."""
     return np.asarray(x, order="C")

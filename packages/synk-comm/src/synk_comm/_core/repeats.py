@@ -12,7 +12,7 @@ from typing import Any, Callable, Optional, Protocol, Tuple
 import numpy as np
 
 from .calls import CollectiveCall, Kind, count_bytes, text_dtype
-from .lists import typed
+from .lists import bare, typed
 from .ops import Array, ReduceOp, combine, is_wide, scaled, ufunc_of
 
 Views = Tuple[Array, Array]
@@ -90,7 +90,12 @@ def _broadcast(slots: _Slots, calls: Sequence[CollectiveCall], rank: int) -> Par
     def keep(x: Any, out: Any, parity: int) -> Any:  # noqa: ARG001
         return x
 
-    return (origin, keep) if rank == root else (None, receive)
+    def renew(x: Any, out: Any, parity: int) -> Any:  # noqa: ARG001
+        return bare(origin[parity].copy())
+
+    if rank == root:
+        return origin, keep
+    return None, receive if calls[rank].arrays else renew
 
 
 def _gather(slots: _Slots, calls: Sequence[CollectiveCall], rank: int) -> Parts:
@@ -104,7 +109,9 @@ def _gather(slots: _Slots, calls: Sequence[CollectiveCall], rank: int) -> Parts:
                 row[...] = pair[parity]
         return out
 
-    return views[rank], finish if calls[0].root in (-1, rank) else _nothing
+    if calls[0].root not in (-1, rank):
+        return views[rank], _nothing
+    return views[rank], _baring_all(finish, [call.arrays[0] for call in calls if call.arrays])
 
 
 def _scatter(slots: _Slots, calls: Sequence[CollectiveCall], rank: int) -> Parts:
@@ -118,10 +125,11 @@ def _scatter(slots: _Slots, calls: Sequence[CollectiveCall], rank: int) -> Parts
         out[...] = own[parity]
         return out
 
+    bared = _baring(finish, kinds[rank])
     if rank != root:
-        return None, finish
+        return None, bared
     dtype, shape = kinds[0]
-    return slots.dealt(root, (dtype, (len(kinds), *shape))), finish
+    return slots.dealt(root, (dtype, (len(kinds), *shape))), bared
 
 
 def _all_to_all(slots: _Slots, calls: Sequence[CollectiveCall], rank: int) -> Parts:
@@ -135,7 +143,8 @@ def _all_to_all(slots: _Slots, calls: Sequence[CollectiveCall], rank: int) -> Pa
             row[...] = pair[parity]
         return out
 
-    return slots.dealt(rank, (dtype, (len(calls), *shape))), finish
+    bared = _baring_all(finish, [theirs.arrays[rank] for theirs in calls])
+    return slots.dealt(rank, (dtype, (len(calls), *shape))), bared
 
 
 def _reduce_scatter(slots: _Slots, calls: Sequence[CollectiveCall], rank: int) -> Parts:
@@ -157,7 +166,7 @@ def _reduce(slots: _Slots, calls: Sequence[CollectiveCall], rank: int) -> Parts:
     mine = views[rank] if calls[rank].weight else None
     if calls[0].root not in (-1, rank):
         return mine, _nothing
-    return mine, _fold(calls, rank, views, kind)
+    return mine, _baring(_fold(calls, rank, views, kind), kind)
 
 
 def _fold(calls: Sequence[CollectiveCall], rank: int, views: list[Views], kind: Kind) -> Finish:
@@ -208,6 +217,28 @@ def _add(op: ReduceOp, rank: int, views: list[Views], kind: Kind) -> Finish:
             raise
 
     return add
+
+
+def _baring(finish: Finish, kind: Kind) -> Finish:
+    """Return what makes a scalar where ``finish`` makes a new array without axes."""
+
+    def finish_bare(x: Any, out: Any, parity: int) -> Any:
+        made = finish(x, out, parity)
+        return made[()] if out is None else made
+
+    return finish if kind[1] else finish_bare
+
+
+def _baring_all(finish: Finish, kinds: Sequence[Kind]) -> Finish:
+    """Return what does so for a list of new arrays."""
+
+    def finish_bare(x: Any, out: Any, parity: int) -> Any:
+        made = finish(x, out, parity)
+        if out is not None:
+            return made
+        return [None if array is None else bare(array) for array in made]
+
+    return finish if all(shape for _, shape in kinds) else finish_bare
 
 
 def _nothing(x: Any, out: Any, parity: int) -> None:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Callable
+from typing import Any, Callable, Sequence
 
 import numpy as np
 
@@ -48,7 +48,7 @@ def check_again_the_same(comm: Communicator) -> None:
                         assert bits(again) == bits(first), (dtype, shape, op)
                         assert not np.may_share_memory(again, x)
                     (listed,) = comm.all_reduce([x], op)
-                    assert bits(listed) == bits(first), (dtype, shape, op)
+                    assert bits(listed.astype(first.dtype)) == bits(first), (dtype, shape, op)
     for turn in range(100):
         equal(comm.all_reduce(np.full(3, turn)), np.full(3, turn * comm.size))
         x = np.full(3, comm.rank + turn)
@@ -105,6 +105,84 @@ def check_again_in_all_layouts(comm: Communicator) -> None:
                 for got, row, value in zip(comm.all_gather(values[comm.rank]), gathered, values):
                     equal(got, value)
                     equal(np.asarray(row, gathered.dtype), value)
+
+
+def _scalars(got: Sequence[Any], values: Sequence[Any]) -> None:
+    assert len(got) == len(values)
+    for one, value in zip(got, values):
+        assert isinstance(one, np.generic), type(one)
+        equal(one, value)
+
+
+def check_again_moved_scalars(comm: Communicator) -> None:
+    """What arrives new and has no axes is a NumPy scalar, in each call of a kind."""
+    size, rank = comm.size, comm.rank
+    dest, source = (rank + 1) % size, (rank - 1) % size
+    for dtype in ANYTHING:
+        parts = [data(r, (), dtype) for r in range(size)]
+        rows = np.zeros(size, dtype)
+        for r, part in enumerate(parts):
+            rows[r] = part
+        for given in (parts[rank], parts[rank][()]):
+            for turn in range(3):
+                root = turn % size
+                comm.send(given, dest)
+                _scalars([comm.recv(source)], [parts[source]])
+                _scalars(comm.all_gather(given), parts)
+                there = comm.gather(given, root)
+                _scalars(there or parts[:0], parts if rank == root else [])
+                dealt = comm.scatter(rows if rank == root else None, root)
+                _scalars([dealt], [parts[rank]])
+                _scalars(comm.all_to_all(np.array([parts[rank]] * size, dtype)), parts)
+                got = comm.broadcast(given if rank == root else None, root)
+                assert got is given or isinstance(got, np.generic)
+                equal(got, parts[root])
+
+
+def check_again_reduced_scalars(comm: Communicator) -> None:
+    """So is what is reduced, of numbers and of arrays without axes."""
+    size, rank = comm.size, comm.rank
+    for dtype in ("f2", "f4", ">f8", "g"):
+        parts = [data(r, (), dtype) for r in range(size)]
+        for op in FOLDS:
+            expected = folded(parts, op)
+            for given in (parts[rank], parts[rank][()]):
+                for turn in range(3):
+                    # A scalar is of native byte order.
+                    native = expected if given is parts[rank] else expected[()]
+                    _scalars([comm.all_reduce(given, op)], [native])
+                    reduced = comm.reduce(given, op, turn % size)
+                    _scalars([] if reduced is None else [reduced], [native] * (rank == turn % size))
+                    _scalars([comm.reduce_scatter([parts[rank]] * size, op)], [expected])
+    numbers: list[Any] = [1, 2.5, 1j, True, np.float32(3)]
+    for turn in range(3):
+        for number in numbers:
+            expected = np.asarray(number) * np.asarray(size, np.asarray(number).dtype)
+            _scalars([comm.all_reduce(number, "max" if number is True else "sum")], [expected])
+            root = turn % size
+            own = type(number)(number * (rank + 1))
+            _scalars([comm.broadcast(own, root)], [type(number)(number * (root + 1))])
+
+
+def check_again_given_arrays(comm: Communicator) -> None:
+    """Arrays without axes stay arrays where the caller gave them, and in lists."""
+    size, rank = comm.size, comm.rank
+    dest, source = (rank + 1) % size, (rank - 1) % size
+    for _ in range(3):
+        out, row = np.zeros(()), np.zeros(())
+        assert comm.all_reduce(1.0, out=out) is out
+        assert comm.broadcast(out) is out
+        comm.send(out, dest)
+        assert comm.recv(source, out=out) is out
+        assert comm.scatter(np.arange(1.0, size + 1) if rank == 0 else None, out=row) is row
+        equal(out, float(size))
+        equal(row, rank + 1.0)
+        arrays = [np.array(float(rank)), np.zeros(2)]
+        for _ in range(2):  # what comes back can be given again
+            arrays = comm.all_reduce(arrays, "max")
+            assert [type(array) for array in arrays] == [np.ndarray] * 2
+        for theirs in comm.all_gather(arrays):
+            assert [type(array) for array in theirs] == [np.ndarray] * size
 
 
 def _all_equal(got: list[Any], expected: list[Any]) -> None:
@@ -320,6 +398,9 @@ def check_again_with_a_slow_peer(comm: Communicator) -> None:
 
 AGAIN: list[Check] = [
     check_again_the_same,
+    check_again_moved_scalars,
+    check_again_reduced_scalars,
+    check_again_given_arrays,
     check_again_in_all_layouts,
     check_again_but_not_all,
     check_again_with_weights,

@@ -56,6 +56,10 @@ def _disagreements(comm: Communicator) -> list[Callable[[], Any]]:
         lambda: comm.broadcast(np.zeros(4), int(odd)),
         lambda: comm.broadcast([x] if odd else [x, x]),
         lambda: comm.broadcast([x] if odd else x),
+        # Who gives None agrees with every root, but not with every call, and hides no other rank.
+        lambda: comm.broadcast(x if rank == int(odd) else None, int(odd)),
+        lambda: comm.barrier() if odd else comm.broadcast(x if rank == 0 else None),
+        lambda: comm.broadcast(y if odd else x if rank == 0 else None),
         lambda: comm.gather(np.zeros((1, 4)) if odd else np.zeros(4)),
         lambda: comm.gather(x, int(odd)),
         lambda: comm.gather([x, x] if odd else [x]),
@@ -267,7 +271,6 @@ def check_bad_arguments(comm: Communicator) -> None:
         (ValueError, "timeout_s", lambda: comm.split(0, timeout_s=0)),
         (TypeError, "ndarray", lambda: comm.broadcast([1, 2])),  # type: ignore[list-item]
         (TypeError, "ndarray", lambda: comm.broadcast([x, 2])),  # type: ignore[list-item]
-        (TypeError, "ndarray", lambda: comm.broadcast(nothing)),
         (ValueError, f"list of {size}", lambda: comm.scatter([x] * 9, rank)),
         (ValueError, f"list of {size}", lambda: comm.scatter(None, rank)),
         (ValueError, f"list of {size}", lambda: comm.scatter_object([1] * 9, rank)),
@@ -298,10 +301,13 @@ def check_bad_arguments(comm: Communicator) -> None:
     if rank != size - 1:
         raises(ValueError, "writeable", lambda: comm.broadcast(fixed, size - 1))
         raises(ValueError, "writeable", lambda: comm.broadcast([x, fixed], size - 1))
-        where = f"on rank {rank}, it is where the array of rank {size - 1} goes, got NoneType"
-        raises(TypeError, where, lambda: comm.broadcast(nothing, size - 1))
+        where = f"on rank {rank}, it is where the array of rank {size - 1} goes, got "
+        raises(TypeError, f"{where}dict", lambda: comm.broadcast(record, size - 1))
+        raises(TypeError, f"{where}int", lambda: comm.broadcast([x, 2], size - 1))  # type: ignore[list-item]
         raises(ValueError, "only the root", lambda: comm.scatter([x] * size, size - 1))
         raises(ValueError, "only the root", lambda: comm.scatter_object([1] * size, size - 1))
+    else:
+        raises(TypeError, f"on the root, rank {rank}, got None", lambda: comm.broadcast(None, rank))
     comm.barrier()
 
 

@@ -75,6 +75,38 @@ def check_broadcast_lists(comm: Communicator) -> None:
     assert not pair[0].any()
 
 
+def check_broadcast_to_who_has_no_array(comm: Communicator) -> None:
+    """None makes new arrays of what the root gives; each rank may choose, call by call."""
+    for root in range(comm.size):
+        for which, dtype in enumerate(ANYTHING):
+            for shape in (*SHAPES, (90_000,)) if dtype in ("f4", "U5") else SHAPES:
+                values = data(root, shape, dtype)
+                if comm.rank == root:
+                    assert comm.broadcast(values, root) is values
+                    continue
+                some = (comm.rank + which) % 3 == 0
+                x = np.zeros(shape, dtype) if some else None
+                got = comm.broadcast(x, root)
+                equal(got, values)
+                assert got is x or not shape or (got.flags.writeable and got.flags.c_contiguous)
+        for turn, length in enumerate([3, 3, 3, 4, 4, 300_000, 3]):  # repeated, then changed
+            mine = np.full(length, root + turn) if comm.rank == root else None
+            first, second = comm.broadcast(mine, root), comm.broadcast(mine, root)
+            equal(first, np.full(length, root + turn))
+            equal(second, first)
+            assert (first is second) == (comm.rank == root)
+            assert comm.rank == root or not np.may_share_memory(first, second)
+        lists = [data(root, (n, 3), dtype) for n in (1, 70_000) for dtype in ("f4", ">i2", "S3")]
+        for given in (lists, tuple(lists[:1])):
+            for some in (False, comm.rank % 2 == 0):
+                room = [np.zeros_like(value) for value in given] if some else None
+                got = comm.broadcast(given if comm.rank == root else room, root)
+                assert comm.rank == root or (got is room if some else type(got) is list)
+                assert len(got) == len(given)
+                for array, value in zip(got, given):
+                    equal(array, value)
+
+
 def check_gather(comm: Communicator) -> None:  # noqa: PLR0912 - loops
     """Arrays of any dtype and lengths come in rank order; None for those who gave nothing."""
     ranks = range(comm.size)
@@ -282,6 +314,7 @@ MOVE: list[Check] = [
     check_barrier,
     check_broadcast,
     check_broadcast_lists,
+    check_broadcast_to_who_has_no_array,
     check_gather,
     check_gather_out,
     check_gather_lists,

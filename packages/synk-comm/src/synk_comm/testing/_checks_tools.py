@@ -71,8 +71,11 @@ def raises(kind: type[BaseException], text: str, call: Callable[[], Any]) -> Any
 
 
 def equal(got: Any, expected: Any) -> None:
-    """Raise unless two arrays have the same dtype, shape and values."""
+    """Raise unless two arrays have the same dtype, shape and values; scalars are arrays without
+    axes."""
     expected = np.asarray(expected)
+    if isinstance(got, np.generic):
+        got, expected = np.asarray(got), np.asarray(expected[()])
     assert type(got) is np.ndarray, type(got)
     assert got.dtype == expected.dtype, (got.dtype, expected.dtype)
     assert got.shape == expected.shape, (got.shape, expected.shape)

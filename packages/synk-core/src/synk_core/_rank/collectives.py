@@ -344,8 +344,10 @@ def _bare(arrays: List[Any]) -> Any:
 
 
 def _listed(result: Any, variables: Sequence[int]) -> List[Any]:
-    """Return results as a list, the reverse of `_bare`."""
-    return [result] if len(variables) == 1 else result
+    """Return results as a list, the reverse of `_bare`; a number as an array again."""
+    if len(variables) > 1:
+        return result
+    return [np.asarray(result) if isinstance(result, np.generic) else result]
 
 
 def _store_all(here: Workplace, variables: Sequence[int], values: Sequence[Any]) -> None:

@@ -109,7 +109,7 @@ class GraphReductions:
         if op == "avg" and len(self._rounds) > 1:
             # Each rank has weighted the rounds by its own rows; weighted by rows, they are exact.
             mine = value if own else None
-            value = self._comm.all_reduce(mine, "avg", weight=float(own or 1))
+            value = np.asarray(self._comm.all_reduce(mine, "avg", weight=float(own or 1)))
         else:
             # From a rank that took part in every round.
             self._comm.broadcast(value, root=int(np.argmax(self._counts)))

@@ -148,7 +148,8 @@ def reduce_to(comm: Any, master: int, op: str, value: Any, weight: float) -> Any
 
     `weight` is this rank's, in averages.
     """
-    return comm.reduce(value, op, master, **({"weight": weight} if op == "avg" else {}))
+    reduced = comm.reduce(value, op, master, **({"weight": weight} if op == "avg" else {}))
+    return np.asarray(reduced) if isinstance(reduced, np.generic) else reduced
 
 
 def collect_on_device(

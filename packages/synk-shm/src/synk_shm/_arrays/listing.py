@@ -36,10 +36,15 @@ class SegmentInfo(NamedTuple):
     names: tuple[str, ...]
 
 
-def list_segments() -> list[SegmentInfo]:
-    """Return all segments of this user that have a name, of all processes, sorted by name.
+def list_segments(*, mine: bool = False) -> list[SegmentInfo]:
+    """Return the segments of this user that have a name, sorted by name.
 
-    Empty on a system that does not show segments as files (macOS).
+    Args:
+        mine: whether to return only those of this program: of the family of this process. By
+            default those of all programs.
+
+    Returns:
+        An empty list on a system that does not show segments as files (macOS).
     """
     entries: dict[int, list[str]] = {}
     for name, inode in families.names_of_user():
@@ -47,7 +52,7 @@ def list_segments() -> list[SegmentInfo]:
     infos = []
     for names in entries.values():
         info = _describe(names)
-        if info is not None:
+        if info is not None and (info.mine or not mine):
             infos.append(info)
     return sorted(infos, key=lambda info: info.name)
 

@@ -218,8 +218,13 @@ class ProcessState:
         which the parent then holds, too.
         """
         parent = None if self._inherits else self._find_parent()
-        if parent is None or not parent.is_alive():
+        if parent is None:
             return False
+        try:
+            if not parent.is_alive():
+                return False
+        except ValueError:  # in a worker of loky, which has no sentinel of its parent
+            pass
         # Children forked later keep the pipe open whose end is the sign of its end.
         return os.getppid() == parent.pid or _is_there(parent.pid)
 

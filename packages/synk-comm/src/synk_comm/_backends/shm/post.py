@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Callable
 
 from synk_comm._core.calls import Kind, count_bytes, text_dtype
 from synk_comm._core.fabric import PIECE_HEAD_BYTES, Entrance
-from synk_comm._core.lists import typed
+from synk_comm._core.lists import bare, typed
 from synk_comm._core.ops import Array
 from synk_comm.exceptions import CommTimeout
 
@@ -86,8 +86,11 @@ def receiver(
     places, views = _places(channels, source, channels.rank, kind)
     packed = LENGTH.pack(len(header)) + header
     heads = [block.bytes[place : place + len(packed)] for place in places]
+    copies: list[Callable[[], Any]] = [view.copy for view in views]
+    if not kind[1]:
+        copies = [lambda view=view: bare(view.copy()) for view in views]  # type: ignore[misc]
 
-    def receive(out: Any) -> Array:  # noqa: PLR0912 - one function: every call costs
+    def receive(out: Any) -> Any:  # noqa: PLR0912 - one function: every call costs
         if not lock:
             raise guard.refusal()
         entered = False
@@ -106,7 +109,7 @@ def receiver(
             which = number % PLACES
             if heads[which] == packed:
                 if out is None:
-                    result = views[which].copy()
+                    result = copies[which]()
                 else:
                     out[...] = views[which]
                     result = out
