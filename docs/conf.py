@@ -32,7 +32,7 @@ pygments_dark_style = "native"
 # expects a type.
 nitpicky = True
 nitpick_ignore_regex = [
-    (r"py:.*", r"(numpy|collections|os|pathlib|abc|enum|_pytest|theano|lasagne|matplotlib)\..*"),
+    (r"py:.*", r"(np|numpy|collections|os|pathlib|abc|enum|_pytest|theano|lasagne|matplotlib)\..*"),
     (r"py:.*", r"(.*\.)?_.*"),
     (r"py:.*", r".*[ \[].*"),
     (r"py:.*", r"PathLike|Figure|flat_grad|rank|Unusable|MissingLibrary|CudaError"),
