@@ -159,7 +159,7 @@ class Trials:
         trial["rss_mib"] = event["rss"] // 2**20
         trial["alone_s"] = event["alone_s"]
         if not event["closed"]:
-            raise Trouble("the runtime is still open")
+            raise Trouble(f"the runtime is still open after {event['type']}: {event['message']}")
         return event
 
     def _interrupt(self, program: Victim, job: dict[str, Any], moment: float, trial: dict) -> None:
