@@ -140,15 +140,13 @@ class NcclBase(ObjectMoves):
             PeerLost, AbortedError, CommTimeout, or NcclError for what NCCL reports itself.
         """
         deadline, guard = self._steps.deadline(timeout_s), self._device_guard
-        with guard:
-            try:
-                self._link.synchronize(deadline, event)
-                return
-            except CommError:
-                raise
-            except BaseException as exc:  # noqa: BLE001 - raised below, where it ends nothing
-                interrupt = exc
-        raise interrupt
+        guard.__enter__()
+        try:
+            self._link.synchronize(deadline, event)
+        except BaseException as exc:
+            guard.leave(exc, in_step=not isinstance(exc, CommError))
+            raise
+        guard.leave(None, in_step=True)
 
     # -- arguments ------------------------------------------------------------------------
 
