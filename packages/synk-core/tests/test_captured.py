@@ -230,7 +230,7 @@ def _recorded(record, done, run):
 
 
 def test_numbers_are_sent_early_also_without_a_graph(graphs, monkeypatch):
-    """Where a replay is slower, the function tells of them amid its computation."""
+    """A function whose replay is slower sends them before it has computed the rest."""
     done = []
     monkeypatch.setattr(graphs, "send", lambda values: done.append([float(v) for v in values]))
     monkeypatch.setattr(capturable, "_ON_DEVICE", {*capturable._ON_DEVICE, "FromFunctionOp"})

@@ -23,7 +23,7 @@ DELAY_S = 0.7
 """Seconds until work is shown; shorter work is not."""
 
 LINE_S = 5.0
-"""Seconds until work is told of in a line, where no bar is drawn."""
+"""Seconds until a line says that work is under way, where no bar is drawn."""
 
 USE_PROGRESS = "SYNKHRONOS_PROGRESS"
 """Environment variable with 0 or 1, for programs that leave it to the default."""

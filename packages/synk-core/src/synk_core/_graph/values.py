@@ -55,6 +55,11 @@ def on_host(value: Any) -> Any:
     return np.asarray(value) if is_on_device(value) else value
 
 
+def array_of(value: Any) -> Any:
+    """Return a NumPy scalar, as communicators return, as an array without axes; others as is."""
+    return np.asarray(value) if isinstance(value, np.generic) else value
+
+
 def empty_like(value: Any, shape: Tuple[int, ...], dtype: Any) -> Any:
     """Return a new array on the device (or host) of `value`."""
     if is_on_device(value):

@@ -14,6 +14,7 @@ import numpy as np
 
 from synk_core._graph.shared import store, value_of
 from synk_core._graph.values import (
+    array_of,
     concatenated,
     empty_like,
     in_c_order,
@@ -345,9 +346,7 @@ def _bare(arrays: List[Any]) -> Any:
 
 def _listed(result: Any, variables: Sequence[int]) -> List[Any]:
     """Return results as a list, the reverse of `_bare`; a number as an array again."""
-    if len(variables) > 1:
-        return result
-    return [np.asarray(result) if isinstance(result, np.generic) else result]
+    return [array_of(result)] if len(variables) == 1 else result
 
 
 def _store_all(here: Workplace, variables: Sequence[int], values: Sequence[Any]) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from synk_core._graph.devices.device import takes_reduction
 from synk_core._graph.values import (
+    array_of,
     at_least_1d,
     concatenated,
     in_c_order,
@@ -149,7 +150,7 @@ def reduce_to(comm: Any, master: int, op: str, value: Any, weight: float) -> Any
     `weight` is this rank's, in averages.
     """
     reduced = comm.reduce(value, op, master, **({"weight": weight} if op == "avg" else {}))
-    return np.asarray(reduced) if isinstance(reduced, np.generic) else reduced
+    return array_of(reduced)
 
 
 def collect_on_device(
