@@ -615,6 +615,8 @@ def test_who_is_lost_while_ranks_join_is_named_as_ever(monkeypatch, error, expec
         def join(*_args, **_kwargs):
             if expected is WorkerDied:
                 os.kill(runtime.worker_pids[0], signal.SIGKILL)
+                # Until it has ended; whoever looks at it later still finds it.
+                os.waitid(os.P_PID, runtime.worker_pids[0], os.WEXITED | os.WNOWAIT)
             raise error
 
         monkeypatch.setattr(runtime._rank, "join", join)
