@@ -233,7 +233,7 @@ def load(path: Path) -> Result:
     if not isinstance(data, dict) or data.get("schema") not in (1, SCHEMA):
         raise ValueError(f"{path} is not a result of this version of the benchmark")
     runs = data.get("runs") or [{name: data[name] for name in _fields(Run) if name in data}]
-    ranks = int(runs[0]["settings"].get("ranks", 0))
+    ranks = int(runs[0]["settings"].get("ranks", 0)) if data["schema"] == 1 else 0
     return Result([Run(**run) for run in runs], [read_row(row, ranks) for row in data["rows"]])
 
 

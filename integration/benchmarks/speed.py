@@ -6,19 +6,29 @@ python integration/benchmarks/speed.py [FILE]
 from __future__ import annotations
 
 import json
+import statistics
 import sys
+from math import log2
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 GPUS = ROOT / "integration/benchmarks/gpu/results/2026-11-25-two-h100.json"
-CORES = ROOT / "packages/synk-theano/benchmarks/results/2026-11-23-two-core-epyc.json"
+CORES = ROOT / "packages/synk-theano/benchmarks/results/2026-11-26-32-core-xeon.json"
 PICTURE = ROOT / "docs/speed.svg"
 
+ONE = "one process"
 PLAIN, TORCH, OURS = "plain Theano", "PyTorch DDP", "synkhronos"
 NAMES = {PLAIN: PLAIN, TORCH: "PyTorch", OURS: "Synkhronos"}
 COLOURS = {PLAIN: "#8b9199", TORCH: "#d97706", OURS: "#2f7ed8"}
+CURVES = {
+    "the sum of an array": ("array's sum", "#2f7ed8"),
+    "six matrix products": ("products", "#16856b"),
+    "a step of two convolutions": ("convolutions", "#a855b5"),
+}
 WIDTH, LEFT, IDEAL = 400, 108, 288
+PLOT, ACROSS, UP = 28, 44, 30
+"""Where the curves begin, and the pixels of twice the ranks and twice the speed."""
 BAR, GAP, TITLE = 15, 7, 26
 STYLE = """
     /* Greys that can be read on white and on black. */
@@ -27,8 +37,10 @@ STYLE = """
     .name, .value { text-anchor: end; }
     .name { font-size: 14px; }
     .value, .ideal { font-size: 13px; }
-    .ideal { text-anchor: middle; }
+    .ideal, .tick { text-anchor: middle; }
+    .tick, .curve { font-size: 12px; }
     path { stroke: #8b9199; stroke-width: 1.5; stroke-dasharray: 4 3; }
+    polyline { fill: none; stroke-width: 2; }
 """
 
 
@@ -63,25 +75,19 @@ def training(group: str) -> list[Bar]:
     ]
 
 
-def computing(label: str) -> list[Bar]:
-    """Return calls per second: plain Theano with one and two BLAS threads, ours with two ranks."""
-    times = {}
-    for row in rows_of(CORES, "scaling", label):
-        times.update({name: cell["median"] for name, cell in row["cells"].items()})
-    kinds = (
-        (PLAIN, 1, "1 thread", "one process"),
-        (PLAIN, 2, "2 threads", "one process, BLAS with a thread for each rank"),
-        (OURS, 2, "2 ranks", "ours"),
-    )
-    return [
-        Bar(who, n, f"{1 / times[name]:.1f}, {said}", 1 / times[name])
-        for who, n, said, name in kinds
-    ]
+def speedups(what: str) -> dict[int, float]:
+    """Return by ranks how many times as fast as one process they compute this."""
+    found = {1: 1.0}
+    for row in json.loads(CORES.read_text(encoding="utf-8"))["rows"]:
+        if row["key"] == f"scaling/{what}/{ONE}, {row['ranks']} ranks":
+            pairs = zip(row["cells"][ONE]["samples"], row["cells"]["ours"]["samples"])
+            found[row["ranks"]] = statistics.median(theirs / ours for theirs, ours in pairs)
+    return found
 
 
-def panel(title: str, bars: list[Bar], base: str, top: int) -> tuple[list[str], int]:
-    """Return the elements of one panel, and its lower end; `base` has the ideal of two devices."""
-    (one,) = (bar.rate for bar in bars if (bar.contender, bar.devices) == (base, 1))
+def panel(title: str, bars: list[Bar], top: int) -> tuple[list[str], int]:
+    """Return the elements of one panel, and its lower end; two of our devices have the ideal."""
+    (one,) = (bar.rate for bar in bars if (bar.contender, bar.devices) == (OURS, 1))
     lines = [f'<text class="title" x="4" y="{top + 16}">{title}</text>']
     y = top + TITLE
     for place, bar in enumerate(bars):
@@ -101,24 +107,54 @@ def panel(title: str, bars: list[Bar], base: str, top: int) -> tuple[list[str], 
     return lines, y + 8
 
 
+def curves(title: str, top: int) -> tuple[list[str], int]:
+    """Return the elements of the panel of speed-ups over ranks, and its lower end."""
+    found = {what: speedups(what) for what in CURVES}
+    ranks = sorted(set().union(*found.values()))
+    base = top + TITLE + round(log2(ranks[-1]) * UP) + 8
+
+    def place(rank: int, speedup: float) -> tuple[float, float]:
+        return PLOT + log2(rank) * ACROSS, base - log2(speedup) * UP
+
+    end = place(ranks[-1], ranks[-1])
+    lines = [
+        f'<text class="title" x="4" y="{top + 16}">{title}</text>',
+        f'<path d="M{PLOT} {base} L{end[0]:.0f} {end[1]:.0f}"/>',
+        f'<text class="ideal" x="{end[0] + 24:.0f}" y="{end[1] + 4:.0f}">ideal</text>',
+    ]
+    for rank in ranks:
+        x, y = place(rank, rank)
+        lines.append(f'<text class="tick" x="{x:.0f}" y="{base + 18}">{rank}</text>')
+        lines.append(f'<text class="tick" x="{PLOT - 14}" y="{y + 4:.0f}">{rank}</text>')
+    for what, (name, colour) in CURVES.items():
+        points = [place(rank, speedup) for rank, speedup in sorted(found[what].items())]
+        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        lines.append(f'<polyline points="{line}" stroke="{colour}"/>')
+        lines += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in points]
+        (x, y), speedup = points[-1], found[what][ranks[-1]]
+        said = f"{speedup:.1f}, {name}"
+        lines.append(f'<text class="curve" x="{x + 8:.0f}" y="{y + 4:.0f}">{said}</text>')
+    return lines, base + 24
+
+
 def drawn() -> str:
     """Return the picture."""
     lines: list[str] = []
     y = 0
-    for title, bars, base in (
-        ("ResNet-50, images/s", training("resnet"), OURS),
-        ("VGG-16, images/s", training("vgg"), OURS),
-        ("Convolutions, CPU, calls/s", computing("a step of two convolutions"), PLAIN),
-        ("Matrix products, CPU, calls/s", computing("six matrix products"), PLAIN),
+    for title, bars in (
+        ("ResNet-50, images/s", training("resnet")),
+        ("VGG-16, images/s", training("vgg")),
     ):
-        added, y = panel(title, bars, base, y)
+        added, y = panel(title, bars, y)
         lines += added
+    added, y = curves("CPU: speed-up by number of ranks", y + 4)
+    lines += added
     body = "\n".join(f"  {line}" for line in lines)
     fonts = "system-ui, 'Segoe UI', Helvetica, Arial, sans-serif"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y}" width="{WIDTH}"'
         f' role="img" aria-labelledby="title" font-family="{fonts}" font-size="15">\n'
-        '  <title id="title">Speed on one and two devices</title>\n'
+        '  <title id="title">Speed on one and two GPUs, and on 1 to 32 CPU cores</title>\n'
         f"  <style>{STYLE}  </style>\n{body}\n</svg>\n"
     )
 

@@ -557,6 +557,19 @@ def test_a_slow_blas_is_told(monkeypatch):
     assert software._blas(compat, Answer(problem="died of SIGILL")).broken
 
 
+@pytest.mark.skipif(not software.OF_THEANO, reason="PyTensor's functions are compiled by Numba")
+def test_kernels_for_an_older_processor_are_a_warning(monkeypatch):
+    monkeypatch.setenv("OPENBLAS_CORETYPE", "Prescott")
+    item = software._blas(Answer(), ask(software._GEMM, software.GEMM_TIMEOUT_S))
+    features = Path("/proc/cpuinfo").read_text().split()
+    assert "avx2" in features
+    assert (item.state, item.broken) == (WARNING, False)
+    assert "OpenBLAS does not know this processor" in item.found
+    monkeypatch.setenv("OPENBLAS_CORETYPE", item.cure.split("=")[1])
+    item = software._blas(Answer(), ask(software._GEMM, software.GEMM_TIMEOUT_S))
+    assert (item.state, item.cure) == (GOOD, "")
+
+
 def test_limits(monkeypatch):
     monkeypatch.setattr(machine, "_limit", lambda kind: 512)
     few = machine.examine_machine(True)

@@ -33,8 +33,7 @@ class Problem:
 
     def rows(self, count: int) -> np.ndarray:
         """Return values for the input."""
-        generator = np.random.RandomState(1)
-        return generator.standard_normal(self.shape(count)).astype("float32")
+        return np.random.default_rng(1).standard_normal(self.shape(count), "float32")
 
     def compiled(self) -> Any:
         """Return the function, by plain Theano."""

@@ -10,6 +10,7 @@ import sysconfig
 import tempfile
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from pathlib import Path
 
 from synkhronos_cli._probe import Answer, ask
 
@@ -25,7 +26,7 @@ _SLOW_GFLOPS = 3.0
 _GEMM = """
 import time
 import synk_theano
-import numpy as np, theano, theano.tensor as T
+import numpy as np, theano, theano.tensor as T, threadpoolctl
 x, y = T.fmatrices("x", "y")
 f = theano.function([x, y], T.dot(x, y))
 a = np.ones((768, 768), "float32")
@@ -35,9 +36,12 @@ for _ in range(5):
     start = time.perf_counter()
     f(a, a)
     times.append(time.perf_counter() - start)
-answer(seconds=sorted(times)[2], right=bool((f(a, a) == 768).all()))
+kernels = [str(pool.get("architecture")) for pool in threadpoolctl.threadpool_info()]
+answer(seconds=sorted(times)[2], right=bool((f(a, a) == 768).all()), kernels=kernels)
 """
 _GEMM_FLOP = 2 * 768**3
+_OLD_KERNELS = {"Katmai", "Northwood", "Prescott", "Core2", "Penryn", "Dunnington", "Nehalem"}
+"""What OpenBLAS falls back to on an Intel processor that is newer than itself."""
 
 IMPORT_TIMEOUT_S = 60.0
 _NUMPY = """
@@ -241,6 +245,11 @@ def _blas(compat: Answer, gemm: Answer) -> Item:
     seconds = float(gemm["seconds"])
     speed = _GEMM_FLOP / seconds / 1e9
     found = f"{origin}; 768 x 768 float32: {seconds * 1e3:.1f} ms, {speed:.0f} GFLOP/s"
+    features = Path("/proc/cpuinfo").read_text(errors="replace").split()
+    if "avx2" in features and (old := _OLD_KERNELS.intersection(gemm.get("kernels", ()))):
+        newest = "SkylakeX" if "avx512f" in features else "Haswell"
+        found += f", with kernels for {min(old)}: OpenBLAS does not know this processor"
+        return Item("BLAS", WARNING, found, f"export OPENBLAS_CORETYPE={newest}")
     if speed < _SLOW_GFLOPS:
         return Item("BLAS", WARNING, found, "apt install libopenblas-dev, or pip install scipy")
     return Item("BLAS", GOOD, found)
