@@ -32,6 +32,15 @@ def test_pictures_are_small_and_on_a_page(path: Path) -> None:
     assert f"(pictures/{path.name})" in (PICTURES.parent / "seeing.md").read_text("utf-8")
 
 
+@pytest.mark.parametrize("name", ["call", "failure", "data"])
+def test_drawings_have_titles_and_are_on_a_page(name: str) -> None:
+    drawing = ET.parse(ROOT / f"docs/_static/{name}.svg")
+    for part in ("title", "desc"):
+        assert drawing.findtext(f"{{http://www.w3.org/2000/svg}}{part}")
+    pages = (page.read_text("utf-8") for page in (ROOT / "docs").glob("*.md"))
+    assert any(f"(_static/{name}.svg)" in text for text in pages)
+
+
 def test_the_first_page_shows_recorded_speeds(tmp_path: Path) -> None:
     drawn, kept = tmp_path / "speed.svg", ROOT / "docs/speed.svg"
     ran(sys.executable, ROOT / "integration/benchmarks/speed.py", drawn, check=True)
