@@ -344,6 +344,16 @@ def test_calls_are_measured_beside_plain_theano(tmp_path):
 
 
 @pytest.mark.nightly
+def test_scaling_is_measured_on_several_numbers_of_ranks(tmp_path):
+    file = tmp_path / "r.json"
+    brief = ("--quick", "--rounds", "1", "--only", "scaling", "--ranks", "2", "3")
+    rows, printed = measured(THEANO, file, *brief, "--json", file)
+    for what in ("six matrix products", "a step of two convolutions", "the sum of an array"):
+        assert [rows[f"scaling/{what}/one process, {n} ranks"]["ranks"] for n in (2, 3)] == [2, 3]
+        assert f"the same by hand: {what}, 3 ranks" in printed
+
+
+@pytest.mark.nightly
 def test_waits_are_measured_with_either_engine():
     program = ROOT / "integration/benchmarks/waits.py"
     done = ran(sys.executable, program, "--quick", timeout=LIMIT_S)
