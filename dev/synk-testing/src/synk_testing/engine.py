@@ -26,7 +26,7 @@ def _of(place: str = "") -> Any:
 
 engine = _of()
 T = _of(".tensor")
-as_op = _of(".compile.ops").as_op
+as_op = _of(".compile.ops").as_op if IS_THEANO else engine.wrap_py
 ifelse = _of(".ifelse" if IS_THEANO else ".conditional.op").ifelse
 
 change_flags = engine.change_flags if IS_THEANO else engine.config.change_flags
