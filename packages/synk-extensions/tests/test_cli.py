@@ -30,6 +30,12 @@ def test_help_names_every_command():
     assert "synkhronos doctor  " in done.stdout, "an example"
 
 
+def test_a_shell_completes_the_commands():
+    typed = {"COMP_WORDS": "synkhronos do", "COMP_CWORD": "1"}
+    done = command(_SYNKHRONOS_COMPLETE="bash_complete", **typed)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "plain,doctor\n", "")
+
+
 def test_in_a_pipe_no_path_is_broken_into_lines(monkeypatch, capsys):
     path = "/folder/" + "cpython-311/" * 30
     monkeypatch.delenv("COLUMNS", raising=False)
