@@ -73,6 +73,7 @@ def test_help_of_a_command_has_an_example(name):
         (["doctor", "--yes"], "--yes needs --fix"),
         (["clean", "--nothing"], "--nothing"),
         (["cure"], "'cure'"),
+        (["train.py"], "got train.py, expected a command: synkhronos run train.py"),
     ],
 )
 def test_a_mistake_is_told_in_one_line(arguments, complaint):

@@ -50,10 +50,17 @@ def _print_version(context: click.Context, _: click.Parameter, wanted: bool) -> 
 
 
 class _InOrder(click.Group):
-    """Lists the commands in the order of this file, not of the alphabet."""
+    """Lists the commands in the order of this file; knows a script that has come in their place."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return list(self.commands)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0].endswith(".py"):
+            fail(f"got {args[0]}, expected a command: synkhronos run {args[0]}")
+        return super().resolve_command(ctx, args)
 
 
 @click.group(cls=_InOrder, context_settings={"help_option_names": ["-h", "--help"]})
