@@ -73,6 +73,7 @@ def test_help_of_a_command_has_an_example(name):
         (["doctor", "--yes"], "--yes needs --fix"),
         (["clean", "--nothing"], "--nothing"),
         (["cure"], "'cure'"),
+        (["flight", "none"], "no such record: none; synkhronos flight --list shows all"),
         (["train.py"], "got train.py, expected a command: synkhronos run train.py"),
     ],
 )
