@@ -15,7 +15,7 @@ SOAK_S := 3600
 TRIALS := 1000
 RECORDED := build/endurance
 
-.PHONY: help setup demo test nightly endurance reliability $(PACKAGE_TESTS) test-integration test-devices lint format bench bench-shm bench-comm bench-theano bench-gpu bench-hosts docs build clean
+.PHONY: help setup demo test nightly lasagne endurance reliability $(PACKAGE_TESTS) test-integration test-devices lint format bench bench-shm bench-comm bench-theano bench-gpu bench-hosts docs build clean
 
 ## help: this list
 help:
@@ -37,6 +37,10 @@ test: setup
 ## nightly: all tests whole, planted faults, SOAK_S seconds (an hour) of random work, TRIALS kills
 nightly: setup
 	@$(PY) scripts/run_tests.py --nightly --soak-s $(SOAK_S) --trials $(TRIALS) $(SUITES) -- $(ARGS)
+
+## lasagne: the tests of Lasagne 0.2.dev1, which is fetched from GitHub, and ours with it
+lasagne: setup
+	$(PY) scripts/run_foreign_suites.py --quick --venv build/foreign --cache build/foreign/theano lasagne-0.2
 
 ## endurance: of these the random work and the kills, into build/endurance
 endurance: SUITES := endurance

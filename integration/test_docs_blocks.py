@@ -17,8 +17,8 @@ from typing import Iterator
 import pytest
 from _checkout import PACKAGES, ROOT, project, ran
 from _run_page import ENGINE, Block, Page, blocks
+from click.testing import CliRunner
 from packaging.requirements import InvalidRequirement, Requirement
-from typer.testing import CliRunner
 
 from synk_testing import Zygote
 from synkhronos_cli import _app

@@ -433,7 +433,7 @@ install_newer() {
             # shellcheck disable=SC2046,SC2086 # the words are separate arguments
             if "$path" -m venv --without-pip "$newer" >>"$log" 2>&1 &&
                 try_pip --python "$newer/bin/python" install --no-compile poetry-core \
-                    numpy posix_ipc pyzmq 'pytensor>=3.3,<3.4' cloudpickle threadpoolctl rich typer \
+                    numpy posix_ipc pyzmq 'pytensor>=3.3,<3.4' cloudpickle threadpoolctl rich click \
                     --group "$(group_of PyTensor)" &&
                 try_pip --python "$newer/bin/python" install --no-compile --no-deps --no-build-isolation \
                     $(editable $newer_packages); then

@@ -4,9 +4,12 @@
     python scripts/run_foreign_suites.py --venv /tmp/foreign             all, in an environment of
                                                                          their own, made if absent
     python scripts/run_foreign_suites.py tests/test_ifelse lasagne/init  some, in this environment
+    python scripts/run_foreign_suites.py --venv /tmp/foreign lasagne-0.2 Lasagne 0.2.dev1's and ours
     python scripts/run_foreign_suites.py --pytensor FOLDER               PyTensor's
 
-Theano's and Lasagne's run under the compatibility hook, on Python 3.9 to 3.11. PyTensor's, on 3.12
+Theano's and Lasagne's run under the compatibility hook, on Python 3.9 to 3.11. Lasagne 0.2.dev1 is
+on no package index: its sources come from its repository. With them, tests of this repository that
+use Lasagne run, too: by the Python that runs this script, such as .venv's. PyTensor's, on 3.12
 and newer, have their functions made as those of Synkhronos: see `_through_synk.py`. FOLDER is a
 checkout of PyTensor, because its distributions lack the tests. Every suite runs in its own pytest,
 one after the other, and is compared with `foreign_suites.json` beside this script: how many tests
@@ -23,10 +26,10 @@ import argparse
 import fnmatch
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 import xml.etree.ElementTree as ET
@@ -38,6 +41,20 @@ KNOWN = Path(__file__).with_name("foreign_suites.json")
 HAS_THEANO = sys.version_info < (3, 12)
 LOCAL = ("synk-shm", "synk-comm", "synk-core", "synk-theano" if HAS_THEANO else "synk-pytensor")
 LASAGNE = "lasagne==0.1"
+NEWER = "lasagne-0.2.dev1/"
+NEWER_LASAGNE = (
+    "https://github.com/Lasagne/Lasagne/archive/5d3c63cb315c50b1cbd27a6bc8664b406f34dd99.zip"
+)
+"""The last state of its repository, which names itself 0.2.dev1."""
+MENDED = {
+    "lasagne/tests/layers/test_conv.py": {
+        "output[slices]": "output[tuple(slices)]",
+        "[[slice(None, None, factor) for factor in factors]]": (
+            "[tuple(slice(None, None, factor) for factor in factors)]"
+        ),
+    }
+}
+"""Lines of Lasagne 0.2.dev1's tests that index NumPy with lists: none of the file would run."""
 # setuptools, because Theano and Lasagne ask pkg_resources and distutils; mock, for Lasagne's tests.
 NEEDED = (
     *("numpy==1.23.5", "scipy==1.15.3", "setuptools==65.5.0"),
@@ -80,6 +97,11 @@ def known_suites() -> list[Suite]:
     return [suite for suite in suites if suite.name.startswith("pytensor/") != HAS_THEANO]
 
 
+def is_ours(suite: Suite) -> bool:
+    """Return whether these are tests of this repository, with Lasagne 0.2.dev1."""
+    return suite.name.startswith((f"{NEWER}packages/", f"{NEWER}integration/"))
+
+
 def make_environment(folder: Path) -> Path:
     """Return the interpreter of the environment in ``folder``, which is made if it is not there."""
     python = folder / "bin" / "python"
@@ -104,37 +126,47 @@ def folder_of_theano(python: Path) -> Path:
     return Path(done.stdout.strip())
 
 
-def unpack_lasagne(python: Path, folder: Path) -> Path:
-    """Fetch Lasagne's source distribution, which alone has its tests, and unpack it."""
+def unpack_lasagne(python: Path, requirement: str, folder: Path) -> Path:
+    """Fetch Lasagne's sources, which alone have its tests, and unpack them."""
+    folder.mkdir()
     pip = [str(python), "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
     subprocess.run(
-        [*pip, "--no-deps", "--no-binary", ":all:", "--dest", str(folder), LASAGNE], check=True
+        [*pip, "--no-deps", "--no-binary", ":all:", "--dest", str(folder), requirement], check=True
     )
-    (archive,) = folder.glob("[Ll]asagne-*.tar.gz")
-    with tarfile.open(archive) as packed:
-        if sys.version_info >= (3, 12):
-            packed.extractall(folder, filter="data")
-        else:
-            packed.extractall(folder)  # noqa: S202 - pip has verified the archive
-    (unpacked,) = (path for path in folder.glob("[Ll]asagne-*") if path.is_dir())
+    (archive,) = folder.iterdir()
+    shutil.unpack_archive(archive, folder)
+    (unpacked,) = (path for path in folder.iterdir() if path.is_dir())
     return unpacked
+
+
+def mended(sources: Path, folder: Path) -> Path:
+    """Return a copy of Lasagne 0.2.dev1's sources whose tests today's NumPy can run."""
+    shutil.copytree(sources, folder, ignore=shutil.ignore_patterns(".git"))
+    for name, changes in MENDED.items():
+        file = folder / name
+        text = file.read_text(encoding="utf-8")
+        for old, new in changes.items():
+            text = text.replace(old, new)
+        file.write_text(text, encoding="utf-8")
+    return folder
 
 
 def run_suite(suite: Suite, python: Path, top: Path, flags: str, scratch: Path) -> Result:
     """Run one suite in its own pytest and return what became of its tests."""
     report, log = scratch / "report.xml", scratch / "log"
     report.unlink(missing_ok=True)
-    command = [str(python), "-m", "pytest", "-c", os.devnull, "-q", "-p", "no:cacheprovider"]
-    place = top / suite.name.removeprefix("pytensor/")
-    command += ["--tb=short", f"--rootdir={top}", f"--junitxml={report}", str(place)]
+    name = suite.name.removeprefix("pytensor/").removeprefix(NEWER)
+    root, settings = (ROOT, ROOT / "pyproject.toml") if is_ours(suite) else (top, os.devnull)
+    command = [str(python), "-m", "pytest", "-c", str(settings), "-q", "-p", "no:cacheprovider"]
+    command += ["--tb=short", f"--rootdir={root}", f"--junitxml={report}", str(root / name)]
     command += ["-k", suite.select] if suite.select else []
     command += [] if HAS_THEANO else ["-p", "_through_synk"]
     engine = "THEANO" if HAS_THEANO else "PYTENSOR"
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith(engine)},
-        f"{engine}RC": os.devnull,
-        f"{engine}_FLAGS": flags,
-        **({} if HAS_THEANO else {"PYTHONPATH": str(Path(__file__).parent)}),
+        # Ours choose their flags.
+        **({} if is_ours(suite) else {f"{engine}RC": os.devnull, f"{engine}_FLAGS": flags}),
+        "PYTHONPATH": str(top if HAS_THEANO else Path(__file__).parent),
         # One thread: the numbers of the tests are small, and the machine may have other work.
         **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
     }
@@ -210,7 +242,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="show the table and stop")
     parser.add_argument("--venv", type=Path, help="run in this environment, made if absent")
     parser.add_argument("--cache", type=Path, help="Theano's base_compiledir; kept if given")
-    parser.add_argument("--lasagne", type=Path, help="Lasagne's unpacked source distribution")
+    parser.add_argument("--lasagne", type=Path, help="Lasagne 0.1's unpacked source distribution")
+    parser.add_argument("--newer-lasagne", type=Path, help="a checkout of Lasagne 0.2.dev1")
     parser.add_argument("--pytensor", type=Path, help="a checkout of PyTensor")
     parser.add_argument("--quick", action="store_true", help="compile without optimisation (-O0)")
     return parser.parse_args(arguments)
@@ -242,6 +275,7 @@ def main(arguments: list[str]) -> int:
         scratch = Path(folder)
         own = folder_of_theano(python).parent if HAS_THEANO else options.pytensor.resolve()
         lasagne: Optional[Path] = options.lasagne
+        newer: Optional[Path] = None
         cache = (options.cache or scratch / "cache").resolve()
         quick = "gcc.cxxflags=-O0" if HAS_THEANO else "gcc__cxxflags=-O0,linker=cvm"
         flags = f"base_compiledir={cache}" + (f",{quick}" if options.quick else "")
@@ -249,10 +283,17 @@ def main(arguments: list[str]) -> int:
         for suite in suites:
             top = own
             if suite.name.startswith("lasagne/"):
-                lasagne = lasagne or unpack_lasagne(python, scratch)
+                lasagne = lasagne or unpack_lasagne(python, LASAGNE, scratch / "0.1")
                 top = lasagne.resolve()
+            elif suite.name.startswith(NEWER):
+                newer = newer or mended(
+                    options.newer_lasagne or unpack_lasagne(python, NEWER_LASAGNE, scratch / "0.2"),
+                    scratch / "mended",
+                )
+                top = newer
             begin = time.monotonic()
-            result = run_suite(suite, python, top, flags, scratch)
+            own_python = Path(sys.executable) if is_ours(suite) else python
+            result = run_suite(suite, own_python, top, flags, scratch)
             print(line_of(suite, result, time.monotonic() - begin), flush=True)
             worse += compare(suite, result)
     print("\n" + ("\n".join(worse) if worse else "nothing is worse than it was"), flush=True)

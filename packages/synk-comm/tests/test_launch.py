@@ -262,6 +262,8 @@ def test_what_cannot_be_sent_is_said_clearly():
         launch(1, echo, 0, threading.Lock())
     with pytest.raises(ValueError, match="n must be at least 1"):
         launch(0, echo)
+    with pytest.raises(TypeError, match=r"expected the number of ranks: launch\(n, function"):
+        launch(echo, 2)
     with pytest.raises(ValueError, match="timeout_s must be positive"):
         launch(1, echo, timeout_s=0)
     with pytest.raises(RankFailed, match="returned a lock that cannot be pickled"):

@@ -12,6 +12,8 @@ from synk_core.engine import TITLE
 from synk_core.exceptions import OpError, SpecError
 from synk_testing.engine import T, engine
 
+LAYER = type("DenseLayer", (), {"get_output_for": None})()
+
 
 @pytest.fixture
 def x():
@@ -77,6 +79,7 @@ def test_wrong_forms_are_refused(x, weight):
         ("bcast_inputs", [T.scalar("a")], mean, {}),
         (f"expected a {TITLE} variable", [x], [3], {}),
         (r"of type dict, .* give list\(d.values\(\)\)", [x], {"mean": mean}, {}),
+        (r"layer's output is lasagne\.layers\.get_output\(", [x], LAYER, {}),
         ("keyword argument 'update'; did you mean updates=", [x], mean, {"update": []}),
         ("argument 'bogus', expected one of .*'sliceable_shareds'", [x], mean, {"bogus": 1}),
         (f"expected a {TITLE} shared variable", [x], None, {"updates": [(x, x)]}),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 import synk_testing
 from synkhronos_cli import _app
@@ -23,4 +24,8 @@ def command(*arguments, folder=None, program=("-m", "synkhronos_cli"), **changes
 
 def invoke(*arguments, **options):
     """Run the command in this process."""
-    return CliRunner().invoke(_app._app, list(map(str, arguments)), **options)
+    # click 8.1, the last for Python 3.9, else has both streams in one.
+    apart = {} if sys.version_info >= (3, 10) else {"mix_stderr": False}
+    return CliRunner(**apart).invoke(
+        _app._app, list(map(str, arguments)), prog_name="synkhronos", **options
+    )

@@ -30,6 +30,12 @@ def test_help_names_every_command():
     assert "synkhronos doctor  " in done.stdout, "an example"
 
 
+def test_a_shell_completes_the_commands():
+    typed = {"COMP_WORDS": "synkhronos do", "COMP_CWORD": "1"}
+    done = command(_SYNKHRONOS_COMPLETE="bash_complete", **typed)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "plain,doctor\n", "")
+
+
 def test_in_a_pipe_no_path_is_broken_into_lines(monkeypatch, capsys):
     path = "/folder/" + "cpython-311/" * 30
     monkeypatch.delenv("COLUMNS", raising=False)
@@ -67,6 +73,8 @@ def test_help_of_a_command_has_an_example(name):
         (["doctor", "--yes"], "--yes needs --fix"),
         (["clean", "--nothing"], "--nothing"),
         (["cure"], "'cure'"),
+        (["flight", "none"], "no such record: none; synkhronos flight --list shows all"),
+        (["train.py"], "got train.py, expected a command: synkhronos run train.py"),
     ],
 )
 def test_a_mistake_is_told_in_one_line(arguments, complaint):

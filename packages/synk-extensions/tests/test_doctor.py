@@ -548,6 +548,23 @@ def test_a_python_that_cannot_be_executed_is_told_once(monkeypatch, tmp_path):
     assert "pip install" not in item.cure
 
 
+def test_the_version_of_lasagne_and_what_0_1_lacks():
+    compat = Answer({"versions": {"Lasagne": "0.1"}})
+
+    def found(**imported):
+        return software._lasagne(compat, Answer({"path": "/lasagne/__init__.py", **imported}))
+
+    newer = found(version="0.2.dev1")  # on PYTHONPATH, where 0.1 is installed
+    assert (newer.state, newer.found) == (GOOD, "0.2.dev1, /lasagne/__init__.py")
+    older = found(version="0.1")
+    assert older.found.startswith("0.1, /lasagne/__init__.py; it has no batch_norm, no only_return")
+    assert older.found.endswith("pip install https://github.com/Lasagne/Lasagne/archive/master.zip")
+    assert (older.state, older.fix) == (GOOD, []), "a program of 2015 wants 0.1"
+    absent = software._lasagne(Answer(), Answer(problem="ModuleNotFoundError: lasagne"))
+    assert absent.state == WARNING
+    assert absent.fix[-1].endswith("/master.zip")
+
+
 def test_a_slow_blas_is_told(monkeypatch):
     compat = Answer({"blas": {"origin": "some BLAS"}})
     slow = software._blas(compat, Answer({"seconds": 1.0, "right": True}))

@@ -23,11 +23,12 @@ from lasagne.layers import (
 from theano.compile.ops import as_op
 
 import synkhronos as synk
+from synk_core import DecompositionWarning
 from synk_testing import children
 from synkhronos import in_graph
 from synkhronos.extensions import updates
 from synkhronos.extensions.lasagne import SyncBatchNormLayer, convert, sync_batch_norm
-from synkhronos.extensions.train import make_train_function
+from synkhronos.extensions.train import Trainer, make_train_function, make_train_function_theano
 
 # Workers cannot import test modules by the names that pytest gives them.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -189,11 +190,12 @@ def test_ten_steps_equal_the_serial_ones(processes, kind):
     assert largest(zip(serial.values(), parallel.values())) < TOLERANCE
 
 
-@pytest.mark.nightly
 @with_three
 def test_ordinary_batch_normalisation_is_another_network(processes):
     serial, parallel = Net(ORDINARY), Net(ORDINARY)
-    f, g = serial.serial_function(), parallel.parallel_function()
+    f = serial.serial_function()
+    with pytest.warns(DecompositionWarning, match=r"convert\(network\) of synkhronos"):
+        g = parallel.parallel_function()
     synk.distribute()
     x, y = next(batches())
     assert abs(f(x, y) - g(x, y)) > 1e-3
@@ -354,6 +356,23 @@ def test_conversion(ordinary):
         theano.function([n.x], get_output(n.top), mode=QUICK)(x) for n in (net, same)
     )
     np.testing.assert_array_equal(output, expected)
+
+
+@with_three
+def test_a_converted_network_in_the_trainer(processes, ordinary):
+    """With the running averages, which validation normalises by, whatever the last batch leaves."""
+    serial, parallel = Net(ordinary), Net(ordinary)
+    convert(parallel.top)
+    parallel.loss = parallel.loss_of(get_output(parallel.top))
+    data = [np.concatenate(parts) for parts in zip(*batches())]  # 62 rows
+    for net, make in ((serial, make_train_function_theano), (parallel, make_train_function)):
+        step = make(net.loss, net.params, [net.x, net.y], updates.nesterov_momentum, **RATES)
+        assert len(step.state.local) == len(net.averages)
+        Trainer(step, data, 15, seed=2).run(2)
+    for rank in range(processes):
+        for held, expected in zip((*parallel.params, *parallel.averages), serial.values()):
+            assert np.abs(synk.get_value(rank, held) - expected).max() < TOLERANCE
+    assert min(np.abs(held.get_value()).max() for held in parallel.averages) > 0.01
 
 
 def test_what_is_not_converted(ordinary):

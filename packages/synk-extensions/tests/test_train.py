@@ -338,6 +338,21 @@ def test_a_rule_of_lasagne_is_refused_in_words():
             make((x * w).mean(), [w], [x], adam)
 
 
+def test_a_rule_that_was_called_and_layers_are_refused_in_words(processes):
+    x, w = T.vector("x"), engine.shared(np.ones(()), "w")
+    layer = type("DenseLayer", (), {"get_output_for": None})()
+    loss = (x * w).mean()
+    for make in (make_train_function, make_train_function_theano):
+        with pytest.raises(TypeError, match=r"the rule itself, .* updates\.adam, learning_rate="):
+            make(loss, [w], [x], updates.adam(loss, [w]))
+        with pytest.raises(TypeError, match=r"a layer's output is lasagne\.layers\.get_output"):
+            make(layer, [w], [x], updates.sgd, learning_rate=0.1)
+        with pytest.raises(TypeError, match=r"get_all_params\(layer, trainable=True\)"):
+            make(loss, layer, [x], updates.sgd, learning_rate=0.1)
+    with pytest.raises(TypeError, match="check its grad_function"):
+        synk.check(make_train_function(loss, [w], [x], updates.sgd, learning_rate=0.1))
+
+
 @pytest.mark.parametrize("name", ["MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64"])
 def test_a_generator_goes_on_from_a_row_of_numbers(name):
     state = np.random.Generator(getattr(np.random, name)(5))

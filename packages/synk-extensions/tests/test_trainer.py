@@ -172,6 +172,10 @@ def test_epochs_are_counted_over_runs():
     assert [len(trainer.run(epochs)) for epochs in (1, 1, 3)] == [1, 1, 3]
     Trainer(other.train, dataset(), 16).run(3)
     assert_same(model.values(), other.values())
+    for epochs in ("3", 2.5, -1):
+        with pytest.raises(TypeError, match=f"epochs is {epochs!r}; expected an integer"):
+            trainer.run(epochs)
+    assert trainer.epoch == 3
 
 
 @pytest.mark.parametrize("shuffle, drop_last", [(False, False), (True, True), (False, True)])
@@ -422,6 +426,10 @@ def test_ctrl_c_is_left_alone_in_threads_and_where_it_is_ignored():
         ({"valid": max, "valid_data": ([1], [2, 3])}, ValueError, r"valid_data has \[1, 2\] rows"),
         ({"data": (dataset()[0], dataset(60)[1])}, ValueError, r"data has \[50, 60\] rows"),
         ({"batch_size": 16.0}, TypeError, "batch_size is 16.0; expected an integer"),
+        ({"batch_size": dataset()[1]}, TypeError, r"one tuple: Trainer\(train, \(x, y\), 64\)"),
+        ({"callbacks": EarlyStopping(patience=2)}, TypeError, "expected a list: callbacks="),
+        ({"output_names": "error"}, TypeError, r"list of names, such as \['error'\]"),
+        ({"validation_data": dataset()}, TypeError, "did you mean valid_data="),
         ({"monitor": "valid_loss"}, ValueError, "monitor is 'valid_loss'; expected.*'train_loss'"),
         ({"output_names": ["loss"]}, ValueError, r"output_names is \['loss'\]; expected different"),
         (

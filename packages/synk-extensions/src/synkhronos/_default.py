@@ -29,7 +29,7 @@ def refuses_other_names(function: Call) -> Call:
             if name not in known:
                 near = difflib.get_close_matches(name, known, 1, 0.4)
                 raise TypeError(
-                    f"{function.__name__}() got an unexpected keyword argument {name!r}"
+                    f"{function.__qualname__}() got an unexpected keyword argument {name!r}"
                     + (f"; did you mean {near[0]}=?" if near else f", expected one of {known}")
                 )
         return function(*args, **kwargs)

@@ -1,41 +1,34 @@
 """The commands: one function each, which imports the code that does the work.
 
-To add a command, add a function with ``@_app.command()``.
+To add a command, add a function with ``@_app.command()``. click shows no help for arguments: the
+function's docstring, which is the help of the command, has it.
 """
 
 from __future__ import annotations
 
 import signal
 from importlib.metadata import PackageNotFoundError, version
-from typing import Annotated, List, Optional
+from typing import Any, Sequence
 
-import typer
+import click
 
 from ._terminal import fail, prepare_streams, print_json
 
 # Unknown options after the name of a script or a program belong to it.
-_OF_PROGRAM = {"allow_extra_args": True, "ignore_unknown_options": True}
+_OF_PROGRAM: dict[str, Any] = {"ignore_unknown_options": True}
 _OF_SCRIPT = {**_OF_PROGRAM, "allow_interspersed_args": False}
 
-_Processes = Annotated[
-    Optional[int],
-    typer.Option(min=1, metavar="N", help="Number of processes (default: one per GPU, or core)."),
-]
-_Devices = Annotated[
-    Optional[str],
-    typer.Option(
-        metavar="LIST", help="'cpu', or Theano's device names, separated by commas: cuda0,cuda1."
-    ),
-]
-
-_app = typer.Typer(
-    name="synkhronos",
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    # Plain text looks the same on any terminal, and needs no import of rich.
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
+_arguments = click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+_processes = click.option(
+    "--processes",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Number of processes (default: one per GPU, or core).",
+)
+_devices = click.option(
+    "--devices",
+    metavar="LIST",
+    help="'cpu', or Theano's device names, separated by commas: cuda0,cuda1.",
 )
 
 
@@ -47,24 +40,39 @@ def main() -> None:
     _app(prog_name="synkhronos")
 
 
-def _print_version(wanted: bool) -> None:
+def _print_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
     if wanted:
         try:
-            typer.echo(f"synkhronos {version('synkhronos')}")
+            click.echo(f"synkhronos {version('synkhronos')}")
         except PackageNotFoundError:
-            typer.echo("synkhronos, not installed as a package (a folder on PYTHONPATH)")
-        raise typer.Exit
+            click.echo("synkhronos, not installed as a package (a folder on PYTHONPATH)")
+        context.exit()
 
 
-@_app.callback()
-def _options(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
-        ),
-    ] = False,
-) -> None:
+class _InOrder(click.Group):
+    """Lists the commands in the order of this file; knows a script that has come in their place."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return list(self.commands)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0].endswith(".py"):
+            fail(f"got {args[0]}, expected a command: synkhronos run {args[0]}")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=_InOrder, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_print_version,
+    help="Print the version and exit.",
+)
+def _app() -> None:
     """Data-parallel Theano or PyTensor on all cores or GPUs of one or more machines.
 
     \b
@@ -78,13 +86,10 @@ def _options(
 
 
 @_app.command(short_help="Show what this machine has and lacks, and how to install it.")
-def doctor(
-    json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
-    fix: Annotated[
-        bool, typer.Option("--fix", help="List the fixes that need no root, ask, and apply them.")
-    ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --fix: do not ask.")] = False,
-) -> None:
+@click.option("--json", is_flag=True, help="Print the report as JSON.")
+@click.option("--fix", is_flag=True, help="List the fixes that need no root, ask, and apply them.")
+@click.option("--yes", "-y", is_flag=True, help="With --fix: do not ask.")
+def doctor(json: bool, fix: bool, yes: bool) -> None:
     """Show what this machine has and lacks, and how to install what is missing.
 
     Exits with status 1 if something is missing or broken that this machine needs. A machine without
@@ -108,30 +113,30 @@ def doctor(
         if run_fixes(commands_of(report), yes=yes):
             report = examine()
         elif not json:
-            raise typer.Exit(1 if report.broken else 0)
+            raise click.exceptions.Exit(1 if report.broken else 0)
     if json:
         print_json(report.as_json())
     else:
         print_table(report)
-    raise typer.Exit(1 if report.broken else 0)
+    raise click.exceptions.Exit(1 if report.broken else 0)
 
 
 @_app.command(context_settings=_OF_PROGRAM)
+@click.argument("name", required=False)
+@_arguments
+@_processes
+@_devices
+@click.option("--source", is_flag=True, help="Print the program instead of running it.")
 def demo(
-    context: typer.Context,
-    name: Annotated[
-        Optional[str],
-        typer.Argument(metavar="NAME", help="The demo (default: list all)."),
-    ] = None,
-    processes: _Processes = None,
-    devices: _Devices = None,
-    source: Annotated[
-        bool, typer.Option("--source", help="Print the program instead of running it.")
-    ] = False,
+    name: str | None,
+    arguments: Sequence[str],
+    processes: int | None,
+    devices: str | None,
+    source: bool,
 ) -> None:
     """Run one of the documented programs, or list them.
 
-    All other arguments go to the program.
+    Without NAME, lists all. All other arguments go to the program.
 
     \b
     synkhronos demo
@@ -146,24 +151,21 @@ def demo(
     elif source:
         print_source(name)
     else:
-        run_demo(name, processes, devices, context.args)
+        run_demo(name, processes, devices, arguments)
 
 
 @_app.command(short_help="Measure calls and collectives against plain alternatives.")
+@click.argument("name", required=False)
+@_processes
+@_devices
+@click.option("--json", is_flag=True, help="Print the results as JSON.")
+@click.option("--plot", metavar="FILE", help="Plot the scaling to a .png, .svg or .pdf.")
 def bench(
-    name: Annotated[
-        Optional[str],
-        typer.Argument(metavar="NAME", help="call, scatter, allreduce or scaling (default: all)."),
-    ] = None,
-    processes: _Processes = None,
-    devices: _Devices = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
-    plot: Annotated[
-        Optional[str],
-        typer.Option(metavar="FILE", help="Plot the scaling to a .png, .svg or .pdf."),
-    ] = None,
+    name: str | None, processes: int | None, devices: str | None, json: bool, plot: str | None
 ) -> None:
     """Measure calls and collectives here, and compare them with plain alternatives.
+
+    NAME is call, scatter, allreduce or scaling (default: all).
 
     Each number is the median of several rounds, in which all columns take turns. Takes some ten
     seconds for each benchmark.
@@ -175,30 +177,21 @@ def bench(
     """
     from ._programs.bench import run_benchmarks
 
-    raise typer.Exit(run_benchmarks(name, processes, devices, json=json, plot=plot))
+    raise click.exceptions.Exit(run_benchmarks(name, processes, devices, json=json, plot=plot))
 
 
 @_app.command(
     context_settings=_OF_SCRIPT,
     short_help="Run a script on all ranks of mpiexec or srun.",
 )
-def run(
-    context: typer.Context,
-    script: Annotated[
-        Optional[str],
-        typer.Argument(metavar="SCRIPT", help="The program; what follows are its arguments."),
-    ] = None,
-    module: Annotated[
-        Optional[str],
-        typer.Option("-m", metavar="MODULE", help="Run a module in place of a script."),
-    ] = None,
-    hosts: Annotated[
-        Optional[str],
-        typer.Option(
-            metavar="LIST", help="Start the ranks with mpiexec or srun: a:4,b:4 (host:ranks)."
-        ),
-    ] = None,
-) -> None:
+@click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="[SCRIPT] [ARGUMENTS]...")
+@click.option("-m", "module", metavar="MODULE", help="Run a module in place of a script.")
+@click.option(
+    "--hosts",
+    metavar="LIST",
+    help="Start the ranks with mpiexec or srun: a:4,b:4 (host:ranks).",
+)
+def run(program: Sequence[str], module: str | None, hosts: str | None) -> None:
     """Run a script with all processes that mpiexec or srun has started, on any number of hosts.
 
     Rank 0 runs the script; in it, fork() makes the other ranks its workers. They do not run the
@@ -211,25 +204,22 @@ def run(
     """
     from ._programs.run import run_script, start_on
 
-    program = ["-m", module] if module is not None else []
-    arguments = [*([script] if script is not None else []), *context.args]
-    if not program and not arguments:
+    if module is not None:
+        program = ["-m", module, *program]
+    if not program:
         fail("no SCRIPT: synkhronos run train.py")
     if hosts is not None:
-        start_on(hosts, [*program, *arguments])
-    run_script([*program, *arguments])
+        start_on(hosts, program)
+    run_script(program)
 
 
 @_app.command(
     context_settings=_OF_SCRIPT,
     short_help="Run a script, and report which of its functions are exact.",
 )
-def check(
-    context: typer.Context,
-    script: Annotated[
-        str, typer.Argument(metavar="SCRIPT", help="The program; what follows are its arguments.")
-    ],
-) -> None:
+@click.argument("script")
+@_arguments
+def check(script: str, arguments: Sequence[str]) -> None:
     """Run a script, and report at its end whether its functions are exact on any split of rows.
 
     The script runs as usual. The report goes to standard error: a verdict for each output of each
@@ -241,25 +231,25 @@ def check(
     """
     from ._programs.script import run_check
 
-    run_check(script, context.args)
+    run_check(script, arguments)
 
 
 @_app.command(
     context_settings=_OF_PROGRAM,
     short_help="Run a script, and write a timeline of all its processes.",
 )
-def trace(
-    context: typer.Context,
-    script: Annotated[
-        str, typer.Argument(metavar="SCRIPT", help="The program; what follows are its arguments.")
-    ],
-    output: Annotated[
-        str, typer.Option("--output", "-o", metavar="FILE", help="The timeline (JSON).")
-    ] = "trace.json",
-    plot: Annotated[
-        Optional[str], typer.Option(metavar="FILE", help="Also plot it to a .png, .svg or .pdf.")
-    ] = None,
-) -> None:
+@click.argument("script")
+@_arguments
+@click.option(
+    "--output",
+    "-o",
+    metavar="FILE",
+    default="trace.json",
+    show_default=True,
+    help="The timeline (JSON).",
+)
+@click.option("--plot", metavar="FILE", help="Also plot it to a .png, .svg or .pdf.")
+def trace(script: str, arguments: Sequence[str], output: str, plot: str | None) -> None:
     """Run a script, and write a timeline: what each of its processes did, and when.
 
     Options of the script that have the same names as these come after --.
@@ -271,31 +261,28 @@ def trace(
     """
     from ._programs.script import run_trace
 
-    arguments: List[str] = context.args
-    raise typer.Exit(run_trace(script, arguments, output, plot))
+    raise click.exceptions.Exit(run_trace(script, arguments, output, plot))
 
 
 @_app.command(short_help="Show what every rank did before the last failure.")
-def flight(
-    file: Annotated[
-        Optional[str],
-        typer.Argument(
-            metavar="FILE", help="A record, or its name in --list (default: the newest)."
-        ),
-    ] = None,
-    listing: Annotated[
-        bool, typer.Option("--list", help="List all records, newest first.")
-    ] = False,
-    last: Annotated[
-        int, typer.Option("--last", "-n", min=1, metavar="N", help="Number of orders to print.")
-    ] = 10,
-    json: Annotated[bool, typer.Option("--json", help="Print the whole record as JSON.")] = False,
-) -> None:
+@click.argument("file", required=False)
+@click.option("--list", "listing", is_flag=True, help="List all records, newest first.")
+@click.option(
+    "--last",
+    "-n",
+    type=click.IntRange(min=1),
+    metavar="N",
+    default=10,
+    show_default=True,
+    help="Number of orders to print.",
+)
+@click.option("--json", is_flag=True, help="Print the whole record as JSON.")
+def flight(file: str | None, listing: bool, last: int, json: bool) -> None:
     """Show what every rank did before a failure.
 
     A program writes a record when a call fails, or a worker dies or keeps the others waiting: the
     error, each rank's state and last acts, and its stack if that was requested. The last 50
-    records are kept.
+    records are kept. FILE is a record, or its name in --list (default: the newest).
 
     \b
     synkhronos flight
@@ -313,15 +300,10 @@ def flight(
 
 
 @_app.command(short_help="Remove what dead processes left behind.")
-def clean(
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", "-n", help="Only list what would be removed.")
-    ] = False,
-    theano_cache: Annotated[
-        bool, typer.Option("--theano-cache", help="Also remove Theano's compiled modules.")
-    ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
+@click.option("--dry-run", "-n", is_flag=True, help="Only list what would be removed.")
+@click.option("--theano-cache", is_flag=True, help="Also remove Theano's compiled modules.")
+@click.option("--json", is_flag=True, help="Print JSON.")
+def clean(dry_run: bool, theano_cache: bool, json: bool) -> None:
     """Remove what dead processes left behind: segments, socket folders, compile locks.
 
     Never touches what a living process uses, nor other users' files.
@@ -331,4 +313,4 @@ def clean(
     """
     from ._clean.command import run_clean
 
-    raise typer.Exit(run_clean(dry_run=dry_run, theano_cache=theano_cache, json=json))
+    raise click.exceptions.Exit(run_clean(dry_run=dry_run, theano_cache=theano_cache, json=json))

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import typer
+import click
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,13 +42,13 @@ def print_json(value: Any) -> None:
     """Print a value as JSON, without wrapping lines."""
     import json
 
-    typer.echo(json.dumps(value, indent=2))
+    click.echo(json.dumps(value, indent=2))
 
 
 def fail(text: str, status: int = USAGE) -> NoReturn:
     """Print one line about what is wrong, and exit."""
-    typer.echo(f"synkhronos: {text}", err=True)
-    raise typer.Exit(status)
+    click.echo(f"synkhronos: {text}", err=True)
+    raise click.exceptions.Exit(status)
 
 
 def in_units(size: float) -> str:

@@ -1,4 +1,4 @@
-"""Make ``import theano`` (1.0.5) and ``import lasagne`` (0.1) work on today's Python and NumPy.
+"""Make ``import theano`` (1.0.5) and ``import lasagne`` work on today's Python and NumPy.
 
 The file ``synk_theano_compat.pth`` in site-packages activates the package: it puts one lazy finder
 on ``sys.meta_path``. Nothing else happens in a Python that never imports Theano. Setting the

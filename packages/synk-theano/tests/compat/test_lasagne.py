@@ -20,6 +20,8 @@ needs_lasagne = pytest.mark.skipif(
 
 # As strict as can be about what our user would see: none of these warnings is ours to give.
 STRICT = "import warnings; warnings.simplefilter('error', UserWarning)\n"
+if folders():  # installed, or on PYTHONPATH
+    STRICT += f"import sys; sys.path.insert(0, {str(Path(folders()[0]).parent)!r})\n"
 
 DOWNSAMPLE = (
     STRICT
@@ -137,8 +139,10 @@ for t in range(5):
         return a if peep is None else a + peep * p["W_cell_to_" + n]
     i, f = sigmoid(gate("ingate", c)), sigmoid(gate("forgetgate", c))
     c = f * c + i * np.tanh(gate("cell"))
-    # Lasagne 0.1 adds this peephole behind the sigmoid
-    h = (sigmoid(gate("outgate")) + c * p["W_cell_to_outgate"]) * np.tanh(c)
+    outgate = sigmoid(gate("outgate", c))
+    if lasagne.__version__ == "0.1":  # it adds this peephole behind the sigmoid
+        outgate = sigmoid(gate("outgate")) + c * p["W_cell_to_outgate"]
+    h = outgate * np.tanh(c)
     states.append(h)
 out = get_output(lstm)
 np.testing.assert_allclose(theano.function([x], out)(X), np.stack(states, axis=1), rtol=1e-8)
@@ -194,6 +198,29 @@ def test_pooling_of_the_development_version(run):
     assert "no attribute 'signal'" in run(POOLING, skip="L2", fails=True).stderr
 
 
+GRID = """
+import sys, pathlib, tempfile
+layers = pathlib.Path(tempfile.mkdtemp()) / "lasagne" / "layers"
+layers.mkdir(parents=True)
+(layers.parent / "__init__.py").write_text("from . import layers")
+(layers / "__init__.py").write_text("from . import special")
+(layers / "special.py").write_text(
+    "import numpy as np\\n"
+    "def _initialize_tps(num_control_points):\\n"
+    "    return np.linspace(-1, 1, np.sqrt(num_control_points))\\n"
+)
+sys.path.insert(0, str(layers.parent.parent))
+import lasagne
+from lasagne.layers import special
+assert special._initialize_tps(9).tolist() == [-1, 0, 1]
+"""
+
+
+def test_the_grid_of_the_development_version(run):
+    run(GRID)
+    assert "cannot be interpreted as an integer" in run(GRID, skip="L3", fails=True).stderr
+
+
 needs_development_version = pytest.mark.skipif(
     not any((Path(folder) / "layers/special.py").exists() for folder in folders()),
     reason="Lasagne 0.2.dev1 is not installed (it is on no package index)",
@@ -218,6 +245,14 @@ std = np.sqrt(before.var(axes, keepdims=True) + 1e-4)
 expected = (before - before.mean(axes, keepdims=True)) / std
 np.testing.assert_allclose(after, expected, rtol=1e-8, atol=1e-10)
 np.testing.assert_allclose(norm.mean.get_value(), 0.1 * before.mean(axes), rtol=1e-10)
+identity = lasagne.init.Constant(0)
+for layer, (n, b) in ((TransformerLayer, (6, np.eye(2, 3).ravel())),
+                      (TPSTransformerLayer, (32, np.zeros(32)))):
+    image = InputLayer((None, 2, 8, 8), x)
+    moves = DenseLayer(image, n, W=identity, b=b, nonlinearity=None)
+    np.testing.assert_allclose(
+        theano.function([x], get_output(layer(image, moves)))(X), X, atol=1e-5
+    )
 loss = T.sqr(get_output(net)).mean()
 params = get_all_params(net, trainable=True)
 train = theano.function([x], loss, updates=lasagne.updates.amsgrad(loss, params, 0.01))

@@ -73,6 +73,8 @@ def launch(
             their threads to standard error first, as they do whenever they get SIGQUIT.
         TypeError: ``fn`` or ``args`` cannot be sent to other processes.
     """
+    if not hasattr(n, "__index__"):
+        raise TypeError(f"n is {n!r}, expected the number of ranks: launch(n, function, *args)")
     if operator.index(n) < 1:
         raise ValueError(f"n must be at least 1, got {n!r}")
     deadline = None if timeout_s is None else deadline_after(timeout_s)

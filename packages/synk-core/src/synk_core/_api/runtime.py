@@ -318,6 +318,7 @@ class Runtime:
             raise InputTypeError(
                 f"check(): got {shown(function)}, expected what function() of this runtime has "
                 f"returned, not a {TITLE} function"
+                + ("; check its grad_function" if hasattr(function, "grad_function") else "")
             )
         return Verdicts(check_spec(function.spec), check_updates(function.spec))
 

@@ -198,11 +198,14 @@ def _output(item: Any, what: str) -> _Output:
             raise SpecError(f"{what}: got {shown(item)}, expected a variable or (variable, op)")
         item, op = item
     if not isinstance(item, Variable):
-        is_dict = isinstance(item, Mapping)
+        cure = ""
+        if isinstance(item, Mapping):
+            cure = ", or a list of these: of a dict give list(d.values())"
+        elif hasattr(item, "get_output_for"):
+            cure = "; a layer's output is lasagne.layers.get_output(layer)"
         raise SpecError(
             f"{what}: got {shown(item)} of type {type(item).__name__}, expected a "
-            f"{TITLE} variable or (variable, op)"
-            + (", or a list of these: of a dict give list(d.values())" if is_dict else "")
+            f"{TITLE} variable or (variable, op)" + cure
         )
     plain = normalize(op, OUTPUT_OPS, what)
     check_dtype(plain, getattr(item.type, "dtype", "object"), f"{what} ({item})")

@@ -176,6 +176,7 @@ def sync_batch_norm(layer: Any, **kwargs: Any) -> Any:
 def convert(network: Any, *, cost: str = "mean") -> Any:
     """Turn all batch normalisation layers of a network into synchronised ones, in place.
 
+    Call it before ``get_output()``: expressions that a network has given before stay as they are.
     Layers and parameters stay the same objects, with their values. Layers inside another layer,
     such as those of a ``CustomRecurrentLayer``, are not changed.
 

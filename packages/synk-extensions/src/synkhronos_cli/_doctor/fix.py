@@ -6,7 +6,7 @@ import os
 import shlex
 import subprocess
 
-import typer
+import click
 
 from .items import DoctorReport
 
@@ -26,23 +26,23 @@ def run_fixes(commands: dict[str, list[str]], *, yes: bool) -> bool:
         yes: Do not ask.
     """
     if not commands:
-        typer.echo("There is nothing to fix without root.", err=True)
+        click.echo("There is nothing to fix without root.", err=True)
         return False
-    typer.echo("Fixes that need no root:", err=True)
+    click.echo("Fixes that need no root:", err=True)
     for shown in commands:
-        typer.echo(f"  {shown}", err=True)
+        click.echo(f"  {shown}", err=True)
     if not yes:
         try:
-            if not typer.confirm("Apply them?", err=True):
+            if not click.confirm("Apply them?", err=True):
                 return False
-        except typer.Abort:
-            typer.echo("\nNothing was done: no answer. --yes does not ask.", err=True)
+        except click.Abort:
+            click.echo("\nNothing was done: no answer. --yes does not ask.", err=True)
             return False
     for shown, command in commands.items():
-        typer.echo(f"$ {shown}", err=True)
+        click.echo(f"$ {shown}", err=True)
         failure = _run(command)
         if failure:
-            typer.echo(f"  failed: {failure} ({shlex.join(command)})", err=True)
+            click.echo(f"  failed: {failure} ({shlex.join(command)})", err=True)
     return True
 
 

@@ -74,6 +74,8 @@ array = synk_shm.ones((1 << 18,), "float32")
 assert array.sum() == 1 << 18
 answer(version=synk_shm.__version__, path=synk_shm.__file__)
 """
+NEWER_LASAGNE = "https://github.com/Lasagne/Lasagne/archive/master.zip"
+"""0.2.dev1, which is on no package index."""
 _ADAPTER = "synk-theano" if OF_THEANO else "synk-pytensor"
 _OURS = ("synkhronos", _ADAPTER, "synk-core", "synk-shm", "synk-comm")
 
@@ -256,10 +258,14 @@ def _blas(compat: Answer, gemm: Answer) -> Item:
 
 
 def _lasagne(compat: Answer, lasagne: Answer) -> Item:
-    installed = _versions(compat).get("Lasagne") or lasagne.get("version")
-    cure = "pip install Lasagne==0.1"
-    if not installed:
+    # What is imported may be another than what is installed: a folder on PYTHONPATH.
+    version = lasagne.get("version") or _versions(compat).get("Lasagne")
+    cure = f"pip install {NEWER_LASAGNE}"
+    if not version:
         return Item("Lasagne", WARNING, "not installed; only networks built with it need it", cure)
     if lasagne.problem:
-        return Item("Lasagne", WARNING, f"{installed}: {lasagne.problem}", cure)
-    return Item("Lasagne", GOOD, f"{installed}, {lasagne.get('path')} (0.1 and 0.2.dev1 both work)")
+        return Item("Lasagne", WARNING, f"{version}: {lasagne.problem}", cure)
+    found = f"{version}, {lasagne.get('path')}"
+    if version == "0.1":
+        found += f"; it has no batch_norm, no only_return_final; most code wants 0.2.dev1: {cure}"
+    return Item("Lasagne", GOOD, found)

@@ -37,6 +37,8 @@ def show_flight(file: Optional[str], last: int, *, json: bool) -> None:
         return
     try:
         record = load(path)
+    except FileNotFoundError:
+        fail(f"no such record: {file}; synkhronos flight --list shows all")
     except (OSError, ValueError) as error:
         fail(str(error))
     if json:

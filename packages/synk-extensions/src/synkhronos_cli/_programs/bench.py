@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import typer
+import click
 from rich.markup import escape
 from rich.table import Table
 
@@ -43,7 +43,7 @@ def run_benchmarks(
         if answer.problem:
             status = 1
             text = f"synkhronos: bench {one}: {answer.problem}"
-            typer.echo(f"{text} (synkhronos doctor shows what is missing)", err=True)
+            click.echo(f"{text} (synkhronos doctor shows what is missing)", err=True)
         elif json:
             results.append(answer.values)
         else:
@@ -51,7 +51,7 @@ def run_benchmarks(
     if json:
         print_json(results)
     elif plot is not None and not status:
-        typer.echo(f"{plot}: written", err=True)
+        click.echo(f"{plot}: written", err=True)
     return status
 
 

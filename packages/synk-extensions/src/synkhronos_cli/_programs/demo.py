@@ -6,7 +6,7 @@ import importlib.util
 from pathlib import Path
 from typing import NamedTuple, Sequence
 
-import typer
+import click
 from rich.markup import escape
 from rich.table import Table
 
@@ -85,7 +85,7 @@ def list_demos() -> None:
 
 def print_source(name: str) -> None:
     """Print a demo's program."""
-    typer.echo(_program(_find(name)).read_text(encoding="utf-8"), nl=False)
+    click.echo(_program(_find(name)).read_text(encoding="utf-8"), nl=False)
 
 
 def run_demo(

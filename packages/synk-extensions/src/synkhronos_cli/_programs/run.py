@@ -8,7 +8,7 @@ import shutil
 import sys
 from typing import List, NoReturn, Sequence, Tuple
 
-import typer
+import click
 
 from synkhronos_cli._doctor.mpi import OPEN_MPI, family_of
 from synkhronos_cli._terminal import fail
@@ -36,7 +36,7 @@ def start_on(hosts: str, arguments: Sequence[str]) -> NoReturn:
     """
     command = [*launcher_command(_parsed(hosts)), sys.executable, "-m", "synkhronos._running"]
     command += arguments
-    typer.echo(f"+ {' '.join(command)}", err=True)
+    click.echo(f"+ {' '.join(command)}", err=True)
     sys.stdout.flush()
     sys.stderr.flush()
     os.execvp(command[0], command)  # noqa: S606 - no shell

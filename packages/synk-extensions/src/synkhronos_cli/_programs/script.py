@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import NoReturn, Sequence
 
-import typer
+import click
 
 from synkhronos_cli._probe import ask
 from synkhronos_cli._terminal import fail
@@ -44,16 +44,16 @@ def run_trace(script: str, arguments: Sequence[str], output: str, plot: str | No
     status = run_child([program, *arguments], {"SYNKHRONOS_TIMELINE": os.path.abspath(output)})
     if not path.is_file():
         text = "no timeline: the script did not call synk.fork(), or was killed"
-        typer.echo(f"synkhronos: {text}", err=True)
+        click.echo(f"synkhronos: {text}", err=True)
         return status or 1
-    typer.echo(f"{output}: {_summary(path)}", err=True)
-    typer.echo(f"To view it: {VIEWER}, Open trace file (it stays in your browser)", err=True)
+    click.echo(f"{output}: {_summary(path)}", err=True)
+    click.echo(f"To view it: {VIEWER}, Open trace file (it stays in your browser)", err=True)
     if plot is not None:
         problem = ask(_PLOT.format(trace=str(path), path=plot), PLOT_TIMEOUT_S).problem
         if problem:
-            typer.echo(f"synkhronos: {plot} was not written: {problem}", err=True)
+            click.echo(f"synkhronos: {plot} was not written: {problem}", err=True)
             return status or 1
-        typer.echo(f"{plot}: written", err=True)
+        click.echo(f"{plot}: written", err=True)
     return status
 
 

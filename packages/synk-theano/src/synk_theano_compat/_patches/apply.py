@@ -89,6 +89,7 @@ AFTER: dict[str, tuple[Patch, ...]] = {
         Patch("P10", "setuptools", setuptools.remove_stand_in),
         Patch("L1", "Lasagne's old argument of conv2d", lasagne.ignore_image_shape_warning),
         Patch("L2", "pooling without its import", lasagne.import_pooling),
+        Patch("L3", "points of TPSTransformerLayer", lasagne.whole_grid),
     ),
     "theano.gpuarray.dnn": (
         Patch("G3", "compute capability of three digits", cudnn.long_architectures),

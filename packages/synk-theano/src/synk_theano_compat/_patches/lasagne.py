@@ -1,9 +1,12 @@
-"""L1, L2: what Lasagne 0.1 and 0.2.dev1 need besides ``theano.tensor.signal.downsample``."""
+"""L1 to L3: what Lasagne 0.1 and 0.2.dev1 need besides ``theano.tensor.signal.downsample``."""
 
 from __future__ import annotations
 
 import importlib
+import sys
 import warnings
+
+from .rewrite import rewrite
 
 
 def ignore_image_shape_warning() -> str:
@@ -28,3 +31,20 @@ def import_pooling() -> str:
     """
     importlib.import_module("theano.tensor.signal.pool")
     return "theano.tensor.signal.pool imported"
+
+
+def whole_grid() -> str:
+    """L3: an integer number of points in ``TPSTransformerLayer``, where NumPy 1.18 refuses a float.
+
+    Lasagne 0.2.dev1 has this layer, and has refused numbers of points that are no squares before.
+    """
+    special = sys.modules.get("lasagne.layers.special")
+    if special is None or not hasattr(special, "_initialize_tps"):
+        return "not needed"
+    rewrite(
+        special._initialize_tps,
+        "np.sqrt(num_control_points)",
+        "int(np.sqrt(num_control_points))",
+        1,
+    )
+    return "TPSTransformerLayer"

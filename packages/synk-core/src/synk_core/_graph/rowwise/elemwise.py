@@ -179,7 +179,13 @@ def coupled(node: Any, axis: Optional[int]) -> Value:
     text = (
         "combines each row with a reduction over all rows, which on each rank covers only its own"
     )
-    return mixed(node, text, CURE, axis)
+    return mixed(node, text, _CURE_OF_COUPLED, axis)
+
+
+_CURE_OF_COUPLED = (
+    "reduce over all ranks in the graph, with in_graph.all_reduce() (batch normalisation: "
+    f"convert(network) of synkhronos.extensions.lasagne, before get_output()), or {CURE}"
+)
 
 
 # ---- with rows -------------------------------------------------------------------------------

@@ -99,8 +99,11 @@ def require(value: str, what: str, known: Sequence[str]) -> None:
 def require_distinct(names: Sequence[str], what: str) -> None:
     """
     Raises:
+        TypeError: It is one text, which is a sequence of letters.
         ValueError: Two columns of the log would have one name.
     """
+    if isinstance(names, str):
+        raise TypeError(f"{what} is {names!r}; expected a list of names, such as [{names!r}]")
     if len({_LOSS, *names}) != 1 + len(names):
         raise ValueError(
             f"{what} is {list(names)}; expected different names, none of them {_LOSS!r}, which "

@@ -35,7 +35,10 @@ class BatchSampler:
         self, rows: int, batch_size: Any, seed: Any, shuffle: bool, drop_last: bool
     ) -> None:
         if not isinstance(batch_size, numbers.Integral):
-            raise TypeError(f"batch_size is {batch_size!r}; expected an integer")
+            raise TypeError(
+                f"batch_size is {batch_size!r}; expected an integer (the data of several inputs "
+                "are one tuple: Trainer(train, (x, y), 64))"
+            )
         batch_size = int(batch_size)
         whole, rest = divmod(rows, max(batch_size, 1))
         self.batches = whole + (1 if rest and not drop_last else 0)
@@ -48,7 +51,7 @@ class BatchSampler:
             warnings.warn(
                 f"batch_size is {batch_size}, but there are only {rows} rows: each epoch is one "
                 "step with all of them",
-                stacklevel=3,
+                stacklevel=4,  # behind the Trainer's __init__, and what checks its keywords
             )
         self.settings = {
             "rows": rows,

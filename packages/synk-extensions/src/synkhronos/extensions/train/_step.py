@@ -315,6 +315,11 @@ def _call_form(
     while isinstance(update_rule, Variable):
         inputs.append(update_rule)
         update_rule, args = (args[0], args[1:]) if args else (None, ())
+    if isinstance(update_rule, tuple):
+        raise TypeError(
+            "update_rule is what a rule returns; expected the rule itself, and its arguments after "
+            "it: make_train_function(loss, params, inputs, updates.adam, learning_rate=0.001)"
+        )
     if not callable(update_rule):
         raise TypeError(
             f"update_rule is {update_rule!r}; expected a function such as "

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from synkhronos._default import reporter
+from synkhronos._default import refuses_other_names, reporter
 from synkhronos._progress import track
 
 from ._arguments import names_of_outputs, require, require_finite_params, require_number
@@ -182,6 +182,7 @@ class Trainer:
         TypeError, ValueError: An argument is of the wrong kind or out of range.
     """
 
+    @refuses_other_names
     def __init__(
         self,
         train: Any,
@@ -234,6 +235,8 @@ class Trainer:
         columns = ["train_loss", "valid_loss", *self._train_columns[1:], *valid_columns[1:]]
         self._mode = mode
         self._average_local, self._terminate_on_nan = average_local, terminate_on_nan
+        if isinstance(callbacks, Callback) or callable(callbacks):
+            raise TypeError(f"callbacks is {callbacks!r}; expected a list: callbacks=[...]")
         self._callbacks = [as_callback(callback) for callback in callbacks]
         if checkpoint is not None and not isinstance(checkpoint, Checkpoints):
             checkpoint = Checkpoints(checkpoint)
@@ -310,6 +313,7 @@ class Trainer:
             The :class:`History`, with the epochs before a resume.
 
         Raises:
+            TypeError: ``epochs`` is no integer, or negative.
             CheckpointError: With ``resume``, the newest checkpoint cannot be loaded; without, a new
                 training would mix its checkpoints with those of an earlier one.
             OSError: The folder for checkpoints or the log cannot be written. No step was taken.
@@ -320,6 +324,8 @@ class Trainer:
             All errors of the training step and callbacks. The next run continues from there.
         """
         self._require_idle("run()")
+        if not hasattr(epochs, "__index__") or epochs < 0:
+            raise TypeError(f"epochs is {epochs!r}; expected an integer of at least 0")
         if resume and not self._checkpoints:
             raise ValueError("run(resume=True) needs a folder to look in: Trainer(checkpoint=...)")
         if resume:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import numbers
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Callable, TypeVar, cast
 
 import numpy as np
@@ -45,9 +45,15 @@ def check_params(params: Any) -> list[Any]:
     """Return ``params`` as a list of distinct, floating-point shared variables.
 
     Raises:
-        TypeError: An entry is not a shared variable, or its dtype is not floating-point.
+        TypeError: They are no list, an entry is not a shared variable, or its dtype is not
+            floating-point.
         ValueError: There are no parameters, or one of them is listed twice.
     """
+    if not isinstance(params, (Variable, Iterable)):
+        raise TypeError(
+            f"params is {params!r}; expected a list of shared variables (those of a Lasagne layer "
+            "are lasagne.layers.get_all_params(layer, trainable=True))"
+        )
     params = [params] if isinstance(params, Variable) else list(params)
     if not params:
         raise ValueError("params is empty; an update rule needs at least one shared variable")
@@ -109,9 +115,11 @@ def gradients(loss_or_grads: Any, params: Sequence[Any]) -> list[Any]:
     else:
         ndim = getattr(loss_or_grads, "ndim", None)
         got = f"{loss_or_grads!r}" + (f" with {ndim} dimensions" if ndim else "")
+        layer = hasattr(loss_or_grads, "get_output_for")
         raise TypeError(
             f"the loss is {got}; expected a scalar {TITLE} expression (for instance the mean "
             "over the rows of the batch), or a list of gradients"
+            + ("; a layer's output is lasagne.layers.get_output(layer)" if layer else "")
         )
     for index, (grad, param) in enumerate(zip(grads, params)):
         if grad.ndim != param.ndim:
