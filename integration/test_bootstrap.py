@@ -15,6 +15,7 @@ SCRIPT = ROOT / "scripts/bootstrap.sh"
 TOOLS = ("sh", "dirname", "cat", "cksum", "rm", "grep", "tail", "sleep", "mkdir", "cp")
 APT_INSTALL = "apt update && apt install --yes"
 APT = f"{APT_INSTALL} g++ make python3 python3-venv python3-dev"
+UV = "~/.local/bin/uv python install 3.11"
 PIP = "python3 -m pip install --user --break-system-packages uv"
 DNF = "dnf install --assumeyes gcc-c++ make python3.11 python3.11-devel"
 SYSTEMS = {  # /etc/os-release, and what installs all that is missing
@@ -257,19 +258,26 @@ def test_theanos_python_is_taken_wherever_it_is(complete: Path) -> None:
     assert "PyTensor" not in done.stdout
 
 
-@pytest.mark.parametrize("version", ["3.12", "3.13", "3.14"])
+@pytest.mark.parametrize(
+    ("version", "system", "other", "cure"),
+    [
+        ("3.12", "debian 12", "lacks 3.11 headers", f"{APT_INSTALL} python3.11-dev"),
+        ("3.13", "debian 13", "lacks 3.14 venv", f"{APT_INSTALL} pipx && pipx install uv && {UV}"),
+        ("3.14", "fedora", "broken", "dnf install --assumeyes python3.11 python3.11-devel"),
+        ("3.14", "unknown", "broken", "uv python install 3.11"),
+    ],
+)
 def test_without_a_python_for_theano_a_newer_one_is_for_pytensor(
-    complete: Path, version: str
+    complete: Path, version: str, system: str, other: str, cure: str
 ) -> None:
     answer = f"if [ $1 = --version ]; then echo Python {version}.1; exit; fi; cat >/dev/null"
     add(complete, "python3", f"{answer}; echo ok {version}")
-    python_that_answers(complete, "python3.11", "lacks 3.11 headers")
-    done = check(complete)
+    python_that_answers(complete, "python3.11", other)
+    done = check(complete, system)
     assert found(done).endswith(f"{complete}/python3")
     (line, _) = done.stdout.splitlines()
     assert line == (
-        f"Using PyTensor, on Python {version}.1. "
-        "For Theano: uv python install 3.11 && make clean setup"
+        f"Using PyTensor, on Python {version}.1. For Theano: {cure} && make clean setup"
     )
 
 

@@ -162,9 +162,9 @@ joined() {
     if [ -n "$1" ]; then echo "$1$2$3"; else echo "$3"; fi
 }
 
-# One line: what is missing, and the command that installs all of it. Arguments: cxx make python,
-# those of them that are missing.
-tell_missing() {
+# Sets `what` to what is missing, in words, and `cure` to the command that installs all of it.
+# Arguments: cxx make python, those of them that are missing.
+find_cure() {
     what=     # in words
     archive=  # packages of the system
     then=     # commands after them
@@ -197,17 +197,20 @@ tell_missing() {
         esac
     fi
     if [ -n "$then" ]; then cure=$(joined "$cure" " && " "$then"); fi
-    if [ "$manager" != other ]; then
-        cure="Install with: $cure"
-    elif [ -z "$archive" ]; then
-        cure="Install with: $then"
-    else
-        cure="Install with the package manager of this system:$archive${then:+; and then: $then}"
+    if [ "$manager:${archive:+some}" = other:some ]; then
+        how="Install with the package manager of this system"
+        cure="${archive# }${then:+; and then: $then}"
     fi
-    echo "missing: $what. $cure" >&2
 }
 
-# What tell_missing says of Python. Where the archive's own is of no use, uv brings one.
+# One line: what is missing, and the command that installs all of it. Arguments: as of find_cure.
+tell_missing() {
+    how="Install with"
+    find_cure "$@"
+    echo "missing: $what. $how: $cure" >&2
+}
+
+# What find_cure says of Python. Where the archive's own is of no use, uv brings one.
 python_missing() {
     version=${almost%% *}
     case $almost in
@@ -268,7 +271,11 @@ check_machine() {
         exit 1
     fi
     if [ $engine = PyTensor ]; then
-        echo "Using PyTensor, on $("$python" --version). For Theano: uv python install 3.11 && make clean setup"
+        # A newer Python is of no use here, whether it lacks something or not.
+        if [ "$(engine_of "${almost%% *}")" = PyTensor ]; then almost=; fi
+        unfit=yes
+        find_cure python
+        echo "Using PyTensor, on $("$python" --version). For Theano: $cure && make clean setup"
     fi
 }
 

@@ -16,6 +16,7 @@ from synk_core._watch.flight import WORDS, Flight, Phase
 from synk_core._workers.stalls import StallWatch
 from synk_core.in_graph import all_reduce
 from synk_testing.engine import IS_THEANO, PROGRAM, T, engine
+from synk_testing.program import run
 
 BITS = [np.random.MT19937, np.random.PCG64, np.random.PCG64DXSM, np.random.Philox, np.random.SFC64]
 
@@ -302,6 +303,29 @@ def test_workers_compile_with_the_masters_flags():
         assert found.tolist() == [1.0, 1.0]
     finally:
         engine.config.gcc__cxxflags = before
+
+
+BLAS = """
+from synk_core import Runtime
+from synk_pytensor import _engine
+
+config = engine.config
+shared = engine.shared(np.zeros(1))
+with Runtime(2) as runtime:
+    runtime.collectives.broadcast(shared)
+print("blas__ldflags" in _engine.options(), hasattr(type(config).blas__ldflags, "val"))
+config.blas__ldflags = "-lm"
+print(_engine.options()["blas__ldflags"])
+"""
+
+
+@needs_pytensor
+def test_a_program_of_numbas_searches_for_no_blas():
+    """The search runs g++ several times, and warns where PyTensor comes from pip."""
+    flags = {"PYTENSOR_FLAGS": "linker=auto"}
+    status, out, err = run(PROGRAM + BLAS, environment=flags)
+    assert (status, out) == (0, "False False\n-lm\n"), err
+    assert "BLAS" not in err
 
 
 # ---- JAX, PyTorch, MLX -----------------------------------------------------------------------

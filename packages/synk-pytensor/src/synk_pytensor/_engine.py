@@ -72,15 +72,21 @@ BatchNormTrain = Rebroadcast = ()
 # ---- what it is set to -----------------------------------------------------------------------
 
 # The compiler's flags are part of a module's key in the cache, and PyMC changes them.
-_SHARED_OPTIONS = (
-    *("floatX", "cast_policy", "exception_verbosity"),
-    *("gcc__cxxflags", "blas__ldflags"),
-)
+_SHARED_OPTIONS = ("floatX", "cast_policy", "exception_verbosity", "gcc__cxxflags")
 
 
 def options() -> Dict[str, Any]:
     """As with Theano."""
-    return {name: getattr(library.config, name) for name in _SHARED_OPTIONS}
+    names = list(_SHARED_OPTIONS)
+    # The first read makes PyTensor search for a BLAS with g++, and warn if it finds none. Numba's
+    # code does not need one, so it is not read unless it is known, for example set by the user.
+    if not _is_numba_default() or hasattr(type(library.config).blas__ldflags, "val"):
+        names.append("blas__ldflags")
+    return {name: getattr(library.config, name) for name in names}
+
+
+def _is_numba_default() -> bool:
+    return isinstance(get_mode(None).linker, NumbaLinker)
 
 
 def worker_variables(_on_device: bool) -> Dict[str, str]:
@@ -101,7 +107,7 @@ def cache_folder() -> str:
 def worker_cache() -> None:
     """Import what loads functions of Numba's, which takes longer than to load one: a worker has
     time for that while the program builds its graphs."""
-    if isinstance(get_mode(None).linker, NumbaLinker):
+    if _is_numba_default():
         importlib.import_module("pytensor.link.numba.dispatch")
         cpu_target.typing_context.refresh()
 
