@@ -11,6 +11,7 @@ from _training import FEATURES, Model, dataset
 import synkhronos as synk
 from synk_core import InputTypeError
 from synk_testing.engine import T, engine
+from synk_testing.files import KINDS, StandIn, in_file
 from synkhronos.extensions import updates
 from synkhronos.extensions.batches import index_batches
 from synkhronos.extensions.train import make_train_function
@@ -105,16 +106,58 @@ def test_arrays_are_drawn_in_a_thread_while_the_ranks_compute(twins):
     assert not thread.is_alive()
 
 
-@pytest.mark.parametrize("form", ["rows", "arrays"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_a_file_are_those_of_arrays(twins, kind, tmp_path):
+    one, other, (x, y) = twins
+    source, labels = in_file(kind, x, tmp_path), synk.data(y)
+    for batches in (CUTS, [[3, 49, 3, 0], np.arange(50) % 2 == 0, 7]):
+        losses = [one.train(x, y, batch=rows) for rows in batches]
+        np.testing.assert_array_equal(list(other.train.steps(source, labels, batches)), losses)
+        require_same(one, other)
+
+
+def test_rows_of_a_file_are_read_in_a_thread_while_the_ranks_compute(twins):
+    model, _, (x, y) = twins
+    third, release, threads = threading.Event(), threading.Event(), set()
+
+    class Slow(StandIn):
+        def __getitem__(self, rows):
+            threads.add(threading.current_thread())
+            if len(self.read) == 2:
+                third.set()
+                assert release.wait(60)
+            return super().__getitem__(rows)
+
+    source = Slow(x)
+    steps = model.train.steps(source, y, CUTS)
+    next(steps)  # returns while rows of the third batch are being read
+    assert third.wait(60)
+    assert threading.main_thread() not in threads
+    release.set()
+    assert len(list(steps)) == len(CUTS) - 1
+    assert source.read == [rows.stop - rows.start for rows in CUTS]
+
+
+def test_bytes_of_a_file_are_converted_on_each_rank(processes):
+    pixels = np.random.RandomState(1).randint(0, 256, (9, 3)).astype("uint8")
+    x, scale = T.dmatrix("x"), T.dscalar("scale")
+    w = engine.shared(np.zeros(3), "w")
+    loss = T.sqr(x / scale - w).mean()
+    train = make_train_function(loss, [w], [x], updates.sgd, 0.1, bcast_inputs=[scale])
+    (got,) = train.steps(StandIn(pixels), 255.0, [[8, 0, 5]])
+    np.testing.assert_allclose(got, ((pixels[[8, 0, 5]] / 255) ** 2).mean())
+
+
+@pytest.mark.parametrize("form", ["rows", "file", "arrays"])
 def test_an_error_of_the_batches_comes_after_the_steps_before_it(twins, form):
     model, other, (x, y) = twins
 
     def batches():
         for rows in CUTS[:3]:
-            yield rows if form == "rows" else (x[rows], y[rows])
+            yield (x[rows], y[rows]) if form == "arrays" else rows
         raise OSError("the disk is gone")
 
-    arguments = (x, y) if form == "rows" else ()
+    arguments = {"rows": (x, y), "file": (StandIn(x), y), "arrays": ()}[form]
     losses = []
     with pytest.raises(OSError, match="the disk is gone"):
         losses.extend(model.train.steps(*arguments, batches()))
@@ -122,17 +165,17 @@ def test_an_error_of_the_batches_comes_after_the_steps_before_it(twins, form):
     require_same(model, other)
 
 
-@pytest.mark.parametrize("form", ["rows", "arrays"])
+@pytest.mark.parametrize("form", ["rows", "file", "arrays"])
 def test_a_loop_that_is_left_and_a_step_that_fails_leave_all_usable(twins, form):
     model, other, (x, y) = twins
 
     def batches(wrong=False):
         for rows in CUTS:
-            yield rows if form == "rows" else (x[rows], y[rows])
+            yield (x[rows], y[rows]) if form == "arrays" else rows
             if wrong:
-                yield [999] if form == "rows" else (x[:4, :2], y[:4])
+                yield (x[:4, :2], y[:4]) if form == "arrays" else [999]
 
-    arguments = (x, y) if form == "rows" else ()
+    arguments = {"rows": (x, y), "file": (StandIn(x), y), "arrays": ()}[form]
     for _ in model.train.steps(*arguments, batches()):
         break
     other.train(x, y, batch=CUTS[0])
@@ -151,7 +194,7 @@ def test_a_loop_that_is_left_and_a_step_that_fails_leave_all_usable(twins, form)
 def test_the_serial_function_takes_the_same_steps(twins):
     model, _, (x, y) = twins
     serial = Model()
-    for batches in ((x, y, CUTS), (([x[rows], y[rows]] for rows in CUTS),)):
+    for batches in ((x, y, CUTS), (StandIn(x), y, CUTS), (([x[rows], y[rows]] for rows in CUTS),)):
         expected = list(serial.train.steps(*batches))
         if len(batches) == 1:
             batches = (((x[rows], y[rows]) for rows in CUTS),)

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from ._watch.timeline import Timeline
     from ._watch.verify import Report
     from ._wire.data import Data
+    from ._wire.sources import RowSource
 
 __version__ = "0.1.0"
 
@@ -58,6 +59,7 @@ _HOMES = {
     "._graph.flat_updates": "flat_updates",
     "._graph.rowwise.check": "Verdict Verdicts check_outputs",
     "._wire.data": "Data",
+    "._wire.sources": "RowSource",
     "._api.function": "Delayed Function",
     "._watch.findings": "Finding Findings",
     "._api.runtime": "Runtime",
@@ -101,6 +103,7 @@ __all__ = [
     "ReplicaWatch",
     "ReplicasDiffer",
     "Report",
+    "RowSource",
     "Runtime",
     "SharedMemoryFull",
     "SpecError",

@@ -210,7 +210,8 @@ class Function:
 
         Args:
             *args: a `Data`, or anything that `numpy.asarray` takes, for each input in order; or
-                one dict from the inputs' variables (or names) to these.
+                one dict from the inputs' variables (or names) to these. Of a file's array, such as
+                a memory map, an HDF5 dataset or a Zarr array, only the selected rows are read.
             output_subset: positions of the outputs to return, as in Theano.
             batch: rows of the scattered inputs to use, before they are split: an int (the first
                 so many), slice, list or array of ints, or boolean mask.

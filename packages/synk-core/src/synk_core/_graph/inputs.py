@@ -9,6 +9,7 @@ import numpy as np
 from synk_core._plan.rows import Selection
 from synk_core._text import clipped, shown
 from synk_core._wire.data import Data, unmasked
+from synk_core._wire.sources import RowSource
 from synk_core.engine import In, upcast
 from synk_core.exceptions import InputTypeError, InputValueError
 
@@ -85,7 +86,7 @@ class Signature:
         )
 
     def accepted(self, place: int, value: Any) -> Any:
-        """Return the input as `Data`, or as an array that the variable takes.
+        """Return the input as `Data`, or as an array or source of rows that the variable takes.
 
         A dtype that converts without loss stays as it is: each rank converts its own
         rows.
@@ -127,6 +128,9 @@ class Signature:
                 f"{self.what(place)}: got {type(value).__name__}, expected an ndarray or Data, "
                 f"because it is declared strict"
             )
+        source = RowSource.of(value) if place < self.n_scattered else None
+        if source is not None:
+            return source
         try:
             variable, downcast = self.variables[place], self._downcasts[place]
             return np.asarray(variable.type.filter(value, allow_downcast=downcast))
@@ -172,9 +176,11 @@ class Copy:
         self._target = target
         self._selects = selects
 
-    def __call__(self, value: np.ndarray, selection: Optional[Selection]) -> None:
-        """Copy `value`, or its selected rows: each row once."""
-        if not self._selects or selection is None:
+    def __call__(self, value: Any, selection: Optional[Selection]) -> None:
+        """Copy `value`, or its selected rows: each row once. Blocks until a source is read."""
+        if isinstance(value, RowSource) and selection is not None:
+            value.read(selection, self._target)
+        elif not self._selects or selection is None:
             self._target[...] = value
         elif selection.index is None:
             start, step = selection.start, selection.step
@@ -195,7 +201,7 @@ def tokens(values: Sequence[Any]) -> Tuple[Any, ...]:
     return tuple(
         [
             v.token
-            if isinstance(v, Data)
+            if isinstance(v, (Data, RowSource))
             else (v.dtype, v.shape)
             if type(v) is np.ndarray
             else _ODD

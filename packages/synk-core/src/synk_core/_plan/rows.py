@@ -53,6 +53,14 @@ class Selection:
         return (self.index is None, self.start, self.step, self.count) == (True, 0, 1, length)
 
     @property
+    def positions(self) -> np.ndarray:
+        """The rows' numbers, also of a progression."""
+        if self.index is not None:
+            return self.index
+        positions: np.ndarray = np.arange(self.count) * self.step + self.start
+        return positions
+
+    @property
     def lowest(self) -> int:
         """The smallest row used; row 0 of inputs that hold only a minibatch."""
         if self.count == 0:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Sequence
+from typing import Any, Dict, List, NamedTuple, Sequence, Union
 
 import numpy as np
 
 from synk_core._graph.rank_values import Values
 from synk_core._graph.spec import FunctionSpec
-from synk_core._plan.rows import Selection, select, selection_for, split_rows
+from synk_core._plan.rows import select, selection_for, split_rows
 from synk_core._wire.data import Data
+from synk_core._wire.sources import RowSource
 
 
 class Piece(NamedTuple):
@@ -42,7 +43,7 @@ def whole_inputs(
     minis = [isinstance(value, Data) and value.minibatch for value in given[:n]]
     labels = [name or str(i) for i, name in enumerate(names)]
     chosen = selection_for(batch, lengths, minis, labels[:n])
-    index = _positions(chosen)
+    index = chosen.positions
     of_minibatch = index - chosen.lowest if chosen.index is None else np.arange(chosen.count)
     rows = [value[of_minibatch if mini else index] for value, mini in zip(values[:n], minis)]
     return rows + values[n:]
@@ -63,7 +64,7 @@ def sliced_rows(starts: Sequence[Values], sliceable: Sequence[int], batch_s: Any
     for start, wanted in zip(starts, chosen):
         arrays = {i: start[i] for i in sliceable}
         if arrays and wanted is not None:
-            index = _positions(select(wanted, min(len(array) for array in arrays.values())))
+            index = select(wanted, min(len(array) for array in arrays.values())).positions
             arrays = {i: array[index] for i, array in arrays.items()}
         result.append(arrays)
     return result
@@ -106,19 +107,16 @@ def pieces_of(
     return pieces
 
 
-def _positions(selection: Selection) -> np.ndarray:
-    if selection.index is not None:
-        return selection.index
-    positions: np.ndarray = selection.start + selection.step * np.arange(selection.count)
-    return positions
-
-
-def _array(spec: FunctionSpec, place: int, value: Any) -> np.ndarray:
-    """Return an input as an array, converted as Theano converts it in a call."""
+def _array(spec: FunctionSpec, place: int, value: Any) -> Union[np.ndarray, RowSource]:
+    """Return an input as an array, converted as Theano converts it in a call; or its rows'
+    source."""
     if isinstance(value, Data):
         return value.array
     if isinstance(value, np.ndarray):
         return value
+    source = RowSource.of(value) if place < spec.n_scattered else None
+    if source is not None:
+        return source
     downcast = getattr(spec.inputs[place], "allow_downcast", None)
     if downcast is None:
         downcast = spec.kwargs.get("allow_input_downcast")

@@ -6,12 +6,14 @@ import copy
 import itertools
 import numbers
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
+from synk_core import RowSource
 from synkhronos.extensions.batches import index_batches
 
 
@@ -106,6 +108,100 @@ class BatchSampler:
         except (ValueError, TypeError, KeyError, IndexError) as error:
             return f"seed: the generator refuses its state ({error})"
         return None
+
+
+class BatchMaker:
+    """The batches of each epoch, as arrays that the program makes; in place of a `BatchSampler`.
+
+    Args:
+        data: A function from the number of finished epochs to an iterable of batches, or an
+            iterable that can be iterated anew for each epoch.
+        batch_size: None: the batches have their own.
+
+    Raises:
+        TypeError: ``data`` gives one epoch only, or there is a ``batch_size``.
+    """
+
+    KIND = "loader"
+
+    def __init__(self, data: Any, batch_size: Any) -> None:
+        if hasattr(data, "__next__"):
+            raise TypeError(
+                f"data is {data!r}, which ends after one epoch; expected a function that returns "
+                "a new one: Trainer(train, lambda epoch: batches())"
+            )
+        if batch_size is not None:
+            raise TypeError(
+                f"batch_size is {batch_size!r}, but data yields batches, which have a size; "
+                "expected None"
+            )
+        self._data = data
+        self._epoch = 0
+        self.batches = len(data) if hasattr(data, "__len__") else None
+        self.settings = {"batches": self.KIND}
+
+    @staticmethod
+    def makes(data: Any) -> bool:
+        """Return whether the Trainer's ``data`` are batches, rather than arrays."""
+        is_array = isinstance(data, (tuple, list, str, dict)) or hasattr(data, "shape")
+        return callable(data) or (hasattr(data, "__iter__") and not is_array)
+
+    def epoch(self, state: dict[str, Any], start: int = 0) -> Iterator[Any]:
+        """Return an epoch's batches from number ``start`` on; those before it are drawn, too.
+
+        Raises:
+            TypeError: The program's function returned no iterable.
+        """
+        number = state["state"]
+        batches = self._data(number) if callable(self._data) else self._data
+        if not hasattr(batches, "__iter__"):
+            raise TypeError(f"data({number}) returned {batches!r}; expected an iterable of batches")
+        return self._rest(batches, start, number)
+
+    def _rest(self, batches: Iterable[Any], start: int, number: int) -> Iterator[Any]:
+        yield from itertools.islice(batches, start, None)
+        self._epoch = number + 1
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the number of the next epoch, as a `BatchSampler` returns its state."""
+        return {"kind": self.KIND, "state": self._epoch}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continue with an epoch."""
+        self._epoch = state["state"]
+
+    def refusal(self, state: dict[str, Any]) -> str | None:
+        """Return why a state cannot be set, or None."""
+        if state["kind"] == self.KIND:
+            return None
+        return f"data: rows were shuffled by a {state['kind']}, here batches come from a loader"
+
+
+def noted(batches: Iterator[Any]) -> tuple[Iterator[Any], deque[int | None]]:
+    """Return batches, and a queue of the rows of each, with None after the last.
+
+    The first is drawn here, each further one when it is asked for, in any thread.
+    """
+    rows: deque[int | None] = deque()
+
+    def draw() -> Any:
+        batch = next(batches, None)
+        first: Any = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
+        # A step refuses what has no rows.
+        rows.append(None if batch is None else len(first) if np.ndim(first) else 0)
+        return batch
+
+    def drawn(batch: Any) -> Iterator[Any]:
+        while batch is not None:
+            yield batch
+            batch = draw()
+
+    return drawn(draw()), rows
+
+
+def rows_of(data: Sequence[RowSource], batches: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
+    """Yield for each batch, which is what a call takes as ``batch``, the arrays of its rows."""
+    return (tuple(source[batch] for source in data) for batch in batches)
 
 
 def with_next(items: Iterator[Any]) -> Iterator[tuple[Any, Any]]:

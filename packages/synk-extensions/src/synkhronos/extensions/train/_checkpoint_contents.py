@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ._batches import BatchSampler
+from ._batches import BatchMaker, BatchSampler
 from ._checkpoints import CheckpointError, read_file
 from ._ranks import RankVariables, is_float
 from ._state import TrainingState, storage_of
@@ -72,7 +72,7 @@ class CheckpointContents:
 
     Args:
         variables: The shared variables.
-        sampler: The order of the rows.
+        sampler: The order of the rows, or of the program's batches.
         course: Plain values that have to be the same for a training to continue.
         stateful: Schedule and callbacks that have ``state()`` and ``load_state()``.
     """
@@ -80,7 +80,7 @@ class CheckpointContents:
     def __init__(
         self,
         variables: SharedVariables,
-        sampler: BatchSampler,
+        sampler: BatchMaker | BatchSampler,
         course: dict[str, Any],
         stateful: Sequence[Any],
     ) -> None:

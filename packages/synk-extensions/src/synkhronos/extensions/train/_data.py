@@ -8,12 +8,17 @@ from typing import Any
 import numpy as np
 
 import synkhronos as synk
+from synk_core import RowSource
 
 from ._arguments import require_distinct, require_rows
+from ._serial import combine
 
 
 def placed(function: Any, values: Any, what: str) -> tuple[Any, ...]:
     """Return data sets as ``function`` needs them: in shared memory if it is parallel.
+
+    Where the rows of one are in a file, all stay where they are; scattered ones are returned as
+    sources of rows.
 
     Args:
         function: Has ``build_inputs`` if its values have to be copied.
@@ -26,16 +31,33 @@ def placed(function: Any, values: Any, what: str) -> tuple[Any, ...]:
     values = tuple(values) if isinstance(values, (tuple, list)) else (values,)
     if not values:
         raise ValueError(f"{what} is empty; expected one array or Data for each input")
-    if not all(isinstance(value, synk.Data) for value in values):
+    # A plain function divides all inputs, the others only those that are scattered.
+    divided = function.spec if isinstance(function, synk.Function) else function
+    scattered = getattr(divided, "n_scattered", len(values))
+    if any_source(values[:scattered]):
+        whole = tuple(np.asarray(value) for value in values[scattered:])
+        values = (*map(as_source, values[:scattered]), *whole)
+    elif not all(isinstance(value, synk.Data) for value in values):
         if hasattr(function, "build_inputs"):
             built = function.build_inputs(*values)
             values = built if isinstance(built, tuple) else (built,)
         else:
             values = tuple(np.asarray(value) for value in values)
-    # A plain function divides all inputs, the others only those that are scattered.
-    divided = function.spec if isinstance(function, synk.Function) else function
-    require_rows(values[: getattr(divided, "n_scattered", None)], what)
+    require_rows(values[:scattered], what)
     return values
+
+
+def any_source(values: Sequence[Any]) -> bool:
+    """Return whether the rows of one of these are not in memory."""
+    return any(RowSource.of(value) is not None for value in values)
+
+
+def as_source(value: Any) -> RowSource:
+    """Return a source of the rows of any array or ``Data``."""
+    source = RowSource.of(value)
+    if source is None:
+        source = RowSource(value.array if isinstance(value, synk.Data) else np.asarray(value))
+    return source
 
 
 class Validation:
@@ -70,10 +92,10 @@ class Validation:
         Raises:
             ValueError: The function returns the wrong number of outputs.
         """
-        if isinstance(self._function, synk.Function):
+        if isinstance(self._function, synk.Function) and not any_source(self._data):
             outputs = as_list(self._function(*self._data, num_slices=self._num_slices))
         else:
-            outputs = self._weighted()
+            outputs = self._sliced()
         self._check(len(outputs))
         return {name: scalar(name, value) for name, value in zip(self.columns, outputs)}
 
@@ -84,17 +106,26 @@ class Validation:
                 "give valid_names, a name for each output but the first"
             )
 
-    def _weighted(self) -> list[Any]:
-        """Return the means over slices, weighted by rows."""
+    def _sliced(self) -> list[Any]:
+        """Return the outputs over all rows, from a call for each slice: of a plain function their
+        means, weighted by rows."""
         rows = len(self._data[0])
-        sums: list[Any] = []
+        parallel = isinstance(self._function, synk.Function)
+        results, weights = [], []
         for part in np.array_split(np.arange(rows), min(self._num_slices, max(rows, 1))):
             place = slice(part[0], part[-1] + 1) if len(part) else slice(0)
-            outputs = as_list(self._function(*(np.asarray(value)[place] for value in self._data)))
-            share = len(part) / max(rows, 1)
-            weighted = [share * np.asarray(value, dtype="float64") for value in outputs]
-            sums = [a + b for a, b in zip(sums, weighted)] if sums else weighted
-        return sums
+            if parallel:
+                outputs = as_list(self._function(*self._data, batch=place))
+            else:
+                outputs = as_list(self._function(*(_rows(value, place) for value in self._data)))
+            results.append([np.asarray(value, dtype="float64") for value in outputs])
+            weights.append(len(part))
+        ops = self._function.output_modes if parallel else ["avg"] * len(results[0])
+        return [combine(op, values, weights) for op, values in zip(ops, zip(*results))]
+
+
+def _rows(value: Any, place: slice) -> Any:
+    return (value if isinstance(value, RowSource) else np.asarray(value))[place]
 
 
 def _number_of_outputs(function: Any) -> int | None:

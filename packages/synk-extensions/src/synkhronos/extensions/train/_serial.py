@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from synk_core import RowSource
 from synk_core.engine import T, library
 
 from ._arguments import call_of_1_0, data_and_rows
+from ._batches import with_next
 from ._state import TrainingState
 
 _REDUCTIONS: dict[str, Any] = {
@@ -104,7 +107,7 @@ class SerialTrainFunction:
         for shared, values in zip(self._flat_grads(), zip(*gradients)):
             shared.set_value(_average(values, weights))
         self.update_function()
-        outputs = [_combine(op, values, weights) for op, values in zip(self._ops, zip(*results))]
+        outputs = [combine(op, values, weights) for op, values in zip(self._ops, zip(*results))]
         return outputs[0] if self._single else outputs
 
     def steps(self, *data_and_batches: Any, num_slices: int = 1) -> Iterator[Any]:
@@ -112,13 +115,17 @@ class SerialTrainFunction:
         data, batches = data_and_rows(data_and_batches, len(self._names))
         step = partial(self, num_slices=num_slices)
         if data:
-            return (step(*data, batch=batch) for batch in batches)
-        if not self._names:
-            return (step(batch_s=rows) for rows in batches)
-        return (
-            step(*arrays) if isinstance(arrays, (tuple, list)) else step(arrays)
-            for arrays in batches
-        )
+            calls = (partial(step, *data, batch=batch) for batch in batches)
+        elif not self._names:
+            calls = (partial(step, batch_s=rows) for rows in batches)
+        else:
+            calls = (
+                partial(step, *arrays)
+                if isinstance(arrays, (tuple, list))
+                else partial(step, arrays)
+                for arrays in batches
+            )
+        return (call() for call, _ in with_next(calls))
 
     def _arguments(self, data: Any, named_data: dict[str, Any]) -> tuple[list[Any], list[Any]]:
         values = list(data)
@@ -134,7 +141,11 @@ class SerialTrainFunction:
                 f"got {len(data)} positional values and the unused names {sorted(named_data)}; "
                 f"expected one for each of the inputs {self._names}"
             )
-        arrays = [np.asarray(value) for value in values]
+        scattered = [RowSource.of(value) for value in values[: self.n_scattered]]
+        arrays = [
+            np.asarray(value) if source is None else source
+            for value, source in itertools.zip_longest(values, scattered)
+        ]
         return arrays[: self.n_scattered], arrays[self.n_scattered :]
 
     def _rows(self, batch_s: Any) -> list[Any]:
@@ -169,7 +180,7 @@ def _average(values: Sequence[Any], weights: Sequence[int]) -> Any:
     return sum(value * (weight / sum(weights)) for value, weight in zip(values, weights))
 
 
-def _combine(op: Any, values: Sequence[Any], weights: Sequence[int]) -> Any:
+def combine(op: Any, values: Sequence[Any], weights: Sequence[int]) -> Any:
     """Reduce one output's values over the slices."""
     if len(values) == 1 or op is None:
         return values[0]

@@ -29,7 +29,8 @@ from synk_core.engine import T, Variable, library
 from synkhronos.extensions.sync import SyncRule
 
 from ._arguments import call_of_1_0, data_and_rows
-from ._batches import DrawnBatches, with_next
+from ._batches import DrawnBatches, rows_of, with_next
+from ._data import any_source, as_source
 from ._serial import SerialTrainFunction
 from ._state import TrainingState, is_random, storage_of, training_state
 
@@ -124,10 +125,12 @@ class TrainFunction:
         Args:
             *data_and_batches: One value per input, in the order of ``inputs``, then
                 ``bcast_inputs``, and an iterable of what a call takes as ``batch``; the values must
-                not change meanwhile. Or just an iterable that yields the arrays of each batch, one
-                per input in a tuple, or a single one: a thread draws them ahead, up to two
-                batches, and copies them to shared memory. For a step without inputs, whose data
-                are ``sliceable_shareds``, an iterable of what a call takes as ``batch_s``.
+                not change meanwhile. If the rows of one are in a file (a memory map, an HDF5
+                dataset, a Zarr array), a thread reads the rows of each batch ahead. Or just an
+                iterable that yields the arrays of each batch, one per input in a tuple, or a
+                single one: a thread draws them ahead, up to two batches, and copies them to shared
+                memory. For a step without inputs, whose data are ``sliceable_shareds``, an iterable
+                of what a call takes as ``batch_s``.
             num_slices: As in a call. With more than 1, rows are not taken ahead.
 
         Raises:
@@ -138,12 +141,18 @@ class TrainFunction:
         count = len(self.grad_function.spec.inputs)
         data, batches = data_and_rows(data_and_batches, count)
         delayed = partial(self.grad_function.delayed, num_slices=num_slices)
-        if data:
+        scattered, whole = data[: self.n_scattered], data[self.n_scattered :]
+        if data and not any_source(scattered):
             return self._steps(delayed(*data, batch=batch) for batch in batches)
         if not count:
             return self._steps(delayed(batch_s=rows) for rows in batches)
-        drawn = DrawnBatches(batches, self.build_inputs)
-        return self._steps((delayed(*arrays) for arrays in drawn), drawn)
+        place = self.build_inputs
+        if data:
+            batches = rows_of([as_source(item) for item in scattered], batches)
+            whole = [item if isinstance(item, synk.Data) else np.asarray(item) for item in whole]
+            place = _as_they_are
+        drawn = DrawnBatches(batches, place)
+        return self._steps((delayed(*arrays, *whole) for arrays in drawn), drawn)
 
     def _steps(self, calls: Iterator[Any], drawn: DrawnBatches | None = None) -> Iterator[Any]:
         try:
@@ -299,6 +308,11 @@ def make_train_function_theano(
         state=_state(params, split, loss, outputs, _pairs(updates), _pairs(givens)),
         output_names=_names(loss, outputs),
     )
+
+
+def _as_they_are(*arrays: Any) -> tuple[Any, ...]:
+    """Copy arrays to shared memory; each rank converts the dtype of its own rows."""
+    return tuple(synk.data(array) for array in arrays)
 
 
 def _call_form(

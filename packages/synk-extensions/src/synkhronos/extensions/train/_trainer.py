@@ -1,17 +1,18 @@
 """The loop around a training step (epochs, validation, checkpoints), and its callbacks.
 
-One step is ``train(*data, batch=indexes)``. The Trainer chooses the indexes and the learning rate
-before it, and keeps sums after it. Its own state is a `TrainingProgress`; together with the values
-of the shared variables and the states of generator, schedule and callbacks this makes a checkpoint.
+One step is ``train(*data, batch=indexes)``, or ``train(*arrays)`` if the program makes the batches.
+The Trainer chooses the indexes and the learning rate before it, and keeps sums after it. Its own
+state is a `TrainingProgress`; together with the values of the shared variables and the states of
+generator, schedule and callbacks this makes a checkpoint.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from synkhronos._default import refuses_other_names, reporter
 from synkhronos._progress import track
 
 from ._arguments import names_of_outputs, require, require_finite_params, require_number
-from ._batches import BatchSampler
+from ._batches import BatchMaker, BatchSampler, noted
 from ._checkpoint_contents import CheckpointContents, SharedVariables, TrainingProgress, params_of
 from ._checkpoints import Checkpoints
 from ._data import Validation, as_list, placed, scalar
@@ -135,8 +136,13 @@ class Trainer:
             each epoch, before validation (``settle()``).
         data: An array or ``Data`` for each input of ``train``, in a tuple; or a single one. Arrays
             are copied to shared memory once. All but those of ``bcast_inputs`` have the same
-            number of rows.
-        batch_size: Rows per step, for all ranks together.
+            number of rows. If the rows of one are in a file (a memory map, an HDF5 dataset, a Zarr
+            array), a thread reads the rows of each batch ahead, and nothing is copied before. Or
+            batches that you make: a function ``f(epoch)`` from the number of finished epochs to an
+            iterable of them, or an iterable such as a list-like loader, which is iterated anew for
+            each epoch. A batch is what ``train.steps`` takes: an array for each input, in a tuple,
+            or a single one; a thread draws them ahead.
+        batch_size: Rows per step, for all ranks together. None if you make the batches.
         valid: Function of the validation set, called after each epoch: a
             ``synkhronos.Function``, or any callable such as a compiled Theano function. Its first
             output is the validation loss; all outputs must be means over the rows.
@@ -152,7 +158,7 @@ class Trainer:
         schedule_by: "epoch", or "step" to call the schedule before each step, with the number of
             steps taken.
         seed: Seed for shuffling: anything that ``numpy.random.default_rng`` takes, or a Generator
-            or RandomState.
+            or RandomState. This and the next two have no effect if you make the batches.
         shuffle: Shuffle the rows again for each epoch.
         drop_last: Leave out a last batch that is smaller.
         monitor: The column of the log that scores an epoch, for ``best.npz``, early
@@ -187,7 +193,7 @@ class Trainer:
         self,
         train: Any,
         data: Any,
-        batch_size: int,
+        batch_size: int | None = None,
         *,
         valid: Any = None,
         valid_data: Any = None,
@@ -221,8 +227,13 @@ class Trainer:
                 raise ValueError("on_sigterm='checkpoint' needs a folder: Trainer(checkpoint=...)")
         self._on_sigterm = on_sigterm is not None
         self.train = train
-        self._data = placed(train, data, "data")
-        self._sampler = BatchSampler(len(self._data[0]), batch_size, seed, shuffle, drop_last)
+        self._data: tuple[Any, ...] = ()
+        self._sampler: BatchMaker | BatchSampler
+        if BatchMaker.makes(data):
+            self._sampler = BatchMaker(data, batch_size)
+        else:
+            self._data = placed(train, data, "data")
+            self._sampler = BatchSampler(len(self._data[0]), batch_size, seed, shuffle, drop_last)
         self._num_slices, self._seed = num_slices, seed
         names = names_of_outputs(train.output_names, output_names)
         self._train_columns = ["train_loss", *(f"train_{name}" for name in names)]
@@ -432,20 +443,23 @@ class Trainer:
         self._rate.set_for("epoch", progress.epoch)
         with track(f"epoch {self.epoch + 1}", total=self._sampler.batches) as bar:
             bar.advance(progress.batch)
-            batches, ahead = itertools.tee(self._sampler.epoch(progress.shuffle, progress.batch))
-            steps = self.train.steps(*self._data, ahead, num_slices=self._num_slices)
-            for indexes in batches:
-                loss = self._take_step(steps, indexes)
+            batches, rows = noted(self._sampler.epoch(progress.shuffle, progress.batch))
+            steps = self.train.steps(*self._data, batches, num_slices=self._num_slices)
+            # After a step the next batch is drawn, or its error is raised by the next step.
+            while not rows or rows[0] is not None:
+                loss = self._take_step(steps, rows)
                 bar.advance(1, f"loss {loss:.4g}")
                 if self._ending(interrupt):
                     return
+        if not progress.batch:
+            raise ValueError(f"data gave no batch for epoch {self.epoch}; expected at least one")
         self._finish_epoch(epochs)
 
-    def _take_step(self, steps: Iterator[Any], indexes: Any) -> float:
+    def _take_step(self, steps: Iterator[Any], rows: deque[int | None]) -> float:
         self._rate.set_for("step", self.step)
         outputs = as_list(next(steps))
         values = [scalar(name, value) for name, value in zip(self._train_columns, outputs)]
-        self._progress.add(values, len(indexes))
+        self._progress.add(values, rows.popleft() or 0)
         require_number(values[0], self.step, self._terminate_on_nan)
         for callback in self._callbacks:
             callback.on_step_end(self, values[0])

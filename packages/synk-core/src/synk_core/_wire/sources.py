@@ -1,0 +1,108 @@
+"""Inputs that are not in memory: of a file's array, a call reads the rows that it needs."""
+
+from __future__ import annotations
+
+from typing import Any, Optional, Tuple
+
+import numpy as np
+
+from synk_core._plan.rows import Selection, is_int, select
+from synk_core._text import shown
+from synk_core.exceptions import InputTypeError
+
+from .data import Data, unmasked
+
+
+class RowSource:
+    """Rows of an array that is elsewhere: a memory map, an HDF5 dataset, a Zarr array.
+
+    It needs no more than ``shape``, ``dtype``, and its rows by a slice or by an array of ascending
+    row numbers, which each occur once.
+
+    Args:
+        value: see `of`.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+        self.shape: Tuple[int, ...] = tuple(int(length) for length in value.shape)
+        self.dtype: np.dtype = value.dtype
+
+    @classmethod
+    def of(cls, value: Any) -> Optional[RowSource]:
+        """Return the source of `value`'s rows, or None if `value` is in memory, or no array."""
+        if isinstance(value, cls):
+            return value
+        if isinstance(value, np.ndarray):
+            # The result of an operation has the class of a memory map, but is none.
+            return cls(value) if value.ndim and getattr(value, "_mmap", None) else None
+        if isinstance(value, (Data, np.generic)) or hasattr(value, "iloc"):  # Pandas has labels
+            return None
+        shape = getattr(value, "shape", None)
+        is_array = isinstance(shape, tuple) and shape and all(is_int(length) for length in shape)
+        has_dtype = isinstance(getattr(value, "dtype", None), np.dtype)
+        return cls(value) if is_array and has_dtype and hasattr(value, "__getitem__") else None
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def token(self) -> Tuple[Any, ...]:
+        """What plans of a call depend on: the same as of an array in memory."""
+        return self.dtype, self.shape
+
+    def read(self, chosen: Selection, target: np.ndarray) -> None:
+        """Read rows into `target`, in the order of the selection. Blocks until they are read.
+
+        Args:
+            target: shape ``(count, *shape[1:])``; their dtype is converted as in an assignment.
+
+        Raises:
+            InputTypeError: the value does not return as many rows.
+            What the value raises.
+        """
+        if isinstance(self._value, np.ndarray) and self.dtype == target.dtype:
+            # The index was checked; with "clip" NumPy needs no buffer.
+            np.asarray(self._value).take(chosen.positions, 0, target, "clip")
+        elif not chosen.count:
+            return
+        elif chosen.index is None and chosen.step == 1:
+            target[...] = self._rows(slice(chosen.start, chosen.start + chosen.count), chosen.count)
+        else:
+            # HDF5 takes no others.
+            ascending, places = np.unique(chosen.positions, return_inverse=True)
+            target[...] = self._rows(ascending, len(ascending))[places]
+
+    def _rows(self, key: Any, count: int) -> np.ndarray:
+        # Zarr reads with it each chunk once.
+        by_rows = (
+            self._value if isinstance(key, slice) else getattr(self._value, "oindex", self._value)
+        )
+        rows = unmasked(by_rows[key], repr(self))
+        if rows.shape != (count, *self.shape[1:]):
+            raise InputTypeError(
+                f"{self!r}: got shape {rows.shape} for {count} rows, expected "
+                f"{(count, *self.shape[1:])}"
+            )
+        return rows
+
+    def __getitem__(self, rows: Any) -> np.ndarray:
+        """Return rows as a new array, of what a call takes as ``batch``."""
+        chosen = select(rows, len(self))
+        array: np.ndarray = np.empty((chosen.count, *self.shape[1:]), self.dtype)
+        self.read(chosen, array)
+        return array
+
+    def __array__(self, dtype: Any = None, copy: Optional[bool] = None) -> np.ndarray:
+        return np.asarray(self[:], dtype=dtype)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        kind = type(self._value)
+        if isinstance(self._value, np.ndarray):
+            return f"<{kind.__name__} {self.dtype} shape={self.shape}>"
+        return shown(self._value)

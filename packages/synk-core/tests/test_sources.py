@@ -1,0 +1,141 @@
+"""Inputs in files: a call reads the rows that it needs, and computes as if they were in memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from synk_core import BatchError, InputTypeError, RowSource
+from synk_testing.engine import T
+from synk_testing.files import KINDS, StandIn, in_file
+
+ROWS = 50
+FAST = {"mode": "FAST_COMPILE"}
+BATCHES = {
+    "first": 10,
+    "slice": slice(3, 20),
+    "steps": slice(4, 40, 3),
+    "backwards": slice(40, 3, -4),
+    "shuffled, twice": [31, 4, 4, 17, 49, 31, 0],
+    "from the end": [-1, -50, 3],
+    "mask": np.arange(ROWS) % 3 == 1,
+    "none": [],
+    "all": None,
+}
+
+
+@pytest.fixture(scope="module")
+def values():
+    return np.random.RandomState(1).rand(ROWS, 3).astype("float32")
+
+
+@pytest.fixture(params=KINDS)
+def source(request, values, tmp_path):
+    return in_file(request.param, values, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def gather(pair):
+    x, k = T.fmatrix("x"), T.lvector("k")
+    return pair.function([x, k], [(x * 2, "gather"), (k, "gather")], name="f", **FAST)
+
+
+def rows_of(array, batch):
+    if batch is None or isinstance(batch, (int, slice)):
+        return array[batch if isinstance(batch, slice) else slice(batch)]
+    return array[np.array(batch, None if len(batch) else int)]
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_a_call_reads_the_rows_that_numpy_would_take(gather, values, source, name):
+    labels, batch = np.arange(ROWS), BATCHES[name]
+    for _ in range(2):  # the second time by the plan of the first
+        x, k = gather(source, labels, batch=batch)
+        np.testing.assert_array_equal(x, 2 * rows_of(values, batch))
+        np.testing.assert_array_equal(k, rows_of(labels, batch))
+
+
+def test_no_other_rows_are_read(gather, values):
+    source = StandIn(values)
+    gather(source, np.arange(ROWS), batch=[31, 4, 4, 17])
+    gather(source, np.arange(ROWS), batch=slice(2, 9), num_slices=2)
+    assert source.read == [3, 7]
+
+
+def test_rows_travel_in_the_dtype_of_the_file(pair):
+    pixels = np.arange(60, dtype="uint8").reshape(20, 3)
+    x = T.fmatrix("x")
+    mean = pair.function([x], x.mean(), **FAST)
+    np.testing.assert_allclose(mean(StandIn(pixels), batch=[19, 2]), pixels[[19, 2]].mean())
+    np.testing.assert_allclose(mean(pixels, batch=[19, 2]), pixels[[19, 2]].mean())
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_read(gather, values):
+    for wrong, text in (
+        (values.astype("float64"), "got dtype float64, expected float32"),
+        (values[:, 0], r"got 1 dimensions \(shape \(50,\)\), expected 2"),
+    ):
+        source = StandIn(wrong)
+        with pytest.raises(InputTypeError, match=text):
+            gather(source, np.arange(ROWS))
+        assert not source.read
+    source = StandIn(values)
+    with pytest.raises(BatchError, match="got index 50"):
+        gather(source, np.arange(ROWS), batch=[3, 50])
+    assert not source.read
+
+
+def test_a_source_that_gives_other_rows_or_fails_is_reported_and_the_function_works_on(
+    gather, values
+):
+    class Short(StandIn):
+        def __getitem__(self, rows):
+            return super().__getitem__(rows)[1:]
+
+    class Broken(StandIn):
+        def __getitem__(self, rows):
+            raise OSError("cannot read the chunk")
+
+    for kind, error, text in (
+        (Short, InputTypeError, r"got shape \(2, 3\) for 3 rows, expected \(3, 3\)"),
+        (Broken, OSError, "cannot read the chunk"),
+    ):
+        with pytest.raises(error, match=text):
+            gather(kind(values), np.arange(ROWS), batch=[5, 1, 2])
+        x, _ = gather(StandIn(values), np.arange(ROWS), batch=[5, 1, 2])
+        np.testing.assert_array_equal(x, 2 * values[[5, 1, 2]])
+
+
+def test_what_is_whole_for_every_rank_is_read_as_a_whole(pair, values):
+    x, k = T.fmatrix("x"), T.fvector("k")
+    f = pair.function([k], [(k + x.sum(), "gather")], bcast_inputs=[x], **FAST)
+
+    class File(StandIn):
+        def __array__(self, dtype=None, copy=None):
+            return np.asarray(self._array, dtype)
+
+    (got,) = f(values[:, 0], File(values), batch=2)
+    np.testing.assert_allclose(got, values[:2, 0] + values.sum(), rtol=1e-6)
+
+
+def test_verify_takes_the_same_rows(gather, values):
+    source = StandIn(values)
+    assert gather.verify(source, np.arange(ROWS), batch=[31, 4, 17]).ok
+    assert max(source.read) == 3
+
+
+def test_what_is_in_memory_is_no_source(pair, values, tmp_path):
+    mapped = in_file("memory map", values, tmp_path)
+    assert RowSource.of(mapped) is not None
+    in_memory = [mapped + 1, np.asarray(mapped), pair.data(values), values[0, 0], values.tolist()]
+    for value in [*in_memory, T.fmatrix(), None, "text"]:
+        assert RowSource.of(value) is None
+
+
+def test_a_source_says_what_it_is(values, tmp_path):
+    mapped = in_file("memory map", values, tmp_path)
+    assert repr(RowSource.of(mapped)) == "<memmap float32 shape=(50, 3)>"
+    source = RowSource.of(StandIn(values))
+    assert (len(source), source.ndim, source.shape) == (50, 2, (50, 3))
+    assert RowSource.of(source) is source
+    np.testing.assert_array_equal(source, values)

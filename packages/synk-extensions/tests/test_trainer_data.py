@@ -1,0 +1,239 @@
+"""The Trainer with rows in files, and with batches that the program makes: as with arrays."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import numpy as np
+import pytest
+from _training import (
+    Model,
+    StopAt,
+    assert_close,
+    assert_same,
+    dataset,
+    forked,
+    without_seconds,
+)
+
+import synkhronos as synk
+from synk_testing.engine import engine
+from synk_testing.files import KINDS, StandIn, in_file
+from synkhronos.extensions.batches import index_batches
+from synkhronos.extensions.train import (
+    CheckpointError,
+    Trainer,
+    exponential,
+    find_learning_rate,
+    make_train_function,
+    make_train_function_theano,
+)
+
+SIZE = 17  # three batches of 50 rows, the last one smaller
+
+
+@pytest.fixture(scope="module", params=["parallel", "serial"])
+def setting(request):
+    """A model, its function for validation, and the values that it starts with."""
+    parallel = request.param == "parallel"
+    with forked(2) if parallel else contextlib.nullcontext():
+        model = Model(make_train_function if parallel else make_train_function_theano)
+        function = synk.function if parallel else engine.function
+        model.validate = function([model.x, model.y], [model.clean, model.error])
+        yield model, model.values(), parallel
+
+
+@pytest.fixture
+def model(setting):
+    """The model as it was built."""
+    model, start, parallel = setting
+    model.is_parallel = parallel
+    state = model.train.state
+
+    def reset():
+        for shared, value in zip([*state.params, *state.optimizer, model.rate], start):
+            shared.set_value(value)
+            if parallel:
+                synk.broadcast(shared)
+
+    model.reset = reset
+    reset()
+    return model
+
+
+def rows(epoch):
+    """Those that a Trainer with seed 0 uses in its epoch."""
+    generator = np.random.default_rng(0)
+    for _ in range(epoch):
+        generator.permutation(50)
+    return index_batches(50, SIZE, generator)
+
+
+def batches(epoch):
+    x, y = dataset()
+    return ((x[chosen], y[chosen]) for chosen in rows(epoch))
+
+
+def trained(model, data, size=SIZE, epochs=3, valid_data=None, stop=None, **settings):
+    """Train the model from its start; return its values and the records."""
+    model.reset()
+    trainer = Trainer(
+        model.train,
+        data,
+        size,
+        valid=model.validate,
+        valid_data=valid_data or dataset(23, seed=2),
+        valid_names=["error"],
+        learning_rate=model.rate,
+        schedule=exponential(0.1, 0.9),
+        schedule_by="step",
+        callbacks=[StopAt(stop)],
+        verbose=False,
+        **settings,
+    )
+    history = trainer.run(epochs, resume="checkpoint" in settings)
+    return model.values(), without_seconds(history)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_a_file_are_those_of_arrays(model, kind, tmp_path):
+    x, y = dataset()
+    values, records = trained(model, (x, y))
+    others, same = trained(model, (in_file(kind, x, tmp_path), y))
+    assert_same(values, others)
+    assert records == same
+
+
+def test_batches_of_a_function_are_those_of_arrays(model):
+    values, records = trained(model, dataset())
+    others, same = trained(model, batches, None)
+    assert_same(values, others)
+    assert records == same
+
+
+def test_a_loader_is_iterated_anew_for_each_epoch(model):
+    class Loader:
+        def __init__(self):
+            self.epochs, self.threads = 0, set()
+
+        def __len__(self):
+            return 3
+
+        def __iter__(self):
+            self.epochs += 1
+            for batch in batches(0):
+                self.threads.add(threading.current_thread())
+                yield list(batch)
+
+    loader = Loader()
+    values, records = trained(model, loader, None)
+    others, same = trained(model, lambda _epoch: batches(0), None)
+    assert_same(values, others)
+    assert (records, loader.epochs) == (same, 3)
+    if model.is_parallel:
+        assert loader.threads != {threading.main_thread()}
+
+
+@pytest.mark.parametrize("stop", range(1, 7))
+def test_a_resumed_training_draws_the_batches_that_are_left(model, stop, tmp_path):
+    """Also after the last batch of an epoch, whose validation is still to be done."""
+    uninterrupted = trained(model, batches, None, 2)
+    asked = []
+
+    def noted(epoch):
+        asked.append(epoch)
+        return batches(epoch)
+
+    trained(model, noted, None, 2, stop=stop, checkpoint=tmp_path)
+    assert asked == [0, 1][: 1 + (stop > 3)]
+    values, records = trained(model, noted, None, 2, checkpoint=tmp_path)
+    assert_same(values, uninterrupted[0])
+    assert records == uninterrupted[1]
+
+
+def test_a_run_that_failed_goes_on_with_the_epoch_that_it_had_begun(model):
+    asked, failing = [], True
+
+    def data(epoch):
+        asked.append(epoch)
+        for place, batch in enumerate(batches(epoch)):
+            if failing and place == 2:
+                raise OSError("the disk is gone")
+            yield batch
+
+    trainer = Trainer(model.train, data, verbose=False)
+    with pytest.raises(OSError, match="the disk is gone"):
+        trainer.run(1)
+    assert (trainer.epoch, trainer.step) == (0, 2)
+    failing = False
+    trainer.run(2)
+    values = model.values()
+    model.reset()
+    Trainer(model.train, batches, verbose=False).run(2)
+    assert_same(values, model.values())
+    assert asked == [0, 0, 1]
+
+
+def test_validation_reads_a_file_slice_by_slice(model):
+    x, y = dataset(23, seed=2)
+    _, records = trained(model, dataset())
+    source = StandIn(x)
+    _, same = trained(model, dataset(), valid_data=(source, y), valid_slices=4)
+    assert source.read == [6, 6, 6, 5] * 3
+    columns = ["valid_loss", "valid_error"]
+    assert_close(
+        *([record[name] for record in each for name in columns] for each in (records, same))
+    )
+
+
+def test_a_range_test_reads_rows_of_a_file(model):
+    x, y = dataset()
+    losses = []
+    for data in ((x, y), (StandIn(x), y)):
+        found = find_learning_rate(model.train, model.rate, data, SIZE, steps=5)
+        losses.append(found.losses)
+    assert_same(*([each] for each in losses))
+
+
+@pytest.mark.parametrize(
+    "data, size, error, text",
+    [
+        (iter([1]), None, TypeError, r"ends after one epoch; expected .* lambda epoch: batches"),
+        (batches, 16, TypeError, "batch_size is 16, but data yields batches.* expected None"),
+        ((StandIn(dataset()[0]), dataset(9)[1]), 16, ValueError, r"data has \[50, 9\] rows"),
+        (dataset(), None, TypeError, "batch_size is None; expected an integer"),
+    ],
+)
+def test_other_data_is_refused_at_once(model, data, size, error, text):
+    with pytest.raises(error, match=text):
+        Trainer(model.train, data, size)
+
+
+@pytest.mark.parametrize(
+    "data, error, text",
+    [
+        (lambda _epoch: None, TypeError, r"data\(0\) returned None; expected an iterable"),
+        (lambda _epoch: [], ValueError, "data gave no batch for epoch 0"),
+        (lambda _epoch: [5.0], TypeError, "got 1 inputs|got 1 values"),
+    ],
+)
+def test_a_function_that_makes_no_batches_is_reported(model, data, error, text):
+    before = model.values()
+    with pytest.raises(error, match=text):
+        Trainer(model.train, data, verbose=False).run(1)
+    assert_same(model.values(), before)
+
+
+def test_a_checkpoint_within_an_epoch_fits_only_batches_of_its_kind(model, tmp_path):
+    trained(model, batches, None, 1, stop=2, checkpoint=tmp_path)
+    with pytest.raises(CheckpointError, match="shuffled by a loader, here by a Generator"):
+        trained(model, dataset(), checkpoint=tmp_path)
+
+
+def test_a_checkpoint_of_shuffled_rows_does_not_fit_batches(model, tmp_path):
+    trained(model, dataset(), epochs=1, checkpoint=tmp_path)
+    with pytest.raises(
+        CheckpointError, match="shuffled by a Generator, here batches come from a loader"
+    ):
+        trained(model, batches, None, checkpoint=tmp_path)
