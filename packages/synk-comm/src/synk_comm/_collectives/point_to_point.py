@@ -43,12 +43,12 @@ class _ArrayRequest(Request):
     """
 
     sending: bool
+    done = False
+    begun = False
 
     def __init__(self, letters: PointToPoint, peer: int) -> None:
         self._letters = letters
         self.peer = peer
-        self.done = False
-        self.begun = False
 
     def wait(self, timeout_s: float | None = None) -> Any:
         if not self.done:
@@ -117,15 +117,6 @@ class _Expected(_ArrayRequest):
         return self.out
 
 
-class _Arriving:
-    """A message of which some pieces have come."""
-
-    def __init__(self, tag: int, target: Array) -> None:
-        self.tag = tag
-        self.target = target
-        self.rest = flat_bytes(target)
-
-
 class PointToPoint:
     """Messages to and from single ranks."""
 
@@ -135,19 +126,21 @@ class PointToPoint:
         self._senders: dict[Any, Callable[[Array], None]] = {}
         self._receivers: dict[Any, Callable[[Any], Array]] = {}
         self._outgoing: dict[int, deque[_Outgoing]] = {}  # by receiver
-        self._expected: dict[int, dict[int, deque[_Expected]]] = {}  # by sender and tag
-        self._arriving: dict[int, _Arriving] = {}  # by sender
+        self._expected: dict[int, deque[_Expected]] = {}  # by sender
+        # By sender: the tag of a message of which some pieces have come, where it is written, and
+        # the bytes of that which are still missing.
+        self._arriving: dict[int, tuple[int, Array, Array]] = {}
         self._pending = 0  # messages in these queues
         self._torn = False  # a blocking call gave up half-way
 
     def send(self, x: Array, dest: int, tag: int, timeout_s: float | None) -> None:
         """Send one array; see ``Communicator.send``."""
-        steps = self._steps
         key = (dest, tag, x.dtype, x.shape)
         quick = self._senders.get(key)
         if quick is not None and timeout_s is None and not self._pending:
             quick(x)
             return
+        steps = self._steps
         kind = kind_of(x)
         header = _header(_checked(tag), kind)
         message = _Outgoing(self, dest, header, flat_bytes(contiguous(x)))
@@ -243,12 +236,14 @@ class PointToPoint:
         except CommTimeout:
             self._torn |= message.begun
             if not message.begun:
-                self._take_back(message)
+                self._unpost(message)
             raise
 
     def _begin(self, message: _ArrayRequest) -> None:
         self._post(message)
         self._move(message)
+        if self._pending:
+            self._steps.fabric.advance = self._advance
 
     def _try(self, message: _ArrayRequest) -> None:
         self._move(message)
@@ -283,116 +278,112 @@ class PointToPoint:
                 f"rank {rank} has sent itself nothing that this recv could take",
                 missing={rank: "is the one that waits"},
             )
-        self._mind(besides=1)
+        fabric = self._steps.fabric
+        fabric.advance = self._advance if self._pending > 1 else None
         try:
-            self._steps.fabric.attend(is_done, peer, deadline, sending=message.sending)
+            fabric.attend(is_done, peer, deadline, sending=message.sending)
         finally:
-            self._mind(besides=0)
+            if self._pending:
+                fabric.advance = self._advance
 
     # -- the queues -------------------------------------------------------------------------
-
-    def _mind(self, besides: int) -> None:
-        """Have the fabric move messages on while it waits, if there are any besides so many."""
-        self._steps.fabric.advance = self._advance if self._pending > besides else None
 
     def _post(self, message: _ArrayRequest) -> None:
         """Put a message into its queue, or do at once what needs no other rank."""
         rank, peer = self._steps.rank, message.peer
-        if isinstance(message, _Outgoing):
-            if peer == rank:
-                tag, (dtype, shape) = _read_header(message.header)
-                self._deliver(rank, tag, typed(message.data.copy(), text_dtype(dtype), shape))
-                message.done = True
-                return
-            self._outgoing.setdefault(peer, deque()).append(message)
-        elif isinstance(message, _Expected):
+        queues: dict[int, Any] = self._outgoing
+        if isinstance(message, _Expected):
+            queues = self._expected
             early = self._early.get((peer, message.tag))
             if early:
                 message.take(early.popleft())
                 if not early:
                     del self._early[peer, message.tag]
                 return
-            self._expected.setdefault(peer, {}).setdefault(message.tag, deque()).append(message)
+        elif isinstance(message, _Outgoing) and peer == rank:
+            tag, (dtype, shape) = _read_header(message.header)
+            self._deliver(rank, tag, typed(message.data.copy(), text_dtype(dtype), shape))
+            message.done = True
+            return
+        queues.setdefault(peer, deque()).append(message)
         self._pending += 1
-        self._mind(besides=0)
 
-    def _take_back(self, message: _ArrayRequest) -> None:
-        if isinstance(message, _Outgoing):
-            self._outgoing[message.peer].remove(message)
-        elif isinstance(message, _Expected):
-            self._expected[message.peer][message.tag].remove(message)
-        self._settle(message)
-
-    def _settle(self, message: _ArrayRequest) -> None:
-        """Take note that a message has left its queue; drop the queue if that is empty."""
-        if isinstance(message, _Outgoing):
-            if not self._outgoing[message.peer]:
-                del self._outgoing[message.peer]
-        elif isinstance(message, _Expected):
-            by_tag = self._expected[message.peer]
-            if not by_tag[message.tag]:
-                del by_tag[message.tag]
-            if not by_tag:
-                del self._expected[message.peer]
+    def _unpost(self, message: _ArrayRequest) -> None:
+        """Take a message out of its queue."""
+        queues: dict[int, Any] = self._outgoing if message.sending else self._expected
+        queue = queues[message.peer]
+        queue.remove(message)
+        if not queue:
+            del queues[message.peer]
         self._pending -= 1
         if not self._pending:
             self._steps.fabric.advance = None
+
+    def _first_expected(self, source: int, tag: int) -> _Expected | None:
+        """Return the receive that is to get the next message of a tag, if one was posted."""
+        for message in self._expected.get(source, ()):
+            if message.tag == tag:
+                return message
+        return None
 
     def _advance(self) -> None:
         """Move what can be moved now; inside ``Fabric.attend`` or as ``Fabric.advance`` only."""
         fabric = self._steps.fabric
         for dest in list(self._outgoing):
             while dest in self._outgoing and fabric.has_place(dest):
-                self._put(self._outgoing[dest])
+                self._put(self._outgoing[dest][0])
         for source in list(self._expected):
             while source in self._expected and source != fabric.rank and fabric.has_come(source):
                 self._take_in(source)
 
-    def _put(self, queue: deque[_Outgoing]) -> None:
-        """Put the next piece of the first message into the channel."""
-        fabric, message = self._steps.fabric, queue[0]
-        piece = message.data[: fabric.piece_bytes]
+    def _put(self, message: _Outgoing) -> None:
+        """Put the next piece of a message, the first of its queue, into the channel."""
+        fabric, data = self._steps.fabric, message.data
+        piece = data[: fabric.piece_bytes]
         fabric.put(message.peer, b"" if message.begun else message.header, piece)
         message.begun = True
-        message.data = message.data[piece.nbytes :]
-        if not message.data.nbytes:
+        if piece.nbytes < data.nbytes:
+            message.data = data[piece.nbytes :]
+        else:
             message.data = _NOTHING  # the array is the user's again
             message.done = True
-            queue.popleft()
-            self._settle(message)
+            self._unpost(message)
 
     def _take_in(self, source: int) -> None:
         """Take the next piece out of the channel."""
         fabric = self._steps.fabric
         header, piece = fabric.piece(source)
-        arriving = self._arriving.get(source)
+        arriving = self._arriving.pop(source, None)
         if arriving is None:
             tag, kind = _read_header(header)
-            arriving = self._arriving[source] = _Arriving(tag, self._target(source, tag, kind))
-        np.copyto(arriving.rest[: piece.nbytes], piece)
-        arriving.rest = arriving.rest[piece.nbytes :]
+            target = self._target(source, tag, kind)
+            rest = flat_bytes(target)
+        else:
+            tag, target, rest = arriving
+        nbytes = piece.nbytes
+        np.copyto(rest[:nbytes], piece)
         fabric.release(source)
-        if not arriving.rest.nbytes:
-            del self._arriving[source]
-            self._deliver(source, arriving.tag, arriving.target)
+        if nbytes < rest.nbytes:
+            self._arriving[source] = tag, target, rest[nbytes:]
+        else:
+            self._deliver(source, tag, target)
 
     def _target(self, source: int, tag: int, kind: Kind) -> Array:
         """Return where to write a message that begins to arrive."""
-        queue = self._expected[source].get(tag)
-        if queue:
-            out = queue[0].out
+        message = self._first_expected(source, tag)
+        if message is not None:
+            out = message.out
             if out is not None and out.flags.c_contiguous and _fits(out, kind):
-                queue[0].begun = True
+                message.begun = True
                 return out
         return np.empty(kind[1], text_dtype(kind[0]))
 
     def _deliver(self, source: int, tag: int, array: Array) -> None:
         """Give a message to the first receive that was posted for it; keep it if there is none."""
-        queue = self._expected.get(source, {}).get(tag)
-        if queue:
-            message = queue.popleft()
+        message = self._first_expected(source, tag)
+        if message is not None:
+            self._unpost(message)
             message.take(array)
-            self._settle(message)
         else:
             self._early.setdefault((source, tag), deque()).append(array)
 

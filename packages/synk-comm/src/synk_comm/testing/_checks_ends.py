@@ -174,6 +174,7 @@ def end_before_a_request_is_received(comm: Communicator) -> None:
     """Who leaves does not wait for a rank that has left, nor in a group that has ended."""
     last = comm.size - 1
     if comm.rank == last:
+        comm.barrier()
         time.sleep(_SOON_S)
         if comm.size > 2:
             comm.abort("enough")
@@ -181,6 +182,7 @@ def end_before_a_request_is_received(comm: Communicator) -> None:
         return
     comm.isend(np.zeros(30_000_000, "u1"), last)
     got = comm.irecv(last)
+    comm.barrier()
     began = time.monotonic()
     comm.close()
     assert time.monotonic() - began < 50 * _SOON_S
