@@ -58,8 +58,9 @@ class Request(ABC):
     """A message that ``isend`` or ``irecv`` has begun.
 
     It moves on in every call of its communicator that waits: in collectives, in other messages,
-    also in a ``close()``, and in ``wait`` and ``test`` of any request. So it gets to its receiver
-    even if nobody keeps the request. Computing in between moves nothing.
+    in ``close()``, and in ``wait`` and ``test`` of any request. So it gets to its receiver even if
+    nobody keeps the request. While this rank computes, or waits in another communicator, only what
+    fits the channel is under way.
     """
 
     @abstractmethod

@@ -135,6 +135,22 @@ def end_in_half_a_letter(comm: Communicator) -> None:
         raises(AbortedError, "CommTimeout", lambda: [comm.recv(0), comm.recv(0)])
 
 
+def end_in_half_an_out(comm: Communicator) -> None:
+    """A receive that gives up after it has begun to fill its ``out`` ends the group."""
+    letter = np.ones(30_000_000, "u1")
+    with comm.split(0) as aside:  # type: ignore[union-attr]
+        if comm.rank == 0:
+            comm.isend(letter, 1)
+        aside.barrier()
+        if comm.rank == 1:
+            out = np.zeros_like(letter)
+            raises(CommTimeout, "rank 0", lambda: comm.recv(0, out=out, timeout_s=0.3))
+            assert out[0] == 1
+            assert out[-1] == 0
+        aside.barrier()  # it moves nothing of the letter
+    raises(AbortedError, "CommTimeout", lambda: _twice(comm))
+
+
 def end_after_the_last_collective(comm: Communicator) -> None:
     """A rank that leaves after its last collective does not spoil it for the others."""
     with comm:
@@ -316,6 +332,7 @@ ENDS: list[Check] = [
     end_after_a_mismatch,
     end_by_timeout,
     end_in_half_a_letter,
+    end_in_half_an_out,
     end_after_the_last_collective,
     end_after_a_letter,
     end_after_a_request,

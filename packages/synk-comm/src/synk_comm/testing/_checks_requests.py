@@ -145,6 +145,26 @@ def check_many_requests(comm: Communicator) -> None:
     comm.barrier()  # who does nothing more moves nothing on
 
 
+def check_calls_again_beside_requests(comm: Communicator) -> None:
+    """What a rank has sent and received before takes its turn behind what is pending."""
+    dest, source = ring(comm)
+    for n in range(4):
+        comm.send(np.array([comm.rank, n]), dest)
+        equal(comm.recv(source), [source, n])
+    got = [comm.irecv(source), comm.irecv(source)]
+    comm.isend(_long(comm.rank), dest)
+    comm.send(np.array([comm.rank, 4]), dest)
+    equal(got[1].wait(), [source, 4])
+    equal(got[0].wait(), _long(source))
+    first = comm.irecv(source)
+    comm.barrier()
+    for n in (5, 6):
+        comm.send(np.array([comm.rank, n]), dest)
+    equal(comm.recv(source), [source, 6])
+    equal(first.wait(), [source, 5])
+    comm.barrier()
+
+
 def check_tags_of_requests(comm: Communicator) -> None:
     """Messages go to the receives of their tag in the order in which these were posted."""
     dest, source = ring(comm)
@@ -213,6 +233,19 @@ def check_request_timeouts(comm: Communicator) -> None:
     equal(comm.recv(source), _long(source))
     equal(comm.recv(source), 8)
     gone.wait()
+    comm.barrier()
+    # Half of a message comes, and the rest does not: its sender waits in another group.
+    with comm.split(0) as aside:  # type: ignore[union-attr]
+        if comm.rank == 0:
+            gone = comm.isend(_long(5), 1)
+        aside.barrier()
+        if comm.rank == 1:
+            raises(CommTimeout, "", lambda: comm.recv(0, timeout_s=0.3))
+        aside.barrier()
+    if comm.rank == 0:
+        gone.wait()
+    if comm.rank == 1:
+        equal(comm.recv(0), _long(5))
     comm.barrier()
 
 
@@ -392,6 +425,7 @@ REQUESTS: list[Check] = [
     check_requests_move_in_other_calls,
     check_all_send_before_they_receive,
     check_many_requests,
+    check_calls_again_beside_requests,
     check_tags_of_requests,
     check_dropped_requests,
     check_request_timeouts,
