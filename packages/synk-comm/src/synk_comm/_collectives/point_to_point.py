@@ -326,15 +326,22 @@ class PointToPoint:
                 return message
         return None
 
-    def _advance(self) -> None:
-        """Move what can be moved now; inside ``Fabric.attend`` or as ``Fabric.advance`` only."""
-        fabric = self._steps.fabric
+    def _advance(self) -> bool:
+        """Move what can be moved now; inside ``Fabric.attend`` or as ``Fabric.advance`` only.
+
+        Returns:
+            Whether there was anything to move.
+        """
+        fabric, moved = self._steps.fabric, False
         for dest in list(self._outgoing):
             while dest in self._outgoing and fabric.has_place(dest):
                 self._put(self._outgoing[dest][0])
+                moved = True
         for source in list(self._expected):
             while source in self._expected and source != fabric.rank and fabric.has_come(source):
                 self._take_in(source)
+                moved = True
+        return moved
 
     def _put(self, message: _Outgoing) -> None:
         """Put the next piece of a message, the first of its queue, into the channel."""

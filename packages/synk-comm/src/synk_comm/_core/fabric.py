@@ -45,7 +45,8 @@ SLICE_S = 0.015
 """Seconds between two checks of the watch, the peers and the clock while waiting."""
 
 _BUSY_SLICE_S = 0.0002
-"""The same while messages are under way besides: piece has to follow piece."""
+"""The same after pieces of other messages have been moved: more may follow. Doubled each time that
+none have."""
 
 
 _OF_WATCH = "_of_watch"
@@ -136,8 +137,9 @@ class Fabric(ABC):
         piece_bytes: the longest piece.
         watch: the user's, called at least every ``SLICE_S`` seconds while ``sync`` waits.
         also: called with it, while the ranks meet.
-        advance: called with it, while messages are under way: it moves their pieces. None if none
-            are, or only the one that ``attend`` waits for.
+        advance: called with it, while messages are under way: it moves their pieces, and returns
+            whether there were any to move. None if no message is under way, or only the one that
+            ``attend`` waits for.
     """
 
     backend: str
@@ -152,12 +154,13 @@ class Fabric(ABC):
         self.piece_bytes = piece_bytes(size)
         self.watch = watch
         self.also: Watch | None = None
-        self.advance: Watch | None = None
+        self.advance: Callable[[], bool] | None = None
+        self._idle_s = _BUSY_SLICE_S
 
     @property
     def slice_s(self) -> float:
         """Seconds until a rank that waits now is to ``look`` again."""
-        return SLICE_S if self.advance is None else _BUSY_SLICE_S
+        return SLICE_S if self.advance is None else self._idle_s
 
     def look(self) -> None:
         """Run the watches, which may end a wait, and move messages on."""
@@ -170,7 +173,7 @@ class Fabric(ABC):
         if self.also is not None:
             self.also()
         if self.advance is not None:
-            self.advance()
+            self._idle_s = _BUSY_SLICE_S if self.advance() else min(2 * self._idle_s, SLICE_S)
 
     @abstractmethod
     def meet(self, deadline: float) -> None:
