@@ -100,11 +100,41 @@ def test_frozen_rank_is_named(backend):
     assert "CommTimeout" in values[1][1]
 
 
-def interrupt(comm):
+def die_while_requests_are_pending(comm, polls):
+    long, out = np.ones(BIG), np.zeros(BIG)
+    if comm.rank != 1:
+        requests = [comm.irecv(1), comm.isend(long, 1, tag=1), comm.irecv(1, tag=1, out=out)]
+    comm.barrier()
+    if comm.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def over():
+        while polls and not requests[0].test():
+            pass
+        requests[0].wait()
+
+    first, _ = raised(over)
+    ends = [raised(request.wait) for request in requests[1:]]
+    assert all(took < ENOUGH_S for _, took in ends)
+    return type(first), first.rank, [type(end) for end, _ in ends]
+
+
+@pytest.mark.parametrize("polls", [False, True])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_killed_while_requests_are_pending(backend, polls):
+    outcomes = run_ranks(3, die_while_requests_are_pending, polls, backend=backend, check=False)
+    assert outcomes[1].exitcode == -signal.SIGKILL
+    for rank in (0, 2):
+        assert outcomes[rank].failure == ""
+        assert outcomes[rank].value == (PeerLost, 1, [PeerLost] * 2)
+
+
+def interrupt(comm, call):
     if comm.rank == 0:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's "&" ignores it
+        wait = comm.barrier if call == "barrier" else comm.irecv(1).wait
         threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT]).start()
-        first, _ = raised(comm.barrier)
+        first, _ = raised(wait)
         again, _ = raised(comm.barrier)
         return type(first), type(again)
     time.sleep(0.6)
@@ -113,9 +143,10 @@ def interrupt(comm):
     return type(first), first.rank
 
 
+@pytest.mark.parametrize("call", ["barrier", "request"])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_keyboard_interrupt_in_a_wait(backend):
-    values = run_ranks(2, interrupt, backend=backend)
+def test_keyboard_interrupt_in_a_wait(backend, call):
+    values = run_ranks(2, interrupt, call, backend=backend)
     assert values == [(KeyboardInterrupt, AbortedError), (AbortedError, 0)]
 
 

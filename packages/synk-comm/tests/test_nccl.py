@@ -569,6 +569,7 @@ def test_messages_between_two(pair):
             comm.recv(1, out=x)
             comm.send(pair.put(comm, np.zeros((0, 2))), 1)
             comm.send(np.arange(3), 1)
+            comm.isend(np.arange(4), 1).wait()
         else:
             with pytest.raises(MismatchError, match="message is lost"):
                 comm.recv(0, tag=3, out=pair.put(comm, np.zeros(2)))
@@ -576,6 +577,7 @@ def test_messages_between_two(pair):
             empty = pair.put(comm, np.zeros((0, 2)))
             assert comm.recv(0, out=empty) is empty
             assert comm.recv(0).tolist() == [0, 1, 2]
+            assert comm.irecv(0).wait().tolist() == [0, 1, 2, 3]
             with pytest.raises(CommTimeout):
                 comm.recv(0, out=x, timeout_s=0.1)
         return read(comm, comm.all_reduce(x)).tolist()
@@ -733,6 +735,8 @@ def test_bad_arguments_are_refused_here_and_peers_hear_nothing(pair):
             (ValueError, "only the root", lambda: comm.scatter([x, x], 1 - comm.rank)),
             (ValueError, "either a list", lambda: comm.all_gather([x], out=[x, x])),
             (ValueError, "own rank", lambda: comm.send(x, comm.rank)),
+            (TypeError, "use send", lambda: comm.isend(x, 1 - comm.rank)),
+            (TypeError, "use recv", lambda: comm.irecv(1 - comm.rank, out=x)),
         ]
         for kind, text, call in bad:
             with pytest.raises(kind, match=text):

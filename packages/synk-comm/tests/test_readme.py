@@ -14,7 +14,7 @@ from synk_comm.testing import in_threads
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 PROGRAMS = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
-HELLO, LAUNCHES, SYMMETRIC, PAIRS, PARENT, CONTRACT = PROGRAMS
+HELLO, LAUNCHES, SYMMETRIC, PAIRS, REQUESTS, PARENT, CONTRACT = PROGRAMS
 
 
 @pytest.fixture
@@ -49,13 +49,15 @@ def test_programs_that_start_ranks(run, code):
     assert run(code, "-W", "error").splitlines() == promised(code) != []
 
 
-def test_symmetric_arrays_and_pairs(run):
-    """Both in one program, on the four ranks of the page's first one."""
+def test_symmetric_arrays_pairs_and_requests(run):
+    """All in one program, on the four ranks of the page's first one."""
     begin = "import numpy as np\nimport synk_comm\n\ncomm = synk_comm.connect()\n"
-    printed = run(begin + SYMMETRIC + PAIRS, "-m", "synk_comm.run", "-n", "4").splitlines()
-    (totals,), (received, halves) = promised(SYMMETRIC), promised(PAIRS)
+    code = begin + SYMMETRIC + PAIRS + REQUESTS
+    printed = run(code, "-m", "synk_comm.run", "-n", "4").splitlines()
+    (totals,), (received, *by_rank) = promised(SYMMETRIC), promised(PAIRS + REQUESTS)
     expected = [f"[{rank}] {totals}" for rank in range(4)] + [f"[1] {received}"]
-    expected += [re.sub(r"rank (\d): ", r"[\1] ", said) for said in halves.split("; ")]
+    said = [one for line in by_rank for one in line.split("; ")]
+    expected += [re.sub(r"rank (\d): ", r"[\1] ", one) for one in said]
     assert sorted(printed) == sorted(expected)
 
 

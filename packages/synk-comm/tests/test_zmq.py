@@ -130,16 +130,28 @@ def test_what_was_read_stays_until_the_next_round_although_the_sender_goes_on(pa
 # -- pieces ---------------------------------------------------------------------------------
 
 
+def push(fabric, dest, header, data, deadline):
+    """Send a piece, as soon as there is a place for it."""
+    fabric.attend(lambda: fabric.has_place(dest), dest, deadline, sending=True)
+    fabric.put(dest, header, data)
+
+
+def pull(fabric, source, deadline):
+    """Return the next piece, as soon as it has come."""
+    fabric.attend(lambda: fabric.has_come(source), source, deadline, sending=False)
+    return fabric.piece(source)
+
+
 def test_pieces_arrive_in_order_with_their_headers(trio):
     def run(fabric):
         if fabric.rank == 0:
             for number in range(20):
                 data = bytes_of(number, number * fabric.piece_bytes // 19)
-                fabric.push(2, b"header %d" % number, data, soon())
+                push(fabric, 2, b"header %d" % number, data, soon())
                 data[:] = 0  # it may be changed at once
         elif fabric.rank == 2:
             for number in range(20):
-                header, data = fabric.pull(0, soon())
+                header, data = pull(fabric, 0, soon())
                 assert header == b"header %d" % number
                 expected = bytes_of(number, number * fabric.piece_bytes // 19)
                 np.testing.assert_array_equal(data, expected)
@@ -152,11 +164,11 @@ def test_pieces_arrive_in_order_with_their_headers(trio):
 def test_pieces_and_rounds_do_not_disturb_each_other(pair):
     def run(fabric):
         other = 1 - fabric.rank
-        fabric.push(other, b"early", bytes_of(fabric.rank, 10), soon())
+        push(fabric, other, b"early", bytes_of(fabric.rank, 10), soon())
         fabric.slot()[:5] = fabric.rank
         fabric.sync(b"head", 5, soon())
         assert fabric.all_said(b"head")
-        header, data = fabric.pull(other, soon())
+        header, data = pull(fabric, other, soon())
         assert header == b"early"
         np.testing.assert_array_equal(data, bytes_of(other, 10))
         assert set(fabric.read(other, 0, 5)) == {other}
@@ -169,26 +181,26 @@ def test_who_pushes_into_the_void_waits_and_then_gives_up(pair):
     sent = 0
     with pytest.raises(CommTimeout, match=r"in send to rank 1 for rank\(s\) 1"):
         for _ in range(100):
-            pair[0].push(1, b"", bytes_of(0, 10), soon(0.2))
+            push(pair[0], 1, b"", bytes_of(0, 10), soon(0.2))
             sent += 1
     assert 1 < sent < 10
     with pytest.raises(CommTimeout, match=r"in recv from rank 1 for rank\(s\) 1") as caught:
-        pair[0].pull(1, soon(0.1))
+        pull(pair[0], 1, soon(0.1))
     assert list(caught.value.missing) == [1]
     for _ in range(sent):  # nothing is lost by that
-        pair[1].pull(0, soon())
+        pull(pair[1], 0, soon())
         pair[1].release(0)
-    pair[0].push(1, b"again", bytes_of(0, 10), soon())
-    assert pair[1].pull(0, soon())[0] == b"again"
+    push(pair[0], 1, b"again", bytes_of(0, 10), soon())
+    assert pull(pair[1], 0, soon())[0] == b"again"
 
 
 def test_pieces_of_a_rank_that_has_left_can_be_pulled(pair):
-    pair[0].push(1, b"last words", bytes_of(0, 1000), soon())
+    push(pair[0], 1, b"last words", bytes_of(0, 1000), soon())
     pair[0].close()
-    assert pair[1].pull(0, soon())[0] == b"last words"
+    assert pull(pair[1], 0, soon())[0] == b"last words"
     pair[1].release(0)
     with pytest.raises(PeerLost, match="closed"):
-        pair[1].pull(0, soon())
+        pull(pair[1], 0, soon())
     pair[0] = wired(1)[0]  # for the fixture to close
 
 
@@ -339,11 +351,11 @@ def test_what_follows_a_message_that_was_cut_short_is_not_taken_for_its_rest(pai
 
     monkeypatch.setattr(zmq.Socket, "send_multipart", struck)
     with pytest.raises(KeyboardInterrupt):
-        pair[0].push(1, b"header", bytes_of(0, 40), soon())
+        push(pair[0], 1, b"header", bytes_of(0, 40), soon())
     monkeypatch.undo()
     pair[0].abort("given up")
     with pytest.raises(PeerLost, match="cut off"):
-        pair[1].pull(0, soon())
+        pull(pair[1], 0, soon())
 
 
 def test_a_message_without_the_cookie_of_its_sender_ends_the_group(pair):

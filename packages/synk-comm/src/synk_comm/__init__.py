@@ -25,7 +25,7 @@ from ._join.groups import Group, create_group, join
 from ._processes.launch import launch
 
 # The noun, and what can go wrong.
-from .abc import Communicator
+from .abc import Communicator, Request
 from .exceptions import (
     AbortedError,
     ClosedError,
@@ -61,6 +61,7 @@ __all__ = [
     "RankDied",
     "RankFailed",
     "ReduceOp",
+    "Request",
     "connect",
     "create_group",
     "join",

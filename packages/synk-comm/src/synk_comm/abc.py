@@ -54,6 +54,36 @@ Self = TypeVar("Self", bound="Communicator")
 Out = Any  # an ndarray, or a list of them: as the docstring of the method says
 
 
+class Request(ABC):
+    """A message that ``isend`` or ``irecv`` has begun.
+
+    It moves on in every call of its communicator that waits: in collectives, in other messages,
+    in ``close()``, and in ``wait`` and ``test`` of any request. So it gets to its receiver even if
+    nobody keeps the request. While this rank computes, or waits in another communicator, only what
+    fits the channel is under way.
+    """
+
+    @abstractmethod
+    def wait(self, timeout_s: float | None = None) -> Any:
+        """Wait until the message has been sent or received; at once if it has been already.
+
+        Returns:
+            Of ``irecv`` what ``recv`` returns, of ``isend`` None. The same again if called again.
+
+        Raises:
+            CommTimeout: the message is still under way, and can be waited for again.
+            MismatchError: ``out`` of ``irecv`` does not fit what came, which is lost.
+            PeerLost, AbortedError, ClosedError, MisuseError: as from every call.
+        """
+
+    @abstractmethod
+    def test(self) -> bool:
+        """Return whether the message has been sent or received, without waiting; raise as ``wait``.
+
+        Only if the other rank is gone it waits: for what may still be on the way from it.
+        """
+
+
 class Communicator(ABC):
     """One rank's voice in a group of ranks.
 
@@ -147,7 +177,7 @@ class Communicator(ABC):
         weight: float | None = None,
         out: Array | None = None,
         timeout_s: float | None = None,
-    ) -> Array:
+    ) -> Any:
         """Reduce, and give each rank its own block of the result.
 
         Args:
@@ -157,7 +187,7 @@ class Communicator(ABC):
             out: writeable array like this rank's block.
 
         Returns:
-            This rank's block: a new array, or ``out``.
+            This rank's block: a new array, a NumPy scalar if it has no axes, or ``out``.
         """
 
     @abstractmethod
@@ -190,7 +220,7 @@ class Communicator(ABC):
         *,
         out: Array | None = None,
         timeout_s: float | None = None,
-    ) -> Array:
+    ) -> Any:
         """Give each rank its own array of the root's list.
 
         Args:
@@ -200,7 +230,7 @@ class Communicator(ABC):
                 differ from what the root gives, MismatchError on every rank.
 
         Returns:
-            A new array, on the root too, or ``out``.
+            A new array, on the root too, a NumPy scalar if it has no axes, or ``out``.
         """
 
     @abstractmethod
@@ -287,7 +317,7 @@ class Communicator(ABC):
         tag: int = 0,
         out: Array | None = None,
         timeout_s: float | None = None,
-    ) -> Array:
+    ) -> Any:
         """Receive the next array that ``source`` sent to this rank with this tag.
 
         Args:
@@ -301,6 +331,31 @@ class Communicator(ABC):
 
         Raises:
             CommTimeout: if nothing had come yet, the communicator stays usable.
+        """
+
+    @abstractmethod
+    def isend(self, x: ArrayLike, dest: int, *, tag: int = 0) -> Request:
+        """Begin to send an array to one rank, and return at once.
+
+        The rank receives it by ``recv`` or ``irecv``. Messages of ``send`` and ``isend`` with one
+        tag arrive in the order of these calls. ``x`` must not be changed until ``wait`` of the
+        request has returned, or ``test`` has returned True; it is kept alive until then.
+
+        Args:
+            x, dest, tag: as for ``send``.
+        """
+
+    @abstractmethod
+    def irecv(self, source: int, *, tag: int = 0, out: Array | None = None) -> Request:
+        """Begin to receive an array that ``source`` sends with this tag, and return at once.
+
+        Messages go to ``recv`` and ``irecv`` of their tag in the order of these calls; one of
+        ``irecv`` gets its message even if nobody waits for it.
+
+        Args:
+            source, tag: as for ``recv``.
+            out: as for ``recv``; neither to be read nor changed until ``wait`` of the request has
+                returned, or ``test`` has returned True.
         """
 
     @abstractmethod
@@ -404,7 +459,15 @@ class Communicator(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Leave at once, free what it took; who waits for this rank raises PeerLost. Idempotent."""
+        """Leave, and free what it took; who waits for this rank raises PeerLost. Idempotent.
+
+        At once, except that messages of ``isend`` are moved out first, to ranks that are there to
+        take them. What ``irecv`` waits for is given up.
+
+        Raises:
+            CommTimeout: a rank has not received these messages in time; they are lost. The
+                communicator is closed all the same.
+        """
 
     def __enter__(self: Self) -> Self:  # noqa: PYI019 - typing.Self is newer than 3.9
         return self

@@ -12,7 +12,7 @@ from typing import Callable
 import numpy as np
 
 from synk_comm._collectives.rounds import RoundCommunicator
-from synk_comm._core.fabric import SLICE_S, Fabric, Share, Watch, aborted, describe, lost, said
+from synk_comm._core.fabric import Fabric, Share, Watch, aborted, describe, lost, moving, said
 from synk_comm._core.guard import DEFAULT_TIMEOUT_S, deadline_after
 from synk_comm._core.ops import Array
 from synk_comm.abc import Communicator
@@ -88,7 +88,7 @@ class LocalFabric(Fabric):
         """Wait, under the hub's lock, until no rank is late."""
         began = time.monotonic()
         while late():
-            self._hub.changed.wait(min(SLICE_S, max(deadline - time.monotonic(), 1e-4)))
+            self._hub.changed.wait(min(self.slice_s, max(deadline - time.monotonic(), 1e-4)))
             self.look()
             missing = late()
             if not missing:
@@ -109,29 +109,28 @@ class LocalFabric(Fabric):
     def read(self, rank: int, start: int, stop: int) -> Array:
         return self._hub.slots[rank][self._seq & 1][start:stop]
 
-    def push(self, dest: int, header: bytes, data: Array, deadline: float) -> None:
-        hub = self._hub
-        channel = hub.pieces[self.rank, dest]
-        with hub.changed:
-            self._wait(
-                lambda: [dest] if len(channel) >= _PLACES else [],
-                deadline,
-                f"send to rank {dest}",
-            )
-            channel.append((header, data.copy()))
-            hub.changed.notify_all()
+    def attend(
+        self, done: Callable[[], bool], rank: int, deadline: float, *, sending: bool
+    ) -> None:
+        with self._hub.changed:
+            self._wait(lambda: [] if done() else [rank], deadline, moving(rank, sending))
 
-    def pull(self, source: int, deadline: float) -> tuple[bytes, Array]:
-        hub = self._hub
-        channel = hub.pieces[source, self.rank]
-        with hub.changed:
-            self._wait(lambda: [] if channel else [source], deadline, f"recv from rank {source}")
-            return channel[0]
+    def has_place(self, dest: int) -> bool:
+        return len(self._hub.pieces[self.rank, dest]) < _PLACES
+
+    def put(self, dest: int, header: bytes, data: Array) -> None:
+        self._hub.pieces[self.rank, dest].append((header, data.copy()))
+        self._hub.changed.notify_all()
+
+    def has_come(self, source: int) -> bool:
+        return bool(self._hub.pieces[source, self.rank])
+
+    def piece(self, source: int) -> tuple[bytes, Array]:
+        return self._hub.pieces[source, self.rank][0]
 
     def release(self, source: int) -> None:
-        with self._hub.changed:
-            self._hub.pieces[source, self.rank].popleft()
-            self._hub.changed.notify_all()
+        self._hub.pieces[source, self.rank].popleft()
+        self._hub.changed.notify_all()
 
     def split(self, groups: list[list[int]], mine: int | None, share: Share) -> Fabric | None:
         hub = self._hub

@@ -34,7 +34,7 @@ from synk_comm._core.fabric import Again, Fabric, RepeatedCall, Share, Shortcut,
 from synk_comm._core.lists import as_array, shape_of
 from synk_comm._core.ops import Array, ReduceOp
 from synk_comm._core.steps import Steps, check_out
-from synk_comm.abc import Communicator
+from synk_comm.abc import Communicator, Request
 from synk_comm.exceptions import AbortedError, CommError, PeerLost
 
 from .gathering import Gathering
@@ -173,9 +173,12 @@ class RoundCommunicator(ObjectMoves, Communicator):
         self._guard.abort(reason)
 
     def close(self) -> None:
-        self._quick.clear()  # they keep the memory of the slots, to be unmapped below
-        self._guard.close()
-        self._point_to_point.forget()
+        try:
+            self._point_to_point.finish()
+        finally:
+            self._quick.clear()  # they keep the memory of the slots, to be unmapped below
+            self._guard.close()
+            self._point_to_point.forget()
 
     def all_reduce(
         self,
@@ -250,12 +253,11 @@ class RoundCommunicator(ObjectMoves, Communicator):
         weight: float | None = None,
         out: Array | None = None,
         timeout_s: float | None = None,
-    ) -> Array:
+    ) -> Any:
         key = key_of("reduce_scatter", x, out, timeout_s, op, weight)
         quick = self._quick.get(key)
         if quick is not None and type(x) is ndarray and x.size:
-            block: Array = quick(x.reshape(self.size, -1, *x.shape[1:]), out)
-            return block
+            return quick(x.reshape(self.size, -1, *x.shape[1:]), out)
 
         def again(x: Any, out: Any, timeout_s: float | None, resuming: bool = True) -> Any:
             if resuming:
@@ -304,17 +306,16 @@ class RoundCommunicator(ObjectMoves, Communicator):
         *,
         out: Array | None = None,
         timeout_s: float | None = None,
-    ) -> Array:
+    ) -> Any:
         root = self._steps.check_rank(root)
         self._steps.check_only_root("scatter", xs, root)
-        got: Array = self._move(
+        return self._move(
             key_of("scatter", xs, out, timeout_s, root),
             lambda xs, *rest, **how: self._gathering.scatter("scatter", xs, root, *rest, **how),
             xs,
             out,
             timeout_s,
         )
-        return got
 
     def gather(
         self,
@@ -387,12 +388,21 @@ class RoundCommunicator(ObjectMoves, Communicator):
         tag: int = 0,
         out: Array | None = None,
         timeout_s: float | None = None,
-    ) -> Array:
+    ) -> Any:
         source = self._steps.check_rank(source, "source")
         if out is not None:
             check_out(out, None)
-        got: Array = self._point_to_point.receive(source, tag, out, timeout_s)
-        return got
+        return self._point_to_point.receive(source, tag, out, timeout_s)
+
+    def isend(self, x: ArrayLike, dest: int, *, tag: int = 0) -> Request:
+        dest = self._steps.check_rank(dest, "dest")
+        return self._point_to_point.begin_sending(as_array(x), dest, tag)
+
+    def irecv(self, source: int, *, tag: int = 0, out: Array | None = None) -> Request:
+        source = self._steps.check_rank(source, "source")
+        if out is not None:
+            check_out(out, None)
+        return self._point_to_point.begin_receiving(source, tag, out)
 
     def empty(
         self,

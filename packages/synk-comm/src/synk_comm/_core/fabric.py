@@ -14,7 +14,7 @@ are double-buffered, and a peer that posts round k+1 has finished reading round 
 synchronisation a round is enough.
 
 A slot holds up to ``size`` *parts*, each for one rank, and then what is common to all. Between two
-ranks alone *pieces* travel: ``push`` and ``pull``.
+ranks alone *pieces* travel: ``put`` and ``piece``, which never wait; ``attend`` does.
 """
 
 from __future__ import annotations
@@ -43,6 +43,10 @@ Watch = Callable[[], None]
 
 SLICE_S = 0.015
 """Seconds between two checks of the watch, the peers and the clock while waiting."""
+
+_BUSY_SLICE_S = 0.0002
+"""The same after pieces of other messages have been moved: more may follow. Doubled each time that
+none have."""
 
 
 _OF_WATCH = "_of_watch"
@@ -133,6 +137,9 @@ class Fabric(ABC):
         piece_bytes: the longest piece.
         watch: the user's, called at least every ``SLICE_S`` seconds while ``sync`` waits.
         also: called with it, while the ranks meet.
+        advance: called with it, while messages are under way: it moves their pieces, and returns
+            whether there were any to move. None if no message is under way, or only the one that
+            ``attend`` waits for.
     """
 
     backend: str
@@ -147,9 +154,16 @@ class Fabric(ABC):
         self.piece_bytes = piece_bytes(size)
         self.watch = watch
         self.also: Watch | None = None
+        self.advance: Callable[[], bool] | None = None
+        self._idle_s = _BUSY_SLICE_S
+
+    @property
+    def slice_s(self) -> float:
+        """Seconds until a rank that waits now is to ``look`` again."""
+        return SLICE_S if self.advance is None else self._idle_s
 
     def look(self) -> None:
-        """Run the watches, which may end a wait."""
+        """Run the watches, which may end a wait, and move messages on."""
         if self.watch is not None:
             try:
                 self.watch()
@@ -158,6 +172,8 @@ class Fabric(ABC):
                 raise
         if self.also is not None:
             self.also()
+        if self.advance is not None:
+            self._idle_s = _BUSY_SLICE_S if self.advance() else min(2 * self._idle_s, SLICE_S)
 
     @abstractmethod
     def meet(self, deadline: float) -> None:
@@ -229,8 +245,29 @@ class Fabric(ABC):
         """Return bytes of a rank's slot (also of the own), not to be written or kept."""
 
     @abstractmethod
-    def push(self, dest: int, header: bytes, data: Array, deadline: float) -> None:
-        """Send one piece to one other rank; wait while its channel is full.
+    def attend(
+        self, done: Callable[[], bool], rank: int, deadline: float, *, sending: bool
+    ) -> None:
+        """Wait until ``done`` returns True, which it may do at once.
+
+        ``done`` and ``advance`` are where pieces are moved: the five methods below, which do not
+        wait, are called from there only.
+
+        Args:
+            done: called again whenever a piece has been moved to or from the rank, and oftener.
+            rank, sending: which other rank is waited for, and whether it is to receive.
+
+        Raises:
+            AbortedError, PeerLost, CommTimeout, or what ``watch`` raises.
+        """
+
+    @abstractmethod
+    def has_place(self, dest: int) -> bool:
+        """Return whether the channel to another rank has room for a piece."""
+
+    @abstractmethod
+    def put(self, dest: int, header: bytes, data: Array) -> None:
+        """Send one piece to a rank for which there is a place.
 
         Args:
             header: at most ``PIECE_HEAD_BYTES``.
@@ -238,12 +275,16 @@ class Fabric(ABC):
         """
 
     @abstractmethod
-    def pull(self, source: int, deadline: float) -> tuple[bytes, Array]:
-        """Wait for the next piece from one other rank; valid until it is released."""
+    def has_come(self, source: int) -> bool:
+        """Return whether a piece of another rank is here."""
+
+    @abstractmethod
+    def piece(self, source: int) -> tuple[bytes, Array]:
+        """Return the oldest piece that has come; valid until it is released."""
 
     @abstractmethod
     def release(self, source: int) -> None:
-        """Give the place of the piece that ``pull`` returned back to the channel."""
+        """Give the place of the piece that ``piece`` returned back to the channel."""
 
     def sender(
         self,
@@ -344,6 +385,11 @@ class Fabric(ABC):
 def describe(head: bytes, turn: int) -> str:
     """Describe the last call of a rank: which turn, and which call."""
     return f"last entered call #{turn}, {said(head)}"
+
+
+def moving(rank: int, sending: bool) -> str:
+    """Describe a message to or from another rank."""
+    return f"send to rank {rank}" if sending else f"recv from rank {rank}"
 
 
 def said(head: bytes) -> str:

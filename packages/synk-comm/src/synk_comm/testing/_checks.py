@@ -13,12 +13,14 @@ from ._checks_groups import GROUPS
 from ._checks_letters import LETTERS
 from ._checks_move import MOVE
 from ._checks_reduce import REDUCE
+from ._checks_requests import REQUESTS
 from ._checks_tools import Check
 
 THEMES: dict[str, list[Check]] = {
     "reductions": REDUCE,
     "moves": MOVE,
     "letters": LETTERS,
+    "requests": REQUESTS,
     "groups": GROUPS,
     "errors": ERRORS,
     "again": AGAIN,

@@ -12,7 +12,7 @@ from typing import Any, Callable
 
 import numpy as np
 
-from synk_comm.abc import Communicator
+from synk_comm.abc import Communicator, Request
 from synk_comm.exceptions import (
     AbortedError,
     ClosedError,
@@ -135,6 +135,22 @@ def end_in_half_a_letter(comm: Communicator) -> None:
         raises(AbortedError, "CommTimeout", lambda: [comm.recv(0), comm.recv(0)])
 
 
+def end_in_half_an_out(comm: Communicator) -> None:
+    """A receive that gives up after it has begun to fill its ``out`` ends the group."""
+    letter = np.ones(30_000_000, "u1")
+    with comm.split(0) as aside:  # type: ignore[union-attr]
+        if comm.rank == 0:
+            comm.isend(letter, 1)
+        aside.barrier()
+        if comm.rank == 1:
+            out = np.zeros_like(letter)
+            raises(CommTimeout, "rank 0", lambda: comm.recv(0, out=out, timeout_s=0.3))
+            assert out[0] == 1
+            assert out[-1] == 0
+        aside.barrier()  # it moves nothing of the letter
+    raises(AbortedError, "CommTimeout", lambda: _twice(comm))
+
+
 def end_after_the_last_collective(comm: Communicator) -> None:
     """A rank that leaves after its last collective does not spoil it for the others."""
     with comm:
@@ -151,6 +167,42 @@ def end_after_a_letter(comm: Communicator) -> None:
         time.sleep(_SOON_S)
         equal(comm.recv(0, tag=2), np.arange(500))
         raises(PeerLost, "rank 0", lambda: comm.recv(0, tag=2))
+
+
+def end_after_a_request(comm: Communicator) -> None:
+    """Who leaves before its message is out stays until it is, if somebody is there to take it."""
+    letter = np.arange(30_000_000, dtype="u4").astype("u1")
+    if comm.rank == 0:
+        with comm:
+            gone = comm.isend(letter, 1, tag=2)
+            expected = comm.irecv(1)
+        assert gone.test()
+        assert gone.wait() is None
+        raises(ClosedError, "closed", expected.test)
+        raises(ClosedError, "closed", expected.wait)
+    elif comm.rank == 1:
+        time.sleep(_SOON_S)
+        equal(comm.recv(0, tag=2), letter)
+        raises(PeerLost, "rank 0", lambda: comm.recv(0, tag=2))
+
+
+def end_before_a_request_is_received(comm: Communicator) -> None:
+    """Who leaves does not wait for a rank that has left, nor in a group that has ended."""
+    last = comm.size - 1
+    if comm.rank == last:
+        comm.barrier()
+        time.sleep(_SOON_S)
+        if comm.size > 2:
+            comm.abort("enough")
+        comm.close()
+        return
+    comm.isend(np.zeros(30_000_000, "u1"), last)
+    got = comm.irecv(last)
+    comm.barrier()
+    began = time.monotonic()
+    comm.close()
+    assert time.monotonic() - began < 50 * _SOON_S
+    raises(ClosedError, "closed", got.test)
 
 
 def end_and_keep(comm: Communicator) -> None:
@@ -187,6 +239,8 @@ def end_and_everything_is_refused(comm: Communicator) -> None:
         lambda: comm.all_to_all(each),
         lambda: comm.send(x, peer),
         lambda: comm.recv(peer),
+        lambda: comm.isend(x, peer),
+        lambda: comm.irecv(peer),
         lambda: comm.broadcast_object(1),
         lambda: comm.gather_object(1),
         lambda: comm.all_gather_object(1),
@@ -225,10 +279,19 @@ def end_with_two_threads(comm: Communicator) -> None:
         assert not first.is_alive()
 
 
+def _until_done(request: Request) -> None:
+    patience = time.monotonic() + 100 * _SOON_S
+    while not request.test():
+        assert time.monotonic() < patience
+
+
 _WAITS: dict[str, Wait] = {
     "barrier": lambda comm: comm.barrier(),
     "send": lambda comm: comm.send(np.zeros(30_000_000, "u1"), comm.size - 1),
     "recv": lambda comm: comm.recv(comm.size - 1, tag=3),
+    "isend": lambda comm: comm.isend(np.zeros(30_000_000, "u1"), comm.size - 1).wait(),
+    "irecv": lambda comm: comm.irecv(comm.size - 1, tag=3).wait(),
+    "test": lambda comm: _until_done(comm.irecv(comm.size - 1, out=np.zeros(3))),
     "a_large_call": lambda comm: comm.all_reduce(np.zeros(3_000_000)),
     "a_call_again": lambda comm: comm.all_reduce(np.zeros(3)),
     "decline": lambda comm: comm.decline("no"),
@@ -269,8 +332,11 @@ ENDS: list[Check] = [
     end_after_a_mismatch,
     end_by_timeout,
     end_in_half_a_letter,
+    end_in_half_an_out,
     end_after_the_last_collective,
     end_after_a_letter,
+    end_after_a_request,
+    end_before_a_request_is_received,
     end_and_keep,
     end_and_everything_is_refused,
     end_with_two_threads,

@@ -16,14 +16,14 @@ from synk_comm.exceptions import CommTimeout, MismatchError
 from ._checks_tools import ANYTHING, Check, data, equal, layouts, outs_like, raises
 
 
-def _ring(comm: Communicator) -> tuple[int, int]:
+def ring(comm: Communicator) -> tuple[int, int]:
     """Return who this rank sends to, and whom it receives from: itself if it is alone."""
     return (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
 
 
 def check_letters_of_every_kind(comm: Communicator) -> None:
     """Any dtype, shape and layout arrives; small ones wait for nobody."""
-    dest, source = _ring(comm)
+    dest, source = ring(comm)
     for dtype in ANYTHING:
         for shape in [(), (0,), (2, 3)]:
             comm.send(data(comm.rank, shape, dtype), dest)
@@ -50,7 +50,7 @@ def check_letters_of_every_kind(comm: Communicator) -> None:
 
 def check_long_letters(comm: Communicator) -> None:
     """Arrays longer than the channel pass from rank to rank, to the last byte."""
-    dest, source = _ring(comm)
+    dest, source = ring(comm)
     piece = piece_bytes(comm.size)
     for nbytes in (piece - 1, piece, piece + 1, 5 * piece + 3):
         values = np.arange(nbytes, dtype="u4").astype("u1")
@@ -65,7 +65,7 @@ def check_long_letters(comm: Communicator) -> None:
 
 def check_tags(comm: Communicator) -> None:
     """Tags may be asked for in any order; within a tag the order is kept."""
-    dest, source = _ring(comm)
+    dest, source = ring(comm)
     tags: list[Any] = [7, 0, 7, np.int64(2**40), 3, 7]
     for first in range(0, len(tags), 2):  # a pair fits every channel
         for n in (first, first + 1):
@@ -98,7 +98,7 @@ def check_tags(comm: Communicator) -> None:
 
 def check_wrong_out(comm: Communicator) -> None:
     """An ``out`` that does not fit loses the message, on this rank alone."""
-    dest, source = _ring(comm)
+    dest, source = ring(comm)
     for out in (np.zeros(4), np.zeros(3, "f4"), np.zeros((3, 1)), np.zeros(3, ">f8")):
         for size in (3, 200_000):
             for rank in range(comm.size):
@@ -114,7 +114,7 @@ def check_wrong_out(comm: Communicator) -> None:
 
 def check_letter_timeouts(comm: Communicator) -> None:
     """Who asks in vain says for whom; nothing is broken by it."""
-    dest, source = _ring(comm)
+    dest, source = ring(comm)
     for tag in (0, 3):
         began = time.monotonic()
         error = raises(
@@ -152,7 +152,7 @@ def check_letter_timeouts(comm: Communicator) -> None:
 
 def check_letters_between_collectives(comm: Communicator) -> None:
     """Letters may lie in the channel while all ranks do other things together."""
-    dest, source = _ring(comm)
+    dest, source = ring(comm)
     for turn in range(5):
         comm.send(np.full(100, comm.rank + turn), dest, tag=turn)
         equal(comm.all_reduce(np.ones(3)), np.full(3, float(comm.size)))
@@ -171,7 +171,7 @@ def check_letters_between_collectives(comm: Communicator) -> None:
 
 def check_objects_as_letters(comm: Communicator) -> None:
     """Objects go from one rank to another, long ones too."""
-    dest, source = _ring(comm)
+    dest, source = ring(comm)
     for obj in (None, {"a": (1, 2)}, "x" * 3000):
         comm.send_object((comm.rank, obj), dest, tag=4)
         assert comm.recv_object(source, tag=4) == (source, obj)

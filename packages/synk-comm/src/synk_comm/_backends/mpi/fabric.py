@@ -36,7 +36,6 @@ import numpy as np
 from synk_comm._core.bulk import Bulk
 from synk_comm._core.calls import count_bytes
 from synk_comm._core.fabric import (
-    SLICE_S,
     Fabric,
     RepeatedCall,
     Share,
@@ -45,6 +44,7 @@ from synk_comm._core.fabric import (
     again,
     describe,
     lost,
+    moving,
     said,
 )
 from synk_comm._core.ops import Array
@@ -385,7 +385,7 @@ class MpiFabric(Fabric):
                 if done():
                     return
             now = time.monotonic()
-            if now - looked >= SLICE_S:
+            if now - looked >= self.slice_s:
                 looked = now
                 self.notes.hear()
                 failure, patience_s = self.notes.obstacle(ranks, received)
@@ -426,29 +426,30 @@ class MpiFabric(Fabric):
 
     # -- letters ----------------------------------------------------------------------------
 
-    def push(self, dest: int, header: bytes, data: Array, deadline: float) -> None:
+    def attend(
+        self, done: Callable[[], bool], rank: int, deadline: float, *, sending: bool
+    ) -> None:
         with self.io:
             self._enter()
-            self._attend(
-                lambda: self._letters.has_place(dest), dest, deadline, f"send to rank {dest}"
-            )
-            self._letters.push(dest, header, data)
+            try:
+                for _ in range(_SPINS):
+                    if done():
+                        return
+                self._wait(done, [rank], deadline, moving(rank, sending))
+            except self._mpi.Exception as exc:
+                raise self.notes.mpi_failed(exc) from exc
 
-    def pull(self, source: int, deadline: float) -> tuple[bytes, Array]:
-        with self.io:
-            self._enter()
-            doing = f"recv from rank {source}"
-            self._attend(lambda: self._letters.has_come(source), source, deadline, doing)
-            return self._letters.piece(source)
+    def has_place(self, dest: int) -> bool:
+        return self._letters.has_place(dest)
 
-    def _attend(self, done: Callable[[], Any], rank: int, deadline: float, doing: str) -> None:
-        try:
-            for _ in range(_SPINS):
-                if done():
-                    return
-            self._wait(done, [rank], deadline, doing)
-        except self._mpi.Exception as exc:
-            raise self.notes.mpi_failed(exc) from exc
+    def put(self, dest: int, header: bytes, data: Array) -> None:
+        self._letters.put(dest, header, data)
+
+    def has_come(self, source: int) -> bool:
+        return self._letters.has_come(source)
+
+    def piece(self, source: int) -> tuple[bytes, Array]:
+        return self._letters.piece(source)
 
     def release(self, source: int) -> None:
         self._letters.release(source)

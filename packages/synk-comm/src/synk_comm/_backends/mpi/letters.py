@@ -45,7 +45,7 @@ class Letters:
             under_way.popleft()
         return len(under_way) < _PIECES
 
-    def push(self, dest: int, header: bytes, data: Array) -> None:
+    def put(self, dest: int, header: bytes, data: Array) -> None:
         """Send a piece; its data are copied."""
         start = _LENGTH.size + len(header)
         piece = np.empty(start + data.nbytes, np.uint8)

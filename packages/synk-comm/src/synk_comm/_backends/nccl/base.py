@@ -69,11 +69,13 @@ class HostAndNccl:
     def close(self) -> None:
         """Leave both; NCCL only ends in order if all is well and done."""
         is_done = self.failure() is None and self._link.is_idle_within(_STOP_S)
-        self._host.close()
-        if is_done:
-            self._link.close()
-        else:
-            self._link.abort(_STOP_S)
+        try:
+            self._host.close()
+        finally:
+            if is_done:
+                self._link.close()
+            else:
+                self._link.abort(_STOP_S)
 
 
 class _DeviceGuard(Guard):

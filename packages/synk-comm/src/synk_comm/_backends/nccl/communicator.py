@@ -37,7 +37,7 @@ import time
 from typing import Any
 
 from synk_comm._collectives.rounds import RoundCommunicator
-from synk_comm.abc import Communicator
+from synk_comm.abc import Communicator, Request
 from synk_comm.cuda import Driver
 from synk_comm.exceptions import CommError, MismatchError
 
@@ -103,6 +103,16 @@ class NcclCommunicator(NcclReductions, NcclMoves):
             self._link.run(self._exchange([], [(source, target)], stream), stream, deadline)
         return out
 
+    def isend(self, x: Any, dest: int, *, tag: int = 0) -> Request:
+        """Begin to send an array in host memory; see the contract."""
+        _refuse_device(x, "isend", "send")
+        return self._host.isend(x, dest, tag=tag)
+
+    def irecv(self, source: int, *, tag: int = 0, out: Any = None) -> Request:
+        """Begin to receive an array in host memory; see the contract."""
+        _refuse_device(out, "irecv", "recv")
+        return self._host.irecv(source, tag=tag, out=out)
+
     # -- groups ---------------------------------------------------------------------------
 
     def split(
@@ -162,6 +172,14 @@ def nccl(
     why = f"nccl over {getattr(comm, 'why', '') or comm.backend}"
     limit = comm.timeout_s if timeout_s is None else timeout_s
     return _wrap(comm, NcclSettings(stream, device, load, why), limit)
+
+
+def _refuse_device(x: Any, call: str, instead: str) -> None:
+    if on_device(x):
+        raise TypeError(
+            f"{call} takes arrays in host memory; of a device array use {instead}(), which "
+            "returns while the GPU is at work"
+        )
 
 
 def why_no_nccl() -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Callable
 
-from synk_comm._core.fabric import PIECE_HEAD_BYTES
+from synk_comm._core.fabric import PIECE_HEAD_BYTES, moving
 from synk_comm._core.ops import Array
 from synk_comm.exceptions import CommError
 
@@ -13,8 +13,9 @@ from .waiting import Waiter
 
 _DATA_LENGTH_AT = PIECE_HEAD_BYTES - LENGTH.size
 
-Check = Callable[[Callable[[], "list[int]"], float, float, str], None]
-"""``check(late, began, deadline, doing)`` raises if a wait must end."""
+Check = Callable[[Callable[[], "list[int]"], float, float, str], float]
+"""``check(late, began, deadline, doing)`` raises if a wait must end, else returns how many seconds
+it may last until the next check."""
 
 
 class Channels:
@@ -43,12 +44,24 @@ class Channels:
             dest: [None] * PLACES for dest in range(block.layout.size)
         }
 
-    def push(self, dest: int, header: bytes, data: Array, deadline: float) -> None:
-        """Send a piece, once there is a place for it."""
+    def attend(
+        self, done: Callable[[], bool], peer: int, deadline: float, *, sending: bool
+    ) -> None:
+        """Wait until ``done`` returns True; asleep on the word that the peer changes."""
+        pair = self.block.layout.pair
+        index = pair(self.rank, peer) + TAKEN if sending else pair(peer, self.rank) + PUSHED
+        self._until(peer, index, lambda _: done(), deadline, moving(peer, sending))
+
+    def has_place(self, dest: int) -> bool:
+        """Return whether there is a place for a piece."""
+        pair = self.block.layout.pair(self.rank, dest)
+        return self.block.words[pair + PUSHED] - self.block.words[pair + TAKEN] < PLACES
+
+    def put(self, dest: int, header: bytes, data: Array) -> None:
+        """Send a piece; there is a place for it."""
         block = self.block
         pushed = block.layout.pair(self.rank, dest) + PUSHED
         number = block.words[pushed]
-        self.await_place(dest, number, deadline)
         place = block.layout.place(self.rank, dest, number)
         self.written[dest][number % PLACES] = None
         block.put_text(place, header)
@@ -57,13 +70,17 @@ class Channels:
         block.data[start : start + data.nbytes] = data
         self._step(pushed, number + 1)
 
-    def pull(self, source: int, deadline: float) -> tuple[bytes, Array]:
-        """Wait for the next piece."""
+    def has_come(self, source: int) -> bool:
+        """Return whether a piece is here."""
+        pair = self.block.layout.pair(source, self.rank)
+        return self.block.words[pair + PUSHED] > self.block.words[pair + TAKEN]
+
+    def piece(self, source: int) -> tuple[bytes, Array]:
+        """Return the next piece, which is here."""
         block = self.block
-        number = block.words[block.layout.pair(source, self.rank) + TAKEN]
-        self.await_piece(source, number, deadline)
         if self.fence is not None:
             self.fence()
+        number = block.words[block.layout.pair(source, self.rank) + TAKEN]
         place = block.layout.place(source, self.rank, number)
         header = block.text(place, _DATA_LENGTH_AT - LENGTH.size)
         nbytes = LENGTH.unpack_from(block.bytes, place + _DATA_LENGTH_AT)[0]
@@ -82,14 +99,12 @@ class Channels:
     def await_place(self, dest: int, number: int, deadline: float) -> None:
         """Wait until there is a place for a piece."""
         index = self.block.layout.pair(self.rank, dest) + TAKEN
-        doing = f"send to rank {dest}"
-        self._wait(dest, index, lambda taken: number - taken < PLACES, deadline, doing)
+        self._wait(dest, index, lambda taken: number - taken < PLACES, deadline, sending=True)
 
     def await_piece(self, source: int, number: int, deadline: float) -> None:
         """Wait until a piece has come."""
         index = self.block.layout.pair(source, self.rank) + PUSHED
-        doing = f"recv from rank {source}"
-        self._wait(source, index, lambda pushed: pushed > number, deadline, doing)
+        self._wait(source, index, lambda pushed: pushed > number, deadline, sending=False)
 
     def heed(self, index: int) -> None:
         """Wake who sleeps on a word; raise if the group was aborted."""
@@ -99,18 +114,21 @@ class Channels:
             raise failure
 
     def _wait(
-        self, peer: int, index: int, here: Callable[[int], bool], deadline: float, doing: str
+        self, peer: int, index: int, here: Callable[[int], bool], deadline: float, *, sending: bool
     ) -> None:
         words = self.block.words
         for _ in range(self.waiter.spins + 1):
             if here(words[index]):
                 return
+        self._until(peer, index, here, deadline, moving(peer, sending))
 
-        def check(began: float) -> None:
-            def late() -> list[int]:
-                return [] if here(words[index]) else [peer]
+    def _until(
+        self, peer: int, index: int, here: Callable[[int], bool], deadline: float, doing: str
+    ) -> None:
+        words = self.block.words
 
-            self._check(late, began, deadline, doing)
+        def check(began: float) -> float:
+            return self._check(lambda: [] if here(words[index]) else [peer], began, deadline, doing)
 
         self.waiter.until(index, here, check, deadline)
 

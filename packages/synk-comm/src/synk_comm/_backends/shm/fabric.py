@@ -161,26 +161,30 @@ class ShmFabric(Fabric):
         def late() -> list[int]:
             return [rank for rank, index in self.peers if not here(self.words[index])]
 
-        def check(began: float) -> None:
-            self._check(late, began, deadline, "")
+        def check(began: float) -> float:
+            return self._check(late, began, deadline, "")
 
         self.waiter.until(page, here, check, deadline)
         return self.words[page] == posted
 
     def _check(
         self, late: Callable[[], Collection[int]], began: float, deadline: float, doing: str
-    ) -> None:
-        """Raise what ends a wait, unless everybody has come meanwhile."""
+    ) -> float:
+        """Raise what ends a wait, unless everybody has come meanwhile.
+
+        Returns:
+            The seconds until the next check.
+        """
         self.look()
         missing = list(late())
         failure = self.gone(missing)
         now = time.monotonic()
-        if failure is None and now < deadline:
-            return
-        missing = list(late())  # a peer may have come and then left
-        if missing:
-            doing = doing or f"call #{self._turn_of(self.rank)}, {said(self._own_head())}"
-            raise failure or self.timeout(missing, now - began, doing)
+        if failure is not None or now >= deadline:
+            missing = list(late())  # a peer may have come and then left
+            if missing:
+                doing = doing or f"call #{self._turn_of(self.rank)}, {said(self._own_head())}"
+                raise failure or self.timeout(missing, now - began, doing)
+        return self.slice_s
 
     def all_said(self, head: bytes) -> bool:
         return self._agreed or all(said == head for said in self.heads())
@@ -227,11 +231,22 @@ class ShmFabric(Fabric):
 
     # -- pieces ---------------------------------------------------------------------------
 
-    def push(self, dest: int, header: bytes, data: Array, deadline: float) -> None:
-        self._channels.push(dest, header, data, deadline)
+    def attend(
+        self, done: Callable[[], bool], rank: int, deadline: float, *, sending: bool
+    ) -> None:
+        self._channels.attend(done, rank, deadline, sending=sending)
 
-    def pull(self, source: int, deadline: float) -> tuple[bytes, Array]:
-        return self._channels.pull(source, deadline)
+    def has_place(self, dest: int) -> bool:
+        return self._channels.has_place(dest)
+
+    def put(self, dest: int, header: bytes, data: Array) -> None:
+        self._channels.put(dest, header, data)
+
+    def has_come(self, source: int) -> bool:
+        return self._channels.has_come(source)
+
+    def piece(self, source: int) -> tuple[bytes, Array]:
+        return self._channels.piece(source)
 
     def release(self, source: int) -> None:
         self._channels.release(source)

@@ -10,7 +10,6 @@ import os
 import time
 from typing import Callable
 
-from synk_comm._core.fabric import SLICE_S
 from synk_comm._system.futex import Futex
 
 from .block import ALERT, Block
@@ -43,7 +42,7 @@ class Waiter:
         self,
         index: int,
         here: Callable[[int], bool],
-        check: Callable[[float], None],
+        check: Callable[[float], float],
         deadline: float,
     ) -> None:
         """Wait until a word is as it should be.
@@ -51,8 +50,8 @@ class Waiter:
         Args:
             index: of the word.
             here: returns whether its value is right.
-            check: raises what ends the wait; called between slices of sleep with the time when
-                the wait began.
+            check: raises what ends the wait, else returns how long the next slice of sleep may be;
+                called between the slices with the time when the wait began.
             deadline: shortens the last slice; it is for ``check`` to raise.
         """
         words = self._block.words
@@ -66,12 +65,12 @@ class Waiter:
             if yields >= _YIELDS_OVERSUBSCRIBED if self._oversubscribed else waited > _YIELD_S:
                 break
         while not here(words[index]):
-            check(began)
+            slice_s = check(began)
             self._block.bytes[self._sleeping] = 1
             try:
                 seen = words[index]
                 if not here(seen):
-                    slice_s = min(SLICE_S, max(deadline - time.monotonic(), 1e-4))
+                    slice_s = min(slice_s, max(deadline - time.monotonic(), 1e-4))
                     self._futex.wait(self._block.word_address(index), seen, slice_s)
             finally:
                 self._block.bytes[self._sleeping] = 0

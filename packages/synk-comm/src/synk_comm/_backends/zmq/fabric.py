@@ -26,7 +26,17 @@ from typing import Any, Callable, Sequence
 import numpy as np
 import zmq
 
-from synk_comm._core.fabric import SLICE_S, Fabric, Watch, aborted, again, describe, lost, said
+from synk_comm._core.fabric import (
+    SLICE_S,
+    Fabric,
+    Watch,
+    aborted,
+    again,
+    describe,
+    lost,
+    moving,
+    said,
+)
 from synk_comm._core.ops import Array
 from synk_comm._system.folder import SocketFolder
 from synk_comm.exceptions import AbortedError, CommError, JoinError
@@ -225,32 +235,36 @@ class ZmqFabric(Fabric):
             return NOTHING
         raise lost(rank, f"it did not send bytes {start} to {stop}, which belong to its call")
 
-    def push(self, dest: int, header: bytes, data: Array, deadline: float) -> None:
-        """Send one piece to another rank, as soon as not too many are on the way to it."""
+    def attend(
+        self, done: Callable[[], bool], rank: int, deadline: float, *, sending: bool
+    ) -> None:
         with self._io:
             self._enter()
-            peer = self._peers[dest]
-            doing = f"send to rank {dest}"
-            self._wait(lambda peer: peer.pushed - peer.taken >= _PIECES, [peer], deadline, doing)
-            peer.pushed += 1
-            peer.send(peer.envelope(_PIECE, peer.pushed, header), data)
+            peers = [self._peers[rank]]
+            self._wait(lambda _: not done(), peers, deadline, moving(rank, sending))
 
-    def pull(self, source: int, deadline: float) -> tuple[bytes, Array]:
-        """Return the oldest piece from another rank; it is valid until ``release``."""
-        with self._io:
-            self._enter()
-            peer = self._peers[source]
-            self._wait(lambda peer: not peer.pieces, [peer], deadline, f"recv from rank {source}")
-            piece = peer.pieces[0]
-            return piece.text, piece.data[0]
+    def has_place(self, dest: int) -> bool:
+        """Return whether not too many pieces are on the way to another rank."""
+        peer = self._peers[dest]
+        return peer.pushed - peer.taken < _PIECES
+
+    def put(self, dest: int, header: bytes, data: Array) -> None:
+        peer = self._peers[dest]
+        peer.pushed += 1
+        peer.send(peer.envelope(_PIECE, peer.pushed, header), data)
+
+    def has_come(self, source: int) -> bool:
+        return bool(self._peers[source].pieces)
+
+    def piece(self, source: int) -> tuple[bytes, Array]:
+        piece = self._peers[source].pieces[0]
+        return piece.text, piece.data[0]
 
     def release(self, source: int) -> None:
-        """Give the piece back that ``pull`` returned; the next ``pull`` returns the next."""
-        with self._io:
-            peer = self._peers[source]
-            peer.pieces.popleft()
-            peer.released += 1
-            peer.send(peer.envelope(_TAKEN, peer.released, b""))
+        peer = self._peers[source]
+        peer.pieces.popleft()
+        peer.released += 1
+        peer.send(peer.envelope(_TAKEN, peer.released, b""))
 
     def _enter(self) -> None:
         """Take in what has come; raise if the group has ended."""
@@ -280,10 +294,11 @@ class ZmqFabric(Fabric):
             if now >= deadline:
                 doing = doing or f"call #{self._turn}, {said(self._latest)}"
                 raise self.timeout([peer.rank for peer in late], now - began, doing)
-            if now - looked >= SLICE_S or looked == began:
+            if now - looked >= self.slice_s or looked == began:
                 looked = now
                 self.look()
-            for socket, _ in self._poller.poll(max(1, int(1000 * min(SLICE_S, deadline - now)))):
+            slice_s = min(self.slice_s, deadline - now)
+            for socket, _ in self._poller.poll(max(1, int(1000 * slice_s))):
                 self._listen_to(socket)
 
     def _listen_to(self, socket: Any) -> None:
