@@ -130,6 +130,11 @@ def test_what_is_in_memory_is_no_source(pair, values, tmp_path):
     in_memory = [mapped + 1, np.asarray(mapped), pair.data(values), values[0, 0], values.tolist()]
     for value in [*in_memory, T.fmatrix(), None, "text"]:
         assert RowSource.of(value) is None
+    for attribute in ("iloc", "gpudata", "nnz"):  # of Pandas, pygpu and SciPy's sparse matrices
+        other = StandIn(values)
+        assert RowSource.of(other) is not None
+        setattr(other, attribute, None)
+        assert RowSource.of(other) is None
 
 
 def test_a_source_says_what_it_is(values, tmp_path):

@@ -12,6 +12,9 @@ from synk_core.exceptions import InputTypeError
 
 from .data import Data, unmasked
 
+# Attributes of Pandas' objects, whose rows have labels; of pygpu's arrays; of sparse matrices.
+_NO_SOURCE = ("iloc", "gpudata", "nnz")
+
 
 class RowSource:
     """Rows of an array that is elsewhere: a memory map, an HDF5 dataset, a Zarr array.
@@ -36,7 +39,7 @@ class RowSource:
         if isinstance(value, np.ndarray):
             # The result of an operation has the class of a memory map, but is none.
             return cls(value) if value.ndim and getattr(value, "_mmap", None) else None
-        if isinstance(value, (Data, np.generic)) or hasattr(value, "iloc"):  # Pandas has labels
+        if isinstance(value, (Data, np.generic)) or any(hasattr(value, it) for it in _NO_SOURCE):
             return None
         shape = getattr(value, "shape", None)
         is_array = isinstance(shape, tuple) and shape and all(is_int(length) for length in shape)
