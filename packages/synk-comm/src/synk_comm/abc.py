@@ -297,7 +297,7 @@ class Communicator(ABC):
 
         Returns when ``x`` may be changed again: at once for what fits the channel (10 KB do), else
         when the receiver has begun to read. Two ranks that send each other large arrays before
-        they receive wait for each other until the timeout: use ``all_to_all``.
+        they receive wait for each other until the timeout: use ``isend``, or ``all_to_all``.
 
         Args:
             x: array of any shape and dtype without objects.
@@ -330,7 +330,7 @@ class Communicator(ABC):
             A new array, a NumPy scalar if it has no axes, or ``out``.
 
         Raises:
-            CommTimeout: if nothing had come yet, the communicator stays usable.
+            CommTimeout: the communicator stays usable, unless half of a message is in ``out``.
         """
 
     @abstractmethod

@@ -265,10 +265,13 @@ class PointToPoint:
 
     def _attend(self, message: _ArrayRequest, deadline: float) -> None:
         """Wait until a message is done."""
-        rank, peer = self._steps.rank, message.peer
+        rank, peer, fabric = self._steps.rank, message.peer, self._steps.fabric
+        is_alone = self._pending == 1
+        is_ready = fabric.has_place if message.sending else fabric.has_come
 
         def is_done() -> bool:
-            self._advance()
+            if not is_alone or is_ready(peer):  # which is quicker to find out
+                self._advance()
             return message.done
 
         if message.done:
@@ -278,8 +281,7 @@ class PointToPoint:
                 f"rank {rank} has sent itself nothing that this recv could take",
                 missing={rank: "is the one that waits"},
             )
-        fabric = self._steps.fabric
-        fabric.advance = self._advance if self._pending > 1 else None
+        fabric.advance = None if is_alone else self._advance
         try:
             fabric.attend(is_done, peer, deadline, sending=message.sending)
         finally:
