@@ -16,7 +16,7 @@ import json
 import operator
 from abc import abstractmethod
 from collections import deque
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Callable
 
 import numpy as np
@@ -267,12 +267,21 @@ class PointToPoint:
         """Wait until a message is done."""
         rank, peer, fabric = self._steps.rank, message.peer, self._steps.fabric
         is_alone = self._pending == 1
-        is_ready = fabric.has_place if message.sending else fabric.has_come
 
         def is_done() -> bool:
-            if not is_alone or is_ready(peer):  # which is quicker to find out
-                self._advance()
+            self._advance()
             return message.done
+
+        def is_done_alone() -> bool:  # the same, quicker
+            while not message.done and is_ready(peer):
+                move()
+            return message.done
+
+        is_ready, move = (
+            (fabric.has_place, partial(self._put, message))
+            if type(message) is _Outgoing
+            else (fabric.has_come, partial(self._take_in, peer))
+        )
 
         if message.done:
             return
@@ -283,7 +292,9 @@ class PointToPoint:
             )
         fabric.advance = None if is_alone else self._advance
         try:
-            fabric.attend(is_done, peer, deadline, sending=message.sending)
+            fabric.attend(
+                is_done_alone if is_alone else is_done, peer, deadline, sending=message.sending
+            )
         finally:
             if self._pending:
                 fabric.advance = self._advance
@@ -294,7 +305,7 @@ class PointToPoint:
         """Put a message into its queue, or do at once what needs no other rank."""
         rank, peer = self._steps.rank, message.peer
         queues: dict[int, Any] = self._outgoing
-        if isinstance(message, _Expected):
+        if type(message) is _Expected:  # quicker than isinstance, whose class is abstract
             queues = self._expected
             early = self._early.get((peer, message.tag))
             if early:
@@ -302,7 +313,7 @@ class PointToPoint:
                 if not early:
                     del self._early[peer, message.tag]
                 return
-        elif isinstance(message, _Outgoing) and peer == rank:
+        elif type(message) is _Outgoing and peer == rank:
             tag, (dtype, shape) = _read_header(message.header)
             self._deliver(rank, tag, typed(message.data.copy(), text_dtype(dtype), shape))
             message.done = True
