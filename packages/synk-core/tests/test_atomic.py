@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 import weakref
+from collections import OrderedDict
 
 import numpy as np
 import pytest
@@ -491,6 +492,36 @@ class Members(set):
     """A set as weak ones have it."""
 
     discard = strike
+
+
+class Alike:
+    """All have one hash, so that a look for one compares it with another."""
+
+    compared_until_struck = 0
+
+    def __hash__(self):
+        return 1
+
+    def __eq__(self, other):
+        Alike.compared_until_struck -= 1
+        if Alike.compared_until_struck == 0:
+            strike()
+        return self is other
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_ctrl_c_in_a_comparison_of_keys_comes_once_after_it(pair, number):
+    """At the second one CPython drops what is raised, and says KeyError."""
+    assert pair.size == 2
+    table = OrderedDict.fromkeys([Alike(), Alike()], 1)
+    Alike.compared_until_struck = number
+    with pytest.raises(KeyboardInterrupt):
+        assert list(table.values()) == [1, 1]
+        late = time.monotonic() + 30
+        while time.monotonic() < late:
+            time.sleep(0.01)
+    time.sleep(10 * AGAIN_S)  # not twice
+    assert float(pair.function([], engine.shared(2.0), mode="FAST_COMPILE")()) == 2
 
 
 @pytest.mark.parametrize("kind", ["__del__", "finalize", "set", "array"])

@@ -43,6 +43,7 @@ WORD_S = 0.5
 """Seconds from a Ctrl-C that reaches another host until the master's decision must be there."""
 
 _FINALIZERS = ("__del__", "_died")  # `_died` is that of arrays in shared memory
+_COMPARISONS = ("__eq__", "__hash__")  # CPython's lookups by `PyDict_GetItem` drop all errors
 _OF_WEAK_REFS = ("weakref", "_weakrefset")
 
 
@@ -146,7 +147,7 @@ class DelayedInterrupt:
         """
         if again and self._since is None:
             return False  # it has been raised already
-        if _in_a_finalizer(frame) and (again or self._since is None):
+        if _is_lost_at(frame) and (again or self._since is None):
             if self._since is None:
                 self.put_off()
             return False
@@ -359,10 +360,13 @@ class Interrupts:
         self._interrupt(self._serial)
 
 
-def _in_a_finalizer(frame: Any) -> bool:
-    """Return whether Python runs a finalizer, where an exception would be lost."""
+def _is_lost_at(frame: Any) -> bool:
+    """Return whether an exception would be lost: in a finalizer, or when keys are compared."""
     while frame is not None:
-        if frame.f_code.co_name in _FINALIZERS or frame.f_globals.get("__name__") in _OF_WEAK_REFS:
+        if (
+            frame.f_code.co_name in (*_FINALIZERS, *_COMPARISONS)
+            or frame.f_globals.get("__name__") in _OF_WEAK_REFS
+        ):
             return True
         frame = frame.f_back
     return False
