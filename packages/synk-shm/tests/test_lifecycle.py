@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -248,6 +249,30 @@ def test_two_threads_that_drop_one_segment_at_once(monkeypatch):
     del a  # an error in the finalizer becomes a warning, and the warning fails the test
     monkeypatch.undo()
     assert shm.ones(3).sum() == 3
+
+
+@pytest.mark.parametrize("is_made", [False, True])
+def test_an_interrupt_of_the_creation_leaves_nothing(monkeypatch, is_made):
+    """Whether it comes before the kernel has made the file, or after."""
+    kept = shm.ones(3)
+
+    def there():
+        return shm.list(mine=True), os.listdir("/proc/self/fd")
+
+    before = there()
+    usual = os.open
+
+    def struck(path, *args):
+        if is_made:
+            usual(path, *args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "open", struck)
+    with pytest.raises(KeyboardInterrupt):
+        shm.ones(4)
+    monkeypatch.undo()
+    assert there() == before
+    assert shm.ones(4).sum() == kept.sum() + 1
 
 
 def test_interrupts_do_no_lasting_harm(script, left):

@@ -36,6 +36,7 @@ Without it there are no second entries, no listing and no sweeps: see README.md 
 PLACES = {"shm": DIRECTORY or "shared memory", "memfd": ANONYMOUS}
 """Where the memory of each backend comes from, as errors name it."""
 
+_DESCRIPTORS = "/proc/self/fd/"
 _CAN_ALLOCATE = hasattr(os, "posix_fallocate")
 _FULL = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT)
 _CHUNK = 16 << 20  # some kernels restart an interrupted allocation from its beginning
@@ -64,6 +65,10 @@ def create(name: str, mode: int) -> int:
                 errno.ENOENT, 'there is no shared memory here; use backend="memfd"', name
             ) from error
         raise_mapped(error, name, existential=errno.EEXIST)
+    except BaseException:  # a signal's, which may come when the kernel has made the file
+        if DIRECTORY is not None:
+            _take_back(name)
+        raise
     if mode & 0o077:  # an explicit mode: the umask does not apply
         try:
             os.fchmod(fd, mode)
@@ -72,6 +77,16 @@ def create(name: str, mode: int) -> int:
             remove(name)
             raise
     return fd
+
+
+def _take_back(name: str) -> None:
+    """Close and remove what an interrupted `create` may have made: names there are random."""
+    with contextlib.suppress(FileNotFoundError):  # no /proc: the descriptor cannot be found
+        for fd in os.listdir(_DESCRIPTORS):
+            with contextlib.suppress(OSError):
+                if os.readlink(_DESCRIPTORS + fd) == f"{DIRECTORY}{name}":
+                    os.close(int(fd))
+    remove(name)
 
 
 def open_existing(name: str, readonly: bool) -> int:
