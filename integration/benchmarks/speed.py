@@ -5,12 +5,15 @@ python integration/benchmarks/speed.py [FILE]
 
 from __future__ import annotations
 
-import json
-import statistics
 import sys
 from math import log2
 from pathlib import Path
 from typing import NamedTuple
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+from synk_benchmarks.results import OURS as OUR_CELL
+from synk_benchmarks.results import SPEED, Row, compare, load
 
 ROOT = Path(__file__).resolve().parents[2]
 GPUS = ROOT / "integration/benchmarks/gpu/results/2026-11-25-two-h100.json"
@@ -53,20 +56,19 @@ class Bar(NamedTuple):
     rate: float
 
 
-def rows_of(path: Path, group: str, label: str) -> list[dict]:
+def rows_of(path: Path, group: str, label: str) -> list[Row]:
     """Return the recorded rows of this group and label."""
-    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
-    return [row for row in rows if (row["group"], row["label"]) == (group, label)]
+    return [row for row in load(path).rows if (row.group, row.label) == (group, label)]
 
 
 def training(group: str) -> list[Bar]:
     """Return images per second: of each contender, on one and two GPUs, its fastest variant."""
     fastest: dict[tuple[str, int], float] = {}
     for row in rows_of(GPUS, group, "step"):
-        for variant, cell in row["cells"].items():
+        for variant, cell in row.cells.items():
             (contender,) = (name for name in NAMES if variant.startswith(name))
-            key = contender, row["ranks"]
-            fastest[key] = max(fastest.get(key, 0.0), row["images"] / cell["median"])
+            key = contender, row.ranks
+            fastest[key] = max(fastest.get(key, 0.0), row.images / cell.value)
     return [
         Bar(contender, gpus, f"{rate:.0f}, {gpus} GPU{'s' * (gpus > 1)}", rate)
         for contender in NAMES
@@ -78,10 +80,9 @@ def training(group: str) -> list[Bar]:
 def speedups(what: str) -> dict[int, float]:
     """Return by ranks how many times as fast as one process they compute this."""
     found = {1: 1.0}
-    for row in json.loads(CORES.read_text(encoding="utf-8"))["rows"]:
-        if row["key"] == f"scaling/{what}/{ONE}, {row['ranks']} ranks":
-            pairs = zip(row["cells"][ONE]["samples"], row["cells"]["ours"]["samples"])
-            found[row["ranks"]] = statistics.median(theirs / ours for theirs, ours in pairs)
+    for row in load(CORES).rows:
+        if row.key == f"scaling/{what}/{ONE}, {row.ranks} ranks":
+            found[row.ranks] = compare(row, OUR_CELL, ONE, SPEED).value
     return found
 
 
