@@ -266,6 +266,13 @@ class PointToPoint:
     def _attend(self, message: _ArrayRequest, deadline: float) -> None:
         """Wait until a message is done."""
         rank, peer, fabric = self._steps.rank, message.peer, self._steps.fabric
+        if message.done:
+            return
+        if peer == rank:
+            raise CommTimeout(
+                f"rank {rank} has sent itself nothing that this recv could take",
+                missing={rank: "is the one that waits"},
+            )
         is_alone = self._pending == 1
 
         def is_done() -> bool:
@@ -283,13 +290,6 @@ class PointToPoint:
             else (fabric.has_come, partial(self._take_in, peer))
         )
 
-        if message.done:
-            return
-        if peer == rank:
-            raise CommTimeout(
-                f"rank {rank} has sent itself nothing that this recv could take",
-                missing={rank: "is the one that waits"},
-            )
         fabric.advance = None if is_alone else self._advance
         try:
             fabric.attend(
