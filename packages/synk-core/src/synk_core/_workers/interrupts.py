@@ -42,8 +42,9 @@ From the end of an order to the user's code it takes much less."""
 WORD_S = 0.5
 """Seconds from a Ctrl-C that reaches another host until the master's decision must be there."""
 
-_FINALIZERS = ("__del__", "_died")  # `_died` is that of arrays in shared memory
-_COMPARISONS = ("__eq__", "__hash__")  # CPython's lookups by `PyDict_GetItem` drop all errors
+# Finalizers (`_died` is that of arrays in shared memory), and comparisons of keys: CPython's
+# lookups by `PyDict_GetItem` drop all errors.
+_LOSING = ("__del__", "_died", "__eq__", "__hash__")
 _OF_WEAK_REFS = ("weakref", "_weakrefset")
 
 
@@ -363,10 +364,7 @@ class Interrupts:
 def _is_lost_at(frame: Any) -> bool:
     """Return whether an exception would be lost: in a finalizer, or when keys are compared."""
     while frame is not None:
-        if (
-            frame.f_code.co_name in (*_FINALIZERS, *_COMPARISONS)
-            or frame.f_globals.get("__name__") in _OF_WEAK_REFS
-        ):
+        if frame.f_code.co_name in _LOSING or frame.f_globals.get("__name__") in _OF_WEAK_REFS:
             return True
         frame = frame.f_back
     return False
