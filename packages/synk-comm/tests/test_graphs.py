@@ -37,8 +37,9 @@ class Driver(cuda.Driver):
     def do_cuGraphGetNodes(self, graph, nodes, count):
         if nodes is None:
             count._obj.value = len(self.nodes)
-        else:
-            nodes[:] = range(1, len(self.nodes) + 1)
+            return 0
+        nodes[:] = range(1, len(self.nodes) + 1)
+        return 0 if self.nodes else 1  # as CUDA 13's
 
     def do_cuGraphNodeGetType(self, node, kind):
         kind._obj.value = self.nodes[node - 1][0]
@@ -102,6 +103,11 @@ def test_what_is_recorded_is_cut_into_several_graphs():
     one = ["cuStreamBeginCapture_v2", "cuStreamEndCapture", "cuGraphGetNodes", "cuGraphGetNodes"]
     one += ["cuGraphNodeGetType", "cuGraphInstantiateWithFlags", "cuGraphDestroy"]
     assert driver.called == 3 * one
+
+
+def test_a_graph_between_two_cuts_may_be_empty():
+    driver = Driver()
+    assert driver.record_graphs(STREAM, lambda cut: [cut(), cut()]) == [88] * 3
 
 
 def test_an_error_after_a_cut_leaves_no_graph():

@@ -270,7 +270,8 @@ class Driver:
         count = _SIZE()
         self._call("cuGraphGetNodes", recorded, None, ctypes.byref(count))
         nodes = (ctypes.c_void_p * count.value)()
-        self._call("cuGraphGetNodes", recorded, nodes, ctypes.byref(count))
+        if nodes:  # nothing comes between two cuts; the driver refuses room for none
+            self._call("cuGraphGetNodes", recorded, nodes, ctypes.byref(count))
         kind, copy = ctypes.c_int(), (ctypes.c_size_t * _COPY_WORDS)()
         for node in nodes:
             self._call("cuGraphNodeGetType", node, ctypes.byref(kind))
