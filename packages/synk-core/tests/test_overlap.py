@@ -7,6 +7,7 @@ so later. What only GPUs show is in `integration/multi_gpu`.
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import weakref
 
@@ -24,7 +25,7 @@ from synk_core._graph.devices import captured, parts
 from synk_core._graph.devices.captured import REPLAYED
 from synk_core._graph.devices.device import Cpu
 from synk_core._graph.devices.parts import in_parts, pieces_of
-from synk_core._rank import outputs
+from synk_core._rank import distribute, outputs
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(sys.modules["test_captured"])
@@ -72,6 +73,7 @@ def changes():
         (Cpu, "takes", lambda _self, _values, reducible=False: True),
         (outputs, "is_on_default_device", lambda value: isinstance(value, np.ndarray)),
         (parts, "SMALLEST_PIECE", 64),
+        (distribute, "MOST_AT_ONCE", 2),
     ]
 
 
@@ -661,3 +663,63 @@ def test_functions_that_cannot_tell_of_parts():
         if can:
             found[0](np.arange(4.0))
             np.testing.assert_array_equal(v.get_value(), np.arange(4.0))
+
+
+class Unwilling:
+    """A value that no other process can take."""
+
+    def __reduce__(self):
+        return _unwilling, (os.getpid(),)
+
+
+def _unwilling(pid):
+    if pid != os.getpid():
+        raise ValueError("not here")
+    return Unwilling()
+
+
+@as_op([theano.gof.generic, T.dvector], [T.dvector])
+def beside(_thing, values):
+    return values
+
+
+def test_values_on_devices_come_to_new_ranks_from_device_to_device(overlapping, monkeypatch):
+    runtime, random = overlapping.runtime, np.random.RandomState(0)
+    broadcast, moved = RoundCommunicator.broadcast, []
+
+    def counted(comm, x, root):
+        moved.append([array.shape for array in x])
+        return broadcast(comm, x, root)
+
+    monkeypatch.setattr(RoundCommunicator, "broadcast", counted)
+    values = [
+        random.rand(30, 40),
+        np.asfortranarray(random.rand(5, 7)),
+        random.rand(10, 3)[::2],
+        np.float64(2.5),
+        np.zeros((0, 3)),
+        np.arange(6),
+    ]
+    held = [theano.shared(value, f"v{i}", borrow=True) for i, value in enumerate(values)]
+    x, stream = T.dvector("x"), T.shared_randomstreams.RandomStreams(1)
+    total = sum(v.sum() for v in held) + stream.uniform((2,)).sum() * 0
+    f = runtime.function([x], (x + total, "gather"), name="total")
+    runtime.distribute()
+    shapes = [np.shape(value) for value in values]
+    assert moved == [shapes[:2], shapes[2:4], shapes[4:]]
+    expected = sum(float(np.sum(value)) for value in values)
+    np.testing.assert_allclose(f(np.zeros(runtime.size)), np.full(runtime.size, expected))
+    for v, value in zip(held, values):
+        for got in runtime.collectives.gather(v):
+            np.testing.assert_array_equal(got, value)
+
+
+def test_a_rank_that_cannot_take_a_value_stops_all_before_the_values_come(overlapping):
+    runtime = overlapping.runtime
+    x, v = T.dvector("x"), theano.shared(np.arange(5.0), "v")
+    thing = theano.shared(Unwilling(), "thing")
+    f = runtime.function([x], (beside(thing, x) + v.sum(), "gather"), name="unwilling")
+    with pytest.raises(WorkerFailed, match="not here"):
+        f(np.zeros(runtime.size))
+    thing.set_value(None)
+    np.testing.assert_array_equal(f(np.zeros(runtime.size)), np.full(runtime.size, 10.0))

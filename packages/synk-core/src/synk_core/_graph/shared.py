@@ -14,14 +14,25 @@ import weakref
 from collections import deque
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Deque, Dict, Iterable, Iterator, List, Optional, Tuple
+from typing import (
+    Any,
+    Callable,
+    Deque,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 from synk_core._text import shown
 from synk_core._weakqueue import QueuedRef
 from synk_core.engine import NAME, TITLE, SharedVariable, is_random
 from synk_core.exceptions import NotSharedVariable
 
-from .values import on_host
+from .values import is_array, on_host
 
 Storage = List[Any]
 """The one-element list in which a shared variable's value lies."""
@@ -35,7 +46,11 @@ _KEPT_TAGS = ("is_rng", "synk_row_share")
 
 @dataclass(frozen=True)
 class VariableRecord:
-    """A shared variable as it is sent; the variable itself would bring graphs along in its tags."""
+    """A shared variable as it is sent; the variable itself would bring graphs along in its tags.
+
+    Attributes:
+        shape: of a value that is not sent with it, but from device to device; else None.
+    """
 
     number: int
     cls: type
@@ -44,6 +59,7 @@ class VariableRecord:
     strict: bool
     allow_downcast: Optional[bool]
     value: Any
+    shape: Optional[Tuple[int, ...]]
     is_random: bool
 
 
@@ -173,22 +189,33 @@ class VariableRegistry:
                 del self._numbers[id(variable.container.storage)]
         self._users.pop(number, None)
 
-    def records(self, start: int) -> Tuple[VariableRecord, ...]:
-        """Return records of all variables from number `start` on."""
-        return tuple(
-            VariableRecord(
+    def records(
+        self, start: int, goes_apart: Callable[[Sequence[Any]], bool]
+    ) -> List[VariableRecord]:
+        """Return records of all variables from number `start` on.
+
+        Args:
+            goes_apart: whether arrays need not be in them.
+        """
+        records = []
+        for number, variable in self.variables.items():
+            if number < start:
+                continue
+            value, random = value_of(variable), is_random(self._user(number))
+            apart = not random and is_array(value) and goes_apart([value])
+            record = VariableRecord(
                 number=number,
                 cls=type(variable),
                 type=variable.type,
                 name=self.name_of(number),
                 strict=variable.container.strict,
                 allow_downcast=variable.container.allow_downcast,
-                value=on_host(value_of(variable)),
-                is_random=is_random(self._user(number)),
+                value=None if apart else on_host(value),
+                shape=value.shape if apart else None,
+                is_random=random,
             )
-            for number, variable in self.variables.items()
-            if number >= start
-        )
+            records.append(record)
+        return records
 
     def adopt(self, record: VariableRecord, value: Any) -> None:
         """Create the variable of `record` on this rank, with `value`.

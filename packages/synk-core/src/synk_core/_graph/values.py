@@ -67,6 +67,13 @@ def empty_like(value: Any, shape: Tuple[int, ...], dtype: Any) -> Any:
     return np.empty(shape, dtype)
 
 
+def empty_of(type_: Any, shape: Tuple[int, ...]) -> Any:
+    """Return a new array of a variable's type, on its device (or host)."""
+    if is_device_type(type_):
+        return DEVICES.empty(shape, type_.dtype, type_.context)
+    return np.empty(shape, type_.dtype)
+
+
 def is_plain(value: Any) -> bool:
     """Return whether an array can receive results: it is in C order, and writable."""
     if is_on_device(value):

@@ -80,7 +80,7 @@ class Distributor:
             # Functions first: pickling them can reveal new variables.
             names = ", ".join(repr(recipe.name) for recipe in recipes)
             pickled_functions = self._pickle((recipes, forms), names)
-            records = self._here.registry.records(self._variables)
+            records = self._here.registry.records(self._variables, self._here.device.takes)
             names = ", ".join(
                 repr(record.name or "a variable without a name") for record in records
             )
@@ -89,7 +89,8 @@ class Distributor:
             payload = self._store.make(dtype=np.uint8, shape=(length,), name="functions")
             for start, stop, part in parts:
                 payload.array[start:stop] = np.frombuffer(part, np.uint8)
-            self._run(Distribute(self._store.ref(payload), variables, compiled))
+            apart = tuple(record.number for record in records if record.shape is not None)
+            self._run(Distribute(self._store.ref(payload), variables, compiled, apart))
         self._variables = self._here.registry.end
         self._forms.update((number, form) for number, form, _ in forms)
 

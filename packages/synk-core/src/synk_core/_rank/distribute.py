@@ -9,7 +9,9 @@ from typing import Any, List, Sequence
 import numpy as np
 
 from synk_core._graph import random_streams
+from synk_core._graph.shared import value_of
 from synk_core._graph.transfer.pickling import loads
+from synk_core._graph.values import empty_of, in_c_order, is_device_type
 from synk_core._plan.rows import Bounds
 from synk_core._watch.flight import KINDS, Phase
 from synk_core._watch.spans import shifted
@@ -19,6 +21,9 @@ from synk_core.engine import compile_ahead, refresh_cache
 
 from .functions import LoadedFunction
 from .workplace import Workplace
+
+MOST_AT_ONCE = 200
+"""Values of one broadcast: before it, ranks compare their calls, whose description is limited."""
 
 
 def pack(*pickles: Any) -> Any:
@@ -53,22 +58,42 @@ class PreparedDistribution:
 
     def __call__(self, origin: int, place: int) -> None:  # noqa: ARG002 - all acts are called alike
         """On a worker, build the functions and variables that the master has sent."""
-        here, began = self._here, perf_counter()
+        here, act, began = self._here, self._act, perf_counter()
         here.flight.enter(Phase.DISTRIBUTE)
         if not here.is_master:
-            self._take_over(here.arrays.get(self._act.payload))
+            # The master has compiled everything: with its cache, nothing is compiled here.
+            refresh_cache()
+            self._take_variables(here.arrays.get(act.payload))
+        if act.broadcast:
+            self._broadcast_values()
+        if not here.is_master:
+            self._take_functions(here.arrays.get(act.payload))
         here.recorder.add("distribute", "take over", began, perf_counter())
 
-    def _take_over(self, payload: np.ndarray) -> None:
-        here, act = self._here, self._act
-        # The master has compiled everything: with its cache, nothing is compiled here.
-        refresh_cache()
-        for record in self._load(payload, act.variables, copied=False):
+    def _take_variables(self, payload: np.ndarray) -> None:
+        here = self._here
+        for record in self._load(payload, self._act.variables, copied=False):
             value = record.value
-            if record.is_random and here.seed is not None:
+            if record.shape is not None:
+                value = empty_of(record.type, record.shape)
+            elif record.is_random and here.seed is not None:
                 value = random_streams.reseed(value, here.seed)
-            # A copy for each: pickle keeps two variables with one array together.
-            here.registry.adopt(record, copy.deepcopy(value))
+            if not is_device_type(record.type):
+                # A copy for each: pickle keeps two variables with one array together.
+                value = copy.deepcopy(value)
+            here.registry.adopt(record, value)
+
+    def _broadcast_values(self) -> None:
+        here, numbers = self._here, self._act.broadcast
+        here.flight.enter(Phase.COLLECTIVE)
+        for start in range(0, len(numbers), MOST_AT_ONCE):
+            some = numbers[start : start + MOST_AT_ONCE]
+            values = [in_c_order(value_of(here.registry[number])) for number in some]
+            here.comm.broadcast(values, here.master)
+        here.flight.enter(Phase.DISTRIBUTE)
+
+    def _take_functions(self, payload: np.ndarray) -> None:
+        here, act = self._here, self._act
         recipes, forms = self._load(payload, act.functions)
         for recipe in recipes:
             here.functions[recipe.function_id] = LoadedFunction(recipe)

@@ -142,11 +142,13 @@ class Distribute:
         payload: pickles and their buffers, one uint8 array in shared memory.
         variables: (start, stop) of the variables' pickle in it, then of each of its buffers.
         functions: the same for recipes and compiled forms, which refer to the variables.
+        broadcast: numbers of the variables whose values come from device to device, not in these.
     """
 
     payload: ArrayRef
     variables: Tuple[Bounds, ...]
     functions: Tuple[Bounds, ...]
+    broadcast: Tuple[int, ...]
 
 
 @dataclass(frozen=True)
