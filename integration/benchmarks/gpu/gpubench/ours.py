@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import tempfile
 import time
+from pathlib import Path
 from typing import Any, Callable
 
 import numpy as np
@@ -15,7 +17,7 @@ from synkhronos.extensions.train import make_train_function
 from . import networks, timeline
 from .clock import Batches, device_wait, rounds
 from .job import Report, Settings
-from .tables import OURS, OURS_AHEAD
+from .tables import COPY, OURS, OURS_AHEAD, OURS_SUM
 
 WARM = 5
 
@@ -77,6 +79,8 @@ def main(settings: Settings, report: Report) -> None:
         _same_everywhere(network.params[0])
     if "timeline" in settings.measures:
         timeline.measure(settings, report, network, train, images, labels)
+    if "files" in settings.measures:
+        _files(settings, report, network, train)
     synk.close()
     if profile:
         timeline.worker_profiles(report)
@@ -86,6 +90,31 @@ def _distribution(settings: Settings, report: Report, seconds: float, elements: 
     what = f"distribute(), {settings.network}"
     note = f"two functions and their variables; {elements:,} parameters"
     report.row("distribution", what, OURS, seconds, note=note)
+
+
+def _files(settings: Settings, report: Report, network: networks.Network, train: Any) -> None:
+    """Steps on a data set in a file, beside the mere copying of its rows."""
+    total = synk.function([network.inputs[0]], network.inputs[0].sum(), name="total")
+    synk.distribute()
+    (shape, _), many = networks.shapes(network), network.batch * settings.gpus
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "images.npy")
+        images = np.lib.format.open_memmap(path, "w+", "float32", shape)
+        labels = np.zeros(network.images, "int32")
+        networks.fill(network, images, labels)
+        target = np.empty((many, *shape[1:]), "float32")
+        batches = Batches(network.images, many)
+        steps = train.steps(images, labels, (batches() for _ in itertools.count()))
+        ways: dict[str, Callable[[], Any]] = {
+            COPY: lambda: np.take(images, batches(), 0, target, "clip"),
+            OURS_SUM: lambda: total(images, batch=batches()),
+            OURS_AHEAD: lambda: next(steps),
+        }
+        wait = device_wait(network.params[-1])
+        report.about("the file", f"{images.nbytes / 1e9:.1f} GB")
+        for name, seconds in rounds(ways, wait, settings.rounds, settings.steps, WARM).items():
+            report.row("files", f"{many} rows", name, seconds, nbytes=target.nbytes)
+        steps.close()
 
 
 def _same_everywhere(variable: Any) -> None:

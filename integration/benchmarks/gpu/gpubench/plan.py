@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-PARTS = ("allreduce", "fork", "resnet", "distribution", "timeline", "vgg", "ddp")
+PARTS = ("allreduce", "fork", "resnet", "distribution", "timeline", "files", "vgg", "ddp")
 NETWORKS = ("resnet", "vgg")
 
 
@@ -18,7 +18,7 @@ class Job:
         gpus: how many GPUs it works on.
         limit_s: after which it is ended.
         network: "resnet", "vgg", or "".
-        measures: what it measures besides: "steps", "distribution", "timeline".
+        measures: what it measures besides: "steps", "distribution", "timeline", "files".
     """
 
     kind: str
@@ -75,6 +75,6 @@ def _measures(network: str, n: int, only: Sequence[str], several: list[int]) -> 
     if network == "resnet":
         if "distribution" in only and n > 1:
             measures.append("distribution")
-        if "timeline" in only and several and n == several[0]:
-            measures.append("timeline")
+        if n in several[-1:]:
+            measures += [name for name in ("timeline", "files") if name in only]
     return tuple(measures)
