@@ -25,16 +25,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import theano
-import theano.tensor as T
 
 from synkhronos.in_graph import all_reduce
 
 try:
     import lasagne
+    import theano
+    import theano.tensor as T
 except ImportError as error:
     raise ImportError(
-        "synkhronos.extensions.lasagne needs Lasagne: pip install 'synkhronos[lasagne]'"
+        "synkhronos.extensions.lasagne needs Theano and Lasagne, on Python 3.9 to 3.11: "
+        "pip install 'synkhronos[lasagne]', which installs neither on newer Pythons"
     ) from error
 
 __all__ = ["SyncBatchNormLayer", "convert", "sync_batch_norm"]
