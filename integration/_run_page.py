@@ -18,7 +18,7 @@ would clutter the page stands in comments of HTML, which readers do not see:
 
 A line that ends with ``#-> text`` prints that text. In both, ``...`` stands for anything.
 
-Where PyTensor is installed in place of Theano, the page is read as README.md tells: `import theano`
+Where PyTensor is installed in place of Theano, the page is read as README.md says: `import theano`
 is `import pytensor as theano`, `as_op` is `wrap_py`, and all else is the same.
 """
 
@@ -38,6 +38,8 @@ FENCE = re.compile(r"^( *)(`{3,}|:{3,})(\{?[\w-]*\}?)(.*)$")
 PROMISE = re.compile(r"#-> (.*)$")
 # How a program for Theano becomes one for PyTensor, and what it then prints.
 TRANSLATED = (
+    # As the line itself says, in a comment.
+    (re.compile(r"^import theano\b.*#.* (import pytensor.*)$", re.MULTILINE), r"\1"),
     (
         re.compile(r"^from theano\.compile\.ops import as_op\b.*$", re.MULTILINE),
         "from pytensor import wrap_py as as_op",  # its own as_op is deprecated

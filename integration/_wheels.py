@@ -47,7 +47,9 @@ def build(source: Path, target: Path) -> dict[str, Path]:
     return built
 
 
-def make_environment(folder: Path, wheels: list[Path], base: object = sys.executable) -> Path:
+def make_environment(
+    folder: Path, wheels: list[Path], base: object = sys.executable, extra: str = ""
+) -> Path:
     """Create a virtual environment with these wheels and what they need; return its interpreter.
 
     What they need is taken from the environment of `base`, with which no network is asked; all of
@@ -55,16 +57,19 @@ def make_environment(folder: Path, wheels: list[Path], base: object = sys.execut
 
     Args:
         base: an interpreter.
+        extra: one of synkhronos, whose wheel is among them.
     """
     run(base, "-m", "venv", "--without-pip", folder)
     python = folder / "bin" / "python"
     pip = (*PIP, "--python", python)
+    names = [path.name.partition("-")[0] for path in wheels]
+    extras = [f"[{extra}]" * (extra != "" and name == "synkhronos") for name in names]
     if ALL:
-        run(*pip, "install", *wheels)
+        run(*pip, "install", *(f"{path}{chosen}" for path, chosen in zip(wheels, extras)))
         return python
     run(*pip, "install", "--no-deps", *wheels)
     site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
-    for distribution in needed([path.name.partition("-")[0] for path in wheels], base):
+    for distribution in needed([name + chosen for name, chosen in zip(names, extras)], base):
         for name in {path.parts[0] for path in distribution.files or ()} - {".."}:
             place = site / name
             if not place.exists() and name != "__pycache__":
@@ -78,7 +83,8 @@ def needed(names: list[str], base: object) -> list[metadata.Distribution]:
     asked = "import json, sys; print(json.dumps([sys.path, '%d.%d' % sys.version_info[:2]]))"
     places, version = json.loads(run(base, "-c", asked))
     found: dict[str, metadata.Distribution] = {}
-    waiting, given = [Requirement(name) for name in names], {canonicalize_name(n) for n in names}
+    waiting = [Requirement(name) for name in names]
+    given = {canonicalize_name(requirement.name) for requirement in waiting}
     seen = set()
     while waiting:
         requirement = waiting.pop()

@@ -122,11 +122,19 @@ def installed(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.fixture(scope="session")
-def installed_newer(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of a fresh environment with the packages, those for PyTensor among them."""
-    base = ROOT / ".venv-newer/bin/python"
-    if not base.exists():
+def newer() -> Path:
+    """The interpreter of the environment for PyTensor."""
+    python = ROOT / ".venv-newer/bin/python"
+    if not python.exists():
         pytest.skip("no Python 3.12 or newer was found when this checkout was prepared")
+    return python
+
+
+@pytest.fixture(scope="session")
+def installed_newer(
+    wheels: dict[str, Path], newer: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The interpreter of a fresh environment with the packages, those for PyTensor among them."""
     folder = tmp_path_factory.mktemp("newer") / "venv"
     chosen = [wheels[one] for one in PACKAGES if one != "synk-theano"]
-    return make_environment(folder, chosen, base)
+    return make_environment(folder, chosen, newer)

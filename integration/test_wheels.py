@@ -83,6 +83,18 @@ def test_nothing_of_theanos_repair_is_where_pytensor_is(installed_newer: Path) -
     assert {"synk_theano", "synk_theano_compat", "theano"} & names == set()
 
 
+@pytest.mark.nightly
+def test_the_extra_for_pymc_is_all_that_its_page_needs(
+    wheels: dict[str, Path], newer: Path, clean_environment: dict[str, str], tmp_path: Path
+) -> None:
+    chosen = [wheels[one] for one in PACKAGES if one != "synk-theano"]
+    python = make_environment(tmp_path / "venv", chosen, newer, extra="pymc")
+    here = {**clean_environment, "SYNKHRONOS_N_PARALLEL": "2"}
+    page = ROOT / "docs/pymc.md"
+    printed = run(python, ROOT / "integration/_run_page.py", page, cwd=tmp_path, env=here)
+    assert printed.splitlines()[-1] != "0 blocks ran"
+
+
 @pytest.mark.parametrize(
     ("folder", "module", "allowed"),
     [

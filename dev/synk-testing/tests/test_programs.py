@@ -5,10 +5,22 @@ from __future__ import annotations
 import os
 import signal
 import time
+import uuid
+from pathlib import Path
 
 import pytest
 
-from synk_testing import Mark, Program, Zygote, hard_limit, is_there, nothing_left, run
+from synk_testing import (
+    Mark,
+    Program,
+    Zygote,
+    hard_limit,
+    is_there,
+    mpi_job,
+    nothing_left,
+    run,
+    why_no_mpi,
+)
 
 _limit = hard_limit(60)
 
@@ -246,3 +258,36 @@ def test_this():
     assert status == 1
     assert "took longer than 0.3 s" in out
     assert "time.sleep(60)" in out
+
+
+KILLED = """
+import json, os, signal
+from mpi4py import MPI
+MPI.COMM_WORLD.Barrier()
+paths = {line.split()[-1] for line in open("/proc/self/maps") if "/dev/shm/mpich_" in line}
+if MPI.COMM_WORLD.rank == 0:
+    print(json.dumps(sorted(paths)), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+MPI.COMM_WORLD.Barrier()
+"""
+
+
+@pytest.mark.skipif(bool(why_no_mpi()), reason=why_no_mpi())
+def test_what_mpich_leaves_of_killed_ranks_is_removed_and_nothing_else():
+    name = f"/dev/shm/mpich_shm_{uuid.uuid4().hex[:8]}"
+    older, opened, left = (Path(f"{name}_{kind}") for kind in ("older", "opened", "left"))
+    try:
+        older.touch()
+        with mpi_job(KILLED, size=2, on_a_host=2) as job:
+            made = [Path(path) for path in job.answer()]
+            left.touch()
+            with open(opened, "wb"):
+                job.finish()
+                job.close()
+                assert opened.exists()
+        assert made
+        assert not any(path.exists() for path in (*made, left))
+        assert older.exists()
+    finally:
+        for path in (older, opened, left):
+            path.unlink(missing_ok=True)

@@ -50,6 +50,8 @@ def test_what_is_no_name_no_flag_and_no_number_is_refused_in_few_words(pair, f):
     assert len(pair._rank.functions) == before
     with pytest.raises(InputTypeError, match="True or False"):
         f.build_inputs(X, 1, minibatch=[np.ones((2, 2), bool), False])
+    with pytest.raises(InputTypeError, match="input y of function 'f': got None, expected a value"):
+        f.build_inputs(X, None)
     with pytest.raises(InputTypeError, match="expected numbers"):
         pair.collectives.broadcast(s, np.zeros(3, object))
     with pytest.raises(InputValueError) as caught:

@@ -49,6 +49,9 @@ def test_values_are_converted_only_where_nothing_is_lost(pair):
     with pytest.raises(InputTypeError):
         data.set_value([1e300])
     data.set_value([np.nan, np.inf, 1.5])
+    for value in ("abc", ["abc"], None, [None], np.zeros(3, "M8[D]"), np.ones(3, object)):
+        with pytest.raises(InputTypeError, match="expected numbers of dtype float32"):
+            data.set_value(value)
 
 
 def test_growing_keeps_contents_and_uses_the_allocation(pair):

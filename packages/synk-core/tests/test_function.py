@@ -429,6 +429,18 @@ def test_build_inputs_and_as_theano(pair):
     np.testing.assert_array_equal(single.data, value)
 
 
+@pytest.mark.c_code
+@pytest.mark.parametrize("dtype", [">f8", ">f4", ">i4"])
+def test_rows_in_the_byte_order_of_other_machines_are_converted(pair, dtype):
+    """As files have them; C code reads memory as it is."""
+    x, factor = T.vector("x"), T.scalar("factor")
+    f = pair.function([x], ((x * factor).sum(), "sum"), bcast_inputs=[factor])
+    values, twice = np.arange(1.0, 6.0).astype(dtype), np.array(2.0).astype(dtype)
+    for argument in (values, pair.data(values)):
+        assert f(argument, twice) == 30.0
+        assert f(argument, pair.data(twice), batch=[0, 4, 4], num_slices=2) == 22.0
+
+
 def test_functions_are_distributed_when_they_are_first_called(pair):
     s = engine.shared(np.zeros(3), "s")
     f = pair.function([x], updates=[(s, s + x.sum(axis=0))])

@@ -167,7 +167,8 @@ class FakeMLflow:
 
     def log_metrics(self, metrics, step=None, synchronous=None):
         for name, value in metrics.items():
-            self._active.metrics.setdefault(name, {})[step] = value
+            metric = types.SimpleNamespace(step=step, value=value)
+            self._active.data.metrics.setdefault(name, []).append(metric)
 
     def log_params(self, params, synchronous=None):
         assert not params.keys() & self._active.data.params, "params cannot be changed"
@@ -177,6 +178,12 @@ class FakeMLflow:
         (run,) = (run for run in self.runs if run.info.run_id == run_id)
         return run
 
+    def MlflowClient(self):
+        return types.SimpleNamespace(get_metric_history=self._get_metric_history)
+
+    def _get_metric_history(self, run_id, key):
+        return self.get_run(run_id).data.metrics[key]
+
     def get_experiment_by_name(self, name):
         return self.experiments.get(name)
 
@@ -185,7 +192,11 @@ class FakeMLflow:
         return self.experiments[name].experiment_id
 
     def logged(self):
-        return self.runs[-1].metrics
+        shown = {}
+        for name, metrics in self.runs[-1].data.metrics.items():
+            shown[name] = {metric.step: metric.value for metric in metrics}
+            assert len(shown[name]) == len(metrics), "logged twice"
+        return shown
 
     def config(self):
         return self.runs[-1].data.params
@@ -201,5 +212,5 @@ class FakeMLflow:
 class MLflowRun:
     def __init__(self, run_id, experiment_id, name):
         self.info = types.SimpleNamespace(run_id=run_id, experiment_id=experiment_id)
-        self.data = types.SimpleNamespace(params={})
-        self.name, self.metrics, self.ends = name, {}, []
+        self.data = types.SimpleNamespace(params={}, metrics={})
+        self.name, self.ends = name, []

@@ -282,7 +282,9 @@ def test_the_doctor_examines_pytensor_and_nothing_of_theanos():
     assert (done.returncode, done.stderr) == (0, "")
     found = {item["name"]: item for item in report["sections"]["Software"]}
     assert found["PyTensor"]["found"].startswith(version("pytensor"))
-    assert not {"Theano", "BLAS", "Lasagne"} & set(found)
+    assert not {"Theano", "BLAS"} & set(found)
+    assert found["Lasagne"]["state"] == "good"
+    assert "its extra installs nothing here" in found["Lasagne"]["found"]
     (gpus,) = report["sections"]["GPUs"]
     assert gpus["found"].startswith("not looked for: PyTensor has no back end for them")
 

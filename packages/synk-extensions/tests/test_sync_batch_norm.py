@@ -332,6 +332,27 @@ def test_the_wrapper():
     assert type(sync_batch_norm(InputLayer((None, 4)))) is SyncBatchNormLayer
 
 
+def test_a_layer_is_not_normalised_twice(ordinary):
+    dense = DenseLayer(InputLayer((None, 4)), 5, nonlinearity=T.tanh)
+    inner = ordinary(dense)
+    # What batch_norm() and sync_batch_norm() return: with a nonlinearity, and without.
+    tops = [NonlinearityLayer(inner, T.tanh), inner, sync_batch_norm(dense)]
+    for top in (*tops, tops[-1].input_layer):
+        with pytest.raises(ValueError, match=r"normalised already; .* convert\(network\)"):
+            sync_batch_norm(top)
+    assert tops[0].nonlinearity is T.tanh
+    again = NonlinearityLayer(DenseLayer(tops[0], 2, nonlinearity=None), T.tanh)
+    assert type(sync_batch_norm(again).input_layer) is SyncBatchNormLayer
+
+
+@needs_batch_norm
+def test_what_batch_norm_returns_is_not_normalised_again():
+    for nonlinearity in (T.tanh, None):
+        dense = DenseLayer(InputLayer((None, 4)), 5, nonlinearity=nonlinearity)
+        with pytest.raises(ValueError, match="normalised already"):
+            sync_batch_norm(lasagne.layers.batch_norm(dense))
+
+
 @pytest.fixture(params=["look-alike", pytest.param("Lasagne's", marks=needs_batch_norm)])
 def ordinary(request, monkeypatch):
     """Lasagne's layer, or one that stands in its place where there is none."""

@@ -337,6 +337,28 @@ def test_the_stand_in_for_mlflow_has_its_signatures():
     for name, _ in inspect.getmembers(_trackers.FakeMLflow, inspect.isfunction):
         if not name.startswith("_") and name not in ("logged", "config", "ends"):
             accepts(getattr(mlflow, name), getattr(_trackers.FakeMLflow(), name))
+    accepts(mlflow.MlflowClient.get_metric_history, _trackers.FakeMLflow()._get_metric_history)
+
+
+def test_mlflow_has_each_step_of_a_resumed_training_once(monkeypatch, tmp_path):
+    """By its own client, in a local folder."""
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "runs").as_uri())
+    losing = Callback()
+    losing.on_step_end = lambda trainer, loss: 1 / (trainer.step - 5)
+    with pytest.raises(ZeroDivisionError):
+        trained(MLflow("e", every_steps=1), losing, checkpoint=tmp_path / "kept")
+    log = MLflow("e", every_steps=1)
+    trained(log, epochs=3, resume=True, checkpoint=tmp_path / "kept")
+    run_id, client = log.state()["id"], mlflow.MlflowClient()
+    history = client.get_metric_history(run_id, "step/loss")
+    assert [metric.step for metric in history] == [*range(1, 10)]
+    logged = {
+        name: {m.step: m.value for m in client.get_metric_history(run_id, name)}
+        for name in client.get_run(run_id).data.metrics
+    }
+    assert_logged(logged, 3)
 
 
 def test_the_stand_in_for_tensorboard_has_its_signatures():

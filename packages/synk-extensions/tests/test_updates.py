@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import sys
 
 import numpy as np
 import pytest
@@ -307,3 +309,11 @@ def test_parameters_that_the_loss_does_not_use_are_named(rule):
 def test_errors_name_what_was_got_and_expected(rule, error, message, build):
     with pytest.raises(error, match=message):
         rule(*build(engine.shared(np.ones(3), name="w")))
+
+
+def test_lasagnes_extension_without_lasagne_names_the_pythons_that_it_is_for(monkeypatch):
+    name = "synkhronos.extensions.lasagne"
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "lasagne", None)
+    with pytest.raises(ImportError, match=r"Python 3\.9 to 3\.11: pip install .*neither on newer"):
+        importlib.import_module(name)

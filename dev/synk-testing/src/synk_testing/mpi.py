@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Set
 
+from .leaks import shared_memory
+from .processes import descriptors, everyone
 from .program import Program, Source
 
 HOSTS = ("hosta", "hostb", "hostc", "hostd")
@@ -25,6 +28,8 @@ SETTINGS: Dict[str, Optional[str]] = {
 
 _NODE = 'SYNKHRONOS_NODE=$PMI_HOSTNAME exec "$@"'
 """Runs a rank so that the packages, too, believe in the hosts."""
+
+_SEGMENTS = "mpich_"
 
 _OUTLIVED = 'trap "" USR1; SYNKHRONOS_NODE=$PMI_HOSTNAME "$@"'
 """The same, as a child: hydra, for which the shell is the rank, sees none that is killed."""
@@ -73,4 +78,31 @@ def mpi_job(
     prefix = job_command(size, on_a_host, options, outlives)
     settings = {**SETTINGS, **(environment or {})}
     limits = {"limit_s": LIMIT_S, **how}
-    return Program(source, *arguments, prefix=prefix, environment=settings, **limits)
+    return _Job(source, *arguments, prefix=prefix, environment=settings, **limits)
+
+
+class _Job(Program):
+    """A program of MPICH, which leaves up to 2 MB in shared memory for each rank that is killed."""
+
+    def __init__(self, *arguments: Any, **how: Any) -> None:
+        self._before = set(shared_memory(_SEGMENTS))
+        super().__init__(*arguments, **how)
+
+    def close(self) -> None:
+        """Kill what still runs, and remove what MPICH has left; see `Program.close`."""
+        super().close()
+        left = set(shared_memory(_SEGMENTS)) - self._before
+        for name in left - _in_use(left):
+            Path("/dev/shm", name).unlink(missing_ok=True)
+
+
+def _in_use(names: Set[str]) -> Set[str]:
+    """Return those segments that a living process has open or mapped: another program's."""
+    found = set()
+    for process in everyone() if names else ():
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            # In this order: a segment is open from its first moment until it is mapped.
+            text = "\n".join(descriptors(process.pid).values())
+            text += Path(f"/proc/{process.pid}/maps").read_text(encoding="utf-8", errors="replace")
+            found |= {name for name in names if f"/dev/shm/{name}" in text}
+    return found

@@ -235,7 +235,8 @@ def data(
 
     Raises:
         NotForked, Closed: no `fork()` before.
-        InputTypeError: dtype and ndim are unknown, or `value` does not match them.
+        InputTypeError: dtype and ndim are unknown, the dtype is none of numbers or booleans, or
+            `value` does not match.
     """
     return _default.default().data(
         value,

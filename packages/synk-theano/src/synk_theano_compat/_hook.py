@@ -28,6 +28,7 @@ DOWNSAMPLE = "theano.tensor.signal.downsample"
 WATCHED = frozenset(
     (
         "theano",
+        "theano.compile.function_module",
         "theano.configparser",
         "theano.gof.graph",
         "theano.gof.op",

@@ -452,6 +452,49 @@ def test_later_graphs_are_not_kept(run):
     run(KEPT, skip="P16", fails=True)
 
 
+INTERRUPTED = (
+    IMPORT
+    + """
+import sys
+from theano.compile.function_module import FunctionMaker
+x = T.vector()
+
+
+def is_interrupted_at(wanted):
+    lines = iter(range(1, wanted))
+
+    def interrupt(frame, event, _):
+        if event == "line" and next(lines, None) is None:
+            raise KeyboardInterrupt
+        return interrupt
+
+    code = FunctionMaker.__init__.__code__
+    sys.settrace(lambda frame, *_: interrupt if frame.f_code is code else None)
+    try:
+        theano.function([x], x + 1, mode=theano.Mode("py", None))
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+
+count = 1
+while is_interrupted_at(count):
+    count += 1
+assert count > 30, count
+"""
+)
+
+
+def test_ctrl_c_is_a_keyboard_interrupt_wherever_a_function_is_made(run):
+    """At each line of it, as a signal raises it there."""
+    run(INTERRUPTED)
+    said = run(INTERRUPTED, skip="P18", fails=True).stderr
+    assert "UnboundLocalError" in said
+    assert "opt_time" in said
+
+
 MPI_STAYS_OUT = (
     IMPORT
     + """

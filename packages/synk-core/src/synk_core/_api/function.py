@@ -352,6 +352,12 @@ class Function:
                 f"minibatch: got {len(flags)} entries, expected one for each of "
                 f"{len(values)} inputs"
             )
+        for place, value in enumerate(values):
+            if value is None:
+                raise InputTypeError(
+                    f"{self._signature.what(place)}: got None, expected a value; without one yet, "
+                    f"make a Data with data(var=...)"
+                )
         datas = tuple(
             self.executor.data(
                 value,

@@ -27,7 +27,9 @@ def trusting(function: Any, arrays: Sequence[np.ndarray]) -> Callable[..., List[
 
 def _takes_as_they_are(function: Any, arrays: Sequence[np.ndarray]) -> bool:
     return all(
-        array.dtype.name == getattr(spec.variable.type, "dtype", None) and array.flags.aligned
+        array.dtype.name == getattr(spec.variable.type, "dtype", None)
+        and array.dtype.isnative
+        and array.flags.aligned
         for array, spec in zip(arrays, function.maker.inputs)
     )
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from synk_core._plan.rows import Selection
 from synk_core._text import clipped, shown
-from synk_core._wire.data import Data, unmasked
+from synk_core._wire.data import NUMERIC, Data, unmasked
 from synk_core._wire.sources import RowSource
 from synk_core.engine import In, upcast
 from synk_core.exceptions import InputTypeError, InputValueError
@@ -142,7 +142,7 @@ class Signature:
 
     def _check_dtype(self, place: int, dtype: np.dtype) -> None:
         variable, label = self.variables[place], self.labels[place]
-        if dtype.kind not in "biufc":
+        if dtype.kind not in NUMERIC:
             raise InputTypeError(
                 f"{self.what(place)}: got dtype {dtype}, expected {variable.dtype}: numbers"
             )

@@ -28,6 +28,8 @@ Oversize = Union[int, float]
 
 MAX_DIMENSIONS = 32
 """Of a NumPy array."""
+NUMERIC = "biufc"
+"""Kinds of dtype that variables of an engine have: booleans and numbers."""
 OF_THE_RUNTIME = {"key", "memory", "named", "token", "track", "untrack"}
 """Attributes that completion leaves out."""
 
@@ -402,6 +404,10 @@ def condition(value: Any, dtype: Any, ndim: int, force_cast: bool, what: str) ->
     dtype = np.dtype(dtype)
     array = unmasked(value, what)
     force_cast = checked_flag(force_cast, "force_cast")
+    if array.dtype.kind not in NUMERIC and not force_cast:
+        raise InputTypeError(
+            f"{what}: got {shown(value)} of dtype {array.dtype}, expected numbers of dtype {dtype}"
+        )
     if array.ndim != ndim:
         raise InputTypeError(
             f"{what}: got {array.ndim} dimensions (shape {array.shape}), expected {ndim}"
@@ -417,7 +423,7 @@ def condition(value: Any, dtype: Any, ndim: int, force_cast: bool, what: str) ->
                 f"{clipped(error)}; expected numbers"
             ) from None
     has_own_dtype = hasattr(value, "dtype")
-    if not has_own_dtype and array.dtype.kind in "biuf" and dtype.kind in "biufc":
+    if not has_own_dtype and array.dtype.kind in "biuf":
         with np.errstate(over="ignore", invalid="ignore"):
             cast = array.astype(dtype)
             back = cast.astype(array.dtype)
@@ -467,8 +473,11 @@ def _checked_dtype(dtype: Any) -> np.dtype:
             f"dtype: got {shown(dtype)}, expected a NumPy dtype such as 'float32' "
             f"({clipped(error)})"
         ) from None
-    if found.hasobject or not found.itemsize:
-        raise InputTypeError(f"got dtype {found}, expected one of fixed size: no objects")
+    if found.kind not in NUMERIC:
+        raise InputTypeError(
+            f"data(): got dtype {found}, expected one of numbers or booleans: no function takes "
+            f"others; convert the values first"
+        )
     return found
 
 

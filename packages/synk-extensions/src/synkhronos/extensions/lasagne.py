@@ -25,16 +25,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import theano
-import theano.tensor as T
 
 from synkhronos.in_graph import all_reduce
 
 try:
     import lasagne
+    import theano
+    import theano.tensor as T
 except ImportError as error:
     raise ImportError(
-        "synkhronos.extensions.lasagne needs Lasagne: pip install 'synkhronos[lasagne]'"
+        "synkhronos.extensions.lasagne needs Theano and Lasagne, on Python 3.9 to 3.11: "
+        "pip install 'synkhronos[lasagne]', which installs neither on newer Pythons"
     ) from error
 
 __all__ = ["SyncBatchNormLayer", "convert", "sync_batch_norm"]
@@ -157,7 +158,19 @@ def sync_batch_norm(layer: Any, **kwargs: Any) -> Any:
 
     Returns:
         The topmost of the new layers.
+
+    Raises:
+        ValueError: The layer is normalised already.
     """
+    # lasagne.layers.batch_norm() returns the nonlinearity above its layer.
+    is_above = isinstance(layer, lasagne.layers.NonlinearityLayer)
+    below = layer.input_layer if is_above else layer
+    is_normalised = isinstance(below, (SyncBatchNormLayer, _ordinary()))
+    if is_normalised:
+        raise ValueError(
+            f"sync_batch_norm: got {layer.name or layer!r}, which is normalised already; give "
+            f"it the layer itself, instead of batch_norm(layer), or use convert(network)"
+        )
     nonlinearity = getattr(layer, "nonlinearity", None)
     if nonlinearity is not None:
         layer.nonlinearity = lasagne.nonlinearities.identity
@@ -191,10 +204,8 @@ def convert(network: Any, *, cost: str = "mean") -> Any:
         TypeError: A layer's class is derived from Lasagne's and may compute something else.
         ValueError: A layer normalises each row separately: its axes do not include 0.
     """
-    ordinary = getattr(lasagne.layers, "BatchNormLayer", None)
-    if ordinary is None:
-        return network  # Lasagne 0.1 has none
-    found = [item for item in lasagne.layers.get_all_layers(network) if isinstance(item, ordinary)]
+    layers = lasagne.layers.get_all_layers(network)
+    found = [item for item in layers if isinstance(item, _ordinary())]
     for layer in found:
         if not type(layer).__module__.startswith("lasagne."):
             raise TypeError(
@@ -206,6 +217,11 @@ def convert(network: Any, *, cost: str = "mean") -> Any:
         layer.__class__ = SyncBatchNormLayer
         layer.cost = _checked_cost(cost)
     return network
+
+
+def _ordinary() -> Any:
+    # Lasagne 0.1 has none, and nothing is an instance of ().
+    return getattr(lasagne.layers, "BatchNormLayer", ())
 
 
 def _axes(axes: str | int | Sequence[int], ndim: int) -> tuple[int, ...]:

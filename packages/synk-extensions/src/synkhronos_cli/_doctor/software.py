@@ -91,7 +91,7 @@ def examine_software(compat: Answer) -> list[Item]:
         return [_python()]  # everything else needs it
     numpy = _numpy(ask(_NUMPY, IMPORT_TIMEOUT_S))
     items = [_python(), _packages(), numpy]
-    items += _theano_and_its_tools(compat) if OF_THEANO else [_pytensor()]
+    items += _theano_and_its_tools(compat) if OF_THEANO else [_pytensor(), _no_lasagne()]
     items.append(_module("pyzmq", ask(_ZMQ, IMPORT_TIMEOUT_S), "pip install pyzmq"))
     items.append(_module("posix_ipc", ask(_POSIX_IPC, IMPORT_TIMEOUT_S), "pip install posix_ipc"))
     shared = ask(_SHARED_ARRAY, IMPORT_TIMEOUT_S)
@@ -255,6 +255,13 @@ def _blas(compat: Answer, gemm: Answer) -> Item:
     if speed < _SLOW_GFLOPS:
         return Item("BLAS", WARNING, found, "apt install libopenblas-dev, or pip install scipy")
     return Item("BLAS", GOOD, found)
+
+
+def _no_lasagne() -> Item:
+    found = (
+        "not looked for: it needs Theano, on Python 3.9 to 3.11; its extra installs nothing here"
+    )
+    return Item("Lasagne", GOOD, found)
 
 
 def _lasagne(compat: Answer, lasagne: Answer) -> Item:

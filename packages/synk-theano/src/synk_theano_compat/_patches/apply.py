@@ -15,11 +15,11 @@ from synk_theano_compat import locks
 
 from . import (
     compilation,
+    failures,
     flags,
     lasagne,
     mpi,
     numpy,
-    observers,
     products,
     reshape,
     scipy,
@@ -60,6 +60,9 @@ BEFORE: dict[str, tuple[Patch, ...]] = {
 }
 AFTER: dict[str, tuple[Patch, ...]] = {
     "theano": (Patch("P10", "setuptools", setuptools.usual_distutils),),
+    "theano.compile.function_module": (
+        Patch("P18", "Ctrl-C as an optimization begins", failures.kept_interrupts),
+    ),
     "theano.configparser": (Patch("P1", "flags that the user has not set", flags.set_defaults),),
     "theano.gof.compilelock": (
         Patch("lock", "fast compile lock", locks.fast_lock),
@@ -67,7 +70,7 @@ AFTER: dict[str, tuple[Patch, ...]] = {
     ),
     "theano.gof.cmodule": (Patch("P14", "test programs", compilation.private_probes),),
     "theano.gof.cc": (Patch("P2", "disk cache for ops without props", compilation.cache_no_props),),
-    "theano.gof.graph": (Patch("P16", "observers after errors", observers.released_observers),),
+    "theano.gof.graph": (Patch("P16", "observers after errors", failures.released_observers),),
     "theano.gof.op": (Patch("P3", "same C code version everywhere", compilation.stable_version),),
     "theano.scalar.basic": (Patch("P15", "np.product", numpy.no_product),),
     "theano.tensor.basic": (Patch("P12", "reshape of no rows", reshape.empty_reshape),),

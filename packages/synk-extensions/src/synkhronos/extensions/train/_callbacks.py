@@ -259,8 +259,9 @@ class WandB(_RunLog):
     The loss of a step is ``step/loss``, its rate ``step/learning_rate``. The other metrics are the
     columns of the Trainer's log. The horizontal axis is ``step``, the number of steps taken.
     Checkpoints keep the id of the run: a resumed training continues its run, and steps after the
-    checkpoint are logged again. If ``wandb.run`` is under way, as in a sweep, the callback uses it
-    and leaves it open.
+    checkpoint are logged again, at the same ``step``. Offline, each part of the run has a folder of
+    its own, and ``wandb sync`` uploads them one after the other. If ``wandb.run`` is under way, as
+    in a sweep, the callback uses it and leaves it open.
 
     Tried with wandb 0.16 and 0.31, offline.
 
@@ -319,9 +320,10 @@ class MLflow(_RunLog):
     The loss of a step is ``step/loss``, its rate ``step/learning_rate``. The other metrics are the
     columns of the Trainer's log, also at the number of the step. Hyperparameters are MLflow's
     params, which cannot be changed: those of the first run of a training stay. Checkpoints keep the
-    id of the run: a resumed training continues its run, and steps after the checkpoint are logged
-    again. If ``mlflow.active_run()`` is under way in this thread, the callback uses it and leaves
-    it open. Otherwise the run ends with the status FINISHED, FAILED (an exception) or KILLED (a
+    id of the run: a resumed training continues its run. Values of steps after the checkpoint that
+    the run has already are not logged again; if the repeated step gives another value, MLflow has
+    both. If ``mlflow.active_run()`` is under way in this thread, the callback uses it and leaves it
+    open. Otherwise the run ends with the status FINISHED, FAILED (an exception) or KILLED (a
     second Ctrl-C, or SIGTERM). Each logged step waits for the server: choose ``every_steps``
     accordingly.
 
@@ -349,8 +351,9 @@ class MLflow(_RunLog):
         self._mlflow = _required("mlflow", "mlflow")
         self._experiment = experiment
         self._name = name
+        self._logged: set[tuple[str, int, float]] = set()
 
-    def _open(self, step: int, config: dict[str, Any]) -> None:  # noqa: ARG002 - the id tells it
+    def _open(self, step: int, config: dict[str, Any]) -> None:
         run = self._mlflow.active_run()
         self._owned = run is None
         if self._owned and self._id is None:
@@ -358,8 +361,12 @@ class MLflow(_RunLog):
         elif self._owned:
             run = self._mlflow.start_run(run_id=self._id)
         self._id = run.info.run_id
-        known = self._mlflow.get_run(self._id).data.params
-        self._mlflow.log_params({k: v for k, v in config.items() if k not in known})
+        known = self._mlflow.get_run(self._id).data
+        self._mlflow.log_params({k: v for k, v in config.items() if k not in known.params})
+        # A training that is resumed repeats the steps after the checkpoint.
+        client = self._mlflow.MlflowClient()
+        history = ((k, m) for k in known.metrics for m in client.get_metric_history(self._id, k))
+        self._logged = {(k, m.step, m.value) for k, m in history if m.step > step}
 
     def _experiment_id(self) -> str | None:
         if self._experiment is None:
@@ -370,7 +377,8 @@ class MLflow(_RunLog):
         return str(found.experiment_id)
 
     def _write(self, values: dict[str, float], step: int) -> None:
-        self._mlflow.log_metrics(values, step=step)
+        new = {k: v for k, v in values.items() if (k, step, v) not in self._logged}
+        self._mlflow.log_metrics(new, step=step)
 
     def _close(self, error: BaseException | None) -> None:
         if self._owned:
