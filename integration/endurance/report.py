@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 from pathlib import Path
 from typing import Any, Iterator
 
@@ -24,7 +25,6 @@ POINTS = 300
 """At most, of a curve in the picture."""
 
 _WORKED = {
-    "all": "all",
     "starting": "starting",
     "computing": "computing for long",
     "updating": "updating a variable",
@@ -36,6 +36,24 @@ _WORKED = {
     "closing": "closing",
     "mixed": "doing any of these",
 }
+
+_FAULTS = {
+    "raises": "an exception in a worker",
+    "memory": "a worker runs out of memory",
+    "huge": "a worker asks for too much memory",
+    "slow": "a worker is 0.8 s late",
+    "SIGSTOP": "a worker is stopped",
+    **{name: f"a worker gets {name}" for name in ("SIGKILL", "SIGSEGV", "SIGABRT")},
+    "master-raises": "an exception in the master",
+    "master-memory": "the master runs out of memory",
+    "ctrl-c": "Ctrl-C",
+    "ctrl-c-twice": "Ctrl-C twice",
+    **{f"master-{name}": f"the master gets {name}" for name in ("SIGTERM", "SIGHUP", "SIGKILL")},
+    "terminal-default": "the terminal is closed",
+    "terminal-ignored": "the terminal is closed, SIGHUP ignored",
+    "shm-full": "`/dev/shm` is full",
+}
+"""In the order of the page."""
 
 _LAUNCHED = {
     "mpich": "`mpiexec`",
@@ -76,28 +94,29 @@ def page(results: dict[str, dict[str, Any]]) -> str:
 
 
 def faults(result: dict[str, Any]) -> Iterator[str]:
-    """Yield a table of states and faults, with the seconds until each was reported."""
+    """Yield a table of the faults, with the seconds until each was reported."""
     cases = result["cases"]
     yield "### Every fault in every state"
     yield ""
     deaths = [case["seconds"] for case in cases if case["exception"] == "WorkerDied"]
     yield (
-        f"{len(cases)} combinations. The time is that from the fault until the program has the "
-        f"exception; of a worker that is slow or stopped it has the seconds of waiting for it. "
+        f"{len(cases)} combinations. The times are those until the program had the exception, or, "
+        f"if it was killed, until all its processes were gone. "
         f"The {len(deaths)} deaths of workers took {_time(max(deaths, default=0.0))} at most."
     )
-    names = list(dict.fromkeys(case["fault"] for case in cases))
-    states = list(dict.fromkeys(case["state"] for case in cases))
     yield ""
-    yield from _row("fault", *states)
-    yield from _row("---", *["--:"] * len(states))
-    for fault in names:
-        cells = []
-        for state in states:
-            here = [c for c in cases if (c["fault"], c["state"]) == (fault, state)]
-            times = [c["seconds"] for c in here if c["seconds"] is not None]
-            cells.append(_time(max(times)) if times else "ok" if here else "")
-        yield from _row(fault, *cells)
+    yield from _row("fault", "states", "median", "worst", "while")
+    yield from _row("---", "--:", "--:", "--:", "---")
+    for fault, words in _FAULTS.items():
+        these = [case for case in cases if case["fault"] == fault]
+        timed = sorted((c["seconds"], c["state"]) for c in these if c["seconds"] is not None)
+        count = str(len({case["state"] for case in these}))
+        if timed:
+            median = statistics.median(seconds for seconds, _ in timed)
+            worst, state = timed[-1]
+            yield from _row(words, count, _time(median), _time(worst), state)
+        elif these:
+            yield from _row(words, count, "the program goes on", "", "")
 
 
 def kill_trials(result: dict[str, Any]) -> Iterator[str]:
@@ -108,18 +127,19 @@ def kill_trials(result: dict[str, Any]) -> Iterator[str]:
     yield ""
     left = ", ".join(f"{count} {what}" for what, count in told["leaks"].items())
     yield (
-        f"At a random moment a random worker was killed, or the master, or Ctrl-C came. "
+        f"At a random moment a random worker or the master was killed, or Ctrl-C came. "
         f"{told['wrong']} trials went otherwise than promised. Left behind, in all: {left}."
     )
     yield ""
-    what = "killed or interrupted"
-    yield from _row(what, "while the ranks were", "trials", "median", "99 %", "worst")
-    yield from _row("---", "---", "--:", "--:", "--:", "--:")
+    yield from _row("killed or interrupted", "trials", "median", "99 %", "worst", "while")
+    yield from _row("---", "--:", "--:", "--:", "--:", "---")
     for killed, name in {"worker": "worker", "master": "master", "interrupted": "Ctrl-C"}.items():
-        for state, row in told[killed].items():
-            if row["trials"]:
-                times = [_time(row[time]) for time in ("median_s", "p99_s", "worst_s")]
-                yield from _row(name, _WORKED[state], str(row["trials"]), *times)
+        rows = {state: row for state, row in told[killed].items() if row["trials"]}
+        every = rows.pop("all", None)
+        if every:
+            times = [_time(every[time]) for time in ("median_s", "p99_s", "worst_s")]
+            slowest = max(rows, key=lambda state: rows[state]["worst_s"])
+            yield from _row(name, str(every["trials"]), *times, _WORKED[slowest])
 
 
 def host_kills(result: dict[str, Any]) -> Iterator[str]:
@@ -147,13 +167,10 @@ def soak(result: dict[str, Any]) -> Iterator[str]:
     """Yield a table of how much of each resource was in use."""
     yield f"### {_duration(result['seconds'])} of random work"
     yield ""
-    acts = ", ".join(
-        f"{count:,} {name.replace('_', ' ')}" for name, count in result["acts"].items()
-    )
     yield (
-        f"{result['calls']:,} acts on {result['ranks']} ranks, in {result['lives']} runtimes one "
-        f"after the other: {acts}. Every result was that of NumPy. `close()` took "
-        f"{_time(result['close_s']['worst'])} at most."
+        f"{result['calls']:,} acts of {len(result['acts'])} kinds on {result['ranks']} ranks, in "
+        f"{result['lives']} runtimes one after the other. Every result was NumPy's. `close()` "
+        f"took {_time(result['close_s']['worst'])} at most."
     )
     yield ""
     yield from _row("resource", "median", "growth", "growth in one runtime", "allowed")
@@ -171,10 +188,11 @@ def _row(*cells: str) -> Iterator[str]:
 
 def _where(result: dict[str, Any]) -> str:
     machine, versions = result["machine"], result["versions"]
+    named = ("Python", "synkhronos", "Theano", "numpy")
     return (
         f"Measured {result['when'][:10]} on {machine['cores']} cores of {machine['processor']}, "
         f"{machine['memory_gib']} GiB, {machine['system']}, with "
-        f"{', '.join(f'{name} {version}' for name, version in versions.items())}."
+        f"{', '.join(f'{name} {versions[name]}' for name in named if name in versions)}."
     )
 
 

@@ -76,15 +76,16 @@ CASES = [
 ]
 
 
-def test_faults_are_a_table_of_states(tmp_path: Path) -> None:
+def test_faults_are_a_table(tmp_path: Path) -> None:
     results = tmp_path / "results"
     (tmp_path / "faults.json").write_text(json.dumps(CASES), encoding="utf-8")
     report.take(tmp_path, results)
     text = report.page(report.load(results))
     assert "4 combinations" in text
+    assert {case["fault"] for case in RECORDED["faults"]["cases"]} == set(report._FAULTS)
     assert "The 2 deaths of workers took 46 ms at most." in text
-    assert "| fault | computing | closing |\n| --- | --: | --: |\n" in text
-    assert "| SIGKILL | 46 ms | ok |\n| raises |  | 1.50 s |\n" in text
+    assert "| an exception in a worker | 1 | 1.50 s | 1.50 s | closing |\n" in text
+    assert "| a worker gets SIGKILL | 2 | 29 ms | 46 ms | computing |\n" in text
     assert "kill -9" not in text, "of what was not recorded nothing is said"
 
 
