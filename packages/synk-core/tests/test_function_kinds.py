@@ -15,10 +15,12 @@ import theano.sparse
 import theano.tensor as T
 from theano.compile.ops import as_op
 from theano.ifelse import ifelse
+from theano.sandbox import rng_mrg
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.shared_randomstreams import RandomStreams
 
 from synk_core import Runtime
+from synk_core._graph import random_streams
 
 QUICK = {"mode": "FAST_COMPILE"}
 X = np.random.RandomState(0).uniform(-1, 1, (7, 3))
@@ -99,6 +101,22 @@ def test_ifelse_branches_on_each_rank_of_its_own(pair, x):
 
 
 # Random numbers
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 37])
+def test_other_ranks_streams_are_as_far_apart_as_theanos(monkeypatch, count):
+    state = np.arange(6 * count, dtype="int32").reshape(count, 6) + 1
+    serial = MRG_RandomStreams(1)
+    with monkeypatch.context() as without:
+        # It compiles a function, one process after the other.
+        without.setattr(rng_mrg, "multMatVect", None)
+        seeded = random_streams.reseed(state, rank=2)
+    assert (seeded.dtype, seeded.shape) == (state.dtype, state.shape)
+    assert not count or (seeded[0] != state[0]).all()
+    if count:
+        serial.rstate = seeded[0]
+        expected = serial.get_substream_rstates(count, "float64")
+        np.testing.assert_array_equal(seeded, np.asarray(expected))
 
 
 # What it asks for is no result over rows, and is told so.

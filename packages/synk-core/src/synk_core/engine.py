@@ -76,7 +76,6 @@ __all__ = [
     "linked_by_kind",
     "machine_of",
     "n_returned",
-    "next_stream",
     "options",
     "out_of_place",
     "raise_with_op",

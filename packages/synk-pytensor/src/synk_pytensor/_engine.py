@@ -169,11 +169,6 @@ def shared_like(variable: Any, value: Any, name: str) -> Any:
     return library.shared(value, name=name, shape=shape)
 
 
-def next_stream(_state: Any) -> NoReturn:
-    """There is no MRG_RandomStreams."""
-    raise NotImplementedError
-
-
 def is_random(variable: Any) -> bool:
     """As with Theano: it has a type of its own."""
     return isinstance(variable.type, RandomStateType)

@@ -187,13 +187,6 @@ def shared_like(variable: Any, value: Any, name: str) -> Any:
     return library.shared(value, name=name, broadcastable=variable.broadcastable)
 
 
-def next_stream(state: Any) -> Any:
-    """Return the state of MRG_RandomStreams that begins the stream after this one."""
-    from theano.sandbox.rng_mrg import ff_2p72
-
-    return ff_2p72(state)
-
-
 def is_random(variable: Any) -> bool:
     """Return whether a shared variable is the state of a random stream: it is tagged."""
     return bool(getattr(variable.tag, "is_rng", False))

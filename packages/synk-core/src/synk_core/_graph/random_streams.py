@@ -24,13 +24,18 @@ from synk_core.engine import (
     ancestors,
     inner_outputs,
     is_random,
-    next_stream,
 )
 from synk_core.exceptions import SpecError
 
 _MRG_M1 = 2147483647
 _MRG_M2 = 2147462579
-"""Moduli of MRG31k3p (L'Ecuyer and Touzin, 2000), as in theano.sandbox.rng_mrg."""
+_MRG_A1 = ((0, 1 << 22, (1 << 7) + 1), (1, 0, 0), (0, 1, 0))
+_MRG_A2 = ((1 << 15, 0, (1 << 15) + 1), (1, 0, 0), (0, 1, 0))
+"""MRG31k3p (L'Ecuyer and Touzin, 2000), as in theano.sandbox.rng_mrg: moduli, and the matrices by
+which the halves of a state make a step."""
+
+_MRG_DISTANCE = 72
+"""Two streams are 2 to this power steps apart."""
 
 
 _BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
@@ -125,10 +130,23 @@ def _seed_sequence(words: np.ndarray, extra: int, rank: int) -> np.random.SeedSe
 def _reseed_mrg(state: np.ndarray, rank: int) -> np.ndarray:
     """Draw row 0 anew; the others follow at the distances of Theano's streams."""
     generator = np.random.Generator(np.random.PCG64(_seed_sequence(state, state.size, rank)))
-    rows = np.empty((state.size // 6, 6), dtype=np.int32)
-    if len(rows):
-        rows[0, :3] = generator.integers(1, _MRG_M1, size=3)
-        rows[0, 3:] = generator.integers(1, _MRG_M2, size=3)
-    for i in range(1, len(rows)):
-        rows[i] = next_stream(rows[i - 1])
-    return rows.reshape(state.shape)
+    rows = np.empty((state.size // 6, 6), dtype=np.int64)
+    for half, matrix, modulus in (
+        (rows[:, :3], _MRG_A1, _MRG_M1),
+        (rows[:, 3:], _MRG_A2, _MRG_M2),
+    ):
+        half[:1] = generator.integers(1, modulus, size=3)
+        jump = np.array(matrix)
+        for _ in range(_MRG_DISTANCE):
+            jump = _multiplied(jump, jump, modulus)
+        done = 1
+        while done < len(half):
+            half[done : 2 * done] = _multiplied(half[: len(half) - done][:done], jump.T, modulus)
+            jump = _multiplied(jump, jump, modulus)
+            done *= 2
+    return rows.astype(np.int32).reshape(state.shape)
+
+
+def _multiplied(a: np.ndarray, b: np.ndarray, modulus: int) -> np.ndarray:
+    """Return a matrix product of numbers below 2**31, whose sums would not fit int64."""
+    return (a[:, :, None] * b % modulus).sum(axis=1) % modulus
