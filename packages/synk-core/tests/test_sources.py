@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from synk_core import BatchError, InputTypeError, RowSource
+from synk_core._wire import arrays as arrays_module
+from synk_core._wire import sources
 from synk_testing.engine import T
 from synk_testing.files import KINDS, StandIn, in_file
 
@@ -53,6 +55,23 @@ def test_a_call_reads_the_rows_that_numpy_would_take(gather, values, source, nam
         x, k = gather(source, labels, batch=batch)
         np.testing.assert_array_equal(x, 2 * rows_of(values, batch))
         np.testing.assert_array_equal(k, rows_of(labels, batch))
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_many_rows_of_a_memory_map_are_read_by_several_threads(monkeypatch, tmp_path, values, name):
+    readers = []
+
+    def noted(pool, count, *arrays):
+        readers.append(count)
+        arrays_module.take_in_pieces(pool, count, *arrays)
+
+    monkeypatch.setattr(sources, "take_in_pieces", noted)
+    monkeypatch.setattr(sources, "available_cores", lambda: 3)
+    monkeypatch.setattr(sources, "PIECE", 12)
+    source, batch = RowSource.of(in_file("memory map", values, tmp_path)), BATCHES[name]
+    expected = rows_of(values, batch)
+    np.testing.assert_array_equal(source[slice(None) if batch is None else batch], expected)
+    assert readers == [3] * bool(len(expected))
 
 
 def test_no_other_rows_are_read(gather, values):

@@ -9,7 +9,7 @@ import pytest
 from _training import FEATURES, Model, dataset
 
 import synkhronos as synk
-from synk_core import InputTypeError
+from synk_core import InputTypeError, RowSource
 from synk_testing.engine import T, engine
 from synk_testing.files import KINDS, StandIn, in_file
 from synkhronos.extensions import updates
@@ -253,4 +253,23 @@ def test_places_are_kept_until_they_are_needed_again(processes):
             np.testing.assert_array_equal(second.data, source[j][1])
     assert i == len(lengths) - 1
     assert len(made) == 3  # three sets, which grow where they have to
+    drawn.close()
+
+
+def test_rows_of_a_file_are_read_to_where_they_are_to_lie(processes):
+    values = np.arange(40.0).reshape(20, 2)
+    source, targets = RowSource(values), []
+    read = source.read
+
+    def noted(chosen, target):
+        targets.append(target)
+        read(chosen, target)
+
+    source.read = noted
+    batches = np.random.RandomState(0).permutation(20).reshape(5, 4)
+
+    drawn = DrawnBatches(batches, lambda array: (synk.data(array),), [source])
+    for batch, (data,) in zip(batches, drawn):
+        np.testing.assert_array_equal(data.data, values[batch])
+    assert any(np.shares_memory(target, data.data) for target in targets)
     drawn.close()

@@ -69,6 +69,27 @@ def _reason(error: Exception) -> str:
     return (getattr(error, "strerror", None) or str(error)).partition(";")[0]
 
 
+def take_in_pieces(
+    pool: ThreadPoolExecutor, count: int, array: np.ndarray, index: np.ndarray, out: np.ndarray
+) -> None:
+    """Copy the rows of `array` that `index` names to `out`, in so many pieces at a time.
+
+    Args:
+        index: int64 vector; its range has been checked.
+    """
+    cuts = [len(index) * i // count for i in range(count + 1)]
+    copies = [
+        pool.submit(array.take, index[start:stop], 0, out[start:stop], "clip")
+        for start, stop in zip(cuts, cuts[1:])
+    ]
+    # Even if interrupted: wait until no thread writes to the room any more.
+    try:
+        for copy in copies:
+            copy.result()
+    finally:
+        wait(copies)
+
+
 class ArrayCache:
     """Mapped arrays by key; a key is mapped anew when its handle changes.
 
@@ -104,17 +125,7 @@ class ArrayCache:
             return array.take(index, 0, out, "clip")
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._threads, "synkhronos rows")
-        cuts = [len(index) * i // pieces for i in range(pieces + 1)]
-        copies = [
-            self._pool.submit(array.take, index[start:stop], 0, out[start:stop], "clip")
-            for start, stop in zip(cuts, cuts[1:])
-        ]
-        # Even if interrupted: wait until no thread writes to the room any more.
-        try:
-            for copy in copies:
-                copy.result()
-        finally:
-            wait(copies)
+        take_in_pieces(self._pool, pieces, array, index, out)
         return out
 
     def forget(self, keys: Iterable[int]) -> None:

@@ -11,7 +11,19 @@ import itertools
 import math
 import sys
 import threading
-from typing import Any, Deque, Dict, List, NoReturn, Optional, Sequence, Tuple, Union
+from typing import (
+    Any,
+    Callable,
+    Deque,
+    Dict,
+    List,
+    NamedTuple,
+    NoReturn,
+    Optional,
+    Sequence,
+    Tuple,
+    Union,
+)
 
 import numpy as np
 
@@ -191,12 +203,14 @@ class Data:
         finally:
             self._note_written()
 
-    def condition_data(self, input_data: Any, force_cast: bool = False) -> np.ndarray:
+    def condition_data(self, input_data: Any, force_cast: bool = False) -> Any:
         """Return the array, of right dtype and ndim, that `set_value` would store.
 
         Raises:
             InputTypeError: wrong dtype or number of dimensions.
         """
+        if isinstance(input_data, Unread) and input_data.dtype == self._dtype:
+            return input_data
         return condition(input_data, self._dtype, self._ndim, force_cast, repr(self))
 
     def set_shape(self, shape: Sequence[int], oversize: Oversize = 1) -> None:
@@ -321,7 +335,10 @@ class Data:
 
     def __setitem__(self, key: Any, value: Any) -> None:
         try:
-            self.array[key] = value
+            if key is ... and isinstance(value, Unread):
+                value.read(self.array)
+            else:
+                self.array[key] = value
         finally:
             if self._tracking:
                 self._note_written(key)
@@ -350,6 +367,28 @@ class Data:
         shape = None if self._data is None else self._data.shape
         kind = ", minibatch" if self._minibatch else ""
         return f"<Data{label} {self._dtype} shape={shape}{kind}>"
+
+
+class Unread(NamedTuple):
+    """An array that is not in memory yet.
+
+    Attributes:
+        read: writes it to an array of this shape; its dtype is converted as in an assignment.
+    """
+
+    shape: Tuple[int, ...]
+    dtype: np.dtype
+    read: Callable[[np.ndarray], None]
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    def __array__(self, dtype: Any = None, copy: Optional[bool] = None) -> np.ndarray:
+        array: np.ndarray = np.empty(self.shape, self.dtype if dtype is None else dtype)
+        self.read(array)
+        return array
 
 
 class Presence:

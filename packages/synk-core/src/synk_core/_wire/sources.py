@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Optional, Tuple
 
 import numpy as np
 
+from synk_core._cores import available_cores
 from synk_core._plan.rows import Selection, is_int, select
 from synk_core._text import shown
 from synk_core.exceptions import InputTypeError
 
-from .data import Data, unmasked
+from .arrays import take_in_pieces
+from .data import Data, Unread, unmasked
 
 # Attributes of Pandas' objects, whose rows have labels; of pygpu's arrays; of sparse matrices.
 _NO_SOURCE = ("iloc", "gpudata", "nnz")
+
+PIECE, MOST_THREADS = 1 << 23, 8
+"""Bytes of a memory map's rows for which a thread of their own pays, and the most such threads."""
 
 
 class RowSource:
@@ -67,8 +74,15 @@ class RowSource:
             What the value raises.
         """
         if isinstance(self._value, np.ndarray) and self.dtype == target.dtype:
-            # The index was checked; with "clip" NumPy needs no buffer.
-            np.asarray(self._value).take(chosen.positions, 0, target, "clip")
+            array, index = np.asarray(self._value), chosen.positions
+            pieces = target.nbytes // PIECE
+            if pieces > 1:
+                pieces = min(pieces, MOST_THREADS, available_cores())
+                with ThreadPoolExecutor(pieces, "synkhronos rows") as pool:
+                    take_in_pieces(pool, pieces, array, index, target)
+            else:
+                # The index was checked; with "clip" NumPy needs no buffer.
+                array.take(index, 0, target, "clip")
         elif not chosen.count:
             return
         elif chosen.index is None and chosen.step == 1:
@@ -91,12 +105,14 @@ class RowSource:
             )
         return rows
 
-    def __getitem__(self, rows: Any) -> np.ndarray:
+    def rows(self, batch: Any) -> Unread:
+        """Return rows, of what a call takes as ``batch``, to be read where they are to lie."""
+        chosen = select(batch, len(self))
+        return Unread((chosen.count, *self.shape[1:]), self.dtype, partial(self.read, chosen))
+
+    def __getitem__(self, batch: Any) -> np.ndarray:
         """Return rows as a new array, of what a call takes as ``batch``."""
-        chosen = select(rows, len(self))
-        array: np.ndarray = np.empty((chosen.count, *self.shape[1:]), self.dtype)
-        self.read(chosen, array)
-        return array
+        return np.asarray(self.rows(batch))
 
     def __array__(self, dtype: Any = None, copy: Optional[bool] = None) -> np.ndarray:
         return np.asarray(self[:], dtype=dtype)

@@ -199,11 +199,6 @@ def noted(batches: Iterator[Any]) -> tuple[Iterator[Any], deque[int | None]]:
     return drawn(draw()), rows
 
 
-def rows_of(data: Sequence[RowSource], batches: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
-    """Yield for each batch, which is what a call takes as ``batch``, the arrays of its rows."""
-    return (tuple(source[batch] for source in data) for batch in batches)
-
-
 def with_next(items: Iterator[Any]) -> Iterator[tuple[Any, Any]]:
     """Yield each item and the next one, None after the last.
 
@@ -238,16 +233,24 @@ class DrawnBatches:
     """Batches that come as arrays: a thread draws each, and copies it to shared memory.
 
     Args:
-        batches: Yields an array for each input of a step, in a tuple; or a single one.
+        batches: Yields an array for each input of a step, in a tuple; or a single one. With
+            ``sources``, what a call takes as ``batch``.
         place: Makes a ``Data`` of each of the first arrays, as ``Function.build_inputs`` does.
+        sources: Of which each batch has rows; they are read to where they are to lie.
 
     Iterating yields tuples of ``Data``, each of which keeps its values until the iterator has been
     asked twice more.
     """
 
-    def __init__(self, batches: Iterable[Any], place: Callable[..., Any]) -> None:
+    def __init__(
+        self,
+        batches: Iterable[Any],
+        place: Callable[..., Any],
+        sources: Sequence[RowSource] = (),
+    ) -> None:
         self._batches = iter(batches)
         self._place = place
+        self._sources = sources
         self._places: list[tuple[Any, ...]] = [()] * _PLACES
         self._count = 0
         self._thread = ThreadPoolExecutor(1, "synkhronos batches")
@@ -285,13 +288,24 @@ class DrawnBatches:
         batch = next(self._batches, _END)
         if batch is _END:
             return _END, True
-        values = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
-        if len(values) != len(held):
-            return values, False
-        arrays = [data.condition_data(value) for data, value in zip(held, values)]
-        if any(array.size > data.alloc_size for data, array in zip(held, arrays)):
-            return values, False
-        for data, array in zip(held, arrays):
-            data.set_shape(array.shape)
-            data[...] = array
-        return held, True
+        values: tuple[Any, ...]
+        if self._sources:
+            values = tuple(source.rows(batch) for source in self._sources)
+        else:
+            values = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
+        if _fill(held, values):
+            return held, True
+        return (tuple(map(np.asarray, values)) if self._sources else values), False
+
+
+def _fill(held: Sequence[Any], values: Sequence[Any]) -> bool:
+    """Copy values to each ``Data``; return False, having done nothing, if they are too small."""
+    if len(values) != len(held):
+        return False
+    arrays = [data.condition_data(value) for data, value in zip(held, values)]
+    if any(array.size > data.alloc_size for data, array in zip(held, arrays)):
+        return False
+    for data, array in zip(held, arrays):
+        data.set_shape(array.shape)
+        data[...] = array
+    return True

@@ -29,7 +29,7 @@ from synk_core.engine import T, Variable, library
 from synkhronos.extensions.sync import SyncRule
 
 from ._arguments import call_of_1_0, data_and_rows
-from ._batches import DrawnBatches, rows_of, with_next
+from ._batches import DrawnBatches, with_next
 from ._data import any_source, as_source
 from ._serial import SerialTrainFunction
 from ._state import TrainingState, is_random, storage_of, training_state
@@ -146,12 +146,12 @@ class TrainFunction:
             return self._steps(delayed(*data, batch=batch) for batch in batches)
         if not count:
             return self._steps(delayed(batch_s=rows) for rows in batches)
-        place = self.build_inputs
+        place, sources = self.build_inputs, []
         if data:
-            batches = rows_of([as_source(item) for item in scattered], batches)
+            sources = [as_source(item) for item in scattered]
             whole = [item if isinstance(item, synk.Data) else np.asarray(item) for item in whole]
             place = _as_they_are
-        drawn = DrawnBatches(batches, place)
+        drawn = DrawnBatches(batches, place, sources)
         return self._steps((delayed(*arrays, *whole) for arrays in drawn), drawn)
 
     def _steps(self, calls: Iterator[Any], drawn: DrawnBatches | None = None) -> Iterator[Any]:
