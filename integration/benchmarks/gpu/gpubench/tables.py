@@ -84,7 +84,7 @@ def steps_table(rows: list[Row], title: str = "") -> Table:
             line.append("" if found is None or found is row else f"{efficiency(row, found):.3f}")
         own = _find(steps, contender(row), 1)
         aimed = own is not None and contender(row) in (OURS, OURS_AHEAD)
-        line.append(_target(row, efficiency(row, own)) if aimed else "")
+        line.append(_target(row, efficiency(row, own), OWN) if aimed else "")
         lines.append(line)
     return Table([*header, f"beside {OWN}", "target"], lines, (0, 7), (), title)
 
@@ -101,7 +101,7 @@ def calls_table(rows: list[Row], base: str, title: str = "") -> Table:
             line += ["", ""]
         else:
             ratio = median(row) / median(bare)
-            line += [f"{ratio:.2f}", _target(row, ratio)]
+            line += [f"{ratio:.2f}", _target(row, ratio, base)]
         lines.append(line)
     return Table(header, lines, (0, 2, 6), (), title)
 
@@ -158,8 +158,8 @@ def _find(rows: list[Row], name: str, gpus: int) -> Row | None:
     return next(found, None)
 
 
-def _target(row: Row, value: float) -> str:
-    """Judge a number of ours that was compared over several rows."""
+def _target(row: Row, value: float, to: str = "") -> str:
+    """Judge a number of ours, or its comparison with another row's."""
     found = Spread(value, value, value)
-    texts = (Verdict(row, one.to, found, one).text for one in TARGETS if one.holds_for(row))
-    return next(texts, "")
+    aims = (one for one in TARGETS if one.holds_for(row) and one.to == to)
+    return next((Verdict(row, one.to, found, one).text for one in aims), "")
