@@ -41,16 +41,26 @@ class Guard:
     ``lock`` holds one key while a thread may enter. Taking the key (``lock.pop()``, which is
     atomic) is all that a shortcut has to do; an empty lock means that another thread is inside, or
     that the communicator is closed, ended, or another process's: ``refusal`` says which.
+
+    Attributes:
+        rank: of the communicator that is guarded.
+        forked: whether this is a forked child's copy of it.
     """
 
     def __init__(self, fabric: Endable) -> None:
         self.lock: list[None] = [None]
         self._kept: list[None] = []  # the key, once no thread may enter any more
         self._fabric = fabric
-        self._forked = False
+        self.rank = fabric.rank
+        self.forked = False
         self._closed = False
         self._ended: CommError | None = None
+        self._twin: Guard | None = None
         _guards.add(self)
+
+    def bind(self, other: Guard) -> None:
+        """Let two groups of the same ranks end together; each may be another thread's."""
+        self._twin, other._twin = other, self
 
     def __enter__(self) -> None:
         try:
@@ -80,7 +90,7 @@ class Guard:
 
     def refusal(self) -> CommError:
         """Return why no thread may enter."""
-        if self._forked:
+        if self.forked:
             return MisuseError(
                 "this communicator belongs to the parent process; a child made by os.fork() "
                 "must join a group of its own"
@@ -105,7 +115,7 @@ class Guard:
         """``open``, ``closed``, or why the group ended."""
         if self._closed:
             return "closed"
-        if self._forked:
+        if self.forked:
             return "of the parent process"
         ended = self.ended()
         if isinstance(ended, PeerLost):
@@ -114,19 +124,21 @@ class Guard:
 
     def abort(self, reason: str) -> None:
         """End the group for all ranks."""
-        if self._closed or self._forked:
+        if self._closed or self.forked:
             return
         reason = shorten(str(reason), 3000)
         if self._ended is None:
             self._ended = aborted(self._fabric.rank, reason)
         self._shut()
         self._fabric.abort(reason)
+        if self._twin is not None and self._twin._ended is None:
+            self._twin.abort(reason)
 
     def close(self) -> None:
         """Leave the group once; a thread still inside a collective is made to leave it first."""
         if self._closed:
             return
-        if self._forked:
+        if self.forked:
             self._closed = True
             self._fabric.drop()
             return
@@ -148,11 +160,11 @@ class Guard:
 
     def disown(self) -> None:
         """Refuse everything from now on: this is a forked child's copy."""
-        self._forked = True
+        self.forked = True
         self._shut()
 
     def _is_open(self) -> bool:
-        return self._ended is None and not self._closed and not self._forked
+        return self._ended is None and not self._closed and not self.forked
 
     def _shut(self) -> None:
         """Take the key away from the lock, if it is there."""
@@ -169,6 +181,10 @@ class Guard:
         self._ended = again(exc)
         if isinstance(exc, PeerLost) and exc.rank >= 0:
             self._fabric.lose(exc.rank)
+        if self._twin is not None and self._twin._ended is None:
+            # Its peers are told by whoever aborts, or see who is gone: both leave both groups.
+            self._twin._ended = again(exc)
+            self._twin._shut()
 
 
 _guards: weakref.WeakSet[Guard] = weakref.WeakSet()

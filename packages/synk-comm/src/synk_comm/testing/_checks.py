@@ -12,6 +12,7 @@ from ._checks_errors import ERRORS
 from ._checks_groups import GROUPS
 from ._checks_letters import LETTERS
 from ._checks_move import MOVE
+from ._checks_nonblocking import NONBLOCKING
 from ._checks_reduce import REDUCE
 from ._checks_requests import REQUESTS
 from ._checks_tools import Check
@@ -21,6 +22,7 @@ THEMES: dict[str, list[Check]] = {
     "moves": MOVE,
     "letters": LETTERS,
     "requests": REQUESTS,
+    "nonblocking": NONBLOCKING,
     "groups": GROUPS,
     "errors": ERRORS,
     "again": AGAIN,
