@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any, Callable, Optional
 import numpy as np
 
 from synk_comm._core.fabric import again
-from synk_comm._core.guard import Guard, deadline_after
+from synk_comm._core.guard import deadline_after
 from synk_comm._core.lists import as_array
 from synk_comm._core.ops import Array, ReduceOp
 from synk_comm._core.steps import Run, Steps
 from synk_comm.abc import Communicator, Request
-from synk_comm.exceptions import ClosedError, CommError, CommTimeout
+from synk_comm.exceptions import ClosedError, CommError, CommTimeout, PeerLost
 
 from .gathering import Gathering
 from .point_to_point import PointToPoint
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 _CLOSE_S = 1.0
-"""Seconds that an aborted call may take to end."""
+"""Seconds that a call may take to end after its group."""
 
 _Prepare = Callable[["Nonblocking"], Run]
 """Checks the arguments of a call, which is to be made by another communicator of the same ranks."""
@@ -47,10 +47,10 @@ _Prepare = Callable[["Nonblocking"], Run]
 class _Begun(Request):
     """A collective that a thread makes, or is going to make."""
 
-    def __init__(self, kind: str, act: Callable[[], Any], guard: Guard, letters: PointToPoint):
+    def __init__(self, kind: str, act: Callable[[], Any], steps: Steps, letters: PointToPoint):
         self._kind = kind
         self._act: Callable[[], Any] | None = act
-        self._guard = guard
+        self._steps = steps
         self._letters = letters
         self._numpy = _numpy_settings()
         self._over = threading.Event()
@@ -79,7 +79,7 @@ class _Begun(Request):
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise CommTimeout(
-                        f"rank {self._guard.rank} waited {time.monotonic() - began:.3g} s for its "
+                        f"rank {self._steps.rank} waited {time.monotonic() - began:.3g} s for its "
                         f"{self._kind}, which is still under way, and can be waited for again"
                     )
                 slice_s = left if slice_s is None else min(left, slice_s)
@@ -95,15 +95,19 @@ class _Begun(Request):
         return False
 
     def _move_letters(self) -> float | None:
-        if self._guard.forked:
-            raise self._guard.refusal()
+        if self._steps.guard.forked:
+            raise self._steps.guard.refusal()
         return self._letters.move()
 
     def _outcome(self) -> Any:
-        if self._error is not None:
-            error = self._error
-            raise (again(error) if isinstance(error, CommError) else error).with_traceback(None)
-        return self._result
+        error = self._error
+        if error is None:
+            return self._result
+        guard = self._steps.guard
+        if isinstance(error, PeerLost) and not (guard.closed or guard.forked):
+            # Who is gone may have left because of what its other group, this one, knows.
+            error = self._error = self._steps.fabric.gone(()) or error
+        raise (again(error) if isinstance(error, CommError) else error).with_traceback(None)
 
     def __repr__(self) -> str:
         return f"<Request of {self._kind}, {'done' if self._over.is_set() else 'pending'}>"
@@ -119,6 +123,7 @@ class Background:
 
     def __init__(self, child: Nonblocking, owner: Nonblocking) -> None:
         self.child = child
+        self._steps = owner._steps
         self._guard = owner._steps.guard
         self._letters = owner._point_to_point
         self._guard.bind(child._steps.guard)
@@ -134,7 +139,7 @@ class Background:
 
     def begin(self, kind: str, act: Callable[[], Any]) -> Request:
         """Have a call made after those that were begun before."""
-        begun = _Begun(kind, act, self._guard, self._letters)
+        begun = _Begun(kind, act, self._steps, self._letters)
         with self._guard, self._entry:
             if self._closed:
                 raise ClosedError("this communicator is closed")
@@ -142,7 +147,10 @@ class Background:
         return begun
 
     def close(self) -> None:
-        """Let what was begun end, for as long as one call may take; then leave the group."""
+        """Leave the group when what was begun has ended, after as long as one call may take.
+
+        In a group that has ended that is soon.
+        """
         if self._guard.forked:  # without the thread
             self.child.close()
             return
@@ -150,7 +158,8 @@ class Background:
             self._closed = True
             self._begun.put(None)
         try:
-            self._thread.join(self.child._steps.timeout_s)
+            is_open = self._guard.ended() is None
+            self._thread.join(self._steps.timeout_s if is_open else _CLOSE_S)
         finally:
             if self._thread.is_alive():
                 self.child.abort("the communicator was closed while its collectives were under way")

@@ -24,8 +24,8 @@ LONG = 100_003
 _PATIENCE_S = 20.0
 
 
-class _Call(NamedTuple):
-    """A collective, to be made in both ways.
+class _BothWays(NamedTuple):
+    """A collective, to be made with and without waiting.
 
     Attributes:
         method: of those that wait.
@@ -46,7 +46,7 @@ class _Call(NamedTuple):
         return request
 
 
-def _calls(comm: Communicator, n: int, dtype: str) -> Iterator[_Call]:
+def _calls(comm: Communicator, n: int, dtype: str) -> Iterator[_BothWays]:
     """Yield every collective, with its result by NumPy."""
     me, size, last = comm.rank, comm.size, comm.size - 1
     xs = [data(rank, (n,), dtype) for rank in range(size)]
@@ -57,8 +57,8 @@ def _calls(comm: Communicator, n: int, dtype: str) -> Iterator[_Call]:
 
     def call(
         method: str, make: Callable[[], tuple[Any, ...]], check: Callable[[Any], None], **how: Any
-    ) -> _Call:
-        return _Call(method, make, check, how)
+    ) -> _BothWays:
+        return _BothWays(method, make, check, how)
 
     def reduced(expected: Array) -> Callable[[Any], None]:
         return lambda got: equal_reduced(comm, got, expected, x.nbytes)
@@ -192,6 +192,7 @@ def check_begun_beside_other_calls(comm: Communicator) -> None:
 def check_letters_move_while_a_collective_is_waited_for(comm: Communicator) -> None:
     """Messages move on in wait and test of a collective: the other rank takes part after them."""
     letter = np.resize(np.arange(251, dtype="u1"), 3_000_003)
+    to_oneself = comm.irecv(comm.rank, tag=1)  # which does not move in a wait
     comm.ibarrier().wait()
     ways: list[Callable[[Request], Any]] = [
         lambda request: request.wait(_PATIENCE_S),
@@ -213,6 +214,8 @@ def check_letters_move_while_a_collective_is_waited_for(comm: Communicator) -> N
         else:
             comm.ibarrier().wait(_PATIENCE_S)
             comm.ibarrier().wait(_PATIENCE_S)
+    comm.send(comm.rank, comm.rank, tag=1)
+    assert to_oneself.wait() == comm.rank
 
 
 def check_begun_goes_on_by_itself(comm: Communicator) -> None:
