@@ -66,6 +66,14 @@ def test_a_communicator_that_is_dropped_ends_its_thread():
     assert [request.wait()[0] for request in requests] == [2.0, 2.0]
 
 
+def test_no_time_limit_at_all():
+    comms = local_group(2, timeout_s=float("inf"))
+    requests = in_threads(comms, lambda comm: comm.iall_reduce(1))
+    assert [request.wait(float("inf")) for request in requests] == [2, 2]
+    in_threads(comms, lambda comm: comm.close())
+    assert not threads()
+
+
 def test_what_is_done_keeps_no_array_alive():
     (comm,) = local_group(1)
     with comm:

@@ -81,7 +81,8 @@ class Request(ABC):
     def wait(self, timeout_s: float | None = None) -> Any:
         """Wait until the call is done; at once if it is already.
 
-        An interrupt, such as Ctrl-C, of the wait for a collective ends this wait and nothing else.
+        An interrupt, such as Ctrl-C, of the wait for a collective ends this wait and nothing else,
+        unless it comes while messages are moved.
 
         Args:
             timeout_s: None takes, for a message, the communicator's own. A collective has that in

@@ -74,7 +74,7 @@ class _Begun(Request):
         began = time.monotonic()
         deadline = None if timeout_s is None else deadline_after(timeout_s)
         while not self._over.is_set():
-            slice_s = self._move_letters()
+            slice_s = self._move_letters() or threading.TIMEOUT_MAX
             if deadline is not None:
                 left = deadline - time.monotonic()
                 if left <= 0:
@@ -82,7 +82,7 @@ class _Begun(Request):
                         f"rank {self._steps.rank} waited {time.monotonic() - began:.3g} s for its "
                         f"{self._kind}, which is still under way, and can be waited for again"
                     )
-                slice_s = left if slice_s is None else min(left, slice_s)
+                slice_s = min(left, slice_s)
             self._over.wait(slice_s)
         return self._outcome()
 
@@ -159,7 +159,8 @@ class Background:
             self._begun.put(None)
         try:
             is_open = self._guard.ended() is None
-            self._thread.join(self._steps.timeout_s if is_open else _CLOSE_S)
+            limit_s = min(self._steps.timeout_s, threading.TIMEOUT_MAX)
+            self._thread.join(limit_s if is_open else _CLOSE_S)
         finally:
             if self._thread.is_alive():
                 self.child.abort("the communicator was closed while its collectives were under way")
