@@ -17,6 +17,7 @@ from synk_comm import (
     AbortedError,
     ClosedError,
     CommTimeout,
+    MismatchError,
     MisuseError,
     PeerLost,
     create_group,
@@ -86,6 +87,20 @@ def test_what_is_done_keeps_no_array_alive():
         gone(lambda: [array for array in known if array() is not None])
 
 
+def test_an_error_keeps_no_array_alive():
+    def run(comm):
+        x = np.ones(3 + comm.rank)
+        request = comm.iall_reduce(x)
+        raises(MismatchError, "different shapes", request.wait)
+        return request, weakref.ref(x)
+
+    comms = local_group(2)
+    kept = in_threads(comms, run)
+    gone(lambda: [array for _, array in kept if array() is not None])
+    for comm in comms:
+        comm.close()
+
+
 def join_two(backend, timeout_s):
     with create_group(2, backend) as group:
         return in_threads(
@@ -141,7 +156,8 @@ def die(comm, polls):
             time.sleep(0.001)
         requests[0].wait()
 
-    ends = [raises(PeerLost, "rank 1", act) for act in (over, requests[1].wait, comm.barrier)]
+    acts = [over, requests[1].wait, lambda: comm.send(1, 2 - comm.rank), comm.barrier]
+    ends = [raises(PeerLost, "rank 1", act) for act in acts]
     assert time.monotonic() - began < ENOUGH_S
     return [end.rank for end in ends], "lost rank 1" in repr(comm)
 
@@ -152,7 +168,7 @@ def test_killed_while_collectives_are_under_way(backend, polls):
     outcomes = run_ranks(3, die, polls, backend=backend, check=False)
     assert outcomes[1].exitcode == -signal.SIGKILL
     for rank in (0, 2):
-        assert (outcomes[rank].failure, outcomes[rank].value) == ("", ([1] * 3, True))
+        assert (outcomes[rank].failure, outcomes[rank].value) == ("", ([1] * 4, True))
 
 
 def interrupt(comm):

@@ -17,12 +17,12 @@ import weakref
 from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import nullcontext
+from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
 import numpy as np
 
-from synk_comm._core.fabric import again
 from synk_comm._core.guard import deadline_after
 from synk_comm._core.lists import as_array
 from synk_comm._core.ops import Array, ReduceOp
@@ -107,7 +107,8 @@ class _Begun(Request):
         if isinstance(error, PeerLost) and not (guard.closed or guard.forked):
             # Who is gone may have left because of what its other group, this one, knows.
             error = self._error = self._steps.fabric.gone(()) or error
-        raise (again(error) if isinstance(error, CommError) else error).with_traceback(None)
+        # A fresh one: a traceback would keep the arrays of its frames alive.
+        raise copy(error) if isinstance(error, CommError) else error.with_traceback(None)
 
     def __repr__(self) -> str:
         return f"<Request of {self._kind}, {'done' if self._over.is_set() else 'pending'}>"
