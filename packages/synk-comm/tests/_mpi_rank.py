@@ -12,7 +12,7 @@ import time
 import numpy as np
 
 import synk_comm
-from synk_comm import CommTimeout, JoinError, PeerDeclined
+from synk_comm import CommTimeout, JoinError, MisuseError, PeerDeclined
 from synk_comm.testing._checks_tools import raises
 
 TIMEOUT_S = 40.0
@@ -44,6 +44,22 @@ def killed(length):
             os.kill(os.getpid(), signal.SIGKILL)
         threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGKILL]).start()
     seen = raised(lambda: comm.all_reduce(x, out=x))
+    again = raised(comm.barrier)
+    return [seen, again[0], "lost rank" in repr(comm)]
+
+
+def killed_while_begun():
+    """The last rank is killed before it takes part in what the others have begun."""
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    comm = connected()
+    comm.ibarrier().wait()
+    if comm.rank == comm.size - 1:
+        for rank in range(comm.rank):
+            comm.recv(rank)
+        os.kill(os.getpid(), signal.SIGKILL)
+    request = comm.iall_reduce(np.ones(10))
+    comm.send(1, comm.size - 1)
+    seen = raised(request.wait)
     again = raised(comm.barrier)
     return [seen, again[0], "lost rank" in repr(comm)]
 
@@ -177,6 +193,15 @@ def one_thread():
     return "joined"
 
 
+def threads_in_turn():
+    import mpi4py
+
+    mpi4py.rc.thread_level = "serialized"
+    with connected() as comm:
+        said = str(raises(MisuseError, "several threads", comm.ibarrier))
+        return [said, comm.all_reduce(1).item()]
+
+
 def alone():
     """What is asked for without a launcher."""
     try:
@@ -215,7 +240,7 @@ CASES = {
     case.__name__: case
     for case in (
         *(exception, left, declined, interrupted, watched, late, apart, many, old, one_thread),
-        *(alone, rounds),
+        *(alone, rounds, threads_in_turn, killed_while_begun),
     )
 }
 CASES["killed"] = lambda: killed(10)

@@ -260,6 +260,8 @@ CALLS = {
     "send and recv": ring,
     "empty": lambda comm, x: comm.empty(len(x)),
     "split": lambda comm, x: split(comm),
+    "iall_reduce": lambda comm, x: comm.iall_reduce(x).wait(),
+    "beside": lambda comm, x: [comm.iall_reduce(x), comm.barrier()][0].wait(),
 }
 FAULTS = ["kill", "exit", "sys.exit", "raise", "interrupt", "stop", "abort", "close"]
 MOMENTS = ["before", "large", "again"]

@@ -117,6 +117,13 @@ def test_mpi_for_one_thread_is_refused():
     assert "mpi4py.rc.thread_level" in said[0]
 
 
+def test_nonblocking_collectives_need_an_mpi_for_several_threads():
+    said, _ = seen("threads_in_turn", 2)
+    for text, total in said:
+        assert "mpi4py.rc.thread_level" in text
+        assert total == 2
+
+
 def test_who_does_not_come_to_join_is_waited_for_in_vain():
     said, _ = seen("late", 3)
     for rank in (0, 2):
@@ -196,7 +203,7 @@ def test_a_killed_rank_ends_the_job(case):
     assert "BAD TERMINATION" in done.out + done.err
 
 
-@pytest.mark.parametrize("case", ["killed", "killed_in_the_middle"])
+@pytest.mark.parametrize("case", ["killed", "killed_in_the_middle", "killed_while_begun"])
 def test_survivors_are_told_who_was_killed_where_the_launcher_lets_them_live(case):
     """One rank shares the host with it and sees its process end; the others hear it from that.
 
@@ -209,7 +216,7 @@ def test_survivors_are_told_who_was_killed_where_the_launcher_lets_them_live(cas
     said = dict(json.loads(line) for line in done.out.splitlines() if line.startswith("["))
     assert set(said) <= {0, 1, 2}, done.out + done.err
     assert said, done.out + done.err
-    if case == "killed":
+    if case != "killed_in_the_middle":
         assert set(said) == {0, 1, 2}, done.out + done.err
     dead = set(range(4)) - set(said)
     for first, again, is_lost in said.values():

@@ -570,6 +570,7 @@ def test_messages_between_two(pair):
             comm.send(pair.put(comm, np.zeros((0, 2))), 1)
             comm.send(np.arange(3), 1)
             comm.isend(np.arange(4), 1).wait()
+            assert comm.iall_reduce(np.arange(4)).wait().tolist() == [0, 2, 4, 6]
         else:
             with pytest.raises(MismatchError, match="message is lost"):
                 comm.recv(0, tag=3, out=pair.put(comm, np.zeros(2)))
@@ -578,6 +579,7 @@ def test_messages_between_two(pair):
             assert comm.recv(0, out=empty) is empty
             assert comm.recv(0).tolist() == [0, 1, 2]
             assert comm.irecv(0).wait().tolist() == [0, 1, 2, 3]
+            assert comm.iall_reduce(np.arange(4)).wait().tolist() == [0, 2, 4, 6]
             with pytest.raises(CommTimeout):
                 comm.recv(0, out=x, timeout_s=0.1)
         return read(comm, comm.all_reduce(x)).tolist()
@@ -737,6 +739,9 @@ def test_bad_arguments_are_refused_here_and_peers_hear_nothing(pair):
             (ValueError, "own rank", lambda: comm.send(x, comm.rank)),
             (TypeError, "use send", lambda: comm.isend(x, 1 - comm.rank)),
             (TypeError, "use recv", lambda: comm.irecv(1 - comm.rank, out=x)),
+            (TypeError, "use all_reduce", lambda: comm.iall_reduce(x)),
+            (TypeError, "use reduce", lambda: comm.ireduce(None, out=x)),
+            (TypeError, "use all_to_all", lambda: comm.iall_to_all([x, x])),
         ]
         for kind, text, call in bad:
             with pytest.raises(kind, match=text):

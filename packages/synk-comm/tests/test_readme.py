@@ -14,7 +14,7 @@ from synk_comm.testing import in_threads
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 PROGRAMS = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
-HELLO, LAUNCHES, SYMMETRIC, PAIRS, REQUESTS, PARENT, CONTRACT = PROGRAMS
+HELLO, LAUNCHES, SYMMETRIC, PAIRS, REQUESTS, BEGUN, PARENT, CONTRACT = PROGRAMS
 
 
 @pytest.fixture
@@ -52,10 +52,11 @@ def test_programs_that_start_ranks(run, code):
 def test_symmetric_arrays_pairs_and_requests(run):
     """All in one program, on the four ranks of the page's first one."""
     begin = "import numpy as np\nimport synk_comm\n\ncomm = synk_comm.connect()\n"
-    code = begin + SYMMETRIC + PAIRS + REQUESTS
+    code = begin + SYMMETRIC + PAIRS + REQUESTS + BEGUN
     printed = run(code, "-m", "synk_comm.run", "-n", "4").splitlines()
-    (totals,), (received, *by_rank) = promised(SYMMETRIC), promised(PAIRS + REQUESTS)
-    expected = [f"[{rank}] {totals}" for rank in range(4)] + [f"[1] {received}"]
+    (totals, mean), (received, *by_rank) = promised(SYMMETRIC + BEGUN), promised(PAIRS + REQUESTS)
+    expected = [f"[{rank}] {same}" for rank in range(4) for same in (totals, mean)]
+    expected += [f"[1] {received}"]
     said = [one for line in by_rank for one in line.split("; ")]
     expected += [re.sub(r"rank (\d): ", r"[\1] ", one) for one in said]
     assert sorted(printed) == sorted(expected)

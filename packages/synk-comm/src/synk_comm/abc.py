@@ -35,6 +35,20 @@ one collective on each, in order, with one comparison for all: quicker than one 
 a call is dear, as between hosts or with more ranks than cores. Dtypes and shapes may differ
 within the list, not between ranks. The result is a list then, and so is ``out``; it holds arrays
 only, those without axes too, and can be given to the next call.
+
+Collectives that do not wait: ``iall_reduce`` and its like make the call of that name in a thread of
+this rank, in a group of the same ranks that is split off by the first of them. So that first one
+waits for all ranks, and later ones return at once.
+
+* They are calls of that group: every rank begins the same ones in the same order, whatever it does
+  in this group meanwhile. One that waits and one that does not are not matched with each other.
+* Arguments that are wrong by themselves raise at once. All else, MismatchError too, is raised by
+  ``wait`` and ``test`` of the request, on all ranks that are concerned.
+* Input and ``out`` must not be changed until ``wait`` has returned or ``test`` has returned True;
+  they are kept alive until then. Results have the same bits as those of the blocking calls.
+* They go on while this rank computes. ``watch`` is called by that thread then.
+* The two groups end together, by whatever ends one of them.
+* Arrays of ``empty`` are reduced as any others.
 """
 
 from __future__ import annotations
@@ -55,32 +69,42 @@ Out = Any  # an ndarray, or a list of them: as the docstring of the method says
 
 
 class Request(ABC):
-    """A message that ``isend`` or ``irecv`` has begun.
+    """A message or a collective that a method such as ``isend`` or ``iall_reduce`` has begun.
 
-    It moves on in every call of its communicator that waits: in collectives, in other messages,
-    in ``close()``, and in ``wait`` and ``test`` of any request. So it gets to its receiver even if
-    nobody keeps the request. While this rank computes, or waits in another communicator, only what
-    fits the channel is under way.
+    It gets done even if nobody keeps the request. A message moves on in every call of its
+    communicator that waits: in collectives, in other messages, in ``close()``, and in ``wait`` and
+    ``test`` of any request. While this rank computes, or waits in another communicator, only what
+    fits the channel is under way. A collective goes on all the time, in a thread.
     """
 
     @abstractmethod
     def wait(self, timeout_s: float | None = None) -> Any:
-        """Wait until the message has been sent or received; at once if it has been already.
+        """Wait until the call is done; at once if it is already.
+
+        An interrupt, such as Ctrl-C, of the wait for a collective ends this wait and nothing else,
+        unless it comes while messages are moved.
+
+        Args:
+            timeout_s: None takes, for a message, the communicator's own. A collective has that in
+                any case, from when all that was begun before it is done.
 
         Returns:
-            Of ``irecv`` what ``recv`` returns, of ``isend`` None. The same again if called again.
+            What the blocking call returns: of ``irecv`` the array, of ``isend`` None. The same
+            again if called again.
 
         Raises:
-            CommTimeout: the message is still under way, and can be waited for again.
+            CommTimeout: ``timeout_s`` is over, and the call under way: it can be waited for again.
+                Or a collective took longer than the communicator's own time: the group has ended.
             MismatchError: ``out`` of ``irecv`` does not fit what came, which is lost.
             PeerLost, AbortedError, ClosedError, MisuseError: as from every call.
+            Whatever else the blocking call raises after it has begun.
         """
 
     @abstractmethod
     def test(self) -> bool:
-        """Return whether the message has been sent or received, without waiting; raise as ``wait``.
+        """Return whether the call is done, without waiting; raise as ``wait``.
 
-        Only if the other rank is gone it waits: for what may still be on the way from it.
+        Only for a message whose other rank is gone it waits: for what may be on the way from it.
         """
 
 
@@ -359,6 +383,70 @@ class Communicator(ABC):
         """
 
     @abstractmethod
+    def ibarrier(self) -> Request:
+        """Begin a ``barrier``, and return at once, as all methods down to ``iall_to_all``."""
+
+    @abstractmethod
+    def iall_reduce(
+        self,
+        x: ArrayLike | Sequence[Array] | None,
+        op: str | ReduceOp = "sum",
+        *,
+        weight: float | None = None,
+        out: Out = None,
+    ) -> Request:
+        """Begin an ``all_reduce``; ``wait`` of the request returns what that would."""
+
+    @abstractmethod
+    def ireduce(
+        self,
+        x: ArrayLike | Sequence[Array] | None,
+        op: str | ReduceOp = "sum",
+        root: int = 0,
+        *,
+        weight: float | None = None,
+        out: Out = None,
+    ) -> Request:
+        """Begin a ``reduce``."""
+
+    @abstractmethod
+    def ireduce_scatter(
+        self,
+        x: ArrayLike | Sequence[Array],
+        op: str | ReduceOp = "sum",
+        *,
+        weight: float | None = None,
+        out: Array | None = None,
+    ) -> Request:
+        """Begin a ``reduce_scatter``."""
+
+    @abstractmethod
+    def ibroadcast(
+        self, x: Array | Sequence[Array] | complex | np.generic | None, root: int = 0
+    ) -> Request:
+        """Begin a ``broadcast``."""
+
+    @abstractmethod
+    def iscatter(
+        self, xs: Sequence[ArrayLike] | Array | None, root: int = 0, *, out: Array | None = None
+    ) -> Request:
+        """Begin a ``scatter``."""
+
+    @abstractmethod
+    def igather(
+        self, x: ArrayLike | Sequence[Array] | None, root: int = 0, *, out: Out = None
+    ) -> Request:
+        """Begin a ``gather``."""
+
+    @abstractmethod
+    def iall_gather(self, x: ArrayLike | Sequence[Array] | None, *, out: Out = None) -> Request:
+        """Begin an ``all_gather``."""
+
+    @abstractmethod
+    def iall_to_all(self, xs: Sequence[ArrayLike] | Array, *, out: Out = None) -> Request:
+        """Begin an ``all_to_all``."""
+
+    @abstractmethod
     def broadcast_object(
         self, obj: Any = None, root: int = 0, *, timeout_s: float | None = None
     ) -> Any:
@@ -462,7 +550,8 @@ class Communicator(ABC):
         """Leave, and free what it took; who waits for this rank raises PeerLost. Idempotent.
 
         At once, except that messages of ``isend`` are moved out first, to ranks that are there to
-        take them. What ``irecv`` waits for is given up.
+        take them, and that collectives which were begun end first, for at most the communicator's
+        own time; if they fail, their ``wait`` says so. What ``irecv`` waits for is given up.
 
         Raises:
             CommTimeout: a rank has not received these messages in time; they are lost. The

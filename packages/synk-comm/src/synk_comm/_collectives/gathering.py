@@ -20,7 +20,7 @@ from synk_comm._core.lists import (
     unpack,
 )
 from synk_comm._core.ops import Array
-from synk_comm._core.steps import Steps, check_out, pickled, unpickled
+from synk_comm._core.steps import Run, Steps, check_out, pickled, unpickled
 
 
 class Gathering:
@@ -54,26 +54,28 @@ class Gathering:
         kinds = tuple(kind_of(array) for array in (x if many else [x]))
         return CollectiveCall("broadcast", root=root, arrays=kinds, many=many)
 
-    def broadcast(
-        self, x: Any, root: int, timeout_s: float | None, *, resuming: bool = False
-    ) -> Any:
-        """Do a whole broadcast, or go on after its first round; return ``x``, or what is new."""
+    def broadcast(self, x: Any, root: int) -> Run:
+        """Check a broadcast; return what does it, and returns ``x``, or what is new."""
         steps = self._steps
         call = self._broadcast_call(x, root)
         head = encode(call)
-        parts = bundles(call.arrays, together=call.many)
-        source = pack(x if call.many else [x], parts[0]) if steps.rank == root else None
-        deadline = steps.deadline(timeout_s)
-        with steps.passing(resuming):
-            fill = lambda: steps.fabric.post(source)  # noqa: E731
-            brought = steps.open(call, head, fill, deadline, resuming=resuming)[root]
-            if x is not None:
-                self._spread(list(x) if brought.many else [x], parts, root, source, deadline)
-                return x
-            parts = bundles(brought.arrays, together=brought.many)
-            made = [np.empty(shape, text_dtype(dtype)) for dtype, shape in brought.arrays]
-            self._spread(made, parts, root, None, deadline)
-            return made if brought.many else bare(made[0])
+        given = bundles(call.arrays, together=call.many)
+        source = pack(x if call.many else [x], given[0]) if steps.rank == root else None
+
+        def run(timeout_s: float | None, *, resuming: bool = False) -> Any:
+            deadline = steps.deadline(timeout_s)
+            with steps.passing(resuming):
+                fill = lambda: steps.fabric.post(source)  # noqa: E731
+                brought = steps.open(call, head, fill, deadline, resuming=resuming)[root]
+                if x is not None:
+                    self._spread(list(x) if brought.many else [x], given, root, source, deadline)
+                    return x
+                parts = bundles(brought.arrays, together=brought.many)
+                made = [np.empty(shape, text_dtype(dtype)) for dtype, shape in brought.arrays]
+                self._spread(made, parts, root, None, deadline)
+                return made if brought.many else bare(made[0])
+
+        return run
 
     def _spread(
         self, arrays: list[Array], parts: Any, root: int, first: Array | None, deadline: float
@@ -109,17 +111,8 @@ class Gathering:
 
     # -- from all to one, or to all ---------------------------------------------------------
 
-    def gather(
-        self,
-        kind: str,
-        x: Any,
-        root: int | None,
-        out: Any,
-        timeout_s: float | None,
-        *,
-        resuming: bool = False,
-    ) -> Any:
-        """Do a whole gather, or all_gather if ``root`` is None; or go on after its first round."""
+    def gather(self, kind: str, x: Any, root: int | None, out: Any) -> Run:
+        """Check a gather, or all_gather if ``root`` is None; return what does it."""
         steps = self._steps
         receives = root in (None, steps.rank)
         many = is_list(x)
@@ -137,10 +130,15 @@ class Gathering:
             weight=float(given is not None),
             many=many,
         )
-        gathered = self._gather(call, given, outs, root, timeout_s, resuming)
-        if not receives:
-            return None
-        return gathered if out is None else out
+        gather = self._gather(call, given, outs, root)
+
+        def run(timeout_s: float | None, *, resuming: bool = False) -> Any:
+            gathered = gather(timeout_s, resuming=resuming)
+            if not receives:
+                return None
+            return gathered if out is None else out
+
+        return run
 
     def _gather(
         self,
@@ -148,17 +146,19 @@ class Gathering:
         given: list[Array] | None,
         outs: Sequence[Array | None] | None,
         root: int | None,
-        timeout_s: float | None,
-        resuming: bool = False,
-    ) -> list[Any]:
+    ) -> Run:
         steps = self._steps
         head = encode(call)
         source = None if given is None else _joined(given)
-        deadline = steps.deadline(timeout_s)
-        with steps.passing(resuming):
-            fill = lambda: steps.fabric.post(source)  # noqa: E731
-            calls = steps.open(call, head, fill, deadline, root, resuming=resuming)
-            return self._collect(calls, source, outs, root, deadline)
+
+        def run(timeout_s: float | None, *, resuming: bool = False) -> list[Any]:
+            deadline = steps.deadline(timeout_s)
+            with steps.passing(resuming):
+                fill = lambda: steps.fabric.post(source)  # noqa: E731
+                calls = steps.open(call, head, fill, deadline, root, resuming=resuming)
+                return self._collect(calls, source, outs, root, deadline)
+
+        return run
 
     def _collect(
         self,
@@ -204,21 +204,13 @@ class Gathering:
     ) -> list[Any]:
         """Collect flat bytes of any lengths."""
         call = CollectiveCall(kind, root=-1 if root is None else root, arrays=(kind_of(source),))
-        return self._gather(call, [source], None, root, timeout_s)
+        gathered: list[Any] = self._gather(call, [source], None, root)(timeout_s)
+        return gathered
 
     # -- dealt ------------------------------------------------------------------------------
 
-    def scatter(
-        self,
-        kind: str,
-        xs: Sequence[Any] | None,
-        root: int,
-        out: Any,
-        timeout_s: float | None,
-        *,
-        resuming: bool = False,
-    ) -> Array:
-        """Do a whole scatter, or go on after its first round."""
+    def scatter(self, kind: str, xs: Any, root: int, out: Any) -> Run:
+        """Check a scatter; return what does it."""
         if out is not None:
             check_out(out, None)
         given = self._dealt(kind, xs) if self._steps.rank == root else None
@@ -231,20 +223,17 @@ class Gathering:
 
         into: list[Array | None] = [None] * self._steps.size
         into[root] = out
-        got = self._deal(call, given, expected, into, timeout_s, resuming)[root]
-        assert got is not None  # noqa: S101 - the root gives to every rank
-        return got if out is not None else bare(got)
+        deal = self._deal(call, given, expected, into)
 
-    def all_to_all(
-        self,
-        kind: str,
-        xs: Sequence[Any],
-        out: Any,
-        timeout_s: float | None,
-        *,
-        resuming: bool = False,
-    ) -> Any:
-        """Do a whole all_to_all, or go on after its first round."""
+        def run(timeout_s: float | None, *, resuming: bool = False) -> Any:
+            got = deal(timeout_s, resuming=resuming)[root]
+            assert got is not None  # noqa: S101 - the root gives to every rank
+            return got if out is not None else bare(got)
+
+        return run
+
+    def all_to_all(self, kind: str, xs: Any, out: Any) -> Run:
+        """Check an all_to_all; return what does it."""
         given = self._dealt(kind, xs)
         outs = None if out is None else _rows(out, self._steps.size, kind)
         call = CollectiveCall(kind, arrays=_given_kinds(given), outs=_kinds_of(outs))
@@ -252,9 +241,13 @@ class Gathering:
         def expected(calls: Sequence[CollectiveCall]) -> list[Kind | None]:
             return [theirs.arrays[self._steps.rank] for theirs in calls]
 
-        into = outs or [None] * self._steps.size
-        got = self._deal(call, given, expected, into, timeout_s, resuming)
-        return _bare_ones(got) if out is None else out
+        deal = self._deal(call, given, expected, outs or [None] * self._steps.size)
+
+        def run(timeout_s: float | None, *, resuming: bool = False) -> Any:
+            got = deal(timeout_s, resuming=resuming)
+            return _bare_ones(got) if out is None else out
+
+        return run
 
     def _dealt(self, kind: str, xs: Sequence[Any] | None) -> list[Array]:
         size = self._steps.size
@@ -273,10 +266,9 @@ class Gathering:
         given: list[Array] | None,
         expected: Callable[[Sequence[CollectiveCall]], list[Kind | None]],
         outs: Sequence[Array | None],
-        timeout_s: float | None,
-        resuming: bool,
-    ) -> list[Array | None]:
+    ) -> Run:
         steps = self._steps
+        head = encode(call)
         sources = None if given is None else [flat_bytes(x) for x in given]
         inboxes: list[moves.Inbox] = []
 
@@ -284,10 +276,13 @@ class Gathering:
             inboxes.append(moves.Inbox(expected(calls), outs, given or []))
             return moves.taker(inboxes[0].flat())
 
-        deadline = steps.deadline(timeout_s)
-        with steps.passing(resuming):
-            moves.deal(steps, call, encode(call), sources, begin, deadline, resuming)
-        return inboxes[0].taken()
+        def run(timeout_s: float | None, *, resuming: bool = False) -> list[Array | None]:
+            deadline = steps.deadline(timeout_s)
+            with steps.passing(resuming):
+                moves.deal(steps, call, head, sources, begin, deadline, resuming)
+            return inboxes[0].taken()
+
+        return run
 
 
 def _given_kinds(given: list[Array] | None) -> tuple[Kind, ...]:

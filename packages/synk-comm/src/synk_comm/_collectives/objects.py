@@ -47,13 +47,13 @@ class ObjectMoves(Communicator):
         root = self._steps.check_rank(root)
         self._steps.check_only_root("scatter_object", objs, root)
         sources = None if objs is None else [pickled(obj) for obj in objs]
-        return unpickled(self._gathering.scatter("scatter_object", sources, root, None, timeout_s))
+        return unpickled(self._gathering.scatter("scatter_object", sources, root, None)(timeout_s))
 
     def all_to_all_object(
         self, objs: Sequence[Any], *, timeout_s: float | None = None
     ) -> list[Any]:
         sources = [pickled(obj) for obj in objs]
-        got = self._gathering.all_to_all("all_to_all_object", sources, None, timeout_s)
+        got = self._gathering.all_to_all("all_to_all_object", sources, None)(timeout_s)
         return [unpickled(data) for data in got]
 
     def send_object(

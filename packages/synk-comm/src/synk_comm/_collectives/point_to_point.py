@@ -181,6 +181,24 @@ class PointToPoint:
         """Wait until a message is done."""
         self._inside(self._attend, message, self._steps.deadline(timeout_s))
 
+    def move(self) -> float | None:
+        """Move messages on while this rank waits for what is none; return seconds until the next
+        time, None if no message is under way to or from another rank."""
+        fabric = self._steps.fabric
+
+        def look() -> bool:
+            fabric.look()
+            return True
+
+        for sending, queues in ((True, self._outgoing), (False, self._expected)):
+            for peer in queues:
+                if peer != fabric.rank:
+                    attend = partial(fabric.attend, look, peer, sending=sending)
+                    with contextlib.suppress(CommError):  # what ends this group ends the other
+                        self._inside(attend, self._steps.deadline(None))
+                    return fabric.slice_s
+        return None
+
     def test(self, message: _ArrayRequest) -> None:
         """Move what can be moved; raise if a message cannot be done any more."""
         self._inside(self._try, message)

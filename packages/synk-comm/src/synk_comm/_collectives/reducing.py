@@ -32,7 +32,7 @@ from synk_comm._core.reductions import (
     reduce_stretch,
     reduce_symmetric,
 )
-from synk_comm._core.steps import Steps, check_out
+from synk_comm._core.steps import Run, Steps, check_out
 
 SYMMETRIC_BYTES = 1 << 18
 """From this length on an array of ``empty`` is reduced where it lies."""
@@ -217,17 +217,8 @@ class Reducing:
         for which in bundle.members:
             results[which] = job.outs[which]
 
-    def scatter(
-        self,
-        x: Any,
-        op: str | ReduceOp,
-        weight: float | None,
-        out: Any,
-        timeout_s: float | None,
-        *,
-        resuming: bool = False,
-    ) -> Reduced:
-        """Do a whole reduce_scatter, or go on after its first round."""
+    def scatter(self, x: Any, op: str | ReduceOp, weight: float | None, out: Any) -> Run:
+        """Check a reduce_scatter; return what does it, and returns ``Reduced``."""
         steps = self._steps
         op = ReduceOp.parse(op)
         weight = check_weight(weight, op)
@@ -264,12 +255,16 @@ class Reducing:
 
         head = encode(call)
         sources = [flat_bytes(block) for block in blocks]
-        deadline = steps.deadline(timeout_s)
-        with steps.passing(resuming):
-            moves.deal(steps, call, head, sources, begin, deadline, resuming)
-        block = inbox.taken()[0]
-        assert block is not None  # noqa: S101 - every rank gets its block
-        return block if out is not None else bare(block), accidents[0] if accidents else None
+
+        def run(timeout_s: float | None, *, resuming: bool = False) -> Reduced:
+            deadline = steps.deadline(timeout_s)
+            with steps.passing(resuming):
+                moves.deal(steps, call, head, sources, begin, deadline, resuming)
+            block = inbox.taken()[0]
+            assert block is not None  # noqa: S101 - every rank gets its block
+            return block if out is not None else bare(block), accidents[0] if accidents else None
+
+        return run
 
 
 def _listed(x: Any, many: bool) -> list[Array] | None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import operator
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Callable, Dict, TypeVar
 
 import numpy as np
@@ -33,11 +34,12 @@ from synk_comm._core.calls import (
 from synk_comm._core.fabric import Again, Fabric, RepeatedCall, Share, Shortcut, is_of_watch
 from synk_comm._core.lists import as_array, shape_of
 from synk_comm._core.ops import Array, ReduceOp
-from synk_comm._core.steps import Steps, check_out
-from synk_comm.abc import Communicator, Request
-from synk_comm.exceptions import AbortedError, CommError, PeerLost
+from synk_comm._core.steps import Run, Steps, check_out
+from synk_comm.abc import Request
+from synk_comm.exceptions import AbortedError, CommError, MisuseError, PeerLost
 
 from .gathering import Gathering
+from .nonblocking import Background, Nonblocking
 from .objects import ObjectMoves
 from .point_to_point import PointToPoint
 from .reducing import Reducing
@@ -51,6 +53,7 @@ T = TypeVar("T")
 _ENTRIES = 512
 """Shortcuts that a communicator keeps at most."""
 
+_FIRST_BEGUN = CollectiveCall("first non-blocking collective")
 _BARRIER = CollectiveCall("barrier")
 _BARRIER_HEAD = encode(_BARRIER)
 
@@ -96,7 +99,7 @@ def is_alike(x: Any, out: Any) -> bool:
     return bool(out.dtype == x.dtype and out.shape == x.shape)
 
 
-class RoundCommunicator(ObjectMoves, Communicator):
+class RoundCommunicator(ObjectMoves, Nonblocking):
     """A communicator over any fabric; made by ``join``, ``connect`` and ``local_group``."""
 
     def __init__(self, fabric: Fabric, timeout_s: float, why: str = "") -> None:
@@ -111,6 +114,7 @@ class RoundCommunicator(ObjectMoves, Communicator):
         self._reducing = Reducing(self._steps)
         self._gathering = Gathering(self._steps)
         self._quick = Learned(self._steps)
+        self._background: Background | None = None
         self._origin: Sequence[int] = ()  # its ranks in the group that it was split from
 
     def __repr__(self) -> str:
@@ -176,9 +180,13 @@ class RoundCommunicator(ObjectMoves, Communicator):
         try:
             self._point_to_point.finish()
         finally:
-            self._quick.clear()  # they keep the memory of the slots, to be unmapped below
-            self._guard.close()
-            self._point_to_point.forget()
+            try:
+                if self._background is not None:
+                    self._background.close()
+            finally:
+                self._quick.clear()  # they keep the memory of the slots, to be unmapped below
+                self._guard.close()
+                self._point_to_point.forget()
 
     def all_reduce(
         self,
@@ -262,7 +270,7 @@ class RoundCommunicator(ObjectMoves, Communicator):
         def again(x: Any, out: Any, timeout_s: float | None, resuming: bool = True) -> Any:
             if resuming:
                 x = x.reshape(-1, *x.shape[2:])
-            return self._reducing.scatter(x, op, weight, out, timeout_s, resuming=resuming)
+            return self._reducing.scatter(x, op, weight, out)(timeout_s, resuming=resuming)
 
         block, accident = again(x, out, timeout_s, resuming=False)
         self._quick.learn(key, again)
@@ -293,7 +301,7 @@ class RoundCommunicator(ObjectMoves, Communicator):
         root = self._steps.check_rank(root)
 
         def again(x: Any, out: Any, timeout_s: float | None, resuming: bool = True) -> Any:  # noqa: ARG001
-            return self._gathering.broadcast(x, root, timeout_s, resuming=resuming), None
+            return self._gathering.broadcast(x, root)(timeout_s, resuming=resuming), None
 
         x, _ = again(x, None, timeout_s, resuming=False)
         self._quick.learn(key, again)
@@ -311,7 +319,7 @@ class RoundCommunicator(ObjectMoves, Communicator):
         self._steps.check_only_root("scatter", xs, root)
         return self._move(
             key_of("scatter", xs, out, timeout_s, root),
-            lambda xs, *rest, **how: self._gathering.scatter("scatter", xs, root, *rest, **how),
+            lambda xs, out: self._gathering.scatter("scatter", xs, root, out),
             xs,
             out,
             timeout_s,
@@ -330,7 +338,7 @@ class RoundCommunicator(ObjectMoves, Communicator):
             out = None
         return self._move(
             key_of("gather", x, out, timeout_s, root),
-            lambda x, *rest, **how: self._gathering.gather("gather", x, root, *rest, **how),
+            lambda x, out: self._gathering.gather("gather", x, root, out),
             x,
             out,
             timeout_s,
@@ -345,7 +353,7 @@ class RoundCommunicator(ObjectMoves, Communicator):
     ) -> Any:
         return self._move(
             key_of("all_gather", x, out, timeout_s),
-            lambda x, *rest, **how: self._gathering.gather("all_gather", x, None, *rest, **how),
+            lambda x, out: self._gathering.gather("all_gather", x, None, out),
             x,
             out,
             timeout_s,
@@ -356,22 +364,22 @@ class RoundCommunicator(ObjectMoves, Communicator):
     ) -> Any:
         return self._move(
             key_of("all_to_all", xs, out, timeout_s),
-            lambda xs, *rest, **how: self._gathering.all_to_all("all_to_all", xs, *rest, **how),
+            lambda xs, out: self._gathering.all_to_all("all_to_all", xs, out),
             xs,
             out,
             timeout_s,
         )
 
     def _move(
-        self, key: Any, move: Callable[..., Any], x: Any, out: Any, timeout_s: float | None
+        self, key: Any, prepare: Callable[..., Run], x: Any, out: Any, timeout_s: float | None
     ) -> Any:
         quick = self._quick.get(key)
         if quick is not None:
             return quick(x, out)
-        moved = move(x, out, timeout_s)
+        moved = prepare(x, out)(timeout_s)
 
         def again(x: Any, out: Any, timeout_s: float | None) -> Any:
-            return move(x, out, timeout_s, resuming=True), None
+            return prepare(x, out)(timeout_s, resuming=True), None
 
         self._quick.learn(key, again)
         return moved
@@ -424,6 +432,11 @@ class RoundCommunicator(ObjectMoves, Communicator):
         self, color: int | None, key: int = 0, *, timeout_s: float | None = None
     ) -> RoundCommunicator | None:
         said = (None if color is None else operator.index(color), operator.index(key))
+        return self._split(CollectiveCall("split"), said, timeout_s)
+
+    def _split(
+        self, call: CollectiveCall, said: tuple[int | None, int], timeout_s: float | None
+    ) -> RoundCommunicator | None:
         deadline = self._steps.deadline(timeout_s)
 
         def make(share: Share) -> RoundCommunicator | None:
@@ -433,7 +446,18 @@ class RoundCommunicator(ObjectMoves, Communicator):
                 comm._origin = members
             return comm
 
-        return self._make(CollectiveCall("split"), make, (), timeout_s)
+        return self._make(call, make, (), timeout_s)
+
+    def _begin(self, kind: str, prepare: Callable[[Nonblocking], Run], *arrays: Any) -> Request:  # noqa: ARG002
+        if self._background is None:
+            refusal = self._steps.fabric.why_no_thread()
+            if refusal:
+                raise MisuseError(refusal)
+            child = self._split(_FIRST_BEGUN, (0, self.rank), None)
+            assert child is not None  # noqa: S101 - all have given a color
+            self._background = Background(child, self)
+        run = prepare(self._background.child)
+        return self._background.begin(kind, partial(run, None))
 
     def told_above(self, exc: CommError) -> CommError:
         """Return an error of this group in the ranks of the group that it was split from."""

@@ -140,9 +140,11 @@ class Fabric(ABC):
         advance: called with it, while messages are under way: it moves their pieces, and returns
             whether there were any to move. None if no message is under way, or only the one that
             ``attend`` waits for.
+        crowded: whether waits give way at once: they take the time of whom they wait for.
     """
 
     backend: str
+    crowded = False
     longest_posted: int | None = None
     """Bytes of the longest array that the round with the heads begins to move, if longer ones go by
     ``bulk``; None if none do."""
@@ -324,6 +326,14 @@ class Fabric(ABC):
             mine: which of them is this rank's; None if none is.
             share: to be called equally often by all ranks.
         """
+
+    def give_way(self) -> None:
+        """Do not spin in waits from now on: another thread of this process is at work."""
+        self.crowded = True
+
+    def why_no_thread(self) -> str:
+        """Return why a group split from this one cannot be another thread's; "" if it can."""
+        return ""
 
     def allocate(
         self,

@@ -41,16 +41,25 @@ class Guard:
     ``lock`` holds one key while a thread may enter. Taking the key (``lock.pop()``, which is
     atomic) is all that a shortcut has to do; an empty lock means that another thread is inside, or
     that the communicator is closed, ended, or another process's: ``refusal`` says which.
+
+    Attributes:
+        closed: whether ``close`` was called.
+        forked: whether this is a forked child's copy of the communicator.
     """
 
     def __init__(self, fabric: Endable) -> None:
         self.lock: list[None] = [None]
         self._kept: list[None] = []  # the key, once no thread may enter any more
         self._fabric = fabric
-        self._forked = False
-        self._closed = False
+        self.forked = False
+        self.closed = False
         self._ended: CommError | None = None
+        self._twin: Guard | None = None
         _guards.add(self)
+
+    def bind(self, other: Guard) -> None:
+        """Let two groups of the same ranks end together; each may be another thread's."""
+        self._twin, other._twin = other, self
 
     def __enter__(self) -> None:
         try:
@@ -80,7 +89,7 @@ class Guard:
 
     def refusal(self) -> CommError:
         """Return why no thread may enter."""
-        if self._forked:
+        if self.forked:
             return MisuseError(
                 "this communicator belongs to the parent process; a child made by os.fork() "
                 "must join a group of its own"
@@ -92,7 +101,7 @@ class Guard:
 
     def ended(self) -> CommError | None:
         """Return a fresh error if the communicator cannot be used any more."""
-        if self._closed:
+        if self.closed:
             return ClosedError("this communicator is closed")
         ended = self._ended or self._fabric.failure()
         if ended is None:
@@ -103,9 +112,9 @@ class Guard:
     @property
     def state(self) -> str:
         """``open``, ``closed``, or why the group ended."""
-        if self._closed:
+        if self.closed:
             return "closed"
-        if self._forked:
+        if self.forked:
             return "of the parent process"
         ended = self.ended()
         if isinstance(ended, PeerLost):
@@ -114,9 +123,12 @@ class Guard:
 
     def abort(self, reason: str) -> None:
         """End the group for all ranks."""
-        if self._closed or self._forked:
+        if self.closed or self.forked:
             return
         reason = shorten(str(reason), 3000)
+        twin = self._unbound()
+        if twin is not None:  # first: the own end lets other threads go, which may close it
+            twin.abort(reason)
         if self._ended is None:
             self._ended = aborted(self._fabric.rank, reason)
         self._shut()
@@ -124,10 +136,10 @@ class Guard:
 
     def close(self) -> None:
         """Leave the group once; a thread still inside a collective is made to leave it first."""
-        if self._closed:
+        if self.closed:
             return
-        if self._forked:
-            self._closed = True
+        if self.forked:
+            self.closed = True
             self._fabric.drop()
             return
         self._shut()
@@ -135,7 +147,7 @@ class Guard:
             self.abort("the communicator was closed by another thread")
             deadline = time.monotonic() + _CLOSE_S
             while not self._kept:
-                if self._closed or time.monotonic() > deadline:
+                if self.closed or time.monotonic() > deadline:
                     # Its memory may still be in use there: leave freeing to the garbage collector.
                     return
                 time.sleep(_NAP_S)
@@ -143,16 +155,17 @@ class Guard:
             self._kept.pop()
         except IndexError:  # another thread is closing it
             return
-        self._closed = True
+        self.closed = True
+        self._unbound()
         self._fabric.close()
 
     def disown(self) -> None:
         """Refuse everything from now on: this is a forked child's copy."""
-        self._forked = True
+        self.forked = True
         self._shut()
 
     def _is_open(self) -> bool:
-        return self._ended is None and not self._closed and not self._forked
+        return self._ended is None and not self.closed and not self.forked
 
     def _shut(self) -> None:
         """Take the key away from the lock, if it is there."""
@@ -169,6 +182,18 @@ class Guard:
         self._ended = again(exc)
         if isinstance(exc, PeerLost) and exc.rank >= 0:
             self._fabric.lose(exc.rank)
+        twin = self._unbound()
+        if twin is not None and twin.ended() is None:
+            # Its peers are told by whoever aborts, or see who is gone: that one has left both.
+            twin._ended = again(exc)
+            twin._shut()
+
+    def _unbound(self) -> Guard | None:
+        """Return what was bound to this one, and is to end now, too."""
+        twin, self._twin = self._twin, None
+        if twin is not None:
+            twin._twin = None
+        return twin
 
 
 _guards: weakref.WeakSet[Guard] = weakref.WeakSet()

@@ -17,6 +17,10 @@ from .fabric import Fabric
 from .guard import Guard, deadline_after
 from .ops import Array
 
+Run = Callable[..., Any]
+"""``run(timeout_s, resuming=False)``, once, makes a call whose arguments have been checked, or goes
+on after its first round."""
+
 
 class Steps:
     """One rank's fabric, its guard and its default timeout."""

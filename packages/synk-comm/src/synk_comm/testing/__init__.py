@@ -13,9 +13,8 @@ Where ranks can only be processes that something else starts, every rank of such
 
 from __future__ import annotations
 
-from ._checks import CHECKS, THEMES, check_all
+from ._checks import CHECKS, THEMES, check_all, check_job
 from ._contract import CommunicatorContract
-from ._jobs import check_job
 from ._ranks import Outcome, in_threads, run_ranks
 
 __all__ = [

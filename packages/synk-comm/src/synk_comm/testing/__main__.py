@@ -10,8 +10,7 @@ import sys
 
 from synk_comm._join.connect import connect
 
-from ._checks import THEMES
-from ._jobs import check_job
+from ._checks import THEMES, check_job
 
 _ALL = [*THEMES, "ends"]
 

@@ -186,6 +186,69 @@ def end_after_a_request(comm: Communicator) -> None:
         raises(PeerLost, "rank 0", lambda: comm.recv(0, tag=2))
 
 
+def end_with_collectives_under_way(comm: Communicator) -> None:
+    """Who leaves stays until what it has begun is done, by all of its group."""
+    x = np.full(100_003, comm.rank + 1.0)
+    with comm:
+        comm.ibarrier().wait()
+        if comm.rank == 0:
+            time.sleep(_SOON_S)
+        out = np.zeros(100_003)
+        requests = [comm.iall_reduce(x), comm.iall_gather(np.array(comm.rank))]
+        comm.iall_reduce(x, out=out)  # nobody keeps its request
+    total = np.full(100_003, comm.size * (comm.size + 1) / 2)
+    for _ in range(2):
+        assert all(request.test() for request in requests)
+        equal(requests[0].wait(), total)
+        assert [int(one) for one in requests[1].wait()] == list(range(comm.size))
+    equal(out, total)
+
+
+def end_by_exception_with_collectives_under_way(comm: Communicator) -> None:
+    """Who leaves by an exception does not wait for what it has begun."""
+    last = comm.size - 1
+    comm.ibarrier().wait()
+    began = time.monotonic()
+    if comm.rank == last:
+        with contextlib.suppress(KeyError), comm:
+            request = comm.iall_reduce(1)
+            raise KeyError("weights")
+        raises(AbortedError, "KeyError: 'weights'", request.wait)
+    else:
+        raises(AbortedError, "KeyError: 'weights'", lambda: _twice(comm))
+    assert time.monotonic() - began < 50 * _SOON_S
+
+
+def _end_of_begun(how: str, where: str) -> Check:
+    """Return an end of what some ranks have begun, which is noticed in it, or in another call."""
+    error = PeerLost if how == "close" else AbortedError
+
+    def leave(comm: Communicator) -> None:
+        with contextlib.suppress(KeyError), comm:
+            if how == "abort":
+                comm.abort("no more")
+            elif how == "exception":
+                raise KeyError("no more")
+
+    def end(comm: Communicator) -> None:
+        comm.ibarrier().wait()
+        last = comm.size - 1
+        if comm.rank == last:
+            for rank in range(last):
+                comm.recv(rank)
+            leave(comm)
+            return
+        request = comm.iall_reduce(np.zeros(100_003))
+        comm.send(1, last)
+        text = f"rank {last}" if how == "close" else "no more"
+        calls = [request.wait, comm.barrier, request.test, lambda: comm.iall_reduce(1).wait()]
+        for call in calls if where == "it" else [calls[1], calls[0], calls[3]]:
+            assert raises(error, text, call).rank == last
+
+    end.__name__ = f"end_of_begun_by_{how}_seen_in_{where}"
+    return end
+
+
 def end_before_a_request_is_received(comm: Communicator) -> None:
     """Who leaves does not wait for a rank that has left, nor in a group that has ended."""
     last = comm.size - 1
@@ -222,6 +285,8 @@ def end_and_keep(comm: Communicator) -> None:
 
 def end_and_everything_is_refused(comm: Communicator) -> None:
     """No method of a closed communicator does anything, or waits."""
+    if comm.size > 2:  # else the first non-blocking collective is refused, too
+        comm.ibarrier().wait()
     kept = comm.empty(1000)
     kept[...] = 3.0
     comm.close()
@@ -241,6 +306,15 @@ def end_and_everything_is_refused(comm: Communicator) -> None:
         lambda: comm.recv(peer),
         lambda: comm.isend(x, peer),
         lambda: comm.irecv(peer),
+        comm.ibarrier,
+        lambda: comm.iall_reduce(x),
+        lambda: comm.ireduce(x),
+        lambda: comm.ireduce_scatter(each),
+        lambda: comm.ibroadcast(x),
+        lambda: comm.iscatter(each, comm.rank),
+        lambda: comm.igather(x),
+        lambda: comm.iall_gather(x),
+        lambda: comm.iall_to_all(each),
         lambda: comm.broadcast_object(1),
         lambda: comm.gather_object(1),
         lambda: comm.all_gather_object(1),
@@ -294,6 +368,7 @@ _WAITS: dict[str, Wait] = {
     "test": lambda comm: _until_done(comm.irecv(comm.size - 1, out=np.zeros(3))),
     "a_large_call": lambda comm: comm.all_reduce(np.zeros(3_000_000)),
     "a_call_again": lambda comm: comm.all_reduce(np.zeros(3)),
+    "a_first_begun_call": lambda comm: comm.iall_reduce(np.zeros(3)),
     "decline": lambda comm: comm.decline("no"),
     "split": lambda comm: comm.split(0),
 }
@@ -336,6 +411,13 @@ ENDS: list[Check] = [
     end_after_the_last_collective,
     end_after_a_letter,
     end_after_a_request,
+    end_with_collectives_under_way,
+    end_by_exception_with_collectives_under_way,
+    *(
+        _end_of_begun(how, where)
+        for how in ("abort", "close", "exception")
+        for where in ("it", "another")
+    ),
     end_before_a_request_is_received,
     end_and_keep,
     end_and_everything_is_refused,

@@ -145,7 +145,7 @@ class MpiFabric(Fabric):
         self.latest: tuple[int, Sequence[bytes]] = (0, ())
         self._got: list[list[tuple[int, Array]]] = [[] for _ in range(self.size)]
         self._machines: set[bytes] = set()
-        self._crowded = True  # more ranks than cores: they give way to each other
+        self.crowded = True  # until it is known how many ranks are on this machine
 
     def _round(self, row: Array, records: Array) -> Callable[[], Any]:
         """Return what begins the Allgather of a record, and returns its request."""
@@ -177,7 +177,7 @@ class MpiFabric(Fabric):
             here += real == digest_of(machine.encode())
             if rank != self.rank and name == node:
                 self.notes.pids.add(rank, Identity(*rest))
-        self._crowded = here > len(os.sched_getaffinity(0))
+        self.crowded = here > len(os.sched_getaffinity(0))
 
     @property
     def nodes(self) -> int:
@@ -401,7 +401,7 @@ class MpiFabric(Fabric):
                 return
             waited = now - began
             if waited < _SPIN_S or (waited < _VERY_LONG_S and not naps):
-                if self._crowded or waited > _ALONE_S:
+                if self.crowded or waited > _ALONE_S:
                     os.sched_yield()
             else:
                 time.sleep(_NAPS_S[(waited > _LONG_S) + (waited > _VERY_LONG_S)])
@@ -465,6 +465,15 @@ class MpiFabric(Fabric):
         except self._mpi.Exception as exc:
             raise self.notes.mpi_failed(exc) from exc
         return None if mine is None else MpiFabric(self._mpi, comm, self.watch)
+
+    def why_no_thread(self) -> str:
+        if self._mpi.Query_thread() >= self._mpi.THREAD_MULTIPLE:
+            return ""
+        return (
+            "collectives that do not wait need MPI in several threads at once; before mpi4py.MPI "
+            'is imported set mpi4py.rc.thread_level = "multiple", which is its default, and take '
+            "an MPI that has it"
+        )
 
     def abort(self, reason: str) -> None:
         self.notes.reason = self.notes.reason or reason

@@ -16,6 +16,7 @@ from synk_comm._backends.nccl.arrays import (
     maker,
     resolve,
 )
+from synk_comm._collectives.nonblocking import Nonblocking
 from synk_comm._collectives.objects import ObjectMoves
 from synk_comm._collectives.rounds import RoundCommunicator
 from synk_comm._core.guard import Guard
@@ -86,7 +87,7 @@ class _DeviceGuard(Guard):
         self._fabric.abort(f"{type(exc).__name__}: {exc}")
 
 
-class NcclBase(ObjectMoves):
+class NcclBase(ObjectMoves, Nonblocking):
     """One rank's host communicator and NCCL link, without the collectives on device arrays."""
 
     def __init__(self, host: RoundCommunicator, link: Link, settings: NcclSettings) -> None:

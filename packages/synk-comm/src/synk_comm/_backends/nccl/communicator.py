@@ -113,6 +113,12 @@ class NcclCommunicator(NcclReductions, NcclMoves):
         _refuse_device(out, "irecv", "recv")
         return self._host.irecv(source, tag=tag, out=out)
 
+    def _begin(self, kind: str, prepare: Any, *arrays: Any) -> Request:
+        """Begin a collective on arrays in host memory; see the contract."""
+        for x in arrays:
+            _refuse_device(x, f"i{kind}", kind)
+        return self._host._begin(kind, prepare)
+
     # -- groups ---------------------------------------------------------------------------
 
     def split(

@@ -270,6 +270,10 @@ class ShmFabric(Fabric):
             self._channels, source, header, kind, guard, timeout_s, otherwise, is_calm
         )
 
+    def give_way(self) -> None:
+        super().give_way()
+        self.waiter.give_way()
+
     # -- memory and groups ----------------------------------------------------------------
 
     def allocate(self, nbytes: int, share: Share) -> tuple[Array, list[Array]] | None:

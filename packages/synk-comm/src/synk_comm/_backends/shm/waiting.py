@@ -17,7 +17,7 @@ from .block import ALERT, Block
 _SPINS = 400
 _SPIN_S = 0.0003
 _YIELD_S = 0.001
-_YIELDS_OVERSUBSCRIBED = 50
+_YIELDS_CROWDED = 50
 _nap = getattr(os, "sched_yield", lambda: time.sleep(0))
 
 
@@ -35,8 +35,15 @@ class Waiter:
         size = block.layout.size
         self.alerts = list(range(ALERT // 8, (ALERT + size) // 8 + 1))
         self._futex = Futex()
-        self._oversubscribed = _cores() < size
-        self.spins = 0 if self._oversubscribed else _SPINS
+        self._crowded = False
+        self.spins = _SPINS
+        if _cores() < size:
+            self.give_way()
+
+    def give_way(self) -> None:
+        """Yield at once from now on, and sleep soon."""
+        self._crowded = True
+        self.spins = 0
 
     def until(
         self,
@@ -59,10 +66,10 @@ class Waiter:
         yields = 0
         while not here(words[index]):
             waited = time.monotonic() - began
-            if self._oversubscribed or waited > _SPIN_S:
+            if self._crowded or waited > _SPIN_S:
                 _nap()
                 yields += 1
-            if yields >= _YIELDS_OVERSUBSCRIBED if self._oversubscribed else waited > _YIELD_S:
+            if yields >= _YIELDS_CROWDED if self._crowded else waited > _YIELD_S:
                 break
         while not here(words[index]):
             slice_s = check(began)
