@@ -99,7 +99,9 @@ def panel(title: str, bars: list[Bar], top: int) -> tuple[list[str], int]:
                 f'<text class="name" x="{LEFT - 6}" y="{y + 13}">{NAMES[bar.contender]}</text>'
             )
         length = (IDEAL - LEFT) * bar.rate / (most * one)
-        look = f'fill="{COLOURS[bar.contender]}" fill-opacity="{0.4 + 0.6 * bar.devices / most:.2f}"'
+        look = (
+            f'fill="{COLOURS[bar.contender]}" fill-opacity="{0.4 + 0.6 * bar.devices / most:.2f}"'
+        )
         size = f'width="{length:.1f}" height="{BAR - 2}"'
         lines.append(f'<rect x="{LEFT}" y="{y}" {size} {look}/>')
         lines.append(f'<text class="value" x="{WIDTH - 4}" y="{y + 11}">{bar.text}</text>')

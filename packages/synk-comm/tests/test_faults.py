@@ -101,12 +101,16 @@ def test_frozen_rank_is_named(backend):
 
 
 def die_while_requests_are_pending(comm, polls):
+    pids = comm.all_gather_object(os.getpid())
+    while comm.rank == 1:
+        signal.pause()
     long, out = np.ones(BIG), np.zeros(BIG)
-    if comm.rank != 1:
-        requests = [comm.irecv(1), comm.isend(long, 1, tag=1), comm.irecv(1, tag=1, out=out)]
-    comm.barrier()
-    if comm.rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
+    requests = [comm.irecv(1), comm.isend(long, 1, tag=1), comm.irecv(1, tag=1, out=out)]
+    if comm.rank == 2:
+        comm.send(long[:1], 0)
+    else:
+        comm.recv(2)
+        os.kill(pids[1], signal.SIGKILL)
 
     def over():
         while polls and not requests[0].test():
