@@ -255,6 +255,69 @@ def test_close_in_another_thread_refuses_what_comes_later():
     assert not threads()
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_who_leaves_with_something_begun_holds_nobody_up(backend):
+    def run(comm):
+        comm.ibarrier().wait()
+        if comm.rank == 0:
+            comm.iall_reduce(LONG)
+            comm.close()
+        else:
+            raises(PeerLost, "rank 0", comm.barrier)
+            comm.close()
+
+    began = time.monotonic()
+    in_threads(join_two(backend, 60), run)
+    assert time.monotonic() - began < ENOUGH_S
+    gone(threads)
+
+
+def test_without_a_thread_all_ranks_hear_of_it(monkeypatch):
+    start, refusals, outcomes = threading.Thread.start, [], []
+
+    def refuse_first(thread):
+        if thread.name == "synk-comm" and not refusals:
+            refusals.append(thread)
+            raise RuntimeError("no more threads")
+        start(thread)
+
+    def run(comm):
+        try:
+            comm.iall_reduce(1).wait()
+        except (RuntimeError, AbortedError) as error:
+            outcomes.append((type(error), "no more threads" in str(error)))
+        comm.close()
+
+    comms = local_group(2)
+    monkeypatch.setattr(threading.Thread, "start", refuse_first)
+    in_threads(comms, run)
+    assert set(outcomes) == {(RuntimeError, True), (AbortedError, True)}
+    gone(threads)
+
+
+def test_an_error_keeps_nothing_of_who_waited_alive():
+    def run(comm):
+        with np.errstate(over="raise"):
+            request = comm.iall_reduce(np.array([1.5e308]))
+
+        def wait():
+            own = np.ones(3)
+            known.append(weakref.ref(own))
+            request.wait()
+
+        with pytest.raises(FloatingPointError, match="overflow"):
+            wait()
+        return request
+
+    known, comms = [], local_group(2)
+    requests = in_threads(comms, run)
+    gone(lambda: [array for array in known if array() is not None])
+    for request, comm in zip(requests, comms):
+        with pytest.raises(FloatingPointError):
+            request.test()
+        comm.close()
+
+
 class Fire(Exception):
     pass
 
@@ -280,3 +343,24 @@ def test_what_the_watch_raises_comes_out_of_wait():
     for comm in comms:
         raises(AbortedError, "Fire: fire", comm.barrier)
         comm.close()
+
+
+def test_the_watch_may_close_the_communicator():
+    alarm, closed = threading.Event(), []
+
+    def watch():
+        if alarm.is_set() and not closed:
+            closed.append(threading.current_thread().name)
+            comms[0].close()
+
+    with create_group(2) as group:
+        comms = in_threads(
+            local_group(2), lambda seat: join(group.ticket(seat.rank), timeout_s=20, watch=watch)
+        )
+    in_threads(comms, lambda comm: comm.ibarrier().wait())
+    request = comms[0].iall_reduce(1)
+    alarm.set()
+    raises(AbortedError, "closed while its collectives were under way", request.wait)
+    assert closed == ["synk-comm"]
+    comms[1].close()
+    gone(threads)

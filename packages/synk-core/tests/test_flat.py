@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from _replica import Replica
 
-from synk_core._graph.shared import VariableRegistry
+from synk_core._graph.shared import VariableRegistry, value_of
 from synk_core._graph.transfer.pickling import RECURSION_LIMIT, deep_recursion, dumps
 from synk_testing.engine import IS_THEANO, STREAMS, T, as_op, engine, ifelse, softmax, theano_only
 
@@ -165,6 +165,19 @@ def test_only_new_variables_travel():
     data, buffers = dumps([f], registry)
     assert sum(map(len, buffers)) + len(data) < 20_000
     assert len(registry.records(0, lambda _values: False)) == 1
+
+
+def test_a_value_that_comes_later_has_the_shape_that_was_sent_last():
+    """Ranks keep a variable if the master alone takes the order back that brought it."""
+    here, there = VariableRegistry(), VariableRegistry()
+    v = engine.shared(np.zeros(3), "v")
+    here.number_of(v)
+    for size in (3, 5):
+        v.set_value(np.zeros(size))
+        (record,) = here.records(0, lambda _values: True)
+        assert (record.value, record.shape) == (None, (size,))
+        there.adopt(record, np.ones(record.shape))
+        assert value_of(there[0]).tolist() == [1.0] * size
 
 
 def test_values_that_are_not_equal_to_themselves_travel():

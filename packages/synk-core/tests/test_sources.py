@@ -74,6 +74,20 @@ def test_many_rows_of_a_memory_map_are_read_by_several_threads(monkeypatch, tmp_
     assert readers == [3] * bool(len(expected))
 
 
+@pytest.mark.parametrize("layout", ["fortran", "columns", "other dtype"])
+def test_a_memory_map_in_another_layout_is_not_copied_whole(monkeypatch, tmp_path, values, layout):
+    wide = np.asfortranarray(values) if layout == "fortran" else values
+    array = in_file("memory map", wide, tmp_path)
+    array = array[:, :2] if layout == "columns" else array
+    monkeypatch.setattr(sources, "PIECE", 4)
+    monkeypatch.setattr(sources, "take_in_pieces", None)
+    target = np.empty((3, array.shape[1]), "float64" if layout == "other dtype" else "float32")
+    target[...] = np.nan
+    source = RowSource(array)
+    source.rows([31, 4, 31]).read(target)
+    np.testing.assert_array_equal(target, values[[31, 4, 31], : array.shape[1]])
+
+
 def test_no_other_rows_are_read(gather, values):
     source = StandIn(values)
     gather(source, np.arange(ROWS), batch=[31, 4, 4, 17])

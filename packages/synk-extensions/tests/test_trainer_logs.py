@@ -340,6 +340,18 @@ def test_the_stand_in_for_mlflow_has_its_signatures():
     accepts(mlflow.MlflowClient.get_metric_history, _trackers.FakeMLflow()._get_metric_history)
 
 
+def test_mlflow_does_not_log_a_loss_that_is_not_finite_twice(monkeypatch):
+    fake = _trackers.FakeMLflow()
+    monkeypatch.setitem(sys.modules, "mlflow", fake)
+    for _ in range(2):
+        log = MLflow("e", every_steps=1)
+        log.load_state({"id": "id-0" if fake.runs else None})
+        log._open(0, {})
+        log._write({"step/loss": float("nan")}, 1)
+        log._close(None)
+    assert [metric.step for metric in fake.runs[0].data.metrics["step/loss"]] == [1]
+
+
 def test_mlflow_has_each_step_of_a_resumed_training_once(monkeypatch, tmp_path):
     """By its own client, in a local folder."""
     mlflow = pytest.importorskip("mlflow")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Set
 
@@ -93,7 +94,10 @@ class _Job(Program):
         super().close()
         left = set(shared_memory(_SEGMENTS)) - self._before
         for name in left - _in_use(left):
-            Path("/dev/shm", name).unlink(missing_ok=True)
+            path = Path("/dev/shm", name)
+            with contextlib.suppress(OSError):  # it is gone already
+                if path.stat().st_uid == os.getuid():
+                    path.unlink()
 
 
 def _in_use(names: Set[str]) -> Set[str]:

@@ -550,8 +550,9 @@ class Communicator(ABC):
         """Leave, and free what it took; who waits for this rank raises PeerLost. Idempotent.
 
         At once, except that messages of ``isend`` are moved out first, to ranks that are there to
-        take them, and that collectives which were begun end first, for at most the communicator's
-        own time; if they fail, their ``wait`` says so. What ``irecv`` waits for is given up.
+        take them. It returns when collectives that were begun have ended, after at most the
+        communicator's own time; if they fail, their ``wait`` says so. What ``irecv`` waits for is
+        given up.
 
         Raises:
             CommTimeout: a rank has not received these messages in time; they are lost. The

@@ -16,19 +16,20 @@ import time
 import weakref
 from abc import abstractmethod
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
 import numpy as np
 
+from synk_comm._core.calls import chain
 from synk_comm._core.guard import deadline_after
 from synk_comm._core.lists import as_array
 from synk_comm._core.ops import Array, ReduceOp
 from synk_comm._core.steps import Run, Steps
 from synk_comm.abc import Communicator, Request
-from synk_comm.exceptions import ClosedError, CommError, CommTimeout, PeerLost
+from synk_comm.exceptions import CommTimeout, PeerLost
 
 from .gathering import Gathering
 from .point_to_point import PointToPoint
@@ -67,7 +68,9 @@ class _Begun(Request):
             with nullcontext() if same else np.errstate(**self._numpy):
                 self._result = act()
         except BaseException as exc:  # noqa: BLE001 - raised where it is waited for
-            self._error = exc.with_traceback(None)
+            for link in chain(exc):  # a traceback would keep the arrays of its frames alive
+                link.__traceback__ = None
+            self._error = exc
         self._over.set()
 
     def wait(self, timeout_s: float | None = None) -> Any:
@@ -107,8 +110,7 @@ class _Begun(Request):
         if isinstance(error, PeerLost) and not (guard.closed or guard.forked):
             # Who is gone may have left because of what its other group, this one, knows.
             error = self._error = self._steps.fabric.gone(()) or error
-        # A fresh one: a traceback would keep the arrays of its frames alive.
-        raise copy(error) if isinstance(error, CommError) else error.with_traceback(None)
+        raise _copied(error)
 
     def __repr__(self) -> str:
         return f"<Request of {self._kind}, {'done' if self._over.is_set() else 'pending'}>"
@@ -130,8 +132,6 @@ class Background:
         self._guard.bind(child._steps.guard)
         child._steps.fabric.give_way()
         self._begun: queue.SimpleQueue[Optional[_Begun]] = queue.SimpleQueue()
-        self._entry = threading.Lock()  # close() comes from any thread
-        self._closed = False
         weakref.finalize(owner, self._begun.put, None).atexit = False
         self._thread = threading.Thread(
             target=_serve, args=(self._begun, child), name="synk-comm", daemon=True
@@ -141,31 +141,40 @@ class Background:
     def begin(self, kind: str, act: Callable[[], Any]) -> Request:
         """Have a call made after those that were begun before."""
         begun = _Begun(kind, act, self._steps, self._letters)
-        with self._guard, self._entry:
-            if self._closed:
-                raise ClosedError("this communicator is closed")
+        with self._guard:
             self._begun.put(begun)
         return begun
 
-    def close(self) -> None:
+    def close(self, was_open: bool) -> None:
         """Leave the group when what was begun has ended, after as long as one call may take.
 
-        In a group that has ended that is soon.
+        Args:
+            was_open: whether the owner had not ended before it was closed.
         """
         if self._guard.forked:  # without the thread
             self.child.close()
             return
-        with self._entry:
-            self._closed = True
-            self._begun.put(None)
+        self._begun.put(None)
         try:
-            is_open = self._guard.ended() is None
-            limit_s = min(self._steps.timeout_s, threading.TIMEOUT_MAX)
-            self._thread.join(limit_s if is_open else _CLOSE_S)
+            self._join(min(self._steps.timeout_s, threading.TIMEOUT_MAX) if was_open else _CLOSE_S)
         finally:
             if self._thread.is_alive():
                 self.child.abort("the communicator was closed while its collectives were under way")
-                self._thread.join(_CLOSE_S)
+                self._join(_CLOSE_S)
+
+    def _join(self, limit_s: float) -> None:
+        if threading.current_thread() is not self._thread:  # which may be in `watch`
+            self._thread.join(limit_s)
+
+
+def _copied(error: BaseException) -> BaseException:
+    """Return an error to be raised in place of one that is kept: the traceback of that would keep
+    the arrays of all frames that it passes alive."""
+    with suppress(Exception):  # some cannot be copied
+        copied = copy(error)
+        copied.__cause__ = error.__cause__
+        return copied
+    return error
 
 
 def _numpy_settings() -> dict[str, Any]:

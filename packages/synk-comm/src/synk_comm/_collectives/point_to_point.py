@@ -22,7 +22,7 @@ from typing import Any, Callable
 import numpy as np
 
 from synk_comm._core.calls import Kind, kind_of, text_dtype
-from synk_comm._core.fabric import PIECE_HEAD_BYTES
+from synk_comm._core.fabric import PIECE_HEAD_BYTES, is_of_watch
 from synk_comm._core.lists import bare, contiguous, flat_bytes, typed
 from synk_comm._core.ops import Array
 from synk_comm._core.steps import Steps
@@ -191,12 +191,16 @@ class PointToPoint:
             return True
 
         for sending, queues in ((True, self._outgoing), (False, self._expected)):
-            for peer in queues:
-                if peer != fabric.rank:
-                    attend = partial(fabric.attend, look, peer, sending=sending)
-                    with contextlib.suppress(CommError):  # what ends this group ends the other
-                        self._inside(attend, self._steps.deadline(None))
-                    return fabric.slice_s
+            peer = next((peer for peer in list(queues) if peer != fabric.rank), None)
+            if peer is not None:
+                attend = partial(fabric.attend, look, peer, sending=sending)
+                try:
+                    self._inside(attend, self._steps.deadline(None))
+                except CommError as exc:
+                    if is_of_watch(exc):
+                        raise
+                    # What ends this group ends the other.
+                return fabric.slice_s
         return None
 
     def test(self, message: _ArrayRequest) -> None:

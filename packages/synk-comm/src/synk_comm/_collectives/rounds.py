@@ -180,13 +180,13 @@ class RoundCommunicator(ObjectMoves, Nonblocking):
         try:
             self._point_to_point.finish()
         finally:
-            try:
-                if self._background is not None:
-                    self._background.close()
-            finally:
-                self._quick.clear()  # they keep the memory of the slots, to be unmapped below
-                self._guard.close()
-                self._point_to_point.forget()
+            is_open = self._guard.ended() is None
+            self._quick.clear()  # they keep the memory of the slots, to be unmapped below
+            self._guard.close()
+            self._point_to_point.forget()
+            # At last: who waits for this rank in this group need not wait for that.
+            if self._background is not None:
+                self._background.close(is_open)
 
     def all_reduce(
         self,
@@ -455,7 +455,11 @@ class RoundCommunicator(ObjectMoves, Nonblocking):
                 raise MisuseError(refusal)
             child = self._split(_FIRST_BEGUN, (0, self.rank), None)
             assert child is not None  # noqa: S101 - all have given a color
-            self._background = Background(child, self)
+            try:
+                self._background = Background(child, self)
+            except BaseException as exc:
+                self.abort(f"no thread for collectives: {exc}")  # the others have theirs
+                raise
         run = prepare(self._background.child)
         return self._background.begin(kind, partial(run, None))
 

@@ -220,9 +220,12 @@ class VariableRegistry:
     def adopt(self, record: VariableRecord, value: Any) -> None:
         """Create the variable of `record` on this rank, with `value`.
 
-        A variable that exists already was sent twice, and stays as it is.
+        A variable that exists already was sent twice, and stays as it is, unless its value is still
+        to come.
         """
         if record.number < self.end:
+            if record.shape is not None:
+                self.variables[record.number].container.storage[0] = value
             return
         variable = record.cls(
             name=record.name,

@@ -445,7 +445,8 @@ def condition(value: Any, dtype: Any, ndim: int, force_cast: bool, what: str) ->
     force_cast = checked_flag(force_cast, "force_cast")
     if array.dtype.kind not in NUMERIC and not force_cast:
         raise InputTypeError(
-            f"{what}: got {shown(value)} of dtype {array.dtype}, expected numbers of dtype {dtype}"
+            f"{what}: got {shown(value)} of dtype {array.dtype}, expected numbers of dtype "
+            f"{dtype}; convert them first"
         )
     if array.ndim != ndim:
         raise InputTypeError(

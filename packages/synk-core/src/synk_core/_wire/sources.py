@@ -73,16 +73,8 @@ class RowSource:
             InputTypeError: the value does not return as many rows.
             What the value raises.
         """
-        if isinstance(self._value, np.ndarray) and self.dtype == target.dtype:
-            array, index = np.asarray(self._value), chosen.positions
-            pieces = target.nbytes // PIECE
-            if pieces > 1:
-                pieces = min(pieces, MOST_THREADS, available_cores())
-                with ThreadPoolExecutor(pieces, "synkhronos rows") as pool:
-                    take_in_pieces(pool, pieces, array, index, target)
-            else:
-                # The index was checked; with "clip" NumPy needs no buffer.
-                array.take(index, 0, target, "clip")
+        if isinstance(self._value, np.ndarray):
+            self._take(np.asarray(self._value), chosen.positions, target)
         elif not chosen.count:
             return
         elif chosen.index is None and chosen.step == 1:
@@ -91,6 +83,19 @@ class RowSource:
             # HDF5 takes no others.
             ascending, places = np.unique(chosen.positions, return_inverse=True)
             target[...] = self._rows(ascending, len(ascending))[places]
+
+    def _take(self, array: np.ndarray, index: np.ndarray, target: np.ndarray) -> None:
+        if array.dtype != target.dtype or not (array.flags.c_contiguous and array.flags.aligned):
+            target[...] = array[index]  # of others, NumPy's take copies the whole array first
+            return
+        pieces = min(target.nbytes // PIECE, MOST_THREADS)
+        pieces = min(pieces, available_cores()) if pieces > 1 else 1
+        if pieces > 1:
+            with ThreadPoolExecutor(pieces, "synkhronos rows") as pool:
+                take_in_pieces(pool, pieces, array, index, target)
+        else:
+            # The index was checked; with "clip" NumPy needs no buffer.
+            array.take(index, 0, target, "clip")
 
     def _rows(self, key: Any, count: int) -> np.ndarray:
         # Zarr reads with it each chunk once.

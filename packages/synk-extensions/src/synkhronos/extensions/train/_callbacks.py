@@ -351,7 +351,7 @@ class MLflow(_RunLog):
         self._mlflow = _required("mlflow", "mlflow")
         self._experiment = experiment
         self._name = name
-        self._logged: set[tuple[str, int, float]] = set()
+        self._logged: set[tuple[str, int, str]] = set()  # values as text, NaN too
 
     def _open(self, step: int, config: dict[str, Any]) -> None:
         run = self._mlflow.active_run()
@@ -366,7 +366,7 @@ class MLflow(_RunLog):
         # A training that is resumed repeats the steps after the checkpoint.
         client = self._mlflow.MlflowClient()
         history = ((k, m) for k in known.metrics for m in client.get_metric_history(self._id, k))
-        self._logged = {(k, m.step, m.value) for k, m in history if m.step > step}
+        self._logged = {(k, m.step, str(m.value)) for k, m in history if m.step > step}
 
     def _experiment_id(self) -> str | None:
         if self._experiment is None:
@@ -377,7 +377,7 @@ class MLflow(_RunLog):
         return str(found.experiment_id)
 
     def _write(self, values: dict[str, float], step: int) -> None:
-        new = {k: v for k, v in values.items() if (k, step, v) not in self._logged}
+        new = {k: v for k, v in values.items() if (k, step, str(float(v))) not in self._logged}
         self._mlflow.log_metrics(new, step=step)
 
     def _close(self, error: BaseException | None) -> None:
