@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -169,6 +171,71 @@ def test_killed_while_collectives_are_under_way(backend, polls):
     assert outcomes[1].exitcode == -signal.SIGKILL
     for rank in (0, 2):
         assert (outcomes[rank].failure, outcomes[rank].value) == ("", ([1] * 4, True))
+
+
+def see_a_death(comm):
+    pids = comm.all_gather_object(os.getpid())
+    comm.ibarrier().wait()
+    while comm.rank == 2:
+        signal.pause()
+    if comm.rank == 1:
+        return raises(PeerLost, "rank 2", lambda: comm.recv(0)).rank
+    threading.Timer(0.1, os.kill, [pids[2], signal.SIGKILL]).start()
+    seen = raises(PeerLost, "rank 2", comm.ibarrier().wait).rank
+    time.sleep(1)  # so that it is not this rank's end that the other one hears of
+    return seen
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_death_that_one_group_sees_ends_waits_in_the_other(backend):
+    outcomes = run_ranks(3, see_a_death, backend=backend, check=False)
+    assert [outcome.value for outcome in outcomes[:2]] == [2, 2]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_is_dropped_leaves_no_descriptors(backend):
+    def use():
+        comms = join_in_threads(2, backend)
+        in_threads(comms, lambda comm: comm.iall_reduce(1).wait())
+
+    def more():
+        gc.collect()
+        return max(0, len(os.listdir("/proc/self/fd")) - before)
+
+    use()
+    gone(threads)
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        use()
+    gone(more)
+
+
+LEAVES = """
+import sys, numpy as np, synk_comm
+
+def use():
+    comm = synk_comm.join(sys.stdin.read(), timeout_s=20)
+    comm.ibarrier().wait()
+    for _ in range(3):
+        comm.iall_reduce(np.ones(500_000))
+
+use()
+"""
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_process_ends_without_a_word_while_collectives_are_under_way(backend):
+    for _ in range(4):
+        with create_group(2, backend) as group:
+            command, pipe = [sys.executable, "-c", LEAVES], subprocess.PIPE
+            ranks = [subprocess.Popen(command, stdin=pipe, stderr=pipe, text=True) for _ in "01"]
+            for rank, process in enumerate(ranks):
+                process.stdin.write(group.ticket(rank))
+                process.stdin.close()
+                process.stdin = None
+            assert [process.communicate(timeout=60)[1] for process in ranks] == ["", ""]
+            assert [process.returncode for process in ranks] == [0, 0]
 
 
 def interrupt(comm):

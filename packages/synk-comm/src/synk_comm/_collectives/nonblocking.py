@@ -109,7 +109,9 @@ class _Begun(Request):
         guard = self._steps.guard
         if isinstance(error, PeerLost) and not (guard.closed or guard.forked):
             # Who is gone may have left because of what its other group, this one, knows.
-            error = self._error = self._steps.fabric.gone(()) or error
+            cause = self._steps.fabric.gone(())
+            if cause is not None and getattr(cause, "rank", None) != error.rank:
+                error = self._error = cause
         raise _copied(error)
 
     def __repr__(self) -> str:
@@ -132,10 +134,13 @@ class Background:
         self._guard.bind(child._steps.guard)
         child._steps.fabric.give_way()
         self._begun: queue.SimpleQueue[Optional[_Begun]] = queue.SimpleQueue()
+        over = threading.Event()
         weakref.finalize(owner, self._begun.put, None).atexit = False
         self._thread = threading.Thread(
-            target=_serve, args=(self._begun, child), name="synk-comm", daemon=True
+            target=_serve, args=(self._begun, child, over), name="synk-comm", daemon=True
         )
+        # When the process ends; before the child's own finalizers, which were made earlier.
+        weakref.finalize(self._thread, _finish, self._begun, child, over)
         self._thread.start()
 
     def begin(self, kind: str, act: Callable[[], Any]) -> Request:
@@ -182,11 +187,26 @@ def _numpy_settings() -> dict[str, Any]:
     return {"call": np.geterrcall(), **np.geterr()}
 
 
-def _serve(begun: queue.SimpleQueue[_Begun | None], child: Communicator) -> None:
-    for request in iter(begun.get, None):
-        request.run()
-        del request  # it may be the last to hold the result
-    child.close()
+def _serve(
+    begun: queue.SimpleQueue[_Begun | None], child: Communicator, over: threading.Event
+) -> None:
+    try:
+        for request in iter(begun.get, None):
+            request.run()
+            del request  # it may be the last to hold the result
+        child.close()
+    finally:
+        over.set()
+
+
+def _finish(
+    begun: queue.SimpleQueue[_Begun | None], child: Nonblocking, over: threading.Event
+) -> None:
+    """Have the thread end, before what it uses is taken from it."""
+    begun.put(None)
+    if not (child._steps.guard.forked or over.wait(_CLOSE_S)):
+        child.abort("the process ended while its collectives were under way")
+        over.wait(_CLOSE_S)
 
 
 class Nonblocking(Communicator):

@@ -184,9 +184,11 @@ class Guard:
             self._fabric.lose(exc.rank)
         twin = self._unbound()
         if twin is not None and twin.ended() is None:
-            # Its peers are told by whoever aborts, or see who is gone: that one has left both.
+            # Of an abort its peers are told by whoever aborts.
             twin._ended = again(exc)
             twin._shut()
+            if isinstance(exc, PeerLost) and exc.rank >= 0:
+                twin._fabric.lose(exc.rank)
 
     def _unbound(self) -> Guard | None:
         """Return what was bound to this one, and is to end now, too."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import weakref
 from typing import NamedTuple
 
 
@@ -44,6 +45,7 @@ class Pidfds:
         self._poll = select.poll()
         self._ranks: dict[int, int] = {}
         self._gone: list[int] = []
+        weakref.finalize(self, _close, self._ranks).atexit = False
 
     def add(self, rank: int, peer: Identity) -> None:
         """Begin to watch the process of a rank."""
@@ -75,7 +77,11 @@ class Pidfds:
 
     def close(self) -> None:
         """Close all descriptors."""
-        while self._ranks:
-            fd, _ = self._ranks.popitem()
+        for fd in self._ranks:
             self._poll.unregister(fd)
-            os.close(fd)
+        _close(self._ranks)
+
+
+def _close(descriptors: dict[int, int]) -> None:
+    while descriptors:
+        os.close(descriptors.popitem()[0])

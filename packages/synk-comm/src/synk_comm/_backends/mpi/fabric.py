@@ -477,7 +477,10 @@ class MpiFabric(Fabric):
 
     def abort(self, reason: str) -> None:
         self.notes.reason = self.notes.reason or reason
-        # A thread that waits in a round finds the reason within a slice.
+        self._tell_soon()
+
+    def _tell_soon(self) -> None:
+        """Tell the others; a thread that waits in a round does so within a slice."""
         if self.io.acquire(False):
             try:
                 self.notes.own_abort()
@@ -485,8 +488,8 @@ class MpiFabric(Fabric):
                 self.io.release()
 
     def lose(self, rank: int) -> None:
-        with self.io:
-            self.notes.lose(rank)
+        self.notes.found_gone = rank
+        self._tell_soon()
 
     def failure(self) -> CommError | None:
         failure = self.notes.failure

@@ -77,6 +77,7 @@ class Notes:
         self.pids = Pidfds()
         self.failure: CommError | None = None
         self.reason: str | None = None
+        self.found_gone: int | None = None  # by this rank
         self._has_left = False
         self._heard = 0.0
 
@@ -193,17 +194,16 @@ class Notes:
         return self.fail(failure)
 
     def own_abort(self) -> CommError | None:
-        """Tell the reason why this rank aborts, if there is one; return what ended the group."""
+        """Tell the others how this rank ends the group, if it does; return what ended it."""
+        if self.found_gone is not None and self.failure is None:
+            self.left.setdefault(self.found_gone, _Left("it is lost"))
+            self._tell_all(_LOST, self.found_gone)
+            self.failure = lost(self.found_gone, "this rank found it gone")
         if self.reason is None or self.failure is not None:
             return self.failure
         self._tell_all(_ABORT, 0, self.reason.encode("utf-8", "replace"))
         self.failure = aborted(self._rank, self.reason)
         return self.failure
-
-    def lose(self, rank: int) -> None:
-        """Report a rank that is gone to all others."""
-        self.left.setdefault(rank, _Left("it is lost"))
-        self._tell_all(_LOST, rank)
 
     def leave(self, sent: Callable[[int], int]) -> None:
         """Tell that this rank leaves, once.

@@ -111,7 +111,8 @@ class PeerStates:
         """Return the first lost rank: found by others, or among those waited for."""
         dead = self._pidfds.gone()
         # A rank that found another one gone ended because of it, and may have left by now.
-        victims = [rank for rank in self._peers if self._block.word(rank, LOST)]
+        # This one may have found it in another thread.
+        victims = [rank for rank in (self._rank, *self._peers) if self._block.word(rank, LOST)]
         causes = [self._block.word(rank, LOST) - 1 for rank in victims]
         causes.sort(key=victims.__contains__)
         for rank in [*causes, *late]:

@@ -81,6 +81,7 @@ class ZmqFabric(Fabric):
         self._head = self._latest = b""
         self._failure: CommError | None = None
         self._abort_reason: str | None = None
+        self._found_gone: int | None = None  # by this rank
         # A socket may be touched by one thread at a time; abort() comes from any thread.
         self._io = threading.Lock()
         self._poller = zmq.Poller()
@@ -350,7 +351,10 @@ class ZmqFabric(Fabric):
     def abort(self, reason: str) -> None:
         if self._abort_reason is None:
             self._abort_reason = reason
-        # If another thread is waiting in a round, it will find the reason within a slice.
+        self._tell_soon()
+
+    def _tell_soon(self) -> None:
+        """Tell the others; if another thread is waiting in a round, it will do so in a slice."""
         if self._io.acquire(False):
             try:
                 self._own_abort()
@@ -358,6 +362,10 @@ class ZmqFabric(Fabric):
                 self._io.release()
 
     def _own_abort(self) -> CommError | None:
+        """Tell the others how this rank ends the group, if it does; return what ended it."""
+        if self._found_gone is not None and self._failure is None:
+            self._tell(_LOST, self._found_gone, b"")
+            self._failure = lost(self._found_gone, "this rank found it gone")
         if self._abort_reason is None or self._failure is not None:
             return self._failure
         self._tell(_ABORT, 0, self._abort_reason.encode("utf-8", "replace"))
@@ -368,8 +376,8 @@ class ZmqFabric(Fabric):
         return self._failure
 
     def lose(self, rank: int) -> None:
-        with self._io:
-            self._tell(_LOST, rank, b"")
+        self._found_gone = rank
+        self._tell_soon()
 
     def _tell(self, kind: bytes, number: int, text: bytes) -> None:
         for peer in self._peers.values():
