@@ -422,7 +422,7 @@ def test_small_rows_travel_within_the_order(hosts):
 
 @pytest.mark.parametrize(
     "value",
-    [np.float32(3), np.zeros((0, 4)), np.zeros((4, 0)), np.zeros(6, "i4,f8"), np.ones(5, bool)],
+    [np.float32(3), np.zeros((0, 4)), np.zeros((4, 0)), np.full(6, 2j), np.ones(5, bool)],
     ids=str,
 )
 def test_any_form_travels(hosts, value):
