@@ -158,9 +158,11 @@ def test_what_was_recorded_on_gpus_is_still_read_and_shown_as_then(zygote, date,
     page = path.with_suffix(".md").read_text().replace("\\", "")
     begin = page.index("## ResNet-50")
     told = [line for line in page[begin:].splitlines() if line.startswith("| ")]
-    shown = {"".join(line.split()) for line in done.out.splitlines()}
     assert len(told) > 20
-    missing = [line for line in told if "".join(line.replace("|", "").split()) not in shown]
+    shown = ["".join(line.split()) for line in done.out.splitlines()]
+    # What it is, and numbers; targets are today's.
+    starts = ["".join("".join(line.split("|")[:5]).split()) for line in told]
+    missing = [one for one in starts if not any(line.startswith(one) for line in shown)]
     assert missing == []
 
 
