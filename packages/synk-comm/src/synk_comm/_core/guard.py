@@ -179,16 +179,17 @@ class Guard:
         if is_of_watch(exc) or not isinstance(exc, (AbortedError, PeerLost)):
             self.abort(f"{type(exc).__name__}: {exc}")
             return
+        self._note(exc)
+        twin = self._unbound()
+        if twin is not None and twin.ended() is None:
+            twin._note(exc)
+            twin._shut()
+
+    def _note(self, exc: AbortedError | PeerLost) -> None:
+        """Note what has ended the group; the others are told of an abort by whoever aborts."""
         self._ended = again(exc)
         if isinstance(exc, PeerLost) and exc.rank >= 0:
             self._fabric.lose(exc.rank)
-        twin = self._unbound()
-        if twin is not None and twin.ended() is None:
-            # Of an abort its peers are told by whoever aborts.
-            twin._ended = again(exc)
-            twin._shut()
-            if isinstance(exc, PeerLost) and exc.rank >= 0:
-                twin._fabric.lose(exc.rank)
 
     def _unbound(self) -> Guard | None:
         """Return what was bound to this one, and is to end now, too."""

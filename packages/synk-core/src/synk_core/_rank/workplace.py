@@ -14,16 +14,13 @@ from synk_core._graph.shared import VariableRegistry
 from synk_core._watch.flight import WORDS, Flight
 from synk_core._watch.spans import Recorder
 from synk_core._watch.stats import LOGGED, LoggedTimes
-from synk_core._wire.arrays import ArrayCache
+from synk_core._wire.arrays import MOST_THREADS, ArrayCache
 from synk_core._wire.messages import Settings
 from synk_core._wire.world import World
 
 from .functions import LoadedFunction
 from .mirror import Mirror
 from .undo import Journal
-
-MOST_THREADS = 8
-"""Threads for reading rows; more of them do not read faster."""
 
 
 class NotJoined:

@@ -19,6 +19,9 @@ _logger = logging.getLogger(__name__)
 PIECE = 1 << 21
 """Bytes of rows for which a thread of their own pays."""
 
+MOST_THREADS = 8
+"""Threads for reading rows; more of them do not read faster."""
+
 
 def new_array(size: int, dtype: np.dtype, what: str, named: bool = True) -> np.ndarray:
     """Return a flat array of zeros in shared memory.

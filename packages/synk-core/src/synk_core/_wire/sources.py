@@ -13,14 +13,14 @@ from synk_core._plan.rows import Selection, is_int, select
 from synk_core._text import shown
 from synk_core.exceptions import InputTypeError
 
-from .arrays import take_in_pieces
+from .arrays import MOST_THREADS, take_in_pieces
 from .data import Data, Unread, unmasked
 
 # Attributes of Pandas' objects, whose rows have labels; of pygpu's arrays; of sparse matrices.
 _NO_SOURCE = ("iloc", "gpudata", "nnz")
 
-PIECE, MOST_THREADS = 1 << 23, 8
-"""Bytes of a memory map's rows for which a thread of their own pays, and the most such threads."""
+PIECE = 1 << 23
+"""Bytes of a memory map's rows for which a thread pays that begins and ends with the read."""
 
 
 class RowSource:
