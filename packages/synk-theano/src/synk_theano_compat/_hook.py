@@ -37,6 +37,7 @@ WATCHED = frozenset(
         "theano.gof.compilelock",
         "theano.gpuarray",
         "theano.gpuarray.dnn",
+        "theano.gpuarray.elemwise",
         "theano.gpuarray.linalg",
         "theano.gpuarray.opt",
         "theano.scalar.basic_scipy",

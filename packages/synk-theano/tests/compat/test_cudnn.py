@@ -211,8 +211,10 @@ dnn.local_dnn_reduction.transform = lambda node: answer
 sums.quick_channel_sums()
 lower = dnn.local_dnn_reduction.transform
 x = T.ftensor4()
+everything = types.SimpleNamespace(scalar_op=scalar.add, axis=None, pre_scalar_op=None)
 for kept in (
-    total(x, 0, 2), total(x, 2, 3), total(x, 0, 1, 2, 3), total(T.fmatrix(), 0), total(x, 1),
+    node(everything, x), total(x, 0, 2),
+    total(x, 2, 3), total(x, 0, 1, 2, 3), total(T.fmatrix(), 0), total(x, 1),
     total(x, 0, 2, 3, scalar_op=scalar.maximum), total(x, 0, 2, 3, pre=scalar.sqr),
     total(T.TensorType("float32", (False, True, False, False))(), 0, 2, 3),
 ):
@@ -235,13 +237,50 @@ def test_sums_by_channels_are_made_in_two_steps_and_no_others(run):
     run(SUMS)
 
 
+VERSION = """
+import types
+import theano.tensor as T
+from theano import scalar
+from theano.gpuarray.elemwise import GpuCAReduceCuda
+
+def versions(verbose=0):
+    GpuCAReduceCuda.verbose = verbose
+    for scalar_op in (scalar.add, scalar.mul, scalar.maximum, scalar.minimum):
+        for pre in (None, scalar.sqr):
+            op = GpuCAReduceCuda(scalar_op, (0,), (1, 0), "float32", "float32", pre)
+            node = types.SimpleNamespace(inputs=[T.fmatrix()], outputs=[T.fvector()], op=op)
+            yield op.c_code_cache_version_apply(node)
+
+assert all(versions()) and not set(versions()) & set(versions(verbose=1))
+"""
+
+
+def test_reductions_have_a_version_and_so_are_compiled_once(run):
+    run(VERSION)
+    assert "AssertionError" in run(VERSION, skip="G14", fails=True).stderr
+
+
 def test_patches_are_applied_where_there_is_no_gpu(run):
     done = run(
         PATCHED + "print(*sorted((n for n in done if n[0] == 'G'), key=lambda n: int(n[1:])))"
     )
-    wanted = " ".join(f"G{number}" for number in range(2, 14))
+    wanted = " ".join(f"G{number}" for number in range(2, 16))
     assert done.stdout in (f"{wanted}\n", f"G1 {wanted}\n")
     assert done.stderr == ""
+
+
+def test_version_is_told_without_a_program(forked):
+    code = (
+        "import pytest, theano\nfrom synk_theano_compat._patches.gpu import cudnn as patches\n"
+        "plain, patches.found[:], dnn.dnn_present = theano.function, [91400], lambda: True\n"
+        "x, dnn.version.v = theano.tensor.scalar(), None\n"
+        "assert patches.insert_version() == 'theano.function'\n"
+        "assert dnn.version() == 91400 and theano.function([x], 2 * x)(3) == 6\n"
+        "patches.remove_version()\nassert theano.function is plain\n"
+        "assert patches.remove_version() == 'nothing to do'\n"
+        "patches.found.clear()\npatches.insert_version()\nassert theano.function is plain\n"
+    )
+    forked(PATCHED + code)
 
 
 def test_compute_capability(forked):

@@ -346,6 +346,8 @@ for shape in shapes:
         got = f(given)
         assert got.shape == right.shape and got.dtype == np.float32, (got, right)
         assert np.allclose(got, right, rtol=1e-5, atol=1e-4), (shape, got, right)
+everything = theano.function([x], x.sum())
+assert "GpuDnnReduction" in ops(everything), ops(everything)
 # Of what lies in another order, too; and the gradient of a bias.
 x, b = T.ftensor4(), theano.shared(random.normal(size=5).astype("float32"))
 value = random.normal(size=(3, 5, 7, 2)).astype("float32")
@@ -357,6 +359,36 @@ exact = 1 - np.tanh(value + b.get_value()[None, :, None, None]) ** 2
 close(gradient(value), exact.sum(axis=(0, 2, 3)))
 """
     run(code)
+
+
+MANY_OPS = """
+from theano.gof.cc import get_module_cache
+from theano.sandbox.rng_mrg import MRG_RandomStreams
+x, m, i = T.ftensor4(), T.fmatrix(), T.ivector()
+w = theano.shared(random.normal(size=(4, 3, 3, 3)).astype("float32"))
+out = T.nnet.relu(T.nnet.conv2d(x, w, border_mode=1) + T.arange(4.0).dimshuffle("x", 0, "x", "x"))
+out = T.signal.pool.pool_2d(out, (2, 2), ignore_border=True)
+out = T.nnet.bn.batch_normalization_train(out, *[T.ones((1, 4, 1, 1))] * 2, axes="spatial")[0]
+kept = MRG_RandomStreams(3).binomial(m.shape, p=0.5, dtype="float32") * m
+loss = T.nnet.categorical_crossentropy(T.nnet.softmax(kept.dot(kept.T)), i).mean() + out.sum()
+results = [loss, *theano.grad(loss, [w, m])]
+for reduced in (T.sum, T.prod, T.max, T.min, T.mean, T.var):
+    results += [reduced(m, axis=axis) for axis in (None, 0, 1)]
+    results += [reduced(m**2), reduced(x, (0, 2))]
+results += [T.argmax(m, 1), T.nnet.logsoftmax(m), m[i], m[::-1, 1:], T.join(0, m, m), T.eye(3)]
+results += [T.set_subtensor(m[:2], 0), T.inc_subtensor(m[i], 1), T.cumsum(m, 0), T.sort(m, 1)]
+results += [T.batched_dot(m.dimshuffle("x", 0, 1), m.dimshuffle("x", 1, 0)), T.outer(m[0], m[1])]
+results += [T.alloc(m[0], 4, m.shape[1]), T.tile(m, (2, 2)), T.switch(m > 0, m, 0), m.T.flatten()]
+f = theano.function([x, m, i], results)
+f(*(np.ones(shape, "float32") for shape in ((2, 3, 4, 4), (5, 5))), np.zeros(5, "int32"))
+print(get_module_cache().stats[2])
+"""
+
+
+def test_nothing_is_compiled_a_second_time(tmp_path):
+    flags = f"base_compiledir={tmp_path}"
+    assert int(run(MANY_OPS, flags).split()[-1]) > 20
+    assert int(run(MANY_OPS, flags).split()[-1]) == 0
 
 
 NO_CONTEXT = """

@@ -54,7 +54,10 @@ BEFORE: dict[str, tuple[Patch, ...]] = {
     "theano.tensor.nnet.abstract_conv": (Patch("P13", "SciPy's filters", scipy.hide_signal),),
     "theano.tensor.nnet.conv": (Patch("P13", "SciPy's filters", scipy.hide_signal),),
     "theano.gpuarray": (Patch("G7", "a GPU that is not there", pygpu.one_line_warning),),
-    "theano.gpuarray.dnn": (Patch("G2", "cuDNN 8 and 9", cudnn.set_paths),),
+    "theano.gpuarray.dnn": (
+        Patch("G2", "cuDNN 8 and 9", cudnn.set_paths),
+        Patch("G15", "cuDNN's version", cudnn.insert_version),
+    ),
     "theano.gpuarray.linalg": (Patch("P10", "setuptools", setuptools.insert_stand_in),),
     "lasagne": (Patch("P10", "setuptools", setuptools.insert_stand_in),),
 }
@@ -95,6 +98,7 @@ AFTER: dict[str, tuple[Patch, ...]] = {
         Patch("L3", "points of TPSTransformerLayer", lasagne.whole_grid),
     ),
     "theano.gpuarray.dnn": (
+        Patch("G15", "cuDNN's version", cudnn.remove_version),
         Patch("G3", "compute capability of three digits", cudnn.long_architectures),
         Patch("G4", "C code compiled with our header", cudnn.header_in_version),
         Patch("G5", "recurrent networks, gone in cuDNN 9", cudnn.no_recurrent_networks),
@@ -106,6 +110,9 @@ AFTER: dict[str, tuple[Patch, ...]] = {
     "theano.gpuarray": (
         Patch("G10", "several names of a device", pygpu.several_names),
         Patch("G13", "several CUDA devices", contexts.several_devices),
+    ),
+    "theano.gpuarray.elemwise": (
+        Patch("G14", "reductions are compiled once", sums.cached_reductions),
     ),
     "theano.gpuarray.opt": (Patch("G11", "no default context", pygpu.no_default_context),),
     "theano.gpuarray.linalg": (Patch("P10", "setuptools", setuptools.remove_stand_in),),
@@ -120,6 +127,7 @@ UNDO = (
     scipy.remove_linalg,
     scipy.show_signal,
     mpi.remove_mpi4py,
+    cudnn.remove_version,
 )
 
 applied: list[tuple[str, str, str]] = []

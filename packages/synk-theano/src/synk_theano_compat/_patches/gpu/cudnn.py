@@ -1,4 +1,4 @@
-"""G2 to G6: make Theano's ``gpuarray.dnn``, written for cuDNN 5 to 7, work with 8 and 9."""
+"""G2 to G6, G15: make Theano's ``gpuarray.dnn``, written for cuDNN 5 to 7, work with 8 and 9."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ from synk_theano_compat._patches.rewrite import in_c_code, rewrite
 
 _NEW_HEADERS = "Your cuDNN version is more recent than Theano"
 _PATHS = ("dnn.include_path", "dnn.library_path", "dnn.bin_path", "cuda.include_path")
+
+
+found: list[int] = []
+"""The version of the cuDNN whose library and header Theano's flags name by `set_paths`, if any."""
 
 
 def set_paths() -> str:
@@ -47,6 +51,7 @@ def set_paths() -> str:
     has_own = bool(users["dnn.include_path"]) and os.path.isfile(own_header)
     if not has_own or cudnn.header_version(own_header) is not None:
         _set(config, "dnn.include_path", str(cudnn.INCLUDE))
+        found[:] = [installation.version]
     _set(config, "cuda.include_path", cudnn.gathered_headers(folders))
     links = cudnn.linked_library(installation.library.path)
     _set(config, "dnn.library_path", links)
@@ -65,6 +70,44 @@ def _set(config: Any, name: str, value: str) -> None:
     section, _, flag = name.partition(".")
     setattr(getattr(config, section), flag, value)
     flags.chosen[name] = value
+
+
+_plain: list[Any] = []
+"""``theano.function`` while something stands in for it."""
+
+
+def insert_version() -> str:
+    """G15: tell Theano cuDNN's version, which `set_paths` has found out.
+
+    To ask for it Theano compiles a program, in each process again and under the global compile
+    lock: four ranks that start at the same time wait for each other for two seconds.
+    """
+    import theano
+
+    if not found:
+        return "not needed"
+    (version,), plain = found, theano.function
+    _plain.append(plain)
+
+    @functools.wraps(plain)
+    def function(inputs: Any, outputs: Any = None, *rest: Any, **options: Any) -> Any:
+        op = getattr(getattr(outputs, "owner", None), "op", None)
+        if type(op).__name__ == "DnnVersion":
+            return lambda: (version, version)  # the header's, and the library's
+        return plain(inputs, outputs, *rest, **options)
+
+    theano.function = function
+    return "theano.function"
+
+
+def remove_version() -> str:
+    """Undo `insert_version`."""
+    import theano
+
+    if not _plain:
+        return "nothing to do"
+    theano.function = _plain.pop()
+    return "theano.function"
 
 
 def long_architectures() -> str:

@@ -1,9 +1,12 @@
-"""G12: sums over all axes but the second, as in the gradient of a convolution's bias."""
+"""G12, G14: sums over all axes but the second, as in the gradient of a convolution's bias; and what
+is compiled for Theano's own reductions."""
 
 from __future__ import annotations
 
 import functools
 from typing import Any
+
+from synk_theano_compat._patches.rewrite import rewrite
 
 
 def quick_channel_sums() -> str:
@@ -37,6 +40,7 @@ def _is_channel_sum(node: Any) -> bool:
         isinstance(op.scalar_op, Add)
         and op.pre_scalar_op is None
         and x.ndim > 2
+        and op.axis is not None
         and tuple(op.axis) == others
         and not x.broadcastable[1]
     )
@@ -56,3 +60,17 @@ def _in_two_steps(node: Any) -> list[Any]:
     by_image = GpuReshape(2)(each, tensor.stack([images, channels]))
     by_image.tag.by_channels = True
     return [type(op)(op.scalar_op, axis=(0,), reduce_mask=(1, 0), **types)(by_image)]
+
+
+def cached_reductions() -> str:
+    """G14: keep Theano's own reductions on GPUs in the disk cache.
+
+    A module's version is its parts' versions, of which none may be 0 or empty, and one of these
+    parts is how much the C code prints: 0. So each process compiles each kind of reduction again,
+    for a second, under the global compile lock.
+    """
+    from theano.gpuarray.elemwise import GpuCAReduceCuda
+
+    function = GpuCAReduceCuda.c_code_cache_version_apply
+    rewrite(function, "[24, self.verbose]", "[24, (self.verbose,)]", 1)
+    return "GpuCAReduceCuda.c_code_cache_version_apply"
