@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
 from synk_core import BatchError, InputTypeError, RowSource
 from synk_core._wire import arrays as arrays_module
-from synk_core._wire import sources
 from synk_testing.engine import T
 from synk_testing.files import KINDS, StandIn, in_file
 
@@ -57,35 +58,56 @@ def test_a_call_reads_the_rows_that_numpy_would_take(gather, values, source, nam
         np.testing.assert_array_equal(k, rows_of(labels, batch))
 
 
+@pytest.fixture
+def threads(monkeypatch):
+    """The number of threads of each copy of rows that has several."""
+    in_pieces, noted = arrays_module.copy_in_pieces, []
+
+    def copy_in_pieces(pool, count, *arrays):
+        noted.append(count)
+        in_pieces(pool, count, *arrays)
+
+    monkeypatch.setattr(arrays_module, "copy_in_pieces", copy_in_pieces)
+    monkeypatch.setattr(arrays_module, "available_cores", lambda: 3)
+    monkeypatch.setattr(arrays_module, "NEW_THREADS_PIECE", 12)
+    return noted
+
+
 @pytest.mark.parametrize("name", BATCHES)
-def test_many_rows_of_a_memory_map_are_read_by_several_threads(monkeypatch, tmp_path, values, name):
-    readers = []
-
-    def noted(pool, count, *arrays):
-        readers.append(count)
-        arrays_module.take_in_pieces(pool, count, *arrays)
-
-    monkeypatch.setattr(sources, "take_in_pieces", noted)
-    monkeypatch.setattr(sources, "available_cores", lambda: 3)
-    monkeypatch.setattr(sources, "PIECE", 12)
+def test_many_rows_of_a_memory_map_are_read_by_several_threads(threads, tmp_path, values, name):
     source, batch = RowSource.of(in_file("memory map", values, tmp_path)), BATCHES[name]
     expected = rows_of(values, batch)
     np.testing.assert_array_equal(source[slice(None) if batch is None else batch], expected)
-    assert readers == [3] * bool(len(expected))
+    assert threads == [3] * bool(len(expected))
+
+
+@pytest.mark.parametrize("kind", ["memory map", "array", "fortran"])
+@pytest.mark.parametrize("name", BATCHES)
+def test_a_call_copies_many_rows_by_several_threads(gather, threads, tmp_path, values, kind, name):
+    array = np.asfortranarray(values) if kind == "fortran" else values
+    array = in_file(kind, array, tmp_path) if kind == "memory map" else array
+    labels, batch = np.arange(ROWS, dtype="int8"), BATCHES[name]
+    expected = rows_of(values, batch)
+    threads.clear()  # of what was distributed
+    np.testing.assert_array_equal(gather(array, labels, batch=batch)[0], 2 * expected)
+    assert 3 in threads if len(expected) else not threads
 
 
 @pytest.mark.parametrize("layout", ["fortran", "columns", "other dtype"])
-def test_a_memory_map_in_another_layout_is_not_copied_whole(monkeypatch, tmp_path, values, layout):
+def test_a_memory_map_in_another_layout_is_not_copied_whole(tmp_path, layout):
+    values = np.random.RandomState(1).rand(5000, 50).astype("float32")
     wide = np.asfortranarray(values) if layout == "fortran" else values
     array = in_file("memory map", wide, tmp_path)
-    array = array[:, :2] if layout == "columns" else array
-    monkeypatch.setattr(sources, "PIECE", 4)
-    monkeypatch.setattr(sources, "take_in_pieces", None)
+    array = array[:, :20] if layout == "columns" else array
     target = np.empty((3, array.shape[1]), "float64" if layout == "other dtype" else "float32")
     target[...] = np.nan
-    source = RowSource(array)
-    source.rows([31, 4, 31]).read(target)
+    rows = RowSource(array).rows([31, 4, 31])
+    tracemalloc.start()
+    rows.read(target)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
     np.testing.assert_array_equal(target, values[[31, 4, 31], : array.shape[1]])
+    assert peak < array.nbytes / 10
 
 
 def test_no_other_rows_are_read(gather, values):

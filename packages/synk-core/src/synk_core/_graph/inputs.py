@@ -8,6 +8,7 @@ import numpy as np
 
 from synk_core._plan.rows import Selection
 from synk_core._text import clipped, shown
+from synk_core._wire.arrays import copy_rows
 from synk_core._wire.data import NUMERIC, Data, unmasked
 from synk_core._wire.sources import RowSource
 from synk_core.engine import In, upcast
@@ -180,17 +181,12 @@ class Copy:
         """Copy `value`, or its selected rows: each row once. Blocks until a source is read."""
         if isinstance(value, RowSource) and selection is not None:
             value.read(selection, self._target)
-        elif not self._selects or selection is None:
+        elif not self._target.ndim:
             self._target[...] = value
-        elif selection.index is None:
-            start, step = selection.start, selection.step
-            stop = start + step * selection.count
-            self._target[...] = value[start : (None if stop < 0 else stop) : step]
-        elif value.dtype == self._target.dtype and value.flags.c_contiguous:
-            # The index was checked; with "clip" NumPy needs no buffer.
-            value.take(selection.index, 0, self._target, "clip")
+        elif self._selects and selection is not None:
+            copy_rows(value, selection.rows, self._target)
         else:
-            self._target[...] = value[selection.index]
+            copy_rows(value, slice(None), self._target)
 
 
 def tokens(values: Sequence[Any]) -> Tuple[Any, ...]:

@@ -61,6 +61,14 @@ class Selection:
         return positions
 
     @property
+    def rows(self) -> Union[slice, np.ndarray]:
+        """What selects them from an array: their numbers, or the slice of a progression."""
+        if self.index is not None:
+            return self.index
+        stop = self.start + self.step * self.count
+        return slice(self.start, None if stop < 0 else stop, self.step)
+
+    @property
     def lowest(self) -> int:
         """The smallest row used; row 0 of inputs that hold only a minibatch."""
         if self.count == 0:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any, Callable, Dict, Iterable, Optional
+from typing import Any, Callable, Dict, Iterable, Optional, Union
 
 import numpy as np
 
 import synk_shm
+from synk_core._cores import available_cores
 from synk_core.exceptions import SharedMemoryFull
 
 from .messages import ArrayRef
@@ -17,7 +18,10 @@ from .messages import ArrayRef
 _logger = logging.getLogger(__name__)
 
 PIECE = 1 << 21
-"""Bytes of rows for which a thread of their own pays."""
+"""Bytes of rows for which a thread of a pool pays."""
+
+NEW_THREADS_PIECE = 1 << 23
+"""Bytes of rows for which a thread pays that begins and ends with the copy."""
 
 MOST_THREADS = 8
 """Threads for reading rows; more of them do not read faster."""
@@ -72,18 +76,39 @@ def _reason(error: Exception) -> str:
     return (getattr(error, "strerror", None) or str(error)).partition(";")[0]
 
 
-def take_in_pieces(
-    pool: ThreadPoolExecutor, count: int, array: np.ndarray, index: np.ndarray, out: np.ndarray
-) -> None:
-    """Copy the rows of `array` that `index` names to `out`, in so many pieces at a time.
+def copy_rows(array: np.ndarray, rows: Union[slice, np.ndarray], out: np.ndarray) -> None:
+    """Copy rows of an array, or of a memory map, to `out`; many of them in several threads.
+
+    Blocks until they are copied.
 
     Args:
-        index: int64 vector; its range has been checked.
+        rows: a slice, or an int64 vector; its range has been checked.
+        out: of one dimension at least; their dtype is converted as in an assignment.
     """
-    cuts = [len(index) * i // count for i in range(count + 1)]
+    if out.nbytes >= 2 * NEW_THREADS_PIECE:
+        most = min(MOST_THREADS, len(out), available_cores())
+        pieces = min(out.nbytes // NEW_THREADS_PIECE, most)
+        with ThreadPoolExecutor(pieces, "synkhronos rows") as pool:
+            copy_in_pieces(pool, pieces, array, rows, out)
+    else:
+        _copy(array, rows, out)
+
+
+def copy_in_pieces(
+    pool: ThreadPoolExecutor,
+    count: int,
+    array: np.ndarray,
+    rows: Union[slice, np.ndarray],
+    out: np.ndarray,
+) -> None:
+    """Copy rows as `copy_rows` does, in so many pieces at a time."""
+    if isinstance(rows, slice):
+        array, rows = array[rows], slice(0, len(out))
+    cuts = [len(out) * i // count for i in range(count + 1)]
+    spans = [slice(start, stop) for start, stop in zip(cuts, cuts[1:])]
     copies = [
-        pool.submit(array.take, index[start:stop], 0, out[start:stop], "clip")
-        for start, stop in zip(cuts, cuts[1:])
+        pool.submit(_copy, array, span if isinstance(rows, slice) else rows[span], out[span])
+        for span in spans
     ]
     # Even if interrupted: wait until no thread writes to the room any more.
     try:
@@ -91,6 +116,17 @@ def take_in_pieces(
             copy.result()
     finally:
         wait(copies)
+
+
+def _copy(array: np.ndarray, rows: Union[slice, np.ndarray], out: np.ndarray) -> None:
+    if isinstance(rows, slice):
+        out[...] = array[rows]
+        return
+    flags = array.flags
+    if flags.c_contiguous and flags.aligned and array.dtype == out.dtype:
+        array.take(rows, 0, out, "clip")  # spares NumPy a second buffer
+    else:
+        out[...] = array[rows]  # of such arrays, NumPy's take copies the whole array first
 
 
 class ArrayCache:
@@ -124,11 +160,11 @@ class ArrayCache:
         """
         pieces = min(self._threads, out.nbytes // PIECE)
         if pieces < 2:
-            # "clip" spares numpy a second buffer.
-            return array.take(index, 0, out, "clip")
+            _copy(array, index, out)
+            return out
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._threads, "synkhronos rows")
-        take_in_pieces(self._pool, pieces, array, index, out)
+        copy_in_pieces(self._pool, pieces, array, index, out)
         return out
 
     def forget(self, keys: Iterable[int]) -> None:

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Optional, Tuple
 
 import numpy as np
 
-from synk_core._cores import available_cores
 from synk_core._plan.rows import Selection, is_int, select
 from synk_core._text import shown
 from synk_core.exceptions import InputTypeError
 
-from .arrays import MOST_THREADS, take_in_pieces
+from .arrays import copy_rows
 from .data import Data, Unread, unmasked
 
 # Attributes of Pandas' objects, whose rows have labels; of pygpu's arrays; of sparse matrices.
 _NO_SOURCE = ("iloc", "gpudata", "nnz")
-
-PIECE = 1 << 23
-"""Bytes of a memory map's rows for which a thread pays that begins and ends with the read."""
 
 
 class RowSource:
@@ -74,7 +69,7 @@ class RowSource:
             What the value raises.
         """
         if isinstance(self._value, np.ndarray):
-            self._take(np.asarray(self._value), chosen.positions, target)
+            copy_rows(np.asarray(self._value), chosen.rows, target)
         elif not chosen.count:
             return
         elif chosen.index is None and chosen.step == 1:
@@ -83,19 +78,6 @@ class RowSource:
             # HDF5 takes no others.
             ascending, places = np.unique(chosen.positions, return_inverse=True)
             target[...] = self._rows(ascending, len(ascending))[places]
-
-    def _take(self, array: np.ndarray, index: np.ndarray, target: np.ndarray) -> None:
-        if array.dtype != target.dtype or not (array.flags.c_contiguous and array.flags.aligned):
-            target[...] = array[index]  # of others, NumPy's take copies the whole array first
-            return
-        pieces = min(target.nbytes // PIECE, MOST_THREADS)
-        pieces = min(pieces, available_cores()) if pieces > 1 else 1
-        if pieces > 1:
-            with ThreadPoolExecutor(pieces, "synkhronos rows") as pool:
-                take_in_pieces(pool, pieces, array, index, target)
-        else:
-            # The index was checked; with "clip" NumPy needs no buffer.
-            array.take(index, 0, target, "clip")
 
     def _rows(self, key: Any, count: int) -> np.ndarray:
         # Zarr reads with it each chunk once.
