@@ -83,6 +83,9 @@ def environment(unit: Unit, record: Path, options: argparse.Namespace) -> dict[s
     """What the processes of a unit are started with."""
     # Python's own implementations where there is no device: to compile takes most of the time.
     flags = "linker=py" if unit.device_set.kind == "cpu" else "gcc.cxxflags=-O0"
+    if options.split > 1:
+        # One cache has one lock, which all would wait for most of the time.
+        flags += f",base_compiledir={record.with_suffix('')}"
     given = os.environ.get("THEANO_FLAGS", "")
     return {
         **os.environ,
@@ -321,7 +324,10 @@ def arguments(given: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--limit", type=float, default=1800, help="seconds for a part of a set")
     parser.add_argument(
-        "--split", type=int, default=1, help="divide the cases of a set among so many processes"
+        "--split",
+        type=int,
+        default=1,
+        help="divide a set among so many processes, each with a cache of compiled code of its own",
     )
     parser.add_argument("--budget", type=float, default=1e6, help="seconds for everything")
     parser.add_argument("--test-limit", type=float, default=180, help="seconds for one test")

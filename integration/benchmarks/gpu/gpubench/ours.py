@@ -17,7 +17,7 @@ from synkhronos.extensions.train import make_train_function
 from . import networks, timeline
 from .clock import Batches, device_wait, rounds
 from .job import Report, Settings
-from .tables import COPY, OURS, OURS_AHEAD, OURS_SUM
+from .tables import COPY, FROM_MEMORY, OURS, OURS_AHEAD, OURS_SUM
 
 WARM = 5
 
@@ -80,7 +80,7 @@ def main(settings: Settings, report: Report) -> None:
     if "timeline" in settings.measures:
         timeline.measure(settings, report, network, train, images, labels)
     if "files" in settings.measures:
-        _files(settings, report, network, train)
+        _files(settings, report, network, train, steps)
     synk.close()
     if profile:
         timeline.worker_profiles(report)
@@ -92,8 +92,10 @@ def _distribution(settings: Settings, report: Report, seconds: float, elements: 
     report.row("distribution", what, OURS, seconds, note=note)
 
 
-def _files(settings: Settings, report: Report, network: networks.Network, train: Any) -> None:
-    """Steps on a data set in a file, beside the mere copying of its rows."""
+def _files(
+    settings: Settings, report: Report, network: networks.Network, train: Any, from_memory: Any
+) -> None:
+    """Steps on a data set in a file, beside the mere copying of its rows, and steps on a `Data`."""
     total = synk.function([network.inputs[0]], network.inputs[0].sum(), name="total")
     synk.distribute()
     (shape, _), many = networks.shapes(network), network.batch * settings.gpus
@@ -109,6 +111,7 @@ def _files(settings: Settings, report: Report, network: networks.Network, train:
             COPY: lambda: np.take(images, batches(), 0, target, "clip"),
             OURS_SUM: lambda: total(images, batch=batches()),
             OURS_AHEAD: lambda: next(steps),
+            FROM_MEMORY: lambda: next(from_memory),
         }
         wait = device_wait(network.params[-1])
         report.about("the file", f"{images.nbytes / 1e9:.1f} GB")

@@ -12,6 +12,7 @@ from synk_benchmarks.text import amount
 PLAIN, PLAIN_TAKE = "plain Theano, x[idx]", "plain Theano, np.take(out=)"
 OURS, OURS_AHEAD, BARE = "synkhronos", "synkhronos, steps()", "bare NCCL"
 COPY, OURS_SUM = "np.take(out=), one thread", "synkhronos, their sum"
+FROM_MEMORY = "synkhronos, steps() on a Data"
 OWN = "its own 1 GPU"
 TARGETS = (
     # Efficiencies.
