@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -1116,6 +1117,63 @@ def test_a_process_does_not_end_while_a_thread_of_it_ends_nccl():
         check=True,
     )
     assert done.stdout.startswith(b"left NCCL\n")
+
+
+EXIT = """
+import atexit, ctypes, signal, sys, threading
+from _fake_nccl import FakeNccl
+from synk_comm import CommError, local_group, nccl
+from synk_comm.testing import in_threads
+
+# As a library that takes itself apart at the exit.
+ctypes.CDLL(None).on_exit(ctypes.CDLL(None).abort, None)
+fake, kind, entered = FakeNccl(2), sys.argv[1], threading.Event()
+start, abort, destroy = fake.comm_init_rank_config, fake.comm_abort, fake.comm_destroy
+
+def stay(*_):
+    entered.set()
+    threading.Event().wait()
+
+if kind == "starts":
+    fake.comm_init_rank_config = stay
+elif kind != "returns":
+    fake.comm_abort = fake.comm_destroy = stay
+hosts = local_group(2, timeout_s=20)
+if kind == "starts":
+    def give_up(host):
+        try:
+            nccl(host, binding=fake, driver=fake.gpus, timeout_s=0.5)
+        except CommError:
+            pass
+    in_threads(hosts, give_up)
+else:
+    comms = in_threads(hosts, lambda host: nccl(host, binding=fake, driver=fake.gpus))
+    if kind == "closed at the exit":
+        atexit.register(comms[0].close)
+        entered.set()
+    else:
+        comms[0].abort("given up")
+        entered.wait(0 if kind == "returns" else 20)
+assert kind == "returns" or entered.is_set()
+print("said", end="")
+sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize(
+    "kind, status",
+    [("returns", -signal.SIGABRT), ("stays", 3), ("starts", 3), ("closed at the exit", 3)],
+)
+def test_a_thread_that_stays_inside_nccl_spoils_no_exit(kind, status):
+    """The process ends as it would: its libraries are not taken apart under that thread."""
+    done = subprocess.run(
+        [sys.executable, "-c", EXIT, kind],
+        cwd=os.path.dirname(__file__),
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (status, b"said"), done.stderr
 
 
 def test_abort_ends_a_wait_for_a_peer():

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import logging
 import os
 import threading
@@ -49,6 +50,33 @@ class NcclError(CommError, RuntimeError):
     """NCCL reported an error."""
 
 
+class _Inside(threading.Thread):
+    """A thread inside NCCL, which is not trusted to return: NCCL may wait for peers there."""
+
+    def __init__(self, name: str, target: Callable[..., None], *args: Any) -> None:
+        super().__init__(name=name, target=target, args=args, daemon=True)
+        atexit.register(self.end_with_process)
+
+    def run(self) -> None:
+        try:
+            super().run()
+        finally:
+            atexit.unregister(self.end_with_process)
+
+    def end_with_process(self) -> None:
+        """At the end of the process: wait for the end of the thread, for a while.
+
+        Libraries take themselves apart at the exit, and who is inside one of them then may crash.
+        So, if it stays there, the process ends without that.
+        """
+        self.join(_LEAVE_S)
+        if self.is_alive():
+            libc = ctypes.CDLL(None)
+            libc.fflush(None)
+            with contextlib.suppress(AttributeError):  # not every C library has it
+                libc.on_exit(libc._exit, None)  # called first, with the exit status
+
+
 class Link:
     """One rank's end of an NCCL communicator; made by ``connect``, by all ranks together."""
 
@@ -71,7 +99,7 @@ class Link:
         self._ending = threading.Lock()
         self._looking = threading.Lock()
         self._ended = threading.Event()
-        self._end_thread: threading.Thread | None = None
+        self._end_thread: _Inside | None = None
         self._inside: tuple[float] | None = None  # the deadline of the call that is in NCCL now
         self._rescue: CommError | None = None  # why the guard stopped it
 
@@ -137,7 +165,7 @@ class Link:
             begun.set()
 
         # If this has to be given up, NCCL stays behind in its thread: it cannot be stopped yet.
-        threading.Thread(target=begin, name="synk-comm nccl start", daemon=True).start()
+        _Inside("synk-comm nccl start", begin).start()
         while not begun.wait(SLICE_S):
             self._look(deadline, "starting NCCL")
         if failed:
@@ -329,18 +357,15 @@ class Link:
             if not self._ended.is_set():
                 self._ended.set()
                 if self.handle is not None:
-                    # A thread that is not trusted to return: NCCL may wait for its peers here.
-                    self._end_thread = threading.Thread(
-                        target=self._call_end, args=(how,), name="synk-comm nccl end", daemon=True
-                    )
-                    # A process that ends while a thread of it is inside NCCL may crash.
-                    atexit.register(self._end_thread.join, _LEAVE_S)
+                    self._end_thread = _Inside("synk-comm nccl end", self._call_end, how)
                     self._end_thread.start()
             thread = self._end_thread
         with self._looking:
             self._pidfds.close()
         # Also if another thread, such as the guard, was first.
-        if wait_s and thread is not None:
+        if thread is not None and not threading.main_thread().is_alive():
+            thread.end_with_process()  # in `atexit`, which calls nothing that is registered now
+        elif thread is not None and wait_s:
             thread.join(wait_s)
 
     def _call_end(self, how: str) -> None:
@@ -349,5 +374,3 @@ class Link:
                 getattr(self.binding, how)(self.handle)
         except (CommError, self.binding.NCCLError) as exc:
             _log.debug("%s: %s", how, exc)
-        finally:
-            atexit.unregister(threading.current_thread().join)
