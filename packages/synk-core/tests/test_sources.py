@@ -93,6 +93,25 @@ def test_a_call_copies_many_rows_by_several_threads(gather, threads, tmp_path, v
     assert 3 in threads if len(expected) else not threads
 
 
+AT_EXIT = """
+import atexit
+import numpy as np
+from synk_core import Runtime
+from synk_testing.engine import T
+
+x = T.fmatrix("x")
+runtime = Runtime(1)
+f = runtime.function([x], (x.sum(), "sum"), mode="FAST_COMPILE")
+f(np.ones((2, 2), "float32"))
+atexit.register(lambda: print(f(np.ones((1 << 10, 1 << 14), "float32"))))
+"""
+
+
+def test_a_call_at_the_end_of_the_program_takes_large_arrays_too(run_script):
+    status, out, err = run_script(AT_EXIT)
+    assert (status, out) == (0, f"{float(1 << 24)}\n"), err
+
+
 @pytest.mark.parametrize("layout", ["fortran", "columns", "other dtype"])
 def test_a_memory_map_in_another_layout_is_not_copied_whole(tmp_path, layout):
     values = np.random.RandomState(1).rand(5000, 50).astype("float32")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, Callable, Dict, Iterable, Optional, Union
 
@@ -85,7 +86,8 @@ def copy_rows(array: np.ndarray, rows: Union[slice, np.ndarray], out: np.ndarray
         rows: a slice, or an int64 vector; its range has been checked.
         out: of one dimension at least; their dtype is converted as in an assignment.
     """
-    if out.nbytes >= 2 * NEW_THREADS_PIECE:
+    # At the end of a program, no thread can begin any more.
+    if out.nbytes >= 2 * NEW_THREADS_PIECE and threading.main_thread().is_alive():
         most = min(MOST_THREADS, len(out), available_cores())
         pieces = min(out.nbytes // NEW_THREADS_PIECE, most)
         with ThreadPoolExecutor(pieces, "synkhronos rows") as pool:
