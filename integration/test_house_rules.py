@@ -60,7 +60,16 @@ ROOMS = {
     ),
     "synk_shm": ("exceptions", "_segments", "_processes", "_arrays", "testing"),
     "synk_core": (
-        *("exceptions", "flight", "_adapters", "_cores", "_text", "_tracebacks", "_warn"),
+        *(
+            "exceptions",
+            "flight",
+            "_adapters",
+            "_cores",
+            "_shield",
+            "_text",
+            "_tracebacks",
+            "_warn",
+        ),
         *("_weakqueue", "engine", "_plan", "_wire", "_graph", "_watch", "_rank", "_workers"),
         *("mpi", "_master", "_api"),
     ),

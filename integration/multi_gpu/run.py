@@ -83,16 +83,15 @@ def environment(unit: Unit, record: Path, options: argparse.Namespace) -> dict[s
     """What the processes of a unit are started with."""
     # Python's own implementations where there is no device: to compile takes most of the time.
     flags = "linker=py" if unit.device_set.kind == "cpu" else "gcc.cxxflags=-O0"
-    if options.split > 1:
-        # One cache has one lock, which all would wait for most of the time.
-        flags += f",base_compiledir={record.with_suffix('')}"
+    # One cache has one lock, which all shards would wait for most of the time.
+    own = f"base_compiledir={record.with_suffix('')}" if options.split > 1 else ""
     given = os.environ.get("THEANO_FLAGS", "")
     return {
         **os.environ,
         # What fork() takes by itself is among what is tested.
         "SYNKHRONOS_USE_GPU": "",
         **({"SYNK_DEVICE_ALONE": "1"} if options.jobs == 1 else {}),
-        "THEANO_FLAGS": ",".join(part for part in (flags, given) if part),
+        "THEANO_FLAGS": ",".join(part for part in (flags, given, own) if part),
         "SYNK_DEVICE_SET": unit.device_set.name,
         "SYNK_DEVICE_SHARD": unit.shard,
         "SYNK_DEVICE_RECORD": str(record),

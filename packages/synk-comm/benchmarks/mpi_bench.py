@@ -9,6 +9,7 @@ is two hosts; messages go through shared memory then, where Python's own time sh
 Both contenders run in turns in the same processes, on the same arrays. A turn is a number of calls
 back to back; its time is the slowest rank's. *Order* is what synk-core does for each call: a
 broadcast of 256 bytes and a barrier. MPI's broadcast does not wait for the others; ours does.
+*There and back* is an array sent to the other rank, and one received from there: for two ranks.
 """
 
 # ruff: noqa: T201 - a command line tool prints
@@ -24,6 +25,7 @@ import statistics
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Sequence
 
@@ -75,6 +77,16 @@ def measure(rounds: int) -> dict[str, Any]:
         bare.Bcast(word)
         bare.Barrier()
 
+    other = 1 - comm.rank
+
+    def swap(send: Callable[..., Any], receive: Callable[[int], Any], x: Any) -> None:
+        if comm.rank:
+            receive(other)
+            send(x, other)
+        else:
+            send(x, other)
+            receive(other)
+
     cases: dict[str, tuple[Callable[[], Any], Callable[[], Any], int]] = {
         "order": (order, bare_order, 50),
         "barrier": (comm.barrier, bare.Barrier, 50),
@@ -90,6 +102,11 @@ def measure(rounds: int) -> dict[str, Any]:
         cases[f"all_reduce {name}"] = (
             lambda x=x, y=y: comm.all_reduce(x, out=y),
             lambda x=x, y=y: bare.Allreduce(x, y),
+            calls,
+        )
+        cases[f"there and back {name}"] = (
+            lambda x=x, y=y: swap(comm.send, partial(comm.recv, out=y), x),
+            lambda x=x, y=y: swap(bare.Send, partial(bare.Recv, y), x),
             calls,
         )
     times: dict[str, Any] = {}

@@ -157,6 +157,12 @@ def test_rounds_of_any_shape(size):
     assert said == ["read"] * size
 
 
+def test_messages_that_go_the_quick_way():
+    first, second = seen("letters", 2)[0]
+    assert first == [[True] * 7, "CommTimeout", "CommTimeout"]
+    assert second == [[True] * 7, "CommTimeout", True, [2.0, 3.0, 2.0, 3.0], [1.0, 2.0], "PeerLost"]
+
+
 # -- failures ---------------------------------------------------------------------------------
 
 

@@ -1148,7 +1148,13 @@ if kind == "starts":
     in_threads(hosts, give_up)
 else:
     comms = in_threads(hosts, lambda host: nccl(host, binding=fake, driver=fake.gpus))
-    if kind == "closed at the exit":
+    if kind == "no thread":  # can begin: so in atexit of Python 3.12.0
+        def refuse(self):
+            raise RuntimeError("can't create new thread at interpreter shutdown")
+        threading.Thread.start = refuse
+        comms[0].close()
+        entered.set()
+    elif kind == "closed at the exit":
         atexit.register(comms[0].close)
         entered.set()
     else:
@@ -1162,7 +1168,13 @@ sys.exit(3)
 
 @pytest.mark.parametrize(
     "kind, status",
-    [("returns", -signal.SIGABRT), ("stays", 3), ("starts", 3), ("closed at the exit", 3)],
+    [
+        ("returns", -signal.SIGABRT),
+        ("stays", 3),
+        ("starts", 3),
+        ("closed at the exit", 3),
+        ("no thread", 3),
+    ],
 )
 def test_a_thread_that_stays_inside_nccl_spoils_no_exit(kind, status):
     """The process ends as it would: its libraries are not taken apart under that thread."""

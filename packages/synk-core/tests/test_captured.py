@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import signal
 import sys
 import time
 import weakref
@@ -37,6 +38,7 @@ from synk_core._graph.devices.captured import (
 from synk_core._graph.devices.device import Cpu
 from synk_core._graph.devices.graphs import USE_GRAPHS, checked_policy
 from synk_core._graph.values import at_least_1d
+from synk_core._shield import SHIELD
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -572,6 +574,60 @@ def test_an_interrupt_drops_all_graphs_but_not_the_function(graphs):
             assert not recorded.is_recorded
         require_same(recorded(*batch), plain(*batch))
         require_same([v.get_value() for v in mine], [v.get_value() for v in its])
+    assert recorded.state == REPLAYED
+
+
+def test_an_interrupt_while_graphs_are_dropped_comes_after_that(graphs):
+    plain, its = network()
+    function, mine = network()
+    recorded = CapturedFunction(function, graphs, "train")
+    forget, struck = graphs.forget, []
+
+    def handler(number, _frame):
+        if not SHIELD.holds(number):
+            raise KeyboardInterrupt("the second")
+
+    def interrupt(*_):
+        raise KeyboardInterrupt("the first")
+
+    def forget_slowly(graph):
+        signal.raise_signal(signal.SIGINT)
+        struck.append(graph)
+        forget(graph)
+
+    usual = signal.signal(signal.SIGINT, handler)
+    try:
+        for number, batch in enumerate(batches(12)):
+            if number == 5:
+                graphs.launch, graphs.forget = interrupt, forget_slowly
+                with pytest.raises(KeyboardInterrupt, match="the second"):
+                    recorded(*batch)
+                del graphs.launch, graphs.forget
+                assert struck
+                assert not recorded.is_recorded
+            require_same(recorded(*batch), plain(*batch))
+            require_same([v.get_value() for v in mine], [v.get_value() for v in its])
+    finally:
+        signal.signal(signal.SIGINT, usual)
+    assert recorded.state == REPLAYED
+
+
+def test_a_graph_whose_recording_was_interrupted_is_not_replayed(graphs):
+    """Even if nothing could be dropped, because a second interrupt came right after the first."""
+    plain, _ = network()
+    function, _ = network()
+    recorded = CapturedFunction(function, graphs, "train")
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    for number, batch in enumerate(batches(9)):
+        if number == 1:
+            graphs.record = graphs.reset = interrupt
+            with pytest.raises(KeyboardInterrupt):
+                recorded(*batch)
+            del graphs.record, graphs.reset
+        require_same(recorded(*batch), plain(*batch))
     assert recorded.state == REPLAYED
 
 

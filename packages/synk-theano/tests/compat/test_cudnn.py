@@ -273,11 +273,16 @@ def test_version_is_told_without_a_program(forked):
     code = (
         "import pytest, theano\nfrom synk_theano_compat._patches.gpu import cudnn as patches\n"
         "plain, patches.found[:], dnn.dnn_present = theano.function, [91400], lambda: True\n"
-        "x, dnn.version.v = theano.tensor.scalar(), None\n"
+        "asked, x, dnn.version.v = [], theano.tensor.scalar(), None\n"
+        "from synk_theano_compat._cuda import cudnn\n"
+        "cudnn.library_version = lambda name: asked.append(name) or 91400\n"
         "assert patches.insert_version() == 'theano.function'\n"
         "assert dnn.version() == 91400 and theano.function([x], 2 * x)(3) == 6\n"
         "patches.remove_version()\nassert theano.function is plain\n"
         "assert patches.remove_version() == 'nothing to do'\n"
+        "assert asked == ['libcudnn.so.9']\n"
+        "cudnn.library_version = lambda name: 91000\n"
+        "assert 'another' in patches.insert_version() and theano.function is plain\n"
         "patches.found.clear()\npatches.insert_version()\nassert theano.function is plain\n"
     )
     forked(PATCHED + code)

@@ -318,7 +318,7 @@ class Controller:
             self._log(error)
             raise
         finally:
-            self.lock.running = self._interrupts.inside = False
+            self.lock.running = False
             self.acts.end(steps)
         if self._interrupts.end():
             self._box.forget()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
-from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any, Callable, Dict, Iterable, Optional, Union
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any, Callable, Dict, Iterable, List, Optional, Union
 
 import numpy as np
 
@@ -86,10 +85,10 @@ def copy_rows(array: np.ndarray, rows: Union[slice, np.ndarray], out: np.ndarray
         rows: a slice, or an int64 vector; its range has been checked.
         out: of one dimension at least; their dtype is converted as in an assignment.
     """
-    # At the end of a program, no thread can begin any more.
-    if out.nbytes >= 2 * NEW_THREADS_PIECE and threading.main_thread().is_alive():
-        most = min(MOST_THREADS, len(out), available_cores())
-        pieces = min(out.nbytes // NEW_THREADS_PIECE, most)
+    pieces = out.nbytes // NEW_THREADS_PIECE
+    if pieces > 1:
+        pieces = min(pieces, MOST_THREADS, len(out), available_cores())
+    if pieces > 1:
         with ThreadPoolExecutor(pieces, "synkhronos rows") as pool:
             copy_in_pieces(pool, pieces, array, rows, out)
     else:
@@ -103,17 +102,23 @@ def copy_in_pieces(
     rows: Union[slice, np.ndarray],
     out: np.ndarray,
 ) -> None:
-    """Copy rows as `copy_rows` does, in so many pieces at a time."""
+    """Copy rows as `copy_rows` does, in so many pieces at a time.
+
+    Where no thread can begin, as at the end of a program, this one does it.
+    """
     if isinstance(rows, slice):
         array, rows = array[rows], slice(0, len(out))
     cuts = [len(out) * i // count for i in range(count + 1)]
-    spans = [slice(start, stop) for start, stop in zip(cuts, cuts[1:])]
-    copies = [
-        pool.submit(_copy, array, span if isinstance(rows, slice) else rows[span], out[span])
-        for span in spans
-    ]
+    copies: List[Future[None]] = []
     # Even if interrupted: wait until no thread writes to the room any more.
     try:
+        for span in map(slice, cuts, cuts[1:]):
+            piece = array, span if isinstance(rows, slice) else rows[span], out[span]
+            try:
+                copies.append(pool.submit(_copy, *piece))
+            except RuntimeError:
+                pool.shutdown()  # it may have taken the piece all the same
+                _copy(*piece)
         for copy in copies:
             copy.result()
     finally:

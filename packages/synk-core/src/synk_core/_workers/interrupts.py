@@ -5,9 +5,6 @@ in step. A rank that waits inside a collective cannot, because the ranks would l
 Ctrl-C while the master waits first interrupts the ranks that compute; they decline, and the wait
 ends.
 
-Nothing interrupts what undoes work after an error, such as an earlier interrupt: half undone, it
-would leave the ranks apart.
-
 If all ranks are done by then, the order is undone (see `Rank.take_back`), and an order that cannot
 be undone returns its result: a `KeyboardInterrupt` from a call means that the call did not happen.
 So none is raised between an order's end and the user's own code, but a moment later.
@@ -20,11 +17,11 @@ import contextlib
 import os
 import pickle
 import signal
-import sys
 import threading
 import time
 from typing import Any, Callable, Iterator, Optional, Sequence
 
+from synk_core._shield import SHIELD
 from synk_core._tracebacks import PACKAGES
 from synk_core._watch.flight import OWN_WORK, Flight, Phase
 from synk_core._wire.messages import GiveUp
@@ -55,9 +52,9 @@ _OF_WEAK_REFS = ("weakref", "_weakrefset")
 def obey(rank: Any) -> None:
     """In a worker, install the handler by which the master interrupts its computation."""
 
-    def interrupt(_number: int, _frame: Any) -> None:
-        if sys.exc_info()[1] is not None:
-            return  # an error is being handled
+    def interrupt(number: int, _frame: Any) -> None:
+        if SHIELD.holds(number):
+            return
         if rank.flight.interrupted == rank.serial and rank.flight.phase[0] in OWN_WORK:
             raise Interrupted
 
@@ -71,8 +68,10 @@ def obey_from_afar(rank: Any, channel: Any) -> None:
     decision, whose message follows.
     """
 
-    def interrupt(_number: int, _frame: Any) -> None:
-        until = time.monotonic() + (0 if sys.exc_info()[1] is not None else WORD_S)
+    def interrupt(number: int, _frame: Any) -> None:
+        if SHIELD.holds(number):
+            return
+        until = time.monotonic() + WORD_S
         while rank.flight.phase[0] in OWN_WORK and time.monotonic() < until:
             for payload in channel.take_all():
                 word = pickle.loads(payload)
@@ -145,22 +144,15 @@ class DelayedInterrupt:
             again, self._again = self._again or self.is_pending(), False
         return again
 
-    def is_the_moment(
-        self, frame: Any, again: bool, within: bool = False, failing: bool = False
-    ) -> bool:
+    def is_the_moment(self, frame: Any, again: bool, within: bool = False) -> bool:
         """Return whether to raise a Ctrl-C that came at this frame; if not, delay it.
 
         Args:
             again: whether it was delayed before.
             within: whether it may be raised within this package.
-            failing: whether this package handles an error.
         """
         if again and self._since is None:
             return False  # it has been raised already
-        if failing and not self._is_late():
-            if self._since is None:
-                self.put_off()
-            return False
         if _is_lost_at(frame) and (again or self._since is None):
             if self._since is None:
                 self.put_off()
@@ -170,14 +162,11 @@ class DelayedInterrupt:
             if self._since is None:
                 self.put_off()
                 return False
-            if not self._is_late():
+            if time.thread_time() - self._since < LATEST_S:
                 return False
         self.leaving = False
         self._settle()
         return True
-
-    def _is_late(self) -> bool:
-        return self._since is not None and time.thread_time() - self._since >= LATEST_S
 
 
 LATER = DelayedInterrupt()
@@ -232,9 +221,6 @@ class Interrupts:
         flights: flight records of all ranks.
         interrupt: interrupts the workers, given the serial of the order.
         look: called before any rank is interrupted.
-
-    Attributes:
-        inside: whether an order is under way, or what it has done is being undone.
     """
 
     def __init__(
@@ -248,10 +234,8 @@ class Interrupts:
         self._flights = flights
         self._interrupt = interrupt
         self._look = look
-        self.inside = False
         self._under_way = False
         self._serial = 0
-        self._handled = 0
         self._struck = False
         self._finished = False
         self._since: Optional[float] = None
@@ -306,9 +290,8 @@ class Interrupts:
     def begin(self, serial: int) -> None:
         """Begin an order, in this thread."""
         self._since, self._struck, self._finished, self._serial = None, False, False, serial
-        self._handled = id(sys.exc_info()[1])  # by the program, around this call
         # Ctrl-C interrupts the main thread, never an order of another one.
-        self.inside = self._under_way = threading.get_ident() == self._main
+        self._under_way = threading.get_ident() == self._main
 
     def finish(self) -> bool:
         """Return whether there was a Ctrl-C, now that all ranks have done the order.
@@ -350,11 +333,11 @@ class Interrupts:
         return None if isinstance(error, Exception) else GRACE_S
 
     def _on_ctrl_c(self, number: int, frame: Any) -> None:
+        if SHIELD.holds(number):
+            return
         self._handle(number, frame, LATER.take())
 
     def _handle(self, number: int, frame: Any, again: bool) -> None:
-        if again and self.inside and not self._under_way:
-            return  # it comes again
         if not self._under_way or os.getpid() != self._rank.pid:
             before = self._living_before()
             if before is not None:
@@ -369,11 +352,9 @@ class Interrupts:
         if self._finished:
             self._since = time.monotonic()
             return
-        is_own = self._rank.flight.phase[0] in OWN_WORK
-        if self._struck or is_own:
+        if self._struck or self._rank.flight.phase[0] in OWN_WORK:
             self._struck = True
-            failing = (is_own or again) and id(sys.exc_info()[1]) != self._handled
-            if LATER.is_the_moment(frame, again, within=True, failing=failing):
+            if LATER.is_the_moment(frame, again, within=True):
                 signal.default_int_handler(number, frame)
             return
         self._struck = True

@@ -34,8 +34,9 @@ from typing import Any, Callable
 import numpy as np
 
 from synk_comm._core.bulk import Bulk
-from synk_comm._core.calls import count_bytes
+from synk_comm._core.calls import Kind, count_bytes
 from synk_comm._core.fabric import (
+    Entrance,
     Fabric,
     RepeatedCall,
     Share,
@@ -51,9 +52,8 @@ from synk_comm._core.ops import Array
 from synk_comm._system.liveness import Identity, identity
 from synk_comm.exceptions import CommError
 
-from . import shortcuts
+from . import letters, shortcuts
 from .bulk import MpiBulk, padded
-from .letters import Letters
 from .notes import CLOSE_S, CLOSED, Notes
 from .requests import Outstanding
 
@@ -72,6 +72,8 @@ _RECORD_BYTES = 1280
 _ALL_RECORDS_BYTES = 1 << 16
 # Digests of the names of the node and of the real machine; pid, start, pid namespace.
 _IDENTITY = struct.Struct("<16s16sQQQ")
+_QUICK_BYTES = 1 << 14
+"""Length of an array up to which a quick way of sending pays, although it copies it twice."""
 _DEALT = ("scatter", "all_to_all", "reduce_scatter")
 """Methods whose data do not go with the heads."""
 _SPINS = 50
@@ -130,10 +132,10 @@ class MpiFabric(Fabric):
         self.begin = [self._round(*pair) for pair in zip(self.rows, self.records)]
         self._bulk = MpiBulk(mpi, comm, self._do)
         self._outstanding = Outstanding()
-        self._letters = Letters(mpi, comm, self._outstanding)
+        self.letters = letters.Letters(mpi, comm, self._outstanding)
         self.notes = Notes(mpi, comm, self._outstanding)
         self._forget = weakref.finalize(
-            self, _forget, os.getpid(), self._outstanding, self.notes, self._letters
+            self, _forget, os.getpid(), self._outstanding, self.notes, self.letters
         )
         self.seq = self.turn = 0
         self.calm = True  # nothing of MPI's is outstanding, and all ranks have begun the same
@@ -199,7 +201,7 @@ class MpiFabric(Fabric):
         part: int = 0,
     ) -> None:
         with self.io:
-            self._enter()
+            self.notes.enter()
             self.calm = False
             self.seq += 1
             parity = self.seq & 1
@@ -298,7 +300,7 @@ class MpiFabric(Fabric):
     @contextlib.contextmanager
     def bulk(self) -> Iterator[Bulk]:
         with self.io:
-            self._enter()
+            self.notes.enter()
             self.calm = False
             self._went_on = True
             yield self._bulk
@@ -341,11 +343,6 @@ class MpiFabric(Fabric):
 
     # -- waiting ----------------------------------------------------------------------------
 
-    def _enter(self) -> None:
-        self.notes.catch_up()
-        if self.notes.failure is not None:
-            raise again(self.notes.failure)
-
     def _finish(
         self, request: Any, deadline: float, buffers: Sequence[Any], *, naps: bool = True
     ) -> None:
@@ -354,14 +351,14 @@ class MpiFabric(Fabric):
             for _ in range(_SPINS):
                 if request.Test():
                     return
-            self._wait(request.Test, range(self.size), deadline, "", naps=naps)
+            self.wait(request.Test, range(self.size), deadline, "", naps=naps)
         except BaseException as exc:
             self._outstanding.add(request, *buffers)
             if isinstance(exc, self._mpi.Exception):
                 raise self.notes.mpi_failed(exc) from exc
             raise
 
-    def _wait(
+    def wait(
         self,
         done: Callable[[], Any],
         ranks: Collection[int],
@@ -378,7 +375,7 @@ class MpiFabric(Fabric):
         """
         began = now = time.monotonic()
         looked = 0.0
-        received = self._letters.received if doing else None
+        received = self.letters.received if doing else None
         obstructed: float | None = None
         while True:
             for _ in range(_TURNS):
@@ -430,29 +427,48 @@ class MpiFabric(Fabric):
         self, done: Callable[[], bool], rank: int, deadline: float, *, sending: bool
     ) -> None:
         with self.io:
-            self._enter()
+            self.notes.enter()
             try:
                 for _ in range(_SPINS):
                     if done():
                         return
-                self._wait(done, [rank], deadline, moving(rank, sending))
+                self.wait(done, [rank], deadline, moving(rank, sending))
             except self._mpi.Exception as exc:
                 raise self.notes.mpi_failed(exc) from exc
 
     def has_place(self, dest: int) -> bool:
-        return self._letters.has_place(dest)
+        return self.letters.has_place(dest)
 
     def put(self, dest: int, header: bytes, data: Array) -> None:
-        self._letters.put(dest, header, data)
+        self.letters.put(dest, header, data)
 
     def has_come(self, source: int) -> bool:
-        return self._letters.has_come(source)
+        return self.letters.has_come(source)
 
     def piece(self, source: int) -> tuple[bytes, Array]:
-        return self._letters.piece(source)
+        return self.letters.piece(source)
 
     def release(self, source: int) -> None:
-        self._letters.release(source)
+        self.letters.release(source)
+
+    def sender(
+        self, dest: int, header: bytes, kind: Kind, guard: Entrance, timeout_s: float
+    ) -> Callable[[Array], None] | None:
+        if count_bytes(kind) > _QUICK_BYTES:
+            return None
+        return letters.sender(self, dest, header, guard, timeout_s)
+
+    def receiver(
+        self,
+        source: int,
+        header: bytes,
+        kind: Kind,
+        guard: Entrance,
+        timeout_s: float,
+        otherwise: Callable[[Any, float], Array],
+        is_calm: Callable[[BaseException], bool],
+    ) -> Callable[[Any], Array]:
+        return letters.receiver(self, source, header, kind, guard, timeout_s, otherwise, is_calm)
 
     # -- groups and their ends --------------------------------------------------------------
 
@@ -511,7 +527,7 @@ class MpiFabric(Fabric):
     def close(self) -> None:
         with self.io, contextlib.suppress(self._mpi.Exception):
             self.notes.hear()
-            self.notes.leave(self._letters.sent)
+            self.notes.leave(self.letters.sent)
             self._part(time.monotonic() + CLOSE_S)
         self._forget()
 
@@ -545,9 +561,9 @@ class MpiFabric(Fabric):
         self.notes.pids.close()
 
 
-def _forget(pid: int, outstanding: Outstanding, notes: Notes, letters: Letters) -> None:
+def _forget(pid: int, outstanding: Outstanding, notes: Notes, own: letters.Letters) -> None:
     """Leave, also a group that nobody has closed: its ranks do not notice that this one ends."""
     if os.getpid() == pid:
-        notes.leave(letters.sent)
+        notes.leave(own.sent)
         outstanding.keep()
         notes.pids.close()

@@ -55,7 +55,12 @@ class _Inside(threading.Thread):
 
     def __init__(self, name: str, target: Callable[..., None], *args: Any) -> None:
         super().__init__(name=name, target=target, args=args, daemon=True)
+
+    def start(self) -> None:
+        super().start()
         atexit.register(self.end_with_process)
+        if not self.is_alive():
+            atexit.unregister(self.end_with_process)
 
     def run(self) -> None:
         try:
@@ -64,17 +69,20 @@ class _Inside(threading.Thread):
             atexit.unregister(self.end_with_process)
 
     def end_with_process(self) -> None:
-        """At the end of the process: wait for the end of the thread, for a while.
-
-        Libraries take themselves apart at the exit, and who is inside one of them then may crash.
-        So, if it stays there, the process ends without that.
-        """
+        """At the end of the process: wait for the end of the thread, for a while."""
         self.join(_LEAVE_S)
         if self.is_alive():
-            libc = ctypes.CDLL(None)
-            libc.fflush(None)
-            with contextlib.suppress(AttributeError):  # not every C library has it
-                libc.on_exit(libc._exit, None)  # called first, with the exit status
+            _leave_libraries()
+
+
+def _leave_libraries() -> None:
+    """Have the process end, with its status, without that libraries take themselves apart.
+
+    Who is inside of NCCL then may crash.
+    """
+    libc = ctypes.CDLL(None)
+    with contextlib.suppress(AttributeError):  # not every C library has it
+        libc.on_exit(libc._exit, None)  # what was registered last comes first
 
 
 class Link:
@@ -357,8 +365,12 @@ class Link:
             if not self._ended.is_set():
                 self._ended.set()
                 if self.handle is not None:
-                    self._end_thread = _Inside("synk-comm nccl end", self._call_end, how)
-                    self._end_thread.start()
+                    started = _Inside("synk-comm nccl end", self._call_end, how)
+                    try:
+                        started.start()
+                        self._end_thread = started
+                    except RuntimeError:  # in `atexit` of Python 3.12.0 none can
+                        _leave_libraries()
             thread = self._end_thread
         with self._looking:
             self._pidfds.close()

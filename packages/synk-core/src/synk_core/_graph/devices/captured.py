@@ -29,6 +29,7 @@ from synk_core._graph.fast_call import bare
 from synk_core._graph.flat_updates import wholes_among
 from synk_core._graph.transfer.flat import FlatFunction, flatten, rebuild
 from synk_core._graph.values import empty_like, is_on_device
+from synk_core._shield import SHIELD
 from synk_core.engine import linked_by_kind
 
 from .capturable import NotCapturableError, Pure, pure_form
@@ -57,8 +58,8 @@ _RECORDED, _COMPARED = 2, 3
 REPLAYED = "replayed"
 
 
-class _ShapesChangedError(Exception):
-    """A variable has another shape than when the function was recorded."""
+class _StaleGraphError(Exception):
+    """The recording was interrupted, or a variable has got another shape since."""
 
 
 class CapturedFunction:
@@ -120,7 +121,8 @@ class CapturedFunction:
             return self._computed(self._pure, arguments)
         except BaseException as error:
             # What was allocated may be freed only when the error is: outside of graphs' memory.
-            self._graphs.reset()
+            with SHIELD:  # half of a graph gives wrong results, and half of a list loses memory
+                self._graphs.reset()
             if not isinstance(error, Exception) or is_of_the_group(error):
                 raise
             why = f"{type(error).__name__}: {error}"
@@ -148,8 +150,9 @@ class CapturedFunction:
         try:
             shape = self._shape(key, pure, self._machines)
             results = shape.compute(values, aim)
-        except _ShapesChangedError:
-            self._shapes.pop(key).close()
+        except _StaleGraphError:
+            with SHIELD:
+                self._shapes.pop(key).close()
             shape = self._shape(key, pure, self._machines)
             results = shape.compute(values, aim)
         if shape.replays:
@@ -169,9 +172,10 @@ class CapturedFunction:
         if shape is None:
             shape = self._shapes[key] = _Shape(machines, pure, self._graphs, self._parts)
             if len(self._shapes) > MOST_SHAPES:
-                oldest = self._shapes.popitem(last=False)[1]
-                self._unused += not oldest.replays
-                oldest.close()
+                with SHIELD:
+                    oldest = self._shapes.popitem(last=False)[1]
+                    self._unused += not oldest.replays
+                    oldest.close()
             if self._unused > MOST_UNUSED:
                 shape.problem = "its inputs have other shapes in most calls"
         self._shapes.move_to_end(key)
@@ -184,8 +188,9 @@ class CapturedFunction:
 
     def close(self) -> None:
         """Drop all graphs for good; if there are no others, all functions may use their memory."""
-        self.drop()
-        self._graphs.leave(self)
+        with SHIELD:
+            self.drop()
+            self._graphs.leave(self)
 
     def drop(self) -> None:
         """Drop all graphs, and what they work on; they are made anew if they are needed again."""
@@ -338,9 +343,11 @@ class _Shape:
             aim: where a replay puts the vector that is made of parts; it may be put elsewhere.
 
         Raises:
-            _ShapesChangedError: a variable's value has another shape than before.
+            _StaleGraphError: what was recorded cannot be used.
         """
         self._calls += 1
+        if self._calls > _RECORDED and not self._recorded:
+            raise _StaleGraphError
         if self._calls > _COMPARED:
             return self._replay(values, aim)
         if self._calls == _COMPARED:
@@ -465,7 +472,7 @@ class _Shape:
 
     def _load_one(self, value: Any, target: Any) -> None:
         if value.shape != target.shape:
-            raise _ShapesChangedError
+            raise _StaleGraphError
         self._graphs.copy(target, value)
 
     def _replay(self, values: Sequence[Any], aim: Optional[Aim] = None) -> List[Any]:

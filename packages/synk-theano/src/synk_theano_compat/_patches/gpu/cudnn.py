@@ -51,11 +51,12 @@ def set_paths() -> str:
     has_own = bool(users["dnn.include_path"]) and os.path.isfile(own_header)
     if not has_own or cudnn.header_version(own_header) is not None:
         _set(config, "dnn.include_path", str(cudnn.INCLUDE))
-        found[:] = [installation.version]
     _set(config, "cuda.include_path", cudnn.gathered_headers(folders))
     links = cudnn.linked_library(installation.library.path)
     _set(config, "dnn.library_path", links)
     _set(config, "dnn.bin_path", links)
+    if config.dnn.include_path == str(cudnn.INCLUDE):
+        found.append(installation.version)
     return f"cuDNN {installation.version}: {installation.library.path}"
 
 
@@ -84,9 +85,15 @@ def insert_version() -> str:
     """
     import theano
 
+    from synk_theano_compat._cuda import cudnn
+
     if not found:
         return "not needed"
-    (version,), plain = found, theano.function
+    version, plain = found[-1], theano.function
+    # What was loaded first under this name, as PyTorch's own, is what Theano's modules get.
+    name = f"libcudnn.so.{version // (1000 if version < 90000 else 10000)}"
+    if cudnn.library_version(name) != version:
+        return f"left to Theano: another {name} is loaded"
     _plain.append(plain)
 
     @functools.wraps(plain)
