@@ -21,10 +21,14 @@ import synk_comm
 from synk_comm.cuda import CudaError
 from synk_core import Runtime, flight
 from synk_core._shield import SHIELD
+from synk_core._watch.flight import Phase
+from synk_core._wire.messages import GiveUp
+from synk_core._workers.interrupts import SIGNAL, obey, obey_from_afar
 from synk_core.engine import FLAGS, Apply, Op
 from synk_core.exceptions import (
     Closed,
     InputValueError,
+    Interrupted,
     SpecError,
     StallWarning,
     StartError,
@@ -497,50 +501,38 @@ with nothing_left(without=BUT_PROCESSES), no_segments_left():
     assert (status, out) == (0, lines), err
 
 
-def test_nothing_interrupts_a_worker_within_the_shield(run_script, tmp_path):
-    code = f"""
-from synk_core._workers.interrupts import SIGNAL
-folder = {str(tmp_path)!r} + "/"
+@pytest.mark.parametrize("number", [SIGNAL, signal.SIGINT])
+def test_nothing_interrupts_a_worker_within_the_shield(number):
+    """One on the master's host, and one on another."""
+    record = SimpleNamespace(interrupted=7, phase=(Phase.COMPUTE, 0))
+    rank = SimpleNamespace(serial=7, flight=record)
+    words = SimpleNamespace(take_all=lambda: [pickle.dumps(GiveUp(7))])
+    done, usual = [], signal.getsignal(number)
 
-def wait_for(name):
-    late = time.monotonic() + 20
-    while not os.path.exists(folder + name):
-        assert time.monotonic() < late
-        time.sleep(0.001)
+    def strike():
+        signal.raise_signal(number)
+        for _ in range(1000):  # handlers run between bytecodes
+            pass
 
-@as_op([T.dvector], [T.dvector])
-def careful(values):
-    from synk_core._shield import SHIELD  # the worker's own
-    if values.max() > 0:
-        with SHIELD:
-            open(folder + "begun", "w").close()
-            wait_for("struck")
-            open(folder + "done", "w").close()
-        time.sleep(30)
-    return values
-
-def strike():
-    wait_for("begun")
-    os.kill(os.getpid(), signal.SIGINT)
-    os.kill(runtime.worker_pids[0], SIGNAL)
-    open(folder + "struck", "w").close()
-
-with nothing_left(without=BUT_PROCESSES), no_segments_left():
-    runtime = Runtime(2)
-    f = runtime.function([x], (careful(x), "gather"))
-    f(np.zeros(2))
-    threading.Thread(target=strike).start()
-    start = time.monotonic()
     try:
-        f(np.array([0.0, 1.0]))
-    except KeyboardInterrupt:
-        assert time.monotonic() - start < 20
-        print("interrupted", runtime.closed, os.path.exists(folder + "done"))
-    print(f(np.zeros(2)))
-    runtime.close()
-"""
-    status, out, err = run_script(SLOW + code)
-    assert (status, out) == (0, "interrupted False True\n[0. 0.]\n"), err
+        if number == SIGNAL:
+            obey(rank)
+        else:
+            obey_from_afar(rank, words)
+        with pytest.raises(Interrupted):
+            strike()
+        with pytest.raises(Interrupted):
+            with SHIELD:
+                strike()
+                done.append(number)
+            strike()
+        assert done
+        record.phase = Phase.COLLECTIVE, 0
+        with SHIELD:
+            strike()
+        strike()
+    finally:
+        signal.signal(number, usual)
 
 
 def test_nothing_interrupts_the_master_within_the_shield():
