@@ -300,6 +300,14 @@ def letters():
         got = [comm.recv(other, out=out) is out and out[2, 1] for _ in range(2)]
         seen.append([float(one) for one in got])
     meet()
+    # As many bytes of another dtype; and of another tag.
+    if comm.rank == 0:
+        for message, tag in ((x, 0), (np.arange(3), 0), (x, 0), (x + 5, 7), (x, 0)):
+            comm.send(message, other, tag=tag)
+    else:
+        got = [comm.recv(other) for _ in range(4)] + [comm.recv(other, tag=7)]
+        seen.append([f"{one.dtype.kind}{one[0]:g}" for one in got])
+    meet()
     if comm.rank == 0:
         comm.close()
     else:

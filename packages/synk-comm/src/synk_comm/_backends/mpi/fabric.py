@@ -52,8 +52,9 @@ from synk_comm._core.ops import Array
 from synk_comm._system.liveness import Identity, identity
 from synk_comm.exceptions import CommError
 
-from . import letters, shortcuts
+from . import shortcuts
 from .bulk import MpiBulk, padded
+from .letters import Letters, receiver, sender
 from .notes import CLOSE_S, CLOSED, Notes
 from .requests import Outstanding
 
@@ -132,10 +133,10 @@ class MpiFabric(Fabric):
         self.begin = [self._round(*pair) for pair in zip(self.rows, self.records)]
         self._bulk = MpiBulk(mpi, comm, self._do)
         self._outstanding = Outstanding()
-        self.letters = letters.Letters(mpi, comm, self._outstanding)
+        self._letters = Letters(mpi, comm, self._outstanding)
         self.notes = Notes(mpi, comm, self._outstanding)
         self._forget = weakref.finalize(
-            self, _forget, os.getpid(), self._outstanding, self.notes, self.letters
+            self, _forget, os.getpid(), self._outstanding, self.notes, self._letters
         )
         self.seq = self.turn = 0
         self.calm = True  # nothing of MPI's is outstanding, and all ranks have begun the same
@@ -201,7 +202,7 @@ class MpiFabric(Fabric):
         part: int = 0,
     ) -> None:
         with self.io:
-            self.notes.enter()
+            self._enter()
             self.calm = False
             self.seq += 1
             parity = self.seq & 1
@@ -300,7 +301,7 @@ class MpiFabric(Fabric):
     @contextlib.contextmanager
     def bulk(self) -> Iterator[Bulk]:
         with self.io:
-            self.notes.enter()
+            self._enter()
             self.calm = False
             self._went_on = True
             yield self._bulk
@@ -343,6 +344,11 @@ class MpiFabric(Fabric):
 
     # -- waiting ----------------------------------------------------------------------------
 
+    def _enter(self) -> None:
+        self.notes.catch_up()
+        if self.notes.failure is not None:
+            raise again(self.notes.failure)
+
     def _finish(
         self, request: Any, deadline: float, buffers: Sequence[Any], *, naps: bool = True
     ) -> None:
@@ -351,14 +357,14 @@ class MpiFabric(Fabric):
             for _ in range(_SPINS):
                 if request.Test():
                     return
-            self.wait(request.Test, range(self.size), deadline, "", naps=naps)
+            self._wait(request.Test, range(self.size), deadline, "", naps=naps)
         except BaseException as exc:
             self._outstanding.add(request, *buffers)
             if isinstance(exc, self._mpi.Exception):
                 raise self.notes.mpi_failed(exc) from exc
             raise
 
-    def wait(
+    def _wait(
         self,
         done: Callable[[], Any],
         ranks: Collection[int],
@@ -375,7 +381,7 @@ class MpiFabric(Fabric):
         """
         began = now = time.monotonic()
         looked = 0.0
-        received = self.letters.received if doing else None
+        received = self._letters.received if doing else None
         obstructed: float | None = None
         while True:
             for _ in range(_TURNS):
@@ -427,36 +433,36 @@ class MpiFabric(Fabric):
         self, done: Callable[[], bool], rank: int, deadline: float, *, sending: bool
     ) -> None:
         with self.io:
-            self.notes.enter()
+            self._enter()
             try:
                 for _ in range(_SPINS):
                     if done():
                         return
-                self.wait(done, [rank], deadline, moving(rank, sending))
+                self._wait(done, [rank], deadline, moving(rank, sending))
             except self._mpi.Exception as exc:
                 raise self.notes.mpi_failed(exc) from exc
 
     def has_place(self, dest: int) -> bool:
-        return self.letters.has_place(dest)
+        return self._letters.has_place(dest)
 
     def put(self, dest: int, header: bytes, data: Array) -> None:
-        self.letters.put(dest, header, data)
+        self._letters.put(dest, header, data)
 
     def has_come(self, source: int) -> bool:
-        return self.letters.has_come(source)
+        return self._letters.has_come(source)
 
     def piece(self, source: int) -> tuple[bytes, Array]:
-        return self.letters.piece(source)
+        return self._letters.piece(source)
 
     def release(self, source: int) -> None:
-        self.letters.release(source)
+        self._letters.release(source)
 
     def sender(
         self, dest: int, header: bytes, kind: Kind, guard: Entrance, timeout_s: float
     ) -> Callable[[Array], None] | None:
         if count_bytes(kind) > _QUICK_BYTES:
             return None
-        return letters.sender(self, dest, header, guard, timeout_s)
+        return sender(self._letters, self.attend, dest, header, guard, timeout_s)
 
     def receiver(
         self,
@@ -468,7 +474,8 @@ class MpiFabric(Fabric):
         otherwise: Callable[[Any, float], Array],
         is_calm: Callable[[BaseException], bool],
     ) -> Callable[[Any], Array]:
-        return letters.receiver(self, source, header, kind, guard, timeout_s, otherwise, is_calm)
+        how = source, header, kind, guard, timeout_s, otherwise, is_calm
+        return receiver(self._letters, self.attend, *how)
 
     # -- groups and their ends --------------------------------------------------------------
 
@@ -527,7 +534,7 @@ class MpiFabric(Fabric):
     def close(self) -> None:
         with self.io, contextlib.suppress(self._mpi.Exception):
             self.notes.hear()
-            self.notes.leave(self.letters.sent)
+            self.notes.leave(self._letters.sent)
             self._part(time.monotonic() + CLOSE_S)
         self._forget()
 
@@ -561,9 +568,9 @@ class MpiFabric(Fabric):
         self.notes.pids.close()
 
 
-def _forget(pid: int, outstanding: Outstanding, notes: Notes, own: letters.Letters) -> None:
+def _forget(pid: int, outstanding: Outstanding, notes: Notes, letters: Letters) -> None:
     """Leave, also a group that nobody has closed: its ranks do not notice that this one ends."""
     if os.getpid() == pid:
-        notes.leave(own.sent)
+        notes.leave(letters.sent)
         outstanding.keep()
         notes.pids.close()

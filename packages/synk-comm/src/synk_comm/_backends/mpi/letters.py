@@ -6,40 +6,30 @@ And quick ways to send and receive an array in one piece again, like those of ``
 from __future__ import annotations
 
 import struct
-import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Collection
 from functools import partial
-from typing import Any, Callable, Protocol
+from typing import Any, Callable
 
 import numpy as np
 
 from synk_comm._core.calls import Kind, count_bytes, text_dtype
-from synk_comm._core.fabric import Entrance, moving
+from synk_comm._core.fabric import Entrance
 from synk_comm._core.lists import bare, typed
 from synk_comm._core.ops import Array
 from synk_comm.exceptions import CommTimeout
 
-from .notes import Notes
 from .requests import Outstanding
 
 _TAG = 2
 _PIECES = 4  # that may be on the way to a rank
 _LENGTH = struct.Struct("<Q")  # of the header
-_SPINS = 50
-"""Looks at a rank's channel before the first look at anything else."""
 
 
 class Letters:
-    """The pieces of one rank to and from all others.
-
-    Attributes:
-        error: what MPI raises.
-    """
+    """The pieces of one rank to and from all others."""
 
     def __init__(self, mpi: Any, comm: Any, outstanding: Outstanding) -> None:
-        self.error: type[Exception] = mpi.Exception
         self._mpi = mpi
         self._comm = comm
         self._outstanding = outstanding
@@ -104,44 +94,38 @@ class Letters:
         self._received[source] += 1
 
 
-class Waits(Protocol):
-    """The part of ``MpiFabric`` that quick ways work on."""
-
-    io: threading.Lock
-    notes: Notes
-    letters: Letters
-
-    def wait(
-        self, done: Callable[[], Any], ranks: Collection[int], deadline: float, doing: str
-    ) -> None:
-        """Wait until ``done`` returns something true, or it cannot be any more."""
-
-
 def sender(
-    fabric: Waits, dest: int, header: bytes, guard: Entrance, timeout_s: float
+    letters: Letters,
+    attend: Callable[..., None],
+    dest: int,
+    header: bytes,
+    guard: Entrance,
+    timeout_s: float,
 ) -> Callable[[Array], None]:
-    """Return what sends arrays of one dtype and shape, under one header."""
-    lock, io, notes, letters = guard.lock, fabric.io, fabric.notes, fabric.letters
-    has_place, post, error = letters.has_place, letters.post, letters.error
-    begin = _beginning(header)
+    """Return what sends arrays of one dtype and shape, under one header.
+
+    Args:
+        attend: of ``MpiFabric``.
+    """
+    lock, begin = guard.lock, _beginning(header)
 
     def send(x: Array) -> None:
+        sent = False
+
+        def put() -> bool:
+            nonlocal sent
+            if letters.has_place(dest):
+                letters.post(dest, begin + x.tobytes())
+                sent = True
+            return sent
+
         if not lock:
             raise guard.refusal()
-        entered = sent = False
+        entered = False
         try:
             lock.pop()
             entered = True
-            with io:
-                try:
-                    notes.enter()
-                    if not has_place(dest):
-                        deadline = time.monotonic() + timeout_s
-                        fabric.wait(partial(has_place, dest), [dest], deadline, moving(dest, True))
-                    post(dest, begin + x.tobytes())
-                    sent = True
-                except error as exc:
-                    raise notes.mpi_failed(exc) from exc
+            attend(put, dest, time.monotonic() + timeout_s, sending=True)
         except BaseException as exc:
             if not entered and isinstance(exc, IndexError):  # another thread was quicker
                 raise guard.refusal() from None
@@ -153,7 +137,8 @@ def sender(
 
 
 def receiver(
-    fabric: Waits,
+    letters: Letters,
+    attend: Callable[..., None],
     source: int,
     header: bytes,
     kind: Kind,
@@ -162,10 +147,12 @@ def receiver(
     otherwise: Callable[[Any, float], Array],
     is_calm: Callable[[BaseException], bool],
 ) -> Callable[[Any], Array]:
-    """Return what receives arrays that come under one header; see ``Fabric.receiver``."""
-    lock, io, notes, letters = guard.lock, fabric.io, fabric.notes, fabric.letters
-    has_come, piece, release = letters.has_come, letters.piece, letters.release
-    error = letters.error
+    """Return what receives arrays that come under one header; see ``Fabric.receiver``.
+
+    Args:
+        attend: of ``MpiFabric``.
+    """
+    lock, come = guard.lock, partial(letters.has_come, source)
     dtype, shape, nbytes = text_dtype(kind[0]), kind[1], count_bytes(kind)
 
     def receive(out: Any) -> Any:
@@ -176,34 +163,22 @@ def receiver(
             lock.pop()
             entered = True
             deadline = time.monotonic() + timeout_s
-            with io:
-                try:
-                    notes.enter()
-                    for _ in range(_SPINS):
-                        if has_come(source):
-                            break
-                    else:
-                        come = partial(has_come, source)
-                        fabric.wait(come, [source], deadline, moving(source, False))
-                    found, data = piece(source)
-                    fits = found == header and data.nbytes == nbytes
-                    if fits:
-                        result = np.empty(shape, dtype) if out is None else out
-                        result[...] = typed(data, dtype, shape)
-                        release(source)
-                except error as exc:
-                    raise notes.mpi_failed(exc) from exc
-            if not fits:
+            attend(come, source, deadline, sending=False)
+            found, data = letters.piece(source)
+            fits = found == header and data.nbytes == nbytes
+            if fits:
+                result = np.empty(shape, dtype) if out is None else out
+                result[...] = typed(data, dtype, shape)
+                letters.release(source)
+            else:
                 result = otherwise(out, deadline)
-            elif out is None:
-                result = bare(result)
         except BaseException as exc:
             if not entered and isinstance(exc, IndexError):  # another thread was quicker
                 raise guard.refusal() from None
             guard.leave(exc, in_step=is_calm(exc))
             raise
         lock.append(None)
-        return result
+        return bare(result) if fits and out is None else result
 
     return receive
 

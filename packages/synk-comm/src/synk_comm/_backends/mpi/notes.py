@@ -104,12 +104,6 @@ class Notes:
             for _ in range(1 if silence_s < _LONG_S else _LOOKS):
                 self.hear()
 
-    def enter(self) -> None:
-        """Begin a call: raise what has ended the group, if anything has."""
-        self.catch_up()
-        if self.failure is not None:
-            raise again(self.failure)
-
     def hear(self) -> None:
         """Take in what the others have told, and which of them have ended."""
         self._heard = time.monotonic()
