@@ -336,11 +336,13 @@ def test_an_exit_status_that_the_program_has_taken_is_not_made_up(how):
             os.kill(pid, signal.SIGKILL)
             if how == "waits for any child":
                 os.waitpid(pid, 0)
-            with pytest.raises(WorkerDied, match="rank 1 ended, or closed its connect") as caught:
+            with pytest.raises(WorkerDied, match=r"rank 1 (ended, or|was killed)") as caught:
                 runtime.collectives.get_shapes(engine.shared(1.0))
         finally:
             signal.signal(signal.SIGCHLD, before)
-        assert (caught.value.exitcode, caught.value.signal) == (None, None)
+        told = (caught.value.exitcode, caught.value.signal)
+        # The kernel tells it of a process that has not quite ended.
+        assert told == (None, None) or (how, *told) == ("ignores SIGCHLD", -9, "SIGKILL")
         assert runtime.closed
     with Runtime(2) as again:
         again.distribute()

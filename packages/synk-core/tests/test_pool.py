@@ -103,6 +103,22 @@ def test_what_the_kernel_takes_long_to_end_is_left_to_a_thread(monkeypatch, capl
         runtime.close()
 
 
+def test_the_signal_is_told_of_what_the_kernel_takes_long_to_end(monkeypatch):
+    """With a zombie in the place of a process whose GPU is busy: it is waited for in vain."""
+    with started(3) as (_, pool):
+        slow = pool._workers[1]
+        is_alive = type(slow).is_alive
+        os.kill(slow.process.pid, signal.SIGKILL)
+        await_state(slow.process.pid, "Z")
+        monkeypatch.setattr(type(slow), "is_alive", lambda each: each is slow or is_alive(each))
+        assert not slow.has_ended(0.0)
+        with pytest.raises(WorkerDied, match="rank 2 was killed by SIGKILL") as caught:
+            pool.check("at rest")
+        assert (caught.value.exitcode, caught.value.signal) == (-signal.SIGKILL, "SIGKILL")
+        assert pool._workers[0].exitcode(0.0) is None
+        monkeypatch.undo()
+
+
 def test_several_threads_may_end_it_at_once():
     with computing(hold_the_lock) as pool:
         with calling_in_threads([pool.kill, pool.stop, pool.kill, pool.stop]):

@@ -230,8 +230,8 @@ class WorkerPool:
             return None
         deadline = time.monotonic() + 1.0
         for worker in gone:
-            # A channel ends a moment before its process does.
-            worker.exitcode(max(deadline - time.monotonic(), 0.0))
+            # A channel may end a moment before its process does.
+            worker.exitcode(deadline - time.monotonic())
         gone += [worker for worker in list(self._workers) if worker.is_gone()]
         return min(gone, key=_cause_order)
 
@@ -278,7 +278,7 @@ class WorkerPool:
             worker.channel.close()
         deadline = time.monotonic() + STOP_TIMEOUT_S
         for worker in self._workers:
-            worker.exitcode(max(deadline - time.monotonic(), 0.0))
+            worker.has_ended(deadline - time.monotonic())
         self.kill()
 
     def kill(self) -> None:
@@ -289,8 +289,7 @@ class WorkerPool:
         deadline = time.monotonic() + KILL_TIMEOUT_S
         # Remove them one by one, so that an interrupted kill can be repeated, also by a thread.
         for worker in list(self._workers):
-            worker.exitcode(max(deadline - time.monotonic(), 0.0))
-            if worker.is_alive():
+            if not worker.has_ended(deadline - time.monotonic()):
                 _logger.warning("process %d is killed, but not gone yet", worker.process.pid)
                 reap_later(worker.process)
             worker.close()

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Dict, Optional, Sequence
+from typing import Dict, Iterator, Optional, Sequence
 
 from synk_core._wire.channel import NO_SIGPIPE, Channel, ChannelClosed
 from synk_core._wire.messages import LEFT_TO_MASTER, Hello
@@ -29,6 +29,8 @@ _logger = logging.getLogger(__name__)
 
 _WATCHDOG_TIMEOUT_S = 0.1
 _LONGEST_DELAY_S = 0.05
+
+_PF_EXITING = 0x4  # include/linux/sched.h: getting shut down
 
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
@@ -90,17 +92,21 @@ class Worker:
         return not self.is_alive() or self.channel.at_end()
 
     def exitcode(self, wait_s: float = 1.0) -> Optional[int]:
-        """Return the exit status; None if the process still runs after `wait_s` seconds, or if
+        """Return the exit status, also of a process that the kernel still takes apart, which can
+        take seconds on a busy GPU; None if the process still runs after `wait_s` seconds, or if
         other code of this process took the status (it ignores SIGCHLD, or waits for any child)."""
-        deadline = time.monotonic() + wait_s
-        delay = 0.0005
-        while self.is_alive():
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return None
-            time.sleep(min(delay, left))
-            delay = min(2 * delay, _LONGEST_DELAY_S)
-        return self.process.returncode if self._status_is_known else None
+        for _ in _looks(wait_s):
+            with self._looking:  # while its pid is its own
+                if not self.is_alive():
+                    return self.process.returncode if self._status_is_known else None
+                status = _status_while_ending(self.process.pid)
+            if status is not None:
+                return status
+        return None
+
+    def has_ended(self, wait_s: float) -> bool:
+        """Return whether the process has released all it held; wait for it `wait_s` seconds."""
+        return any(not self.is_alive() for _ in _looks(wait_s))
 
     def close(self) -> None:
         """Close the channel and the lifeline, whose end is the end of a worker still running."""
@@ -109,6 +115,29 @@ class Worker:
         # Several threads may do so, and a closed descriptor's number is soon another file's.
         with contextlib.suppress(IndexError):
             os.close(self._lifeline.pop())
+
+
+def _looks(wait_s: float) -> Iterator[None]:
+    """Yield for each time to look, for `wait_s` seconds, and in any case once."""
+    deadline = time.monotonic() + wait_s
+    delay = 0.0005
+    yield
+    while (left := deadline - time.monotonic()) > 0:
+        time.sleep(min(delay, left))
+        delay = min(2 * delay, _LONGEST_DELAY_S)
+        yield
+
+
+def _status_while_ending(pid: int) -> Optional[int]:
+    """Return the status that a process will end with, as in `subprocess`; None while it runs.
+
+    See proc_pid_stat(5): the flags are field 9, and the status is field 52.
+    """
+    fields = watchdog.stat(pid)
+    if len(fields) < 50 or not int(fields[6]) & _PF_EXITING:
+        return None
+    # 0 is also what is told to one who may not know.
+    return os.waitstatus_to_exitcode(int(fields[49])) or None
 
 
 class Watchdog:

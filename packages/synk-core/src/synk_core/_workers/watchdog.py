@@ -36,18 +36,23 @@ _LOOK_EVERY_MS = 500
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+def stat(pid: int) -> list[bytes]:
+    """Return the fields of /proc/PID/stat from the state, the third, on; none if it is not seen."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # The name, in parentheses, may hold anything.
+            return file.read().rpartition(b")")[2].split()
+    except OSError:
+        return []
+
+
 def start_of(pid: int) -> int | None:
     """Return when a process started, in clock ticks since boot; None if it is gone or invisible.
 
     A pid and its start identify one process.
     """
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            # The name, in parentheses, may hold anything; the state is field 3, this is field 22.
-            fields = file.read().rpartition(b")")[2].split()
-            return None if fields[0] in (b"Z", b"X") else int(fields[19])
-    except (OSError, IndexError, ValueError):
-        return None
+    fields = stat(pid)
+    return None if not fields or fields[0] in (b"Z", b"X") else int(fields[19])
 
 
 class WatchedProcess:
