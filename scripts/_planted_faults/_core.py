@@ -83,6 +83,15 @@ CORE = (
         "test_pool",
     ),
     _fault(
+        "theano-signal-while-ending",
+        "error paths",
+        "synk_core/_workers/processes.py",
+        "    if len(fields) < 50 or not int(fields[6]) & _PF_EXITING:\n",
+        "    if True:\n",
+        "A killed worker whose GPU the kernel still releases is told without its signal.",
+        "test_pool",
+    ),
+    _fault(
         "theano-watchdog-forked",
         "life cycles",
         "synk_core/_workers/watchdog.py",

@@ -29,3 +29,9 @@ def several(device_set: Any) -> Any:
     if device_set.ranks < 2:
         pytest.skip("one rank has no workers")
     return device_set
+
+
+@pytest.fixture
+def limit_s(device_set: Any) -> float:
+    """What to give ``fork(timeout_s=...)``: NCCL starts within it, amid other programs, too."""
+    return 30.0 if device_set.kind == "cuda" else 5.0

@@ -144,9 +144,7 @@ tell(result=result, after=after, left=left, again=again, t=float(t.get_value()[0
 
 
 @pytest.mark.parametrize("at", ["a call", "a collective"])
-def test_a_worker_that_stops_is_given_up_after_the_time_that_was_set(several, at):
-    # In which NCCL starts, too, amid other programs.
-    limit_s = 30.0 if several.kind == "cuda" else 10.0
+def test_a_worker_that_stops_is_given_up_after_the_time_that_was_set(several, at, limit_s):
     told = ended_well(
         run_program(
             several,
