@@ -20,13 +20,14 @@ import synk_comm
 from synk_core import Runtime
 from synk_core._wire.channel import Channel
 from synk_core._wire.messages import Ready
+from synk_core._workers import processes as _processes
 from synk_core._workers import worker as _worker
 from synk_core._workers.pool import KILL_TIMEOUT_S, STOP_TIMEOUT_S
 from synk_core.exceptions import StartError, WorkerDied
 from synk_testing import descriptors, run, wait_gone
 from synk_testing.processes import stat
 
-END_S = 1.2
+END_S = 2.9
 """What `stop()` and `kill()` may take together."""
 
 BUSY_S = 2.0
@@ -41,11 +42,15 @@ def started(size):
         yield runtime, runtime._controller._pool
 
 
-def await_state(pid, letter, timeout_s=10.0):
+def wait_until(happened, timeout_s=10.0):
     deadline = time.monotonic() + timeout_s
-    while stat(pid).state != letter:
+    while not happened():
         assert time.monotonic() < deadline
         time.sleep(0.005)
+
+
+def await_state(pid, letter):
+    wait_until(lambda: stat(pid).state == letter)
 
 
 def test_the_limits_add_up():
@@ -103,19 +108,34 @@ def test_what_the_kernel_takes_long_to_end_is_left_to_a_thread(monkeypatch, capl
         runtime.close()
 
 
+@contextmanager
+def killed_slowly(worker, monkeypatch):
+    """Kill a worker, which is then a process whose GPU is busy: it is waited for in vain."""
+    is_alive = type(worker).is_alive
+    os.kill(worker.process.pid, signal.SIGKILL)
+    await_state(worker.process.pid, "Z")
+    wait_until(worker.channel.at_end)  # which its other threads may still have
+    with monkeypatch.context() as patch:
+        patch.setattr(type(worker), "is_alive", lambda each: each is worker or is_alive(each))
+        assert not worker.has_ended(0.0)
+        yield
+
+
 def test_the_signal_is_told_of_what_the_kernel_takes_long_to_end(monkeypatch):
-    """With a zombie in the place of a process whose GPU is busy: it is waited for in vain."""
-    with started(3) as (_, pool):
-        slow = pool._workers[1]
-        is_alive = type(slow).is_alive
-        os.kill(slow.process.pid, signal.SIGKILL)
-        await_state(slow.process.pid, "Z")
-        monkeypatch.setattr(type(slow), "is_alive", lambda each: each is slow or is_alive(each))
-        assert not slow.has_ended(0.0)
+    with started(3) as (_, pool), killed_slowly(pool._workers[1], monkeypatch):
         with pytest.raises(WorkerDied, match="rank 2 was killed by SIGKILL") as caught:
             pool.check("at rest")
         assert (caught.value.exitcode, caught.value.signal) == (-signal.SIGKILL, "SIGKILL")
         assert pool._workers[0].exitcode(0.0) is None
+
+
+def test_what_was_killed_is_named_although_it_has_not_closed_its_channel(monkeypatch):
+    """The kernel frees its memory first, and another worker ends because of it meanwhile."""
+    with started(3) as (_, pool), killed_slowly(pool._workers[1], monkeypatch):
+        ending = {pool._workers[0].process.pid: -9, pool._workers[1].process.pid: 1}
+        monkeypatch.setattr(_processes, "_status_while_ending", ending.get)
+        with pytest.raises(WorkerDied, match="rank 1 was killed by SIGKILL"):
+            pool.check("at rest")
         monkeypatch.undo()
 
 

@@ -92,11 +92,14 @@ class Worker:
         return not self.is_alive() or self.channel.at_end()
 
     def exitcode(self, wait_s: float = 1.0) -> Optional[int]:
-        """Return the exit status, also of a process that the kernel still takes apart, which can
-        take seconds on a busy GPU; None if the process still runs after `wait_s` seconds, or if
-        other code of this process took the status (it ignores SIGCHLD, or waits for any child)."""
+        """Return the exit status; None if the process still runs after `wait_s` seconds, or if
+        other code of this process took the status (it ignores SIGCHLD, or waits for any child).
+
+        One that is not 0 is also that of a process that the kernel still takes apart, which can
+        take seconds on a busy GPU.
+        """
         for _ in _looks(wait_s):
-            with self._looking:  # while its pid is its own
+            with self._looking:  # another thread would reap it, and its pid be free
                 if not self.is_alive():
                     return self.process.returncode if self._status_is_known else None
                 status = _status_while_ending(self.process.pid)
@@ -134,10 +137,12 @@ def _status_while_ending(pid: int) -> Optional[int]:
     See proc_pid_stat(5): the flags are field 9, and the status is field 52.
     """
     fields = watchdog.stat(pid)
-    if len(fields) < 50 or not int(fields[6]) & _PF_EXITING:
+    try:
+        flags, status = int(fields[6]), int(fields[49])
+    except (IndexError, ValueError):
         return None
-    # 0 is also what is told to one who may not know.
-    return os.waitstatus_to_exitcode(int(fields[49])) or None
+    # A status of 0 is also what is told to one who may not know.
+    return os.waitstatus_to_exitcode(status) if flags & _PF_EXITING and status else None
 
 
 class Watchdog:

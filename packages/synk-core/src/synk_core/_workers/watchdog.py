@@ -52,7 +52,10 @@ def start_of(pid: int) -> int | None:
     A pid and its start identify one process.
     """
     fields = stat(pid)
-    return None if not fields or fields[0] in (b"Z", b"X") else int(fields[19])
+    try:
+        return None if fields[0] in (b"Z", b"X") else int(fields[19])
+    except (IndexError, ValueError):
+        return None
 
 
 class WatchedProcess:
