@@ -188,6 +188,15 @@ COMM = (
         "nccl",
     ),
     _fault(
+        "comm-mpi-piece-overwritten",
+        "life cycles",
+        "_backends/mpi/letters.py",
+        "        self.post(dest, piece)\n",
+        "        self.post(dest, piece)\n        self._keep(piece)\n",
+        "The memory of a piece is used again before it has gone.",
+        "contract_mpi",
+    ),
+    _fault(
         "comm-mpi-unwatched",
         "life cycles",
         "_backends/mpi/notes.py",

@@ -133,7 +133,7 @@ class MpiFabric(Fabric):
         self.begin = [self._round(*pair) for pair in zip(self.rows, self.records)]
         self._bulk = MpiBulk(mpi, comm, self._do)
         self._outstanding = Outstanding()
-        self._letters = Letters(mpi, comm, self._outstanding)
+        self._letters = Letters(mpi, comm, self._outstanding, self.piece_bytes)
         self.notes = Notes(mpi, comm, self._outstanding)
         self._forget = weakref.finalize(
             self, _forget, os.getpid(), self._outstanding, self.notes, self._letters

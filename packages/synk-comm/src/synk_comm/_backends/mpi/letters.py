@@ -14,7 +14,7 @@ from typing import Any, Callable
 import numpy as np
 
 from synk_comm._core.calls import Kind, count_bytes, text_dtype
-from synk_comm._core.fabric import Entrance
+from synk_comm._core.fabric import PIECE_HEAD_BYTES, Entrance
 from synk_comm._core.lists import bare, typed
 from synk_comm._core.ops import Array
 from synk_comm.exceptions import CommTimeout
@@ -27,13 +27,19 @@ _LENGTH = struct.Struct("<Q")  # of the header
 
 
 class Letters:
-    """The pieces of one rank to and from all others."""
+    """The pieces of one rank to and from all others.
 
-    def __init__(self, mpi: Any, comm: Any, outstanding: Outstanding) -> None:
+    Args:
+        piece_bytes: what a piece has at most, without its header.
+    """
+
+    def __init__(self, mpi: Any, comm: Any, outstanding: Outstanding, piece_bytes: int) -> None:
         self._mpi = mpi
         self._comm = comm
         self._outstanding = outstanding
-        self._under_way: defaultdict[int, deque[Any]] = defaultdict(deque)
+        self._longest = _LENGTH.size + PIECE_HEAD_BYTES + piece_bytes
+        self._spare: list[Array] = []
+        self._under_way: defaultdict[int, deque[tuple[Any, Any]]] = defaultdict(deque)
         self._sent: defaultdict[int, int] = defaultdict(int)
         self._received: defaultdict[int, int] = defaultdict(int)
         self._arriving: dict[int, tuple[Any, Array]] = {}
@@ -50,14 +56,14 @@ class Letters:
     def has_place(self, dest: int) -> bool:
         """Return whether another piece may go to a rank."""
         under_way = self._under_way[dest]
-        while under_way and under_way[0].Test():
-            under_way.popleft()
+        while under_way and under_way[0][0].Test():
+            self._keep(under_way.popleft()[1])
         return len(under_way) < _PIECES
 
     def put(self, dest: int, header: bytes, data: Array) -> None:
         """Send a piece; its data are copied."""
         begin = _beginning(header)
-        piece = np.empty(len(begin) + data.nbytes, np.uint8)
+        piece = self._room(len(begin) + data.nbytes)
         piece[: len(begin)] = np.frombuffer(begin, np.uint8)
         piece[len(begin) :] = data
         self.post(dest, piece)
@@ -65,7 +71,7 @@ class Letters:
     def post(self, dest: int, piece: bytes | Array) -> None:
         """Send a piece as it is."""
         request = self._comm.Issend([piece, self._mpi.BYTE], dest, _TAG)
-        self._under_way[dest].append(request)
+        self._under_way[dest].append((request, piece))
         self._outstanding.add(request, piece)
         self._sent[dest] += 1
 
@@ -75,7 +81,7 @@ class Letters:
             message = self._comm.Improbe(source, _TAG, self._status)
             if message is None:
                 return False
-            piece = np.empty(self._status.Get_count(self._mpi.BYTE), np.uint8)
+            piece = self._room(self._status.Get_count(self._mpi.BYTE))
             request = message.Irecv([piece, self._mpi.BYTE])
             self._outstanding.add(request, piece)
             self._arriving[source] = request, piece
@@ -90,8 +96,20 @@ class Letters:
 
     def release(self, source: int) -> None:
         """Forget the piece that has come."""
-        del self._arriving[source]
+        self._keep(self._arriving.pop(source)[1])
         self._received[source] += 1
+
+    def _room(self, nbytes: int) -> Array:
+        """Return memory for a piece, if possible such that was used before: with new memory the
+        kernel takes several times as long as the copy."""
+        whole = self._spare.pop() if self._spare else np.empty(self._longest, np.uint8)
+        return whole[:nbytes]
+
+    def _keep(self, piece: Any) -> None:
+        """Keep the memory of a piece that has gone or was read, for another."""
+        whole = getattr(piece, "base", None)  # none of bytes, which a quick way has sent
+        if whole is not None and len(self._spare) < 2 * _PIECES:
+            self._spare.append(whole)
 
 
 def sender(
