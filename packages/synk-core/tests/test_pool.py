@@ -30,6 +30,9 @@ from synk_testing.processes import stat
 END_S = 2.9
 """What `stop()` and `kill()` may take together."""
 
+QUICK_END_S = 1.2
+"""The same, where the kernel is not slow."""
+
 BUSY_S = 2.0
 """What a busy machine may add."""
 
@@ -72,7 +75,7 @@ def test_stop_is_quick_whatever_the_workers_do(act, stopped, record_property):
         pool.stop()
         pool.kill()
         took_s = time.monotonic() - began
-        assert took_s < END_S + BUSY_S
+        assert took_s < QUICK_END_S + BUSY_S
         wait_gone(pids)
     record_property("took_s", took_s)
     print(f"{act.__name__}, stopped {stopped}: {took_s:.3f} s")
@@ -85,7 +88,7 @@ def test_kill_is_quicker_still():
         began = time.monotonic()
         pool.kill()
         took_s = time.monotonic() - began
-        assert took_s < KILL_TIMEOUT_S + BUSY_S
+        assert took_s < QUICK_END_S - STOP_TIMEOUT_S + BUSY_S
         wait_gone(pids)
     print(f"{took_s:.3f} s")
 
@@ -272,7 +275,7 @@ def test_workers_that_lose_the_group_wait_for_the_master():
         assert caught.value.rank == 2
         began = time.monotonic()
         runtime.close()
-        assert time.monotonic() - began < END_S + BUSY_S
+        assert time.monotonic() - began < QUICK_END_S + BUSY_S
         wait_gone(pids)
 
 

@@ -136,12 +136,12 @@ def _status_while_ending(pid: int) -> Optional[int]:
 
     See proc_pid_stat(5): the flags are field 9, and the status is field 52.
     """
-    fields = watchdog.stat(pid)
     try:
+        fields = watchdog.stat(pid)
         flags, status = int(fields[6]), int(fields[49])
-    except (IndexError, ValueError):
+    except (OSError, IndexError, ValueError):
         return None
-    # A status of 0 is also what is told to one who may not know.
+    # The kernel says 0, too, to a process that may not read the status.
     return os.waitstatus_to_exitcode(status) if flags & _PF_EXITING and status else None
 
 

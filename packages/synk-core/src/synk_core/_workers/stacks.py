@@ -22,6 +22,8 @@ import threading
 import time
 from typing import Dict, Mapping, Optional, Tuple
 
+from . import watchdog
+
 BETWEEN_BYTECODES: int = signal.SIGRTMIN + 3 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR1
 """Signal number that asks for stacks."""
 
@@ -178,9 +180,7 @@ def _silence(process: subprocess.Popen[bytes], timeout_s: float) -> str:
 def _state(pid: int) -> str:
     """Return the kernel's letter for the state of a process; "" if it is not known."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            # The name, in parentheses, may hold anything.
-            return file.read().rpartition(b")")[2].split()[0].decode()
+        return watchdog.stat(pid)[0].decode()
     except FileNotFoundError:
         return "Z" if os.path.isdir("/proc/self") else ""
     except (OSError, IndexError):

@@ -37,13 +37,11 @@ _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def stat(pid: int) -> list[bytes]:
-    """Return the fields of /proc/PID/stat from the state, the third, on; none if it is not seen."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            # The name, in parentheses, may hold anything.
-            return file.read().rpartition(b")")[2].split()
-    except OSError:
-        return []
+    """Return the fields of /proc/PID/stat from the third, the state, on; OSError if it is gone or
+    invisible."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        # The name, in parentheses, may hold anything.
+        return file.read().rpartition(b")")[2].split()
 
 
 def start_of(pid: int) -> int | None:
@@ -51,10 +49,10 @@ def start_of(pid: int) -> int | None:
 
     A pid and its start identify one process.
     """
-    fields = stat(pid)
     try:
+        fields = stat(pid)
         return None if fields[0] in (b"Z", b"X") else int(fields[19])
-    except (IndexError, ValueError):
+    except (OSError, IndexError, ValueError):
         return None
 
 
