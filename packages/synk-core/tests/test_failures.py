@@ -21,6 +21,7 @@ import synk_comm
 from synk_comm.cuda import CudaError
 from synk_core import Runtime, flight
 from synk_core._shield import SHIELD
+from synk_core._tracebacks import without_ours
 from synk_core._watch.flight import Phase
 from synk_core._wire.messages import GiveUp
 from synk_core._workers.interrupts import SIGNAL, obey, obey_from_afar
@@ -182,6 +183,21 @@ def test_a_traceback_shows_the_users_frames_only_unless_python_is_told_to_show_m
     assert "_rank/call.py" not in str(error)
     assert "in fail" in str(error)
     assert "_rank/call.py" in error.traceback
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="each instruction has a line")
+def test_an_interrupt_between_two_lines_is_shown_at_the_first_of_its_function():
+    def strike():
+        raise KeyboardInterrupt
+
+    code = strike.__code__
+    no_lines = b"\xff" * (len(code.co_code) // 16 + 1)  # each for eight instructions
+    strike.__code__ = code.replace(co_linetable=no_lines)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        strike()
+    assert caught.value.__traceback__.tb_next.tb_lineno is None
+    shown = traceback.extract_tb(without_ours(caught.value.__traceback__))
+    assert (shown[-1].name, shown[-1].lineno) == ("strike", code.co_firstlineno)
 
 
 class Mute(BaseException):

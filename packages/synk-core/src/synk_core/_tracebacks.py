@@ -56,5 +56,7 @@ def without_ours(trace: Optional[TracebackType]) -> Optional[TracebackType]:
         trace = trace.tb_next
     short: Optional[TracebackType] = None
     for one in reversed(kept):
-        short = TracebackType(short, one.tb_frame, one.tb_lasti, one.tb_lineno)
+        line: Optional[int] = one.tb_lineno  # none where an interrupt came between two lines
+        first = one.tb_frame.f_code.co_firstlineno
+        short = TracebackType(short, one.tb_frame, one.tb_lasti, first if line is None else line)
     return short
