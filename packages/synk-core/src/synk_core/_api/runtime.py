@@ -37,7 +37,6 @@ from typing import (
     Union,
 )
 
-from synk_core._graph.cache_safety import warn_of_cache
 from synk_core._graph.devices.assignment import (
     Devices,
     choose,
@@ -176,7 +175,6 @@ class Runtime:
         self._report, self._track = report or (lambda _line: None), track
         self._specs: Dict[int, FunctionSpec] = {}
         self._functions: weakref.WeakSet[Function] = weakref.WeakSet()
-        warn_of_cache()
         for line in (*ranks.lines, *note, *compiler_note()):
             self._report(line)
         with held_back(self.close):
