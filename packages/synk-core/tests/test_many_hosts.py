@@ -454,6 +454,24 @@ def test_a_folder_that_another_host_lacks_is_named(job):
     assert "/nowhere/at/all" in text
 
 
+NESTED = """
+@as_op([T.dmatrix], [T.dmatrix])
+def forks(rows):
+    if os.environ["PMI_RANK"] != "0":
+        Runtime()
+    return rows
+
+with Runtime() as runtime:
+    f = runtime.function([x], (forks(x), "gather"))
+    say(said=outcome(lambda: f(X)))
+"""
+
+
+def test_a_rank_that_serves_starts_no_runtime(job):
+    (found,) = finished(job(NESTED, size=2, on_a_host=1))
+    assert "StartError: fork() was called in a worker" in found["said"][1]
+
+
 STALL = """
 @as_op([T.dmatrix], [T.dmatrix])
 def slow(rows):

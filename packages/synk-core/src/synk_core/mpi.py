@@ -120,7 +120,7 @@ def world_for(backend: Optional[str]) -> Optional[World]:
             "backend='mpi' needs an MPI launcher, which has started more than one process: "
             "mpiexec -n 4 python train.py, or srun -n 4 python train.py"
         )
-    if world is not None and world.in_use and not world.rank:
+    if world is not None and world.in_use:
         raise StartError(
             "all ranks of the launcher are in use by another runtime; close() it first, or use "
             "backend='shm' for processes of this host"

@@ -37,6 +37,7 @@ from typing import (
     Union,
 )
 
+from synk_comm import MisuseError, starting
 from synk_core._graph.devices.assignment import (
     Devices,
     choose,
@@ -64,7 +65,7 @@ from synk_core._wire.messages import Settings
 from synk_core._workers.interrupts import held_back
 from synk_core._workers.mpi_worker import serve_world
 from synk_core.engine import TITLE
-from synk_core.exceptions import InputTypeError, InputValueError
+from synk_core.exceptions import InputTypeError, InputValueError, StartError
 from synk_core.mpi import world_for
 
 from .collectives import Collectives, DelayedCollectives, listed_variables
@@ -119,8 +120,8 @@ class Runtime:
 
     Raises:
         InputValueError, InputTypeError: a number out of range, or an unknown backend or device.
-        StartError: GPUs or NCCL were demanded and are not there, a device cannot be used, or a
-            process could not be started.
+        StartError: this is a worker, or below one; GPUs or NCCL were demanded and are not there, a
+            device cannot be used, or a process could not be started.
     """
 
     def __init__(
@@ -143,6 +144,10 @@ class Runtime:
         report: Optional[Callable[[str], None]] = None,
         track: Callable[[str], ContextManager[Any]] = nullcontext,
     ) -> None:
+        try:
+            starting.require_leave("fork()")
+        except MisuseError as error:
+            raise StartError(f"{error}, or start it with `synkhronos run`") from None
         world = world_for(backend)
         if world is not None and world.rank:
             serve_world(world)

@@ -20,6 +20,7 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple
 import numpy as np
 
 import synk_comm
+from synk_comm.starting import import_path
 from synk_core import engine
 from synk_core._graph import environment
 from synk_core._graph.devices.assignment import Assignment, take
@@ -102,7 +103,7 @@ class Controller:
         starts = size > 1 and world is None
         with contextlib.ExitStack() as undo:
             # Before there is memory to look after.
-            watchdog = Watchdog(environment.import_path()) if starts else None
+            watchdog = Watchdog(import_path()) if starts else None
             if watchdog is not None:
                 undo.callback(watchdog.close)
             threads = 0 if world is None else world.threads(master)

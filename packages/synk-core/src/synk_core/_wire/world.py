@@ -79,7 +79,7 @@ class World:
         members: the ranks.
         lost: why no runtime can be started any more; "" as long as one can.
         gone: ranks that have ended. Nothing may be sent to them: some MPIs would hang or crash.
-        in_use: whether a runtime has the workers.
+        in_use: whether a runtime has the workers, or this rank is one.
         status: with which the program ends, for MPI where that has to end the ranks.
         sending: requests that may be under way, with what they send.
 

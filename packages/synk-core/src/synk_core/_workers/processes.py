@@ -14,11 +14,11 @@ import pickle
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from typing import Dict, Iterator, Optional, Sequence
 
+from synk_comm import MisuseError, starting
 from synk_core._wire.channel import NO_SIGPIPE, Channel, ChannelClosed
 from synk_core._wire.messages import LEFT_TO_MASTER, Hello
 from synk_core.exceptions import StartError
@@ -55,17 +55,18 @@ class Worker:
         try:
             self.process = _start(
                 [
-                    sys.executable,
+                    starting.interpreter(),
                     boot.__file__,
                     "synk_core._workers.worker",
                     *map(str, inherited),
                     str(int(stacks.BETWEEN_BYTECODES)),
                     str(int(stacks.AT_ONCE)),
+                    *hello.sys_path,
                 ],
                 environment,
                 (*inherited, *fds),
             )
-        except OSError as error:
+        except (OSError, MisuseError) as error:
             self.close()
             raise StartError(f"cannot start the worker of rank {hello.rank}: {error}") from error
         finally:
@@ -158,7 +159,7 @@ class Watchdog:
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             if start is not None:
-                command = [sys.executable, "-I", "-S", watchdog.__file__]
+                command = [starting.interpreter(), "-I", "-S", watchdog.__file__]
                 about = (theirs.fileno(), os.getpid(), start)
                 self._process = _start(
                     [*command, *map(str, about), *path],
@@ -166,6 +167,8 @@ class Watchdog:
                     (theirs.fileno(),),
                     quiet=True,
                 )
+        except MisuseError as error:
+            raise StartError(f"workers cannot be started: {error}") from None
         except OSError as error:
             _logger.warning("no process looks after the workers: %s", error)
         finally:

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator, NoReturn, Optional, U
 
 from synk_core._wire.channel import Channel, ChannelClosed
 from synk_core._wire.messages import LEFT_TO_MASTER, Failure, Hello, Ready
-from synk_core.exceptions import StartError
 
 if TYPE_CHECKING:
     from synk_core._wire.world import MpiChannel, World
@@ -218,15 +217,9 @@ def _await_verdict(channel: AnyChannel, wait_s: Optional[float] = None) -> None:
 
 
 def _prepare(hello: Hello, world: Optional[World]) -> Any:
-    try:
-        os.chdir(hello.directory)
-    except OSError as error:
-        host = "" if world is None else f" on host {world.members[hello.rank].host}"
-        raise StartError(
-            f"the master's current folder is not there{host} ({error}); every host needs it, with "
-            f"the modules that the program imports"
-        ) from error
-    sys.path[:] = hello.sys_path
+    from synk_core._graph.environment import apply_options, follow, keep_freed_memory
+
+    follow(hello.sys_path, hello.directory, world)
     from multiprocessing.process import current_process
 
     import numpy as np
@@ -236,7 +229,6 @@ def _prepare(hello: Hello, world: Optional[World]) -> Any:
 
     engine.load(hello.adapter)
     from synk_core._graph.devices.assignment import take
-    from synk_core._graph.environment import apply_options, keep_freed_memory
     from synk_core._rank.rank import Rank
     from synk_core._watch.flight import Flight
     from synk_core._wire.orders import STEPS_IN_LINE
