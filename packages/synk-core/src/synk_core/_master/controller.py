@@ -11,7 +11,9 @@ import contextlib
 import itertools
 import os
 import pickle
+import queue
 import sys
+import threading
 import time
 from dataclasses import replace
 from functools import partial
@@ -58,6 +60,9 @@ from .store import DataStore
 
 TELL_TIMEOUT_S = 0.5
 """Seconds for workers to take the order to stop: idle ones do at once."""
+
+LOOK_S = 0.1
+"""Seconds from one look at the runtime to the next while a thread of the program is awaited."""
 
 _CAN_BE_UNDONE = (Call, Prefetch, Collective)
 
@@ -325,6 +330,24 @@ class Controller:
             self._box.forget()
             LATER.put_off()
         return results or []
+
+    def await_thread(self, thread: threading.Thread, made: Any, makes: str) -> Any:
+        """Return the next that a thread of the program puts into a queue; blocks until it is there.
+
+        Args:
+            makes: what the thread makes, for the warning if that takes long.
+
+        Raises:
+            Closed: also in a child of this process, which does not have the thread.
+        """
+        LATER.at_the_next_chance()
+        stalls = StallWatch(self._box, self.rank.master, self._pool.stacks, self._settings.stall_s)
+        stalls.began = time.monotonic()
+        while True:
+            self.require_open()
+            with contextlib.suppress(queue.Empty):
+                return made.get(timeout=LOOK_S)
+            stalls.check(thread, makes)
 
     def _extras(self, steps: Sequence[Step]) -> Optional[Extras]:
         """Return what the ranks lack for these steps."""

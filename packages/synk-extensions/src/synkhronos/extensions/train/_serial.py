@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ from synk_core import RowSource
 from synk_core.engine import T, library
 
 from ._arguments import call_of_1_0, data_and_rows
-from ._batches import with_next
+from ._batches import arrays_of
 from ._state import TrainingState
 
 _REDUCTIONS: dict[str, Any] = {
@@ -34,6 +34,7 @@ class SerialTrainFunction:
         state: :class:`TrainingState`: the shared variables that a step changes.
         output_names: For each output of a call, the name of its expression, or None.
         n_scattered: Number of inputs whose rows ``batch`` selects; they come first.
+        rows: Number of rows of the last step; 0 where none are divided.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class SerialTrainFunction:
         pairs = [_with_op(output) for output in ([outputs] if self._single else outputs)]
         self._ops = [op for _, op in pairs]
         self.n_scattered = len(inputs)
+        self.rows = 0
         self._sliceable = list(sliceable_shareds)
         rows = [T.lvector("rows")] if self._sliceable else []
         self.grad_function = library.function(
@@ -107,25 +109,23 @@ class SerialTrainFunction:
         for shared, values in zip(self._flat_grads(), zip(*gradients)):
             shared.set_value(_average(values, weights))
         self.update_function()
+        self.rows = sum(weights) if rows or scattered else 0
         outputs = [combine(op, values, weights) for op, values in zip(self._ops, zip(*results))]
         return outputs[0] if self._single else outputs
 
     def steps(self, *data_and_batches: Any, num_slices: int = 1) -> Iterator[Any]:
         """Take a step for each batch; yield what a call returns, as ``TrainFunction.steps``."""
+        return (take() for take in self.each_step(*data_and_batches, num_slices=num_slices))
+
+    def each_step(self, *data_and_batches: Any, num_slices: int = 1) -> Iterator[Callable[[], Any]]:
+        """Draw each batch when it is asked for; yield a function that takes its step."""
         data, batches = data_and_rows(data_and_batches, len(self._names))
         step = partial(self, num_slices=num_slices)
         if data:
-            calls = (partial(step, *data, batch=batch) for batch in batches)
-        elif not self._names:
-            calls = (partial(step, batch_s=rows) for rows in batches)
-        else:
-            calls = (
-                partial(step, *arrays)
-                if isinstance(arrays, (tuple, list))
-                else partial(step, arrays)
-                for arrays in batches
-            )
-        return (call() for call, _ in with_next(calls))
+            return (partial(step, *data, batch=batch) for batch in batches)
+        if not self._names:
+            return (partial(step, batch_s=rows) for rows in batches)
+        return (partial(step, *arrays_of(batch)) for batch in batches)
 
     def _arguments(self, data: Any, named_data: dict[str, Any]) -> tuple[list[Any], list[Any]]:
         values = list(data)

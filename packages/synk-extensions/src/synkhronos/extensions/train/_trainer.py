@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from synkhronos._default import refuses_other_names, reporter
 from synkhronos._progress import track
 
 from ._arguments import names_of_outputs, require, require_finite_params, require_number
-from ._batches import BatchMaker, BatchSampler, noted
+from ._batches import BatchMaker, BatchSampler
 from ._checkpoint_contents import CheckpointContents, SharedVariables, TrainingProgress, params_of
 from ._checkpoints import Checkpoints
 from ._data import Validation, as_list, placed, scalar
@@ -225,7 +225,7 @@ class Trainer:
             require(on_sigterm, "on_sigterm", ("checkpoint",))
             if checkpoint is None:
                 raise ValueError("on_sigterm='checkpoint' needs a folder: Trainer(checkpoint=...)")
-        self._on_sigterm = on_sigterm is not None
+        self._interrupt = Interrupt(on_sigterm is not None)
         self.train = train
         self._data: tuple[Any, ...] = ()
         self._sampler: BatchMaker | BatchSampler
@@ -307,14 +307,16 @@ class Trainer:
     def run(self, epochs: int, resume: bool = False) -> History:
         """Train until ``epochs`` epochs are finished in all, earlier runs included.
 
-        The first Ctrl-C stops after the present step: the Trainer writes a checkpoint, if it has
-        a folder for it, and returns. The second raises KeyboardInterrupt at once. (In threads
-        other than the main one, Ctrl-C works as usual.)
+        The first Ctrl-C stops after the present step, or while a batch is awaited: the Trainer
+        writes a checkpoint, if it has a folder for it, and returns. The second raises
+        KeyboardInterrupt at once. (In threads other than the main one, Ctrl-C works as usual.)
 
         With ``on_sigterm="checkpoint"``, a SIGTERM stops after the present step, and after
         validation if that is under way: the Trainer writes a checkpoint, calls the callbacks as
         after Ctrl-C, and ends the program by SystemExit with the status 143. Further ones change
-        nothing. After the run, the signal has the handler that it had before.
+        nothing. An error of the step or a callback is logged, and the program ends all the same;
+        after any other error, the next run ends it. After a run, the signal has the handler that
+        it had before.
 
         Args:
             epochs: Total number of epochs.
@@ -352,12 +354,19 @@ class Trainer:
             if self._log and not self._log_begun:
                 self._log.begin(self.records)
                 self._log_begun = True
-            with Interrupt(self._on_sigterm) as interrupt, contextlib.ExitStack() as exits:
+            with self._interrupt as interrupt, contextlib.ExitStack() as exits:
                 for callback in self._callbacks:
                     callback.on_run_begin(self)
                     exits.push(functools.partial(_exit_run, callback, self))
-                while self.epoch < epochs and not self._ending(interrupt):
-                    self._run_epoch(epochs, interrupt)
+                try:
+                    while self.epoch < epochs and not self._ending(interrupt):
+                        self._run_epoch(epochs, interrupt)
+                except Exception as error:
+                    if interrupt.by == "Ctrl-C":
+                        raise KeyboardInterrupt from error
+                    if not interrupt.by or isinstance(error, FloatingPointError):
+                        raise
+                    logging.getLogger("synkhronos").exception("SIGTERM came, and then an error")
                 history = self._end(interrupt)
                 interrupt.end_program()
                 return history
@@ -403,9 +412,10 @@ class Trainer:
     def stop(self, reason: str = "stop() was called") -> None:
         """End the run after the present step, or after the end of the epoch if that is under way.
 
-        For callbacks and signal handlers.
+        For callbacks and signal handlers; if these interrupt the wait for a batch, it ends at once.
         """
         self._stop_reason = reason
+        self._interrupt.end_wait()
 
     def score(self, record: dict[str, Any]) -> float:
         """Return an epoch's score by ``monitor``: lower is better, also with mode="max"."""
@@ -443,23 +453,26 @@ class Trainer:
         self._rate.set_for("epoch", progress.epoch)
         with track(f"epoch {self.epoch + 1}", total=self._sampler.batches) as bar:
             bar.advance(progress.batch)
-            batches, rows = noted(self._sampler.epoch(progress.shuffle, progress.batch))
-            steps = self.train.steps(*self._data, batches, num_slices=self._num_slices)
-            # After a step the next batch is drawn, or its error is raised by the next step.
-            while not rows or rows[0] is not None:
-                loss = self._take_step(steps, rows)
+            batches = self._sampler.epoch(progress.shuffle, progress.batch)
+            steps = self.train.each_step(*self._data, batches, num_slices=self._num_slices)
+            while (take := interrupt.drawn(steps)) is not None:
+                loss = self._take_step(take)
                 bar.advance(1, f"loss {loss:.4g}")
                 if self._ending(interrupt):
                     return
+        if self._ending(interrupt):
+            if not progress.batch:
+                self._sampler.set_state(progress.shuffle)
+            return
         if not progress.batch:
             raise ValueError(f"data gave no batch for epoch {self.epoch}; expected at least one")
         self._finish_epoch(epochs)
 
-    def _take_step(self, steps: Iterator[Any], rows: deque[int | None]) -> float:
+    def _take_step(self, take: Callable[[], Any]) -> float:
         self._rate.set_for("step", self.step)
-        outputs = as_list(next(steps))
+        outputs = as_list(take())
         values = [scalar(name, value) for name, value in zip(self._train_columns, outputs)]
-        self._progress.add(values, rows.popleft() or 0)
+        self._progress.add(values, self.train.rows or 1)
         require_number(values[0], self.step, self._terminate_on_nan)
         for callback in self._callbacks:
             callback.on_step_end(self, values[0])
