@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 
 import pytest
@@ -205,3 +206,13 @@ def test_who_ends_a_trace_ends_the_script(script, tmp_path, number):
         # Neither of the two lives.
         assert trace.wait() == 128 + number, trace.err
         trace.wait_alone()
+
+
+@pytest.mark.parametrize("kind", ["fifo", "link"])
+def test_an_output_that_is_no_file_stays(script, tmp_path, kind):
+    trace = tmp_path / "t.json"
+    os.mkfifo(trace) if kind == "fifo" else trace.symlink_to(script("pass"))
+    done = command("trace", script("pass"), "-o", trace)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "expected a file" in done.stderr
+    assert trace.is_fifo() or trace.is_symlink()

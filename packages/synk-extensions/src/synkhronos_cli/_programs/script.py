@@ -36,8 +36,10 @@ def run_trace(script: str, arguments: Sequence[str], output: str, plot: str | No
     """
     program = script_path(script)
     path = Path(output)
-    if not path.absolute().parent.is_dir() or path.is_dir():
+    if not path.absolute().parent.is_dir() or (os.path.lexists(path) and not path.is_file()):
         fail(f"--output {output}: expected a file in a folder that exists")
+    if path.is_symlink():
+        fail(f"--output {output} is a link; expected a file, such as {os.path.realpath(path)}")
     if plot is not None:
         require_plots(plot)
     path.unlink(missing_ok=True)  # so that an earlier run's is not taken for this one's

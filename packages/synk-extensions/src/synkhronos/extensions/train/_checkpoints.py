@@ -11,12 +11,14 @@ import contextlib
 import json
 import os
 import re
+import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from synk_core.files import make_folder, whole_file
 from synkhronos.exceptions import SynkError
 
 FORMAT = "synkhronos training checkpoint"
@@ -25,7 +27,7 @@ VERSION = 1
 META = "meta"  # the JSON text's name among the arrays
 _ARRAY = "__array__"  # stands in the JSON text for an array
 _NAME = re.compile(r"step-(\d+)\.npz")
-_UNFINISHED = ".*.npz.tmp"
+_UNFINISHED = re.compile(r"\.(step-\d+|best)\.npz\.(\w+\.)?tmp")
 
 
 class CheckpointError(SynkError, ValueError):
@@ -85,7 +87,9 @@ class Checkpoints:
         if not self.folder.is_dir():
             return []
         found = [(_NAME.fullmatch(path.name), path) for path in self.folder.iterdir()]
-        return [path for _, path in sorted((int(m[1]), path) for m, path in found if m)]
+        return [
+            p for _, p in sorted((int(m[1]), path) for m, path in found if m and path.is_file())
+        ]
 
     def newest(self) -> Path | None:
         """Return the file to continue from, or None: the best one if there is no other."""
@@ -109,8 +113,9 @@ class Checkpoints:
         for other in set(paths) - set(kept):
             other.unlink(missing_ok=True)
         self._own = set(kept)
-        for unfinished in self.folder.glob(_UNFINISHED):
-            unfinished.unlink(missing_ok=True)
+        for unfinished in [p for p in self.folder.iterdir() if _UNFINISHED.fullmatch(p.name)]:
+            with contextlib.suppress(OSError):  # it may have become a folder
+                unfinished.unlink()
         return path
 
     def write_best(self, content: Any) -> None:
@@ -146,12 +151,10 @@ class Checkpoints:
         Raises:
             OSError: The folder or the file cannot be written.
         """
-        # Named like an unfinished checkpoint, so that it is deleted after a kill.
-        trial = self.folder / f".trial-{os.getpid()}.npz.tmp"
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            trial.write_bytes(b"")
-            trial.unlink(missing_ok=True)
+            make_folder(self.folder)
+            with tempfile.TemporaryFile(dir=self.folder):
+                pass
         except OSError as error:
             raise OSError(
                 f"checkpoint={str(self.folder)!r}: got {type(error).__name__}: {error}; expected a "
@@ -160,7 +163,7 @@ class Checkpoints:
 
     def _require_own(self) -> None:
         """Create the folder, and check that no other training wrote to it in the meantime."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         strangers = [] if self._own is None else sorted(set(self.paths()) - self._own)
         if strangers:
             raise CheckpointError(
@@ -184,31 +187,23 @@ def write_file(path: Path, content: Any) -> None:
     arrays: dict[str, Any] = {}
     header = {"format": FORMAT, "version": VERSION, "content": _without_arrays(content, "", arrays)}
     arrays[META] = np.array(json.dumps(header))
-    write_arrays(path, arrays)
+    write_arrays(path, arrays, follow=False)
 
 
-def write_arrays(path: Path, arrays: dict[str, Any]) -> None:
+def write_arrays(path: Path, arrays: dict[str, Any], follow: bool = True) -> None:
     """Write arrays to a .npz file, which replaces an old one only after all of it is on the disk.
+
+    Args:
+        follow: As for :func:`synk_core.files.whole_file`.
 
     Raises:
         OSError: The file cannot be written; an old one is unchanged.
     """
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            with zipfile.ZipFile(file, "w") as members:
-                # Not by numpy.savez(), which takes no array of the name "file".
-                for name, array in arrays.items():
-                    with members.open(f"{name}.npy", "w", force_zip64=True) as member:
-                        np.lib.format.write_array(member, array, allow_pickle=False)  # type: ignore[no-untyped-call]
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
-    _sync_folder(path.parent)
+    with whole_file(path, follow) as file, zipfile.ZipFile(file, "w") as members:
+        # Not by numpy.savez(), which takes no array of the name "file".
+        for name, array in arrays.items():
+            with members.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)  # type: ignore[no-untyped-call]
 
 
 def read_arrays(path: Path) -> dict[str, Any]:
@@ -292,12 +287,3 @@ def _with_arrays(value: Any, arrays: dict[str, Any]) -> Any:
 
 def _joined(place: str, key: Any) -> str:
     return f"{place}.{key}" if place else str(key)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Write the folder's new entry to the disk, too."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
