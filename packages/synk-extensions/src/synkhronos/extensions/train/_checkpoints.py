@@ -8,11 +8,14 @@ replaced atomically: readers find the old one or the new one, even after a power
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
+import numbers
 import os
 import re
 import tempfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -203,32 +206,83 @@ def write_arrays(path: Path, arrays: dict[str, Any], follow: bool = True) -> Non
         # Not by numpy.savez(), which takes no array of the name "file".
         for name, array in arrays.items():
             with members.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, array, allow_pickle=False)  # type: ignore[no-untyped-call]
+                np.lib.format.write_array(member, array, (1, 0), allow_pickle=False)  # type: ignore[no-untyped-call]
 
 
-def read_arrays(path: Path) -> dict[str, Any]:
-    """Return the arrays of a .npz file.
+class ArrayFile:
+    """The arrays of a .npz file, of which nothing is read before its dtype and shape are known.
 
     Raises:
         OSError: The file cannot be opened.
-        Exception: Whatever a damaged or hostile file makes NumPy raise.
+        Exception: Here and below, whatever a damaged or hostile file makes Python and NumPy raise.
     """
-    with path.open("rb") as file, np.load(file, allow_pickle=False) as members:
-        return {name: members[name] for name in members.files}
+
+    def __init__(self, path: Path) -> None:
+        if path.exists() and not path.is_file():
+            raise ValueError("it is not a file")
+        self._members = zipfile.ZipFile(path)
+        self._size = self._left = path.stat().st_size
+        self.names = [n[:-4] for n in self._members.namelist() if n.endswith(".npy")]
+
+    def __enter__(self) -> ArrayFile:  # noqa: PYI034 - typing.Self is not there on Python 3.9
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._members.close()
+
+    def like(self, name: str) -> Any:
+        """Return an array of zeros of the same dtype and shape, which takes no memory."""
+        with self._opened(name) as member:
+            version = np.lib.format.read_magic(member)  # type: ignore[no-untyped-call]
+            if version != (1, 0):  # others may have headers of any length
+                raise ValueError(f"{name} has version {version} of the format, not 1.0")
+            shape, _, dtype = np.lib.format.read_array_header_1_0(member)  # type: ignore[no-untyped-call]
+        if dtype.hasobject or dtype.itemsize > self._size:
+            raise ValueError(f"{name} is of {dtype!r:.80}; it would need allow_pickle, or no file")
+        return np.broadcast_to(np.zeros((), dtype), shape)
+
+    def read(self, name: str, known: bool = False) -> Any:
+        """Return an array.
+
+        Args:
+            known: Whether the size of :meth:`like` is one that is expected. Those of all others
+                have to be in the file as they are.
+        """
+        self._left -= 0 if known else self.like(name).nbytes
+        if self._left < 0:
+            raise ValueError(f"{name} is larger than the file")
+        with self._opened(name) as member:
+            array = np.lib.format.read_array(member, allow_pickle=False)  # type: ignore[no-untyped-call]
+            if member.read(1):  # the checksum is compared at the end
+                raise ValueError(f"{name} has more than an array")
+        return array
+
+    def _opened(self, name: str) -> Any:
+        info = self._members.getinfo(f"{name}.npy")
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise ValueError(f"{name} is compressed in another way than NumPy does")
+        return self._members.open(info)
 
 
-def read_file(path: Path) -> Any:
+def read_file(path: Path, check: Callable[[Any], object] = bool) -> Any:
     """Return the content of a file, floats to the last bit.
 
+    Args:
+        check: Called with the content before any of its arrays is read; they are zeros there.
+
     Raises:
-        CheckpointError: The file is missing, damaged, or not a checkpoint of this version.
+        CheckpointError: The file is missing, damaged, or not a checkpoint of this version; or
+            ``check`` raised it.
     """
     try:
-        arrays = read_arrays(path)
-        header = json.loads(str(arrays[META]))
-        kind, version, content = header["format"], header["version"], header["content"]
-        if kind == FORMAT and version == VERSION:
-            content = _with_arrays(content, arrays)
+        with ArrayFile(path) as arrays:
+            header = json.loads(str(arrays.read(META)))
+            kind, version, content = header["format"], header["version"], header["content"]
+            if kind == FORMAT and version == VERSION:
+                check(_with_arrays(content, functools.cache(arrays.like)))
+                content = _with_arrays(content, functools.cache(arrays.read))
+    except CheckpointError:
+        raise
     except FileNotFoundError:
         raise CheckpointError(f"{path}: no such file") from None
     except KeyError as error:
@@ -242,10 +296,25 @@ def read_file(path: Path) -> Any:
         ) from error
     if kind != FORMAT or version != VERSION:
         raise CheckpointError(
-            f"{path}: got {kind!r} version {version!r}, expected {FORMAT!r} version {VERSION}; "
-            "read it with the release of synkhronos that wrote it"
+            f"{path}: got {kind!r:.80} version {version!r:.80}, expected {FORMAT!r} version "
+            f"{VERSION}; read it with the release of synkhronos that wrote it"
         )
     return content
+
+
+def number_in(
+    content: Any, name: str, kind: Any = int, least: float = 0, most: float = 1 << 62
+) -> Any:
+    """Return a number of a checkpoint.
+
+    Raises:
+        ValueError: It is something else, NaN, or out of range.
+    """
+    value = content[name]
+    is_number = isinstance(value, numbers.Integral if kind is int else numbers.Real)
+    if not is_number or isinstance(value, bool) or not least <= value <= most:
+        raise ValueError(f"{name} is {value!r:.80}; expected {kind.__name__}s, {least} to {most}")
+    return kind(value)
 
 
 def _without_arrays(value: Any, place: str, arrays: dict[str, Any]) -> Any:
@@ -275,13 +344,13 @@ def _without_arrays(value: Any, place: str, arrays: dict[str, Any]) -> Any:
     )
 
 
-def _with_arrays(value: Any, arrays: dict[str, Any]) -> Any:
+def _with_arrays(value: Any, read: Callable[[str], Any]) -> Any:
     if isinstance(value, dict):
         if set(value) == {_ARRAY}:
-            return arrays[value[_ARRAY]]
-        return {key: _with_arrays(item, arrays) for key, item in value.items()}
+            return read(value[_ARRAY])
+        return {key: _with_arrays(item, read) for key, item in value.items()}
     if isinstance(value, list):
-        return [_with_arrays(item, arrays) for item in value]
+        return [_with_arrays(item, read) for item in value]
     return value
 
 
