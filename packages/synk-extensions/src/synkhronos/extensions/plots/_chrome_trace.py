@@ -143,7 +143,7 @@ def _span(path: Any, place: int, event: Mapping[str, Any]) -> TraceSpan:
 
 
 def _number(path: Any, place: int, event: Mapping[str, Any], key: str) -> float:
-    value = event.get(key)
+    value: Any = event.get(key)
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number or not abs(value) <= sys.float_info.max:
         raise InputValueError(
