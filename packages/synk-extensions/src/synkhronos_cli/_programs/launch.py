@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Mapping, NoReturn, Sequence
 
+from synkhronos_cli._probe import started
 from synkhronos_cli._terminal import fail
 
 
@@ -44,9 +44,9 @@ def run_child(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    process = subprocess.Popen([sys.executable, *arguments], env={**os.environ, **environment})
+    process = started([sys.executable, *arguments], env={**os.environ, **environment})
     for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) == signal.SIG_DFL:  # not under nohup
+        if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
             signal.signal(number, lambda number, _: process.send_signal(number))
     while True:
         try:
