@@ -78,7 +78,7 @@ ROOMS = {
     "synkhronos_cli": ("_terminal", "_probe", "_clean", "_flight", "_doctor", "_programs", "_app"),
     "synkhronos": (
         *("exceptions", "_default", "_progress", "_api", "_collective_api", "in_graph"),
-        *("data_module", "function_module", "engine", "extensions", "_checking", "_benchmarks"),
+        *("data_module", "function_module", "engine", "extensions", "_checking"),
     ),
 }
 # Only the packages that adapt one import an engine, or know its GPUs.

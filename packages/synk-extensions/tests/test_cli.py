@@ -17,10 +17,9 @@ from _cli import command, invoke
 import synk_testing
 from synk_testing.engine import IS_THEANO
 from synkhronos_cli import _terminal
-from synkhronos_cli._probe import Answer
-from synkhronos_cli._programs import bench, demo, launch, plot
+from synkhronos_cli._programs import demo, launch, plot
 
-COMMANDS = ("doctor", "demo", "bench", "run", "check", "trace", "clean")
+COMMANDS = ("doctor", "demo", "run", "check", "trace", "clean")
 
 
 # ---- all commands ------------------------------------------------------------------------------
@@ -65,8 +64,6 @@ def test_help_of_a_command_has_an_example(name):
         (["demo", "digits", "--devices", "cuda7"], "--devices cuda7: demo digits runs on cores"),
         (["demo", "intro", "--processes", "0"], "'--processes'"),
         (["demo", "intro", "--processes", "two"], "'--processes'"),
-        (["bench", "nothing"], "no benchmark 'nothing'; there are call"),
-        (["bench", "call", "--plot", "x.png"], "--plot needs the scaling"),
         (["check"], "SCRIPT"),
         (["check", "no_such.py"], "no such script: no_such.py"),
         (["check", "."], ". is a folder"),
@@ -94,12 +91,9 @@ def test_a_mistake_is_told_in_one_line(arguments, complaint):
 
 def test_a_plot_without_matplotlib_says_how_to_get_it(monkeypatch, tmp_path):
     monkeypatch.setattr(plot.importlib.util, "find_spec", lambda name: None)
-    for arguments in (["bench", "scaling"], ["trace", __file__]):
-        done = invoke(*arguments, "--plot", str(tmp_path / "x.png"))
-        assert done.exit_code == 1
-        assert done.stderr == (
-            "synkhronos: --plot needs matplotlib: pip install 'synkhronos[plot]'\n"
-        )
+    done = invoke("trace", __file__, "--plot", str(tmp_path / "x.png"))
+    assert done.exit_code == 1
+    assert done.stderr == "synkhronos: --plot needs matplotlib: pip install 'synkhronos[plot]'\n"
 
 
 def test_the_start_imports_nothing_heavy():
@@ -109,7 +103,7 @@ def test_the_start_imports_nothing_heavy():
         "from synkhronos_cli._clean import command\n"
         "from synkhronos_cli._doctor import examine, fix\n"
         "from synkhronos_cli._flight import show\n"
-        "from synkhronos_cli._programs import bench, demo, run, script\n"
+        "from synkhronos_cli._programs import demo, run, script\n"
         "heavy = {'theano', 'numpy', 'synk_core', 'synk_shm', 'synk_comm', 'synkhronos', 'zmq'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
     )
@@ -264,48 +258,6 @@ def test_what_a_command_has_started_ends_with_it(tmp_path, how, number):
     os.close(reader)
 
 
-# ---- bench -------------------------------------------------------------------------------------
-
-RESULT = {
-    "bench": "call",
-    "title": "A call",
-    "processes": 2,
-    "rows": [{"what": "f(Data)", "seconds": 2e-5, "peers": {"plain Theano": 4e-6, "Pipe": 1e-6}}],
-}
-
-
-def test_a_benchmark_is_a_table_with_ratios(monkeypatch):
-    monkeypatch.setattr(bench, "ask_module", lambda *_: Answer(RESULT))
-    done = invoke("bench", "call")
-    assert done.exit_code == 0
-    lines = done.stdout.splitlines()
-    assert lines[0] == "A call (2 processes)"
-    assert " ".join(lines[2].split()) == "f(Data) 20 us 4 us (5 x) 1 us (20 x)"
-
-
-def test_a_benchmark_that_fails_is_told_and_the_others_go_on(monkeypatch):
-    asked = []
-
-    def answer(arguments, timeout_s):
-        asked.append(arguments[1])
-        return Answer(problem="died of SIGSEGV") if arguments[1] == "scatter" else Answer(RESULT)
-
-    monkeypatch.setattr(bench, "ask_module", answer)
-    done = invoke("bench")
-    assert done.exit_code == 1
-    assert asked == ["call", "scatter", "allreduce", "scaling"]
-    assert "bench scatter: died of SIGSEGV (synkhronos doctor shows" in done.stderr
-
-
-def test_times_are_in_units():
-    assert [bench.in_time(s) for s in (2.5, 0.0321, 4.56e-5, 1.2e-7)] == [
-        "2.5 s",
-        "32.1 ms",
-        "45.6 us",
-        "0.12 us",
-    ]
-
-
 # ---- processes ---------------------------------------------------------------------------------
 
 
@@ -334,10 +286,3 @@ def test_the_doctor_examines_pytensor_and_nothing_of_theanos():
     assert "its extra installs nothing here" in found["Lasagne"]["found"]
     (gpus,) = report["sections"]["GPUs"]
     assert gpus["found"].startswith("not looked for: PyTensor has no back end for them")
-
-
-@pytest.mark.skipif(IS_THEANO, reason="PyTensor only")
-def test_measurements_are_beside_plain_pytensor():
-    done = command("bench", "call", "--json", "--processes", "1", "--devices", "cpu")
-    (result,) = json.loads(done.stdout)
-    assert set(result["rows"][0]["peers"]) == {"plain PyTensor"}

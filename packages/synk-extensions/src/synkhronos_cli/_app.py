@@ -159,32 +159,6 @@ def demo(
         run_demo(name, processes, devices, arguments)
 
 
-@_app.command(short_help="Measure calls and collectives against plain alternatives.")
-@click.argument("name", required=False)
-@_processes
-@_devices
-@click.option("--json", is_flag=True, help="Print the results as JSON.")
-@click.option("--plot", metavar="FILE", help="Plot the scaling to a .png, .svg or .pdf.")
-def bench(
-    name: str | None, processes: int | None, devices: str | None, json: bool, plot: str | None
-) -> None:
-    """Measure calls and collectives here, and compare them with plain alternatives.
-
-    NAME is call, scatter, allreduce or scaling (default: all).
-
-    Each number is the median of several rounds, in which all columns take turns. Takes some ten
-    seconds for each benchmark.
-
-    \b
-    synkhronos bench
-    synkhronos bench call --processes 2
-    synkhronos bench scaling --plot scaling.png
-    """
-    from ._programs.bench import run_benchmarks
-
-    raise click.exceptions.Exit(run_benchmarks(name, processes, devices, json=json, plot=plot))
-
-
 @_app.command(
     context_settings=_OF_SCRIPT,
     short_help="Run a script on all ranks of mpiexec or srun.",
