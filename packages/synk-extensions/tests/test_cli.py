@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import select
+import signal
 import subprocess
 import sys
 from importlib.metadata import version
@@ -10,6 +13,7 @@ from importlib.metadata import version
 import pytest
 from _cli import command, invoke
 
+import synk_testing
 from synk_testing.engine import IS_THEANO
 from synkhronos_cli import _terminal
 from synkhronos_cli._programs import demo
@@ -193,6 +197,47 @@ def test_the_status_is_there_where_ended_children_are_ignored(tmp_path):
     again = ("-c", ignore + "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])")
     words = ("-m", "synkhronos_cli", "run", script)
     assert command(*words, program=again, folder=tmp_path).returncode == 7
+
+
+STARTS = """
+import sys
+from synkhronos_cli import _app, _probe
+from synkhronos_cli._doctor import fix
+
+CODE = '''
+import os, subprocess, sys, time
+fd = os.open(sys.argv[-1], os.O_WRONLY)
+if "alone" not in sys.argv:
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], pass_fds=[fd])
+os.write(fd, b"x")
+time.sleep(600)
+'''
+words = ["-c", CODE, *sys.argv[2:]]
+_app._app = lambda prog_name: {
+    "probe": lambda: _probe._run(words, 600, str),
+    "fix": lambda: fix._run([sys.executable, *words]),
+}[sys.argv[1]]()
+_app.main()
+"""
+
+
+@pytest.mark.parametrize("how", ["probe", "fix"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL], ids=str)
+def test_what_a_command_has_started_ends_with_it(tmp_path, how, number):
+    """Also what that has started, but after SIGKILL."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    alone = ["alone"] if number == signal.SIGKILL else []
+    with synk_testing.Program(["-c", STARTS, how, *alone, str(fifo)]) as program:
+        assert select.select([reader], [], [], 60)[0]
+        assert os.read(reader, 9) == b"x"
+        program.send_signal(number)
+        program.wait()
+        # It ends when nobody has the other end any more.
+        assert select.select([reader], [], [], 60)[0]
+        assert os.read(reader, 9) == b""
+    os.close(reader)
 
 
 # ---- with PyTensor -----------------------------------------------------------------------------

@@ -7,6 +7,7 @@ function's docstring, which is the help of the command, has it.
 from __future__ import annotations
 
 import signal
+import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Sequence
 
@@ -37,6 +38,10 @@ def main() -> None:
     prepare_streams()
     # A process that inherits SIG_IGN for it gets no child's exit status.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    # As exceptions they end what was started; a program that replaces this one has them anew.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
     _app(prog_name="synkhronos")
 
 

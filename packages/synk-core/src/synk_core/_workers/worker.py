@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator, NoReturn, Optional, U
 
 from synk_core._wire.channel import Channel, ChannelClosed
 from synk_core._wire.messages import LEFT_TO_MASTER, Failure, Hello, Ready
+from synk_core.files import whole_file
 
 if TYPE_CHECKING:
     from synk_core._wire.world import MpiChannel, World
@@ -118,6 +119,7 @@ def profiled(hello: Hello) -> Iterator[None]:
         yield
         return
     import cProfile
+    import marshal
 
     profile = cProfile.Profile()
     profile.enable()
@@ -127,7 +129,9 @@ def profiled(hello: Hello) -> Iterator[None]:
         profile.disable()
         path = os.path.join(hello.directory, f"synkhronos_profile_rank{hello.rank}.prof")
         try:
-            profile.dump_stats(path)
+            profile.create_stats()
+            with whole_file(path, follow=False) as file:
+                marshal.dump(profile.stats, file)  # as dump_stats() does
         except OSError as error:
             sys.stderr.write(f"synkhronos: {path} was not written: {error}\n")
 

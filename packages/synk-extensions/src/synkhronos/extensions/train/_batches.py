@@ -106,7 +106,9 @@ class BatchSampler:
         trial._generator = copy.deepcopy(self._generator)
         try:
             trial.set_state(state)
-        except (ValueError, TypeError, KeyError, IndexError) as error:
+            if not has_positions(trial.get_state()["state"]):
+                raise ValueError("a position is outside of its array")
+        except Exception as error:  # noqa: BLE001 - whatever NumPy finds wrong
             return f"seed: the generator refuses its state ({error})"
         return None
 
@@ -175,9 +177,19 @@ class BatchMaker:
 
     def refusal(self, state: dict[str, Any]) -> str | None:
         """Return why a state cannot be set, or None."""
-        if state["kind"] == self.KIND:
-            return None
-        return f"data: rows were shuffled by a {state['kind']}, here batches come from a loader"
+        if state["kind"] != self.KIND:
+            return f"data: rows were shuffled by a {state['kind']}, here batches come from a loader"
+        is_number = type(state["state"]) is int and state["state"] >= 0
+        return None if is_number else f"data: {state['state']!r:.80} is no number of an epoch"
+
+
+def has_positions(state: Any) -> bool:
+    """Return whether the positions in a bit generator's state are within its arrays.
+
+    NumPy does not check them, and would read what lies behind.
+    """
+    inner = state["state"] if isinstance(state["state"], dict) else {}
+    return 0 <= inner.get("pos", 0) <= 624 and 0 <= state.get("buffer_pos", 0) <= 4
 
 
 def arrays_of(batch: Any) -> tuple[Any, ...]:

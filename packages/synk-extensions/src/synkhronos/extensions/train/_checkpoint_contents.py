@@ -11,6 +11,7 @@ number, values that are equal on all ranks are restored as they were; for the ot
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -20,9 +21,11 @@ from typing import Any
 import numpy as np
 
 from ._batches import BatchMaker, BatchSampler
-from ._checkpoints import CheckpointError, read_file
-from ._ranks import RankVariables, is_float
+from ._checkpoints import CheckpointError, number_in, read_file
+from ._ranks import RankVariables, is_float, is_state
 from ._state import TrainingState, storage_of
+
+_MOST_RANKS = 1 << 16
 
 
 @dataclass
@@ -116,21 +119,28 @@ class CheckpointContents:
         Raises:
             CheckpointError: The file does not fit this training. Nothing has been changed.
         """
-        content = read_file(path)
+        content = read_file(path, functools.partial(self._check, path))
+        progress = _progress_of(content["memory"], len(self._course["train_columns"]))
+        refusal = self._sampler.refusal(progress.shuffle)
+        refusal = refusal or self._variables.refusal(content["variables"]["random"])
+        if refusal:
+            raise CheckpointError(f"{path} does not fit this training: {refusal}")
+        self._load_states(content["partners"], path)
+        self._sampler.set_state(progress.shuffle)
+        self._variables.write(content["variables"])
+        return progress
+
+    def _check(self, path: Path, content: Any) -> None:
+        """Raise CheckpointError unless all fits, as far as this can be known without the arrays."""
         try:
-            progress = TrainingProgress(**content["memory"])
+            progress = _progress_of(content["memory"], len(self._course["train_columns"]))
             misfits = list(self._misfits(content, progress))
-            states = content["partners"]
-        except (KeyError, TypeError, AttributeError, IndexError) as error:
+        except Exception as error:  # whatever is in a damaged or hostile file
             raise CheckpointError(
                 f"{path}: a part is missing or of the wrong type ({error!r}); the file is damaged"
             ) from error
         if misfits:
             raise CheckpointError(f"{path} does not fit this training: " + "; ".join(misfits))
-        self._load_states(states, path)
-        self._sampler.set_state(progress.shuffle)
-        self._variables.write(content["variables"])
-        return progress
 
     def _misfits(self, content: dict[str, Any], progress: TrainingProgress) -> Iterator[str]:
         yield from _differences(content["course"], self._course)
@@ -209,7 +219,7 @@ class SharedVariables:
 
     def misfits(self, content: dict[str, Any]) -> Iterator[str]:
         """Yield a sentence for each difference from the present variables."""
-        ranks = self._ranks
+        ranks, size = self._ranks, number_in(content, "ranks", least=1, most=_MOST_RANKS)
         arrays = {**self._equal, **self._own}
         current = {kind: ranks.read(ranks.master, each) for kind, each in arrays.items()}
         current["random"] = [states[ranks.master] for states in ranks.read_states(self._random)]
@@ -230,9 +240,16 @@ class SharedVariables:
                     if there != here:
                         yield f"{kind}[{i}]: {there} in the checkpoint, {here} here"
                         break
-                count = len(_values(entry, content["ranks"]))
-                if count != content["ranks"]:
-                    yield f"{kind}[{i}]: {count} values for {content['ranks']} ranks"
+                count = len(_values(entry, size))
+                if count != size:
+                    yield f"{kind}[{i}]: {count} values for {size} ranks"
+
+    def refusal(self, random: Any) -> str | None:
+        """Return why the saved states of random streams cannot be set, or None."""
+        for entry in random:
+            if not all(map(is_state, entry["values"])):
+                return f"random: the states of {entry['name'] or 'unnamed'} are none"
+        return None
 
     def write(self, content: dict[str, Any]) -> None:
         """Set all values; `misfits` has found none."""
@@ -278,6 +295,35 @@ class SharedVariables:
                 for values, here in zip(saved, current)
             ],
         )
+
+
+def _progress_of(memory: dict[str, Any], outputs: int) -> TrainingProgress:
+    """
+    Raises:
+        Exception: A part is missing, of the wrong type, out of range, or contradicts another.
+    """
+    progress = TrainingProgress(**memory)
+    for name in ("epoch", "step", "batch", "sum_rows"):
+        number_in(memory, name)
+    number_in(memory, "seconds", float)
+    number_in(memory, "best", float, -math.inf, math.inf)
+    if len(progress.sums) != outputs or not {type(total) for total in progress.sums} <= {float}:
+        raise ValueError(f"sums is {progress.sums!r:.80}; expected {outputs} floats")
+    if type(progress.records) is not list:
+        raise TypeError(f"records is {progress.records!r:.80}; expected a list")
+    last = {"epoch": 0, "step": 0, "seconds": 0.0}
+    for record in progress.records:
+        number_in(record, "epoch", int, last["epoch"] + 1, progress.epoch)
+        number_in(record, "step", int, last["step"], progress.step - progress.batch)
+        number_in(record, "seconds", float, last["seconds"])
+        for name, value in record.items():
+            if name in ("train_loss", "valid_loss", "learning_rate") and value is not None:
+                float(value + 0)
+        last = record
+    begun = last["step"] if last["epoch"] == progress.epoch else progress.step - progress.batch
+    if (progress.sum_rows > 0) != (progress.batch > 0) or begun + progress.batch != progress.step:
+        raise ValueError("epoch, step, batch and sum_rows contradict each other")
+    return progress
 
 
 def params_of(content: dict[str, Any]) -> Iterator[tuple[str | None, Any]]:

@@ -18,6 +18,7 @@ from synk_core.engine import NAME
 from ._arguments import finite, require, require_rate
 from ._batches import BatchSampler
 from ._checkpoint_contents import SharedVariables
+from ._checkpoints import number_in
 from ._data import placed
 from ._ranks import RankVariables, ranks_of
 from ._state import TrainingState
@@ -188,8 +189,10 @@ class ReduceOnPlateau:
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore a state that :meth:`state` returned."""
-        self._rate, self._best = state["rate"], state["best"]
-        self._waited, self._resting = state["waited"], state["resting"]
+        rate = number_in(state, "rate", float)
+        best = number_in(state, "best", float, -math.inf, math.inf)
+        self._waited, self._resting = number_in(state, "waited"), number_in(state, "resting")
+        self._rate, self._best = rate, best
 
 
 def _at_least_one(name: str, number: Any) -> Any:

@@ -17,6 +17,7 @@ import synkhronos as synk
 from synk_core.engine import Apply, Op, RandomStateType, T, random_state_type
 from synkhronos import _default
 
+from ._batches import has_positions
 from ._serial import SerialTrainFunction
 from ._step import TrainFunction
 
@@ -210,6 +211,18 @@ def from_row(row: Any) -> Any:
     position, has_gauss, gauss = row[_KEYS:]
     state.set_state(("MT19937", key, int(position), int(has_gauss), float(gauss)))
     return state
+
+
+def is_state(saved: Any) -> bool:
+    """Return whether a saved state of a random stream can be set: a row, or an array of MRG."""
+    if saved.ndim == 2:
+        return bool((saved >= 0).all())
+    try:
+        made = from_row(saved)
+        bits = made.bit_generator.state if saved[0] < 0 else made.get_state(legacy=False)
+        return has_positions(bits) and np.array_equal(to_row(made), saved)
+    except Exception:  # noqa: BLE001 - whatever NumPy finds wrong
+        return False
 
 
 _BITS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
