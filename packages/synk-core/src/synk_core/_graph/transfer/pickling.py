@@ -85,8 +85,11 @@ class _GraphPickler(cloudpickle.Pickler):  # type: ignore[misc]
         return None
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, Function) and is_flat_able(obj):
-            return rebuild, (flatten(obj),)
+        if isinstance(obj, Function):
+            if is_flat_able(obj):
+                return rebuild, (flatten(obj),)
+            # Its own pickle also has the values, and refuses ranks that have others.
+            return _created, (obj.maker, list(obj.input_storage), obj.trust_input)
         if type(obj) is FromFunctionOp:
             # Its own pickle looks the function up by name, which fails for __main__.
             state = vars(obj)
@@ -98,6 +101,13 @@ class _GraphPickler(cloudpickle.Pickler):  # type: ignore[misc]
             )
         form = reduced(obj)
         return super().reducer_override(obj) if form is None else form
+
+
+def _created(maker: Any, storage: List[Any], trust_input: bool) -> Any:
+    """Build a function that has no flat form, such as DebugMode's, with this storage."""
+    function = maker.create(storage)
+    function.trust_input = trust_input
+    return function
 
 
 class _GraphUnpickler(pickle.Unpickler):
