@@ -89,8 +89,11 @@ def ufunc_of(op: ReduceOp) -> np.ufunc:
 
 
 def is_wide(dtype: np.dtype[Any], op: ReduceOp) -> bool:
-    """Return whether sums are accumulated in float32: float16 would lose too much."""
-    return dtype == np.float16 and op not in (ReduceOp.MIN, ReduceOp.MAX)
+    """Return whether sums are accumulated in float32: float16 would lose too much.
+
+    In any byte order: a dtype of the foreign one is not equal to `numpy.float16`.
+    """
+    return dtype.type is np.float16 and op not in (ReduceOp.MIN, ReduceOp.MAX)
 
 
 def combine(

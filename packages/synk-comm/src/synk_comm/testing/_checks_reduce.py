@@ -56,6 +56,15 @@ def check_special_values(comm: Communicator) -> None:
             for op in FOLDS:
                 got = comm.all_reduce(values, op)
                 equal(got, folded([np.asarray(part, dtype) for part in parts], op))
+    # In float64: one more operand than float16 can take, or tell from the sum.
+    halves = np.zeros((comm.size, 2))
+    halves[0], halves[1:, 0], halves[1:3, 1] = (2048, 6e4), 0.75, [6e4, -6e4][: comm.size - 1]
+    for dtype in ("<f2", ">f2"):
+        own = halves[comm.rank].astype(dtype)
+        with np.errstate(all="ignore"):
+            for op, exact in (("sum", halves.sum(axis=0)), ("avg", halves.mean(axis=0))):
+                equal(comm.all_reduce(own, op), exact.astype(dtype))
+                equal(comm.iall_reduce(own, op).wait(), exact.astype(dtype))
     for dtype in ("u1", "i1", "i8", "u8"):
         top = np.array([np.iinfo(dtype).max, np.iinfo(dtype).min], dtype)
         for op in ("sum", "prod"):
@@ -253,7 +262,7 @@ def check_who_contributes(comm: Communicator) -> None:
 def check_weights(comm: Communicator) -> None:
     """Weighted averages are exact to rounding, for weights of any magnitude."""
     for scale in (1.0, 1e-30, 1e30):
-        for dtype in ("f2", "f4", ">f8", "c8"):
+        for dtype in ("f2", ">f2", "f4", ">f8", "c8"):
             for shape in ((), (31,)):
                 parts = _parts(comm, shape, dtype)
                 weights = np.array([1.0 + 3 * rank for rank in range(comm.size)])
@@ -345,7 +354,7 @@ def check_lengths(comm: Communicator) -> None:
 def check_reduce_scatter(comm: Communicator) -> None:
     """Each rank gets its own block of what all_reduce would give."""
     size, rank = comm.size, comm.rank
-    for dtype in ("f4", "f2", ">i4", "c16"):
+    for dtype in ("f4", ">f2", ">i4", "c16"):
         for rows, shape in ((1, ()), (2, (3,)), (0, (4,)), (9_000, (2,))):
             parts = _parts(comm, (rows * size, *shape), dtype)
             for op in ("sum", "max") if dtype != "c16" else ("sum", "avg"):

@@ -8,10 +8,11 @@ set of leaves is the bits of one int, so size hardly does.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
+from synk_core._plan.ops import ROWLESS_OP
 from synk_core.engine import (
     BatchNormTrain,
     Constant,
@@ -24,7 +25,7 @@ from synk_core.engine import (
 )
 
 from .random_streams import is_random_state
-from .reduce_op import is_reduced
+from .reduce_op import AllReduce, is_reduced
 from .spec import FunctionSpec
 
 Leaves = Tuple[Any, ...]
@@ -94,7 +95,8 @@ def replicated_updates(spec: FunctionSpec) -> List[Tuple[Any, str]]:
     if not lineage.has_reductions:
         return []
     alike = {id(t) for t, leaves in lineage.since_reduced if not differs_by_rank(leaves, spec)}
-    return [(target, op) for target, _, op in spec.accumulated if id(target) in alike]
+    named = zip(spec.accumulated, ops_of_parts(spec)[1])
+    return [(target, op) for (target, _, _), op in named if id(target) in alike]
 
 
 def rowless_updates(spec: FunctionSpec) -> List[Tuple[Any, Any]]:
@@ -109,6 +111,18 @@ def rowless_updates(spec: FunctionSpec) -> List[Tuple[Any, Any]]:
         for (target, leaves), (_, short) in zip(lineage.updates, lineage.since_reduced)
         if leaves == short and not depends_on_rows(leaves, spec)
     ]
+
+
+def ops_of_parts(spec: FunctionSpec) -> Tuple[Tuple[Optional[str], ...], Tuple[str, ...]]:
+    """Return the ops that combine slices and ranks, of outputs and of updates that accumulate."""
+    walk = _LeafSets(spec)
+
+    def combining(value: Any, op: Any) -> Any:
+        differs = walk.is_reduced(value) or differs_by_rank(walk.leaves(value), spec)
+        return op if op != "avg" or differs else ROWLESS_OP
+
+    outputs = [combining(value, op) for value, op in zip(spec.outputs, spec.output_ops)]
+    return tuple(outputs), tuple(combining(value, op) for _, value, op in spec.accumulated)
 
 
 def draws(leaves: Leaves) -> bool:
@@ -199,12 +213,15 @@ class _LeafSets:
         # variables keep alive.
         self._spec = spec
         self._sets: Dict[int, int] = {}
-        self._leaves: List[Any] = []
+        self._leaves: List[Any] = [None]  # its bit: an in-graph reduction is behind the value
         self._bits: Dict[int, int] = {}
 
     def leaves(self, variable: Any) -> Leaves:
-        found = self._set_of(variable)
+        found = self._set_of(variable) & ~1
         return tuple(leaf for place, leaf in enumerate(self._leaves) if found >> place & 1)
+
+    def is_reduced(self, variable: Any) -> bool:
+        return bool(self._set_of(variable) & 1)
 
     def _set_of(self, root: Any) -> int:
         sets = self._sets
@@ -227,6 +244,7 @@ class _LeafSets:
                     stack.extend(waiting)
                     continue
             found = 0 if parents else self._bit(variable)
+            found |= variable.owner is not None and isinstance(variable.owner.op, AllReduce)
             for parent in parents:
                 # In a replacement that is computed from what it replaces, such as {s: 2 * s}, s is
                 # the variable itself.

@@ -74,16 +74,22 @@ class GraphReductions:
             raise
 
     def all_reduce(self, x: np.ndarray, op: AllReduce) -> np.ndarray:
-        """Reduce over the ranks with rows in this round; called in the middle of a graph."""
+        """Reduce over the ranks with rows in this round; called in the middle of a graph.
+
+        Returns:
+            A new array of the dtype of `x`: compiled code takes no NumPy scalar for it.
+        """
         rows = self._rounds[self._done - 1]
         own = rows[self._comm.rank]
+        # A share of the rows, or its inverse, and what it multiplies may leave float16's range.
+        wide = np.promote_types(x.dtype, np.float32) if op.power else x.dtype
         weight = {"weight": float(own)} if op.op == "avg" else {}
         phase = self._here.flight.phase
         try:
             if self.watch is not None:
                 self.watch(x)
             self._here.flight.enter(Phase.COLLECTIVE)
-            result = np.asarray(self._comm.all_reduce(x, op.op, **weight))
+            result = self._comm.all_reduce(np.asarray(x, wide), op.op, **weight)
         except BaseException as error:
             self._failure = error
             raise
@@ -91,8 +97,8 @@ class GraphReductions:
         # A signal during the collective was not heeded.
         self._here.flight.heed(self._here.serial)
         if op.power:
-            result = result * np.asarray((own / sum(rows)) ** op.power, result.dtype)
-        return result
+            result = result * np.asarray((own / sum(rows)) ** op.power, wide)
+        return np.asarray(result, x.dtype)
 
     def finish(self) -> None:
         """Join the rounds that others run without this rank; then make replicated values equal."""

@@ -8,10 +8,12 @@ from synk_core.engine import NoneTypeT, get_idx_list, indices_of
 
 from .layout import length_layout
 from .reduced import union
+from .tensor import is_accumulation, is_cumulative, reduce_axes
 from .walk import (
     FIXED,
     NOISE,
     Value,
+    Walk,
     has_shape,
     layout_kind,
     mixed,
@@ -27,8 +29,8 @@ from .walk import (
 _CURE = "return the rows with 'gather' and select after the call"
 
 
-@rule("Subtensor", takes="all")
-def subtensor(node: Any, values: List[Value]) -> Value:
+@rule("Subtensor", takes="all", with_walk=True)
+def subtensor(node: Any, values: List[Value], walk: Walk) -> Value:
     """Select slices and single entries."""
     value = values[0]
     entries = get_idx_list(node.inputs, node.op.idx_list)
@@ -42,12 +44,26 @@ def subtensor(node: Any, values: List[Value]) -> Value:
     if spoiled is not None:
         return spoiled
     if value.axis is not None and value.axis < len(entries):
-        return _select_rows(node, value, entries, lookup)
+        result = _select_rows(node, value, entries, lookup)
+        made_mixed = result.kind == "mixed" and result.reason is not value.reason
+        if made_mixed and is_cumulative(value):
+            return _of_accumulated(node, entries[value.axis], lookup, walk)
+        return result
     if not all(number.steady for number in numbers):
         return unknown(node, "selects by a value that depends on the rows")
     if value.axis is None:
         return value
     return value._replace(axis=value.axis - _dropped(entries, value.axis))
+
+
+def _of_accumulated(node: Any, entry: Any, lookup: Any, walk: Walk) -> Value:
+    """Return the value of selected rows that were accumulated: the last one is of all rows."""
+    made = node.inputs[0].owner
+    if not isinstance(entry, slice) and _literal(entry, lookup)[0] == -1 and is_accumulation(made):
+        source = walk.value(made.inputs[0])
+        if source.kind == "rows":
+            return reduce_axes(made, made.op.mode.capitalize(), source, {source.axis})
+    return unknown(node, "selects from accumulated rows, of which the last one is of all rows")
 
 
 def _dropped(entries: Sequence[Any], axis: int) -> int:

@@ -41,6 +41,13 @@ SMOOTH = frozenset([
     "TriGamma", "Log1mexp", "Pow", "Mul", "TrueDiv"
 ])
 # fmt: on
+_FAMILIES = (
+    frozenset(["Sqr", "Sqrt", "Inv", "Reciprocal", "Pow", "Mul", "TrueDiv"]),
+    frozenset(["Exp", "Exp2", "Expm1", "Log", "Log2", "Log10", "Log1p"]),
+    *(frozenset([each, f"Arc{each}"]) for each in ("Tanh", "Sinh", "Cosh", "Tan", "Sin", "Cos")),
+)
+"""Functions of which one may undo another."""
+
 _OF_PRODUCTS = frozenset(["Identity", "Sqr", "Inv", "Abs", "Sgn", "Conj"])
 _COMPARISONS = frozenset(["LT", "GT", "LE", "GE", "EQ", "NEQ"])
 _POWERS = {"Sqr": 2.0, "Sqrt": 0.5, "Inv": -1.0}
@@ -108,10 +115,22 @@ def of_reduced(node: Any, name: str, values: List[Value]) -> Value:
     if name not in SMOOTH:
         return unknown(node, "may or may not change a value that was reduced over rows")
     if already is not None:
-        return already
+        return unknown(node, _UNDOES) if _may_undo(name, values) else already
     if all(value.kind in ("max", "min", "fixed") for value in values):
         return unknown(node, "is monotone only for some values, and its argument is a maximum")
     return mixed(node, f"is not linear in {_phrase(values)}", CURE)
+
+
+def _may_undo(name: str, values: Sequence[Value]) -> bool:
+    """Return whether a function may undo the one that made its argument mixed, as in the square of
+    a norm, or is the product of such with itself."""
+    nodes = [v.reason.node for v in values if v.kind == "mixed" and v.reason is not None]
+    if name in ("Mul", "TrueDiv"):
+        return len(set(nodes)) < len(nodes)
+    made = [
+        type(getattr(node.op, "scalar_op", None)).__name__ for node in nodes if node is not None
+    ]
+    return any({name, each} <= family for each in made for family in _FAMILIES)
 
 
 def _phrase(values: Sequence[Value]) -> str:
@@ -202,6 +221,7 @@ def known_linear(node: Any, name: str) -> str:
     return "" if name == "Cast" and not _is_wide(node) else name
 
 
+_UNDOES = "may undo what was done to a value that was reduced over rows"
 _WRAPS = "may exceed the range of its integers, and its argument is a maximum or minimum"
 _OF_NUMBER = "a function of the number of rows"
 
@@ -271,6 +291,11 @@ def _products(node: Any, name: str, values: Sequence[Value]) -> Optional[Value]:
         return Value("prod")
     if name == "Pow" and _keeps_order(node) and (first.literal or 0) > 0:
         return Value("prod") if values[1].kind == "sum" and values[1].degree == 1 else None
+    if name == "Pow" and first.kind == "prod" and values[1].kind == "fixed":
+        power = values[1].literal
+        if power is not None and power.is_integer() and (power >= 0 or _keeps_order(node)):
+            return first
+        return unknown(node, "is a power of a product over rows that is not known to be whole")
     if name == "TrueDiv" and first.literal == 1 and values[1].kind == "prod":
         return values[1] if str(node.inputs[1].dtype).startswith("float") else None
     if first.kind == "prod" and name in ("Log", "Sqrt"):

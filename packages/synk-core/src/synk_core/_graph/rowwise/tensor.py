@@ -144,6 +144,8 @@ def reduce_axes(node: Any, name: str, value: Value, axes: Any) -> Value:
 
 def _over_rows(node: Any, name: str, kind: Optional[str], value: Value) -> Value:
     if value.kind == "mixed":
+        if is_cumulative(value) and kind in ("max", "min"):
+            return unknown(node, "takes an extreme of accumulated rows, which may be their last")
         return value._replace(axis=None)
     if value.kind != "rows" or kind is None:
         return unknown(node, "reduces rows in a way that this check cannot follow")
@@ -185,6 +187,16 @@ def axis_among(node: Any, values: Sequence[Value], place: int) -> Tuple[Value, L
         return FIXED._replace(literal=axis), list(values)
     others = list(values)
     return plain(others.pop(place)), others
+
+
+def is_accumulation(node: Any) -> bool:
+    """Return whether a node is a cumulative sum or product."""
+    return node is not None and type(node.op).__name__ == "CumOp"
+
+
+def is_cumulative(value: Value) -> bool:
+    """Return whether rows are mixed because they were accumulated."""
+    return value.kind == "mixed" and value.reason is not None and is_accumulation(value.reason.node)
 
 
 @rule("CumOp", "SortOp", "ArgSortOp", takes="mixed")

@@ -94,8 +94,11 @@ class _GraphPickler(cloudpickle.Pickler):  # type: ignore[misc]
             if name in sys.modules and not _is_found(name):
                 with suppress(ValueError):  # it has another name by now
                     cloudpickle.register_pickle_by_value(sys.modules[name])
-        if isinstance(obj, Function) and is_flat_able(obj):
-            return rebuild, (flatten(obj),)
+        if isinstance(obj, Function):
+            if is_flat_able(obj):
+                return rebuild, (flatten(obj),)
+            # Its own pickle also has the values, and refuses ranks that have others.
+            return _created, (obj.maker, list(obj.input_storage), obj.trust_input)
         if type(obj) is FromFunctionOp:
             # Its own pickle looks the function up by name, which fails for __main__.
             state = vars(obj)
@@ -130,6 +133,13 @@ def _is_found(name: str) -> bool:
     # Who has put an object of another kind in its place does so in a worker, too.
     origin = getattr(own, "origin", None) or getattr(module, "__file__", None)
     return spec is not None and (type(module) is not ModuleType or spec.origin == origin)
+
+
+def _created(maker: Any, storage: List[Any], trust_input: bool) -> Any:
+    """Build a function that has no flat form, such as DebugMode's, with this storage."""
+    function = maker.create(storage)
+    function.trust_input = trust_input
+    return function
 
 
 class _GraphUnpickler(pickle.Unpickler):
