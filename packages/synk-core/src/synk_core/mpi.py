@@ -17,6 +17,7 @@ from ._text import shown
 from ._wire import launcher
 from ._wire.launcher import Launch
 from ._wire.world import World
+from ._workers.processes import Watchdog
 from .exceptions import InputValueError, StartError
 
 __all__ = ["join", "launched", "library", "serve"]
@@ -69,8 +70,14 @@ def join() -> Optional[World]:
     launch = launcher.detected()
     if launch is None:
         return None
+    connection = launcher.connection(launch)
+    name = f"rank {launch.rank} on host {os.uname().nodename}"
+    # Others notice by themselves if a rank ends before MPI.
+    watchdog = Watchdog([name], connection) if connection >= 0 else None
     handler = _outlive_others()
     world = World(launch)
+    if watchdog is not None:
+        world.leaving = watchdog.tell_leaving
     # MPI may have put its own handler in the place.
     _outlive_others(handler)
     atexit.register(world.end)

@@ -50,6 +50,12 @@ def detected(environment: Mapping[str, str] = os.environ) -> Optional[Launch]:
     return None
 
 
+def connection(launch: Launch) -> int:
+    """Return the descriptor of this rank's connection to MPICH's launcher or Slurm, or -1."""
+    text = "" if launch.name == _LAUNCHERS[0][0] else os.environ.get(_CONNECTION, "")
+    return int(text) if text.isdigit() else -1
+
+
 def _is_connected(descriptor: str) -> bool:
     """Return whether a launcher's descriptor is open: a child of its process inherits the name
     alone."""
