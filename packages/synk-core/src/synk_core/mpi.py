@@ -70,14 +70,13 @@ def join() -> Optional[World]:
     launch = launcher.detected()
     if launch is None:
         return None
-    connection = launcher.connection(launch)
+    fd = "" if "Open MPI" in launch.name else os.environ.get(launcher.CONNECTION, "")
     name = f"rank {launch.rank} on host {os.uname().nodename}"
-    # Others notice by themselves if a rank ends before MPI.
-    watchdog = Watchdog([name], connection) if connection >= 0 else None
+    watchdog = Watchdog([name], int(fd)) if fd.isdigit() else None
     handler = _outlive_others()
     world = World(launch)
     if watchdog is not None:
-        world.leaving = watchdog.tell_leaving
+        world.leaving = functools.partial(watchdog.tell_leaving, world.rank)
     # MPI may have put its own handler in the place.
     _outlive_others(handler)
     atexit.register(world.end)

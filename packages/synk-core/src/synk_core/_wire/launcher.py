@@ -17,7 +17,7 @@ _LAUNCHERS = (
     ("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
 )
 
-_CONNECTION = "PMI_FD"
+CONNECTION = "PMI_FD"
 """Number of the descriptor that connects a process to MPICH's launcher."""
 
 _PREFIXES = ("PMI_", "PMIX_", "OMPI_", "MPI_LOCAL", "HYDI_", "MV2_COMM_", "PALS_", "PRTE_")
@@ -40,7 +40,7 @@ class Launch(NamedTuple):
 
 def detected(environment: Mapping[str, str] = os.environ) -> Optional[Launch]:
     """Return the launcher; None if there is none, or if it has started a single process."""
-    if not _is_connected(environment.get(_CONNECTION, "")):
+    if not _is_connected(environment.get(CONNECTION, "")):
         return None
     for name, size, rank in _LAUNCHERS:
         numbers = environment.get(size, ""), environment.get(rank, "")
@@ -48,12 +48,6 @@ def detected(environment: Mapping[str, str] = os.environ) -> Optional[Launch]:
             launch = Launch(name, int(numbers[0]), int(numbers[1]))
             return launch if launch.size > 1 else None
     return None
-
-
-def connection(launch: Launch) -> int:
-    """Return the descriptor of this rank's connection to MPICH's launcher or Slurm, or -1."""
-    text = "" if launch.name == _LAUNCHERS[0][0] else os.environ.get(_CONNECTION, "")
-    return int(text) if text.isdigit() else -1
 
 
 def _is_connected(descriptor: str) -> bool:

@@ -151,8 +151,7 @@ class Watchdog:
     Without /proc no such process is started, because a pid could mean any process. If the watchdog
     is killed, the runtime goes on without it.
 
-    With the descriptor of a rank's connection to its launcher, the path is the rank's name: see
-    `watchdog.watch_rank`.
+    With `launcher_fd` the path is the name of a launcher's rank: see `watchdog.watch_rank`.
     """
 
     def __init__(self, path: Sequence[str], launcher_fd: int = -1) -> None:
@@ -210,9 +209,9 @@ class Watchdog:
                     reap_later(process)
         self.close_line()
 
-    def tell_leaving(self) -> None:
-        """Tell that this rank will finalize MPI and end, with the status of its program."""
-        self._send(watchdog.CLOSE)
+    def tell_leaving(self, rank: int) -> None:
+        """Tell that this rank will finalize MPI and end, the master with the program's status."""
+        self._send(b"%d" % rank)
 
     def close_line(self) -> None:
         """Close the line only, so that the watchdog goes on: for forked children."""

@@ -1,8 +1,5 @@
 """The watchdog process, which kills the workers of a master that ended without closing them.
 
-Beside a rank that MPICH's launcher or Slurm has started, it tells these of a rank that has ended
-before MPI has: they take an exit for the rank's own affair, and its peers would wait for ever.
-
 A thread in each worker notices the master's end, but it cannot run while the worker computes in C
 with the interpreter's lock held, or is stopped. The watchdog is a small process that waits for the
 same event. It gives the workers a moment to end by themselves, kills the rest, and removes the
@@ -136,7 +133,8 @@ def watch(fd: int, master: WatchedProcess, folders: list[bytes]) -> list[Watched
 
 
 def watch_rank(fd: int, rank: WatchedProcess, launcher: int, name: str) -> None:
-    """Wait until MPI or the rank ends; if the rank is first, have its launcher end the job.
+    """Wait until MPI or the rank ends; if the rank is first, have its launcher end the job: MPICH's
+    and Slurm take an exit for harmless.
 
     This process holds the rank's output and its connection to the launcher, who closes that at
     MPI_Finalize: so the launcher hears of the end from here.
@@ -148,11 +146,17 @@ def watch_rank(fd: int, rank: WatchedProcess, launcher: int, name: str) -> None:
     while not rank.is_gone():
         if any(at == launcher for at, _ in waiting.poll(None if rank.fd >= 0 else _LOOK_EVERY_MS)):
             return
+    line = select.poll()
+    line.register(fd, select.POLLIN)
+    leaving = line.poll(0) and os.read(fd, 1)  # the first digit of a rank that was about to end
+    if leaving and leaving != b"0":
+        return  # some launchers do not close the connection; the job's end is the master's
     patience_s, code = GRACE_S, 1
     try:
-        code = status = os.waitstatus_to_exitcode(int(stat(rank.pid)[49]))
+        code = os.waitstatus_to_exitcode(int(stat(rank.pid)[49]))
+        status = str(code)
     except (OSError, IndexError, ValueError):  # its parent was quicker: a shell, or the launcher
-        patience_s, status = 2 * GRACE_S, None
+        patience_s, status = 2 * GRACE_S, "unknown"
     if code < 0:
         os.closerange(1, 3)  # the end of its output lets the launcher look for the signal
         patience_s = 5 * GRACE_S  # for the program to save, if the launcher lets others live
@@ -164,13 +168,11 @@ def watch_rank(fd: int, rank: WatchedProcess, launcher: int, name: str) -> None:
         f"synkhronos: {name} (process {rank.pid}, exit status {status}) has ended without "
         f"MPI_Finalize: the job is aborted. To end a rank, use sys.exit() instead of os._exit()\n"
     )
-    line = select.poll()
-    line.register(fd, select.POLLIN)
-    leaves = line.poll(0) and os.read(fd, 1)
     try:
-        os.write(2, text.encode())
-    finally:  # as MPI_Abort does; not with 0, unless the rank was about to leave
-        os.write(launcher, b"cmd=abort exitcode=%d\n" % (abs(code) or int(not leaves)))
+        os.write(2, b"" if leaving else text.encode())
+        time.sleep(GRACE_S / 10)  # the launcher passes it on, which it does not after the next line
+    finally:  # as MPI_Abort does; not with 0, unless the program was over
+        os.write(launcher, b"cmd=abort exitcode=%d\n" % (abs(code) or int(not leaving)))
 
 
 def end(
