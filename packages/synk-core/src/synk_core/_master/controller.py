@@ -381,20 +381,20 @@ class Controller:
             self._end(f"its workers could not be started ({type(raised).__name__})")
             raise
 
-    def _fail(self, error: BaseException, interrupted: bool) -> None:
+    def _fail(self, error: Any, interrupted: bool) -> None:
         """Raise the error for a failed order, unless that is `error` itself."""
         self._box.look()
         doing = self.rank.doing or "an order"  # the act under way, as far as this rank has come
         if self._closed is not None:
             raise Closed(f"the runtime was closed while {doing} was under way") from error
-        if isinstance(error, synk_comm.PeerDeclined):
+        if self.rank.group_raised(error, synk_comm.PeerDeclined):
             failures = self._pool.failures(error.reasons, self.rank.serial)
             if interrupted:
                 raise KeyboardInterrupt from None
             note = "" if self.rank.journal.on else self.replicas.note
             failed, cause = worker_failed(error, failures, doing, note)
             raise failed from cause
-        if isinstance(error, synk_comm.MismatchError):
+        if self.rank.group_raised(error, synk_comm.MismatchError):
             raise InputValueError(mismatch(doing, error)) from error
         if not self.rank.in_step:
             self._end_out_of_step(error, doing)
@@ -423,24 +423,25 @@ class Controller:
         self._stalls.check()
         self._interrupts.install()
 
-    def _blame(self, error: BaseException) -> None:
+    def _blame(self, error: Any) -> None:
         """Note which rank was lost first, if MPI has reported one."""
-        if isinstance(error, synk_comm.PeerLost) and isinstance(self._pool, MpiPool):
+        if self.rank.group_raised(error, synk_comm.PeerLost) and isinstance(self._pool, MpiPool):
             self._pool.blame(error.rank)
 
     def _end_out_of_step(self, error: BaseException, doing: str) -> None:
         """End a group whose ranks have lost each other; raise `WorkerDied` if a death caused it."""
         self._blame(error)
+        ours = self.rank.group_raised(error)
         try:
             self._pool.check(self._box.doing)
-            if isinstance(error, synk_comm.AbortedError) and error.rank != self.rank.rank:
+            if ours and isinstance(error, synk_comm.AbortedError) and error.rank != self.rank.rank:
                 raise WorkerDied(error.rank, None, self._box.doing(error.rank), error.reason)
         except WorkerDied as died:
             self._end(str(died))
             if isinstance(error, WorkerDied):
                 return
             raise died from error
-        if isinstance(error, synk_comm.CommTimeout):
+        if ours and isinstance(error, synk_comm.CommTimeout):
             stalled = self._stalls.error()
             self._end(f"rank {stalled.rank} was {stalled.doing} for too long")
             raise stalled from error

@@ -151,21 +151,23 @@ class Watchdog:
 
     Without /proc no such process is started, because a pid could mean any process. If the watchdog
     is killed, the runtime goes on without it.
+
+    With `launcher_fd` the path is the name of a launcher's rank: see `watchdog.watch_rank`.
     """
 
-    def __init__(self, path: Sequence[str]) -> None:
+    def __init__(self, path: Sequence[str], launcher_fd: int = -1) -> None:
         self._process: Optional[subprocess.Popen[bytes]] = None
         start = watchdog.start_of(os.getpid())
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             if start is not None:
                 command = [starting.interpreter(), "-I", "-S", watchdog.__file__]
-                about = (theirs.fileno(), os.getpid(), start)
+                about = (theirs.fileno(), os.getpid(), start, launcher_fd)
                 self._process = _start(
                     [*command, *map(str, about), *path],
                     {**os.environ, **_ONE_THREAD},
-                    (theirs.fileno(),),
-                    quiet=True,
+                    tuple(fd for fd in (theirs.fileno(), launcher_fd) if fd >= 0),
+                    quiet=launcher_fd < 0,
                 )
         except MisuseError as error:
             raise StartError(f"workers cannot be started: {error}") from None
@@ -209,6 +211,10 @@ class Watchdog:
                 if process.returncode is None:
                     reap_later(process)
         self.close_line()
+
+    def tell_leaving(self, rank: int) -> None:
+        """Tell that this rank will finalize MPI and end, the master with the program's status."""
+        self._send(b"%d" % rank)
 
     def close_line(self) -> None:
         """Close the line only, so that the watchdog goes on: for forked children."""

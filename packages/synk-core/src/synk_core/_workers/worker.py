@@ -289,22 +289,18 @@ def _obey(
         ChannelClosed: the master is gone, or this rank has failed and is out of step.
     """
     import synk_comm
-    from synk_core._graph.devices.device import is_of_the_group
 
     try:
-        try:
-            return rank.perform() is not None
-        except BaseException as error:
-            if write is not None:
-                write(error)
+        return rank.perform() is not None
+    except BaseException as error:  # the master raises it
+        if write is not None:
+            write(error)
+        if rank.group_raised(error, synk_comm.PeerDeclined, synk_comm.MismatchError):
+            # The failure is another rank's, or the master raises the same.
+            return True
+        if rank.group_raised(error, synk_comm.PeerLost, synk_comm.AbortedError):
             raise
-    except (synk_comm.PeerDeclined, synk_comm.MismatchError):
-        # The failure is another rank's, or the master raises the same.
-        pass
-    except (synk_comm.PeerLost, synk_comm.AbortedError):
-        raise
-    except BaseException as error:  # noqa: BLE001 - the master raises it
-        if not is_of_the_group(error) and not isinstance(error, ChannelClosed):
+        if not rank.group_raised(error):
             when = rank.failed_at + rank.clock_offset_s
             failure = _failure(rank.serial, rank.rank, rank.doing, error, when)
             channel.send(pickle.dumps(failure))
@@ -312,7 +308,6 @@ def _obey(
                 return True
         _await_verdict(channel, VERDICT_S)
         raise ChannelClosed("this rank is out of step") from None
-    return True
 
 
 def _failure(serial: int, rank: int, doing: str, error: BaseException, when: float) -> Failure:
