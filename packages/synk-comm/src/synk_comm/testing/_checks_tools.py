@@ -127,8 +127,8 @@ def outs_like(x: Array) -> Iterator[Array]:
 def folded(parts: Sequence[Array], op: str) -> Array:
     """Reduce arrays of one dtype in rank order, as NumPy does; float16 in float32."""
     dtype, shape = parts[0].dtype, parts[0].shape
-    is_half = dtype.str in ("<f2", ">f2") and op in ("sum", "avg", "prod")
-    wide = np.dtype("f4") if is_half else dtype
+    is_half = dtype.str in ("<f2", ">f2")
+    wide = np.dtype("f4") if is_half and op in ("sum", "avg", "prod") else dtype
     total = parts[0].astype(wide).reshape(-1)
     with np.errstate(all="ignore"):
         for part in parts[1:]:

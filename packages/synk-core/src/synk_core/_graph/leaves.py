@@ -116,13 +116,11 @@ def rowless_updates(spec: FunctionSpec) -> List[Tuple[Any, Any]]:
 def ops_of_parts(spec: FunctionSpec) -> Tuple[Tuple[Optional[str], ...], Tuple[str, ...]]:
     """Return the ops that combine slices and ranks, of outputs and of updates that accumulate."""
     walk = _LeafSets(spec)
-
-    def combining(value: Any, op: Any) -> Any:
-        differs = walk.is_reduced(value) or differs_by_rank(walk.leaves(value), spec)
-        return op if op != "avg" or differs else ROWLESS_OP
-
-    outputs = [combining(value, op) for value, op in zip(spec.outputs, spec.output_ops)]
-    return tuple(outputs), tuple(combining(value, op) for _, value, op in spec.accumulated)
+    pairs = [*zip(spec.outputs, spec.output_ops), *((v, op) for _, v, op in spec.accumulated)]
+    ops: List[Any] = [
+        ROWLESS_OP if op == "avg" and walk.is_rowless(value) else op for value, op in pairs
+    ]
+    return tuple(ops[: len(spec.outputs)]), tuple(ops[len(spec.outputs) :])
 
 
 def draws(leaves: Leaves) -> bool:
@@ -220,8 +218,9 @@ class _LeafSets:
         found = self._set_of(variable) & ~1
         return tuple(leaf for place, leaf in enumerate(self._leaves) if found >> place & 1)
 
-    def is_reduced(self, variable: Any) -> bool:
-        return bool(self._set_of(variable) & 1)
+    def is_rowless(self, variable: Any) -> bool:
+        leaves = self.leaves(variable)
+        return not (self._set_of(variable) & 1 or differs_by_rank(leaves, self._spec))
 
     def _set_of(self, root: Any) -> int:
         sets = self._sets

@@ -74,11 +74,7 @@ class GraphReductions:
             raise
 
     def all_reduce(self, x: np.ndarray, op: AllReduce) -> np.ndarray:
-        """Reduce over the ranks with rows in this round; called in the middle of a graph.
-
-        Returns:
-            A new array of the dtype of `x`: compiled code takes no NumPy scalar for it.
-        """
+        """Reduce over the ranks with rows in this round; called in the middle of a graph."""
         rows = self._rounds[self._done - 1]
         own = rows[self._comm.rank]
         # A share of the rows, or its inverse, and what it multiplies may leave float16's range.
@@ -98,7 +94,7 @@ class GraphReductions:
         self._here.flight.heed(self._here.serial)
         if op.power:
             result = result * np.asarray((own / sum(rows)) ** op.power, wide)
-        return np.asarray(result, x.dtype)
+        return np.asarray(result, x.dtype)  # compiled code takes no NumPy scalar
 
     def finish(self) -> None:
         """Join the rounds that others run without this rank; then make replicated values equal."""

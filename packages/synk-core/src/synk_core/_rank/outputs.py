@@ -66,8 +66,7 @@ class HostSums:
 
 
 _RUN = 16
-"""Terms that are added one after the other. As many of these sums are added likewise, and so on, so
-that rounding errors, and the sums held, only grow with the logarithm of the number of slices."""
+"""Terms added one after the other; sums of as many terms are added in pairs, as NumPy does."""
 
 
 class Accumulator:
@@ -83,8 +82,7 @@ class Accumulator:
         self._what = what
         self._value: Any = None
         self._weight = 0.0
-        self._parts: List[Any] = []
-        self._count = 0
+        self._parts: List[Any] = []  # to gather; or of a sum: [number of terms, their sum]
         self._shape: Any = None
         self._dtype: Any = None
         self._sums: Any = HostSums
@@ -122,23 +120,24 @@ class Accumulator:
             self._value = self._sums.combine(op, self._value, value)
 
     def _add(self, value: Any, factor: float) -> None:
-        """Add ``factor * value``, or multiply by `value`; see `_RUN`."""
-        op = "prod" if self._op == "prod" else "sum"
-        if self._count % _RUN == 0:
-            self._parts[:1] = [self._sums.scaled(value, factor)]
-        elif op == "sum":
-            self._parts[0] = self._sums.add_scaled(self._parts[0], value, factor)
+        parts, sums = self._parts, self._sums
+        if not parts or parts[-1][0] >= _RUN:
+            parts.append([0, None])
+        last = parts[-1]
+        last[0] += 1
+        if last[0] == 1:
+            last[1] = sums.scaled(value, factor)
+        elif self._op == "prod":
+            last[1] = sums.combine("prod", last[1], value)
         else:
-            self._parts[0] = self._sums.combine(op, self._parts[0], value)
-        self._count += 1
-        count, level = self._count, 0
-        while count % _RUN == 0:
-            whole, self._parts[level] = self._parts[level], None
-            count, level = count // _RUN, level + 1
-            held = self._parts[level] if level < len(self._parts) else None
-            self._parts[level : level + 1] = [
-                whole if held is None else self._sums.combine(op, held, whole)
-            ]
+            last[1] = sums.add_scaled(last[1], value, factor)
+        while len(parts) > 1 and parts[-2][0] == parts[-1][0]:
+            self._join()
+
+    def _join(self) -> None:
+        (n, first), (m, second) = self._parts[-2:]
+        op = "prod" if self._op == "prod" else "sum"
+        self._parts[-2:] = [[n + m, self._sums.combine(op, first, second)]]
 
     def result(self) -> Any:
         """Return the value of all slices so far (at least one), in the memory of the slices.
@@ -155,13 +154,11 @@ class Accumulator:
                     f"{self._what}: an output with op 'gather' has shapes that differ in more than "
                     f"their length: by slice {shown(shapes)}"
                 ) from None
-        if not self._count:
+        if not self._parts:
             return self._value
-        op, held = "prod" if self._op == "prod" else "sum", None
-        for part in self._parts:
-            if part is not None:
-                held = part if held is None else self._sums.combine(op, part, held)
-        return self._sums.quotient(held, self._weight or 1.0, self._dtype)
+        while len(self._parts) > 1:
+            self._join()
+        return self._sums.quotient(self._parts[0][1], self._weight or 1.0, self._dtype)
 
 
 def collect(comm: Any, master: int, op: Optional[str], value: Any, weight: float) -> Any:

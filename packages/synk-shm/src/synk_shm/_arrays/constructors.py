@@ -77,10 +77,7 @@ def full(shape: Shape, fill_value: Any, dtype: Any = None, **options: Any) -> Ar
 
 
 def empty_like(prototype: Any, dtype: Any = None, **options: Any) -> Array:
-    """Return a new shared array of zeros, with the shape, dtype and memory order of `prototype`.
-
-    As in NumPy: the axes of an array in neither "C" nor "F" order keep the order of their strides.
-    """
+    """Return a new shared array of zeros, with the shape, dtype and memory order of `prototype`."""
     return full_like(prototype, NOTHING, dtype, **options)
 
 

@@ -86,11 +86,7 @@ def check_updates(spec: FunctionSpec) -> List[Verdict]:
         elif differs_by_rank(behind[id(target)], spec):
             reason = "It is the same on all ranks: its terms of rows are reduced in the graph."
         elif op in ("sum", "prod") and not lineage.has_reductions:
-            verdict = "differs"
-            reason = (
-                f"No row goes into it, but op {op!r} takes it once for each slice of a call with "
-                f"num_slices, of which ranks may have different numbers; use op 'last'."
-            )
+            verdict, reason = "differs", f"Op {op!r} takes it once for each slice; use op 'last'."
         name = _shorten(str(target))
         verdicts.append(Verdict(place, name, op, verdict, reason))
     return verdicts

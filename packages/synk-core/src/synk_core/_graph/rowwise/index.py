@@ -8,13 +8,12 @@ from synk_core.engine import NoneTypeT, get_idx_list, indices_of
 
 from .layout import length_layout
 from .reduced import union
-from .tensor import is_accumulation, is_cumulative, reduce_axes
 from .walk import (
     FIXED,
     NOISE,
     Value,
-    Walk,
     has_shape,
+    is_accumulated,
     layout_kind,
     mixed,
     obstacle,
@@ -29,8 +28,8 @@ from .walk import (
 _CURE = "return the rows with 'gather' and select after the call"
 
 
-@rule("Subtensor", takes="all", with_walk=True)
-def subtensor(node: Any, values: List[Value], walk: Walk) -> Value:
+@rule("Subtensor", takes="all")
+def subtensor(node: Any, values: List[Value]) -> Value:
     """Select slices and single entries."""
     value = values[0]
     entries = get_idx_list(node.inputs, node.op.idx_list)
@@ -44,26 +43,12 @@ def subtensor(node: Any, values: List[Value], walk: Walk) -> Value:
     if spoiled is not None:
         return spoiled
     if value.axis is not None and value.axis < len(entries):
-        result = _select_rows(node, value, entries, lookup)
-        made_mixed = result.kind == "mixed" and result.reason is not value.reason
-        if made_mixed and is_cumulative(value):
-            return _of_accumulated(node, entries[value.axis], lookup, walk)
-        return result
+        return _select_rows(node, value, entries, lookup)
     if not all(number.steady for number in numbers):
         return unknown(node, "selects by a value that depends on the rows")
     if value.axis is None:
         return value
     return value._replace(axis=value.axis - _dropped(entries, value.axis))
-
-
-def _of_accumulated(node: Any, entry: Any, lookup: Any, walk: Walk) -> Value:
-    """Return the value of selected rows that were accumulated: the last one is of all rows."""
-    made = node.inputs[0].owner
-    if not isinstance(entry, slice) and _literal(entry, lookup)[0] == -1 and is_accumulation(made):
-        source = walk.value(made.inputs[0])
-        if source.kind == "rows":
-            return reduce_axes(made, made.op.mode.capitalize(), source, {source.axis})
-    return unknown(node, "selects from accumulated rows, of which the last one is of all rows")
 
 
 def _dropped(entries: Sequence[Any], axis: int) -> int:
@@ -103,8 +88,8 @@ def _select_rows(node: Any, value: Value, entries: Sequence[Any], lookup: Any) -
     moved = value._replace(axis=axis - _dropped(entries, axis))
     ordered = layout_kind(value.layout) not in ("joined", "any")
     if not isinstance(entry, slice):
-        if not ordered or not _literal(entry, lookup)[1].steady:
-            return unknown(node, "selects one row by a value that depends on the rows")
+        if not ordered or is_accumulated(value) or not _literal(entry, lookup)[1].steady:
+            return unknown(node, "selects one row in a way that this check cannot follow")
         text = "selects one row by its position, which each rank counts from 0"
         result = mixed(node, text, _CURE)
         return result if has_shape(value) else several(result)
@@ -127,7 +112,7 @@ def _select_rows(node: Any, value: Value, entries: Sequence[Any], lookup: Any) -
         bound is not None and number is None
         for bound, number in ((entry.start, start), (entry.stop, stop), (entry.step, step))
     )
-    if missing or not ordered:
+    if missing or not ordered or is_accumulated(value):
         return unknown(node, "selects rows by bounds that this check cannot follow")
     text = "selects rows by their positions, which each rank counts from 0"
     # This axis has some of the rows, not all of them.

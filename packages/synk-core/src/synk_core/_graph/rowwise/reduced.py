@@ -38,16 +38,9 @@ SMOOTH = frozenset([
     "Exp", "Exp2", "Expm1", "Log", "Log2", "Log10", "Log1p", "Sqrt", "Sqr", "Inv", "Tanh", "Sinh",
     "Cosh", "ArcSinh", "ArcCosh", "ArcTan", "ArcTanh", "ArcSin", "ArcCos", "Sin", "Cos", "Tan",
     "ScalarSigmoid", "ScalarSoftplus", "Erf", "Erfc", "Erfcx", "Gamma", "GammaLn", "Psi",
-    "TriGamma", "Log1mexp", "Pow", "Mul", "TrueDiv"
+    "TriGamma", "Log1mexp", "Pow", "Mul", "TrueDiv", "Reciprocal"
 ])
 # fmt: on
-_FAMILIES = (
-    frozenset(["Sqr", "Sqrt", "Inv", "Reciprocal", "Pow", "Mul", "TrueDiv"]),
-    frozenset(["Exp", "Exp2", "Expm1", "Log", "Log2", "Log10", "Log1p"]),
-    *(frozenset([each, f"Arc{each}"]) for each in ("Tanh", "Sinh", "Cosh", "Tan", "Sin", "Cos")),
-)
-"""Functions of which one may undo another."""
-
 _OF_PRODUCTS = frozenset(["Identity", "Sqr", "Inv", "Abs", "Sgn", "Conj"])
 _COMPARISONS = frozenset(["LT", "GT", "LE", "GE", "EQ", "NEQ"])
 _POWERS = {"Sqr": 2.0, "Sqrt": 0.5, "Inv": -1.0}
@@ -115,22 +108,14 @@ def of_reduced(node: Any, name: str, values: List[Value]) -> Value:
     if name not in SMOOTH:
         return unknown(node, "may or may not change a value that was reduced over rows")
     if already is not None:
-        return unknown(node, _UNDOES) if _may_undo(name, values) else already
+        made = [v.reason.node for v in values if v.kind == "mixed" and v.reason is not None]
+        scalars = {type(getattr(each.op, "scalar_op", None)).__name__ for each in made if each}
+        if len(set(made)) < len(made) or (name not in ("Mul", "TrueDiv") and scalars & SMOOTH):
+            return unknown(node, "may undo what was done to a value that was reduced over rows")
+        return already
     if all(value.kind in ("max", "min", "fixed") for value in values):
         return unknown(node, "is monotone only for some values, and its argument is a maximum")
     return mixed(node, f"is not linear in {_phrase(values)}", CURE)
-
-
-def _may_undo(name: str, values: Sequence[Value]) -> bool:
-    """Return whether a function may undo the one that made its argument mixed, as in the square of
-    a norm, or is the product of such with itself."""
-    nodes = [v.reason.node for v in values if v.kind == "mixed" and v.reason is not None]
-    if name in ("Mul", "TrueDiv"):
-        return len(set(nodes)) < len(nodes)
-    made = [
-        type(getattr(node.op, "scalar_op", None)).__name__ for node in nodes if node is not None
-    ]
-    return any({name, each} <= family for each in made for family in _FAMILIES)
 
 
 def _phrase(values: Sequence[Value]) -> str:
@@ -221,7 +206,6 @@ def known_linear(node: Any, name: str) -> str:
     return "" if name == "Cast" and not _is_wide(node) else name
 
 
-_UNDOES = "may undo what was done to a value that was reduced over rows"
 _WRAPS = "may exceed the range of its integers, and its argument is a maximum or minimum"
 _OF_NUMBER = "a function of the number of rows"
 

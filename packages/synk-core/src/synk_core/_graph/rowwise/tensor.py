@@ -15,6 +15,7 @@ from .walk import (
     Value,
     first_mixed,
     first_of,
+    is_accumulated,
     mixed,
     obstacle,
     plain,
@@ -143,9 +144,7 @@ def reduce_axes(node: Any, name: str, value: Value, axes: Any) -> Value:
 
 
 def _over_rows(node: Any, name: str, kind: Optional[str], value: Value) -> Value:
-    if value.kind == "mixed":
-        if is_cumulative(value) and kind in ("max", "min"):
-            return unknown(node, "takes an extreme of accumulated rows, which may be their last")
+    if value.kind == "mixed" and not (is_accumulated(value) and kind in ("max", "min")):
         return value._replace(axis=None)
     if value.kind != "rows" or kind is None:
         return unknown(node, "reduces rows in a way that this check cannot follow")
@@ -187,16 +186,6 @@ def axis_among(node: Any, values: Sequence[Value], place: int) -> Tuple[Value, L
         return FIXED._replace(literal=axis), list(values)
     others = list(values)
     return plain(others.pop(place)), others
-
-
-def is_accumulation(node: Any) -> bool:
-    """Return whether a node is a cumulative sum or product."""
-    return node is not None and type(node.op).__name__ == "CumOp"
-
-
-def is_cumulative(value: Value) -> bool:
-    """Return whether rows are mixed because they were accumulated."""
-    return value.kind == "mixed" and value.reason is not None and is_accumulation(value.reason.node)
 
 
 @rule("CumOp", "SortOp", "ArgSortOp", takes="mixed")
