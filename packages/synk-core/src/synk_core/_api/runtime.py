@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import weakref
 from contextlib import contextmanager, nullcontext
 from time import perf_counter
 from typing import (
@@ -55,6 +54,7 @@ from synk_core._master.controller import Controller
 from synk_core._master.executor import Executor, Standing
 from synk_core._master.store import DataStore
 from synk_core._plan.arguments import checked_flag, checked_path, checked_seconds
+from synk_core._shield import require_frames
 from synk_core._text import shown
 from synk_core._watch.findings import Findings
 from synk_core._watch.history import CallHistory
@@ -144,6 +144,7 @@ class Runtime:
         report: Optional[Callable[[str], None]] = None,
         track: Callable[[str], ContextManager[Any]] = nullcontext,
     ) -> None:
+        require_frames()
         world = world_for(backend)
         if world is not None and world.rank:
             serve_world(world)
@@ -175,7 +176,6 @@ class Runtime:
         )
         self._report, self._track = report or (lambda _line: None), track
         self._specs: Dict[int, FunctionSpec] = {}
-        self._functions: weakref.WeakSet[Function] = weakref.WeakSet()
         warn_of_cache()
         for line in (*ranks.lines, *note, *compiler_note()):
             self._report(line)
@@ -222,17 +222,19 @@ class Runtime:
 
     def close(self) -> None:
         """Stop the workers and free what they hold. Idempotent; returns within seconds."""
-        atexit.unregister(self.close)
         if self._controller.is_foreign:
             return
-        try:
-            if not self.closed:
-                self._history.remind()
-        finally:
+        require_frames()
+        atexit.unregister(self.close)
+        with self._controller.closing:
             try:
-                self._recordings.close()
+                if not self.closed:
+                    self._history.remind()
             finally:
-                self._controller.close()
+                try:
+                    self._recordings.close()
+                finally:
+                    self._controller.close()
 
     def timeline(self, path: Union[str, os.PathLike[str]]) -> Timeline:
         """Record what all ranks do; see `synkhronos.timeline`."""
@@ -259,7 +261,7 @@ class Runtime:
 
     def _forget_all(self) -> None:
         # Users may keep functions; these must not keep shared memory.
-        for function in self._functions:
+        for function in self._controller.garbage.watched():
             function.close()
         self._specs.clear()
         if not self._records:
@@ -273,7 +275,6 @@ class Runtime:
             function_id = self._builder.enter(spec, plain)
             self._history.hide(function_id)
             function = Function(spec, function_id, plain, self._executor, self)
-            self._functions.add(function)
             self._controller.garbage.watch(function, function_id)
         if self.size > 1:
             warn_of_wrong(spec)

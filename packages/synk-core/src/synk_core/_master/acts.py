@@ -15,6 +15,7 @@ from time import perf_counter
 from typing import Any, Callable, Deque, Dict, Hashable, List, Optional, Sequence, Set
 
 from synk_core._rank.workplace import Workplace
+from synk_core._shield import require_frames
 from synk_core._weakqueue import QueuedRef
 from synk_core._wire.messages import Act, Call, Collective, Extras, Prefetch, Step
 from synk_core.engine import held_by
@@ -54,6 +55,7 @@ class OrderLock(_RLock):  # type: ignore[misc] # Any, because some versions' stu
         self.began = 0.0
 
     def __enter__(self) -> None:
+        require_frames()  # an order that has begun comes to its end
         nested = self._is_owned()
         if nested and (self.running or not self.several):
             raise NestedCall(
@@ -246,6 +248,10 @@ class Garbage:
     def watch(self, function: Any, number: int) -> None:
         """Forget a function once the program has dropped it."""
         self._functions[number] = QueuedRef(function, self._gone, number)
+
+    def watched(self) -> List[Any]:
+        """Return the functions that the program still has."""
+        return [one for one in (known() for known in list(self._functions.values())) if one]
 
     def collect(self) -> None:
         """Forget what is gone, and acts whose arrays have moved; the caller holds the lock.

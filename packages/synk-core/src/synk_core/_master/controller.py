@@ -12,6 +12,7 @@ import itertools
 import os
 import pickle
 import sys
+import threading
 import time
 from dataclasses import replace
 from functools import partial
@@ -80,6 +81,7 @@ class Controller:
         rank: the master's.
         acts: numbers the acts that orders are made of.
         lock: held while acts are staged and performed.
+        closing: held by the thread that ends the runtime; others wait until it has.
         times: seconds that each rank computed in the last order, by act and rank.
         garbage: forgets what the program has dropped.
         replicas: notices variables whose values may differ between ranks.
@@ -112,7 +114,7 @@ class Controller:
             self.replicas = Replicas(self.rank, settings)
             self._ranks = ranks
             self.acts = ActTable()
-            self.lock = OrderLock()
+            self.lock, self.closing = OrderLock(), threading.RLock()
             self.garbage = Garbage(self.rank, self.acts, store, self.replicas)
             self._settings, self._on_end, self._report = settings, on_end, report
             self._store = store
@@ -424,16 +426,17 @@ class Controller:
 
     def close(self) -> None:
         """Stop the workers and free what they hold. Idempotent; returns within seconds."""
-        if self._ended or self.is_foreign:
+        if self.is_foreign:
             return
-        was_open, self._closed = self._closed is None, self._closed or "by close()"
-        LATER.leaving = False  # no order's result is under way any more
-        try:
-            if was_open:
-                self._tell_to_stop()
-            self._pool.stop()
-        finally:
-            self._free()
+        with self.closing:
+            was_open, self._closed = self._closed is None, self._closed or "by close()"
+            LATER.leaving = False  # no order's result is under way any more
+            try:
+                if was_open:
+                    self._tell_to_stop()
+                self._pool.stop()
+            finally:
+                self._free()
 
     def _tell_to_stop(self) -> None:
         """Order the workers to stop, if they are idle; they also stop when their channel ends."""
@@ -446,13 +449,16 @@ class Controller:
 
     def _end(self, reason: str) -> None:
         """Close after a failure, without asking the workers."""
-        self._closed = self._closed or reason
-        try:
-            self._pool.kill()
-        finally:
-            self._free()
+        with self.closing:
+            self._closed = self._closed or reason
+            try:
+                self._pool.kill()
+            finally:
+                self._free()
 
     def _free(self) -> None:
+        if self._ended:
+            return
         self._pool.kill()
         self._interrupts.restore()
         self.times.release()
