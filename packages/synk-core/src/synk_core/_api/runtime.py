@@ -361,7 +361,7 @@ class Runtime:
         """Return the times of calls; see `synkhronos.stats`."""
         self._executor.take_times()
         stats = self._executor.ledger.stats(checked_flag(reset, "reset"))
-        for loaded in self._rank.functions.values():
+        for loaded in list(self._rank.functions.values()):
             name = loaded.recipe.name
             if name in stats:
                 stats[name] = stats[name]._replace(graph=loaded.replay)

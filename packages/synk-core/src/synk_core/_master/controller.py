@@ -51,7 +51,7 @@ from synk_core._workers.stalls import StallWatch
 from synk_core.exceptions import Closed, InputValueError, Interrupted, SynkError, WorkerDied
 
 from .acts import ActTable, Garbage, OrderLock
-from .failures import add_note, mismatch, worker_failed
+from .failures import add_note, mismatch, start_errors, worker_failed
 from .replicas import Replicas
 from .shipping import Shipping
 from .store import DataStore
@@ -102,7 +102,7 @@ class Controller:
     ) -> None:
         size = ranks.size
         starts = size > 1 and world is None
-        with contextlib.ExitStack() as undo:
+        with start_errors(), contextlib.ExitStack() as undo:
             # Before there is memory to look after.
             watchdog = Watchdog(environment.import_path()) if starts else None
             if watchdog is not None:

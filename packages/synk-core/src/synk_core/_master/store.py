@@ -16,6 +16,9 @@ from synk_core._wire.messages import ArrayRef
 from synk_core.engine import TITLE
 from synk_core.exceptions import InputTypeError
 
+_UNNAMED = 100
+"""Arrays without names at most: each keeps a descriptor open."""
+
 
 class DataStore:
     """Makes `Data`, and collects the keys of those that are gone, for workers to unmap.
@@ -66,7 +69,7 @@ class DataStore:
                 f"a {TITLE} variable (var=), or dtype= and ndim= (or shape=)"
             )
         data = Data(dtype, ndim, minibatch, name)
-        data.named = self._named
+        data.named = self._named or len(self._watched) >= _UNNAMED
         self._watch(data)
         if value is not None:
             data.set_value(value, force_cast=force_cast, oversize=oversize)
