@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import synk_core.engine
-from synk_core import _adapters, engine
+from synk_core import Runtime, _adapters, engine
 from synk_testing import run
-from synk_testing.engine import NAME, PROGRAM
+from synk_testing.engine import NAME, PROGRAM, T, as_op, change_flags
 
 
 @pytest.fixture
@@ -109,3 +109,17 @@ def test_all_names_of_the_adapters_package_are_the_cores():
     assert [n for n in names if getattr(package, n) is not getattr(synk_core, n)] == []
     with pytest.raises(AttributeError, match="no_such_name"):
         getattr(package, "no_such_name")  # noqa: B009 - a name that is not there
+
+
+@pytest.mark.c_code
+def test_workers_have_the_options_that_the_program_has_set_by_then():
+    x = T.dvector("x")
+
+    @as_op([T.dvector], [T.dvector])
+    def look(values):
+        config = sys.modules[NAME].config
+        return np.full(len(values), float(config.cxx == "" and config.on_opt_error == "raise"))
+
+    with change_flags(cxx="", on_opt_error="raise"), Runtime(2, use_gpu=False) as runtime:
+        f = runtime.function([x], (look(x), "gather"))
+        np.testing.assert_array_equal(f(np.zeros(4)), np.ones(4))

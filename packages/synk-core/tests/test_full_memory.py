@@ -7,6 +7,7 @@ import copy
 import errno
 import logging
 import os
+import resource
 
 import numpy as np
 import pytest
@@ -127,3 +128,74 @@ def test_what_is_no_want_of_room_stays_what_it_is(pair, refuse):
     with pytest.raises(synk_shm.ShmError) as caught:
         pair.data(np.ones(3))
     assert caught.value.filename == "/x"
+
+
+LIMITS = """
+import gc, os, resource, sys
+import numpy as np
+import synk_shm
+from synk_core import Runtime
+from synk_core.exceptions import SharedMemoryFull, StartError, SynkError
+from synk_testing.engine import T
+
+def limited(name, soft):
+    hard = resource.getrlimit(getattr(resource, "RLIMIT_" + name))[1]
+    resource.setrlimit(getattr(resource, "RLIMIT_" + name), (soft, hard))
+    return hard
+
+def open_files():
+    gc.collect()  # errors keep frames, and these what they have
+    return len(os.listdir("/proc/self/fd"))
+
+kind, x = sys.argv[1], T.dvector()
+with Runtime(2, use_gpu=False) as runtime:  # what stays open after the first one
+    runtime.function([x], x.mean())(np.ones(4))
+    if kind == "AS":
+        used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        large = np.broadcast_to(1.0, 8 << 20)
+        hard = limited(kind, used + (24 << 20))
+        for act in (lambda: runtime.data(large), lambda: runtime.function([x], x.mean())(large)):
+            try:
+                act()
+            except SharedMemoryFull as error:
+                assert isinstance(error, MemoryError) and "ulimit -v" in str(error), error
+                print("refused")
+        limited(kind, hard)
+        assert runtime.function([x], x.mean())(large) == 1
+before, cure = open_files(), {"NOFILE": "ulimit -n", "FSIZE": "ulimit -f"}.get(kind, "")
+limits = range(before, before + 8) if kind == "NOFILE" else [0, 1 << 16, 1 << 20]
+for limit in limits if cure else []:
+    hard = limited(kind, limit)
+    try:
+        Runtime(2, use_gpu=False)
+    except SynkError as error:
+        assert isinstance(error, (StartError, SharedMemoryFull)) and cure in str(error), error
+        print("refused")
+    else:
+        raise AssertionError(f"{kind} {limit}: it has started")
+    limited(kind, hard)
+    assert open_files() == before, (open_files(), before)
+Runtime(2, use_gpu=False).close()
+"""
+
+
+@pytest.mark.parametrize(("kind", "refused"), [("NOFILE", 8), ("FSIZE", 3), ("AS", 2)])
+def test_a_limit_of_the_process_is_named_with_its_cure(run_script, kind, refused):
+    status, out, err = run_script(LIMITS, kind)
+    assert status == 0, err
+    assert out.split() == ["refused"] * refused
+
+
+def test_many_arrays_need_few_descriptors():
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
+    try:
+        for size in (1, 2):
+            with no_ranks_left(), Runtime(size, use_gpu=False) as runtime:
+                x = T.dvector()
+                total = runtime.function([x], (x.sum(), "sum"))
+                several = [runtime.data(np.full(2, float(i))) for i in range(600)]
+                assert [total(one) for one in several] == [2.0 * i for i in range(600)]
+                del several
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -1,15 +1,20 @@
-"""One order at a time: and none within another, whatever interrupts."""
+"""One order at a time: and none within another, whatever interrupts. One end of a runtime."""
 
 from __future__ import annotations
 
 import random
 import signal
+import sys
 import threading
 
+import numpy as np
 import pytest
+from _leaks import no_ranks_left
 
+from synk_core import Runtime
 from synk_core._master.acts import OrderLock
-from synk_core.exceptions import NestedCall
+from synk_core.exceptions import Closed, NestedCall
+from synk_testing.engine import T, engine
 
 STRIKES = 5000
 
@@ -62,3 +67,83 @@ def test_ctrl_c_leaves_nobody_inside():
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+def nested(depth, act):
+    return act() if depth == 0 else nested(depth - 1, act)
+
+
+def test_near_the_recursion_limit_nothing_begins_that_could_not_end():
+    limit, x = sys.getrecursionlimit(), T.dvector("x")
+    with no_ranks_left():
+        with pytest.raises(RecursionError, match="nothing was done"):
+            nested(limit - 150, lambda: Runtime(2, use_gpu=False))
+        with Runtime(2, use_gpu=False) as runtime:
+            w, data = engine.shared(np.zeros(1)), runtime.data(np.arange(6.0))
+            f = runtime.function([x], (x.sum(), "sum"), updates=[(w, w + 1)])
+            numbers = iter(range(1000))
+            acts = [
+                lambda: f(np.ones(next(numbers))),
+                lambda: runtime.step(f.delayed(data), f.delayed(data, batch=[1, 2])),
+                lambda: runtime.collectives.broadcast(w),
+                lambda: runtime.function([x], x.mean() + next(numbers))(np.ones(3)),
+                runtime.distribute,
+            ]
+            for act in acts:
+                refused = 0
+                for depth in range(limit - 250, limit, 3):
+                    before = float(w.get_value()[0])
+                    try:
+                        nested(depth, act)
+                    except RecursionError:
+                        refused += 1
+                        assert w.get_value()[0] == before
+                assert 0 < refused < 83
+                assert f(data) == 15
+            with pytest.raises(RecursionError):
+                nested(limit - 150, runtime.close)
+            assert f(data) == 15
+            counts = runtime.collectives.gather(w)
+            assert counts[0] == counts[1] > 0
+
+
+def test_threads_may_close_at_once_while_others_work():
+    """The first one ends it, the others wait for that; whoever is at work learns of it."""
+    x, wrong = T.dvector("x"), []
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(3):
+            with no_ranks_left():
+                runtime = Runtime(2, use_gpu=False)
+                f = runtime.function([x], x.mean())
+                f(np.ones(4))
+                kept = [runtime.data(np.ones(3)) for _ in range(300)]
+                together = threading.Barrier(6)
+
+                def run(act, runtime=runtime, together=together):
+                    together.wait(30)
+                    try:
+                        act(runtime)
+                        wrong.extend([] if runtime.closed else ["open"])
+                    except Closed:
+                        pass
+                    except BaseException as error:
+                        wrong.append(error)
+
+                def work(runtime, f=f):
+                    while True:
+                        f(np.ones(np.random.randint(1, 9)))
+                        runtime.data(np.ones(3))
+
+                acts = [Runtime.close] * 4 + [work] * 2
+                threads = [threading.Thread(target=run, args=(act,)) for act in acts]
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join(60)
+                    assert not thread.is_alive()
+                del kept
+    finally:
+        sys.setswitchinterval(before)
+    assert not wrong

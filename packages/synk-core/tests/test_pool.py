@@ -349,6 +349,20 @@ def test_a_worker_out_of_step_by_its_own_fault_ends_although_nobody_tells_it(mon
     channel.close()
 
 
+def test_a_worker_without_a_thread_says_so_and_how_to_get_one(monkeypatch):
+    channel, theirs = Channel.pair()
+
+    def begin():
+        raise RuntimeError("can't start new thread")
+
+    with theirs:
+        _worker.serve(Channel(theirs), SimpleNamespace(rank=1), begin=begin)
+    failure = pickle.loads(channel.recv(1.0))
+    with started(1) as (_, pool), pytest.raises(StartError, match=r"(?s)rank 1.*thread; end.*-u "):
+        pool.require_started([failure])
+    channel.close()
+
+
 def serve(monkeypatch, error):
     """A worker in a thread, that has its first order, which fails: its rank, its channel, it."""
     rank = RankThat(error)

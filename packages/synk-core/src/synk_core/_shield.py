@@ -1,8 +1,9 @@
-"""Work that no interrupt may leave half done."""
+"""Work that no interrupt, and no deep recursion, may leave half done."""
 
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from typing import Optional
 
@@ -34,6 +35,36 @@ class Shield:
             if self._missed is not None and not self._depth:
                 number, self._missed = self._missed, None
                 signal.raise_signal(number)
+
+
+FRAMES = 150
+"""Nested calls of Python that the work below may need at most: imports take many."""
+
+
+def require_frames() -> None:
+    """Return if the recursion limit leaves room for this library's own work; takes half a us.
+
+    Raises:
+        RecursionError: it does not; nothing was done.
+    """
+    limit = sys.getrecursionlimit()
+    try:
+        # Until Python 3.11 calls from C count, too: up to three for one frame.
+        sys._getframe(max(0, (limit - FRAMES) // 4))
+        _nest(FRAMES)
+    except ValueError:  # the stack is less deep than that
+        return
+    except RecursionError:
+        raise RecursionError(
+            f"got a call with less than {FRAMES} nested calls left until Python's recursion limit "
+            f"of {limit}, which the library may need; nothing was done. Call it less deep, or "
+            f"raise the limit: sys.setrecursionlimit({limit + 2 * FRAMES})"
+        ) from None
+
+
+def _nest(depth: int) -> None:
+    if depth:
+        _nest(depth - 1)
 
 
 SHIELD = Shield()

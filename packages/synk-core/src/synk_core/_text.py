@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import reprlib
 from typing import Any
 
@@ -32,6 +33,20 @@ def text_of(error: BaseException) -> str:
         return str(error)
     except Exception:  # noqa: BLE001 - a user's class may do anything
         return "(its text cannot be made)"
+
+
+_CURES = {
+    errno.EMFILE: "raise this process's limit of open files: ulimit -n 4096",
+    errno.EAGAIN: "end processes and threads of this user, or raise the limit of their number: "
+    "ulimit -u (in a container: docker run --pids-limit=)",
+    errno.ENOMEM: "free memory, or raise its limit: ulimit -v (docker run --memory=)",
+}
+
+
+def with_cure(error: BaseException) -> str:
+    """Return the text of a system's error, and the cure where it stands for a limit."""
+    number = errno.EAGAIN if "start new thread" in text_of(error) else getattr(error, "errno", 0)
+    return "; ".join(filter(None, (text_of(error), _CURES.get(number))))
 
 
 def clipped(text: object) -> str:

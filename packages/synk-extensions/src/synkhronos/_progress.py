@@ -68,7 +68,8 @@ def track(description: str, total: Optional[float] = None) -> Iterator[Bar]:
         yield bar
         return
     timer.daemon = True
-    timer.start()
+    with contextlib.suppress(RuntimeError):  # no more threads: nothing is shown
+        timer.start()
     try:
         yield bar
     finally:

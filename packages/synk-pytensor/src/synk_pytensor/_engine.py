@@ -71,13 +71,17 @@ BatchNormTrain = Rebroadcast = ()
 
 # ---- what it is set to -----------------------------------------------------------------------
 
-# The compiler's flags are part of a module's key in the cache, and PyMC changes them.
-_SHARED_OPTIONS = ("floatX", "cast_policy", "exception_verbosity", "gcc__cxxflags")
-
 
 def options() -> Dict[str, Any]:
     """As with Theano."""
-    names = list(_SHARED_OPTIONS)
+    names = [
+        name
+        for name, option in library.config._config_var_dict.items()
+        if option.mutable
+        and hasattr(option, "val")
+        and (name == "cxx" or not callable(option.default))
+        and (not option.is_default or str(option.val) != str(option.default))
+    ]
     # The first read makes PyTensor search for a BLAS with g++, and warn if it finds none. Numba's
     # code does not need one, so it is not read unless it is known, for example set by the user.
     if not _is_numba_default() or hasattr(type(library.config).blas__ldflags, "val"):

@@ -15,7 +15,7 @@ from theano.compile.function_module import Function
 from theano.compile.io import Out
 from theano.compile.mode import get_mode
 from theano.compile.ops import FromFunctionOp, deep_copy_op
-from theano.configparser import change_flags
+from theano.configparser import _config_var_list, change_flags
 from theano.gof import (
     Apply,
     Constant,
@@ -27,6 +27,7 @@ from theano.gof import (
     PureOp,
     Type,
     Variable,
+    vm,
 )
 from theano.gof import link as _linking
 from theano.gof.graph import ancestors
@@ -67,8 +68,6 @@ FLATTENS = True
 
 # ---- what it is set to -----------------------------------------------------------------------
 
-_SHARED_OPTIONS = ("floatX", "cast_policy", "exception_verbosity", "warn_float64")
-
 _NO_DEVICE = "device=cpu,force_device=True,init_gpu_device=,contexts="
 """Flags with which Theano initializes no device when it is imported."""
 
@@ -76,7 +75,15 @@ _NO_DEVICE = "device=cpu,force_device=True,init_gpu_device=,contexts="
 def options() -> Dict[str, Any]:
     """Return the options that programs set after importing the engine, and that matter when graphs
     are run: the workers have to share them."""
-    return {name: getattr(library.config, name) for name in _SHARED_OPTIONS}
+    return {
+        option.fullname: option.val
+        for option in _config_var_list
+        # Not those that Theano has found itself: others find theirs. A BLAS takes long to find.
+        if option.allow_override
+        and hasattr(option, "val")
+        and (option.fullname == "blas.ldflags" or not callable(option.default))
+        and (not option.is_default or str(option.val) != str(option.default))
+    }
 
 
 def worker_variables(on_device: bool) -> Dict[str, str]:
@@ -89,7 +96,7 @@ def worker_variables(on_device: bool) -> Dict[str, str]:
     flags = [os.environ.get(FLAGS, "")]
     if on_device or _lacks_its_device():
         flags.append(_NO_DEVICE)
-    if not library.config.cxx:
+    if not hasattr(vm, "CVM"):  # as when Theano was imported here; the option comes after it
         flags.append("cxx=")
     return {FLAGS: ",".join(filter(None, flags))}
 
@@ -102,7 +109,7 @@ def _lacks_its_device() -> bool:
 
 def slow_without_compiler() -> bool:
     """Return whether functions are computed in Python, because there is no C++ compiler."""
-    return not library.config.cxx and "cxx=" not in os.environ.get(FLAGS, "")
+    return not hasattr(vm, "CVM") and "cxx=" not in os.environ.get(FLAGS, "")
 
 
 # ---- graphs ----------------------------------------------------------------------------------

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
 
 _LARGE = 1 << 26
 
@@ -44,12 +46,32 @@ def anonymous_memory(nbytes: int, sparse: int = 0) -> int:
         fd, path = tempfile.mkstemp(prefix="synk-comm-")
         os.unlink(path)
     try:
-        os.ftruncate(fd, nbytes)
+        with memory_errors(nbytes):
+            os.ftruncate(fd, nbytes)
         allocate(fd, 0, nbytes - sparse)
     except BaseException:
         os.close(fd)
         raise
     return fd
+
+
+@contextlib.contextmanager
+def memory_errors(nbytes: int) -> Iterator[None]:
+    """Raise MemoryError, with the cure, in place of a system's error that means the same."""
+    try:
+        yield
+    except OSError as exc:
+        cures = {
+            errno.ENOSPC: "free some, or raise the memory limit of this container",
+            errno.ENOMEM: "free some, or raise the limit of this container or process (ulimit -v)",
+            errno.EFBIG: "raise the limit of file sizes, which holds for it, too (ulimit -f)",
+        }
+        if exc.errno not in cures:
+            raise
+        raise MemoryError(
+            f"no room for {nbytes / 2**20:.1f} MB of shared memory for a group of ranks; "
+            f"{cures[exc.errno]}"
+        ) from exc
 
 
 def allocate(fd: int, start: int, nbytes: int) -> None:
@@ -62,15 +84,8 @@ def allocate(fd: int, start: int, nbytes: int) -> None:
                 f"no room for {nbytes / 2**20:.0f} MB of shared memory, {available / 2**20:.0f} MB "
                 "are left; free some, or raise the memory limit of this container"
             )
-    try:
+    with memory_errors(nbytes):
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(fd, start, nbytes)
         else:
             os.pwrite(fd, bytes(nbytes), start)
-    except OSError as exc:
-        if exc.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
-            raise MemoryError(
-                f"no room for {nbytes / 2**20:.1f} MB of shared memory for a group of ranks; "
-                "free some, or raise the memory limit of this container"
-            ) from exc
-        raise

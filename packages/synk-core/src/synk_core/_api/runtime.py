@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import weakref
 from contextlib import contextmanager, nullcontext
 from time import perf_counter
 from typing import (
@@ -55,6 +54,7 @@ from synk_core._master.controller import Controller
 from synk_core._master.executor import Executor, Standing
 from synk_core._master.store import DataStore
 from synk_core._plan.arguments import checked_flag, checked_path, checked_seconds
+from synk_core._shield import require_frames
 from synk_core._text import shown
 from synk_core._watch.findings import Findings
 from synk_core._watch.history import CallHistory
@@ -148,6 +148,7 @@ class Runtime:
             starting.require_leave("fork()")
         except MisuseError as error:
             raise StartError(f"{error}, or start it with `synkhronos run`") from None
+        require_frames()
         world = world_for(backend)
         if world is not None and world.rank:
             serve_world(world)
@@ -179,7 +180,6 @@ class Runtime:
         )
         self._report, self._track = report or (lambda _line: None), track
         self._specs: Dict[int, FunctionSpec] = {}
-        self._functions: weakref.WeakSet[Function] = weakref.WeakSet()
         for line in (*ranks.lines, *note, *compiler_note()):
             self._report(line)
         with held_back(self.close):
@@ -225,17 +225,19 @@ class Runtime:
 
     def close(self) -> None:
         """Stop the workers and free what they hold. Idempotent; returns within seconds."""
-        atexit.unregister(self.close)
         if self._controller.is_foreign:
             return
-        try:
-            if not self.closed:
-                self._history.remind()
-        finally:
+        require_frames()
+        atexit.unregister(self.close)
+        with self._controller.closing:
             try:
-                self._recordings.close()
+                if not self.closed:
+                    self._history.remind()
             finally:
-                self._controller.close()
+                try:
+                    self._recordings.close()
+                finally:
+                    self._controller.close()
 
     def timeline(self, path: Union[str, os.PathLike[str]]) -> Timeline:
         """Record what all ranks do; see `synkhronos.timeline`."""
@@ -262,7 +264,7 @@ class Runtime:
 
     def _forget_all(self) -> None:
         # Users may keep functions; these must not keep shared memory.
-        for function in self._functions:
+        for function in self._controller.garbage.watched():
             function.close()
         self._specs.clear()
         if not self._records:
@@ -276,7 +278,6 @@ class Runtime:
             function_id = self._builder.enter(spec, plain)
             self._history.hide(function_id)
             function = Function(spec, function_id, plain, self._executor, self)
-            self._functions.add(function)
             self._controller.garbage.watch(function, function_id)
         if self.size > 1:
             warn_of_wrong(spec)
@@ -363,7 +364,7 @@ class Runtime:
         """Return the times of calls; see `synkhronos.stats`."""
         self._executor.take_times()
         stats = self._executor.ledger.stats(checked_flag(reset, "reset"))
-        for loaded in self._rank.functions.values():
+        for loaded in list(self._rank.functions.values()):
             name = loaded.recipe.name
             if name in stats:
                 stats[name] = stats[name]._replace(graph=loaded.replay)

@@ -6,6 +6,7 @@ import ctypes
 import importlib
 import os
 import sys
+from functools import reduce
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import threadpoolctl
@@ -96,7 +97,8 @@ def compiler_note() -> Tuple[str, ...]:
 def apply_options(options: Dict[str, Any]) -> None:
     """Set the options that `engine.options` returned in the master."""
     for name, value in options.items():
-        setattr(engine.library.config, name, value)
+        *section, option = name.split(".")
+        setattr(reduce(getattr, section, engine.library.config), option, value)
 
 
 def keep_freed_memory() -> None:

@@ -16,6 +16,7 @@ from time import perf_counter
 from typing import Any, Callable, Deque, Dict, Hashable, List, Optional, Sequence, Set
 
 from synk_core._rank.workplace import Workplace
+from synk_core._shield import require_frames
 from synk_core._weakqueue import QueuedRef
 from synk_core._wire.messages import Act, Call, Collective, Extras, Prefetch, Step
 from synk_core.engine import held_by
@@ -56,6 +57,7 @@ class OrderLock(_RLock):  # type: ignore[misc] # Any, because some versions' stu
         self._pid = os.getpid()
 
     def __enter__(self) -> None:
+        require_frames()  # an order that has begun comes to its end
         if os.getpid() != self._pid:  # a child, without the thread that may hold the lock
             self._at_fork_reinit()
             self._pid = os.getpid()
@@ -251,6 +253,10 @@ class Garbage:
     def watch(self, function: Any, number: int) -> None:
         """Forget a function once the program has dropped it."""
         self._functions[number] = QueuedRef(function, self._gone, number)
+
+    def watched(self) -> List[Any]:
+        """Return the functions that the program still has."""
+        return [one for one in (known() for known in list(self._functions.values())) if one]
 
     def collect(self) -> None:
         """Forget what is gone, and acts whose arrays have moved; the caller holds the lock.

@@ -53,7 +53,7 @@ from synk_core._workers.stalls import StallWatch
 from synk_core.exceptions import Closed, InputValueError, Interrupted, SynkError, WorkerDied
 
 from .acts import ActTable, Garbage, OrderLock
-from .failures import add_note, mismatch, worker_failed
+from .failures import add_note, mismatch, start_errors, worker_failed
 from .replicas import Replicas
 from .shipping import Shipping
 from .store import DataStore
@@ -86,6 +86,7 @@ class Controller:
         rank: the master's.
         acts: numbers the acts that orders are made of.
         lock: held while acts are staged and performed.
+        closing: held by the thread that ends the runtime; others wait until it has.
         times: seconds that each rank computed in the last order, by act and rank.
         garbage: forgets what the program has dropped.
         replicas: notices variables whose values may differ between ranks.
@@ -106,7 +107,7 @@ class Controller:
     ) -> None:
         size = ranks.size
         starts = size > 1 and world is None
-        with contextlib.ExitStack() as undo:
+        with start_errors(), contextlib.ExitStack() as undo:
             # Before there is memory to look after.
             watchdog = Watchdog(import_path()) if starts else None
             if watchdog is not None:
@@ -118,7 +119,7 @@ class Controller:
             self.replicas = Replicas(self.rank, settings)
             self._ranks = ranks
             self.acts = ActTable()
-            self.lock = OrderLock()
+            self.lock, self.closing = OrderLock(), threading.RLock()
             self.garbage = Garbage(self.rank, self.acts, store, self.replicas)
             self._settings, self._on_end, self._report = settings, on_end, report
             self._store = store
@@ -449,16 +450,17 @@ class Controller:
 
     def close(self) -> None:
         """Stop the workers and free what they hold. Idempotent; returns within seconds."""
-        if self._ended or self.is_foreign:
+        if self.is_foreign:
             return
-        was_open, self._closed = self._closed is None, self._closed or "by close()"
-        LATER.leaving = False  # no order's result is under way any more
-        try:
-            if was_open:
-                self._tell_to_stop()
-            self._pool.stop()
-        finally:
-            self._free()
+        with self.closing:
+            was_open, self._closed = self._closed is None, self._closed or "by close()"
+            LATER.leaving = False  # no order's result is under way any more
+            try:
+                if was_open:
+                    self._tell_to_stop()
+                self._pool.stop()
+            finally:
+                self._free()
 
     def _tell_to_stop(self) -> None:
         """Order the workers to stop, if they are idle; they also stop when their channel ends."""
@@ -471,13 +473,16 @@ class Controller:
 
     def _end(self, reason: str) -> None:
         """Close after a failure, without asking the workers."""
-        self._closed = self._closed or reason
-        try:
-            self._pool.kill()
-        finally:
-            self._free()
+        with self.closing:
+            self._closed = self._closed or reason
+            try:
+                self._pool.kill()
+            finally:
+                self._free()
 
     def _free(self) -> None:
+        if self._ended:
+            return
         self._pool.kill()
         self._interrupts.restore()
         self.times.release()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-from typing import Optional, Sequence, Tuple
+from typing import Iterator, Optional, Sequence, Tuple
 
 import synk_comm
+from synk_core._text import with_cure
 from synk_core._wire.messages import Failure
-from synk_core.exceptions import WorkerFailed
+from synk_core.exceptions import StartError, SynkError, WorkerFailed
 
 
 def worker_failed(
@@ -36,6 +37,17 @@ def worker_failed(
     reason = reasons.pop(first.rank)
     details = (first.rank, first.doing, reason, first.traceback, reasons, note, first.frames)
     return WorkerFailed.of(cause, *details), cause
+
+
+@contextlib.contextmanager
+def start_errors() -> Iterator[None]:
+    """Raise StartError, with the cure, in place of a system's error."""
+    try:
+        yield
+    except (OSError, MemoryError) as error:
+        if isinstance(error, SynkError):
+            raise
+        raise StartError(f"the workers could not be started: {with_cure(error)}") from error
 
 
 def add_note(error: BaseException, note: str) -> None:

@@ -16,6 +16,9 @@ from synk_core._wire.messages import ArrayRef
 from synk_core.engine import TITLE
 from synk_core.exceptions import InputTypeError
 
+_UNNAMED = 100
+"""Arrays without names at most: each keeps a descriptor open."""
+
 
 class DataStore:
     """Makes `Data`, and collects the keys of those that are gone, for workers to unmap.
@@ -66,7 +69,7 @@ class DataStore:
                 f"a {TITLE} variable (var=), or dtype= and ndim= (or shape=)"
             )
         data = Data(dtype, ndim, minibatch, name)
-        data.named = self._named
+        data.named = self._named or len(self._watched) >= _UNNAMED
         self._watch(data)
         if value is not None:
             data.set_value(value, force_cast=force_cast, oversize=oversize)
@@ -94,7 +97,7 @@ class DataStore:
 
     def is_room(self, data: Data) -> bool:
         """Return whether it is memory for the arrays of calls, not a user's."""
-        return any(data is one for one in self._staged.values())
+        return any(data is one for one in list(self._staged.values()))
 
     def _watch(self, data: Data) -> None:
         self._watched[data.key] = QueuedRef(data, self.released, data.key)
@@ -115,8 +118,8 @@ class DataStore:
 
     def forget_function(self, function_id: int) -> None:
         """Free the rooms of a function."""
-        for slot in [slot for slot in self._staged if slot[0] == function_id]:
-            del self._staged[slot]
+        for slot in [slot for slot in list(self._staged) if slot[0] == function_id]:
+            self._staged.pop(slot, None)
 
     def released_keys(self) -> Tuple[int, ...]:
         """Return the keys released up to now."""
@@ -133,14 +136,13 @@ class DataStore:
 
     def close(self) -> None:
         """Free the rooms."""
-        for data in self._staged.values():
+        while self._staged:  # other threads may add some
+            _, data = self._staged.popitem()
             # A user may keep an error, and with it the memory; without a name no process finds it.
             if synk_shm.is_shared(data.array):
                 synk_shm.unlink(data.array, missing_ok=True)
-        self._staged.clear()
-        for reference in self._watched.values():
-            known = reference()
+        while self._watched:
+            known = self._watched.popitem()[1]()
             if known is not None:
                 known._forget_observer(self.released)
                 known._unlink()
-        self._watched.clear()

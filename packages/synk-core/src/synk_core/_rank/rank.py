@@ -394,12 +394,12 @@ class Rank(Workplace):
         self.times = None
         self.flight.close()
         self.journal.close()
-        for act in self.acts.values():
+        for act in list(self.acts.values()):
             if isinstance(act, PreparedCall):
                 act.close()
         self.acts.clear()
         self.arrays.close()
-        for function in self.functions.values():
+        for function in list(self.functions.values()):
             function.close()
         self.functions.clear()
         self.registry.truncate(0)

@@ -97,7 +97,7 @@ class CallHistory:
             if len(self._gone) > MOST_GONE:
                 called = {event.function_id for event in self._events}
                 self._gone = {n: facts for n, facts in self._gone.items() if n in called}
-                used = set().union(*(f.reads | f.updates for f in self._gone.values()))
+                used = set().union(*(f.reads | f.updates for f in list(self._gone.values())))
                 self._names = {n: name for n, name in self._names.items() if n in used}
                 self._forms = {n: form for n, form in self._forms.items() if n in used}
         self._hidden.discard(function_id)
@@ -108,11 +108,11 @@ class CallHistory:
         return next(self._unregistered) if number is None else number
 
     def _names_now(self) -> Dict[int, str]:
-        named = {number: self._registry.name_of(number) for number in self._registry.variables}
+        named = {number: self._registry.name_of(number) for number in (*self._registry.variables,)}
         return {number: name for number, name in named.items() if name}
 
     def _forms_now(self) -> Dict[int, str]:
-        values = {number: value_of(v) for number, v in self._registry.variables.items()}
+        values = {number: value_of(v) for number, v in list(self._registry.variables.items())}
         arrays = {number: value for number, value in values.items() if is_array(value)}
         return {n: f"{value.dtype} {tuple(value.shape)}" for n, value in arrays.items()}
 
@@ -178,12 +178,12 @@ class CallHistory:
     def findings(self, unequal: FrozenSet[int] = frozenset()) -> Findings:
         """Run `lint()`, given the variables that are known to differ between ranks."""
         facts = dict(self._gone)
-        for number, spec in self._specs.items():
+        for number, spec in list(self._specs.items()):
             if number not in self._hidden:
                 facts[number] = self._facts_of(number, spec)
         names = {**self._names, **self._names_now()}
         truncated = len(self._events) == EVENTS
-        events = tuple(self._events)
+        events = tuple(self._events.copy())
         in_order = [facts[number] for number in sorted(facts)]
         forms = {**self._forms, **self._forms_now()}
         let_drift = frozenset(self._let_drift)
@@ -197,8 +197,8 @@ class CallHistory:
         Args:
             function_id: report only the drift of this function; by default all findings.
         """
-        updates = [spec.accumulated for spec in self._specs.values()]
-        if self._size == 1 or not (any(updates) or any(f.updates for f in self._gone.values())):
+        updates = [spec.accumulated for spec in list(self._specs.values())]
+        if self._size == 1 or not (any(updates) or any(f.updates for f in (*self._gone.values(),))):
             return
         try:
             findings = [

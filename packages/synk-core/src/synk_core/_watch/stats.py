@@ -314,8 +314,9 @@ class Ledger:
 
     def stats(self, reset: bool) -> Stats:
         """Return the figures of everything that ran; with `reset` start again from zero."""
-        stats = Stats((name, tally.stats()) for name, tally in self._tallies.items() if tally.calls)
+        tallies = self._tallies.copy()  # in one go: another thread may call a new function
+        stats = Stats((name, tally.stats()) for name, tally in tallies.items() if tally.calls)
         if reset:
-            for tally in self._tallies.values():
+            for tally in tallies.values():
                 tally.reset()
         return stats

@@ -24,6 +24,7 @@ from synk_core import engine
 from synk_core._graph import environment
 from synk_core._graph.devices.assignment import Assignment
 from synk_core._rank.workplace import Workplace
+from synk_core._text import with_cure
 from synk_core._wire.channel import ChannelClosed
 from synk_core._wire.messages import ArrayRef, Failure, Hello, Ready, Settings
 from synk_core.exceptions import StartError, WorkerDied
@@ -187,7 +188,8 @@ class WorkerPool:
         if gone is not None and status is not None and status < 0:
             raise WorkerDied(gone.rank, status, "in its start")
         for failure in failed:
-            raise StartError(f"{self._name(failure.rank)} failed to start:\n{failure.traceback}")
+            why = with_cure(StartError(failure.traceback.rstrip()))
+            raise StartError(f"{self._name(failure.rank)} failed to start:\n{why}")
         if gone is not None:
             raise StartError(
                 f"{self._name(gone.rank)} ended during its start with exit status "

@@ -19,6 +19,7 @@ import time
 from typing import Dict, Iterator, Optional, Sequence
 
 from synk_comm import MisuseError, starting
+from synk_core._text import with_cure
 from synk_core._wire.channel import NO_SIGPIPE, Channel, ChannelClosed
 from synk_core._wire.messages import LEFT_TO_MASTER, Hello
 from synk_core.exceptions import StartError
@@ -68,7 +69,8 @@ class Worker:
             )
         except (OSError, MisuseError) as error:
             self.close()
-            raise StartError(f"cannot start the worker of rank {hello.rank}: {error}") from error
+            why = with_cure(error)
+            raise StartError(f"cannot start the worker of rank {hello.rank}: {why}") from error
         finally:
             theirs.close()
             os.close(reading)
@@ -253,4 +255,5 @@ def _start(
 
 def reap_later(process: subprocess.Popen[bytes]) -> None:
     """Reap a process in a thread, however long the kernel takes to end it."""
-    threading.Thread(target=process.wait, name="synkhronos reaper", daemon=True).start()
+    with contextlib.suppress(RuntimeError):  # no more threads: `subprocess` does it some time
+        threading.Thread(target=process.wait, name="synkhronos reaper", daemon=True).start()

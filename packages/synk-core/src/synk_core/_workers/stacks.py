@@ -48,10 +48,10 @@ class StackFile:
     """
 
     def __init__(self, fd: Optional[int] = None) -> None:
+        self._lock, self.fd = threading.Lock(), -1
         self.fd = _unnamed_file() if fd is None else fd
         # Appending also works after the file was truncated.
         fcntl.fcntl(self.fd, fcntl.F_SETFL, fcntl.fcntl(self.fd, fcntl.F_GETFL) | os.O_APPEND)
-        self._lock = threading.Lock()
 
     @classmethod
     def of(cls, pid: int, fd: int) -> StackFile:
@@ -76,6 +76,8 @@ class StackFile:
             if self.fd >= 0:
                 os.close(self.fd)
                 self.fd = -1
+
+    __del__ = close  # of a worker that could not be started
 
 
 Asked = Mapping[int, Tuple["subprocess.Popen[bytes]", StackFile]]

@@ -98,12 +98,12 @@ def main(channel_fd: int, lifeline_fd: int) -> NoReturn:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, LEFT_TO_MASTER)
     leave = Exit(lifeline_fd)
-    threading.Thread(target=leave.with_master, daemon=True).start()
+    watching = threading.Thread(target=leave.with_master, daemon=True)
     channel = Channel.from_fd(channel_fd)
     try:
         hello: Hello = pickle.loads(channel.recv())
         with profiled(hello):
-            serve(channel, hello)
+            serve(channel, hello, begin=watching.start)
     except ChannelClosed:
         leave(1)
     except BaseException:  # noqa: BLE001 - nothing above catches it
@@ -142,6 +142,7 @@ def serve(
     world: Optional[World] = None,
     stacks_fd: int = -1,
     between: Callable[[], object] = lambda: None,
+    begin: Callable[[], object] = lambda: None,
 ) -> None:
     """Prepare, join the other ranks, and perform the master's orders.
 
@@ -151,12 +152,14 @@ def serve(
         world: of the ranks, if an MPI launcher has started them.
         stacks_fd: see `Ready`.
         between: called before each order.
+        begin: called before all.
     """
     import synk_comm
 
     from .interrupts import obey_from_afar
 
     try:
+        begin()
         rank = _prepare(hello, world)
         if world is not None and not world.is_near(hello.rank):
             obey_from_afar(rank, channel)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 
@@ -105,7 +106,8 @@ def _remove_inode(inode: int, known: list[str]) -> bool:
     """Remove all entries of a segment; looks for those that are not known, if there are any."""
     names = known
     if any(posix.links(name, inode) != len(known) for name in known):
-        names = [name for name, number in families.names_of_user() if number == inode]
+        with contextlib.suppress(OSError):  # no descriptor, or no memory, for a list
+            names = [name for name, number in families.names_of_user() if number == inode]
     # A random one last: it leads a sweep to the others, should this process be killed.
     names = sorted(names, key=naming.is_user_name, reverse=True)
     return any([posix.remove(name, inode) for name in names])  # noqa: C419 (all of them)

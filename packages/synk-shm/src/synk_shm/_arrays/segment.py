@@ -11,6 +11,7 @@ that this process owns. It points back by weak references only: no cycle delays 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
@@ -21,13 +22,15 @@ from typing import Any, NoReturn
 import numpy as np
 
 from synk_shm._processes.process import process
-from synk_shm._segments import dtypes, headers, naming, posix
+from synk_shm._segments import dtypes, headers, naming, pages, posix
 from synk_shm.exceptions import ShmError, ShmNotFoundError
 
 _SHARED = mmap.MAP_SHARED
 _READ = mmap.PROT_READ
+_NO_RESERVE = 0x4000  # of mmap(2)
+_FEW = 64
 _BOTH = mmap.PROT_READ | mmap.PROT_WRITE
-_NO_FD = {"trackfd": False} if sys.version_info >= (3, 13) else {}  # saves a descriptor each
+_NO_FD = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -328,7 +331,14 @@ def find_mapped(nonce: bytes, readonly: bool) -> Mapping | None:
 
 def map_memory(fd: int, length: int, name: str, readonly: bool = False) -> Mapping:
     """Map the first `length` bytes of an open segment, shared."""
+    access = _READ if readonly else _BOTH
     try:
-        return Mapping(fd, length, _SHARED, _READ if readonly else _BOTH, **_NO_FD)
+        # Else Python keeps a descriptor, which is quicker; but a process may have 1024, or fewer.
+        if len(process.mapped) >= _FEW and not _NO_FD and sys.platform == "linux":
+            with contextlib.suppress(OSError):  # where the system does not promise that much
+                mapping = Mapping(-1, length, mmap.MAP_PRIVATE | _NO_RESERVE, access)
+                if pages.map_over(np.frombuffer(mapping, np.uint8), access, fd):
+                    return mapping
+        return Mapping(fd, length, _SHARED, access, **_NO_FD)
     except OSError as error:
-        posix.raise_mapped(error, name)
+        posix.raise_mapped(error, name, asked=length)

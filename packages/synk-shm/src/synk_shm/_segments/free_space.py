@@ -43,10 +43,25 @@ def check_space(asked: int, where: str) -> None:
             )
 
 
-def full_error(asked: int, where: str) -> ShmFullError:
-    """Return the error for a full file system, with what was asked, what is there, and the cure."""
+def limit_of(resource_name: str) -> str:
+    """Return this process's limit of a resource, in words."""
+    import resource
+
+    soft = resource.getrlimit(getattr(resource, f"RLIMIT_{resource_name}"))[0]
+    return "unlimited" if soft == resource.RLIM_INFINITY else str(soft)
+
+
+def full_error(asked: int, where: str, number: int = errno.ENOSPC) -> ShmFullError:
+    """Return the error for a full file system, with what was asked, what is there, and the cure.
+
+    `number` may stand for a limit of this process.
+    """
     found = space(where)
-    if found is None:
+    if number == errno.EFBIG:
+        state = f"the limit of file sizes holds for it: {limit_of('FSIZE')} (raise it: ulimit -f)"
+    elif number == errno.ENOMEM:
+        state = "this process may map no more memory (raise ulimit -v, or sysctl vm.max_map_count)"
+    elif found is None:
         state = "the system has no more"
     else:
         state = f"{_bytes(found[0])} are free of {_bytes(found[1])} in total"
@@ -55,11 +70,9 @@ def full_error(asked: int, where: str) -> ShmFullError:
         "it larger (docker run --shm-size=..., Kubernetes: an emptyDir of medium Memory, "
         f"else: mount -o remount,size=... {where})"
     )
-    if where == ANONYMOUS:
+    if where == ANONYMOUS or number in (errno.EFBIG, errno.ENOMEM):
         cure = "free some memory or ask for less"
-    return ShmFullError(
-        errno.ENOSPC, f"asked for {_bytes(asked)} in {where}: {state}; {cure}", where
-    )
+    return ShmFullError(number, f"asked for {_bytes(asked)} in {where}: {state}; {cure}", where)
 
 
 def _memory_left() -> int | None:

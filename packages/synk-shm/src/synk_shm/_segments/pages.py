@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import mmap
 import os
 import threading
 from collections.abc import Callable
@@ -27,6 +28,7 @@ _CHUNK = 2 << 20  # of the size of a cache, and of a huge page
 _MOST_THREADS = 8
 _POPULATE_WRITE = 23  # madvise(2), since Linux 5.14
 _REMOVE = 9
+_FIXED = 16  # of mmap(2)
 _PAGE = 4096
 _Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -39,7 +41,7 @@ def populate(memory: _Bytes, start: int, stop: int, where: str, data: _Bytes | N
     Raises:
         ShmFullError: there is not enough memory; a write would have been SIGBUS.
     """
-    advise = _madvise()
+    advise = _c_function("madvise")
     if advise is None:
         return False
     base = memory.__array_interface__["data"][0]
@@ -111,15 +113,34 @@ def _advise(advise: Any, address: int, length: int, what: int = _POPULATE_WRITE)
             return number
 
 
-@functools.lru_cache(maxsize=1)
-def _madvise() -> Any:
-    """Return the C function; None without it. Unlike mmap.madvise it lets other threads run."""
+def map_over(memory: _Bytes, access: int, fd: int) -> bool:
+    """Map the beginning of a file, shared, in the place of a mapping that Python has made.
+
+    Return False, with nothing done, where Python cannot call the C function.
+    """
+    function = _c_function("mmap")
+    if function is None:
+        return False
+    import ctypes
+
+    address, flags = memory.__array_interface__["data"][0], mmap.MAP_SHARED | _FIXED
+    function.restype = ctypes.c_void_p
+    where = ctypes.c_void_p(address), ctypes.c_size_t(memory.nbytes)
+    if function(*where, access, flags, fd, ctypes.c_long(0)) != address:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return True
+
+
+@functools.lru_cache(maxsize=2)
+def _c_function(name: str) -> Any:
+    """Return a C function; None without it. Unlike mmap.madvise it lets other threads run."""
     if not hasattr(os, "posix_fallocate"):
         return None
     try:
         import ctypes
 
-        return ctypes.CDLL(None, use_errno=True).madvise
+        return getattr(ctypes.CDLL(None, use_errno=True), name)
     except (ImportError, OSError, AttributeError):
         return None
 

@@ -18,7 +18,7 @@ from typing import NoReturn
 
 import posix_ipc
 
-from synk_shm._segments.free_space import ANONYMOUS, full_error
+from synk_shm._segments.free_space import ANONYMOUS, full_error, limit_of
 from synk_shm.exceptions import (
     ShmError,
     ShmExistsError,
@@ -38,7 +38,7 @@ PLACES = {"shm": DIRECTORY or "shared memory", "memfd": ANONYMOUS}
 
 _DESCRIPTORS = "/proc/self/fd/"
 _CAN_ALLOCATE = hasattr(os, "posix_fallocate")
-_FULL = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT)
+_FULL = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG)
 _CHUNK = 16 << 20  # some kernels restart an interrupted allocation from its beginning
 # Never follows a link that another user made, and never waits at a pipe.
 _CAREFUL = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
@@ -177,7 +177,7 @@ def set_size(fd: int, length: int, where: str) -> None:
     try:
         os.ftruncate(fd, length)
     except OSError as error:
-        raise_mapped(error, where)
+        raise_mapped(error, where, asked=length)
 
 
 def reserve(fd: int, stop: int, length: int, where: str) -> None:
@@ -206,9 +206,7 @@ def allocate(fd: int, start: int, stop: int, where: str) -> None:
             start += _CHUNK
         os.posix_fallocate(fd, start, stop - start)
     except OSError as error:
-        if error.errno in _FULL:
-            raise full_error(asked, where) from error
-        raise_mapped(error, where)
+        raise_mapped(error, where, asked=asked)
 
 
 def write_data(fd: int, start: int, data: bytes | memoryview, where: str) -> bool:
@@ -227,9 +225,7 @@ def write_data(fd: int, start: int, data: bytes | memoryview, where: str) -> boo
         try:
             written += os.pwrite(fd, rest, start + written)
         except OSError as error:
-            if error.errno in _FULL:
-                raise full_error(len(data), where) from error
-            raise_mapped(error, where)
+            raise_mapped(error, where, asked=len(data))
     return True
 
 
@@ -253,10 +249,17 @@ def seal(fd: int) -> None:
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
 
 
-def raise_mapped(error: BaseException, name: str, *, existential: int = errno.ENOENT) -> NoReturn:
+def raise_mapped(
+    error: BaseException,
+    name: str,
+    *,
+    existential: int = errno.ENOENT,
+    asked: int = mmap.PAGESIZE,
+) -> NoReturn:
     """Raise a `ShmError` for an error of posix_ipc or the system, with its cause.
 
     `existential` is what posix_ipc's ExistentialError means here; it has no errno itself.
+    `asked` is the number of bytes that there may be no memory for.
     """
     number = getattr(error, "errno", None)
     if isinstance(error, posix_ipc.PermissionsError) or number in (errno.EACCES, errno.EPERM):
@@ -273,9 +276,12 @@ def raise_mapped(error: BaseException, name: str, *, existential: int = errno.EN
         raise ShmNotFoundError(
             errno.ENOENT, "no such segment (or its owner has removed it)", name
         ) from error
-    if number == errno.ENOSPC:
-        raise full_error(mmap.PAGESIZE, DIRECTORY or "shared memory") from error
     if isinstance(error, MemoryError):
         number = errno.ENOMEM
+    if number in _FULL:
+        where = ANONYMOUS if name == ANONYMOUS or name.startswith("/proc/") else PLACES["shm"]
+        raise full_error(asked, where, number) from error
     reason = getattr(error, "strerror", None) or str(error)
+    if number == errno.EMFILE:
+        reason += f", of which this process may have {limit_of('NOFILE')} (raise it: ulimit -n)"
     raise ShmError(number or errno.EIO, reason, name) from error

@@ -28,7 +28,7 @@ from synk_comm._core.calls import HEAD_BYTES
 from synk_comm._core.fabric import PIECE_HEAD_BYTES, piece_bytes, slot_bytes
 from synk_comm._core.ops import Array
 from synk_comm._system.futex import low_word
-from synk_comm._system.memory import anonymous_memory
+from synk_comm._system.memory import anonymous_memory, memory_errors
 from synk_comm.exceptions import JoinError
 
 PAGE = 4096
@@ -179,7 +179,8 @@ def _map(fd: int, layout: Layout, group_id: bytes) -> mmap.mmap:
     try:
         if os.fstat(fd).st_size < layout.start + layout.nbytes:
             raise JoinError(f"descriptor {fd} is not the memory of this group; {cure}")
-        mapping = mmap.mmap(fd, layout.nbytes, offset=layout.start)
+        with memory_errors(layout.nbytes):
+            mapping = mmap.mmap(fd, layout.nbytes, offset=layout.start)
     except OSError as exc:
         if isinstance(exc, JoinError):
             raise

@@ -19,7 +19,7 @@ import numpy as np
 
 from synk_comm._core.fabric import NoMemory, Share
 from synk_comm._core.ops import Array
-from synk_comm._system.memory import allocate
+from synk_comm._system.memory import allocate, memory_errors
 from synk_comm.exceptions import PeerDeclined
 
 from .block import CLOSED, STATE, Layout
@@ -73,7 +73,8 @@ class Heap:
             (start,) = self.agree_on(lambda: [self.extend(length)], rank, share)
             extent = _Extent(start, stride)
             self._extents.append(extent)
-        memory = mmap.mmap(self.fd, extent.stride * size, offset=extent.start)
+        with memory_errors(extent.stride * size):
+            memory = mmap.mmap(self.fd, extent.stride * size, offset=extent.start)
         twins = [np.frombuffer(memory, np.uint8, nbytes, r * extent.stride) for r in range(size)]
         own = np.frombuffer(memory, np.uint8, nbytes, rank * extent.stride)
         # The set, not this object: an array may outlive its communicator.
@@ -111,8 +112,9 @@ class Heap:
             self._lock()
             try:
                 start = _rounded(os.fstat(self.fd).st_size)
-                os.ftruncate(self.fd, start + _rounded(length))
                 try:
+                    with memory_errors(length):
+                        os.ftruncate(self.fd, start + _rounded(length))
                     allocate(self.fd, start, length - sparse)
                 except BaseException:
                     os.ftruncate(self.fd, start)
