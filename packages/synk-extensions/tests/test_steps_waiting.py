@@ -21,6 +21,7 @@ from synkhronos.exceptions import Closed
 from synkhronos.extensions import updates
 from synkhronos.extensions.train import make_train_function
 
+warnings.simplefilter("ignore", DeprecationWarning)  # of fork() beside threads
 warnings.showwarning = lambda text, kind, *_: print(kind.__name__, str(text), flush=True)
 stall_s = 0.2 if "Ctrl-C" in sys.argv else 60
 synk.fork(2, use_gpu=False, verbose=False, stall_s=stall_s)

@@ -336,10 +336,7 @@ class Controller:
         """Return the next that a thread of the program puts into a queue; blocks until it is there.
 
         Args:
-            makes: what the thread makes, for the warning if that takes long.
-
-        Raises:
-            Closed: also in a child of this process, which does not have the thread.
+            makes: what the thread makes, for a warning.
         """
         LATER.at_the_next_chance()
         stalls = StallWatch(self._box, self.rank.master, self._pool.stacks, self._settings.stall_s)

@@ -83,7 +83,8 @@ class Executor:
             a whole, never changed, because an observer may leave while they are called.
         distributor: sends functions and variables to the workers.
         ledger: the figures of `stats()`.
-        await_thread: waits for a thread of the program; see `Controller.await_thread`.
+        prefetches: whether `DelayedCall.prefetch` saves time, as on most GPUs.
+        await_thread: see `Controller.await_thread`.
     """
 
     def __init__(
@@ -104,17 +105,13 @@ class Executor:
         self._places: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._collect = controller.garbage.collect
         self._require_open = controller.require_open
+        self.prefetches = rank.device.prefetches
         self.await_thread = controller.await_thread
 
     @property
     def closed(self) -> bool:
         """Whether the runtime is of no more use."""
         return self._controller.closed
-
-    @property
-    def prefetches(self) -> bool:
-        """Whether `DelayedCall.prefetch` saves time: on devices that copy while they compute."""
-        return self._device.prefetches
 
     def enter_device(self) -> None:
         """Make this thread fit to compute on the master's device."""

@@ -212,26 +212,23 @@ def with_next(items: Iterator[Any], ahead: Callable[[], bool]) -> Iterator[tuple
 
     If the iterator raises an Exception, the items before it come first.
     """
-    item = next(items, _END)
-    while item is not _END:
-        after, failures = _END, []
-        asked = ahead()
-        if asked:
-            try:
-                after = next(items, _END)
-            except Exception as error:  # noqa: BLE001 - raised below
-                failures.append(error)
-        yield item, None if after is _END else after
-        if failures:
-            raise failures[0]
-        item = after if asked else next(items, _END)
+    for item in items:
+        while item is not None:
+            after = failure = None
+            if ahead():
+                try:
+                    after = next(items, None)
+                except Exception as error:  # noqa: BLE001 - raised below
+                    failure = error
+            yield item, after
+            if failure is not None:
+                raise failure
+            item = after
 
 
 _PLACES = 3
-"""Sets of shared arrays: for a batch that is computed, and two more. They are for batches that are
-drawn; or for one that is copied to the GPUs, and one that is drawn."""
-
-_END = object()
+"""Sets of shared arrays: for a batch that is computed, and two that are drawn; or one that is
+copied to the GPUs, and one that is drawn."""
 
 
 def drawn_batches(
@@ -256,10 +253,6 @@ def drawn_batches(
     Yields:
         Tuples of ``Data``, each of which keeps its values until this has been asked once more;
         twice, if the executor ``prefetches``.
-
-    Raises:
-        Closed: The runtime has ended, or this is a child of its process.
-        What drawing raises.
     """
     asked: SimpleQueue[Any] = SimpleQueue()
     arguments = iter(batches), sources, executor, asked, drawn
@@ -273,11 +266,11 @@ def drawn_batches(
             asked.put(())
         for turn in itertools.cycle(range(_PLACES)):
             result = executor.await_thread(thread, drawn, "a batch, which is drawn here")
+            if result is None:
+                return
             if isinstance(result, BaseException):
                 raise result
             values, in_place = result
-            if values is _END:
-                return
             if not in_place and len(places[turn]) == len(values):
                 for data, value in zip(places[turn], values):
                     data.set_value(value)
@@ -299,21 +292,16 @@ def _draw(
 ) -> None:
     """In the thread, draw a batch for each set of ``Data`` to copy it to."""
     owner = os.getpid()
-    result: Any = None
-    for held in iter(asked.get, None):
-        try:
-            batch = next(batches, _END)
+    try:
+        for held, batch in zip(iter(asked.get, None), batches):
             if os.getpid() != owner:  # a child that the iterable has forked
                 executor.require_ready()
-            result = (batch, True) if batch is _END else _taken(batch, sources, held)
-        except BaseException as error:
-            if os.getpid() != owner:
-                raise  # nobody awaits it
-            result = error
-        drawn.put(result)
-        if isinstance(result, BaseException) or batch is _END:
-            return
-        del batch, result
+            drawn.put(_taken(batch, sources, held))
+        drawn.put(None)
+    except BaseException as error:
+        if os.getpid() != owner:
+            raise  # nobody awaits it
+        drawn.put(error)
 
 
 def _taken(batch: Any, sources: Sequence[RowSource], held: tuple[Any, ...]) -> tuple[Any, bool]:
