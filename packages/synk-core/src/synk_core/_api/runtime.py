@@ -22,17 +22,18 @@ from __future__ import annotations
 
 import atexit
 import os
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
+from functools import partial
 from time import perf_counter
 from typing import (
     Any,
     Callable,
     ContextManager,
     Dict,
-    Iterator,
     List,
     Optional,
     Tuple,
+    TypeVar,
     Union,
 )
 
@@ -62,7 +63,7 @@ from synk_core._watch.stats import Stats
 from synk_core._watch.timeline import Timeline
 from synk_core._wire.data import Data
 from synk_core._wire.messages import Settings
-from synk_core._workers.interrupts import held_back
+from synk_core._workers.interrupts import whole
 from synk_core._workers.mpi_worker import serve_world
 from synk_core.engine import TITLE
 from synk_core.exceptions import InputTypeError, InputValueError, StartError
@@ -73,6 +74,8 @@ from .function import Function, as_delayed
 from .recordings import Recordings
 from .replica_watch import ReplicaWatch
 from .watches import FiniteWatch, Watches
+
+T = TypeVar("T")
 
 
 class Runtime:
@@ -182,7 +185,8 @@ class Runtime:
         self._specs: Dict[int, FunctionSpec] = {}
         for line in (*ranks.lines, *note, *compiler_note()):
             self._report(line)
-        with held_back(self.close):
+
+        def start() -> None:
             self._store = DataStore(named=self.size > 1)
             self._controller = Controller(
                 ranks,
@@ -203,6 +207,12 @@ class Runtime:
             self._controller.garbage.on_function = self._forget
             self.collectives = Collectives(self._executor)
             self.delayed = DelayedCollectives(self._executor)
+
+        def undo() -> None:
+            if hasattr(self, "_controller"):  # if not, it has undone its own start
+                self._controller.close()
+
+        whole(start, undo, ends=False)
 
     @property
     def closed(self) -> bool:
@@ -328,25 +338,39 @@ class Runtime:
 
     def lint(self) -> Findings:
         """Look for mistakes over all functions and recorded calls; see `synkhronos.lint`."""
-        with self.unrecorded():
+
+        def look() -> Findings:
             self._controller.require_open()
             if not len(self._history):
                 return self._history.findings()
             with self._rank.registry.held() as variables:
                 return self._history.findings(unequal_replicas(self.collectives, variables))
 
-    @contextmanager
-    def unrecorded(self) -> Iterator[None]:
-        """Hold the lock for several calls, which `lint()` and the watches ignore."""
+        return self.unrecorded(look)
+
+    def unrecorded(self, act: Callable[[], T], *restore: Callable[[], Any]) -> T:
+        """Return the result of `act`, whose several calls `lint()` and the watches ignore.
+
+        Args:
+            restore: called at its end, whatever ends it; see `whole`.
+        """
         lock, replicas = self._controller.lock, self._controller.replicas
-        with lock:
+
+        def begin() -> T:
             self._history.on, lock.several, replicas.on = False, True, False
-            try:
-                with self._watches.paused():
-                    yield
-            finally:
-                self._history.on, lock.several, replicas.on = True, False, True
-                replicas.see_all()
+            if checked:
+                self._watches.restore_finite(False)
+            return act()
+
+        def end() -> None:
+            self._history.on, lock.several, replicas.on = True, False, True
+            replicas.see_all()
+
+        with lock:
+            checked = self._watches.checks_finite
+            if checked:
+                restore = (*restore, partial(self._watches.restore_finite, True))
+            return whole(begin, *restore, end, always=True, ends=True)
 
     def let_drift(self, shared_vars: Any) -> None:
         """Declare that the ranks' values of these variables drift apart on purpose.

@@ -27,6 +27,7 @@ from synk_core.engine import SharedVariable
 from synkhronos import _default
 from synkhronos.exceptions import InputTypeError, InputValueError
 from synkhronos.extensions.train._checkpoints import FORMAT, META, ArrayFile, write_arrays
+from synkhronos.extensions.train._ranks import OneProcess
 
 __all__ = ["load_weights", "save_weights"]
 
@@ -101,8 +102,7 @@ def load_weights(path: str | os.PathLike[str], params: Any, strict: bool = True)
     if _default.is_open():
         synk.broadcast(targets, values)
     else:
-        for variable, value in zip(targets, values):
-            variable.set_value(value)
+        OneProcess().perform([(targets, values)])
     return list(arrays)
 
 

@@ -76,10 +76,10 @@ class EarlyStopping(Callback):
         """Compare the epoch with the best."""
         score = trainer.score(record)
         if score < self._best - self._min_delta:
+            if self._restore_best:
+                self._values = trainer.get_values()  # first: it may be interrupted
             self._best = score
             self._waited = 0
-            if self._restore_best:
-                self._values = trainer.get_values()
         else:
             self._waited += 1
         self._stop_if_due(trainer)

@@ -15,10 +15,13 @@ import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
+
+from synk_core import whole
 
 from ._batches import BatchMaker, BatchSampler
 from ._checkpoints import CheckpointError, number_in, read_file
@@ -113,8 +116,8 @@ class CheckpointContents:
             "variables": self._variables.read(),
         }
 
-    def load(self, path: Path) -> TrainingProgress:
-        """Read a file, restore everything but the progress, and return the progress.
+    def load(self, path: Path, use: Callable[[TrainingProgress], None]) -> None:
+        """Read a file, restore everything, and `use` the progress: all of it, or nothing.
 
         Raises:
             CheckpointError: The file does not fit this training. Nothing has been changed.
@@ -125,10 +128,22 @@ class CheckpointContents:
         refusal = refusal or self._variables.refusal(content["variables"]["random"])
         if refusal:
             raise CheckpointError(f"{path} does not fit this training: {refusal}")
-        self._load_states(content["partners"], path)
-        self._sampler.set_state(progress.shuffle)
-        self._variables.write(content["variables"])
-        return progress
+        set_variables = self._variables.setting(content["variables"])
+        shuffle = self._sampler.get_state()
+        done: list[Any] = []
+
+        def act() -> None:
+            self._load_states(content["partners"], path, done)
+            self._sampler.set_state(progress.shuffle)
+            set_variables()  # last of what may fail
+            use(progress)
+
+        def undo() -> None:
+            self._sampler.set_state(shuffle)
+            for item, state in done:
+                item.load_state(state)
+
+        whole(act, undo)
 
     def _check(self, path: Path, content: Any) -> None:
         """Raise CheckpointError unless all fits, as far as this can be known without the arrays."""
@@ -158,10 +173,12 @@ class CheckpointContents:
             elif part.get("required", True):
                 yield f"schedule, callback or sync: {part['kind']} in the checkpoint, none here"
 
-    def _load_states(self, states: Sequence[dict[str, Any]], path: Path) -> None:
-        """Load each object's state, those of one class in their order. New ones keep their own."""
+    def _load_states(self, states: Sequence[dict[str, Any]], path: Path, done: list[Any]) -> None:
+        """Load each object's state, those of one class in their order. New ones keep their own.
+
+        Those that may have loaded one are in `done`, with their states of before.
+        """
         waiting = list(self._stateful)
-        done = []
         try:
             for part in states:
                 alike = [item for item in waiting if type(item).__name__ == part["kind"]]
@@ -172,8 +189,6 @@ class CheckpointContents:
                 done.append((item, copy.deepcopy(item.state())))
                 item.load_state(part["state"])
         except Exception as error:
-            for item, before in done:
-                item.load_state(before)
             raise CheckpointError(
                 f"{path} does not fit this training: {part['kind']} refused its state: {error!r}"
             ) from error
@@ -201,39 +216,40 @@ class SharedVariables:
         (self._own if state.takes_local_steps else self._equal).update(stepped)
 
     def read(self) -> dict[str, Any]:
-        """Return all values, for a checkpoint."""
-        ranks = self._ranks
+        """Return all values, for a checkpoint: of one moment, on all ranks."""
+        ranks, every = self._ranks, range(self._ranks.size)
+        acts = [ranks.get(ranks.master, variables) for variables in self._equal.values()]
+        acts += [ranks.get(rank, variables) for variables in self._own.values() for rank in every]
+        results = iter(ranks.perform([*acts, *map(ranks.get_states, self._random)]))
         content: dict[str, Any] = {"ranks": ranks.size}
         for kind, variables in self._equal.items():
-            values = ranks.read(ranks.master, variables)
+            values = next(results)
             content[kind] = [_entry(v, value=value) for v, value in zip(variables, values)]
         for kind, variables in self._own.items():
-            by_rank = [ranks.read(rank, variables) for rank in range(ranks.size)]
+            by_rank = [next(results) for _ in every]
             content[kind] = [
                 _entry(variable, values=[values[i] for values in by_rank])
                 for i, variable in enumerate(variables)
             ]
-        states = ranks.read_states(self._random)
-        content["random"] = [_entry(v, values=values) for v, values in zip(self._random, states)]
+        content["random"] = [_entry(v, values=list(next(results))) for v in self._random]
         return content
 
     def misfits(self, content: dict[str, Any]) -> Iterator[str]:
         """Yield a sentence for each difference from the present variables."""
-        ranks, size = self._ranks, number_in(content, "ranks", least=1, most=_MOST_RANKS)
-        arrays = {**self._equal, **self._own}
-        current = {kind: ranks.read(ranks.master, each) for kind, each in arrays.items()}
-        current["random"] = [states[ranks.master] for states in ranks.read_states(self._random)]
-        variables = {**arrays, "random": self._random}
-        for kind, values in current.items():
+        ranks, current = self._ranks, self.read()
+        size = number_in(content, "ranks", least=1, most=_MOST_RANKS)
+        variables = {**self._equal, **self._own, "random": self._random}
+        for kind, listed in variables.items():
+            values = [_values(entry, ranks.size)[ranks.master] for entry in current[kind]]
             saved = _saved(content, kind)
             if len(saved) != len(values):
                 yield (
                     f"{kind}: {len(saved)} variables in the checkpoint "
                     f"({', '.join(str(entry['name']) for entry in saved)}), {len(values)} here "
-                    f"({', '.join(str(variable.name) for variable in variables[kind])})"
+                    f"({', '.join(str(variable.name) for variable in listed)})"
                 )
                 continue
-            for i, (variable, value, entry) in enumerate(zip(variables[kind], values, saved)):
+            for i, (variable, value, entry) in enumerate(zip(listed, values, saved)):
                 here = _described(variable.name, value)
                 for array in _values(entry, 1):
                     there = _described(entry["name"], array)
@@ -251,50 +267,54 @@ class SharedVariables:
                 return f"random: the states of {entry['name'] or 'unnamed'} are none"
         return None
 
-    def write(self, content: dict[str, Any]) -> None:
-        """Set all values; `misfits` has found none."""
-        saved_ranks = content["ranks"]
+    def setting(self, content: dict[str, Any]) -> Callable[[], Any]:
+        """Return a function that sets all values in one order; `misfits` has found none."""
+        saved_ranks, acts = content["ranks"], []
+        place = min(self._ranks.master, saved_ranks - 1)
+        here = [
+            (variables, [_values(entry, saved_ranks)[place] for entry in _saved(content, kind)])
+            for kind, variables in {**self._equal, **self._own, "random": self._random}.items()
+        ]
         for kind, variables in self._equal.items():
             values = [_values(entry, 1)[0] for entry in _saved(content, kind)]
-            self._ranks.write_all(variables, values)
+            acts.append(self._ranks.set(None, variables, values))
         for kind, variables in self._own.items():
             saved = [_values(entry, saved_ranks) for entry in content[kind]]
-            self._write_own(variables, saved, saved_ranks)
-        self._write_random([entry["values"] for entry in content["random"]], saved_ranks)
+            acts += self._set_own(variables, saved, saved_ranks)
+        acts += self._set_random([entry["values"] for entry in content["random"]], saved_ranks)
+        return partial(self._ranks.perform, acts, here)
 
-    def _write_own(
+    def _set_own(
         self, variables: Sequence[Any], saved: Sequence[Sequence[Any]], saved_ranks: int
-    ) -> None:
+    ) -> list[Any]:
         ranks = self._ranks
         if saved_ranks == ranks.size:
-            for rank in range(ranks.size):
-                ranks.write(rank, variables, [values[rank] for values in saved])
-            return
+            return [
+                ranks.set(rank, variables, [values[rank] for values in saved])
+                for rank in range(ranks.size)
+            ]
         common = [
             np.mean(values, axis=0, dtype="float64").astype(values[0].dtype)
             if is_float(variable)
             else values[0]
             for variable, values in zip(variables, saved)
         ]
-        ranks.write_all(variables, common)
+        return [ranks.set(None, variables, common)]
 
-    def _write_random(self, saved: Sequence[Sequence[Any]], saved_ranks: int) -> None:
+    def _set_random(self, saved: Sequence[Sequence[Any]], saved_ranks: int) -> list[Any]:
         ranks = self._ranks
         if not self._random:
-            return
-        current = ranks.read_states(self._random)
-        if ranks.size > 1 and all(map(_all_equal, current)):
-            ranks.write_states(self._random, [[values[0]] * ranks.size for values in saved])
-            return
+            return []
+        current = [list(states) for states in ranks.perform([*map(ranks.get_states, self._random)])]
         # The ranks drew the same then, and must not now: only one of them continues the stream.
         distinct = 1 if saved_ranks > 1 and all(map(_all_equal, saved)) else saved_ranks
-        ranks.write_states(
-            self._random,
-            [
-                [*values[: min(distinct, ranks.size)], *here[distinct:]]
-                for values, here in zip(saved, current)
-            ],
-        )
+        news = [
+            [*values[: min(distinct, ranks.size)], *here[distinct:]]
+            for values, here in zip(saved, current)
+        ]
+        if ranks.size > 1 and all(map(_all_equal, current)):
+            news = [[values[0]] * ranks.size for values in saved]
+        return [act for pair in zip(self._random, news) for act in ranks.set_states(*pair)]
 
 
 def _progress_of(memory: dict[str, Any], outputs: int) -> TrainingProgress:

@@ -15,7 +15,7 @@ import os
 import re
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +109,8 @@ class Checkpoints:
         """
         self._require_own()
         path = self.folder / f"step-{step:09d}.npz"
+        if self._own is not None:
+            self._own.add(path)  # before it is there
         write_file(path, content)
         paths = self.paths()
         present = paths.index(path) + 1
@@ -130,9 +132,9 @@ class Checkpoints:
         self._require_own()
         write_file(self.best_path, content)
 
-    def take(self) -> None:
-        """Treat the present files as those of this training."""
-        self._own = set(self.paths())
+    def take(self, paths: Iterable[Path]) -> None:
+        """Treat these files as those of this training."""
+        self._own = set(paths)
 
     def require_empty(self) -> None:
         """
@@ -146,7 +148,7 @@ class Checkpoints:
                 f"{newest.name}): continue it with run(..., resume=True), use another folder, "
                 "or delete them"
             )
-        self.take()
+        self.take(self.paths())
 
     def require_writable(self) -> None:
         """Create the folder and try to write a file there, before there is anything to lose.

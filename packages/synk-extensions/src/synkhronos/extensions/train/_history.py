@@ -109,7 +109,8 @@ class LogFile:
     def begin(self, records: Sequence[dict[str, Any]]) -> None:
         """Rewrite the file with these records: none, or those of a checkpoint.
 
-        Lines of epochs after the checkpoint are dropped, since these are trained again.
+        Lines of epochs after the checkpoint are dropped, since these are trained again. A device
+        or FIFO gets the records once.
 
         Raises:
             OSError: The file cannot be written.
@@ -117,11 +118,12 @@ class LogFile:
         text = "" if self._is_json else self._csv(self._columns)
         text += "".join(self._line(record) for record in records)
         try:
+            if self._stream is not None:
+                return  # what has been written stays
             make_folder(self._path.parent)
-            if self._stream is None:
-                self._stream = stream_of(self._path)
-                if self._stream is not None:
-                    weakref.finalize(self, self._stream.close)
+            self._stream = stream_of(self._path)
+            if self._stream is not None:
+                weakref.finalize(self, self._stream.close)
             if not self._streamed(text):
                 with whole_file(self._path) as file:
                     file.write(text.encode())

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from synk_core import RowSource
+from synk_core import RowSource, whole
 from synk_core.engine import T, library
 
 from ._arguments import call_of_1_0, data_and_rows
@@ -91,7 +91,7 @@ class SerialTrainFunction:
         of the gradient function happen once per slice here.
         """
         data, batch = call_of_1_0(len(self._names), data, batch, named_data)
-        scattered, whole = self._arguments(data, named_data)
+        scattered, bcast = self._arguments(data, named_data)
         scattered = [array[_key(batch)] for array in scattered]
         rows = self._rows(batch_s)
         slices: list[Any] = [slice(None)]
@@ -99,19 +99,26 @@ class SerialTrainFunction:
             count = len(scattered[0]) if scattered else len(rows[0])
             slices = [_key(part) for part in np.array_split(np.arange(count), num_slices)]
             slices = [part for part in slices if len(part)] or [slice(None)]
-        results, weights, gradients = [], [], []
-        for part in slices:
-            arguments = [array[part] for array in [*rows, *scattered]]
-            results.append(self.grad_function(*arguments, *whole))
-            weights.append(len(arguments[0]) if arguments else 1)
-            if len(slices) > 1:
-                gradients.append([shared.get_value() for shared in self._flat_grads()])
-        for shared, values in zip(self._flat_grads(), zip(*gradients)):
-            shared.set_value(_average(values, weights))
-        self.update_function()
-        self.rows = sum(weights) if rows or scattered else 0
-        outputs = [combine(op, values, weights) for op, values in zip(self._ops, zip(*results))]
-        return outputs[0] if self._single else outputs
+        state = self.state
+        changed = [*state.params, *state.optimizer, *state.local, *state.random]
+        before = [shared.get_value(return_internal_type=True) for shared in changed]
+
+        def act() -> Any:
+            results, weights, gradients = [], [], []
+            for part in slices:
+                arguments = [array[part] for array in [*rows, *scattered]]
+                results.append(self.grad_function(*arguments, *bcast))
+                weights.append(len(arguments[0]) if arguments else 1)
+                if len(slices) > 1:
+                    gradients.append([shared.get_value() for shared in self._flat_grads()])
+            for shared, values in zip(self._flat_grads(), zip(*gradients)):
+                shared.set_value(_average(values, weights))
+            self.update_function()
+            self.rows = sum(weights) if rows or scattered else 0
+            outputs = [combine(op, values, weights) for op, values in zip(self._ops, zip(*results))]
+            return outputs[0] if self._single else outputs
+
+        return whole(act, partial(set_values, changed, before))
 
     def steps(self, *data_and_batches: Any, num_slices: int = 1) -> Iterator[Any]:
         """Take a step for each batch; yield what a call returns, as ``TrainFunction.steps``."""
@@ -178,6 +185,12 @@ def _key(batch: Any) -> Any:
 
 def _average(values: Sequence[Any], weights: Sequence[int]) -> Any:
     return sum(value * (weight / sum(weights)) for value, weight in zip(values, weights))
+
+
+def set_values(variables: Sequence[Any], values: Sequence[Any]) -> None:
+    """Set the values of shared variables, in this process."""
+    for variable, value in zip(variables, values):
+        variable.set_value(value)
 
 
 def combine(op: Any, values: Sequence[Any], weights: Sequence[int]) -> Any:
