@@ -11,7 +11,6 @@ number, values that are equal on all ranks are restored as they were; for the ot
 from __future__ import annotations
 
 import copy
-import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -122,7 +121,8 @@ class CheckpointContents:
         Raises:
             CheckpointError: The file does not fit this training. Nothing has been changed.
         """
-        content = read_file(path, functools.partial(self._check, path))
+        here = self._variables.read()
+        content = read_file(path, partial(self._check, path, here))
         progress = _progress_of(content["memory"], len(self._course["train_columns"]))
         refusal = self._sampler.refusal(progress.shuffle)
         refusal = refusal or self._variables.refusal(content["variables"]["random"])
@@ -145,11 +145,15 @@ class CheckpointContents:
 
         whole(act, undo)
 
-    def _check(self, path: Path, content: Any) -> None:
-        """Raise CheckpointError unless all fits, as far as this can be known without the arrays."""
+    def _check(self, path: Path, here: dict[str, Any], content: Any) -> None:
+        """Raise CheckpointError unless all fits, as far as this can be known without the arrays.
+
+        Args:
+            here: The present contents of the variables.
+        """
         try:
             progress = _progress_of(content["memory"], len(self._course["train_columns"]))
-            misfits = list(self._misfits(content, progress))
+            misfits = list(self._misfits(content, progress, here))
         except Exception as error:  # whatever is in a damaged or hostile file
             raise CheckpointError(
                 f"{path}: a part is missing or of the wrong type ({error!r}); the file is damaged"
@@ -157,12 +161,14 @@ class CheckpointContents:
         if misfits:
             raise CheckpointError(f"{path} does not fit this training: " + "; ".join(misfits))
 
-    def _misfits(self, content: dict[str, Any], progress: TrainingProgress) -> Iterator[str]:
+    def _misfits(
+        self, content: dict[str, Any], progress: TrainingProgress, here: dict[str, Any]
+    ) -> Iterator[str]:
         yield from _differences(content["course"], self._course)
         if progress.batch:
             for text in _differences(content["order"], self._sampler.settings):
                 yield f"{text} (it was written within an epoch)"
-        yield from self._variables.misfits(content["variables"])
+        yield from self._variables.misfits(content["variables"], here)
         refusal = self._sampler.refusal(progress.shuffle)
         if refusal:
             yield refusal
@@ -234,9 +240,9 @@ class SharedVariables:
         content["random"] = [_entry(v, values=list(next(results))) for v in self._random]
         return content
 
-    def misfits(self, content: dict[str, Any]) -> Iterator[str]:
-        """Yield a sentence for each difference from the present variables."""
-        ranks, current = self._ranks, self.read()
+    def misfits(self, content: dict[str, Any], current: dict[str, Any]) -> Iterator[str]:
+        """Yield a sentence for each difference from the present variables, as `read` has them."""
+        ranks = self._ranks
         size = number_in(content, "ranks", least=1, most=_MOST_RANKS)
         variables = {**self._equal, **self._own, "random": self._random}
         for kind, listed in variables.items():
