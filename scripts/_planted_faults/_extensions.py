@@ -20,8 +20,8 @@ EXTENSIONS = (
         "ext-plateau-forgets",
         "life cycles",
         "synkhronos/extensions/train/_learning_rate.py",
-        'self._rate, self._best = state["rate"], state["best"]',
-        'self._rate = state["rate"]',
+        "self._rate, self._best = rate, best",
+        "self._rate = rate",
         "A plateau that goes on from a checkpoint has forgotten the best loss.",
         "train_schedules checkpoint",
     ),
@@ -65,10 +65,10 @@ EXTENSIONS = (
         "ext-failed-step-counts",
         "life cycles",
         "synkhronos/extensions/sync.py",
-        "        results = synk.step(*acts, *(self._acts if is_due else ()))\n"
-        "        self._steps = 0 if is_due else self._steps + 1\n",
-        "        self._steps = 0 if is_due else self._steps + 1\n"
-        "        results = synk.step(*acts, *(self._acts if is_due else ()))\n",
+        "            results = synk.step(*acts)\n"
+        "            self._has_begun, self._steps = True, steps\n",
+        "            self._has_begun, self._steps = True, steps\n"
+        "            results = synk.step(*acts)\n",
         "A step that failed counts, so the next synchronisation comes early or not at all.",
         "sync_use",
     ),

@@ -350,8 +350,7 @@ class Trainer:
             self._checkpoints.require_empty()
         if self._checkpoints and self.epoch < epochs:
             self._checkpoints.require_writable()
-        self._begun = True
-        self._stop_reason = None
+        self._begun, self._stop_reason = True, None
         return whole(partial(self._run, epochs), self._idle, always=True, ends=True)
 
     def _run(self, epochs: int) -> History:
@@ -491,9 +490,8 @@ class Trainer:
         require_number(values[0], self.step, self._terminate_on_nan)
         for callback in self._callbacks:
             callback.on_step_end(self, values[0])
-        checkpoints = self._checkpoints
-        if checkpoints and self._is_due(checkpoints.every_steps, self.step):
-            self._save(checkpoints)
+        if self._checkpoints and self._is_due(self._checkpoints.every_steps, self.step):
+            self._save(self._checkpoints)
         return values[0]
 
     def _finish_epoch(self, epochs: int) -> None:
