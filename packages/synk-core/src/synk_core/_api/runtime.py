@@ -45,7 +45,7 @@ from synk_core._graph.devices.assignment import (
 )
 from synk_core._graph.devices.graphs import checked_policy
 from synk_core._graph.devices.precision import checked_precision
-from synk_core._graph.environment import compiler_note
+from synk_core._graph.environment import compiler_note, fill_standard_streams
 from synk_core._graph.facts import unequal_replicas
 from synk_core._graph.rowwise.check import Verdicts, check_spec, check_updates, warn_of_wrong
 from synk_core._graph.spec import FunctionSpec, make_spec
@@ -179,6 +179,7 @@ class Runtime:
         warn_of_cache()
         for line in (*ranks.lines, *note, *compiler_note()):
             self._report(line)
+        fill_standard_streams()
         with held_back(self.close):
             self._store = DataStore(named=self.size > 1)
             self._controller = Controller(

@@ -24,11 +24,20 @@ _LARGEST_MMAP_THRESHOLD = 32 << 20
 """Bytes at most (see mallopt(3)); larger blocks always go back to the kernel."""
 
 _KEPT_BYTES = 256 << 20
+_STDERR = 2
 
 
 def import_path() -> Tuple[str, ...]:
     """Return this process's ``sys.path``, with the current folder's name in place of ""."""
     return tuple(entry or current_folder() for entry in sys.path)
+
+
+def fill_standard_streams() -> None:
+    """Open nothing in place of standard streams that were closed before the program began: else
+    pipes to workers get their numbers, and are what these write their output to."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
+        os.set_inheritable(fd, True)
+    os.close(fd)
 
 
 def current_folder() -> str:
