@@ -16,7 +16,7 @@ import time
 
 import numpy as np
 import pytest
-from _helpers import environment, pids_in
+from _helpers import environment, pids_in, printed_by, run_python
 
 import synk_comm
 from synk_comm import CommTimeout, PeerLost, RankDied, RankFailed, launch
@@ -340,18 +340,23 @@ def test_main_script_is_not_loaded_for_functions_of_modules(tmp_path):
     assert (done.stdout, done.stderr) == ("[0, 1]\n", "")
 
 
-def test_missing_guard_is_said(tmp_path):
-    path = program(
+@pytest.mark.parametrize("words", [["program.py"], ["-c", "import program"]])
+def test_missing_guard_is_said(tmp_path, words):
+    program(
         tmp_path,
         """
-        import synk_comm
+        import os, synk_comm
+        os.environ["DEPTH"] = os.environ.get("DEPTH", "") + "I"
+        assert len(os.environ["DEPTH"]) < 4  # the end, should ranks start ranks
         def f(comm): pass
         synk_comm.launch(2, f, timeout_s=50)
         """,
     )
-    done = run_program(path)
+    done = run_python(*words, cwd=tmp_path)
     assert done.returncode == 1
+    assert "launch() was called in a rank that loads the program" in done.stderr
     assert 'put the call under `if __name__ == "__main__":`' in done.stderr
+    assert "III" not in done.stderr
 
 
 # -- where it is called, and who ends it --------------------------------------------------
@@ -364,6 +369,34 @@ def nested(comm):
 def test_launch_in_a_rank():
     got = launch(2, nested, timeout_s=LIMIT_S)
     assert [[total for _, total, _ in inner] for inner in got] == [[1.0, 1.0], [3.0, 3.0]]
+
+
+def without_end(comm, depth=0):
+    assert depth < 3
+    return launch(1, without_end, depth + 1, timeout_s=LIMIT_S)
+
+
+def test_ranks_of_a_rank_start_no_more():
+    said = r"MisuseError: launch\(\) was called in a rank that a rank has started"
+    with pytest.raises(RankFailed, match=said):
+        launch(1, without_end, timeout_s=LIMIT_S)
+
+
+def test_ranks_find_what_was_imported_from_a_folder_of_before(tmp_path):
+    """Entries that Python ignores do no harm."""
+    (tmp_path / "lib").mkdir()
+    program(tmp_path / "lib", "def rank(comm): return comm.rank\n", "mine.py")
+    code = """
+        import os, pathlib, sys
+        sys.path.append("lib")
+        import mine, importlib
+        importlib.invalidate_caches()
+        os.chdir("/")
+        import synk_comm
+        sys.path += [pathlib.Path("lib"), lambda: 0]
+        print(synk_comm.launch(2, mine.rank, timeout_s=60))
+    """
+    assert printed_by("-c", textwrap.dedent(code), cwd=tmp_path) == "[0, 1]\n"
 
 
 def test_launch_in_threads():

@@ -60,6 +60,7 @@ share = engine.shared(np.float64(1.0), name="row_share")
 share.tag.synk_row_share = True
 
 hidden = T.tanh(x.dot(w) + b)
+norm = T.sqrt(T.sqr(x).sum())
 counts = T.cast(100 * v, "int32")
 probability = softmax(hidden.dot(u))
 crossentropy = categorical_crossentropy(probability, y)
@@ -259,6 +260,15 @@ CASES = [
     Case("softmax over rows by hand", T.exp(x) / T.exp(x).sum(axis=0), "gather", "wrong"),
     Case("log of a sum of exponentials", T.log(T.exp(x).sum(axis=0)), "sum", "wrong"),
     Case("accumulated over rows", T.cumsum(x, axis=0), "gather", "wrong", "starts anew"),
+    Case("the last of accumulated rows", T.cumsum(x, axis=0)[-1], "sum", "unknown"),
+    Case("the last of accumulated factors", T.cumprod(x, axis=0)[-1, 0], "prod", "unknown"),
+    Case("another of accumulated rows", T.cumsum(x, axis=0)[-2], "sum", "unknown"),
+    Case("a function of accumulated rows", T.exp(T.cumsum(x, axis=0))[-1], "prod", "unknown"),
+    Case("the largest of accumulated rows", T.cumsum(abs(x), axis=0).max(), "sum", "unknown"),
+    Case("the cube of a product", x.prod() ** 3, "prod", "exact"),
+    Case("a root of a product", x.prod() ** 2.5, "prod", "unknown"),
+    Case("the square of a norm", T.sqr(norm), "sum", "unknown"),
+    Case("a norm by itself", norm * norm, "sum", "unknown"),
     Case("sorted rows", T.sort(x, axis=0), "gather", "wrong", "sorts"),
     Case("position of the maximum", T.argmax(x, axis=0), "max", "wrong", "position of a row"),
     Case("covariance", (x - x.mean(0)).T.dot(x - x.mean(0)) / x.shape[0], "avg", "wrong"),

@@ -24,6 +24,7 @@ from synk_core import Runtime, flight
 from synk_core._shield import SHIELD
 from synk_core._tracebacks import without_ours
 from synk_core._watch.flight import Phase
+from synk_core._wire.channel import ChannelClosed
 from synk_core._wire.messages import GiveUp
 from synk_core._workers.interrupts import SIGNAL, obey, obey_from_afar
 from synk_core.engine import FLAGS, Apply, Op
@@ -136,6 +137,65 @@ def test_who_expects_an_error_of_a_class_catches_that_of_any_rank(pair, make, ca
     assert str(make()) in str(error)
     assert "in fail_as_told" in error.traceback
     assert f(np.zeros(2)).tolist() == [0, 0]
+
+
+def own_group(act, again=lambda error: error):
+    """Fail with what a group of this process's own raises, that the other rank has left."""
+    one, other = synk_comm.local_group(2)
+    other.close()
+    try:
+        act(one)
+    except synk_comm.CommError as error:
+        raise again(error) from None
+
+
+TRAVELLED = [lambda comm: comm.barrier(), lambda error: pickle.loads(pickle.dumps(error))]
+
+
+@pytest.mark.parametrize(
+    ("act", "kind"),
+    [
+        (lambda: own_group(lambda comm: comm.barrier()), synk_comm.PeerLost),
+        (lambda: own_group(*TRAVELLED), synk_comm.PeerLost),
+        (synk_comm.AbortedError("by itself", rank=0), synk_comm.AbortedError),
+        (synk_comm.CommTimeout("too late", missing={1: "asleep"}), synk_comm.CommTimeout),
+        (synk_comm.MismatchError("not alike"), synk_comm.MismatchError),
+        (synk_comm.PeerDeclined("not now", reasons={1: "no", 0: "nor here"}), RuntimeError),
+        (synk_comm.ClosedError("closed"), synk_comm.ClosedError),
+        (ChannelClosed("end of messages"), ConnectionError),
+        (WorkerDied(1, -9, "in another runtime"), WorkerDied),
+        (WorkerStalled([1], "in another runtime", 9.0, {1: "f()"}, "late"), WorkerStalled),
+        (Closed("another runtime is closed"), Closed),
+        (KeyboardInterrupt(), KeyboardInterrupt),
+    ],
+    ids=lambda case: getattr(case, "__name__", type(case).__name__),
+)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_a_group_or_runtime_of_the_programs_own_raises_has_failed_here(pair, act, kind, rank):
+    def failing(values):
+        if isinstance(act, BaseException):
+            raise act
+        act()
+
+    x, y = misbehaving(failing)
+    s = engine.shared(np.zeros(()), name="s")
+    f = pair.function([x], (y.sum(), "sum"), updates=[(s, s + 1)], name="grouped")
+    rows = np.zeros(4)
+    rows[3 * rank] = 1
+    began = time.monotonic()
+    if rank == 0:
+        with pytest.raises(kind):
+            f(rows)
+    else:
+        with pytest.raises(WorkerFailed) as caught:
+            f(rows)
+        assert caught.value.rank == 1
+        cause = caught.value.__cause__
+        assert isinstance(cause, kind)
+        assert str(act if isinstance(act, BaseException) else "is lost") in str(cause)
+    assert time.monotonic() - began < 30  # of 300 that a rank waits
+    assert s.get_value() == 0
+    assert f(np.full(4, -1.0)) == -8.0
 
 
 def test_it_has_the_attributes_of_its_cause_and_travels():

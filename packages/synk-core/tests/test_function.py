@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import warnings
 from collections import Counter
@@ -12,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import synk_comm
-from synk_core import DecompositionWarning, Runtime
+from synk_core import DecompositionWarning, Runtime, in_graph
 from synk_core._plan.rows import split_rows
 from synk_core.exceptions import BatchError, InputValueError, SynkError, WorkerFailed
 from synk_testing.engine import STREAMS, T, as_op, engine
@@ -239,6 +240,68 @@ def test_each_update_accumulates_by_its_own_operation(pair):
             for result, meaning in zip(held, meanings):
                 np.testing.assert_allclose(result, meaning(share, axis=0), rtol=1e-14)
             np.testing.assert_array_equal(held[5], [2, 2])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_rounding_does_not_grow_with_the_number_of_slices(pair, dtype):
+    """Of outputs and updates; float16 is added up in float32."""
+    x = T.TensorType(dtype, (False, False))("x")
+    ops = ("avg", "sum")
+    shareds = [engine.shared(np.zeros(4, dtype), op) for op in ops]
+    wide = "float32" if dtype == "float16" else dtype
+    parts = [T.cast(x.mean(axis=0, dtype=wide), dtype), x.sum(axis=0, dtype=dtype)]
+    f = pair.function([x], list(zip(parts, ops)), updates=list(zip(shareds, parts, ops)), **FAST)
+    value = (1 + np.random.RandomState(4).rand(4000, 4)).astype(dtype)
+    got = [*f(value, num_slices=2000), *pair.collectives.get_value(0, shareds)]
+    for result, part, meaning in zip(
+        got, (value, value, *[value[:2000]] * 2), [np.mean, np.sum] * 2
+    ):
+        exact = meaning(part.astype(np.longdouble), axis=0)
+        assert result.dtype == dtype
+        assert np.all(abs(result - exact) <= 4 * np.spacing(exact.astype(dtype)))
+
+
+@pytest.mark.parametrize("reduces", [False, True])
+def test_values_that_no_row_goes_into_are_not_averaged(trio, reduces):
+    """They are those of a serial program to the last bit, whatever rows and slices ranks have."""
+
+    def build():
+        a, b, c = (engine.shared(np.full(3, value)) for value in (0.1, 0.7, 1 / 3))
+        return [a, b, c], [a * np.float64(0.93), a * b + np.float64(0.1), c * np.float64(0.7)]
+
+    shareds, news = build()
+    serial_shareds, serial_news = build()
+    serial = engine.function([], serial_shareds, updates=list(zip(serial_shareds, serial_news)))
+    a = shareds[0]
+    mean = in_graph.all_reduce(x.mean(), "avg") if reduces else x.mean()
+    outputs = [*shareds, mean, (x.sum() * a, "sum")]
+    f = trio.function([x], outputs, updates=list(zip(shareds, news, ("avg", "avg", "last"))))
+    trio.distribute()
+    for number, num_slices in itertools.product((7, 5, 2, 1), (1, 2, 3)):
+        got, expected = f(np.ones((number, 2)), num_slices=num_slices), serial()
+        np.testing.assert_array_equal(got[:3], expected)
+        expected = [shared.get_value() for shared in serial_shareds]
+        for rank in range(3):
+            held = trio.collectives.get_value(rank, shareds)
+            np.testing.assert_array_equal(held, expected, f"{number} rows, {num_slices} slices")
+    # Replicas that differ are averaged by rows.
+    for rank, value in enumerate((0.5, 2.0, 8.0)):
+        trio.collectives.set_value(rank, a, np.full(3, value))
+    np.testing.assert_array_equal(f(np.ones((4, 2)), num_slices=2)[0], np.full(3, 11 / 4))
+
+
+@pytest.mark.c_code
+@pytest.mark.parametrize("shape", [(), (2,)])
+def test_debug_mode_takes_the_values_of_each_rank(pair, shape):
+    own, count = engine.shared(np.zeros(shape), "own"), engine.shared(np.float64(0), "count")
+    pair.collectives.set_value(1, own, np.ones(shape))
+    options = {"updates": [(count, count + 1)], "mode": "DebugMode"}
+    f = pair.function([x], ((x.sum(axis=1, keepdims=True) * own).sum(), "sum"), **options)
+    value = rows(5)
+    np.testing.assert_allclose(f(value), value[3:].sum() * own.get_value().size, rtol=1e-12)
+    pair.collectives.set_value(1, own, np.full(shape, 2.0))
+    np.testing.assert_allclose(f(value), 2 * value[3:].sum() * own.get_value().size, rtol=1e-12)
+    assert [int(pair.collectives.get_value(rank, count)) for rank in range(2)] == [2, 2]
 
 
 def test_gradient_averages_are_exact_with_the_rows_as_weights(runtime):

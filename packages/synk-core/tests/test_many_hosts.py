@@ -244,6 +244,56 @@ def test_a_rank_that_is_killed_ends_the_job(job, row):
     assert "EXIT CODE: 9" in done.out + done.err
 
 
+VANISHES = """
+import atexit
+who, status, when = map(int, sys.argv[1:4])
+master = os.environ["PMI_RANK"] == "0"
+if master and when == AT_EXIT:
+    atexit.register(os._exit, status)  # so late that the other ranks have been told to end
+
+@as_op([T.dmatrix], [T.dmatrix])
+def vanishing(rows):
+    if rows.max() > 50:
+        os._exit(status)
+    return rows
+
+runtime = Runtime()
+f = runtime.function([x], (vanishing(x).sum(), "sum"))
+f(X)
+say(ready=True)
+bad = X.copy()
+bad[13 * who] = 99
+if when == IN_A_CALL:
+    try:
+        f(bad)
+    finally:
+        time.sleep(999)  # nobody but the lost rank's own host is to end the job
+if when == BETWEEN_CALLS:
+    os._exit(status)
+"""
+IN_A_CALL, BETWEEN_CALLS, AT_EXIT = range(3)
+
+
+@pytest.mark.parametrize(
+    ("rank", "status", "when", "on_a_host"),
+    [
+        pytest.param(0, 6, BETWEEN_CALLS, 1, id="the master, alone on its host"),
+        pytest.param(0, 0, AT_EXIT, 1, id="the master, in an exit handler"),
+        pytest.param(1, 0, IN_A_CALL, 2, id="a worker beside the master"),
+        pytest.param(2, 7, IN_A_CALL, 2, id="a worker of another host"),
+    ],
+)
+def test_a_rank_that_leaves_without_a_word_ends_the_job(job, rank, status, when, on_a_host):
+    code = f"IN_A_CALL, BETWEEN_CALLS, AT_EXIT = range(3)\n{VANISHES}"
+    with job(code, rank, status, when, on_a_host=on_a_host, limit_s=60) as program:
+        done = program.finish()
+    if when == AT_EXIT:  # the program was over: its status is the job's
+        assert done.status == status
+    else:
+        assert done.status != 0
+    assert facts(done) == [{"ready": True}], done.out + done.err
+
+
 WAITS = """
 @as_op([T.dmatrix], [T.dmatrix])
 def slow(rows):
@@ -452,6 +502,24 @@ def test_a_folder_that_another_host_lacks_is_named(job):
     assert name == "StartError"
     assert "rank 1 on host hostb" in text
     assert "/nowhere/at/all" in text
+
+
+NESTED = """
+@as_op([T.dmatrix], [T.dmatrix])
+def forks(rows):
+    if os.environ["PMI_RANK"] != "0":
+        Runtime()
+    return rows
+
+with Runtime() as runtime:
+    f = runtime.function([x], (forks(x), "gather"))
+    say(said=outcome(lambda: f(X)))
+"""
+
+
+def test_a_rank_that_serves_starts_no_runtime(job):
+    (found,) = finished(job(NESTED, size=2, on_a_host=1))
+    assert "StartError: fork() was called in a worker" in found["said"][1]
 
 
 STALL = """

@@ -18,6 +18,7 @@ from _leaks import no_ranks_left
 
 import synk_comm
 from synk_core import Runtime
+from synk_core._rank.rank import Rank
 from synk_core._wire.channel import Channel
 from synk_core._wire.messages import Ready
 from synk_core._workers import processes as _processes
@@ -310,6 +311,8 @@ class RankThat:
     failed_at = 0.0
 
     clock_offset_s = 0.0
+    _groups = ()
+    group_raised = Rank.group_raised
 
     def __init__(self, error):
         self.error = error
@@ -358,7 +361,10 @@ def test_a_worker_without_a_thread_says_so_and_how_to_get_one(monkeypatch):
     with theirs:
         _worker.serve(Channel(theirs), SimpleNamespace(rank=1), begin=begin)
     failure = pickle.loads(channel.recv(1.0))
-    with started(1) as (_, pool), pytest.raises(StartError, match=r"(?s)rank 1.*thread; end.*-u "):
+    with (
+        started(1) as (_, pool),
+        pytest.raises(StartError, match=r"(?s)rank 1.*thread; end some.*-u "),
+    ):
         pool.require_started([failure])
     channel.close()
 

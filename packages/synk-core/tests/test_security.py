@@ -22,8 +22,7 @@ from pathlib import Path
 import pytest
 from _run_under_test import evidence, running
 
-from synk_core._graph.cache_safety import PathEntry, cache_danger, danger, way_to
-from synk_testing import descriptors, run
+from synk_testing import descriptors
 
 BACKENDS = pytest.mark.parametrize(
     "backend", ["shm", pytest.param("zmq", marks=pytest.mark.nightly)]
@@ -237,118 +236,6 @@ def test_a_hostile_user_gets_nowhere(folder, backend):
     assert report["tried"] > 1000
     with open("/proc/sys/fs/lease-break-time") as file:
         assert took_s < 2 * float(file.read()), "something has waited for a lease"
-
-
-# ---- Theano's compile directory ------------------------------------------------------------------
-
-ME, OTHER, GROUP = 1000, 1001, 100
-
-
-def places(*fields):
-    """A way: (mode, owner) of each place, from the root on."""
-    return [
-        PathEntry(f"/{'/'.join('abcdefg'[:i])}", owner, GROUP, mode)
-        for i, (mode, owner) in enumerate(fields)
-    ]
-
-
-DIR, LNK = stat.S_IFDIR, stat.S_IFLNK
-SYSTEM = (DIR | 0o755, 0)
-
-
-@pytest.mark.parametrize(
-    ("way", "words"),
-    [
-        ([SYSTEM, SYSTEM, (DIR | 0o755, ME), (DIR | 0o755, ME)], None),
-        ([SYSTEM, (DIR | 0o755, ME), (DIR | 0o775, ME)], "can be written by group 100"),
-        ([SYSTEM, (DIR | 0o755, ME), (DIR | 0o777, ME)], "can be written by everybody"),
-        ([SYSTEM, (DIR | 0o777, ME), (DIR | 0o700, ME)], "/a can be written by everybody"),
-        ([SYSTEM, (DIR | 0o777, 0), (DIR | 0o700, ME)], "/a can be written by everybody"),
-        ([SYSTEM, (DIR | 0o1777, 0), (DIR | 0o700, ME)], None),
-        ([SYSTEM, (DIR | 0o1777, 0), (DIR | 0o700, OTHER)], "/a/b belongs to user 1001"),
-        ([SYSTEM, (DIR | 0o1777, 0)], "can add files"),
-        ([SYSTEM, (DIR | 0o755, OTHER), (DIR | 0o755, ME)], "/a belongs to user 1001"),
-        ([SYSTEM, (DIR | 0o700, OTHER), (DIR | 0o755, ME)], "/a belongs to user 1001"),
-        ([SYSTEM, (DIR | 0o700, ME), (DIR | 0o777, ME)], None),
-        ([SYSTEM, (DIR | 0o766, ME), (DIR | 0o777, ME)], "/a can be written by everybody"),
-        ([SYSTEM, (DIR | 0o1777, 0), (LNK | 0o777, ME), (DIR | 0o700, ME)], None),
-        ([SYSTEM, (DIR | 0o1777, 0), (LNK | 0o777, OTHER), (DIR | 0o700, ME)], "/a/b belongs"),
-        ([SYSTEM, (DIR | 0o755, ME), (stat.S_IFREG | 0o666, ME)], "can be written by everybody"),
-    ],
-)
-def test_who_could_change_what_theano_reads(way, words):
-    found = danger(places(*way), ME)
-    assert (found is None) == (words is None), found
-    assert words is None or words in found
-
-
-def test_a_group_of_ones_own_is_no_danger():
-    way = places(SYSTEM, (DIR | 0o755, ME), (DIR | 0o775, ME))
-    assert danger(way, ME, lambda gid: gid == GROUP) is None
-    assert "everybody" in danger(places(SYSTEM, (DIR | 0o777, ME)), ME, lambda _gid: True)
-
-
-def test_root_trusts_root_alone():
-    assert "belongs to user 1000" in danger(places(SYSTEM, (DIR | 0o700, ME)), 0)
-
-
-def test_the_way_to_a_folder_goes_through_links(folder):
-    (folder / "real" / "deep").mkdir(parents=True)
-    (folder / "link").symlink_to("real")
-    (folder / "circle").symlink_to("circle")
-    paths = [place.path for place in way_to(str(folder / "link" / "deep"))]
-    assert paths[0] == "/"
-    assert paths[-3:] == [f"{folder}/link", f"{folder}/real", f"{folder}/real/deep"]
-    assert [p.path for p in way_to(str(folder / "nowhere" / "x"))][-1] == str(folder)
-    assert len(list(way_to(str(folder / "circle")))) < 100
-
-
-def test_folders_of_modules_are_looked_at(folder):
-    cache = folder / "cache"
-    (cache / "tmpmodule").mkdir(parents=True)
-    cache.chmod(0o755)
-    (cache / "tmpmodule").chmod(0o700)
-    assert cache_danger(str(cache)) is None
-    (cache / "tmpmodule").chmod(0o777)
-    assert "tmpmodule can be written by everybody" in cache_danger(str(cache))
-    cache.chmod(0o700)
-    assert cache_danger(str(cache)) is None
-
-
-WARNED = """
-import os, sys, warnings
-os.umask(int(sys.argv[1], 8))
-import theano
-from synk_core import Runtime
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always")
-    Runtime(1, use_gpu=False).close()
-for one in caught:
-    if "compile directory" in str(one.message):
-        print(one.filename, one.category.__name__, one.message)
-"""
-
-
-@pytest.mark.parametrize(("umask", "mode", "warned"), [("0", 0o755, True), ("077", 0o755, False)])
-def test_a_run_tells_of_a_compile_directory_that_others_can_write(folder, umask, mode, warned):
-    folder.chmod(mode)
-    flags = {"THEANO_FLAGS": f"cxx=,base_compiledir={folder / 'c'}", "PYTHONWARNINGS": "ignore"}
-    status, out, err = run(WARNED, umask, environment=flags)
-    assert status == 0, err
-    assert ("is not safe" in out) == warned, out
-    if warned:
-        assert out.startswith("<string> UserWarning")
-        assert "chmod go-w" in out
-
-
-@AS_ROOT
-def test_a_compile_directory_of_another_user_is_told_of(folder):
-    (folder / "c").mkdir()
-    os.chown(folder / "c", NOBODY, NOBODY)
-    flags = {"THEANO_FLAGS": f"cxx=,base_compiledir={folder / 'c'}", "PYTHONWARNINGS": "ignore"}
-    status, out, err = run(WARNED, "077", environment=flags)
-    assert status == 0, err
-    assert f"c belongs to user {NOBODY}" in out
 
 
 # ---- flight records ------------------------------------------------------------------------------

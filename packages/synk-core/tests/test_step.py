@@ -67,6 +67,25 @@ def test_a_function_twice_in_a_step_has_two_sets_of_inputs(runtime):
         np.testing.assert_array_equal(result, np.arange(6.0)[chosen] * 2)
 
 
+def test_rows_are_those_of_when_the_act_was_made(runtime):
+    f = runtime.function([x], (x * 2, "gather"), **FAST)
+    values, part = np.arange(5.0), engine.shared(np.zeros(0), name="part")
+    index, mask, listed = np.array([4, 0, 1]), np.arange(5) > 2, [2, 2, 3]
+    low, high, room = np.array(1), np.array(4), bytearray([3, 1])
+    chosen = [index, mask, listed, tuple(index), slice(low, high), memoryview(room)]
+    expected = [values[np.asarray(rows) if rows is not chosen[4] else rows] for rows in chosen]
+    expected = [rows.copy() for rows in expected]
+    acts = [f.delayed(values, batch=rows) for rows in chosen]
+    acts.append(runtime.delayed.scatter(part, values, batch=index))
+    index[:], mask[:], low[...], room[:] = 0, True, 0, b"00"
+    listed.clear()
+    *results, _ = runtime.step(*acts)
+    for result, rows in zip(results, expected):
+        np.testing.assert_array_equal(result, rows * 2)
+    gathered = runtime.collectives.gather(part, nd_up=0)
+    np.testing.assert_array_equal(gathered, values[[4, 0, 1]])
+
+
 def test_more_acts_than_a_line_holds(runtime):
     s = engine.shared(np.zeros(()), name="s")
     f = runtime.function([], updates=[(s, s + 1)], **FAST)

@@ -197,6 +197,29 @@ def test_a_bad_path_is_told_before_anything_is_recorded(pair, tmp_path, path, er
     assert os.listdir(tmp_path) == []
 
 
+def test_a_recording_may_go_through_a_link_or_into_a_fifo(pair, tmp_path):
+    """With a umask that takes nothing away; neither is replaced."""
+    mean, *_ = mean_and_rows(pair)
+    mean(np.ones((4, 3)))
+    fifo, file, link = (tmp_path / name for name in ("fifo", "file", "link"))
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    link.symlink_to(file)
+    before = os.umask(0)
+    try:
+        for path in (fifo, link):
+            with pair.timeline(path):
+                mean(np.ones((4, 3)))
+    finally:
+        os.umask(before)
+    for text in (os.read(reader, 1 << 20), file.read_bytes()):
+        assert [event["name"] for event in spans(json.loads(text), "call", 1)] == ["mean"]
+    os.close(reader)
+    assert fifo.is_fifo()
+    assert link.is_symlink()
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
 def test_close_ends_a_recording_that_began_with_the_runtime(tmp_path):
     path = tmp_path / "trace.json"
     with Runtime(2, timeline=str(path)) as runtime:

@@ -560,7 +560,7 @@ path = Path(sys.argv[2])
 file.write_file(path, {"old": 1})
 def die(*args):
     os.kill(os.getpid(), signal.SIGKILL)
-Path.replace = die
+os.replace = die
 file.write_file(path, {"new": [0.0] * 100})
 """
 

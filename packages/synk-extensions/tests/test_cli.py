@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import select
+import signal
 import subprocess
 import sys
 from importlib.metadata import version
-from pathlib import Path
 
 import pytest
 from _cli import command, invoke
 
+import synk_testing
 from synk_testing.engine import IS_THEANO
 from synkhronos_cli import _terminal
-from synkhronos_cli._probe import Answer
-from synkhronos_cli._programs import bench, demo, launch, plot
+from synkhronos_cli._programs import demo
 
-COMMANDS = ("doctor", "demo", "bench", "run", "check", "trace", "clean")
+COMMANDS = ("doctor", "demo", "run", "clean")
 
 
 # ---- all commands ------------------------------------------------------------------------------
@@ -61,15 +63,6 @@ def test_help_of_a_command_has_an_example(name):
         (["demo", "digits", "--devices", "cuda7"], "--devices cuda7: demo digits runs on cores"),
         (["demo", "intro", "--processes", "0"], "'--processes'"),
         (["demo", "intro", "--processes", "two"], "'--processes'"),
-        (["bench", "nothing"], "no benchmark 'nothing'; there are call"),
-        (["bench", "call", "--plot", "x.png"], "--plot needs the scaling"),
-        (["check"], "SCRIPT"),
-        (["check", "no_such.py"], "no such script: no_such.py"),
-        (["check", "."], ". is a folder"),
-        (["trace", "no_such.py"], "no such script: no_such.py"),
-        (["trace", __file__, "-o", "no/such/folder/x.json"], "--output no/such/folder/x.json"),
-        (["trace", __file__, "--plot", "x.doc"], "expected a file that ends with .png"),
-        (["trace", __file__, "--plot", "no/such/x.png"], "there is no folder no/such"),
         (["doctor", "--yes"], "--yes needs --fix"),
         (["clean", "--nothing"], "--nothing"),
         (["cure"], "'cure'"),
@@ -78,7 +71,6 @@ def test_help_of_a_command_has_an_example(name):
     ],
 )
 def test_a_mistake_is_told_in_one_line(arguments, complaint):
-    pytest.importorskip("matplotlib")
     done = invoke(*arguments)
     assert done.exit_code == 2
     assert done.stdout == ""
@@ -88,16 +80,6 @@ def test_a_mistake_is_told_in_one_line(arguments, complaint):
     assert "Traceback" not in done.stderr
 
 
-def test_a_plot_without_matplotlib_says_how_to_get_it(monkeypatch, tmp_path):
-    monkeypatch.setattr(plot.importlib.util, "find_spec", lambda name: None)
-    for arguments in (["bench", "scaling"], ["trace", __file__]):
-        done = invoke(*arguments, "--plot", str(tmp_path / "x.png"))
-        assert done.exit_code == 1
-        assert done.stderr == (
-            "synkhronos: --plot needs matplotlib: pip install 'synkhronos[plot]'\n"
-        )
-
-
 def test_the_start_imports_nothing_heavy():
     code = (
         "import sys\n"
@@ -105,7 +87,7 @@ def test_the_start_imports_nothing_heavy():
         "from synkhronos_cli._clean import command\n"
         "from synkhronos_cli._doctor import examine, fix\n"
         "from synkhronos_cli._flight import show\n"
-        "from synkhronos_cli._programs import bench, demo, run, script\n"
+        "from synkhronos_cli._programs import demo, run\n"
         "heavy = {'theano', 'numpy', 'synk_core', 'synk_shm', 'synk_comm', 'synkhronos', 'zmq'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
     )
@@ -213,63 +195,49 @@ def test_the_status_is_there_where_ended_children_are_ignored(tmp_path):
     script.write_text("raise SystemExit(7)\n")
     ignore = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
     again = ("-c", ignore + "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])")
-    words = ("-m", "synkhronos_cli", "trace", script)
+    words = ("-m", "synkhronos_cli", "run", script)
     assert command(*words, program=again, folder=tmp_path).returncode == 7
 
 
-# ---- bench -------------------------------------------------------------------------------------
+STARTS = """
+import sys
+from synkhronos_cli import _app, _probe
+from synkhronos_cli._doctor import fix
 
-RESULT = {
-    "bench": "call",
-    "title": "A call",
-    "processes": 2,
-    "rows": [{"what": "f(Data)", "seconds": 2e-5, "peers": {"plain Theano": 4e-6, "Pipe": 1e-6}}],
-}
-
-
-def test_a_benchmark_is_a_table_with_ratios(monkeypatch):
-    monkeypatch.setattr(bench, "ask_module", lambda *_: Answer(RESULT))
-    done = invoke("bench", "call")
-    assert done.exit_code == 0
-    lines = done.stdout.splitlines()
-    assert lines[0] == "A call (2 processes)"
-    assert " ".join(lines[2].split()) == "f(Data) 20 us 4 us (5 x) 1 us (20 x)"
-
-
-def test_a_benchmark_that_fails_is_told_and_the_others_go_on(monkeypatch):
-    asked = []
-
-    def answer(arguments, timeout_s):
-        asked.append(arguments[1])
-        return Answer(problem="died of SIGSEGV") if arguments[1] == "scatter" else Answer(RESULT)
-
-    monkeypatch.setattr(bench, "ask_module", answer)
-    done = invoke("bench")
-    assert done.exit_code == 1
-    assert asked == ["call", "scatter", "allreduce", "scaling"]
-    assert "bench scatter: died of SIGSEGV (synkhronos doctor shows" in done.stderr
+CODE = '''
+import os, subprocess, sys, time
+fd = os.open(sys.argv[-1], os.O_WRONLY)
+if "alone" not in sys.argv:
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], pass_fds=[fd])
+os.write(fd, b"x")
+time.sleep(600)
+'''
+words = ["-c", CODE, *sys.argv[2:]]
+_app._app = lambda prog_name: {
+    "probe": lambda: _probe._run(words, 600, str),
+    "fix": lambda: fix._run([sys.executable, *words]),
+}[sys.argv[1]]()
+_app.main()
+"""
 
 
-def test_times_are_in_units():
-    assert [bench.in_time(s) for s in (2.5, 0.0321, 4.56e-5, 1.2e-7)] == [
-        "2.5 s",
-        "32.1 ms",
-        "45.6 us",
-        "0.12 us",
-    ]
-
-
-# ---- processes ---------------------------------------------------------------------------------
-
-
-def test_a_child_has_its_status(tmp_path: Path):
-    assert launch.run_child(["-c", "raise SystemExit(7)"], {}) == 7
-    killed = "import os; os.kill(os.getpid(), 9)"
-    assert launch.run_child(["-c", killed], {}) == 128 + 9
-    seen = tmp_path / "seen"
-    code = f"import os; open({str(seen)!r}, 'w').write(os.environ['X_OF_TEST'])"
-    assert launch.run_child(["-c", code], {"X_OF_TEST": "here"}) == 0
-    assert seen.read_text() == "here"
+@pytest.mark.parametrize("how", ["probe", "fix"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL], ids=str)
+def test_what_a_command_has_started_ends_with_it(tmp_path, how, number):
+    """Also what that has started, but after SIGKILL."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    alone = ["alone"] if number == signal.SIGKILL else []
+    with synk_testing.Program(["-c", STARTS, how, *alone, str(fifo)]) as program:
+        assert select.select([reader], [], [], 60)[0]
+        assert os.read(reader, 9) == b"x"
+        program.send_signal(number)
+        program.wait()
+        # It ends when nobody has the other end any more.
+        assert select.select([reader], [], [], 60)[0]
+        assert os.read(reader, 9) == b""
+    os.close(reader)
 
 
 # ---- with PyTensor -----------------------------------------------------------------------------
@@ -287,10 +255,3 @@ def test_the_doctor_examines_pytensor_and_nothing_of_theanos():
     assert "its extra installs nothing here" in found["Lasagne"]["found"]
     (gpus,) = report["sections"]["GPUs"]
     assert gpus["found"].startswith("not looked for: PyTensor has no back end for them")
-
-
-@pytest.mark.skipif(IS_THEANO, reason="PyTensor only")
-def test_measurements_are_beside_plain_pytensor():
-    done = command("bench", "call", "--json", "--processes", "1", "--devices", "cpu")
-    (result,) = json.loads(done.stdout)
-    assert set(result["rows"][0]["peers"]) == {"plain PyTensor"}

@@ -68,6 +68,33 @@ def test_an_error_is_shown_without_frames_of_what_runs_the_script(script):
     assert done.stderr.endswith("ValueError: mine\n")
 
 
+def test_a_script_ends_as_it_does_in_python(script):
+    for text, status, words in (
+        ("raise SystemExit(7)\n", 7, ""),
+        ("import sys; sys.exit('my last words')\n", 1, "my last words\n"),
+        ("def f(:\n", 1, "SyntaxError"),
+    ):
+        done = command("run", script(text), **NO_LAUNCHER)
+        assert (done.returncode, done.stdout) == (status, "")
+        assert words in done.stderr
+        assert "_running" not in done.stderr
+
+
+def test_a_script_may_change_the_folder_and_find_its_own_file(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "beside.py").write_text("name = 'found'\n", encoding="utf-8")
+    path = tmp_path / "real" / "script.py"
+    path.write_text(
+        "import os, sys, beside\nos.chdir('/')\nprint(open(__file__).readline(), beside.name)\n",
+        encoding="utf-8",
+    )
+    (tmp_path / "linked.py").symlink_to(path)
+    for name in ("real/script.py", "linked.py"):
+        done = command("run", name, folder=tmp_path, **NO_LAUNCHER)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == "import os, sys, beside\n found\n"
+
+
 def test_workers_of_one_machine_are_started_without_a_launcher(script):
     path = script(
         "import numpy as np, theano.tensor as T, synkhronos as synk\n"

@@ -263,6 +263,8 @@ def test_threads_of_a_rank_have_rows_of_their_own(written):
         ({"traceEvents": [{"ph": "X", "name": "f", "ts": "a", "dur": 1, "pid": 0}]}, "'ts': 'a'"),
         ({"traceEvents": [{"ph": "X", "name": "f", "ts": 0, "dur": -1, "pid": 0}]}, "-1"),
         ({"traceEvents": [{"ph": "X", "name": "f", "ts": 0, "dur": 1}]}, "'pid': None"),
+        ({"traceEvents": [{"ph": "X", "ts": 10**400, "dur": 1, "pid": 0}]}, "'ts': 1000"),
+        ({"traceEvents": [{**process_name(0, ""), "args": [1]}]}, "without any span"),
     ],
 )
 def test_a_file_that_is_no_trace(written, content, message):
@@ -382,6 +384,9 @@ def test_a_loss_that_became_infinite_is_drawn_as_far_as_it_goes(written, tmp_pat
         ('{"epoch": 1, "train_loss": 2}\n{"epoch"', ":2: got invalid JSON"),
         ('{"epoch": 1, "train_loss": 2}\n[3]', r":2: got '\[3\]'"),
         ('{"epoch": 1, "train_loss": [1]}', r"got train_loss = \[1\]"),
+        (f'{{"epoch": 1, "train_loss": {10**400}}}', "got train_loss = 1000"),
+        ('{"epoch": ' + "[" * 100_000, ":1: got invalid JSON"),
+        ("epoch,train_loss\n1," + "2" * 200_000, "got no CSV"),
     ],
 )
 def test_a_file_that_is_no_log(written, content, message):

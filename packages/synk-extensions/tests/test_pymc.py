@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -16,6 +18,7 @@ from synkhronos.exceptions import (  # noqa: E402
     InputTypeError,
     InputValueError,
     NotForked,
+    PerformanceWarning,
 )
 from synkhronos.extensions.pymc import find_MAP, logp_dlogp, nuts  # noqa: E402
 
@@ -314,6 +317,20 @@ def of_a_point():
     return model, [y]
 
 
+def test_a_large_likelihood_that_is_not_divided_is_a_warning():
+    model, rows = linear()
+    with model:
+        other = pm.Data("other", np.zeros(4))
+        pm.Normal("o", pm.Normal("c"), 1, observed=other)
+    with pytest.warns(
+        PerformanceWarning, match=r"\['obs'\], of at least as many values as the 4 ro"
+    ):
+        logp_dlogp(model, [other])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", PerformanceWarning)
+        logp_dlogp(model, rows)
+
+
 def infinite():
     """Its graph has an operation that `check` does not know, and it cannot be computed."""
     with pm.Model() as model:
@@ -323,7 +340,38 @@ def infinite():
     return model, [y]
 
 
+def missing():
+    with pm.Model() as model, warnings.catch_warnings():
+        warnings.simplefilter("ignore", pm.exceptions.ImputationWarning)
+        x = pm.Data("x", X_VALUES)
+        observed = np.where(GROUPS, Y_VALUES, np.nan)
+        pm.Normal("obs", x @ pm.Normal("b", shape=3), 1, observed=observed)
+    return model, [x]
+
+
+def scaled():
+    with pm.Model() as model:
+        y = pm.Data("y", Y_VALUES)
+        pm.Normal("obs", pm.Normal("a"), 1, observed=y, total_size=2 * N)
+    return model, [y]
+
+
+def minibatch(**how):
+    with pm.Model() as model:
+        y = pm.Data("y", Y_VALUES)
+        pm.Normal("obs", pm.Normal("a"), 1, observed=pm.Minibatch(y, batch_size=9), **how)
+    return model, [y]
+
+
+def scaled_minibatch():
+    return minibatch(total_size=N)
+
+
 REFUSED = {
+    missing: r"'obs' has missing observations.*'obs_unobserved'.*keep = ~np\.isnan",
+    scaled: "'obs' has a total_size=.*leave total_size= out",
+    minibatch: r"draws a pm\.Minibatch in each call.*pm\.Data.*in its place",
+    scaled_minibatch: r"draws a pm\.Minibatch in each call.*in its place, without total_size=",
     constant: r"constant 'obs.*' has 501 entries: make it pm\.Data",
     constant_inside: r"constant '.*\(501,\)' has 501 entries: make it pm\.Data",
     not_listed: r"pm\.Data 'y' has 501 rows and is not listed",

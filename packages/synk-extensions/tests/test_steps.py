@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
+from queue import SimpleQueue
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from _training import FEATURES, Model, dataset
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import synkhronos as synk
 from synk_core import InputTypeError, RowSource
@@ -14,8 +19,13 @@ from synk_testing.engine import T, engine
 from synk_testing.files import KINDS, StandIn, in_file
 from synkhronos.extensions import updates
 from synkhronos.extensions.batches import index_batches
-from synkhronos.extensions.train import make_train_function
-from synkhronos.extensions.train._batches import DrawnBatches, with_next
+from synkhronos.extensions.train import (
+    Callback,
+    Trainer,
+    make_train_function,
+    make_train_function_theano,
+)
+from synkhronos.extensions.train._batches import drawn_batches, with_next
 
 SIZE = 16  # of batches; 50 rows make three and a smaller one
 CUTS = [slice(0, 16), slice(16, 18), slice(18, 50), slice(3, 30), slice(49, 50)]
@@ -68,19 +78,24 @@ def test_batches_may_be_arrays_from_a_generator(twins):
         require_same(one, other)
 
 
-def test_a_step_is_taken_before_the_next_but_one_batch_is_asked_for(twins):
-    """So a program that decides by the losses what to draw is one batch late, not more."""
-    model, _, (x, y) = twins
-    drawn = []
+@pytest.mark.parametrize("form", ["rows", "resident", "arrays"])
+def test_the_steps_of_what_was_drawn_come_before_a_wait_for_more(twins, form):
+    """Also of a program that decides by a step's loss what to draw next."""
+    model, other, (x, y) = twins
+    losses = SimpleQueue()
 
     def batches():
-        for rows in CUTS:
-            drawn.append(rows)
-            yield rows
+        for place, rows in enumerate(CUTS):
+            if place > 1 or (place and form == "rows"):
+                losses.get(timeout=60)
+            yield (x[rows], y[rows]) if form == "arrays" else rows
 
-    steps = model.train.steps(x, y, batches())
-    for place, _ in enumerate(steps):
-        assert len(drawn) == min(place + 2, len(CUTS))
+    got = []
+    data = {"rows": (x, y), "resident": model.train.build_inputs(x, y), "arrays": ()}[form]
+    for loss in model.train.steps(*data, batches()):
+        got.append(loss)
+        losses.put(loss)
+    np.testing.assert_array_equal(got, [other.train(x, y, batch=rows) for rows in CUTS])
 
 
 def test_arrays_are_drawn_in_a_thread_while_the_ranks_compute(twins):
@@ -146,6 +161,105 @@ def test_bytes_of_a_file_are_converted_on_each_rank(processes):
     train = make_train_function(loss, [w], [x], updates.sgd, 0.1, bcast_inputs=[scale])
     (got,) = train.steps(StandIn(pixels), 255.0, [[8, 0, 5]])
     np.testing.assert_allclose(got, ((pixels[[8, 0, 5]] / 255) ** 2).mean())
+
+
+def refilled(kind, chosen, x, folder):
+    """Yield row numbers, or rows, in an object that is filled anew for each, and spoilt before."""
+    index, mask, listed = np.empty(0, int), np.zeros(len(x), bool), []
+    bounds, shuffled = (np.array(0), np.array(0)), np.array(x)
+    if kind == "memory map":
+        mapped = np.memmap(folder / "rows", x.dtype, "w+", shape=len(x))
+    for rows in chosen:
+        if kind == "index":
+            index.resize(len(rows), refcheck=False)
+            index[:] = rows
+            yield index
+            index[:] = 0
+        elif kind == "mask":
+            mask[rows] = True
+            yield mask
+            mask[:] = False
+        elif kind == "list":
+            listed[:] = rows.tolist()
+            yield listed
+            listed.clear()
+        elif kind == "slice":
+            bounds[0][...], bounds[1][...] = rows[0], rows[-1] + 1
+            yield slice(*bounds)
+        elif kind == "view":
+            shuffled[: len(rows)] = x[rows]
+            yield shuffled[: len(rows)]
+            shuffled[:] = shuffled[::-1].copy()
+        elif kind == "list of values":
+            listed[:] = x[rows].tolist()
+            yield (listed,)
+            listed.clear()
+        else:
+            values = x[rows]
+            if kind == "memory map":
+                mapped[: len(rows)] = values
+                values = mapped[: len(rows)]
+            elif kind == "Data":
+                values = synk.data(values)
+            yield values
+            values[:] = 0
+
+
+SEVERAL = st.lists(
+    st.tuples(st.integers(0, 40), st.integers(1, 9)).map(lambda one: np.arange(one[1]) + one[0]),
+    min_size=1,
+    max_size=7,
+)
+OF_ROWS = ("index", "mask", "list", "slice")
+OF_VALUES = ("view", "list of values", "memory map", "Data", "array")
+
+
+@pytest.fixture(scope="module")
+def lines(processes, tmp_path_factory):
+    """Values; steps by which a parameter comes nearer to the mean of their rows, in parallel and
+    serial, of an input and of what is resident on all ranks; a folder."""
+    x, resident = T.dvector("x"), engine.shared(np.random.RandomState(0).randn(50))
+    made = []
+    for rows, inputs, more in ((x, [x], {}), (resident, [], {"sliceable_shareds": [resident]})):
+        for make in (make_train_function, make_train_function_theano):
+            w = engine.shared(0.0)
+            train = make(T.mean((rows - w) ** 2), [w], inputs, updates.sgd, 0.1, **more)
+            made.append((train, w))
+    synk.broadcast(resident)
+    return resident.get_value(), made, tmp_path_factory.mktemp("maps")
+
+
+def trained(train, batches):
+    """The losses of a Trainer's steps."""
+    losses = []
+    callback = Callback()
+    callback.on_step_end = lambda trainer, loss: losses.append(loss)
+    Trainer(train, lambda epoch: batches, callbacks=[callback], verbose=False).run(1)
+    return losses
+
+
+def for_each_rank(train, ranks, batches):
+    return train.steps([rows] * ranks for rows in batches)
+
+
+@pytest.mark.parametrize("kind", OF_ROWS + OF_VALUES)
+@given(chosen=SEVERAL)
+@settings(max_examples=5, deadline=None)
+def test_what_the_program_changes_is_taken_when_it_is_drawn(lines, processes, kind, chosen):
+    x, made, folder = lines
+    for train, w in made if kind in OF_ROWS else made[:2]:
+        ways = [train.steps, partial(trained, train)]
+        if train.n_scattered and kind in OF_ROWS:
+            ways = [partial(train.steps, x)]
+        elif train is made[2][0]:
+            ways.append(partial(for_each_rank, train, processes))
+        for way in ways:
+            value, expected = float(w.get_value()), []
+            for rows in chosen:
+                expected.append(((x[rows] - value) ** 2).mean())
+                value -= 0.2 * (value - x[rows].mean())
+            got = list(way(refilled(kind, chosen, x, folder)))
+            np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("form", ["rows", "file", "arrays"])
@@ -231,12 +345,22 @@ def _hashable(item):
     return tuple(item) if isinstance(item, list) else item
 
 
-def test_pairs_with_the_next():
-    assert list(with_next(iter([]))) == []
-    assert list(with_next(iter("abc"))) == [("a", "b"), ("b", "c"), ("c", None)]
+@pytest.mark.parametrize("ahead", [True, False])
+def test_pairs_with_the_next(ahead):
+    assert list(with_next(iter([]), lambda: ahead)) == []
+    pairs = [("a", "b"), ("b", "c"), ("c", None)] if ahead else [(letter, None) for letter in "abc"]
+    assert list(with_next(iter("abc"), lambda: ahead)) == pairs
 
 
-def test_places_are_kept_until_they_are_needed_again(processes):
+def drawn_from(batches, place, sources=(), prefetches=False):
+    """Batches drawn in a thread; as a device does that takes inputs ahead, or as a processor."""
+    runtime = synk._default.default()._executor
+    executor = SimpleNamespace(prefetches=prefetches, await_thread=runtime.await_thread)
+    return drawn_batches(batches, place, executor, sources, SimpleQueue())
+
+
+@pytest.mark.parametrize("prefetches", [False, True])
+def test_places_are_kept_until_they_are_needed_again(processes, prefetches):
     made = []
 
     def place(*arrays):
@@ -245,15 +369,14 @@ def test_places_are_kept_until_they_are_needed_again(processes):
 
     lengths = [4, 4, 4, 4, 3, 4, 9, 4, 2]
     source = [(np.full((n, FEATURES), i), np.full(n, i)) for i, n in enumerate(lengths)]
-    drawn, held = DrawnBatches(source, place), []
-    for i, (x, y) in enumerate(drawn):
-        held = [*held, (x, y)][-2:]  # the one that is computed, and the one ahead
+    held = []
+    for i, (x, y) in enumerate(drawn_from(source, place, prefetches=prefetches)):
+        held = [*held, (x, y)][-1 - prefetches :]  # what is computed, and what lies ahead
         for j, (first, second) in zip(range(i - len(held) + 1, i + 1), held):
             np.testing.assert_array_equal(first.data, source[j][0])
             np.testing.assert_array_equal(second.data, source[j][1])
     assert i == len(lengths) - 1
     assert len(made) == 3  # three sets, which grow where they have to
-    drawn.close()
 
 
 def test_rows_of_a_file_are_read_to_where_they_are_to_lie(processes):
@@ -268,8 +391,7 @@ def test_rows_of_a_file_are_read_to_where_they_are_to_lie(processes):
     source.read = noted
     batches = np.random.RandomState(0).permutation(20).reshape(5, 4)
 
-    drawn = DrawnBatches(batches, lambda array: (synk.data(array),), [source])
+    drawn = drawn_from(batches, lambda array: (synk.data(array),), [source])
     for batch, (data,) in zip(batches, drawn):
         np.testing.assert_array_equal(data.data, values[batch])
     assert any(np.shares_memory(target, data.data) for target in targets)
-    drawn.close()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import os
+import signal
 import threading
 
 import numpy as np
@@ -22,6 +25,7 @@ from synk_testing.engine import engine
 from synk_testing.files import KINDS, StandIn, in_file
 from synkhronos.extensions.batches import index_batches
 from synkhronos.extensions.train import (
+    Callback,
     CheckpointError,
     Trainer,
     exponential,
@@ -175,6 +179,48 @@ def test_a_run_that_failed_goes_on_with_the_epoch_that_it_had_begun(model):
     assert asked == [0, 0, 1]
 
 
+@pytest.mark.parametrize("steps", [3, 4], ids=["an epoch's first", "its second"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_ends_the_wait_for_a_batch(model, tmp_path, number, steps):
+    """Where the program's iterable waits for ever; the rest of the training is as ever. Also one
+    whose handler stops the Trainer."""
+    taken, over = threading.Event(), threading.Event()
+
+    class Taken(Callback):
+        def on_step_end(self, trainer, loss):
+            if trainer.step == steps:
+                taken.set()
+
+    def waiting(epoch):
+        for place, batch in enumerate(batches(epoch)):
+            if 3 * epoch + place == steps:
+                assert taken.wait(60)
+                os.kill(os.getpid(), number)
+                assert over.wait(60)
+            yield batch
+
+    settings = {"on_sigterm": "checkpoint", "checkpoint": tmp_path, "verbose": False}
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
+    trainer = Trainer(model.train, waiting, callbacks=[Taken()], **settings)
+    own = signal.signal(signal.SIGUSR1, lambda *_: trainer.stop())
+    try:
+        if number == signal.SIGTERM:
+            with pytest.raises(SystemExit, match="143"):
+                trainer.run(2)
+        else:
+            assert trainer.run(2).interrupted == (number == signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, usual)
+        signal.signal(signal.SIGUSR1, own)
+        over.set()
+    assert trainer.step == steps
+    Trainer(model.train, batches, **settings).run(2, resume=True)
+    resumed = model.values()
+    model.reset()
+    Trainer(model.train, batches, verbose=False).run(2)
+    assert_same(resumed, model.values())
+
+
 def test_validation_reads_a_file_slice_by_slice(model):
     x, y = dataset(23, seed=2)
     _, records = trained(model, dataset())
@@ -216,6 +262,12 @@ def test_other_data_is_refused_at_once(model, data, size, error, text):
         (lambda _epoch: None, TypeError, r"data\(0\) returned None; expected an iterable"),
         (lambda _epoch: [], ValueError, "data gave no batch for epoch 0"),
         (lambda _epoch: [5.0], TypeError, "got 1 inputs|got 1 values"),
+        (lambda _epoch: [None], TypeError, r"a batch is None; expected an array for each input"),
+        (lambda _epoch: [{"x": 1}], TypeError, r"a batch is {'x': 1}; expected an array for each"),
+        (lambda _epoch: ["ab"], TypeError, r"a batch is 'ab'; expected an array for each"),
+        (lambda _epoch: [()], ValueError, "a batch of epoch 0 has no rows; expected at"),
+        (lambda epoch: [batches(epoch)], TypeError, "a batch is <generator .* expected an array"),
+        (lambda _epoch: [dataset(0)], ValueError, "a batch of epoch 0 has no rows; expected at"),
     ],
 )
 def test_a_function_that_makes_no_batches_is_reported(model, data, error, text):
@@ -223,6 +275,19 @@ def test_a_function_that_makes_no_batches_is_reported(model, data, error, text):
     with pytest.raises(error, match=text):
         Trainer(model.train, data, verbose=False).run(1)
     assert_same(model.values(), before)
+
+
+@pytest.mark.parametrize("wrong", [None, False, {}])
+def test_what_is_no_batch_does_not_end_an_epoch(model, wrong):
+    trainer = Trainer(model.train, lambda epoch: [*batches(epoch), wrong], verbose=False)
+    with pytest.raises(TypeError):
+        trainer.run(1)
+    assert (trainer.epoch, trainer.step) == (0, 3)
+    model.reset()
+    losses = model.train.steps(itertools.chain(batches(0), [wrong]))
+    assert len([*itertools.islice(losses, 3)]) == 3
+    with pytest.raises(TypeError):
+        next(losses)
 
 
 def test_a_checkpoint_within_an_epoch_fits_only_batches_of_its_kind(model, tmp_path):

@@ -180,3 +180,41 @@ def test_an_interrupted_run_keeps_its_last_parameters_to_go_on_from():
     best = Model()
     Trainer(best.train, dataset(), 50).run(1)
     assert_same(model.values()[:2], best.values()[:2])
+
+
+def test_ctrl_c_while_rows_are_shuffled_changes_nothing_of_the_rest():
+    class Shuffling(np.random.RandomState):
+        epochs = 0
+
+        def permutation(self, rows):
+            order = super().permutation(rows)
+            self.epochs += 1
+            if self.epochs == 2:
+                signal.raise_signal(signal.SIGINT)
+            return order
+
+    model, twin = Model(), Model()
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        trainer = Trainer(model.train, dataset(), 16, seed=Shuffling(5))
+        assert trainer.run(3).interrupted
+    finally:
+        signal.signal(signal.SIGINT, usual)
+    trainer.run(3)
+    Trainer(twin.train, dataset(), 16, seed=np.random.RandomState(5)).run(3)
+    assert_same(model.values(), twin.values())
+
+
+def test_ctrl_c_in_a_step_that_fails_is_not_forgotten():
+    def fail(trainer, record):
+        signal.raise_signal(signal.SIGINT)
+        raise OSError("the disk is gone")
+
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        trainer = Trainer(Model().train, dataset(), 16, callbacks=[fail])
+        with pytest.raises(KeyboardInterrupt) as raised:
+            trainer.run(3)
+    finally:
+        signal.signal(signal.SIGINT, usual)
+    assert isinstance(raised.value.__cause__, OSError)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -250,6 +251,69 @@ def test_a_checkpoint_that_cannot_be_written_is_the_error(restored, tmp_path, mo
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
         trainer.run(1)
+
+
+class Failing(Callback):
+    """Raise an error at a moment of the run, once, after SIGTERM."""
+
+    def __init__(self, moment, error):
+        self.error = error
+        setattr(self, moment, self._fail)
+
+    def _fail(self, trainer, *_):
+        error, self.error = self.error, None
+        if error is not None:
+            signal.raise_signal(signal.SIGTERM)
+            raise error
+
+
+def test_an_error_after_the_signal_does_not_keep_the_program(restored, tmp_path, caplog):
+    _, trainer = trainer_of(tmp_path, Failing("on_step_end", RuntimeError("a bad batch")))
+    with pytest.raises(SystemExit, match=str(STATUS)):
+        trainer.run(2)
+    assert [path.name for path in Checkpoints(tmp_path).paths()] == ["step-000000001.npz"]
+    assert "RuntimeError: a bad batch" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "moment, error, saved",
+    [
+        ("on_run_begin", OSError(), 0),
+        ("on_step_end", FloatingPointError(), 1),
+        ("on_step_end", KeyboardInterrupt(), 1),
+        ("on_run_end", OSError(), 8),
+        ("on_run_exit", OSError(), 8),
+    ],
+)
+def test_after_other_errors_the_next_run_ends_the_program(restored, tmp_path, moment, error, saved):
+    _, trainer = trainer_of(tmp_path, Failing(moment, error))
+    with pytest.raises(type(error)):
+        trainer.run(2)
+    with pytest.raises(SystemExit, match=str(STATUS)):
+        trainer.run(9)
+    assert trainer.step == saved
+    assert len(Checkpoints(tmp_path).paths()) == (saved > 0) + (saved == 8)
+    assert trainer.run(2).status == "finished"
+
+
+def test_a_child_that_a_run_has_forked_obeys_the_signal(restored, tmp_path):
+    """Such as a loader's processes, which are ended by it."""
+    ended = []
+
+    def fork(trainer, record):
+        child = os.fork()
+        if child == 0:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(LIMIT_S)
+            with contextlib.suppress(AssertionError):  # of the handler of before the run
+                signal.raise_signal(signal.SIGTERM)
+                os._exit(1)
+            os._exit(7)
+        ended.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+    _, trainer = trainer_of(tmp_path, fork)
+    assert trainer.run(1).status == "finished"
+    assert ended == [7]
 
 
 def test_what_cannot_be_done_is_refused_before_the_first_step(restored, tmp_path):

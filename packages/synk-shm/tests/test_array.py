@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import io
+import itertools
 import pickle
 
 import numpy as np
@@ -20,6 +21,24 @@ def test_ones_and_full():
     assert np.array_equal(shm.ones_like([1, 2]), [1, 1])
     assert np.array_equal(shm.full_like([1.0, 2.0], 9), [9.0, 9.0])
     assert shm.empty_like([1.0], "u1").dtype == np.uint8
+
+
+def test_arrays_like_others_keep_the_order_of_their_axes():
+    base = np.arange(120, dtype="f4").reshape(2, 3, 4, 5)
+    for axes in itertools.permutations(range(4)):
+        for selected in ((), slice(None, None, -1), (..., slice(None, None, 2)), slice(0, 1)):
+            x = base.transpose(axes)[selected]
+            for source in (x, np.broadcast_to(x[:1], (3, *x.shape[1:]))):
+                for make in ("zeros_like", "ones_like", "empty_like"):
+                    made, expected = getattr(shm, make)(source), getattr(np, make)(source)
+                    assert made.strides == expected.strides
+                    assert make == "empty_like" or np.array_equal(made, expected)
+    askew = base.transpose(1, 0, 3, 2)
+    made = shm.full_like(askew, askew)
+    np.testing.assert_array_equal(made, askew)
+    np.testing.assert_array_equal(shm.attach(shm.handle(made)), askew)
+    assert shm.zeros_like(askew, order="C").flags.c_contiguous
+    assert shm.zeros_like(askew, capacity=9).flags.c_contiguous
 
 
 def test_results_are_plain_arrays():

@@ -542,6 +542,10 @@ class Communicator(ABC):
         """
 
     @abstractmethod
+    def raised(self, error: BaseException) -> bool:
+        """Return whether a call of this communicator, not of another group, raised this error."""
+
+    @abstractmethod
     def abort(self, reason: str) -> None:
         """Give the group up, without blocking; who waits or calls later raises AbortedError."""
 

@@ -102,7 +102,7 @@ class ClosedError(CommError, RuntimeError):
 
 
 class MisuseError(CommError, RuntimeError):
-    """The communicator was used by two threads at once, or by a child after ``os.fork()``."""
+    """A communicator was used by two threads, or after ``os.fork()``; or no ranks start here."""
 
 
 class RankFailed(CommError, RuntimeError):

@@ -21,6 +21,8 @@ from ._processes.crew import Crew
 from ._processes.loading import Source
 from ._processes.process import RankFailure, RankProcess, rank_environment
 from ._processes.rank import Script
+from .exceptions import MisuseError
+from .starting import import_path, require_leave
 
 _DESCRIPTION = """\
 Start a Python program on several ranks of one machine, and wait for them.
@@ -59,8 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     source, arguments = _program(parser, options)
     tagged = options.n > 1 if options.tag_output is None else options.tag_output
     try:
+        require_leave("python -m synk_comm.run")
         group = create_group(options.n, options.backend)
-    except (ValueError, MemoryError) as exc:
+    except (ValueError, MemoryError, MisuseError) as exc:
         parser.error(str(exc))
     outputs: list[_Output] = []
     with group, Crew() as crew, _SignalForwarder(crew, options.grace) as signals:
@@ -155,13 +158,13 @@ def _program(
     return Source("", os.path.abspath(script)), options.script
 
 
-def _path(source: Source) -> list[str]:
+def _path(source: Source) -> Sequence[str]:
     """Return ``sys.path`` as ``python script.py`` or ``python -m module`` would have it."""
-    if sys.flags.isolated or getattr(sys.flags, "safe_path", False):
-        return sys.path
+    path = import_path()
+    if not source.path or sys.flags.isolated or getattr(sys.flags, "safe_path", False):
+        return path
     # We were started by -m ourselves: the first entry is the current folder.
-    first = os.path.dirname(os.path.realpath(source.path)) if source.path else os.getcwd()
-    return [first, *sys.path[1:]]
+    return [os.path.dirname(os.path.realpath(source.path)), *path[1:]]
 
 
 def _start(

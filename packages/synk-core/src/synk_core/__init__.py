@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from ._watch.verify import Report
     from ._wire.data import Data
     from ._wire.sources import RowSource
+    from ._workers.interrupts import whole
 
 __version__ = "0.1.0"
 
@@ -70,6 +71,7 @@ _HOMES = {
     "._watch.timeline": "Timeline",
     "._tracebacks": "brief_traceback",
     "._watch.verify": "Report",
+    "._workers.interrupts": "whole",
 }
 """Where what users meet is defined. Workers, which need half of the package, import no more."""
 
@@ -121,6 +123,7 @@ __all__ = [
     "brief_traceback",
     "check_outputs",
     "flat_updates",
+    "whole",
 ]
 
 

@@ -37,8 +37,7 @@ def text_of(error: BaseException) -> str:
 
 _CURES = {
     errno.EMFILE: "raise this process's limit of open files: ulimit -n 4096",
-    errno.EAGAIN: "end processes and threads of this user, or raise the limit of their number: "
-    "ulimit -u (in a container: docker run --pids-limit=)",
+    errno.EAGAIN: "end some, or raise this user's limit: ulimit -u (docker run --pids-limit=)",
     errno.ENOMEM: "free memory, or raise its limit: ulimit -v (docker run --memory=)",
 }
 

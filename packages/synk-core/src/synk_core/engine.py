@@ -54,7 +54,6 @@ __all__ = [
     "Variable",
     "ancestors",
     "build",
-    "cache_folder",
     "clients_of",
     "clone",
     "compile_ahead",

@@ -7,6 +7,7 @@ Messages give the value got, the value expected, and the cure.
 from __future__ import annotations
 
 import contextlib
+import copyreg
 import signal
 from typing import Any, Mapping, Optional, Sequence, Tuple, Type
 
@@ -288,6 +289,10 @@ class WorkerStalled(SynkError, TimeoutError):
         self.seconds = seconds
         self.stacks = dict(stacks)
 
+    def __reduce__(self) -> Any:
+        state = {**vars(self), "args": self.args}
+        return copyreg.__newobj__, (type(self),), state  # type: ignore[attr-defined]
+
 
 class Interrupted(KeyboardInterrupt):
     """Raised in a worker whose order the master has given up. Users do not see it."""
@@ -347,6 +352,10 @@ class WorkerDied(SynkError, RuntimeError):
                 else ""
             )
         )
+
+    def __reduce__(self) -> Any:
+        state = {**vars(self), "args": self.args}
+        return copyreg.__newobj__, (type(self),), state  # type: ignore[attr-defined]
 
 
 def _first_line(text: str) -> str:

@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Union
 
+from synk_core.files import make_folder, whole_file
+
 __all__ = ["KEPT", "VERSION", "files", "folder", "load", "write"]
 
 VERSION = 1
@@ -77,17 +79,8 @@ def write(content: Mapping[str, Any]) -> Path:
     moment = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     path = place / f"{moment}-{os.getpid()}-{next(_numbers):04d}.json"
     text = json.dumps(content, indent=1)
-    # Complete or not at all, for a process that reads meanwhile.
-    draft = path.with_suffix(".part")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(draft, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            draft.unlink()
-        raise
+    with whole_file(path, follow=False) as file:
+        file.write(text.encode())
     for old in files()[KEPT:]:
         with contextlib.suppress(OSError):
             old.unlink()
@@ -101,10 +94,8 @@ def _own_folder() -> Path:
         OSError: it cannot be made, is another user's, or others may write in it.
     """
     place = folder().absolute()
-    # One by one: of those that it makes on the way, mkdir(parents=True) would leave others in.
-    for step in (*reversed(place.parents), place):
-        with contextlib.suppress(FileExistsError):
-            step.mkdir(mode=0o700)
+    with contextlib.suppress(FileExistsError):
+        make_folder(place)
     found = place.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
         raise PermissionError(

@@ -17,6 +17,7 @@ from ._text import shown
 from ._wire import launcher
 from ._wire.launcher import Launch
 from ._wire.world import World
+from ._workers.processes import Watchdog
 from .exceptions import InputValueError, StartError
 
 __all__ = ["join", "launched", "library", "serve"]
@@ -69,8 +70,13 @@ def join() -> Optional[World]:
     launch = launcher.detected()
     if launch is None:
         return None
+    fd = "" if "Open MPI" in launch.name else os.environ.get(launcher.CONNECTION, "")
+    name = f"rank {launch.rank} on host {os.uname().nodename}"
+    watchdog = Watchdog([name], int(fd)) if fd.isdigit() else None
     handler = _outlive_others()
     world = World(launch)
+    if watchdog is not None:
+        world.leaving = functools.partial(watchdog.tell_leaving, world.rank)
     # MPI may have put its own handler in the place.
     _outlive_others(handler)
     atexit.register(world.end)
@@ -120,7 +126,7 @@ def world_for(backend: Optional[str]) -> Optional[World]:
             "backend='mpi' needs an MPI launcher, which has started more than one process: "
             "mpiexec -n 4 python train.py, or srun -n 4 python train.py"
         )
-    if world is not None and world.in_use and not world.rank:
+    if world is not None and world.in_use:
         raise StartError(
             "all ranks of the launcher are in use by another runtime; close() it first, or use "
             "backend='shm' for processes of this host"

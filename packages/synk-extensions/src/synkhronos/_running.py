@@ -6,11 +6,14 @@ this is what Python does itself. ``-m module ...`` runs a module.
 
 from __future__ import annotations
 
+import os
+import runpy
 import sys
+import tokenize
+from types import ModuleType
+from typing import Any, Callable, List
 
 from synk_core import StartError, mpi
-
-from ._checking.script import run_script
 
 
 def _main() -> int:
@@ -26,6 +29,70 @@ def _main() -> int:
     if world is not None:
         world.status = status  # it ends after all that the script has left open
     return status
+
+
+def run_script(path: str, arguments: List[str]) -> int:
+    """Run a script as ``__main__``; return the status that Python would exit with.
+
+    An exception is printed as Python prints it. The status of an interrupt is 130.
+
+    Args:
+        path: The file; or "-m", for the module that `arguments` begin with.
+        arguments: The elements of ``sys.argv`` after its own name.
+    """
+    if path == "-m":
+        sys.argv = list(arguments)
+        if not getattr(sys.flags, "safe_path", False):
+            sys.path[0] = os.getcwd()
+        return _status_of(lambda: runpy.run_module(arguments[0], {}, "__main__", alter_sys=True))
+    sys.argv = [path, *arguments]
+    # As Python has them since 3.9: the script may change the folder.
+    file_name = os.path.abspath(path)
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = os.path.dirname(os.path.realpath(path))
+    module = ModuleType("__main__")
+    module.__dict__.update(__file__=file_name, __builtins__=__builtins__)
+    sys.modules["__main__"] = module
+
+    def run() -> None:
+        with tokenize.open(path) as file:
+            code = compile(file.read(), file_name, "exec", dont_inherit=True)
+        exec(code, module.__dict__)  # noqa: S102 - the user's own script
+
+    return _status_of(run)
+
+
+def _status_of(run: Callable[[], Any]) -> int:
+    """Run a program; return the status that Python would exit with."""
+    try:
+        run()
+    except SystemExit as end:
+        return _status(end.code)
+    except BaseException as error:  # noqa: BLE001 - everything that Python itself would print
+        _print_traceback(error)
+        return 130 if isinstance(error, KeyboardInterrupt) else 1
+    return 0
+
+
+def _print_traceback(error: BaseException) -> None:
+    """Print the traceback from the program's first line on, without what runs it."""
+    ours = (__file__, runpy.__file__, "<frozen runpy>")
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename in ours:
+        trace = trace.tb_next
+    error.__traceback__ = trace
+    sys.stdout.flush()
+    # The hook may be Theano's or the script's own.
+    sys.excepthook(type(error), error, error.__traceback__)
+
+
+def _status(code: Any) -> int:
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 0xFF
+    sys.stderr.write(f"{code}\n")
+    return 1
 
 
 if __name__ == "__main__":

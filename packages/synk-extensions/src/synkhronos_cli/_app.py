@@ -7,6 +7,7 @@ function's docstring, which is the help of the command, has it.
 from __future__ import annotations
 
 import signal
+import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Sequence
 
@@ -37,6 +38,10 @@ def main() -> None:
     prepare_streams()
     # A process that inherits SIG_IGN for it gets no child's exit status.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    # As exceptions they end what was started; a program that replaces this one has them anew.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
     _app(prog_name="synkhronos")
 
 
@@ -79,8 +84,6 @@ def _app() -> None:
     synkhronos doctor                 find what is missing here, and how to install it
     synkhronos demo intro             run the first program
     synkhronos run train.py           run a script on all ranks of mpiexec or srun
-    synkhronos check train.py         is every function of a script exact?
-    synkhronos trace train.py         where does the time go?
     synkhronos flight                 what did each rank do before the failure?
     """
 
@@ -154,32 +157,6 @@ def demo(
         run_demo(name, processes, devices, arguments)
 
 
-@_app.command(short_help="Measure calls and collectives against plain alternatives.")
-@click.argument("name", required=False)
-@_processes
-@_devices
-@click.option("--json", is_flag=True, help="Print the results as JSON.")
-@click.option("--plot", metavar="FILE", help="Plot the scaling to a .png, .svg or .pdf.")
-def bench(
-    name: str | None, processes: int | None, devices: str | None, json: bool, plot: str | None
-) -> None:
-    """Measure calls and collectives here, and compare them with plain alternatives.
-
-    NAME is call, scatter, allreduce or scaling (default: all).
-
-    Each number is the median of several rounds, in which all columns take turns. Takes some ten
-    seconds for each benchmark.
-
-    \b
-    synkhronos bench
-    synkhronos bench call --processes 2
-    synkhronos bench scaling --plot scaling.png
-    """
-    from ._programs.bench import run_benchmarks
-
-    raise click.exceptions.Exit(run_benchmarks(name, processes, devices, json=json, plot=plot))
-
-
 @_app.command(
     context_settings=_OF_SCRIPT,
     short_help="Run a script on all ranks of mpiexec or srun.",
@@ -211,57 +188,6 @@ def run(program: Sequence[str], module: str | None, hosts: str | None) -> None:
     if hosts is not None:
         start_on(hosts, program)
     run_script(program)
-
-
-@_app.command(
-    context_settings=_OF_SCRIPT,
-    short_help="Run a script, and report which of its functions are exact.",
-)
-@click.argument("script")
-@_arguments
-def check(script: str, arguments: Sequence[str]) -> None:
-    """Run a script, and report at its end whether its functions are exact on any split of rows.
-
-    The script runs as usual. The report goes to standard error: a verdict for each output of each
-    function that the script builds, and lint's findings in its calls and collectives. Exits with
-    status 1 if something is wrong, or with the script's own status if the script fails.
-
-    \b
-    synkhronos check train.py --epochs 1
-    """
-    from ._programs.script import run_check
-
-    run_check(script, arguments)
-
-
-@_app.command(
-    context_settings=_OF_PROGRAM,
-    short_help="Run a script, and write a timeline of all its processes.",
-)
-@click.argument("script")
-@_arguments
-@click.option(
-    "--output",
-    "-o",
-    metavar="FILE",
-    default="trace.json",
-    show_default=True,
-    help="The timeline (JSON).",
-)
-@click.option("--plot", metavar="FILE", help="Also plot it to a .png, .svg or .pdf.")
-def trace(script: str, arguments: Sequence[str], output: str, plot: str | None) -> None:
-    """Run a script, and write a timeline: what each of its processes did, and when.
-
-    Options of the script that have the same names as these come after --.
-
-    \b
-    synkhronos trace train.py
-    synkhronos trace train.py -o trace.json --plot trace.png --epochs 1
-    synkhronos trace train.py -- -o model.npz
-    """
-    from ._programs.script import run_trace
-
-    raise click.exceptions.Exit(run_trace(script, arguments, output, plot))
 
 
 @_app.command(short_help="Show what every rank did before the last failure.")

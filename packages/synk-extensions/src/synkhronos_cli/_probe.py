@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -20,6 +21,7 @@ def answer(**values):
     sys.stdout.flush()
 """
 _LONGEST_ERROR = 400  # characters
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -97,23 +99,40 @@ def _ended(
     """
     # Files, not pipes: a process that a killed probe has started could keep a pipe open.
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-        process = subprocess.Popen(
-            command,
-            env={**os.environ, **(environment or {}), "PYTHONIOENCODING": "utf-8"},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=errors,
-            start_new_session=True,
-            # What a launcher has given to this process shows a probe that there is one.
-            close_fds=False,
-        )
-        try:
-            status = process.wait(timeout_s)
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+        env = {**os.environ, **(environment or {}), "PYTHONIOENCODING": "utf-8"}
+        # What a launcher has given to this process shows a probe that there is one.
+        how = {"env": env, "stdout": output, "stderr": errors, "close_fds": False}
+        status = run_to_end(command, timeout_s, **how)
         return status, _text(output), _text(errors)
+
+
+def run_to_end(command: list[str], timeout_s: Optional[float] = None, **how: Any) -> int:
+    """Run a program, with arguments of `Popen`; return its status. If this process is interrupted
+    or ended by a signal, the program is killed with all that it has started.
+
+    Raises:
+        subprocess.TimeoutExpired, OSError: As `_ended`.
+    """
+    process = started(command, stdin=subprocess.DEVNULL, start_new_session=True, **how)
+    try:
+        return process.wait(timeout_s)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def started(command: list[str], **how: Any) -> subprocess.Popen[bytes]:
+    """Start a program that the kernel kills when this process is killed."""
+    parent = os.getpid()
+    prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else lambda *_: None
+
+    def prepare() -> None:
+        prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return subprocess.Popen(command, preexec_fn=prepare, **how)  # noqa: PLW1509 - no threads wait
 
 
 def _object(text: str) -> Optional[dict[str, Any]]:

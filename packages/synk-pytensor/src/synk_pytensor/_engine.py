@@ -103,11 +103,6 @@ def slow_without_compiler() -> bool:
     return False
 
 
-def cache_folder() -> str:
-    """Return the folder of C code and of Numba's."""
-    return str(library.config.base_compiledir)
-
-
 def worker_cache() -> None:
     """Import what loads functions of Numba's, which takes longer than to load one: a worker has
     time for that while the program builds its graphs."""

@@ -112,11 +112,6 @@ def slow_without_compiler() -> bool:
     return not hasattr(vm, "CVM") and "cxx=" not in os.environ.get(FLAGS, "")
 
 
-def cache_folder() -> str:
-    """Return the folder from which the engine loads compiled code."""
-    return str(library.config.compiledir)
-
-
 # ---- graphs ----------------------------------------------------------------------------------
 
 

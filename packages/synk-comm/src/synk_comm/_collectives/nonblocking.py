@@ -112,7 +112,7 @@ class _Begun(Request):
             cause = self._steps.fabric.gone(())
             if cause is not None and getattr(cause, "rank", None) != error.rank:
                 error = self._error = cause
-        raise _copied(error)
+        raise guard.mark(_copied(error))
 
     def __repr__(self) -> str:
         return f"<Request of {self._kind}, {'done' if self._over.is_set() else 'pending'}>"
@@ -216,6 +216,9 @@ class Nonblocking(Communicator):
     _point_to_point: PointToPoint
     _reducing: Reducing
     _gathering: Gathering
+
+    def raised(self, error: BaseException) -> bool:
+        return self._steps.guard.raised(error)
 
     @abstractmethod
     def _begin(self, kind: str, prepare: _Prepare, *arrays: Any) -> Request:

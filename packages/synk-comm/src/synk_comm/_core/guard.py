@@ -6,7 +6,7 @@ import os
 import time
 import weakref
 from types import TracebackType
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from synk_comm.exceptions import AbortedError, ClosedError, CommError, MisuseError, PeerLost
 
@@ -16,6 +16,8 @@ from .fabric import IN_STEP, aborted, again, is_of_watch
 DEFAULT_TIMEOUT_S = 300.0
 """Seconds that a call may take by default."""
 
+_Raised = TypeVar("_Raised", bound=BaseException)
+_RAISED_BY = "_raised_by"
 _CLOSE_S = 1.0
 _NAP_S = 0.001
 
@@ -43,6 +45,7 @@ class Guard:
     that the communicator is closed, ended, or another process's: ``refusal`` says which.
 
     Attributes:
+        token: marks the errors that leave it.
         closed: whether ``close`` was called.
         forked: whether this is a forked child's copy of the communicator.
     """
@@ -54,6 +57,7 @@ class Guard:
         self.forked = False
         self.closed = False
         self._ended: CommError | None = None
+        self.token = object()  # which an error that was pickled does not have any more
         self._twin: Guard | None = None
         _guards.add(self)
 
@@ -82,8 +86,10 @@ class Guard:
     def leave(self, exc: BaseException | None, *, in_step: bool) -> None:
         """Give the key back; end the group first if the exception left the ranks out of step."""
         try:
-            if exc is not None and (not in_step or is_of_watch(exc)):
-                self._end(exc)
+            if exc is not None:
+                self.mark(exc)
+                if not in_step or is_of_watch(exc):
+                    self._end(exc)
         finally:
             (self.lock if self._is_open() else self._kept).append(None)
 
@@ -99,15 +105,24 @@ class Guard:
             "use one thread at a time, or one group per thread"
         )
 
+    def mark(self, exc: _Raised) -> _Raised:
+        """Return the exception, marked as one that this guard lets out."""
+        exc.__dict__[_RAISED_BY] = self.token
+        return exc
+
+    def raised(self, exc: BaseException) -> bool:
+        """Return whether this guard has let it out."""
+        return exc.__dict__.get(_RAISED_BY) is self.token
+
     def ended(self) -> CommError | None:
         """Return a fresh error if the communicator cannot be used any more."""
         if self.closed:
-            return ClosedError("this communicator is closed")
+            return self.mark(ClosedError("this communicator is closed"))
         ended = self._ended or self._fabric.failure()
         if ended is None:
             return None
         self._ended = ended
-        return again(ended)
+        return self.mark(again(ended))
 
     @property
     def state(self) -> str:

@@ -89,8 +89,8 @@ def ufunc_of(op: ReduceOp) -> np.ufunc:
 
 
 def is_wide(dtype: np.dtype[Any], op: ReduceOp) -> bool:
-    """Return whether sums are accumulated in float32: float16 would lose too much."""
-    return dtype == np.float16 and op not in (ReduceOp.MIN, ReduceOp.MAX)
+    """Return whether sums are accumulated in float32: float16, in any byte order, is too short."""
+    return dtype.type is np.float16 and op not in (ReduceOp.MIN, ReduceOp.MAX)
 
 
 def combine(

@@ -16,10 +16,11 @@ from typing import Any, Callable, Optional, Tuple, Union
 from synk_comm._core.calls import brief
 from synk_comm._core.guard import DEFAULT_TIMEOUT_S, deadline_after
 from synk_comm._join.groups import Group, create_group
-from synk_comm.exceptions import CommTimeout, MisuseError, RankDied, RankFailed
+from synk_comm.exceptions import CommTimeout, RankDied, RankFailed
+from synk_comm.starting import import_path, require_leave
 
 from .crew import Crew
-from .loading import LOADING, MAIN_NAMES, Source, unpickled
+from .loading import MAIN_NAMES, Source, unpickled
 from .process import RankFailure, RankProcess, describe_exit, rank_environment
 from .rank import RankReport, Task
 
@@ -44,8 +45,8 @@ def launch(
     themselves and to say how; then they are ended. No process is left, nor any that the ranks
     started, whatever happens here: also if this process is killed.
 
-    May be called from any thread, from a rank, and from an interactive session (for functions of
-    modules). A script that calls it needs ``if __name__ == "__main__":`` around the call.
+    May be called from any thread, from a rank (but not from ranks of that), from an interactive
+    session (for functions of modules). A script needs ``if __name__ == "__main__":`` around it.
 
     Args:
         n: number of ranks; there may be more than cores.
@@ -72,6 +73,7 @@ def launch(
         CommTimeout: some ranks still ran after ``timeout_s``; says which. They write the stacks of
             their threads to standard error first, as they do whenever they get SIGQUIT.
         TypeError: ``fn`` or ``args`` cannot be sent to other processes.
+        MisuseError: this process may start no ranks, or has no Python to start them with.
     """
     if not hasattr(n, "__index__"):
         raise TypeError(f"n is {n!r}, expected the number of ranks: launch(n, function, *args)")
@@ -79,7 +81,7 @@ def launch(
         raise ValueError(f"n must be at least 1, got {n!r}")
     deadline = None if timeout_s is None else deadline_after(timeout_s)
     deadline_after(comm_timeout_s)
-    _refuse_while_loading()
+    require_leave("launch()")
     work = packed(fn, args)
     with create_group(n, backend) as group, Crew() as crew:
         try:
@@ -106,23 +108,14 @@ def start(
 ) -> None:
     """Start all ranks of a group; ``timeout_s`` and ``tell`` are those of ``Task``."""
     payload, main, home = work
+    path, argv = import_path(), sys.argv
     for rank in range(group.size):
         task = Task(group.ticket(rank), timeout_s, main, home, tell, len(payload))
         own = rank_environment(group.size, rank, env(rank) if callable(env) else env)
-        crew.add(
-            RankProcess(rank, task, payload, path=sys.path, argv=sys.argv, env=own, fds=group.fds)
-        )
+        crew.add(RankProcess(rank, task, payload, path=path, argv=argv, env=own, fds=group.fds))
 
 
 # -- on the way there ---------------------------------------------------------------------
-
-
-def _refuse_while_loading() -> None:
-    if os.environ.get(LOADING):
-        raise MisuseError(
-            "launch() was called while a rank loaded the main script; they do that to "
-            'find the function in it: put the call under `if __name__ == "__main__":`'
-        )
 
 
 def packed(fn: Callable[..., Any], args: tuple[Any, ...]) -> Packed:

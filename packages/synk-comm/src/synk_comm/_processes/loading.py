@@ -12,9 +12,6 @@ import sys
 from types import ModuleType
 from typing import Any, NamedTuple
 
-LOADING = "SYNK_COMM_LOADING"
-"""Set in the environment while a rank loads the main script of its parent."""
-
 MAIN_NAMES = ("__main__", "__mp_main__")
 """What the main script is called where it runs, and where a rank has loaded it (as
 ``multiprocessing`` calls it)."""
@@ -34,14 +31,10 @@ class Source(NamedTuple):
 
 def load_main(source: Source) -> None:
     """Load the parent's main script under another name, so that its guard keeps it still."""
-    os.environ[LOADING] = "1"
-    try:
-        if source.name:
-            names = runpy.run_module(source.name, run_name="__mp_main__", alter_sys=True)
-        else:
-            names = runpy.run_path(source.path, run_name="__mp_main__")
-    finally:
-        del os.environ[LOADING]
+    if source.name:
+        names = runpy.run_module(source.name, run_name="__mp_main__", alter_sys=True)
+    else:
+        names = runpy.run_path(source.path, run_name="__mp_main__")
     module = ModuleType("__mp_main__")
     vars(module).update(names)
     for name in MAIN_NAMES:

@@ -12,9 +12,10 @@ import os
 import pickle
 import signal
 import subprocess
-import sys
 import time
 from typing import Mapping, NamedTuple, Sequence
+
+from synk_comm.starting import NO_RANKS, interpreter
 
 from .lifeline import Lifeline
 from .rank import BOOT, STACKS_SIGNAL, RankReport, Script, Start, Task
@@ -62,6 +63,8 @@ def rank_environment(size: int, rank: int, extra: Mapping[str, str] | None) -> d
     in is left out. ``OMP_NUM_THREADS`` is this rank's share of the cores, unless it is set.
     """
     environment = dict(os.environ)
+    if "SYNK_COMM_RANK" in environment:  # those of a rank start no more: it would have no end
+        environment[NO_RANKS] = "a rank that a rank has started"
     for name in _OWN:
         environment.pop(f"SYNK_COMM_{name}", None)
     environment.update(SYNK_COMM_RANK=str(rank), SYNK_COMM_SIZE=str(size))
@@ -121,7 +124,7 @@ class RankProcess:
             os.set_blocking(self._lifeline.writing.fileno(), False)
             os.set_blocking(hear_fd, False)
             self.process = subprocess.Popen(
-                [_interpreter(), *_flags(), "-c", BOOT, str(work_fd)],
+                [interpreter(), *_flags(), "-c", BOOT, str(work_fd)],
                 pass_fds=(work_fd, report_fd, *fds),
                 start_new_session=True,
                 env=env,
@@ -285,15 +288,6 @@ def _any_alive(group: int) -> bool:
             if int(its_group) == group and state not in (b"Z", b"X"):
                 return True
     return False
-
-
-def _interpreter() -> str:
-    if not sys.executable:
-        raise RuntimeError(
-            "sys.executable is empty: this Python does not know its own program, so it cannot "
-            "start ranks; set sys.executable to the path of a Python interpreter"
-        )
-    return sys.executable
 
 
 def _flags() -> list[str]:

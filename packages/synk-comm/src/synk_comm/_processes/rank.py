@@ -22,6 +22,7 @@ from typing import Any, BinaryIO, NamedTuple
 from synk_comm._core.calls import brief, chain
 from synk_comm._join.groups import join
 from synk_comm.exceptions import AbortedError, CommError, CommTimeout, PeerDeclined, PeerLost
+from synk_comm.starting import NO_RANKS
 
 from .lifeline import end_with_parent
 from .loading import Source, load, load_main, unpickled
@@ -40,6 +41,7 @@ _BY_OTHERS = (PeerLost, AbortedError, PeerDeclined, CommTimeout)
 _TOLD_BY_OTHERS = (PeerLost, AbortedError, PeerDeclined)
 """Errors without a traceback of this rank: that of the rank that caused them says more."""
 
+_LOADS = "a rank that loads the program"
 _FOLDER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 
 
@@ -152,11 +154,15 @@ def main(work: BinaryIO) -> None:
 def _perform(start: Start, task: Task, payload: bytes) -> None:
     report = None
     try:
+        # What is imported here must not start ranks, which would import it, too.
+        is_loading = os.environ.setdefault(NO_RANKS, _LOADS) == _LOADS
         if task.main is not None:
             load_main(task.main)
         if task.home is not None:
             load(task.home)
         function, args = unpickled(payload)
+        if is_loading:
+            os.environ.pop(NO_RANKS, None)
         with join(task.ticket, timeout_s=task.timeout_s) as comm:
             try:
                 report = RankReport(_pickled(function(comm, *args)), at=time.monotonic())

@@ -99,6 +99,7 @@ def check_mismatches(comm: Communicator) -> None:
             raise AssertionError(f"disagreement number {number}: {exc}") from exc
         assert {ValueError, CommError} < set(type(error).__mro__)
         assert list(error.calls) == list(range(comm.size)), number
+        assert (comm.raised(error), comm.raised(MismatchError(""))) == (True, False)
         for rank, said in error.calls.items():
             assert f"rank {rank}: {said}" in str(error), number
         equal(comm.all_reduce(np.ones(4, "f4")), np.full(4, comm.size, "f4"))

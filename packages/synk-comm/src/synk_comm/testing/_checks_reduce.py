@@ -253,7 +253,7 @@ def check_who_contributes(comm: Communicator) -> None:
 def check_weights(comm: Communicator) -> None:
     """Weighted averages are exact to rounding, for weights of any magnitude."""
     for scale in (1.0, 1e-30, 1e30):
-        for dtype in ("f2", "f4", ">f8", "c8"):
+        for dtype in ("f2", ">f2", "f4", ">f8", "c8"):
             for shape in ((), (31,)):
                 parts = _parts(comm, shape, dtype)
                 weights = np.array([1.0 + 3 * rank for rank in range(comm.size)])
@@ -345,7 +345,7 @@ def check_lengths(comm: Communicator) -> None:
 def check_reduce_scatter(comm: Communicator) -> None:
     """Each rank gets its own block of what all_reduce would give."""
     size, rank = comm.size, comm.rank
-    for dtype in ("f4", "f2", ">i4", "c16"):
+    for dtype in ("f4", ">f2", ">i4", "c16"):
         for rows, shape in ((1, ()), (2, (3,)), (0, (4,)), (9_000, (2,))):
             parts = _parts(comm, (rows * size, *shape), dtype)
             for op in ("sum", "max") if dtype != "c16" else ("sum", "avg"):

@@ -22,7 +22,7 @@ FOLDS: dict[str, np.ufunc] = {
     "min": np.minimum,
     "max": np.maximum,
 }
-NUMBERS = ["f2", "f4", ">f4", "f8", "g", "c8", ">c16", "i1", "u2", ">i4", "i4", "u8"]
+NUMBERS = ["f2", ">f2", "f4", ">f4", "f8", "g", "c8", ">c16", "i1", "u2", ">i4", "i4", "u8"]
 ANYTHING: list[Any] = [
     *NUMBERS,
     "?",
@@ -127,7 +127,8 @@ def outs_like(x: Array) -> Iterator[Array]:
 def folded(parts: Sequence[Array], op: str) -> Array:
     """Reduce arrays of one dtype in rank order, as NumPy does; float16 in float32."""
     dtype, shape = parts[0].dtype, parts[0].shape
-    wide = np.dtype("f4") if dtype == np.float16 and op in ("sum", "avg", "prod") else dtype
+    is_half = dtype.str in ("<f2", ">f2")
+    wide = np.dtype("f4") if is_half and op in ("sum", "avg", "prod") else dtype
     total = parts[0].astype(wide).reshape(-1)
     with np.errstate(all="ignore"):
         for part in parts[1:]:

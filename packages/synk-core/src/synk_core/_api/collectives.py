@@ -12,7 +12,7 @@ from synk_core._graph.values import host_type, is_array, is_elsewhere, on_host
 from synk_core._master.executor import ALONE, Executor, Prepared, Standing
 from synk_core._plan.collectives import COLLECTIVES
 from synk_core._plan.ops import REDUCE_OPS, check_dtype, is_through_host, normalize
-from synk_core._plan.rows import Selection, is_int, selection_for, split_rows
+from synk_core._plan.rows import Selection, is_int, kept, selection_for, split_rows
 from synk_core._text import clipped, shown
 from synk_core._wire.data import Data, unmasked
 from synk_core._wire.messages import ArrayRef, Collective, Step
@@ -74,6 +74,7 @@ class Collectives:
             NotSharedVariable, InputTypeError, InputValueError, BatchError: nothing was sent.
         """
         variables, _ = listed_variables(shared_vars)
+        batch = kept(batch)
 
         def arguments(standing: Standing) -> Arguments:
             place = standing.place
@@ -168,6 +169,7 @@ class Collectives:
         """
         self._check_rank(rank)
         variables, _ = listed_variables(shared_vars)
+        batch = kept(batch)
 
         def arguments(standing: Standing) -> Arguments:
             place = standing.place

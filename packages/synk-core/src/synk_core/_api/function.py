@@ -10,6 +10,7 @@ from synk_core._graph.inputs import Signature
 from synk_core._graph.spec import FunctionSpec, unnamed
 from synk_core._graph.values import on_host
 from synk_core._master.executor import Executor, Prepared, Standing
+from synk_core._plan.rows import kept
 from synk_core._text import shown
 from synk_core._tracebacks import brief_traceback, shortened
 from synk_core._watch.verify import Report, verify
@@ -256,10 +257,10 @@ class Function:
     ) -> DelayedCall:
         """Return a call for `step()`, which performs it: arguments and result as in `__call__`.
 
-        Inputs are read when the step begins, or by `DelayedCall.prefetch` before.
+        Inputs are read when the step begins, or by `DelayedCall.prefetch` before; rows now.
         """
         values = self._signature.ordered(args, kwargs)
-        options = Options(output_subset, batch, batch_s, num_slices)
+        options = Options(kept(output_subset), kept(batch), kept(batch_s), num_slices)
         return DelayedCall(self, values, options)
 
     @brief_traceback

@@ -115,7 +115,7 @@ class ReplicaWatch:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.stop()
+        self.watching = False
 
     def stop(self) -> None:
         """Stop comparing. Idempotent, and harmless when the runtime is closed."""

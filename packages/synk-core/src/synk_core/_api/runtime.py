@@ -22,21 +22,22 @@ from __future__ import annotations
 
 import atexit
 import os
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
+from functools import partial
 from time import perf_counter
 from typing import (
     Any,
     Callable,
     ContextManager,
     Dict,
-    Iterator,
     List,
     Optional,
     Tuple,
+    TypeVar,
     Union,
 )
 
-from synk_core._graph.cache_safety import warn_of_cache
+from synk_comm import MisuseError, starting
 from synk_core._graph.devices.assignment import (
     Devices,
     choose,
@@ -45,7 +46,7 @@ from synk_core._graph.devices.assignment import (
 )
 from synk_core._graph.devices.graphs import checked_policy
 from synk_core._graph.devices.precision import checked_precision
-from synk_core._graph.environment import compiler_note, fill_standard_streams
+from synk_core._graph.environment import compiler_note
 from synk_core._graph.facts import unequal_replicas
 from synk_core._graph.rowwise.check import Verdicts, check_spec, check_updates, warn_of_wrong
 from synk_core._graph.spec import FunctionSpec, make_spec
@@ -62,10 +63,10 @@ from synk_core._watch.stats import Stats
 from synk_core._watch.timeline import Timeline
 from synk_core._wire.data import Data
 from synk_core._wire.messages import Settings
-from synk_core._workers.interrupts import held_back
+from synk_core._workers.interrupts import whole
 from synk_core._workers.mpi_worker import serve_world
 from synk_core.engine import TITLE
-from synk_core.exceptions import InputTypeError, InputValueError
+from synk_core.exceptions import InputTypeError, InputValueError, StartError
 from synk_core.mpi import world_for
 
 from .collectives import Collectives, DelayedCollectives, listed_variables
@@ -73,6 +74,8 @@ from .function import Function, as_delayed
 from .recordings import Recordings
 from .replica_watch import ReplicaWatch
 from .watches import FiniteWatch, Watches
+
+T = TypeVar("T")
 
 
 class Runtime:
@@ -120,8 +123,8 @@ class Runtime:
 
     Raises:
         InputValueError, InputTypeError: a number out of range, or an unknown backend or device.
-        StartError: GPUs or NCCL were demanded and are not there, a device cannot be used, or a
-            process could not be started.
+        StartError: this is a worker, or below one; GPUs or NCCL were demanded and are not there, a
+            device cannot be used, or a process could not be started.
     """
 
     def __init__(
@@ -144,6 +147,10 @@ class Runtime:
         report: Optional[Callable[[str], None]] = None,
         track: Callable[[str], ContextManager[Any]] = nullcontext,
     ) -> None:
+        try:
+            starting.require_leave("fork()")
+        except MisuseError as error:
+            raise StartError(f"{error}, or start it with `synkhronos run`") from None
         require_frames()
         world = world_for(backend)
         if world is not None and world.rank:
@@ -176,11 +183,10 @@ class Runtime:
         )
         self._report, self._track = report or (lambda _line: None), track
         self._specs: Dict[int, FunctionSpec] = {}
-        warn_of_cache()
         for line in (*ranks.lines, *note, *compiler_note()):
             self._report(line)
-        fill_standard_streams()
-        with held_back(self.close):
+
+        def start() -> None:
             self._store = DataStore(named=self.size > 1)
             self._controller = Controller(
                 ranks,
@@ -201,6 +207,12 @@ class Runtime:
             self._controller.garbage.on_function = self._forget
             self.collectives = Collectives(self._executor)
             self.delayed = DelayedCollectives(self._executor)
+
+        def undo() -> None:
+            if hasattr(self, "_controller"):  # if not, it has undone its own start
+                self._controller.close()
+
+        whole(start, undo, ends=False)
 
     @property
     def closed(self) -> bool:
@@ -326,25 +338,39 @@ class Runtime:
 
     def lint(self) -> Findings:
         """Look for mistakes over all functions and recorded calls; see `synkhronos.lint`."""
-        with self.unrecorded():
+
+        def look() -> Findings:
             self._controller.require_open()
             if not len(self._history):
                 return self._history.findings()
             with self._rank.registry.held() as variables:
                 return self._history.findings(unequal_replicas(self.collectives, variables))
 
-    @contextmanager
-    def unrecorded(self) -> Iterator[None]:
-        """Hold the lock for several calls, which `lint()` and the watches ignore."""
+        return self.unrecorded(look)
+
+    def unrecorded(self, act: Callable[[], T], *restore: Callable[[], Any]) -> T:
+        """Return the result of `act`, whose several calls `lint()` and the watches ignore.
+
+        Args:
+            restore: called at its end, whatever ends it; see `whole`.
+        """
         lock, replicas = self._controller.lock, self._controller.replicas
-        with lock:
+
+        def begin() -> T:
             self._history.on, lock.several, replicas.on = False, True, False
-            try:
-                with self._watches.paused():
-                    yield
-            finally:
-                self._history.on, lock.several, replicas.on = True, False, True
-                replicas.see_all()
+            if checked:
+                self._watches.restore_finite(False)
+            return act()
+
+        def end() -> None:
+            self._history.on, lock.several, replicas.on = True, False, True
+            replicas.see_all()
+
+        with lock:
+            checked = self._watches.checks_finite
+            if checked:
+                restore = (*restore, partial(self._watches.restore_finite, True))
+            return whole(begin, *restore, end, always=True, ends=True)
 
     def let_drift(self, shared_vars: Any) -> None:
         """Declare that the ranks' values of these variables drift apart on purpose.

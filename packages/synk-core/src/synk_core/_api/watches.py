@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from typing import Any, Iterator, List
+from typing import Any, List
 
 from synk_core._master.executor import Executor
 from synk_core._rank.workplace import Workplace
@@ -11,7 +10,7 @@ from synk_core._text import shown
 from synk_core._watch.history import CallHistory
 from synk_core._watch.stats import Performed
 from synk_core._wire.messages import WatchFinite
-from synk_core._workers.interrupts import LATER
+from synk_core._workers.interrupts import LATER, whole
 from synk_core.exceptions import InputTypeError
 
 from .replica_watch import ReplicaWatch, Writers
@@ -41,14 +40,14 @@ class FiniteWatch:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.stop()
+        whole(lambda: None, self.stop, always=True)
 
     def stop(self) -> None:
         """Restore the state of before; blocks until all ranks have. Idempotent, and harmless when
         the runtime is closed."""
         if not self._stopped:
-            self._stopped = True
             self._watches.restore_finite(self._before)
+            self._stopped = True
 
 
 class Watches:
@@ -102,18 +101,10 @@ class Watches:
             with self._executor.lock:
                 self._check(on)
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Check nothing meanwhile; the caller holds the lock."""
-        if self._here.check_finite[0] is None:
-            yield
-            return
-        self._check(False)
-        try:
-            yield
-        finally:
-            if not self._executor.closed:
-                self._check(True)
+    @property
+    def checks_finite(self) -> bool:
+        """Whether the ranks check for values that are not finite."""
+        return self._here.check_finite[0] is not None
 
     def _check(self, on: bool) -> bool:
         """Switch; return whether the ranks checked before."""

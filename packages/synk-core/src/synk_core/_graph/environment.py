@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
 import sys
 from functools import reduce
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import threadpoolctl
 
+from synk_comm import starting
 from synk_core import engine
 from synk_core._cores import threads_per_rank
 from synk_core._wire.launcher import belongs_to_launcher
+from synk_core._wire.world import World
 from synk_core.exceptions import StartError
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -24,20 +27,6 @@ _LARGEST_MMAP_THRESHOLD = 32 << 20
 """Bytes at most (see mallopt(3)); larger blocks always go back to the kernel."""
 
 _KEPT_BYTES = 256 << 20
-_STDERR = 2
-
-
-def import_path() -> Tuple[str, ...]:
-    """Return this process's ``sys.path``, with the current folder's name in place of ""."""
-    return tuple(entry or current_folder() for entry in sys.path)
-
-
-def fill_standard_streams() -> None:
-    """Open nothing in place of standard streams that were closed before the program began: else
-    pipes to workers get their numbers, and are what these write their output to."""
-    while (fd := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
-        os.set_inheritable(fd, True)
-    os.close(fd)
 
 
 def current_folder() -> str:
@@ -46,13 +35,28 @@ def current_folder() -> str:
     Raises:
         StartError: it has been removed.
     """
-    try:
-        return os.getcwd()
-    except FileNotFoundError:
+    folder = starting.current_folder()
+    if not folder:
         raise StartError(
             "the current folder, in which workers start too, has been removed; change into one "
             "that exists: os.chdir()"
-        ) from None
+        )
+    return folder
+
+
+def follow(path: Sequence[str], folder: str, world: Optional[World]) -> None:
+    """Take over the master's import path and current folder, if there is one ("")."""
+    sys.path[:] = path
+    importlib.invalidate_caches()  # there may be new modules
+    try:
+        if folder:
+            os.chdir(folder)
+    except OSError as why:
+        on, cure = "", "change into one that exists: os.chdir()"
+        if world is not None and len(world.hosts) > 1:
+            on = f" on host {world.members[world.rank].host}"
+            cure = "every host needs it, with the modules that the program imports"
+        raise StartError(f"the master's current folder is not there{on} ({why}); {cure}") from why
 
 
 def worker_environment(size: int, on_device: bool = False) -> Dict[str, str]:
@@ -73,7 +77,7 @@ def worker_environment(size: int, on_device: bool = False) -> Dict[str, str]:
         old = environment.get("PYTHONWARNINGS", "")
         filters = [old, f"ignore::UserWarning:{engine.NAME}.configdefaults"]
         environment["PYTHONWARNINGS"] = ",".join(filter(None, filters))
-    environment["PYTHONPATH"] = os.pathsep.join(import_path())
+    environment[starting.NO_RANKS] = "a worker"
     for name in THREAD_VARIABLES:
         environment.setdefault(name, str(threads_per_rank(size)))
     return environment

@@ -8,10 +8,11 @@ set of leaves is the bits of one int, so size hardly does.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
+from synk_core._plan.ops import ROWLESS_OP
 from synk_core.engine import (
     BatchNormTrain,
     Constant,
@@ -24,7 +25,7 @@ from synk_core.engine import (
 )
 
 from .random_streams import is_random_state
-from .reduce_op import is_reduced
+from .reduce_op import AllReduce, is_reduced
 from .spec import FunctionSpec
 
 Leaves = Tuple[Any, ...]
@@ -94,7 +95,8 @@ def replicated_updates(spec: FunctionSpec) -> List[Tuple[Any, str]]:
     if not lineage.has_reductions:
         return []
     alike = {id(t) for t, leaves in lineage.since_reduced if not differs_by_rank(leaves, spec)}
-    return [(target, op) for target, _, op in spec.accumulated if id(target) in alike]
+    named = zip(spec.accumulated, ops_of_parts(spec)[1])
+    return [(target, op) for (target, _, _), op in named if id(target) in alike]
 
 
 def rowless_updates(spec: FunctionSpec) -> List[Tuple[Any, Any]]:
@@ -109,6 +111,16 @@ def rowless_updates(spec: FunctionSpec) -> List[Tuple[Any, Any]]:
         for (target, leaves), (_, short) in zip(lineage.updates, lineage.since_reduced)
         if leaves == short and not depends_on_rows(leaves, spec)
     ]
+
+
+def ops_of_parts(spec: FunctionSpec) -> Tuple[Tuple[Optional[str], ...], Tuple[str, ...]]:
+    """Return the ops that combine slices and ranks, of outputs and of updates that accumulate."""
+    walk = _LeafSets(spec)
+    pairs = [*zip(spec.outputs, spec.output_ops), *((v, op) for _, v, op in spec.accumulated)]
+    ops: List[Any] = [
+        ROWLESS_OP if op == "avg" and walk.is_rowless(value) else op for value, op in pairs
+    ]
+    return tuple(ops[: len(spec.outputs)]), tuple(ops[len(spec.outputs) :])
 
 
 def draws(leaves: Leaves) -> bool:
@@ -199,12 +211,16 @@ class _LeafSets:
         # variables keep alive.
         self._spec = spec
         self._sets: Dict[int, int] = {}
-        self._leaves: List[Any] = []
+        self._leaves: List[Any] = [None]  # its bit: an in-graph reduction is behind the value
         self._bits: Dict[int, int] = {}
 
     def leaves(self, variable: Any) -> Leaves:
-        found = self._set_of(variable)
+        found = self._set_of(variable) & ~1
         return tuple(leaf for place, leaf in enumerate(self._leaves) if found >> place & 1)
+
+    def is_rowless(self, variable: Any) -> bool:
+        leaves = self.leaves(variable)
+        return not (self._set_of(variable) & 1 or differs_by_rank(leaves, self._spec))
 
     def _set_of(self, root: Any) -> int:
         sets = self._sets
@@ -227,6 +243,7 @@ class _LeafSets:
                     stack.extend(waiting)
                     continue
             found = 0 if parents else self._bit(variable)
+            found |= variable.owner is not None and isinstance(variable.owner.op, AllReduce)
             for parent in parents:
                 # In a replacement that is computed from what it replaces, such as {s: 2 * s}, s is
                 # the variable itself.

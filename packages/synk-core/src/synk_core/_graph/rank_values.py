@@ -87,18 +87,23 @@ class RankValues:
             self._runtime.collectives.broadcast(listed, list(values.values()))
 
     def restore(self) -> None:
-        """Restore every rank's values; only the master's, if the runtime has been closed."""
-        master = self._runtime.master
-        self.give(master, self.saved[master])
+        """Restore every rank's values in one order; only the master's, if the runtime is closed."""
+        runtime, delayed = self._runtime, self._runtime.delayed
+        master = self.saved[runtime.master]
         for variable, value in zip(self._others, self._masters):
             variable.set_value(value)
-        if self._runtime.closed:
+        if runtime.closed:
+            self.give(runtime.master, master)
             return
-        for rank in range(self._runtime.size):
-            if rank != master:
-                self.give(rank, self.saved[rank])
+        acts = [delayed.broadcast(self.variables, list(master.values()))] if master else []
+        for rank, values in enumerate(self.saved):
+            own = [place for place in master if not equal_bits(values[place], master[place])]
+            if own:
+                listed = [self.variables[place] for place in own]
+                acts.append(delayed.set_value(rank, listed, [values[place] for place in own]))
         if self._put_back is not None:
-            self._put_back()
+            acts.append(self._put_back.delayed())
+        runtime.step(*acts)
 
     def _make_copiers(self) -> Dict[str, Any]:
         keeps, returns = [], []

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import _thread
 import itertools
+import os
 import weakref
 from collections import deque
 from time import perf_counter
@@ -53,9 +54,13 @@ class OrderLock(_RLock):  # type: ignore[misc] # Any, because some versions' stu
         self.running = False
         self.several = False
         self.began = 0.0
+        self._pid = os.getpid()
 
     def __enter__(self) -> None:
         require_frames()  # an order that has begun comes to its end
+        if os.getpid() != self._pid:  # a child, without the thread that may hold the lock
+            self._at_fork_reinit()
+            self._pid = os.getpid()
         nested = self._is_owned()
         if nested and (self.running or not self.several):
             raise NestedCall(

@@ -12,7 +12,7 @@ from synk_core._graph.compile import (
     with_default_updates,
     without_rows,
 )
-from synk_core._graph.leaves import new_row_share, replicated_updates
+from synk_core._graph.leaves import new_row_share, ops_of_parts, replicated_updates
 from synk_core._graph.random_streams import require_reseedable
 from synk_core._graph.reduce_op import reductions_of
 from synk_core._graph.spec import FunctionSpec, unnamed
@@ -102,11 +102,12 @@ class Builder:
 
     def _recipe(self, spec: FunctionSpec, function_id: int, plain: Any) -> Recipe:
         number_of = self._here.registry.number_of
+        output_ops, update_ops = ops_of_parts(spec)
         return Recipe(
             function_id=function_id,
             name=spec.name or unnamed(function_id),
-            output_ops=spec.output_ops,
-            update_ops=tuple(op for _, _, op in spec.accumulated),
+            output_ops=output_ops,
+            update_ops=update_ops,
             updated=tuple(number_of(target) for target, _, _ in spec.accumulated),
             sliceable=tuple(number_of(variable) for variable in spec.sliceable),
             row_shares=tuple(

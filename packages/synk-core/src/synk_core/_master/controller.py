@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import os
 import pickle
+import queue
 import sys
 import threading
 import time
@@ -21,6 +22,7 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple
 import numpy as np
 
 import synk_comm
+from synk_comm.starting import import_path
 from synk_core import engine
 from synk_core._graph import environment
 from synk_core._graph.devices.assignment import Assignment, take
@@ -58,6 +60,9 @@ from .store import DataStore
 
 TELL_TIMEOUT_S = 0.5
 """Seconds for workers to take the order to stop: idle ones do at once."""
+
+LOOK_S = 0.1
+"""Seconds from one look at the runtime to the next while a thread of the program is awaited."""
 
 _CAN_BE_UNDONE = (Call, Prefetch, Collective)
 
@@ -104,7 +109,7 @@ class Controller:
         starts = size > 1 and world is None
         with start_errors(), contextlib.ExitStack() as undo:
             # Before there is memory to look after.
-            watchdog = Watchdog(environment.import_path()) if starts else None
+            watchdog = Watchdog(import_path()) if starts else None
             if watchdog is not None:
                 undo.callback(watchdog.close)
             threads = 0 if world is None else world.threads(master)
@@ -327,6 +332,21 @@ class Controller:
             LATER.put_off()
         return results or []
 
+    def await_thread(self, thread: threading.Thread, made: Any, makes: str) -> Any:
+        """Return the next that a thread of the program puts into a queue; blocks until it is there.
+
+        Args:
+            makes: what the thread makes, for a warning.
+        """
+        LATER.at_the_next_chance()
+        stalls = StallWatch(self._box, self.rank.master, self._pool.stacks, self._settings.stall_s)
+        stalls.began = time.monotonic()
+        while True:
+            self.require_open()
+            with contextlib.suppress(queue.Empty):
+                return made.get(timeout=LOOK_S)
+            stalls.check(thread, makes)
+
     def _extras(self, steps: Sequence[Step]) -> Optional[Extras]:
         """Return what the ranks lack for these steps."""
         extras = self.acts.extras()
@@ -359,20 +379,20 @@ class Controller:
             self._end(f"its workers could not be started ({type(raised).__name__})")
             raise
 
-    def _fail(self, error: BaseException, interrupted: bool) -> None:
+    def _fail(self, error: Any, interrupted: bool) -> None:
         """Raise the error for a failed order, unless that is `error` itself."""
         self._box.look()
         doing = self.rank.doing or "an order"  # the act under way, as far as this rank has come
         if self._closed is not None:
             raise Closed(f"the runtime was closed while {doing} was under way") from error
-        if isinstance(error, synk_comm.PeerDeclined):
+        if self.rank.group_raised(error, synk_comm.PeerDeclined):
             failures = self._pool.failures(error.reasons, self.rank.serial)
             if interrupted:
                 raise KeyboardInterrupt from None
             note = "" if self.rank.journal.on else self.replicas.note
             failed, cause = worker_failed(error, failures, doing, note)
             raise failed from cause
-        if isinstance(error, synk_comm.MismatchError):
+        if self.rank.group_raised(error, synk_comm.MismatchError):
             raise InputValueError(mismatch(doing, error)) from error
         if not self.rank.in_step:
             self._end_out_of_step(error, doing)
@@ -402,24 +422,25 @@ class Controller:
         self._stalls.check()
         self._interrupts.install()
 
-    def _blame(self, error: BaseException) -> None:
+    def _blame(self, error: Any) -> None:
         """Note which rank was lost first, if MPI has reported one."""
-        if isinstance(error, synk_comm.PeerLost) and isinstance(self._pool, MpiPool):
+        if self.rank.group_raised(error, synk_comm.PeerLost) and isinstance(self._pool, MpiPool):
             self._pool.blame(error.rank)
 
     def _end_out_of_step(self, error: BaseException, doing: str) -> None:
         """End a group whose ranks have lost each other; raise `WorkerDied` if a death caused it."""
         self._blame(error)
+        ours = self.rank.group_raised(error)
         try:
             self._pool.check(self._box.doing)
-            if isinstance(error, synk_comm.AbortedError) and error.rank != self.rank.rank:
+            if ours and isinstance(error, synk_comm.AbortedError) and error.rank != self.rank.rank:
                 raise WorkerDied(error.rank, None, self._box.doing(error.rank), error.reason)
         except WorkerDied as died:
             self._end(str(died))
             if isinstance(error, WorkerDied):
                 return
             raise died from error
-        if isinstance(error, synk_comm.CommTimeout):
+        if ours and isinstance(error, synk_comm.CommTimeout):
             stalled = self._stalls.error()
             self._end(f"rank {stalled.rank} was {stalled.doing} for too long")
             raise stalled from error

@@ -6,6 +6,7 @@ from typing import Any, Callable, Iterable, List, Set, Tuple
 
 import numpy as np
 
+from synk_comm.starting import current_folder, import_path
 from synk_core._graph.transfer.pickling import dumps
 from synk_core._rank.distribute import pack
 from synk_core._rank.workplace import Workplace
@@ -90,7 +91,8 @@ class Distributor:
             for start, stop, part in parts:
                 payload.array[start:stop] = np.frombuffer(part, np.uint8)
             apart = tuple(record.number for record in records if record.shape is not None)
-            self._run(Distribute(self._store.ref(payload), variables, compiled, apart))
+            here = import_path(), current_folder()
+            self._run(Distribute(self._store.ref(payload), variables, compiled, apart, *here))
         self._variables = self._here.registry.end
         self._forms.update((number, form) for number, form, _ in forms)
 

@@ -83,6 +83,8 @@ class Executor:
             a whole, never changed, because an observer may leave while they are called.
         distributor: sends functions and variables to the workers.
         ledger: the figures of `stats()`.
+        prefetches: whether `DelayedCall.prefetch` saves time, as on most GPUs.
+        await_thread: see `Controller.await_thread`.
     """
 
     def __init__(
@@ -103,6 +105,8 @@ class Executor:
         self._places: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._collect = controller.garbage.collect
         self._require_open = controller.require_open
+        self.prefetches = rank.device.prefetches
+        self.await_thread = controller.await_thread
 
     @property
     def closed(self) -> bool:

@@ -28,6 +28,12 @@ def worker_failed(
         return WorkerFailed(rank, doing, reasons.pop(rank), "", reasons, note), None
     first = min(failures, key=lambda failure: failure.when)
     cause = _unpickled(first.error)
+    if isinstance(cause, ModuleNotFoundError):
+        name = str(cause).partition("'")[2].partition("'")[0]  # the engine makes errors anew
+        note = (
+            f"Rank {first.rank} does not find the module {name!r}: on every host, install it, or "
+            f"add its folder before the function is built: sys.path.append('/its/folder')\n{note}"
+        )
     reason = reasons.pop(first.rank)
     details = (first.rank, first.doing, reason, first.traceback, reasons, note, first.frames)
     return WorkerFailed.of(cause, *details), cause

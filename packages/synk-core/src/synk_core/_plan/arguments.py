@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 from typing import Any, Union
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from synk_core._text import shown
 from synk_core.exceptions import InputTypeError, InputValueError
+from synk_core.files import place_of
 
 
 def checked_flag(value: Any, what: str) -> bool:
@@ -42,17 +44,20 @@ def checked_path(path: Union[str, os.PathLike[str]]) -> Path:
     """
     try:
         path = Path(path).expanduser().absolute()
-        is_folder = path.is_dir()
+        place, found = place_of(path)
+    except OSError as error:
+        raise InputValueError(f"timeline(): cannot write {path}: {error}") from None
     except (TypeError, ValueError, RuntimeError):
         raise InputTypeError(
             f"timeline(): got {shown(path)} of type {type(path).__name__} as path, expected the "
             f"name of a file to write, as in 'trace.json'"
         ) from None
-    if is_folder:
-        raise InputValueError(f"timeline(): {path} is a folder, expected a file's name")
-    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+    # A file is replaced by a new one; devices and the like are written to.
+    is_stream = found is not None and not stat.S_ISREG(found.st_mode)
+    needed = place if is_stream else os.path.dirname(place)
+    if not os.access(needed, os.W_OK):
         raise InputValueError(
-            f"timeline(): cannot write {path}: the folder {path.parent} does not exist or is "
-            f"not writable; make it first, or choose another one"
+            f"timeline(): cannot write {path}: {needed} does not exist or is not writable; make it "
+            f"first, or choose another one"
         )
     return path

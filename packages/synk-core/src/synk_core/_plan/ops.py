@@ -21,6 +21,10 @@ OUTPUT_OPS = (*REDUCE_OPS, "gather", None)
 UPDATE_OPS = (*REDUCE_OPS, "last")
 """How an update accumulates over slices; "last" keeps the value of the last slice."""
 
+ROWLESS_OP = "rowless"
+"""In place of "avg", for values that no row goes into: all slices give the same, and so do all
+ranks whose shared variables are equal; the outputs of others are averaged."""
+
 
 OUTPUT_CURE = (
     "use 'gather' if it has an entry for each row, 'sum', 'max', 'min' or 'prod' if not, or cast "

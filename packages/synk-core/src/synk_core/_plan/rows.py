@@ -135,6 +135,21 @@ def selector(batch: Any, what: str = "batch") -> Selector:
     return index if index.dtype.kind == "b" else index.astype(np.int64, copy=False)
 
 
+def kept(batch: Any) -> Any:
+    """Return a choice of rows, or a list of them, which later changes by the program do not reach.
+
+    What is neither is returned as it is, for the call to refuse.
+    """
+    if isinstance(batch, (list, tuple)):
+        return [*batch] if set(map(type, batch)) <= {int} else [*map(kept, batch)]
+    if isinstance(batch, slice):
+        return slice(*map(kept, _bounds(batch)))
+    if batch is None or isinstance(batch, (int, range)):
+        return batch
+    index = np.array(batch)
+    return index if index.dtype.kind in "iub" else batch
+
+
 _CHOICES = "an int, a slice, a 1-d list or array of ints, or a boolean mask"
 
 

@@ -9,6 +9,7 @@ from typing import Any, List, Sequence
 import numpy as np
 
 from synk_core._graph import random_streams
+from synk_core._graph.environment import follow
 from synk_core._graph.shared import value_of
 from synk_core._graph.transfer.pickling import loads
 from synk_core._graph.values import empty_of, in_c_order, is_device_type
@@ -61,6 +62,7 @@ class PreparedDistribution:
         here, act, began = self._here, self._act, perf_counter()
         here.flight.enter(Phase.DISTRIBUTE)
         if not here.is_master:
+            follow(act.path, act.folder, here.world)
             # The master has compiled everything: with its cache, nothing is compiled here.
             refresh_cache()
             self._take_variables(here.arrays.get(act.payload))

@@ -77,13 +77,15 @@ class GraphReductions:
         """Reduce over the ranks with rows in this round; called in the middle of a graph."""
         rows = self._rounds[self._done - 1]
         own = rows[self._comm.rank]
+        # A share of the rows, or its inverse, and what it multiplies may leave float16's range.
+        wide = np.promote_types(x.dtype, np.float32) if op.power else x.dtype
         weight = {"weight": float(own)} if op.op == "avg" else {}
         phase = self._here.flight.phase
         try:
             if self.watch is not None:
                 self.watch(x)
             self._here.flight.enter(Phase.COLLECTIVE)
-            result = np.asarray(self._comm.all_reduce(x, op.op, **weight))
+            result = self._comm.all_reduce(np.asarray(x, wide), op.op, **weight)
         except BaseException as error:
             self._failure = error
             raise
@@ -91,8 +93,8 @@ class GraphReductions:
         # A signal during the collective was not heeded.
         self._here.flight.heed(self._here.serial)
         if op.power:
-            result = result * np.asarray((own / sum(rows)) ** op.power, result.dtype)
-        return result
+            result = result * np.asarray((own / sum(rows)) ** op.power, wide)
+        return np.asarray(result, x.dtype)  # compiled code takes no NumPy scalar
 
     def finish(self) -> None:
         """Join the rounds that others run without this rank; then make replicated values equal."""

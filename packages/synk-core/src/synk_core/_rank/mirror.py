@@ -7,7 +7,7 @@ An order brings what is new: memory to make, and rows to put there. The first ra
 from __future__ import annotations
 
 import errno
-from typing import Any, Callable, Dict, Iterator, Optional, Sequence, Union
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Union
 
 import numpy as np
 
@@ -45,6 +45,7 @@ class Mirror:
         self._memory: Dict[int, np.ndarray] = {}
         self._near: Optional[synk_comm.Communicator] = None
         self._sending: Optional[synk_comm.Communicator] = None
+        self.groups: List[synk_comm.Communicator] = []
         self.source: Callable[[int], np.ndarray] = self._memory.__getitem__
         if self._node:
             arrays.attach = self._find
@@ -55,6 +56,7 @@ class Mirror:
         self._near = comm.split(self._node)
         # What all hosts need travels from leader to leader, not from the master to each.
         self._sending = comm.split(0 if self.is_leader or self._rank == self._master else None)
+        self.groups = [own for own in (self._near, self._sending) if own is not None]
 
     @property
     def is_leader(self) -> bool:
@@ -76,9 +78,8 @@ class Mirror:
 
     def close(self) -> None:
         """Drop the copies."""
-        for comm in (self._near, self._sending):
-            if comm is not None:
-                comm.close()
+        for comm in self.groups:
+            comm.close()
         self._memory.clear()
 
     def forget(self, keys: Sequence[int]) -> None:
@@ -117,9 +118,8 @@ class Mirror:
                     self._receive(shipment)
         except BaseException as error:
             # Ranks that wait for these rows would not notice that this one declines.
-            for comm in (self._near, self._sending, self._comm):
-                if comm is not None:
-                    comm.abort(f"{type(error).__name__} while rows travelled between hosts")
+            for comm in (*self.groups, self._comm):
+                comm.abort(f"{type(error).__name__} while rows travelled between hosts")
             raise
         if own and self._near is not None:
             self._near.barrier()

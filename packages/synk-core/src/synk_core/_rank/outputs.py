@@ -1,7 +1,8 @@
 """Make one result of many: of a rank's slices, and of all ranks in the master. Exactly.
 
 ``avg`` weighs by rows: sum(rows * value) / sum(rows), in the value's own precision (float16 in
-float32), so that the result does not depend on how rows were split, but for rounding.
+float32), so that the result does not depend on how rows were split, but for rounding. An average of
+equal values can differ from them in the last bit: values that no row goes into are not averaged.
 """
 
 from __future__ import annotations
@@ -19,9 +20,12 @@ from synk_core._graph.values import (
     is_on_default_device,
     is_on_device,
 )
+from synk_core._plan.ops import ROWLESS_OP
 from synk_core._text import shown
 from synk_core.engine import DEVICES
 from synk_core.exceptions import InputValueError, OpError
+
+from .digest import digest
 
 _COMBINE: Dict[str, Callable[[Any, Any], Any]] = {
     "sum": np.add,
@@ -43,18 +47,26 @@ class HostSums:
 
     @staticmethod
     def add_scaled(into: Any, value: Any, factor: float) -> Any:
-        """Return ``into + factor * value``; may overwrite `into`."""
-        return into + HostSums.scaled(value, factor)
+        """Return ``into + factor * value``; overwrites `into` if it has dimensions."""
+        term = value if factor == 1 else HostSums.scaled(value, factor)
+        if not into.ndim:
+            return into + term
+        into += term
+        return into
 
     @staticmethod
     def combine(op: str, into: Any, value: Any) -> Any:
         """Return ``into op value``: sum, prod, max or min; may overwrite `into`."""
-        return np.asarray(_COMBINE[op](into, value), value.dtype)
+        return np.asarray(_COMBINE[op](into, value), into.dtype)
 
     @staticmethod
     def quotient(value: Any, divisor: float, dtype: Any) -> Any:
         """Return ``value / divisor`` in a dtype; may overwrite `value`."""
         return np.asarray(value / np.asarray(value).dtype.type(divisor), dtype)
+
+
+_RUN = 16
+"""Terms added one after the other; sums of as many terms are added in pairs, as NumPy does."""
 
 
 class Accumulator:
@@ -70,7 +82,8 @@ class Accumulator:
         self._what = what
         self._value: Any = None
         self._weight = 0.0
-        self._parts: List[Any] = []
+        self._parts: List[Any] = []  # to gather; or of a sum: [number of terms, their sum]
+        self._shape: Any = None
         self._dtype: Any = None
         self._sums: Any = HostSums
 
@@ -80,32 +93,51 @@ class Accumulator:
         Raises:
             InputValueError: its shape differs from that of earlier slices.
         """
+        op = self._op
         if type(value) is not np.ndarray:
             if is_on_device(value):
                 self._sums = DEVICES.sums
             else:
                 value = np.asarray(value)
-        held = self._value
-        if held is not None and self._op != "last" and held.shape != value.shape:
+        if self._shape not in (None, value.shape) and op not in ("last", ROWLESS_OP):
             raise InputValueError(
-                f"{self._what}: slices gave shapes {held.shape} and {value.shape}, which op "
-                f"{self._op!r} cannot combine; an output with an entry for each row needs op "
+                f"{self._what}: slices gave shapes {self._shape} and {value.shape}, which op "
+                f"{op!r} cannot combine; an output with an entry for each row needs op "
                 f"'gather', as in (variable, 'gather')"
             )
-        self._dtype = value.dtype
-        if self._op == "avg":
-            self._weight += rows
-            self._value = (
-                self._sums.scaled(value, rows)
-                if held is None
-                else self._sums.add_scaled(held, value, rows)
-            )
-        elif self._op == "gather":
+        self._dtype, self._shape = value.dtype, value.shape
+        if op == "gather":
             self._parts.append(at_least_1d(value))
-        elif self._op == "last" or held is None:
+            self._shape = None
+        elif op == "avg":
+            self._weight += rows
+            self._add(value, rows)
+        elif op in ("sum", "prod") and self._value is None and value.dtype.kind in "fc":
+            self._add(value, 1)
+        elif op in ("last", ROWLESS_OP) or self._value is None:
             self._value = value
         else:
-            self._value = self._sums.combine(self._op, held, value)
+            self._value = self._sums.combine(op, self._value, value)
+
+    def _add(self, value: Any, factor: float) -> None:
+        parts, sums = self._parts, self._sums
+        if not parts or parts[-1][0] >= _RUN:
+            parts.append([0, None])
+        last = parts[-1]
+        last[0] += 1
+        if last[0] == 1:
+            last[1] = sums.scaled(value, factor)
+        elif self._op == "prod":
+            last[1] = sums.combine("prod", last[1], value)
+        else:
+            last[1] = sums.add_scaled(last[1], value, factor)
+        while len(parts) > 1 and parts[-2][0] == parts[-1][0]:
+            self._join()
+
+    def _join(self) -> None:
+        (n, first), (m, second) = self._parts[-2:]
+        op = "prod" if self._op == "prod" else "sum"
+        self._parts[-2:] = [[n + m, self._sums.combine(op, first, second)]]
 
     def result(self) -> Any:
         """Return the value of all slices so far (at least one), in the memory of the slices.
@@ -122,9 +154,11 @@ class Accumulator:
                     f"{self._what}: an output with op 'gather' has shapes that differ in more than "
                     f"their length: by slice {shown(shapes)}"
                 ) from None
-        if self._op == "avg":
-            return self._sums.quotient(self._value, self._weight, self._dtype)
-        return self._value
+        if not self._parts:
+            return self._value
+        while len(self._parts) > 1:
+            self._join()
+        return self._sums.quotient(self._parts[0][1], self._weight or 1.0, self._dtype)
 
 
 def collect(comm: Any, master: int, op: Optional[str], value: Any, weight: float) -> Any:
@@ -149,6 +183,16 @@ def reduce_to(comm: Any, master: int, op: str, value: Any, weight: float) -> Any
 
     `weight` is this rank's, in averages.
     """
+    if op == ROWLESS_OP:
+        op, held = "avg", value if isinstance(value, list) else [value]
+        own = None if value is None else "".join(map(digest, held)).encode()
+        told = comm.all_gather(None if own is None else np.frombuffer(own, np.uint8))
+        if len({text.tobytes() for text in told if text is not None}) == 1:
+            # Of one operand the average is the operand itself.
+            only = next(rank for rank, text in enumerate(told) if text is not None)
+            value = value if comm.rank == only else None
+            if only == master:
+                return value
     reduced = comm.reduce(value, op, master, **({"weight": weight} if op == "avg" else {}))
     return array_of(reduced)
 
@@ -161,16 +205,17 @@ def collect_on_device(
     Arrays on the device stay there, and the call does not wait for the device.
 
     Returns:
-        The results; and the places of those that are still this rank's own: numbers on the device.
-        They are to be combined through host memory when all is ordered. A function may compute them
-        long before the rest, and a collective on the device would come after that.
+        The results; and the places of those that are still this rank's own: numbers on the device,
+        and what no row goes into. They are to be combined through host memory when all is ordered.
+        A function may compute them long before the rest, and a collective on the device would come
+        after that.
     """
     results = list(values)
     together: Dict[str, List[int]] = {}
     later = []
     for i, (op, value) in enumerate(zip(ops, values)):
         stays = op is not None and is_on_default_device(value)
-        if stays and value.ndim == 0 and op != "gather":
+        if stays and (op == ROWLESS_OP or (value.ndim == 0 and op != "gather")):
             later.append(i)
         elif stays and (op == "gather" or takes_reduction([value])):
             together.setdefault(str(op), []).append(i)

@@ -47,6 +47,7 @@ class OverlappedAverage:
         self._storage = here.registry[number].container.storage
         self._reduction: Any = None
         self._given = 0
+        self._failure: Optional[BaseException] = None
         self._learned = -1
 
     @classmethod
@@ -105,9 +106,12 @@ class OverlappedAverage:
         except BaseException:
             if self._reduction is not None:
                 self._apart(self._reduction.wait)
+            if self._failure is not None:
+                # Without the engine's additions to errors: it concerns all ranks.
+                raise self._failure from None
             raise
         finally:
-            self._reduction = self.vector = None
+            self._reduction = self.vector = self._failure = None
         return results
 
     def _begin(self, pieces: Sequence[VectorPiece], weight: float) -> None:
@@ -128,7 +132,11 @@ class OverlappedAverage:
         here, phase = self._here, self._here.flight.phase
         began = perf_counter()
         here.flight.enter(Phase.COLLECTIVE)
-        result = act(*arguments, **named)
+        try:
+            result = act(*arguments, **named)
+        except BaseException as error:
+            self._failure = self._failure or error
+            raise
         here.recorder.add("collective", "average of parts", began, perf_counter())
         here.flight.enter(*phase)
         here.flight.heed(here.serial)

@@ -14,12 +14,14 @@ import contextlib
 import gc
 import os
 from time import perf_counter
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple, Type
 
 import synk_comm
-from synk_core._graph.devices.device import AnyDevice, Gpu, is_of_the_group
+from synk_comm import cuda
+from synk_core._graph.devices.device import AnyDevice, Gpu
 from synk_core._text import text_of
 from synk_core._watch.flight import OWN_WORK, WORDS, ActOutcome, Flight, Phase
+from synk_core._wire.channel import ChannelClosed
 from synk_core._wire.messages import (
     Call,
     Collective,
@@ -99,6 +101,16 @@ class Rank(Workplace):
         self.before_decline: Callable[[BaseException], Optional[float]] = lambda _error: None
         self.flights: Optional[Any] = None
         self._line: Optional[OrderLine] = None
+        self._groups: List[synk_comm.Communicator] = []
+
+    def group_raised(self, error: BaseException, *kinds: Type[BaseException]) -> bool:
+        """Return whether an error (of these kinds) is about this runtime's ranks: the program may
+        have groups of its own, whose errors are failures like others."""
+        if not isinstance(error, kinds or (synk_comm.CommError, ChannelClosed)):
+            return False
+        # Nothing of the program's runs before the ranks have joined.
+        ours = not self._groups or any(group.raised(error) for group in self._groups)
+        return ours and not isinstance(error, cuda.CudaError)
 
     @property
     def line(self) -> OrderLine:
@@ -115,7 +127,7 @@ class Rank(Workplace):
             timeout_s, watch: of the communicator.
         """
         if enter is None:
-            (self.comm,) = synk_comm.local_group(1)
+            (self.comm,) = self._groups = synk_comm.local_group(1)
         else:
             host = enter(timeout_s=timeout_s, watch=watch)
             self.comm = host
@@ -127,6 +139,7 @@ class Rank(Workplace):
                     self.flight = Flight(self.flights, self.rank)
                 host.barrier()  # so that who fails until here fails at the start
             self.comm = self.device.connect(host)
+            self._groups = [host, self.comm, *(self.mirror.groups if self.mirror else ())]
 
     def perform(
         self,
@@ -186,7 +199,7 @@ class Rank(Workplace):
                 self._undo(known, order, error)
             finally:
                 self.journal.undo()
-            if is_of_the_group(error):
+            if self.group_raised(error):
                 self.in_step = isinstance(error, (synk_comm.PeerDeclined, synk_comm.MismatchError))
             elif ending:
                 # The others may have finished: this rank alone has undone the order.
@@ -341,7 +354,7 @@ class Rank(Workplace):
         self.journal.undo()
         self.recorder.place = None
         self.flight.mark(order.serial, ActOutcome.UNDONE)
-        if not isinstance(error, synk_comm.PeerDeclined):
+        if not self.group_raised(error, synk_comm.PeerDeclined):
             self.flight.end(ActOutcome.FAILED)
         if not self.is_master:
             self.registry.truncate(known)

@@ -48,6 +48,7 @@ class Workplace:
         functions: by number.
         acts: those that this rank has prepared, by number.
         arrays: mapped from shared memory.
+        world: of a launcher's ranks, or None.
         mirror: copies of them on other hosts; None if there are none.
         clock_offset_s: seconds to add to this host's `time.perf_counter` to get the master's.
         journal: the values that variables had before the order under way.
@@ -83,6 +84,7 @@ class Workplace:
         self.acts: Dict[int, Any] = {}
         self.arrays = ArrayCache(min(threads or threads_per_rank(size), MOST_THREADS))
         self.mirror: Optional[Mirror] = None
+        self.world: Optional[World] = None
         self.clock_offset_s = 0.0
         self.device: AnyDevice = device or Cpu()
         self.flight = flight or Flight(np.zeros(WORDS * size, np.int64), rank)
@@ -100,7 +102,7 @@ class Workplace:
 
     def use(self, world: World) -> None:
         """Be a rank of this world, whose hosts share no memory."""
-        self.clock_offset_s = world.offset_s(self.rank)
+        self.world, self.clock_offset_s = world, world.offset_s(self.rank)
         if len(world.hosts) > 1:
             host = world.members[self.rank].host
             self.mirror = Mirror(self.rank, self.master, world.nodes, host, self.arrays)

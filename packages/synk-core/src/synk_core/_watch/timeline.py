@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, TextIO, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple, Union
 
 from synk_core._plan.arguments import checked_path
 from synk_core._warn import warn_user
+from synk_core.files import whole_file
 
 from .spans import Span
 
@@ -171,23 +172,12 @@ def _waits(recorded: Mapping[int, Recorded]) -> Iterator[Tuple[int, Span]]:
 
 def write(path: Path, trace: Mapping[str, Any]) -> None:
     """Write the trace whole or not at all."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            _dump(trace, file)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def _dump(trace: Mapping[str, Any], file: TextIO) -> None:
-    """Write JSON with one event a line: far quicker than `json.dump`, without a large text in
-    memory."""
+    # One event a line: far quicker than `json.dump`, without a large text in memory.
     others = {key: value for key, value in trace.items() if key != "traceEvents"}
-    file.write(json.dumps(others)[:-1] + ', "traceEvents": [')
     separator = "\n"
-    for event in trace["traceEvents"]:
-        file.write(separator + json.dumps(event))
-        separator = ",\n"
-    file.write("\n]}\n")
+    with whole_file(path) as file:
+        file.write(f'{json.dumps(others)[:-1]}, "traceEvents": ['.encode())
+        for event in trace["traceEvents"]:
+            file.write(f"{separator}{json.dumps(event)}".encode())
+            separator = ",\n"
+        file.write(b"\n]}\n")

@@ -17,7 +17,7 @@ _LAUNCHERS = (
     ("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
 )
 
-_CONNECTION = "PMI_FD"
+CONNECTION = "PMI_FD"
 """Number of the descriptor that connects a process to MPICH's launcher."""
 
 _PREFIXES = ("PMI_", "PMIX_", "OMPI_", "MPI_LOCAL", "HYDI_", "MV2_COMM_", "PALS_", "PRTE_")
@@ -40,7 +40,7 @@ class Launch(NamedTuple):
 
 def detected(environment: Mapping[str, str] = os.environ) -> Optional[Launch]:
     """Return the launcher; None if there is none, or if it has started a single process."""
-    if not _is_connected(environment.get(_CONNECTION, "")):
+    if not _is_connected(environment.get(CONNECTION, "")):
         return None
     for name, size, rank in _LAUNCHERS:
         numbers = environment.get(size, ""), environment.get(rank, "")

@@ -143,12 +143,15 @@ class Distribute:
         variables: (start, stop) of the variables' pickle in it, then of each of its buffers.
         functions: the same for recipes and compiled forms, which refer to the variables.
         broadcast: numbers of the variables whose values come from device to device, not in these.
+        path, folder: of imports, and the current one ("" if removed), as the master has them now.
     """
 
     payload: ArrayRef
     variables: Tuple[Bounds, ...]
     functions: Tuple[Bounds, ...]
     broadcast: Tuple[int, ...]
+    path: Tuple[str, ...]
+    folder: str
 
 
 @dataclass(frozen=True)

@@ -79,9 +79,10 @@ class World:
         members: the ranks.
         lost: why no runtime can be started any more; "" as long as one can.
         gone: ranks that have ended. Nothing may be sent to them: some MPIs would hang or crash.
-        in_use: whether a runtime has the workers.
+        in_use: whether a runtime has the workers, or this rank is one.
         status: with which the program ends, for MPI where that has to end the ranks.
         sending: requests that may be under way, with what they send.
+        leaving: called when this rank leaves the others in order.
 
     Raises:
         StartError: MPI cannot be used, does not fit the launcher, or the ranks do not fit together.
@@ -116,6 +117,7 @@ class World:
         self.gone: Set[int] = set()
         self.in_use = False
         self.status = 0
+        self.leaving: Callable[[], None] = lambda: None
         # MPI reads a buffer until its request is done.
         self.sending: List[Tuple[Any, bytes]] = []
         self._master_end: Any = None
@@ -219,6 +221,7 @@ class World:
 
     def drop_messages(self) -> None:
         """Receive what nobody waits for, before MPI ends: messages of runtimes that were closed."""
+        self.leaving()
         mpi, status = self._mpi, self._mpi.Status()
         with contextlib.suppress(mpi.Exception):
             while True:

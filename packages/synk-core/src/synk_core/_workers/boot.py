@@ -2,7 +2,7 @@
 
 Importing Theano takes seconds, and can hang while it waits for the lock of a compile directory, so
 a worker must be able to write its stacks before that. `processes.Worker` runs this file as
-``python boot.py synk_core._workers.worker <channel fd> <lifeline fd> <stacks fd> <two signals>``.
+``python boot.py synk_core._workers.worker <channel, lifeline, stacks fd> <two signals> <path...>``.
 """
 
 from __future__ import annotations
@@ -42,6 +42,6 @@ def boot(channel_fd: int, lifeline_fd: int, stacks_fd: int, gentle: int, at_once
 
 
 if __name__ == "__main__":
-    if sys.path[0] == os.path.dirname(os.path.abspath(__file__)):
-        del sys.path[0]  # modules in this folder belong to the package: none is top-level
-    boot(*map(int, sys.argv[2:]))
+    # Without this folder, and not by a variable: names of folders may have ":" in them.
+    sys.path[:] = sys.argv[7:]
+    boot(*map(int, sys.argv[2:7]))

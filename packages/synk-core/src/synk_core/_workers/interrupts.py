@@ -13,13 +13,12 @@ So none is raised between an order's end and the user's own code, but a moment l
 from __future__ import annotations
 
 import _thread
-import contextlib
 import os
 import pickle
 import signal
 import threading
 import time
-from typing import Any, Callable, Iterator, Optional, Sequence
+from typing import Any, Callable, Optional, Sequence, TypeVar
 
 from synk_core._shield import SHIELD
 from synk_core._tracebacks import PACKAGES
@@ -42,6 +41,14 @@ From the end of an order to the user's code it takes much less."""
 
 WORD_S = 0.5
 """Seconds from a Ctrl-C that reaches another host until the master's decision must be there."""
+
+HELD_S = 5.0
+"""Seconds from a Ctrl-C that waits in `whole` until a further one has its effect."""
+
+_ENDING = ("__exit__", "whole")
+"""Functions of ours that end what no Ctrl-C may divide: it comes before them or after."""
+
+T = TypeVar("T")
 
 # Finalizers (`_died` is that of arrays in shared memory), and comparisons of keys: CPython's
 # lookups by `PyDict_GetItem` drop all errors.
@@ -117,7 +124,7 @@ class DelayedInterrupt:
                 self._again = True
                 signal.pthread_kill(main, signal.SIGINT)
 
-    def _settle(self) -> bool:
+    def settle(self) -> bool:
         """Delay nothing any more; return whether a Ctrl-C was delayed."""
         with self._sending:
             pending, self._since = self.is_pending(), None
@@ -129,9 +136,11 @@ class DelayedInterrupt:
         Raises:
             KeyboardInterrupt: one was delayed, and this is the main thread.
         """
+        if getattr(signal.getsignal(signal.SIGINT), "ends", True) is False:
+            return  # within `whole`
         if threading.get_ident() == threading.main_thread().ident:
             self.leaving = False
-            if self._since is not None and self._settle():
+            if self._since is not None and self.settle():
                 raise KeyboardInterrupt
 
     def is_pending(self) -> bool:
@@ -151,21 +160,21 @@ class DelayedInterrupt:
             again: whether it was delayed before.
             within: whether it may be raised within this package.
         """
-        if again and self._since is None:
-            return False  # it has been raised already
-        if _is_lost_at(frame) and (again or self._since is None):
+        module = frame.f_globals.get("__name__") if frame is not None else None
+        ours = not within and str(module).partition(".")[0] in PACKAGES
+        divides = ours and frame.f_code.co_name in _ENDING
+        if (divides or _is_lost_at(frame)) and (again or self._since is None):
             if self._since is None:
                 self.put_off()
             return False
-        module = frame.f_globals.get("__name__") if frame is not None else None
-        if not within and self.leaving and str(module).partition(".")[0] in PACKAGES:
+        if ours and self.leaving:
             if self._since is None:
                 self.put_off()
                 return False
             if time.thread_time() - self._since < LATEST_S:
                 return False
         self.leaving = False
-        self._settle()
+        self.settle()
         return True
 
 
@@ -173,44 +182,92 @@ LATER = DelayedInterrupt()
 
 
 class _HoldingHandler:
-    """A handler that holds one Ctrl-C back; a second one goes to `handler` at once."""
+    """A handler that holds Ctrl-C back, or not: as `ends` of `whole`."""
 
     def __init__(self, handler: Any) -> None:
         self.handler = handler
-        self.struck = False
+        self.ends: Optional[bool] = False
+        self.struck: Optional[float] = None  # when the first came that was held back
 
     def __call__(self, number: int, frame: Any) -> None:
-        if self.struck:
+        now = time.monotonic()
+        ends = not LATER.leaving if self.ends is None else self.ends
+        if not ends and (self.struck is None or now < self.struck + HELD_S):
+            self.struck = self.struck or now
+            return
+        try:
             self.handler(number, frame)
-        self.struck = True
+        except BaseException:
+            self.ends = False  # a second one waits until the first has come through
+            raise
 
 
-@contextlib.contextmanager
-def held_back(undo: Callable[[], None]) -> Iterator[None]:
-    """Hold Ctrl-C back until the end of the block; a second one has its effect at once.
+def whole(
+    act: Callable[[], T],
+    *undo: Callable[[], Any],
+    always: bool = False,
+    ends: Optional[bool] = None,
+) -> T:
+    """Return the result of `act`; neither Ctrl-C nor an error leaves half of it done.
 
-    Blocking the signal is not enough: other threads, such as those of BLAS, would take it.
+    A ``finally`` cannot promise that: Ctrl-C may come before its first line, or within it. Blocking
+    the signal cannot either: other threads, such as those of BLAS, would take it.
 
     Args:
-        undo: called when Ctrl-C is raised, because the result of the block is lost then.
+        undo: called if the act raises, while Ctrl-C waits. What fails is called once more.
+        always: whether `undo` is called in any case, to restore what was before.
+        ends: whether Ctrl-C ends the act. If False, it waits, and is an error at the act's end.
+            None: it ends the act until there is a result, of an order or of a `whole` within;
+            then it waits, and the act is done. One that comes `HELD_S` after another that waits
+            does not wait.
     """
-    LATER.at_the_next_chance()
     handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
-        yield
-        return
+    is_main = threading.current_thread() is threading.main_thread()
+    takes = is_main and callable(handler)
     holding = _HoldingHandler(handler)
-    signal.signal(signal.SIGINT, holding)
+    returned = done = False
     try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, holding.handler)
-    if holding.struck:
+        if takes:
+            signal.signal(signal.SIGINT, holding)
         try:
-            signal.raise_signal(signal.SIGINT)
-        except BaseException:
-            undo()
-            raise
+            try:
+                holding.ends = ends
+                LATER.at_the_next_chance()
+                result = act()
+            finally:
+                holding.ends = False
+            if holding.struck and ends is False:
+                holding.handler(signal.SIGINT, None)
+                holding.struck = None
+            returned, done = True, not always
+            LATER.leaving |= is_main and done
+        finally:
+            if not done:
+                _call_all(undo, returned)
+    except KeyboardInterrupt:
+        holding.struck = None  # it is raised already
+        raise
+    finally:
+        if takes:
+            signal.signal(signal.SIGINT, holding.handler)
+            if holding.struck:
+                signal.raise_signal(signal.SIGINT)
+    return result
+
+
+def _call_all(undo: Sequence[Callable[[], Any]], tells: bool) -> None:
+    """Call all; raise the last error, unless a second try went well and nobody is told of it."""
+    failed: Optional[BaseException] = None
+    for one in undo:
+        for again in (False, True):
+            try:
+                one()
+                break
+            except BaseException as error:  # noqa: BLE001 - raised below
+                if again or tells or not isinstance(error, Exception):
+                    failed = error
+    if failed is not None:
+        raise failed
 
 
 class Interrupts:
@@ -250,9 +307,7 @@ class Interrupts:
         """
         if threading.current_thread() is not threading.main_thread():
             return
-        current = signal.getsignal(signal.SIGINT)
-        holding = current if isinstance(current, _HoldingHandler) else None
-        current = holding.handler if holding else current
+        current = _replace()
         before = link = _runtime_of(current)
         while link is not None:
             if link is self:
@@ -260,10 +315,7 @@ class Interrupts:
             link = link._before
         if before is not None or current is signal.default_int_handler:
             self._before = before
-            if holding:
-                holding.handler = self._on_ctrl_c
-            else:
-                signal.signal(signal.SIGINT, self._on_ctrl_c)
+            _replace(self._on_ctrl_c)
 
     def restore(self) -> None:
         """Restore the handler of before; the runtime has ended. A delayed Ctrl-C comes first."""
@@ -272,13 +324,9 @@ class Interrupts:
             self._give_back()
 
     def _give_back(self) -> None:
-        if (
-            threading.current_thread() is threading.main_thread()
-            and signal.getsignal(signal.SIGINT) == self._on_ctrl_c
-        ):
+        if threading.current_thread() is threading.main_thread() and _replace() == self._on_ctrl_c:
             before = self._living_before()
-            handler = before._on_ctrl_c if before else signal.default_int_handler
-            signal.signal(signal.SIGINT, handler)
+            _replace(before._on_ctrl_c if before else signal.default_int_handler)
 
     def _living_before(self) -> Optional[Interrupts]:
         """Return the open runtime whose handler this one's replaced, if there is one."""
@@ -335,7 +383,9 @@ class Interrupts:
     def _on_ctrl_c(self, number: int, frame: Any) -> None:
         if SHIELD.holds(number):
             return
-        self._handle(number, frame, LATER.take())
+        again = LATER.take()
+        if not again or LATER.is_pending():  # else it has been raised already
+            self._handle(number, frame, again)
 
     def _handle(self, number: int, frame: Any, again: bool) -> None:
         if not self._under_way or os.getpid() != self._rank.pid:
@@ -352,13 +402,14 @@ class Interrupts:
         if self._finished:
             self._since = time.monotonic()
             return
-        if self._struck or self._rank.flight.phase[0] in OWN_WORK:
+        if (self._struck and not again) or self._rank.flight.phase[0] in OWN_WORK:
             self._struck = True
             if LATER.is_the_moment(frame, again, within=True):
                 signal.default_int_handler(number, frame)
             return
         self._struck = True
         self._since = time.monotonic()
+        LATER.settle()
         self._look()
         self._interrupt_workers()
 
@@ -366,6 +417,18 @@ class Interrupts:
         for flight in self._flights:
             flight.interrupted = self._serial
         self._interrupt(self._serial)
+
+
+def _replace(handler: Any = None) -> Any:
+    """Return the handler of SIGINT, that behind those which hold back; put another in its place."""
+    current, holding = signal.getsignal(signal.SIGINT), None
+    while isinstance(current, _HoldingHandler):
+        current, holding = current.handler, current
+    if handler and holding:
+        holding.handler = handler
+    elif handler:
+        signal.signal(signal.SIGINT, handler)
+    return current
 
 
 def _is_lost_at(frame: Any) -> bool:

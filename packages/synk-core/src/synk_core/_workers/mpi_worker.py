@@ -11,6 +11,7 @@ import signal
 import sys
 import traceback
 
+from synk_comm.starting import NO_RANKS
 from synk_core._graph.environment import ThreadLimit
 from synk_core._wire.channel import ChannelClosed
 from synk_core._wire.messages import LEFT_TO_MASTER, Hello
@@ -27,6 +28,7 @@ def serve_world(world: World) -> None:
     file = stacks.StackFile()
     boot.answer_with_stacks(file.fd, stacks.BETWEEN_BYTECODES, stacks.AT_ONCE)
     collects = gc.isenabled()
+    world.in_use, os.environ[NO_RANKS] = True, "a worker"
     control = world.control
     try:
         while True:

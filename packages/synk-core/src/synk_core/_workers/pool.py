@@ -11,7 +11,6 @@ import logging
 import os
 import pickle
 import select
-import sys
 import time
 import weakref
 from dataclasses import replace
@@ -21,6 +20,7 @@ from typing import Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Un
 
 import synk_comm
 import synk_shm
+from synk_comm.starting import import_path, interpreter
 from synk_core import engine
 from synk_core._graph import environment
 from synk_core._graph.devices.assignment import Assignment
@@ -195,7 +195,7 @@ class WorkerPool:
             raise StartError(
                 f"{self._name(gone.rank)} ended during its start with exit status "
                 f"{'unknown' if status is None else status}; its output is above. Check that "
-                f"`{sys.executable} -c 'import synk_core'` runs"
+                f"`{interpreter()} -c 'import synk_core'` runs"
             )
 
     def send(self, payload: bytes, doing: str) -> None:
@@ -340,7 +340,7 @@ def hellos_of(
         ranks: their devices.
         times, flight: see `Hello`.
     """
-    options, import_path = engine.options(), environment.import_path()
+    options, path = engine.options(), import_path()
     folder, authkey = environment.current_folder(), bytes(current_process().authkey)
     return [
         Hello(
@@ -349,7 +349,7 @@ def hellos_of(
             master=master.rank,
             settings=settings,
             ticket="",
-            sys_path=import_path,
+            sys_path=path,
             directory=folder,
             adapter=engine.ADAPTER,
             options=options,

@@ -14,11 +14,11 @@ import pickle
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from typing import Dict, Iterator, Optional, Sequence
 
+from synk_comm import MisuseError, starting
 from synk_core._text import with_cure
 from synk_core._wire.channel import NO_SIGPIPE, Channel, ChannelClosed
 from synk_core._wire.messages import LEFT_TO_MASTER, Hello
@@ -56,17 +56,18 @@ class Worker:
         try:
             self.process = _start(
                 [
-                    sys.executable,
+                    starting.interpreter(),
                     boot.__file__,
                     "synk_core._workers.worker",
                     *map(str, inherited),
                     str(int(stacks.BETWEEN_BYTECODES)),
                     str(int(stacks.AT_ONCE)),
+                    *hello.sys_path,
                 ],
                 environment,
                 (*inherited, *fds),
             )
-        except OSError as error:
+        except (OSError, MisuseError) as error:
             self.close()
             why = with_cure(error)
             raise StartError(f"cannot start the worker of rank {hello.rank}: {why}") from error
@@ -152,22 +153,26 @@ class Watchdog:
 
     Without /proc no such process is started, because a pid could mean any process. If the watchdog
     is killed, the runtime goes on without it.
+
+    With `launcher_fd` the path is the name of a launcher's rank: see `watchdog.watch_rank`.
     """
 
-    def __init__(self, path: Sequence[str]) -> None:
+    def __init__(self, path: Sequence[str], launcher_fd: int = -1) -> None:
         self._process: Optional[subprocess.Popen[bytes]] = None
         start = watchdog.start_of(os.getpid())
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             if start is not None:
-                command = [sys.executable, "-I", "-S", watchdog.__file__]
-                about = (theirs.fileno(), os.getpid(), start)
+                command = [starting.interpreter(), "-I", "-S", watchdog.__file__]
+                about = (theirs.fileno(), os.getpid(), start, launcher_fd)
                 self._process = _start(
                     [*command, *map(str, about), *path],
                     {**os.environ, **_ONE_THREAD},
-                    (theirs.fileno(),),
-                    quiet=True,
+                    tuple(fd for fd in (theirs.fileno(), launcher_fd) if fd >= 0),
+                    quiet=launcher_fd < 0,
                 )
+        except MisuseError as error:
+            raise StartError(f"workers cannot be started: {error}") from None
         except OSError as error:
             _logger.warning("no process looks after the workers: %s", error)
         finally:
@@ -208,6 +213,10 @@ class Watchdog:
                 if process.returncode is None:
                     reap_later(process)
         self.close_line()
+
+    def tell_leaving(self, rank: int) -> None:
+        """Tell that this rank will finalize MPI and end, the master with the program's status."""
+        self._send(b"%d" % rank)
 
     def close_line(self) -> None:
         """Close the line only, so that the watchdog goes on: for forked children."""

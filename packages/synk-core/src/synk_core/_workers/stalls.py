@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
-from typing import Callable, Dict, List, Mapping, Sequence
+import traceback
+from typing import Callable, Dict, List, Mapping, Optional, Sequence
 
 from synk_core._warn import warn_user
 from synk_core._watch.flight import Phase
@@ -42,9 +45,16 @@ class StallWatch:
         self.began = 0.0
         self._warned = 0.0, 0.0
 
-    def check(self) -> None:
-        """Warn if the order has taken too long; called while the master waits."""
-        if any(self._box.flights[rank].phase[0] == Phase.COMPILE for rank in self._workers):
+    def check(self, own: Optional[threading.Thread] = None, makes: str = "") -> None:
+        """Warn if the order has taken too long; called while the master waits.
+
+        Args:
+            own: a thread of the master, if it waits for that, and not for ranks.
+            makes: what that thread makes.
+        """
+        if own is None and any(
+            self._box.flights[rank].phase[0] == Phase.COMPILE for rank in self._workers
+        ):
             self.began = time.monotonic()  # a compiler takes as long as it takes
             return
         seconds = time.monotonic() - self.began
@@ -52,13 +62,15 @@ class StallWatch:
         if seconds < (2 * warned_s if began == self.began else self._stall_s):
             return
         self._warned = self.began, seconds
-        ranks = self.late()
-        text = self.describe(ranks, seconds, self._stacks(ranks))
-        warn_user(
-            f"{text}\nStill waiting. fork(stall_s=...) sets when this warning appears, "
-            f"fork(timeout_s=...) when to give up.",
-            StallWarning,
-        )
+        if own is None:
+            ranks, more = self.late(), ", fork(timeout_s=...) when to give up"
+            text = self.describe(ranks, seconds, self._stacks(ranks))
+        else:
+            frame, more = sys._current_frames().get(own.ident or 0), ""
+            stack = "".join(traceback.format_stack(frame)).rstrip()
+            text = f"the master has been waiting for {makes} for {seconds:.0f} s:\n{stack}"
+        setting = f"fork(stall_s=...) sets when this warning appears{more}"
+        warn_user(f"{text}\nStill waiting. {setting}.", StallWarning)
 
     def late(self) -> List[int]:
         """Return the workers that are busy while others wait; all workers, if none is busy."""

@@ -6,8 +6,8 @@ same event. It gives the workers a moment to end by themselves, kills the rest, 
 shared memory that no process holds any more.
 
 `processes.Watchdog` runs it as ``python -I -S watchdog.py <line fd> <master's pid> <its start>
-<path...>``. While it waits it has imported only the modules below; `typing` is not among them,
-because it takes longest.
+<launcher's fd, or -1> <path... or the rank's name>``. While it waits it has imported only the
+modules below; `typing` is not among them, because it takes longest.
 """
 
 from __future__ import annotations
@@ -134,6 +134,49 @@ def watch(fd: int, master: WatchedProcess, folders: list[bytes]) -> list[Watched
             return workers
 
 
+def watch_rank(fd: int, rank: WatchedProcess, launcher: int, name: str) -> None:
+    """Wait until MPI or the rank ends; if the rank is first, have its launcher end the job: MPICH's
+    and Slurm take an exit for harmless.
+
+    This process holds the rank's output and its connection to the launcher, who closes that at
+    MPI_Finalize: so the launcher hears of the end from here.
+    """
+    waiting = select.poll()
+    waiting.register(launcher, select.POLLRDHUP)
+    if rank.fd >= 0:
+        waiting.register(rank.fd, select.POLLIN)
+    while not rank.is_gone():
+        if any(at == launcher for at, _ in waiting.poll(None if rank.fd >= 0 else _LOOK_EVERY_MS)):
+            return
+    line = select.poll()
+    line.register(fd, select.POLLIN)
+    leaving = line.poll(0) and os.read(fd, 1)  # the first digit of a rank that was about to end
+    if leaving and leaving != b"0":
+        return  # some launchers do not close the connection; the job's end is the master's
+    patience_s, code = GRACE_S, 1
+    try:
+        code = os.waitstatus_to_exitcode(int(stat(rank.pid)[49]))
+        status = str(code)
+    except (OSError, IndexError, ValueError):  # its parent was quicker: a shell, or the launcher
+        patience_s, status = 2 * GRACE_S, "unknown"
+    if code < 0:
+        os.closerange(1, 3)  # the end of its output lets the launcher look for the signal
+        patience_s = 5 * GRACE_S  # for the program to save, if the launcher lets others live
+    if rank.fd >= 0:
+        waiting.unregister(rank.fd)
+    if waiting.poll(1000 * patience_s):
+        return
+    text = (
+        f"synkhronos: {name} (process {rank.pid}, exit status {status}) has ended without "
+        f"MPI_Finalize: the job is aborted. To end a rank, use sys.exit() instead of os._exit()\n"
+    )
+    try:
+        os.write(2, b"" if leaving else text.encode())
+        time.sleep(GRACE_S / 10)  # the launcher passes it on, which it does not after the next line
+    finally:  # as MPI_Abort does; not with 0, unless the program was over
+        os.write(launcher, b"cmd=abort exitcode=%d\n" % (abs(code) or int(not leaving)))
+
+
 def end(
     master: WatchedProcess, workers: list[WatchedProcess], folders: list[bytes], path: list[str]
 ) -> None:
@@ -181,7 +224,7 @@ def _await_gone(processes: list[WatchedProcess], deadline: float) -> None:
         time.sleep(_NAP_S)
 
 
-def main(fd: int, master_pid: int, master_start: int, path: list[str]) -> None:
+def main(fd: int, master_pid: int, master_start: int, launcher: int, path: list[str]) -> None:
     """Watch until the master closes the watchdog or is gone; then end this process."""
     # Signals that are sent to all processes of a program must not end this one.
     for number in _IGNORED:
@@ -189,13 +232,15 @@ def main(fd: int, master_pid: int, master_start: int, path: list[str]) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED)
     master = WatchedProcess(master_pid, master_start)
     folders: list[bytes] = []
-    orphans = watch(fd, master, folders)
     try:
-        if orphans is not None:
+        if launcher >= 0:
+            watch_rank(fd, master, launcher, *path)
+        elif (orphans := watch(fd, master, folders)) is not None:
             end(master, orphans, folders, path)
     finally:
         os._exit(0)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])
+    numbers = [int(text) for text in sys.argv[1:5]]
+    main(numbers[0], numbers[1], numbers[2], numbers[3], sys.argv[5:])

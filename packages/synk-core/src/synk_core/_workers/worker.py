@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator, NoReturn, Optional, U
 
 from synk_core._wire.channel import Channel, ChannelClosed
 from synk_core._wire.messages import LEFT_TO_MASTER, Failure, Hello, Ready
-from synk_core.exceptions import StartError
+from synk_core.files import whole_file
 
 if TYPE_CHECKING:
     from synk_core._wire.world import MpiChannel, World
@@ -120,6 +120,7 @@ def profiled(hello: Hello) -> Iterator[None]:
         yield
         return
     import cProfile
+    import marshal
 
     profile = cProfile.Profile()
     profile.enable()
@@ -129,7 +130,9 @@ def profiled(hello: Hello) -> Iterator[None]:
         profile.disable()
         path = os.path.join(hello.directory, f"synkhronos_profile_rank{hello.rank}.prof")
         try:
-            profile.dump_stats(path)
+            profile.create_stats()
+            with whole_file(path, follow=False) as file:
+                marshal.dump(profile.stats, file)  # as dump_stats() does
         except OSError as error:
             sys.stderr.write(f"synkhronos: {path} was not written: {error}\n")
 
@@ -222,15 +225,9 @@ def _await_verdict(channel: AnyChannel, wait_s: Optional[float] = None) -> None:
 
 
 def _prepare(hello: Hello, world: Optional[World]) -> Any:
-    try:
-        os.chdir(hello.directory)
-    except OSError as error:
-        host = "" if world is None else f" on host {world.members[hello.rank].host}"
-        raise StartError(
-            f"the master's current folder is not there{host} ({error}); every host needs it, with "
-            f"the modules that the program imports"
-        ) from error
-    sys.path[:] = hello.sys_path
+    from synk_core._graph.environment import apply_options, follow, keep_freed_memory
+
+    follow(hello.sys_path, hello.directory, world)
     from multiprocessing.process import current_process
 
     import numpy as np
@@ -240,7 +237,6 @@ def _prepare(hello: Hello, world: Optional[World]) -> Any:
 
     engine.load(hello.adapter)
     from synk_core._graph.devices.assignment import take
-    from synk_core._graph.environment import apply_options, keep_freed_memory
     from synk_core._rank.rank import Rank
     from synk_core._watch.flight import Flight
     from synk_core._wire.orders import STEPS_IN_LINE
@@ -297,22 +293,18 @@ def _obey(
         ChannelClosed: the master is gone, or this rank has failed and is out of step.
     """
     import synk_comm
-    from synk_core._graph.devices.device import is_of_the_group
 
     try:
-        try:
-            return rank.perform() is not None
-        except BaseException as error:
-            if write is not None:
-                write(error)
+        return rank.perform() is not None
+    except BaseException as error:  # the master raises it
+        if write is not None:
+            write(error)
+        if rank.group_raised(error, synk_comm.PeerDeclined, synk_comm.MismatchError):
+            # The failure is another rank's, or the master raises the same.
+            return True
+        if rank.group_raised(error, synk_comm.PeerLost, synk_comm.AbortedError):
             raise
-    except (synk_comm.PeerDeclined, synk_comm.MismatchError):
-        # The failure is another rank's, or the master raises the same.
-        pass
-    except (synk_comm.PeerLost, synk_comm.AbortedError):
-        raise
-    except BaseException as error:  # noqa: BLE001 - the master raises it
-        if not is_of_the_group(error) and not isinstance(error, ChannelClosed):
+        if not rank.group_raised(error):
             when = rank.failed_at + rank.clock_offset_s
             failure = _failure(rank.serial, rank.rank, rank.doing, error, when)
             channel.send(pickle.dumps(failure))
@@ -320,7 +312,6 @@ def _obey(
                 return True
         _await_verdict(channel, VERDICT_S)
         raise ChannelClosed("this rank is out of step") from None
-    return True
 
 
 def _failure(serial: int, rank: int, doing: str, error: BaseException, when: float) -> Failure:

@@ -29,15 +29,22 @@ import numpy as np
 
 import synkhronos as synk
 from synk_core import check_outputs
-from synkhronos.exceptions import DecompositionWarning, InputTypeError, InputValueError
+from synkhronos.exceptions import (
+    DecompositionWarning,
+    InputTypeError,
+    InputValueError,
+    PerformanceWarning,
+)
 
 try:
     import pymc as pm
     import pytensor
     import pytensor.tensor as pt
     from pymc.blocking import DictToArrayBijection
+    from pymc.data import MinibatchOp
     from pymc.initial_point import make_initial_point_fns_per_chain
     from pymc.pytensorf import join_nonshared_inputs, rewrite_pregrad
+    from pymc.variational.minibatch_rv import MinibatchRandomVariable
     from pytensor.graph.replace import clone_replace
     from pytensor.graph.traversal import ancestors
 except ImportError as error:
@@ -253,6 +260,7 @@ def _build(
         raise InputValueError(
             f"free variables {discrete} are discrete and have no gradient; marginalize them"
         )
+    _require_all_observed(model)
     found = _find_rows(model, rows)
     of_rows, once = _divide(model, found, potentials, by_name=isinstance(rows, str))
     # Where the rows are all of one coordinate, some may be for predictions only.
@@ -284,6 +292,32 @@ def _build(
     outputs, q = _with_gradient(prior, model, point)
     on_master = pytensor.function([q], outputs, mode=mode, on_unused_input="ignore")
     return RowLogp(likelihood, on_master, [synk.data(item.get_value(borrow=True)) for item in data])
+
+
+def _require_all_observed(model: Any) -> None:
+    """Refuse missing observations and minibatches, with PyMC's words for what to write instead."""
+    names = {rv.name for rv in model.observed_RVs}
+    for rv in model.free_RVs:
+        name = rv.name.removesuffix("_unobserved")
+        if f"{name}_observed" in names:
+            raise InputValueError(
+                f"{name!r} has missing observations, which PyMC would impute as the free variable "
+                f"{rv.name!r}; expected none. Leave their rows out, which says the same of the "
+                'other variables: keep = ~np.isnan(y), pm.Data("X", X[keep]), pm.Data("y", y[keep])'
+            )
+    values = [model.rvs_to_values[rv] for rv in model.observed_RVs]
+    behind = ancestors([*model.observed_RVs, *values])
+    if any(isinstance(getattr(v.owner, "op", None), MinibatchOp) for v in behind):
+        raise InputValueError(
+            "the model draws a pm.Minibatch in each call; expected all rows, which the ranks "
+            'divide: pass pm.Data("X", X) and pm.Data("y", y) in its place, without total_size='
+        )
+    for rv in model.observed_RVs:
+        if isinstance(rv.owner.op, MinibatchRandomVariable):
+            raise InputValueError(
+                f"{rv.name!r} has a total_size=, which scales the log-likelihood of a minibatch; "
+                "expected all rows, which the ranks divide: leave total_size= out"
+            )
 
 
 def _find_rows(model: Any, rows: str | Sequence[Any]) -> list[Any]:
@@ -342,6 +376,15 @@ def _divide(
             f"no observed variable of {[rv.name for rv in model.observed_RVs]} uses the rows "
             f"{[item.name for item in rows]}; pass their values through pm.Data, as in "
             f'pm.Normal("obs", X @ b, s, observed=pm.Data("y", y))'
+        )
+    n = len(rows[0].get_value(borrow=True))
+    sizes = {rv.name: model.rvs_to_values[rv].size.eval() for rv in behind if rv not in observed}
+    if alone := [name for name, size in sizes.items() if size >= n]:
+        warnings.warn(
+            f"the master alone computes the log probability of {alone}, of at least as many values "
+            f"as the {n} rows that are divided: list its pm.Data in rows, too, or instead",
+            PerformanceWarning,
+            stacklevel=5,
         )
     of_rows = [*observed, *of_rows]
     used = _behind(model, of_rows)

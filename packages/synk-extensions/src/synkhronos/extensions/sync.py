@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import synkhronos as synk
-from synk_core import Function, brief_traceback, flat_updates
+from synk_core import Function, brief_traceback, flat_updates, whole
 from synkhronos import _default
 from synkhronos.extensions.updates._arguments import check_params, label, scalar
 from synkhronos.extensions.updates._flatten import zeros_like
@@ -61,14 +61,14 @@ class SyncRule:
         every: int,
         acts: Sequence[Any],
         centre: Sequence[Any] = (),
-        is_elastic: bool = False,
+        settling: Sequence[Any] = (),
     ) -> None:
         self.name = name
         self.params = list(params)
         self.every = every
         self.centre = list(centre)
         self._acts = tuple(acts)
-        self._is_elastic = is_elastic
+        self._settling = tuple(settling)
         self._steps = 0
         self._has_begun = self._is_declared = False
 
@@ -97,11 +97,10 @@ class SyncRule:
         """
         if not acts:
             raise TypeError("step() got nothing to do; expected a step's calls: f.delayed(...)")
-        self._begin()
-        is_due = self._steps + 1 >= self.every
-        results = synk.step(*acts, *(self._acts if is_due else ()))
-        self._steps = 0 if is_due else self._steps + 1
-        return results[: len(acts)]
+        begin, is_due = self._beginning(), self._steps + 1 >= self.every
+        last = self._acts if is_due else ()
+        results = self._perform([*begin, *acts, *last], 0 if is_due else self._steps + 1)
+        return results[len(begin) : len(begin) + len(acts)]
 
     @brief_traceback
     def settle(self) -> None:
@@ -113,11 +112,7 @@ class SyncRule:
         """
         if not self._has_begun:
             return
-        if self._steps:
-            synk.step(*self._acts)
-            self._steps = 0
-        if self._is_elastic:
-            synk.broadcast(self.params, [centre.get_value() for centre in self.centre])
+        self._perform([*(self._acts if self._steps else ()), *self._settling], 0)
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint has to keep besides the variables."""
@@ -133,15 +128,26 @@ class SyncRule:
             raise ValueError(f"got the state of sync.{state['rule']}(), expected {self.name}()")
         self._has_begun, self._steps = bool(state["begun"]), int(state["steps"])
 
-    def _begin(self) -> None:
+    def _beginning(self) -> list[Any]:
+        """Return the acts that the first step begins with."""
         if not self._is_declared:
             _default.default().let_drift([*self.params, *self.centre])
             self._is_declared = True
-        if not self._has_begun:
-            synk.broadcast(self.params)
-            if self.centre:
-                synk.broadcast(self.centre, [param.get_value() for param in self.params])
-            self._has_begun = True
+        if self._has_begun:
+            return []
+        values = [param.get_value() for param in self.params]
+        acts = [synk.delayed.broadcast(self.params)]
+        return [*acts, synk.delayed.broadcast(self.centre, values)] if self.centre else acts
+
+    def _perform(self, acts: Sequence[Any], steps: int) -> list[Any]:
+        """Perform acts, and count: both, or neither."""
+
+        def act() -> list[Any]:
+            results = synk.step(*acts)
+            self._has_begun, self._steps = True, steps
+            return results
+
+        return whole(act)
 
     def __repr__(self) -> str:
         return (
@@ -212,7 +218,8 @@ def easgd(params: Any, every: int, alpha: float | None = None) -> SyncRule:
             (middle, middle + scalar(size * alpha, param.dtype, "beta") * distance),
         ]
     acts = [_update(updates, "sync.easgd"), synk.delayed.all_reduce(centre, op="avg")]
-    return SyncRule("easgd", params, int(every), acts, centre, is_elastic=True)
+    settling = [_update(list(zip(params, centre)), "sync.easgd: centre")]
+    return SyncRule("easgd", params, int(every), acts, centre, settling)
 
 
 def downpour(params: Any, every: int) -> SyncRule:

@@ -26,7 +26,8 @@ import synkhronos as synk
 from synk_core.engine import SharedVariable
 from synkhronos import _default
 from synkhronos.exceptions import InputTypeError, InputValueError
-from synkhronos.extensions.train._checkpoints import FORMAT, META, read_arrays, write_arrays
+from synkhronos.extensions.train._checkpoints import FORMAT, META, ArrayFile, write_arrays
+from synkhronos.extensions.train._ranks import OneProcess
 
 __all__ = ["load_weights", "save_weights"]
 
@@ -72,6 +73,8 @@ def save_weights(path: str | os.PathLike[str], params: Any) -> list[str]:
 def load_weights(path: str | os.PathLike[str], params: Any, strict: bool = True) -> list[str]:
     """Set shared variables to the values in a file of :func:`save_weights`, on all ranks.
 
+    Or in one of ``numpy.savez(path, *values)``, with a value for each, in the order of ``params``.
+
     Everything is checked before the first value is set. Blocks until every rank has the values;
     before ``fork()``, this process gets them, and the others when they are distributed.
 
@@ -93,33 +96,14 @@ def load_weights(path: str | os.PathLike[str], params: Any, strict: bool = True)
         OSError: The file cannot be read.
     """
     variables = _named(params, "load_weights")
-    arrays = _read(Path(path))
-    common = [name for name in variables if name in arrays]
-    wrong = []
-    if strict or not common:
-        wrong += [f"{name}: missing in the file" for name in variables if name not in arrays]
-        wrong += [f"{name}: in the file, but not in params" for name in arrays.keys() - variables]
-    for name in common:
-        array, variable = arrays[name], variables[name]
-        here = variable.get_value(borrow=True)
-        if array.shape != here.shape:
-            wrong.append(f"{name}: shape {array.shape} in the file, {here.shape} here")
-        elif not np.can_cast(array.dtype, variable.dtype, "same_kind"):
-            wrong.append(f"{name}: {array.dtype} in the file, {variable.dtype} here")
-    if wrong:
-        hint = "; strict=False loads only what has the same name" if strict and common else ""
-        raise InputValueError(
-            f"load_weights(): {path} does not fit params: {'; '.join(wrong)}. Expected the same "
-            f"names and shapes{hint}. Nothing was changed"
-        )
-    targets = [variables[name] for name in common]
-    values = [arrays[name].astype(variables[name].dtype) for name in common]
+    arrays = _read(Path(path), variables, strict)
+    targets = [variables[name] for name in arrays]
+    values = [arrays[name].astype(variables[name].dtype) for name in arrays]
     if _default.is_open():
         synk.broadcast(targets, values)
     else:
-        for variable, value in zip(targets, values):
-            variable.set_value(value)
-    return common
+        OneProcess().perform([(targets, values)])
+    return list(arrays)
 
 
 def _named(params: Any, function: str) -> dict[str, Any]:
@@ -184,9 +168,23 @@ def _is_list(thing: Any) -> bool:
     return isinstance(thing, (list, tuple))
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, variables: dict[str, Any], strict: bool) -> dict[str, Any]:
+    """Return the arrays for variables; none is read before all are known to fit.
+
+    Raises:
+        InputValueError, OSError: As `load_weights`.
+    """
     try:
-        arrays = read_arrays(path)
+        with ArrayFile(path) as file:
+            members = {name: name for name in file.names}
+            numbered = [f"arr_{i}" for i in range(len(variables))]
+            if set(members) == set(numbered) and not members.keys() & variables:
+                members = dict(zip(variables, numbered))  # numpy.savez(path, *values)
+            common = [name for name in variables if name in members]
+            wrong = list(_misfits(file, members, variables, strict or not common))
+            if not wrong:
+                return {name: file.read(members[name], known=True) for name in common}
+            is_checkpoint = META in members and FORMAT in str(file.read(META))
     except OSError:
         raise
     except Exception as error:  # whatever a damaged or hostile file makes NumPy raise
@@ -194,9 +192,31 @@ def _read(path: Path) -> dict[str, Any]:
             f"load_weights(): {path} cannot be read ({type(error).__name__}: {error}); expected a "
             "file that save_weights() wrote"
         ) from error
-    if META in arrays and FORMAT in str(arrays[META]):
+    if is_checkpoint:
         raise InputValueError(
             f"load_weights(): {path} is a checkpoint of a Trainer; expected a file that "
             "save_weights() wrote: load it by trainer.resume(path), then save_weights()"
         )
-    return arrays
+    hint = "; strict=False loads only what has the same name" if strict and common else ""
+    raise InputValueError(
+        f"load_weights(): {path} does not fit params: {'; '.join(wrong)}. Expected the same "
+        f"names and shapes{hint}. Nothing was changed"
+    )
+
+
+def _misfits(
+    file: ArrayFile, members: dict[str, str], variables: dict[str, Any], strict: bool
+) -> Iterator[str]:
+    """Yield a sentence for each difference."""
+    if strict:
+        yield from (f"{name}: missing in the file" for name in variables if name not in members)
+        yield from (
+            f"{name}: in the file, but not in params" for name in members.keys() - variables
+        )
+    for name in variables.keys() & members:
+        array, variable = file.like(members[name]), variables[name]
+        here = variable.get_value(borrow=True)
+        if array.shape != here.shape:
+            yield f"{name}: shape {array.shape} in the file, {here.shape} here"
+        elif not np.can_cast(array.dtype, variable.dtype, "same_kind"):
+            yield f"{name}: {array.dtype} in the file, {variable.dtype} here"

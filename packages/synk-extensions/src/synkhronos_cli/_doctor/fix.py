@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import shlex
-import subprocess
 
 import click
+
+from synkhronos_cli._probe import run_to_end
 
 from .items import DoctorReport
 
@@ -49,13 +50,8 @@ def run_fixes(commands: dict[str, list[str]], *, yes: bool) -> bool:
 def _run(command: list[str]) -> str:
     try:
         # Descriptor 2: its output goes to standard error, like the messages above.
-        status = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=2,
-            env={**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
-            check=False,
-        ).returncode
+        env = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+        status = run_to_end(command, stdout=2, env=env)
     except OSError as error:
         return str(error)
     return f"status {status}" if status else ""

@@ -1,1 +1,1 @@
-"""``synkhronos demo``, ``bench``, ``check`` and ``trace``: run other programs."""
+"""``synkhronos demo``, ``check`` and ``trace``: run other programs."""

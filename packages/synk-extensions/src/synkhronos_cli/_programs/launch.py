@@ -1,10 +1,8 @@
-"""Start another Python, in place of this process or as its child."""
+"""Start another Python in place of this process."""
 
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Mapping, NoReturn, Sequence
@@ -35,25 +33,6 @@ def replace(arguments: Sequence[str], environment: Mapping[str, str]) -> NoRetur
     sys.stderr.flush()
     command = [sys.executable, *arguments]
     os.execve(sys.executable, command, {**os.environ, **environment})  # noqa: S606 - no shell
-
-
-def run_child(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run a Python with these arguments to its end; return its exit status, as a shell does.
-
-    SIGTERM and SIGHUP are forwarded to it.
-    """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    process = subprocess.Popen([sys.executable, *arguments], env={**os.environ, **environment})
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) == signal.SIG_DFL:  # not under nohup
-            signal.signal(number, lambda number, _: process.send_signal(number))
-    while True:
-        try:
-            status = process.wait()
-        except KeyboardInterrupt:
-            continue  # the child got it, too, and ends by itself
-        return 128 - status if status < 0 else status
 
 
 def devices_for_fork(processes: int | None, devices: str | None) -> dict[str, str]:

@@ -12,6 +12,7 @@ import gzip
 import hashlib
 import http.client
 import os
+import tempfile
 import urllib.request
 import zlib
 from pathlib import Path
@@ -110,12 +111,9 @@ def download(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, expected in SHA256.items():
         content = _fetch(f"{name}.gz", expected)
-        partial = folder / f"{name}.gz.{os.getpid()}"
-        try:
-            partial.write_bytes(content)
-            partial.replace(folder / f"{name}.gz")
-        finally:
-            partial.unlink(missing_ok=True)  # where the disk is full
+        with tempfile.TemporaryDirectory(dir=folder) as partial:  # removed where the disk is full
+            Path(partial, name).write_bytes(content)
+            Path(partial, name).replace(folder / f"{name}.gz")
 
 
 def read_idx(path: Path) -> Any:

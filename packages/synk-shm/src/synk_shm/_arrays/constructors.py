@@ -94,8 +94,16 @@ def ones_like(prototype: Any, dtype: Any = None, **options: Any) -> Array:
 def full_like(prototype: Any, fill_value: Any, dtype: Any = None, **options: Any) -> Array:
     """Return a new shared array filled with `fill_value`; arguments as `empty_like`."""
     model = np.asanyarray(prototype)
-    options.setdefault("order", _order_of(model))
-    return _make(model.shape, model.dtype if dtype is None else dtype, fill_value, **options)
+    kind = model.dtype if dtype is None else dtype
+    axes = sorted(range(model.ndim), key=lambda axis: -abs(model.strides[axis]))
+    if model.flags.forc or axes == sorted(axes) or {"capacity", "order"} & set(options):
+        options.setdefault("order", _order_of(model))
+        return _make(model.shape, kind, fill_value, **options)
+    made = _make([model.shape[axis] for axis in axes], kind, **options)
+    result = made.transpose(np.argsort(axes))
+    if fill_value is not NOTHING:
+        result[...] = fill_value
+    return result
 
 
 def share(

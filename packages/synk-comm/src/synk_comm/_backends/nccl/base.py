@@ -103,6 +103,7 @@ class NcclBase(ObjectMoves, Nonblocking):
         self._link = link
         self._settings = settings
         self._device_guard = _DeviceGuard(HostAndNccl(host, link))
+        self._device_guard.token = host._guard.token  # one group, whose errors both let out
         self._repeated: dict[Any, Any] = {}
         self._aside: Aside | None = None
 

@@ -382,5 +382,5 @@ def takes_reduction(values: Sequence[Any]) -> bool:
 
 
 def is_of_the_group(error: BaseException) -> bool:
-    """Return whether an error is the communicator's, and not that of this rank's device."""
+    """Return whether an error is a communicator's, and not that of this rank's device."""
     return isinstance(error, synk_comm.CommError) and not isinstance(error, cuda.CudaError)

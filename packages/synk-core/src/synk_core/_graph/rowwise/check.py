@@ -76,6 +76,7 @@ def check_updates(spec: FunctionSpec) -> List[Verdict]:
     for place, (target, leaves) in enumerate(lineage.since_reduced):
         if is_random_state(target):
             continue
+        op = ops.get(id(target))
         verdict, reason = "exact", "It is the same on all ranks: it does not depend on rows."
         if differs_by_rank(leaves, spec):
             verdict = "differs"
@@ -84,7 +85,9 @@ def check_updates(spec: FunctionSpec) -> List[Verdict]:
             reason += _CURE_OF_CARRIED if carried else "all_reduce() it before it is used."
         elif differs_by_rank(behind[id(target)], spec):
             reason = "It is the same on all ranks: its terms of rows are reduced in the graph."
-        name, op = _shorten(str(target)), ops.get(id(target))
+        elif op in ("sum", "prod") and not lineage.has_reductions:
+            verdict, reason = "differs", f"Op {op!r} takes it once for each slice; use op 'last'."
+        name = _shorten(str(target))
         verdicts.append(Verdict(place, name, op, verdict, reason))
     return verdicts
 

@@ -13,6 +13,7 @@ from .walk import (
     NOISE,
     Value,
     has_shape,
+    is_accumulated,
     layout_kind,
     mixed,
     obstacle,
@@ -87,8 +88,8 @@ def _select_rows(node: Any, value: Value, entries: Sequence[Any], lookup: Any) -
     moved = value._replace(axis=axis - _dropped(entries, axis))
     ordered = layout_kind(value.layout) not in ("joined", "any")
     if not isinstance(entry, slice):
-        if not ordered or not _literal(entry, lookup)[1].steady:
-            return unknown(node, "selects one row by a value that depends on the rows")
+        if not ordered or is_accumulated(value) or not _literal(entry, lookup)[1].steady:
+            return unknown(node, "selects one row in a way that this check cannot follow")
         text = "selects one row by its position, which each rank counts from 0"
         result = mixed(node, text, _CURE)
         return result if has_shape(value) else several(result)
@@ -111,7 +112,7 @@ def _select_rows(node: Any, value: Value, entries: Sequence[Any], lookup: Any) -
         bound is not None and number is None
         for bound, number in ((entry.start, start), (entry.stop, stop), (entry.step, step))
     )
-    if missing or not ordered:
+    if missing or not ordered or is_accumulated(value):
         return unknown(node, "selects rows by bounds that this check cannot follow")
     text = "selects rows by their positions, which each rank counts from 0"
     # This axis has some of the rows, not all of them.

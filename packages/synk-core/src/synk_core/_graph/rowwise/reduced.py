@@ -38,7 +38,7 @@ SMOOTH = frozenset([
     "Exp", "Exp2", "Expm1", "Log", "Log2", "Log10", "Log1p", "Sqrt", "Sqr", "Inv", "Tanh", "Sinh",
     "Cosh", "ArcSinh", "ArcCosh", "ArcTan", "ArcTanh", "ArcSin", "ArcCos", "Sin", "Cos", "Tan",
     "ScalarSigmoid", "ScalarSoftplus", "Erf", "Erfc", "Erfcx", "Gamma", "GammaLn", "Psi",
-    "TriGamma", "Log1mexp", "Pow", "Mul", "TrueDiv"
+    "TriGamma", "Log1mexp", "Pow", "Mul", "TrueDiv", "Reciprocal"
 ])
 # fmt: on
 _OF_PRODUCTS = frozenset(["Identity", "Sqr", "Inv", "Abs", "Sgn", "Conj"])
@@ -108,6 +108,10 @@ def of_reduced(node: Any, name: str, values: List[Value]) -> Value:
     if name not in SMOOTH:
         return unknown(node, "may or may not change a value that was reduced over rows")
     if already is not None:
+        made = [v.reason.node for v in values if v.kind == "mixed" and v.reason is not None]
+        scalars = {type(getattr(each.op, "scalar_op", None)).__name__ for each in made if each}
+        if len(set(made)) < len(made) or (name not in ("Mul", "TrueDiv") and scalars & SMOOTH):
+            return unknown(node, "may undo what was done to a value that was reduced over rows")
         return already
     if all(value.kind in ("max", "min", "fixed") for value in values):
         return unknown(node, "is monotone only for some values, and its argument is a maximum")
@@ -271,6 +275,11 @@ def _products(node: Any, name: str, values: Sequence[Value]) -> Optional[Value]:
         return Value("prod")
     if name == "Pow" and _keeps_order(node) and (first.literal or 0) > 0:
         return Value("prod") if values[1].kind == "sum" and values[1].degree == 1 else None
+    if name == "Pow" and first.kind == "prod" and values[1].kind == "fixed":
+        power = values[1].literal
+        if power is not None and power.is_integer() and (power >= 0 or _keeps_order(node)):
+            return first
+        return unknown(node, "is a power of a product over rows that is not known to be whole")
     if name == "TrueDiv" and first.literal == 1 and values[1].kind == "prod":
         return values[1] if str(node.inputs[1].dtype).startswith("float") else None
     if first.kind == "prod" and name in ("Log", "Sqrt"):

@@ -15,6 +15,7 @@ from .walk import (
     Value,
     first_mixed,
     first_of,
+    is_accumulated,
     mixed,
     obstacle,
     plain,
@@ -143,7 +144,7 @@ def reduce_axes(node: Any, name: str, value: Value, axes: Any) -> Value:
 
 
 def _over_rows(node: Any, name: str, kind: Optional[str], value: Value) -> Value:
-    if value.kind == "mixed":
+    if value.kind == "mixed" and not (is_accumulated(value) and kind in ("max", "min")):
         return value._replace(axis=None)
     if value.kind != "rows" or kind is None:
         return unknown(node, "reduces rows in a way that this check cannot follow")

@@ -202,6 +202,12 @@ def first_mixed(values: Sequence[Value]) -> Optional[Value]:
     return unshaped[0] if unshaped else found[0] if found else None
 
 
+def is_accumulated(value: Value) -> bool:
+    """Return whether rows were accumulated: the last one, which may be the largest, is of all."""
+    made = value.reason.node if value.kind == "mixed" and value.reason is not None else None
+    return made is not None and type(made.op).__name__ == "CumOp"
+
+
 def has_shape(value: Value) -> bool:
     """Return whether it is known which axes have the length of the number of rows."""
     if value.kind == "mixed":

@@ -8,16 +8,20 @@ are copied once. Pickles only go from the master to its own children.
 
 from __future__ import annotations
 
+import functools
 import gc
 import io
 import pickle
 import sys
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib.machinery import ExtensionFileLoader, PathFinder
+from types import FunctionType, ModuleType
 from typing import Any, Iterable, Iterator, List, Optional, Tuple
 
 import cloudpickle
 
+from synk_comm.starting import import_path
 from synk_core._graph.shared import VariableRegistry
 from synk_core.engine import (
     Container,
@@ -85,8 +89,16 @@ class _GraphPickler(cloudpickle.Pickler):  # type: ignore[misc]
         return None
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, Function) and is_flat_able(obj):
-            return rebuild, (flatten(obj),)
+        if isinstance(obj, (type, FunctionType, ModuleType)):
+            name = obj.__name__ if isinstance(obj, ModuleType) else obj.__module__
+            if name in sys.modules and not _is_found(name):
+                with suppress(ValueError):  # it has another name by now
+                    cloudpickle.register_pickle_by_value(sys.modules[name])
+        if isinstance(obj, Function):
+            if is_flat_able(obj):
+                return rebuild, (flatten(obj),)
+            # Its own pickle also has the values, and refuses ranks that have others.
+            return _created, (obj.maker, list(obj.input_storage), obj.trust_input)
         if type(obj) is FromFunctionOp:
             # Its own pickle looks the function up by name, which fails for __main__.
             state = vars(obj)
@@ -98,6 +110,36 @@ class _GraphPickler(cloudpickle.Pickler):  # type: ignore[misc]
             )
         form = reduced(obj)
         return super().reducer_override(obj) if form is None else form
+
+
+@functools.cache
+def _is_found(name: str) -> bool:
+    """Return whether a process that imports this name gets this module: not one that the program
+    has made, has loaded from a file of its choice, or is running as."""
+    module, parent = sys.modules[name], name.rpartition(".")[0]
+    loader = getattr(module, "__loader__", None)
+    # What is built in, and what cannot be sent, is left to cloudpickle, as __main__ is.
+    if name == "__main__" or isinstance(loader, (type, ExtensionFileLoader)):
+        return True
+    if parent and (parent not in sys.modules or not _is_found(parent)):
+        return False
+    own = getattr(module, "__spec__", None)
+    try:
+        path = sys.modules[parent].__path__ if parent else None
+        specs = (finder.find_spec(name, path) for finder in sys.meta_path)
+        spec = next(filter(None, specs), None) or PathFinder.find_spec(name, path or import_path())
+    except Exception:  # noqa: BLE001 - finders are anybody's code
+        spec = own
+    # Who has put an object of another kind in its place does so in a worker, too.
+    origin = getattr(own, "origin", None) or getattr(module, "__file__", None)
+    return spec is not None and (type(module) is not ModuleType or spec.origin == origin)
+
+
+def _created(maker: Any, storage: List[Any], trust_input: bool) -> Any:
+    """Build a function that has no flat form, such as DebugMode's, with this storage."""
+    function = maker.create(storage)
+    function.trust_input = trust_input
+    return function
 
 
 class _GraphUnpickler(pickle.Unpickler):
@@ -121,8 +163,14 @@ def dumps(obj: Any, registry: VariableRegistry) -> Tuple[bytes, List[memoryview]
     """
     file = io.BytesIO()
     buffers: List[Any] = []
-    with deep_recursion(), no_collection():
-        _GraphPickler(file, registry, buffers).dump(obj)
+    _is_found.cache_clear()
+    users = cloudpickle.list_registry_pickle_by_value()
+    try:
+        with deep_recursion(), no_collection():
+            _GraphPickler(file, registry, buffers).dump(obj)
+    finally:
+        for name in cloudpickle.list_registry_pickle_by_value() - users:
+            cloudpickle.unregister_pickle_by_value(ModuleType(name))
     return file.getvalue(), [buffer.raw() for buffer in buffers]
 
 

@@ -105,17 +105,22 @@ def verify(
     """
     several, limit = checked_slices(num_slices), checked_limit(limit)
     sync = checked_flag(sync, "sync")
-    with runtime.unrecorded():
-        copiers = function.copiers
-        values = RankValues(runtime, function.get_shared(), copiers)
-        rows_before = function.rows
-        try:
-            options = {"batch": batch, "batch_s": batch_s}
-            check = _Verification(function, runtime, values, args, kwargs, options, limit, sync)
-            return check.report(several, output_subset)
-        finally:
-            function.rows = rows_before
-            values.restore()
+    values: List[RankValues] = []
+    rows_before = function.rows
+
+    def compare() -> Report:
+        values.append(RankValues(runtime, function.get_shared(), function.copiers))
+        options = {"batch": batch, "batch_s": batch_s}
+        check = _Verification(function, runtime, values[0], args, kwargs, options, limit, sync)
+        return check.report(several, output_subset)
+
+    def restore() -> None:
+        function.rows = rows_before
+        for saved in values:
+            saved.restore()
+
+    report: Report = runtime.unrecorded(compare, restore)
+    return report
 
 
 def checked_slices(num_slices: Any) -> Tuple[int, ...]:

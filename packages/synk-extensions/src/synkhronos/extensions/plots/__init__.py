@@ -9,7 +9,10 @@ backend; in a notebook, a figure is displayed as the last line of a cell. They n
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping, Optional, Sequence, Tuple, Union
+
+from synk_core.files import whole_file
 
 from ._chrome_trace import read_trace
 from ._scaling_results import ScalingResults
@@ -127,5 +130,6 @@ def _require_matplotlib() -> None:
 
 def _written(figure: Figure, path: Optional[PathLike]) -> Figure:
     if path is not None:
-        figure.savefig(path)
+        with whole_file(path) as file:
+            figure.savefig(file, format=Path(path).suffix[1:] or None)
     return figure

@@ -6,8 +6,8 @@ Of the Trace Event Format, complete events (``"ph": "X"``) and the names of proc
 from __future__ import annotations
 
 import json
-import math
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
@@ -87,8 +87,9 @@ def read_trace(
         if event.get("ph") == "X":
             spans.append(_span(path, place, event))
         elif event.get("ph") == "M" and event.get("name") == "process_name":
-            name = str(event.get("args", {}).get("name", ""))
-            names[int(_number(path, place, event, "pid"))] = name
+            args = event.get("args")
+            name = args.get("name", "") if isinstance(args, Mapping) else ""
+            names[int(_number(path, place, event, "pid"))] = str(name)
     if not spans:
         raise InputValueError(
             f"{path}: got a trace of {len(events)} events without any span ('ph': 'X'), expected "
@@ -142,11 +143,12 @@ def _span(path: Any, place: int, event: Mapping[str, Any]) -> TraceSpan:
 
 
 def _number(path: Any, place: int, event: Mapping[str, Any], key: str) -> float:
-    value = event.get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    value: Any = event.get(key)
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not abs(value) <= sys.float_info.max:
         raise InputValueError(
-            f"{path}: got {key!r}: {value!r} in event {place} ({event.get('name')!r}), expected a "
-            f"number; {CURE}"
+            f"{path}: got {key!r}: {value!r:.80} in event {place} ({event.get('name')!r}), "
+            f"expected a number; {CURE}"
         )
     return float(value)
 

@@ -60,7 +60,10 @@ def read_log(path: Union[str, "os.PathLike[str]"]) -> TrainingLog:
     if not text.strip():
         raise InputValueError(f"{path}: got an empty file, {EXPECTED}; {CURE}")
     read = _json_lines if text.lstrip().startswith("{") else _csv
-    rows = read(path, text)
+    try:
+        rows = read(path, text)
+    except csv.Error as error:
+        raise InputValueError(f"{path}: got no CSV ({error}), {EXPECTED}; {CURE}") from None
     names = list(dict.fromkeys(name for _, row in rows for name in row))
     if "epoch" not in names:
         raise InputValueError(f"{path}: got columns {names}, {EXPECTED}; {CURE}")
@@ -99,12 +102,12 @@ def _json_lines(path: Any, text: str) -> List[Tuple[int, Mapping[str, Any]]]:
             continue
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InputValueError(
                 f"{path}:{number}: got invalid JSON ({error}), {EXPECTED}; {CURE}"
             ) from None
         if not isinstance(row, dict):
-            raise InputValueError(f"{path}:{number}: got {line!r}, {EXPECTED}; {CURE}")
+            raise InputValueError(f"{path}:{number}: got {line!r:.80}, {EXPECTED}; {CURE}")
         rows.append((number, row))
     return rows
 
@@ -115,7 +118,7 @@ def _value(path: Any, line: int, row: Mapping[str, Any], name: str) -> float:
         return math.nan
     try:
         return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise InputValueError(
-            f"{path}:{line}: got {name} = {value!r}, expected a number or nothing; {EXPECTED}"
+            f"{path}:{line}: got {name} = {value!r:.80}, expected a number or nothing; {EXPECTED}"
         ) from None

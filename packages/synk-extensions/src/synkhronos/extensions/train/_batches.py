@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 import itertools
 import numbers
+import os
+import threading
 import warnings
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -105,7 +106,9 @@ class BatchSampler:
         trial._generator = copy.deepcopy(self._generator)
         try:
             trial.set_state(state)
-        except (ValueError, TypeError, KeyError, IndexError) as error:
+            if not has_positions(trial.get_state()["state"]):
+                raise ValueError("a position is outside of its array")
+        except Exception as error:  # noqa: BLE001 - whatever NumPy finds wrong
             return f"seed: the generator refuses its state ({error})"
         return None
 
@@ -147,19 +150,21 @@ class BatchMaker:
         return callable(data) or (hasattr(data, "__iter__") and not is_array)
 
     def epoch(self, state: dict[str, Any], start: int = 0) -> Iterator[Any]:
-        """Return an epoch's batches from number ``start`` on; those before it are drawn, too.
+        """Yield an epoch's batches from number ``start`` on; those before it are drawn, too.
 
         Raises:
             TypeError: The program's function returned no iterable.
+            ValueError: A batch has no rows.
         """
         number = state["state"]
         batches = self._data(number) if callable(self._data) else self._data
         if not hasattr(batches, "__iter__"):
             raise TypeError(f"data({number}) returned {batches!r}; expected an iterable of batches")
-        return self._rest(batches, start, number)
-
-    def _rest(self, batches: Iterable[Any], start: int, number: int) -> Iterator[Any]:
-        yield from itertools.islice(batches, start, None)
+        for batch in itertools.islice(batches, start, None):
+            first = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
+            if np.shape(first)[:1] == (0,):
+                raise ValueError(f"a batch of epoch {number} has no rows; expected at least one")
+            yield batch
         self._epoch = number + 1
 
     def get_state(self) -> dict[str, Any]:
@@ -172,130 +177,146 @@ class BatchMaker:
 
     def refusal(self, state: dict[str, Any]) -> str | None:
         """Return why a state cannot be set, or None."""
-        if state["kind"] == self.KIND:
-            return None
-        return f"data: rows were shuffled by a {state['kind']}, here batches come from a loader"
+        if state["kind"] != self.KIND:
+            return f"data: rows were shuffled by a {state['kind']}, here batches come from a loader"
+        is_number = type(state["state"]) is int and state["state"] >= 0
+        return None if is_number else f"data: {state['state']!r:.80} is no number of an epoch"
 
 
-def noted(batches: Iterator[Any]) -> tuple[Iterator[Any], deque[int | None]]:
-    """Return batches, and a queue of the rows of each, with None after the last.
+def has_positions(state: Any) -> bool:
+    """Return whether the positions in a bit generator's state are within its arrays.
 
-    The first is drawn here, each further one when it is asked for, in any thread.
+    NumPy does not check them, and would read what lies behind.
     """
-    rows: deque[int | None] = deque()
-
-    def draw() -> Any:
-        batch = next(batches, None)
-        first: Any = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
-        # A step refuses what has no rows.
-        rows.append(None if batch is None else len(first) if np.ndim(first) else 0)
-        return batch
-
-    def drawn(batch: Any) -> Iterator[Any]:
-        while batch is not None:
-            yield batch
-            batch = draw()
-
-    return drawn(draw()), rows
+    inner = state["state"] if isinstance(state["state"], dict) else {}
+    return 0 <= inner.get("pos", 0) <= 624 and 0 <= state.get("buffer_pos", 0) <= 4
 
 
-def with_next(items: Iterator[Any]) -> Iterator[tuple[Any, Any]]:
-    """Yield each item and the next one, None after the last.
+def arrays_of(batch: Any) -> tuple[Any, ...]:
+    """Return the arrays of a batch.
+
+    Raises:
+        TypeError: It is something else.
+    """
+    arrays = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
+    if not arrays or batch is None or isinstance(batch, (str, bytes, Mapping, Iterator)):
+        raise TypeError(
+            f"a batch is {batch!r:.60}; expected an array for each input, in a tuple, such as "
+            "(x[rows], y[rows]), or a single array"
+        )
+    return arrays
+
+
+def with_next(items: Iterator[Any], ahead: Callable[[], bool]) -> Iterator[tuple[Any, Any]]:
+    """Yield each item, and the next one if `ahead()` says that it may be asked for now, else None.
 
     If the iterator raises an Exception, the items before it come first.
     """
-    failures: list[Exception] = []
-
-    def following() -> Any:
-        try:
-            return next(items, None)
-        except Exception as error:  # noqa: BLE001 - raised below
-            failures.append(error)
-            return None
-
-    item = following()
-    while item is not None:
-        after = following()
-        yield item, after
-        item = after
-    if failures:
-        raise failures[0]
+    for item in items:
+        while item is not None:
+            after = failure = None
+            if ahead():
+                try:
+                    after = next(items, None)
+                except Exception as error:  # noqa: BLE001 - raised below
+                    failure = error
+            yield item, after
+            if failure is not None:
+                raise failure
+            item = after
 
 
 _PLACES = 3
-"""Sets of shared arrays: for a batch that is computed, one that is copied to the GPUs meanwhile,
-and one that is drawn."""
-
-_END = object()
+"""Sets of shared arrays: for a batch that is computed, and two that are drawn; or one that is
+copied to the GPUs, and one that is drawn."""
 
 
-class DrawnBatches:
-    """Batches that come as arrays: a thread draws each, and copies it to shared memory.
+def drawn_batches(
+    batches: Iterable[Any],
+    place: Callable[..., Any],
+    executor: Any,
+    sources: Sequence[RowSource],
+    drawn: SimpleQueue[Any],
+) -> Iterator[tuple[Any, ...]]:
+    """Yield batches that come as arrays: a thread draws each, and copies it to shared memory.
+
+    Nobody waits for the thread when this is closed, or the program ends.
 
     Args:
         batches: Yields an array for each input of a step, in a tuple; or a single one. With
             ``sources``, what a call takes as ``batch``.
         place: Makes a ``Data`` of each of the first arrays, as ``Function.build_inputs`` does.
+        executor: Of the runtime that computes the steps.
         sources: Of which each batch has rows; they are read to where they are to lie.
+        drawn: Where the thread puts what it has drawn; empty.
 
-    Iterating yields tuples of ``Data``, each of which keeps its values until the iterator has been
-    asked twice more.
+    Yields:
+        Tuples of ``Data``, each of which keeps its values until this has been asked once more;
+        twice, if the executor ``prefetches``.
     """
-
-    def __init__(
-        self,
-        batches: Iterable[Any],
-        place: Callable[..., Any],
-        sources: Sequence[RowSource] = (),
-    ) -> None:
-        self._batches = iter(batches)
-        self._place = place
-        self._sources = sources
-        self._places: list[tuple[Any, ...]] = [()] * _PLACES
-        self._count = 0
-        self._thread = ThreadPoolExecutor(1, "synkhronos batches")
-        self._drawn = self._thread.submit(self._draw, self._places[0])
-
-    def __iter__(self) -> DrawnBatches:
-        return self
-
-    def __next__(self) -> tuple[Any, ...]:
-        """Return the next batch. Blocks until it is drawn."""
-        drawn, in_place = self._drawn.result()
-        if drawn is _END:
-            raise StopIteration
-        turn = self._count % _PLACES
-        if not in_place:
-            held = self._places[turn]
-            if len(held) == len(drawn):
-                for data, value in zip(held, drawn):
+    asked: SimpleQueue[Any] = SimpleQueue()
+    arguments = iter(batches), sources, executor, asked, drawn
+    # At its end Python waits for all other threads, those of pools included.
+    thread = threading.Thread(target=_draw, args=arguments, name="synkhronos batches", daemon=True)
+    places: list[tuple[Any, ...]] = [()] * _PLACES
+    ahead = _PLACES - 1 - executor.prefetches
+    try:
+        thread.start()
+        for _ in range(ahead):
+            asked.put(())
+        for turn in itertools.cycle(range(_PLACES)):
+            result = executor.await_thread(thread, drawn, "a batch, which is drawn here")
+            if result is None:
+                return
+            if isinstance(result, BaseException):
+                raise result
+            values, in_place = result
+            if not in_place and len(places[turn]) == len(values):
+                for data, value in zip(places[turn], values):
                     data.set_value(value)
-            else:
-                placed = self._place(*drawn)
-                self._places[turn] = placed if isinstance(placed, tuple) else (placed,)
-        self._count += 1
-        following = self._places[self._count % _PLACES]
-        self._drawn = self._thread.submit(self._draw, following)
-        return self._places[turn]
+            elif not in_place:
+                placed = place(*values)
+                places[turn] = placed if isinstance(placed, tuple) else (placed,)
+            asked.put(places[(turn + ahead) % _PLACES])
+            yield places[turn]
+    finally:
+        asked.put(None)
 
-    def close(self) -> None:
-        """Draw no more. Does not wait for a batch that is being drawn."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _draw(self, held: tuple[Any, ...]) -> tuple[Any, bool]:
-        """Return the next batch, and whether it was copied to `held`; only new memory is left to
-        the thread that computes."""
-        batch = next(self._batches, _END)
-        if batch is _END:
-            return _END, True
-        values: tuple[Any, ...]
-        if self._sources:
-            values = tuple(source.rows(batch) for source in self._sources)
-        else:
-            values = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
-        if _fill(held, values):
-            return held, True
-        return (tuple(map(np.asarray, values)) if self._sources else values), False
+def _draw(
+    batches: Iterator[Any],
+    sources: Sequence[RowSource],
+    executor: Any,
+    asked: SimpleQueue[Any],
+    drawn: SimpleQueue[Any],
+) -> None:
+    """In the thread, draw a batch for each set of ``Data`` to copy it to."""
+    owner = os.getpid()
+    try:
+        for held, batch in zip(iter(asked.get, None), batches):
+            if os.getpid() != owner:  # a child that the iterable has forked
+                executor.require_ready()
+            drawn.put(_taken(batch, sources, held))
+        drawn.put(None)
+    except BaseException as error:
+        if os.getpid() != owner:
+            raise  # nobody awaits it
+        drawn.put(error)
+
+
+def _taken(batch: Any, sources: Sequence[RowSource], held: tuple[Any, ...]) -> tuple[Any, bool]:
+    """Return a batch's arrays, and whether they were copied to `held`. The next batch may be the
+    same arrays with other values. New shared memory is left to the thread that computes."""
+    values: Any = [source.rows(batch) for source in sources] if sources else arrays_of(batch)
+    if _fill(held, values):
+        return held, True
+    return [*map(np.asarray if sources else _copied, values)], False
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, (list, tuple, numbers.Number)):
+        return copy.deepcopy(value)
+    return value.copy() if isinstance(value, np.ndarray) else np.array(value)
 
 
 def _fill(held: Sequence[Any], values: Sequence[Any]) -> bool:

@@ -10,10 +10,11 @@ import math
 import numbers
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ._checkpoints import CheckpointError, number_in
 from ._history import History
 from ._trainer import Callback, Trainer
 
@@ -65,16 +66,20 @@ class EarlyStopping(Callback):
         """Keep a stopped training stopped; begin another one with an empty state."""
         if trainer.step == 0:
             self._best, self._waited, self._values = math.inf, 0, None
+        if self._values and _kinds(self._values) != _kinds(trainer.get_values()):
+            raise CheckpointError(
+                "EarlyStopping: the best parameters are not those of this training"
+            )
         self._stop_if_due(trainer)
 
     def on_epoch_end(self, trainer: Trainer, record: dict[str, Any]) -> None:
         """Compare the epoch with the best."""
         score = trainer.score(record)
         if score < self._best - self._min_delta:
+            if self._restore_best:
+                self._values = trainer.get_values()  # first: it may be interrupted
             self._best = score
             self._waited = 0
-            if self._restore_best:
-                self._values = trainer.get_values()
         else:
             self._waited += 1
         self._stop_if_due(trainer)
@@ -90,12 +95,17 @@ class EarlyStopping(Callback):
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore a state that :meth:`state` returned."""
-        self._best, self._waited = state["best"], state["waited"]
-        self._values = state["values"]
+        best = number_in(state, "best", float, -math.inf, math.inf)
+        _kinds(state["values"] or ())
+        self._waited, self._best, self._values = number_in(state, "waited"), best, state["values"]
 
     def _stop_if_due(self, trainer: Trainer) -> None:
         if self._waited >= self._patience:
             trainer.stop(f"no better {trainer.monitor} for {self._waited} epochs")
+
+
+def _kinds(values: Iterable[Any]) -> list[Any]:
+    return [(value.shape, value.dtype) for value in values]
 
 
 class ExperimentLog(Callback):

@@ -11,18 +11,24 @@ number, values that are equal on all ranks are restored as they were; for the ot
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 
+from synk_core import whole
+
 from ._batches import BatchMaker, BatchSampler
-from ._checkpoints import CheckpointError, read_file
-from ._ranks import RankVariables, is_float
+from ._checkpoints import CheckpointError, number_in, read_file
+from ._ranks import RankVariables, is_float, is_state
 from ._state import TrainingState, storage_of
+
+_MOST_RANKS = 1 << 16
 
 
 @dataclass
@@ -110,27 +116,46 @@ class CheckpointContents:
             "variables": self._variables.read(),
         }
 
-    def load(self, path: Path) -> TrainingProgress:
-        """Read a file, restore everything but the progress, and return the progress.
+    def load(self, path: Path, use: Callable[[TrainingProgress], None]) -> None:
+        """Read a file, restore everything, and `use` the progress: all of it, or nothing.
 
         Raises:
             CheckpointError: The file does not fit this training. Nothing has been changed.
         """
-        content = read_file(path)
+        content = read_file(path, functools.partial(self._check, path))
+        progress = _progress_of(content["memory"], len(self._course["train_columns"]))
+        refusal = self._sampler.refusal(progress.shuffle)
+        refusal = refusal or self._variables.refusal(content["variables"]["random"])
+        if refusal:
+            raise CheckpointError(f"{path} does not fit this training: {refusal}")
+        set_variables = self._variables.setting(content["variables"])
+        shuffle = self._sampler.get_state()
+        done: list[Any] = []
+
+        def act() -> None:
+            self._load_states(content["partners"], path, done)
+            self._sampler.set_state(progress.shuffle)
+            set_variables()  # last of what may fail
+            use(progress)
+
+        def undo() -> None:
+            self._sampler.set_state(shuffle)
+            for item, state in done:
+                item.load_state(state)
+
+        whole(act, undo)
+
+    def _check(self, path: Path, content: Any) -> None:
+        """Raise CheckpointError unless all fits, as far as this can be known without the arrays."""
         try:
-            progress = TrainingProgress(**content["memory"])
+            progress = _progress_of(content["memory"], len(self._course["train_columns"]))
             misfits = list(self._misfits(content, progress))
-            states = content["partners"]
-        except (KeyError, TypeError, AttributeError, IndexError) as error:
+        except Exception as error:  # whatever is in a damaged or hostile file
             raise CheckpointError(
                 f"{path}: a part is missing or of the wrong type ({error!r}); the file is damaged"
             ) from error
         if misfits:
             raise CheckpointError(f"{path} does not fit this training: " + "; ".join(misfits))
-        self._load_states(states, path)
-        self._sampler.set_state(progress.shuffle)
-        self._variables.write(content["variables"])
-        return progress
 
     def _misfits(self, content: dict[str, Any], progress: TrainingProgress) -> Iterator[str]:
         yield from _differences(content["course"], self._course)
@@ -148,10 +173,12 @@ class CheckpointContents:
             elif part.get("required", True):
                 yield f"schedule, callback or sync: {part['kind']} in the checkpoint, none here"
 
-    def _load_states(self, states: Sequence[dict[str, Any]], path: Path) -> None:
-        """Load each object's state, those of one class in their order. New ones keep their own."""
+    def _load_states(self, states: Sequence[dict[str, Any]], path: Path, done: list[Any]) -> None:
+        """Load each object's state, those of one class in their order. New ones keep their own.
+
+        Those that may have loaded one are in `done`, with their states of before.
+        """
         waiting = list(self._stateful)
-        done = []
         try:
             for part in states:
                 alike = [item for item in waiting if type(item).__name__ == part["kind"]]
@@ -162,8 +189,6 @@ class CheckpointContents:
                 done.append((item, copy.deepcopy(item.state())))
                 item.load_state(part["state"])
         except Exception as error:
-            for item, before in done:
-                item.load_state(before)
             raise CheckpointError(
                 f"{path} does not fit this training: {part['kind']} refused its state: {error!r}"
             ) from error
@@ -191,93 +216,134 @@ class SharedVariables:
         (self._own if state.takes_local_steps else self._equal).update(stepped)
 
     def read(self) -> dict[str, Any]:
-        """Return all values, for a checkpoint."""
-        ranks = self._ranks
+        """Return all values, for a checkpoint: of one moment, on all ranks."""
+        ranks, every = self._ranks, range(self._ranks.size)
+        acts = [ranks.get(ranks.master, variables) for variables in self._equal.values()]
+        acts += [ranks.get(rank, variables) for variables in self._own.values() for rank in every]
+        results = iter(ranks.perform([*acts, *map(ranks.get_states, self._random)]))
         content: dict[str, Any] = {"ranks": ranks.size}
         for kind, variables in self._equal.items():
-            values = ranks.read(ranks.master, variables)
+            values = next(results)
             content[kind] = [_entry(v, value=value) for v, value in zip(variables, values)]
         for kind, variables in self._own.items():
-            by_rank = [ranks.read(rank, variables) for rank in range(ranks.size)]
+            by_rank = [next(results) for _ in every]
             content[kind] = [
                 _entry(variable, values=[values[i] for values in by_rank])
                 for i, variable in enumerate(variables)
             ]
-        states = ranks.read_states(self._random)
-        content["random"] = [_entry(v, values=values) for v, values in zip(self._random, states)]
+        content["random"] = [_entry(v, values=list(next(results))) for v in self._random]
         return content
 
     def misfits(self, content: dict[str, Any]) -> Iterator[str]:
         """Yield a sentence for each difference from the present variables."""
-        ranks = self._ranks
-        arrays = {**self._equal, **self._own}
-        current = {kind: ranks.read(ranks.master, each) for kind, each in arrays.items()}
-        current["random"] = [states[ranks.master] for states in ranks.read_states(self._random)]
-        variables = {**arrays, "random": self._random}
-        for kind, values in current.items():
+        ranks, current = self._ranks, self.read()
+        size = number_in(content, "ranks", least=1, most=_MOST_RANKS)
+        variables = {**self._equal, **self._own, "random": self._random}
+        for kind, listed in variables.items():
+            values = [_values(entry, ranks.size)[ranks.master] for entry in current[kind]]
             saved = _saved(content, kind)
             if len(saved) != len(values):
                 yield (
                     f"{kind}: {len(saved)} variables in the checkpoint "
                     f"({', '.join(str(entry['name']) for entry in saved)}), {len(values)} here "
-                    f"({', '.join(str(variable.name) for variable in variables[kind])})"
+                    f"({', '.join(str(variable.name) for variable in listed)})"
                 )
                 continue
-            for i, (variable, value, entry) in enumerate(zip(variables[kind], values, saved)):
+            for i, (variable, value, entry) in enumerate(zip(listed, values, saved)):
                 here = _described(variable.name, value)
                 for array in _values(entry, 1):
                     there = _described(entry["name"], array)
                     if there != here:
                         yield f"{kind}[{i}]: {there} in the checkpoint, {here} here"
                         break
-                count = len(_values(entry, content["ranks"]))
-                if count != content["ranks"]:
-                    yield f"{kind}[{i}]: {count} values for {content['ranks']} ranks"
+                count = len(_values(entry, size))
+                if count != size:
+                    yield f"{kind}[{i}]: {count} values for {size} ranks"
 
-    def write(self, content: dict[str, Any]) -> None:
-        """Set all values; `misfits` has found none."""
-        saved_ranks = content["ranks"]
+    def refusal(self, random: Any) -> str | None:
+        """Return why the saved states of random streams cannot be set, or None."""
+        for entry in random:
+            if not all(map(is_state, entry["values"])):
+                return f"random: the states of {entry['name'] or 'unnamed'} are none"
+        return None
+
+    def setting(self, content: dict[str, Any]) -> Callable[[], Any]:
+        """Return a function that sets all values in one order; `misfits` has found none."""
+        saved_ranks, acts = content["ranks"], []
+        place = min(self._ranks.master, saved_ranks - 1)
+        here = [
+            (variables, [_values(entry, saved_ranks)[place] for entry in _saved(content, kind)])
+            for kind, variables in {**self._equal, **self._own, "random": self._random}.items()
+        ]
         for kind, variables in self._equal.items():
             values = [_values(entry, 1)[0] for entry in _saved(content, kind)]
-            self._ranks.write_all(variables, values)
+            acts.append(self._ranks.set(None, variables, values))
         for kind, variables in self._own.items():
             saved = [_values(entry, saved_ranks) for entry in content[kind]]
-            self._write_own(variables, saved, saved_ranks)
-        self._write_random([entry["values"] for entry in content["random"]], saved_ranks)
+            acts += self._set_own(variables, saved, saved_ranks)
+        acts += self._set_random([entry["values"] for entry in content["random"]], saved_ranks)
+        return partial(self._ranks.perform, acts, here)
 
-    def _write_own(
+    def _set_own(
         self, variables: Sequence[Any], saved: Sequence[Sequence[Any]], saved_ranks: int
-    ) -> None:
+    ) -> list[Any]:
         ranks = self._ranks
         if saved_ranks == ranks.size:
-            for rank in range(ranks.size):
-                ranks.write(rank, variables, [values[rank] for values in saved])
-            return
+            return [
+                ranks.set(rank, variables, [values[rank] for values in saved])
+                for rank in range(ranks.size)
+            ]
         common = [
             np.mean(values, axis=0, dtype="float64").astype(values[0].dtype)
             if is_float(variable)
             else values[0]
             for variable, values in zip(variables, saved)
         ]
-        ranks.write_all(variables, common)
+        return [ranks.set(None, variables, common)]
 
-    def _write_random(self, saved: Sequence[Sequence[Any]], saved_ranks: int) -> None:
+    def _set_random(self, saved: Sequence[Sequence[Any]], saved_ranks: int) -> list[Any]:
         ranks = self._ranks
         if not self._random:
-            return
-        current = ranks.read_states(self._random)
-        if ranks.size > 1 and all(map(_all_equal, current)):
-            ranks.write_states(self._random, [[values[0]] * ranks.size for values in saved])
-            return
+            return []
+        current = [list(states) for states in ranks.perform([*map(ranks.get_states, self._random)])]
         # The ranks drew the same then, and must not now: only one of them continues the stream.
         distinct = 1 if saved_ranks > 1 and all(map(_all_equal, saved)) else saved_ranks
-        ranks.write_states(
-            self._random,
-            [
-                [*values[: min(distinct, ranks.size)], *here[distinct:]]
-                for values, here in zip(saved, current)
-            ],
-        )
+        news = [
+            [*values[: min(distinct, ranks.size)], *here[distinct:]]
+            for values, here in zip(saved, current)
+        ]
+        if ranks.size > 1 and all(map(_all_equal, current)):
+            news = [[values[0]] * ranks.size for values in saved]
+        return [act for pair in zip(self._random, news) for act in ranks.set_states(*pair)]
+
+
+def _progress_of(memory: dict[str, Any], outputs: int) -> TrainingProgress:
+    """
+    Raises:
+        Exception: A part is missing, of the wrong type, out of range, or contradicts another.
+    """
+    progress = TrainingProgress(**memory)
+    for name in ("epoch", "step", "batch", "sum_rows"):
+        number_in(memory, name)
+    number_in(memory, "seconds", float)
+    number_in(memory, "best", float, -math.inf, math.inf)
+    if len(progress.sums) != outputs or not {type(total) for total in progress.sums} <= {float}:
+        raise ValueError(f"sums is {progress.sums!r:.80}; expected {outputs} floats")
+    if type(progress.records) is not list:
+        raise TypeError(f"records is {progress.records!r:.80}; expected a list")
+    last = {"epoch": 0, "step": 0, "seconds": 0.0}
+    for record in progress.records:
+        number_in(record, "epoch", int, last["epoch"] + 1, progress.epoch)
+        number_in(record, "step", int, last["step"], progress.step - progress.batch)
+        number_in(record, "seconds", float, last["seconds"])
+        for name, value in record.items():
+            if name in ("train_loss", "valid_loss", "learning_rate") and value is not None:
+                float(value + 0)
+        last = record
+    begun = last["step"] if last["epoch"] == progress.epoch else progress.step - progress.batch
+    if (progress.sum_rows > 0) != (progress.batch > 0) or begun + progress.batch != progress.step:
+        raise ValueError("epoch, step, batch and sum_rows contradict each other")
+    return progress
 
 
 def params_of(content: dict[str, Any]) -> Iterator[tuple[str | None, Any]]:

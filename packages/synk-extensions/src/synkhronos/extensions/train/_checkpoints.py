@@ -8,15 +8,20 @@ replaced atomically: readers find the old one or the new one, even after a power
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
+import numbers
 import os
 import re
+import tempfile
 import zipfile
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from synk_core.files import make_folder, whole_file
 from synkhronos.exceptions import SynkError
 
 FORMAT = "synkhronos training checkpoint"
@@ -25,7 +30,7 @@ VERSION = 1
 META = "meta"  # the JSON text's name among the arrays
 _ARRAY = "__array__"  # stands in the JSON text for an array
 _NAME = re.compile(r"step-(\d+)\.npz")
-_UNFINISHED = ".*.npz.tmp"
+_UNFINISHED = re.compile(r"\.(step-\d+|best)\.npz\.(\w+\.)?tmp")
 
 
 class CheckpointError(SynkError, ValueError):
@@ -85,7 +90,9 @@ class Checkpoints:
         if not self.folder.is_dir():
             return []
         found = [(_NAME.fullmatch(path.name), path) for path in self.folder.iterdir()]
-        return [path for _, path in sorted((int(m[1]), path) for m, path in found if m)]
+        return [
+            p for _, p in sorted((int(m[1]), path) for m, path in found if m and path.is_file())
+        ]
 
     def newest(self) -> Path | None:
         """Return the file to continue from, or None: the best one if there is no other."""
@@ -102,6 +109,8 @@ class Checkpoints:
         """
         self._require_own()
         path = self.folder / f"step-{step:09d}.npz"
+        if self._own is not None:
+            self._own.add(path)  # before it is there
         write_file(path, content)
         paths = self.paths()
         present = paths.index(path) + 1
@@ -109,8 +118,9 @@ class Checkpoints:
         for other in set(paths) - set(kept):
             other.unlink(missing_ok=True)
         self._own = set(kept)
-        for unfinished in self.folder.glob(_UNFINISHED):
-            unfinished.unlink(missing_ok=True)
+        for unfinished in [p for p in self.folder.iterdir() if _UNFINISHED.fullmatch(p.name)]:
+            with contextlib.suppress(OSError):  # it may have become a folder
+                unfinished.unlink()
         return path
 
     def write_best(self, content: Any) -> None:
@@ -122,9 +132,9 @@ class Checkpoints:
         self._require_own()
         write_file(self.best_path, content)
 
-    def take(self) -> None:
-        """Treat the present files as those of this training."""
-        self._own = set(self.paths())
+    def take(self, paths: Iterable[Path]) -> None:
+        """Treat these files as those of this training."""
+        self._own = set(paths)
 
     def require_empty(self) -> None:
         """
@@ -138,7 +148,7 @@ class Checkpoints:
                 f"{newest.name}): continue it with run(..., resume=True), use another folder, "
                 "or delete them"
             )
-        self.take()
+        self.take(self.paths())
 
     def require_writable(self) -> None:
         """Create the folder and try to write a file there, before there is anything to lose.
@@ -146,12 +156,10 @@ class Checkpoints:
         Raises:
             OSError: The folder or the file cannot be written.
         """
-        # Named like an unfinished checkpoint, so that it is deleted after a kill.
-        trial = self.folder / f".trial-{os.getpid()}.npz.tmp"
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            trial.write_bytes(b"")
-            trial.unlink(missing_ok=True)
+            make_folder(self.folder)
+            with tempfile.TemporaryFile(dir=self.folder):
+                pass
         except OSError as error:
             raise OSError(
                 f"checkpoint={str(self.folder)!r}: got {type(error).__name__}: {error}; expected a "
@@ -160,7 +168,7 @@ class Checkpoints:
 
     def _require_own(self) -> None:
         """Create the folder, and check that no other training wrote to it in the meantime."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         strangers = [] if self._own is None else sorted(set(self.paths()) - self._own)
         if strangers:
             raise CheckpointError(
@@ -184,56 +192,99 @@ def write_file(path: Path, content: Any) -> None:
     arrays: dict[str, Any] = {}
     header = {"format": FORMAT, "version": VERSION, "content": _without_arrays(content, "", arrays)}
     arrays[META] = np.array(json.dumps(header))
-    write_arrays(path, arrays)
+    write_arrays(path, arrays, follow=False)
 
 
-def write_arrays(path: Path, arrays: dict[str, Any]) -> None:
+def write_arrays(path: Path, arrays: dict[str, Any], follow: bool = True) -> None:
     """Write arrays to a .npz file, which replaces an old one only after all of it is on the disk.
+
+    Args:
+        follow: As for :func:`synk_core.files.whole_file`.
 
     Raises:
         OSError: The file cannot be written; an old one is unchanged.
     """
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            with zipfile.ZipFile(file, "w") as members:
-                # Not by numpy.savez(), which takes no array of the name "file".
-                for name, array in arrays.items():
-                    with members.open(f"{name}.npy", "w", force_zip64=True) as member:
-                        np.lib.format.write_array(member, array, allow_pickle=False)  # type: ignore[no-untyped-call]
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
-    _sync_folder(path.parent)
+    with whole_file(path, follow) as file, zipfile.ZipFile(file, "w") as members:
+        # Not by numpy.savez(), which takes no array of the name "file".
+        for name, array in arrays.items():
+            with members.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, (1, 0), allow_pickle=False)  # type: ignore[no-untyped-call]
 
 
-def read_arrays(path: Path) -> dict[str, Any]:
-    """Return the arrays of a .npz file.
+class ArrayFile:
+    """The arrays of a .npz file, of which nothing is read before its dtype and shape are known.
 
     Raises:
         OSError: The file cannot be opened.
-        Exception: Whatever a damaged or hostile file makes NumPy raise.
+        Exception: Here and below, whatever a damaged or hostile file makes Python and NumPy raise.
     """
-    with path.open("rb") as file, np.load(file, allow_pickle=False) as members:
-        return {name: members[name] for name in members.files}
+
+    def __init__(self, path: Path) -> None:
+        if path.exists() and not path.is_file():
+            raise ValueError("it is not a file")
+        self._members = zipfile.ZipFile(path)
+        self._size = self._left = path.stat().st_size
+        self.names = [n[:-4] for n in self._members.namelist() if n.endswith(".npy")]
+
+    def __enter__(self) -> ArrayFile:  # noqa: PYI034 - typing.Self is not there on Python 3.9
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._members.close()
+
+    def like(self, name: str) -> Any:
+        """Return an array of zeros of the same dtype and shape, which takes no memory."""
+        with self._opened(name) as member:
+            version = np.lib.format.read_magic(member)  # type: ignore[no-untyped-call]
+            if version != (1, 0):  # others may have headers of any length
+                raise ValueError(f"{name} has version {version} of the format, not 1.0")
+            shape, _, dtype = np.lib.format.read_array_header_1_0(member)  # type: ignore[no-untyped-call]
+        if dtype.hasobject or dtype.itemsize > self._size:
+            raise ValueError(f"{name} is of {dtype!r:.80}; it would need allow_pickle, or no file")
+        return np.broadcast_to(np.zeros((), dtype), shape)
+
+    def read(self, name: str, known: bool = False) -> Any:
+        """Return an array.
+
+        Args:
+            known: Whether the size of :meth:`like` is one that is expected. Those of all others
+                have to be in the file as they are.
+        """
+        self._left -= 0 if known else self.like(name).nbytes
+        if self._left < 0:
+            raise ValueError(f"{name} is larger than the file")
+        with self._opened(name) as member:
+            array = np.lib.format.read_array(member, allow_pickle=False)  # type: ignore[no-untyped-call]
+            if member.read(1):  # the checksum is compared at the end
+                raise ValueError(f"{name} has more than an array")
+        return array
+
+    def _opened(self, name: str) -> Any:
+        info = self._members.getinfo(f"{name}.npy")
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise ValueError(f"{name} is compressed in another way than NumPy does")
+        return self._members.open(info)
 
 
-def read_file(path: Path) -> Any:
+def read_file(path: Path, check: Callable[[Any], object] = bool) -> Any:
     """Return the content of a file, floats to the last bit.
 
+    Args:
+        check: Called with the content before any of its arrays is read; they are zeros there.
+
     Raises:
-        CheckpointError: The file is missing, damaged, or not a checkpoint of this version.
+        CheckpointError: The file is missing, damaged, or not a checkpoint of this version; or
+            ``check`` raised it.
     """
     try:
-        arrays = read_arrays(path)
-        header = json.loads(str(arrays[META]))
-        kind, version, content = header["format"], header["version"], header["content"]
-        if kind == FORMAT and version == VERSION:
-            content = _with_arrays(content, arrays)
+        with ArrayFile(path) as arrays:
+            header = json.loads(str(arrays.read(META)))
+            kind, version, content = header["format"], header["version"], header["content"]
+            if kind == FORMAT and version == VERSION:
+                check(_with_arrays(content, functools.cache(arrays.like)))
+                content = _with_arrays(content, functools.cache(arrays.read))
+    except CheckpointError:
+        raise
     except FileNotFoundError:
         raise CheckpointError(f"{path}: no such file") from None
     except KeyError as error:
@@ -247,10 +298,25 @@ def read_file(path: Path) -> Any:
         ) from error
     if kind != FORMAT or version != VERSION:
         raise CheckpointError(
-            f"{path}: got {kind!r} version {version!r}, expected {FORMAT!r} version {VERSION}; "
-            "read it with the release of synkhronos that wrote it"
+            f"{path}: got {kind!r:.80} version {version!r:.80}, expected {FORMAT!r} version "
+            f"{VERSION}; read it with the release of synkhronos that wrote it"
         )
     return content
+
+
+def number_in(
+    content: Any, name: str, kind: Any = int, least: float = 0, most: float = 1 << 62
+) -> Any:
+    """Return a number of a checkpoint.
+
+    Raises:
+        ValueError: It is something else, NaN, or out of range.
+    """
+    value = content[name]
+    is_number = isinstance(value, numbers.Integral if kind is int else numbers.Real)
+    if not is_number or isinstance(value, bool) or not least <= value <= most:
+        raise ValueError(f"{name} is {value!r:.80}; expected {kind.__name__}s, {least} to {most}")
+    return kind(value)
 
 
 def _without_arrays(value: Any, place: str, arrays: dict[str, Any]) -> Any:
@@ -280,24 +346,15 @@ def _without_arrays(value: Any, place: str, arrays: dict[str, Any]) -> Any:
     )
 
 
-def _with_arrays(value: Any, arrays: dict[str, Any]) -> Any:
+def _with_arrays(value: Any, read: Callable[[str], Any]) -> Any:
     if isinstance(value, dict):
         if set(value) == {_ARRAY}:
-            return arrays[value[_ARRAY]]
-        return {key: _with_arrays(item, arrays) for key, item in value.items()}
+            return read(value[_ARRAY])
+        return {key: _with_arrays(item, read) for key, item in value.items()}
     if isinstance(value, list):
-        return [_with_arrays(item, arrays) for item in value]
+        return [_with_arrays(item, read) for item in value]
     return value
 
 
 def _joined(place: str, key: Any) -> str:
     return f"{place}.{key}" if place else str(key)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Write the folder's new entry to the disk, too."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

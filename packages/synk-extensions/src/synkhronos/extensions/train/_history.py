@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 import json
 import logging
 import math
 import os
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
+
+from synk_core.files import make_folder, place_of, stream_of, whole_file
 
 _JSON_LINES = (".jsonl", ".ndjson", ".json")
 
@@ -101,26 +103,31 @@ class LogFile:
     def __init__(self, path: str | os.PathLike[str], columns: Sequence[str]) -> None:
         self._path = Path(path)
         self._columns = list(columns)
+        self._stream: BinaryIO | None = None
         self._is_json = self._path.suffix.lower() in _JSON_LINES
 
     def begin(self, records: Sequence[dict[str, Any]]) -> None:
         """Rewrite the file with these records: none, or those of a checkpoint.
 
-        Lines of epochs after the checkpoint are dropped, since these are trained again.
+        Lines of epochs after the checkpoint are dropped, since these are trained again. A device
+        or FIFO gets the records once.
 
         Raises:
             OSError: The file cannot be written.
         """
         text = "" if self._is_json else self._csv(self._columns)
         text += "".join(self._line(record) for record in records)
-        temporary = self._path.with_name(f".{self._path.name}.tmp")
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(text, encoding="utf-8")
-            temporary.replace(self._path)
+            if self._stream is not None:
+                return  # what has been written stays
+            make_folder(self._path.parent)
+            self._stream = stream_of(self._path)
+            if self._stream is not None:
+                weakref.finalize(self, self._stream.close)
+            if not self._streamed(text):
+                with whole_file(self._path) as file:
+                    file.write(text.encode())
         except OSError as error:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
             raise OSError(
                 f"log={str(self._path)!r}: got {type(error).__name__}: {error}; expected a file "
                 "that can be created and written: choose another, or change its permissions"
@@ -128,11 +135,25 @@ class LogFile:
 
     def append(self, records: Sequence[dict[str, Any]]) -> None:
         """Add a line for the last record; write all lines if the file no longer exists."""
-        if not self._path.exists():
+        line = self._line(records[-1])
+        if self._streamed(line):
+            return
+        # Not a link, which others may have put there since.
+        flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        try:
+            descriptor = os.open(place_of(self._path)[0], flags)
+        except FileNotFoundError:
             self.begin(records)
             return
-        with self._path.open("a", encoding="utf-8", newline="") as file:
-            file.write(self._line(records[-1]))
+        with open(descriptor, "ab") as file:
+            file.write(line.encode())
+
+    def _streamed(self, text: str) -> bool:
+        """Write to a device or FIFO, if the log is one. It stays open, or readers would end."""
+        if self._stream is not None:
+            self._stream.write(text.encode())
+            self._stream.flush()
+        return self._stream is not None
 
     def _line(self, record: dict[str, Any]) -> str:
         if self._is_json:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
 
+class _NoBatch(KeyboardInterrupt):
+    """The run is to end, and a batch was awaited."""
+
+
 class Interrupt:
     """A context in which the first Ctrl-C only sets :attr:`by`; the second works as usual.
+
+    A SIGTERM that an error has kept from ending the program does so at the end of the next context.
 
     Python delivers signals to the main thread, so in others nothing changes; nor where Ctrl-C is
     ignored, or has a handler that is not in Python.
@@ -26,9 +34,10 @@ class Interrupt:
 
     def __init__(self, on_sigterm: bool) -> None:
         self.by = ""
+        self._draws = self._over = self._missed = False
         self._on_sigterm = on_sigterm
         self._ctrl_c = False
-        self._usual: dict[int, Any] = {}
+        self._usual: dict[int, Any]
 
     def __enter__(self) -> Interrupt:  # noqa: PYI034 - Self is new in Python 3.11
         is_main = threading.current_thread() is threading.main_thread()
@@ -37,6 +46,9 @@ class Interrupt:
                 "on_sigterm='checkpoint' needs run() in the main thread, and no handler of SIGTERM "
                 "that is not Python's; otherwise call trainer.stop() and sys.exit() yourself"
             )
+        self.by, self._missed = "SIGTERM" if self._missed else "", False
+        self._ctrl_c = self._over = False
+        self._usual, self._pid = {}, os.getpid()
         if is_main and callable(signal.getsignal(signal.SIGINT)):
             self._usual[signal.SIGINT] = signal.signal(signal.SIGINT, self._take_ctrl_c)
         if self._on_sigterm:
@@ -49,10 +61,30 @@ class Interrupt:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for number, usual in self._usual.items():
+        for number, usual in reversed(self._usual.items()):  # Ctrl-C last: it may raise amid this
             signal.signal(number, usual)
         if kind is None:
             self.end_program()
+        else:
+            self._missed = self.by == "SIGTERM" and not issubclass(kind, SystemExit)
+
+    def drawn(self, items: Iterator[Any]) -> Any:
+        """Return the next item; None after the last, or at once when the run is to end."""
+        try:
+            try:
+                self._draws = True
+                return None if self._over else next(items, None)
+            finally:
+                self._draws = False
+        except _NoBatch:
+            return None
+
+    def end_wait(self) -> None:
+        """End `drawn`; if a signal has interrupted that, its handler does not get beyond this."""
+        self._over = True
+        if self._draws and threading.current_thread() is threading.main_thread():
+            self._draws = False
+            raise _NoBatch
 
     def end_program(self) -> None:
         """
@@ -63,10 +95,17 @@ class Interrupt:
             raise SystemExit(128 + signal.SIGTERM)  # as shells report a program that it ended
 
     def _take_ctrl_c(self, number: int, frame: Any) -> None:
-        if self._ctrl_c:
+        if self._ctrl_c or os.getpid() != self._pid:
             self._usual[number](number, frame)
-        self._ctrl_c = True
-        self.by = self.by or "Ctrl-C"
+        else:
+            self._ctrl_c = True
+            self.by = self.by or "Ctrl-C"
+            self.end_wait()
 
-    def _take_sigterm(self, _number: int, _frame: Any) -> None:
-        self.by = "SIGTERM"
+    def _take_sigterm(self, number: int, _frame: Any) -> None:
+        if os.getpid() != self._pid:  # a child, such as a loader's, which is to end
+            signal.signal(number, self._usual[number])
+            signal.raise_signal(number)
+        else:
+            self.by = "SIGTERM"
+            self.end_wait()

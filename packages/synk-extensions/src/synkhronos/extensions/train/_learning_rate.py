@@ -9,15 +9,18 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
+from synk_core import whole
 from synk_core.engine import NAME
 
 from ._arguments import finite, require, require_rate
 from ._batches import BatchSampler
 from ._checkpoint_contents import SharedVariables
+from ._checkpoints import number_in
 from ._data import placed
 from ._ranks import RankVariables, ranks_of
 from ._state import TrainingState
@@ -188,8 +191,10 @@ class ReduceOnPlateau:
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore a state that :meth:`state` returned."""
-        self._rate, self._best = state["rate"], state["best"]
-        self._waited, self._resting = state["waited"], state["resting"]
+        rate = number_in(state, "rate", float)
+        best = number_in(state, "best", float, -math.inf, math.inf)
+        self._waited, self._resting = number_in(state, "waited"), number_in(state, "resting")
+        self._rate, self._best = rate, best
 
 
 def _at_least_one(name: str, number: Any) -> Any:
@@ -245,7 +250,7 @@ class LearningRate:
             rate = finite(self._schedule(t), f"the schedule's rate for {by} {t}")
             rate = np.asarray(rate, dtype=self._variable.dtype)
         if self._set is None or rate != self._set or rate != self._variable.get_value():
-            self._ranks.write_all([self._variable], [rate])
+            self._ranks.perform([self._ranks.set(None, [self._variable], [rate])])
             self._set = rate
 
     def observe(self, score: float) -> None:
@@ -331,11 +336,12 @@ def find_learning_rate(
     rates = np.geomspace(lowest, highest, int(steps))
     losses: list[float] = []
     smoothed: list[float] = []
-    before, of_rule = variables.read(), None if rule is None else rule.state()
-    try:
+
+    def take_steps() -> None:
         average = 0.0
         for rate, rows in zip(rates, _epochs(sampler)):
-            ranks.write_all([learning_rate], [np.asarray(rate, learning_rate.dtype)])
+            value = np.asarray(rate, learning_rate.dtype)
+            ranks.perform([ranks.set(None, [learning_rate], [value])])
             loss = train(*data, batch=rows, num_slices=num_slices)
             losses.append(float(loss[0] if isinstance(loss, (list, tuple)) else loss))
             average = SMOOTHING * average + (1 - SMOOTHING) * losses[-1]
@@ -343,10 +349,11 @@ def find_learning_rate(
             smoothed.append(average / (1 - SMOOTHING ** len(losses)))
             if not math.isfinite(losses[-1]) or smoothed[-1] > DIVERGED * min(smoothed):
                 break
-    finally:
-        variables.write(before)
-        if rule is not None:
-            rule.load_state(of_rule)
+
+    restore = [variables.setting(variables.read())]
+    if rule is not None:
+        restore.append(partial(rule.load_state, rule.state()))
+    whole(take_steps, *restore, always=True, ends=True)
     best = int(np.nanargmin(smoothed)) if np.isfinite(smoothed).any() else 0
     suggestion = float(rates[best]) / 10 if best else None
     return RateRange(rates[: len(losses)], np.array(losses), np.array(smoothed), suggestion)

@@ -9,15 +9,18 @@ scatter the rows.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 
 import synkhronos as synk
+from synk_core import whole
 from synk_core.engine import Apply, Op, RandomStateType, T, random_state_type
 from synkhronos import _default
 
-from ._serial import SerialTrainFunction
+from ._batches import has_positions
+from ._serial import SerialTrainFunction, set_values
 from ._step import TrainFunction
 
 _KEYS = 624  # 32-bit words of the Mersenne twister, each exact in a float64
@@ -25,7 +28,7 @@ ROW = _KEYS + 3
 
 
 class RankVariables(Protocol):
-    """Read and set shared variables. Each method blocks until every rank has done its part."""
+    """Read and set shared variables, by acts that are performed as one: all of them, or none."""
 
     @property
     def size(self) -> int:
@@ -35,53 +38,60 @@ class RankVariables(Protocol):
     def master(self) -> int:
         """The rank of this process."""
 
-    def read(self, rank: int, variables: Sequence[Any]) -> list[Any]:
-        """Return copies of one rank's values, as arrays."""
+    def perform(self, acts: Sequence[Any], here: Sequence[Any] = ()) -> list[Any]:
+        """Perform acts; return their results. Blocks until every rank has done its part.
 
-    def write(self, rank: int, variables: Sequence[Any], values: Sequence[Any]) -> None:
-        """Set one rank's values from arrays."""
+        Args:
+            here: Acts of :class:`OneProcess` in their place if the runtime is closed.
+        """
 
-    def write_all(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
-        """Set the same values on all ranks."""
+    def get(self, rank: int, variables: Sequence[Any]) -> Any:
+        """Return an act that returns copies of one rank's values, as arrays."""
+
+    def set(self, rank: int | None, variables: Sequence[Any], values: Sequence[Any]) -> Any:
+        """Return an act that sets one rank's values from arrays; None: those of all ranks."""
 
     def average(self, variables: Sequence[Any]) -> None:
         """Replace every rank's values by the average over the ranks."""
 
-    def read_states(self, variables: Sequence[Any]) -> list[list[Any]]:
-        """Return, for each random state, a list of one array per rank."""
+    def get_states(self, variable: Any) -> Any:
+        """Return an act that returns a random state: one array per rank."""
 
-    def write_states(self, variables: Sequence[Any], states: Sequence[Sequence[Any]]) -> None:
-        """Set random states, in the form that :meth:`read_states` returns."""
+    def set_states(self, variable: Any, states: Sequence[Any]) -> list[Any]:
+        """Return acts that set a random state, in the form of :meth:`get_states`."""
 
 
 class OneProcess:
-    """This process alone, for the serial twin."""
+    """This process alone, for the serial twin. An act: variables, and their new values or None."""
 
     size = 1
     master = 0
 
-    def read(self, rank: int, variables: Sequence[Any]) -> list[Any]:  # noqa: ARG002 - one rank
-        return [np.array(variable.get_value()) for variable in variables]
+    def perform(self, acts: Sequence[Any], here: Sequence[Any] = ()) -> list[Any]:  # noqa: ARG002 - as below
+        sets = [pair for variables, values in acts if values for pair in zip(variables, values)]
+        before = [variable.get_value() for variable, _ in sets]
 
-    def write(self, rank: int, variables: Sequence[Any], values: Sequence[Any]) -> None:  # noqa: ARG002 - one rank
-        self.write_all(variables, values)
+        def act() -> list[Any]:
+            for variable, value in sets:
+                variable.set_value(from_row(value) if _is_object(variable) else value)
+            return [[_value(variable) for variable in variables] for variables, _ in acts]
 
-    def write_all(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
-        for variable, value in zip(variables, values):
-            variable.set_value(value)
+        return whole(act, partial(set_values, [variable for variable, _ in sets], before))
+
+    def get(self, rank: int, variables: Sequence[Any]) -> Any:  # noqa: ARG002 - one rank
+        return variables, None
+
+    def set(self, rank: int | None, variables: Sequence[Any], values: Sequence[Any]) -> Any:  # noqa: ARG002 - one rank
+        return variables, values
 
     def average(self, variables: Sequence[Any]) -> None:
         """Do nothing: one rank's values are their average."""
 
-    def read_states(self, variables: Sequence[Any]) -> list[list[Any]]:
-        return [
-            [to_row(variable.get_value()) if _is_object(variable) else variable.get_value()]
-            for variable in variables
-        ]
+    def get_states(self, variable: Any) -> Any:
+        return [variable], None
 
-    def write_states(self, variables: Sequence[Any], states: Sequence[Sequence[Any]]) -> None:
-        for variable, (state, *_) in zip(variables, states):
-            variable.set_value(from_row(state) if _is_object(variable) else state)
+    def set_states(self, variable: Any, states: Sequence[Any]) -> list[Any]:
+        return [([variable], states[:1])]
 
 
 class AllRanks:
@@ -98,38 +108,39 @@ class AllRanks:
     def master(self) -> int:
         return _default.default().master
 
-    def read(self, rank: int, variables: Sequence[Any]) -> list[Any]:
-        return list(synk.get_value(rank, list(variables))) if variables else []
+    def perform(self, acts: Sequence[Any], here: Sequence[Any] = ()) -> list[Any]:
+        if here and _default.default().closed:
+            return OneProcess().perform(here)
+        results = iter(synk.step(*filter(None, acts)))
+        return [next(results) if act else [] for act in acts]
 
-    def write(self, rank: int, variables: Sequence[Any], values: Sequence[Any]) -> None:
-        if variables:
-            synk.set_value(rank, list(variables), list(values))
+    def get(self, rank: int, variables: Sequence[Any]) -> Any:
+        return synk.delayed.get_value(rank, list(variables)) if variables else None
 
-    def write_all(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
-        if variables:
-            synk.broadcast(list(variables), list(values))
+    def set(self, rank: int | None, variables: Sequence[Any], values: Sequence[Any]) -> Any:
+        if not variables:
+            return None
+        pair = list(variables), list(values)
+        return (
+            synk.delayed.broadcast(*pair) if rank is None else synk.delayed.set_value(rank, *pair)
+        )
 
     def average(self, variables: Sequence[Any]) -> None:
         if variables:
             synk.all_reduce(list(variables), op="avg")
 
-    def read_states(self, variables: Sequence[Any]) -> list[list[Any]]:
-        arrays = [variable for variable in variables if not _is_object(variable)]
-        by_rank = [self.read(rank, arrays) for rank in range(self.size)]
-        columns = iter(zip(*by_rank))
-        return [
-            list(self._reader(variable)()) if _is_object(variable) else list(next(columns))
-            for variable in variables
-        ]
+    def get_states(self, variable: Any) -> Any:
+        return (
+            self._reader(variable).delayed()
+            if _is_object(variable)
+            else synk.delayed.gather(variable)
+        )
 
-    def write_states(self, variables: Sequence[Any], states: Sequence[Sequence[Any]]) -> None:
-        for variable, values in zip(variables, states):
-            if _is_object(variable):
-                # One row for each rank: scattered, in the order of the ranks.
-                self._writer(variable)(np.stack(values))
-                continue
-            for rank, value in enumerate(values):
-                self.write(rank, [variable], [value])
+    def set_states(self, variable: Any, states: Sequence[Any]) -> list[Any]:
+        if _is_object(variable):
+            # One row for each rank: scattered, in the order of the ranks.
+            return [self._writer(variable).delayed(np.stack(states))]
+        return [self.set(rank, [variable], [state]) for rank, state in enumerate(states)]
 
     def _reader(self, variable: Any) -> Any:
         """Return a function that gathers the states of one stream, a row for each rank."""
@@ -175,6 +186,11 @@ def is_float(variable: Any) -> bool:
     return str(getattr(variable, "dtype", "")).startswith("float")
 
 
+def _value(variable: Any) -> Any:
+    value = variable.get_value()
+    return to_row(value) if _is_object(variable) else np.array(value)
+
+
 def _is_object(variable: Any) -> bool:
     """Return whether a random state is a NumPy object, and not an array of MRG_RandomStreams."""
     return isinstance(variable.type, RandomStateType)
@@ -210,6 +226,18 @@ def from_row(row: Any) -> Any:
     position, has_gauss, gauss = row[_KEYS:]
     state.set_state(("MT19937", key, int(position), int(has_gauss), float(gauss)))
     return state
+
+
+def is_state(saved: Any) -> bool:
+    """Return whether a saved state of a random stream can be set: a row, or an array of MRG."""
+    if saved.ndim == 2:
+        return bool((saved >= 0).all())
+    try:
+        made = from_row(saved)
+        bits = made.bit_generator.state if saved[0] < 0 else made.get_state(legacy=False)
+        return has_positions(bits) and np.array_equal(to_row(made), saved)
+    except Exception:  # noqa: BLE001 - whatever NumPy finds wrong
+        return False
 
 
 _BITS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from synk_core import RowSource
+from synk_core import RowSource, whole
 from synk_core.engine import T, library
 
 from ._arguments import call_of_1_0, data_and_rows
-from ._batches import with_next
+from ._batches import arrays_of
 from ._state import TrainingState
 
 _REDUCTIONS: dict[str, Any] = {
@@ -34,6 +34,7 @@ class SerialTrainFunction:
         state: :class:`TrainingState`: the shared variables that a step changes.
         output_names: For each output of a call, the name of its expression, or None.
         n_scattered: Number of inputs whose rows ``batch`` selects; they come first.
+        rows: Number of rows of the last step; 0 where none are divided.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class SerialTrainFunction:
         pairs = [_with_op(output) for output in ([outputs] if self._single else outputs)]
         self._ops = [op for _, op in pairs]
         self.n_scattered = len(inputs)
+        self.rows = 0
         self._sliceable = list(sliceable_shareds)
         rows = [T.lvector("rows")] if self._sliceable else []
         self.grad_function = library.function(
@@ -89,7 +91,7 @@ class SerialTrainFunction:
         of the gradient function happen once per slice here.
         """
         data, batch = call_of_1_0(len(self._names), data, batch, named_data)
-        scattered, whole = self._arguments(data, named_data)
+        scattered, bcast = self._arguments(data, named_data)
         scattered = [array[_key(batch)] for array in scattered]
         rows = self._rows(batch_s)
         slices: list[Any] = [slice(None)]
@@ -97,35 +99,40 @@ class SerialTrainFunction:
             count = len(scattered[0]) if scattered else len(rows[0])
             slices = [_key(part) for part in np.array_split(np.arange(count), num_slices)]
             slices = [part for part in slices if len(part)] or [slice(None)]
-        results, weights, gradients = [], [], []
-        for part in slices:
-            arguments = [array[part] for array in [*rows, *scattered]]
-            results.append(self.grad_function(*arguments, *whole))
-            weights.append(len(arguments[0]) if arguments else 1)
-            if len(slices) > 1:
-                gradients.append([shared.get_value() for shared in self._flat_grads()])
-        for shared, values in zip(self._flat_grads(), zip(*gradients)):
-            shared.set_value(_average(values, weights))
-        self.update_function()
-        outputs = [combine(op, values, weights) for op, values in zip(self._ops, zip(*results))]
-        return outputs[0] if self._single else outputs
+        state = self.state
+        changed = [*state.params, *state.optimizer, *state.local, *state.random]
+        before = [shared.get_value(return_internal_type=True) for shared in changed]
+
+        def act() -> Any:
+            results, weights, gradients = [], [], []
+            for part in slices:
+                arguments = [array[part] for array in [*rows, *scattered]]
+                results.append(self.grad_function(*arguments, *bcast))
+                weights.append(len(arguments[0]) if arguments else 1)
+                if len(slices) > 1:
+                    gradients.append([shared.get_value() for shared in self._flat_grads()])
+            for shared, values in zip(self._flat_grads(), zip(*gradients)):
+                shared.set_value(_average(values, weights))
+            self.update_function()
+            self.rows = sum(weights) if rows or scattered else 0
+            outputs = [combine(op, values, weights) for op, values in zip(self._ops, zip(*results))]
+            return outputs[0] if self._single else outputs
+
+        return whole(act, partial(set_values, changed, before))
 
     def steps(self, *data_and_batches: Any, num_slices: int = 1) -> Iterator[Any]:
         """Take a step for each batch; yield what a call returns, as ``TrainFunction.steps``."""
+        return (take() for take in self.each_step(*data_and_batches, num_slices=num_slices))
+
+    def each_step(self, *data_and_batches: Any, num_slices: int = 1) -> Iterator[Callable[[], Any]]:
+        """Draw each batch when it is asked for; yield a function that takes its step."""
         data, batches = data_and_rows(data_and_batches, len(self._names))
         step = partial(self, num_slices=num_slices)
         if data:
-            calls = (partial(step, *data, batch=batch) for batch in batches)
-        elif not self._names:
-            calls = (partial(step, batch_s=rows) for rows in batches)
-        else:
-            calls = (
-                partial(step, *arrays)
-                if isinstance(arrays, (tuple, list))
-                else partial(step, arrays)
-                for arrays in batches
-            )
-        return (call() for call, _ in with_next(calls))
+            return (partial(step, *data, batch=batch) for batch in batches)
+        if not self._names:
+            return (partial(step, batch_s=rows) for rows in batches)
+        return (partial(step, *arrays_of(batch)) for batch in batches)
 
     def _arguments(self, data: Any, named_data: dict[str, Any]) -> tuple[list[Any], list[Any]]:
         values = list(data)
@@ -178,6 +185,12 @@ def _key(batch: Any) -> Any:
 
 def _average(values: Sequence[Any], weights: Sequence[int]) -> Any:
     return sum(value * (weight / sum(weights)) for value, weight in zip(values, weights))
+
+
+def set_values(variables: Sequence[Any], values: Sequence[Any]) -> None:
+    """Set the values of shared variables, in this process."""
+    for variable, value in zip(variables, values):
+        variable.set_value(value)
 
 
 def combine(op: Any, values: Sequence[Any], weights: Sequence[int]) -> Any:

@@ -16,9 +16,11 @@ own gradient, and the rule combines the ranks' parameters every few steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -29,7 +31,7 @@ from synk_core.engine import T, Variable, library
 from synkhronos.extensions.sync import SyncRule
 
 from ._arguments import call_of_1_0, data_and_rows
-from ._batches import DrawnBatches, with_next
+from ._batches import drawn_batches, with_next
 from ._data import any_source, as_source
 from ._serial import SerialTrainFunction
 from ._state import TrainingState, is_random, storage_of, training_state
@@ -70,6 +72,11 @@ class TrainFunction:
     def n_scattered(self) -> int:
         """Number of inputs whose rows are scattered; they come first."""
         return int(self.grad_function.spec.n_scattered)
+
+    @property
+    def rows(self) -> int:
+        """Number of rows of the last step; 0 where none are divided."""
+        return sum(self.grad_function.rows or ())
 
     @brief_traceback
     def __call__(
@@ -112,8 +119,8 @@ class TrainFunction:
     def steps(self, *data_and_batches: Any, num_slices: int = 1) -> Iterator[Any]:
         """Take a step for each batch; yield what a call returns, after each.
 
-        GPUs do not wait for data: while they compute a step, the rows of the next batch are taken
-        and copied to them. The steps are the same as those of a loop of calls.
+        The steps are those of a loop of calls. GPUs do not wait for data: while they compute a
+        step, the rows of the next batch are taken and copied to them.
 
         ::
 
@@ -129,7 +136,8 @@ class TrainFunction:
                 dataset, a Zarr array), a thread reads the rows of each batch ahead. Or just an
                 iterable that yields the arrays of each batch, one per input in a tuple, or a
                 single one: a thread draws them ahead, up to two batches, and copies them to shared
-                memory. For a step without inputs, whose data are ``sliceable_shareds``, an iterable
+                memory. Nothing waits for one that waits for ever, not even the program's end. For a
+                step without inputs, whose data are ``sliceable_shareds``, an iterable
                 of what a call takes as ``batch_s``.
             num_slices: As in a call. With more than 1, rows are not taken ahead.
 
@@ -138,29 +146,34 @@ class TrainFunction:
             What a call raises. If the iterable raises an Exception, the steps of the batches
             before it are taken first.
         """
+        return (take() for take in self.each_step(*data_and_batches, num_slices=num_slices))
+
+    def each_step(self, *data_and_batches: Any, num_slices: int = 1) -> Iterator[Callable[[], Any]]:
+        """Yield, when each batch is there, a function that takes its step; see :meth:`steps`."""
         count = len(self.grad_function.spec.inputs)
         data, batches = data_and_rows(data_and_batches, count)
         delayed = partial(self.grad_function.delayed, num_slices=num_slices)
+        executor, place, sources = self.grad_function.executor, self.build_inputs, []
         scattered, whole = data[: self.n_scattered], data[self.n_scattered :]
-        if data and not any_source(scattered):
-            return self._steps(delayed(*data, batch=batch) for batch in batches)
-        if not count:
-            return self._steps(delayed(batch_s=rows) for rows in batches)
-        place, sources = self.build_inputs, []
+        if not count or (data and not any_source(scattered)):
+            option = "batch" if count else "batch_s"
+            calls = (delayed(*data, **{option: rows}) for rows in batches)
+            return self._each(calls, lambda: executor.prefetches)
         if data:
             sources = [as_source(item) for item in scattered]
             whole = [item if isinstance(item, synk.Data) else np.asarray(item) for item in whole]
             place = _as_they_are
-        drawn = DrawnBatches(batches, place, sources)
-        return self._steps((delayed(*arrays, *whole) for arrays in drawn), drawn)
+        drawn: SimpleQueue[Any] = SimpleQueue()
+        placed = drawn_batches(batches, place, executor, sources, drawn)
+        calls = (delayed(*arrays, *whole) for arrays in placed)
+        return self._each(calls, lambda: executor.prefetches and not drawn.empty())
 
-    def _steps(self, calls: Iterator[Any], drawn: DrawnBatches | None = None) -> Iterator[Any]:
-        try:
-            for call, following in with_next(calls):
-                yield self._take(call, following)
-        finally:
-            if drawn is not None:
-                drawn.close()
+    def _each(
+        self, calls: Generator[Any], ahead: Callable[[], bool]
+    ) -> Iterator[Callable[[], Any]]:
+        with closing(calls):
+            for call, following in with_next(calls, ahead):
+                yield partial(self._take, call, following)
 
     def _take(self, call: Any, following: Any = None) -> Any:
         """Take one step, and the rows of the following one."""

@@ -9,19 +9,21 @@ generator, schedule and callbacks this makes a checkpoint.
 from __future__ import annotations
 
 import contextlib
-import functools
+import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from synk_core import whole
 from synkhronos._default import refuses_other_names, reporter
 from synkhronos._progress import track
 
 from ._arguments import names_of_outputs, require, require_finite_params, require_number
-from ._batches import BatchMaker, BatchSampler, noted
+from ._batches import BatchMaker, BatchSampler
 from ._checkpoint_contents import CheckpointContents, SharedVariables, TrainingProgress, params_of
 from ._checkpoints import Checkpoints
 from ._data import Validation, as_list, placed, scalar
@@ -225,7 +227,7 @@ class Trainer:
             require(on_sigterm, "on_sigterm", ("checkpoint",))
             if checkpoint is None:
                 raise ValueError("on_sigterm='checkpoint' needs a folder: Trainer(checkpoint=...)")
-        self._on_sigterm = on_sigterm is not None
+        self._interrupt = Interrupt(on_sigterm is not None)
         self.train = train
         self._data: tuple[Any, ...] = ()
         self._sampler: BatchMaker | BatchSampler
@@ -270,8 +272,9 @@ class Trainer:
         sums = [0.0] * len(self._train_columns)
         self._progress = TrainingProgress(sums, self._sampler.get_state())
         self._since: float | None = None  # when seconds were last added; None between runs
-        self._begun = self._log_begun = False  # whether this object has trained or loaded anything
+        self._begun = False  # whether this object has trained or loaded anything
         self._saved: tuple[int, int] | None = None
+        self._due: deque[tuple[bool, Callable[[], Any]]] = deque()  # at the end of an epoch
         self._stop_reason: str | None = None
 
     @property
@@ -307,14 +310,16 @@ class Trainer:
     def run(self, epochs: int, resume: bool = False) -> History:
         """Train until ``epochs`` epochs are finished in all, earlier runs included.
 
-        The first Ctrl-C stops after the present step: the Trainer writes a checkpoint, if it has
-        a folder for it, and returns. The second raises KeyboardInterrupt at once. (In threads
-        other than the main one, Ctrl-C works as usual.)
+        The first Ctrl-C stops after the present step, or while a batch is awaited: the Trainer
+        writes a checkpoint, if it has a folder for it, and returns. The second raises
+        KeyboardInterrupt at once. (In threads other than the main one, Ctrl-C works as usual.)
 
         With ``on_sigterm="checkpoint"``, a SIGTERM stops after the present step, and after
         validation if that is under way: the Trainer writes a checkpoint, calls the callbacks as
         after Ctrl-C, and ends the program by SystemExit with the status 143. Further ones change
-        nothing. After the run, the signal has the handler that it had before.
+        nothing. An error of the step or a callback is logged, and the program ends all the same;
+        after any other error, the next run ends it. After a run, the signal has the handler that
+        it had before.
 
         Args:
             epochs: Total number of epochs.
@@ -347,23 +352,33 @@ class Trainer:
             self._checkpoints.require_writable()
         self._begun = True
         self._stop_reason = None
+        return whole(partial(self._run, epochs), self._idle, always=True, ends=True)
+
+    def _run(self, epochs: int) -> History:
         self._since = time.perf_counter()
-        try:
-            if self._log and not self._log_begun:
-                self._log.begin(self.records)
-                self._log_begun = True
-            with Interrupt(self._on_sigterm) as interrupt, contextlib.ExitStack() as exits:
-                for callback in self._callbacks:
-                    callback.on_run_begin(self)
-                    exits.push(functools.partial(_exit_run, callback, self))
+        if self._log:
+            self._log.begin(self.records)
+        with self._interrupt as interrupt, contextlib.ExitStack() as exits:
+            for callback in self._callbacks:
+                callback.on_run_begin(self)
+                exits.push(partial(_exit_run, callback, self))
+            try:
+                self._do_due()
                 while self.epoch < epochs and not self._ending(interrupt):
-                    self._run_epoch(epochs, interrupt)
-                history = self._end(interrupt)
-                interrupt.end_program()
-                return history
-        finally:
-            self._pass_time()
-            self._since = None
+                    whole(partial(self._run_epoch, epochs, interrupt), self._unshuffle, ends=True)
+            except Exception as error:
+                if interrupt.by == "Ctrl-C":
+                    raise KeyboardInterrupt from error
+                if not interrupt.by or isinstance(error, FloatingPointError):
+                    raise
+                logging.getLogger("synkhronos").exception("SIGTERM came, and then an error")
+            history = self._end(interrupt)
+            interrupt.end_program()
+            return history
+
+    def _idle(self) -> None:
+        self._pass_time()
+        self._since = None
 
     def resume(self, path: str | os.PathLike[str] | None = None) -> bool:
         """Load a checkpoint: the next run continues where it was written, also within an epoch.
@@ -393,19 +408,25 @@ class Trainer:
             path = self._checkpoints.newest()
             if path is None:
                 return False
-        self._progress = self._contents.load(Path(path))
-        if self._checkpoints:
-            self._checkpoints.take()
-        self._begun, self._log_begun = True, False
-        self._saved = (self.epoch, self.step)
+        paths = self._checkpoints.paths() if self._checkpoints else []
+
+        def use(progress: TrainingProgress) -> None:
+            self._progress, self._begun = progress, True
+            self._saved = (self.epoch, self.step)
+            self._due.clear()
+            if self._checkpoints:
+                self._checkpoints.take(paths)
+
+        self._contents.load(Path(path), use)
         return True
 
     def stop(self, reason: str = "stop() was called") -> None:
         """End the run after the present step, or after the end of the epoch if that is under way.
 
-        For callbacks and signal handlers.
+        For callbacks and signal handlers; if these interrupt the wait for a batch, it ends at once.
         """
         self._stop_reason = reason
+        self._interrupt.end_wait()
 
     def score(self, record: dict[str, Any]) -> float:
         """Return an epoch's score by ``monitor``: lower is better, also with mode="max"."""
@@ -414,11 +435,11 @@ class Trainer:
 
     def get_values(self) -> list[Any]:
         """Return copies of the parameters, and of floats that each rank keeps for itself."""
-        return self._ranks.read(self._ranks.master, self._valued)
+        return list(self._ranks.perform([self._ranks.get(self._ranks.master, self._valued)])[0])
 
     def set_values(self, values: Sequence[Any]) -> None:
         """Set values that :meth:`get_values` returned, on all ranks."""
-        self._ranks.write_all(self._valued, values)
+        self._ranks.perform([self._ranks.set(None, self._valued, values)])
 
     def save(self) -> Path:
         """Write a checkpoint now.
@@ -443,23 +464,30 @@ class Trainer:
         self._rate.set_for("epoch", progress.epoch)
         with track(f"epoch {self.epoch + 1}", total=self._sampler.batches) as bar:
             bar.advance(progress.batch)
-            batches, rows = noted(self._sampler.epoch(progress.shuffle, progress.batch))
-            steps = self.train.steps(*self._data, batches, num_slices=self._num_slices)
-            # After a step the next batch is drawn, or its error is raised by the next step.
-            while not rows or rows[0] is not None:
-                loss = self._take_step(steps, rows)
+            batches = self._sampler.epoch(progress.shuffle, progress.batch)
+            steps = self.train.each_step(*self._data, batches, num_slices=self._num_slices)
+            while (take := interrupt.drawn(steps)) is not None:
+                loss = self._take_step(take)
                 bar.advance(1, f"loss {loss:.4g}")
                 if self._ending(interrupt):
                     return
+        if self._ending(interrupt):
+            self._unshuffle()
+            return
         if not progress.batch:
             raise ValueError(f"data gave no batch for epoch {self.epoch}; expected at least one")
         self._finish_epoch(epochs)
 
-    def _take_step(self, steps: Iterator[Any], rows: deque[int | None]) -> float:
+    def _take_step(self, take: Callable[[], Any]) -> float:
         self._rate.set_for("step", self.step)
-        outputs = as_list(next(steps))
-        values = [scalar(name, value) for name, value in zip(self._train_columns, outputs)]
-        self._progress.add(values, rows.popleft() or 0)
+
+        def counted() -> list[float]:
+            outputs = as_list(take())
+            values = [scalar(name, value) for name, value in zip(self._train_columns, outputs)]
+            self._progress.add(values, self.train.rows or 1)
+            return values
+
+        values = whole(counted)
         require_number(values[0], self.step, self._terminate_on_nan)
         for callback in self._callbacks:
             callback.on_step_end(self, values[0])
@@ -474,6 +502,15 @@ class Trainer:
         if self._average_local:
             self._ranks.average(self._local_floats)
         validated = self._valid() if self._valid else {"valid_loss": None}
+        whole(partial(self._count_epoch, validated), ends=False)
+        self._report(epoch_line(self.records, epochs))
+        try:
+            self._do_due()
+        finally:
+            if self._log:
+                self._log.append(self.records)
+
+    def _count_epoch(self, validated: dict[str, Any]) -> None:
         progress = self._progress
         trained: dict[str, Any] = dict(zip(self._train_columns, progress.end_epoch()))
         record = {
@@ -486,24 +523,40 @@ class Trainer:
             **validated,
             "learning_rate": self._rate.value(),
         }
+        progress.shuffle = self._sampler.get_state()
         score = self.score(record)
-        self._rate.observe(score)
         self.records.append(record)
-        self._report(epoch_line(self.records, epochs))
-        try:
-            for callback in self._callbacks:
-                callback.on_epoch_end(self, record)
-        finally:
-            if self._log:
-                self._log.append(self.records)
-        checkpoints = self._checkpoints
+        self._due.append((True, partial(self._rate.observe, score)))
+        for callback in self._callbacks:
+            # What belongs to the training has each epoch once, also if others are interrupted.
+            belongs = callback.required and _is_stateful(callback)
+            self._due.append((belongs, partial(callback.on_epoch_end, self, record)))
+        self._due.append((True, partial(self._keep, score)))
+
+    def _do_due(self) -> None:
+        """Do what is due at the end of an epoch, or was, when the last run was interrupted."""
+        while self._due:
+            if self._due[0][0]:
+                whole(lambda: (self._due[0][1](), self._due.popleft()), ends=False)
+            else:
+                self._due.popleft()[1]()
+
+    def _keep(self, score: float) -> None:
+        """Write the checkpoints of the end of an epoch."""
+        progress, checkpoints = self._progress, self._checkpoints
         if score < progress.best:
-            progress.best = score
-            if checkpoints and checkpoints.best:
+            content = self._content() if checkpoints and checkpoints.best else None
+            if checkpoints and content:
+                content["memory"]["best"] = score
                 # First: if the run ended in between, it would resume before the best epoch.
-                checkpoints.write_best(self._content())
+                checkpoints.write_best(content)
+            progress.best = score
         if checkpoints and self._is_due(checkpoints.every_epochs, self.epoch):
             self._save(checkpoints)
+
+    def _unshuffle(self) -> None:
+        if not self._progress.batch:
+            self._sampler.set_state(self._progress.shuffle)
 
     def _end(self, interrupt: Interrupt) -> History:
         if self._checkpoints and self.step and self._saved != (self.epoch, self.step):

@@ -1,0 +1,236 @@
+"""Workers start no workers, and find what the master has, wherever that is."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from synk_core._graph import environment
+from synk_core.exceptions import StartError
+from synk_testing import run
+
+GUARD = 'put the call under `if __name__ == "__main__":`'
+
+# Should workers start workers, this is their end.
+BOUND = """
+import os
+os.environ["DEPTH"] = str(int(os.environ.get("DEPTH", 0)) + 1)
+assert int(os.environ["DEPTH"]) < 4
+"""
+
+UNGUARDED = (
+    BOUND
+    + """
+import synk_core
+from synk_testing.engine import T, as_op
+def twice(x): return 2 * x
+runtime = synk_core.Runtime(2, use_gpu=False)
+x = T.dvector()
+f = runtime.function([x], (as_op([T.dvector], [T.dvector])(twice)(x), "gather"))
+f([1.0, 2.0])
+"""
+)
+
+
+def test_a_module_that_starts_workers_is_refused_in_a_worker(zygote, tmp_path):
+    """A worker imports it to find what it defines."""
+    (tmp_path / "unguarded.py").write_text(UNGUARDED)
+    status, _, err = zygote.run("import unguarded", folder=tmp_path)
+    assert status == 1
+    (said,) = [line for line in err.splitlines() if line.startswith("synk_core.exceptions.Worker")]
+    assert "rank 1 failed in distribute(): StartError: fork() was called in a worker" in said
+    assert GUARD in said
+    assert "synkhronos run" in said
+
+
+ATTEMPTS = (
+    BOUND
+    + """
+import subprocess, sys
+import numpy as np
+import synk_comm, synk_core
+from synk_testing.engine import T, as_op
+
+@as_op([T.dvector], [T.dvector])
+def attempts(values):
+    if values[0]:
+        def refused(act):
+            try: act()
+            except (synk_core.StartError, synk_comm.MisuseError) as error: print(error, flush=True)
+        def below(*words):
+            words = [sys.executable, *words]
+            done = subprocess.run(words, env={}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+            print(done.stdout.decode().splitlines()[-1], flush=True)
+        fork = lambda: synk_core.Runtime(1, use_gpu=False)
+        os.environ.clear()
+        refused(fork)
+        refused(lambda: synk_comm.launch(2, os.path.exists))
+        child = os.fork()
+        if not child:
+            refused(fork)
+            os._exit(0)
+        os.waitpid(child, 0)
+        below("-c", "import os, synk_comm; synk_comm.launch(2, os.path.exists)")
+        below("-m", "synk_comm.run", "-n", "2", "-m", "this")
+    return values
+
+x = T.dvector()
+with synk_core.Runtime(2, use_gpu=False) as runtime:
+    runtime.function([x], (attempts(x), "gather"))([0.0, 1.0])
+    # The master starts what it likes.
+    done = subprocess.run([sys.executable, "-c", "import synk_core; synk_core.Runtime(1).close()"])
+    print(done.returncode)
+"""
+)
+
+
+def test_nothing_below_a_worker_starts_ranks(zygote):
+    """Whatever it does with its environment."""
+    status, out, err = zygote.run(ATTEMPTS)
+    assert status == 0, err
+    *refused, last = out.splitlines()
+    calls = ["fork()", "launch()", "fork()", "synk_comm.exceptions.MisuseError: launch()"]
+    calls.append("python -m synk_comm.run: error: python -m synk_comm.run")
+    for line, call in zip(refused, calls):
+        assert line.startswith(f"{call} was called in a worker, or below it")
+        assert GUARD in line
+    assert (len(refused), last) == (5, "0")
+
+
+WITHOUT = """
+import sys
+import synk_core
+sys.executable, sys.frozen = {executable!r}, {frozen}
+try:
+    synk_core.Runtime(2, use_gpu=False)
+except synk_core.StartError as error:
+    print(error)
+import multiprocessing
+multiprocessing.set_executable({python!r})
+with synk_core.Runtime(2, use_gpu=False) as runtime:
+    runtime.distribute()
+"""
+
+
+@pytest.mark.parametrize("executable, frozen", [(None, False), ("/opt/app/application", True)])
+def test_a_program_without_a_python_is_told_how_to_name_one(zygote, executable, frozen):
+    code = WITHOUT.format(executable=executable, frozen=frozen, python=sys.executable)
+    status, out, err = zygote.run(code)
+    assert status == 0, err
+    assert f"sys.executable is {executable!r}, no Python to start ranks with" in out
+    assert "multiprocessing.set_executable('/usr/bin/python3')" in out
+
+
+HOMES = """
+import importlib.util, os, pathlib, sys, types
+from synk_testing.engine import T, as_op
+
+def module(name):
+    made = types.ModuleType(name)
+    sys.modules[name] = made
+    return made
+
+sys.path.append("relative")
+import one
+sys.path.append("")
+import two
+importlib.invalidate_caches()
+os.chdir("elsewhere")
+sys.path += [pathlib.Path("no text"), "with:colon", "\\udcff"]
+source = "FACTOR = 2\\ndef twice(x): return FACTOR * x\\n"
+exec(source, vars(module("made")))
+module("plugins").__path__ = []
+exec(source, vars(module("plugins.inner")))
+spec = importlib.util.spec_from_file_location("loaded", "../file.py")
+loaded = sys.modules["loaded"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(loaded)
+os.unlink("../file.py")
+
+from synk_core import Runtime
+x = T.dvector()
+
+def computed(function):
+    f = runtime.function([x], (as_op([T.dvector], [T.dvector])(function)(x), "gather"))
+    return f([1.0, 2.0]).tolist()
+
+with Runtime(2, use_gpu=False) as runtime:
+    for name in ("one", "two", "made", "plugins.inner", "loaded"):
+        print(name, computed(sys.modules[name].twice))
+    os.mkdir("../late")  # which the workers have looked for in vain
+    sys.path.append(os.path.abspath("../late"))
+    computed(lambda x: x)
+    with open("../late/added.py", "w") as file:
+        file.write("import threading\\nLOCK = threading.Lock()\\n" + source)
+    importlib.invalidate_caches()
+    import added
+    print("added", computed(added.twice))
+    os.chdir("..")
+    def in_folder(x): return x * os.path.exists("elsewhere")
+    print("folder", computed(in_folder))
+    def in_vain(x):
+        import made
+        return x
+    try:
+        computed(in_vain)
+    except ModuleNotFoundError as error:
+        print(error.rank, str(error).splitlines()[1])
+"""
+
+
+def test_workers_find_the_modules_that_the_master_has(zygote, tmp_path):
+    """Relative, made, loaded, added and moved; or the error says where they have to be."""
+    (tmp_path / "relative").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    source = "import threading\nLOCK = threading.Lock()\ndef twice(x): LOCK; return 2 * x\n"
+    for name in ("relative/one.py", "two.py"):  # by value they could not be sent
+        (tmp_path / name).write_text(source)
+    (tmp_path / "file.py").write_text("def twice(x): return 2 * x\n")
+    status, out, err = zygote.run(HOMES, folder=tmp_path)
+    assert status == 0, err
+    *computed, folder, vain = out.splitlines()
+    names = ("one", "two", "made", "plugins.inner", "loaded", "added")
+    assert computed == [f"{name} [2.0, 4.0]" for name in names]
+    assert folder == "folder [1.0, 2.0]"
+    assert vain.startswith("1 Rank 1 does not find the module 'made': on every host, install it")
+    assert "sys.path.append('/its/folder')" in vain
+
+
+SPAWNED = """
+import multiprocessing
+from synk_testing.engine import T, as_op
+from synk_core import Runtime
+
+def twice(x): return FACTOR * x
+FACTOR = 2
+
+def child():
+    x = T.dvector()
+    with Runtime(2, use_gpu=False) as runtime:
+        f = runtime.function([x], (as_op([T.dvector], [T.dvector])(twice)(x), "gather"))
+        print(f([1.0, 2.0]), flush=True)
+
+if __name__ == "__main__":
+    process = multiprocessing.get_context("spawn").Process(target=child)
+    process.start()
+    process.join()
+"""
+
+
+def test_functions_of_the_main_script_get_to_the_workers_of_a_spawned_process(tmp_path):
+    """There the script is the module `__mp_main__`."""
+    script = tmp_path / "script.py"
+    script.write_text(SPAWNED)
+    status, out, err = run(script)
+    assert (status, out) == (0, "[2. 4.]\n"), err
+
+
+def test_a_folder_that_is_gone_is_no_affair_of_hosts_on_one_machine(tmp_path):
+    before = os.getcwd()
+    with pytest.raises(StartError) as caught:
+        environment.follow(sys.path, str(tmp_path / "gone"), None)
+    assert "is not there ([Errno 2]" in str(caught.value)
+    assert "os.chdir()" in str(caught.value)
+    assert "host" not in str(caught.value)
+    assert os.getcwd() == before

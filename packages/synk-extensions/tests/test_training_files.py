@@ -1,0 +1,355 @@
+"""Files of a training, in hostile places and from hostile hands."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import json
+import os
+import random
+import select
+import stat
+import tracemalloc
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from _training import Model, StopAt, assert_same, dataset
+
+from synk_testing.engine import STREAMS, engine
+from synkhronos.exceptions import InputValueError
+from synkhronos.extensions.train import (
+    CheckpointError,
+    Checkpoints,
+    EarlyStopping,
+    ReduceOnPlateau,
+    Trainer,
+)
+from synkhronos.extensions.train._ranks import to_row
+from synkhronos.extensions.weights import load_weights, save_weights
+
+
+def trained(model=None, **settings):
+    trainer = Trainer((model or Model()).train, dataset(), 16, verbose=False, **settings)
+    return trainer, trainer.run(2)
+
+
+def test_what_a_training_writes_is_its_users_alone_and_follows_no_planted_link(tmp_path):
+    precious = tmp_path / "precious"
+    precious.write_bytes(b"precious")
+    models = [Model(), Model()]
+    before = os.umask(0)
+    try:
+        new, shared = tmp_path / "new" / "checkpoints", tmp_path / "shared"
+        shared.mkdir()
+        names = [f".{name}.npz" for name in ("best", "step-000000004", "step-000000008")]
+        for name in [*(f"{name}.tmp" for name in names), ".log.csv.tmp"]:
+            (shared / name).symlink_to(precious)
+        (shared / "step-000000008.npz").symlink_to(tmp_path / "absent")
+        (shared / ".step-000000001.npz.tmp").mkdir()
+        trained(models[0], checkpoint=new, log=tmp_path / "logs" / "log.csv")
+        trained(models[1], checkpoint=shared, log=shared / "log.csv")
+        save_weights(new / "weights.npz", models[1].params)
+    finally:
+        os.umask(before)
+    assert precious.read_bytes() == b"precious"
+    assert not (tmp_path / "absent").exists()
+    made = [path for path in tmp_path.rglob("*") if path not in (precious, shared)]
+    modes = {p: stat.S_IMODE(p.lstat().st_mode) for p in made if not p.is_symlink()}
+    del modes[shared / ".step-000000001.npz.tmp"]
+    assert modes == {path: 0o700 if path.is_dir() else 0o600 for path in modes}
+    files = {path.name for path in shared.iterdir() if path.is_file() and not path.is_symlink()}
+    assert files == {"best.npz", "step-000000004.npz", "step-000000008.npz", "log.csv"}
+
+
+def test_a_log_may_be_a_fifo(tmp_path):
+    """It stays open between epochs, so that its reader does not see an end."""
+    path = tmp_path / "log.jsonl"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    ends = []
+    trainer, history = trained(log=path, callbacks=[lambda *_: ends.append(_is_at_end(reader))])
+    lines = os.read(reader, 1 << 20).splitlines()
+    assert [json.loads(line) for line in lines] == history.records
+    assert ends == [False, False]
+    assert stat.S_ISFIFO(path.stat().st_mode)
+    del trainer
+    os.close(reader)
+
+
+def _is_at_end(reader):
+    """Whether nobody has the other end of a FIFO open."""
+    poll = select.poll()
+    poll.register(reader)
+    return any(event & select.POLLHUP for _, event in poll.poll(0))
+
+
+@pytest.mark.parametrize("planted", ["link", "folder"])
+def test_a_log_that_became_something_else_meanwhile_is_an_error(tmp_path, planted):
+    path, precious = tmp_path / "log.csv", tmp_path / "precious"
+    precious.write_bytes(b"precious")
+
+    def plant(trainer, record):
+        path.unlink()
+        if planted == "folder":
+            path.mkdir()
+        else:
+            path.symlink_to(precious)
+            os.chown(path, 65534, 65534, follow_symlinks=False)
+
+    if planted == "link" and os.geteuid():
+        pytest.skip("needs root, to be another user")
+    with pytest.raises(OSError, match=r"link of another user|is a folder"):
+        trained(log=path, callbacks=[plant])
+    assert precious.read_bytes() == b"precious"
+
+
+def test_a_log_that_cannot_be_one_is_refused_before_the_first_step(tmp_path):
+    trainer = Trainer(Model().train, dataset(), 16, log=tmp_path)
+    with pytest.raises(OSError, match=r"log=.*is a folder"):
+        trainer.run(1)
+    assert trainer.step == 0
+    assert list(Path(tmp_path).iterdir()) == []
+
+
+# ---- files from hostile hands ------------------------------------------------------------------
+
+LAST = [*STREAMS][-1]
+MOST_BYTES, BOMB = 16 << 20, 40 << 20
+"""What reading a small file may need; and what it would, if such a member was unpacked."""
+
+
+def with_memories(model, folder, *callbacks, seed=0):
+    return Trainer(
+        model.train,
+        dataset(),
+        16,
+        seed=seed,
+        checkpoint=folder,
+        learning_rate=model.rate,
+        schedule=ReduceOnPlateau(0.1, patience=1),
+        callbacks=[EarlyStopping(9, restore_best=True), *callbacks],
+        verbose=False,
+    )
+
+
+def state_of(model, trainer):
+    """Everything that loading a checkpoint changes, for comparison."""
+    rows = [variable.get_value() for variable in model.train.state.random]
+    rows = [value if isinstance(value, np.ndarray) else to_row(value) for value in rows]
+    more = trainer._sampler.get_state(), [part.state() for part in trainer._contents._stateful]
+    return [*model.values(), *rows], repr((more, trainer._progress))
+
+
+@pytest.fixture(scope="module", params=["seed", "MT19937"])
+def good(request, tmp_path_factory):
+    """A model, and its checkpoint within an epoch, as members by name."""
+    folder, model = tmp_path_factory.mktemp("good"), Model(noise=LAST, running=True)
+    seed = 0 if request.param == "seed" else np.random.Generator(np.random.MT19937(7))
+    with_memories(model, folder, StopAt(6), seed=seed).run(9)
+    (path,) = [path for path in Checkpoints(folder).paths() if "06" in path.name]
+    return model, path, copy.deepcopy(seed)
+
+
+def npy(array, version=(1, 0), pickled=False):
+    file = io.BytesIO()
+    np.lib.format.write_array(file, array, version, allow_pickle=pickled)
+    return file.getvalue()
+
+
+def head(shape, kind="<f8", more=b""):
+    """An array's beginning, whatever follows."""
+    file = io.BytesIO()
+    told = {"descr": kind, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, told)
+    return file.getvalue() + more
+
+
+def hostile_members():
+    return [
+        npy(np.array([{}]), pickled=True),
+        npy(np.zeros(3, [("a", "i4"), ("b", "f8")])),
+        npy(np.array("text")),
+        npy(np.full((4,), np.nan)),
+        npy(np.zeros(4), (2, 0)),
+        npy(np.zeros(4), (3, 0)),
+        b"\x93NUMPY\x02\x00\xff\xff\xff\x7f{",
+        npy(np.zeros(4, ">f8")),
+        npy(np.full((627,), 1e9)),
+        npy(np.full((629,), -1e300)),
+        head((1 << 40,)),
+        head((1 << 62, 1 << 62)),
+        head((-4,)),
+        head((10**30,)),
+        head((), f"<U{BOMB}"),
+        head((), f"|V{BOMB}"),
+        head((BOMB >> 3,), more=bytes(1 << 16)),
+        b"",
+        b"PK\x03\x04",
+    ]
+
+
+HOSTILE = [
+    *(-1, 0, 1, 5, 2**31, 2**63, 10**400, -(10**400), float("nan"), float("inf"), -float("inf")),
+    *(1e308, True, None, "", "text", "1", [], {}, [[]], {"a": 1}, [1.0] * 9),
+    *({"__array__": "meta"}, {"__array__": "gone"}, {"__array__": []}, [None]),
+]
+
+
+def leaves(value, place=()):
+    """Places of all values within the JSON text."""
+    yield place
+    if isinstance(value, (dict, list)):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from leaves(item, (*place, key))
+
+
+def flip(chance, data):
+    data = bytearray(data)
+    for _ in range(chance.randint(1, 3)):
+        data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+    return bytes(data)
+
+
+def cut(chance, data):
+    place = chance.randrange(len(data))
+    return data[:place] + data[place + chance.randrange(400) :]
+
+
+def packed(members, *extra, **how):
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", **how) as file:
+        for name, content in [*members.items(), *extra]:
+            file.writestr(name, content)
+    return out.getvalue()
+
+
+def unpacked(data):
+    with zipfile.ZipFile(io.BytesIO(data)) as file:
+        return {name: file.read(name) for name in file.namelist()}
+
+
+def change_member(chance, data):
+    members = unpacked(data)
+    name, hostile = chance.choice(sorted(members)), chance.choice(hostile_members())
+    act = chance.choice(["gone", "renamed", "twice", "other", "other", "other"])
+    if act == "twice":
+        return packed(members, (name, hostile))
+    content = members.pop(name)
+    if act != "gone":
+        members[name if act == "other" else f"x{name}"] = hostile if act == "other" else content
+    return packed(members)
+
+
+def change_text(chance, data):
+    members = unpacked(data)
+    told = json.loads(str(np.lib.format.read_array(io.BytesIO(members["meta.npy"]))))
+    *place, last = chance.choice([place for place in leaves(told) if place])
+    part = told
+    for key in place:
+        part = part[key]
+    part[last] = chance.choice(HOSTILE)
+    if chance.random() < 0.15:
+        del part[last]
+    members["meta.npy"] = npy(np.array(json.dumps(told)))
+    return packed(members)
+
+
+def change_zip(chance, data):
+    members = unpacked(data)
+    act = chance.choice(["unknown.npy", "meta.npy", "nested", "encrypted", "lzma", "bzip2"])
+    if act == "nested":
+        return packed({"nested.zip": data})
+    if act == "encrypted":
+        data = bytearray(data)
+        for mark, place in ((b"PK\x01\x02", 8), (b"PK\x03\x04", 6)):
+            data[data.find(mark) + place] |= 1
+        return bytes(data)
+    how = {"lzma": zipfile.ZIP_LZMA, "bzip2": zipfile.ZIP_BZIP2}.get(act, zipfile.ZIP_DEFLATED)
+    if act.endswith(".npy"):
+        members[act] = head((BOMB,), "|u1", bytes(BOMB))
+    return packed(members, compression=how)
+
+
+HARMLESS = (flip, cut, change_zip)
+"""What came through after these is what was there before."""
+MUTATIONS = (*HARMLESS, change_member, *3 * [change_text])
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(1, 9))]
+)
+def test_whatever_a_checkpoint_holds_it_is_loaded_whole_or_refused(good, tmp_path, seed):
+    """And what was loaded can be gone on with."""
+    model, path, generator = good
+    data, chance = path.read_bytes(), random.Random(seed)
+    file = tmp_path / "step-000000006.npz"
+    trainer = with_memories(model, tmp_path, seed=copy.deepcopy(generator))
+    trainer.resume(path)
+    whole = state_of(model, trainer)
+    loaded = 0
+    tracemalloc.start()
+    try:
+        for number in range(100):
+            kind = chance.choice(MUTATIONS)
+            file.write_bytes(kind(chance, data))
+            trainer = with_memories(model, tmp_path, seed=copy.deepcopy(generator))
+            before = state_of(model, trainer)
+            tracemalloc.reset_peak()
+            held = tracemalloc.get_traced_memory()[0]
+            try:
+                trainer.resume(file)
+            except CheckpointError:
+                after = state_of(model, trainer)
+                assert_same(after[0], before[0])
+                assert after[1] == before[1], (number, kind)
+                continue
+            finally:
+                assert tracemalloc.get_traced_memory()[1] - held < MOST_BYTES, (number, kind)
+            loaded += 1
+            if kind in HARMLESS:
+                after = state_of(model, trainer)
+                assert_same(after[0], whole[0])
+                assert after[1] == whole[1], (number, kind)
+            # A parameter may be NaN, and what EarlyStopping kept of other shapes.
+            with contextlib.suppress(FloatingPointError, CheckpointError):
+                trainer.run(trainer.epoch + 1)
+    finally:
+        tracemalloc.stop()
+    assert loaded, "some harmless ones were among them"
+
+
+def test_whatever_a_file_of_weights_holds_it_is_loaded_whole_or_refused(tmp_path):
+    values = {"w": np.arange(6.0).reshape(2, 3), "b": np.float64(2.5), "n": np.arange(4)}
+    path = tmp_path / "w.npz"
+    variables = [engine.shared(value * 0, name=name) for name, value in values.items()]
+    members = {f"{name}.npy": npy(np.asarray(value)) for name, value in values.items()}
+    bombs = [(name, head((BOMB >> 3,), more=bytes(BOMB)), zipfile.ZIP_DEFLATED) for name in "wx"]
+    others = [
+        (name, content, zipfile.ZIP_STORED) for name in values for content in hostile_members()
+    ]
+    lzma = [("w", head((2, 3), more=bytes(BOMB)), zipfile.ZIP_LZMA)]
+    for name, content, kind in [*bombs, *others, *lzma]:
+        path.write_bytes(packed({**members, f"{name}.npy": content}, compression=kind))
+        tracemalloc.start()
+        try:
+            with pytest.raises(InputValueError):
+                load_weights(path, variables, strict=name in "xw")
+            assert tracemalloc.get_traced_memory()[1] < MOST_BYTES
+        finally:
+            tracemalloc.stop()
+        assert_same([v.get_value() for v in variables], [v * 0 for v in values.values()])
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_what_numpy_saved_without_names_is_loaded_in_order(tmp_path, save):
+    values = [np.arange(6.0).reshape(2, 3), np.ones(3)]
+    save(tmp_path / "w.npz", *values)
+    variables = [engine.shared(value * 0, name=name) for name, value in zip("wb", values)]
+    assert load_weights(tmp_path / "w.npz", variables) == ["w", "b"]
+    assert_same([variable.get_value() for variable in variables], values)
+    with pytest.raises(InputValueError, match=r"arr_0: in the file, but not in params"):
+        load_weights(tmp_path / "w.npz", variables[:1])

@@ -1,1 +1,0 @@
-from synk_core.exceptions import *
