@@ -445,6 +445,20 @@ def test_a_fabric_that_was_forgotten_goes_without_hanging():
     assert context.closed
 
 
+def test_at_the_end_of_a_process_a_fabric_that_is_shut_can_be_closed(pair):
+    """Python may shut it before the program's own handlers come."""
+    pair[0]._shut()
+    deadline = time.monotonic() + 60
+    for act in (
+        lambda: pair[0].sync(b"head", 0, deadline),
+        lambda: pair[0].gone([1]),
+        lambda: pair[0].attend(lambda: False, 1, deadline, sending=False),
+    ):
+        with pytest.raises(AbortedError, match="process is ending"):
+            act()
+    pair[0].close()
+
+
 class Struck(Exception):
     pass
 

@@ -10,6 +10,7 @@ import threading
 import time
 import traceback
 import warnings
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -279,13 +280,15 @@ def test_an_exception_without_words_is_an_exception_like_others(pair, rows):
     assert f(np.zeros(2)).tolist() == [0, 0]
 
 
-def test_an_exception_that_does_not_travel_still_tells(pair):
-    def fail_locally(values):
-        class Local(Exception):
-            def __reduce__(self):
-                raise TypeError("no pickling")
+def raising(what, *_):
+    raise what
 
-        raise Local("unpicklable")
+
+@pytest.mark.parametrize("error", [TypeError("no pickling"), SystemExit(3), KeyboardInterrupt()])
+@pytest.mark.parametrize("method", ["__reduce__", "__getattr__", "__delattr__", "__bool__"])
+def test_an_exception_that_does_not_travel_still_tells(pair, method, error):
+    def fail_locally(values):
+        raise type("Local", (Exception,), {method: partial(raising, error)})("unpicklable")
 
     x, y = misbehaving(fail_locally)
     f = pair.function([x], (y, "gather"))
@@ -680,18 +683,36 @@ with nothing_left(without=BUT_PROCESSES), no_segments_left():
     assert (status, out) == (0, "interrupted True True\n"), err
 
 
-def test_a_master_that_dies_while_workers_compute_takes_them_along(run_script):
-    code = """
-runtime = Runtime(2)
-f = runtime.function([x], (slow(x), "gather"))
-runtime.distribute()
-print(*runtime.worker_pids, flush=True)
-soon(signal.SIGKILL)
+@pytest.mark.parametrize("end", ["os.kill(master, 9)", "runtime.close()"])
+def test_workers_that_end_while_they_compute_take_along_what_they_have_started(run_script, end):
+    """As a compiler."""
+    code = f"""
+import subprocess
+
+@as_op([T.dvector], [T.dvector])
+def slow_in_workers(values, master=os.getpid()):
+    if os.getpid() != master:
+        quiet = dict.fromkeys(["stdout", "stderr"], subprocess.DEVNULL)
+        print(os.getpid(), subprocess.Popen(["sleep", "60"], **quiet).pid, flush=True)
+        threading.Thread(target=lambda: os.kill(master, signal.SIGUSR1)).start()
+        time.sleep(30)
+    return values
+
+master, runtime = os.getpid(), Runtime(2)
+f = runtime.function([x], (slow_in_workers(x), "gather"))
+
+def end(*_):
+    {end}
+    os._exit(0)
+
+signal.signal(signal.SIGUSR1, end)
 f(np.ones(2))
 """
-    _, out, _ = run_script(SLOW + code)
-    (pid,) = (int(word) for word in out.split())
-    wait_gone([pid])
+    with no_ranks_left():
+        _, out, err = run_script(SLOW + code)
+        pids = [int(word) for word in out.split()]
+        assert len(pids) == 2, err
+        wait_gone(pids)
 
 
 @pytest.mark.parametrize("end", ["os._exit(0)", "os.kill(os.getpid(), 9)", "sys.exit(0)", "1 / 0"])

@@ -18,6 +18,7 @@ from _leaks import no_ranks_left
 
 import synk_comm
 from synk_core import Runtime
+from synk_core._rank.rank import Rank
 from synk_core._wire.channel import Channel
 from synk_core._wire.messages import Ready
 from synk_core._workers import processes as _processes
@@ -96,7 +97,7 @@ def test_kill_is_quicker_still():
 def test_what_the_kernel_takes_long_to_end_is_left_to_a_thread(monkeypatch, caplog):
     with started(3) as (runtime, pool):
         processes = [worker.process for worker in pool._workers]
-        monkeypatch.setattr(type(processes[0]), "kill", lambda process: None)
+        monkeypatch.setattr(os, "killpg", lambda *_: None)
         os.kill(processes[0].pid, signal.SIGSTOP)
         began = time.monotonic()
         pool.stop()
@@ -310,6 +311,8 @@ class RankThat:
     failed_at = 0.0
 
     clock_offset_s = 0.0
+    _groups = ()
+    group_raised = Rank.group_raised
 
     def __init__(self, error):
         self.error = error
@@ -358,7 +361,10 @@ def test_a_worker_without_a_thread_says_so_and_how_to_get_one(monkeypatch):
     with theirs:
         _worker.serve(Channel(theirs), SimpleNamespace(rank=1), begin=begin)
     failure = pickle.loads(channel.recv(1.0))
-    with started(1) as (_, pool), pytest.raises(StartError, match=r"(?s)rank 1.*thread; end.*-u "):
+    with (
+        started(1) as (_, pool),
+        pytest.raises(StartError, match=r"(?s)rank 1.*thread; end some.*-u "),
+    ):
         pool.require_started([failure])
     channel.close()
 
@@ -426,6 +432,36 @@ def test_workers_of_a_daemon_that_has_closed_its_streams_end_without_a_word():
     command = ["sh", "-c", 'exec "$0" -c "$1" >&-', sys.executable, code]
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+NO_STREAMS = """
+import os, sys
+import numpy as np
+from synk_testing.engine import T, as_op
+from synk_core import Runtime
+
+@as_op([T.dvector], [T.dvector])
+def talkative(values):
+    import contextlib, os
+    for fd in (1, 2):
+        with contextlib.suppress(OSError):
+            os.write(fd, 2000 * b"talk ")
+    return values
+
+for fd in sys.argv[1:]:
+    os.close(int(fd))
+x = T.dvector("x")
+with Runtime(2, use_gpu=False) as runtime:
+    f = runtime.function([x], (talkative(x).sum(), "sum"))
+    done = [float(f(np.ones(4))) for _ in range(3)]
+os._exit(7 if done == [4, 4, 4] else 1)
+"""
+
+
+@pytest.mark.parametrize("closed", [(1, 2), (0, 1, 2)])
+def test_pipes_to_workers_are_not_taken_for_streams_that_were_closed(zygote, closed):
+    with no_ranks_left():
+        assert zygote.run(NO_STREAMS, *closed)[0] == 7
 
 
 SETUPTOOLS = """

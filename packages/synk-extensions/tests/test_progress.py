@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -13,6 +14,7 @@ from _programs import zygote
 
 import synk_testing
 from synkhronos import _progress, progress
+from synkhronos._default import say
 from synkhronos._progress import ProgressDisplay as Display
 from synkhronos._progress import track
 from synkhronos.exceptions import InputTypeError, InputValueError
@@ -121,6 +123,32 @@ def test_elsewhere_a_line_tells_of_what_takes_long(monkeypatch, capsys):
     with track("of a moment"):
         pass
     assert capsys.readouterr().err == ""
+
+
+class WriteOnly:
+    """As some programs put in the place of standard streams."""
+
+    def write(self, text):
+        pass
+
+
+def closed():
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+@pytest.mark.parametrize("stream", [WriteOnly(), None, closed()])
+def test_a_stream_that_can_do_little_ends_no_program(monkeypatch, stream):
+    monkeypatch.setenv(_progress.USE_PROGRESS, "")
+    monkeypatch.setattr("sys.stdout", stream)
+    monkeypatch.setattr("sys.stderr", stream)
+    say("a line")
+    display = Display()
+    assert not display.wanted()
+    display.tell("a line")
+    display.add("work", None, 0, "")
+    display.leave()
 
 
 def test_what_keeps_bars_away_keeps_lines_away(monkeypatch, capsys):

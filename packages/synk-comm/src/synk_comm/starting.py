@@ -13,6 +13,8 @@ from .exceptions import MisuseError
 NO_RANKS = "SYNK_COMM_NO_RANKS"
 """Environment variable of a process that must not start ranks, nor may any below it: what it is."""
 
+_STDERR = 2
+
 
 def require_leave(what: str) -> None:
     """Raise MisuseError if this process, or one above it, must not start ranks, as `what` does."""
@@ -29,6 +31,10 @@ def require_leave(what: str) -> None:
             f"{what} was called in {name}, or below it, which must not start ranks: put the call "
             f'under `if __name__ == "__main__":`, so that an import does not repeat it'
         )
+    # In place of streams that were closed: pipes to ranks would get their numbers.
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
+        os.set_inheritable(fd, True)
+    os.close(fd)
 
 
 def interpreter() -> str:

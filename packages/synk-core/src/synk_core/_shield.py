@@ -38,28 +38,22 @@ class Shield:
 
 
 FRAMES = 150
-"""Nested calls of Python that the work below may need at most: imports take many."""
+"""Nested calls that an order or a start may need; imports take many."""
 
 
 def require_frames() -> None:
-    """Return if the recursion limit leaves room for this library's own work; takes half a us.
-
-    Raises:
-        RecursionError: it does not; nothing was done.
-    """
+    """Raise RecursionError, before anything is done, if the limit leaves too few calls."""
     limit = sys.getrecursionlimit()
     try:
         # Until Python 3.11 calls from C count, too: up to three for one frame.
         sys._getframe(max(0, (limit - FRAMES) // 4))
         _nest(FRAMES)
-    except ValueError:  # the stack is less deep than that
+    except ValueError:  # the stack is far less deep
         return
     except RecursionError:
-        raise RecursionError(
-            f"got a call with less than {FRAMES} nested calls left until Python's recursion limit "
-            f"of {limit}, which the library may need; nothing was done. Call it less deep, or "
-            f"raise the limit: sys.setrecursionlimit({limit + 2 * FRAMES})"
-        ) from None
+        text = f"fewer than {FRAMES} nested calls are left until Python's limit; nothing was done. "
+        cure = f"Call it less deep, or sys.setrecursionlimit({limit + 2 * FRAMES})"
+        raise RecursionError(text + cure) from None
 
 
 def _nest(depth: int) -> None:

@@ -23,7 +23,7 @@ def shown(value: Any) -> str:
     """
     try:
         return clipped(_SHORT.repr(value))
-    except Exception:  # noqa: BLE001 - a user's class may do anything
+    except BaseException:  # noqa: BLE001 - a user's class may do anything
         return f"<{type(value).__name__}>"
 
 
@@ -31,14 +31,13 @@ def text_of(error: BaseException) -> str:
     """Return an exception's text. Never raises, whatever its class does."""
     try:
         return str(error)
-    except Exception:  # noqa: BLE001 - a user's class may do anything
+    except BaseException:  # noqa: BLE001 - a user's class may do anything
         return "(its text cannot be made)"
 
 
 _CURES = {
     errno.EMFILE: "raise this process's limit of open files: ulimit -n 4096",
-    errno.EAGAIN: "end processes and threads of this user, or raise the limit of their number: "
-    "ulimit -u (in a container: docker run --pids-limit=)",
+    errno.EAGAIN: "end some, or raise this user's limit: ulimit -u (docker run --pids-limit=)",
     errno.ENOMEM: "free memory, or raise its limit: ulimit -v (docker run --memory=)",
 }
 

@@ -233,7 +233,7 @@ class WorkerFailed(SynkError, RuntimeError):
         """Make an error that is, where possible, also of its cause's class, with its attributes:
         some users' classes cannot be derived from, or not together with others."""
         if isinstance(cause, Exception):
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception, SystemExit):
                 return cls._and(type(cause), cause, details)
         return cls(*details)
 

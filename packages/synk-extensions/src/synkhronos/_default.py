@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import inspect
@@ -81,8 +82,9 @@ def close_default() -> None:
 
 
 def say(line: str) -> None:
-    """Print a line of progress."""
-    print(line, flush=True)  # noqa: T201 - the documented programs show these lines
+    """Print a line of progress, if that can be done."""
+    with contextlib.suppress(Exception):  # closed, its reader gone, or a program's own stream
+        print(line, flush=True)  # noqa: T201 - the documented programs show these lines
 
 
 def reporter(verbose: bool) -> Callable[[str], None]:

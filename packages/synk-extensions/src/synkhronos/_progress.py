@@ -141,7 +141,7 @@ class ProgressDisplay:
     def _drawing(self) -> Iterator[None]:
         try:
             yield
-        except (OSError, ValueError):  # a stream that is broken, or closed
+        except Exception:  # noqa: BLE001 - broken, closed, or a program's own stream
             self.setting = False
             self._forget()
 
@@ -181,7 +181,7 @@ class ProgressDisplay:
             return False
         if _in_notebook():
             return importlib.util.find_spec("ipywidgets") is not None
-        return bool(sys.stderr and sys.stderr.isatty())
+        return _is_terminal(sys.stderr)
 
     def tells(self) -> bool:
         """Return whether to write lines where nothing is drawn."""
@@ -220,7 +220,7 @@ class ProgressDisplay:
                 console=Console(stderr=True),
                 transient=True,
                 # Terminals only: drawn above the lines. A file gets its output unchanged.
-                redirect_stdout=bool(sys.stdout and sys.stdout.isatty()),
+                redirect_stdout=_is_terminal(sys.stdout),
             )
             with self._drawing():
                 self._progress.start()
@@ -243,6 +243,13 @@ class ProgressDisplay:
                 if not self._progress.tasks:
                     self._progress.stop()
                     self._progress = None
+
+
+def _is_terminal(stream: Any) -> bool:
+    try:
+        return bool(stream.isatty())
+    except Exception:  # noqa: BLE001 - none, closed, or a program's own stream
+        return False
 
 
 def _in_notebook() -> bool:

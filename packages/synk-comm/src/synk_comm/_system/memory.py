@@ -61,16 +61,11 @@ def memory_errors(nbytes: int) -> Iterator[None]:
     try:
         yield
     except OSError as exc:
-        cures = {
-            errno.ENOSPC: "free some, or raise the memory limit of this container",
-            errno.ENOMEM: "free some, or raise the limit of this container or process (ulimit -v)",
-            errno.EFBIG: "raise the limit of file sizes, which holds for it, too (ulimit -f)",
-        }
-        if exc.errno not in cures:
+        if exc.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
             raise
         raise MemoryError(
-            f"no room for {nbytes / 2**20:.1f} MB of shared memory for a group of ranks; "
-            f"{cures[exc.errno]}"
+            f"no room for {nbytes / 2**20:.1f} MB of shared memory for a group of ranks: {exc}; "
+            "free some, or raise this container's limit, or ulimit -v, or for large files ulimit -f"
         ) from exc
 
 

@@ -405,7 +405,8 @@ class Controller:
             add_note(error, f"in {doing}, on rank {self.rank.rank} of {self.rank.size}")
 
     def _log(self, error: BaseException) -> None:
-        self._box.write(error, self._pids, getattr(error, "stacks", {}))
+        with contextlib.suppress(Exception, SystemExit):  # a user's class may do anything
+            self._box.write(error, self._pids, getattr(error, "stacks", {}))
 
     def _watch(self) -> None:
         """Called while the master waits for others.

@@ -52,7 +52,7 @@ def start_errors() -> Iterator[None]:
 
 def add_note(error: BaseException, note: str) -> None:
     """Add a line to the printed text of an error, on every version of Python."""
-    with contextlib.suppress(Exception):  # a user's class may do anything
+    with contextlib.suppress(Exception, SystemExit):  # a user's class may do anything
         if hasattr(error, "add_note"):  # Python 3.11
             error.add_note(note)
         elif error.args == (str(error),):
@@ -75,6 +75,6 @@ def _unpickled(error: Optional[bytes]) -> Optional[BaseException]:
         return None
     try:
         exception = pickle.loads(error)
-    except Exception as broken:  # noqa: BLE001 - user code runs here, and may raise anything
+    except (Exception, SystemExit) as broken:  # noqa: BLE001 - user code may raise anything
         return broken
     return exception if isinstance(exception, BaseException) else None

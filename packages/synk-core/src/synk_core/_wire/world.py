@@ -275,9 +275,8 @@ class World:
     def abort(self, status: int) -> None:
         """End the processes of all ranks at once, with this status."""
         for stream in (sys.stdout, sys.stderr):
-            if stream is not None:
-                with contextlib.suppress(OSError, ValueError):  # its reader may be gone
-                    stream.flush()
+            with contextlib.suppress(Exception):  # closed, its reader gone, or a user's own
+                stream.flush()
         self._everyone.Abort(status)
 
 

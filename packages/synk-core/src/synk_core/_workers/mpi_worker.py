@@ -58,6 +58,5 @@ def serve_world(world: World) -> None:
     finally:
         file.close()
         for stream in (sys.stdout, sys.stderr):
-            if stream is not None:
-                with contextlib.suppress(OSError, ValueError):
-                    stream.flush()
+            with contextlib.suppress(Exception):  # closed, its reader gone, or a user's own
+                stream.flush()

@@ -15,6 +15,7 @@ import time
 import weakref
 from dataclasses import replace
 from multiprocessing.process import current_process
+from signal import SIGKILL
 from typing import Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 import synk_comm
@@ -289,7 +290,8 @@ class WorkerPool:
         """Kill all workers, and wait at most KILL_TIMEOUT_S for the kernel to end them."""
         for worker in self._workers:
             if worker.is_alive():
-                worker.process.kill()
+                with contextlib.suppress(ProcessLookupError):  # with compilers that it has started
+                    os.killpg(worker.process.pid, SIGKILL)
         deadline = time.monotonic() + KILL_TIMEOUT_S
         # Remove them one by one, so that an interrupted kill can be repeated, also by a thread.
         for worker in list(self._workers):

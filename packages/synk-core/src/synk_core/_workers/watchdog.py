@@ -75,6 +75,8 @@ class WatchedProcess:
 
     def kill(self) -> None:
         try:
+            if os.getpgid(self.pid) == self.pid and not self.is_gone():
+                os.killpg(self.pid, signal.SIGKILL)  # with compilers that it has started
             if self.fd >= 0:
                 signal.pidfd_send_signal(self.fd, signal.SIGKILL)
             elif start_of(self.pid) == self._start:

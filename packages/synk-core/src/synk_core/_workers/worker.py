@@ -62,9 +62,10 @@ class Exit:
                 self._await_master()
             atexit._run_exitfuncs()
             for stream in (sys.stdout, sys.stderr):
-                if stream is not None:  # a daemon may have closed them
-                    with contextlib.suppress(OSError, ValueError):
-                        stream.flush()
+                with contextlib.suppress(Exception):  # closed, or a user's own
+                    stream.flush()
+            if os.getppid() != self._master:  # with the compiler that it may have started
+                os.killpg(os.getpid(), signal.SIGKILL)
             os._exit(status)
 
     def _await_master(self) -> None:
@@ -314,19 +315,19 @@ def _obey(
 
 
 def _failure(serial: int, rank: int, doing: str, error: BaseException, when: float) -> Failure:
+    from synk_core._text import text_of
     from synk_core._tracebacks import without_ours
 
-    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    frames = traceback.format_list(traceback.extract_tb(without_ours(error.__traceback__)))
-    # Theano attaches its graph to some exceptions; it is not sent.
-    for name in [name for name in vars(error) if name.startswith("__")]:
-        delattr(error, name)
-    try:
+    text, frames, pickled = f"{type(error).__qualname__}: {text_of(error)}", [""], None
+    with contextlib.suppress(BaseException):  # users' classes may do anything; the text remains
+        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        frames = traceback.format_list(traceback.extract_tb(without_ours(error.__traceback__)))
+        # Theano attaches its graph to some exceptions; it is not sent.
+        for name in [name for name in vars(error) if name.startswith("__")]:
+            delattr(error, name)
         import cloudpickle
 
-        pickled: Optional[bytes] = cloudpickle.dumps(error)
-    except Exception:  # noqa: BLE001 - user classes may fail in any way; the text remains
-        pickled = None
+        pickled = cloudpickle.dumps(error)
     if pickled is not None and len(pickled) > FAILURE_LIMIT:
         pickled = None
     if len(text) > FAILURE_LIMIT:

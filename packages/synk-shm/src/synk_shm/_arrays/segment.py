@@ -11,7 +11,6 @@ that this process owns. It points back by weak references only: no cycle delays 
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import mmap
 import os
@@ -335,10 +334,9 @@ def map_memory(fd: int, length: int, name: str, readonly: bool = False) -> Mappi
     try:
         # Else Python keeps a descriptor, which is quicker; but a process may have 1024, or fewer.
         if len(process.mapped) >= _FEW and not _NO_FD and sys.platform == "linux":
-            with contextlib.suppress(OSError):  # where the system does not promise that much
-                mapping = Mapping(-1, length, mmap.MAP_PRIVATE | _NO_RESERVE, access)
-                if pages.map_over(np.frombuffer(mapping, np.uint8), access, fd):
-                    return mapping
+            mapping = Mapping(-1, length, mmap.MAP_PRIVATE | _NO_RESERVE, access)
+            if pages.map_over(np.frombuffer(mapping, np.uint8), access, fd):
+                return mapping
         return Mapping(fd, length, _SHARED, access, **_NO_FD)
     except OSError as error:
         posix.raise_mapped(error, name, asked=length)

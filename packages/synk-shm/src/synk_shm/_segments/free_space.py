@@ -43,19 +43,15 @@ def check_space(asked: int, where: str) -> None:
             )
 
 
-def limit_of(resource_name: str) -> str:
-    """Return this process's limit of a resource, in words."""
+def limit_of(name: str) -> int:
+    """Return this process's limit of a resource."""
     import resource
 
-    soft = resource.getrlimit(getattr(resource, f"RLIMIT_{resource_name}"))[0]
-    return "unlimited" if soft == resource.RLIM_INFINITY else str(soft)
+    return resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[0]
 
 
 def full_error(asked: int, where: str, number: int = errno.ENOSPC) -> ShmFullError:
-    """Return the error for a full file system, with what was asked, what is there, and the cure.
-
-    `number` may stand for a limit of this process.
-    """
+    """Return the error for a full file system, or another limit: what there is, and the cure."""
     found = space(where)
     if number == errno.EFBIG:
         state = f"the limit of file sizes holds for it: {limit_of('FSIZE')} (raise it: ulimit -f)"

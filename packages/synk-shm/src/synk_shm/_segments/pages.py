@@ -114,22 +114,15 @@ def _advise(advise: Any, address: int, length: int, what: int = _POPULATE_WRITE)
 
 
 def map_over(memory: _Bytes, access: int, fd: int) -> bool:
-    """Map the beginning of a file, shared, in the place of a mapping that Python has made.
-
-    Return False, with nothing done, where Python cannot call the C function.
-    """
+    """Map a file's beginning in place of a mapping of Python's; False if that cannot be done."""
     function = _c_function("mmap")
     if function is None:
         return False
     import ctypes
 
     address, flags = memory.__array_interface__["data"][0], mmap.MAP_SHARED | _FIXED
-    function.restype = ctypes.c_void_p
     where = ctypes.c_void_p(address), ctypes.c_size_t(memory.nbytes)
-    if function(*where, access, flags, fd, ctypes.c_long(0)) != address:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    return True
+    return int(function(*where, access, flags, fd, ctypes.c_long(0))) != -1
 
 
 @functools.lru_cache(maxsize=2)

@@ -258,8 +258,7 @@ def raise_mapped(
 ) -> NoReturn:
     """Raise a `ShmError` for an error of posix_ipc or the system, with its cause.
 
-    `existential` is what posix_ipc's ExistentialError means here; it has no errno itself.
-    `asked` is the number of bytes that there may be no memory for.
+    `existential` is what posix_ipc's ExistentialError means here; `asked` is in bytes.
     """
     number = getattr(error, "errno", None)
     if isinstance(error, posix_ipc.PermissionsError) or number in (errno.EACCES, errno.EPERM):

@@ -299,15 +299,18 @@ class ZmqFabric(Fabric):
                 looked = now
                 self.look()
             slice_s = min(self.slice_s, deadline - now)
-            for socket, _ in self._poller.poll(max(1, int(1000 * slice_s))):
-                self._listen_to(socket)
+            self._listen(max(1, int(1000 * slice_s)))
 
-    def _listen_to(self, socket: Any) -> None:
-        peer = self._owners[socket]
-        if not socket.closed:  # by what the other one of the two has brought
-            if socket is peer.monitor:
-                peer.follow()
-            self._take_from(peer)
+    def _listen(self, timeout_ms: int) -> None:
+        """Take in what comes; wait for it if there is nothing."""
+        if not self._shut.alive:  # ZeroMQ would take closed sockets for standard input
+            raise aborted(self.rank, "its process is ending")
+        for socket, _ in self._poller.poll(timeout_ms):
+            peer = self._owners[socket]
+            if not socket.closed:  # by what the other one of the two has brought
+                if socket is peer.monitor:
+                    peer.follow()
+                self._take_from(peer)
 
     def _take_from(self, peer: Peer) -> None:
         while not peer.socket.closed:
@@ -389,8 +392,7 @@ class ZmqFabric(Fabric):
 
     def gone(self, ranks: Collection[int]) -> CommError | None:
         with self._io:
-            for socket, _ in self._poller.poll(0):
-                self._listen_to(socket)
+            self._listen(0)
             self._own_abort()  # that of another thread, or of a signal handler, which come in here
             if self._failure is None:  # else those who know of it may have left since
                 for peer in self._peers.values():
@@ -410,8 +412,7 @@ class ZmqFabric(Fabric):
     def close(self) -> None:
         with self._io:
             with contextlib.suppress(CommError):  # a rank that has left needs no message
-                for socket, _ in self._poller.poll(0):
-                    self._listen_to(socket)
+                self._listen(0)
             self._own_abort()  # if another thread was inside a round when it was asked for
             failure = self._failure
             if isinstance(failure, AbortedError) and failure.rank != self.rank:
