@@ -23,7 +23,7 @@ def shown(value: Any) -> str:
     """
     try:
         return clipped(_SHORT.repr(value))
-    except BaseException:  # noqa: BLE001 - a user's class may do anything
+    except (Exception, SystemExit):  # noqa: BLE001 - a user's class may do anything
         return f"<{type(value).__name__}>"
 
 
@@ -31,7 +31,7 @@ def text_of(error: BaseException) -> str:
     """Return an exception's text. Never raises, whatever its class does."""
     try:
         return str(error)
-    except BaseException:  # noqa: BLE001 - a user's class may do anything
+    except (Exception, SystemExit):  # noqa: BLE001 - a user's class may do anything
         return "(its text cannot be made)"
 
 

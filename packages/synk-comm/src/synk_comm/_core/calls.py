@@ -125,7 +125,7 @@ def brief(exc: BaseException) -> str:
     """Return type and first line of an exception."""
     try:
         text = str(exc)
-    except BaseException:  # noqa: BLE001 - a broken __str__ must not hide what it belongs to
+    except (Exception, SystemExit):  # noqa: BLE001 - a broken __str__ must not hide what it belongs to
         text = "(its text cannot be had)"
     first = text.strip().partition("\n")[0]
     return shorten(f"{type(exc).__qualname__}: {first}" if first else type(exc).__qualname__, 500)

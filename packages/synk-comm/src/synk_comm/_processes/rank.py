@@ -120,7 +120,7 @@ class RankReport(NamedTuple):
         try:
             raised = pickle.dumps(exc)
             unpickled(raised)  # not all that can be pickled can be read back
-        except BaseException:  # noqa: BLE001 - whatever its class does there: the text remains
+        except (Exception, SystemExit):  # noqa: BLE001 - whatever its class does there: the text remains
             raised = b""
         return cls(b"", text, brief(exc), raised, _by_others(exc, rank), time.monotonic())
 
