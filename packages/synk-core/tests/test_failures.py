@@ -10,7 +10,6 @@ import threading
 import time
 import traceback
 import warnings
-from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -280,15 +279,15 @@ def test_an_exception_without_words_is_an_exception_like_others(pair, rows):
     assert f(np.zeros(2)).tolist() == [0, 0]
 
 
-def raising(what, *_):
+def raising(what):
     raise what
 
 
 @pytest.mark.parametrize("error", [TypeError("no pickling"), SystemExit(3), KeyboardInterrupt()])
-@pytest.mark.parametrize("method", ["__reduce__", "__getattr__", "__delattr__", "__bool__"])
+@pytest.mark.parametrize("method", ["__reduce__", "__delattr__", "__bool__"])
 def test_an_exception_that_does_not_travel_still_tells(pair, method, error):
     def fail_locally(values):
-        raise type("Local", (Exception,), {method: partial(raising, error)})("unpicklable")
+        raise type("Local", (Exception,), {method: lambda *_: raising(error)})("unpicklable")
 
     x, y = misbehaving(fail_locally)
     f = pair.function([x], (y, "gather"))
