@@ -24,7 +24,7 @@ from synk_core._shield import SHIELD
 from synk_core._tracebacks import without_ours
 from synk_core._watch.flight import Phase
 from synk_core._wire.messages import GiveUp
-from synk_core._workers.interrupts import SIGNAL, obey, obey_from_afar
+from synk_core._workers.interrupts import SIGNAL, held_back, obey, obey_from_afar
 from synk_core.engine import FLAGS, Apply, Op
 from synk_core.exceptions import (
     Closed,
@@ -618,6 +618,39 @@ with nothing_left(without=BUT_PROCESSES), no_segments_left():
     computing = SLOW.replace("time.sleep(30)", "sum(range(3_000_000_000))")
     status, out, err = run_script(computing + code)
     assert (status, out) == (0, "interrupted True True\n"), err
+
+
+def test_ctrl_c_that_kills_a_worker_is_a_ctrl_c(run_script):
+    """It would be lost for a program that handles the death of workers, and goes on."""
+    code = """
+runtime = Runtime(2)
+f = runtime.function([x], (slow(x), "gather"))
+f(np.zeros(2))
+soon(signal.SIGINT)
+try:
+    f(np.array([0.0, 1.0]))
+except KeyboardInterrupt as error:
+    print(type(error.__cause__).__name__, runtime.closed)
+"""
+    ending = """try:
+            time.sleep(30)
+        except BaseException:
+            os._exit(3)"""
+    status, out, err = run_script(SLOW.replace("time.sleep(30)", ending) + code)
+    assert (status, out) == (0, "WorkerDied True\n"), err
+
+
+def test_ctrl_c_that_is_held_back_is_not_lost_by_an_error():
+    undone = []
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt) as raised, held_back(lambda: undone.append(True)):
+            signal.raise_signal(signal.SIGINT)
+            raise OSError("the disk is full")
+    finally:
+        signal.signal(signal.SIGINT, usual)
+    assert isinstance(raised.value.__context__, OSError)
+    assert not undone
 
 
 def test_a_master_that_dies_while_workers_compute_takes_them_along(run_script):

@@ -60,9 +60,6 @@ from .store import DataStore
 TELL_TIMEOUT_S = 0.5
 """Seconds for workers to take the order to stop: idle ones do at once."""
 
-LOOK_S = 0.1
-"""Seconds from one look at the runtime to the next while a thread of the program is awaited."""
-
 _CAN_BE_UNDONE = (Call, Prefetch, Collective)
 
 FAILURE_TIMEOUT_S = 0.05
@@ -315,12 +312,16 @@ class Controller:
                 self._fail(error, interrupted)
             except BaseException as raised:
                 self._log(raised)
+                if interrupted and isinstance(raised, Exception):
+                    raise KeyboardInterrupt from raised
                 raise
             finally:
                 if self._closed is None:
                     self.replicas.failed(acts)
                 self._not_taken_in(extras)
             self._log(error)
+            if interrupted and isinstance(error, Exception):
+                raise KeyboardInterrupt from error
             raise
         finally:
             self.lock.running = False
@@ -331,18 +332,15 @@ class Controller:
         return results or []
 
     def await_thread(self, thread: threading.Thread, made: Any, makes: str) -> Any:
-        """Return the next that a thread of the program puts into a queue; blocks until it is there.
-
-        Args:
-            makes: what the thread makes, for a warning.
-        """
+        """Return the next that a thread of the program puts into a queue, in words what it makes;
+        blocks until it is there."""
         LATER.at_the_next_chance()
         stalls = StallWatch(self._box, self.rank.master, self._pool.stacks, self._settings.stall_s)
         stalls.began = time.monotonic()
         while True:
             self.require_open()
             with contextlib.suppress(queue.Empty):
-                return made.get(timeout=LOOK_S)
+                return made.get(timeout=0.1)  # then somebody may have closed it
             stalls.check(thread, makes)
 
     def _extras(self, steps: Sequence[Step]) -> Optional[Extras]:

@@ -201,16 +201,19 @@ def held_back(undo: Callable[[], None]) -> Iterator[None]:
         return
     holding = _HoldingHandler(handler)
     signal.signal(signal.SIGINT, holding)
+    done = False
     try:
         yield
+        done = True
     finally:
         signal.signal(signal.SIGINT, holding.handler)
-    if holding.struck:
-        try:
-            signal.raise_signal(signal.SIGINT)
-        except BaseException:
-            undo()
-            raise
+        if holding.struck:
+            try:
+                signal.raise_signal(signal.SIGINT)
+            except BaseException:
+                if done:
+                    undo()
+                raise
 
 
 class Interrupts:

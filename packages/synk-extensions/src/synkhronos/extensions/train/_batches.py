@@ -181,11 +181,7 @@ class BatchMaker:
 
 
 def arrays_of(batch: Any) -> tuple[Any, ...]:
-    """Return the arrays of a batch.
-
-    Raises:
-        TypeError: It is something else.
-    """
+    """Return the arrays of a batch; raise TypeError if it is something else."""
     arrays = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
     if not arrays or batch is None or isinstance(batch, (str, bytes, Mapping, Iterator)):
         raise TypeError(
@@ -196,7 +192,7 @@ def arrays_of(batch: Any) -> tuple[Any, ...]:
 
 
 def with_next(items: Iterator[Any], ahead: Callable[[], bool]) -> Iterator[tuple[Any, Any]]:
-    """Yield each item, and the next one if `ahead()` says that it may be asked for now, else None.
+    """Yield each item, and the next one if `ahead()`, else None.
 
     If the iterator raises an Exception, the items before it come first.
     """
