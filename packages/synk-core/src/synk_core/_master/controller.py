@@ -306,10 +306,11 @@ class Controller:
             if struck and self.rank.journal.on and all(isinstance(a, _CAN_BE_UNDONE) for a in acts):
                 self.rank.take_back(KeyboardInterrupt())
             self.replicas.done(acts)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - raised below
             interrupted = self._interrupts.end()
             try:
                 self._fail(error, interrupted)
+                raise
             except BaseException as raised:
                 self._log(raised)
                 if interrupted and isinstance(raised, Exception):
@@ -319,10 +320,6 @@ class Controller:
                 if self._closed is None:
                     self.replicas.failed(acts)
                 self._not_taken_in(extras)
-            self._log(error)
-            if interrupted and isinstance(error, Exception):
-                raise KeyboardInterrupt from error
-            raise
         finally:
             self.lock.running = False
             self.acts.end(steps)
@@ -332,8 +329,7 @@ class Controller:
         return results or []
 
     def await_thread(self, thread: threading.Thread, made: Any, makes: str) -> Any:
-        """Return the next that a thread of the program puts into a queue, in words what it makes;
-        blocks until it is there."""
+        """Return the next item that a thread of this program puts into a queue; blocks until then."""
         LATER.at_the_next_chance()
         stalls = StallWatch(self._box, self.rank.master, self._pool.stacks, self._settings.stall_s)
         stalls.began = time.monotonic()

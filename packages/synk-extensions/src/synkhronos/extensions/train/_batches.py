@@ -224,8 +224,6 @@ def drawn_batches(
 ) -> Iterator[tuple[Any, ...]]:
     """Yield batches that come as arrays: a thread draws each, and copies it to shared memory.
 
-    Nobody waits for the thread when this is closed, or the program ends.
-
     Args:
         batches: Yields an array for each input of a step, in a tuple; or a single one. With
             ``sources``, what a call takes as ``batch``.

@@ -36,7 +36,6 @@ class Interrupt:
         self.by = ""
         self._draws = self._over = self._missed = False
         self._on_sigterm = on_sigterm
-        self._ctrl_c = False
         self._usual: dict[int, Any]
 
     def __enter__(self) -> Interrupt:  # noqa: PYI034 - Self is new in Python 3.11
