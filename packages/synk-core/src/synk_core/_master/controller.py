@@ -329,7 +329,7 @@ class Controller:
         return results or []
 
     def await_thread(self, thread: threading.Thread, made: Any, makes: str) -> Any:
-        """Return the next item that a thread of this program puts into a queue; blocks until then."""
+        """Return the next item that a thread of the program queues; blocks until it does."""
         LATER.at_the_next_chance()
         stalls = StallWatch(self._box, self.rank.master, self._pool.stacks, self._settings.stall_s)
         stalls.began = time.monotonic()
