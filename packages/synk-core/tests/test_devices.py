@@ -177,6 +177,17 @@ def test_without_gpus_they_cannot_be_demanded():
         Runtime(devices=["cuda7"])
 
 
+def test_a_device_that_the_master_cannot_take_ends_its_start(monkeypatch):
+    """With that error, and none of what a half-made runtime lacks."""
+
+    def refuse(*_):
+        raise StartError("planted")
+
+    monkeypatch.setattr("synk_core._master.controller.take", refuse)
+    with pytest.raises(StartError, match="planted"):
+        Runtime(1, use_gpu=False)
+
+
 STREAM = 11
 
 

@@ -25,7 +25,7 @@ from synk_core._tracebacks import without_ours
 from synk_core._watch.flight import Phase
 from synk_core._wire.channel import ChannelClosed
 from synk_core._wire.messages import GiveUp
-from synk_core._workers.interrupts import SIGNAL, obey, obey_from_afar
+from synk_core._workers.interrupts import SIGNAL, obey, obey_from_afar, whole
 from synk_core.engine import FLAGS, Apply, Op
 from synk_core.exceptions import (
     Closed,
@@ -680,6 +680,43 @@ with nothing_left(without=BUT_PROCESSES), no_segments_left():
     computing = SLOW.replace("time.sleep(30)", "sum(range(3_000_000_000))")
     status, out, err = run_script(computing + code)
     assert (status, out) == (0, "interrupted True True\n"), err
+
+
+def test_ctrl_c_that_kills_a_worker_is_a_ctrl_c(run_script):
+    """It would be lost for a program that handles the death of workers, and goes on."""
+    code = """
+runtime = Runtime(2)
+f = runtime.function([x], (slow(x), "gather"))
+f(np.zeros(2))
+soon(signal.SIGINT)
+try:
+    f(np.array([0.0, 1.0]))
+except KeyboardInterrupt as error:
+    print(type(error.__cause__).__name__, runtime.closed)
+"""
+    ending = """try:
+            time.sleep(30)
+        except BaseException:
+            os._exit(3)"""
+    status, out, err = run_script(SLOW.replace("time.sleep(30)", ending) + code)
+    assert (status, out) == (0, "WorkerDied True\n"), err
+
+
+def test_ctrl_c_that_is_held_back_is_not_lost_by_an_error():
+    undone = []
+
+    def act():
+        signal.raise_signal(signal.SIGINT)
+        raise OSError("the disk is full")
+
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt) as raised:
+            whole(act, lambda: undone.append(True), ends=False)
+    finally:
+        signal.signal(signal.SIGINT, usual)
+    assert isinstance(raised.value.__context__, OSError)
+    assert undone == [True]
 
 
 @pytest.mark.parametrize("end", ["os.kill(master, 9)", "runtime.close()"])

@@ -184,7 +184,7 @@ def test_a_run_that_failed_goes_on_with_the_epoch_that_it_had_begun(model):
 def test_a_signal_ends_the_wait_for_a_batch(model, tmp_path, number, steps):
     """Where the program's iterable waits for ever; the rest of the training is as ever. Also one
     whose handler stops the Trainer."""
-    taken, over = threading.Event(), threading.Event()
+    taken, over, late = threading.Event(), threading.Event(), []
 
     class Taken(Callback):
         def on_step_end(self, trainer, loss):
@@ -196,7 +196,8 @@ def test_a_signal_ends_the_wait_for_a_batch(model, tmp_path, number, steps):
             if 3 * epoch + place == steps:
                 assert taken.wait(60)
                 os.kill(os.getpid(), number)
-                assert over.wait(60)
+                if not over.wait(60):
+                    late.append(number)
             yield batch
 
     settings = {"on_sigterm": "checkpoint", "checkpoint": tmp_path, "verbose": False}
@@ -213,7 +214,7 @@ def test_a_signal_ends_the_wait_for_a_batch(model, tmp_path, number, steps):
         signal.signal(signal.SIGINT, usual)
         signal.signal(signal.SIGUSR1, own)
         over.set()
-    assert trainer.step == steps
+    assert (trainer.step, late) == (steps, [])
     Trainer(model.train, batches, **settings).run(2, resume=True)
     resumed = model.values()
     model.reset()

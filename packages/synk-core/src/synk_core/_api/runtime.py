@@ -273,9 +273,6 @@ class Runtime:
             one.forget(function_id)
 
     def _forget_all(self) -> None:
-        # Users may keep functions; these must not keep shared memory.
-        for function in self._controller.garbage.watched():
-            function.close()
         self._specs.clear()
         if not self._records:
             atexit.unregister(self.close)

@@ -61,9 +61,6 @@ from .store import DataStore
 TELL_TIMEOUT_S = 0.5
 """Seconds for workers to take the order to stop: idle ones do at once."""
 
-LOOK_S = 0.1
-"""Seconds from one look at the runtime to the next while a thread of the program is awaited."""
-
 _CAN_BE_UNDONE = (Call, Prefetch, Collective)
 
 FAILURE_TIMEOUT_S = 0.05
@@ -311,19 +308,20 @@ class Controller:
             if struck and self.rank.journal.on and all(isinstance(a, _CAN_BE_UNDONE) for a in acts):
                 self.rank.take_back(KeyboardInterrupt())
             self.replicas.done(acts)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - raised below
             interrupted = self._interrupts.end()
             try:
                 self._fail(error, interrupted)
+                raise
             except BaseException as raised:
                 self._log(raised)
+                if interrupted and isinstance(raised, Exception):
+                    raise KeyboardInterrupt from raised
                 raise
             finally:
                 if self._closed is None:
                     self.replicas.failed(acts)
                 self._not_taken_in(extras)
-            self._log(error)
-            raise
         finally:
             self.lock.running = False
             self.acts.end(steps)
@@ -333,18 +331,14 @@ class Controller:
         return results or []
 
     def await_thread(self, thread: threading.Thread, made: Any, makes: str) -> Any:
-        """Return the next that a thread of the program puts into a queue; blocks until it is there.
-
-        Args:
-            makes: what the thread makes, for a warning.
-        """
+        """Return the next item that a thread of the program queues; blocks until it does."""
         LATER.at_the_next_chance()
         stalls = StallWatch(self._box, self.rank.master, self._pool.stacks, self._settings.stall_s)
         stalls.began = time.monotonic()
         while True:
             self.require_open()
             with contextlib.suppress(queue.Empty):
-                return made.get(timeout=LOOK_S)
+                return made.get(timeout=0.1)  # then somebody may have closed it
             stalls.check(thread, makes)
 
     def _extras(self, steps: Sequence[Step]) -> Optional[Extras]:
@@ -496,6 +490,9 @@ class Controller:
             self._group.close() if self._joined else self._group.discard()
         self._store.close()
         self._pool.close_watchdog()
+        # Users may keep functions; these must not keep shared memory.
+        for function in self.garbage.watched():
+            function.close()
         self._on_end()
         self._threads.restore()
         self._ended = True

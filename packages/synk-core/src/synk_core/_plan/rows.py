@@ -136,10 +136,8 @@ def selector(batch: Any, what: str = "batch") -> Selector:
 
 
 def kept(batch: Any) -> Any:
-    """Return a choice of rows, or a list of them, which later changes by the program do not reach.
-
-    What is neither is returned as it is, for the call to refuse.
-    """
+    """Return a choice of rows, or a list of them, which later changes by the program do not reach;
+    what is neither as it is."""
     if isinstance(batch, (list, tuple)):
         return [*batch] if set(map(type, batch)) <= {int} else [*map(kept, batch)]
     if isinstance(batch, slice):

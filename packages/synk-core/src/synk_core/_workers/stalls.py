@@ -46,15 +46,10 @@ class StallWatch:
         self._warned = 0.0, 0.0
 
     def check(self, own: Optional[threading.Thread] = None, makes: str = "") -> None:
-        """Warn if the order has taken too long; called while the master waits.
-
-        Args:
-            own: a thread of the master, if it waits for that, and not for ranks.
-            makes: what that thread makes.
-        """
-        if own is None and any(
-            self._box.flights[rank].phase[0] == Phase.COMPILE for rank in self._workers
-        ):
+        """Warn if the order has taken too long, or a thread of the master's own that makes
+        something; called while the master waits."""
+        compiling = [r for r in self._workers if self._box.flights[r].phase[0] == Phase.COMPILE]
+        if own is None and compiling:
             self.began = time.monotonic()  # a compiler takes as long as it takes
             return
         seconds = time.monotonic() - self.began

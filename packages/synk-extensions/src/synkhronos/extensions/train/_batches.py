@@ -193,11 +193,7 @@ def has_positions(state: Any) -> bool:
 
 
 def arrays_of(batch: Any) -> tuple[Any, ...]:
-    """Return the arrays of a batch.
-
-    Raises:
-        TypeError: It is something else.
-    """
+    """Return the arrays of a batch; raise TypeError if it is something else."""
     arrays = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
     if not arrays or batch is None or isinstance(batch, (str, bytes, Mapping, Iterator)):
         raise TypeError(
@@ -208,7 +204,7 @@ def arrays_of(batch: Any) -> tuple[Any, ...]:
 
 
 def with_next(items: Iterator[Any], ahead: Callable[[], bool]) -> Iterator[tuple[Any, Any]]:
-    """Yield each item, and the next one if `ahead()` says that it may be asked for now, else None.
+    """Yield each item, and the next one if `ahead()`, else None.
 
     If the iterator raises an Exception, the items before it come first.
     """
@@ -239,8 +235,6 @@ def drawn_batches(
     drawn: SimpleQueue[Any],
 ) -> Iterator[tuple[Any, ...]]:
     """Yield batches that come as arrays: a thread draws each, and copies it to shared memory.
-
-    Nobody waits for the thread when this is closed, or the program ends.
 
     Args:
         batches: Yields an array for each input of a step, in a tuple; or a single one. With

@@ -36,7 +36,6 @@ class Interrupt:
         self.by = ""
         self._draws = self._over = self._missed = False
         self._on_sigterm = on_sigterm
-        self._ctrl_c = False
         self._usual: dict[int, Any]
 
     def __enter__(self) -> Interrupt:  # noqa: PYI034 - Self is new in Python 3.11
@@ -50,9 +49,9 @@ class Interrupt:
         self._ctrl_c = self._over = False
         self._usual, self._pid = {}, os.getpid()
         if is_main and callable(signal.getsignal(signal.SIGINT)):
-            self._usual[signal.SIGINT] = signal.signal(signal.SIGINT, self._take_ctrl_c)
+            self._usual[signal.SIGINT] = signal.signal(signal.SIGINT, self._take)
         if self._on_sigterm:
-            self._usual[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._take_sigterm)
+            self._usual[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._take)
         return self
 
     def __exit__(
@@ -80,7 +79,7 @@ class Interrupt:
             return None
 
     def end_wait(self) -> None:
-        """End `drawn`; if a signal has interrupted that, its handler does not get beyond this."""
+        """End `drawn`; in a handler of a signal that has interrupted it, by an exception."""
         self._over = True
         if self._draws and threading.current_thread() is threading.main_thread():
             self._draws = False
@@ -94,18 +93,12 @@ class Interrupt:
         if self.by == "SIGTERM":
             raise SystemExit(128 + signal.SIGTERM)  # as shells report a program that it ended
 
-    def _take_ctrl_c(self, number: int, frame: Any) -> None:
-        if self._ctrl_c or os.getpid() != self._pid:
-            self._usual[number](number, frame)
-        else:
-            self._ctrl_c = True
-            self.by = self.by or "Ctrl-C"
-            self.end_wait()
-
-    def _take_sigterm(self, number: int, _frame: Any) -> None:
-        if os.getpid() != self._pid:  # a child, such as a loader's, which is to end
+    def _take(self, number: int, _frame: Any) -> None:
+        is_ctrl_c = number == signal.SIGINT
+        if (is_ctrl_c and self._ctrl_c) or os.getpid() != self._pid:  # a child, such as a loader's
             signal.signal(number, self._usual[number])
             signal.raise_signal(number)
-        else:
-            self.by = "SIGTERM"
-            self.end_wait()
+            return
+        self._ctrl_c = self._ctrl_c or is_ctrl_c
+        self.by = self.by or "Ctrl-C" if is_ctrl_c else "SIGTERM"
+        self.end_wait()
