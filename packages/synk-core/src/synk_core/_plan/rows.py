@@ -144,7 +144,7 @@ def kept(batch: Any) -> Any:
         return [*batch] if set(map(type, batch)) <= {int} else [*map(kept, batch)]
     if isinstance(batch, slice):
         return slice(*map(kept, _bounds(batch)))
-    if batch is None or isinstance(batch, (int, range)):
+    if batch is None or isinstance(batch, (int, np.integer, range)):
         return batch
     index = np.array(batch)
     return index if index.dtype.kind in "iub" else batch
