@@ -279,6 +279,24 @@ def test_an_error_of_the_batches_comes_after_the_steps_before_it(twins, form):
     require_same(model, other)
 
 
+def test_a_stop_of_what_gives_the_values_is_an_error(twins):
+    model, _, (x, y) = twins
+
+    class Ended(StandIn):
+        def __getitem__(self, rows):
+            return next(iter(()))
+
+        def __array__(self, *_):
+            return next(iter(()))
+
+    before = values(model)
+    for arguments in ([Ended(x), y, CUTS], [[(x, Ended(y))]]):
+        with pytest.raises(RuntimeError, match="raised StopIteration"):
+            next(model.train.steps(*arguments))
+    for one, two in zip(values(model), before):
+        np.testing.assert_array_equal(one, two)
+
+
 @pytest.mark.parametrize("form", ["rows", "file", "arrays"])
 def test_a_loop_that_is_left_and_a_step_that_fails_leave_all_usable(twins, form):
     model, other, (x, y) = twins
@@ -330,6 +348,11 @@ def test_rows_of_resident_data_are_selected_on_each_rank(processes):
         np.testing.assert_allclose(got, ((taken - expected) ** 2).mean())
         expected = expected + 0.1 * (taken - expected).mean(axis=0)
     np.testing.assert_allclose(w.get_value(), expected)
+    w.set_value(np.zeros(2))
+    synk.broadcast(w)
+    none_but_of_the_last = [*[[]] * (processes - 1), [0, 1]]
+    taken = np.split(rows, processes)[-1][:2]
+    np.testing.assert_allclose(trained(train, [none_but_of_the_last]), (taken**2).mean())
 
 
 @pytest.mark.parametrize("arguments", [(), (1,), ("x", [1]), ("x", "y", 3), ("x", "y", "z", [1])])

@@ -141,7 +141,8 @@ def kept(batch: Any) -> Any:
     What is neither is returned as it is, for the call to refuse.
     """
     if isinstance(batch, (list, tuple)):
-        return [*batch] if set(map(type, batch)) <= {int} else [*map(kept, batch)]
+        only_ints = set(map(type, batch)) <= {int}
+        return [*batch] if only_ints else [kept(part) for part in batch]
     if isinstance(batch, slice):
         return slice(*map(kept, _bounds(batch)))
     if batch is None or isinstance(batch, (int, np.integer, range)):
