@@ -147,7 +147,7 @@ def kept(batch: Any) -> Any:
         return slice(*map(kept, _bounds(batch)))
     if batch is None or isinstance(batch, (int, np.integer, range)):
         return batch
-    index = np.array(batch)
+    index = np.array(np.asarray(batch))  # some objects cannot be asked for a copy
     return index if index.dtype.kind in "iub" else batch
 
 

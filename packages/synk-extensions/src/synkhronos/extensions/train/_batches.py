@@ -330,7 +330,10 @@ def _taken(batch: Any, sources: Sequence[RowSource], held: tuple[Any, ...]) -> t
 def _copied(value: Any) -> Any:
     if isinstance(value, (list, tuple, numbers.Number)):
         return copy.deepcopy(value)
-    return value.copy() if isinstance(value, np.ndarray) else np.array(value)
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    # Not in one: some objects cannot be asked for a copy, and NumPy 2 would warn.
+    return np.array(np.asarray(value))
 
 
 def _fill(held: Sequence[Any], values: Sequence[Any]) -> bool:
