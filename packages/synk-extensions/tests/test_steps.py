@@ -163,6 +163,16 @@ def test_bytes_of_a_file_are_converted_on_each_rank(processes):
     np.testing.assert_allclose(got, ((pixels[[8, 0, 5]] / 255) ** 2).mean())
 
 
+class Tensor:
+    """Cannot be asked for a copy, as those of older releases of PyTorch."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def __array__(self, dtype=None):
+        return np.asarray(self.values, dtype)
+
+
 def refilled(kind, chosen, x, folder):
     """Yield row numbers, or rows, in an object that is filled anew for each, and spoilt before."""
     index, mask, listed = np.empty(0, int), np.zeros(len(x), bool), []
@@ -201,7 +211,7 @@ def refilled(kind, chosen, x, folder):
                 values = mapped[: len(rows)]
             elif kind == "Data":
                 values = synk.data(values)
-            yield values
+            yield Tensor(values) if kind == "tensor" else values
             values[:] = 0
 
 
@@ -211,7 +221,7 @@ SEVERAL = st.lists(
     max_size=7,
 )
 OF_ROWS = ("index", "mask", "list", "slice")
-OF_VALUES = ("view", "list of values", "memory map", "Data", "array")
+OF_VALUES = ("view", "list of values", "memory map", "Data", "array", "tensor")
 
 
 @pytest.fixture(scope="module")
@@ -279,6 +289,24 @@ def test_an_error_of_the_batches_comes_after_the_steps_before_it(twins, form):
     require_same(model, other)
 
 
+def test_a_stop_of_what_gives_the_values_is_an_error(twins):
+    model, _, (x, y) = twins
+
+    class Ended(StandIn):
+        def __getitem__(self, rows):
+            return next(iter(()))
+
+        def __array__(self, dtype=None, copy=None):
+            return next(iter(()))
+
+    before = values(model)
+    for arguments in ([Ended(x), y, CUTS], [[(x, Ended(y))]]):
+        with pytest.raises(RuntimeError, match="raised StopIteration"):
+            next(model.train.steps(*arguments))
+    for one, two in zip(values(model), before):
+        np.testing.assert_array_equal(one, two)
+
+
 @pytest.mark.parametrize("form", ["rows", "file", "arrays"])
 def test_a_loop_that_is_left_and_a_step_that_fails_leave_all_usable(twins, form):
     model, other, (x, y) = twins
@@ -330,6 +358,11 @@ def test_rows_of_resident_data_are_selected_on_each_rank(processes):
         np.testing.assert_allclose(got, ((taken - expected) ** 2).mean())
         expected = expected + 0.1 * (taken - expected).mean(axis=0)
     np.testing.assert_allclose(w.get_value(), expected)
+    w.set_value(np.zeros(2))
+    synk.broadcast(w)
+    none_but_of_the_last = [*[[]] * (processes - 1), [0, 1]]
+    taken = np.split(rows, processes)[-1][:2]
+    np.testing.assert_allclose(trained(train, [none_but_of_the_last]), (taken**2).mean())
 
 
 @pytest.mark.parametrize("arguments", [(), (1,), ("x", [1]), ("x", "y", 3), ("x", "y", "z", [1])])

@@ -12,7 +12,7 @@ import pytest
 from _programs import zygote
 from _training import Model, assert_close, assert_same, dataset
 
-from synkhronos.extensions.train import Checkpoints, EarlyStopping, Trainer
+from synkhronos.extensions.train import Callback, Checkpoints, EarlyStopping, Trainer
 
 LIMIT_S = 120
 
@@ -205,16 +205,21 @@ def test_ctrl_c_while_rows_are_shuffled_changes_nothing_of_the_rest():
     assert_same(model.values(), twin.values())
 
 
-def test_ctrl_c_in_a_step_that_fails_is_not_forgotten():
-    def fail(trainer, record):
+@pytest.mark.parametrize(
+    "moment", ["on_run_begin", "on_step_end", "on_epoch_end", "on_run_end", "on_run_exit"]
+)
+def test_ctrl_c_before_an_error_is_not_forgotten(moment):
+    def fail(*_):
         signal.raise_signal(signal.SIGINT)
         raise OSError("the disk is gone")
 
+    failing = Callback()
+    setattr(failing, moment, fail)
     usual = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        trainer = Trainer(Model().train, dataset(), 16, callbacks=[fail])
+        trainer = Trainer(Model().train, dataset(), 16, callbacks=[failing])
         with pytest.raises(KeyboardInterrupt) as raised:
-            trainer.run(3)
+            trainer.run(1)
     finally:
         signal.signal(signal.SIGINT, usual)
     assert isinstance(raised.value.__cause__, OSError)

@@ -226,9 +226,30 @@ def test_beside_ctrl_c(restored, tmp_path, numbers, error):
     try:
         with pytest.raises(error):
             trainer.run(2)
+        assert len(Checkpoints(tmp_path).paths()) == (error is SystemExit)
+        if error is KeyboardInterrupt:
+            with pytest.raises(SystemExit):
+                trainer.run(2)
     finally:
         signal.signal(signal.SIGINT, usual)
-    assert len(Checkpoints(tmp_path).paths()) == (error is SystemExit)
+
+
+@pytest.mark.parametrize("number, error", [(signal.SIGTERM, SystemExit), (signal.SIGINT, None)])
+def test_a_signal_to_a_run_within_a_run_ends_both(restored, tmp_path, number, error):
+    def search(trainer, record):
+        _, inner = trainer_of(tmp_path / "inner", Signals("on_step_end", number, step=2))
+        assert inner.run(2).status == "interrupted"
+
+    _, trainer = trainer_of(tmp_path, search)
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(error) if error else contextlib.nullcontext():
+            assert trainer.run(3).interrupted
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, usual)
+    kept = [path.name for place in ("inner", ".") for path in Checkpoints(tmp_path / place).paths()]
+    assert kept == ["step-000000002.npz", "step-000000004.npz"]
 
 
 def test_early_stopping_keeps_the_last_parameters_to_go_on_from(restored, tmp_path):
@@ -251,6 +272,8 @@ def test_a_checkpoint_that_cannot_be_written_is_the_error(restored, tmp_path, mo
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
         trainer.run(1)
+    with pytest.raises(SystemExit):  # of any Trainer, as the program may make one after an error
+        trainer_of(None, on_sigterm=None)[1].run(1)
 
 
 class Failing(Callback):

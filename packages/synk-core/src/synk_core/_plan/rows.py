@@ -139,12 +139,13 @@ def kept(batch: Any) -> Any:
     """Return a choice of rows, or a list of them, which later changes by the program do not reach;
     what is neither as it is."""
     if isinstance(batch, (list, tuple)):
-        return [*batch] if set(map(type, batch)) <= {int} else [*map(kept, batch)]
+        only_ints = set(map(type, batch)) <= {int}
+        return [*batch] if only_ints else [kept(part) for part in batch]
     if isinstance(batch, slice):
         return slice(*map(kept, _bounds(batch)))
-    if batch is None or isinstance(batch, (int, range)):
+    if batch is None or isinstance(batch, (int, np.integer, range)):
         return batch
-    index = np.array(batch)
+    index = np.array(np.asarray(batch))  # some objects cannot be asked for a copy
     return index if index.dtype.kind in "iub" else batch
 
 

@@ -161,8 +161,9 @@ class BatchMaker:
         if not hasattr(batches, "__iter__"):
             raise TypeError(f"data({number}) returned {batches!r}; expected an iterable of batches")
         for batch in itertools.islice(batches, start, None):
-            first = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
-            if np.shape(first)[:1] == (0,):
+            # Of several ranks' rows, those of one may be none.
+            parts = batch if isinstance(batch, (tuple, list)) and batch else [batch]
+            if all(np.shape(part)[:1] == (0,) for part in parts):
                 raise ValueError(f"a batch of epoch {number} has no rows; expected at least one")
             yield batch
         self._epoch = number + 1
@@ -304,13 +305,17 @@ def _taken(batch: Any, sources: Sequence[RowSource], held: tuple[Any, ...]) -> t
     values: Any = [source.rows(batch) for source in sources] if sources else arrays_of(batch)
     if _fill(held, values):
         return held, True
-    return [*map(np.asarray if sources else _copied, values)], False
+    # By no map(), which a StopIteration of the program's ends early.
+    return [np.asarray(value) if sources else _copied(value) for value in values], False
 
 
 def _copied(value: Any) -> Any:
     if isinstance(value, (list, tuple, numbers.Number)):
         return copy.deepcopy(value)
-    return value.copy() if isinstance(value, np.ndarray) else np.array(value)
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    # Not in one: some objects cannot be asked for a copy, and NumPy 2 would warn.
+    return np.array(np.asarray(value))
 
 
 def _fill(held: Sequence[Any], values: Sequence[Any]) -> bool:

@@ -17,7 +17,9 @@ class _NoBatch(KeyboardInterrupt):
 class Interrupt:
     """A context in which the first Ctrl-C only sets :attr:`by`; the second works as usual.
 
-    A SIGTERM that an error has kept from ending the program does so at the end of the next context.
+    Within another one, that is told, and ends the program in its place. A SIGTERM that an error has
+    kept from ending the program does so at the end of the next context, whoever's that is; of a
+    Ctrl-C, an error becomes the cause.
 
     Python delivers signals to the main thread, so in others nothing changes; nor where Ctrl-C is
     ignored, or has a handler that is not in Python.
@@ -32,9 +34,11 @@ class Interrupt:
         RuntimeError: ``on_sigterm`` cannot be had here.
     """
 
+    _missed = False  # of the process, as signals are
+
     def __init__(self, on_sigterm: bool) -> None:
         self.by = ""
-        self._draws = self._over = self._missed = False
+        self._draws = self._over = False
         self._on_sigterm = on_sigterm
         self._usual: dict[int, Any]
 
@@ -45,7 +49,8 @@ class Interrupt:
                 "on_sigterm='checkpoint' needs run() in the main thread, and no handler of SIGTERM "
                 "that is not Python's; otherwise call trainer.stop() and sys.exit() yourself"
             )
-        self.by, self._missed = "SIGTERM" if self._missed else "", False
+        self.by = "SIGTERM" if is_main and Interrupt._missed else ""
+        Interrupt._missed = Interrupt._missed and not is_main
         self._ctrl_c = self._over = False
         self._usual, self._pid = {}, os.getpid()
         if is_main and callable(signal.getsignal(signal.SIGINT)):
@@ -64,8 +69,10 @@ class Interrupt:
             signal.signal(number, usual)
         if kind is None:
             self.end_program()
-        else:
-            self._missed = self.by == "SIGTERM" and not issubclass(kind, SystemExit)
+        elif self.by == "SIGTERM":
+            Interrupt._missed = not self._outer(signal.SIGTERM) and not issubclass(kind, SystemExit)
+        elif self.by and issubclass(kind, Exception):
+            raise KeyboardInterrupt from error
 
     def drawn(self, items: Iterator[Any]) -> Any:
         """Return the next item; None after the last, or at once when the run is to end."""
@@ -90,15 +97,32 @@ class Interrupt:
         Raises:
             SystemExit: SIGTERM came.
         """
-        if self.by == "SIGTERM":
+        if self.by == "SIGTERM" and not self._outer(signal.SIGTERM):
             raise SystemExit(128 + signal.SIGTERM)  # as shells report a program that it ended
 
     def _take(self, number: int, _frame: Any) -> None:
-        is_ctrl_c = number == signal.SIGINT
-        if (is_ctrl_c and self._ctrl_c) or os.getpid() != self._pid:  # a child, such as a loader's
+        # A child, such as a loader's, is to end.
+        if (number == signal.SIGINT and self._ctrl_c) or os.getpid() != self._pid:
             signal.signal(number, self._usual[number])
             signal.raise_signal(number)
-            return
-        self._ctrl_c = self._ctrl_c or is_ctrl_c
-        self.by = self.by or "Ctrl-C" if is_ctrl_c else "SIGTERM"
-        self.end_wait()
+        else:
+            self._note(number)
+            self.end_wait()
+
+    def _note(self, number: int) -> None:
+        outer = self._outer(number)
+        if outer:
+            outer._note(number)
+        if number == signal.SIGTERM:
+            self.by = "SIGTERM"
+        else:
+            self.by, self._ctrl_c = self.by or "Ctrl-C", True
+        self._over = True
+
+    def _outer(self, number: int) -> Interrupt | None:
+        """Return the context around this one that would have got the signal."""
+        handler: Any = self._usual.get(number)
+        while hasattr(handler, "handler"):  # `whole` holds signals back
+            handler = handler.handler
+        outer = getattr(handler, "__self__", None)
+        return outer if isinstance(outer, Interrupt) and outer._pid == self._pid else None

@@ -136,9 +136,10 @@ class TrainFunction:
                 dataset, a Zarr array), a thread reads the rows of each batch ahead. Or just an
                 iterable that yields the arrays of each batch, one per input in a tuple, or a
                 single one: a thread draws them ahead, up to two batches, and copies them to shared
-                memory. Nothing waits for one that waits for ever, not even the program's end. For a
-                step without inputs, whose data are ``sliceable_shareds``, an iterable
-                of what a call takes as ``batch_s``.
+                memory. Nothing waits for one that waits for ever, not even the program's end; so
+                a generator that is at work then does not come to its ``finally``. For a step
+                without inputs, whose data are ``sliceable_shareds``, an iterable of what a call
+                takes as ``batch_s``.
             num_slices: As in a call. With more than 1, rows are not taken ahead.
 
         Raises:

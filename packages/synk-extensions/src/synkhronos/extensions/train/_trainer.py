@@ -317,9 +317,12 @@ class Trainer:
         With ``on_sigterm="checkpoint"``, a SIGTERM stops after the present step, and after
         validation if that is under way: the Trainer writes a checkpoint, calls the callbacks as
         after Ctrl-C, and ends the program by SystemExit with the status 143. Further ones change
-        nothing. An error of the step or a callback is logged, and the program ends all the same;
-        after any other error, the next run ends it. After a run, the signal has the handler that
-        it had before.
+        nothing. An error of the step, or of a callback after it, is logged, and the program ends
+        all the same; after any other error, the next run of any Trainer ends it. After a run, the
+        signal has the handler that it had before.
+
+        An error after the first Ctrl-C is the cause of a KeyboardInterrupt. Of a run within a
+        callback of another Trainer's, a signal ends both.
 
         Args:
             epochs: Total number of epochs.
@@ -366,9 +369,7 @@ class Trainer:
                 while self.epoch < epochs and not self._ending(interrupt):
                     whole(partial(self._run_epoch, epochs, interrupt), self._unshuffle, ends=True)
             except Exception as error:
-                if interrupt.by == "Ctrl-C":
-                    raise KeyboardInterrupt from error
-                if not interrupt.by or isinstance(error, FloatingPointError):
+                if interrupt.by != "SIGTERM" or isinstance(error, FloatingPointError):
                     raise
                 logging.getLogger("synkhronos").exception("SIGTERM came, and then an error")
             history = self._end(interrupt)
