@@ -72,6 +72,10 @@ def no_collection() -> Iterator[None]:
             gc.enable()
 
 
+_LOCKS = {type(make()): make for make in (threading.Lock, threading.RLock)}
+"""Locks of modules that are sent: each process has its own, as where it imports them."""
+
+
 class _GraphPickler(cloudpickle.Pickler):  # type: ignore[misc]
     def __init__(self, file: Any, registry: VariableRegistry, buffers: List[Any]) -> None:
         super().__init__(file, protocol=5, buffer_callback=buffers.append)
@@ -108,6 +112,8 @@ class _GraphPickler(cloudpickle.Pickler):  # type: ignore[misc]
                 obj.otypes,
                 state["_FromFunctionOp__infer_shape"],
             )
+        if type(obj) in _LOCKS:
+            return _LOCKS[type(obj)], ()
         form = reduced(obj)
         return super().reducer_override(obj) if form is None else form
 
