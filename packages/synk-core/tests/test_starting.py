@@ -139,11 +139,14 @@ import two
 importlib.invalidate_caches()
 os.chdir("elsewhere")
 sys.path += [pathlib.Path("no text"), "with:colon", "\\udcff"]
-source = """import threading
+source = """import functools, threading
 FACTOR, LOCK = 2, threading.RLock()
+@functools.lru_cache(None)
+def power(n): return FACTOR * power(n - 1) if n else 1
 def twice(x):
-    with LOCK: return FACTOR * x
+    with LOCK: return power(1) * x
 """
+exec(source, globals())
 exec(source, vars(module("made")))
 module("plugins").__path__ = []
 exec(source, vars(module("plugins.inner")))
@@ -160,14 +163,14 @@ def computed(function):
     return f([1.0, 2.0]).tolist()
 
 with Runtime(2, use_gpu=False) as runtime:
-    for name in ("one", "two", "made", "plugins.inner", "loaded"):
+    for name in ("one", "two", "made", "plugins.inner", "loaded", "__main__"):
         print(name, computed(sys.modules[name].twice))
     print("whole", computed(lambda x: loaded.twice(x)))
     os.mkdir("../late")  # which the workers have looked for in vain
     sys.path.append(os.path.abspath("../late"))
     computed(lambda x: x)
     with open("../late/added.py", "w") as file:
-        file.write("ONCE = (i for i in ())\\n" + source.replace("FACTOR *", "ONCE and FACTOR *"))
+        file.write("ONCE = (i for i in ())\\n" + source.replace("* x", "* (ONCE and x)"))
     importlib.invalidate_caches()
     import added
     print("added", computed(added.twice))
@@ -196,7 +199,7 @@ def test_workers_find_the_modules_that_the_master_has(zygote, tmp_path):
     status, out, err = zygote.run(HOMES, folder=tmp_path)
     assert status == 0, err
     *computed, folder, vain = out.splitlines()
-    names = ("one", "two", "made", "plugins.inner", "loaded", "whole", "added")
+    names = ("one", "two", "made", "plugins.inner", "loaded", "__main__", "whole", "added")
     assert computed == [f"{name} [2.0, 4.0]" for name in names]
     assert folder == "folder [1.0, 2.0]"
     assert vain.startswith("1 Rank 1 does not find the module 'made': on every host, install it")

@@ -17,7 +17,7 @@ import threading
 from contextlib import contextmanager, suppress
 from importlib.machinery import ExtensionFileLoader, PathFinder
 from types import FunctionType, ModuleType
-from typing import Any, Iterable, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple
 
 import cloudpickle
 
@@ -112,6 +112,11 @@ class _GraphPickler(cloudpickle.Pickler):  # type: ignore[misc]
                 obj.otypes,
                 state["_FromFunctionOp__infer_shape"],
             )
+        if isinstance(obj, functools._lru_cache_wrapper):
+            # Its own pickle is its name, which fails where a function would be sent by value.
+            name = obj.__module__
+            if name == "__main__" or name not in sys.modules or not _is_found(name):
+                return _cached, (obj.__wrapped__, obj.cache_parameters())
         if type(obj) in _LOCKS:
             return _LOCKS[type(obj)], ()
         form = reduced(obj)
@@ -139,6 +144,10 @@ def _is_found(name: str) -> bool:
     # Who has put an object of another kind in its place does so in a worker, too.
     origin = getattr(own, "origin", None) or getattr(module, "__file__", None)
     return spec is not None and (type(module) is not ModuleType or spec.origin == origin)
+
+
+def _cached(function: Any, parameters: Dict[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(function)
 
 
 def _created(maker: Any, storage: List[Any], trust_input: bool) -> Any:
