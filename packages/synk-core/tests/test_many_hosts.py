@@ -247,8 +247,7 @@ def test_a_rank_that_is_killed_ends_the_job(job, row):
 VANISHES = """
 import atexit
 who, status, when = map(int, sys.argv[1:4])
-master = os.environ["PMI_RANK"] == "0"
-if master and when == AT_EXIT:
+if os.environ["PMI_RANK"] == sys.argv[1] and when == AT_EXIT:
     atexit.register(os._exit, status)  # so late that the other ranks have been told to end
 
 @as_op([T.dmatrix], [T.dmatrix])
@@ -262,35 +261,42 @@ f = runtime.function([x], (vanishing(x).sum(), "sum"))
 f(X)
 say(ready=True)
 bad = X.copy()
-bad[13 * who] = 99
+bad[(0, 20, 39)[who]] = 99
 if when == IN_A_CALL:
     try:
         f(bad)
     finally:
         time.sleep(999)  # nobody but the lost rank's own host is to end the job
-if when == BETWEEN_CALLS:
+if when == CLOSED:
+    runtime.close()
+if when in (BETWEEN_CALLS, CLOSED):
     os._exit(status)
 """
-IN_A_CALL, BETWEEN_CALLS, AT_EXIT = range(3)
+IN_A_CALL, BETWEEN_CALLS, CLOSED, AT_EXIT = range(4)
 
 
 @pytest.mark.parametrize(
     ("rank", "status", "when", "on_a_host"),
     [
         pytest.param(0, 6, BETWEEN_CALLS, 1, id="the master, alone on its host"),
+        pytest.param(0, 0, CLOSED, 2, id="the master, between runtimes"),
         pytest.param(0, 0, AT_EXIT, 1, id="the master, in an exit handler"),
+        pytest.param(1, 0, AT_EXIT, 2, id="a worker, in an exit handler"),
         pytest.param(1, 0, IN_A_CALL, 2, id="a worker beside the master"),
         pytest.param(2, 7, IN_A_CALL, 2, id="a worker of another host"),
     ],
 )
 def test_a_rank_that_leaves_without_a_word_ends_the_job(job, rank, status, when, on_a_host):
-    code = f"IN_A_CALL, BETWEEN_CALLS, AT_EXIT = range(3)\n{VANISHES}"
+    code = f"IN_A_CALL, BETWEEN_CALLS, CLOSED, AT_EXIT = range(4)\n{VANISHES}"
     with job(code, rank, status, when, on_a_host=on_a_host, limit_s=60) as program:
         done = program.finish()
-    if when == AT_EXIT:  # the program was over: its status is the job's
+    if when == AT_EXIT and not rank:  # the program was over: its status is the job's
         assert done.status == status
     else:
         assert done.status != 0
+        said = done.out + done.err
+        assert f"synkhronos: rank {rank} on host" in said
+        assert "has ended without MPI_Finalize: the job is aborted" in said
     assert facts(done) == [{"ready": True}], done.out + done.err
 
 

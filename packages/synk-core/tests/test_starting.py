@@ -123,7 +123,7 @@ def test_a_program_without_a_python_is_told_how_to_name_one(zygote, executable, 
     assert "multiprocessing.set_executable('/usr/bin/python3')" in out
 
 
-HOMES = """
+HOMES = '''
 import importlib.util, os, pathlib, sys, types
 from synk_testing.engine import T, as_op
 
@@ -139,7 +139,14 @@ import two
 importlib.invalidate_caches()
 os.chdir("elsewhere")
 sys.path += [pathlib.Path("no text"), "with:colon", "\\udcff"]
-source = "FACTOR = 2\\ndef twice(x): return FACTOR * x\\n"
+source = """import functools, threading
+FACTOR, LOCK = 2, threading.RLock()
+@functools.lru_cache(None)
+def power(n): return FACTOR * power(n - 1) if n else 1
+def twice(x):
+    with LOCK: return power(1) * x
+"""
+exec(source, globals())
 exec(source, vars(module("made")))
 module("plugins").__path__ = []
 exec(source, vars(module("plugins.inner")))
@@ -156,13 +163,14 @@ def computed(function):
     return f([1.0, 2.0]).tolist()
 
 with Runtime(2, use_gpu=False) as runtime:
-    for name in ("one", "two", "made", "plugins.inner", "loaded"):
+    for name in ("one", "two", "made", "plugins.inner", "loaded", "__main__"):
         print(name, computed(sys.modules[name].twice))
+    print("whole", computed(lambda x: loaded.twice(x)))
     os.mkdir("../late")  # which the workers have looked for in vain
     sys.path.append(os.path.abspath("../late"))
     computed(lambda x: x)
     with open("../late/added.py", "w") as file:
-        file.write("import threading\\nLOCK = threading.Lock()\\n" + source)
+        file.write("ONCE = (i for i in ())\\n" + source.replace("* x", "* (ONCE and x)"))
     importlib.invalidate_caches()
     import added
     print("added", computed(added.twice))
@@ -176,21 +184,22 @@ with Runtime(2, use_gpu=False) as runtime:
         computed(in_vain)
     except ModuleNotFoundError as error:
         print(error.rank, str(error).splitlines()[1])
-"""
+'''
 
 
 def test_workers_find_the_modules_that_the_master_has(zygote, tmp_path):
     """Relative, made, loaded, added and moved; or the error says where they have to be."""
     (tmp_path / "relative").mkdir()
     (tmp_path / "elsewhere").mkdir()
-    source = "import threading\nLOCK = threading.Lock()\ndef twice(x): LOCK; return 2 * x\n"
+    source = "ONCE = (i for i in ())\ndef twice(x): ONCE; return 2 * x\n"
     for name in ("relative/one.py", "two.py"):  # by value they could not be sent
         (tmp_path / name).write_text(source)
-    (tmp_path / "file.py").write_text("def twice(x): return 2 * x\n")
+    source = "import threading\nLOCK = threading.Lock()\ndef twice(x): LOCK; return 2 * x\n"
+    (tmp_path / "file.py").write_text(source)
     status, out, err = zygote.run(HOMES, folder=tmp_path)
     assert status == 0, err
     *computed, folder, vain = out.splitlines()
-    names = ("one", "two", "made", "plugins.inner", "loaded", "added")
+    names = ("one", "two", "made", "plugins.inner", "loaded", "__main__", "whole", "added")
     assert computed == [f"{name} [2.0, 4.0]" for name in names]
     assert folder == "folder [1.0, 2.0]"
     assert vain.startswith("1 Rank 1 does not find the module 'made': on every host, install it")

@@ -75,7 +75,8 @@ def join() -> Optional[World]:
     watchdog = Watchdog([name], int(fd)) if fd.isdigit() else None
     handler = _outlive_others()
     world = World(launch)
-    if watchdog is not None:
+    if watchdog is not None and not (world.rank and "HYDI_CONTROL_FD" in os.environ):
+        # MPICH's launcher closes the connection of a worker that leaves; others may not.
         world.leaving = functools.partial(watchdog.tell_leaving, world.rank)
     # MPI may have put its own handler in the place.
     _outlive_others(handler)

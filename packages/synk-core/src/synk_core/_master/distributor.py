@@ -102,5 +102,6 @@ class Distributor:
         except Exception as error:
             raise SpecError(
                 f"cannot send {what} to the workers: something in it cannot be pickled "
-                f"({type(error).__name__}: {error})"
+                f"({type(error).__name__}: {error}); make it in a module that workers import from "
+                f"a folder in sys.path: not in the main script, nor loaded by hand"
             ) from error

@@ -152,7 +152,7 @@ def watch_rank(fd: int, rank: WatchedProcess, launcher: int, name: str) -> None:
     line.register(fd, select.POLLIN)
     leaving = line.poll(0) and os.read(fd, 1)  # the first digit of a rank that was about to end
     if leaving and leaving != b"0":
-        return  # some launchers do not close the connection; the job's end is the master's
+        return  # this launcher may not close the connection; the job's end is the master's
     patience_s, code = GRACE_S, 1
     try:
         code = os.waitstatus_to_exitcode(int(stat(rank.pid)[49]))

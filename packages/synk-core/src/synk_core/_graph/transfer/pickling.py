@@ -17,7 +17,7 @@ import threading
 from contextlib import contextmanager, suppress
 from importlib.machinery import ExtensionFileLoader, PathFinder
 from types import FunctionType, ModuleType
-from typing import Any, Iterable, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple
 
 import cloudpickle
 
@@ -72,6 +72,10 @@ def no_collection() -> Iterator[None]:
             gc.enable()
 
 
+_LOCKS = {type(make()): make for make in (threading.Lock, threading.RLock)}
+"""Locks of modules that are sent: each process has its own, as where it imports them."""
+
+
 class _GraphPickler(cloudpickle.Pickler):  # type: ignore[misc]
     def __init__(self, file: Any, registry: VariableRegistry, buffers: List[Any]) -> None:
         super().__init__(file, protocol=5, buffer_callback=buffers.append)
@@ -108,6 +112,13 @@ class _GraphPickler(cloudpickle.Pickler):  # type: ignore[misc]
                 obj.otypes,
                 state["_FromFunctionOp__infer_shape"],
             )
+        if isinstance(obj, functools._lru_cache_wrapper):
+            # Its own pickle is its name, which fails where a function would be sent by value.
+            name = obj.__module__
+            if name == "__main__" or name not in sys.modules or not _is_found(name):
+                return _cached, (obj.__wrapped__, obj.cache_parameters())
+        if type(obj) in _LOCKS:
+            return _LOCKS[type(obj)], ()
         form = reduced(obj)
         return super().reducer_override(obj) if form is None else form
 
@@ -133,6 +144,10 @@ def _is_found(name: str) -> bool:
     # Who has put an object of another kind in its place does so in a worker, too.
     origin = getattr(own, "origin", None) or getattr(module, "__file__", None)
     return spec is not None and (type(module) is not ModuleType or spec.origin == origin)
+
+
+def _cached(function: Any, parameters: Dict[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(function)
 
 
 def _created(maker: Any, storage: List[Any], trust_input: bool) -> Any:
