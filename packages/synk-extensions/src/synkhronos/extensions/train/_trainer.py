@@ -350,8 +350,7 @@ class Trainer:
             self._checkpoints.require_empty()
         if self._checkpoints and self.epoch < epochs:
             self._checkpoints.require_writable()
-        self._begun = True
-        self._stop_reason = None
+        self._begun, self._stop_reason = True, None
         return whole(partial(self._run, epochs), self._idle, always=True, ends=True)
 
     def _run(self, epochs: int) -> History:
@@ -482,8 +481,7 @@ class Trainer:
         self._rate.set_for("step", self.step)
 
         def counted() -> list[float]:
-            outputs = as_list(take())
-            values = [scalar(name, value) for name, value in zip(self._train_columns, outputs)]
+            values = [scalar(*pair) for pair in zip(self._train_columns, as_list(take()))]
             self._progress.add(values, self.train.rows or 1)
             return values
 
@@ -545,8 +543,8 @@ class Trainer:
         """Write the checkpoints of the end of an epoch."""
         progress, checkpoints = self._progress, self._checkpoints
         if score < progress.best:
-            content = self._content() if checkpoints and checkpoints.best else None
-            if checkpoints and content:
+            if checkpoints and checkpoints.best:
+                content = self._content()
                 content["memory"]["best"] = score
                 # First: if the run ended in between, it would resume before the best epoch.
                 checkpoints.write_best(content)
