@@ -482,8 +482,7 @@ class Trainer:
         self._rate.set_for("step", self.step)
 
         def counted() -> list[float]:
-            outputs = as_list(take())
-            values = [scalar(name, value) for name, value in zip(self._train_columns, outputs)]
+            values = [scalar(*pair) for pair in zip(self._train_columns, as_list(take()))]
             self._progress.add(values, self.train.rows or 1)
             return values
 
@@ -544,8 +543,8 @@ class Trainer:
         """Write the checkpoints of the end of an epoch."""
         progress, checkpoints = self._progress, self._checkpoints
         if score < progress.best:
-            content = self._content() if checkpoints and checkpoints.best else None
-            if checkpoints and content:
+            if checkpoints and checkpoints.best:
+                content = self._content()
                 content["memory"]["best"] = score
                 # First: if the run ended in between, it would resume before the best epoch.
                 checkpoints.write_best(content)
