@@ -11,6 +11,8 @@ from typing import Any, Dict, List, Optional, Sequence, Union
 
 import numpy as np
 
+from synk_core.engine import Constant
+
 from .layout import merge_layouts, multiplied
 from .walk import (
     FIXED,
@@ -115,21 +117,26 @@ def of_reduced(node: Any, name: str, values: List[Value]) -> Value:
     if name not in SMOOTH:
         return unknown(node, "may or may not change a value that was reduced over rows")
     if already is not None:
-        return unknown(node, _UNDOES) if _may_undo(name, values) else already
+        return unknown(node, _UNDOES) if _may_undo(node, name, values) else already
     if all(value.kind in ("max", "min", "fixed") for value in values):
         return unknown(node, "is monotone only for some values, and its argument is a maximum")
     return mixed(node, f"is not linear in {_phrase(values)}", CURE)
 
 
-def _may_undo(name: str, values: Sequence[Value]) -> bool:
+def _may_undo(node: Any, name: str, values: Sequence[Value]) -> bool:
     """Return whether a function may undo the one that made its argument mixed, as in the square of
-    a norm, or is the product of such with itself."""
-    nodes = [v.reason.node for v in values if v.kind == "mixed" and v.reason is not None]
-    if name in ("Mul", "TrueDiv"):
-        return len(set(nodes)) < len(nodes)
-    made = [
-        type(getattr(node.op, "scalar_op", None)).__name__ for node in nodes if node is not None
-    ]
+    a norm, or is a product or quotient of such and another of the same argument."""
+    nodes = [value.reason and value.reason.node for value in values if value.kind == "mixed"]
+    if name in ("Mul", "TrueDiv") and sum(value.kind != "fixed" for value in values) > 1:
+        terms = [
+            {variable}
+            if value.kind != "mixed" or not value.reason or value.reason.node is None
+            else {each for each in value.reason.node.inputs if not isinstance(each, Constant)}
+            for variable, value in zip(node.inputs, values)
+            if value.kind != "fixed"
+        ]
+        return len(set().union(*terms)) < sum(map(len, terms))
+    made = [type(getattr(each.op, "scalar_op", None)).__name__ for each in nodes if each]
     return any({name, each} <= family for each in made for family in _FAMILIES)
 
 
