@@ -105,6 +105,8 @@ class Case(NamedTuple):
     says: str = ""
 
 
+total = x.sum()
+
 CASES = [
     # Means.
     Case("mean of all", T.sqr(x).mean(), "avg", "exact"),
@@ -268,6 +270,10 @@ CASES = [
     Case("the cube of a product", x.prod() ** 3, "prod", "exact"),
     Case("a root of a product", x.prod() ** 2.5, "prod", "unknown"),
     Case("the square of a norm", T.sqr(norm), "sum", "unknown"),
+    Case("a norm by its negative", -T.sqrt(total) * -T.sqrt(total), "sum", "unknown"),
+    Case("the square of a sum by the sum", T.sqr(total) / total, "sum", "unknown"),
+    Case("the inverse of an inverse", 1 / (1 / total), "sum", "unknown"),
+    Case("a correlation", total / T.sqrt(T.sqr(x).sum()) / T.sqrt(q.sum()), "sum", "wrong"),
     Case("a norm by itself", norm * norm, "sum", "unknown"),
     Case("sorted rows", T.sort(x, axis=0), "gather", "wrong", "sorts"),
     Case("position of the maximum", T.argmax(x, axis=0), "max", "wrong", "position of a row"),

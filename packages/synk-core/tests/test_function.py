@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import synk_comm
 from synk_core import DecompositionWarning, Runtime, in_graph
 from synk_core._plan.rows import split_rows
+from synk_core._rank.outputs import Accumulator
 from synk_core.exceptions import BatchError, InputValueError, SynkError, WorkerFailed
 from synk_testing.engine import STREAMS, T, as_op, engine
 
@@ -689,3 +690,17 @@ def test_outputs_that_do_not_fit_together_are_explained(runtime):
     with pytest.raises(failures, match="needs op 'gather'"):
         f.verify(value)
     assert runtime.function([x], x.mean())(value) == runtime.size
+
+
+@pytest.mark.parametrize("op", ["max", "min", "gather", "last", "rowless", "sum", "avg"])
+def test_slices_may_lie_in_the_same_memory(op):
+    # As with a linker that keeps its memory.
+    held, values = np.empty(2), np.array([[3.0, 5.0], [4.0, 1.0]])
+    accumulator = Accumulator(op, "f")
+    for value in values:
+        held[:] = value
+        accumulator.add(held, 1)
+    result = accumulator.result()
+    held[:] = -1
+    wanted = {"max": [4, 5], "min": [3, 1], "gather": [3, 5, 4, 1], "sum": [7, 6], "avg": [3.5, 3]}
+    assert result.tolist() == wanted.get(op, [4, 1])

@@ -107,15 +107,18 @@ class Accumulator:
             )
         self._dtype, self._shape = value.dtype, value.shape
         if op == "gather":
-            self._parts.append(at_least_1d(value))
+            self._parts.append(at_least_1d(value).copy())
             self._shape = None
         elif op == "avg":
             self._weight += rows
             self._add(value, rows)
         elif op in ("sum", "prod") and self._value is None and value.dtype.kind in "fc":
             self._add(value, 1)
-        elif op in ("last", ROWLESS_OP) or self._value is None:
+        elif op in ("last", ROWLESS_OP):
             self._value = value
+        elif self._value is None:
+            # With linkers that keep their memory, the next slice may overwrite the value.
+            self._value = value.copy()
         else:
             self._value = self._sums.combine(op, self._value, value)
 
@@ -155,7 +158,7 @@ class Accumulator:
                     f"their length: by slice {shown(shapes)}"
                 ) from None
         if not self._parts:
-            return self._value
+            return self._value.copy()
         while len(self._parts) > 1:
             self._join()
         return self._sums.quotient(self._parts[0][1], self._weight or 1.0, self._dtype)

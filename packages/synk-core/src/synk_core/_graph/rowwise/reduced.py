@@ -11,6 +11,8 @@ from typing import Any, Dict, List, Optional, Sequence, Union
 
 import numpy as np
 
+from synk_core.engine import Constant
+
 from .layout import merge_layouts, multiplied
 from .walk import (
     FIXED,
@@ -108,14 +110,31 @@ def of_reduced(node: Any, name: str, values: List[Value]) -> Value:
     if name not in SMOOTH:
         return unknown(node, "may or may not change a value that was reduced over rows")
     if already is not None:
-        made = [v.reason.node for v in values if v.kind == "mixed" and v.reason is not None]
-        scalars = {type(getattr(each.op, "scalar_op", None)).__name__ for each in made if each}
-        if len(set(made)) < len(made) or (name not in ("Mul", "TrueDiv") and scalars & SMOOTH):
+        if _may_undo(node, name, values):
             return unknown(node, "may undo what was done to a value that was reduced over rows")
         return already
     if all(value.kind in ("max", "min", "fixed") for value in values):
         return unknown(node, "is monotone only for some values, and its argument is a maximum")
     return mixed(node, f"is not linear in {_phrase(values)}", CURE)
+
+
+def _may_undo(node: Any, name: str, values: Sequence[Value]) -> bool:
+    """Return whether a function may undo the one that made its argument mixed, as in the square of
+    a norm, or is a product or quotient of such and another of the same argument."""
+    made = [v.reason.node for v in values if v.kind == "mixed" and v.reason is not None]
+    scalars = {type(getattr(each.op, "scalar_op", None)).__name__ for each in made if each}
+    if name not in ("Mul", "TrueDiv"):
+        return bool(scalars & SMOOTH)
+    terms = [
+        {variable}
+        if value.kind != "mixed" or not value.reason or value.reason.node is None
+        else {each for each in value.reason.node.inputs if not isinstance(each, Constant)}
+        for variable, value in zip(node.inputs, values)
+        if value.kind != "fixed"
+    ]
+    if len(terms) == 1:
+        return name == "TrueDiv" and name in scalars
+    return len(set().union(*terms)) < sum(map(len, terms))
 
 
 def _phrase(values: Sequence[Value]) -> str:
