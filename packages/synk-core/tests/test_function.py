@@ -262,6 +262,14 @@ def test_rounding_does_not_grow_with_the_number_of_slices(pair, dtype):
         assert np.all(abs(result - exact) <= 4 * np.spacing(exact.astype(dtype)))
 
 
+def test_infinite_complex_numbers_are_added_as_without_slices(pair):
+    x = T.zmatrix("x")
+    f = pair.function([x], [(x.sum(), "sum"), (x[:, 0].sum(), "sum")], **FAST)
+    value = np.ones((8, 2), complex)
+    value[0, 0] = np.inf
+    np.testing.assert_equal(f(value, num_slices=2), [value.sum(), value[:, 0].sum()])
+
+
 @pytest.mark.parametrize("reduces", [False, True])
 def test_values_that_no_row_goes_into_are_not_averaged(trio, reduces):
     """They are those of a serial program to the last bit, whatever rows and slices ranks have."""

@@ -73,6 +73,7 @@ def test_rows_are_those_of_when_the_act_was_made(runtime):
     index, mask, listed = np.array([4, 0, 1]), np.arange(5) > 2, [2, 2, 3]
     low, high, room = np.array(1), np.array(4), bytearray([3, 1])
     chosen = [index, mask, listed, tuple(index), slice(low, high), memoryview(room), np.int64(2)]
+    chosen.append([*mask])
     expected = [f(values, batch=rows) for rows in chosen]
     acts = [f.delayed(values, batch=rows) for rows in chosen]
     acts.append(runtime.delayed.scatter(part, values, batch=index))

@@ -424,6 +424,8 @@ def test_figures_are_written_and_show_themselves(pictures, name, tmp_path):
     pixels = (imread(tmp_path / "a.png") * 255).astype("uint8")
     assert len(np.unique(pixels.view("uint32"))) > 10, "not a blank sheet"
     assert figure._repr_png_().startswith(b"\x89PNG")
+    pictures[name](str(tmp_path / "without_suffix"))
+    assert (tmp_path / "without_suffix.png").is_file()
     pictures[name](tmp_path / "a.svg")
     assert ET.parse(tmp_path / "a.svg").getroot().tag.endswith("svg")
     before = set(tmp_path.iterdir())

@@ -359,3 +359,20 @@ def test_what_cannot_be_done_is_refused_before_the_first_step(restored, tmp_path
     thread.join()
     assert trainer.step == 0
     assert "on_sigterm='checkpoint' needs run() in the main thread" in errors[0]
+
+
+def test_after_an_error_the_rest_of_an_epochs_end_is_done_and_saved(restored, tmp_path):
+    stopping = EarlyStopping(3)
+
+    def fail(_trainer, _record):
+        raise OSError("the disk is full")
+
+    signals = Signals("on_epoch_end", signal.SIGTERM, step=4)
+    _, trainer = trainer_of(tmp_path, signals, fail, stopping)
+    with pytest.raises(SystemExit):
+        trainer.run(2)
+    best = stopping.state()["best"]
+    again = EarlyStopping(3)
+    _, other = trainer_of(tmp_path, again)
+    assert other.resume()
+    assert again.state()["best"] == best == other.score(other.records[-1])

@@ -38,7 +38,9 @@ def place_of(
     Raises:
         OSError: there is a folder, a socket or a block device, or another user's link.
     """
-    place = os.path.join(os.getcwd(), path)
+    place = os.fspath(path)
+    if not os.path.isabs(place):
+        place = os.path.join(os.getcwd(), place)
     for _ in range(_MOST_LINKS):
         folder, name = os.path.split(place)
         place = os.path.join(os.path.realpath(folder), name)

@@ -239,15 +239,14 @@ class Runtime:
             return
         require_frames()
         atexit.unregister(self.close)
-        with self._controller.closing:
+        try:
+            if not self.closed:
+                self._history.remind()
+        finally:
             try:
-                if not self.closed:
-                    self._history.remind()
+                self._recordings.close()
             finally:
-                try:
-                    self._recordings.close()
-                finally:
-                    self._controller.close()
+                self._controller.close()
 
     def timeline(self, path: Union[str, os.PathLike[str]]) -> Timeline:
         """Record what all ranks do; see `synkhronos.timeline`."""

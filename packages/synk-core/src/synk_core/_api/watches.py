@@ -96,8 +96,8 @@ class Watches:
             return FiniteWatch(self, on, self._check(on))
 
     def restore_finite(self, on: bool) -> None:
-        """Switch checking back, unless the runtime is closed."""
-        if not self._executor.closed:
+        """Switch checking back, unless that is done or the runtime is closed."""
+        if on != self.checks_finite and not self._executor.closed:
             with self._executor.lock:
                 self._check(on)
 

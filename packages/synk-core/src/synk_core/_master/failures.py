@@ -7,7 +7,7 @@ import pickle
 from typing import Iterator, Optional, Sequence, Tuple
 
 import synk_comm
-from synk_core._text import with_cure
+from synk_core._text import text_of, with_cure
 from synk_core._wire.messages import Failure
 from synk_core.exceptions import StartError, SynkError, WorkerFailed
 
@@ -44,8 +44,9 @@ def start_errors() -> Iterator[None]:
     """Raise StartError, with the cure, in place of a system's error."""
     try:
         yield
-    except (OSError, MemoryError) as error:
-        if isinstance(error, SynkError):
+    except (OSError, MemoryError, RuntimeError) as error:
+        is_limit = not isinstance(error, RuntimeError) or "start new thread" in text_of(error)
+        if isinstance(error, SynkError) or not is_limit:
             raise
         raise StartError(f"the workers could not be started: {with_cure(error)}") from error
 

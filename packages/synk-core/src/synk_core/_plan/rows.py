@@ -143,7 +143,7 @@ def kept(batch: Any) -> Any:
         return [*batch] if only_ints else [kept(part) for part in batch]
     if isinstance(batch, slice):
         return slice(*map(kept, _bounds(batch)))
-    if batch is None or isinstance(batch, (int, np.integer, range)):
+    if batch is None or isinstance(batch, (int, np.generic, range)):
         return batch
     index = np.array(np.asarray(batch))  # some objects cannot be asked for a copy
     return index if index.dtype.kind in "iub" else batch

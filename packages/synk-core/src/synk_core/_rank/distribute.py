@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from time import perf_counter
 from typing import Any, List, Sequence
@@ -19,6 +20,7 @@ from synk_core._watch.spans import shifted
 from synk_core._watch.stats import DISTRIBUTE
 from synk_core._wire.messages import Distribute, RecordSpans, TakeTimes
 from synk_core.engine import compile_ahead, refresh_cache
+from synk_core.exceptions import StartError
 
 from .functions import LoadedFunction
 from .workplace import Workplace
@@ -62,7 +64,8 @@ class PreparedDistribution:
         here, act, began = self._here, self._act, perf_counter()
         here.flight.enter(Phase.DISTRIBUTE)
         if not here.is_master:
-            follow(act.path, act.folder, here.world)
+            with contextlib.suppress(StartError):  # that folder may be one of the master's host
+                follow(act.path, act.folder, here.world)
             # The master has compiled everything: with its cache, nothing is compiled here.
             refresh_cache()
             self._take_variables(here.arrays.get(act.payload))

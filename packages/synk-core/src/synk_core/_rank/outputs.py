@@ -43,7 +43,7 @@ class HostSums:
         """Return a new array, ``factor * value``; float16 in float32."""
         if value.dtype == np.float16:
             value = value.astype(np.float32)
-        return value * value.dtype.type(factor)
+        return value.copy() if factor == 1 else value * value.dtype.type(factor)
 
     @staticmethod
     def add_scaled(into: Any, value: Any, factor: float) -> Any:
@@ -62,7 +62,9 @@ class HostSums:
     @staticmethod
     def quotient(value: Any, divisor: float, dtype: Any) -> Any:
         """Return ``value / divisor`` in a dtype; may overwrite `value`."""
-        return np.asarray(value / np.asarray(value).dtype.type(divisor), dtype)
+        if divisor != 1:
+            value = value / np.asarray(value).dtype.type(divisor)
+        return np.asarray(value, dtype)
 
 
 _RUN = 16

@@ -16,6 +16,7 @@ import _thread
 import os
 import pickle
 import signal
+import sys
 import threading
 import time
 from typing import Any, Callable, Optional, Sequence, TypeVar
@@ -237,7 +238,7 @@ def whole(
             finally:
                 holding.ends = False
             if holding.struck and ends is False:
-                holding.handler(signal.SIGINT, None)
+                holding.handler(signal.SIGINT, sys._getframe())
                 holding.struck = None
             returned, done = True, not always
             LATER.leaving |= is_main and done

@@ -48,10 +48,11 @@ def serve_world(world: World) -> None:
                 gc.disable()
     except ChannelClosed:
         if 0 in world.gone:  # it has not ended the world: it is lost
-            sys.stderr.write(
-                f"synkhronos: rank 0 on host {world.members[0].host} (process "
-                f"{world.members[0].pid}) has ended without MPI_Finalize: the job is aborted\n"
-            )
+            with contextlib.suppress(Exception):  # its reader may be gone, too
+                sys.stderr.write(
+                    f"synkhronos: rank 0 on host {world.members[0].host} (process "
+                    f"{world.members[0].pid}) has ended without MPI_Finalize: the job is aborted\n"
+                )
             world.abort(1)
         world.drop_messages()
         control.close()

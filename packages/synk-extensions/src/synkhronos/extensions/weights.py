@@ -213,7 +213,7 @@ def _misfits(
         yield from (
             f"{name}: in the file, but not in params" for name in members.keys() - variables
         )
-    for name in variables.keys() & members:
+    for name in (name for name in variables if name in members):
         array, variable = file.like(members[name]), variables[name]
         here = variable.get_value(borrow=True)
         if array.shape != here.shape:

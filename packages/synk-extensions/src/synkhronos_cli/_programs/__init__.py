@@ -1,1 +1,1 @@
-"""``synkhronos demo``, ``check`` and ``trace``: run other programs."""
+"""``synkhronos demo`` and ``run``: run other programs."""

@@ -73,7 +73,7 @@ def no_collection() -> Iterator[None]:
 
 
 _LOCKS = {type(make()): make for make in (threading.Lock, threading.RLock)}
-"""Locks of modules that are sent: each process has its own, as where it imports them."""
+"""Locks in what is sent, as of modules: each process has its own, as where it imports them."""
 
 
 class _GraphPickler(cloudpickle.Pickler):  # type: ignore[misc]

@@ -130,6 +130,7 @@ def _require_matplotlib() -> None:
 
 def _written(figure: Figure, path: Optional[PathLike]) -> Figure:
     if path is not None:
+        path = Path(path) if Path(path).suffix else Path(f"{os.fspath(path)}.png")
         with whole_file(path) as file:
-            figure.savefig(file, format=Path(path).suffix[1:] or None)
+            figure.savefig(file, format=path.suffix[1:])
     return figure

@@ -79,6 +79,8 @@ class BatchSampler:
             self._generator if settings["shuffle"] else None,
             bool(settings["drop_last"]),
         )
+        # The order is drawn here: a thread that nobody awaits may go through them.
+        batches = itertools.chain([next(batches)], batches)
         return itertools.islice(batches, start, None)
 
     def get_state(self) -> dict[str, Any]:

@@ -74,7 +74,7 @@ class OneProcess:
         def act() -> list[Any]:
             for variable, value in sets:
                 variable.set_value(from_row(value) if _is_object(variable) else value)
-            return [[_value(variable) for variable in variables] for variables, _ in acts]
+            return [[] if values else [*map(_value, variables)] for variables, values in acts]
 
         return whole(act, partial(set_values, [variable for variable, _ in sets], before))
 

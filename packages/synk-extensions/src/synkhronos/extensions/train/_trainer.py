@@ -372,9 +372,9 @@ class Trainer:
                 if interrupt.by != "SIGTERM" or isinstance(error, FloatingPointError):
                     raise
                 logging.getLogger("synkhronos").exception("SIGTERM came, and then an error")
-            history = self._end(interrupt)
-            interrupt.end_program()
-            return history
+                with contextlib.suppress(Exception):  # one is logged already
+                    self._do_due()
+            return self._end(interrupt)
 
     def _idle(self) -> None:
         self._pass_time()
@@ -430,8 +430,7 @@ class Trainer:
 
     def score(self, record: dict[str, Any]) -> float:
         """Return an epoch's score by ``monitor``: lower is better, also with mode="max"."""
-        value = float(record[self.monitor])
-        return -value if self._mode == "max" else value
+        return float(record[self.monitor]) * (-1 if self._mode == "max" else 1)
 
     def get_values(self) -> list[Any]:
         """Return copies of the parameters, and of floats that each rank keeps for itself."""
@@ -562,6 +561,7 @@ class Trainer:
         history = ended(self.records, self.step, interrupt.by, self._stop_reason)
         for callback in self._callbacks:
             callback.on_run_end(self, history)
+        interrupt.end_program()
         return history
 
     def _content(self) -> dict[str, Any]:
