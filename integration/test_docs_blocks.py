@@ -35,7 +35,6 @@ ELSEWHERE = {
 # By day these are left out: what they show is shown by others, or tested with what it belongs to.
 BY_NIGHT = {
     "docs/clusters.md",
-    "docs/command_line.md",
     "docs/hangs.md",
     "docs/idea.md",
     "docs/introduction.md",

@@ -170,13 +170,14 @@ class Host:
         if case["point"] != "ready":
             told = (case["point"], case["rank"], case["deed"], case["argument"])
             os.environ[inflict.BOOT] = ":".join(map(str, told))
-        sys.path.insert(0, BOOT_FOLDER)
+        path = os.environ.get("PYTHONPATH", "")
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (BOOT_FOLDER, path)))
         try:
             self._options = options
             return Runtime(use_gpu=False, **options)
         finally:
             os.environ.pop(inflict.BOOT, None)
-            sys.path.remove(BOOT_FOLDER)
+            os.environ["PYTHONPATH"] = path
 
     def _boot(self, case: Dict[str, Any], runtime: Runtime) -> Dict[str, Any]:
         pool = runtime._controller._pool
