@@ -12,6 +12,7 @@ So none is raised between an order's end and the user's own code, but a moment l
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found] # signal.getsignal() takes 3 us of each call
 import _thread
 import os
 import pickle
@@ -48,6 +49,8 @@ HELD_S = 5.0
 
 _ENDING = ("__exit__", "whole")
 """Functions of ours that end what no Ctrl-C may divide: it comes before them or after."""
+
+_SIGINT = int(signal.SIGINT)
 
 T = TypeVar("T")
 
@@ -137,7 +140,7 @@ class DelayedInterrupt:
         Raises:
             KeyboardInterrupt: one was delayed, and this is the main thread.
         """
-        if getattr(signal.getsignal(signal.SIGINT), "ends", True) is False:
+        if getattr(_signal.getsignal(_SIGINT), "ends", True) is False:
             return  # within `whole`
         if threading.get_ident() == threading.main_thread().ident:
             self.leaving = False
