@@ -17,7 +17,6 @@ import _thread
 import os
 import pickle
 import signal
-import sys
 import threading
 import time
 from typing import Any, Callable, Optional, Sequence, TypeVar
@@ -241,7 +240,7 @@ def whole(
             finally:
                 holding.ends = False
             if holding.struck and ends is False:
-                holding.handler(signal.SIGINT, sys._getframe())
+                holding.handler(signal.SIGINT, None)  # at a frame of ours it would be put off
                 holding.struck = None
             returned, done = True, not always
             LATER.leaving |= is_main and done
