@@ -9,6 +9,7 @@ import os
 import pickle
 import signal
 import sys
+import time
 import traceback
 
 from synk_comm.starting import NO_RANKS
@@ -53,6 +54,7 @@ def serve_world(world: World) -> None:
                     f"synkhronos: rank 0 on host {world.members[0].host} (process "
                     f"{world.members[0].pid}) has ended without MPI_Finalize: the job is aborted\n"
                 )
+                time.sleep(0.2)  # the launcher passes it on, which it does not after the abort
             world.abort(1)
         world.drop_messages()
         control.close()
