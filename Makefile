@@ -85,7 +85,7 @@ bench-shm: setup
 ## bench-comm: collectives beside MPICH and gloo (see packages/synk-comm/benchmarks), and over MPI beside mpi4py
 bench-comm: setup
 	$(PY) packages/synk-comm/benchmarks/run.py $(ARGS)
-	$(PY) packages/synk-comm/benchmarks/mpi_bench.py
+	$(PY) packages/synk-comm/benchmarks/run.py --mpi
 
 ## bench-theano: calls, inputs, scaling, distribution beside plain Theano (see packages/synk-theano/benchmarks/README.md)
 bench-theano: setup

@@ -10,8 +10,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-SHARED_MEMORY = "/dev/shm"  # noqa: S108 - where shared memory is, nothing temporary
-
 
 def describe(*packages: str, **more: str) -> dict[str, str]:
     """Return facts by name, in the order to show them; call it before anything is measured.
@@ -27,8 +25,6 @@ def describe(*packages: str, **more: str) -> dict[str, str]:
         "memory": _gigabytes(_meminfo("MemTotal")),
         "load before": _load(),
         "kernel": f"{platform.system()} {platform.release()}",
-        SHARED_MEMORY: _file_system(),
-        "huge pages": _huge_pages(),
         "Python": f"{platform.python_implementation()} {platform.python_version()}",
         **more,
         **{name: version for name in packages if (version := _version(name))},
@@ -43,16 +39,6 @@ def processor() -> str:
 def memory_free() -> int:
     """Return the bytes that can still be used for private arrays; 0 if the system does not say."""
     return _meminfo("MemAvailable")
-
-
-def shared_memory_free() -> int:
-    """Return the bytes that can still be used, in shared memory and in private memory alike."""
-    try:
-        status = os.statvfs(SHARED_MEMORY)
-    except OSError:
-        return 0
-    free, available = status.f_frsize * status.f_bavail, memory_free()
-    return min(free, available) if available else free
 
 
 def gpus() -> str:
@@ -90,32 +76,6 @@ def _load() -> str:
         return f"{os.getloadavg()[0]:.2f}"
     except OSError:
         return "unknown"
-
-
-def _file_system() -> str:
-    """Return type, size, and options that matter, of what holds shared memory."""
-    try:
-        status = os.statvfs(SHARED_MEMORY)
-    except OSError:
-        return "none"
-    mounts = [line.split() for line in _text("/proc/mounts").splitlines()]
-    size = _gigabytes(status.f_frsize * status.f_blocks)
-    found = [words for words in mounts if words[1] == SHARED_MEMORY]
-    if not found:
-        return f"not mounted by itself, {size}"
-    _device, _where, kind, options = found[-1][:4]
-    huge = [option for option in options.split(",") if option.startswith("huge=")]
-    return ", ".join([kind, size, *huge])
-
-
-def _huge_pages() -> str:
-    """Return which of its choices the kernel has taken, for private and for shared memory."""
-    chosen = []
-    for name, label in (("enabled", "private"), ("shmem_enabled", "shared")):
-        text = _text(f"/sys/kernel/mm/transparent_hugepage/{name}")
-        if "[" in text:
-            chosen.append(f"{label} {text.split('[')[1].split(']')[0]}")
-    return ", ".join(chosen) or "unknown"
 
 
 def _version(name: str) -> str:

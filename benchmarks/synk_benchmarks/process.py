@@ -8,10 +8,9 @@ import os
 import queue
 import signal
 import subprocess
-import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -44,19 +43,6 @@ def ask(command: Sequence[str], limit_s: float, environment: Mapping[str, str]) 
     if done.returncode:
         raise Failed(f"exit status {done.returncode}: {last_words(done.stderr)}")
     return done.stdout
-
-
-@contextlib.contextmanager
-def environment_for_imports(environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """Yield the environment for processes that time imports: of compiled files, as installed.
-
-    The first round, which does not count, compiles for all.
-    """
-    environment = dict(environment)
-    with tempfile.TemporaryDirectory(prefix="synk-bench-") as folder:
-        if environment.pop("PYTHONDONTWRITEBYTECODE", ""):
-            environment["PYTHONPYCACHEPREFIX"] = folder
-        yield environment
 
 
 class Process:

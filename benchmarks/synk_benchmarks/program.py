@@ -1,156 +1,127 @@
-"""Run a benchmark from the command line: options, progress, and what is done with a result."""
+"""Run a benchmark from the command line: options, progress, parts, and the page of a run."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
-from .results import NOT_FINISHED, Result, Row, load, merged
+from .results import Row, joined
 from .rounds import OutOfTimeError
-from .tables import Page
+from .tables import Table, page
+
+NOT_MEASURED = "not measured: "
+"""Beginning of the line on a part that broke."""
 
 
-class Progress:
-    """One line on stderr that replaces itself on a terminal, and is left out elsewhere.
-
-    It is also where the run notices that it is to end: an exception that a signal handler
-    raises may be lost, if it comes while Python runs a finalizer.
-    """
-
-    def __init__(self) -> None:
-        self._shown = sys.stderr.isatty()
-        self.ended_by = 0
-
-    def end_on(self, number: int) -> None:
-        """Have this signal raise KeyboardInterrupt, now and at the next line."""
-        signal.signal(number, self._end)
-
-    def _end(self, number: int, _frame: Any) -> None:
-        self.ended_by = number
-        raise KeyboardInterrupt
-
-    def __call__(self, text: str) -> None:
-        """Show this in place of what was there."""
-        if self.ended_by:
-            raise KeyboardInterrupt
-        self._replace(text[:100])
-
-    def line(self, text: str) -> None:
-        """Show a line that stays."""
-        self._replace("")
-        sys.stderr.write(text + "\n")
-        sys.stderr.flush()
-
-    def _replace(self, text: str) -> None:
-        if self._shown:
-            sys.stderr.write(f"\r\033[K{text}")
-            sys.stderr.flush()
+def say(text: str) -> None:
+    """Show a line of progress."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
 
 
-def parser(doc: str, only: Iterable[str], quick: str) -> argparse.ArgumentParser:
+def parser(doc: str, only: Iterable[str], quick: str, rounds: int = 0) -> argparse.ArgumentParser:
     """Return a parser with the options that all benchmarks have.
 
     Args:
         doc: of the program.
         only: what ``--only`` takes.
         quick: what ``--quick`` does.
+        rounds: the default of ``--rounds``; 0 for no such option.
     """
     made = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     names = list(only)
+    add = made.add_argument
+    add("--quick", action="store_true", help=quick)
     shown = ", ".join(repr(name) if " " in name else name for name in names)
+    choice = _choice(names, shown)
+    add("--only", nargs="+", metavar="NAME", type=choice, default=[], help=shown)
+    add("--markdown", type=Path, metavar="FILE", help="write a page")
+    if rounds:
+        add("--rounds", type=positive, metavar="N", help=f"{rounds} by default, --quick: 3")
+    return made
 
+
+def positive(text: str) -> int:
+    """Read an option that is a number from 1 on."""
+    if not text.isdigit() or not int(text):
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected a number from 1 on")
+    return int(text)
+
+
+def _choice(names: Sequence[str], shown: str) -> Callable[[str], str]:
     def known(name: str) -> str:
         if name not in names:
             raise argparse.ArgumentTypeError(f"there is no {name}; it takes {shown}")
         return name
 
-    add = made.add_argument
-    add("--quick", action="store_true", help=quick)
-    add("--only", nargs="+", metavar="NAME", type=known, default=[], help=shown)
-    add("--json", type=Path, metavar="FILE", help="write all samples")
-    add("--markdown", type=Path, metavar="FILE", help="write a page")
-    add("--read", type=Path, metavar="FILE", help="show what --json wrote, measuring nothing")
-    return made
+    return known
 
 
 def run(
+    title: str,
+    facts: Mapping[str, str],
+    parts: Mapping[str, Callable[[], Iterable[Row]]],
     options: argparse.Namespace,
-    measure: Callable[[Progress], Result],
-    page: Callable[[Result], Page],
-    draw: Callable[[Result, Path], None] | None = None,
-    order: Callable[[Row], Any] | None = None,
+    left_out: Mapping[str, str] | None = None,
+    limit_s: int = 0,
+    ours: str = "",
+    more: Callable[[Sequence[Row]], Sequence[Table]] = lambda _rows: (),
 ) -> int:
-    """Measure (or read a file), show and write what was asked for; return the exit status.
+    """Measure the parts one after the other, show the page, and write it if that was asked for.
+
+    A part that breaks or takes longer than `limit_s` is left out, and the page says why. Ctrl-C
+    and SIGTERM end the run; the page has what was measured before.
 
     Args:
-        options: of `parser`, and ``--plot`` and ``--update`` where `draw` and `order` are given.
-        measure: makes a result. What it raises as ValueError is told without a traceback.
-        page: shows it.
-        draw: writes a picture of it.
-        order: sorts the rows of several runs.
+        title: of the page.
+        facts: where and how it is measured.
+        parts: what yields rows, by name.
+        options: of `parser`.
+        left_out: who cannot take part, and why.
+        limit_s: seconds for a part; 0 for any number.
+        ours: the contender whose column is the first; by default that of a table's first cell.
+        more: makes further tables of all rows.
+
+    Returns:
+        The exit status.
     """
-    progress = Progress()
-    progress.end_on(signal.SIGTERM)
+    rows: list[Row] = []
+    lines = [f"left out: {name}: {why}" for name, why in (left_out or {}).items()]
+    status = 0
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    began = time.monotonic()
     try:
-        update = options.update if order else None
-        old = load(update) if update and update.exists() else None
-        result = load(options.read) if options.read else measure(progress)
-    except (OSError, ValueError) as error:
-        sys.exit(str(error))
+        for name, measure in parts.items():
+            begin = time.monotonic()
+            try:
+                with _time_limit(limit_s):
+                    for row in measure():
+                        rows.append(row)
+            except Exception as error:  # noqa: BLE001 - one part that breaks must not end the run
+                lines.append(f"{NOT_MEASURED}{name}: {type(error).__name__}: {error}")
+                status = 1
+            say(f"{name}: {time.monotonic() - begin:.1f} s")
     except KeyboardInterrupt:
-        progress.line("interrupted; nothing was written")
-        return 128 + (progress.ended_by or signal.SIGINT)
-    complete = result.runs[-1].complete
-    if order and update:
-        result = merged(old, result, order) if old else result
-        result.save(update)
-    if options.json:
-        result.save(options.json)
-    picture = options.plot if draw else None
-    if draw and picture:
-        try:
-            draw(result, picture)
-        except ImportError:
-            progress.line("no plot: pip install matplotlib")
-        except ValueError as error:
-            progress.line(f"no plot: {error}")
-    shown = page(result)
+        lines.append(f"{NOT_MEASURED}the rest: interrupted")
+        status = 128 + signal.SIGINT
+    facts = {**facts, "took": f"{time.monotonic() - began:.0f} s"}
+    if getattr(options, "quick", False):
+        facts["rounds"] = "quick: no result to quote"
+    shown = page(title, facts, joined(rows), lines, ours)
+    shown.tables += more(rows)
     if options.markdown:
         options.markdown.parent.mkdir(parents=True, exist_ok=True)
-        link = picture and os.path.relpath(picture, options.markdown.parent)
-        options.markdown.write_text(shown.markdown(link), encoding="utf-8")
-    sys.stdout.write(shown.plain())
-    return 0 if complete else 1
-
-
-def measure_parts(
-    parts: Mapping[str, Callable[[], list[Row]]],
-    left_out: dict[str, str],
-    progress: Progress,
-    limit_s: int = 0,
-) -> list[Row]:
-    """Measure one part after the other; one that hangs or breaks is left out, and says why."""
-    rows: list[Row] = []
-    for name, measure in parts.items():
-        begin = time.monotonic()
-        try:
-            with _time_limit(limit_s):
-                rows += measure()
-        except Exception as error:  # noqa: BLE001 - one part that breaks must not end the run
-            left_out[f"{NOT_FINISHED}{name}"] = why = f"{type(error).__name__}: {error}"
-            progress.line(f"{name}: not measured: {why}")
-        else:
-            progress.line(f"{name}: {time.monotonic() - begin:.1f} s")
-    return rows
+        options.markdown.write_text(shown.markdown(), encoding="utf-8")
+    sys.stdout.write(shown.markdown())
+    return status
 
 
 @contextlib.contextmanager

@@ -8,8 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Callable, Dict, TypeVar
 
-from .contender import NotOfferedError, failure
-from .results import Cell
+from .results import Cell, NotOfferedError, failure
 
 MOST_CALLS = 2000
 """Calls of one turn, at most."""
@@ -91,7 +90,6 @@ def take_turns(
     contenders: Sequence[Any],
     rounds: int,
     measure: Callable[[Any], Parts],
-    say: Callable[[str], None],
 ) -> dict[str, dict[str, Cell]]:
     """Ask every contender once in every round.
 
@@ -102,7 +100,6 @@ def take_turns(
         rounds: how many.
         measure: does its work with one contender and returns seconds (or anything else) by
             part. A contender for which it raises is out for the rest; the cell says why.
-        say: shows what is being done.
 
     Returns:
         From the name of a part to the cells of that part.
@@ -111,7 +108,6 @@ def take_turns(
     samples: dict[str, list[Parts]] = {contender.name: [] for contender in active}
     notes: dict[str, str] = {}
     for number, contender in turns(active, rounds, warm=rounds > 2):
-        say(f"round {number + 1}/{rounds}, {contender.name}")
         try:
             parts = measure(contender)
         except OutOfTimeError:

@@ -1,150 +1,159 @@
-"""Show a result: as plain text for a terminal, and as a page of Markdown."""
+"""Show rows as Markdown: a table for each group, ours first, and our ratio to each other."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Callable
 
-from .results import Cell, Result, Row
-from .targets import NO
-from .text import amount
+from .results import BYTES, KB, MB, SECONDS, Cell, Row, ratio
+
+LEGEND = (
+    "Medians of all rounds. 'to X': our number to X's, the median of the rounds' own ratios; "
+    "below 1 is better.\nIn brackets the limit that is aimed at; NO: it was missed. "
+    "*: see the remarks."
+)
 
 
 @dataclass
 class Table:
-    """A table.
+    """A table; its first column is text, all others are numbers."""
 
-    Attributes:
-        header: names of the columns.
-        lines: of cells.
-        texts: which columns are text and aligned to the left.
-        groups: for each line what it belongs to, with a gap where that changes; or nothing.
-        title: above it, where there are several.
-    """
-
+    title: str
     header: Sequence[str]
-    lines: list[list[str]]
-    texts: Sequence[int] = (0,)
-    groups: Sequence[object] = ()
-    title: str = ""
-
-    def plain(self) -> str:
-        """Return it for a terminal."""
-        widths = [max(map(len, column)) for column in zip(self.header, *self.lines)]
-        out = [f"{self.title}:"] if self.title else []
-        out += [self._aligned(self.header, widths), "-" * (sum(widths) + 2 * len(widths) - 2)]
-        for place, line in enumerate(self.lines):
-            if self.groups and place and self.groups[place] != self.groups[place - 1]:
-                out.append("")
-            out.append(self._aligned(line, widths))
-        return "\n".join(out) + "\n"
+    lines: list[list[str]] = field(default_factory=list)
 
     def markdown(self) -> str:
-        """Return it for a page; missed targets are bold."""
-        out = [f"### {self.title}", ""] if self.title else []
-        out.append(f"| {' | '.join(map(_escaped, self.header))} |")
-        marks = ("---" if i in self.texts else "--:" for i in range(len(self.header)))
-        out.append(f"|{'|'.join(marks)}|")
-        out += [f"| {' | '.join(map(_marked, line))} |" for line in self.lines]
-        return "\n".join(out) + "\n"
-
-    def _aligned(self, line: Sequence[str], widths: list[int]) -> str:
-        parts = [
-            cell.ljust(width) if place in self.texts else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(line, widths))
+        """Return it as Markdown that can be read as it is."""
+        lines = [[_marked(cell) for cell in line] for line in (self.header, *self.lines)]
+        widths = [max(map(len, column)) for column in zip(*lines)]
+        lines.insert(1, ["-" * widths[0], *(f"{'-' * (width - 1)}:" for width in widths[1:])])
+        texts = [
+            " | ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])])
+            for line in lines
         ]
-        return "  ".join(parts).rstrip()
+        return "\n".join([f"### {self.title}", "", *(f"| {text} |" for text in texts), ""])
 
 
 @dataclass
 class Page:
-    """All that is shown of a result.
+    """All that is shown of a run.
 
     Attributes:
         title: of the page.
-        result: what it shows.
+        facts: where and how it was measured.
         tables: of it.
-        summary: a sentence or two; may be empty.
-        legend: how the tables are to be read; may be empty.
-        remarks: lines on single numbers.
+        remarks: lines on single numbers, and on what was left out.
     """
 
     title: str
-    result: Result
+    facts: Mapping[str, str]
     tables: list[Table]
-    summary: str = ""
-    legend: str = ""
     remarks: list[str] = field(default_factory=list)
 
-    def plain(self) -> str:
-        """Return it for a terminal or a file."""
-        remarks = [f"* {remark}" for remark in self.remarks]
-        rest = [self.legend and f"{self.legend}\n", self.summary, *remarks, *self.result.left_out]
-        return "\n".join([*(table.plain() for table in self.tables), *filter(None, rest)]) + "\n"
-
-    def markdown(self, picture: str | None = None) -> str:
-        """Return a page that stands for itself.
-
-        Args:
-            picture: where it is, relative to the page.
-        """
-        page = [f"# {self.title}", "", *([self.summary, ""] if self.summary else [])]
-        if picture:
-            page += [f"![{self.title}]({picture})", ""]
-        runs = self.result.runs
-        for number, run in enumerate(runs):
-            page += [f"## Where{f', run {number + 1}' if len(runs) > 1 else ''}", ""]
-            page += ["| | |", "|---|---|"]
-            page += [f"| {_escaped(name)} | {_escaped(fact)} |" for name, fact in run.facts.items()]
-            if len(runs) > 1:
-                groups = dict.fromkeys(row.group for row in self.result.rows if row.run == number)
-                page.append(f"| rows | {_escaped(', '.join(groups))} |")
-            page.append("")
-        page += ["## Numbers", "", *([_escaped(self.legend, "\n"), ""] if self.legend else [])]
+    def markdown(self) -> str:
+        """Return it as Markdown, a page that stands for itself."""
+        facts = [f"| {_escaped(name)} | {_escaped(fact)} |" for name, fact in self.facts.items()]
+        page = [f"# {self.title}", "", "| | |", "|---|---|", *facts, "", _escaped(LEGEND), ""]
         page += [table.markdown() for table in self.tables]
-        remarks = [*self.remarks, *self.result.left_out]
-        if remarks:
-            page += ["## Remarks", "", *(f"- {_escaped(remark)}" for remark in remarks)]
+        page += [f"- {_escaped(remark)}" for remark in self.remarks]
         return "\n".join(page).rstrip() + "\n"
 
 
+def page(
+    title: str,
+    facts: Mapping[str, str],
+    rows: Sequence[Row],
+    left_out: Sequence[str],
+    ours: str = "",
+) -> Page:
+    """Return the page of rows: a table for each group."""
+    groups = dict.fromkeys(row.group for row in rows)
+    tables = [table_of(name, [row for row in rows if row.group == name], ours) for name in groups]
+    return Page(title, facts, tables, [*_remarks(rows), *left_out])
+
+
+def table_of(title: str, rows: Sequence[Row], ours: str = "") -> Table:
+    """Return the table of a group's rows; ours is by default the contender of the first cell."""
+    names = list(dict.fromkeys(name for row in rows for name in row.cells))
+    names.sort(key=lambda name: name != ours)
+    table = Table(title, ["", *names, *(f"to {name}" for name in names[1:])])
+    for row in rows:
+        cells = [cell_text(row.cells.get(name, Cell()), row.unit) for name in names]
+        cells[0] += _limit(row, "", row.value(names[0]))
+        ratios = [_compared(row, names[0], name) for name in names[1:]]
+        table.lines.append([row.label, *cells, *ratios])
+    return table
+
+
+def _compared(row: Row, ours: str, name: str) -> str:
+    found = ratio(row, ours, name)
+    return "" if found is None else number(found) + _limit(row, name, found)
+
+
+def _limit(row: Row, name: str, found: float | None) -> str:
+    """Return the limit of a number, as in " (<= 0.9 NO)"; empty if there is none."""
+    if name not in row.limits or found is None:
+        return ""
+    limit = row.limits[name]
+    text = number(limit) if name else amount(limit, row.unit)
+    return f" (<= {text}{'' if found <= limit else ' NO'})"
+
+
 def cell_text(cell: Cell, unit: str) -> str:
-    """Return a contender's number, or in a word why there is none; * where there is a remark."""
-    star = "*" if _worth_telling(cell) else ""
+    """Return a contender's number, or in a word why there is none; * if there is a remark."""
     if cell.value is None:
-        return f"{cell.note.partition(':')[0]}*" if star else "-"
-    return f"{'>= ' if cell.at_least else ''}{amount(cell.value, unit)}{star}"
+        return f"{cell.note.partition(':')[0]}*" if ":" in cell.note else "-"
+    return amount(cell.value, unit) + ("*" if cell.note else "")
 
 
-def remarks_on(result: Result, title: Callable[[Row], str]) -> list[str]:
-    """Return each remark once, with the rows and contenders that it is about."""
-    told: dict[tuple[str, str], list[Row]] = {}
-    for row in result.rows:
-        notes: dict[str, list[str]] = {}
+def _remarks(rows: Sequence[Row]) -> list[str]:
+    """Return each remark once, with the first row that it is about."""
+    told: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
         for name, cell in row.cells.items():
-            if _worth_telling(cell):
-                notes.setdefault(cell.note, []).append(name)
-        for note, names in notes.items():
-            told.setdefault((", ".join(names), note), []).append(row)
-    lines = []
-    for (who, note), rows in told.items():
-        more = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
-        lines.append(f"{title(rows[0]).strip()}{more}: {who}: {note}")
-    return lines
+            if cell.note and (cell.value is not None or ":" in cell.note):
+                told.setdefault((name, cell.note), []).append(f"{row.group}, {row.label}")
+    return [
+        f"{labels[0]}{f' and {len(labels) - 1} more' if labels[1:] else ''}: {name}: {note}"
+        for (name, note), labels in told.items()
+    ]
 
 
-def _worth_telling(cell: Cell) -> bool:
-    """Return whether there is a remark: what is simply not offered has a note without a colon."""
-    return bool(cell.note) and (cell.value is not None or ":" in cell.note)
+def amount(value: float, unit: str = SECONDS) -> str:
+    """Write a number in the unit that suits it: 1.31 us, 154 ms, 1,175 B, 3.8 MB, 2,581."""
+    if unit == SECONDS:
+        for factor, name in ((1e9, "ns"), (1e6, "us"), (1e3, "ms")):
+            if abs(value) * factor < 999.5:
+                return f"{value * factor:.3g} {name}"
+        return f"{value:.2f} s"
+    if unit == BYTES and abs(value) >= 1e4:
+        for factor, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+            if abs(value) >= factor:
+                return f"{value / factor:.3g} {name}"
+    count = f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"
+    return f"{count} B" if unit == BYTES else count
 
 
-def _escaped(text: str, newline: str = " ") -> str:
+def number(value: float) -> str:
+    """Write a ratio: 2.09, 0.047, 1/152."""
+    if 0 < value < 0.01:
+        return f"1/{round(1 / value)}"
+    return f"{value:.2f}" if abs(value) >= 0.0995 else f"{value:.2g}"
+
+
+def size_name(nbytes: int) -> str:
+    """Write a size in powers of two, as everywhere: 4 B, 64 KB, 1 MB."""
+    for unit, name in ((MB, "MB"), (KB, "KB")):
+        if nbytes >= unit and nbytes % unit == 0:
+            return f"{nbytes // unit} {name}"
+    return f"{nbytes} B"
+
+
+def _escaped(text: str) -> str:
     # Within a word, an underscore is no emphasis.
-    return re.sub(r"[|*~]|(?<!\w)_|_(?!\w)", r"\\\g<0>", text).replace("\n", newline)
+    return re.sub(r"[|*~]|(?<!\w)_|_(?!\w)", r"\\\g<0>", text)
 
 
 def _marked(text: str) -> str:
-    missed = re.search(rf"(^| ){NO}\b", text)
-    return f"**{_escaped(text)}**" if missed else _escaped(text)
+    return f"**{_escaped(text)}**" if text.endswith(" NO)") else _escaped(text)

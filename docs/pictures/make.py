@@ -1,4 +1,4 @@
-"""Draws the pictures of seeing.md anew, from a training on two processes: takes seconds.
+"""Draw the picture of seeing.md, from a training on two processes: takes seconds.
 
 python docs/pictures/make.py
 """
@@ -17,7 +17,7 @@ import theano.tensor as T
 
 import synkhronos as synk
 from synkhronos.extensions import updates
-from synkhronos.extensions.plots import plot_timeline, plot_training
+from synkhronos.extensions.plots import plot_training
 from synkhronos.extensions.train import Trainer, make_train_function, step_decay
 
 HERE = Path(__file__).parent
@@ -25,7 +25,7 @@ ROWS, FEATURES, HIDDEN, CLASSES = 4096, 400, 400, 10
 
 
 def main(target: Path) -> None:
-    """Train, and write both pictures into a folder."""
+    """Train, and write the picture into a folder."""
     rng = np.random.RandomState(0)
     synk.fork(2, use_gpu=False)
     x, y = T.matrix("x"), T.ivector("y")
@@ -39,7 +39,7 @@ def main(target: Path) -> None:
     labels = rng.randint(CLASSES, size=ROWS).astype("int32")
     points = (0.15 * means[labels] + rng.randn(ROWS, FEATURES)).astype(theano.config.floatX)
     with tempfile.TemporaryDirectory() as folder:
-        log, trace = Path(folder, "log.csv"), Path(folder, "trace.json")
+        log = Path(folder, "log.csv")
         trainer = Trainer(
             train,
             (points[:3072], labels[:3072]),
@@ -52,12 +52,7 @@ def main(target: Path) -> None:
             log=log,
         )
         trainer.run(epochs=16)
-        data = train.build_inputs(points, labels)
-        train(*data, batch=np.arange(2048), num_slices=2)
-        with synk.timeline(trace):
-            train(*data, batch=rng.permutation(ROWS)[:2048], num_slices=2)
         synk.close()
-        save(plot_timeline(trace), target / "timeline.svg")
         save(plot_training(log), target / "training.svg")
 
 

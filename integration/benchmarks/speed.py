@@ -1,33 +1,26 @@
-"""Draw docs/speed.svg, the picture of the first page, from recorded results alone.
+"""Draw docs/speed.svg, the picture of the first page, from docs/pictures/figures.json alone.
 
 python integration/benchmarks/speed.py [FILE]
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from math import log2
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
-from synk_benchmarks.results import OURS as OUR_CELL
-from synk_benchmarks.results import SPEED, Row, compare, load
-
 ROOT = Path(__file__).resolve().parents[2]
-GPUS = ROOT / "integration/benchmarks/gpu/results/2026-11-26-four-h200.json"
-CORES = ROOT / "packages/synk-theano/benchmarks/results/2026-11-26-32-core-xeon.json"
 PICTURE = ROOT / "docs/speed.svg"
+FIGURES = json.loads((ROOT / "docs/pictures/figures.json").read_text(encoding="utf-8"))
 
-ONE = "one process"
-PLAIN, TORCH, OURS = "plain Theano", "PyTorch DDP", "synkhronos"
-NAMES = {PLAIN: PLAIN, TORCH: "PyTorch", OURS: "Synkhronos"}
+PLAIN, TORCH, OURS = "plain Theano", "PyTorch", "Synkhronos"
 COLOURS = {PLAIN: "#8b9199", TORCH: "#d97706", OURS: "#2f7ed8"}
 CURVES = {
-    "the sum of an array": ("array's sum", "#2f7ed8"),
+    "the sum of 1 GB": ("array's sum", "#2f7ed8"),
     "six matrix products": ("products", "#16856b"),
-    "a step of two convolutions": ("convolutions", "#a855b5"),
+    "a training step of two convolutions": ("convolutions", "#a855b5"),
 }
 WIDTH, LEFT, IDEAL = 400, 108, 288
 PLOT, ACROSS, UP = 28, 44, 30
@@ -56,34 +49,21 @@ class Bar(NamedTuple):
     rate: float
 
 
-def rows_of(path: Path, group: str, label: str) -> list[Row]:
-    """Return the recorded rows of this group and label."""
-    return [row for row in load(path).rows if (row.group, row.label) == (group, label)]
-
-
-def training(group: str) -> list[Bar]:
+def training(network: str) -> list[Bar]:
     """Return images per second: of each contender, by number of GPUs, its fastest variant."""
-    fastest: dict[tuple[str, int], float] = {}
-    for row in rows_of(GPUS, group, "step"):
-        for variant, cell in row.cells.items():
-            (contender,) = (name for name in NAMES if variant.startswith(name))
-            key = contender, row.ranks
-            fastest[key] = max(fastest.get(key, 0.0), row.images / cell.value)
     return [
-        Bar(contender, gpus, f"{rate:.0f}, {gpus} GPU{'s' * (gpus > 1)}", rate)
-        for contender in NAMES
-        for (name, gpus), rate in sorted(fastest.items())
-        if name == contender
+        Bar(contender, int(gpus), f"{rate:.0f}, {gpus} GPU{'s' * (gpus > '1')}", rate)
+        for contender in (PLAIN, TORCH, OURS)
+        for gpus, rate in FIGURES["speed"][network][contender].items()
     ]
 
 
 def speedups(what: str) -> dict[int, float]:
     """Return by ranks how many times as fast as one process they compute this."""
-    found = {1: 1.0}
-    for row in load(CORES).rows:
-        if row.key == f"scaling/{what}/{ONE}, {row.ranks} ranks":
-            found[row.ranks] = compare(row, OUR_CELL, ONE, SPEED).value
-    return found
+    table = FIGURES["scaling"]
+    ranks = [int(title.split()[0]) for title in table["header"][1:]]
+    (row,) = (row for row in table["rows"] if row[0] == what)
+    return {1: 1.0, **{n: float(cell.split()[0]) for n, cell in zip(ranks, row[1:])}}
 
 
 def panel(title: str, bars: list[Bar], top: int) -> tuple[list[str], int]:
@@ -95,9 +75,7 @@ def panel(title: str, bars: list[Bar], top: int) -> tuple[list[str], int]:
     for place, bar in enumerate(bars):
         if not place or bars[place - 1].contender != bar.contender:
             y += GAP * (place > 0)
-            lines.append(
-                f'<text class="name" x="{LEFT - 6}" y="{y + 13}">{NAMES[bar.contender]}</text>'
-            )
+            lines.append(f'<text class="name" x="{LEFT - 6}" y="{y + 13}">{bar.contender}</text>')
         length = (IDEAL - LEFT) * bar.rate / (most * one)
         look = (
             f'fill="{COLOURS[bar.contender]}" fill-opacity="{0.4 + 0.6 * bar.devices / most:.2f}"'

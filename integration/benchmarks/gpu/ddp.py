@@ -12,7 +12,6 @@ cuDNN's algorithms are chosen by rule, not by timing them.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import os
@@ -29,6 +28,11 @@ import torchvision
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
+sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
+
+from synk_benchmarks.results import row_of, write_row
+
+ROWS, ABOUT = "rows.jsonl", "about.jsonl"  # as in gpubench.job
 RATE, MOMENTUM = 1e-4, 0.9
 WARM = 5
 THREADS = 8  # that excerpt rows in a rank: with one for each core, ranks slow each other
@@ -43,22 +47,14 @@ CONTENDERS = {
 
 
 def main() -> None:
-    """Prepare the data, wait for the turn, and have all ranks measure."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--settings", required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
-    settings = json.loads(options.settings)
+    """Prepare the data, and have all ranks measure."""
+    settings = json.loads(sys.argv[1])
     side, classes = (32, 10) if settings["tiny"] else (224, 1000)
     images = settings["images"]
     data = torch.rand((images, 3, side, side)).share_memory_()
     labels = torch.randint(classes, (images,)).share_memory_()
-    sys.stdout.write("ready\n")
-    sys.stdout.flush()
-    if not sys.stdin.readline():
-        sys.exit("it was not to measure")
     with tempfile.TemporaryDirectory() as folder:
-        arguments = (settings, str(options.out), folder, data, labels)
+        arguments = (settings, sys.argv[2], folder, data, labels)
         torch.multiprocessing.spawn(rank_main, arguments, nprocs=settings["gpus"])
 
 
@@ -86,22 +82,17 @@ def rank_main(
                 step = _step(model, device, rank, gpus, loader)
                 times = _measure(step, device, settings["rounds"], settings["steps"])
                 if rank == 0:
-                    about = {
-                        "part": network,
-                        "what": "step",
-                        "contender": name,
-                        "gpus": gpus,
-                        "note": "",
-                    }
-                    row = {**about, "rounds": times, "images": batch * gpus}
-                    _write(out, row)
+                    label = f"a step, {gpus} GPU{'s' if gpus > 1 else ''}"
+                    more = {"ranks": gpus, "images": batch * gpus}
+                    write_row(Path(out, ROWS), row_of(network, label, {name: times}, **more))
                 loader.close()
                 del model, step, loader
                 gc.collect()
                 if cuda:
                     torch.cuda.empty_cache()
         if rank == 0:
-            _write(out, {"about": _versions(device, settings["tiny"])})
+            about = json.dumps(_versions(device)) + "\n"
+            Path(out, ABOUT).write_text(about, encoding="utf-8")
     finally:
         distributed.destroy_process_group()
 
@@ -216,34 +207,14 @@ def _measure(step: Callable[[], float], device: Any, rounds: int, steps: int) ->
     return times
 
 
-def _versions(device: Any, tiny: bool) -> dict[str, str]:
+def _versions(device: Any) -> dict[str, str]:
     about = {"torch": torch.__version__, "torchvision": torchvision.__version__}
     about["torch's matrix products"] = (
         "TF32" if torch.backends.cuda.matmul.allow_tf32 else "float32"
     )
     if device.type == "cuda":
         about["torch's cuDNN"] = str(torch.backends.cudnn.version())
-        for tf32 in (True, False):
-            torch.backends.cudnn.allow_tf32 = tf32
-            name = f"largest error of a 3 x 3 convolution, torch, allow_tf32={tf32}"
-            about[name] = f"{_convolution_error(device, tiny):.1e} of the largest value"
     return about
-
-
-def _convolution_error(device: Any, tiny: bool) -> float:
-    """As `gpubench.plain.convolution_error`, with the same numbers."""
-    generator = np.random.default_rng(3)
-    channels, side = (4, 6) if tiny else (64, 28)
-    x = torch.from_numpy(generator.standard_normal((8, channels, side, side)).astype("float32"))
-    w = torch.from_numpy(generator.standard_normal((channels, channels, 3, 3)).astype("float32"))
-    exact = torch.nn.functional.conv2d(x.double(), w.double())
-    result = torch.nn.functional.conv2d(x.to(device), w.to(device)).cpu().double()
-    return float((result - exact).abs().max() / exact.abs().max())
-
-
-def _write(path: str, content: dict[str, Any]) -> None:
-    with open(path, "a", encoding="utf-8") as file:
-        file.write(json.dumps(content) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """GPU benchmarks: plain Theano, synkhronos on 1, 2 and 4 GPUs, bare NCCL, PyTorch DDP.
 
     python integration/benchmarks/gpu/run.py --out DIR
-    python integration/benchmarks/gpu/run.py --out DIR --only resnet,allreduce --gpus 1,2
+    python integration/benchmarks/gpu/run.py --out DIR --only resnet allreduce --gpus 1 2
     python integration/benchmarks/gpu/run.py --out DIR --device cpu --tiny     # tries the program
 
-README.md in this folder tells what is measured, how, and what each figure means. Results are
-written after each process, so that a run that is cut off keeps what it has.
+README.md in this folder tells what is measured, how, and what each figure means. Each part is a
+process of its own, which writes its rows to a file in DIR as soon as they are there: a run that is
+cut off keeps what it has. The page is DIR/results.md.
 """
 
 from __future__ import annotations
@@ -14,27 +15,23 @@ import argparse
 import functools
 import json
 import os
-import signal
-import subprocess
 import sys
 import tempfile
-import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Callable, Mapping
 
 FOLDER = Path(__file__).resolve().parent
 sys.path.insert(0, str(FOLDER))
 
-from gpubench import cache, plan, tables  # noqa: E402 - beside this file
-from gpubench.job import read_lines  # noqa: E402
-from synk_benchmarks import machine, results  # noqa: E402
-from synk_benchmarks.process import READY, Failed, Process  # noqa: E402
+from gpubench.job import ABOUT, OURS, OURS_AHEAD, ROWS, Settings  # noqa: E402 - beside this file
+from synk_benchmarks import machine, process, program  # noqa: E402
+from synk_benchmarks.results import Row, joined, read_rows  # noqa: E402
+from synk_benchmarks.tables import Table  # noqa: E402
 
-LEAST_S = 15
-"""A process is not started with less time than this."""
-SETTINGS = ("device", "steps", "rounds", "images", "tiny", "profile")
-"""Options that every job is told."""
+PARTS = ("allreduce", "resnet", "vgg", "ddp")
+NETWORKS = ("resnet", "vgg")
+LIMITS_S = {"collectives": 90, "plain": 260, "ours": 260, "ddp": 120}
 FLAGS = {
     "floatX": "float32",
     "gpuarray.preallocate": "0",
@@ -45,194 +42,124 @@ FLAGS = {
 """For all that run on Theano, plain or not; those in THEANO_FLAGS win."""
 
 
-class Run:
-    """A run: starts the jobs of a plan, one after the other, and keeps the results."""
-
-    def __init__(self, options: argparse.Namespace) -> None:
-        self._options = options
-        self._out: Path = options.out.resolve()
-        self._deadline: float = time.monotonic() + options.budget_s
-        self._failures = 0
-        self._environment = _environment(options)
-        settings = {
-            "steps and rounds": f"{options.steps} and {options.rounds}",
-            "images": str(options.images),
-            "NCCL_NVLS_ENABLE": self._environment["NCCL_NVLS_ENABLE"],
-            "THEANO_FLAGS": self._environment["THEANO_FLAGS"],
-        }
-        if options.tiny:
-            settings["tiny"] = "small networks, to try the program: no result to quote"
-        described = machine.describe(GPUs=machine.gpus())
-        self.result = results.Result([results.Run(described, settings)])
-        (self._run,) = self.result.runs
-
-    def __call__(self) -> int:
-        """Run everything; returns the exit status."""
-        for jobs in plan.groups(self._options.only, self._options.gpus).values():
-            if self._options.together:
-                self._together(jobs)
-            else:
-                for job in jobs:
-                    self._together([job])
-        return 1 if self._failures else 0
-
-    def _together(self, jobs: list[plan.Job]) -> None:
-        """Prepare jobs at the same time, and have them measure one after the other."""
-        running: dict[plan.Job, Process] = {}
-        limit_s = sum(job.limit_s for job in jobs)
-        began = time.monotonic()
-        try:
-            for job in jobs:
-                if self._possible(job):
-                    running[job] = self._start(job, limit_s)
-            for job, process in list(running.items()):
-                if not self._succeeds(job, functools.partial(process.hear, READY)):
-                    running.pop(job).end()
-                    self._take(job, began)
-            for job, process in list(running.items()):
-                self._succeeds(job, functools.partial(_measure, process))
-                running.pop(job).end()
-                self._take(job, began)
-        finally:
-            for job, process in running.items():
-                process.end()
-                self._run.left_out[job.name] = "interrupted"
-                self._take(job, began)
-
-    def _succeeds(self, job: plan.Job, step: Callable[[], object]) -> bool:
-        try:
-            step()
-        except Failed as error:
-            self._failures += 1
-            self._run.left_out[job.name] = str(error)
-            return False
-        return True
-
-    def _possible(self, job: plan.Job) -> bool:
-        why = ""
-        if self._left() < LEAST_S:
-            why = "the time was over"
-        elif job.kind == "ddp" and not _has_torch(self._options.torch_python):
-            why = f"{self._options.torch_python} has no torch and torchvision"
-        if why:
-            self._run.left_out[job.name] = why
-            self._save()
-        return not why
-
-    def _start(self, job: plan.Job, limit_s: float) -> Process:
-        folder = self._out / "jobs" / job.name
-        folder.mkdir(parents=True, exist_ok=True)
-        for old in folder.iterdir():
-            old.unlink()
-        environment, options = self._environment, self._options
-        settings = {
-            **asdict(job),
-            **{name: getattr(options, name) for name in SETTINGS},
-        }
-        more = ["--settings", json.dumps(settings), "--out", str(folder / "rows.jsonl")]
-        if job.kind == "ddp":
-            command = [options.torch_python, str(FOLDER / "ddp.py"), *more]
-            # What was put on the path is for the other Python.
-            environment = _of_its_own(environment)
-        else:
-            command = [sys.executable, "-m", "gpubench.job", job.kind, *more]
-        _say(f"{job.name} begins; {self._left():.0f} s are left")
-        limit_s = min(limit_s, self._left())
-        return Process(command, limit_s, folder / "log.txt", environment, folder)
-
-    def _take(self, job: plan.Job, began: float) -> None:
-        seconds = time.monotonic() - began
-        rows, about = read_lines(self._out / "jobs" / job.name / "rows.jsonl")
-        self.result.rows += rows
-        self._run.about.update(about)
-        self._run.settings[f"took: {job.name}"] = f"{seconds:.0f} s"
-        self._save()
-        _say(f"{job.name}: {self._run.left_out.get(job.name, 'done')}, {seconds:.0f} s")
-
-    def _save(self) -> None:
-        self.result.save(self._out / "results.json")
-        page = tables.page(self.result).markdown()
-        (self._out / "results.md").write_text(page, encoding="utf-8")
-
-    def _left(self) -> float:
-        return self._deadline - time.monotonic()
-
-
-def _measure(process: Process) -> None:
-    process.tell("go")
-    process.finish()
+def jobs(only: Sequence[str], gpus: Sequence[int]) -> Iterator[tuple[str, str, int]]:
+    """Yield the kind, network and number of GPUs of each process that a run needs."""
+    for n in sorted(set(gpus)):
+        if "allreduce" in only and n > 1:
+            yield "collectives", "", n
+    for network in NETWORKS:
+        if network in only:
+            yield "plain", network, 1
+            for n in sorted(set(gpus)):
+                yield "ours", network, n
+    for n in sorted(set(gpus)):
+        if "ddp" in only:
+            yield "ddp", "", n
 
 
 def main() -> int:
-    """Measure, write, print the tables."""
+    """Measure what was asked for, and show it."""
     options = _options()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what was begun is ended
-    options.out.mkdir(parents=True, exist_ok=True)
-    if options.cache_archive:
-        cache.unpack(options.cache_archive, options.compiledir)
-        _say(f"unpacked {options.cache_archive.name}")
-    run = Run(options)
-    status = 128 + signal.SIGINT
+    environment = _environment(options)
+    facts = machine.describe(
+        GPUs=machine.gpus(),
+        NCCL_NVLS_ENABLE=environment["NCCL_NVLS_ENABLE"],
+        THEANO_FLAGS=environment["THEANO_FLAGS"],
+        rounds=f"{options.rounds} of {options.steps} steps; {options.images} images",
+    )
+    left_out = {}
+    if "ddp" in options.only and not _has_torch(options.torch_python):
+        left_out["ddp"] = f"{options.torch_python} has no torch and torchvision"
+    if options.tiny:
+        left_out["a result to quote"] = "networks are tiny"
+    parts = {
+        "-".join(filter(None, (kind, network, str(n)))): functools.partial(
+            _measured, options, environment, facts, (kind, network, n)
+        )
+        for kind, network, n in jobs(options.only, options.gpus)
+        if kind not in left_out
+    }
+    options.markdown = options.out / "results.md"
+    return program.run("GPU benchmarks", facts, parts, options, left_out, ours=OURS, more=speeds)
+
+
+def _measured(
+    options: argparse.Namespace,
+    environment: Mapping[str, str],
+    facts: dict[str, str],
+    job: tuple[str, str, int],
+) -> Iterator[Row]:
+    """Run a job; yield its rows, those before a failure too."""
+    kind, network, n = job
+    folder: Path = options.out / "jobs" / "-".join(filter(None, (kind, network, str(n))))
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.iterdir():
+        old.unlink()
+    settings = Settings(
+        options.device, n, options.steps, options.rounds, options.images, options.tiny, network
+    )
+    told = [json.dumps(asdict(settings)), str(folder)]
+    if kind == "ddp":
+        command = [options.torch_python, str(FOLDER / "ddp.py"), *told]
+        # What was put on the path is for the other Python.
+        environment = _of_its_own(environment)
+    else:
+        command = [sys.executable, "-m", "gpubench.job", kind, *told]
     try:
-        status = run()
-    except KeyboardInterrupt:
-        _say("interrupted; what was measured before is kept")
+        process.ask(command, LIMITS_S[kind], environment)
     finally:
-        if options.save_cache and options.compiledir.is_dir():
-            pieces = cache.pack(options.compiledir, options.save_cache)
-            _say(f"packed the cache: {len(pieces)} pieces")
-        sys.stdout.write(tables.page(run.result).plain())
-    return status
+        yield from read_rows(folder / ROWS)
+        if (folder / ABOUT).exists():
+            for line in (folder / ABOUT).read_text(encoding="utf-8").splitlines():
+                facts.update(json.loads(line))
+
+
+def speeds(rows: Sequence[Row]) -> list[Table]:
+    """Return the table of images per second, and of what they are of so many times one GPU's."""
+    steps = [row for row in joined(rows) if row.images]
+    ones = {(row.group, name): row for row in steps for name in row.cells if row.ranks == 1}
+    table = Table("Images per second", ["", "GPUs", "images/s", "of linear"])
+    for row in steps:
+        for name in row.cells:
+            rate = row.images / (row.value(name) or 1)
+            line = [f"{row.group}, {name}", str(row.ranks), f"{rate:.0f}", ""]
+            one = ones.get((row.group, name))
+            if one is not None and row.ranks > 1:
+                linear = row.ranks * one.images / (one.value(name) or 1)
+                aim = " (>= 0.97)" if name in (OURS, OURS_AHEAD) else ""
+                line[-1] = f"{rate / linear:.3f}{aim}"
+            table.lines.append(line)
+    return [table] if table.lines else []
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    add = parser.add_argument
-    add("--out", type=Path, required=True, metavar="DIR", help="for results.json, results.md, jobs")
-    add("--only", default=",".join(plan.PARTS), help="parts, with commas (default: %(default)s)")
-    add("--gpus", help="numbers of GPUs, with commas (default: those of 1,2,4 that are there)")
-    add("--steps", type=int, help="in a round (default: 10; tiny: 2)")
-    add("--rounds", type=int, help="of which the median counts (default: 5; tiny: 2)")
-    add("--images", type=int, help="in the data set (default: 2048, 1.2 GB; tiny: 32)")
-    add("--budget-s", type=float, default=540, help="for everything (default: %(default)s)")
+    add, positive = parser.add_argument, program.positive
+    add("--out", type=Path, required=True, metavar="DIR", help="for results.md and jobs")
+    add("--only", nargs="+", choices=PARTS, default=PARTS, help="parts (default: all)")
+    add("--gpus", nargs="+", type=positive, help="numbers of GPUs (default: 1, 2, 4 as there are)")
+    add("--steps", type=positive, help="in a round (default: 10; tiny: 2)")
+    add("--rounds", type=positive, help="of which the median counts (default: 5; tiny: 2)")
+    add("--images", type=positive, help="in the data set (default: 2048, 1.2 GB; tiny: 32)")
     add("--device", default="cuda", help="cuda (default), cpu, or one that all ranks share")
     add("--tiny", action="store_true", help="small networks, to try the program")
-    add("--together", action="store_true", help="prepare a network's contenders at the same time")
-    add("--profile", action="store_true", help="profile the timeline's workers; costs some time")
     add("--torch-python", default="python3", help="with torch, torchvision (default: %(default)s)")
     add("--compiledir", type=Path, metavar="DIR", help="of Theano (default: a temporary folder)")
-    add("--cache-archive", type=Path, metavar="FILE", help="unpack into --compiledir before")
-    add("--save-cache", type=Path, metavar="DIR", help="pack --compiledir afterwards, in pieces")
-    add("--read", action="store_true", help="show DIR/results.json, measuring nothing")
     options = parser.parse_args()
-    if options.read:
-        sys.stdout.write(tables.page(results.load(options.out / "results.json")).plain())
-        sys.exit(0)
-    options.only = options.only.split(",")
+    options.out = options.out.resolve()
     options.steps = options.steps or (2 if options.tiny else 10)
     options.rounds = options.rounds or (2 if options.tiny else 5)
     options.images = options.images or (32 if options.tiny else 2048)
-    if options.compiledir is None and (options.device != "cpu" or options.cache_archive):
+    if options.compiledir is None and options.device != "cpu":
         options.compiledir = Path(tempfile.gettempdir(), "theano-cache")
-    try:
-        plan.groups(options.only, [1])  # the parts are right, whatever GPUs there are
-        named = options.gpus and [int(n) for n in options.gpus.split(",")]
-        options.gpus = named or _there(options)
-        plan.groups(options.only, options.gpus)
-    except ValueError as error:
-        parser.error(str(error))
+    if not options.gpus:
+        count = machine.gpu_count() if options.device == "cuda" else 2
+        options.gpus = [n for n in (1, 2, 4) if n <= count]
+    if not options.gpus:
+        parser.error("nvidia-smi tells of no GPU; name --gpus, or try --device cpu --tiny")
     return options
-
-
-def _there(options: argparse.Namespace) -> list[int]:
-    if options.device != "cuda":
-        return [1, 2]
-    count = machine.gpu_count()
-    if not count:
-        raise ValueError("nvidia-smi tells of no GPU; name --gpus, or try --device cpu --tiny")
-    return [n for n in (1, 2, 4) if n <= count]
 
 
 def _environment(options: argparse.Namespace) -> dict[str, str]:
@@ -257,20 +184,13 @@ def _of_its_own(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _has_torch(python: str) -> bool:
-    environment = _of_its_own(os.environ)
     code = "import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, sys.argv[1:])))"
     command = [python, "-c", code, "torch", "torchvision"]
     try:
-        return not subprocess.run(
-            command, env=environment, capture_output=True, timeout=60, check=False
-        ).returncode
-    except (OSError, subprocess.SubprocessError):
+        process.ask(command, 60, _of_its_own(os.environ))
+    except (OSError, process.Failed):
         return False
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
+    return True
 
 
 if __name__ == "__main__":

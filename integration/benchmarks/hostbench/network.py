@@ -10,12 +10,10 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable
 
@@ -38,24 +36,6 @@ host=$1; shift
 case $host in {network}.*) host=h${{host##*.}};; esac
 exec nsenter -t "$(cat {folder}/$host.pid)" --net --uts --ipc --mount --pid --wd="$PWD" sh -c "$*"
 """
-
-
-@dataclass(frozen=True)
-class Link:
-    """What connects each host with the others.
-
-    Attributes:
-        gbits: rate in Gbit/s each way; 0: as fast as the machine copies.
-        delay_us: added on the way from one host to another.
-    """
-
-    gbits: float = 0
-    delay_us: float = 0
-
-    @property
-    def label(self) -> str:
-        """As in a table: 1 Gbit/s, +200 us."""
-        return f"{self.gbits:g} Gbit/s, +{self.delay_us:g} us" if self.gbits else "not limited"
 
 
 def missing() -> str:
@@ -125,8 +105,8 @@ class Hosts:
 
 
 @contextlib.contextmanager
-def hosts(count: int, link: Link = Link()) -> Iterator[Hosts]:
-    """Yield so many hosts, connected by such links. At the end all their processes are killed.
+def hosts(count: int) -> Iterator[Hosts]:
+    """Yield so many hosts, connected by a bridge. At the end all their processes are killed.
 
     Raises:
         OSError, subprocess.SubprocessError: a part of it cannot be made; see `missing`.
@@ -142,21 +122,18 @@ def hosts(count: int, link: Link = Link()) -> Iterator[Hosts]:
         remote.chmod(0o755)
         switch = f"{tag}-switch"
         _add_namespace(switch, undo)
-        if not link.gbits:
-            _ip("-n", switch, "link", "add", "br0", "type", "bridge")
-            _ip("-n", switch, "link", "set", "br0", "up")
+        _ip("-n", switch, "link", "add", "br0", "type", "bridge")
+        _ip("-n", switch, "link", "set", "br0", "up")
         for number, name in enumerate(names, 1):
             space, port = f"{tag}-{name}", f"p{number}"
             _add_namespace(space, undo)
             _ip("-n", space, "link", "set", "lo", "up")
             peer = ("type", "veth", "peer", "name", "eth0", "netns", space)
             _ip("-n", switch, "link", "add", port, *peer)
-            _ip("-n", switch, "link", "set", port, *(() if link.gbits else ("master", "br0")), "up")
+            _ip("-n", switch, "link", "set", port, "master", "br0", "up")
             _ip("-n", space, "addr", "add", f"{_NETWORK}.{number}/24", "dev", "eth0")
             _ip("-n", space, "link", "set", "eth0", "up")
             _boot(folder, space, name, undo)
-        if link.gbits:
-            _start_switch(switch, link, count, undo)
         for name in names:
             _wait(lambda name=name: _is_up(f"{tag}-{name}"))
         yield Hosts(folder, tag, names)
@@ -170,15 +147,6 @@ def _boot(folder: Path, space: str, name: str, undo: contextlib.ExitStack) -> No
     _wait((folder / f"{name}.ready").exists, process)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     (folder / f"{name}.pid").write_text(children[0])
-
-
-def _start_switch(space: str, link: Link, count: int, undo: contextlib.ExitStack) -> None:
-    program = [sys.executable, str(Path(__file__).with_name("switch.py"))]
-    ports = [f"p{number}" for number in range(1, count + 1)]
-    shape = [str(link.gbits * 1e9), str(link.delay_us * 1e-6)]
-    process = _started(["ip", "netns", "exec", space, *program, *shape, *ports], undo)
-    if process.stdout is None or process.stdout.readline() != b"ready\n":
-        raise OSError(f"the switch has not started: {_words(process)}")
 
 
 def _started(command: Sequence[str], undo: contextlib.ExitStack) -> subprocess.Popen[bytes]:

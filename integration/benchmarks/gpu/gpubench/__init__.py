@@ -1,19 +1,13 @@
-"""The parts of ../run.py.
+"""The processes of ../run.py.
 
 ::
 
-    run.py ─ plan ──> which processes, in which order
-             │                                tables: what is aimed at, what came of it
-             │                                cache: Theano's compiled modules
-             └─> python -m gpubench.job KIND
-                   plain        one GPU, plain Theano
-                   ours         a runtime of N ranks: steps, distribution, timeline
-                   collectives  all_reduce beside a bare NCCL loop (bare)
-                   starting     fork() to the first result
+    run.py ──> python -m gpubench.job KIND
+                 plain        one GPU, plain Theano
+                 ours         a runtime of N ranks: steps, distribution
+                 collectives  all_reduce beside a bare NCCL loop (bare)
 
-`plan`, `job`, `tables` and `cache` need the standard library alone, and `synk_benchmarks`, which
-this file makes importable. What a job measures it writes to a file at once, a line of JSON for
-each row: a run that is cut off keeps what it has.
+`job` needs the standard library alone, and `synk_benchmarks`, which this file makes importable.
 """
 
 import os

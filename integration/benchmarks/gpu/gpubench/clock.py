@@ -7,6 +7,8 @@ import gc
 import time
 from typing import Any, Callable
 
+import numpy as np
+
 
 def device_wait(variable: Any) -> Callable[[], None]:
     """Return what waits until all that was ordered on the device of a shared variable is done.
@@ -72,8 +74,6 @@ class Batches:
     """
 
     def __init__(self, rows: int, size: int) -> None:
-        import numpy as np
-
         self._generator = np.random.default_rng(2)
         self._rows, self._size = rows, size
         self._order: Any = ()

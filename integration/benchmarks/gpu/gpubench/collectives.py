@@ -12,8 +12,7 @@ import synkhronos as synk
 
 from . import bare
 from .clock import device_wait, rounds
-from .job import Report, Settings
-from .tables import BARE, OURS
+from .job import BARE, LIMITS, OURS, Report, Settings
 
 CASES = (
     # what, float32 elements, calls in a round
@@ -25,7 +24,6 @@ CASES = (
 TINY_CASES = (("1 KB", 256, 20), ("1 MB", 250_000, 5))
 IN_A_STEP = 8
 ROUNDS = 9
-WAITED = 100
 
 
 def main(settings: Settings, report: Report) -> None:
@@ -42,9 +40,8 @@ def main(settings: Settings, report: Report) -> None:
         theano.shared(np.zeros(elements, "float32"), name=f"{what}") for what, elements, _ in cases
     ]
     synk.distribute()
-    report.ready()
     for variable, (what, elements, calls) in zip(variables, cases):
-        size = {"nbytes": 4 * elements}
+        more = {"nbytes": 4 * elements, "limits": LIMITS.get(what, {})}
         wait = device_wait(variable)
         for rank in range(settings.gpus):
             synk.set_value(rank, variable, np.full(elements, rank + 1, "float32"))
@@ -67,23 +64,10 @@ def main(settings: Settings, report: Report) -> None:
             assert np.allclose(values[[0, -1]], (settings.gpus + 1) / 2), "wrong results"
         for name, seconds in times.items():
             per_call = 1 if name == OURS else IN_A_STEP
-            report.row("allreduce", what, name, [s / per_call for s in seconds], **size)
+            report.row("allreduce", what, name, [s / per_call for s in seconds], **more)
         if run_bare:
-            report.row("allreduce", what, BARE, alone, **size)
-    _waited(settings, report, variables[0])
+            report.row("allreduce", what, BARE, alone, **more)
     synk.close()
-
-
-def _waited(settings: Settings, report: Report, variable: Any) -> None:
-    """The smallest one, waited for each time: what a caller sees of the way there and back."""
-    wait = device_wait(variable)
-
-    def call() -> None:
-        synk.all_reduce(variable, op="avg")
-        wait()
-
-    times = rounds({OURS: call}, wait, ROUNDS, WAITED // (10 if settings.tiny else 1))
-    report.row("allreduce", "1 KB, waited for each", OURS, times[OURS], nbytes=1024)
 
 
 def _bare_loop(size: int) -> Callable[[int, int], float]:

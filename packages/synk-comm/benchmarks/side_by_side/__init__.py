@@ -1,26 +1,17 @@
-"""The ways for ranks to talk to each other, measured in turns by the same processes.
+"""Ways to do collectives, and the job in which their ranks take turns.
 
 ::
 
-    ../run.py                        what you call: one job for each number of ranks
-       |   |   \\
-       |   |     targets             what is aimed at, and how a result is shown
-       |   |
-       |   +-- fresh  faults         what needs processes of its own: imports, deaths
-       |          |   /
-       |         job                 starts the ranks (mpiexec or by itself), hears and bounds them
-       |          :  (a Unix socket)
-    ../rank.py    :                  what each rank runs
-       |     \\    :
-       |      line                   the ranks' way to talk that is not being measured
-     rounds                          turns of all ranks at once, checking results
+    ../run.py              the command
        |
-    contenders  contender  cases     one class for each way; arrays, and what NumPy says is right
-    metrics  mpi                     what is measured; which MPI there is
+      job                  starts the ranks; measures in each of them
+       |
+    ours  peers            the contenders: one method for each collective
+       |
+    contender  cases       what a contender is; arrays, right results, sizes, limits
 
-To add a contender, write a class in `ours` or `peers` and list it in `contenders`. To add a
-collective, add it to `metrics` and `cases`, and give the contenders a method of its name. To add a
-target, add a line to `targets`. The rest is `synk_benchmarks`, which this file makes importable.
+To add a contender, write a class and list it in ``CONTENDERS`` of `peers`. The rest is
+`synk_benchmarks`, which this file makes importable.
 """
 
 import os

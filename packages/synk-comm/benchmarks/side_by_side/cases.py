@@ -1,4 +1,4 @@
-"""The arrays of a collective on one rank, and what NumPy says the result has to be.
+"""What is measured: sizes, limits, the arrays of a rank, and what NumPy says the result has to be.
 
 Numbers are small integers in float32, so that every order of summing gives the same. What a rank
 gives repeats with a period that is prime: no chunk of a transfer looks like another.
@@ -6,20 +6,101 @@ gives repeats with a period that is prime: no chunk of a transfer looks like ano
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from synk_benchmarks.results import GB, KB, MB
 
+SIZES = (4, KB, 4 * KB, 16 * KB, 64 * KB, 256 * KB, MB, 4 * MB, 16 * MB, 64 * MB)
+RANKS = (2, 4)
 PERIOD = 4099
 ROOT = 0
-FUSED = 200  # arrays of 1 KB in one call
-FUSED_BYTES = 1 << 10
 
 # Which ranks give one array, or one for each rank; and which receive.
-_REDUCED = {"all_reduce", "all_reduce_in_place", "all_reduce_shared", "all_reduce_zmq", "reduce"}
-_STACKED = {"all_gather", "gather", "all_to_all"}
-_BLOCKS = {"scatter", "reduce_scatter", "all_to_all"}
-_ROOT_ONLY = {"reduce", "gather"}
+_REDUCED = {"all_reduce", "all_reduce_in_place", "all_reduce_zmq"}
+_STACKED = {"all_gather", "all_to_all"}
+_BLOCKS = {"reduce_scatter", "all_to_all"}
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One thing to measure: a method of the contenders.
+
+    Attributes:
+        smallest, largest: sizes beyond are left out; 0 for a metric without a size.
+    """
+
+    smallest: int = 4
+    largest: int = 1 << 62
+
+    def sizes(self, wanted: list[int]) -> list[int]:
+        """Return the sizes, of these, that it is measured for; [0] if it has no size."""
+        return [n for n in wanted if self.smallest <= n <= self.largest] if self.largest else [0]
+
+
+METRICS = {
+    "barrier": Metric(largest=0),
+    "all_reduce": Metric(),
+    "all_reduce_in_place": Metric(),
+    "all_reduce_zmq": Metric(KB, 16 * MB),
+    "reduce_scatter": Metric(),
+    "broadcast": Metric(),
+    "all_gather": Metric(),
+    "all_to_all": Metric(),
+    "ping_pong": Metric(),
+    "mismatch": Metric(largest=0),
+    "order": Metric(largest=0),
+}
+OVER_MPI = ("order", "barrier", "broadcast", "all_reduce", "ping_pong")
+"""What is measured over MPI."""
+MPI_SIZES = (KB, MB, 100 * MB)
+
+_MPICH, _GLOO = "MPICH", "gloo"
+# Metric, ranks (0: over MPI), smallest and largest size, contender ("": our seconds), limit.
+# Those for four ranks are meant for machines with two cores, where ranks share them.
+_LIMITS = (
+    ("all_reduce", 2, 4, 4 * KB, _MPICH, 0.9),
+    ("all_reduce", 2, 16 * KB, MB, _MPICH, 0.5),
+    ("all_reduce", 2, 4 * MB, 16 * MB, _MPICH, 0.6),
+    ("all_reduce", 2, 64 * MB, GB, _MPICH, 0.3),
+    ("all_reduce", 2, 4, 256 * KB, _GLOO, 0.05),
+    ("all_reduce", 2, MB, 4 * MB, _GLOO, 0.15),
+    ("all_reduce", 2, 16 * MB, GB, _GLOO, 0.3),
+    ("all_reduce", 4, 4, 4, _MPICH, 1.0),
+    ("all_reduce", 4, KB, 16 * MB, _MPICH, 0.6),
+    ("all_reduce", 4, 64 * MB, GB, _MPICH, 0.35),
+    ("barrier", 2, 0, 0, _MPICH, 0.4),
+    ("broadcast", 2, 64 * KB, MB, _MPICH, 0.6),
+    ("broadcast", 2, 64 * MB, GB, _MPICH, 1.05),
+    ("all_gather", 2, 4, GB, _MPICH, 1.1),
+    ("all_reduce_zmq", 2, 16 * MB, 16 * MB, _GLOO, 1.0),
+    ("order", 0, 0, 0, _MPICH, 2.0),
+    ("all_reduce", 0, KB, KB, _MPICH, 2.0),
+    ("all_reduce", 0, MB, MB, _MPICH, 1.3),
+    ("all_reduce", 0, 100 * MB, GB, _MPICH, 1.1),
+    ("broadcast", 0, 100 * MB, GB, _MPICH, 1.1),
+    ("mismatch", 2, 0, 0, "", 10e-3),
+    ("mismatch", 4, 0, 0, "", 10e-3),
+)
+
+
+def limits_of(metric: str, ranks: int, nbytes: int) -> dict[str, float]:
+    """Return the limits of a row by contender."""
+    return {
+        who: limit
+        for name, on, smallest, largest, who, limit in _LIMITS
+        if (name, on) == (metric, ranks) and smallest <= nbytes <= largest
+    }
+
+
+def parse_size(text: str) -> int:
+    """Read 4, 64K or 1M; ValueError if it is none, or no multiple of a float32."""
+    digits, factor = text[:-1], {"K": KB, "M": MB, "G": GB}.get(text[-1:].upper(), 1)
+    digits = text if factor == 1 else digits
+    if not digits.isdigit() or int(digits) * factor < 4 or int(digits) * factor % 4:
+        raise ValueError(f"{text!r} is no size; expected a multiple of 4 bytes, as 4, 64K or 1M")
+    return int(digits) * factor
 
 
 class Case:
@@ -37,12 +118,10 @@ class Case:
         self.nbytes = nbytes
         self.rank = rank
         self.size = size
-        self.count = (FUSED_BYTES if op == "fused" else nbytes) // 4
-        self._given = FUSED if op == "fused" else size if op in _BLOCKS else 1
-        self._received = FUSED if op == "fused" else size if op in _STACKED else 1
-        if op == "scatter" and rank != ROOT:
-            self._given = 0
-        if (op in _ROOT_ONLY and rank != ROOT) or op in ("barrier", "mismatch"):
+        self.count = nbytes // 4
+        self._given = size if op in _BLOCKS else 1
+        self._received = size if op in _STACKED else 1
+        if op in ("barrier", "mismatch", "order"):
             self._received = 0
         if op == "ping_pong" and rank > 1:
             self._received = 0
@@ -89,18 +168,14 @@ class Case:
 
     def _expected(self, block: int) -> Any:
         ranks = range(self.size)
-        if self.op == "fused":
-            return sum(_base(rank, block) for rank in ranks)
         if self.op in _REDUCED:
             return sum(_base(rank, 0) for rank in ranks)
         if self.op == "reduce_scatter":
             return sum(_base(rank, self.rank) for rank in ranks)
         if self.op == "all_to_all":
             return _base(block, self.rank)
-        if self.op in ("all_gather", "gather"):
+        if self.op == "all_gather":
             return _base(block, 0)
-        if self.op == "scatter":
-            return _base(ROOT, self.rank)
         return _base(ROOT, 0)  # broadcast, ping_pong
 
 

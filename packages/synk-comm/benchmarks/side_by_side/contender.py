@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable
 
-from synk_benchmarks import contender
-from synk_benchmarks.contender import NotOfferedError
+from synk_benchmarks.results import NotOfferedError
 
 from .cases import Case
-from .line import Line
 
+OURS = "synk-comm"
+OVER_MPI = "synk-comm over MPI"
 TIMEOUT_S = 60.0
 """Seconds of a single call, for contenders that have timeouts."""
 
@@ -23,13 +23,28 @@ class World:
     Attributes:
         rank, size: of how many.
         folder: private to this job; the same on all ranks.
-        line: how this rank talks to the others besides.
+        control: how this rank talks to the others besides.
     """
 
     rank: int
     size: int
     folder: Path
-    line: Line
+    control: Any
+
+    def share(self, value: Any) -> list[Any]:
+        """Give a value, and return when all ranks have: everybody's, in rank order."""
+        control = self.control
+        gather = getattr(control, "all_gather_object", None) or control.allgather  # mpi4py's
+        shared: list[Any] = gather(value)
+        return shared
+
+    def leave(self) -> None:
+        """Leave the communicator of `share`."""
+        (getattr(self.control, "close", None) or self.control.Free)()
+
+    def first(self, text: str) -> str:
+        """Return the first text of any rank that is not empty."""
+        return next(filter(None, self.share(text)), "")
 
 
 @dataclass
@@ -50,18 +65,31 @@ class Act:
     checked: bool = True
 
 
-class Contender(contender.Contender):
+class Contender:
     """One way to do collectives. What a subclass does not offer, it leaves out.
 
     For each collective it offers it has a method of the metric's name, from a `Case` to an `Act`.
 
     Attributes:
+        name: of its column; ``--only`` takes it.
+        by_default: whether it takes part in every metric.
         broken: what went wrong, if it can do nothing any more.
     """
+
+    name = ""
+    by_default = True
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.broken = ""
+
+    @classmethod
+    def missing(cls) -> str:
+        """Return why it cannot take part here, and what would help; empty if it can."""
+        return ""
+
+    def close(self) -> None:
+        """Free what it took."""
 
     def wait(self) -> object:
         """Return when all ranks have entered."""

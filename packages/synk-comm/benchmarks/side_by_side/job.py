@@ -1,7 +1,8 @@
-"""A job: starts the ranks, hears what they say, and ends them all when one fails or falls silent.
+"""A job: starts the ranks, in which contenders take turns; ``python -m side_by_side.job FOLDER``.
 
-Ranks talk by a Unix socket in a private folder (`line`). What they print goes to a file there, of
-which the end is shown when the job fails.
+Ranks that no mpiexec started find each other by tickets in a private folder. They keep together by
+a communicator of their own, which is not measured. Rank 0 writes each row to a file as soon as it
+is there.
 """
 
 from __future__ import annotations
@@ -9,199 +10,248 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import selectors
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
-from synk_benchmarks.process import last_words
+from synk_benchmarks.process import Failed, last_words
+from synk_benchmarks.results import (
+    FAILED,
+    Cell,
+    NotOfferedError,
+    Row,
+    failure,
+    read_rows,
+    write_row,
+)
+from synk_benchmarks.rounds import calls_for, timed, turns
+from synk_benchmarks.tables import size_name
 
-from .line import SILENCE_S, SOCKET
-from .mpi import mpiexec
+from .cases import Case, limits_of
+from .contender import OURS, OVER_MPI, TIMEOUT_S, Act, Contender, World
+from .ours import SynkZmq
+from .peers import CONTENDERS, GLOO, MPICH, mpiexec
 
-PROGRAM = Path(__file__).resolve().parent.parent / "rank.py"
-LEAVE_S = 20.0  # for the processes to end once they have said all
-# Message kinds that are handed on; the others are the job's own.
-Hear = Callable[[str, Any], None]
+FOLDER = Path(__file__).resolve().parent.parent
+RANK = "SYNK_BENCH_RANK"
+"""Variable that says who is who without mpiexec, which has one of its own."""
+LIMIT_S = 3600.0
+ROWS, TICKETS, ORDER = "rows", "tickets", "order.json"
 
 
-class JobError(Exception):
-    """A rank ended early, or nothing was heard for too long."""
+# ---- the parent ----------------------------------------------------------------------------------
 
 
-def run_job(order: dict[str, Any], *, mpi: bool, hear: Hear) -> None:
-    """Start `order["ranks"]` ranks, and hand on what they tell until they have all hung up.
+def measure(order: dict[str, Any], launcher: Sequence[str] = ()) -> Iterator[Row]:
+    """Yield the rows of one number of ranks, those before a failure too.
 
     Args:
-        order: what `rank.py` reads.
-        mpi: whether mpiexec has to start them.
-        hear: called with kind and value of each message.
+        order: what the ranks do.
+        launcher: what starts them; by default mpiexec if MPICH takes part.
+    """
+    if MPICH in order["contenders"] and not launcher:
+        launcher = [mpiexec(), "-n", str(order["ranks"])]
+    with tempfile.TemporaryDirectory(prefix="synk-bench-") as name:
+        try:
+            _run(Path(name), order, launcher)
+        finally:
+            yield from read_rows(Path(name, ROWS))
+
+
+def _run(folder: Path, order: dict[str, Any], launcher: Sequence[str]) -> None:
+    """Start the ranks and wait until all have ended; none is left.
 
     Raises:
-        JobError: what was heard until then has been handed on.
+        Failed: a rank failed, or the job took too long.
     """
-    with tempfile.TemporaryDirectory(prefix="synk-bench-") as name:
-        folder = Path(name)
-        (folder / "order.json").write_text(json.dumps(order), encoding="utf-8")
-        with socket.socket(socket.AF_UNIX) as listener, _Processes(folder, order, mpi) as processes:
-            listener.bind(str(folder / SOCKET))
-            listener.listen(order["ranks"])
-            processes.start()
-            with _Hub(listener, order["ranks"], hear, processes.files) as hub:
-                try:
-                    hub.listen(processes)
-                except JobError as error:
-                    raise JobError(f"{error}{processes.last_words()}") from None
-            processes.wait()
-
-
-class _Processes:
-    """The ranks' processes, in sessions of their own; none is left after the block."""
-
-    def __init__(self, folder: Path, order: dict[str, Any], mpi: bool) -> None:
-        self._ranks = order["ranks"]
-        self._mpi = mpi
-        self._folder = folder
-        self._started: list[subprocess.Popen[bytes]] = []
-        self.mortal = order["do"] == "die"
-        self.files: set[str] = set()
-
-    def __enter__(self) -> _Processes:  # noqa: PYI034 - typing.Self is newer than 3.9
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        for process in self._started:
-            # mpiexec's ranks are in its group; ours are groups of one.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        # MPICH's own, which it leaves behind when it is ended from outside.
-        for path in self.files:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-
-    def start(self) -> None:
-        # One thread each: ranks are what the cores are for.
-        variables = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        command = [sys.executable, str(PROGRAM), str(self._folder)]
-        if self._mpi:
-            self._popen([mpiexec(), "-n", str(self._ranks), *command], variables)
-            return
-        for rank in range(self._ranks):
-            self._popen(command, {**variables, "SYNK_BENCH_RANK": str(rank)})
-
-    def _popen(self, command: list[str], variables: dict[str, str]) -> None:
-        with open(self._folder / "log", "ab") as log:
-            self._started.append(
-                subprocess.Popen(
-                    command,
-                    env=variables,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
+    (folder / ORDER).write_text(json.dumps(order), encoding="utf-8")
+    # One thread each: ranks are what the cores are for.
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    path = os.pathsep.join(filter(None, [str(FOLDER), os.environ.get("PYTHONPATH", "")]))
+    variables = {"UCX_LOG_LEVEL": "error", **os.environ, **threads, "PYTHONPATH": path}
+    command = [sys.executable, "-m", "side_by_side.job", str(folder)]
+    commands = [[*launcher, *command]] if launcher else [command] * order["ranks"]
+    deadline = time.monotonic() + LIMIT_S
+    started = []
+    log = folder / "log"
+    with contextlib.ExitStack() as ends, log.open("ab") as said:
+        for rank, words in enumerate(commands):
+            process = subprocess.Popen(
+                words,
+                env={**variables, **({} if launcher else {RANK: str(rank)})},
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                start_new_session=True,  # so that mpiexec's ranks end with it
             )
-
-    def gone(self) -> bool:
-        """Return whether some process has ended that should not have."""
-        codes = [process.poll() for process in self._started]
-        return None not in codes or (any(codes) and not self.mortal)
-
-    def wait(self) -> None:
-        """Wait until they end by themselves; the end of the block kills those that do not."""
-        deadline = time.monotonic() + LEAVE_S
-        for process in self._started:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, deadline - time.monotonic()))
-
-    def last_words(self) -> str:
-        """Return the end of what they printed, as a part of a sentence."""
-        with contextlib.suppress(OSError):
-            text = (self._folder / "log").read_text(encoding="utf-8", errors="replace")
-            return f": {last_words(text)}" if text.strip() else ""
-        return ""
+            ends.callback(_end, process)
+            started.append(process)
+        while any(process.poll() is None for process in started):
+            failed = [p.returncode for p in started if p.returncode]
+            if failed or time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
+        codes = [process.poll() for process in started]
+    if any(code != 0 for code in codes):
+        raise Failed(f"exit status {codes}: {last_words(log.read_text(errors='replace'))}")
 
 
-class _Hub:
-    """The job's end of the ranks' lines."""
+def _end(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
-    def __init__(self, listener: socket.socket, ranks: int, hear: Hear, files: set[str]) -> None:
-        self._listener = listener
-        self._hear = hear
-        self._files = files
-        self._rest: dict[socket.socket, bytes] = {}
-        self._rank_of: dict[socket.socket, int] = {}
-        self._leaving: set[socket.socket] = set()
-        self._shared: dict[int, Any] = {}
-        self._ranks = ranks
-        self._left = 0
-        self._doing = "starting"
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(listener, selectors.EVENT_READ)
 
-    def __enter__(self) -> _Hub:  # noqa: PYI034 - typing.Self is newer than 3.9
-        return self
+# ---- a rank --------------------------------------------------------------------------------------
 
-    def __exit__(self, *exc_info: object) -> None:
-        self._selector.close()
-        for line in self._rest:
-            line.close()
 
-    def listen(self, processes: _Processes) -> None:
-        """Hand on messages until every rank has hung up."""
-        heard = time.monotonic()
-        while self._left < self._ranks:
-            ready = self._selector.select(1.0)
-            for event, _ in ready:
-                self._take(event.fileobj)
-            if ready:
-                heard = time.monotonic()
-            elif processes.gone():
-                raise JobError(f"a rank ended while {self._doing}")
-            elif time.monotonic() - heard > SILENCE_S:
-                raise JobError(f"nothing heard for {SILENCE_S:.0f} s while {self._doing}")
+def main(folder: Path) -> None:
+    """Do what the job's order says."""
+    order = json.loads((folder / ORDER).read_text(encoding="utf-8"))
+    rank = int(os.environ.get(RANK) or os.environ["PMI_RANK"])
+    world = World(rank, order["ranks"], folder, _control(folder, rank, order["ranks"]))
+    _measure(order, world, folder)
+    world.leave()
 
-    def _take(self, line: Any) -> None:
-        if line is self._listener:
-            accepted, _ = line.accept()
-            self._rest[accepted] = b""
-            self._selector.register(accepted, selectors.EVENT_READ)
-            return
+
+def _control(folder: Path, rank: int, ranks: int) -> Any:
+    """Return the communicator by which the ranks keep together: MPI's own if it started them."""
+    if RANK not in os.environ:
+        from mpi4py import MPI
+
+        return MPI.COMM_WORLD.Dup()
+    import synk_comm
+
+    path = folder / TICKETS
+    group = None
+    if rank == 0:
+        group = synk_comm.create_group(ranks, "zmq")
+        new = path.with_suffix(".new")
+        new.write_text(json.dumps([group.ticket(number) for number in range(ranks)]))
+        new.rename(path)
+    deadline = time.monotonic() + TIMEOUT_S
+    while not path.exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError("rank 0 has not started")
+        time.sleep(0.01)
+    comm = synk_comm.join(json.loads(path.read_text())[rank], timeout_s=2 * TIMEOUT_S)
+    comm.barrier()
+    if group is not None:
+        group.close()
+    return comm
+
+
+def _measure(order: dict[str, Any], world: World, folder: Path) -> None:
+    made = [contender for name in order["contenders"] if (contender := _made(name, world))]
+    ours = made[0]
+    over_mpi = ours.name == OVER_MPI
+    if any(metric == "all_reduce_zmq" for metric, _ in order["metrics"]):
+        made.append(SynkZmq(world))
+    for metric, sizes in order["metrics"]:
+        taking_part = [one for one in made if one.by_default or over_mpi]
+        if metric == "all_reduce_zmq":
+            # The others' way through memory would be another race.
+            taking_part = [made[-1], *(one for one in made if one.name == GLOO)]
+        for nbytes in sizes:
+            case = Case(metric, nbytes, world.rank, world.size)
+            cells = _cells(case, taking_part, order["rounds"], order["budget_s"])
+            if world.rank == 0:
+                group = f"{metric}, {world.size} ranks"
+                limits = limits_of(metric, 0 if over_mpi else world.size, nbytes)
+                row = Row(
+                    group,
+                    size_name(nbytes) if nbytes else "",
+                    cells,
+                    limits=limits,
+                    ranks=world.size,
+                )
+                write_row(folder / ROWS, row)
+    world.share("done")
+    for contender in made:
+        contender.close()
+
+
+def _made(name: str, world: World) -> Contender | None:
+    """Return the contender; None on all ranks if it cannot be made on one of them."""
+    made, failed = None, ""
+    try:
+        made = CONTENDERS[name](world)
+    except Exception as error:
+        if name in (OURS, OVER_MPI):
+            raise
+        failed = failure(error)
+    said = world.first(failed)
+    if said:
+        sys.stderr.write(f"{name}: {said}\n")
+    return None if said else made
+
+
+def _cells(
+    case: Case, contenders: list[Contender], rounds: int, budget_s: float
+) -> dict[str, Cell]:
+    """Check everybody's result once, then time everybody in every round.
+
+    Returns:
+        By contender: seconds of one call, the longest of all ranks, for each round.
+    """
+    notes: dict[str, str] = {}
+    ready: list[tuple[Contender, Act, int]] = []
+    for contender in contenders:
+        act = _prepared(contender, case, notes)
+        if act is not None:
+
+            def trial(calls: int, contender: Contender = contender, act: Act = act) -> float:
+                return _turn(contender, act, calls)
+
+            ready.append((contender, act, calls_for(budget_s, trial, 2 * budget_s)))
+    samples: dict[str, list[float]] = {contender.name: [] for contender in contenders}
+    for _, (contender, act, calls) in turns(ready, rounds):
+        samples[contender.name].append(_turn(contender, act, calls) / act.trips)
+    return {name: Cell(tuple(taken), notes.get(name, "")) for name, taken in samples.items()}
+
+
+def _prepared(contender: Contender, case: Case, notes: dict[str, str]) -> Act | None:
+    """Return an act that is ready to be timed; or None with a note, on all ranks alike."""
+    world = contender.world
+    act, refused = None, ""
+    try:
+        act = contender.prepare(case)
+    except NotOfferedError as reason:
+        refused = str(reason)
+    except Exception as error:  # noqa: BLE001 - one that fails must not end the run
+        refused = failure(error)
+    refused = world.first(refused)
+    if act is not None and not refused:
+        case.fill(act.x, act.out)
+        world.share(None)
         try:
-            data = line.recv(1 << 16)
-        except ConnectionResetError:
-            data = b""
-        if not data:
-            self._selector.unregister(line)
-            self._left += 1
-            if line not in self._leaving:
-                raise JobError(f"rank {self._rank_of.get(line, '?')} ended while {self._doing}")
-            return
-        *texts, self._rest[line] = (self._rest[line] + data).split(b"\n")
-        for kind, value in map(json.loads, texts):
-            self._message(line, kind, value)
+            act.call()
+            refused = case.wrong(act.out) if act.checked else ""
+        except Exception as error:  # noqa: BLE001 - the same
+            refused = failure(error)
+        refused = world.first(refused)
+        case.rest(act.x, act.out)
+    if not refused:
+        return act
+    notes[contender.name] = refused
+    if refused.startswith(FAILED):
+        contender.broken = refused  # its group is gone
+    return None
 
-    def _message(self, line: socket.socket, kind: str, value: Any) -> None:
-        if kind == "hello":
-            self._rank_of[line] = value
-        elif kind == "files":
-            self._files.update(value)
-        elif kind == "bye":
-            self._leaving.add(line)
-        elif kind == "share":
-            self._shared[self._rank_of[line]] = value
-            if len(self._shared) == self._ranks:
-                answer = [self._shared[rank] for rank in range(self._ranks)]
-                self._shared.clear()
-                for peer in self._rank_of:
-                    peer.sendall((json.dumps(answer) + "\n").encode())
-        else:
-            if kind == "say":
-                self._doing = f"measuring {value}"
-            self._hear(kind, value)
+
+def _turn(contender: Contender, act: Act, calls: int) -> float:
+    """Return the slowest rank's seconds of one call, out of many in a row, on every rank."""
+    contender.world.share(None)
+    contender.wait()
+    contender.wait()
+    slowest: float = max(contender.world.share(timed(act.call, calls)))
+    return slowest
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

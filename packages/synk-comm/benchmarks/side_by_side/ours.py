@@ -1,4 +1,4 @@
-"""synk-comm as a contender: by shared memory, by ZeroMQ, and one array after the other."""
+"""synk-comm as a contender: by shared memory, by ZeroMQ, and over MPI."""
 
 # ruff: noqa: D102 - what a method does, the metric of its name and the base class say
 
@@ -10,8 +10,7 @@ from typing import Any, Callable
 import numpy as np
 
 from .cases import ROOT, Case
-from .contender import TIMEOUT_S, Act, Contender, World, ping_pong
-from .metrics import OURS, REFERENCE
+from .contender import OURS, OVER_MPI, TIMEOUT_S, Act, Contender, World, ping_pong
 
 
 class Synk(Contender):
@@ -29,7 +28,7 @@ class Synk(Contender):
         if world.rank == 0:
             group = synk_comm.create_group(world.size, self.backend)
             tickets = [group.ticket(rank) for rank in range(world.size)]
-        ticket = world.line.share(tickets)[0][world.rank]
+        ticket = world.share(tickets)[0][world.rank]
         self.comm: Any = synk_comm.join(ticket, timeout_s=TIMEOUT_S)
         self.comm.barrier()
         if group is not None:
@@ -54,34 +53,9 @@ class Synk(Contender):
     def all_reduce_in_place(self, case: Case) -> Act:
         return self._act(self.comm.all_reduce, case, case.x)
 
-    def all_reduce_shared(self, case: Case) -> Act:
-        x = self.comm.empty(case.x.shape, case.x.dtype)
-        all_reduce = self.comm.all_reduce
-        return Act(lambda: all_reduce(x, out=x), x, x)
-
-    def fused(self, case: Case) -> Act:
-        xs, outs = list(case.x), list(case.out)
-        all_reduce = self.comm.all_reduce
-        return Act(lambda: all_reduce(xs, out=outs), case.x, case.out)
-
-    def reduce(self, case: Case) -> Act:
-        reduce = self.comm.reduce
-        out = case.out if case.rank == ROOT else None
-        return Act(lambda: reduce(case.x, "sum", ROOT, out=out), case.x, case.out)
-
     def broadcast(self, case: Case) -> Act:
         broadcast = self.comm.broadcast
         return Act(lambda: broadcast(case.x, ROOT), case.x, case.x)
-
-    def scatter(self, case: Case) -> Act:
-        scatter = self.comm.scatter
-        x = list(case.x) if case.rank == ROOT else None
-        return Act(lambda: scatter(x, ROOT, out=case.out), case.x, case.out)
-
-    def gather(self, case: Case) -> Act:
-        gather = self.comm.gather
-        out = case.out if case.rank == ROOT else None
-        return Act(lambda: gather(case.x, ROOT, out=out), case.x, case.out)
 
     def all_gather(self, case: Case) -> Act:
         return self._act(self.comm.all_gather, case, case.out)
@@ -117,29 +91,32 @@ class SynkZmq(Synk):
     """synk-comm by ZeroMQ."""
 
     backend = "zmq"
+    by_default = False
 
     def all_reduce_zmq(self, case: Case) -> Act:
         return self.all_reduce(case)
 
 
-class Loop(Contender):
-    """synk-comm's answer to a list, without lists: a call for each array."""
+class SynkMpi(Synk):
+    """synk-comm over MPI, between the ranks that mpiexec has started."""
 
-    name = REFERENCE
+    name = OVER_MPI
+    by_default = False
 
-    def __init__(self, world: World, synk: Synk) -> None:
-        super().__init__(world)
-        self._synk = synk
+    def __init__(self, world: World) -> None:
+        Contender.__init__(self, world)
+        import synk_comm
 
-    def wait(self) -> object:
-        return self._synk.wait()
+        self._mismatch = synk_comm.MismatchError
+        self.comm = synk_comm.connect(backend="mpi", timeout_s=TIMEOUT_S)
 
-    def fused(self, case: Case) -> Act:
-        pairs = list(zip(case.x, case.out))
-        all_reduce = self._synk.comm.all_reduce
+    def order(self, case: Case) -> Act:
+        """Return what synk-core does for each call: a broadcast of 256 bytes and a barrier."""
+        word = np.zeros(32, "i8")
+        broadcast, barrier = self.comm.broadcast, self.comm.barrier
 
         def call() -> None:
-            for x, out in pairs:
-                all_reduce(x, out=out)
+            broadcast(word)
+            barrier()
 
-        return Act(call, case.x, case.out)
+        return Act(call, case.x, case.out, checked=False)

@@ -5,17 +5,43 @@
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import importlib.util
 import os
+import shutil
+import sys
 from functools import partial
+from pathlib import Path
 from typing import Any, Callable
 
 import numpy as np
+from synk_benchmarks.process import Failed, ask
 
 from .cases import ROOT, Case
-from .contender import TIMEOUT_S, Act, Contender, World, ping_pong
-from .metrics import GLOO, MPICH, REFERENCE
-from .mpi import mpi_files, mpi_version, mpiexec
+from .contender import OURS, OVER_MPI, TIMEOUT_S, Act, Contender, World, ping_pong
+from .ours import Synk, SynkMpi
+
+MPICH, GLOO = "MPICH", "gloo"
+
+
+def mpiexec() -> str:
+    """Return the program that starts MPI's ranks: preferably the one installed beside Python."""
+    beside = Path(sys.executable).parent / "mpiexec"
+    return str(beside) if os.access(beside, os.X_OK) else shutil.which("mpiexec") or ""
+
+
+@functools.cache
+def mpi_version() -> str:
+    """Return what the library behind mpi4py calls itself: "MPICH 5.0.2"; empty if there is none."""
+    program = (
+        "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; "
+        "print(MPI.Get_library_version())"
+    )
+    try:
+        said = ask([sys.executable, "-c", program], 60, os.environ)
+    except (OSError, Failed):
+        return ""
+    return " ".join(said.partition("\n")[0].replace("Version:", "").split())
 
 
 class Mpich(Contender):
@@ -27,7 +53,6 @@ class Mpich(Contender):
         super().__init__(world)
         from mpi4py import MPI
 
-        world.line.tell("files", mpi_files())
         self._mpi: Any = MPI
         self.comm = MPI.COMM_WORLD
         if (self.comm.rank, self.comm.size) != (world.rank, world.size):
@@ -64,34 +89,8 @@ class Mpich(Contender):
         method, x, op = self.comm.Allreduce, self._spec(case.x), self._mpi.SUM
         return Act(partial(method, self._mpi.IN_PLACE, x, op=op), case.x, case.x)
 
-    all_reduce_shared = all_reduce_in_place  # it has no arrays that all ranks see
-
-    def fused(self, case: Case) -> Act:
-        pairs = [(self._spec(x), self._spec(out)) for x, out in zip(case.x, case.out)]
-        method, op = self.comm.Allreduce, self._mpi.SUM
-
-        def call() -> None:
-            for x, out in pairs:
-                method(x, out, op=op)
-
-        return Act(call, case.x, case.out)
-
-    def reduce(self, case: Case) -> Act:
-        out = self._spec(case.out) if case.rank == ROOT else None
-        method = partial(self.comm.Reduce, op=self._mpi.SUM, root=ROOT)
-        return self._act(method, self._spec(case.x), out, case)
-
     def broadcast(self, case: Case) -> Act:
         return Act(partial(self.comm.Bcast, self._spec(case.x), root=ROOT), case.x, case.x)
-
-    def scatter(self, case: Case) -> Act:
-        x = self._blocks(case.x) if case.rank == ROOT else None
-        method = partial(self.comm.Scatter, root=ROOT)
-        return self._act(method, x, self._spec(case.out), case)
-
-    def gather(self, case: Case) -> Act:
-        out = self._blocks(case.out) if case.rank == ROOT else None
-        return self._act(partial(self.comm.Gather, root=ROOT), self._spec(case.x), out, case)
 
     def all_gather(self, case: Case) -> Act:
         return self._act(self.comm.Allgather, self._spec(case.x), self._blocks(case.out), case)
@@ -111,6 +110,15 @@ class Mpich(Contender):
             lambda x, rank: send((x, x.size, kind), rank),
             lambda out, rank: recv((out, out.size, kind), rank),
         )
+
+    def order(self, case: Case) -> Act:
+        word = np.zeros(32, "i8")
+
+        def call() -> None:
+            self.comm.Bcast(word)
+            self.comm.Barrier()
+
+        return Act(call, case.x, case.out, checked=False)
 
 
 class Gloo(Contender):
@@ -157,38 +165,13 @@ class Gloo(Contender):
     def all_reduce_in_place(self, case: Case) -> Act:
         return self._in_place(case.x)
 
-    all_reduce_shared = all_reduce_in_place
     all_reduce_zmq = all_reduce
 
     def _in_place(self, x: Any) -> Act:
         return Act(partial(self._dist.all_reduce, self._tensor(x)), x, x)
 
-    def fused(self, case: Case) -> Act:
-        x = case.scratch()
-        tensors, method = [self._tensor(row) for row in x], self._dist.all_reduce
-
-        def call() -> None:
-            for tensor in tensors:
-                method(tensor)
-
-        return Act(call, x, x)
-
-    def reduce(self, case: Case) -> Act:
-        x = case.scratch()
-        return Act(partial(self._dist.reduce, self._tensor(x), ROOT), x, x)
-
     def broadcast(self, case: Case) -> Act:
         return Act(partial(self._dist.broadcast, self._tensor(case.x), ROOT), case.x, case.x)
-
-    def scatter(self, case: Case) -> Act:
-        x = [self._tensor(row) for row in case.x] if case.rank == ROOT else None
-        call = partial(self._dist.scatter, self._tensor(case.out), x, src=ROOT)
-        return Act(call, case.x, case.out)
-
-    def gather(self, case: Case) -> Act:
-        out = [self._tensor(row) for row in case.out] if case.rank == ROOT else None
-        call = partial(self._dist.gather, self._tensor(case.x), out, dst=ROOT)
-        return Act(call, case.x, case.out)
 
     def all_gather(self, case: Case) -> Act:
         out = [self._tensor(row) for row in case.out]
@@ -214,54 +197,9 @@ class Gloo(Contender):
         )
 
 
-class Copy(Contender):
-    """The bound that memory sets: all ranks at once copy as many bytes as each receives.
-
-    A rank that receives nothing copies nothing. It begins by another contender's barrier.
-    """
-
-    name = REFERENCE
-
-    def __init__(self, world: World, beside: Contender) -> None:
-        super().__init__(world)
-        self._beside = beside
-
-    def wait(self) -> object:
-        return self._beside.wait()
-
-    def all_reduce(self, case: Case) -> Act:
-        return self._act(partial(np.copyto, case.out, case.x), case)
-
-    all_reduce_in_place = all_reduce_shared = all_to_all = all_reduce
-
-    def reduce(self, case: Case) -> Act:
-        return self.all_reduce(case) if case.rank == ROOT else self._act(_nothing, case)
-
-    ping_pong = reduce
-
-    def broadcast(self, case: Case) -> Act:
-        return self.all_reduce(case) if case.rank != ROOT else self._act(_nothing, case)
-
-    def scatter(self, case: Case) -> Act:
-        return self._act(partial(np.copyto, case.out, np.ones_like(case.out)), case)
-
-    reduce_scatter = scatter
-
-    def all_gather(self, case: Case) -> Act:
-        rows, x = list(case.out), case.x
-
-        def call() -> None:
-            for row in rows:
-                np.copyto(row, x)
-
-        return self._act(call, case)
-
-    def gather(self, case: Case) -> Act:
-        return self.all_gather(case) if case.rank == ROOT else self._act(_nothing, case)
-
-    def _act(self, call: Callable[[], object], case: Case) -> Act:
-        return Act(call, case.x, case.out, checked=False)
-
-
-def _nothing() -> None:
-    """Do what a rank does that receives nothing."""
+CONTENDERS: dict[str, type[Contender]] = {
+    OURS: Synk,
+    OVER_MPI: SynkMpi,
+    MPICH: Mpich,
+    GLOO: Gloo,
+}

@@ -2,22 +2,17 @@
 
 ::
 
-    ../run.py                              the command
-       |    \\
-       |     targets                       limits, and how a result is shown
+    ../run.py               the command
        |
-    memory  transport  fresh  leftovers    metrics: functions from a Bench to rows
-       |        |        |      |
-       |        |        |   sandbox       a private /dev/shm, and the processes killed in it
-       |        |        |
-       |        |     newcomer             code for fresh interpreters
-     bench  ----+                          number of rounds, and rows of results
+    metrics  fresh          functions from a Bench to rows; those that need fresh processes
        |
-    contenders  contender                  a class for each way, and their base
+     child                  a process that attaches and answers
+       |
+    contenders  contender   a class for each way, and their base
 
 To add a contender, write a class in `contenders` and list it there. To add a metric, write a
-function that returns rows and list it in ``METRICS`` of run.py. To add a target, add a line to
-`targets`. The rest is `synk_benchmarks`, which this file makes importable.
+function that returns rows and list it in ``METRICS`` of run.py. The rest is `synk_benchmarks`,
+which this file makes importable.
 """
 
 import os

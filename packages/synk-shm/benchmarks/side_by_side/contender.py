@@ -11,8 +11,7 @@ import importlib
 from typing import Any, Callable, Tuple
 
 import numpy as np
-from synk_benchmarks import contender
-from synk_benchmarks.contender import NotOfferedError
+from synk_benchmarks.results import NotOfferedError
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 (where shared memory is, nothing temporary)
 
@@ -21,21 +20,19 @@ Array = Any
 Pair = Tuple[Array, Any]
 
 
-class Contender(contender.Contender):
+class Contender:
     """A way to have an array in several processes. The metrics time each method.
 
     Attributes:
+        name: of its column; ``--only`` takes it.
         package: the distribution to install, if any.
         modules: that its user imports; timed by the import metric.
-        peer: whether it may be "the best peer"; private memory may not.
-        sends_views: whether a Pipe can carry a view of an array without its bytes.
         can_leak: whether a killed process can leave anything.
     """
 
+    name = ""
     package = ""
     modules: tuple[str, ...] = ()
-    peer = True
-    sends_views = False
     can_leak = True
 
     @classmethod
@@ -80,34 +77,11 @@ class Contender(contender.Contender):
         """Return the array of a message, in another process."""
         return self.attach(message)
 
-    def growable(self, count: int, capacity: int) -> Pair:
-        """Return a new array that will be grown to the capacity."""
-        return self.create(count)
-
-    def grow(self, array: Array, count: int) -> Pair:
-        """Return the array with a new length; views of the old one stay valid.
-
-        By default: a new one and a copy. Removing the old one is not counted.
-        """
-        pair = self.create(count)
-        np.copyto(pair[0][: array.size], array)
-        return pair
-
-    def overfill(self, count: int) -> None:
-        """Make an array larger than the free memory, and write to it."""
-        array, keep = self.create(count)
-        try:
-            array.fill(1)
-        finally:
-            del array
-            self.destroy(keep)
-
-    def hold(self, count: int, wait: Callable[[Array, str], None], folder: str) -> Pair:
-        """Make an array, call `wait(array, folder)`, and return the array."""
+    def hold(self, count: int, wait: Callable[[Array], None]) -> None:
+        """Make an array and call `wait` on it."""
         pair = self.create(count)
         pair[0].fill(1)
-        wait(pair[0], folder)
-        return pair
+        wait(pair[0])
 
-    def forget(self) -> None:
-        """Free memory that is kept for reuse, so that the next array is a new one."""
+    def close(self) -> None:
+        """Free what it took. Called in any case, also after an error."""

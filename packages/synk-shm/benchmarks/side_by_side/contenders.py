@@ -18,7 +18,7 @@ import tempfile
 from typing import Any, Callable
 
 import numpy as np
-from synk_benchmarks.contender import NotOfferedError
+from synk_benchmarks.results import NotOfferedError
 
 from .contender import SHARED_MEMORY, Array, Contender, Pair
 
@@ -28,9 +28,6 @@ class Synk(Contender):
 
     name = package = "synk-shm"
     modules = ("synk_shm",)
-    peer = False
-    sends_views = True
-    options: dict[str, Any] = {}  # noqa: RUF012 (replaced by subclasses, never changed)
 
     def __init__(self) -> None:
         import synk_shm
@@ -38,10 +35,10 @@ class Synk(Contender):
         self._shm = synk_shm
 
     def create(self, count: int) -> Pair:
-        return self._shm.empty(count, **self.options), None
+        return self._shm.empty(count), None
 
     def share(self, source: Array) -> Pair:
-        return self._shm.share(source, **self.options), None
+        return self._shm.share(source), None
 
     def address(self, array: Array, keep: Any) -> Any:
         return self._shm.handle(array)
@@ -54,20 +51,6 @@ class Synk(Contender):
 
     def receive(self, message: Any) -> Pair:
         return message, None
-
-    def growable(self, count: int, capacity: int) -> Pair:
-        return self._shm.empty(count, capacity=capacity, **self.options), None
-
-    def grow(self, array: Array, count: int) -> Pair:
-        return self._shm.resize(array, count), None
-
-
-class SynkMemfd(Synk):
-    """This package, with memory without a name."""
-
-    name = "synk-shm memfd"
-    by_default = False
-    options = {"backend": "memfd"}  # noqa: RUF012
 
 
 class Stdlib(Contender):
@@ -204,17 +187,11 @@ class Joblib(Contender):
         path, dtype, offset, shape = address
         return np.memmap(path, dtype, "r", offset, shape), None
 
-    def overfill(self, count: int) -> None:
-        array, keep = self.share(np.ones(count))  # joblib copies arrays in by write()
-        del array
-        self.destroy(keep)
-
-    def hold(self, count: int, wait: Callable[[Array, str], None], folder: str) -> Pair:
+    def hold(self, count: int, wait: Callable[[Array], None]) -> None:
         """Make the array an argument of two workers, in joblib's own folder."""
         work = self._joblib.delayed(wait)
         array = np.ones(count)
-        self._joblib.Parallel(n_jobs=2, max_nbytes="100K")(work(array, folder) for _ in range(2))
-        return array, None
+        self._joblib.Parallel(n_jobs=2, max_nbytes="100K")(work(array) for _ in range(2))
 
     def close(self) -> None:
         if self._folder:
@@ -231,8 +208,6 @@ class NumPy(Contender):
     """Ordinary private memory, which a Pipe pickles."""
 
     name = "NumPy"
-    peer = False
-    sends_views = True
     can_leak = False
 
     def create(self, count: int) -> Pair:
@@ -247,11 +222,8 @@ class NumPy(Contender):
     def receive(self, message: Any) -> Pair:
         return message, None
 
-    def overfill(self, count: int) -> None:
-        raise NotOfferedError("private memory")
-
 
 OURS = Synk.name
 CONTENDERS: dict[str, type[Contender]] = {
-    kind.name: kind for kind in (Synk, SynkMemfd, Stdlib, SharedArray, RawArray, Joblib, NumPy)
+    kind.name: kind for kind in (Synk, Stdlib, SharedArray, RawArray, Joblib, NumPy)
 }

@@ -1,59 +1,96 @@
-"""Measure fresh processes: imports, the first array, helpers, the largest number of arrays."""
+"""Count the arrays that killed processes leave; ``python -m side_by_side.fresh`` is such a one."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from synk_benchmarks import process
-from synk_benchmarks.contender import FAILED, NotOfferedError
-from synk_benchmarks.results import COUNT, Cell, Row
+from synk_benchmarks.results import COUNT, Row, row_of
 
-from .bench import Bench, Parts, counts, rows
-from .contender import Contender
-from .newcomer import LIMIT_S, command, environment
+from .contender import SHARED_MEMORY
+from .contenders import CONTENDERS
+from .metrics import LIMITS, Bench
 
-DESCRIPTORS = 1024
-MOST_ARRAYS = 5000
-
-
-def imports(bench: Bench) -> list[Row]:
-    """Measure what an import adds to NumPy's, and the first array of a process to that."""
-
-    def measure(contender: Contender) -> Parts:
-        if not contender.modules:
-            raise NotOfferedError("nothing to import")
-        parts: Parts = _ask(variables, "begin", contender.name, *contender.modules)
-        return parts
-
-    rounds = 3 if bench.quick else 9
-    with process.environment_for_imports(environment()) as variables:
-        cells = bench.take_turns("import", rounds, measure)
-    titles = {
-        "import": ("import/time", "import, over NumPy's"),
-        "first": ("import/first", "first array after that"),
-    }
-    helpers = {"helpers": ("import/helpers", "helper processes then")}
-    return rows(bench, cells, titles) + rows(bench, cells, helpers, COUNT)
+FOLDER = Path(__file__).resolve().parent.parent
+LIMIT_S = 60
+ARRAY = (1 << 20) + (3 << 12)
+"""Bytes of the array of a process to be killed: a length that no other program's array has."""
+SETTLE_S = 2.0
+"""Seconds for helpers of a killed process to clean up."""
 
 
-def arrays(bench: Bench) -> list[Row]:
-    """Count the arrays of 1 KB that one process can have with 1024 file descriptors."""
-    cells: dict[str, Cell] = {}
-    for contender in bench.contenders:
-        bench.say(f"arrays at {DESCRIPTORS} descriptors: {contender.name}")
-        try:
-            found = _ask(environment(), "arrays", contender.name, DESCRIPTORS, MOST_ARRAYS)
-        except process.Failed as error:
-            cells[contender.name] = Cell(note=f"{FAILED}{error}")
-        else:
-            full = found["count"] >= MOST_ARRAYS
-            cells[contender.name] = Cell((found["count"],), found["reason"], at_least=full)
-    label = f"arrays at ulimit -n {DESCRIPTORS}"
-    return [counts(bench, "arrays/1024", label, cells, more_is_better=True)]
+def left(bench: Bench) -> Iterator[Row]:
+    """Count the arrays that are left after kill -9, and after the next process has started."""
+    for how in ("creator", "group"):
+        counts = {
+            contender.name: _left(contender.name, how)
+            for contender in bench.contenders
+            if contender.can_leak
+        }
+        for place, label in enumerate((f"kill -9 of the {how}", "after the next start")):
+            samples = {name: [found[place]] for name, found in counts.items()}
+            group, limits = f"arrays left, {how} killed", LIMITS.get(label, {})
+            yield row_of(group, label, samples, unit=COUNT, limits=limits)
 
 
-def _ask(variables: Mapping[str, str], order: str, *arguments: object) -> Any:
-    """Return the answer of a fresh interpreter to an order."""
-    return json.loads(process.ask(command(order, *arguments), LIMIT_S + 10, variables))
+def _left(name: str, how: str) -> tuple[int, int]:
+    before = _arrays()
+    command = [sys.executable, "-m", "side_by_side.fresh", name]
+    victim = subprocess.Popen(
+        [*command, "wait"], stdout=subprocess.PIPE, cwd=FOLDER, start_new_session=True
+    )
+    try:
+        if victim.stdout is None or not victim.stdout.readline():
+            raise RuntimeError(f"{name} made no array")
+        (os.kill if how == "creator" else os.killpg)(victim.pid, signal.SIGKILL)
+        victim.wait(LIMIT_S)
+        time.sleep(SETTLE_S)
+        at_once = len(_arrays() - before)
+        subprocess.run([*command, "exit"], cwd=FOLDER, timeout=LIMIT_S, check=True)
+        return at_once, len(_arrays() - before)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(victim.pid, signal.SIGKILL)
+        victim.wait()
+        if victim.stdout:
+            victim.stdout.close()
+        for path in _arrays() - before:
+            path.unlink()
+
+
+def _arrays() -> set[Path]:
+    found = set()
+    for path in Path(SHARED_MEMORY).rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            if ARRAY <= path.stat().st_size < ARRAY + (1 << 12):
+                found.add(path)
+    return found
+
+
+def main(name: str, what: str) -> None:
+    """Make an array, say so, and wait until this process is killed; or make one and exit."""
+    signal.alarm(LIMIT_S)
+    os.environ["JOBLIB_TEMP_FOLDER"] = SHARED_MEMORY
+    contender = CONTENDERS[name]()
+    if what == "wait":
+        contender.hold(ARRAY // 8, _wait)
+    array, keep = contender.create(1)
+    del array
+    contender.destroy(keep)
+    contender.close()
+
+
+def _wait(_array: Any) -> None:
+    os.write(1, b"ready\n")
+    time.sleep(LIMIT_S)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -21,33 +21,25 @@ from synk_benchmarks.process import READY, Process
 
 LIMIT_S = 120
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-NOTHING = ""
 
 
 @contextmanager
-def partners(ranks: int, problem: str = NOTHING, rows: int = 0) -> Iterator[Callable[[], None]]:
+def partners(ranks: int) -> Iterator[Callable[[], None]]:
     """Start `ranks` - 1 processes that wait for this one at a barrier, and at another one.
 
-    Args:
-        problem: of `functions.PROBLEMS`, what each of them computes in between; nothing if empty.
-        rows: of its input.
-
     Yields:
-        A function that waits at both barriers; this process computes the same in between.
+        A function that waits at both barriers.
     """
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(ranks)
     processes = [
-        context.Process(target=_attend, args=(barrier, problem, rows), daemon=True)
-        for _ in range(ranks - 1)
+        context.Process(target=_attend, args=(barrier,), daemon=True) for _ in range(ranks - 1)
     ]
     for process in processes:
         process.start()
-    work = _work(problem, rows)
 
     def together() -> None:
         barrier.wait(LIMIT_S)
-        work()
         barrier.wait(LIMIT_S)
 
     try:
@@ -62,23 +54,10 @@ def partners(ranks: int, problem: str = NOTHING, rows: int = 0) -> Iterator[Call
             process.close()
 
 
-def _attend(barrier: Any, problem: str, rows: int) -> None:
-    work = _work(problem, rows)
+def _attend(barrier: Any) -> None:
     with contextlib.suppress(threading.BrokenBarrierError):
         while True:
             barrier.wait()
-            work()
-            barrier.wait()
-
-
-def _work(problem: str, rows: int) -> Callable[[], object]:
-    if not problem:
-        return lambda: None
-    from .functions import PROBLEMS
-
-    chosen = PROBLEMS[problem]()
-    compute, values = chosen.compiled(), chosen.rows(rows)
-    return lambda: compute(values)
 
 
 @contextmanager
@@ -107,11 +86,14 @@ def threaded(threads: int, problem: str, rows: int) -> Iterator[Callable[[], obj
 
 def main(problem: str, rows: int) -> None:
     """Compute once for each line that is read."""
-    work = _work(problem, rows)
-    work()
+    from .functions import PROBLEMS
+
+    chosen = PROBLEMS[problem]()
+    compute, values = chosen.compiled(), chosen.rows(rows)
+    compute(values)
     print(READY, flush=True)  # noqa: T201 - the process that measures reads it
     for _ in sys.stdin:
-        work()
+        compute(values)
         print("done", flush=True)  # noqa: T201
 
 
