@@ -73,9 +73,8 @@ format: setup
 	$(PY) -m ruff check --fix-only .
 	$(PY) -m ruff format .
 
-## bench: what calls, inputs, distribution and whole steps cost, beside the plain ways
+## bench: what calls, inputs, starts and whole steps cost, beside the plain ways
 bench: bench-theano
-	$(PY) integration/benchmarks/run.py
 	$(PY) integration/benchmarks/waits.py
 
 ## bench-shm: shared arrays beside their peers (those in packages/synk-shm/benchmarks/requirements.txt)
@@ -87,7 +86,7 @@ bench-comm: setup
 	$(PY) packages/synk-comm/benchmarks/run.py $(ARGS)
 	$(PY) packages/synk-comm/benchmarks/run.py --mpi
 
-## bench-theano: calls, inputs, scaling, distribution beside plain Theano (see packages/synk-theano/benchmarks/README.md)
+## bench-theano: calls, inputs, scaling beside plain Theano (see packages/synk-theano/benchmarks/README.md)
 bench-theano: setup
 	$(PY) packages/synk-theano/benchmarks/run.py $(ARGS)
 
@@ -95,7 +94,7 @@ bench-theano: setup
 bench-gpu: setup
 	$(PY) integration/benchmarks/gpu/run.py --out build/bench-gpu $(ARGS)
 
-## bench-hosts: calls on several simulated hosts beside plain mpi4py (needs root; see integration/benchmarks/hosts.md)
+## bench-hosts: orders and collectives on two simulated hosts beside plain mpi4py (needs root; see integration/benchmarks/hosts.md)
 bench-hosts: setup
 	$(PY) integration/benchmarks/hosts.py $(ARGS)
 

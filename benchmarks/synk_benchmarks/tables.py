@@ -26,7 +26,7 @@ class Table:
     def markdown(self) -> str:
         """Return it as Markdown that can be read as it is."""
         lines = [[_marked(cell) for cell in line] for line in (self.header, *self.lines)]
-        widths = [max(map(len, column)) for column in zip(*lines)]
+        widths = [max(3, *map(len, column)) for column in zip(*lines)]
         lines.insert(1, ["-" * widths[0], *(f"{'-' * (width - 1)}:" for width in widths[1:])])
         texts = [
             " | ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -63,6 +64,8 @@ def _left(name: str, how: str) -> tuple[int, int]:
             victim.stdout.close()
         for path in _arrays() - before:
             path.unlink()
+        for path in Path(SHARED_MEMORY).glob(f"*[-_]{victim.pid}[-_]*"):  # joblib's
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _arrays() -> set[Path]:
