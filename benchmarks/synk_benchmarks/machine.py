@@ -36,11 +36,6 @@ def processor() -> str:
     return _field("/proc/cpuinfo", "model name") or platform.machine() or "unknown"
 
 
-def memory_free() -> int:
-    """Return the bytes that can still be used for private arrays; 0 if the system does not say."""
-    return _meminfo("MemAvailable")
-
-
 def gpus() -> str:
     """Return the GPUs' names and driver, as nvidia-smi tells them; "none" without it."""
     lines = _gpu_lines()

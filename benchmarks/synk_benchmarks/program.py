@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from .results import Row, joined
-from .rounds import OutOfTimeError
 from .tables import Table, page
 
 NOT_MEASURED = "not measured: "
@@ -49,6 +47,16 @@ def parser(doc: str, only: Iterable[str], quick: str, rounds: int = 0) -> argpar
     return made
 
 
+def chosen(
+    contenders: Mapping[str, Any], only: Sequence[str], ours: str
+) -> tuple[list[str], dict[str, str]]:
+    """Return who takes part, and why others who were wanted cannot; ours always does."""
+    named = [name for name in only if name in contenders]
+    wanted = [name for name in contenders if name in (*named, ours) or not named]
+    why = {name: contenders[name].missing() for name in wanted}
+    return [n for n in wanted if not why[n]], {n: reason for n, reason in why.items() if reason}
+
+
 def positive(text: str) -> int:
     """Read an option that is a number from 1 on."""
     if not text.isdigit() or not int(text):
@@ -71,14 +79,13 @@ def run(
     parts: Mapping[str, Callable[[], Iterable[Row]]],
     options: argparse.Namespace,
     left_out: Mapping[str, str] | None = None,
-    limit_s: int = 0,
     ours: str = "",
     more: Callable[[Sequence[Row]], Sequence[Table]] = lambda _rows: (),
 ) -> int:
     """Measure the parts one after the other, show the page, and write it if that was asked for.
 
-    A part that breaks or takes longer than `limit_s` is left out, and the page says why. Ctrl-C
-    and SIGTERM end the run; the page has what was measured before.
+    A part that breaks is left out, and the page says why. Ctrl-C and SIGTERM end the run; the page
+    has what was measured before.
 
     Args:
         title: of the page.
@@ -86,7 +93,6 @@ def run(
         parts: what yields rows, by name.
         options: of `parser`.
         left_out: who cannot take part, and why.
-        limit_s: seconds for a part; 0 for any number.
         ours: the contender whose column is the first; by default that of a table's first cell.
         more: makes further tables of all rows.
 
@@ -102,9 +108,8 @@ def run(
         for name, measure in parts.items():
             begin = time.monotonic()
             try:
-                with _time_limit(limit_s):
-                    for row in measure():
-                        rows.append(row)
+                for row in measure():  # those before a failure count
+                    rows.append(row)
             except Exception as error:  # noqa: BLE001 - one part that breaks must not end the run
                 lines.append(f"{NOT_MEASURED}{name}: {type(error).__name__}: {error}")
                 status = 1
@@ -122,22 +127,3 @@ def run(
         options.markdown.write_text(shown.markdown(), encoding="utf-8")
     sys.stdout.write(shown.markdown())
     return status
-
-
-@contextlib.contextmanager
-def _time_limit(seconds: int) -> Iterator[None]:
-    """End the block with `OutOfTimeError` if it takes longer, whatever it waits for; 0: never."""
-
-    def ring(_number: int, _frame: Any) -> None:
-        raise OutOfTimeError(f"not done after {seconds} s")
-
-    if not seconds:
-        yield
-        return
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,17 +52,14 @@ class Row:
         label: its first column.
         cells: by contender.
         unit: of the numbers.
-        limits: by contender, how many times its number ours may be; by "", our number itself.
-        ranks, nbytes, images: at work, of an array, of a step; 0 if it has no meaning.
+        ranks, images: at work, of a step; 0 if it has no meaning.
     """
 
     group: str
     label: str
     cells: dict[str, Cell]
     unit: str = SECONDS
-    limits: Mapping[str, float] = field(default_factory=dict)
     ranks: int = 0
-    nbytes: int = 0
     images: int = 0
 
     def value(self, contender: str) -> float | None:

@@ -17,10 +17,6 @@ Parts = Dict[str, float]
 T = TypeVar("T")
 
 
-class OutOfTimeError(Exception):
-    """A part of the benchmark took longer than it may."""
-
-
 def turns(active: list[T], rounds: int, *, warm: bool = False) -> Iterator[tuple[int, T]]:
     """Yield the round and whose turn it is; each round begins with another one.
 
@@ -71,19 +67,46 @@ def calls_for(budget_s: float, trial: Callable[[int], float], give_up_s: float =
 
 
 def time_in_turns(
-    ways: Mapping[str, Callable[[], object]], rounds: int, budget_s: float
-) -> dict[str, tuple[float, ...]]:
-    """Time every way in every round; return by name the seconds of one call, for each round."""
-    calls = {
-        name: calls_for(budget_s, lambda count, way=way: timed(way, count))  # type: ignore[misc]
+    ways: Mapping[str, Callable[[], object]],
+    rounds: int,
+    budget_s: float = 0.0,
+    *,
+    calls: int = 0,
+    warm: int = 1,
+    wait: Callable[[], object] = lambda: None,
+) -> dict[str, list[float]]:
+    """Time every way in every round; return by name the seconds of one call, for each round.
+
+    Args:
+        ways: what to call, by name.
+        rounds: how many.
+        budget_s: how long the calls of a turn take together, as far as one is shorter.
+        calls: of a turn, in place of `budget_s`.
+        warm: calls of each before all rounds, for caches and devices.
+        wait: what the calls have ordered; called at the end of each turn, within its time.
+    """
+    for way in ways.values():
+        for _ in range(warm):
+            way()
+
+    def turn(way: Callable[[], object], count: int) -> float:
+        # The first call of a turn wakes up what has been asleep: it is not counted.
+        way()
+        wait()
+        begin = time.perf_counter()
+        for _ in range(count):
+            way()
+        wait()
+        return (time.perf_counter() - begin) / count
+
+    counts = {
+        name: calls or calls_for(budget_s, lambda count, way=way: turn(way, count))  # type: ignore[misc]
         for name, way in ways.items()
     }
     samples: dict[str, list[float]] = {name: [] for name in ways}
     for _, name in turns(list(ways), rounds):
-        # The first call of a turn wakes up what has been asleep: it is not counted.
-        ways[name]()
-        samples[name].append(timed(ways[name], calls[name]))
-    return {name: tuple(taken) for name, taken in samples.items()}
+        samples[name].append(turn(ways[name], counts[name]))
+    return samples
 
 
 def take_turns(
@@ -110,8 +133,6 @@ def take_turns(
     for number, contender in turns(active, rounds, warm=rounds > 2):
         try:
             parts = measure(contender)
-        except OutOfTimeError:
-            raise
         except NotOfferedError as reason:
             notes[contender.name] = str(reason)
             active.remove(contender)

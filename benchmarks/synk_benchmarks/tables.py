@@ -10,8 +10,7 @@ from .results import BYTES, KB, MB, SECONDS, Cell, Row, ratio
 
 LEGEND = (
     "Medians of all rounds. 'to X': our number to X's, the median of the rounds' own ratios; "
-    "below 1 is better.\nIn brackets the limit that is aimed at; NO: it was missed. "
-    "*: see the remarks."
+    "below 1 is better. *: see the remarks."
 )
 
 
@@ -25,7 +24,7 @@ class Table:
 
     def markdown(self) -> str:
         """Return it as Markdown that can be read as it is."""
-        lines = [[_marked(cell) for cell in line] for line in (self.header, *self.lines)]
+        lines = [[_escaped(cell) for cell in line] for line in (self.header, *self.lines)]
         widths = [max(3, *map(len, column)) for column in zip(*lines)]
         lines.insert(1, ["-" * widths[0], *(f"{'-' * (width - 1)}:" for width in widths[1:])])
         texts = [
@@ -80,24 +79,10 @@ def table_of(title: str, rows: Sequence[Row], ours: str = "") -> Table:
     table = Table(title, ["", *names, *(f"to {name}" for name in names[1:])])
     for row in rows:
         cells = [cell_text(row.cells.get(name, Cell()), row.unit) for name in names]
-        cells[0] += _limit(row, "", row.value(names[0]))
-        ratios = [_compared(row, names[0], name) for name in names[1:]]
-        table.lines.append([row.label, *cells, *ratios])
+        ratios = [ratio(row, names[0], name) for name in names[1:]]
+        texts = ["" if found is None else number(found) for found in ratios]
+        table.lines.append([row.label, *cells, *texts])
     return table
-
-
-def _compared(row: Row, ours: str, name: str) -> str:
-    found = ratio(row, ours, name)
-    return "" if found is None else number(found) + _limit(row, name, found)
-
-
-def _limit(row: Row, name: str, found: float | None) -> str:
-    """Return the limit of a number, as in " (<= 0.9 NO)"; empty if there is none."""
-    if name not in row.limits or found is None:
-        return ""
-    limit = row.limits[name]
-    text = number(limit) if name else amount(limit, row.unit)
-    return f" (<= {text}{'' if found <= limit else ' NO'})"
 
 
 def cell_text(cell: Cell, unit: str) -> str:
@@ -153,7 +138,3 @@ def size_name(nbytes: int) -> str:
 def _escaped(text: str) -> str:
     # Within a word, an underscore is no emphasis.
     return re.sub(r"[|*~]|(?<!\w)_|_(?!\w)", r"\\\g<0>", text)
-
-
-def _marked(text: str) -> str:
-    return f"**{_escaped(text)}**" if text.endswith(" NO)") else _escaped(text)

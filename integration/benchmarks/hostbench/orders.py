@@ -29,14 +29,6 @@ OURS, THEIRS = "synkhronos", "mpi4py"
 ORDER_NBYTES = 128
 """Bytes of an order."""
 ORDER, ALL_REDUCE, BROADCAST = range(3)
-LIMITS = {
-    (ORDER, 0): 2.0,
-    (ALL_REDUCE, KB): 2.0,
-    (ALL_REDUCE, MB): 1.3,
-    (ALL_REDUCE, 100 * MB): 1.1,
-    (BROADCAST, 100 * MB): 1.1,
-}
-"""Times mpi4py's, which ours may take."""
 
 
 @functools.cache
@@ -106,9 +98,7 @@ def main(path: Path, rounds: int, budget_s: float, largest: int) -> None:
             taken = ways[name](calls[name])
             if number >= 0:
                 samples[name].append(taken)
-        limit = LIMITS.get((kind, nbytes))
-        limits = {THEIRS: limit} if limit else {}
-        write_row(path, row_of("orders", title, samples, limits=limits, nbytes=nbytes))
+        write_row(path, row_of("orders", title, samples))
     synk.close()
 
 

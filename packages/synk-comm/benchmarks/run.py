@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from side_by_side import cases, job
 from side_by_side.cases import METRICS
 from side_by_side.contender import OURS, OVER_MPI
-from side_by_side.peers import CONTENDERS, MPICH, mpi_version, mpiexec
+from side_by_side.peers import CONTENDERS, GLOO, MPICH, mpi_version, mpiexec
 from synk_benchmarks import machine, program
 from synk_benchmarks.results import KB, MB
 
@@ -35,16 +35,11 @@ TWO_HOSTS = "-launcher fork -hosts hosta,hostb -ppn 1 -n 2"
 def main() -> int:
     """Measure what was asked for, and show it."""
     options = _options()
-    usual = (OVER_MPI, MPICH) if options.mpi else tuple(CONTENDERS)
-    named = [name for name in options.only if name in CONTENDERS]
     ours = OVER_MPI if options.mpi else OURS
-    wanted = [
-        name
-        for name in usual
-        if (name in (*named, ours) or not named) and (name != OVER_MPI or options.mpi)
-    ]
-    why = {name: CONTENDERS[name].missing() for name in wanted}
-    contenders = [name for name in wanted if not why[name]]
+    usual = (OVER_MPI, MPICH) if options.mpi else (OURS, MPICH, GLOO)
+    contenders, left_out = program.chosen(
+        {name: CONTENDERS[name] for name in usual}, options.only, ours
+    )
     alone = [name for name in METRICS if name != "order"]
     measured = cases.OVER_MPI if options.mpi else alone
     metrics = [name for name in measured if name in options.only] or list(measured)
@@ -62,7 +57,6 @@ def main() -> int:
         )
         for ranks in options.ranks
     }
-    left_out = {name: reason for name, reason in why.items() if reason}
     return program.run(f"{ours} beside its peers", facts, parts, options, left_out)
 
 

@@ -26,8 +26,6 @@ METRICS = {
     "compute": metrics.compute,
     "left": fresh.left,
 }
-LIMIT_S = 300
-"""Seconds until a metric is given up as hanging."""
 PACKAGES = ("synk-shm", "numpy", "posix_ipc", "SharedArray", "joblib")
 
 
@@ -43,22 +41,18 @@ def main() -> int:
     )
     options = parser.parse_args()
     facts = machine.describe(*PACKAGES, **{"large arrays": f"{options.large} MB"})
-    named = [name for name in options.only if name in CONTENDERS]
-    wanted = [name for name in CONTENDERS if name in (*named, OURS) or not named]
-    why = {name: CONTENDERS[name].missing() for name in wanted}
+    names, left_out = program.chosen(CONTENDERS, options.only, OURS)
     with contextlib.ExitStack() as ends:
         bench = Bench([], options.quick, options.large << 20)
-        for name in wanted:
-            if not why[name]:
-                bench.contenders.append(CONTENDERS[name]())
-                ends.callback(bench.contenders[-1].close)
+        for name in names:
+            bench.contenders.append(CONTENDERS[name]())
+            ends.callback(bench.contenders[-1].close)
         parts = {
             name: functools.partial(metric, bench)
             for name, metric in METRICS.items()
             if name in options.only or not set(options.only) & set(METRICS)
         }
-        left_out = {name: reason for name, reason in why.items() if reason}
-        return program.run(f"{OURS} beside its peers", facts, parts, options, left_out, LIMIT_S)
+        return program.run(f"{OURS} beside its peers", facts, parts, options, left_out)
 
 
 if __name__ == "__main__":

@@ -7,12 +7,13 @@ from typing import Any, Callable
 import numpy as np
 import theano
 import theano.tensor as T
+from synk_benchmarks.rounds import time_in_turns
 
 import synkhronos as synk
 
 from . import bare
-from .clock import device_wait, rounds
-from .job import BARE, LIMITS, OURS, Report, Settings
+from .clock import device_wait
+from .job import BARE, OURS, Report, Settings
 
 CASES = (
     # what, float32 elements, calls in a round
@@ -41,7 +42,6 @@ def main(settings: Settings, report: Report) -> None:
     ]
     synk.distribute()
     for variable, (what, elements, calls) in zip(variables, cases):
-        more = {"nbytes": 4 * elements, "limits": LIMITS.get(what, {})}
         wait = device_wait(variable)
         for rank in range(settings.gpus):
             synk.set_value(rank, variable, np.full(elements, rank + 1, "float32"))
@@ -53,7 +53,7 @@ def main(settings: Settings, report: Report) -> None:
         times: dict[str, list[float]] = {name: [] for name in ways}
         alone: list[float] = []
         for number in range(ROUNDS + 1):
-            found = rounds(ways, wait, 1, calls, warm=2 if number == 0 else 0)
+            found = time_in_turns(ways, 1, calls=calls, warm=0, wait=wait)
             measured = run_bare(elements, calls) if run_bare else 0.0
             if number:  # the first round warms up
                 for name, seconds in found.items():
@@ -64,9 +64,9 @@ def main(settings: Settings, report: Report) -> None:
             assert np.allclose(values[[0, -1]], (settings.gpus + 1) / 2), "wrong results"
         for name, seconds in times.items():
             per_call = 1 if name == OURS else IN_A_STEP
-            report.row("allreduce", what, name, [s / per_call for s in seconds], **more)
+            report.row("allreduce", what, name, [s / per_call for s in seconds])
         if run_bare:
-            report.row("allreduce", what, BARE, alone, **more)
+            report.row("allreduce", what, BARE, alone)
     synk.close()
 
 

@@ -14,8 +14,6 @@ from synk_benchmarks.results import row_of, write_row
 PLAIN, PLAIN_TAKE = "plain Theano, x[idx]", "plain Theano, np.take(out=)"
 OURS, OURS_AHEAD, BARE = "synkhronos", "synkhronos, steps()", "bare NCCL"
 ROWS, ABOUT = "rows.jsonl", "about.jsonl"
-LIMITS = {"102 MB (25.6 M)": {BARE: 1.05}}
-"""Of an all_reduce as large as the gradient of ResNet-50."""
 
 
 @dataclass(frozen=True)

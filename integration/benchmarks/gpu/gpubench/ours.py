@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from typing import Any, Callable
 
 import numpy as np
+from synk_benchmarks.rounds import time_in_turns
 
 import synkhronos as synk
 from synkhronos.extensions import updates
 from synkhronos.extensions.train import make_train_function
 
 from . import networks
-from .clock import Batches, device_wait, rounds
+from .clock import batches, device_wait
 from .job import OURS, OURS_AHEAD, Report, Settings
 
 WARM = 5
@@ -45,22 +45,24 @@ def main(settings: Settings, report: Report) -> None:
     seconds = time.perf_counter() - began
     if settings.gpus > 1:
         report.row("distribution", f"distribute(), {part}", OURS, seconds)
-    batches = Batches(network.images, network.batch * settings.gpus)
+    many = network.batch * settings.gpus
+    rows = batches(network.images, many)
 
     def step() -> Any:
-        return train(images, labels, batch=batches())
+        return train(images, labels, batch=next(rows))
 
-    steps = train.steps(images, labels, (batches() for _ in itertools.count()))
+    steps = train.steps(images, labels, batches(network.images, many))
     ways: dict[str, Callable[[], Any]] = {OURS: step, OURS_AHEAD: lambda: next(steps)}
+    turn = {"calls": settings.steps, "warm": WARM}
     wait = device_wait(network.params[-1])
-    many = network.batch * settings.gpus
-    for name, seconds in rounds(ways, wait, settings.rounds, settings.steps, WARM).items():
-        report.row(part, "a step", name, seconds, images=many)
+    for name, taken in time_in_turns(ways, settings.rounds, wait=wait, **turn).items():
+        report.row(part, "a step", name, taken, images=many)
     report.about(f"gradient of {part}", synk.stats()["train: gradient"].graph or "eager")
     if settings.gpus > 1:
         gradient = train.flat_grad
         alone = {OURS: lambda: synk.all_reduce(gradient, op="avg")}
-        times = rounds(alone, device_wait(gradient), settings.rounds, settings.steps)
+        wait = device_wait(gradient)
+        times = time_in_turns(alone, settings.rounds, wait=wait, **turn)
         report.row(part, "all_reduce of the gradient", OURS, times[OURS])
     loss = float(step())
     assert np.isfinite(loss), f"the loss is {loss}"

@@ -9,9 +9,10 @@ from typing import Any
 import lasagne
 import numpy as np
 import theano
+from synk_benchmarks.rounds import time_in_turns
 
 from . import networks
-from .clock import Batches, device_wait, rounds
+from .clock import batches, device_wait
 from .job import PLAIN, PLAIN_TAKE, Report, Settings
 
 WARM = 5
@@ -34,21 +35,21 @@ def main(settings: Settings, report: Report) -> None:
     networks.fill(network, images, labels)
     arrays = (images, labels)
     buffers = [np.empty((network.batch, *array.shape[1:]), array.dtype) for array in arrays]
-    batches = Batches(network.images, network.batch)
+    numbers = batches(network.images, network.batch)
 
     def index() -> Any:
-        rows = batches()
+        rows = next(numbers)
         return train(images[rows], labels[rows])
 
     def take() -> Any:
-        rows = batches()
+        rows = next(numbers)
         for array, buffer in zip(arrays, buffers):
             np.take(array, rows, axis=0, out=buffer, mode="clip")
         return train(*buffers)
 
     ways = {PLAIN: index, PLAIN_TAKE: take}
     wait = device_wait(network.params[-1])
-    times = rounds(ways, wait, settings.rounds, settings.steps, WARM)
+    times = time_in_turns(ways, settings.rounds, calls=settings.steps, warm=WARM, wait=wait)
     for name, seconds in times.items():
         report.row(part, "a step", name, seconds, images=network.batch)
     loss = float(index())

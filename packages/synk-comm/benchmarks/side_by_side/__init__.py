@@ -8,7 +8,7 @@
        |
     ours  peers            the contenders: one method for each collective
        |
-    contender  cases       what a contender is; arrays, right results, sizes, limits
+    contender  cases       what a contender is; arrays, right results, sizes
 
 To add a contender, write a class and list it in ``CONTENDERS`` of `peers`. The rest is
 `synk_benchmarks`, which this file makes importable.

@@ -1,4 +1,4 @@
-"""What is measured: sizes, limits, the arrays of a rank, and what NumPy says the result has to be.
+"""What is measured: sizes, the arrays of a rank, and what NumPy says the result has to be.
 
 Numbers are small integers in float32, so that every order of summing gives the same. What a rank
 gives repeats with a period that is prime: no chunk of a transfer looks like another.
@@ -55,43 +55,6 @@ METRICS = {
 OVER_MPI = ("order", "barrier", "broadcast", "all_reduce", "ping_pong")
 """What is measured over MPI."""
 MPI_SIZES = (KB, MB, 100 * MB)
-
-_MPICH, _GLOO = "MPICH", "gloo"
-# Metric, ranks (0: over MPI), smallest and largest size, contender ("": our seconds), limit.
-# Those for four ranks are meant for machines with two cores, where ranks share them.
-_LIMITS = (
-    ("all_reduce", 2, 4, 4 * KB, _MPICH, 0.9),
-    ("all_reduce", 2, 16 * KB, MB, _MPICH, 0.5),
-    ("all_reduce", 2, 4 * MB, 16 * MB, _MPICH, 0.6),
-    ("all_reduce", 2, 64 * MB, GB, _MPICH, 0.3),
-    ("all_reduce", 2, 4, 256 * KB, _GLOO, 0.05),
-    ("all_reduce", 2, MB, 4 * MB, _GLOO, 0.15),
-    ("all_reduce", 2, 16 * MB, GB, _GLOO, 0.3),
-    ("all_reduce", 4, 4, 4, _MPICH, 1.0),
-    ("all_reduce", 4, KB, 16 * MB, _MPICH, 0.6),
-    ("all_reduce", 4, 64 * MB, GB, _MPICH, 0.35),
-    ("barrier", 2, 0, 0, _MPICH, 0.4),
-    ("broadcast", 2, 64 * KB, MB, _MPICH, 0.6),
-    ("broadcast", 2, 64 * MB, GB, _MPICH, 1.05),
-    ("all_gather", 2, 4, GB, _MPICH, 1.1),
-    ("all_reduce_zmq", 2, 16 * MB, 16 * MB, _GLOO, 1.0),
-    ("order", 0, 0, 0, _MPICH, 2.0),
-    ("all_reduce", 0, KB, KB, _MPICH, 2.0),
-    ("all_reduce", 0, MB, MB, _MPICH, 1.3),
-    ("all_reduce", 0, 100 * MB, GB, _MPICH, 1.1),
-    ("broadcast", 0, 100 * MB, GB, _MPICH, 1.1),
-    ("mismatch", 2, 0, 0, "", 10e-3),
-    ("mismatch", 4, 0, 0, "", 10e-3),
-)
-
-
-def limits_of(metric: str, ranks: int, nbytes: int) -> dict[str, float]:
-    """Return the limits of a row by contender."""
-    return {
-        who: limit
-        for name, on, smallest, largest, who, limit in _LIMITS
-        if (name, on) == (metric, ranks) and smallest <= nbytes <= largest
-    }
 
 
 def parse_size(text: str) -> int:

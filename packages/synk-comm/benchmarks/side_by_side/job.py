@@ -32,7 +32,7 @@ from synk_benchmarks.results import (
 from synk_benchmarks.rounds import calls_for, timed, turns
 from synk_benchmarks.tables import size_name
 
-from .cases import Case, limits_of
+from .cases import Case
 from .contender import OURS, OVER_MPI, TIMEOUT_S, Act, Contender, World
 from .ours import SynkZmq
 from .peers import CONTENDERS, GLOO, MPICH, mpiexec
@@ -162,15 +162,8 @@ def _measure(order: dict[str, Any], world: World, folder: Path) -> None:
             cells = _cells(case, taking_part, order["rounds"], order["budget_s"])
             if world.rank == 0:
                 group = f"{metric}, {world.size} ranks"
-                limits = limits_of(metric, 0 if over_mpi else world.size, nbytes)
-                row = Row(
-                    group,
-                    size_name(nbytes) if nbytes else "",
-                    cells,
-                    limits=limits,
-                    ranks=world.size,
-                )
-                write_row(folder / ROWS, row)
+                label = size_name(nbytes) if nbytes else ""
+                write_row(folder / ROWS, Row(group, label, cells, ranks=world.size))
     world.share("done")
     for contender in made:
         contender.close()

@@ -20,26 +20,6 @@ from .contender import Contender, Pair
 KIB, MIB = 1 << 10, 1 << 20
 LARGE = 16 * MIB
 """Bytes from which on an array gets fewer rounds."""
-STDLIB, SHARED_ARRAY, NUMPY = "SharedMemory", "SharedArray", "NumPy"
-_LIKE_NUMPY = {NUMPY: 1.03}
-LIMITS: dict[str, dict[str, float]] = {
-    "create+touch 1 KB": {SHARED_ARRAY: 1.6, STDLIB: 0.75},
-    "create+touch 1 MB": {SHARED_ARRAY: 0.95},
-    "create+touch large": {SHARED_ARRAY: 0.6},
-    "share+sum 1 MB": {SHARED_ARRAY: 0.7},
-    "share+sum large": {SHARED_ARRAY: 0.65},
-    "attach 1 KB": {SHARED_ARRAY: 1.8, STDLIB: 0.7},
-    "pass 1 KB": {STDLIB: 0.85},
-    "pass 1 MB": {STDLIB: 0.85},
-    "pass large": {STDLIB: 0.85, NUMPY: 1 / 5000},
-    "bytes of a message": {"": 120},
-    "a.sum() large": _LIKE_NUMPY,
-    "a += b large": _LIKE_NUMPY,
-    "a.fill(0) large": _LIKE_NUMPY,
-    "x + x, 8 elements": _LIKE_NUMPY,
-    "after the next start": {"": 0},
-}
-"""By label: at most so many times a contender's number; by "", our number at most."""
 
 
 @dataclass
@@ -69,7 +49,7 @@ class Bench:
         cells = take_turns(self.contenders, rounds, measure)
         for part, label in titles.items():
             if part in cells:
-                yield Row(group, label, cells[part], unit, LIMITS.get(label, {}))
+                yield Row(group, label, cells[part], unit)
 
     def repeats(self, count: int) -> int:
         """Return the number of repetitions of a short act within one turn."""

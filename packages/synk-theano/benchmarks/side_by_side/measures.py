@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Callable
+from typing import Callable
 
 import numpy as np
 from synk_benchmarks.results import Row, row_of
@@ -43,10 +43,10 @@ class Plan:
     quick: bool
     ranks: int
 
-    def row(self, part: str, label: str, ways: dict[str, Callable[[], object]], **more: Any) -> Row:
+    def row(self, part: str, label: str, ways: dict[str, Callable[[], object]]) -> Row:
         """Time every way in every round."""
         samples = time_in_turns(ways, self.rounds, self.budget_s)
-        return row_of(f"{part}, {self.ranks} ranks", label, samples, ranks=self.ranks, **more)
+        return row_of(f"{part}, {self.ranks} ranks", label, samples, ranks=self.ranks)
 
 
 def calls(plan: Plan) -> Iterator[Row]:
@@ -70,7 +70,7 @@ def calls(plan: Plan) -> Iterator[Row]:
         for label, (ours, theirs) in pairs.items():
             np.testing.assert_allclose(ours(), theirs(), rtol=1e-4)
             ways = {OURS: ours, PLAIN: theirs, BARRIERS: two_barriers}
-            yield plan.row("calls", label, ways, limits={BARRIERS: 0.25})
+            yield plan.row("calls", label, ways)
         ways = {OURS: nothing, BARRIERS: two_barriers}
         yield plan.row("calls", "no input, no output", ways)
 
@@ -136,5 +136,4 @@ def _scaling(plan: Plan, name: str, count: int) -> Row:
             PLAIN: lambda: plain(values),
             THREADED: with_threads,
         }
-        limits = {PLAIN: 1 / (0.95 * plan.ranks)} if name != "reading" else {}
-        return plan.row("scaling", TITLES[name], ways, limits=limits)
+        return plan.row("scaling", TITLES[name], ways)
