@@ -38,10 +38,6 @@ class World:
         shared: list[Any] = gather(value)
         return shared
 
-    def leave(self) -> None:
-        """Leave the communicator of `share`."""
-        (getattr(self.control, "close", None) or self.control.Free)()
-
     def first(self, text: str) -> str:
         """Return the first text of any rank that is not empty."""
         return next(filter(None, self.share(text)), "")

@@ -1,25 +1,19 @@
 """A job: starts the ranks, in which contenders take turns; ``python -m side_by_side.job FOLDER``.
 
-Ranks that no mpiexec started find each other by tickets in a private folder. They keep together by
-a communicator of their own, which is not measured. Rank 0 writes each row to a file as soon as it
-is there.
+Rank 0 writes each row to a file as soon as it is there.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from synk_benchmarks.process import Failed, last_words
+from synk_benchmarks.process import ask
 from synk_benchmarks.results import (
     FAILED,
     Cell,
@@ -32,19 +26,16 @@ from synk_benchmarks.results import (
 from synk_benchmarks.rounds import calls_for, timed, turns
 from synk_benchmarks.tables import size_name
 
+import synk_comm
+
 from .cases import Case
-from .contender import OURS, OVER_MPI, TIMEOUT_S, Act, Contender, World
+from .contender import OURS, OVER_MPI, Act, Contender, World
 from .ours import SynkZmq
 from .peers import CONTENDERS, GLOO, MPICH, mpiexec
 
-FOLDER = Path(__file__).resolve().parent.parent
-RANK = "SYNK_BENCH_RANK"
-"""Variable that says who is who without mpiexec, which has one of its own."""
+FOLDER = str(Path(__file__).resolve().parent.parent)
 LIMIT_S = 3600.0
-ROWS, TICKETS, ORDER = "rows", "tickets", "order.json"
-
-
-# ---- the parent ----------------------------------------------------------------------------------
+ROWS, ORDER = "rows", "order.json"
 
 
 def measure(order: dict[str, Any], launcher: Sequence[str] = ()) -> Iterator[Row]:
@@ -56,94 +47,34 @@ def measure(order: dict[str, Any], launcher: Sequence[str] = ()) -> Iterator[Row
     """
     if MPICH in order["contenders"] and not launcher:
         launcher = [mpiexec(), "-n", str(order["ranks"])]
+    # One thread each: ranks are what the cores are for.
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     with tempfile.TemporaryDirectory(prefix="synk-bench-") as name:
+        Path(name, ORDER).write_text(json.dumps(order), encoding="utf-8")
         try:
-            _run(Path(name), order, launcher)
+            if launcher:
+                path = os.pathsep.join(filter(None, [FOLDER, os.environ.get("PYTHONPATH", "")]))
+                variables = {"UCX_LOG_LEVEL": "error", **os.environ, **threads, "PYTHONPATH": path}
+                command = [*launcher, sys.executable, "-m", "side_by_side.job", name]
+                ask(command, LIMIT_S, variables)
+            else:
+                how = {"backend": "zmq", "timeout_s": LIMIT_S, "env": threads}
+                synk_comm.launch(order["ranks"], measure_as_rank, name, **how)
         finally:
             yield from read_rows(Path(name, ROWS))
 
 
-def _run(folder: Path, order: dict[str, Any], launcher: Sequence[str]) -> None:
-    """Start the ranks and wait until all have ended; none is left.
+def measure_as_rank(control: Any, name: str) -> None:
+    """Do what the job's order says.
 
-    Raises:
-        Failed: a rank failed, or the job took too long.
+    Args:
+        control: how this rank keeps together with the others: a communicator of synk-comm's, or
+            MPI's own, which is not measured.
+        name: of the job's folder.
     """
-    (folder / ORDER).write_text(json.dumps(order), encoding="utf-8")
-    # One thread each: ranks are what the cores are for.
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-    path = os.pathsep.join(filter(None, [str(FOLDER), os.environ.get("PYTHONPATH", "")]))
-    variables = {"UCX_LOG_LEVEL": "error", **os.environ, **threads, "PYTHONPATH": path}
-    command = [sys.executable, "-m", "side_by_side.job", str(folder)]
-    commands = [[*launcher, *command]] if launcher else [command] * order["ranks"]
-    deadline = time.monotonic() + LIMIT_S
-    started = []
-    log = folder / "log"
-    with contextlib.ExitStack() as ends, log.open("ab") as said:
-        for rank, words in enumerate(commands):
-            process = subprocess.Popen(
-                words,
-                env={**variables, **({} if launcher else {RANK: str(rank)})},
-                stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
-                start_new_session=True,  # so that mpiexec's ranks end with it
-            )
-            ends.callback(_end, process)
-            started.append(process)
-        while any(process.poll() is None for process in started):
-            failed = [p.returncode for p in started if p.returncode]
-            if failed or time.monotonic() > deadline:
-                break
-            time.sleep(0.05)
-        codes = [process.poll() for process in started]
-    if any(code != 0 for code in codes):
-        raise Failed(f"exit status {codes}: {last_words(log.read_text(errors='replace'))}")
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-# ---- a rank --------------------------------------------------------------------------------------
-
-
-def main(folder: Path) -> None:
-    """Do what the job's order says."""
+    folder = Path(name)
     order = json.loads((folder / ORDER).read_text(encoding="utf-8"))
-    rank = int(os.environ.get(RANK) or os.environ["PMI_RANK"])
-    world = World(rank, order["ranks"], folder, _control(folder, rank, order["ranks"]))
-    _measure(order, world, folder)
-    world.leave()
-
-
-def _control(folder: Path, rank: int, ranks: int) -> Any:
-    """Return the communicator by which the ranks keep together: MPI's own if it started them."""
-    if RANK not in os.environ:
-        from mpi4py import MPI
-
-        return MPI.COMM_WORLD.Dup()
-    import synk_comm
-
-    path = folder / TICKETS
-    group = None
-    if rank == 0:
-        group = synk_comm.create_group(ranks, "zmq")
-        new = path.with_suffix(".new")
-        new.write_text(json.dumps([group.ticket(number) for number in range(ranks)]))
-        new.rename(path)
-    deadline = time.monotonic() + TIMEOUT_S
-    while not path.exists():
-        if time.monotonic() > deadline:
-            raise TimeoutError("rank 0 has not started")
-        time.sleep(0.01)
-    comm = synk_comm.join(json.loads(path.read_text())[rank], timeout_s=2 * TIMEOUT_S)
-    comm.barrier()
-    if group is not None:
-        group.close()
-    return comm
+    _measure(order, World(control.rank, control.size, folder, control), folder)
 
 
 def _measure(order: dict[str, Any], world: World, folder: Path) -> None:
@@ -247,4 +178,6 @@ def _turn(contender: Contender, act: Act, calls: int) -> float:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    from mpi4py import MPI
+
+    measure_as_rank(MPI.COMM_WORLD.Dup(), sys.argv[1])
