@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -178,6 +179,10 @@ def test_a_case_knows_the_right_result_from_a_wrong_one(
         ("shm", "--quick --large 4 --only create pass left RawArray", "arrays left"),
         ("theano", "--quick --rounds 1 --only calls", "two Barrier waits"),
         ("waits", "--quick --only call start", "first result"),
+        pytest.param(
+            *("waits", "--quick --only posterior", "two halves apart"),
+            marks=pytest.mark.skipif(not find_spec("pymc"), reason="needs PyMC"),
+        ),
         ("hosts", "--quick --plain --rounds 2 --only orders", "an order"),
         ("gpu", "--out {folder} --device cpu --tiny --gpus 2 --only resnet", "synkhronos, steps()"),
     ],

@@ -39,9 +39,8 @@ def test_an_evaluation_is_measured_beside_pymc():
         timeout=600,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    ways = re.findall(r"^\|  +\| +(.+?) \| to", done.stdout, re.MULTILINE)
-    assert re.split(r" +\| +", ways[0]) == ["2 ranks", "1 rank", "PyMC alone", "two halves apart"]
-    assert re.search(r"^\| logp and dlogp of 10000 rows \| .*\d [mu]s", done.stdout, re.MULTILINE)
+    ways = re.findall(r"of 10000 rows: (.+?)  +[\d.]+ [mu]s", done.stdout)
+    assert ways == ["PyMC alone", "1 rank", "2 ranks", "two halves apart"]
     differences = [float(one) for one in re.findall(r"differs by (\S+)", done.stdout)]
     assert len(differences) == 2
     assert max(differences) < 1e-12
