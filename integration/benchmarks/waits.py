@@ -3,15 +3,15 @@
     python integration/benchmarks/waits.py [--only call start step posterior] [--quick]
 
 With Theano, or with PyTensor where that is installed; `PYTENSOR_FLAGS=linker=cvm` measures its C
-code. All is compiled before anything is timed: what is measured is not the compiler. Every way
-takes turns with what it is compared with. One BLAS thread for each process.
+code. Every way takes turns with what it is compared with. One BLAS thread for each process.
 
 **call.** A function that computes next to nothing, on two ranks and on one, beside a plain one:
 wall time, and processor time of the master. The master on one rank has nobody to wait for: it is
 the path of a call alone, and hardly changes on a busy machine.
 
 **start.** A program from its first line to the first result of a training step on two ranks, and to
-the end of each part of that, in a process of its own.
+the end of each part of that, in a process of its own: with warm caches; and the first one, which
+may have to compile.
 
 **step.** A training step of an MLP on two ranks: gradients, an average, an update, in three orders
 and in one, beside a plain function.

@@ -32,6 +32,7 @@ from synk_benchmarks.tables import Table  # noqa: E402
 PARTS = ("allreduce", "resnet", "vgg", "ddp")
 NETWORKS = ("resnet", "vgg")
 LIMITS_S = {"collectives": 90, "plain": 260, "ours": 260, "ddp": 120}
+PACKAGES = ("synkhronos", "theano", "numpy", "nccl4py")
 FLAGS = {
     "floatX": "float32",
     "gpuarray.preallocate": "0",
@@ -62,6 +63,7 @@ def main() -> int:
     options = _options()
     environment = _environment(options)
     facts = machine.describe(
+        *PACKAGES,
         GPUs=machine.gpus(),
         NCCL_NVLS_ENABLE=environment["NCCL_NVLS_ENABLE"],
         THEANO_FLAGS=environment["THEANO_FLAGS"],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import time
 from typing import Any
 
@@ -54,7 +53,10 @@ def main(settings: Settings, report: Report) -> None:
         report.row(part, "a step", name, seconds, images=network.batch)
     loss = float(index())
     assert np.isfinite(loss), f"the loss is {loss}"
-    _about(settings, report)
+    if settings.cuda:
+        from theano.gpuarray import dnn
+
+        report.about("Theano's cuDNN", dnn.version(raises=False))
 
 
 def use(settings: Settings) -> None:
@@ -63,20 +65,3 @@ def use(settings: Settings) -> None:
         import theano.gpuarray
 
         theano.gpuarray.use("cuda0" if settings.cuda else settings.device)
-
-
-def _about(settings: Settings, report: Report) -> None:
-    """Versions, and the flags that matter."""
-    report.about("Python", platform.python_version())
-    report.about("NumPy", np.__version__)
-    report.about("Theano", theano.__version__)
-    if settings.cuda:
-        from theano.gpuarray import dnn
-
-        report.about("Theano's cuDNN", dnn.version(raises=False))
-    algorithms = [f"dnn.conv.{name}" for name in ("algo_fwd", "algo_bwd_data", "algo_bwd_filter")]
-    for flag in ("gpuarray.preallocate", "allow_gc", *algorithms, "dnn.conv.precision"):
-        value: Any = theano.config
-        for step in flag.split("."):
-            value = getattr(value, step)
-        report.about(f"Theano's {flag}", value)

@@ -26,7 +26,7 @@ class Contender:
     Attributes:
         name: of its column; ``--only`` takes it.
         package: the distribution to install, if any.
-        modules: that its user imports; timed by the import metric.
+        modules: that its user imports.
         can_leak: whether a killed process can leave anything.
     """
 
