@@ -98,26 +98,15 @@ def fork(
         InputValueError, InputTypeError: a number out of range, or an invalid name.
         StartError: requested GPUs or NCCL cannot be used, or a process could not be started.
     """
+    settings = dict(locals())
+    for name in ("max_n_var", "max_dim", "verbose"):
+        del settings[name]
     if n_parallel is None and devices is None:
-        n_parallel = _default.processes_from_environment()
-    runtime = _default.open_default(
-        n_parallel=n_parallel,
-        use_gpu=use_gpu,
-        master_rank=master_rank,
-        profile_workers=profile_workers,
-        backend=backend or _default.backend_from_environment(),
-        timeout_s=timeout_s,
-        stall_s=stall_s,
-        atomic=atomic,
-        random_streams=random_streams,
-        devices=devices,
-        nccl=nccl,
-        graphs=graphs,
-        precision=precision,
-        timeline=_default.timeline_from_environment(),
-        report=_default.reporter(verbose),
-        track=track,
-    )
+        settings["n_parallel"] = _default.processes_from_environment()
+    settings["backend"] = backend or os.environ.get("SYNKHRONOS_BACKEND", "").strip() or None
+    settings["timeline"] = _default.timeline_from_environment()
+    settings["report"] = _default.say if verbose else None
+    runtime = _default.open_default(**settings, track=track)
     return runtime.size
 
 
@@ -175,26 +164,8 @@ def function(
         SpecError: wrong form of an argument, or an average of integers (a TypeError).
         OpError, InputValueError: unknown op; unused sliceable variable (ValueErrors).
     """
-    options = {
-        "name": name,
-        "mode": mode,
-        "on_unused_input": on_unused_input,
-        "allow_input_downcast": allow_input_downcast,
-        "no_default_updates": no_default_updates,
-        "profile": profile,
-        "accept_inplace": accept_inplace,
-        "rebuild_strict": rebuild_strict,
-        "trust_input": trust_input,
-    }
-    return _default.default().function(
-        inputs,
-        outputs,
-        bcast_inputs=bcast_inputs,
-        updates=updates,
-        givens=givens,
-        sliceable_shareds=sliceable_shareds,
-        **{name: value for name, value in options.items() if value is not None},
-    )
+    given = {name: value for name, value in locals().items() if value is not None}
+    return _default.default().function(**{"inputs": None, **given})
 
 
 @brief_traceback
@@ -238,17 +209,7 @@ def data(
         InputTypeError: dtype and ndim are unknown, the dtype is none of numbers or booleans, or
             `value` does not match.
     """
-    return _default.default().data(
-        value,
-        var,
-        dtype=dtype,
-        ndim=ndim,
-        shape=shape,
-        minibatch=minibatch,
-        force_cast=force_cast,
-        oversize=oversize,
-        name=name,
-    )
+    return _default.default().data(**locals())
 
 
 @brief_traceback
