@@ -84,10 +84,12 @@ class Bar:
 
     def show(self) -> None:
         """Draw the bar, unless the work is over."""
-        with _display.bars(first=not self._over) as bars:
+        with _display.bars(first=True) as bars:
             if not self._over:
                 now = {"total": self._total, "completed": self._done, "text": self._text}
                 self._task = bars.add_task(self._description, **now)
+            elif not bars.tasks:
+                _display.stop()
 
     def tell(self) -> None:
         """Write a line, unless the work is over."""

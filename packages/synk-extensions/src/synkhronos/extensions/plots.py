@@ -124,12 +124,15 @@ def _number(result: Any, place: int, name: str) -> float:
     """Return a finite number above 0."""
     if not isinstance(result, Mapping) or name not in result:
         raise InputValueError(f"results[{place}]: got {result!r}, expected a key {name!r}; {_CURE}")
-    got = result[name]
-    if not isinstance(got, (int, float)) or not 0 < got < math.inf:
+    try:
+        number = float(result[name])
+    except (TypeError, ValueError):
+        number = math.nan
+    if not 0 < number < math.inf:
         raise InputValueError(
-            f"results[{place}][{name!r}]: got {got!r}, expected a number above 0; {_CURE}"
+            f"results[{place}][{name!r}]: got {result[name]!r}, expected a number above 0; {_CURE}"
         )
-    return float(got)
+    return number
 
 
 def _label(axes: Axes, n: List[int], y: List[float], texts: List[str]) -> None:
@@ -198,7 +201,7 @@ def plot_training(
         _choose_scale(axes, [columns[name] for name in panels[quantity]], "loss" in quantity)
         if axes is grid[0]:
             _draw_rate(axes, epochs, columns.get("learning_rate", []))
-        _legend(axes, bbox_to_anchor=(0.0, 1.12), ncol=len(axes.get_lines()) + 1)
+        _legend(axes, bbox_to_anchor=(0.0, 1.12), ncol=len(axes.get_lines()))
     grid[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
     return _written(figure, path)
 
