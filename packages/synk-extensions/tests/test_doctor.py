@@ -15,6 +15,7 @@ import pytest
 from _cli import command, invoke
 
 import synk_testing
+from synk_testing.engine import theano_only
 from synkhronos_cli import _doctor as doctor
 from synkhronos_cli import _report, _terminal
 from synkhronos_cli._probe import ask, ask_module
@@ -38,6 +39,7 @@ def named(items: list[Item], name: str) -> Item:
 # ---- the command ---------------------------------------------------------------------------------
 
 
+@theano_only("the report of PyTensor is examined in test_cli.py")
 def test_this_machine(tmp_path: Path):
     settings = tmp_path / "theanorc"  # no flags; but where the home may be read-only
     settings.write_text(f"[global]\nbase_compiledir = {tmp_path / 'theano'}\n")
@@ -59,6 +61,7 @@ def test_this_machine(tmp_path: Path):
         assert item["found"].startswith("none")
 
 
+@theano_only("PyTensor is not Theano")
 @pytest.mark.parametrize("module", ["theano", pytest.param("numpy", marks=pytest.mark.nightly)])
 def test_a_broken_machine(tmp_path: Path, module: str):
     (tmp_path / f"{module}.py").write_text("import os\nos.abort()\n")
@@ -70,6 +73,7 @@ def test_a_broken_machine(tmp_path: Path, module: str):
 
 
 @pytest.mark.nightly
+@theano_only("PyTensor needs no compiler of Theano's")
 def test_a_machine_on_which_much_is_wrong_at_once(tmp_path: Path):
     """No home, no compiler, a driver's tool that hangs, an old locale, 20 columns, no colours."""
     smi = tmp_path / "nvidia-smi"

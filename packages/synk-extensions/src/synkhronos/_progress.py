@@ -50,11 +50,11 @@ def track(description: str, total: Optional[float] = None) -> Iterator[Bar]:
         InputValueError: the environment has another value than 0 and 1.
     """
     bar = Bar(description, total)
-    shown = _display.style()
-    if shown is None or (shown == "line" and total is not None):
+    style = _display.style()
+    if style is None or (style == "line" and total is not None):
         yield bar
         return
-    timer = threading.Timer(*((DELAY_S, bar.show) if shown == "bar" else (LINE_S, bar.tell)))
+    timer = threading.Timer(*((DELAY_S, bar.show) if style == "bar" else (LINE_S, bar.tell)))
     timer.daemon = True
     with contextlib.suppress(RuntimeError):  # no more threads: nothing is shown
         timer.start()
@@ -69,27 +69,21 @@ class Bar:
     """One piece of work, created by `track`."""
 
     def __init__(self, description: str, total: Optional[float]) -> None:
-        self._description, self._total = description, total
-        self._done, self._text, self._over = 0.0, "", False
-        self._task: Any = None
+        self._fields = {"total": total, "completed": 0.0, "text": ""}
+        self._description, self._task, self._over = description, None, False
 
     def advance(self, steps: float = 1, text: str = "") -> None:
         """Count finished steps, and set the text beside the bar."""
-        self._done += steps
-        self._text = text
+        self._fields.update(completed=self._fields["completed"] + steps, text=text)
         if self._task is not None:
             with _display.bars() as bars:
-                if bars is not None:
-                    bars.update(self._task, completed=self._done, text=text)
+                bars.update(self._task, **self._fields)
 
     def show(self) -> None:
         """Draw the bar, unless the work is over."""
-        with _display.bars(first=True) as bars:
+        with _display.bars(start=True) as bars:
             if not self._over:
-                now = {"total": self._total, "completed": self._done, "text": self._text}
-                self._task = bars.add_task(self._description, **now)
-            elif not bars.tasks:
-                _display.stop()
+                self._task = bars.add_task(self._description, **self._fields)
 
     def tell(self) -> None:
         """Write a line, unless the work is over."""
@@ -99,13 +93,11 @@ class Bar:
                 sys.stderr.flush()
 
     def hide(self) -> None:
-        """Remove the bar, and with the last one the display."""
+        """Remove the bar."""
         with _display.bars() as bars:
             self._over = True
-            if self._task is not None and bars is not None:
+            if self._task is not None:
                 bars.remove_task(self._task)
-                if not bars.tasks:
-                    _display.stop()
 
 
 class _Display:
@@ -140,14 +132,16 @@ class _Display:
         return "bar" if _is_terminal(sys.stderr) else "line"
 
     @contextlib.contextmanager
-    def bars(self, first: bool = False) -> Iterator[Any]:
-        """Hold the bars of rich; create them if this is the first."""
+    def bars(self, start: bool = False) -> Iterator[Any]:
+        """Hold the lock and rich's bars, which end with the last one; None if there are none."""
         with self._lock:
-            if self._bars is None and first:
+            if self._bars is None and start:
                 with contextlib.suppress(Exception):
                     self._bars = _started()
             try:
                 yield self._bars
+                if self._bars is not None and not self._bars.tasks:
+                    self.stop()
             except Exception:  # noqa: BLE001 - no terminal any more, or a program's own stream
                 self.setting = False
                 self.stop()
