@@ -105,7 +105,7 @@ def fork(
         settings["n_parallel"] = _default.processes_from_environment()
     settings["backend"] = backend or os.environ.get("SYNKHRONOS_BACKEND", "").strip() or None
     settings["timeline"] = _default.timeline_from_environment()
-    settings["report"] = _default.say if verbose else None
+    settings["report"] = _default.reporter(verbose)
     runtime = _default.open_default(**settings, track=track)
     return runtime.size
 

@@ -87,6 +87,11 @@ def say(line: str) -> None:
         print(line, flush=True)  # noqa: T201 - the documented programs show these lines
 
 
+def reporter(verbose: bool) -> Callable[[str], None]:
+    """Return the function that reports progress: on standard output, or not at all."""
+    return say if verbose else lambda _line: None
+
+
 def timeline_from_environment() -> Optional[str]:
     """Return SYNKHRONOS_TIMELINE, numbered for each `fork()` after the first; None if not set."""
     global _recorded  # noqa: PLW0603 - this file is where the default lives

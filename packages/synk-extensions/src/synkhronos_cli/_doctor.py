@@ -129,10 +129,11 @@ def examine_software(compat: Answer) -> list[Item]:
     ]
 
 
-def _ask_module(module: str, check: str = "") -> Answer:
-    """Import a module, run the code `check` on it as ``m``, and return its version and path."""
-    code = f"import {module} as m\n{check}\nv = getattr(m, '__version__', None) or m.VERSION\n"
-    return ask(f"{code}answer(version=v, path=m.__file__)", COMPILE_TIMEOUT_S)
+def _ask_module(module: str, check: str = "", before: str = "") -> Answer:
+    """Run `before`, import a module as ``m``, run `check`; return its version and path."""
+    code = f"{before}\nimport {module} as m\n{check}\n"
+    code += "answer(version=getattr(m, '__version__', None) or m.VERSION, path=m.__file__)"
+    return ask(code, COMPILE_TIMEOUT_S)
 
 
 def _module(name: str, module: str, cure: str, check: str = "") -> Item:
@@ -175,7 +176,7 @@ def _theano_and_its_tools(compat: Answer) -> list[Item]:
     ]
     if theano.state == MISSING:
         return [*items, Item("Lasagne", WARNING, "not examined: it needs Theano")]
-    lasagne = _ask_module("lasagne", "import lasagne.layers")
+    lasagne = _ask_module("lasagne", "import lasagne.layers", before="import synk_theano")
     return [*items, _blas(compat, ask(_GEMM, COMPILE_TIMEOUT_S)), _lasagne(compat, lasagne)]
 
 

@@ -75,11 +75,11 @@ def plot_scaling(
     """
     by_number = _rates(results)
     n = sorted(by_number)
-    rates = [statistics.median(by_number[number]) for number in n]
+    rates, slowest, fastest = (
+        [choose(by_number[number]) for number in n] for choose in (statistics.median, min, max)
+    )
     linear = [rates[0] / n[0] * number for number in n]
     efficiency = [rate / expected for rate, expected in zip(rates, linear)]
-    slowest = [min(by_number[number]) for number in n]
-    fastest = [max(by_number[number]) for number in n]
 
     figure = _new_figure(9.0, 3.8, title)
     from matplotlib.ticker import EngFormatter, PercentFormatter
