@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from typing import Any, Optional
+from typing import Any, Dict, Optional
 
 from synk_core import InputTypeError, InputValueError
 
@@ -69,8 +69,9 @@ class Bar:
     """One piece of work, created by `track`."""
 
     def __init__(self, description: str, total: Optional[float]) -> None:
-        self._fields = {"total": total, "completed": 0.0, "text": ""}
-        self._description, self._task, self._over = description, None, False
+        self._fields: Dict[str, Any] = {"total": total, "completed": 0.0, "text": ""}
+        self._description, self._over = description, False
+        self._task: Any = None
 
     def advance(self, steps: float = 1, text: str = "") -> None:
         """Count finished steps, and set the text beside the bar."""

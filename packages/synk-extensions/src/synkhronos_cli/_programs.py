@@ -212,7 +212,7 @@ def _check_script(name: str) -> None:
         fail(f"{name} cannot be read")
 
 
-def _replace(command: Sequence[str], settings: Mapping[str, str]) -> NoReturn:
+def _replace(command: List[str], settings: Mapping[str, str]) -> NoReturn:
     """Replace this process by a program, with these variables added to its environment."""
     sys.stdout.flush()
     sys.stderr.flush()

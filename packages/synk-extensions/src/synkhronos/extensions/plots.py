@@ -145,7 +145,7 @@ def _label(axes: Axes, n: List[int], y: List[float], texts: List[str]) -> None:
             shown.append(number)
     for number, value, text in zip(n, y, texts):
         if number in shown:
-            how = {"textcoords": "offset points", "va": "top", "fontsize": 9}
+            how: Dict[str, Any] = {"textcoords": "offset points", "va": "top", "fontsize": 9}
             axes.annotate(text, (number, value), xytext=(4, -6), **how)
     axes.set_xlim(0, n[-1] * 1.15)
     axes.xaxis.set_major_locator(FixedLocator(shown[::-1]))
@@ -193,7 +193,7 @@ def plot_training(
         others = iter(_OTHERS)
         for name in panels[quantity]:
             colour, mark = _STYLES.get(name.partition("_")[0]) or next(others, _OTHERS[0])
-            how = {"marker": mark if len(epochs) <= _FEW else "", "markersize": 4}
+            how: Dict[str, Any] = {"marker": mark if len(epochs) <= _FEW else "", "markersize": 4}
             label = _literal(name)
             axes.plot(epochs, columns[name], color=colour, linewidth=1.6, label=label, **how)
             if name == "valid_loss":
@@ -208,7 +208,12 @@ def plot_training(
 
 def _mark_lowest(axes: Axes, epochs: Sequence[float], losses: Sequence[float]) -> None:
     loss, epoch = min((loss, epoch) for loss, epoch in zip(losses, epochs) if not math.isnan(loss))
-    ring = {"marker": "o", "markersize": 11, "markerfacecolor": "none", "markeredgewidth": 1.6}
+    ring: Dict[str, Any] = {
+        "marker": "o",
+        "markersize": 11,
+        "markerfacecolor": "none",
+        "markeredgewidth": 1.6,
+    }
     label = f"lowest: {loss:.4g} (epoch {epoch:g})"
     axes.plot([epoch], [loss], linestyle="", markeredgecolor=_WINE, label=label, **ring)
 
@@ -218,7 +223,12 @@ def _draw_rate(axes: Axes, epochs: Sequence[float], rates: Sequence[float]) -> N
     if all(math.isnan(rate) for rate in rates):
         return
     right = axes.twinx()
-    how = {"linestyle": ":", "drawstyle": "steps-mid", "linewidth": 1.6, "color": _RATE}
+    how: Dict[str, Any] = {
+        "linestyle": ":",
+        "drawstyle": "steps-mid",
+        "linewidth": 1.6,
+        "color": _RATE,
+    }
     right.plot(epochs, rates, label="learning_rate", **how)
     axes.plot([], [], label="learning_rate", **how)  # one legend for both axes
     right.set_ylabel("learning rate", fontsize=10, color=_RATE)
