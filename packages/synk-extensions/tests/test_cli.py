@@ -100,12 +100,12 @@ def test_a_demo_gets_its_options(monkeypatch):
     started = []
     monkeypatch.setattr(_programs, "_replace", lambda *given: started.append(given))
     monkeypatch.setattr(_programs.importlib.util, "find_spec", lambda name: True)
-    settings = {"SYNKHRONOS_N_PARALLEL": "3", "SYNKHRONOS_USE_GPU": "0"}
+    three, cores = {"SYNKHRONOS_N_PARALLEL": "3"}, {"SYNKHRONOS_USE_GPU": "0"}
     for words, program, options, environment in (
-        ("intro --processes 3 --devices cpu", "intro.py", "", settings),
-        ("data --processes 3", "demos/demo_2.py", "--processes 3", {}),
+        ("intro --processes 3 --devices cpu", "intro.py", "", {**three, **cores}),
+        ("data --processes 3", "demos/demo_2.py", "", three),
         ("batch --devices cuda0", "demos/demo_4.py", "--devices cuda0", {}),
-        ("digits --devices cpu --epochs 2", "train_digits.py", "--epochs 2", {}),
+        ("digits --devices cpu --epochs 2", "train_digits.py", "--epochs 2", cores),
         ("resnet", "resnet/train_synk.py", "--tiny", {}),
         ("resnet --full", "resnet/train_synk.py", "", {}),
         ("mnist --model cnn", "lasagne_mnist/train_cpu_data.py", "--model cnn", {}),

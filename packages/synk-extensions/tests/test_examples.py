@@ -61,6 +61,7 @@ def test_platoons_rules_recognise_digits():
     assert all(float(row.split()[1].rstrip("%")) >= 90 for row in table)
 
 
+@pytest.mark.nightly
 def test_training_fails_if_the_parameters_differ():
     done = zygote().run(
         "import sys, train_digits;"
@@ -72,6 +73,7 @@ def test_training_fails_if_the_parameters_differ():
     assert "MORE THAN" in done.out
 
 
+@pytest.mark.nightly
 def test_training_explains_its_options():
     status, out, err = start("train_digits.py", "--help")
     assert (status, err) == (0, "")

@@ -30,10 +30,9 @@ class _Demo(NamedTuple):
     program: str
     shows: str
     needs: Sequence[str] = ()
-    # Programs without options are configured by environment variables.
+    defaults: Sequence[str] = ()
     has_options: bool = True
     on_cores_only: bool = False
-    defaults: Sequence[str] = ()
 
 
 DEMOS = {
@@ -101,51 +100,32 @@ def run_demo(
     if only_source:
         click.echo(program.read_text(encoding="utf-8"), nl=False)
         return
-    missing = _missing(demo)
-    for module in missing:
-        if module in _ONLY_ON:
-            fail(f"demo {name} needs {_ONLY_ON[module]}", 1)
-    if missing:
-        fail(f"demo {name} needs {', '.join(missing)}: pip install 'synkhronos[examples]'", 1)
-    if demo.on_cores_only and devices not in (None, "cpu"):
-        fail(f"--devices {devices}: demo {name} runs on cores")
-    if demo.has_options:
-        options = _options(demo, processes, devices, list(arguments))
-        _replace([sys.executable, str(program), *options], {})
-    elif arguments:
-        fail(f"demo {name} has no option {arguments[0]}; it has --processes and --devices")
-    else:
-        _replace([sys.executable, str(program)], _settings(processes, devices))
-
-
-def _missing(demo: _Demo) -> List[str]:
-    return [module for module in demo.needs if importlib.util.find_spec(module) is None]
-
-
-def _options(
-    demo: _Demo, processes: int | None, devices: str | None, options: List[str]
-) -> List[str]:
+    if missing := _missing(demo):
+        install = f"{', '.join(missing)}: pip install 'synkhronos[examples]'"
+        only_on = [_ONLY_ON[module] for module in missing if module in _ONLY_ON]
+        fail(f"demo {name} needs {(only_on or [install])[0]}", 1)
+    options = list(arguments)
+    if options and not demo.has_options:
+        fail(f"demo {name} has no option {options[0]}; it has --processes and --devices")
     if "--full" in options and demo.defaults:
         options.remove("--full")
     else:
         options = [*demo.defaults, *options]
-    if processes is not None:
-        options += ["--processes", str(processes)]
-    if devices is not None and not demo.on_cores_only:
-        options += ["--devices", devices]
-    return options
-
-
-def _settings(processes: int | None, devices: str | None) -> Mapping[str, str]:
-    """Return the variables that `fork()` without arguments reads."""
-    settings = {}
-    if processes is not None:
-        settings["SYNKHRONOS_N_PARALLEL"] = str(processes)
+    # The program's fork() reads these.
+    settings = {} if processes is None else {"SYNKHRONOS_N_PARALLEL": str(processes)}
     if devices == "cpu":
         settings["SYNKHRONOS_USE_GPU"] = "0"
-    elif devices is not None:
+    elif devices is not None and demo.on_cores_only:
+        fail(f"--devices {devices}: demo {name} runs on cores")
+    elif devices is not None and not demo.has_options:
         fail(f"--devices {devices}: this program uses all GPUs, or 'cpu'")
-    return settings
+    elif devices is not None:
+        options += ["--devices", devices]
+    _replace([sys.executable, str(program), *options], settings)
+
+
+def _missing(demo: _Demo) -> List[str]:
+    return [module for module in demo.needs if importlib.util.find_spec(module) is None]
 
 
 def run_script(arguments: Sequence[str], hosts: str | None) -> NoReturn:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import os
 import sys
 import time
 import warnings
@@ -156,7 +155,6 @@ class Network:
 
 
 def parse(arguments: list[str]) -> Any:
-    cores = len(os.sched_getaffinity(0))
     about = (
         "Train networks on handwritten digits, on all cores, and prove that each step equals that "
         f"of plain {TITLE}."
@@ -165,14 +163,14 @@ def parse(arguments: list[str]) -> Any:
         description=about, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     add = parser.add_argument
-    add("--processes", type=int, default=cores, help="number of processes")
+    add("--processes", type=int, help="number of processes; None: one per core")
     add("--epochs", type=int, default=20, help="number of epochs")
     # A prime: no number of processes divides it.
     add("--batch-size", type=int, default=251, help="rows per step, for all processes together")
     add("--learning-rate", type=float, default=0.05, help="of Nesterov's momentum")
     add("--model", choices=[*MODELS, "all"], default="all", help="which network")
     options = parser.parse_args(arguments)
-    for name in ("processes", "epochs", "batch_size"):
+    for name in ("epochs", "batch_size"):
         if getattr(options, name) < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1")
     return options
@@ -183,8 +181,8 @@ def main(arguments: list[str]) -> int:
     digits = load_data()
     models = list(MODELS) if options.model == "all" else [options.model]
     networks = [Network(model, digits, options) for model in models]
-    synk.fork(options.processes, use_gpu=False)  # (1)
-    results = [network.train(options.processes) for network in networks]
+    processes = synk.fork(options.processes, use_gpu=False)  # (1)
+    results = [network.train(processes) for network in networks]
     synk.close()
 
     print(f"\n{'model':8}{'plain':>8}{'parallel':>10}{'speed-up':>11}{'largest difference':>21}")
