@@ -21,7 +21,6 @@ from synk_core.files import whole_file
 from synkhronos.exceptions import InputTypeError, InputValueError
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 PathLike = Union[str, "os.PathLike[str]"]
@@ -34,8 +33,8 @@ _WINE, _GREY, _RATE = "#882255", "#777777", "#6B6B2A"
 
 _STYLES = {"train": (_INDIGO, "o"), "valid": (_ROSE, "s")}
 _OTHERS = ((_TEAL, "^"), (_SAND, "D"), (_PURPLE, "v"))
-_FEW = 40
-"""Number of points up to which they have marks."""
+_MARKS = 40
+"""Marks on a curve, at most about."""
 _WIDE_RANGE = 10
 """Factor of variation beyond which a loss or rate above 0 has a logarithmic axis."""
 
@@ -82,25 +81,22 @@ def plot_scaling(
     efficiency = [rate / expected for rate, expected in zip(rates, linear)]
 
     figure = _new_figure(9.0, 3.8, title)
-    from matplotlib.ticker import EngFormatter, PercentFormatter
-
     left, right = figure.subplots(1, 2)
     _frame(left, "number of processes", "rows per second")
     left.plot([0, *n], [0, *linear], color=_GREY, linestyle="--", linewidth=1.3, label="linear")
     left.plot(n, rates, color=_INDIGO, marker="o", linewidth=1.8, label="measured")
     if fastest != slowest:
         left.vlines(n, slowest, fastest, color=_INDIGO, linewidth=1.2)
-    _label(left, n, rates, [f"{rate / rates[0]:.2f} x" for rate in rates])
+    _label(left, n, rates, [f"{rate / rates[0]:.2f} x" for rate in rates], "left")
     left.set_ylim(0, max(*linear, *fastest) * 1.12)
-    left.yaxis.set_major_formatter(EngFormatter(sep=""))
     _legend(left)
 
     _frame(right, "number of processes", "efficiency (measured / linear)")
     right.axhline(1.0, color=_GREY, linestyle="--", linewidth=1.3)
     right.plot(n, efficiency, color=_TEAL, marker="s", linewidth=1.8)
-    _label(right, n, efficiency, [f"{value:.0%}" for value in efficiency])
+    _label(right, n, efficiency, [f"{value:.0%}" for value in efficiency], "right")
     right.set_ylim(0, max(1.0, *efficiency) * 1.15)
-    right.yaxis.set_major_formatter(PercentFormatter(1.0))
+    right.yaxis.set_major_formatter("{x:.0%}")
     return _written(figure, path)
 
 
@@ -135,27 +131,22 @@ def _number(result: Any, place: int, name: str) -> float:
     return number
 
 
-def _label(axes: Axes, n: List[int], y: List[float], texts: List[str]) -> None:
-    """Write below the points, and show their numbers of processes, where there is room."""
-    from matplotlib.ticker import FixedLocator
-
+def _label(axes: Any, n: List[int], y: List[float], texts: List[str], side: str) -> None:
+    """Write below the points, beside the line, and mark their places, where there is room."""
     shown: List[int] = []
     for number in reversed(n):
         if not shown or shown[-1] - number >= n[-1] / 14:
             shown.append(number)
     for number, value, text in zip(n, y, texts):
         if number in shown:
-            how: Dict[str, Any] = {"textcoords": "offset points", "va": "top", "fontsize": 9}
-            axes.annotate(text, (number, value), xytext=(4, -6), **how)
+            how = {"textcoords": "offset points", "va": "top", "ha": side, "fontsize": 9}
+            axes.annotate(text, (number, value), xytext=(4 if side == "left" else -4, -6), **how)
     axes.set_xlim(0, n[-1] * 1.15)
-    axes.xaxis.set_major_locator(FixedLocator(shown[::-1]))
+    axes.set_xticks(shown[::-1])
 
 
 def plot_training(
-    log_path: PathLike,
-    path: Optional[PathLike] = None,
-    *,
-    title: str = "Training",
+    log_path: PathLike, path: Optional[PathLike] = None, *, title: str = "Training"
 ) -> Figure:
     """Plot losses and learning rate by epoch, with a panel for each further output.
 
@@ -184,8 +175,6 @@ def plot_training(
     order = sorted(panels, key=lambda quantity: quantity != "loss")
 
     figure = _new_figure(8.0, 2.6 * len(order) + 1.2, title)
-    from matplotlib.ticker import MaxNLocator
-
     heights = [1.4] + [1.0] * (len(order) - 1)
     grid = figure.subplots(len(order), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     for axes, quantity in zip(grid, order):
@@ -193,7 +182,7 @@ def plot_training(
         others = iter(_OTHERS)
         for name in panels[quantity]:
             colour, mark = _STYLES.get(name.partition("_")[0]) or next(others, _OTHERS[0])
-            how: Dict[str, Any] = {"marker": mark if len(epochs) <= _FEW else "", "markersize": 4}
+            how = {"marker": mark, "markersize": 4, "markevery": len(epochs) // _MARKS + 1}
             label = _literal(name)
             axes.plot(epochs, columns[name], color=colour, linewidth=1.6, label=label, **how)
             if name == "valid_loss":
@@ -202,33 +191,23 @@ def plot_training(
         if axes is grid[0]:
             _draw_rate(axes, epochs, columns.get("learning_rate", []))
         _legend(axes, bbox_to_anchor=(0.0, 1.12), ncol=len(axes.get_lines()))
-    grid[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+    grid[-1].xaxis.get_major_locator().set_params(integer=True)
     return _written(figure, path)
 
 
-def _mark_lowest(axes: Axes, epochs: Sequence[float], losses: Sequence[float]) -> None:
+def _mark_lowest(axes: Any, epochs: Sequence[float], losses: Sequence[float]) -> None:
     loss, epoch = min((loss, epoch) for loss, epoch in zip(losses, epochs) if not math.isnan(loss))
-    ring: Dict[str, Any] = {
-        "marker": "o",
-        "markersize": 11,
-        "markerfacecolor": "none",
-        "markeredgewidth": 1.6,
-    }
+    ring = {"marker": "o", "markersize": 11, "markerfacecolor": "none", "markeredgewidth": 1.6}
     label = f"lowest: {loss:.4g} (epoch {epoch:g})"
     axes.plot([epoch], [loss], linestyle="", markeredgecolor=_WINE, label=label, **ring)
 
 
-def _draw_rate(axes: Axes, epochs: Sequence[float], rates: Sequence[float]) -> None:
+def _draw_rate(axes: Any, epochs: Sequence[float], rates: Sequence[float]) -> None:
     """Draw the learning rate on an axis at the right."""
     if all(math.isnan(rate) for rate in rates):
         return
     right = axes.twinx()
-    how: Dict[str, Any] = {
-        "linestyle": ":",
-        "drawstyle": "steps-mid",
-        "linewidth": 1.6,
-        "color": _RATE,
-    }
+    how = {"linestyle": ":", "drawstyle": "steps-mid", "linewidth": 1.6, "color": _RATE}
     right.plot(epochs, rates, label="learning_rate", **how)
     axes.plot([], [], label="learning_rate", **how)  # one legend for both axes
     right.set_ylabel("learning rate", fontsize=10, color=_RATE)
@@ -237,7 +216,7 @@ def _draw_rate(axes: Axes, epochs: Sequence[float], rates: Sequence[float]) -> N
     _choose_scale(right, [rates], may_be_log=True)
 
 
-def _choose_scale(axes: Axes, curves: Sequence[Sequence[float]], may_be_log: bool) -> None:
+def _choose_scale(axes: Any, curves: Sequence[Sequence[float]], may_be_log: bool) -> None:
     values = [value for curve in curves for value in curve if math.isfinite(value)]
     if may_be_log and values and min(values) > 0 and max(values) > _WIDE_RANGE * min(values):
         axes.set_yscale("log")
@@ -301,7 +280,7 @@ def _new_figure(width: float, height: float, title: str) -> Figure:
     return figure
 
 
-def _frame(axes: Axes, x: str, y: str) -> None:
+def _frame(axes: Any, x: str, y: str) -> None:
     """Set labels and a faint grid, and remove the frame at sides without numbers."""
     axes.set_xlabel(x, fontsize=10)
     axes.set_ylabel(y, fontsize=10)
@@ -311,7 +290,7 @@ def _frame(axes: Axes, x: str, y: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _legend(axes: Axes, **settings: Any) -> None:
+def _legend(axes: Any, **settings: Any) -> None:
     axes.legend(loc="upper left", fontsize=9, frameon=False, **settings)
 
 
