@@ -174,7 +174,7 @@ held = threading.Event()
 
 def hold():
     display = _progress._display
-    with display._lock, display._bars.console._lock:  # as threads do at any moment
+    with display.lock, display._bars.console._lock:  # as threads do at any moment
         held.set()
         time.sleep(0.3)
 

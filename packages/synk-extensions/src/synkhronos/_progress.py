@@ -77,14 +77,15 @@ class Bar:
         """Count finished steps, and set the text beside the bar."""
         self._fields.update(completed=self._fields["completed"] + steps, text=text)
         if self._task is not None:
-            with _display.bars() as bars:
-                bars.update(self._task, **self._fields)
+            _display.draw("update", self._task, **self._fields)
 
     def show(self) -> None:
         """Draw the bar, unless the work is over."""
-        with _display.bars(start=True) as bars:
+        with _display.lock:
             if not self._over:
-                self._task = bars.add_task(self._description, **self._fields)
+                self._task = _display.draw("add_task", self._description, **self._fields)
+                # What changed while the display started.
+                _display.draw("update", self._task, **self._fields)
 
     def tell(self) -> None:
         """Write a line, unless the work is over."""
@@ -95,14 +96,14 @@ class Bar:
 
     def hide(self) -> None:
         """Remove the bar."""
-        with _display.bars() as bars:
+        with _display.lock:
             self._over = True
             if self._task is not None:
-                bars.remove_task(self._task)
+                _display.draw("remove_task", self._task)
 
 
 class _Display:
-    """The bars under way. If the terminal disappears, drawing stops and the program continues."""
+    """The bars under way. Nothing that goes wrong with them reaches the program."""
 
     def __init__(self) -> None:
         self.setting: Optional[bool] = None
@@ -110,7 +111,7 @@ class _Display:
 
     def forget(self) -> None:
         """Drop the bars: in a forked child they, and threads that hold locks, are the parent's."""
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._bars: Any = None
         for name in ("stdout", "stderr"):
             stream = getattr(sys, name)
@@ -132,20 +133,15 @@ class _Display:
             return "bar" if importlib.util.find_spec("ipywidgets") else "line"
         return "bar" if _is_terminal(sys.stderr) else "line"
 
-    @contextlib.contextmanager
-    def bars(self, start: bool = False) -> Iterator[Any]:
-        """Hold the lock and rich's bars, which end with the last one; None if there are none."""
-        with self._lock:
-            if self._bars is None and start:
-                with contextlib.suppress(Exception):
-                    self._bars = _started()
-            try:
-                yield self._bars
-                if self._bars is not None and not self._bars.tasks:
-                    self.stop()
-            except Exception:  # noqa: BLE001 - no terminal any more, or a program's own stream
-                self.setting = False
+    def draw(self, act: str, *arguments: Any, **fields: Any) -> Any:
+        """Call a method of rich's bars; they start with the first bar, and end with the last."""
+        with self.lock, contextlib.suppress(Exception):  # no terminal any more, or a stand-in
+            if self._bars is None and act == "add_task":
+                self._bars = _started()
+            task = getattr(self._bars, act)(*arguments, **fields)
+            if not self._bars.tasks:
                 self.stop()
+            return task
 
     def stop(self) -> None:
         """Restore the cursor and the streams, also when a program ends while a thread draws."""
