@@ -361,7 +361,8 @@ def test_software_that_is_broken(monkeypatch):
         ({"problem": "No module named synk_theano_compat"}, {"NumPy"}, "pip install synk-theano"),
         ({"problem": "cannot make compiledir"}, {"NumPy"}, "export THEANO_FLAGS="),
         ({"versions": {}, "compiler": "g++"}, {"NumPy"}, "pip install Theano==1.0.5"),
-        ({"error": "x", "compiler": "g++"}, {"pyzmq"}, "python -m synk_theano_compat"),
+        ({"error": "x", "compiler": "g++"}, {"pyzmq"}, "python -m synk_theano_compat --install"),
+        ({"error": "x", "switched_off": True}, {"pyzmq"}, "unset SYNK_THEANO_COMPAT"),
     ):
         items = doctor.examine_software(compat)
         assert broken_ | {"Theano"} <= set(broken(items))

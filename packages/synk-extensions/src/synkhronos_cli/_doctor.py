@@ -182,25 +182,27 @@ def _theano_and_its_tools(compat: Answer) -> list[Item]:
 
 def _theano(compat: Answer) -> Item:
     found = dict(compat.get("versions") or {}).get("Theano")
-    problem = compat.get("problem") or compat.get("error")
-    if problem:
-        cure = "python -m synk_theano_compat"
-        if "compiledir" in str(problem):
-            folder = os.path.join(tempfile.gettempdir(), f"theano-{os.getuid()}")
-            others = "$THEANO_FLAGS," if os.environ.get("THEANO_FLAGS") else ""
-            cure = f"export THEANO_FLAGS={others}base_compiledir={folder}"
-        elif "No module named" in str(problem) and "synk_theano_compat" in str(problem):
-            cure = "pip install synk-theano"
-        return Item("Theano", MISSING, f"{found}: {problem}" if found else str(problem), cure)
-    if not found:
+    problem = str(compat.get("problem") or compat.get("error") or "")
+    if not found and not problem:
         return Item("Theano", MISSING, "not installed", "pip install Theano==1.0.5")
+    cure = "python -m synk_theano_compat"
+    if compat.get("switched_off"):
+        cure = "unset SYNK_THEANO_COMPAT"
+    elif "compiledir" in problem:
+        folder = os.path.join(tempfile.gettempdir(), f"theano-{os.getuid()}")
+        others = "$THEANO_FLAGS," if os.environ.get("THEANO_FLAGS") else ""
+        cure = f"export THEANO_FLAGS={others}base_compiledir={folder}"
+    elif "synk_theano_compat" in problem:
+        cure = "pip install synk-theano"
+    elif "problem" not in compat and compat.get("pth") is None:
+        cure += " --install"
+    if problem:
+        return Item("Theano", MISSING, f"{found}: {problem}" if found else problem, cure)
     found += f", {compat.get('compiledir')}"
     if compat.get("active"):
         return Item("Theano", GOOD, found)
     found += "; `import theano` works only after `import synkhronos`"
-    cure = "python -m synk_theano_compat" + ("" if compat.get("pth") else " --install")
-    off = compat.get("switched_off")
-    return Item("Theano", WARNING, found, "unset SYNK_THEANO_COMPAT" if off else cure)
+    return Item("Theano", WARNING, found, cure)
 
 
 def _blas(compat: Answer, gemm: Answer) -> Item:
