@@ -71,14 +71,3 @@ def test_training_fails_if_the_parameters_differ():
     )
     assert done.status == 1
     assert "MORE THAN" in done.out
-
-
-@pytest.mark.nightly
-def test_training_explains_its_options():
-    status, out, err = start("train_digits.py", "--help")
-    assert (status, err) == (0, "")
-    for option in ("--processes", "--epochs", "--batch-size", "--model"):
-        assert option in out
-    status, _, err = start("train_digits.py", "--epochs", "0")
-    assert status == 2
-    assert "--epochs must be at least 1" in err
