@@ -96,7 +96,7 @@ def test_completion_of_functions_and_data_shows_what_is_for_users(two):
     assert shown == of_arrays | changes | others
 
 
-def test_a_forked_child_is_told_what_it_needs_for_ranks_of_its_own(two):
+def test_a_forked_child_gets_the_cure_for_ranks_of_its_own(two):
     child = os.fork()
     if child == 0:
         status = 1

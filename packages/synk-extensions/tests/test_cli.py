@@ -49,7 +49,7 @@ def test_in_a_pipe_no_path_is_broken_into_lines(monkeypatch, capsys):
     assert _terminal.console().width == 90
 
 
-def test_a_mistake_is_told_in_one_line():
+def test_a_mistake_is_reported_in_one_line():
     for words, complaint in (
         ("demo nothing", "no demo 'nothing'; there are intro, shared"),
         ("demo intro --epochs 3", "demo intro has no option --epochs"),

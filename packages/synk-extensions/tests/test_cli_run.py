@@ -104,7 +104,7 @@ def test_workers_of_one_machine_are_started_without_a_launcher(script):
     assert (done.returncode, done.stdout) == (0, "2\n10.0\n"), done.stderr
 
 
-def test_a_mistake_is_told_in_one_line():
+def test_a_mistake_is_reported_in_one_line():
     for words, complaint in (
         ("", "no SCRIPT: synkhronos run train.py"),
         ("no_such.py", "no such script: no_such.py"),

@@ -208,7 +208,7 @@ def test_what_is_done_by_itself():
         assert Item("x", GOOD, "", cure).fix == []
 
 
-def test_a_fix_that_fails_is_told(capfd):
+def test_a_fix_that_fails_is_reported(capfd):
     assert _report._run([sys.executable, "-c", "print('said'); raise SystemExit(3)"]) == "status 3"
     out, err = capfd.readouterr()
     assert (out, err) == ("", "said\n"), "standard output belongs to the report"
@@ -354,7 +354,7 @@ def test_software_that_is_broken(monkeypatch):
         assert named(items, "Theano").cure.startswith(cure)
 
 
-def test_a_hook_that_is_not_active_by_itself_is_told():
+def test_a_hook_that_is_not_active_by_itself_is_reported():
     compat = {"versions": {"Theano": "1.0.5"}, "pth": None}
     assert doctor._theano({**compat, "active": True}).state == GOOD
     item = doctor._theano({**compat, "active": False})
@@ -380,7 +380,7 @@ def test_packages_of_ours_are_installed_or_on_the_path(monkeypatch):
     assert (item.state, item.cure) == (MISSING, "pip install synk-shm")
 
 
-def test_a_python_that_cannot_be_executed_is_told_once(monkeypatch, tmp_path):
+def test_a_python_that_cannot_be_executed_is_reported_once(monkeypatch, tmp_path):
     file = tmp_path / "python"
     file.touch(0o600)
     monkeypatch.setattr(doctor.sys, "executable", str(file))
@@ -453,7 +453,7 @@ print(json.dumps(reports) if reports else '', end='', flush=True)
 """
 
 
-def test_ranks_of_a_launcher_are_told_apart_and_end():
+def test_ranks_of_a_launcher_are_distinguished_and_end():
     """Each examines in processes of its own, which must not take the rank's place in the job."""
     mpiexec = shutil.which("mpiexec.hydra", path=os.path.dirname(sys.executable))
     if mpiexec is None or importlib.util.find_spec("mpi4py") is None:

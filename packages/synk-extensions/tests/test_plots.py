@@ -231,7 +231,7 @@ def test_plots_leave_pyplot_and_its_backend_alone():
     assert done.status == 0, done.err
 
 
-def test_without_matplotlib_the_cure_is_told(monkeypatch):
+def test_without_matplotlib_the_cure_is_reported(monkeypatch):
     for module in [module for module in sys.modules if module.startswith("matplotlib")]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "matplotlib", None)

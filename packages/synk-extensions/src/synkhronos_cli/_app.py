@@ -55,7 +55,7 @@ def _print_version(context: click.Context, _: click.Parameter, wanted: bool) -> 
 
 
 class _InOrder(click.Group):
-    """Lists the commands in the order of this file; knows a script that has come in their place."""
+    """Lists the commands in the order of this file; suggests `run` for the name of a script."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return list(self.commands)
