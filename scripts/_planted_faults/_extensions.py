@@ -102,20 +102,10 @@ EXTENSIONS = (
     _fault(
         "ext-clean-status",
         "error paths",
-        "synkhronos_cli/_clean/command.py",
-        "return 1 if problem or failed_any else 0",
-        "return 1 if problem else 0",
-        "synkhronos clean exits with 0 although something could not be removed.",
-        "cli_clean",
-    ),
-    _fault(
-        "ext-clean-taken-lock",
-        "atomicity",
-        "synkhronos_cli/_clean/leftovers.py",
-        "    if one.kind == LOCK and _judge_lock(path) != one:\n"
-        '        return "it has a new owner"\n',
+        "synkhronos_cli/_clean.py",
+        "    if left and not dry_run:\n        raise click.exceptions.Exit(1)\n",
         "",
-        "synkhronos clean removes a compile lock that somebody has taken since it was listed.",
+        "synkhronos clean exits with 0 although something could not be removed.",
         "cli_clean",
     ),
     _fault(

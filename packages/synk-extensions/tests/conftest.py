@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from synk_testing.engine import is_left_out
 
 ON_BOTH = (
-    *("cli", "demos", "examples", "migration_example"),
+    *("cli", "demos", "examples"),
     *("sync_trainer", "train", "updates", "updates_ranks"),
 )
 """Tests, by the names of their files, that run on any engine, whenever tests run. Of the others,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -44,12 +46,11 @@ def two():
     synk.close()
 
 
-@pytest.mark.parametrize("name", sorted(SIGNATURES))
-def test_documented_functions_keep_their_parameters(name):
-    parameters = list(inspect.signature(getattr(synk, name)).parameters)
-    documented = SIGNATURES[name].split()
-    assert parameters[: len(documented)] == documented
-    assert getattr(synk, name).__doc__
+def test_documented_functions_keep_their_parameters():
+    for name, documented in SIGNATURES.items():
+        parameters = list(inspect.signature(getattr(synk, name)).parameters)
+        assert parameters[: len(documented.split())] == documented.split()
+        assert getattr(synk, name).__doc__
 
 
 def test_a_wrong_keyword_is_answered_with_the_right_one():
@@ -95,7 +96,7 @@ def test_completion_of_functions_and_data_shows_what_is_for_users(two):
     assert shown == of_arrays | changes | others
 
 
-def test_a_forked_child_is_told_what_it_needs_for_ranks_of_its_own(two):
+def test_a_forked_child_gets_the_cure_for_ranks_of_its_own(two):
     child = os.fork()
     if child == 0:
         status = 1
@@ -116,22 +117,12 @@ def test_documented_objects_have_their_attributes():
         assert getattr(synk.Function, name).__doc__
     call = list(inspect.signature(synk.Function.__call__).parameters)
     assert {"output_subset", "batch", "batch_s", "num_slices"} <= set(call)
-    for name in [
-        "alloc_size",
-        "condition_data",
-        "data",
-        "dtype",
-        "free_memory",
-        "minibatch",
-        "name",
-        "ndim",
-        "set_length",
-        "set_shape",
-        "set_value",
-        "shape",
-        "size",
-    ]:
+    names = "alloc_size condition_data data dtype free_memory minibatch name ndim set_length "
+    for name in f"{names} set_shape set_value shape size".split():
         assert getattr(synk.Data, name).__doc__
+    modules = [importlib.import_module(f"synkhronos.{m}_module") for m in ("data", "function")]
+    assert (modules[0].Data, modules[1].Function) == (synk.Data, synk.Function)
+    assert (Path(synk.__file__).parent / "py.typed").is_file(), "editors find the types"
 
 
 def test_everything_that_is_named_is_there():
@@ -236,37 +227,16 @@ def test_gpus_that_are_not_there_are_refused_with_a_cure():
 
 def test_errors_are_of_one_family_and_of_the_usual_kinds():
     kinds = {
-        "AlreadyForked": RuntimeError,
-        "BatchError": IndexError,
-        "Closed": RuntimeError,
-        "InputTypeError": TypeError,
-        "InputValueError": ValueError,
-        "NotForked": RuntimeError,
-        "NotSharedVariable": TypeError,
-        "OpError": ValueError,
-        "SharedMemoryFull": MemoryError,
-        "SpecError": TypeError,
-        "StartError": RuntimeError,
-        "WorkerDied": RuntimeError,
-        "WorkerFailed": RuntimeError,
+        RuntimeError: "AlreadyForked Closed NotForked StartError WorkerDied WorkerFailed",
+        TypeError: "InputTypeError NotSharedVariable SpecError",
+        ValueError: "InputValueError OpError",
+        IndexError: "BatchError",
+        MemoryError: "SharedMemoryFull",
     }
-    for name, kind in kinds.items():
-        error = getattr(exceptions, name)
-        assert issubclass(error, exceptions.SynkError)
-        assert issubclass(error, kind)
-
-
-def test_an_editor_finds_the_types():
-    import pathlib
-
-    assert (pathlib.Path(synk.__file__).parent / "py.typed").is_file()
-
-
-def test_the_classes_are_where_release_one_had_them():
-    from synkhronos.data_module import Data
-    from synkhronos.function_module import Function
-
-    assert (Data, Function) == (synk.Data, synk.Function)
+    for kind, names in kinds.items():
+        for name in names.split():
+            assert issubclass(getattr(exceptions, name), exceptions.SynkError)
+            assert issubclass(getattr(exceptions, name), kind)
 
 
 OWN_FRAMES = """

@@ -15,8 +15,7 @@ from _cli import command, invoke
 
 import synk_testing
 from synk_testing.engine import IS_THEANO
-from synkhronos_cli import _terminal
-from synkhronos_cli._programs import demo
+from synkhronos_cli import _programs, _terminal
 
 COMMANDS = ("doctor", "demo", "run", "clean")
 
@@ -29,6 +28,9 @@ def test_help_names_every_command():
     assert done.exit_code == 0
     for name in COMMANDS:
         assert f"\n  {name} " in done.stdout
+        help_ = invoke(name, "-h")
+        assert help_.exit_code == 0
+        assert f"\n  synkhronos {name}" in help_.stdout, "an example"
     assert "synkhronos doctor  " in done.stdout, "an example"
 
 
@@ -47,47 +49,31 @@ def test_in_a_pipe_no_path_is_broken_into_lines(monkeypatch, capsys):
     assert _terminal.console().width == 90
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_help_of_a_command_has_an_example(name):
-    done = invoke(name, "-h")
-    assert done.exit_code == 0
-    assert f"\n  synkhronos {name}" in done.stdout
-
-
-@pytest.mark.parametrize(
-    "arguments, complaint",
-    [
-        (["demo", "nothing"], "no demo 'nothing'; there are intro, shared"),
-        (["demo", "intro", "--epochs", "3"], "demo intro has no option --epochs"),
-        (["demo", "intro", "--devices", "cuda7"], "--devices cuda7"),
-        (["demo", "digits", "--devices", "cuda7"], "--devices cuda7: demo digits runs on cores"),
-        (["demo", "intro", "--processes", "0"], "'--processes'"),
-        (["demo", "intro", "--processes", "two"], "'--processes'"),
-        (["doctor", "--yes"], "--yes needs --fix"),
-        (["clean", "--nothing"], "--nothing"),
-        (["cure"], "'cure'"),
-        (["flight", "none"], "no such record: none; synkhronos flight --list shows all"),
-        (["train.py"], "got train.py, expected a command: synkhronos run train.py"),
-    ],
-)
-def test_a_mistake_is_told_in_one_line(arguments, complaint):
-    done = invoke(*arguments)
-    assert done.exit_code == 2
-    assert done.stdout == ""
-    last = done.stderr.splitlines()[-1]
-    assert complaint in last
-    assert last.startswith(("synkhronos: ", "Error: "))
-    assert "Traceback" not in done.stderr
+def test_a_mistake_is_reported_in_one_line():
+    for words, complaint in (
+        ("demo nothing", "no demo 'nothing'; there are intro, shared"),
+        ("demo intro --epochs 3", "demo intro has no option --epochs"),
+        ("demo intro --devices cuda7", "--devices cuda7"),
+        ("demo digits --devices cuda7", "--devices cuda7: demo digits runs on cores"),
+        ("demo intro --processes 0", "'--processes'"),
+        ("demo intro --processes two", "'--processes'"),
+        ("doctor --yes", "--yes needs --fix"),
+        ("clean --nothing", "--nothing"),
+        ("cure", "'cure'"),
+        ("train.py", "got train.py, expected a command: synkhronos run train.py"),
+    ):
+        done = invoke(*words.split())
+        assert (done.exit_code, done.stdout) == (2, "")
+        last = done.stderr.splitlines()[-1]
+        assert complaint in last
+        assert last.startswith(("synkhronos: ", "Error: "))
+        assert "Traceback" not in done.stderr
 
 
 def test_the_start_imports_nothing_heavy():
     code = (
         "import sys\n"
-        "from synkhronos_cli import _app\n"
-        "from synkhronos_cli._clean import command\n"
-        "from synkhronos_cli._doctor import examine, fix\n"
-        "from synkhronos_cli._flight import show\n"
-        "from synkhronos_cli._programs import demo, run\n"
+        "from synkhronos_cli import _app, _clean, _doctor, _programs\n"
         "heavy = {'theano', 'numpy', 'synk_core', 'synk_shm', 'synk_comm', 'synkhronos', 'zmq'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
     )
@@ -100,86 +86,60 @@ def test_the_start_imports_nothing_heavy():
 def test_demos_are_listed_and_there():
     done = invoke("demo")
     assert done.exit_code == 0
-    assert list(demo.DEMOS) == [
-        *("intro", "shared", "gpu", "data", "batch", "digits", "mnist", "resnet", "pymc")
-    ]
-    for name, one in demo.DEMOS.items():
+    names = ["intro", "shared", "data", "batch", "digits", "mnist", "resnet", "pymc"]
+    assert list(_programs.DEMOS) == names
+    for name, one in _programs.DEMOS.items():
         assert f"synkhronos demo {name}" in done.stdout
-        assert (demo.FOLDER / one.program).is_file()
-    assert str(demo.FOLDER) in done.stdout
+        assert (_programs.FOLDER / one.program).is_file()
+    assert str(_programs.FOLDER) in done.stdout
+    source = (_programs.FOLDER / "intro.py").read_text(encoding="utf-8")
+    assert invoke("demo", "intro", "--source").stdout == source
 
 
-@pytest.mark.parametrize(
-    "arguments, program, options, environment",
-    [
-        (
-            ["intro", "--processes", "3", "--devices", "cpu"],
-            "intro.py",
-            [],
-            {"SYNKHRONOS_N_PARALLEL": "3", "SYNKHRONOS_USE_GPU": "0"},
-        ),
-        (["data", "--processes", "3"], "demos/demo_2.py", ["--processes", "3"], {}),
-        (["batch", "--devices", "cuda0"], "demos/demo_4.py", ["--devices", "cuda0"], {}),
-        (["digits", "--processes", "3"], "train_digits.py", ["--processes", "3"], {}),
-        (["digits", "--devices", "cpu", "--epochs", "2"], "train_digits.py", ["--epochs", "2"], {}),
-        (["resnet"], "resnet/train_synk.py", ["--tiny"], {}),
-        (["resnet", "--full"], "resnet/train_synk.py", [], {}),
-        (
-            ["mnist", "--model", "cnn"],
-            "lasagne_mnist/train_cpu_data.py",
-            ["--model", "cnn"],
-            {},
-        ),
-    ],
-)
-def test_a_demo_gets_its_options(monkeypatch, arguments, program, options, environment):
+def test_a_demo_gets_its_options(monkeypatch):
     started = []
-    monkeypatch.setattr(demo, "replace", lambda *given: started.append(given))
-    monkeypatch.setattr(demo.importlib.util, "find_spec", lambda name: True)
-    assert invoke("demo", *arguments).exit_code == 0
-    # In a session of a user the program takes this one's place with the first.
-    assert started[0] == ([str(demo.FOLDER / program), *options], environment)
+    monkeypatch.setattr(_programs, "_replace", lambda *given: started.append(given))
+    monkeypatch.setattr(_programs.importlib.util, "find_spec", lambda name: True)
+    three, cores = {"SYNKHRONOS_N_PARALLEL": "3"}, {"SYNKHRONOS_USE_GPU": "0"}
+    for words, program, options, environment in (
+        ("intro --processes 3 --devices cpu", "intro.py", "", {**three, **cores}),
+        ("data --processes 3", "demos/demo_2.py", "", three),
+        ("batch --devices cuda0", "demos/demo_4.py", "--devices cuda0", {}),
+        ("digits --devices cpu --epochs 2", "train_digits.py", "--epochs 2", cores),
+        ("resnet", "resnet/train_synk.py", "--tiny", {}),
+        ("resnet --full", "resnet/train_synk.py", "", {}),
+        ("mnist --model cnn", "lasagne_mnist/train_cpu_data.py", "--model cnn", {}),
+    ):
+        assert invoke("demo", *words.split()).exit_code == 0
+        command_ = [sys.executable, str(_programs.FOLDER / program), *options.split()]
+        # In a session of a user the program takes this one's place with the first.
+        assert started[0] == (command_, environment)
+        started.clear()
 
 
-@pytest.mark.parametrize(
-    "name, absent, complaint",
-    [
+def test_a_demo_that_lacks_a_package_says_so(monkeypatch):
+    for name, absent, complaint in (
         ("mnist", ["lasagne"], "lasagne: pip install 'synkhronos[examples]'"),
         ("mnist", ["lasagne", "theano"], "Theano, on Python 3.9 to 3.11"),
-        ("gpu", ["theano"], "Theano, on Python 3.9 to 3.11"),
         ("pymc", ["pymc"], "PyMC, on Python 3.12 or newer: pip install 'synkhronos[pymc]'"),
-    ],
-)
-def test_a_demo_that_lacks_a_package_says_so(monkeypatch, name, absent, complaint):
-    monkeypatch.setattr(demo.importlib.util, "find_spec", lambda name: name not in absent or None)
-    done = invoke("demo", name)
-    assert done.exit_code == 1
-    assert done.stderr == f"synkhronos: demo {name} needs {complaint}\n"
-    (line,) = (line for line in invoke("demo").stdout.splitlines() if f"demo {name} " in line)
-    assert line.rstrip().endswith(")")
-    assert all(module in line for module in absent)
+    ):
+        there = lambda module, absent=absent: module not in absent or None  # noqa: E731
+        monkeypatch.setattr(_programs.importlib.util, "find_spec", there)
+        done = invoke("demo", name)
+        assert done.exit_code == 1
+        assert done.stderr == f"synkhronos: demo {name} needs {complaint}\n"
+        (line,) = (one for one in invoke("demo").stdout.splitlines() if f"demo {name} " in one)
+        assert line.rstrip().endswith(")")
+        assert all(module in line for module in absent)
 
 
-def test_the_source_of_a_demo_is_its_program():
-    done = invoke("demo", "intro", "--source")
-    assert done.stdout == (demo.FOLDER / "intro.py").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize(
-    "name, last",
-    [
-        ("intro", "All assertions passed."),
-        # As a program, the suite "integration" runs it by day.
-        pytest.param("shared", None, marks=pytest.mark.nightly),
-    ],
-)
-def test_a_demo_prints_what_is_documented(name, last, tmp_path):
-    done = command("demo", name, "--processes", "2", "--devices", "cpu", folder=tmp_path)
+def test_a_demo_prints_what_is_documented(tmp_path):
+    done = command("demo", "intro", "--processes", "2", "--devices", "cpu", folder=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    expected = (demo.FOLDER / demo.DEMOS[name].program).with_suffix(".txt").read_text()
+    expected = (_programs.FOLDER / "intro.txt").read_text()
     # After the lines about this machine's cores and seconds.
     assert done.stdout.splitlines()[4:] == expected.splitlines()[4:]
-    assert last is None or done.stdout.splitlines()[-1] == last
+    assert done.stdout.splitlines()[-1] == "All assertions passed."
     assert list(tmp_path.iterdir()) == []
 
 
@@ -201,8 +161,7 @@ def test_the_status_is_there_where_ended_children_are_ignored(tmp_path):
 
 STARTS = """
 import sys
-from synkhronos_cli import _app, _probe
-from synkhronos_cli._doctor import fix
+from synkhronos_cli import _app, _probe, _report
 
 CODE = '''
 import os, subprocess, sys, time
@@ -214,15 +173,22 @@ time.sleep(600)
 '''
 words = ["-c", CODE, *sys.argv[2:]]
 _app._app = lambda prog_name: {
-    "probe": lambda: _probe._run(words, 600, str),
-    "fix": lambda: fix._run([sys.executable, *words]),
+    "probe": lambda: _probe._answer(words, 600),
+    "fix": lambda: _report._run([sys.executable, *words]),
 }[sys.argv[1]]()
 _app.main()
 """
 
 
-@pytest.mark.parametrize("how", ["probe", "fix"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL], ids=str)
+@pytest.mark.parametrize(
+    "how, number",
+    [
+        ("probe", signal.SIGTERM),
+        ("probe", signal.SIGKILL),
+        pytest.param("probe", signal.SIGHUP, marks=pytest.mark.nightly),
+        pytest.param("fix", signal.SIGTERM, marks=pytest.mark.nightly),
+    ],
+)
 def test_what_a_command_has_started_ends_with_it(tmp_path, how, number):
     """Also what that has started, but after SIGKILL."""
     fifo = tmp_path / "fifo"

@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 from _programs import DEVICES, EXAMPLES, on_devices, run, start
 
-from synk_testing.engine import theano_only
-
 DEMOS = sorted((EXAMPLES / "demos").glob("demo_*.py"))
 
 pytestmark = pytest.mark.skipif(
@@ -36,14 +34,7 @@ def test_demo_runs(program, tmp_path):
     assert list(tmp_path.iterdir()) == [], "a program leaves no file behind"
 
 
-@theano_only("PyTensor has no GPUs")
-def test_the_gpu_is_used_if_there_is_one():
-    """The numbers are those that Theano's tutorial prints."""
-    out = run(EXAMPLES / "demos" / "check_gpu.py", *on_devices())
-    assert out.count("the result is [1.23178") == 2
-    assert f"Used the {'GPU' if DEVICES else 'CPU'}.\nAll assertions passed." in out
-
-
+@pytest.mark.nightly
 @pytest.mark.parametrize("program", DEMOS[2::2], ids=lambda path: path.stem)
 def test_demo_runs_on_one_process(program):
     """Those that speak of each rank."""

@@ -14,8 +14,7 @@ from synkhronos.engine import TITLE
 pytestmark = [
     pytest.mark.skipif(not EXAMPLES.is_dir(), reason="the examples belong to the repository"),
     pytest.mark.skipif(
-        any(importlib.util.find_spec(name) is None for name in ("sklearn", "rich")),
-        reason="the training example needs scikit-learn and rich",
+        importlib.util.find_spec("sklearn") is None, reason="the examples need scikit-learn"
     ),
 ]
 
@@ -43,12 +42,11 @@ def test_training_arrives_where_a_plain_function_does(model):
     assert (status, err) == (0, "")
     (difference,) = re.findall(rf"plain {TITLE} after one epoch: (\S+)", out)
     assert 0 <= float(difference) <= 1e-10
-    assert "2 processes, epoch 2 of 2: loss" in out
-    (row,) = re.findall(rf"^\s*{model.upper()} .*%.* x .*$", out, re.MULTILINE)
-    assert difference in row
-    *plain, ours, speed_up = map(float, re.findall(r"(?<= )([\d.]+)(?= )", row.partition("%")[2]))
-    assert len(plain) in (1, 2)
-    assert speed_up == pytest.approx(ours / max(plain), rel=0.01, abs=0.005)
+    assert "2 process(es), epoch 2 of 2: loss" in out
+    (row,) = re.findall(rf"^{model.upper()} .* x .*$", out, re.MULTILINE)
+    _, plain, ours, speed_up, _, shown = row.split()
+    assert shown == difference
+    assert float(speed_up) == pytest.approx(float(ours) / float(plain), rel=0.01, abs=0.005)
     (accuracy,) = re.findall(r"accuracy ([\d.]+)%", out)
     assert float(accuracy) > 50
 
@@ -63,48 +61,13 @@ def test_platoons_rules_recognise_digits():
     assert all(float(row.split()[1].rstrip("%")) >= 90 for row in table)
 
 
-PEERS = """
-import os
-import plain
-others = plain.peers("mlp", 50)
-print([other.name for other in others])
-print(len({os.getpid(), *(other._process.pid for other in others)}))
-print(all(other.step() > 0 for other in others))
-for other in others:
-    other.close()
-"""
-
-
 @pytest.mark.nightly
-@pytest.mark.parametrize("threads", [1, 3])
-def test_plain_functions_have_processes_of_their_own_and_their_threads(threads):
-    """They say themselves how many they have, whatever the process has that starts them."""
-    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-    environment = dict.fromkeys(names, str(threads))
-    done = zygote().run(PEERS, folder=EXAMPLES, environment=environment)
-    assert done.status == 0, done.err
-    expected = {1: ["1 thread"], 3: ["3 threads", "1 thread"]}[threads]
-    assert done.out.splitlines() == [str(expected), str(1 + len(expected)), "True"]
-
-
 def test_training_fails_if_the_parameters_differ():
-    # What plain processes take is measured above.
     done = zygote().run(
-        "import sys, train_digits; from types import SimpleNamespace as Peer;"
+        "import sys, train_digits;"
         "train_digits.LARGEST_DIFFERENCE = -1.0;"
-        "train_digits.peers = lambda *_: [Peer(name='', step=lambda: 1, close=lambda: None)];"
         "sys.exit(train_digits.main(['--model', 'mlp', '--epochs', '1', '--processes', '1']))",
         folder=EXAMPLES,
     )
     assert done.status == 1
     assert "MORE THAN" in done.out
-
-
-def test_training_explains_its_options():
-    status, out, err = start("train_digits.py", "--help")
-    assert (status, err) == (0, "")
-    for option in ("--processes", "--epochs", "--batch-size", "--model"):
-        assert option in out
-    status, _, err = start("train_digits.py", "--epochs", "0")
-    assert status == 2
-    assert "--epochs must be at least 1" in err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import pty
 import threading
@@ -15,7 +16,6 @@ from _programs import zygote
 import synk_testing
 from synkhronos import _progress, progress
 from synkhronos._default import say
-from synkhronos._progress import ProgressDisplay as Display
 from synkhronos._progress import track
 from synkhronos.exceptions import InputTypeError, InputValueError
 
@@ -85,40 +85,56 @@ def test_what_is_printed_to_a_file_is_not_touched(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "before",
+    "before, environment",
     [
-        "synkhronos.progress(False)",
-        "import logging; logging.getLogger('synkhronos').setLevel(logging.WARNING)",
+        ("synkhronos.progress(False)", ""),
+        ("import logging; logging.getLogger('synkhronos').setLevel(logging.WARNING)", ""),
+        ("", "0"),
     ],
 )
-def test_one_call_or_a_logging_level_keeps_it_quiet(before):
-    shown = on_a_terminal(before)
+def test_one_call_a_logging_level_or_the_environment_keeps_it_quiet(before, environment):
+    shown = on_a_terminal(before, environment=environment)
     assert shown.split("\r\n") == ["a documented line", "the end", ""]
 
 
-def test_the_environment_keeps_it_quiet_unless_the_program_asks_for_it():
-    assert on_a_terminal(environment="0").split("\r\n") == ["a documented line", "the end", ""]
-    assert "training" in on_a_terminal("synkhronos.progress(True)", environment="0")
+@pytest.fixture
+def display(monkeypatch):
+    """The display of this process, without settings of tests."""
+    monkeypatch.setenv("SYNKHRONOS_PROGRESS", "")
+    monkeypatch.setattr(_progress, "_display", _progress._Display())
+    return _progress._display
 
 
-def told(monkeypatch, capsys, seconds=0.0, total=None):
-    """What work says where no bar is drawn; it lasts until that is there, if it is to come."""
-    display = _progress._display
+def test_what_is_shown(display, monkeypatch):
+    """The program decides, then the environment, then logging."""
+    assert display.style() == "line"
+    monkeypatch.setattr(logging.getLogger("synkhronos"), "level", logging.WARNING)
+    assert display.style() is None
+    for given, shown in (("0", None), ("1", "bar")):
+        monkeypatch.setenv("SYNKHRONOS_PROGRESS", given)
+        assert display.style() == shown
+        for setting, chosen in ((True, "bar"), (False, None), (None, shown)):
+            progress(setting)
+            assert display.style() == chosen
+    with pytest.raises(InputTypeError, match="got 'yes', expected True, False or None"):
+        progress("yes")
+    monkeypatch.setenv("SYNKHRONOS_PROGRESS", "maybe")
+    with pytest.raises(InputValueError, match="SYNKHRONOS_PROGRESS: got 'maybe', expected 0 or 1"):
+        with track("work"):
+            pass
+
+
+def test_elsewhere_a_line_tells_of_what_takes_long(display, monkeypatch, capsys):
+    monkeypatch.setattr(_progress, "LINE_S", 0.0)
     written = threading.Event()
-    tell = display.tell
-    monkeypatch.setattr(display, "tell", lambda line: (tell(line), written.set()))
-    monkeypatch.setattr(_progress, "LINE_S", seconds)
-    with track("compiling 'f'", total):
-        expected = total is None and display.tells()
-        assert written.wait(60 if expected else 0.1) == expected
-    return capsys.readouterr().err
-
-
-def test_elsewhere_a_line_tells_of_what_takes_long(monkeypatch, capsys):
-    monkeypatch.setenv(_progress.USE_PROGRESS, "")
-    line = "Synkhronos: compiling 'f', for 0 s so far\n"
-    assert told(monkeypatch, capsys) == line
-    assert told(monkeypatch, capsys, total=3) == ""  # epochs have lines of their own
+    tell = _progress.Bar.tell
+    monkeypatch.setattr(_progress.Bar, "tell", lambda bar: (tell(bar), written.set()))
+    with track("compiling 'f'"):
+        assert written.wait(60)
+    assert capsys.readouterr().err == "Synkhronos: compiling 'f', for 0 s so far\n"
+    written.clear()
+    with track("training", 3):  # epochs have lines of their own
+        assert not written.wait(0.1)
     monkeypatch.setattr(_progress, "LINE_S", 600)
     with track("of a moment"):
         pass
@@ -139,34 +155,17 @@ def closed():
 
 
 @pytest.mark.parametrize("stream", [WriteOnly(), None, closed()])
-def test_a_stream_that_can_do_little_ends_no_program(monkeypatch, stream):
-    monkeypatch.setenv(_progress.USE_PROGRESS, "")
+def test_a_stream_that_can_do_little_ends_no_program(display, monkeypatch, stream):
     monkeypatch.setattr("sys.stdout", stream)
     monkeypatch.setattr("sys.stderr", stream)
     say("a line")
-    display = Display()
-    assert not display.wanted()
-    display.tell("a line")
-    display.add("work", None, 0, "")
-    display.leave()
-
-
-def test_what_keeps_bars_away_keeps_lines_away(monkeypatch, capsys):
-    monkeypatch.setenv(_progress.USE_PROGRESS, "0")
-    assert told(monkeypatch, capsys) == ""
-    monkeypatch.setenv(_progress.USE_PROGRESS, "")
-    monkeypatch.setattr(_progress._display, "setting", False)
-    assert told(monkeypatch, capsys) == ""
-    monkeypatch.setattr(_progress._display, "setting", None)
-    monkeypatch.setattr(_progress._logger, "level", 30)
-    assert told(monkeypatch, capsys) == ""
-
-
-def test_an_environment_that_means_nothing(monkeypatch):
-    monkeypatch.setenv(_progress.USE_PROGRESS, "maybe")
-    with pytest.raises(InputValueError, match="SYNKHRONOS_PROGRESS: got 'maybe', expected 0 or 1"):
-        with track("work"):
-            pass
+    assert display.style() == "line"
+    bar = _progress.Bar("work", None)
+    bar.tell()
+    bar.show()
+    bar.advance()
+    bar.hide()
+    display.stop()
 
 
 FORK = """
@@ -175,7 +174,7 @@ held = threading.Event()
 
 def hold():
     display = _progress._display
-    with display.lock, display._progress.console._lock:  # as threads do at any moment
+    with display.lock, display._bars.console._lock:  # as threads do at any moment
         held.set()
         time.sleep(0.3)
 
@@ -218,7 +217,9 @@ def test_a_line_of_a_thread_that_is_left_behind_gives_the_cursor_back():
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
 
 
-@pytest.mark.parametrize("moment", ["before it is drawn", "after"])
+@pytest.mark.parametrize(
+    "moment", ["after", pytest.param("before it is drawn", marks=pytest.mark.nightly)]
+)
 def test_a_terminal_that_goes_takes_no_program_with_it(tmp_path, moment):
     work = (
         "import os\n"
@@ -241,20 +242,13 @@ def test_without_a_terminal_nothing_is_shown():
     assert zygote().run(PROGRAM, "", "") == (0, "a documented line\nthe end\n", "")
 
 
-def test_what_it_takes():
-    with pytest.raises(InputTypeError, match="got 'yes', expected True, False or None"):
-        progress("yes")
-
-
-def test_an_error_in_the_work_is_the_users(monkeypatch):
-    monkeypatch.setattr("synkhronos._progress.DELAY_S", 0.0)
-    display = Display()
+def test_an_error_in_the_work_is_the_users(display, monkeypatch):
+    monkeypatch.setattr(_progress, "DELAY_S", 0.0)
     display.setting = True
-    monkeypatch.setattr("synkhronos._progress._display", display)
     with pytest.raises(KeyError), track("work"):
         time.sleep(0.05)
         raise KeyError
-    assert display._progress is None
+    assert display._bars is None
 
 
 TRACED = """

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 
 import pytest
 from _programs import EXAMPLES, start
@@ -27,20 +25,3 @@ def test_ranks_find_what_pymc_finds():
     (plain, ours) = re.findall(r"evaluation: (\S+) ms by PyMC, (\S+) ms on 2 ranks", out)[0]
     assert ("It does not pay here" in out) == (float(ours) > float(plain))
     assert out.endswith("\nAll assertions passed.\n")
-
-
-@pytest.mark.nightly
-def test_an_evaluation_is_measured_beside_pymc():
-    program = EXAMPLES.parent / "integration/benchmarks/waits.py"
-    done = subprocess.run(
-        [sys.executable, program, "--quick", "--only", "posterior"],
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    ways = re.findall(r"of 10000 rows: (.+?)  +[\d.]+ [mu]s", done.stdout)
-    assert ways == ["PyMC alone", "1 rank", "2 ranks", "two halves apart"]
-    differences = [float(one) for one in re.findall(r"differs by (\S+)", done.stdout)]
-    assert len(differences) == 2
-    assert max(differences) < 1e-12

@@ -98,26 +98,15 @@ def fork(
         InputValueError, InputTypeError: a number out of range, or an invalid name.
         StartError: requested GPUs or NCCL cannot be used, or a process could not be started.
     """
+    settings = dict(locals())
+    for name in ("max_n_var", "max_dim", "verbose"):
+        del settings[name]
     if n_parallel is None and devices is None:
-        n_parallel = _default.processes_from_environment()
-    runtime = _default.open_default(
-        n_parallel=n_parallel,
-        use_gpu=use_gpu,
-        master_rank=master_rank,
-        profile_workers=profile_workers,
-        backend=backend or _default.backend_from_environment(),
-        timeout_s=timeout_s,
-        stall_s=stall_s,
-        atomic=atomic,
-        random_streams=random_streams,
-        devices=devices,
-        nccl=nccl,
-        graphs=graphs,
-        precision=precision,
-        timeline=_default.timeline_from_environment(),
-        report=_default.reporter(verbose),
-        track=track,
-    )
+        settings["n_parallel"] = _default.processes_from_environment()
+    settings["backend"] = backend or os.environ.get("SYNKHRONOS_BACKEND", "").strip() or None
+    settings["timeline"] = _default.timeline_from_environment()
+    settings["report"] = _default.reporter(verbose)
+    runtime = _default.open_default(**settings, track=track)
     return runtime.size
 
 
@@ -175,26 +164,8 @@ def function(
         SpecError: wrong form of an argument, or an average of integers (a TypeError).
         OpError, InputValueError: unknown op; unused sliceable variable (ValueErrors).
     """
-    options = {
-        "name": name,
-        "mode": mode,
-        "on_unused_input": on_unused_input,
-        "allow_input_downcast": allow_input_downcast,
-        "no_default_updates": no_default_updates,
-        "profile": profile,
-        "accept_inplace": accept_inplace,
-        "rebuild_strict": rebuild_strict,
-        "trust_input": trust_input,
-    }
-    return _default.default().function(
-        inputs,
-        outputs,
-        bcast_inputs=bcast_inputs,
-        updates=updates,
-        givens=givens,
-        sliceable_shareds=sliceable_shareds,
-        **{name: value for name, value in options.items() if value is not None},
-    )
+    given = {name: value for name, value in locals().items() if value is not None}
+    return _default.default().function(**{"inputs": None, **given})
 
 
 @brief_traceback
@@ -238,17 +209,7 @@ def data(
         InputTypeError: dtype and ndim are unknown, the dtype is none of numbers or booleans, or
             `value` does not match.
     """
-    return _default.default().data(
-        value,
-        var,
-        dtype=dtype,
-        ndim=ndim,
-        shape=shape,
-        minibatch=minibatch,
-        force_cast=force_cast,
-        oversize=oversize,
-        name=name,
-    )
+    return _default.default().data(**locals())
 
 
 @brief_traceback
@@ -332,16 +293,12 @@ def timeline(path: Union[str, os.PathLike[str]]) -> Timeline:
             train_one_epoch()
 
     The file is a Chrome trace, which ui.perfetto.dev opens. It has a process for each rank, all
-    with the same clock, and spans for: an order to the ranks as a whole ("call"); its checks, plan
-    and copies ("scatter"); the execution ("compute"), its slices ("slice"), and copies for it of
-    rows by index or to the device ("copy"); collecting results ("reduce"); collectives
-    ("collective"); and, within these and at the end of an order, waiting for slower ranks ("wait").
-
-    There is no cost while nothing is recorded; recording takes a few microseconds per call. On GPUs
-    "compute" is the time to launch work; the wait for it appears where a value is needed.
+    with the same clock, and spans for an order as a whole ("call"), its plan and copies ("scatter",
+    "copy"), the execution ("compute", "slice"), results ("reduce"), collectives ("collective"), and
+    waiting for slower ranks ("wait"). On GPUs "compute" is the time to launch work.
 
     Blocks until the workers have started. If the environment variable ``SYNKHRONOS_TIMELINE`` is
-    set to a file name, `fork()` records from the start.
+    set to a file name, `fork()` records from the start. Recording takes microseconds per call.
 
     Args:
         path: the file to write, in an existing folder.
@@ -401,17 +358,14 @@ def watch_finite(on: bool = True) -> FiniteWatch:
         with synk.watch_finite():
             train(x, y)
 
-    While it is on, every rank checks, after each execution of a function or slice, the outputs that
-    the call returns and the new values of updated variables, if they are floats. If a value is not
-    finite, the rank searches for the cause: in the inputs, then in the shared variables that the
-    function reads; if all these are finite, it runs the function again on fewer and fewer of its
-    rows. Then the call fails with `NotFinite`, which contains the result; from a worker it is the
-    cause (``__cause__``) of `WorkerFailed`. Like any failed call, it changes nothing on any rank,
-    and the runtime continues.
+    Every rank checks the floats among outputs and updated variables after each execution of a
+    function or slice. If a value is not finite, the rank searches for the cause: in the inputs, in
+    the shared variables that the function reads, then by running the function on fewer and fewer
+    rows. The call fails with `NotFinite`, which contains the result; from a worker it is the cause
+    (``__cause__``) of `WorkerFailed`. Like any failed call, it changes nothing on any rank.
 
-    A check takes about as long as to read the values once, on GPUs to copy them to host memory;
-    it has no cost while it is off. `verify()` is not watched. Blocks until the workers have
-    started.
+    A check takes about as long as to read the values once, on GPUs to copy them to host memory.
+    `verify()` is not watched. Blocks until the workers have started.
 
     Args:
         on: False to switch it off.

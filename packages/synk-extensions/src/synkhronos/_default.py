@@ -89,11 +89,7 @@ def say(line: str) -> None:
 
 def reporter(verbose: bool) -> Callable[[str], None]:
     """Return the function that reports progress: on standard output, or not at all."""
-    return say if verbose else _keep_quiet
-
-
-def _keep_quiet(_line: str) -> None:
-    pass
+    return say if verbose else lambda _line: None
 
 
 def timeline_from_environment() -> Optional[str]:
@@ -105,11 +101,6 @@ def timeline_from_environment() -> Optional[str]:
     _recorded += 1
     stem, suffix = os.path.splitext(path)
     return path if _recorded == 1 else f"{stem}.{_recorded}{suffix}"
-
-
-def backend_from_environment() -> Optional[str]:
-    """Return SYNKHRONOS_BACKEND, or None if it is not set."""
-    return os.environ.get("SYNKHRONOS_BACKEND", "").strip() or None
 
 
 def processes_from_environment() -> Optional[int]:

@@ -1,9 +1,4 @@
-"""Progress of long work: bars with description, steps, and estimated time; or a line of text.
-
-rich draws bars on standard error, and only on terminals, for work that takes more than a moment.
-Notebooks need `ipywidgets` for that. Where there are no bars, compilation and distribution that
-take some seconds are told of in one line, so that the program does not pass for dead.
-"""
+"""Progress of long work: rich's bars on terminals, elsewhere a line for what takes seconds."""
 
 from __future__ import annotations
 
@@ -15,20 +10,15 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from typing import Any, Optional
+from typing import Any, Dict, Optional
 
 from synk_core import InputTypeError, InputValueError
 
 DELAY_S = 0.7
-"""Seconds until work is shown; shorter work is not."""
+"""Seconds until a bar is drawn; shorter work has none."""
 
 LINE_S = 5.0
 """Seconds until a line says that work is under way, where no bar is drawn."""
-
-USE_PROGRESS = "SYNKHRONOS_PROGRESS"
-"""Environment variable with 0 or 1, for programs that leave it to the default."""
-
-_logger = logging.getLogger("synkhronos")
 
 
 def progress(on: Optional[bool] = None) -> None:
@@ -50,7 +40,7 @@ def progress(on: Optional[bool] = None) -> None:
 
 @contextlib.contextmanager
 def track(description: str, total: Optional[float] = None) -> Iterator[Bar]:
-    """Show a progress bar as long as the block lasts.
+    """Show the progress of the block.
 
     Args:
         description: a few words.
@@ -59,14 +49,12 @@ def track(description: str, total: Optional[float] = None) -> Iterator[Bar]:
     Raises:
         InputValueError: the environment has another value than 0 and 1.
     """
-    bar = Bar(_display, description, total)
-    if _display.wanted():
-        timer = threading.Timer(DELAY_S, bar.show)
-    elif total is None and _display.tells():
-        timer = threading.Timer(LINE_S, bar.tell)
-    else:
+    bar = Bar(description, total)
+    style = _display.style()
+    if style is None or (style == "line" and total is not None):
         yield bar
         return
+    timer = threading.Timer(*((DELAY_S, bar.show) if style == "bar" else (LINE_S, bar.tell)))
     timer.daemon = True
     with contextlib.suppress(RuntimeError):  # no more threads: nothing is shown
         timer.start()
@@ -78,171 +66,110 @@ def track(description: str, total: Optional[float] = None) -> Iterator[Bar]:
 
 
 class Bar:
-    """One piece of work on the display, created by `track`."""
+    """One piece of work, created by `track`."""
 
-    def __init__(self, display: ProgressDisplay, description: str, total: Optional[float]) -> None:
-        self._display = display
-        self._description = description
-        self._total = total
-        self._done = 0.0
-        self._text = ""
+    def __init__(self, description: str, total: Optional[float]) -> None:
+        self._fields: Dict[str, Any] = {"total": total, "completed": 0.0, "text": ""}
+        self._description, self._over = description, False
         self._task: Any = None
-        self._over = False
 
     def advance(self, steps: float = 1, text: str = "") -> None:
         """Count finished steps, and set the text beside the bar."""
-        self._done += steps
-        self._text = text
+        self._fields.update(completed=self._fields["completed"] + steps, text=text)
         if self._task is not None:
-            self._display.update(self._task, completed=self._done, text=text)
+            _display.draw("update", self._task, **self._fields)
 
     def show(self) -> None:
         """Draw the bar, unless the work is over."""
-        with self._display.lock:
+        with _display.lock:
             if not self._over:
-                self._task = self._display.add(
-                    self._description, self._total, self._done, self._text
-                )
-                # Do not lose updates that came while the display was created.
-                self._display.update(self._task, completed=self._done, text=self._text)
+                self._task = _display.draw("add_task", self._description, **self._fields)
+                # What changed while the display started.
+                _display.draw("update", self._task, **self._fields)
 
     def tell(self) -> None:
         """Write a line, unless the work is over."""
-        with self._display.lock:
+        with contextlib.suppress(Exception):  # no stream, closed, or a program's own
             if not self._over:
-                self._display.tell(f"Synkhronos: {self._description}, for {LINE_S:.0f} s so far")
+                sys.stderr.write(f"Synkhronos: {self._description}, for {LINE_S:.0f} s so far\n")
+                sys.stderr.flush()
 
     def hide(self) -> None:
-        """Remove the bar from the display."""
-        with self._display.lock:
+        """Remove the bar."""
+        with _display.lock:
             self._over = True
             if self._task is not None:
-                self._display.remove(self._task)
-                self._task = None
+                _display.draw("remove_task", self._task)
 
 
-class ProgressDisplay:
-    """The drawn lines, one for each piece of work under way.
-
-    If the terminal disappears, drawing stops and the program continues.
-
-    Attributes:
-        setting: the user's choice; see `progress`.
-        lock: held while lines are added and removed, since several threads may work.
-    """
+class _Display:
+    """The bars under way. Nothing that goes wrong with them reaches the program."""
 
     def __init__(self) -> None:
         self.setting: Optional[bool] = None
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop the bars: in a forked child they, and threads that hold locks, are the parent's."""
         self.lock = threading.RLock()
-        self._progress: Any = None
-        self._streams: Any = None
+        self._bars: Any = None
+        for name in ("stdout", "stderr"):
+            stream = getattr(sys, name)
+            setattr(sys, name, getattr(stream, "rich_proxied_file", stream))
 
-    @contextlib.contextmanager
-    def _drawing(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception:  # noqa: BLE001 - broken, closed, or a program's own stream
-            self.setting = False
-            self._forget()
+    def style(self) -> Optional[str]:
+        """Return "bar", "line" or None: what to show for long work."""
+        setting, given = self.setting, os.environ.get("SYNKHRONOS_PROGRESS", "").strip()
+        if setting is None and given:
+            if given not in ("0", "1"):
+                raise InputValueError(f"SYNKHRONOS_PROGRESS: got {given!r}, expected 0 or 1")
+            setting = given == "1"
+        if setting is not None:
+            return "bar" if setting else None
+        if logging.getLogger("synkhronos").level > logging.INFO:
+            return None
+        shell = sys.modules.get("IPython")
+        if shell is not None and type(shell.get_ipython()).__name__ == "ZMQInteractiveShell":
+            return "bar" if importlib.util.find_spec("ipywidgets") else "line"
+        return "bar" if _is_terminal(sys.stderr) else "line"
 
-    def leave(self) -> None:
-        """Restore the cursor when the program ends, even if a thread still has a line."""
-        with self._drawing():
-            if self._progress is not None:
-                self._progress.stop()
-                self._progress = None
+    def draw(self, act: str, *arguments: Any, **fields: Any) -> Any:
+        """Call a method of rich's bars; they start with the first bar, and end with the last."""
+        with self.lock, contextlib.suppress(Exception):  # no terminal any more, or a stand-in
+            if self._bars is None and act == "add_task":
+                self._bars = _started()
+            task = getattr(self._bars, act)(*arguments, **fields)
+            if not self._bars.tasks:
+                self.stop()
+            return task
 
-    def after_fork(self) -> None:
-        """Reset in a child process: the lines, and threads that hold locks, are the parent's."""
-        self.lock = threading.RLock()
-        self._forget()
+    def stop(self) -> None:
+        """Restore the cursor and the streams, also when a program ends while a thread draws."""
+        bars, self._bars = self._bars, None
+        with contextlib.suppress(Exception):
+            if bars is not None:
+                bars.stop()
 
-    def _forget(self) -> None:
-        """Drop the lines without writing to the terminal."""
-        if self._progress is not None:
-            sys.stdout, sys.stderr = self._streams
-            self._progress = None
 
-    def _chosen(self) -> Optional[bool]:
-        """Return what the program, or else the environment, says."""
-        given = os.environ.get(USE_PROGRESS, "").strip()
-        if self.setting is not None or not given:
-            return self.setting
-        if given not in ("0", "1"):
-            raise InputValueError(f"{USE_PROGRESS}: got {given!r}, expected 0 or 1")
-        return given == "1"
+def _started() -> Any:
+    from rich import progress as of_rich
+    from rich.console import Console
 
-    def wanted(self) -> bool:
-        """Return whether to draw anything."""
-        chosen = self._chosen()
-        if chosen is not None:
-            return chosen
-        if _logger.level > logging.INFO:
-            return False
-        if _in_notebook():
-            return importlib.util.find_spec("ipywidgets") is not None
-        return _is_terminal(sys.stderr)
-
-    def tells(self) -> bool:
-        """Return whether to write lines where nothing is drawn."""
-        return self._chosen() is None and _logger.level <= logging.INFO
-
-    def tell(self, line: str) -> None:
-        """Write a line."""
-        with self._drawing():
-            if sys.stderr:
-                sys.stderr.write(line + "\n")
-                sys.stderr.flush()
-
-    def add(self, description: str, total: Optional[float], done: float, text: str) -> Any:
-        """Draw one more line; return its handle."""
-        from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            SpinnerColumn,
-            TextColumn,
-            TimeElapsedColumn,
-            TimeRemainingColumn,
-        )
-
-        if self._progress is None:
-            self._streams = sys.stdout, sys.stderr
-            self._progress = Progress(
-                SpinnerColumn(),
-                TextColumn("{task.description}", markup=False),
-                BarColumn(bar_width=24),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-                TimeRemainingColumn(),
-                TextColumn("{task.fields[text]}", markup=False),
-                console=Console(stderr=True),
-                transient=True,
-                # Terminals only: drawn above the lines. A file gets its output unchanged.
-                redirect_stdout=_is_terminal(sys.stdout),
-            )
-            with self._drawing():
-                self._progress.start()
-        with self._drawing():
-            if self._progress is not None:
-                return self._progress.add_task(description, total=total, completed=done, text=text)
-        return None
-
-    def update(self, task: Any, **fields: Any) -> None:
-        """Update a line."""
-        with self.lock, self._drawing():
-            if self._progress is not None:
-                self._progress.update(task, **fields)
-
-    def remove(self, task: Any) -> None:
-        """Remove a line, and with the last one the display."""
-        with self._drawing():
-            if self._progress is not None:
-                self._progress.remove_task(task)
-                if not self._progress.tasks:
-                    self._progress.stop()
-                    self._progress = None
+    bars = of_rich.Progress(
+        of_rich.SpinnerColumn(),
+        of_rich.TextColumn("{task.description}", markup=False),
+        of_rich.BarColumn(bar_width=24),
+        of_rich.MofNCompleteColumn(),
+        of_rich.TimeElapsedColumn(),
+        of_rich.TimeRemainingColumn(),
+        of_rich.TextColumn("{task.fields[text]}", markup=False),
+        console=Console(stderr=True),
+        transient=True,
+        # Terminals only: drawn above the bars. A file gets its output unchanged.
+        redirect_stdout=_is_terminal(sys.stdout),
+    )
+    bars.start()
+    return bars
 
 
 def _is_terminal(stream: Any) -> bool:
@@ -252,14 +179,7 @@ def _is_terminal(stream: Any) -> bool:
         return False
 
 
-def _in_notebook() -> bool:
-    """Return whether this process is the kernel of a notebook."""
-    shell = sys.modules.get("IPython")
-    running = shell.get_ipython() if shell is not None else None
-    return type(running).__name__ == "ZMQInteractiveShell"
-
-
-_display = ProgressDisplay()
-atexit.register(_display.leave)
+_display = _Display()
+atexit.register(_display.stop)
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_display.after_fork)
+    os.register_at_fork(after_in_child=_display.forget)

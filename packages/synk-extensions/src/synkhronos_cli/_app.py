@@ -55,7 +55,7 @@ def _print_version(context: click.Context, _: click.Parameter, wanted: bool) -> 
 
 
 class _InOrder(click.Group):
-    """Lists the commands in the order of this file; knows a script that has come in their place."""
+    """Lists the commands in the order of this file; suggests `run` for the name of a script."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return list(self.commands)
@@ -84,7 +84,7 @@ def _app() -> None:
     synkhronos doctor                 find what is missing here, and how to install it
     synkhronos demo intro             run the first program
     synkhronos run train.py           run a script on all ranks of mpiexec or srun
-    synkhronos flight                 what did each rank do before the failure?
+    synkhronos clean                  remove what dead processes left in shared memory
     """
 
 
@@ -104,23 +104,23 @@ def doctor(json: bool, fix: bool, yes: bool) -> None:
     synkhronos doctor --fix           never uses sudo; examines the machine again
     synkhronos doctor --json | jq .ok
     """
-    from ._doctor.examine import examine, print_table
-    from ._doctor.fix import commands_of, run_fixes
+    from ._doctor import examine
+    from ._report import run_fixes
 
     if yes and not fix:
         fail("--yes needs --fix")
     report = examine()
     if fix:
         if not json:
-            print_table(report)
-        if run_fixes(commands_of(report), yes=yes):
+            report.print_table()
+        if run_fixes(report.fixes, yes=yes):
             report = examine()
         elif not json:
             raise click.exceptions.Exit(1 if report.broken else 0)
     if json:
         print_json(report.as_json())
     else:
-        print_table(report)
+        report.print_table()
     raise click.exceptions.Exit(1 if report.broken else 0)
 
 
@@ -147,14 +147,12 @@ def demo(
     synkhronos demo mnist --model cnn --epochs 3
     synkhronos demo data --source > my_program.py
     """
-    from ._programs.demo import list_demos, print_source, run_demo
+    from ._programs import list_demos, run_demo
 
     if name is None:
         list_demos()
-    elif source:
-        print_source(name)
     else:
-        run_demo(name, processes, devices, arguments)
+        run_demo(name, processes, devices, arguments, only_source=source)
 
 
 @_app.command(
@@ -179,64 +177,27 @@ def run(program: Sequence[str], module: str | None, hosts: str | None) -> None:
     srun -n 8 synkhronos run -m project.train
     synkhronos run --hosts a:4,b:4 train.py
     """
-    from ._programs.run import run_script, start_on
+    from ._programs import run_script
 
     if module is not None:
         program = ["-m", module, *program]
     if not program:
         fail("no SCRIPT: synkhronos run train.py")
-    if hosts is not None:
-        start_on(hosts, program)
-    run_script(program)
+    run_script(program, hosts)
 
 
-@_app.command(short_help="Show what every rank did before the last failure.")
-@click.argument("file", required=False)
-@click.option("--list", "listing", is_flag=True, help="List all records, newest first.")
-@click.option(
-    "--last",
-    "-n",
-    type=click.IntRange(min=1),
-    metavar="N",
-    default=10,
-    show_default=True,
-    help="Number of orders to print.",
-)
-@click.option("--json", is_flag=True, help="Print the whole record as JSON.")
-def flight(file: str | None, listing: bool, last: int, json: bool) -> None:
-    """Show what every rank did before a failure.
-
-    A program writes a record when a call fails, or a worker dies or keeps the others waiting: the
-    error, each rank's state and last acts, and its stack if that was requested. The last 50
-    records are kept. FILE is a record, or its name in --list (default: the newest).
-
-    \b
-    synkhronos flight
-    synkhronos flight --list
-    synkhronos flight --json | jq .error
-    """
-    from ._flight.show import list_flights, show_flight
-
-    if listing and file is not None:
-        fail("--list takes no FILE")
-    if listing:
-        list_flights(json=json)
-    else:
-        show_flight(file, last, json=json)
-
-
-@_app.command(short_help="Remove what dead processes left behind.")
+@_app.command(short_help="Remove shared memory that dead processes left behind.")
 @click.option("--dry-run", "-n", is_flag=True, help="Only list what would be removed.")
-@click.option("--theano-cache", is_flag=True, help="Also remove Theano's compiled modules.")
 @click.option("--json", is_flag=True, help="Print JSON.")
-def clean(dry_run: bool, theano_cache: bool, json: bool) -> None:
-    """Remove what dead processes left behind: segments, socket folders, compile locks.
+def clean(dry_run: bool, json: bool) -> None:
+    """Remove shared memory segments that dead processes of this user left behind.
 
-    Never touches what a living process uses, nor other users' files.
+    Never touches what a living process uses. For Theano's compiled modules and their locks there is
+    theano-cache.
 
     \b
     synkhronos clean --dry-run
     """
-    from ._clean.command import run_clean
+    from ._clean import run_clean
 
-    raise click.exceptions.Exit(run_clean(dry_run=dry_run, theano_cache=theano_cache, json=json))
+    run_clean(dry_run=dry_run, json=json)

@@ -65,20 +65,13 @@ class Network:
 def train_network(name: str, options: Any, processes: int) -> tuple[float, float]:
     """Train by a rule and return the validation accuracy and the seconds of an epoch."""
     network = Network()
-    every, rate, rule = options.every, RATE, None
-    if name == "average":
-        rule = sync.average(network.params, every)
-    elif name == "easgd":
-        rule = sync.easgd(network.params, every)
-    elif name == "downpour":
-        # What the processes move adds up: with many steps in between they would go too far.
-        rule, rate = sync.downpour(network.params, min(every, 2)), RATE / processes
-
-    inputs = [network.x, network.y]
-    train = make_train_function(
-        network.loss, network.params, inputs, updates.momentum, rate, sync=rule, name=name
-    )
-    validate = synk.function(inputs, network.accuracy)
+    # Downpour adds up what the processes move: with many steps in between they would go too far.
+    every = min(options.every, 2) if name == "downpour" else options.every
+    rate = RATE / processes if name == "downpour" else RATE
+    rule = None if name == "exact" else getattr(sync, name)(network.params, every)
+    arguments = (network.loss, network.params, [network.x, network.y], updates.momentum, rate)
+    train = make_train_function(*arguments, sync=rule, name=name)
+    validate = synk.function([network.x, network.y], network.accuracy)
     synk.distribute()
 
     x_train, y_train, x_valid, y_valid = load_data()
@@ -87,9 +80,8 @@ def train_network(name: str, options: Any, processes: int) -> tuple[float, float
     start = time.perf_counter()
     for _ in range(options.epochs):
         # Each process gets its part of the rows of a batch.
-        for _ in train.steps(
-            x_data, y_data, index_batches(len(x_train), ROWS_EACH * processes, rng)
-        ):
+        batches = index_batches(len(x_train), ROWS_EACH * processes, rng)
+        for _ in train.steps(x_data, y_data, batches):
             pass
     seconds = (time.perf_counter() - start) / options.epochs
     if rule is not None:

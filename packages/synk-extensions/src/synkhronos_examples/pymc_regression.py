@@ -14,7 +14,6 @@ evaluation takes some milliseconds: many rows, or much work for each.
 """
 
 import argparse
-import os
 import time
 import warnings
 
@@ -28,7 +27,7 @@ SEED = 3
 parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
 )
-parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
+parser.add_argument("--processes", type=int, help="default: one per core")
 parser.add_argument("--rows", type=int, default=100_001)
 parser.add_argument("--draws", type=int, default=100, help="after as many to tune")
 options = parser.parse_args()
@@ -87,7 +86,7 @@ with model:
     plain_trace, plain_s = timed(pm.sample, step=pm.NUTS(), initvals=plain_map, **how)
 
 # The same with the rows on all processes.
-synk.fork(options.processes, use_gpu=False)  # (1)
+processes = synk.fork(options.processes, use_gpu=False)  # (1)
 f = logp_dlogp(model, rows="row")
 map_ = find_MAP(model, rows="row", progressbar=False)
 with model:
@@ -112,7 +111,7 @@ assert deviations.max() < 1
 
 plain_ms, parallel_ms = 1e3 * evaluation(plain, q), 1e3 * evaluation(f, q)
 synk.close()
-ranks = f"{options.processes} ranks"
+ranks = f"{processes} ranks"
 print(f"one evaluation: {plain_ms:.2f} ms by PyMC, {parallel_ms:.2f} ms on {ranks}")
 print(f"{2 * options.draws} draws: {plain_s:.1f} s by PyMC, {parallel_s:.1f} s on {ranks}")
 if parallel_ms > plain_ms:

@@ -9,24 +9,20 @@ for one process.
 
 To check this, each network first takes one epoch with plain functions, in this process alone. Then
 it starts again from the same parameters on all processes, and must reach the same parameters after
-its first epoch; otherwise the program fails. The speed-up is relative to a plain function in a
-separate process (`plain.py`).
+its first epoch; otherwise the program fails. The speed-up is relative to the plain functions, which
+run before there are other processes, with all threads of BLAS.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
-import os
 import sys
 import time
 import warnings
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from display import Display, Result, Training
-from plain import peers
 from sklearn.datasets import load_digits
 
 import synkhronos as synk
@@ -102,100 +98,79 @@ def cross_entropy(scores: Any, y: Any) -> Any:
     return -log_probability[T.arange(y.shape[0]), y].mean()
 
 
-def run_epoch(train: Any, x: Any, y: Any, batch_size: int, rng: Any, progress: Training) -> None:
-    """Train on each row once, in an order that ``rng`` shuffles."""
-    for indexes in index_batches(len(x), batch_size, rng):
-        start = time.perf_counter()
-        loss = train(x, y, batch=indexes)
-        progress.step(len(indexes), float(loss), time.perf_counter() - start)
+class Network:
+    """A network, what its training function is made of, and where the plain one arrives."""
 
+    def __init__(self, model: str, digits: Digits, options: Any) -> None:
+        self.title, build = MODELS[model]
+        self._digits, self._options = digits, options
+        x, y = T.tensor4("x"), T.ivector("y")
+        scores, self._params = build(x)
+        loss = cross_entropy(scores, y)
+        accuracy = T.eq(scores.argmax(axis=1), y).mean(dtype="float64")
+        self._inputs, self._validation = [x, y], [loss, accuracy]
+        rule = (nesterov_momentum, options.learning_rate)
+        self._arguments = (loss, self._params, self._inputs, *rule)
+        self._initial = self._values()
 
-def train_model(model: str, digits: Digits, options: Any, display: Display) -> Result:
-    """Train a network for an epoch with plain functions, then for all epochs in parallel."""
-    title, build = MODELS[model]
-    processes = f"{options.processes} process{'es' if options.processes > 1 else ''}"
-    display.say(f"{title}: compiling")
+        train = make_train_function_theano(*self._arguments)
+        self.plain_speed = self._epoch(train, digits.x_train, digits.y_train, f"plain {TITLE}")
+        self._expected = self._values()
 
-    x, y = T.tensor4("x"), T.ivector("y")
-    scores, params = build(x)
-    loss = cross_entropy(scores, y)
-    accuracy = T.eq(scores.argmax(axis=1), y).mean(dtype="float64")
-    arguments = (loss, params, [x, y], nesterov_momentum, options.learning_rate)
+    def train(self, processes: int) -> tuple[float, float]:
+        """Train on all processes; return the speed, and the largest difference from plain."""
+        train = make_train_function(*self._arguments)  # (2) instead of engine.function
+        validate = synk.function(self._inputs, self._validation)  # (3) instead of engine.function
+        synk.distribute()
 
-    train = make_train_function(*arguments)  # (2) instead of engine.function
-    validate = synk.function([x, y], [loss, accuracy])  # (3) instead of engine.function
-    train_plainly = make_train_function_theano(*arguments)
-    synk.distribute()
-
-    # The data is in shared memory, once; each process reads its own part of a batch.
-    x_train, y_train = train.build_inputs(digits.x_train, digits.y_train)
-    x_valid, y_valid = validate.build_inputs(digits.x_valid, digits.y_valid)
-    initial = [param.get_value() for param in params]
-
-    rng = np.random.RandomState(SEED)
-    with display.training(f"{title}, plain {TITLE}", epochs=1) as serial:
-        serial.start_epoch(1, len(x_train))
-        run_epoch(train_plainly, x_train, y_train, options.batch_size, rng, serial)
-        serial.end_epoch()
-    expected = [param.get_value() for param in params]
-
-    synk.broadcast(params, initial)
-    rng = np.random.RandomState(SEED)
-    with display.training(f"{title}, {processes}", options.epochs) as parallel:
-        for epoch in range(1, options.epochs + 1):
-            parallel.start_epoch(epoch, len(x_train))
-            run_epoch(train, x_train, y_train, options.batch_size, rng, parallel)
-            parallel.end_epoch()
+        # The data is in shared memory, once; each process reads its own part of a batch.
+        digits, speeds = self._digits, []
+        x_train, y_train = train.build_inputs(digits.x_train, digits.y_train)
+        synk.broadcast(self._params, self._initial)
+        for epoch in range(1, self._options.epochs + 1):
+            label = f"{processes} process(es), epoch {epoch} of {self._options.epochs}"
+            speeds.append(self._epoch(train, x_train, y_train, label, seed=epoch))
             if epoch == 1:
-                reached = [param.get_value() for param in params]
-    difference = max(np.abs(a - b).max() for a, b in zip(reached, expected))
+                pairs = zip(self._values(), self._expected)
+                difference = max(float(np.abs(a - b).max()) for a, b in pairs)
+        loss, accuracy = validate(digits.x_valid, digits.y_valid, num_slices=4)
+        print(f"  {self.title}, validation: loss {loss:.4f}, accuracy {accuracy:.1%}", flush=True)
+        return float(np.median(speeds)), difference
 
-    valid_loss, valid_accuracy = validate(x_valid, y_valid, num_slices=4)
-    display.say(f"  {title}, validation: loss {valid_loss:.4f}, accuracy {valid_accuracy:.1%}")
-    indexes = np.arange(min(options.batch_size, len(x_train)))
+    def _epoch(self, train: Any, x: Any, y: Any, label: str, seed: int = SEED) -> float:
+        """Train on each row once, in random order; return the median of rows per second."""
+        losses, speeds = [], []
+        rng = np.random.RandomState(seed)
+        for indexes in index_batches(len(x), self._options.batch_size, rng):
+            start = time.perf_counter()
+            losses.append(float(train(x, y, batch=indexes)))
+            speeds.append(len(indexes) / (time.perf_counter() - start))
+        speed = float(np.median(speeds))
+        state = f"loss {np.mean(losses):.4f}, {speed:.0f} examples/s"
+        print(f"  {self.title}, {label}: {state}", flush=True)
+        return speed
 
-    def step() -> float:
-        start = time.perf_counter()
-        train(x_train, y_train, batch=indexes)
-        return time.perf_counter() - start
-
-    display.say(f"{title}: measuring, compared with plain {TITLE} in its own processes")
-    others = peers(model, options.batch_size)
-    seconds = time_in_turns([other.step for other in others] + [step])
-    speeds = [len(indexes) / each for each in seconds]
-    for other in others:
-        other.close()
-    names = [other.name for other in others]
-    plain = dict(zip(names, speeds))
-    return Result(title, float(valid_accuracy), plain, speeds[-1], float(difference))
-
-
-def time_in_turns(steps: list[Callable[[], float]], rounds: int = 15) -> list[float]:
-    """Return the median seconds of each step; in turns, so that a busy machine slows down all."""
-    seconds = [[step() for step in steps] for _ in range(rounds)]
-    return [float(each) for each in np.median(seconds, axis=0)]
+    def _values(self) -> list[Any]:
+        return [param.get_value() for param in self._params]
 
 
 def parse(arguments: list[str]) -> Any:
-    cores = len(os.sched_getaffinity(0))
+    about = (
+        "Train networks on handwritten digits, on all cores, and prove that each step equals that "
+        f"of plain {TITLE}."
+    )
     parser = argparse.ArgumentParser(
-        description="Train networks on handwritten digits, on all cores, and prove that each step "
-        f"equals that of plain {TITLE}."
+        description=about, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument(
-        "--processes", type=int, default=cores, help="default: all cores, %(default)s"
-    )
-    parser.add_argument("--epochs", type=int, default=20, help="default: %(default)s")
-    parser.add_argument(
-        "--batch-size",
-        type=int,
-        default=251,  # a prime: no number of processes divides it
-        help="rows per step, for all processes together; any number (default: %(default)s)",
-    )
-    parser.add_argument("--learning-rate", type=float, default=0.05, help="default: %(default)s")
-    parser.add_argument("--model", choices=[*MODELS, "all"], default="all")
+    add = parser.add_argument
+    add("--processes", type=int, help="number of processes; None: one per core")
+    add("--epochs", type=int, default=20, help="number of epochs")
+    # A prime: no number of processes divides it.
+    add("--batch-size", type=int, default=251, help="rows per step, for all processes together")
+    add("--learning-rate", type=float, default=0.05, help="of Nesterov's momentum")
+    add("--model", choices=[*MODELS, "all"], default="all", help="which network")
     options = parser.parse_args(arguments)
-    for name in ("processes", "epochs", "batch_size"):
+    for name in ("epochs", "batch_size"):
         if getattr(options, name) < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1")
     return options
@@ -203,17 +178,22 @@ def parse(arguments: list[str]) -> Any:
 
 def main(arguments: list[str]) -> int:
     options = parse(arguments)
-    synk.fork(options.processes, use_gpu=False)  # (1)
-    display = Display()
     digits = load_data()
     models = list(MODELS) if options.model == "all" else [options.model]
-    results = [train_model(model, digits, options, display) for model in models]
+    networks = [Network(model, digits, options) for model in models]
+    processes = synk.fork(options.processes, use_gpu=False)  # (1)
+    results = [network.train(processes) for network in networks]
     synk.close()
 
-    display.table(results, options.processes)
-    worst = max(result.difference for result in results)
+    print(f"\n{'model':8}{'plain':>8}{'parallel':>10}{'speed-up':>11}{'largest difference':>21}")
+    for network, (speed, difference) in zip(networks, results):
+        plain = network.plain_speed
+        shown = f"{plain:8.0f}{speed:10.0f}{speed / plain:9.2f} x{difference:21.1e}"
+        print(f"{network.title:8}{shown}")
+    print("Examples per second. Small steps gain little: try a larger --batch-size.")
+    worst = max(difference for _, difference in results)
     same = worst <= LARGEST_DIFFERENCE
-    display.say(
+    print(
         f"Largest parameter difference from plain {TITLE} after one epoch: {worst:.1e} "
         f"({'at most' if same else 'MORE THAN'} {LARGEST_DIFFERENCE:.0e})"
     )

@@ -48,7 +48,7 @@ class Images(NamedTuple):
 
 
 def load(where: str | None = None) -> Images:
-    """Find the digits; prints what they are.
+    """Find the digits, and print what they are.
 
     Args:
         where: a folder, or "digits" for those of scikit-learn.
@@ -56,12 +56,12 @@ def load(where: str | None = None) -> Images:
     Raises:
         NoDataError: there are none.
     """
-    if where == "digits":
-        return _scikit_learn()
     named = where or os.environ.get("MNIST_FOLDER")
+    if named == "digits":
+        return _scikit_learn()
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(named) if named else Path(cache) / "mnist"
-    # One split in a folder of the user's is what it is; in the cache a download has been cut off.
+    folder = Path(named or Path(cache, "mnist"))
+    # One split in a folder of the user's is what it is; in the cache a download was cut off.
     if len(_splits(folder)) < (1 if named else 2):
         try:
             download(folder)
@@ -74,7 +74,14 @@ def load(where: str | None = None) -> Images:
                 ) from error
             print(f"{missing}: using scikit-learn's digits")
             return _scikit_learn()
-    return from_folder(folder)
+    splits = [_read_split(folder, name) for name in _splits(folder)]
+    # Of a single split the last tenth is held out.
+    x, y = splits[0]
+    last = len(x) - len(x) // 10
+    (x_train, y_train), (x_valid, y_valid) = (
+        splits if len(splits) == 2 else ((x[:last], y[:last]), (x[last:], y[last:]))
+    )
+    return _show(Images(x_train, y_train, x_valid, y_valid), f"MNIST from {folder}")
 
 
 def load_or_exit(where: str | None = None) -> Images:
@@ -83,23 +90,6 @@ def load_or_exit(where: str | None = None) -> Images:
         return load(where)
     except NoDataError as error:
         raise SystemExit(f"no digits to train with: {error}") from None
-
-
-def from_folder(folder: Path) -> Images:
-    """Read MNIST. If only one split is there, its last tenth is held out.
-
-    Raises:
-        NoDataError: neither split is there, or a file is not what it should be.
-    """
-    splits = [_read_split(folder, name) for name in _splits(folder)]
-    if not splits:
-        raise NoDataError(f"{folder}: expected files such as train-images-idx3-ubyte.gz")
-    if len(splits) == 1:
-        x, y = splits[0]
-        last = len(x) - len(x) // 10
-        splits = [(x[:last], y[:last]), (x[last:], y[last:])]
-    (x_train, y_train), (x_valid, y_valid) = splits
-    return _show(Images(x_train, y_train, x_valid, y_valid), f"MNIST from {folder}")
 
 
 def download(folder: Path) -> None:
@@ -116,33 +106,8 @@ def download(folder: Path) -> None:
             Path(partial, name).replace(folder / f"{name}.gz")
 
 
-def read_idx(path: Path) -> Any:
-    """The array of a file in the IDX format: bytes behind a big-endian header.
-
-    Raises:
-        NoDataError: it is none, or is cut off.
-    """
-    try:
-        content = path.read_bytes()
-        if path.suffix == ".gz":
-            content = gzip.decompress(content)
-    except (OSError, EOFError, zlib.error) as error:
-        raise NoDataError(
-            f"{path} cannot be read ({type(error).__name__}: {error}); if it is damaged, remove "
-            f"it, and it will be downloaded"
-        ) from error
-    if len(content) < 4 or content[:3] != bytes([0, 0, BYTES]):
-        raise NoDataError(f"{path}: begins with {content[:4]!r}, expected an IDX file of bytes")
-    end = 4 + 4 * content[3]
-    shape = tuple(int(n) for n in np.frombuffer(content[4:end], dtype=">u4"))
-    items = np.frombuffer(content[end:], dtype=np.uint8)
-    if items.size != np.prod(shape, dtype=np.int64):
-        raise NoDataError(f"{path}: has {items.size} items, expected {shape} of them")
-    return items.reshape(shape)
-
-
 def _fetch(name: str, expected: str) -> bytes:
-    refused: OSError = OSError("no source")
+    refused = OSError("no source")
     for source in SOURCES:
         try:
             with urllib.request.urlopen(source + name, timeout=TIMEOUT_S) as answer:  # noqa: S310
@@ -157,33 +122,45 @@ def _fetch(name: str, expected: str) -> bytes:
     raise refused
 
 
-def _find(folder: Path, name: str) -> Path | None:
-    candidates = (folder / f"{name}.gz", folder / name)
-    return next((path for path in candidates if path.is_file()), None)
-
-
 def _splits(folder: Path) -> list[str]:
-    """Those of the two splits that are there with images and labels."""
-    return [
-        split
-        for split in ("train", "t10k")
-        if _find(folder, f"{split}-images-idx3-ubyte")
-        and _find(folder, f"{split}-labels-idx1-ubyte")
-    ]
+    """Return those of the two splits that are there with images and labels."""
+    names = {path.name.split("-ubyte")[0] for path in folder.glob("*-ubyte*")}
+    kinds = ("images-idx3", "labels-idx1")
+    return [s for s in ("train", "t10k") if all(f"{s}-{kind}" in names for kind in kinds)]
 
 
 def _read_split(folder: Path, split: str) -> tuple[Any, Any]:
-    images_path = _find(folder, f"{split}-images-idx3-ubyte")
-    labels_path = _find(folder, f"{split}-labels-idx1-ubyte")
-    assert images_path is not None
-    assert labels_path is not None
-    images, labels = read_idx(images_path), read_idx(labels_path)
+    images = _read_idx(folder, f"{split}-images-idx3-ubyte")
+    labels = _read_idx(folder, f"{split}-labels-idx1-ubyte")
     if images.ndim != 3 or labels.shape != images.shape[:1]:
         raise NoDataError(
             f"{folder}: got {split} images {images.shape} and labels {labels.shape}, expected "
             f"(rows, side, side) and (rows,)"
         )
     return images[:, None].astype("float32") / np.float32(255), labels.astype("int32")
+
+
+def _read_idx(folder: Path, name: str) -> Any:
+    """Return the array of a file in the IDX format: bytes behind a big-endian header."""
+    packed = folder / f"{name}.gz"
+    path = packed if packed.is_file() else folder / name
+    try:
+        content = path.read_bytes()
+        if path == packed:
+            content = gzip.decompress(content)
+    except (OSError, EOFError, zlib.error) as error:
+        raise NoDataError(
+            f"{path} cannot be read ({type(error).__name__}: {error}); if it is damaged, remove "
+            f"it, and it will be downloaded"
+        ) from error
+    if len(content) < 4 or content[:3] != bytes([0, 0, BYTES]):
+        raise NoDataError(f"{path}: begins with {content[:4]!r}, expected an IDX file of bytes")
+    end = 4 + 4 * content[3]
+    shape = tuple(int(n) for n in np.frombuffer(content[4:end], dtype=">u4"))
+    items = np.frombuffer(content[end:], dtype=np.uint8)
+    if items.size != np.prod(shape, dtype=np.int64):
+        raise NoDataError(f"{path}: has {items.size} items, expected {shape} of them")
+    return items.reshape(shape)
 
 
 def _scikit_learn() -> Images:

@@ -112,25 +112,19 @@ class Epochs:
 
     def trained(self, losses: Sequence[Any], rows: int) -> None:
         """Take note of an epoch's losses and of how long it took."""
-        self._loss = float(np.mean(losses))
-        self._speed = rows / (time.perf_counter() - self._begin)
+        speed = rows / (time.perf_counter() - self._begin)
+        state = f"loss {np.mean(losses):.4f} ({speed:.0f} images/s)"
+        print(f"epoch {self._epoch} of {self._epochs}: {state}", end=", ")
 
     def validated(self, loss: Any, accuracy: Any) -> None:
-        """Print the epoch's line."""
+        """Print the rest of the epoch's line."""
         self._accuracy = float(accuracy)
-        print(
-            f"epoch {self._epoch} of {self._epochs}: loss {self._loss:.4f} "
-            f"({self._speed:.0f} images/s), validation: loss {loss:.4f}, "
-            f"accuracy {accuracy:.1%}",
-            flush=True,
-        )
+        print(f"validation: loss {loss:.4f}, accuracy {accuracy:.1%}", flush=True)
 
     def finish(self) -> None:
         """End the program: well if the accuracy was reached, or none was to be."""
-        if self._wanted is None:
-            print(f"accuracy {self._accuracy:.1%}")
-            sys.exit(0)
-        reached = self._accuracy >= self._wanted
+        reached = self._wanted is None or self._accuracy >= self._wanted
         word = "reached" if reached else "NOT REACHED"
-        print(f"accuracy {self._accuracy:.1%}: {self._wanted:.1%} {word}")
+        more = "" if self._wanted is None else f": {self._wanted:.1%} {word}"
+        print(f"accuracy {self._accuracy:.1%}{more}")
         sys.exit(0 if reached else 1)

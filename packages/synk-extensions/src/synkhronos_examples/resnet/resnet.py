@@ -169,9 +169,12 @@ class Meter:
 
     def __init__(self, steps: int, interval: int) -> None:
         self._steps, self._interval = steps, interval
-        self._step, self._images, self._losses = 0, 0, []
+        self._step = 0
         self._speeds: list[float] = []
-        self._begin = time.perf_counter()
+        self._start()
+
+    def _start(self) -> None:
+        self._images, self._losses, self._begin = 0, [], time.perf_counter()
 
     def step(self, images: int, loss: Any) -> None:
         """Count a step over so many images."""
@@ -181,15 +184,12 @@ class Meter:
         if self._step == 1:
             # The first step also chooses algorithms and takes memory: it is shown by itself.
             print(f"step 1 of {self._steps}: loss {loss:.4f}", flush=True)
+            self._start()
         elif len(self._losses) == self._interval or self._step == self._steps:
             self._speeds.append(self._images / (time.perf_counter() - self._begin))
-            loss = np.mean(self._losses)
-            state = f"loss {loss:.4f}, {self._speeds[-1]:.1f} images/s"
+            state = f"loss {np.mean(self._losses):.4f}, {self._speeds[-1]:.1f} images/s"
             print(f"step {self._step} of {self._steps}: {state}", flush=True)
-        else:
-            return
-        self._images, self._losses = 0, []
-        self._begin = time.perf_counter()
+            self._start()
 
     @property
     def speed(self) -> float:
@@ -211,19 +211,16 @@ def parse(about: str | None) -> argparse.Namespace:
     add("--learning-rate", type=float, help="default: 0.02; tiny: 0.05")
     add("--devices", help="'cpu', or Theano's names with commas, one per process: cuda0,cuda1")
     add("--processes", type=int, help="how many, where no devices are named (default: all)")
+    full = {"batch_size": 64, "steps": 200, "images": 1280, "learning_rate": 0.02}
+    tiny = {"batch_size": 32, "steps": 40, "images": 640, "learning_rate": 0.05}
+    parser.set_defaults(**full)
+    if parser.parse_args().tiny:
+        parser.set_defaults(**tiny)
     options = parser.parse_args()
     options.size = TINY if options.tiny else RESNET50
-    defaults = {"batch_size": 64, "steps": 200, "images": 1280, "learning_rate": 0.02}
-    if options.tiny:
-        defaults = {"batch_size": 32, "steps": 40, "images": 640, "learning_rate": 0.05}
-    for name, default in defaults.items():
-        if getattr(options, name) is None:
-            setattr(options, name, default)
-    for name in ("batch_size", "steps", "interval"):
-        if getattr(options, name) < 1:
-            parser.error(f"--{name.replace('_', '-')}: expected at least 1")
-    if options.images < 2:
-        parser.error("--images: expected at least 2, to train with and to hold out")
+    for name, least in {"batch_size": 1, "steps": 1, "interval": 1, "images": 2}.items():
+        if getattr(options, name) < least:
+            parser.error(f"--{name.replace('_', '-')}: expected at least {least}")
     return options
 
 

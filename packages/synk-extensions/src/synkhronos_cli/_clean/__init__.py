@@ -1,1 +1,0 @@
-"""``synkhronos clean``: remove what dead processes left behind."""

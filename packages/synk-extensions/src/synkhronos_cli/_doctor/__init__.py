@@ -1,1 +1,0 @@
-"""``synkhronos doctor``: examine the machine, report, and fix what needs no root."""

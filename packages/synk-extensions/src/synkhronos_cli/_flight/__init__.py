@@ -1,1 +1,0 @@
-"""``synkhronos flight``: print what every rank did before a failure."""

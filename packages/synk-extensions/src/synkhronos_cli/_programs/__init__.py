@@ -1,1 +1,0 @@
-"""``synkhronos demo`` and ``run``: run other programs."""
