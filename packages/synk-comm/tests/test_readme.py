@@ -13,7 +13,7 @@ import synk_comm
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 PROGRAMS = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
 HELLO, LAUNCHES, PAIRS, REQUESTS, PARENT = PROGRAMS
-(MISMATCH,) = re.findall(r"```text\n(the ranks .*?)```", README, re.DOTALL)
+(MISMATCH,) = re.findall(r"```text\n  (the ranks .*?)  ```", README, re.DOTALL)
 CATCH = """
 try:
     comm.split(comm.rank // 2).all_reduce(np.ones(3 + comm.rank % 2))
@@ -59,7 +59,7 @@ def test_pairs_requests_and_a_mismatch(run):
     (received, pairs), (ring, mean) = promised(PAIRS), promised(REQUESTS)
     expected = [f"[1] {received}"]
     expected += [re.sub(r"rank (\d): ", r"[\1] ", one) for one in f"{pairs}; {ring}".split("; ")]
-    everywhere = [mean, *MISMATCH.splitlines()]
+    everywhere = [mean, *MISMATCH.replace("\n  ", "\n").splitlines()]
     expected += [f"[{rank}] {line}" for rank in range(4) for line in everywhere]
     assert sorted(printed) == sorted(expected)
 
