@@ -107,7 +107,8 @@ def _unfenced(page: Path) -> str:
 
 
 def test_links_lead_somewhere() -> None:
-    assert {str(page.relative_to(ROOT)): links for page in _pages() if (links := _broken(page))} == {}
+    broken = {str(page.relative_to(ROOT)): _broken(page) for page in _pages()}
+    assert {page: links for page, links in broken.items() if links} == {}
 
 
 def _broken(page: Path) -> list[str]:
