@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.metadata import version as version_of
+from pathlib import Path
 
 project = "Synkhronos"
 author = "The Synkhronos developers"
@@ -16,8 +17,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
 ]
-# The figures are part of reliability.md.
-exclude_patterns = ["_build", "reliability_figures.md"]
+exclude_patterns = ["_build"]
 html_theme = "furo"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
@@ -56,6 +56,24 @@ napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 
 
+# Where the contents of pages are that there are no more.
+MOVED = {
+    "from_platoon": "migration.html#from-platoon",
+    "hangs": "failures.html#a-worker-takes-long",
+    "scaling": "clusters.html#how-fast",
+    "sentinels": "trust.html#the-first-nan",
+    "wrong_average": "trust.html",
+}
+
+
+def redirect(app, error):
+    """Write a page that leads on, in the place of each one that has moved."""
+    if error is None and app.builder.format == "html":
+        for old, new in MOVED.items():
+            text = f'<meta http-equiv="refresh" content="0; url={new}">\n'
+            (Path(app.outdir) / f"{old}.html").write_text(text, encoding="utf-8")
+
+
 def escape_starred_pairs(_app, _what, _name, _obj, _options, lines):
     """Napoleon escapes `*args:` at the start of an entry, but not `*args, **kwargs:`."""
     for number, line in enumerate(lines):
@@ -80,6 +98,7 @@ class Prose:
 
 def setup(app):
     prose = Prose()
+    app.connect("build-finished", redirect)
     # Napoleon listens with the priority 500.
     app.connect("autodoc-process-docstring", escape_starred_pairs, priority=400)
     app.connect("autodoc-process-docstring", prose.keep, priority=400)

@@ -32,25 +32,11 @@ ELSEWHERE = {
     "packages/synk-comm/docs/from_mpi4py.md": "packages/synk-comm/tests/test_guides.py",
     "packages/synk-comm/docs/from_torch_distributed.md": "packages/synk-comm/tests/test_guides.py",
 }
-# By day these are left out: what they show is shown by others, or tested with what it belongs to.
-BY_NIGHT = {
-    "docs/clusters.md",
-    "docs/hangs.md",
-    "docs/idea.md",
-    "docs/introduction.md",
-    "docs/migration.md",
-    "docs/performance.md",
-    "docs/seeing.md",
-    "packages/synk-extensions/README.md",
-    "packages/synk-theano/README.md",
-}
-# What is run with PyTensor by day; with Theano, its own pages are not run at all.
-BY_DAY_ON_PYTENSOR = {
-    "README.md",
-    "docs/installation.md",
-    "docs/pymc.md",
-    "packages/synk-pytensor/README.md",
-}
+# What `make test` runs, by engine; nightly runs and CI run all.
+BY_DAY = {
+    "Theano": {"README.md", "docs/tutorial.md", "docs/troubleshooting.md", "docs/trust.md"},
+    "PyTensor": {"README.md", "docs/installation.md", "packages/synk-pytensor/README.md"},
+}[ENGINE]
 # Commands of other projects, which are shown and not checked.
 FOREIGN = {
     ".", "apt", "cat", "cd", "cp", "deactivate", "df", "docker", "echo", "export", "git", "jupyter",
@@ -83,15 +69,6 @@ RUN = [
     for name, found in PROGRAMS.items()
     if name not in ELSEWHERE and any(block.runs for block in found)
 ]
-if ENGINE == "PyTensor":
-    BY_NIGHT = set(RUN) - BY_DAY_ON_PYTENSOR
-NOT_RUN = [
-    (f"{name}:{block.line}", block)
-    for name, found in PROGRAMS.items()
-    if name not in ELSEWHERE
-    for block in found
-    if block.mark == "not run"
-]
 SHELL = [
     (f"{name}:{block.line}", block)
     for name, found in PAGES.items()
@@ -113,7 +90,7 @@ def zygote() -> Iterator[Zygote]:
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[pytest.mark.nightly] * (name in BY_NIGHT)) for name in RUN],
+    [pytest.param(name, marks=[pytest.mark.nightly] * (name not in BY_DAY)) for name in RUN],
 )
 def test_page_runs(zygote: Zygote, name: str, tmp_path: Path) -> None:
     """Each page in a process and a folder of its own."""
@@ -121,10 +98,7 @@ def test_page_runs(zygote: Zygote, name: str, tmp_path: Path) -> None:
         ROOT / "integration/_run_page.py",
         ROOT / name,
         folder=tmp_path,
-        environment={
-            "SYNKHRONOS_N_PARALLEL": "2",
-            "SYNKHRONOS_FLIGHT_DIR": str(tmp_path / "flight"),
-        },
+        environment={"SYNKHRONOS_N_PARALLEL": "2"},
         limit_s=LIMIT_S,
     )
     assert status == 0, f"{printed}\n{said}"
@@ -147,12 +121,14 @@ WRONG_PAGES = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG_PAGES)
-def test_a_page_that_is_wrong_is_noticed(name: str, tmp_path: Path) -> None:
-    text, error, said = WRONG_PAGES[name]
-    (tmp_path / "page.md").write_text(text, encoding="utf-8")
-    with pytest.raises(error, match=re.escape(said)):
-        Page(tmp_path / "page.md").run()
+def test_pages_that_are_wrong_are_noticed(tmp_path: Path) -> None:
+    for name, (text, error, said) in WRONG_PAGES.items():
+        (tmp_path / "page.md").write_text(text, encoding="utf-8")
+        try:
+            with pytest.raises(error, match=re.escape(said)):
+                Page(tmp_path / "page.md").run()
+        except (Exception, pytest.fail.Exception) as failed:
+            raise AssertionError(name) from failed
 
 
 def test_a_block_for_one_engine_runs_with_that_alone(tmp_path: Path) -> None:
@@ -165,29 +141,29 @@ def test_a_block_for_one_engine_runs_with_that_alone(tmp_path: Path) -> None:
     assert Page(tmp_path / "page.md").run() == 1
 
 
-@pytest.mark.parametrize(("where", "block"), NOT_RUN, ids=[where for where, _ in NOT_RUN])
-def test_block_that_is_not_run(where: str, block: Block) -> None:
-    ast.parse(block.text)
-    assert block.detail, f"{where} does not say why"
-    pytest.skip(block.detail)
-
-
 def test_every_page_with_programs_is_run() -> None:
-    by_day = {"README.md", "docs/tutorial.md", "docs/troubleshooting.md"}
-    by_day = by_day if ENGINE == "Theano" else BY_DAY_ON_PYTENSOR
-    assert by_day <= set(RUN) - BY_NIGHT
-    assert set(RUN) >= BY_NIGHT
+    assert set(RUN) >= BY_DAY
     for name, test in ELSEWHERE.items():
         assert PROGRAMS[name]
         stem = name.rpartition("/")[2]
         text = (ROOT / test).read_text(encoding="utf-8")
         assert stem in text or f"{stem[:5]}*.md" in text, f"{test} does not read {name}"
+    for name in PROGRAMS.keys() - ELSEWHERE:
+        for block in (block for block in PROGRAMS[name] if block.mark == "not run"):
+            ast.parse(block.text)
+            assert block.detail, f"{name}:{block.line} does not say why it is not run"
 
 
-@pytest.mark.parametrize(("where", "block"), SHELL, ids=[where for where, _ in SHELL])
-def test_commands_are_there(where: str, block: Block) -> None:
+def test_commands_are_there() -> None:
     """What belongs to this project is: targets, subcommands and their options, extras, modules."""
-    home = (ROOT / where.rpartition(":")[0]).parent
+    for where, block in SHELL:
+        try:
+            _check_block(block, (ROOT / where.rpartition(":")[0]).parent)
+        except (Exception, pytest.fail.Exception) as failed:
+            raise AssertionError(where) from failed
+
+
+def _check_block(block: Block, home: Path) -> None:
     for words in _commands(block):
         while words and (re.fullmatch(r"\w+=.*", words[0]) or words[0] == "sudo"):
             words = words[1:]
