@@ -171,20 +171,6 @@ def test_an_exception_on_another_host_changes_nothing_and_all_goes_on(job):
     assert abs(second) < 1e-9
 
 
-def test_each_host_writes_what_its_ranks_did_before_a_failure(job, tmp_path):
-    finished(job(ERRORS, size=4, environment={"SYNKHRONOS_FLIGHT_DIR": str(tmp_path)}))
-    records = [json.loads(path.read_text("utf-8")) for path in tmp_path.glob("*.json")]
-    assert {record["host"] for record in records} == {"hosta", "hostb"}
-    for record in records:
-        near = range(2) if record["host"] == "hosta" else range(2, 4)
-        acts = [[act["act"] for act in rank["records"]] for rank in record["ranks"]]
-        assert [bool(found) for found in acts] == [rank in near for rank in range(4)]
-        assert all("function 'f'" in acts[rank] for rank in near)
-        other = record["ranks"][3 - near[0]]["doing"]
-        there = {"hosta": "hostb", "hostb": "hosta"}[record["host"]]
-        assert other == f"at work on host {there}"
-
-
 FULL = """
 import synk_core._rank.mirror as mirror
 def new_array(*args, **kwargs):

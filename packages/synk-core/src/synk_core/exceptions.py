@@ -280,8 +280,7 @@ class WorkerStalled(SynkError, TimeoutError):
     ) -> None:
         super().__init__(
             f"the call was given up after {seconds:.0f} s, and the runtime is closed: {report}\n"
-            f"For longer calls set fork(timeout_s=...); `synkhronos flight` shows what each "
-            f"rank did before."
+            f"For longer calls set fork(timeout_s=...)."
         )
         self.rank = ranks[0]
         self.ranks = tuple(ranks)
@@ -344,8 +343,7 @@ class WorkerDied(SynkError, RuntimeError):
             "from a checkpoint"
         )
         super().__init__(
-            f"the worker process of rank {rank}{where} {how} while it was {doing}. {cure}; "
-            f"`synkhronos flight` shows what each rank did before."
+            f"the worker process of rank {rank}{where} {how} while it was {doing}. {cure}."
             + (
                 " (SIGKILL often comes from the kernel when memory runs out: see `dmesg`.)"
                 if self.signal == "SIGKILL"

@@ -38,7 +38,7 @@ class PreparedFiniteWatch:
 
     name = doing = "watch_finite()"
     synchronizes = False
-    record = (KINDS.index("watch_finite"), 0, 0, 0)
+    record = (KINDS.index("watch_finite"), 0)
 
     def __init__(self, here: Workplace, act: WatchFinite) -> None:
         self._here = here
