@@ -123,7 +123,6 @@ def test_page_runs(zygote: Zygote, name: str, tmp_path: Path) -> None:
         folder=tmp_path,
         environment={
             "SYNKHRONOS_N_PARALLEL": "2",
-            "SYNKHRONOS_FLIGHT_DIR": str(tmp_path / "flight"),
         },
         limit_s=LIMIT_S,
     )

@@ -18,7 +18,7 @@ LIMIT_S = 240
 MODULES = [
     *("synk_shm", "synk_shm.exceptions", "synk_shm.testing"),
     *("synk_comm", "synk_comm.exceptions", "synk_comm.testing"),
-    *("synk_core", "synk_core.exceptions", "synk_core.flight", "synk_core.in_graph"),
+    *("synk_core", "synk_core.exceptions", "synk_core.in_graph"),
     *("synk_core.mpi", "synk_theano"),
     *("synk_theano_compat.locks", "synkhronos", "synkhronos.exceptions", "synkhronos.in_graph"),
 ]
