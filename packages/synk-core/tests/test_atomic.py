@@ -68,9 +68,13 @@ def ranks_of(runtime, *variables):
     return [runtime.collectives.gather(v).tolist() for v in variables]
 
 
-@pytest.mark.parametrize("culprit", [0, 1, 2])
+def by_night(*values):
+    return pytest.param(*values, marks=pytest.mark.nightly)
+
+
+@pytest.mark.parametrize("culprit", [0, by_night(1), 2])
 @pytest.mark.parametrize("num_slices", [1, 2])
-@pytest.mark.parametrize("mode", ["FAST_RUN", "FAST_COMPILE"])
+@pytest.mark.parametrize("mode", ["FAST_RUN", by_night("FAST_COMPILE")])
 def test_a_failed_call_leaves_all_variables_as_they_were(trio, culprit, num_slices, mode):
     """The update of `w` is done before the operation that fails: Theano would do it in place."""
     w = engine.shared(np.arange(3.0), name="w")
@@ -134,7 +138,7 @@ def content(state):
     return state.bit_generator.state if isinstance(state, np.random.Generator) else state
 
 
-@pytest.mark.parametrize("culprit", [0, 1, 2])
+@pytest.mark.parametrize("culprit", [by_night(0), by_night(1), 2])
 def test_random_streams_are_put_back_too(trio, culprit):
     stream = [*STREAMS.values()][-1](3)
     drawn = stream.uniform(size=(2,))
@@ -557,7 +561,7 @@ def test_ctrl_c_in_a_finalizer_comes_once_after_it(pair, kind, monkeypatch):
     assert float(pair.function([], engine.shared(2.0), mode="FAST_COMPILE")()) == 2
 
 
-@pytest.mark.parametrize("late_s", [0.0, 0.03])
+@pytest.mark.parametrize("late_s", [by_night(0.0), 0.03])
 def test_ctrl_c_that_is_put_off_comes_once_however_late_a_thread_is(pair, late_s, monkeypatch):
     """Two signals of the thread that strikes again, the second after the first was raised."""
     assert pair.size == 2

@@ -85,7 +85,7 @@ class Model:
         return len({id(array.base) for array in self.arrays}) == 1
 
 
-@pytest.fixture(params=["FAST_RUN", "FAST_COMPILE"])
+@pytest.fixture(params=[pytest.param("FAST_RUN", marks=pytest.mark.nightly), "FAST_COMPILE"])
 def model(runtime, request):
     with theano.configparser.change_flags(mode=request.param):
         yield Model(runtime)

@@ -135,7 +135,11 @@ class Overlapping:
         return [int(n) for n in self._events(np.zeros(self.runtime.size))]
 
 
-@pytest.fixture(params=[2, 3])
+def by_night(*values):
+    return pytest.param(*values, marks=pytest.mark.nightly)
+
+
+@pytest.fixture(params=[by_night(2), 3])
 def overlapping(request, monkeypatch):
     for owner, name, _ in [*changes(), *stand_ins()]:
         monkeypatch.setattr(owner, name, getattr(owner, name))  # to be restored
@@ -272,7 +276,7 @@ def test_what_cannot_overlap_is_as_ever(overlapping):
     assert overlapping.events() == OVERLAPPED
 
 
-@pytest.mark.parametrize("what", ["used", "returned", "reads", "alone", "twice"])
+@pytest.mark.parametrize("what", ["used", *map(by_night, ("returned", "reads", "alone", "twice"))])
 def test_functions_that_do_more_with_the_vector(overlapping, what):
     runtime = overlapping.runtime
     x = T.dvector("x")
@@ -302,7 +306,7 @@ def test_functions_that_do_more_with_the_vector(overlapping, what):
     assert overlapping.events() == []
 
 
-@pytest.mark.parametrize("overwritten", [False, True])
+@pytest.mark.parametrize("overwritten", [by_night(False), True])
 def test_a_part_that_is_overwritten_later_is_copied(overlapping, overwritten):
     runtime = overlapping.runtime
     x = T.dvector("x")
@@ -329,9 +333,9 @@ def test_a_part_that_is_overwritten_later_is_copied(overlapping, overwritten):
             assert sorted(told) == [0, *(6 * [2] if not overwritten else [1, 1, 1, 2, 2, 2])]
 
 
-@pytest.mark.parametrize("rank", [0, -1])
+@pytest.mark.parametrize("rank", [0, by_night(-1)])
 @pytest.mark.parametrize("column", [0, 1])  # before the first part, after the second
-@pytest.mark.parametrize("atomic", [True, False])
+@pytest.mark.parametrize("atomic", [True, by_night(False)])
 def test_a_rank_that_fails_lets_the_others_go(overlapping, atomic, column, rank):
     runtime = overlapping.runtime
     f, v, numpy_share = chain(runtime)
@@ -398,7 +402,7 @@ def test_parts_of_other_sizes(overlapping):
         check(25)
 
 
-@pytest.mark.parametrize("packed", [True, False])  # large vectors are not, those of tests would be
+@pytest.mark.parametrize("packed", [True, by_night(False)])  # large vectors are not, those of tests would be
 def test_training_that_is_replayed_too(overlapping, monkeypatch, packed):
     """Three layers, uneven rows, values that are set: those of serial Theano."""
     runtime = overlapping.runtime
@@ -455,21 +459,7 @@ def test_training_that_is_replayed_too(overlapping, monkeypatch, packed):
         assert all((one == w.get_value()).all() for one in runtime.collectives.gather(w))
 
 
-def test_a_vector_whose_length_depends_on_the_rows(overlapping):
-    runtime, size = overlapping.runtime, overlapping.runtime.size
-    x = T.dvector("x")
-    v = theano.shared(np.zeros(0), "v")
-    f = runtime.function([x], x.mean(), updates=[(v, T.concatenate([x, x + 1]))])
-    for rows in [20, 20, 20, 30, 30, 20, 20]:
-        data = np.arange(float(rows * size))
-        step(runtime, f, v, data)
-        mean = data.reshape((size, rows)).mean(axis=0)
-        for got in runtime.collectives.gather(v):
-            np.testing.assert_allclose(got, np.concatenate([mean, mean + 1]))
-    assert len(overlapping.events()) > 5
-
-
-@pytest.mark.parametrize("op", ["sum", "max"])
+@pytest.mark.parametrize("op", ["sum", by_night("max")])
 def test_other_reductions_are_not_averages(overlapping, op):
     runtime, size = overlapping.runtime, overlapping.runtime.size
     f, v, numpy_share = chain(runtime)
@@ -508,8 +498,8 @@ def test_only_the_average_that_follows_is_done(overlapping):
             np.testing.assert_allclose(got, want, rtol=1e-12)
 
 
-@pytest.mark.parametrize("how", ["variable", "output"])
-@pytest.mark.parametrize("atomic", [True, False])
+@pytest.mark.parametrize("how", ["variable", by_night("output")])
+@pytest.mark.parametrize("atomic", [True, by_night(False)])
 def test_the_value_before_is_passed_on(overlapping, atomic, how):
     runtime = overlapping.runtime
     runtime._rank.journal.on = atomic
