@@ -402,7 +402,8 @@ def test_parts_of_other_sizes(overlapping):
         check(25)
 
 
-@pytest.mark.parametrize("packed", [True, by_night(False)])  # large vectors are not, those of tests would be
+# Large vectors are not packed, those of tests would be.
+@pytest.mark.parametrize("packed", [True, by_night(False)])
 def test_training_that_is_replayed_too(overlapping, monkeypatch, packed):
     """Three layers, uneven rows, values that are set: those of serial Theano."""
     runtime = overlapping.runtime

@@ -176,6 +176,7 @@ def _remove_squats(run_folder):
                     os.unlink(entry.path)
 
 
+@pytest.mark.nightly
 @AS_ROOT
 def test_the_hostile_user_is_one(folder):
     """What is open to all, the attempts below do find."""
@@ -200,6 +201,7 @@ def test_the_hostile_user_is_one(folder):
     assert f"make in {open_to_all}" in managed, managed
 
 
+@pytest.mark.nightly
 @pytest.mark.alone  # tests of synk-shm make files of the same names that others may use
 @AS_ROOT
 @BACKENDS

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import doctest
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,9 +44,9 @@ def test_rows_that_do_it_together_are_found_as_the_smallest_beginning(case):
     assert search(lambda start, stop: stop - start >= needed, count) == Found(needed, False, False)
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 7])
-def test_what_every_row_does_is_no_rows_fault(count):
-    assert search(lambda start, stop: True, count) == Found(1, True, count > 1)
+def test_what_every_row_does_is_no_rows_fault():
+    for count in (1, 2, 3, 7):
+        assert search(lambda start, stop: True, count) == Found(1, True, count > 1)
 
 
 def test_no_rows():
