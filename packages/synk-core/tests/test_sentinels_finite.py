@@ -22,7 +22,7 @@ from synk_core import (
     in_graph,
 )
 from synk_core._plan.rows import split_rows
-from synk_core._rank.finite.execution import is_finite
+from synk_core._rank.finite import is_finite
 from synk_testing.engine import STREAMS, T, as_op, engine
 
 x = T.dvector("x")

@@ -7,12 +7,12 @@ import doctest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synk_core._rank.finite import search as search_module
-from synk_core._rank.finite.search import Found, search
+from synk_core._rank import finite
+from synk_core._rank.finite import Found, search
 
 
 def test_the_example():
-    assert doctest.testmod(search_module).failed == 0
+    assert doctest.testmod(finite).failed == 0
 
 
 @given(

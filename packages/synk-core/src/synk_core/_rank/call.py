@@ -27,7 +27,7 @@ from synk_core._wire.messages import ROWLESS, Call, Prefetch, Rows
 from synk_core.exceptions import InputValueError, SynkError
 
 from .collectives import PreparedCollective
-from .finite.execution import Execution
+from .finite import Execution
 from .in_graph import reductions_in
 from .outputs import Accumulator, collect, collect_on_device, reduce_to, require_own_result
 from .overlap import OverlappedAverage

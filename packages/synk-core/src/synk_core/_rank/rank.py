@@ -41,7 +41,7 @@ from synk_core._wire.orders import OrderLine
 from .call import CallResult, PreparedCall, PreparedPrefetch
 from .collectives import PreparedCollective
 from .distribute import PreparedDistribution, PreparedRecording, PreparedTimes
-from .finite.finite import PreparedFiniteWatch
+from .finite import PreparedFiniteWatch
 from .workplace import NotJoined, Workplace
 
 # Members of enums are slow to look up in some versions of Python.
