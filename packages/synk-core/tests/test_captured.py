@@ -350,35 +350,6 @@ def test_results_of_every_size_and_order_in_memory(graphs, monkeypatch):
             assert not np.shares_memory(one, a)
 
 
-def test_flat_parameters_are_copied_at_once(graphs):
-    """The gradient's function reads them, another one replaces them by parts of a new vector."""
-    random = np.random.RandomState(0)
-    x = T.dvector("x")
-    params = [theano.shared(random.rand(4, 4), f"p{i}") for i in range(6)]
-    grads = [theano.shared(np.zeros((4, 4)), f"g{i}") for i in range(6)]
-    total = sum((T.dot(p, x[:4]) ** 2).sum() for p in params)
-    gradient = theano.function([x], [total], updates=list(zip(grads, T.grad(total, params))))
-    updates = flat_updates([(p, p - 0.01 * g) for p, g in zip(params, grads)], least=2)
-    step = theano.function([], updates=updates, mode=theano.Mode("py", None))
-    recorded = CapturedFunction(gradient, graphs, "gradient")
-    values = [p.get_value() for p in params]
-    for number in range(8):
-        vector = np.random.RandomState(number).rand(4)
-        graphs.copies = 0
-        wanted = sum(((p @ vector) ** 2).sum() for p in values)
-        np.testing.assert_allclose(recorded(vector)[0], wanted)
-        for i, p in enumerate(values):
-            np.testing.assert_allclose(
-                grads[i].get_value(), 2 * np.outer(p @ vector, vector), rtol=1e-12
-            )
-        step()
-        values = [p - 0.01 * g.get_value() for p, g in zip(values, grads)]
-        require_same([p.get_value() for p in params], values)
-    assert recorded.state == REPLAYED
-    # To it: x, the parameters' vector, that of the gradients. In it: each result. From it: two.
-    assert graphs.copies == 3 + (1 + len(grads)) + 2
-
-
 def test_flat_parameters_of_other_shapes(graphs):
     """As many elements in all, in another order."""
     x = T.dvector("x")
@@ -509,28 +480,6 @@ def test_the_loss_of_a_rank_is_not_the_graphs_fault(graphs, caplog):
         recorded(*second)
     assert not recorded.is_recorded
     assert not caplog.records
-
-
-def test_an_interrupt_drops_all_graphs_but_not_the_function(graphs):
-    plain, its = network()
-    function, mine = network()
-    recorded = CapturedFunction(function, graphs, "train")
-
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    for number, batch in enumerate(batches(14)):
-        if number in (1, 2, 6):
-            graphs.launch = graphs.record = interrupt
-            before = [v.get_value() for v in mine]
-            with pytest.raises(KeyboardInterrupt):
-                recorded(*batch)
-            del graphs.launch, graphs.record
-            require_same([v.get_value() for v in mine], before)
-            assert not recorded.is_recorded
-        require_same(recorded(*batch), plain(*batch))
-        require_same([v.get_value() for v in mine], [v.get_value() for v in its])
-    assert recorded.state == REPLAYED
 
 
 def test_an_interrupt_while_graphs_are_dropped_comes_after_that(graphs):

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import sys
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ import theano
 import theano.sparse
 import theano.tensor as T
 from theano.compile.ops import as_op
-from theano.ifelse import ifelse
 from theano.sandbox import rng_mrg
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.shared_randomstreams import RandomStreams
@@ -60,18 +58,6 @@ def as_serial(pair, build, calls=2, **options):
 # Loops and branches
 
 
-def test_scan_over_columns_with_gradient(pair):
-    def build():
-        x, w = T.dmatrix("x"), theano.shared(np.full((), 0.5), "w")
-        states, _ = theano.scan(
-            lambda column, state: T.tanh(column + w * state), x.T, T.zeros_like(x[:, 0])
-        )
-        cost = (states[-1] ** 2).mean()
-        return [x], [(cost, "avg"), (states[-1], "gather")], [(w, w - T.grad(cost, w))]
-
-    as_serial(pair, build, **QUICK)
-
-
 def test_scan_that_updates_shared_variables(pair, x):
     """The inner function's own updates are applied once a call; in slices, once as well."""
     n = theano.shared(np.asarray(0), "n")
@@ -92,14 +78,6 @@ def test_scan_that_draws_random_numbers(pair, x, streams):
     first, second = f(zeros), f(zeros, num_slices=2)
     assert len(np.unique(np.concatenate([first, second]))) == 48
     assert ((first >= 0) & (first < 1)).all()
-
-
-def test_ifelse_branches_on_each_rank_of_its_own(pair, x):
-    f = pair.function([x], (ifelse(T.gt(x[0, 0], 0), x * 2, -x), "gather"), mode="FAST_RUN")
-    value = np.ones((4, 3))
-    value[2:] = -1
-    np.testing.assert_array_equal(f(value), np.where(value > 0, 2, 1))
-    np.testing.assert_array_equal(f(value[::-1]), np.where(value[::-1] > 0, 2, 1))
 
 
 # Random numbers
@@ -142,17 +120,6 @@ def test_one_random_state_goes_on_over_functions_and_rounds(pair, x):
 
 
 # Operations of other people's making
-
-
-def test_functions_within_functions(pair):
-    def build():
-        x, w = T.dmatrix("x"), theano.shared(np.full(3, 0.3), "w")
-        a, b = T.dmatrix(), T.dvector()
-        inner = theano.OpFromGraph([a, b], [T.tanh(a * b).sum(axis=1)])
-        cost = inner(x, w).mean()
-        return [x], [(cost, "avg"), (inner(x, w), "gather")], [(w, w - T.grad(cost, w))]
-
-    as_serial(pair, build, **QUICK)
 
 
 def test_sparse_constants_and_sparse_variables(pair, x):
@@ -218,17 +185,6 @@ def test_an_operation_that_works_in_place_spoils_no_input(pair, x):
 
 
 # Deep graphs
-
-
-def test_a_chain_of_operations_deeper_than_the_recursion_limit(pair, x):
-    limit = sys.getrecursionlimit()
-    y, expected = x, X
-    for i in range(1200):
-        y, expected = (T.sin(y), np.sin(expected)) if i % 2 else (y + 0.5, expected + 0.5)
-    f = pair.function([x], (y, "gather"), mode=theano.Mode("py", None))
-    for num_slices in (1, 2):
-        np.testing.assert_allclose(f(X, num_slices=num_slices), expected, rtol=1e-12)
-    assert sys.getrecursionlimit() == limit
 
 
 # Rounds of distribution

@@ -130,19 +130,6 @@ def test_the_end_of_the_program_tells_it_too(run_script):
     assert "move reads 'g'" in err
 
 
-def test_errors_of_its_own_fail_nobody(monkeypatch):
-    def broken(*_):
-        raise RecursionError("a graph too deep")
-
-    with Runtime(2) as runtime:
-        step, _ = training(runtime)
-        step(ROWS)
-        monkeypatch.setattr("synk_core._watch.history.lint", broken)
-        with pytest.warns(LintWarning, match="a graph too deep.*please report it"):
-            runtime.close()
-        assert runtime.closed
-
-
 def test_a_reminder_that_is_an_error_takes_nothing_away(monkeypatch, tmp_path):
     path = tmp_path / "trace.json"
     with Runtime(2, timeline=str(path)) as runtime:

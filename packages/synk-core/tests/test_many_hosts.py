@@ -171,40 +171,6 @@ def test_an_exception_on_another_host_changes_nothing_and_all_goes_on(job):
     assert abs(second) < 1e-9
 
 
-FULL = """
-import synk_core._rank.mirror as mirror
-def new_array(*args, **kwargs):
-    raise synk_core.SharedMemoryFull(28, "there is no room")
-
-with Runtime() as runtime:
-    f = runtime.function([x], (x.sum(), "sum"))
-    f(X)
-    @as_op([T.dmatrix], [T.dscalar])
-    def spoil(rows):
-        import synk_core._rank.mirror as mirror, synk_core
-        def full(*args, **kwargs):
-            raise synk_core.SharedMemoryFull(28, "there is no room")
-        def spoiled(*args, **kwargs):
-            mirror.new_array = real
-            return full()
-        real, mirror.new_array = mirror.new_array, spoiled
-        return np.asarray(0.0)
-    g = runtime.function([x], (spoil(x), "sum"))
-    g(X)
-    d = runtime.data(np.ones((4000, 3)))
-    say(first=outcome(f, d), second=float(f(d)))
-"""
-
-
-@pytest.mark.nightly
-def test_a_host_without_room_for_a_copy_is_an_error_and_nothing_else(job):
-    (found,) = finished(job(FULL, size=4))
-    name, text = found["first"]
-    assert name == "WorkerFailed"
-    assert "there is no room" in text
-    assert found["second"] == 12000.0
-
-
 KILLS = """
 @as_op([T.dmatrix], [T.dmatrix])
 def deadly(rows):
@@ -498,25 +464,6 @@ def test_a_folder_that_another_host_lacks_is_named(job):
     assert name == "StartError"
     assert "rank 1 on host hostb" in text
     assert "/nowhere/at/all" in text
-
-
-NESTED = """
-@as_op([T.dmatrix], [T.dmatrix])
-def forks(rows):
-    if os.environ["PMI_RANK"] != "0":
-        Runtime()
-    return rows
-
-with Runtime() as runtime:
-    f = runtime.function([x], (forks(x), "gather"))
-    say(said=outcome(lambda: f(X)))
-"""
-
-
-@pytest.mark.nightly
-def test_a_rank_that_serves_starts_no_runtime(job):
-    (found,) = finished(job(NESTED, size=2, on_a_host=1))
-    assert "StartError: fork() was called in a worker" in found["said"][1]
 
 
 STALL = """

@@ -544,26 +544,6 @@ def test_an_interrupt_while_the_ranks_begin(overlapping, monkeypatch):
         np.testing.assert_allclose(v.get_value(), expected(numpy_share, data, runtime.size))
 
 
-def test_orders_that_are_undone_record_no_more_graphs(overlapping):
-    runtime = overlapping.runtime
-    overlapping = Overlapping(runtime, recording=1.0)
-    x, y = T.dmatrix("x"), T.dvector("y")
-    v, w = theano.shared(np.zeros(40), "v"), theano.shared(np.ones(4), "w")
-    s = T.dot(x, w).sum()
-    made = T.concatenate([s + T.zeros((20,), "float64"), s * T.ones((20,), "float64")])
-    f = runtime.function([x], s / 24, updates=[(v, made)], mode=mode())
-    bad = runtime.function([y], (picky(y), "gather"))
-    for _ in range(5):
-        for _ in range(4):
-            step(runtime, f, v, np.ones((6, 4)))
-        with pytest.raises(ValueError, match="not this"):
-            bad(np.full(runtime.size, 300.0))
-    loaded = runtime._rank.functions[f.number]
-    (average,) = loaded.averages.values()
-    shapes = loaded.captured(average.function, None)._shapes
-    assert {key[0]: len(shape._recorded) for key, shape in shapes.items()} == {True: 0, False: 4}
-
-
 def test_dropped_functions_leave_nothing(overlapping):
     runtime = overlapping.runtime
     f, v, _ = chain(runtime)
@@ -621,20 +601,6 @@ def test_numbers_are_collected_when_all_acts_are_done(overlapping):
 def shares_of(rows, size):
     ends = np.cumsum([rows // size + (rank < rows % size) for rank in range(size)])
     return zip([0, *ends[:-1]], ends)
-
-
-def test_stats_tell_of_the_form_in_use(overlapping):
-    runtime = overlapping.runtime
-    overlapping = Overlapping(runtime, recording=1.0)
-    Cpu.graphs.slow_launch = 0.01
-    x = T.dvector("x")
-    v = theano.shared(np.zeros(40), "v")
-    made = T.concatenate([x.sum() + T.zeros((20,), "float64"), x.mean() * T.ones((20,), "float64")])
-    f = runtime.function([x], x.mean(), updates=[(v, made)], name="f", mode=mode())
-    for _ in range(6):
-        step(runtime, f, v, np.ones(6))
-    assert runtime.stats()["f"].graph.startswith("it takes")
-    assert len(overlapping.events()) > 10
 
 
 def test_functions_that_cannot_tell_of_parts():

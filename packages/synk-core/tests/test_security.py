@@ -5,14 +5,11 @@ With real processes. Where there has to be another user, root is needed to becom
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import re
 import shutil
 import signal
 import stat
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,8 +23,6 @@ from synk_testing import descriptors
 BACKENDS = pytest.mark.parametrize(
     "backend", ["shm", pytest.param("zmq", marks=pytest.mark.nightly)]
 )
-AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become somebody else")
-NOBODY = 65534
 # Modules that a run has open just then are not of its making, though they may lie below /tmp too.
 INSTALLED = tuple(
     place + os.sep
@@ -142,94 +137,3 @@ def test_whatever_a_run_makes_is_its_users_alone(folder, backend):
         kinds = {name.split("/")[1] if name.startswith("/dev") else name[:6] for name, _ in seen}
         assert {"dev", "/memfd"} <= kinds, kinds
         assert sorted(mode for mode in seen if mode[1]) == []
-
-
-@contextlib.contextmanager
-def hostile(run_folder):
-    """Another user at work, who knows where the run keeps its files; what it did, in the end."""
-    script = Path(__file__).with_name("_hostile.py")
-    process = subprocess.Popen(
-        [sys.executable, str(script), str(run_folder / "t"), str(run_folder / "cache")],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout.readline().strip() == "ready"
-        yield process
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
-        process.stdin.close()
-        process.stdout.close()
-        _remove_squats(run_folder)
-
-
-def _remove_squats(run_folder):
-    for place in ("/dev/shm", run_folder / "t", run_folder / "cache"):
-        for entry in list(os.scandir(place)):
-            if entry.stat(follow_symlinks=False).st_uid == NOBODY:
-                if entry.is_dir(follow_symlinks=False):
-                    shutil.rmtree(entry.path)
-                else:
-                    os.unlink(entry.path)
-
-
-@pytest.mark.nightly
-@AS_ROOT
-def test_the_hostile_user_is_one(folder):
-    """What is open to all, the attempts below do find."""
-    for name in ("t", "cache"):
-        (folder / name).mkdir()
-        (folder / name).chmod(0o1777)
-    open_to_all = folder / "t" / "synk-comm-open"
-    open_to_all.mkdir()
-    open_to_all.chmod(0o777)
-    victim = subprocess.Popen(["sleep", "600"], user=NOBODY, group=NOBODY, extra_groups=[])
-    try:
-        with hostile(folder) as enemy:
-            # To its end first: what it traces when that dies is told to it, not to us.
-            out, _ = enemy.communicate(f"{victim.pid}\n", timeout=180)
-        assert victim.wait(60) < 0
-    finally:
-        victim.kill()
-        victim.wait()
-    managed = " ".join(json.loads(out)["managed"])
-    assert "signal" in managed, managed
-    assert f"list {open_to_all}" in managed, managed
-    assert f"make in {open_to_all}" in managed, managed
-
-
-@pytest.mark.nightly
-@pytest.mark.alone  # tests of synk-shm make files of the same names that others may use
-@AS_ROOT
-@BACKENDS
-def test_a_hostile_user_gets_nowhere(folder, backend):
-    """Signals, memory, descriptors, files, sockets, names taken before and during the run."""
-    for name in ("t", "cache"):
-        (folder / name).mkdir()
-        (folder / name).chmod(0o1777)
-    with hostile(folder) as enemy:
-        began = time.monotonic()
-        with running(folder, backend) as run:
-            pids = run.pids()
-            enemy.stdin.write(" ".join(map(str, pids)) + "\n")
-            enemy.stdin.flush()
-            for i in range(30):
-                run.ask(i)
-                assert run.line() == "right"
-            run.ask(1000)
-            time.sleep(1)
-            run.gate.touch()
-            assert run.line() == "right"
-            assert run.end() == 0
-        took_s = time.monotonic() - began
-        out, _ = enemy.communicate(timeout=180)
-        report = json.loads(out)
-    print(f"{report['tried']} attempts in {report['rounds']} rounds, {took_s:.1f} s")
-    assert report["managed"] == []
-    assert report["rounds"] > 0
-    assert report["tried"] > 1000
-    with open("/proc/sys/fs/lease-break-time") as file:
-        assert took_s < 2 * float(file.read()), "something has waited for a lease"

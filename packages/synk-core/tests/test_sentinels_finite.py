@@ -278,18 +278,6 @@ def test_rows_of_sliceable_variables(watched_pair):
     assert np.isfinite(f(batch_s=slice(8, 15)))
 
 
-def test_scattered_rows_beside_sliceable_ones(watched_pair):
-    s = engine.shared(np.zeros(0), name="s")
-    f = watched_pair.function([x], T.log(x * s).mean(), sliceable_shareds=[s], name="both")
-    watched_pair.collectives.scatter(s, np.ones(10))
-    values = np.ones(10)
-    values[8] = -1
-    for settings in ({}, {"num_slices": 2}):
-        error = failure(watched_pair.master, f, values, **settings)
-        assert (error.rank, error.row) == (1, 8), settings
-    assert f(np.ones(10)) == 0
-
-
 def test_random_states_are_put_back(runtime):
     def drawing():
         numpy_numbers, mrg_numbers = STREAMS["numpy"](5), [*STREAMS.values()][-1](5)
@@ -409,13 +397,6 @@ def test_on_and_off(pair):
     assert np.isnan(f2(bad))
     with pytest.raises(InputTypeError, match="expected True or False"):
         pair.watch_finite("yes")
-
-
-def test_verify_is_not_watched(watched_pair):
-    f = watched_pair.function([x], T.log(x).mean(), name="verified")
-    report = f.verify(np.array([1.0, 2, -1, 3]))
-    assert report.name == "'verified'"
-    failure(watched_pair.master, f, np.array([1.0, 2, -1, 3]))
 
 
 def test_a_step_is_undone_as_a_whole(watched_pair):

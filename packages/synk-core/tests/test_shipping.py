@@ -277,35 +277,6 @@ def test_views_make_all_rows_travel_until_the_promise(hosts):
         assert perform(hosts, data, slice(None)) == 0
 
 
-@pytest.mark.parametrize("reached", [0, 1])
-def test_an_order_that_failed_counts_for_nothing(hosts, reached):
-    data = big(hosts)
-    perform(hosts, big(hosts, 4), slice(None))  # what is said once of new memory is said
-    perform(hosts, data, slice(None), fails=reached)
-    data[40] = -1.0
-    assert perform(hosts, data, slice(None)) == 32 * ROW
-    perform(hosts, data, np.array([1, 2, 40, 41]), fails=reached)
-    data[41] = -2.0
-    assert perform(hosts, data, slice(None)) in (1 * ROW, 32 * ROW)
-
-
-def test_an_order_that_was_taken_back_has_arrived(hosts):
-    data = big(hosts)
-    index = np.array([60, 1, 40, 50])
-    perform(hosts, data, index, undone=True)
-    data[40] = -1.0
-    assert perform(hosts, data, index) == 1 * ROW  # what is prepared sees it
-
-
-def test_rows_of_another_form_are_other_rows(hosts):
-    data = big(hosts)
-    perform(hosts, data, slice(None))
-    data.set_shape((128, 512))
-    data[81] = 7.0  # half of what is row 40
-    data.set_shape((64, 1024))
-    assert perform(hosts, data, slice(None)) == 32 * ROW
-
-
 @pytest.mark.nightly
 def test_a_thread_that_writes_loses_nothing(hosts):
     """Rows that a call does not use may be written meanwhile."""

@@ -86,6 +86,7 @@ with synk_core.Runtime(2, use_gpu=False) as runtime:
 )
 
 
+@pytest.mark.nightly
 def test_nothing_below_a_worker_starts_ranks(zygote):
     """Whatever it does with its environment."""
     status, out, err = zygote.run(ATTEMPTS)

@@ -72,22 +72,6 @@ def stopped(runtime):
 # What comes back
 
 
-def test_outputs_in_every_form_come_back_as_from_theano(pair, x):
-    means, mean = x.mean(axis=0), x.mean()
-    for ours, theirs in [
-        (means, means),
-        ([means], [means]),
-        ([], []),
-        ([means, mean], [means, mean]),
-        ((means, mean), [means, mean]),
-    ]:
-        serial = theano.function([x], theirs, on_unused_input="ignore", **QUICK)
-        f = pair.function([x], ours, on_unused_input="ignore", **QUICK)
-        expected, got = serial(X), f(X)
-        assert type(got) is type(expected)
-        np.testing.assert_equal(got, expected)
-
-
 def pairs_of(a, b, new_a, new_b):
     return [(a, new_a), (b, new_b)]
 
@@ -463,18 +447,6 @@ def test_bad_calls_are_refused_before_the_workers_are_asked(pair, f):
     assert total == rows.sum()
 
 
-def test_an_index_has_to_be_there_in_every_input(pair):
-    a, b = T.dvector("a"), T.dvector("b")
-    g = pair.function([a, b], (a * b, "gather"), **QUICK)
-    long, short = np.arange(9.0), np.arange(4.0)
-    for batch in ([0, 4], slice(2, 5), 5, np.arange(9) < 7):
-        for values in ((long, short), (short, long)):
-            with stopped(pair), pytest.raises((BatchError, InputValueError)):
-                g(*values, batch=batch)
-    np.testing.assert_array_equal(g(long, short, batch=[3, 0]), [9.0, 0.0])
-    np.testing.assert_array_equal(g(short, long, batch=slice(1, 4)), [1.0, 4.0, 9.0])
-
-
 def test_masked_values_are_refused_wherever_they_come_in(pair):
     s = theano.shared(np.zeros((6, 2)), "s")
     data = pair.data(X)
@@ -488,35 +460,6 @@ def test_masked_values_are_refused_wherever_they_come_in(pair):
         with pytest.raises(InputTypeError, match="mask"):
             act()
     np.testing.assert_array_equal(data.data, X)
-
-
-def test_no_rows_are_not_an_error(pair, f):
-    for options in ({"batch": []}, {"batch": 0}, {"batch": slice(3, 3)}, {"batch": X[:, 0] < 0}):
-        rows, total = f(X, 2.0, **options)
-        assert (rows.shape, total) == ((0, 2), 0)
-    rows, total = f(np.empty((0, 2)), 2.0, num_slices=3)
-    assert (rows.shape, total) == ((0, 2), 0)
-
-
-def test_what_function_refuses(pair, x):
-    s, n = theano.shared(np.zeros(2), "s"), theano.shared(np.asarray(0), "n")
-    with stopped(pair):
-        for error, words, build in [
-            (TypeError, "list or tuple", {"inputs": x}),
-            (TypeError, "expected a Theano variable", {"inputs": [x], "outputs": [1.0]}),
-            (TypeError, "variable or", {"inputs": [x], "outputs": [(x.mean(), "avg", 1)]}),
-            (ValueError, "'median'", {"inputs": [x], "outputs": (x.mean(), "median")}),
-            (ValueError, "'gather'", {"inputs": [x], "updates": [(s, s + 1, "gather")]}),
-            (TypeError, "average", {"inputs": [x], "updates": [(n, n + 1, "avg")]}),
-            (TypeError, "shared variable", {"inputs": [x], "updates": [(x, x)]}),
-            (TypeError, "replacement", {"inputs": [x], "outputs": x.mean(), "givens": [x]}),
-            (InputValueError, "does not use it", {"inputs": [x], "sliceable_shareds": [s]}),
-            (TypeError, "shared variable", {"inputs": [x], "sliceable_shareds": [x]}),
-            (TypeError, "rows", {"inputs": [T.dscalar("c")], "outputs": x.mean()}),
-        ]:
-            with pytest.raises(error, match=words):
-                pair.function(**build, on_unused_input="ignore", **QUICK)
-    assert pair.function([x], (x.sum(), "sum"), **QUICK)(X) == X.sum()
 
 
 def test_a_shared_variable_of_two_runtimes_has_replicas_in_each(pair, trio, x):

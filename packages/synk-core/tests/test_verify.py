@@ -132,15 +132,6 @@ def step(trio):
     )
 
 
-def test_data_that_holds_a_minibatch(trio, step):
-    value = rows(20)
-    data = trio.data(value[5:12], minibatch=True)
-    for batch in (slice(5, 12), [11, 5, 7, 7]):
-        report = check(trio, step, data, 1.0, batch=batch)
-        assert report.ok, str(report)
-    assert sum(report.rows) == 4
-
-
 def test_fewer_rows_than_ranks_and_more_slices_than_rows(trio):
     f = training_step(trio)
     for count in (1, 2, 4):
@@ -194,22 +185,6 @@ def test_givens_subsets_and_kinds_of_numbers(pair):
     assert report.ok, str(report)
     assert not any(c.what.startswith("output 4") for c in report.comparisons)
     assert wrong(check(pair, f, x=rows(7), k=k_value)) == {"output 4"}
-
-
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_short_floats(pair, dtype):
-    x = T.matrix("x", dtype=dtype)
-    w = engine.shared(np.ones(3, dtype), name="w")
-    gradient = (x * w).mean(axis=0, dtype=dtype, acc_dtype="float32")
-    f = pair.function(
-        [x],
-        [gradient, (x.sum(axis=0, dtype=dtype, acc_dtype="float32"), "sum"), (x, "gather")],
-        updates=[(w, w - np.asarray(0.1, dtype) * gradient)],
-        **FAST,
-    )
-    assert check(pair, f, rows(9, dtype=dtype)).ok
-    bad = pair.function([x], [(gradient, "sum")], **FAST)
-    assert wrong(check(pair, bad, rows(9, dtype=dtype))) == {"output 0"}
 
 
 def test_sliceable_variables_are_each_ranks_own_rows(trio):
