@@ -9,6 +9,17 @@ from typing import Optional
 # Modules of the tests' own, whose names begin with "_", are imported by name.
 sys.path.insert(0, str(Path(__file__).parent))
 
+from _fixtures import (  # noqa: F401
+    by_value,
+    frozen,
+    house,
+    no_leaks,
+    pair,
+    run_script,
+    runtime,
+    trio,
+    zygote,
+)
 
 from synk_testing.engine import is_left_out
 

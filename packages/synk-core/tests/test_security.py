@@ -1,6 +1,6 @@
 """What other users of the machine can see, touch or hold up of a run: nothing.
 
-With real processes. Where there has to be another user, root is needed to become one.
+With real processes.
 """
 
 from __future__ import annotations
