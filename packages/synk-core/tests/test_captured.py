@@ -24,7 +24,7 @@ from theano.compile.ops import as_op
 from theano.tensor import TensorType
 
 from synk_comm import PeerLost
-from synk_core import Runtime, flat_updates
+from synk_core import InputValueError, Runtime, flat_updates
 from synk_core._graph.compile import out_of_place
 from synk_core._graph.devices import capturable, captured
 from synk_core._graph.devices.capturable import NotCapturableError, pure_form
