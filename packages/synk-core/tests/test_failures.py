@@ -127,27 +127,14 @@ def test_who_expects_an_error_of_a_class_catches_that_of_any_rank(pair, make, ca
     assert f(np.zeros(2)).tolist() == [0, 0]
 
 
-def own_group(act, again=lambda error: error):
-    """Fail with what a group of this process's own raises, that the other rank has left."""
-    one, other = synk_comm.local_group(2)
-    other.close()
-    try:
-        act(one)
-    except synk_comm.CommError as error:
-        raise again(error) from None
-
-
-TRAVELLED = [lambda comm: comm.barrier(), lambda error: pickle.loads(pickle.dumps(error))]
-
-
 def by_night(*values):
     return pytest.param(*values, marks=pytest.mark.nightly)
 
 
 @pytest.mark.parametrize(
-    ("act", "kind"),
+    ("error", "kind"),
     [
-        (lambda: own_group(*TRAVELLED), synk_comm.PeerLost),
+        (synk_comm.PeerLost("rank 1 is lost", rank=1), synk_comm.PeerLost),
         by_night(synk_comm.AbortedError("by itself", rank=0), synk_comm.AbortedError),
         by_night(synk_comm.CommTimeout("too late", missing={1: "asleep"}), synk_comm.CommTimeout),
         by_night(synk_comm.MismatchError("not alike"), synk_comm.MismatchError),
@@ -162,11 +149,11 @@ def by_night(*values):
     ids=lambda case: getattr(case, "__name__", type(case).__name__),
 )
 @pytest.mark.parametrize("rank", [0, 1])
-def test_what_a_group_or_runtime_of_the_programs_own_raises_has_failed_here(pair, act, kind, rank):
+def test_what_a_group_or_runtime_of_the_programs_own_raises_has_failed_here(
+    pair, error, kind, rank
+):
     def failing(values):
-        if isinstance(act, BaseException):
-            raise act
-        act()
+        raise error
 
     x, y = misbehaving(failing)
     s = engine.shared(np.zeros(()), name="s")
@@ -183,7 +170,7 @@ def test_what_a_group_or_runtime_of_the_programs_own_raises_has_failed_here(pair
         assert caught.value.rank == 1
         cause = caught.value.__cause__
         assert isinstance(cause, kind)
-        assert str(act if isinstance(act, BaseException) else "is lost") in str(cause)
+        assert str(error) in str(cause)
     assert time.monotonic() - began < 30  # of 300 that a rank waits
     assert s.get_value() == 0
     assert f(np.full(4, -1.0)) == -8.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 from _fuzz import anything, arrays, fuzzing, mostly
 from hypothesis import given
@@ -103,17 +105,17 @@ def test_reductions_that_come_to_a_result_are_right(house, values, op, weights):
 
 
 def test_weights_that_are_no_numbers_to_divide_by(house):
+    reduce = house.runtime.collectives.all_reduce
     for weights in ([np.inf, 1, 1], [1e308, 1e308, 1e308], [10**400, 1, 1]):
-        came, error = house.attempt(
-            lambda: house.runtime.collectives.all_reduce(house.vector, "avg", weights=weights)
-        )
+        came, error = house.attempt(partial(reduce, house.vector, "avg", weights=weights))
         assert not came
         assert "weights" in str(error)
 
 
 def test_ranks_are_ints(house):
     for rank in (True, np.True_, 1.0, "1", -1, RANKS, None):
-        came, error = house.attempt(lambda: house.runtime.collectives.get_value(rank, house.vector))
+        get_value = house.runtime.collectives.get_value
+        came, error = house.attempt(partial(get_value, rank, house.vector))
         assert not came
         assert "expected an int from 0 to 2" in str(error)
 

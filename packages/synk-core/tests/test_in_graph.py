@@ -230,7 +230,9 @@ def test_gradients_of_a_number_and_of_nothing_are_arrays(pair):
         for op, cost, combine in (("sum", "mean", "avg"), ("avg", "sum", "sum")):
             x = T.TensorType(dtype, (False,) * (1 + len(shape)))("x")
             w = engine.shared(np.full(shape, 2, dtype), name="w")
-            statistic = getattr(T.sqr(x * w), {"sum": "sum", "avg": "mean"}[op])(axis=0, dtype=dtype)
+            statistic = getattr(T.sqr(x * w), {"sum": "sum", "avg": "mean"}[op])(
+                axis=0, dtype=dtype
+            )
             y = x / in_graph.all_reduce(statistic, op, cost=cost)
             loss = y.sum(dtype=dtype) / (5 if cost == "sum" else T.cast(x.shape[0], dtype))
             outputs = [T.cast(loss, dtype), T.grad(T.cast(loss, dtype), w)]
@@ -244,7 +246,9 @@ def test_gradients_of_a_number_and_of_nothing_are_arrays(pair):
         large = T.TensorType("float16", (False,))("large")
         half_of_the_sum = AllReduce("sum", "sum", 1)(large)[0]
         f = pair.function([large], (half_of_the_sum, "max"))
-        np.testing.assert_array_equal(f(np.full(2, 40_000, np.float16)), np.full(1, 40_000, np.float16))
+        np.testing.assert_array_equal(
+            f(np.full(2, 40_000, np.float16)), np.full(1, 40_000, np.float16)
+        )
 
 
 def test_constants_are_not_folded(pair, recwarn):

@@ -393,9 +393,7 @@ if how == "raise":
 """
 
 
-@pytest.mark.parametrize(
-    ("how", "status"), [("raise", 1), pytest.param("exit", 3, marks=NIGHTLY)]
-)
+@pytest.mark.parametrize(("how", "status"), [("raise", 1), pytest.param("exit", 3, marks=NIGHTLY)])
 def test_the_job_ends_with_the_program(job, how, status):
     with job(ENDS, how) as program:
         done = program.finish()

@@ -50,8 +50,8 @@ def rows_of(array, batch):
 
 
 def test_a_call_reads_the_rows_that_numpy_would_take(gather, values, source):
-    for name in BATCHES:
-        labels, batch = np.arange(ROWS), BATCHES[name]
+    for batch in BATCHES.values():
+        labels = np.arange(ROWS)
         for _ in range(2):  # the second time by the plan of the first
             x, k = gather(source, labels, batch=batch)
             np.testing.assert_array_equal(x, 2 * rows_of(values, batch))

@@ -108,7 +108,15 @@ def test_a_training_step_with_all_ops_is_right(pair):
 
 
 def test_batches_of_arrays_lists_and_data(trio, step):
-    for batch in (4, slice(1, None, 2), slice(None, None, -1), [5, 0, 0, 3, 2], np.arange(8) % 3 == 0, 1, []):
+    for batch in (
+        4,
+        slice(1, None, 2),
+        slice(None, None, -1),
+        [5, 0, 0, 3, 2],
+        np.arange(8) % 3 == 0,
+        1,
+        [],
+    ):
         value = rows(8)
         for data in (value, value.tolist(), trio.data(value)):
             report = check(trio, step, data, batch=batch, y=1.5)

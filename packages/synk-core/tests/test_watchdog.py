@@ -138,9 +138,7 @@ def test_nothing_is_left_of_a_killed_master(program, code, stopped, request, rec
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize(
-    "after_s", [0.3, *(pytest.param(s, marks=NIGHTLY) for s in (0.0, 1.0))]
-)
+@pytest.mark.parametrize("after_s", [0.3, *(pytest.param(s, marks=NIGHTLY) for s in (0.0, 1.0))])
 def test_nor_of_one_whose_workers_still_start(program, after_s, record_property):
     killed = program("time.sleep(60)", 3)
     time.sleep(after_s)
