@@ -73,7 +73,7 @@ def test_verdicts_are_right():
 
 
 def _proved_by_day():
-    """For each operation the first case with it. Convolutions exist in C only, which is compiled."""
+    """For each operation the first case with it; convolutions exist in C only, which is slow."""
     chosen, seen = [], set()
     for case in CASES:
         kinds = kinds_of(case.output)

@@ -11,8 +11,8 @@ import scipy.sparse
 
 from synk_core import Runtime, SynkError, VerifyError, WorkerDied, WorkerFailed
 from synk_core._watch.verify import verify
-from synk_core._watch.verify.judge import combine
 from synk_core._watch.verify.report import measure
+from synk_core._watch.verify.verify import combine
 from synk_core.engine import TITLE, Assert
 from synk_core.exceptions import InputTypeError, InputValueError
 from synk_testing.engine import STREAMS, T, engine, softmax
