@@ -79,7 +79,7 @@ def good(count):
     return np.random.default_rng(count).uniform(0.5, 2, (count, 3))
 
 
-@pytest.mark.parametrize("row", [0, 5, 17, 28])
+@pytest.mark.parametrize("row", [0, 17])
 @pytest.mark.parametrize("num_slices", [1, 3])
 def test_a_row_that_the_function_cannot_stand_is_found(watched, row, num_slices):
     f, w, calls = logs(watched)
