@@ -463,6 +463,7 @@ with Runtime(2, use_gpu=False) as runtime:
 """
 
 
+@pytest.mark.nightly
 def test_a_worker_finds_setuptools_and_garbage_collection_as_anywhere():
     """Its imports go without, to be quick."""
     pytest.importorskip("setuptools")

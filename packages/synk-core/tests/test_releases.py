@@ -107,6 +107,7 @@ def test_figures_of_functions_without_a_name_become_one_line(pair, settled):
     assert "(gone)" not in pair.stats()
 
 
+@pytest.mark.nightly
 def test_a_worker_has_the_memory_back():
     """Also of large values, which are no reason for Python to look for garbage."""
     import psutil
@@ -325,6 +326,7 @@ print(len(kept) > 100, len(gone) == len(kept), {id(one) for one in gone} == set(
 """
 
 
+@pytest.mark.nightly
 def test_no_signal_comes_between_an_end_and_its_farewell(run_script):
     """A finalizer that is written in Python is lost if a signal's exception comes in it."""
     status, out, err = run_script(STRUCK)

@@ -117,6 +117,7 @@ def test_nothing_is_written_into_the_installed_packages():
     assert files() <= before
 
 
+@pytest.mark.nightly
 def test_float_precision_set_in_the_program_reaches_the_workers():
     code = """
 import numpy as np

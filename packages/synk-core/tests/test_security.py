@@ -42,7 +42,8 @@ def folder():
     shutil.rmtree(path)
 
 
-@pytest.mark.parametrize("backend", ["zmq", pytest.param("shm", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("backend", ["zmq", "shm"])
 def test_no_process_of_a_run_has_a_socket_of_the_network_or_tells_a_secret(folder, backend):
     """Nor one that another user could find: in a call, between calls, and with a watchdog."""
     with running(folder, backend) as run:

@@ -228,6 +228,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.nightly
 def test_functions_of_the_main_script_get_to_the_workers_of_a_spawned_process(tmp_path):
     """There the script is the module `__mp_main__`."""
     script = tmp_path / "script.py"
