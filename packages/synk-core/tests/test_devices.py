@@ -14,7 +14,6 @@ from synk_comm import cuda
 from synk_core import InputTypeError, InputValueError, Runtime, StartError
 from synk_core._graph.devices import assignment, host_memory
 from synk_core._graph.devices.device import Gpu
-from synk_core._wire.arrays import PIECE, ArrayCache
 
 
 @pytest.fixture
@@ -298,19 +297,6 @@ def test_outputs_that_are_no_arrays_are_the_masters_own():
     from synk_core._rank.outputs import collect_on_device
 
     assert collect_on_device(None, 0, [None], [[1, 2]], 1.0) == ([[1, 2]], ())
-
-
-def test_rows_are_taken_by_several_threads():
-    for rows in (0, 1, 7, 1000):
-        for threads in (1, 3):
-            rng = np.random.RandomState(0)
-            array = rng.rand(500, 3 * PIECE // 8 // 1000).astype(np.float64)
-            index = rng.randint(0, 500, rows)
-            cache = ArrayCache(threads)
-            out = np.empty((rows, array.shape[1]))
-            assert cache.take(array, index, out) is out
-            np.testing.assert_array_equal(out, array[index])
-            cache.close()
 
 
 def test_workers_take_no_device_that_the_users_flags_name(monkeypatch):

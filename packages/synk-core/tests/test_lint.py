@@ -231,17 +231,6 @@ def test_programs():
             assert all(ids[number] in finding.message for number in finding.functions)
 
 
-def test_a_record_that_begins_late_gives_no_other_errors():
-    """The record of events is a ring: its beginning may be lost at any place."""
-    for program in PROGRAMS:
-        events, functions, size = events_of(program), program.functions, program.size
-        errors = {(f.rule, f.variables) for f in lint(functions, events, NAMES, size)}
-        for start in range(1, len(events) + 1):
-            later = lint(functions, events[start:], NAMES, size, True)
-            kinds = {f.severity for f in later if (f.rule, f.variables) not in errors}
-            assert "error" not in kinds, f"{program.what}, from event {start}: {later}"
-
-
 def test_messages_say_what_to_do():
     program = next(p for p in PROGRAMS if p.what == "a gradient that nobody reduces")
     (finding,) = lint(program.functions, events_of(program), NAMES)

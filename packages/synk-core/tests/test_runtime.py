@@ -172,23 +172,6 @@ def test_rooms_that_became_too_small_are_given_back(pair):
     assert held() <= before + 2
 
 
-def test_functions_that_nobody_has_any_more_are_forgotten_by_all(pair):
-    before, known = held(), len(pair._rank.functions)
-    for i in range(30):
-        x = T.dvector("x")
-        f = pair.function([x], ((x + i).sum(), "sum"), mode="FAST_COMPILE")
-        assert f(np.ones(4)) == 4 + 4 * i
-    del f
-    gc.collect()
-    x = T.dvector("x")
-    last = pair.function([x], (x.sum(), "sum"), mode="FAST_COMPILE")
-    assert last(np.ones(4)) == 4
-    assert held() <= before + 3
-    assert len(pair._rank.functions) <= known + 1
-    pair.distribute()
-    assert last(np.ones(3)) == 3
-
-
 def test_an_array_that_is_gone_is_forgotten_though_ctrl_c_came_in_between(monkeypatch):
     with no_ranks_left(), Runtime(2) as runtime:
         f = runtime.function([x], (x.sum(), "sum"))

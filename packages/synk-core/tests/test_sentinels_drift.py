@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import pickle
 import warnings
 
@@ -111,22 +110,6 @@ def test_groups_of_ranks_and_collectives(runtime, trained):
         assert watch.check() == []
 
 
-def test_a_function_that_is_gone_is_named_too(pair):
-    """The program has let go of it after its last call."""
-    w = engine.shared(np.zeros(2), name="w")
-    f = pair.function([x], updates=[(w, w + x.sum())], name="warm-up", **FAST)
-    g = pair.function([x], (x.sum(), "sum"), **FAST)
-    f(np.arange(2.0))
-    del f
-    gc.collect()
-    g(np.ones(2))
-    watch = pair.watch_replicas(w)
-    with pytest.warns(ReplicaWarning):
-        (difference,) = watch.check()
-    assert difference.written == "function 'warm-up'"
-    watch.stop()
-
-
 def test_raise(pair):
     w = engine.shared(np.zeros(2), name="w")
     f = pair.function([x], (x.sum(), "sum"), updates=[(w, w + x.mean())], name="apart", **FAST)
@@ -148,25 +131,6 @@ def test_raise(pair):
     # Nobody is kept from using what differs: it is the program's, not a failure's.
     error = ReplicasDiffer("text", (1,))
     assert pickle.loads(pickle.dumps(error)).differences == (1,)
-
-
-def test_what_counts_as_a_call(pair):
-    w = engine.shared(np.zeros(2), name="w")
-    f = pair.function([x], (x.sum(), "sum"), updates=[(w, w + 1)], name="counted", **FAST)
-    rows = np.ones(4)
-    with pair.watch_replicas(w, every=1000) as watch:
-        f(rows)
-        pair.step(f.delayed(rows), pair.delayed.all_reduce(w), f.delayed(rows))
-        assert watch.calls == 2
-        pair.collectives.all_reduce(w)
-        pair.step(pair.delayed.broadcast(w))
-        assert watch.calls == 2
-        f.verify(rows)
-        pair.lint()
-        assert watch.calls == 2
-        with pytest.raises(InputTypeError):
-            f("no rows")
-        assert watch.calls == 2
 
 
 def test_bad_arguments(pair):

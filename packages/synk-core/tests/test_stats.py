@@ -145,18 +145,6 @@ def test_a_call_that_repeats_sends_nothing_new(pair, monkeypatch):
     assert sent[-1] is not None
 
 
-def test_plans_follow_arrays_that_move(pair):
-    x = T.vector("x")
-    f = pair.function([x], (x, "gather"), **FAST)
-    data = pair.data(np.zeros(4))
-    for length in (4, 4, 4000, 4, 100_000, 3):
-        for values in (np.arange(float(length)), -np.arange(float(length))):
-            np.testing.assert_array_equal(f(values), values)
-            data.set_value(values)
-            np.testing.assert_array_equal(f(data), values)
-            np.testing.assert_array_equal(f(values, batch=[length - 1, 0]), values[[-1, 0]])
-
-
 def call_of(*keys):
     refs = tuple(ArrayRef(key, f"handle {key}") for key in keys)
     return Call(0, Form(), None, (), refs, None, 1, ())

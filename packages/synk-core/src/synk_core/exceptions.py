@@ -262,6 +262,8 @@ def _restored(
 class WorkerStalled(SynkError, TimeoutError):
     """Some worker kept the others waiting longer than `timeout_s`; the runtime is closed by it.
 
+    A note at the end of what Python prints has the last acts of the first of them.
+
     Attributes:
         rank: the first of them.
         ranks: all of them.
@@ -299,6 +301,8 @@ class Interrupted(KeyboardInterrupt):
 
 class WorkerDied(SynkError, RuntimeError):
     """A worker process ended when it should not have; the runtime is closed by it.
+
+    A note at the end of what Python prints has the last acts of the rank.
 
     Attributes:
         rank: which worker.
