@@ -53,25 +53,11 @@ FUNCTIONS = {
         ),
         function("validate", reads="w"),
         function("local step", reads="w", updates={"w": "w"}, own="w"),
-        function("accumulate", updates={"grad": "grad w"}, own="grad"),
-        function("clear", updates={"grad": ""}, has_rows=False),
         function("count", updates={"total": "total"}, own="total"),
         function("read total", reads="total", has_rows=False),
         function("sliced", reads="w data", sliceable="data"),
         function("whole", reads="data", updates={"w": "data"}),
         function("normalize", updates={"data": "data"}),
-        function("encode", updates={"features": "v"}, own="features"),
-        function("player 1", updates={"w": "w v"}, own="w"),
-        function("player 2", updates={"v": "w v"}, own="v"),
-        function("fitness", updates={"total": "w features"}, own="", has_rows=False),
-        function("search", updates={"grad": "total features"}, has_rows=False),
-        function(
-            "local momentum",
-            reads="w",
-            updates={"velocity": "velocity w", "w": "w velocity"},
-            own="velocity w",
-        ),
-        function("pull", updates={"w": "w v", "v": "w v"}, has_rows=False),
     )
 }
 
@@ -102,17 +88,8 @@ PROGRAMS = [
     Program("nothing at all", ""),
     Program("SGD done right", 3 * "gradient; all_reduce grad; update;"),
     Program(
-        "a gradient summed over several calls",
-        2 * "gradient; accumulate; accumulate; all_reduce grad; update; clear;",
-    ),
-    Program(
         "a gradient that nobody reduces",
         "broadcast w;" + 3 * "gradient; update;" + "validate;",
-        "error unreduced-read grad",
-    ),
-    Program(
-        "a gradient that was forgotten once",
-        "gradient; update;" + 3 * "gradient; all_reduce grad; update;",
         "error unreduced-read grad",
     ),
     Program(
@@ -135,41 +112,14 @@ PROGRAMS = [
         "warning replicas-drift w",
     ),
     Program("which is declared", 3 * "local step;", drift="w"),
-    Program("without them", 3 * "local momentum;", "warning own-averages w", drift="velocity"),
-    Program(
-        "a centre that pulls the parameters",
-        3 * "local step; local step; pull; all_reduce v;" + "validate;",
-        "warning unreduced-read w",
-        drift="w",
-    ),
-    Program(
-        "two players with averages now and then",
-        2 * (3 * "player 1; player 2;" + "all_reduce w; all_reduce v;"),
-    ),
-    Program(
-        "several stages: an evolution strategy",
-        3 * "encode; fitness; search; all_reduce grad; update;",
-        2 * "warning unreduced-read features;",
-    ),
     Program(
         "a step of the master, which is broadcast",
         3 * "gradient; reduce grad; update; broadcast w;",
         "warning reduced-on-master-only grad",
     ),
     Program(
-        "parameters averaged now and then, with momenta of the rank's own",
-        2 * "local momentum; local momentum; all_reduce w;",
-        "warning own-averages velocity",
-    ),
-    Program(
         "a total that each rank keeps, and that is collected",
         3 * "count;" + "read total;" + 2 * "count;",
-    ),
-    # The master has all ranks' counts by now, the others their own
-    Program(
-        "counted on after reduce",
-        3 * "count;" + "reduce total; count;",
-        "warning reduced-on-master-only total",
     ),
     Program("a total that nobody collects", 3 * "count;", "warning own-averages total"),
     Program(
@@ -178,7 +128,6 @@ PROGRAMS = [
         "error set-on-one-rank w",
         uncalled="gradient",
     ),
-    Program("and broadcast then", "set_value w 1; broadcast w; validate;"),
     Program("set on all ranks by hand", "set_value w 0; set_value w 1; validate;", size=2),
     Program("data scattered and sliced", "scatter data; sliced; sliced;"),
     Program(
@@ -186,7 +135,6 @@ PROGRAMS = [
         "scatter data; whole; whole;",
         "warning scattered-read data",
     ),
-    Program("collected again", "scatter data; all_gather data; whole;"),
     Program(
         "data that is also updated, without a call",
         "",

@@ -277,6 +277,7 @@ with Runtime() as runtime:
 """
 
 
+@pytest.mark.nightly
 def test_the_slowest_rank_of_another_host_is_told(job):
     (found,) = finished(job(WAITS))
     first, second = found["said"]
@@ -410,6 +411,7 @@ Runtime().close()
 """
 
 
+@pytest.mark.nightly
 def test_arguments_have_to_fit_the_launcher(job):
     arguments = [{"n_parallel": 5}, {"master_rank": 1}, {"devices": ["cuda0"]}]
     (said,) = finished(job(REFUSED, json.dumps(arguments), size=2, on_a_host=1))
@@ -456,6 +458,7 @@ say(said=outcome(Runtime().distribute))
 """
 
 
+@pytest.mark.nightly
 def test_a_folder_that_another_host_lacks_is_named(job):
     (found,) = finished(job(FOLDER, size=2, on_a_host=1))
     name, text = found["said"]
@@ -483,6 +486,7 @@ with Runtime(stall_s=0.3) as runtime:
 """
 
 
+@pytest.mark.nightly
 def test_a_rank_that_keeps_others_waiting_is_shown_or_named(job):
     (near,) = finished(job(STALL, 15))
     assert "rank 1 has been computing function" in near["said"][0]
