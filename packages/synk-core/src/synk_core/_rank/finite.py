@@ -160,8 +160,9 @@ class _CauseSearch:
         for place in range(len(recipe.output_ops)) if wanted is None else wanted:
             yield ("output", place), results[place]
         if self._call.form.accumulate:
-            for number, value in zip(recipe.updated, results[len(recipe.output_ops) :]):
-                yield ("update", number), value
+            updates = results[len(recipe.output_ops) :]
+            for of_slices, value in zip(recipe.updated, updates):
+                yield ("update", of_slices), value
         for storage, _ in self._changed:
             number = self._here.registry.known_number(storage)
             if number is not None:

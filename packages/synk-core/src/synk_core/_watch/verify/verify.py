@@ -78,29 +78,16 @@ def verify(
     limit: Optional[float] = None,
     sync: bool = True,
 ) -> Report:
-    """Run a function in parallel, sliced and serially, and compare; blocks until all is done.
+    """Run a function in parallel, sliced and serially, and compare; see `Function.verify`.
 
-    Outputs are compared, and the shared variables after the call. Whatever happens, every shared
-    variable of the function has its old value on every rank afterwards, random states included.
-    The master holds several copies of the shared variables and the selected rows.
+    Whatever happens, every shared variable of the function has its old value on every rank
+    afterwards. Outputs and updates that depend on random numbers are not compared: each rank draws
+    its own.
 
     Args:
         function: a `Function`.
         runtime: the `Runtime` that it belongs to.
         args, kwargs: its inputs, as in a call.
-        batch, batch_s, output_subset: as in a call.
-        num_slices: the numbers of slices to run it with, besides without.
-        limit: epsilons that count as rounding; by default 16 for the same computation on another
-            rank, and 16 * sqrt(rows) for sums in another order.
-        sync: start all ranks from the master's values. False leaves replicas as they are, which
-            may then be the reason for a difference. Differences of replicas are always reported.
-
-    Returns:
-        The report. Outputs and updates that depend on random numbers are listed as not compared:
-        each rank draws its own.
-
-    Raises:
-        All that the function raises when it is called.
     """
     several, limit = checked_slices(num_slices), checked_limit(limit)
     sync = checked_flag(sync, "sync")
