@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synk_core._plan.collectives import COLLECTIVES
-from synk_testing.engine import engine
 
 RANKS = 3
 OPS = {"sum": np.sum, "max": np.max, "min": np.min, "prod": np.prod, "avg": np.mean}
@@ -118,14 +117,6 @@ def test_ranks_are_ints(house):
         came, error = house.attempt(partial(get_value, rank, house.vector))
         assert not came
         assert "expected an int from 0 to 2" in str(error)
-
-
-def test_a_generic_shared_variable_is_refused(house):
-    stray = engine.shared([1, 2], name="stray")
-    came, error = house.attempt(lambda: house.runtime.collectives.broadcast(stray))
-    assert not came
-    assert "holds a list" in str(error)
-    house.check()
 
 
 @fuzzing(80)

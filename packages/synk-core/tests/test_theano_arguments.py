@@ -100,17 +100,6 @@ def test_updates_and_givens_in_every_form_do_the_same(pair, x):
         np.testing.assert_array_equal(f(X), X * 3 + 1)
 
 
-def test_no_inputs_no_outputs_or_updates_only(pair):
-    n = theano.shared(np.asarray(0), "n")
-    count = pair.function([], updates=[(n, n + 1)], **QUICK)
-    assert not count()
-    assert pair.function([], [(n, "sum"), (n, "max")], **QUICK)() == [2, 1]
-    assert pair.function([], (n, None), **QUICK)() == 1
-    assert pair.function([], [], updates=[(n, n + 1)], **QUICK)() == []
-    assert not pair.function([], **QUICK)()
-    assert pair.collectives.gather(n).tolist() == [2, 2]
-
-
 # Keywords of theano.function
 
 
