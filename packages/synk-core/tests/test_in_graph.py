@@ -224,31 +224,34 @@ def test_dtypes(pair):
 
 
 @pytest.mark.c_code
-def test_gradients_of_a_number_and_of_nothing_are_arrays(pair):
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        ((), "float64"),
+        pytest.param((0,), "float64", marks=pytest.mark.nightly),
+        pytest.param((), "float16", marks=pytest.mark.nightly),
+    ],
+)
+def test_gradients_of_a_number_and_of_nothing_are_arrays(pair, shape, dtype):
     """Compiled code takes no NumPy scalar in their place. float16 has its range, not a factor's."""
-    for shape, dtype in (((), "float64"), ((0,), "float64"), ((), "float16")):
-        for op, cost, combine in (("sum", "mean", "avg"), ("avg", "sum", "sum")):
-            x = T.TensorType(dtype, (False,) * (1 + len(shape)))("x")
-            w = engine.shared(np.full(shape, 2, dtype), name="w")
-            statistic = getattr(T.sqr(x * w), {"sum": "sum", "avg": "mean"}[op])(
-                axis=0, dtype=dtype
-            )
-            y = x / in_graph.all_reduce(statistic, op, cost=cost)
-            loss = y.sum(dtype=dtype) / (5 if cost == "sum" else T.cast(x.shape[0], dtype))
-            outputs = [T.cast(loss, dtype), T.grad(T.cast(loss, dtype), w)]
-            value = np.arange(1, 6).reshape(5, *[1] * len(shape)) * np.ones((5, *shape))
-            mode = engine.Mode("cvm", "fast_compile")
-            expected = engine.function([x], outputs, mode=mode)(value.astype(dtype))
-            f = pair.function([x], [(output, combine) for output in outputs], mode=mode)
-            for got, wanted in zip(f(value.astype(dtype)), expected):
-                assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape)
-                np.testing.assert_allclose(got, wanted, rtol=1e-2 if dtype == "float16" else 1e-5)
-        large = T.TensorType("float16", (False,))("large")
-        half_of_the_sum = AllReduce("sum", "sum", 1)(large)[0]
-        f = pair.function([large], (half_of_the_sum, "max"))
-        np.testing.assert_array_equal(
-            f(np.full(2, 40_000, np.float16)), np.full(1, 40_000, np.float16)
-        )
+    for op, cost, combine in (("sum", "mean", "avg"), ("avg", "sum", "sum")):
+        x = T.TensorType(dtype, (False,) * (1 + len(shape)))("x")
+        w = engine.shared(np.full(shape, 2, dtype), name="w")
+        statistic = getattr(T.sqr(x * w), {"sum": "sum", "avg": "mean"}[op])(axis=0, dtype=dtype)
+        y = x / in_graph.all_reduce(statistic, op, cost=cost)
+        loss = y.sum(dtype=dtype) / (5 if cost == "sum" else T.cast(x.shape[0], dtype))
+        outputs = [T.cast(loss, dtype), T.grad(T.cast(loss, dtype), w)]
+        value = np.arange(1, 6).reshape(5, *[1] * len(shape)) * np.ones((5, *shape))
+        mode = engine.Mode("cvm", "fast_compile")
+        expected = engine.function([x], outputs, mode=mode)(value.astype(dtype))
+        f = pair.function([x], [(output, combine) for output in outputs], mode=mode)
+        for got, wanted in zip(f(value.astype(dtype)), expected):
+            assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape)
+            np.testing.assert_allclose(got, wanted, rtol=1e-2 if dtype == "float16" else 1e-5)
+    large = T.TensorType("float16", (False,))("large")
+    half_of_the_sum = AllReduce("sum", "sum", 1)(large)[0]
+    f = pair.function([large], (half_of_the_sum, "max"))
+    np.testing.assert_array_equal(f(np.full(2, 40_000, np.float16)), np.full(1, 40_000, np.float16))
 
 
 def test_constants_are_not_folded(pair, recwarn):
