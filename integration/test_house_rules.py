@@ -63,7 +63,6 @@ ROOMS = {
         *(
             "exceptions",
             "files",
-            "flight",
             "_adapters",
             "_cores",
             "_shield",
@@ -373,7 +372,7 @@ def test_libraries_have_no_print_no_global_statement_and_no_star_import() -> Non
 
 def test_files_are_private_unless_they_are_the_documented_exceptions() -> None:
     public = {"__init__", "__main__", "exceptions", "testing", "abc", "locks", "run", "cuda"}
-    public |= {"in_graph", "files", "flight", "mpi", "engine", "starting"}
+    public |= {"in_graph", "files", "mpi", "engine", "starting"}
     wrong = [
         str(path.relative_to(ROOT))
         for name, path in files()

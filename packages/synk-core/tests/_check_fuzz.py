@@ -123,7 +123,7 @@ def look_at(
     found = []
     exact = {name for (name, _), each in zip(asked, verdicts) if each.verdict == "exact"}
     for name, variable in graph.variables.items():
-        for kind in _kinds_of(variable):
+        for kind in kinds_of(variable):
             counts["drawn", kind] += 1
             counts["exact", kind] += name in exact
     counts["with an exact one"] += bool(exact)
@@ -141,7 +141,7 @@ def look_at(
     return found
 
 
-def _kinds_of(variable: Any) -> Set[str]:
+def kinds_of(variable: Any) -> Set[str]:
     """The operations that a variable is computed by."""
     ops = [node.op for node in io_toposort([], [variable])]
     names = {type(op).__name__ for op in ops}

@@ -15,12 +15,6 @@ from synk_testing import Zygote
 ALL = os.environ.get("SYNK_TESTS") == "all"
 
 
-@pytest.fixture(scope="session", autouse=True)
-def flight_records(tmp_path_factory):
-    """Records of failures that are meant to be are not the user's."""
-    os.environ["SYNKHRONOS_FLIGHT_DIR"] = str(tmp_path_factory.mktemp("flight"))
-
-
 @pytest.fixture(scope="module", autouse=True)
 def by_value(request):
     """Send what a test module defines by value: workers cannot import it by pytest's name."""

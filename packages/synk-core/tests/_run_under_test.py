@@ -79,7 +79,6 @@ class Run:
                 # Without a compiler there is nothing to wait for.
                 "THEANO_FLAGS": f"cxx=,base_compiledir={folder / 'compiled'}",
                 "PYTHONWARNINGS": "ignore",
-                "SYNKHRONOS_FLIGHT_DIR": None,
                 **environment,
             },
             grace_s=30.0,

@@ -11,7 +11,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from _fixtures import (  # noqa: F401
     by_value,
-    flight_records,
     frozen,
     house,
     no_leaks,

@@ -105,7 +105,7 @@ def test_all_names_of_the_adapters_package_are_the_cores():
     package = __import__(f"synk_{NAME}")
     assert package.__all__ == synk_core.__all__
     assert dir(package) == dir(synk_core)
-    names = [*synk_core.__all__, "engine", "exceptions", "flight", "in_graph", "mpi"]
+    names = [*synk_core.__all__, "engine", "exceptions", "in_graph", "mpi"]
     assert [n for n in names if getattr(package, n) is not getattr(synk_core, n)] == []
     with pytest.raises(AttributeError, match="no_such_name"):
         getattr(package, "no_such_name")  # noqa: B009 - a name that is not there

@@ -13,7 +13,6 @@ from synk_core.exceptions import (
     Closed,
     InputTypeError,
     InputValueError,
-    OpError,
     SpecError,
     SynkError,
 )
@@ -27,19 +26,6 @@ def f(pair):
 
 
 X = np.ones((4, 3), "float32")
-
-
-def test_wrong_calls(pair, f):
-    """Those that are of no other kind of function than this one."""
-    for arguments, options, error, words in (
-        ((X,), {"z": 1}, InputTypeError, "unknown keyword 'z'"),
-        ((X.astype(float), 1), {}, InputTypeError, "got dtype float64, expected float32"),
-        ((X, 1), {"num_slices": 2}, OpError, "does not accumulate"),
-    ):
-        with pytest.raises(error, match=words) as caught:
-            f(*arguments, **options)
-        assert isinstance(caught.value, SynkError)
-        np.testing.assert_allclose(f(X, 2)[0], 2.0)
 
 
 def test_what_is_no_name_no_flag_and_no_number_is_refused_in_few_words(pair, f):
@@ -68,21 +54,6 @@ def test_sparse_inputs_are_refused_with_a_sentence(pair):
             pair.function(inputs, (total, "sum"), bcast_inputs=whole, on_unused_input="ignore")
 
 
-def test_wrong_data(pair, f):
-    with pytest.raises(InputTypeError, match="float64"):
-        f(pair.data(np.ones((4, 3))), 1)
-    with pytest.raises(InputTypeError, match="dimensions"):
-        f(pair.data(np.ones(3, "float32")), 1)
-    with pytest.raises(BatchError, match="too short for the batch"):
-        f(pair.data(X, minibatch=True), 1, batch=slice(0, 7))
-    with pytest.raises(InputTypeError, match="no scattered"):
-        pair.function([], (engine.shared(1.0) * 1, "sum"))(batch=[1])
-    row = T.frow("row")
-    g = pair.function([T.fmatrix("m")], row.sum(), bcast_inputs=[row], on_unused_input="ignore")
-    with pytest.raises(InputValueError, match="broadcastable"):
-        g(X, X)
-
-
 def test_variables_that_are_no_inputs_are_named(pair):
     x, y, z, v = T.vectors("x", "y", "z", "v")
     w = engine.shared(np.zeros(3), "w")
@@ -94,14 +65,6 @@ def test_variables_that_are_no_inputs_are_named(pair):
     assert len(pair._rank.functions) == before
     given = pair.function([x], (x + y).sum(), givens=[(y, x * 2)])
     assert given(np.ones(4)) == 6.0
-
-
-def test_inputs_of_different_lengths(pair):
-    x, y = T.vector("x"), T.vector("y")
-    g = pair.function([x, y], (x.sum() + y.sum(), "sum"))
-    with pytest.raises(InputValueError, match="x: 3, y: 4"):
-        g(np.ones(3), np.ones(4))
-    assert g(np.ones(3), np.ones(4), batch=[0, 2]) == 4.0
 
 
 def test_wrong_batch_s_is_refused_on_all_ranks_before_any_computes(pair):
@@ -120,18 +83,6 @@ def test_wrong_batch_s_is_refused_on_all_ranks_before_any_computes(pair):
     assert pair.collectives.gather(n).tolist() == [0.0, 0.0]
     assert g(batch_s=[1, 0]) == 1 + 0 + 4 + 3
     assert g(batch_s=[[2, 0], [1]]) == 2 + 0 + 4
-
-
-def test_wrong_settings():
-    for settings in (
-        {"n_parallel": 0},
-        {"n_parallel": 2.5},
-        {"n_parallel": 2, "master_rank": 2},
-        {"n_parallel": 2, "master_rank": -1},
-        {"backend": "smoke"},
-    ):
-        with pytest.raises(InputValueError, match="got"):
-            Runtime(**settings)
 
 
 def test_a_closed_runtime_says_so():

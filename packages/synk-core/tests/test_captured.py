@@ -43,20 +43,8 @@ from synk_core._shield import SHIELD
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 ON_PROCESSOR = (
-    "Dot",
-    *(
-        "Dot22",
-        "Dot22Scalar",
-        "Elemwise",
-        "Gemm",
-        "Gemv",
-        "CGemv",
-        "CGer",
-        "Ger",
-        "CAReduce",
-        "Sum",
-        "Max",
-    ),
+    *("Dot", "Dot22", "Dot22Scalar", "Elemwise", "Gemm", "Gemv", "CGemv", "CGer", "Ger"),
+    *("CAReduce", "Sum", "Max"),
     *("DimShuffle", "Reshape", "Alloc", "AllocEmpty", "Join", "Subtensor", "IncSubtensor"),
     *("Split", "Softmax", "SoftmaxWithBias", "SoftmaxGrad", "MaxAndArgmax"),
 )
@@ -269,15 +257,6 @@ def test_numbers_are_sent_early_also_without_a_graph(graphs, monkeypatch):
     require_same(recorded(np.ones((2, 3))), [np.ones(3), 6.0])
 
 
-def test_a_function_of_numbers_alone_is_one_graph(graphs):
-    x = T.dmatrix("x")
-    recorded = CapturedFunction(theano.function([x], [x.sum(), x.max()]), graphs, "f")
-    for _ in range(5):
-        require_same(recorded(np.ones((2, 3))), [6.0, 1.0])
-    assert len(graphs.graphs) == 1
-    assert not graphs.sent
-
-
 def test_results_and_values_stay_what_they_are(graphs):
     """A replay gives new arrays: neither earlier results nor earlier values change."""
     function, variables = network()
@@ -354,15 +333,6 @@ def test_shapes_that_never_come_again(graphs, caplog):
     assert graphs.recorded == 0
 
 
-def test_empty_inputs_and_empty_results(graphs):
-    x = T.dmatrix("x")
-    recorded = CapturedFunction(theano.function([x], [x * 2, x.sum()]), graphs, "f")
-    for _ in range(5):
-        doubled, total = recorded(np.ones((0, 3)))
-        assert doubled.shape == (0, 3)
-        assert total == 0
-
-
 def test_results_of_every_size_and_order_in_memory(graphs, monkeypatch):
     """Large ones are copied alone, small ones together; transposed ones in C order."""
     monkeypatch.setattr(captured, "LARGEST_PACKED", 100)
@@ -378,35 +348,6 @@ def test_results_of_every_size_and_order_in_memory(graphs, monkeypatch):
         for one, other in zip(got, wanted):
             np.testing.assert_allclose(one, other, rtol=1e-6)
             assert not np.shares_memory(one, a)
-
-
-def test_flat_parameters_are_copied_at_once(graphs):
-    """The gradient's function reads them, another one replaces them by parts of a new vector."""
-    random = np.random.RandomState(0)
-    x = T.dvector("x")
-    params = [theano.shared(random.rand(4, 4), f"p{i}") for i in range(6)]
-    grads = [theano.shared(np.zeros((4, 4)), f"g{i}") for i in range(6)]
-    total = sum((T.dot(p, x[:4]) ** 2).sum() for p in params)
-    gradient = theano.function([x], [total], updates=list(zip(grads, T.grad(total, params))))
-    updates = flat_updates([(p, p - 0.01 * g) for p, g in zip(params, grads)], least=2)
-    step = theano.function([], updates=updates, mode=theano.Mode("py", None))
-    recorded = CapturedFunction(gradient, graphs, "gradient")
-    values = [p.get_value() for p in params]
-    for number in range(8):
-        vector = np.random.RandomState(number).rand(4)
-        graphs.copies = 0
-        wanted = sum(((p @ vector) ** 2).sum() for p in values)
-        np.testing.assert_allclose(recorded(vector)[0], wanted)
-        for i, p in enumerate(values):
-            np.testing.assert_allclose(
-                grads[i].get_value(), 2 * np.outer(p @ vector, vector), rtol=1e-12
-            )
-        step()
-        values = [p - 0.01 * g.get_value() for p, g in zip(values, grads)]
-        require_same([p.get_value() for p in params], values)
-    assert recorded.state == REPLAYED
-    # To it: x, the parameters' vector, that of the gradients. In it: each result. From it: two.
-    assert graphs.copies == 3 + (1 + len(grads)) + 2
 
 
 def test_flat_parameters_of_other_shapes(graphs):
@@ -427,7 +368,7 @@ def test_flat_parameters_of_other_shapes(graphs):
     assert recorded.state == REPLAYED
 
 
-@pytest.mark.parametrize("what", ["loss", "value"])
+@pytest.mark.parametrize("what", ["loss", pytest.param("value", marks=pytest.mark.nightly)])
 def test_a_replay_that_differs_is_not_used(graphs, caplog, what):
     function, variables = network()
     plain, its = network()
@@ -458,41 +399,27 @@ def test_a_slower_replay_is_not_used_unless_always(graphs, always):
     assert graphs.launched == (5 if always else 3)
 
 
-@pytest.mark.parametrize(
-    ("given", "environment", "policy"),
-    [
-        ("auto", None, "auto"),
+def test_the_policy_is_the_programs_or_else_the_environments(monkeypatch):
+    for given, environment, policy in (
         ("auto", "", "auto"),
         ("auto", "0", "never"),
         ("auto", "always", "always"),
         ("always", "0", "always"),
         (False, "always", "never"),
-    ],
-)
-def test_the_policy_is_the_programs_or_else_the_environments(
-    monkeypatch, given, environment, policy
-):
-    monkeypatch.delenv(USE_GRAPHS, raising=False)
-    if environment is not None:
-        monkeypatch.setenv(USE_GRAPHS, environment)
-    assert checked_policy(given) == policy
-
-
-@pytest.mark.parametrize("given", [True, "yes", None, 1])
-def test_a_policy_that_is_none(given):
-    with pytest.raises(
-        InputValueError, match=r"graphs: got .*, expected 'auto', 'always' or False"
     ):
-        Runtime(1, use_gpu=False, graphs=given)
-
-
-def test_an_environment_that_names_no_policy(monkeypatch):
+        monkeypatch.setenv(USE_GRAPHS, environment)
+        assert checked_policy(given) == policy
+    for given in (True, "yes", None, 1):
+        with pytest.raises(InputValueError, match=r"graphs: got .*, expected 'auto', 'always'"):
+            Runtime(1, use_gpu=False, graphs=given)
     monkeypatch.setenv(USE_GRAPHS, "on")
     with pytest.raises(InputValueError, match="SYNKHRONOS_CUDA_GRAPHS: got 'on', expected"):
         checked_policy("auto")
 
 
-@pytest.mark.parametrize("when", ["record", "launch", "copy"])
+@pytest.mark.parametrize(
+    "when", ["launch", *(pytest.param(w, marks=pytest.mark.nightly) for w in ("record", "copy"))]
+)
 def test_an_error_of_the_graph_leaves_the_function(graphs, caplog, when):
     """One warning, and the right results from then on; all other graphs are made anew."""
     plain, its = network()
@@ -553,28 +480,6 @@ def test_the_loss_of_a_rank_is_not_the_graphs_fault(graphs, caplog):
         recorded(*second)
     assert not recorded.is_recorded
     assert not caplog.records
-
-
-def test_an_interrupt_drops_all_graphs_but_not_the_function(graphs):
-    plain, its = network()
-    function, mine = network()
-    recorded = CapturedFunction(function, graphs, "train")
-
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    for number, batch in enumerate(batches(14)):
-        if number in (1, 2, 6):
-            graphs.launch = graphs.record = interrupt
-            before = [v.get_value() for v in mine]
-            with pytest.raises(KeyboardInterrupt):
-                recorded(*batch)
-            del graphs.launch, graphs.record
-            require_same([v.get_value() for v in mine], before)
-            assert not recorded.is_recorded
-        require_same(recorded(*batch), plain(*batch))
-        require_same([v.get_value() for v in mine], [v.get_value() for v in its])
-    assert recorded.state == REPLAYED
 
 
 def test_an_interrupt_while_graphs_are_dropped_comes_after_that(graphs):
@@ -771,9 +676,8 @@ def _print():
     return [x], [theano.printing.Print("x")(x) * 2]
 
 
-@pytest.mark.parametrize(
-    ("made", "reason"),
-    [
+def test_what_cannot_be_repeated_is_not_recorded(graphs):
+    for made, reason in (
         (_host_value, "depends on the value of n in host memory"),
         (_host_variable, "depends on the value of count in host memory"),
         (_python, "FromFunctionOp may do more"),
@@ -781,43 +685,30 @@ def _print():
         (_back_and_forth, "Elemwise copies a value to host memory"),
         (_lookup, "depends on the value of i in host memory"),
         (_print, "Print may do more"),
-    ],
-)
-def test_what_cannot_be_repeated_is_not_recorded(graphs, made, reason):
-    inputs, outputs = made()
-    function = theano.function(inputs, outputs)
-    with pytest.raises(NotCapturableError, match=reason):
-        pure_form(function)
-    recorded = CapturedFunction(function, graphs, "f")
-    assert not recorded.is_possible
-    assert not graphs.functions
+    ):
+        inputs, outputs = made()
+        function = theano.function(inputs, outputs)
+        with pytest.raises(NotCapturableError, match=reason):
+            pure_form(function)
+        recorded = CapturedFunction(function, graphs, "f")
+        assert not recorded.is_possible
+        assert not graphs.functions
 
 
-@pytest.mark.parametrize("mode", ["DebugMode", "NanGuardMode", "ProfileMode", "py"])
-def test_modes_that_do_more_than_compute(graphs, mode):
-    x = T.dvector("x")
-    if mode == "NanGuardMode":
-        from theano.compile.nanguardmode import NanGuardMode
+def test_modes_that_do_more_than_compute(graphs):
+    from theano.compile.nanguardmode import NanGuardMode
 
-        function = theano.function([x], [x * 2], mode=NanGuardMode())
-    elif mode == "ProfileMode":
-        function = theano.function([x], [x * 2], profile=True)
-    elif mode == "py":
-        function = theano.function([x], [x * 2], mode=theano.Mode("py", "fast_compile"))
-    else:
-        function = theano.function([x], [x * 2], mode=mode)
-    assert not CapturedFunction(function, graphs, "f").is_possible
-
-
-def test_a_mode_that_watches_each_operation(graphs):
-    seen = []
-    linker = theano.gof.vm.VM_Linker(use_cloop=False, callback=lambda **a: seen.append(a))
-    x = T.dvector("x")
-    function = theano.function([x], [x * 2], mode=theano.Mode(linker, "fast_compile"))
-    recorded = CapturedFunction(function, graphs, "f")
-    assert not recorded.is_possible
-    recorded(np.ones(2))
-    assert seen
+    linker = theano.gof.vm.VM_Linker(use_cloop=False, callback=lambda **_: None)
+    for options in (
+        {"mode": "DebugMode"},
+        {"mode": NanGuardMode()},
+        {"profile": True},
+        {"mode": theano.Mode("py", "fast_compile")},
+        {"mode": theano.Mode(linker, "fast_compile")},
+    ):
+        x = T.dvector("x")
+        function = theano.function([x], [x * 2], **options)
+        assert not CapturedFunction(function, graphs, "f").is_possible, options
 
 
 def test_dropped_functions_leave_nothing(graphs):
@@ -834,9 +725,8 @@ def test_dropped_functions_leave_nothing(graphs):
     assert len(recorded(*batches(1)[0])) == 2
 
 
-@pytest.mark.parametrize(
-    ("plain", "again", "replayed", "text"),
-    [
+def test_when_results_differ():
+    for plain, again, replayed, text in (
         ([1.0, 2.0], [1.0, 2.0], [1.0, 2.0], ""),
         ([1.0, 2.0], [1.0, 2.0], [1.0, 2.0 + 1e-14], ""),
         ([1.0, 2.0], [1.0, 2.0], [1.0, 2.1], "other results: by 0.05 of"),
@@ -851,11 +741,9 @@ def test_dropped_functions_leave_nothing(graphs):
         ([1, 2], [1, 2], [1, 3], "other whole numbers"),
         ([True], [True], [False], "other whole numbers"),
         ([1j], [1j], [1j + 1], "other results"),
-    ],
-)
-def test_when_results_differ(plain, again, replayed, text):
-    found = difference(*map(np.array, (plain, again, replayed)))
-    assert (text in found) if text else not found
+    ):
+        found = difference(*map(np.array, (plain, again, replayed)))
+        assert (text in found) if text else not found
 
 
 def test_a_rank_that_closes_asks_nothing_of_a_device_that_recorded_nothing(monkeypatch):

@@ -24,9 +24,8 @@ def machine(tmp_path, membership, files):
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    "membership, files, cores",
-    [
+def test_the_smallest_limit_counts(tmp_path):
+    cases = (
         ("0::/\n", {"sys/fs/cgroup/cpu.max": "200000 100000\n"}, 2),  # docker run --cpus 2
         ("0::/\n", {"sys/fs/cgroup/cpu.max": "150000 100000\n"}, 2),
         ("0::/\n", {"sys/fs/cgroup/cpu.max": "50000 100000\n"}, 1),
@@ -59,10 +58,9 @@ def machine(tmp_path, membership, files):
             16,
         ),
         ("garbage\n0::/../..\n", {"sys/fs/cgroup/cpu.max": "what is this\n"}, 16),
-    ],
-)
-def test_the_smallest_limit_counts(tmp_path, membership, files, cores):
-    assert available_cores(machine(tmp_path, membership, files)) == cores
+    )
+    for number, (membership, files, cores) in enumerate(cases):
+        assert available_cores(machine(tmp_path / str(number), membership, files)) == cores
 
 
 def test_a_machine_without_control_groups(tmp_path):

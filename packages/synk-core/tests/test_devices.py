@@ -14,7 +14,6 @@ from synk_comm import cuda
 from synk_core import InputTypeError, InputValueError, Runtime, StartError
 from synk_core._graph.devices import assignment, host_memory
 from synk_core._graph.devices.device import Gpu
-from synk_core._wire.arrays import PIECE, ArrayCache
 
 
 @pytest.fixture
@@ -92,9 +91,8 @@ def test_cpu_processes_are_refused_where_variables_lie_on_a_device(gpus):
         assignment.choose(2, False, 0, None)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "text"),
-    [
+def test_bad_arguments(gpus):
+    for arguments, error, text in (
         ((3, None, 0, None), InputValueError, "n_parallel: got 3, expected an int from 1 to 2"),
         ((0, None, 0, None), InputValueError, "n_parallel"),
         ((10**30, False, 0, None), InputValueError, "n_parallel: .* from 1 to 1024"),
@@ -113,11 +111,9 @@ def test_cpu_processes_are_refused_where_variables_lie_on_a_device(gpus):
         ((3, None, 0, ["cuda0"]), InputValueError, "give devices alone"),
         ((None, False, 0, ["cuda0"]), InputValueError, "give devices alone"),
         ((None, None, 1, ["cuda0"]), InputValueError, "master_rank: got 1"),
-    ],
-)
-def test_bad_arguments(gpus, arguments, error, text):
-    with pytest.raises(error, match=text):
-        assignment.choose(*arguments)
+    ):
+        with pytest.raises(error, match=text):
+            assignment.choose(*arguments)
 
 
 def test_several_devices_for_each_rank(gpus, monkeypatch):
@@ -301,19 +297,6 @@ def test_outputs_that_are_no_arrays_are_the_masters_own():
     from synk_core._rank.outputs import collect_on_device
 
     assert collect_on_device(None, 0, [None], [[1, 2]], 1.0) == ([[1, 2]], ())
-
-
-@pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("rows", [0, 1, 7, 1000])
-def test_rows_are_taken_by_several_threads(threads, rows):
-    rng = np.random.RandomState(0)
-    array = rng.rand(500, 3 * PIECE // 8 // 1000).astype(np.float64)
-    index = rng.randint(0, 500, rows)
-    cache = ArrayCache(threads)
-    out = np.empty((rows, array.shape[1]))
-    assert cache.take(array, index, out) is out
-    np.testing.assert_array_equal(out, array[index])
-    cache.close()
 
 
 def test_workers_take_no_device_that_the_users_flags_name(monkeypatch):

@@ -51,7 +51,7 @@ def bind_socket(path):
         pytest.param(make_device, None, marks=AS_ROOT),
     ],
 )
-@pytest.mark.parametrize("through_a_link", [False, True])
+@pytest.mark.parametrize("through_a_link", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_what_is_no_file_is_never_replaced(tmp_path, monkeypatch, make, refusal, through_a_link):
     monkeypatch.chdir(tmp_path)  # names of sockets are limited
     path = tmp_path / "there"
@@ -119,7 +119,9 @@ def test_a_link_of_ones_own_leads_to_the_file_that_is_written(tmp_path, old, ope
 
 
 @AS_ROOT
-@pytest.mark.parametrize("kind", ["file", "dangling", "fifo"])
+@pytest.mark.parametrize(
+    "kind", ["file", *(pytest.param(n, marks=pytest.mark.nightly) for n in ("dangling", "fifo"))]
+)
 def test_a_link_of_another_user_is_not_followed(tmp_path, kind):
     target = tmp_path / "target"
     if kind == "file":

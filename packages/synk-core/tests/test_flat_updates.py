@@ -85,7 +85,7 @@ class Model:
         return len({id(array.base) for array in self.arrays}) == 1
 
 
-@pytest.fixture(params=["FAST_RUN", "FAST_COMPILE"])
+@pytest.fixture(params=[pytest.param("FAST_RUN", marks=pytest.mark.nightly), "FAST_COMPILE"])
 def model(runtime, request):
     with theano.configparser.change_flags(mode=request.param):
         yield Model(runtime)
@@ -244,9 +244,8 @@ def of_all(make, shape=(WIDE,), count=3):
 SCALE, VECTOR, OTHER = shared(()), shared((6 * WIDE,)), shared((6 * WIDE,))
 
 
-@pytest.mark.parametrize(
-    "make, together",
-    [
+def test_what_is_computed_together():
+    for make, together in (
         (lambda w, i: w * SCALE + 2 ** (SCALE + 1), 3),
         (lambda w, i: T.switch(T.gt(w, 0), w, -w), 3),
         (lambda w, i: w + VECTOR[i * WIDE : (i + 1) * WIDE], 3),
@@ -262,37 +261,32 @@ SCALE, VECTOR, OTHER = shared(()), shared((6 * WIDE,)), shared((6 * WIDE,))
         (lambda w, i: T.cast(w, "float32"), 0),
         (lambda w, i: w + shared((1,), broadcastable=(True,)), 0),
         (lambda w, i: (w * 2) if i else (w + 2), 2),
-    ],
-)
-def test_what_is_computed_together(make, together):
-    updates = of_all(make)
-    before = list(updates)
-    found = flat_updates(updates, 2)
-    assert unflattened(found) == together
-    assert updates == before
-    assert [target for target, _ in found] == [target for target, _ in updates]
+    ):
+        updates = of_all(make)
+        before = list(updates)
+        found = flat_updates(updates, 2)
+        assert unflattened(found) == together
+        assert updates == before
+        assert [target for target, _ in found] == [target for target, _ in updates]
 
 
-@pytest.mark.parametrize(
-    "shapes, together",
-    [
+def test_parts_begin_where_libraries_like_it():
+    """So a part whose length is odd is the last."""
+    for shapes, together in (
         ([(WIDE,), (WIDE,), (5,)], [3]),
         ([(WIDE,), (5,), (WIDE,), (WIDE,)], [2, 2]),
         ([(5,), (WIDE,)], []),
         ([(), (), ()], []),
         ([(0,), (0,)], []),
-    ],
-)
-def test_parts_begin_where_libraries_like_it(shapes, together):
-    """So a part whose length is odd is the last."""
-    updates = [(w, w * 2.0) for w in map(shared, shapes)]
-    found = {v.owner for _, v in flat_updates(updates, 2) if isinstance(v.owner.op, Unflatten)}
-    assert sorted(len(node.outputs) for node in found) == together
+    ):
+        updates = [(w, w * 2.0) for w in map(shared, shapes)]
+        found = {v.owner for _, v in flat_updates(updates, 2) if isinstance(v.owner.op, Unflatten)}
+        assert sorted(len(node.outputs) for node in found) == together
 
 
-@pytest.mark.parametrize("count, together", [(63, 0), (64, 64)])
-def test_few_are_quicker_one_by_one(count, together):
-    assert unflattened(flat_updates(of_all(lambda w, i: w * 2.0, count=count))) == together
+def test_few_are_quicker_one_by_one():
+    for count, together in ((63, 0), (64, 64)):
+        assert unflattened(flat_updates(of_all(lambda w, i: w * 2.0, count=count))) == together
 
 
 def test_different_dtypes_are_apart():

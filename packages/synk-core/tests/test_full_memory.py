@@ -51,7 +51,9 @@ def files_in_memory(pid):
     return count
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
+@pytest.mark.parametrize(
+    "code", [errno.ENOSPC, pytest.param(errno.EROFS, marks=pytest.mark.nightly)]
+)
 def test_without_room_in_dev_shm_arrays_lie_beside_it(refuse, caplog, code):
     """Inputs, indexes, functions on their way, `Data` that grow, what workers report in."""
     x = T.matrix("x")
@@ -179,13 +181,21 @@ Runtime(2, use_gpu=False).close()
 """
 
 
-@pytest.mark.parametrize(("kind", "refused"), [("NOFILE", 8), ("FSIZE", 3), ("AS", 2)])
+@pytest.mark.parametrize(
+    ("kind", "refused"),
+    [
+        pytest.param("NOFILE", 8, marks=pytest.mark.nightly),
+        pytest.param("FSIZE", 3, marks=pytest.mark.nightly),
+        ("AS", 2),
+    ],
+)
 def test_a_limit_of_the_process_is_named_with_its_cure(run_script, kind, refused):
     status, out, err = run_script(LIMITS, kind)
     assert status == 0, err
     assert out.split() == ["refused"] * refused
 
 
+@pytest.mark.nightly
 def test_many_arrays_need_few_descriptors():
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))

@@ -98,9 +98,8 @@ def test_items_are_as_those_of_arrays(house, key, value):
     house.check()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
+def test_wrong_settings_are_told_in_words(house):
+    for arguments, words in (
         ({"dtype": "nonsense", "ndim": 1}, "expected a NumPy dtype"),
         ({"value": "abc"}, r"dtype <U3, expected one of numbers or booleans"),
         ({"value": [None, 1.0]}, "dtype object, expected one of numbers"),
@@ -117,11 +116,9 @@ def test_items_are_as_those_of_arrays(house, key, value):
         ({"value": 1.0, "oversize": float("inf")}, "finite"),
         ({"value": 1.0, "oversize": float("nan")}, "at least 1"),
         ({"value": "abc", "dtype": float, "ndim": 0, "force_cast": True}, "cannot be cast"),
-    ],
-)
-def test_wrong_settings_are_told_in_words(house, arguments, words):
-    with pytest.raises(SynkError, match=words):
-        house.runtime.data(**arguments)
+    ):
+        with pytest.raises(SynkError, match=words):
+            house.runtime.data(**arguments)
 
 
 def test_a_failed_change_keeps_the_value(house):

@@ -10,7 +10,7 @@ import pytest
 
 from synk_core import LintWarning, Runtime
 from synk_core._watch.history import REMINDERS
-from synk_testing.engine import STREAMS, T, engine
+from synk_testing.engine import T, engine
 
 x = T.dmatrix("x")
 
@@ -65,25 +65,6 @@ def test_who_never_averages_is_told_at_the_second_call_once():
             runtime.close()
 
 
-def test_to_look_is_not_to_combine():
-    with Runtime(2) as runtime:
-        step, w = training(runtime)
-        step(ROWS)
-        runtime.collectives.gather(w)
-        with pytest.warns(LintWarning, match=DRIFT):
-            step(ROWS)
-
-
-def test_a_variable_without_a_name_is_known_by_what_it_is_a_moment_of():
-    with Runtime(2) as runtime:
-        step, _ = adam_like(runtime)
-        step(ROWS)
-        with pytest.warns(
-            LintWarning, match=r"updates of 'w' and a float64 \(3,\) moment of 'w' by function 0"
-        ):
-            step(ROWS)
-
-
 @pytest.mark.parametrize("make", [training, adam_like])
 def test_a_drift_that_is_declared_is_not_told_but_another_is(make):
     with Runtime(2) as runtime:
@@ -97,15 +78,6 @@ def test_a_drift_that_is_declared_is_not_told_but_another_is(make):
         other(ROWS)
         with pytest.warns(LintWarning, match="replicas-drift.*'w'.* by train"):
             other(ROWS)
-
-
-def test_who_averages_after_each_call_is_not_told():
-    with Runtime(2) as runtime, quiet():
-        step, w = training(runtime)
-        for _ in range(3):
-            step(ROWS)
-            runtime.collectives.all_reduce(w, weights=step)
-        runtime.close()
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -158,19 +130,6 @@ def test_the_end_of_the_program_tells_it_too(run_script):
     assert "move reads 'g'" in err
 
 
-def test_errors_of_its_own_fail_nobody(monkeypatch):
-    def broken(*_):
-        raise RecursionError("a graph too deep")
-
-    with Runtime(2) as runtime:
-        step, _ = training(runtime)
-        step(ROWS)
-        monkeypatch.setattr("synk_core._watch.history.lint", broken)
-        with pytest.warns(LintWarning, match="a graph too deep.*please report it"):
-            runtime.close()
-        assert runtime.closed
-
-
 def test_a_reminder_that_is_an_error_takes_nothing_away(monkeypatch, tmp_path):
     path = tmp_path / "trace.json"
     with Runtime(2, timeline=str(path)) as runtime:
@@ -187,25 +146,3 @@ def test_a_reminder_that_is_an_error_takes_nothing_away(monkeypatch, tmp_path):
                 runtime.close()
         assert runtime.closed
     assert path.is_file()
-
-
-def test_stages_of_an_own_computation_are_no_mistake():
-    draw = STREAMS["numpy"](1).normal(size=(3,))
-    with Runtime(2) as runtime, warnings.catch_warnings():
-        warnings.simplefilter("error")
-        w, noise, fit, g = (engine.shared(np.zeros(3), name=name) for name in "wnfg")
-        steps = [
-            runtime.function([], updates=[(target, value)], name=name, **FAST)
-            for target, value, name in (
-                (noise, draw, "draw"),
-                (fit, T.sqr(w + noise - 1), "fitness"),
-                (g, fit * noise, "search"),
-                (w, w - 0.01 * g, "move"),
-            )
-        ]
-        for _ in range(3):
-            for step in steps[:3]:
-                step()
-            runtime.collectives.all_reduce(g, "avg")
-            steps[3]()
-        runtime.close()

@@ -17,6 +17,8 @@ from synk_core._workers import mpi_pool
 from synk_core.exceptions import InputTypeError, InputValueError, StartError, WorkerDied
 from synk_testing import mpi_job, why_no_mpi
 
+NIGHTLY = pytest.mark.nightly
+
 PREAMBLE = """
 import json, os, signal, sys, time, warnings
 import numpy as np
@@ -152,8 +154,6 @@ with Runtime() as runtime:
     said = [outcome(f, bad), outcome(f, X), float(abs(w.get_value() - X[:14].sum(axis=0)).max())]
     d = runtime.data(bad)
     said += [outcome(f, d), float(g(bad) - bad.sum()), float(g(d) - bad.sum())]
-    def full(*args, **kwargs):
-        raise synk_core.SharedMemoryFull(28, "there is no room")
     say(said=said)
 """
 
@@ -169,53 +169,6 @@ def test_an_exception_on_another_host_changes_nothing_and_all_goes_on(job):
     assert updated < 1e-12
     assert abs(first) < 1e-9
     assert abs(second) < 1e-9
-
-
-def test_each_host_writes_what_its_ranks_did_before_a_failure(job, tmp_path):
-    finished(job(ERRORS, size=4, environment={"SYNKHRONOS_FLIGHT_DIR": str(tmp_path)}))
-    records = [json.loads(path.read_text("utf-8")) for path in tmp_path.glob("*.json")]
-    assert {record["host"] for record in records} == {"hosta", "hostb"}
-    for record in records:
-        near = range(2) if record["host"] == "hosta" else range(2, 4)
-        acts = [[act["act"] for act in rank["records"]] for rank in record["ranks"]]
-        assert [bool(found) for found in acts] == [rank in near for rank in range(4)]
-        assert all("function 'f'" in acts[rank] for rank in near)
-        other = record["ranks"][3 - near[0]]["doing"]
-        there = {"hosta": "hostb", "hostb": "hosta"}[record["host"]]
-        assert other == f"at work on host {there}"
-
-
-FULL = """
-import synk_core._rank.mirror as mirror
-def new_array(*args, **kwargs):
-    raise synk_core.SharedMemoryFull(28, "there is no room")
-
-with Runtime() as runtime:
-    f = runtime.function([x], (x.sum(), "sum"))
-    f(X)
-    @as_op([T.dmatrix], [T.dscalar])
-    def spoil(rows):
-        import synk_core._rank.mirror as mirror, synk_core
-        def full(*args, **kwargs):
-            raise synk_core.SharedMemoryFull(28, "there is no room")
-        def spoiled(*args, **kwargs):
-            mirror.new_array = real
-            return full()
-        real, mirror.new_array = mirror.new_array, spoiled
-        return np.asarray(0.0)
-    g = runtime.function([x], (spoil(x), "sum"))
-    g(X)
-    d = runtime.data(np.ones((4000, 3)))
-    say(first=outcome(f, d), second=float(f(d)))
-"""
-
-
-def test_a_host_without_room_for_a_copy_is_an_error_and_nothing_else(job):
-    (found,) = finished(job(FULL, size=4))
-    name, text = found["first"]
-    assert name == "WorkerFailed"
-    assert "there is no room" in text
-    assert found["second"] == 12000.0
 
 
 KILLS = """
@@ -236,9 +189,8 @@ say(survived=True)
 """
 
 
-@pytest.mark.parametrize("row", [15, -1], ids=["on the master's host", "on another"])
-def test_a_rank_that_is_killed_ends_the_job(job, row):
-    with job(KILLS, row) as program:
+def test_a_rank_that_is_killed_ends_the_job(job):
+    with job(KILLS, -1) as program:
         done = program.finish()
     assert done.status != 0
     assert facts(done) == [{"ready": True}], done.out + done.err
@@ -280,11 +232,11 @@ IN_A_CALL, BETWEEN_CALLS, CLOSED, AT_EXIT = range(4)
     ("rank", "status", "when", "on_a_host"),
     [
         pytest.param(0, 6, BETWEEN_CALLS, 1, id="the master, alone on its host"),
-        pytest.param(0, 0, CLOSED, 2, id="the master, between runtimes"),
-        pytest.param(0, 0, AT_EXIT, 1, id="the master, in an exit handler"),
-        pytest.param(1, 0, AT_EXIT, 2, id="a worker, in an exit handler"),
-        pytest.param(1, 0, IN_A_CALL, 2, id="a worker beside the master"),
         pytest.param(2, 7, IN_A_CALL, 2, id="a worker of another host"),
+        pytest.param(0, 0, CLOSED, 2, id="the master, between runtimes", marks=NIGHTLY),
+        pytest.param(0, 0, AT_EXIT, 1, id="the master, in an exit handler", marks=NIGHTLY),
+        pytest.param(1, 0, AT_EXIT, 2, id="a worker, in an exit handler", marks=NIGHTLY),
+        pytest.param(1, 0, IN_A_CALL, 2, id="a worker beside the master", marks=NIGHTLY),
     ],
 )
 def test_a_rank_that_leaves_without_a_word_ends_the_job(job, rank, status, when, on_a_host):
@@ -325,6 +277,7 @@ with Runtime() as runtime:
 """
 
 
+@pytest.mark.nightly
 def test_the_slowest_rank_of_another_host_is_told(job):
     (found,) = finished(job(WAITS))
     first, second = found["said"]
@@ -347,6 +300,7 @@ say(said=outcome(lambda: Runtime().distribute()))
 """
 
 
+@pytest.mark.nightly
 def test_a_rank_that_died_between_two_runtimes_is_named(job):
     options = ["-disable-auto-cleanup"]
     with job(BETWEEN, options=options, outlives=True) as program:
@@ -411,6 +365,7 @@ with Runtime() as runtime:
 """
 
 
+@pytest.mark.nightly
 def test_ctrl_c_is_the_programs_own_affair_if_it_handles_that(job, tmp_path):
     """So does the Trainer, which finishes its step and saves."""
     with job(FLAG, tmp_path / "rank") as program:
@@ -436,14 +391,10 @@ if how == "exit":
     sys.exit(3)
 if how == "raise":
     raise ValueError("own")
-if how == "closed":
-    runtime.close()
-if how == "twice":
-    say(twice=outcome(Runtime().close))
 """
 
 
-@pytest.mark.parametrize(("how", "status"), [("exit", 3), ("raise", 1), ("closed", 0), ("end", 0)])
+@pytest.mark.parametrize(("how", "status"), [("raise", 1), pytest.param("exit", 3, marks=NIGHTLY)])
 def test_the_job_ends_with_the_program(job, how, status):
     with job(ENDS, how) as program:
         done = program.finish()
@@ -460,6 +411,7 @@ Runtime().close()
 """
 
 
+@pytest.mark.nightly
 def test_arguments_have_to_fit_the_launcher(job):
     arguments = [{"n_parallel": 5}, {"master_rank": 1}, {"devices": ["cuda0"]}]
     (said,) = finished(job(REFUSED, json.dumps(arguments), size=2, on_a_host=1))
@@ -491,6 +443,7 @@ say(said=said)
 """
 
 
+@pytest.mark.nightly
 def test_a_runtime_that_could_not_start_does_not_use_the_ranks(job):
     (found,) = finished(job(UNREACHED, size=2, on_a_host=1))
     error, difference = found["said"]
@@ -505,30 +458,13 @@ say(said=outcome(Runtime().distribute))
 """
 
 
+@pytest.mark.nightly
 def test_a_folder_that_another_host_lacks_is_named(job):
     (found,) = finished(job(FOLDER, size=2, on_a_host=1))
     name, text = found["said"]
     assert name == "StartError"
     assert "rank 1 on host hostb" in text
     assert "/nowhere/at/all" in text
-
-
-NESTED = """
-@as_op([T.dmatrix], [T.dmatrix])
-def forks(rows):
-    if os.environ["PMI_RANK"] != "0":
-        Runtime()
-    return rows
-
-with Runtime() as runtime:
-    f = runtime.function([x], (forks(x), "gather"))
-    say(said=outcome(lambda: f(X)))
-"""
-
-
-def test_a_rank_that_serves_starts_no_runtime(job):
-    (found,) = finished(job(NESTED, size=2, on_a_host=1))
-    assert "StartError: fork() was called in a worker" in found["said"][1]
 
 
 STALL = """
@@ -550,6 +486,7 @@ with Runtime(stall_s=0.3) as runtime:
 """
 
 
+@pytest.mark.nightly
 def test_a_rank_that_keeps_others_waiting_is_shown_or_named(job):
     (near,) = finished(job(STALL, 15))
     assert "rank 1 has been computing function" in near["said"][0]
@@ -579,9 +516,8 @@ def test_the_rank_that_mpi_has_reported_is_named_before_others_that_ended():
         pool.require_started([])
 
 
-@pytest.mark.parametrize(
-    ("variables", "expected"),
-    [
+def test_a_launcher_is_found_in_the_environment():
+    for variables, expected in (
         ({}, None),
         ({"PMI_SIZE": "1", "PMI_RANK": "0"}, None),
         ({"PMI_SIZE": "4", "PMI_RANK": "3"}, ("mpiexec", 4, 3)),
@@ -596,11 +532,8 @@ def test_the_rank_that_mpi_has_reported_is_named_before_others_that_ended():
         # A program that a rank has started has the names, but not the connection.
         ({"PMI_SIZE": "4", "PMI_RANK": "3", "PMI_FD": "9999"}, None),
         ({"PMI_SIZE": "many", "PMI_RANK": "3"}, None),
-    ],
-    ids=str,
-)
-def test_a_launcher_is_found_in_the_environment(variables, expected):
-    assert launcher.detected(variables) == expected
+    ):
+        assert launcher.detected(variables) == expected, variables
 
 
 def test_workers_of_this_machine_do_not_take_the_launcher_for_theirs():
@@ -646,14 +579,6 @@ def test_a_launcher_that_binds_ranks_to_one_core_is_noticed():
     assert len(lines(*(each._replace(host_cores=16) for each in half))) == 1  # what is used
     limited = one._replace(quota=2)
     assert len(lines(limited, limited)) == 1
-
-
-def test_hosts_and_their_ranks():
-    made = a_world(info(), info("b"), info(), info("b"), info("c"))
-    assert made.nodes == (0, 1, 0, 1, 2)
-    assert made.hosts == ("a", "b", "c")
-    assert made.local_ranks(3) == [1, 3]
-    assert [made.is_near(rank) for rank in range(5)] == [True, False, True, False, False]
 
 
 def test_gpus_are_those_of_the_host(monkeypatch):

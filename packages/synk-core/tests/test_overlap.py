@@ -135,7 +135,11 @@ class Overlapping:
         return [int(n) for n in self._events(np.zeros(self.runtime.size))]
 
 
-@pytest.fixture(params=[2, 3])
+def by_night(*values):
+    return pytest.param(*values, marks=pytest.mark.nightly)
+
+
+@pytest.fixture(params=[by_night(2), 3])
 def overlapping(request, monkeypatch):
     for owner, name, _ in [*changes(), *stand_ins()]:
         monkeypatch.setattr(owner, name, getattr(owner, name))  # to be restored
@@ -272,7 +276,7 @@ def test_what_cannot_overlap_is_as_ever(overlapping):
     assert overlapping.events() == OVERLAPPED
 
 
-@pytest.mark.parametrize("what", ["used", "returned", "reads", "alone", "twice"])
+@pytest.mark.parametrize("what", ["used", *map(by_night, ("returned", "reads", "alone", "twice"))])
 def test_functions_that_do_more_with_the_vector(overlapping, what):
     runtime = overlapping.runtime
     x = T.dvector("x")
@@ -302,7 +306,7 @@ def test_functions_that_do_more_with_the_vector(overlapping, what):
     assert overlapping.events() == []
 
 
-@pytest.mark.parametrize("overwritten", [False, True])
+@pytest.mark.parametrize("overwritten", [by_night(False), True])
 def test_a_part_that_is_overwritten_later_is_copied(overlapping, overwritten):
     runtime = overlapping.runtime
     x = T.dvector("x")
@@ -329,9 +333,9 @@ def test_a_part_that_is_overwritten_later_is_copied(overlapping, overwritten):
             assert sorted(told) == [0, *(6 * [2] if not overwritten else [1, 1, 1, 2, 2, 2])]
 
 
-@pytest.mark.parametrize("rank", [0, -1])
+@pytest.mark.parametrize("rank", [0, by_night(-1)])
 @pytest.mark.parametrize("column", [0, 1])  # before the first part, after the second
-@pytest.mark.parametrize("atomic", [True, False])
+@pytest.mark.parametrize("atomic", [True, by_night(False)])
 def test_a_rank_that_fails_lets_the_others_go(overlapping, atomic, column, rank):
     runtime = overlapping.runtime
     f, v, numpy_share = chain(runtime)
@@ -398,7 +402,8 @@ def test_parts_of_other_sizes(overlapping):
         check(25)
 
 
-@pytest.mark.parametrize("packed", [True, False])  # large vectors are not, those of tests would be
+# Large vectors are not packed, those of tests would be.
+@pytest.mark.parametrize("packed", [True, by_night(False)])
 def test_training_that_is_replayed_too(overlapping, monkeypatch, packed):
     """Three layers, uneven rows, values that are set: those of serial Theano."""
     runtime = overlapping.runtime
@@ -455,21 +460,7 @@ def test_training_that_is_replayed_too(overlapping, monkeypatch, packed):
         assert all((one == w.get_value()).all() for one in runtime.collectives.gather(w))
 
 
-def test_a_vector_whose_length_depends_on_the_rows(overlapping):
-    runtime, size = overlapping.runtime, overlapping.runtime.size
-    x = T.dvector("x")
-    v = theano.shared(np.zeros(0), "v")
-    f = runtime.function([x], x.mean(), updates=[(v, T.concatenate([x, x + 1]))])
-    for rows in [20, 20, 20, 30, 30, 20, 20]:
-        data = np.arange(float(rows * size))
-        step(runtime, f, v, data)
-        mean = data.reshape((size, rows)).mean(axis=0)
-        for got in runtime.collectives.gather(v):
-            np.testing.assert_allclose(got, np.concatenate([mean, mean + 1]))
-    assert len(overlapping.events()) > 5
-
-
-@pytest.mark.parametrize("op", ["sum", "max"])
+@pytest.mark.parametrize("op", ["sum", by_night("max")])
 def test_other_reductions_are_not_averages(overlapping, op):
     runtime, size = overlapping.runtime, overlapping.runtime.size
     f, v, numpy_share = chain(runtime)
@@ -508,8 +499,8 @@ def test_only_the_average_that_follows_is_done(overlapping):
             np.testing.assert_allclose(got, want, rtol=1e-12)
 
 
-@pytest.mark.parametrize("how", ["variable", "output"])
-@pytest.mark.parametrize("atomic", [True, False])
+@pytest.mark.parametrize("how", ["variable", by_night("output")])
+@pytest.mark.parametrize("atomic", [True, by_night(False)])
 def test_the_value_before_is_passed_on(overlapping, atomic, how):
     runtime = overlapping.runtime
     runtime._rank.journal.on = atomic
@@ -551,26 +542,6 @@ def test_an_interrupt_while_the_ranks_begin(overlapping, monkeypatch):
     for _ in range(2):
         step(runtime, f, v, data)
         np.testing.assert_allclose(v.get_value(), expected(numpy_share, data, runtime.size))
-
-
-def test_orders_that_are_undone_record_no_more_graphs(overlapping):
-    runtime = overlapping.runtime
-    overlapping = Overlapping(runtime, recording=1.0)
-    x, y = T.dmatrix("x"), T.dvector("y")
-    v, w = theano.shared(np.zeros(40), "v"), theano.shared(np.ones(4), "w")
-    s = T.dot(x, w).sum()
-    made = T.concatenate([s + T.zeros((20,), "float64"), s * T.ones((20,), "float64")])
-    f = runtime.function([x], s / 24, updates=[(v, made)], mode=mode())
-    bad = runtime.function([y], (picky(y), "gather"))
-    for _ in range(5):
-        for _ in range(4):
-            step(runtime, f, v, np.ones((6, 4)))
-        with pytest.raises(ValueError, match="not this"):
-            bad(np.full(runtime.size, 300.0))
-    loaded = runtime._rank.functions[f.number]
-    (average,) = loaded.averages.values()
-    shapes = loaded.captured(average.function, None)._shapes
-    assert {key[0]: len(shape._recorded) for key, shape in shapes.items()} == {True: 0, False: 4}
 
 
 def test_dropped_functions_leave_nothing(overlapping):
@@ -630,20 +601,6 @@ def test_numbers_are_collected_when_all_acts_are_done(overlapping):
 def shares_of(rows, size):
     ends = np.cumsum([rows // size + (rank < rows % size) for rank in range(size)])
     return zip([0, *ends[:-1]], ends)
-
-
-def test_stats_tell_of_the_form_in_use(overlapping):
-    runtime = overlapping.runtime
-    overlapping = Overlapping(runtime, recording=1.0)
-    Cpu.graphs.slow_launch = 0.01
-    x = T.dvector("x")
-    v = theano.shared(np.zeros(40), "v")
-    made = T.concatenate([x.sum() + T.zeros((20,), "float64"), x.mean() * T.ones((20,), "float64")])
-    f = runtime.function([x], x.mean(), updates=[(v, made)], name="f", mode=mode())
-    for _ in range(6):
-        step(runtime, f, v, np.ones(6))
-    assert runtime.stats()["f"].graph.startswith("it takes")
-    assert len(overlapping.events()) > 10
 
 
 def test_functions_that_cannot_tell_of_parts():

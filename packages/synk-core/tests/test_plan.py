@@ -58,18 +58,16 @@ def test_an_int_is_the_first_so_many(count):
     assert rows_of(select(count, 20)) == list(range(count))
 
 
-@pytest.mark.parametrize(
-    "batch", [11, -11, slice(0, 11), slice(-11, None), [10], [-11], np.ones(9, bool)]
-)
-def test_rows_that_are_not_there_are_refused(batch):
-    with pytest.raises(BatchError, match="10"):
-        select(batch, 10)
+def test_rows_that_are_not_there_are_refused():
+    for batch in (11, -11, slice(0, 11), slice(-11, None), [10], [-11], np.ones(9, bool)):
+        with pytest.raises(BatchError, match="10"):
+            select(batch, 10)
 
 
-@pytest.mark.parametrize("batch", [1.5, "abc", [[1, 2]], np.array([0.5]), slice("a", None), True])
-def test_what_is_no_selection_is_refused(batch):
-    with pytest.raises((InputValueError, TypeError)):
-        select(batch, 10)
+def test_what_is_no_selection_is_refused():
+    for batch in (1.5, "abc", [[1, 2]], np.array([0.5]), slice("a", None), True):
+        with pytest.raises((InputValueError, TypeError)):
+            select(batch, 10)
 
 
 def test_different_lengths_need_a_batch():

@@ -33,7 +33,12 @@ def switch(values):
     return values
 
 
-@pytest.fixture(params=["no rank", "all ranks", "some ranks"])
+NIGHTLY = pytest.mark.nightly
+
+
+@pytest.fixture(
+    params=[*(pytest.param(who, marks=NIGHTLY) for who in ("no rank", "all ranks")), "some ranks"]
+)
 def ahead(runtime, request):
     """A runtime whose ranks take rows before, or do not."""
     x = T.dvector()
@@ -70,14 +75,13 @@ def require(made, function, result, rows):
 SELECTIONS = [[3, 1, 4, 1, 5], slice(2, 9), slice(40, 3, -4), list(range(20)), slice(2, 9), [7]]
 
 
-@pytest.mark.parametrize("arrays", ["Data", "arrays"])
 @pytest.mark.parametrize("num_slices", [1, 2])
-def test_each_call_gets_its_own_rows(made, arrays, num_slices):
-    data = made.data if arrays == "Data" else (made.values, made.labels)
-    calls = [made.f.delayed(*data, batch=rows, num_slices=num_slices) for rows in SELECTIONS]
-    for call, following, rows in zip(calls, [*calls[1:], None], SELECTIONS):
-        acts = [call] if following is None else [call, following.prefetch()]
-        require(made, made.f, made.runtime.step(*acts)[0], rows)
+def test_each_call_gets_its_own_rows(made, num_slices):
+    for data in (made.data, (made.values, made.labels)):
+        calls = [made.f.delayed(*data, batch=rows, num_slices=num_slices) for rows in SELECTIONS]
+        for call, following, rows in zip(calls, [*calls[1:], None], SELECTIONS):
+            acts = [call] if following is None else [call, following.prefetch()]
+            require(made, made.f, made.runtime.step(*acts)[0], rows)
 
 
 def test_a_call_without_batch_and_of_arrays_alone(made):

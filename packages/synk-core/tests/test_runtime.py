@@ -117,6 +117,7 @@ def test_nothing_is_written_into_the_installed_packages():
     assert files() <= before
 
 
+@pytest.mark.nightly
 def test_float_precision_set_in_the_program_reaches_the_workers():
     code = """
 import numpy as np
@@ -169,23 +170,6 @@ def test_rooms_that_became_too_small_are_given_back(pair):
     assert g(np.ones(10), batch=[1, 2, 3]) == 3
     assert f(np.ones(10)) == 10
     assert held() <= before + 2
-
-
-def test_functions_that_nobody_has_any_more_are_forgotten_by_all(pair):
-    before, known = held(), len(pair._rank.functions)
-    for i in range(30):
-        x = T.dvector("x")
-        f = pair.function([x], ((x + i).sum(), "sum"), mode="FAST_COMPILE")
-        assert f(np.ones(4)) == 4 + 4 * i
-    del f
-    gc.collect()
-    x = T.dvector("x")
-    last = pair.function([x], (x.sum(), "sum"), mode="FAST_COMPILE")
-    assert last(np.ones(4)) == 4
-    assert held() <= before + 3
-    assert len(pair._rank.functions) <= known + 1
-    pair.distribute()
-    assert last(np.ones(3)) == 3
 
 
 def test_an_array_that_is_gone_is_forgotten_though_ctrl_c_came_in_between(monkeypatch):

@@ -1,19 +1,15 @@
 """What other users of the machine can see, touch or hold up of a run: nothing.
 
-With real processes. Where there has to be another user, root is needed to become one.
+With real processes.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import re
-import secrets
 import shutil
 import signal
 import stat
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,8 +23,6 @@ from synk_testing import descriptors
 BACKENDS = pytest.mark.parametrize(
     "backend", ["shm", pytest.param("zmq", marks=pytest.mark.nightly)]
 )
-AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become somebody else")
-NOBODY = 65534
 # Modules that a run has open just then are not of its making, though they may lie below /tmp too.
 INSTALLED = tuple(
     place + os.sep
@@ -48,7 +42,8 @@ def folder():
     shutil.rmtree(path)
 
 
-@pytest.mark.parametrize("backend", ["zmq", pytest.param("shm", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("backend", ["zmq", "shm"])
 def test_no_process_of_a_run_has_a_socket_of_the_network_or_tells_a_secret(folder, backend):
     """Nor one that another user could find: in a call, between calls, and with a watchdog."""
     with running(folder, backend) as run:
@@ -135,136 +130,11 @@ def test_whatever_a_run_makes_is_its_users_alone(folder, backend):
                         path = os.path.join(parent, name)
                         seen.add((path, others_may(path, follow=False)))
         assert run.line() == "right"
-        # A failure makes a flight record.
         os.kill(run.workers[1], signal.SIGKILL)
         run.ask(1)
         assert run.line() == "died 2 SIGKILL"
         run.end()
-        records = list(run.cache.rglob("*.json"))
-        assert len(records) == 1
-        for path in (records[0], records[0].parent, records[0].parent.parent):
-            seen.add((str(path), others_may(path).rpartition(" ")[2]))
+        assert list(run.cache.rglob("*.json")) == [], "a failure writes no file"
         kinds = {name.split("/")[1] if name.startswith("/dev") else name[:6] for name, _ in seen}
         assert {"dev", "/memfd"} <= kinds, kinds
         assert sorted(mode for mode in seen if mode[1]) == []
-
-
-@contextlib.contextmanager
-def hostile(run_folder):
-    """Another user at work, who knows where the run keeps its files; what it did, in the end."""
-    script = Path(__file__).with_name("_hostile.py")
-    process = subprocess.Popen(
-        [sys.executable, str(script), str(run_folder / "t"), str(run_folder / "cache")],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout.readline().strip() == "ready"
-        yield process
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
-        process.stdin.close()
-        process.stdout.close()
-        _remove_squats(run_folder)
-
-
-def _remove_squats(run_folder):
-    for place in ("/dev/shm", run_folder / "t", run_folder / "cache"):
-        for entry in list(os.scandir(place)):
-            if entry.stat(follow_symlinks=False).st_uid == NOBODY:
-                if entry.is_dir(follow_symlinks=False):
-                    shutil.rmtree(entry.path)
-                else:
-                    os.unlink(entry.path)
-
-
-@AS_ROOT
-def test_the_hostile_user_is_one(folder):
-    """What is open to all, the attempts below do find."""
-    for name in ("t", "cache"):
-        (folder / name).mkdir()
-        (folder / name).chmod(0o1777)
-    open_to_all = folder / "t" / "synk-comm-open"
-    open_to_all.mkdir()
-    open_to_all.chmod(0o777)
-    victim = subprocess.Popen(["sleep", "600"], user=NOBODY, group=NOBODY, extra_groups=[])
-    try:
-        with hostile(folder) as enemy:
-            # To its end first: what it traces when that dies is told to it, not to us.
-            out, _ = enemy.communicate(f"{victim.pid}\n", timeout=180)
-        assert victim.wait(60) < 0
-    finally:
-        victim.kill()
-        victim.wait()
-    managed = " ".join(json.loads(out)["managed"])
-    assert "signal" in managed, managed
-    assert f"list {open_to_all}" in managed, managed
-    assert f"make in {open_to_all}" in managed, managed
-
-
-@pytest.mark.alone  # tests of synk-shm make files of the same names that others may use
-@AS_ROOT
-@BACKENDS
-def test_a_hostile_user_gets_nowhere(folder, backend):
-    """Signals, memory, descriptors, files, sockets, names taken before and during the run."""
-    for name in ("t", "cache"):
-        (folder / name).mkdir()
-        (folder / name).chmod(0o1777)
-    with hostile(folder) as enemy:
-        began = time.monotonic()
-        with running(folder, backend) as run:
-            pids = run.pids()
-            enemy.stdin.write(" ".join(map(str, pids)) + "\n")
-            enemy.stdin.flush()
-            for i in range(30):
-                run.ask(i)
-                assert run.line() == "right"
-            run.ask(1000)
-            time.sleep(1)
-            run.gate.touch()
-            assert run.line() == "right"
-            assert run.end() == 0
-        took_s = time.monotonic() - began
-        out, _ = enemy.communicate(timeout=180)
-        report = json.loads(out)
-    print(f"{report['tried']} attempts in {report['rounds']} rounds, {took_s:.1f} s")
-    assert report["managed"] == []
-    assert report["rounds"] > 0
-    assert report["tried"] > 1000
-    with open("/proc/sys/fs/lease-break-time") as file:
-        assert took_s < 2 * float(file.read()), "something has waited for a lease"
-
-
-# ---- flight records ------------------------------------------------------------------------------
-
-
-@AS_ROOT
-@pytest.mark.parametrize("kind", ["folder", "link"])
-def test_a_squatted_flight_folder_is_not_used(folder, kind):
-    """Where others can write beside it, nothing is written or removed where they want it."""
-    precious = folder / "precious"
-    precious.mkdir()
-    kept = [precious / f"{i:03d}-{secrets.token_hex(2)}.json" for i in range(60)]
-    for path in kept:
-        path.write_text("{}")
-    cache = folder / "cache" / "synkhronos"
-    cache.mkdir(parents=True)
-    if kind == "folder":
-        (cache / "flight").mkdir(mode=0o777)
-        os.chown(cache / "flight", NOBODY, NOBODY)
-    else:
-        (cache / "flight").symlink_to(precious)
-        os.chown(cache / "flight", NOBODY, NOBODY, follow_symlinks=False)
-    with running(folder, ranks=2) as run:
-        run.ask(1)
-        assert run.line() == "right"
-        os.kill(run.workers[0], signal.SIGKILL)
-        run.ask(1)
-        assert run.line() == "died 1 SIGKILL"
-        run.end()
-    assert all(path.exists() for path in kept)
-    there = {path.name for path in (cache / "flight").iterdir()}
-    assert there == (set() if kind == "folder" else {path.name for path in kept})

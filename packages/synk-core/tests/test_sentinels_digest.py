@@ -6,12 +6,10 @@ import hashlib
 import os
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from synk_core._api.replica_watch import grouped
 from synk_core._rank.digest import NARROW, WIDE, digest
 
 EXAMPLES = 2000 if os.environ.get("SYNK_TESTS") == "all" else 300
@@ -81,22 +79,10 @@ def test_a_flipped_bit_is_always_seen(data):
     assert digest(flipped) != digest(value)
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_the_vectorized_sums_are_the_plain_ones(size):
-    value = np.random.default_rng(size).integers(0, 256, size, np.uint8)
-    assert digest(value) == reference(value)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_every_bit_of_every_dtype_counts(dtype):
-    value = np.zeros(3, dtype)
-    flipped = value.copy()
-    for place in range(value.nbytes):
-        for bit in range(8):
-            flipped.view(np.uint8)[place] ^= 1 << bit
-            assert digest(flipped) != digest(value)
-            flipped.view(np.uint8)[place] ^= 1 << bit
-    assert digest(flipped) == digest(value)
+def test_the_vectorized_sums_are_the_plain_ones():
+    for size in SIZES:
+        value = np.random.default_rng(size).integers(0, 256, size, np.uint8)
+        assert digest(value) == reference(value), size
 
 
 def test_differences_that_are_alike_do_not_cancel_out():
@@ -132,16 +118,3 @@ def test_dtype_and_shape_count():
     alike = [zeros, zeros.reshape(3, 4), zeros.reshape(-1), zeros.astype("float32")]
     alike += [zeros.astype("int64"), np.zeros(()), np.zeros(0), np.zeros((0, 3)), np.zeros((3, 0))]
     assert len({digest(value) for value in alike}) == len(alike)
-
-
-def test_memory_that_is_not_aligned():
-    raw = np.zeros(8 * NARROW * 3 + 1, np.uint8)
-    raw[1:] = np.random.default_rng(0).integers(0, 256, raw.size - 1, np.uint8)
-    value = raw[1:].view(np.float64)
-    assert not value.flags.aligned
-    assert digest(value) == digest(value.copy())
-
-
-def test_groups():
-    assert grouped(["a", "b", "a", "c", "b"]) == ((0, 2), (1, 4), (3,))
-    assert grouped(["a", "a"]) == ((0, 1),)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import pickle
 import warnings
-from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -14,12 +12,10 @@ from synk_core import (
     Closed,
     InputTypeError,
     InputValueError,
-    NestedCall,
     NotSharedVariable,
     ReplicasDiffer,
     ReplicaWarning,
     Runtime,
-    WorkerFailed,
 )
 from synk_testing.engine import STREAMS, T, engine
 
@@ -50,17 +46,6 @@ def perturb(runtime, variable, rank):
 
 def values_of(runtime, variable):
     return [runtime.collectives.get_value(rank, variable) for rank in range(runtime.size)]
-
-
-def test_equal_replicas_are_never_reported(runtime, trained):
-    f, w, v = trained
-    with warnings.catch_warnings(), runtime.watch_replicas([w, v], every=2) as watch:
-        warnings.simplefilter("error")
-        for _ in range(7):
-            f(0.5)
-        assert watch.calls == 7
-        assert watch.check() == []
-    assert not watch.watching
 
 
 @pytest.mark.parametrize("name", ["w", "v"])
@@ -125,22 +110,6 @@ def test_groups_of_ranks_and_collectives(runtime, trained):
         assert watch.check() == []
 
 
-def test_a_function_that_is_gone_is_named_too(pair):
-    """The program has let go of it after its last call."""
-    w = engine.shared(np.zeros(2), name="w")
-    f = pair.function([x], updates=[(w, w + x.sum())], name="warm-up", **FAST)
-    g = pair.function([x], (x.sum(), "sum"), **FAST)
-    f(np.arange(2.0))
-    del f
-    gc.collect()
-    g(np.ones(2))
-    watch = pair.watch_replicas(w)
-    with pytest.warns(ReplicaWarning):
-        (difference,) = watch.check()
-    assert difference.written == "function 'warm-up'"
-    watch.stop()
-
-
 def test_raise(pair):
     w = engine.shared(np.zeros(2), name="w")
     f = pair.function([x], (x.sum(), "sum"), updates=[(w, w + x.mean())], name="apart", **FAST)
@@ -164,126 +133,6 @@ def test_raise(pair):
     assert pickle.loads(pickle.dumps(error)).differences == (1,)
 
 
-def test_broadcast(runtime, trained):
-    f, w, v = trained
-    odd = runtime.size - 1
-    with runtime.watch_replicas([w, v], action="broadcast") as watch:
-        perturb(runtime, v, odd)
-        masters = v.get_value()
-        if runtime.size == 1:
-            assert watch.check() == []
-            return
-        with pytest.warns(ReplicaWarning, match="have been given the master's values"):
-            (found,) = watch.check()
-        assert found.variable is v
-        assert watch.check() == []
-        for value in values_of(runtime, v):
-            np.testing.assert_array_equal(value, masters)
-        f(1.0)
-
-
-def test_several_watches(pair):
-    w, v = (engine.shared(np.ones(2), name=name) for name in "wv")
-    f = pair.function([], w.sum(), updates=[(w, w * 2), (v, v * 2)], name="double", **FAST)
-    f()
-    often = pair.watch_replicas(w, every=1)
-    seldom = pair.watch_replicas([v], every=3, action="raise")
-    perturb(pair, w, 1)
-    perturb(pair, v, 1)
-    for call in (1, 2, 3):
-        expected = pytest.raises(ReplicasDiffer, match="'v'") if call == 3 else nullcontext()
-        with (
-            pytest.warns(ReplicaWarning, match=f"'w' is not the same.*after call {call}"),
-            expected,
-        ):
-            f()
-    often.stop()
-    often.stop()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        f()
-    seldom.stop()
-
-
-def test_what_counts_as_a_call(pair):
-    w = engine.shared(np.zeros(2), name="w")
-    f = pair.function([x], (x.sum(), "sum"), updates=[(w, w + 1)], name="counted", **FAST)
-    rows = np.ones(4)
-    with pair.watch_replicas(w, every=1000) as watch:
-        f(rows)
-        pair.step(f.delayed(rows), pair.delayed.all_reduce(w), f.delayed(rows))
-        assert watch.calls == 2
-        pair.collectives.all_reduce(w)
-        pair.step(pair.delayed.broadcast(w))
-        assert watch.calls == 2
-        f.verify(rows)
-        pair.lint()
-        assert watch.calls == 2
-        with pytest.raises(InputTypeError):
-            f("no rows")
-        assert watch.calls == 2
-
-
-def test_verify_and_lint_are_not_disturbed(pair):
-    w = engine.shared(np.zeros(2), name="w")
-    f = pair.function([x], (x.sum(), "sum"), updates=[(w, w + x.mean())], name="loud", **FAST)
-    f(np.ones(4))
-    with pair.watch_replicas(w, every=1, action="raise"):
-        assert f.verify(np.arange(4.0)).ok
-        findings = [str(finding) for finding in pair.lint()]
-    assert [str(finding) for finding in pair.lint()] == findings
-
-
-def test_a_failed_call_does_not_count(pair):
-    w = engine.shared(np.zeros(2), name="w")
-    f = pair.function(
-        [x], T.stack([w, 2 * w])[T.cast(x.max(), "int64")].sum(), name="range", **FAST
-    )
-    with pair.watch_replicas(w, every=1) as watch:
-        f(np.zeros(4))
-        with pytest.raises(WorkerFailed):
-            f(np.array([0.0, 0, 0, 9]))
-        assert watch.calls == 1
-        assert watch.check() == []
-
-
-def test_arrays_of_all_kinds(pair):
-    values = [
-        np.asarray(3.5),
-        np.zeros((0, 4)),
-        np.arange(3, dtype="int8"),
-        np.array([True, False]),
-        np.arange(4, dtype="float16"),
-        np.arange(6, dtype="complex128").reshape(2, 3),
-        np.asfortranarray(np.random.default_rng(0).standard_normal((70, 900))),
-        np.random.default_rng(1).standard_normal(70_001),
-    ]
-    variables = [engine.shared(value, name=f"v{i}") for i, value in enumerate(values)]
-    with pair.watch_replicas(variables, action="raise") as watch:
-        assert watch.check() == []
-        # In another order of memory they are the same.
-        pair.collectives.set_value(1, variables[6], np.ascontiguousarray(values[6]))
-        assert watch.check() == []
-        for variable, value in zip(variables, values):
-            if not value.size:
-                continue
-            other = value.copy()
-            other.flat[-1] = 0 if other.flat[-1] else 1
-            pair.collectives.set_value(1, variable, other)
-            with pytest.raises(ReplicasDiffer) as caught:
-                watch.check()
-            assert [d.variable for d in caught.value.differences] == [variable]
-            pair.collectives.broadcast(variable)
-        pair.collectives.set_value(1, variables[1], np.zeros((1, 4)))
-        with pytest.raises(ReplicasDiffer, match="'v1'"):
-            watch.check()
-        pair.collectives.set_value(1, variables[1], values[1])
-        negative = engine.shared(np.zeros(3), name="negative zeros")
-        pair.collectives.set_value(1, negative, -np.zeros(3))
-    with pair.watch_replicas(negative, action="raise") as watch, pytest.raises(ReplicasDiffer):
-        watch.check()
-
-
 def test_bad_arguments(pair):
     w = engine.shared(np.zeros(2), name="w")
     stream = STREAMS["numpy"](3)
@@ -303,14 +152,6 @@ def test_bad_arguments(pair):
     ):
         with pytest.raises(error, match=words):
             pair.watch_replicas(variables, **options)
-
-
-def test_not_from_inside_of_a_call(pair):
-    watch = pair.watch_replicas(engine.shared(np.zeros(2), name="w"))
-    with pair._controller.lock, pytest.raises(NestedCall):
-        watch.check()
-    assert watch.check() == []
-    watch.stop()
 
 
 def test_it_ends_with_the_runtime():

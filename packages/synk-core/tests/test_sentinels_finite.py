@@ -22,7 +22,7 @@ from synk_core import (
     in_graph,
 )
 from synk_core._plan.rows import split_rows
-from synk_core._rank.finite.execution import is_finite
+from synk_core._rank.finite import is_finite
 from synk_testing.engine import STREAMS, T, as_op, engine
 
 x = T.dvector("x")
@@ -79,7 +79,7 @@ def good(count):
     return np.random.default_rng(count).uniform(0.5, 2, (count, 3))
 
 
-@pytest.mark.parametrize("row", [0, 5, 17, 28])
+@pytest.mark.parametrize("row", [0, 17])
 @pytest.mark.parametrize("num_slices", [1, 3])
 def test_a_row_that_the_function_cannot_stand_is_found(watched, row, num_slices):
     f, w, calls = logs(watched)
@@ -278,18 +278,6 @@ def test_rows_of_sliceable_variables(watched_pair):
     assert np.isfinite(f(batch_s=slice(8, 15)))
 
 
-def test_scattered_rows_beside_sliceable_ones(watched_pair):
-    s = engine.shared(np.zeros(0), name="s")
-    f = watched_pair.function([x], T.log(x * s).mean(), sliceable_shareds=[s], name="both")
-    watched_pair.collectives.scatter(s, np.ones(10))
-    values = np.ones(10)
-    values[8] = -1
-    for settings in ({}, {"num_slices": 2}):
-        error = failure(watched_pair.master, f, values, **settings)
-        assert (error.rank, error.row) == (1, 8), settings
-    assert f(np.ones(10)) == 0
-
-
 def test_random_states_are_put_back(runtime):
     def drawing():
         numpy_numbers, mrg_numbers = STREAMS["numpy"](5), [*STREAMS.values()][-1](5)
@@ -366,18 +354,18 @@ def test_only_wanted_outputs_and_floats_are_looked_at(watched_pair):
     f(values, output_subset=[1, 2, 3])
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64", "complex128"])
-def test_all_dtypes_of_floats(watched_pair, dtype):
-    x = T.TensorType(dtype, (False,))("x")
-    f = watched_pair.function([x], (x * 2, "gather"), name="double", **FAST)
-    # Their sum overflows, they do not.
-    large = np.full(64, np.finfo(dtype).max / 4, dtype)
-    with np.errstate(all="raise"):
-        np.testing.assert_array_equal(f(large), large * 2)
-        np.testing.assert_array_equal(f(-large), -large * 2)
-    for wrong in (np.nan, np.inf, -np.inf):
-        large[40] = wrong
-        assert failure(watched_pair.master, f, large).row == 40
+def test_all_dtypes_of_floats(watched_pair):
+    for dtype in ("float16", "float32", "float64", "complex64", "complex128"):
+        x = T.TensorType(dtype, (False,))("x")
+        f = watched_pair.function([x], (x * 2, "gather"), name="double", **FAST)
+        # Their sum overflows, they do not.
+        large = np.full(64, np.finfo(dtype).max / 4, dtype)
+        with np.errstate(all="raise"):
+            np.testing.assert_array_equal(f(large), large * 2)
+            np.testing.assert_array_equal(f(-large), -large * 2)
+        for wrong in (np.nan, np.inf, -np.inf):
+            large[40] = wrong
+            assert failure(watched_pair.master, f, large).row == 40
 
 
 def test_is_finite():
@@ -409,13 +397,6 @@ def test_on_and_off(pair):
     assert np.isnan(f2(bad))
     with pytest.raises(InputTypeError, match="expected True or False"):
         pair.watch_finite("yes")
-
-
-def test_verify_is_not_watched(watched_pair):
-    f = watched_pair.function([x], T.log(x).mean(), name="verified")
-    report = f.verify(np.array([1.0, 2, -1, 3]))
-    assert report.name == "'verified'"
-    failure(watched_pair.master, f, np.array([1.0, 2, -1, 3]))
 
 
 def test_a_step_is_undone_as_a_whole(watched_pair):

@@ -37,26 +37,26 @@ def refuse_negative(values):
     return values * 1.0
 
 
-@pytest.mark.parametrize("between", ["failure", "verify"])
-def test_weights_are_those_of_the_last_call_that_succeeded(pair, between):
-    y = T.dvector("y")
-    f = pair.function([y], (refuse_negative(y), "gather"), **FAST)
-    f(np.arange(9.0))
-    if between == "verify":
-        f.verify(np.arange(2.0)).raise_if_wrong()
-    else:
-        with pytest.raises(WorkerFailed):
-            f(np.array([1.0, -1.0]))
-    assert f.rows == (5, 4)
-    w = engine.shared(np.zeros(1))
-    for at_once in (True, False):
-        pair.collectives.set_value(1, w, np.array([9.0]))
-        w.set_value(np.zeros(1))
-        if at_once:
-            pair.collectives.all_reduce(w, "avg", weights=f)
+def test_weights_are_those_of_the_last_call_that_succeeded(pair):
+    for between in ("failure", "verify"):
+        y = T.dvector("y")
+        f = pair.function([y], (refuse_negative(y), "gather"), **FAST)
+        f(np.arange(9.0))
+        if between == "verify":
+            f.verify(np.arange(2.0)).raise_if_wrong()
         else:
-            pair.step(pair.delayed.all_reduce(w, "avg", weights=f))
-        np.testing.assert_allclose(w.get_value(), 4.0)
+            with pytest.raises(WorkerFailed):
+                f(np.array([1.0, -1.0]))
+        assert f.rows == (5, 4)
+        w = engine.shared(np.zeros(1))
+        for at_once in (True, False):
+            pair.collectives.set_value(1, w, np.array([9.0]))
+            w.set_value(np.zeros(1))
+            if at_once:
+                pair.collectives.all_reduce(w, "avg", weights=f)
+            else:
+                pair.step(pair.delayed.all_reduce(w, "avg", weights=f))
+            np.testing.assert_allclose(w.get_value(), 4.0)
 
 
 def test_a_call_while_another_is_prepared_is_refused(pair):
@@ -147,6 +147,7 @@ def interrupted_at(function, line, call):
     return bool(hit)
 
 
+@pytest.mark.nightly
 def test_an_interrupt_at_any_line_leaves_the_runtime_usable_or_closed():
     from synk_core._master.controller import Controller
 
@@ -260,43 +261,3 @@ def test_check_works_after_the_end():
 def test_threads_that_distribute_at_the_start_take_turns():
     with Runtime(2) as runtime, calling_in_threads([runtime.distribute] * 3):
         pass
-
-
-@pytest.fixture
-def other_pair():
-    """A runtime that knows nothing of other tests' functions."""
-    with Runtime(2) as opened:
-        yield opened
-
-
-def test_what_only_the_master_has_is_found(other_pair):
-    pair, x = other_pair, T.dvector("x")
-    rate = engine.shared(np.ones(()), name="rate")
-    f = pair.function([x], ((x * rate).sum(), "sum"), name="f", **FAST)
-    f(np.ones(4))
-    assert pair.lint() == []
-    rate.set_value(0.5)
-    f(np.ones(4))
-    (finding,) = pair.lint()
-    assert (finding.rule, finding.severity) == ("replicas-differ", "error")
-    assert "'rate', which f reads, differs between ranks" in finding.message
-    report = f.verify(np.ones(4), sync=False)
-    assert not report.ok
-    assert "here rate" in str(report)
-    assert "use another op" not in str(report)
-    pair.collectives.broadcast(rate)
-    assert pair.lint() == []
-    f.verify(np.ones(4), sync=False).raise_if_wrong()
-
-
-def test_digests_are_equal_where_values_are(runtime):
-    s = engine.shared(np.arange(6.0).reshape(2, 3))
-    t = engine.shared(np.zeros((0, 2)))
-    digests, others = runtime.collectives.get_digests([s, t])
-    assert len(set(digests)) == len(set(others)) == 1
-    assert digests[0] != others[0]
-    s.set_value(np.arange(6.0).reshape(2, 3)[:, ::-1])
-    changed = runtime.collectives.get_digests(s)
-    assert len(set(changed)) == min(runtime.size, 2)
-    runtime.collectives.set_value(runtime.master, s, np.arange(6.0).reshape(2, 3))
-    assert runtime.collectives.get_digests(s) == digests

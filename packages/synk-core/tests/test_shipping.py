@@ -31,7 +31,7 @@ from synk_core._wire.messages import (
     ScatteredInput,
     Step,
 )
-from synk_core.exceptions import PerformanceWarning, SharedMemoryFull
+from synk_core.exceptions import SharedMemoryFull
 
 PROGRAMS = 120
 """Random programs, of some 40 steps each."""
@@ -225,9 +225,8 @@ def test_a_row_travels_once(hosts):
     assert perform(hosts, data, slice(None)) == (32 - 2) * ROW  # all but 60 and 61 of rows 32 to 63
 
 
-@pytest.mark.parametrize(
-    ("key", "rows"),
-    [
+def test_what_was_written_travels_again_and_nothing_else(hosts):
+    for key, rows in (
         (40, 1),
         (-1, 1),
         (slice(40, 44), 4),
@@ -239,15 +238,12 @@ def test_a_row_travels_once(hosts):
         (None, 32),
         (np.ones((64, 1024), bool), 32),
         (3, 0),
-    ],
-    ids=str,
-)
-def test_what_was_written_travels_again_and_nothing_else(hosts, key, rows):
-    data = big(hosts)
-    perform(hosts, data, slice(None))
-    data[key] = -1.0
-    assert perform(hosts, data, slice(None)) == rows * ROW
-    assert perform(hosts, data, slice(None)) == 0
+    ):
+        data = big(hosts)
+        perform(hosts, data, slice(None))
+        data[key] = -1.0
+        assert perform(hosts, data, slice(None)) == rows * ROW, key
+        assert perform(hosts, data, slice(None)) == 0
 
 
 def test_set_value_and_growth_travel_again(hosts):
@@ -281,43 +277,7 @@ def test_views_make_all_rows_travel_until_the_promise(hosts):
         assert perform(hosts, data, slice(None)) == 0
 
 
-def test_the_promise_counts_from_when_it_is_given(hosts):
-    data = big(hosts)
-    perform(hosts, data, slice(None))
-    data.data[40] = 7.0
-    data.seal()
-    assert perform(hosts, data, slice(None)) == 32 * ROW
-
-
-@pytest.mark.parametrize("reached", [0, 1])
-def test_an_order_that_failed_counts_for_nothing(hosts, reached):
-    data = big(hosts)
-    perform(hosts, big(hosts, 4), slice(None))  # what is said once of new memory is said
-    perform(hosts, data, slice(None), fails=reached)
-    data[40] = -1.0
-    assert perform(hosts, data, slice(None)) == 32 * ROW
-    perform(hosts, data, np.array([1, 2, 40, 41]), fails=reached)
-    data[41] = -2.0
-    assert perform(hosts, data, slice(None)) in (1 * ROW, 32 * ROW)
-
-
-def test_an_order_that_was_taken_back_has_arrived(hosts):
-    data = big(hosts)
-    index = np.array([60, 1, 40, 50])
-    perform(hosts, data, index, undone=True)
-    data[40] = -1.0
-    assert perform(hosts, data, index) == 1 * ROW  # what is prepared sees it
-
-
-def test_rows_of_another_form_are_other_rows(hosts):
-    data = big(hosts)
-    perform(hosts, data, slice(None))
-    data.set_shape((128, 512))
-    data[81] = 7.0  # half of what is row 40
-    data.set_shape((64, 1024))
-    assert perform(hosts, data, slice(None)) == 32 * ROW
-
-
+@pytest.mark.nightly
 def test_a_thread_that_writes_loses_nothing(hosts):
     """Rows that a call does not use may be written meanwhile."""
     data = hosts.store.make(np.zeros((4000, 8)))
@@ -353,16 +313,6 @@ def test_copies_are_no_views(hosts):
     assert not data.is_exposed
     assert taken[0].shape == (2, 1024)
     assert perform(hosts, data, slice(None)) == 0
-
-
-def test_a_large_exposed_array_is_reported_once(hosts, monkeypatch):
-    monkeypatch.setattr("synk_core._master.shipping.REMIND_NBYTES", 40 * ROW)
-    data = big(hosts)
-    data.data[...] = 1.0
-    perform(hosts, data, slice(None))
-    with pytest.warns(PerformanceWarning, match=r"seal\(\)"):
-        perform(hosts, data, slice(None))
-    perform(hosts, data, slice(None))
 
 
 def test_arrays_of_calls_travel_with_each(hosts):
@@ -420,16 +370,13 @@ def test_small_rows_travel_within_the_order(hosts):
     assert perform(hosts, data, np.array([9, 9, 9, 9, 9])) == 0
 
 
-@pytest.mark.parametrize(
-    "value",
-    [np.float32(3), np.zeros((0, 4)), np.zeros((4, 0)), np.full(6, 2j), np.ones(5, bool)],
-    ids=str,
-)
-def test_any_form_travels(hosts, value):
-    data = hosts.store.make(value)
-    call = Call(1, PLAIN, None, (), (hosts.store.ref(data),), None, 1, ())
-    hosts.order(call)
-    np.testing.assert_array_equal(hosts.seen(1, call.broadcast[0]), data.array)
+def test_any_form_travels(hosts):
+    forms = np.float32(3), np.zeros((0, 4)), np.zeros((4, 0)), np.full(6, 2j), np.ones(5, bool)
+    for value in forms:
+        data = hosts.store.make(value)
+        call = Call(1, PLAIN, None, (), (hosts.store.ref(data),), None, 1, ())
+        hosts.order(call)
+        np.testing.assert_array_equal(hosts.seen(1, call.broadcast[0]), data.array)
 
 
 def test_a_host_without_room_says_so(hosts, monkeypatch):
@@ -515,7 +462,9 @@ class Program:
         return rng.integers(0, length, int(rng.integers(0, 12)))
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize(
+    "part", [0, *(pytest.param(n, marks=pytest.mark.nightly) for n in (1, 2, 3))]
+)
 def test_no_program_makes_another_host_compute_with_old_values(part):
     for seed in range(part, PROGRAMS, 4):
         program = Program(seed)

@@ -50,10 +50,10 @@ def test_updates_in_all_forms(x, weight, counter):
     assert make_spec([x], updates={counter: counter + 1}).updates[0][0] is counter
 
 
-@pytest.mark.parametrize("op", ["mean", "AVG", "c_", ""])
-def test_unknown_ops_are_refused(x, op):
-    with pytest.raises(OpError, match="expected one of 'avg', 'sum'"):
-        make_spec([x], [(x.mean(), op)])
+def test_unknown_ops_are_refused(x):
+    for op in ("mean", "AVG", "c_", ""):
+        with pytest.raises(OpError, match="expected one of 'avg', 'sum'"):
+            make_spec([x], [(x.mean(), op)])
 
 
 def test_averages_of_integers_are_refused(x, counter):

@@ -29,7 +29,10 @@ BEGINNING = "in <module>\n"
 SIGNALS = [int(_stacks.BETWEEN_BYTECODES), int(_stacks.AT_ONCE)]
 
 
-@pytest.fixture(scope="module", params=[sleep_in_python, hold_the_lock])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(sleep_in_python, marks=pytest.mark.nightly), hold_the_lock],
+)
 def busy(request):
     """What the last of three ranks computes, and the pool."""
     with computing(request.param, size=3) as pool:
@@ -81,6 +84,7 @@ def test_other_threads_are_shown_too():
         assert "in sleep_in_a_thread" in text
 
 
+@pytest.mark.nightly
 def test_of_many_calls_the_last_are_shown_without_waiting_for_more():
     with computing(sleep_deep_down) as pool:
         began = time.monotonic()
@@ -167,6 +171,7 @@ def test_a_process_that_does_not_answer_is_told_apart_from_one_that_did():
     file.close()
 
 
+@pytest.mark.nightly
 def test_several_threads_may_ask_and_another_one_may_close():
     with computing(hold_the_lock) as pool:
         texts = []

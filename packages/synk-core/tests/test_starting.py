@@ -86,6 +86,7 @@ with synk_core.Runtime(2, use_gpu=False) as runtime:
 )
 
 
+@pytest.mark.nightly
 def test_nothing_below_a_worker_starts_ranks(zygote):
     """Whatever it does with its environment."""
     status, out, err = zygote.run(ATTEMPTS)
@@ -114,9 +115,9 @@ with synk_core.Runtime(2, use_gpu=False) as runtime:
 """
 
 
-@pytest.mark.parametrize("executable, frozen", [(None, False), ("/opt/app/application", True)])
-def test_a_program_without_a_python_is_told_how_to_name_one(zygote, executable, frozen):
-    code = WITHOUT.format(executable=executable, frozen=frozen, python=sys.executable)
+def test_a_program_without_a_python_is_told_how_to_name_one(zygote):
+    executable = "/opt/app/application"
+    code = WITHOUT.format(executable=executable, frozen=True, python=sys.executable)
     status, out, err = zygote.run(code)
     assert status == 0, err
     assert f"sys.executable is {executable!r}, no Python to start ranks with" in out
@@ -227,6 +228,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.nightly
 def test_functions_of_the_main_script_get_to_the_workers_of_a_spawned_process(tmp_path):
     """There the script is the module `__mp_main__`."""
     script = tmp_path / "script.py"

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from synk_core import Runtime
 from synk_core._master.acts import LIMIT, ActTable
 from synk_core._watch.stats import FunctionStats, Ledger, Performed, Stats
 from synk_core._wire.messages import ArrayRef, Call, Collective, Form, Step, Stop
@@ -98,14 +97,6 @@ def test_the_table_says_what_the_ranks_are_worth():
     assert "as fast" not in str(ledger.stats(reset=False))
 
 
-def test_one_rank_is_compared_with_nothing():
-    ledger = Ledger(1, 0)
-    act = SimpleNamespace(tally=ledger.tally("f"), event=SimpleNamespace(kind="call"), nbytes=0)
-    ledger.observe(Performed([act], np.array([3.0]), 0.0, 4.0))
-    assert ledger.stats(reset=False).speed_up == 0.75
-    assert "as fast" not in str(ledger.stats(reset=False))
-
-
 def test_the_table_says_what_is_replayed():
     times = (3, 0.0, 0.1, 0.0, 0.0, 8, (3, 0))
     text = str(
@@ -152,28 +143,6 @@ def test_a_call_that_repeats_sends_nothing_new(pair, monkeypatch):
     data[:] = random.randn(9, 3)
     np.testing.assert_array_equal(f(data, small), data.data.sum(axis=1))
     assert sent[-1] is not None
-
-
-def test_plans_follow_arrays_that_move(pair):
-    x = T.vector("x")
-    f = pair.function([x], (x, "gather"), **FAST)
-    data = pair.data(np.zeros(4))
-    for length in (4, 4, 4000, 4, 100_000, 3):
-        for values in (np.arange(float(length)), -np.arange(float(length))):
-            np.testing.assert_array_equal(f(values), values)
-            data.set_value(values)
-            np.testing.assert_array_equal(f(data), values)
-            np.testing.assert_array_equal(f(values, batch=[length - 1, 0]), values[[-1, 0]])
-
-
-def test_data_of_two_runtimes_are_not_mixed_up(pair):
-    x = T.vector("x")
-    f = pair.function([x], (x, "gather"), **FAST)
-    with Runtime(1) as other:
-        ours, theirs = pair.data(np.zeros(3)), other.data(np.ones(3))
-        assert ours.token != theirs.token
-        for data in (ours, theirs, ours):
-            np.testing.assert_array_equal(f(data), data.data)
 
 
 def call_of(*keys):

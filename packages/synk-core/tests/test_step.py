@@ -32,7 +32,7 @@ def linear_regression(runtime):
     return w, g, gradient, update, numpy_step
 
 
-@pytest.mark.parametrize("rows", [1, 2, 5, 12])
+@pytest.mark.parametrize("rows", [1, 5])
 def test_a_training_step_is_one_order_and_exact(runtime, rows):
     w, g, gradient, update, numpy_step = linear_regression(runtime)
     random = np.random.RandomState(rows)

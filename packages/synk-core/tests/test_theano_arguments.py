@@ -32,11 +32,11 @@ from synk_core.exceptions import (
     BatchError,
     InputTypeError,
     InputValueError,
-    SpecError,
     SynkError,
     WorkerFailed,
 )
 
+NIGHTLY = pytest.mark.nightly
 QUICK = {"mode": "FAST_COMPILE"}
 AT_ONCE_S = 3
 X = np.arange(12.0).reshape(6, 2)
@@ -72,98 +72,45 @@ def stopped(runtime):
 # What comes back
 
 
-def test_outputs_in_every_form_come_back_as_from_theano(pair, x):
-    means, mean = x.mean(axis=0), x.mean()
-    for ours, theirs in [
-        (means, means),
-        ([means], [means]),
-        ([], []),
-        ([means, mean], [means, mean]),
-        ((means, mean), [means, mean]),
-    ]:
-        serial = theano.function([x], theirs, on_unused_input="ignore", **QUICK)
-        f = pair.function([x], ours, on_unused_input="ignore", **QUICK)
-        expected, got = serial(X), f(X)
-        assert type(got) is type(expected)
-        np.testing.assert_equal(got, expected)
-
-
-def test_operations_are_told_by_output(pair, x):
-    assert pair.function([x], (x.sum(), "sum"), **QUICK)(X) == X.sum()
-    s, n = theano.shared(np.zeros(2), "s"), theano.shared(np.asarray(0), "n")
-    outputs = [(x.sum(), "c_sum"), x.mean(), (x, "gather"), (x.max(), None)]
-    f = pair.function([x], outputs, updates=[(s, s + 1), (n, n + 1, "max")], **QUICK)
-    total, mean, rows, own = f(X)
-    assert (total, mean, own) == (X.sum(), X.mean(), X[:3].max())
-    np.testing.assert_array_equal(rows, X)
-    assert f.output_modes == ("sum", "avg", "gather", None)
-    assert f.update_modes == ("avg", "max")
-    with pytest.raises(SpecError, match="type dict"):
-        pair.function([x], {"total": x.sum()}, **QUICK)
-
-
 def pairs_of(a, b, new_a, new_b):
     return [(a, new_a), (b, new_b)]
 
 
-@pytest.mark.parametrize(
-    "form",
-    [
-        pairs_of,
-        lambda a, b, new_a, new_b: ((a, new_a), [b, new_b]),
-        lambda a, b, new_a, new_b: [(a, new_a, "avg"), (b, new_b, "sum")],
-        lambda a, b, new_a, new_b: [(a, new_a, None), (b, new_b)],
-        lambda *args: dict(pairs_of(*args)),
-        lambda *args: OrderedDict(pairs_of(*args)),
-        lambda *args: theano.OrderedUpdates(pairs_of(*args)),
-    ],
-)
-def test_updates_in_every_form_do_the_same(pair, x, form):
-    a, b = theano.shared(np.ones(2), "a"), theano.shared(np.zeros(2), "b")
-    f = pair.function([x], updates=form(a, b, a * 2, a + x.sum(axis=0)), **QUICK)
-    assert not f(X)
-    assert a.get_value().tolist() == [2.0, 2.0]
-    np.testing.assert_array_equal(pair.collectives.gather(b)[1], 1 + X[3:].sum(axis=0))
+UPDATES = [
+    pairs_of,
+    lambda a, b, new_a, new_b: ((a, new_a), [b, new_b]),
+    lambda a, b, new_a, new_b: [(a, new_a, "avg"), (b, new_b, "sum")],
+    lambda a, b, new_a, new_b: [(a, new_a, None), (b, new_b)],
+    lambda *args: dict(pairs_of(*args)),
+    lambda *args: theano.OrderedUpdates(pairs_of(*args)),
+]
 
 
-@pytest.mark.parametrize("form", [dict, OrderedDict, list, tuple])
-def test_givens_in_every_form_do_the_same(pair, x, form):
+def test_updates_and_givens_in_every_form_do_the_same(pair, x):
+    for form in UPDATES:
+        a, b = theano.shared(np.ones(2), "a"), theano.shared(np.zeros(2), "b")
+        f = pair.function([x], updates=form(a, b, a * 2, a + x.sum(axis=0)), **QUICK)
+        assert not f(X)
+        assert a.get_value().tolist() == [2.0, 2.0]
+        np.testing.assert_array_equal(pair.collectives.gather(b)[1], 1 + X[3:].sum(axis=0))
     a, s, c = T.dmatrix("a"), theano.shared(np.full(2, 3.0), "s"), T.dvector("c")
-    f = pair.function([x], (a + c, "gather"), givens=form([(a, x * s), (c, np.ones(2))]), **QUICK)
-    np.testing.assert_array_equal(f(X), X * 3 + 1)
-
-
-def test_no_inputs_no_outputs_or_updates_only(pair):
-    n = theano.shared(np.asarray(0), "n")
-    count = pair.function([], updates=[(n, n + 1)], **QUICK)
-    assert not count()
-    assert pair.function([], [(n, "sum"), (n, "max")], **QUICK)() == [2, 1]
-    assert pair.function([], (n, None), **QUICK)() == 1
-    assert pair.function([], [], updates=[(n, n + 1)], **QUICK)() == []
-    assert not pair.function([], **QUICK)()
-    assert pair.collectives.gather(n).tolist() == [2, 2]
+    for kind in (dict, OrderedDict, list, tuple):
+        givens = kind([(a, x * s), (c, np.ones(2))])
+        f = pair.function([x], (a + c, "gather"), givens=givens, **QUICK)
+        np.testing.assert_array_equal(f(X), X * 3 + 1)
 
 
 # Keywords of theano.function
 
 
-def test_a_name(pair, x):
-    assert pair.function([x], x.mean(), name="mean", **QUICK).name == "mean"
-    assert pair.function([x], x.mean(), **QUICK).name is None
-
-
 @pytest.mark.parametrize(
     "mode",
     [
-        None,
-        "FAST_RUN",
+        *(pytest.param(mode, marks=NIGHTLY) for mode in (None, "FAST_RUN", "DebugMode")),
         "FAST_COMPILE",
-        "DebugMode",
-        theano.Mode("py", "fast_run"),
-        theano.Mode("vm", None),
-        theano.compile.get_default_mode().excluding("inplace"),
+        pytest.param(theano.Mode("py", "fast_run"), id="py", marks=NIGHTLY),
+        pytest.param(theano.compile.get_default_mode().excluding("inplace"), id="not in place"),
     ],
-    ids=["default", "FAST_RUN", "FAST_COMPILE", "DebugMode", "py", "unoptimised", "not in place"],
 )
 def test_modes_by_name_or_object(pair, x, mode):
     w = theano.shared(np.ones(2), "w")
@@ -232,8 +179,18 @@ VALUES = [
 ]
 
 
-@pytest.mark.parametrize("downcast", [None, False, True])
-@pytest.mark.parametrize("variable", ["bvector", "ivector", "fvector", "dvector", "zvector"])
+KINDS = ["bvector", "ivector", "fvector", "dvector", "zvector"]
+BY_DAY = [("bvector", True), ("ivector", False), ("fvector", None)]
+
+
+@pytest.mark.parametrize(
+    ("variable", "downcast"),
+    [
+        pytest.param(kind, downcast, marks=() if (kind, downcast) in BY_DAY else NIGHTLY)
+        for kind in KINDS
+        for downcast in (None, False, True)
+    ],
+)
 def test_values_convert_where_theano_converts_them(pair, variable, downcast):
     """The same values are taken, with the same result, and the same are refused by a TypeError."""
     x = getattr(T, variable)("x")
@@ -321,11 +278,6 @@ def test_operations_in_place_are_accepted_on_request(pair, x):
     np.testing.assert_array_equal(value, X)
 
 
-def test_unknown_keywords_are_refused_as_by_theano(pair, x):
-    with pytest.raises(TypeError, match="no_such_keyword"):
-        pair.function([x], x.mean(), no_such_keyword=1)
-
-
 # Names
 
 
@@ -390,7 +342,7 @@ def test_nan_and_infinities_pass_through(pair, x):
     np.testing.assert_array_equal(np.signbit(f(value)[0]), np.signbit(value))
 
 
-@pytest.mark.parametrize("num_slices", [4, 7, 1000, np.int64(50)])
+@pytest.mark.parametrize("num_slices", [7, pytest.param(np.int64(50), marks=NIGHTLY)])
 def test_more_slices_than_rows_leave_some_empty(pair, x, num_slices):
     s = theano.shared(np.zeros(2), "s")
     f = pair.function(
@@ -472,28 +424,16 @@ BAD_CALLS = {
 }
 
 
-@pytest.mark.parametrize("case", BAD_CALLS)
-def test_bad_calls_are_refused_before_the_workers_are_asked(pair, f, case):
-    arguments, options, error, words = BAD_CALLS[case]
+def test_bad_calls_are_refused_before_the_workers_are_asked(pair, f):
     f(X, 1)
-    with stopped(pair), pytest.raises(error, match=words) as caught:
-        f(*arguments(), **options)
-    assert isinstance(caught.value, SynkError)
+    with stopped(pair):
+        for case, (arguments, options, error, words) in BAD_CALLS.items():
+            with pytest.raises(error, match=words) as caught:
+                f(*arguments(), **options)
+            assert isinstance(caught.value, SynkError), case
     rows, total = f(X, 2.0, batch=[5, 0])
     np.testing.assert_array_equal(rows, 2 * X[[5, 0]])
     assert total == rows.sum()
-
-
-def test_an_index_has_to_be_there_in_every_input(pair):
-    a, b = T.dvector("a"), T.dvector("b")
-    g = pair.function([a, b], (a * b, "gather"), **QUICK)
-    long, short = np.arange(9.0), np.arange(4.0)
-    for batch in ([0, 4], slice(2, 5), 5, np.arange(9) < 7):
-        for values in ((long, short), (short, long)):
-            with stopped(pair), pytest.raises((BatchError, InputValueError)):
-                g(*values, batch=batch)
-    np.testing.assert_array_equal(g(long, short, batch=[3, 0]), [9.0, 0.0])
-    np.testing.assert_array_equal(g(short, long, batch=slice(1, 4)), [1.0, 4.0, 9.0])
 
 
 def test_masked_values_are_refused_wherever_they_come_in(pair):
@@ -509,35 +449,6 @@ def test_masked_values_are_refused_wherever_they_come_in(pair):
         with pytest.raises(InputTypeError, match="mask"):
             act()
     np.testing.assert_array_equal(data.data, X)
-
-
-def test_no_rows_are_not_an_error(pair, f):
-    for options in ({"batch": []}, {"batch": 0}, {"batch": slice(3, 3)}, {"batch": X[:, 0] < 0}):
-        rows, total = f(X, 2.0, **options)
-        assert (rows.shape, total) == ((0, 2), 0)
-    rows, total = f(np.empty((0, 2)), 2.0, num_slices=3)
-    assert (rows.shape, total) == ((0, 2), 0)
-
-
-def test_what_function_refuses(pair, x):
-    s, n = theano.shared(np.zeros(2), "s"), theano.shared(np.asarray(0), "n")
-    with stopped(pair):
-        for error, words, build in [
-            (TypeError, "list or tuple", {"inputs": x}),
-            (TypeError, "expected a Theano variable", {"inputs": [x], "outputs": [1.0]}),
-            (TypeError, "variable or", {"inputs": [x], "outputs": [(x.mean(), "avg", 1)]}),
-            (ValueError, "'median'", {"inputs": [x], "outputs": (x.mean(), "median")}),
-            (ValueError, "'gather'", {"inputs": [x], "updates": [(s, s + 1, "gather")]}),
-            (TypeError, "average", {"inputs": [x], "updates": [(n, n + 1, "avg")]}),
-            (TypeError, "shared variable", {"inputs": [x], "updates": [(x, x)]}),
-            (TypeError, "replacement", {"inputs": [x], "outputs": x.mean(), "givens": [x]}),
-            (InputValueError, "does not use it", {"inputs": [x], "sliceable_shareds": [s]}),
-            (TypeError, "shared variable", {"inputs": [x], "sliceable_shareds": [x]}),
-            (TypeError, "rows", {"inputs": [T.dscalar("c")], "outputs": x.mean()}),
-        ]:
-            with pytest.raises(error, match=words):
-                pair.function(**build, on_unused_input="ignore", **QUICK)
-    assert pair.function([x], (x.sum(), "sum"), **QUICK)(X) == X.sum()
 
 
 def test_a_shared_variable_of_two_runtimes_has_replicas_in_each(pair, trio, x):
@@ -584,7 +495,10 @@ class Acts:
         return Acts.now()
 
 
-@pytest.mark.parametrize("kind", ["function", "sliced", "collective", "distribute"])
+@pytest.mark.parametrize(
+    "kind",
+    ["function", "collective", *(pytest.param(k, marks=NIGHTLY) for k in ("sliced", "distribute"))],
+)
 def test_a_call_inside_a_call_is_refused(pair, kind, monkeypatch):
     """The workers are busy with the outer one; what they answered would be taken for another's."""
     v, result = on_call(Acts())
@@ -620,17 +534,6 @@ def test_closing_inside_a_call_ends_it_with_an_error(monkeypatch):
             with pytest.raises(SynkError):
                 outer(np.arange(4.0))
         del outer
-
-
-def test_the_masters_own_computation_is_allowed_inside_a_call(pair, monkeypatch):
-    v, result = on_call(Acts())
-    outer = pair.function([v], (result, "gather"), **QUICK)
-    inner = pair.function([v], (v.sum(), "sum"), **QUICK)
-    outer(np.arange(4.0))
-    sums = []
-    monkeypatch.setattr(Acts, "now", staticmethod(lambda: sums.append(inner.as_theano(np.ones(3)))))
-    np.testing.assert_array_equal(outer(np.arange(4.0)), 2 * np.arange(4.0))
-    assert sums == [3.0]
 
 
 def test_calls_and_collectives_of_several_threads_take_turns(pair, x):
@@ -671,7 +574,7 @@ def test_only_one_thread_at_a_time_builds_a_function(pair, x, monkeypatch):
     assert (len(built), met) == (2, [])
 
 
-@pytest.mark.parametrize("value", ["raise", "warn"])
+@pytest.mark.parametrize("value", ["raise", pytest.param("warn", marks=NIGHTLY)])
 def test_test_values_are_the_users_alone(runtime, value):
     """What a call adds to the graph to select rows has none."""
     rows = np.arange(4.0 * runtime.size + 8).reshape(-1, 2)

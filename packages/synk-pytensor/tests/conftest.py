@@ -10,7 +10,6 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "synk-core/tests"))
 
 from _fixtures import (  # noqa: F401 - of these tests, too
     by_value,
-    flight_records,
     frozen,
     house,
     no_leaks,

@@ -75,7 +75,7 @@ _HOMES = {
 }
 """Where what users meet is defined. Workers, which need half of the package, import no more."""
 
-_MODULES = ("engine", "exceptions", "flight", "in_graph", "mpi")
+_MODULES = ("engine", "exceptions", "in_graph", "mpi")
 
 __all__ = [
     "AlreadyForked",

@@ -1,7 +1,6 @@
 """Tracebacks for users: their own lines and those of their functions, without this library's.
 
-Python started with ``-X dev`` shows everything; of what failed on some rank the flight record has
-the whole.
+Python started with ``-X dev`` shows everything.
 """
 
 from __future__ import annotations

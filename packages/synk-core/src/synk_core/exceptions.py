@@ -262,6 +262,8 @@ def _restored(
 class WorkerStalled(SynkError, TimeoutError):
     """Some worker kept the others waiting longer than `timeout_s`; the runtime is closed by it.
 
+    A note at the end of what Python prints has the last acts of the first of them.
+
     Attributes:
         rank: the first of them.
         ranks: all of them.
@@ -280,8 +282,7 @@ class WorkerStalled(SynkError, TimeoutError):
     ) -> None:
         super().__init__(
             f"the call was given up after {seconds:.0f} s, and the runtime is closed: {report}\n"
-            f"For longer calls set fork(timeout_s=...); `synkhronos flight` shows what each "
-            f"rank did before."
+            f"For longer calls set fork(timeout_s=...)."
         )
         self.rank = ranks[0]
         self.ranks = tuple(ranks)
@@ -300,6 +301,8 @@ class Interrupted(KeyboardInterrupt):
 
 class WorkerDied(SynkError, RuntimeError):
     """A worker process ended when it should not have; the runtime is closed by it.
+
+    A note at the end of what Python prints has the last acts of the rank.
 
     Attributes:
         rank: which worker.
@@ -344,8 +347,7 @@ class WorkerDied(SynkError, RuntimeError):
             "from a checkpoint"
         )
         super().__init__(
-            f"the worker process of rank {rank}{where} {how} while it was {doing}. {cure}; "
-            f"`synkhronos flight` shows what each rank did before."
+            f"the worker process of rank {rank}{where} {how} while it was {doing}. {cure}."
             + (
                 " (SIGKILL often comes from the kernel when memory runs out: see `dmesg`.)"
                 if self.signal == "SIGKILL"

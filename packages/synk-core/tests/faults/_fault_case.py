@@ -1,10 +1,10 @@
-"""One case: what is to come of it, and the figures."""
+"""One case, and what is to come of it."""
 
 from __future__ import annotations
 
 import os
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, Optional
 
 from _fault_client import Hosts
 from _fault_tables import SLOW_S, Fault, Setting, State
@@ -26,9 +26,6 @@ CLOSE_S = 3.0
 GONE_S = 4.0
 """Until the processes of a dead master are gone; the contract is 2 s."""
 
-GRACE_S = 2.0
-"""From Ctrl-C until those are ended who have not listened."""
-
 LONG_S = 20.0
 """A worker's sleep that something ends."""
 
@@ -41,23 +38,14 @@ class Struck:
 
     Args:
         hosts: to take a program from.
-        figures: to add a line to.
         setting, state, fault: of the tables.
 
     Attributes:
         answer: what came of it.
     """
 
-    def __init__(
-        self,
-        hosts: Hosts,
-        figures: List[Dict[str, Any]],
-        setting: Setting,
-        state: State,
-        fault: Fault,
-    ) -> None:
+    def __init__(self, hosts: Hosts, setting: Setting, state: State, fault: Fault) -> None:
         self._hosts = hosts
-        self._figures = figures
         self._setting = setting
         self._state = state
         self._fault = fault
@@ -67,8 +55,7 @@ class Struck:
             "stall_s": STALL_S,
             "timeout_s": HASTY_S if hasty else PATIENT_S,
         }
-        self._key = None if state.boots else self._options
-        self._ahead = 1 if hasty or state.boots else 2
+        self._ahead = 1 if hasty else 2
         self.answer: Dict[str, Any] = {}
         if fault.who == "parent":
             self._kill_master()
@@ -80,68 +67,42 @@ class Struck:
         case = {
             "act": state.act,
             "place": state.place,
-            "point": state.point,
             "rank": self._setting.struck,
             "who": "master" if fault.who == "master" else "worker",
             "deed": fault.deed,
             "argument": float(fault.argument),
-            "later": state.name == "ready" or fault.name in {"SIGSTOP", "slow"},
         }
         if fault.who == "ctrl-c":
-            long = state.interrupts or state.boots
-            case.update(strikes=int(fault.argument), argument=LONG_S if long else SHORT_S)
+            sleep_s = LONG_S if state.interrupts else SHORT_S
+            case.update(strikes=int(fault.argument), argument=sleep_s)
         if fault.who in {"ctrl-c", "parent"} and state.name == "idle":
             case.update(still=True, deed=None)
-        if fault.who == "parent" and state.name == "ready":
-            case.update(who="parent", wait_s=LONG_S)
-        if fault.name == "SIGSTOP" and state.boots:
-            case["continue_s"] = 3 * STALL_S
         return case
 
     def _tell(self, host: Any) -> Dict[str, Any]:
-        if self._state.boots:
-            host.tell("boot", case=self._case(), options=self._options)
-        else:
-            host.tell("run", case=self._case())
+        host.tell("run", case=self._case())
         begun: Dict[str, Any] = host.answer()
         return begun
 
     def _run(self) -> None:
-        host = self._hosts.take(self._key, self._ahead)
+        host = self._hosts.take(self._options, self._ahead)
         try:
             self._tell(host)
             self.answer = host.answer()
         except BaseException:
-            self._hosts.replace(host, self._key)
+            self._hosts.replace(host, self._options)
             raise
-        self._hosts.give_back(host, self._key, closed="left" in self.answer)
-        self._note(self.answer["error"] and self.answer["error"]["type"], self.answer["seconds"])
+        self._hosts.give_back(host, self._options, closed="left" in self.answer)
         left = self.answer.get("left", {})
         assert not any(left.values()), f"left behind: {left}"
-        if self._fault.who == "worker" or not (self._state.name == "idle" or self._state.boots):
+        if self._fault.who == "worker" or self._state.name != "idle":
             assert self.answer["inflicted"], "the state was never entered"
-
-    def _note(self, exception: Optional[str], seconds: Optional[float]) -> None:
-        self._figures.append(
-            {
-                "state": self._state.name,
-                "fault": self._fault.name,
-                "setting": {**self._setting.options},
-                "exception": exception,
-                "seconds": None if seconds is None else round(seconds, 4),
-            }
-        )
 
     # What is to come of a fault in a worker.
 
     def expect_failure(self) -> None:
         """An exception of a worker's is raised in the master; all goes on as if nothing was."""
-        error = self._error("WorkerFailed" if not self._state.boots else "StartError")
-        if self._state.boots:
-            assert f"rank {self._setting.struck}" in error["message"]
-            assert self._fault.deed in error["message"]
-            self._in_time(NOTICE_S)
-            return
+        error = self._error("WorkerFailed")
         assert error["rank"] == self._setting.struck
         assert error["others"] == {}
         assert f"in {self._fault.deed}" in error["traceback"]
@@ -159,7 +120,7 @@ class Struck:
         assert error["signal"] == self._fault.name
         assert self._state.doing in error["doing"]
         assert self._state.doing in error["message"]
-        if not self._state.boots and self._setting.atomic:
+        if self._setting.atomic:
             self._is(self.answer["master"], "before")
         self._in_time(NOTICE_S)
 
@@ -167,12 +128,6 @@ class Struck:
         """A worker that is stopped is told, with its state; and given up when time is over."""
         if self._state.name == "closing":
             self._closes()
-            return
-        if self._state.boots:
-            # It may go on: this one does.
-            assert self.answer["error"] is None, self.answer["error"]
-            assert self.answer["again"]
-            self._warned("stopped")
             return
         error = self._error("WorkerStalled")
         assert "TimeoutError" in error["family"]
@@ -194,8 +149,7 @@ class Struck:
         assert self.answer["right"]
         assert self.answer["again"]
         self._warned("in sleep")
-        if not self._state.boots:
-            self._is(self.answer["ranks"], "after")
+        self._is(self.answer["ranks"], "after")
         self._in_time(SLOW_S + NOTICE_S)
 
     # What is to come of a fault in the master.
@@ -210,7 +164,7 @@ class Struck:
         """Ctrl-C: KeyboardInterrupt; an order has happened on all ranks or on none. Where it is not
         atomic, what may differ is refused."""
         self._error("KeyboardInterrupt")
-        if self._state.boots or self._state.name == "closing":
+        if self._state.name == "closing":
             assert "left" in self.answer, "it is closed then"
             self._in_time(CLOSE_S)
             return
@@ -229,7 +183,7 @@ class Struck:
 
     def _kill_master(self) -> None:
         """A master that dies takes its workers and the watchdog along, and all memory."""
-        host = self._hosts.take(self._key, self._ahead)
+        host = self._hosts.take(self._options, self._ahead)
         try:
             begun = self._tell(host)
             self._await_mark(host)
@@ -240,12 +194,11 @@ class Struck:
             while left := host.family_left(begun["family"]):
                 assert time.monotonic() - began < GONE_S, f"shared memory is left: {left}"
                 time.sleep(0.005)
-            self._note(None, time.monotonic() - began)
             files = os.listdir(host.temporary)
             assert not files, f"files are left: {files}"
         finally:
-            self._hosts.replace(host, self._key)
-        beside = self._hosts.beside(self._key)
+            self._hosts.replace(host, self._options)
+        beside = self._hosts.beside(self._options)
         assert beside is not None
         beside.settle()
         beside.tell("ping")

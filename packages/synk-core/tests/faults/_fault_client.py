@@ -39,7 +39,6 @@ class Host:
             environment={
                 "TMPDIR": str(self.temporary),
                 "SYNK_THEANO_FAULTS_MARK": str(self.mark.path),
-                "SYNKHRONOS_FLIGHT_DIR": str(folder / "flight"),
             },
         )
 

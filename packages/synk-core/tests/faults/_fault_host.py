@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import threading
 import time
 import traceback
 import warnings
-from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional
 
 import _fault_inflict as inflict
@@ -26,8 +24,6 @@ from synk_core._master import controller
 from synk_core._watch.flight import Phase
 from synk_core._workers.interrupts import LATER
 from synk_testing import Leftovers
-
-BOOT_FOLDER = str(Path(__file__).parent / "boot")
 
 LISTEN_S = 20.0
 """Seconds in which workers have to listen when they are told to stop; a busy machine needs them."""
@@ -156,63 +152,6 @@ class Host:
         answer = self._observe(act, [])
         full.clear()
         answer["left"] = self._end()
-        return answer
-
-    def boot(self, case: Dict[str, Any], options: Dict[str, Any]) -> Dict[str, Any]:
-        """A case in a runtime that starts."""
-        inflict.forget_mark()
-        answer = self._boot(case, self._opened_for(case, options))
-        answer["left"] = self._end()
-        return answer
-
-    def _opened_for(self, case: Dict[str, Any], options: Dict[str, Any]) -> Runtime:
-        """A runtime, of which a worker is going to do something to itself."""
-        if case["point"] != "ready":
-            told = (case["point"], case["rank"], case["deed"], case["argument"])
-            os.environ[inflict.BOOT] = ":".join(map(str, told))
-        path = os.environ.get("PYTHONPATH", "")
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (BOOT_FOLDER, path)))
-        try:
-            self._options = options
-            return Runtime(use_gpu=False, **options)
-        finally:
-            os.environ.pop(inflict.BOOT, None)
-            os.environ["PYTHONPATH"] = path
-
-    def _boot(self, case: Dict[str, Any], runtime: Runtime) -> Dict[str, Any]:
-        pool = runtime._controller._pool
-        worker = pool._workers[-1]
-        pid = worker.process.pid
-        self._say({"pids": list(runtime.worker_pids), "watchdog": pool.watchdog_pid, **family()})
-        if case["later"]:
-            # So that whatever time passes in waiting is the fault's.
-            ready = inflict.read_mark if case["point"] == "prepare" else worker.channel.pending
-            inflict.wait_until(ready, 60)
-        if case["point"] == "ready":
-            inflict.mark()
-            if case["who"] == "worker":
-                os.kill(pid, int(case["argument"]))
-            time.sleep(case.get("wait_s", 0.05))
-        threads = self._start_strikes(case)
-        if case.get("continue_s"):
-            # Stopped for a while.
-            def go_on() -> None:
-                inflict.wait_until(inflict.read_mark, 60)
-                time.sleep(case["continue_s"])
-                os.kill(pid, signal.SIGCONT)
-
-            threads.append(threading.Thread(target=go_on))
-            threads[-1].start()
-
-        def act() -> bool:
-            runtime.distribute()
-            self._bench = Bench(runtime)
-            return self._bench.call()
-
-        answer = self._observe(act, threads)
-        if self._bench is not None and not runtime.closed:
-            answer["again"] = self._bench.call()
-        runtime.close()
         return answer
 
     def _begun(self) -> Dict[str, Any]:

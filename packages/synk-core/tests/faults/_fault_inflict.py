@@ -21,9 +21,6 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 MARK = "SYNK_THEANO_FAULTS_MARK"
 """Variable of the environment: the file that tells when a fault was inflicted."""
 
-BOOT = "SYNK_THEANO_FAULTS_BOOT"
-"""Variable of the environment: point, rank, name of the fault and its argument, for `boot/`."""
-
 ROOM = 64 << 20
 """Bytes that a process which runs out of memory has left."""
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
-from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import pytest
 
@@ -17,47 +16,37 @@ class State(NamedTuple):
     Attributes:
         name: of the state.
         act: of `Bench`, that leads into it.
-        place: phase, detail and how often it is passed before; None before there are any phases.
+        place: phase, detail and how often it is passed before.
         doing: what `WorkerDied` says that the worker was doing.
-        point: for states of the start, where in it: see `boot/`.
         interrupts: whether a Ctrl-C reaches a worker there at once.
     """
 
     name: str
     act: str
-    place: Optional[Tuple[int, int, int]]
+    place: Tuple[int, int, int]
     doing: str
-    point: Optional[str] = None
     interrupts: bool = False
-
-    @property
-    def boots(self) -> bool:
-        return self.point is not None
 
     @property
     def is_order(self) -> bool:
         """Whether an order is under way."""
-        return not self.boots and self.name not in {"idle", "closing"}
+        return self.name not in {"idle", "closing"}
 
 
 F = "function 'f'"
 
 STATES = [
-    # Before a worker says that it is ready; after that; and when all meet.
-    State("booting", "", None, "start", "prepare"),
-    State("ready", "", None, "start", "ready"),
-    State("joining", "", None, "start", "join"),
     State("idle", "compute", (Phase.IDLE, 0, 0), "waiting for an order"),
     State("distributing", "distribute", (Phase.DISTRIBUTE, 0, 0), "taking over functions"),
-    State("copying", "copy", (Phase.COPY, 0, 0), f"copying rows for {F}", None, True),
-    State("computing", "compute", (Phase.COMPUTE, 0, 0), f"computing {F}", None, True),
-    State("slicing", "slice", (Phase.SLICE, 2, 0), f"computing slice 2 of {F}", None, True),
+    State("copying", "copy", (Phase.COPY, 0, 0), f"copying rows for {F}", True),
+    State("computing", "compute", (Phase.COMPUTE, 0, 0), f"computing {F}", True),
+    State("slicing", "slice", (Phase.SLICE, 2, 0), f"computing slice 2 of {F}", True),
     State("reducing", "reduce", (Phase.REDUCE, 0, 0), f"in the reduction of {F}"),
     State("all_reduce", "all_reduce", (Phase.COLLECTIVE, 0, 0), "in all_reduce()"),
     State("broadcast", "broadcast", (Phase.COLLECTIVE, 0, 0), "in broadcast()"),
     State("gather", "gather", (Phase.COLLECTIVE, 0, 0), "in gather()"),
     # In the third of three acts.
-    State("step", "step", (Phase.COMPUTE, 0, 1), f"computing {F}", None, True),
+    State("step", "step", (Phase.COMPUTE, 0, 1), f"computing {F}", True),
     State("growing", "grow", (Phase.TAKE_IN, 0, 0), "taking in what is new"),
     # When all that is left is to hear that the others are done.
     State(
@@ -112,19 +101,13 @@ ERRORS = {"raises", "memory", "huge"}
 def senseless(state: State, fault: Fault) -> Optional[str]:
     """Why a combination is left out; None if it is not."""
     raises = fault.name in ERRORS or fault.who == "master"
-    if state.name in {"idle", "ready"} and raises:
+    if state.name == "idle" and raises:
         return "nothing runs there that could raise"
     if state.name == "ending" and raises:
         return "a rank has done all that can fail when it says that it is done"
     if state.name == "closing" and raises:
         return "nothing but the process's end follows"
-    if state.boots and fault.who == "master":
-        return "what the master does meanwhile is the user's own code, or a wait"
-    if state.name == "ready" and fault.name == "slow":
-        return "it has nothing to do; see booting and joining"
-    if fault.who == "ctrl-c" and state.name == "ready":
-        return "nothing of the runtime's is under way then; see idle"
-    if fault.name == "ctrl-c-twice" and (state.boots or state.name in {"idle", "closing"}):
+    if fault.name == "ctrl-c-twice" and not state.is_order:
         return "the first one has ended it"
     return None
 
@@ -153,56 +136,35 @@ class Setting(NamedTuple):
         return max(rank for rank in range(self.size) if rank != self.master_rank)
 
 
-ALL = os.environ.get("SYNK_TESTS") == "all"
-
-SETTINGS = [Setting("")]
-if ALL:
-    SETTINGS += [
-        Setting("3-zmq", size=3, backend="zmq"),
-        Setting("3-master1", size=3, master_rank=1),
-        Setting("in-place", atomic=False),
-    ]
-
-
-CLASSES = [
-    ["raises", "memory", "huge", "master-raises", "master-memory"],
-    ["SIGKILL", "SIGSEGV", "SIGABRT"],
-    ["SIGSTOP", "slow"],
-    ["ctrl-c", "ctrl-c-twice"],
-    ["master-SIGTERM", "master-SIGHUP", "master-SIGKILL"],
+SETTINGS = [
+    Setting(""),
+    Setting("3-zmq", size=3, backend="zmq"),
+    Setting("3-master1", size=3, master_rank=1),
+    Setting("in-place", atomic=False),
 ]
-"""Faults by what they are to the others: of each class a state has one, in turn, if not all are
-asked for."""
 
-
-def chosen() -> Set[Tuple[str, str]]:
-    """The states and the faults that are tried with them."""
-    found = set()
-    for names in CLASSES:
-        turn = 0
-        for state in STATES:
-            faults = [one for one in FAULTS if one.name in names and not senseless(state, one)]
-            if faults:
-                found.add((state.name, faults[turn % len(faults)].name))
-                turn += 1
-    return found
-
-
-CHOSEN = chosen()
-
-
-def is_spared(state: State, fault: Fault) -> bool:
-    """Whether a combination is left out, to save time."""
-    return not ALL and (state.name, fault.name) not in CHOSEN
+BY_DAY = {
+    ("computing", "raises", ""),
+    ("all_reduce", "SIGKILL", ""),
+    ("reducing", "SIGSTOP", ""),
+    ("step", "ctrl-c", ""),
+    ("growing", "master-memory", ""),
+    ("idle", "master-SIGKILL", ""),
+}
+"""One fault of each class; by night each in every state and setting."""
 
 
 def cases(who: str) -> List[Any]:
     """The combinations in which one of these strikes, as parameters named "state-fault"."""
     return [
-        pytest.param(setting, state, fault, id="-".join(filter(None, names)))
+        pytest.param(
+            *(setting, state, fault),
+            id="-".join(filter(None, names)),
+            marks=() if names in BY_DAY else pytest.mark.nightly,
+        )
         for setting in SETTINGS
         for state in STATES
         for fault in FAULTS
         for names in [(state.name, fault.name, setting.name)]
-        if fault.who == who and senseless(state, fault) is None and not is_spared(state, fault)
+        if fault.who == who and senseless(state, fault) is None
     ]

@@ -1,9 +1,7 @@
-"""Programs to be struck, and a place for what was measured."""
+"""Programs to be struck."""
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 from pathlib import Path
 
@@ -23,13 +21,3 @@ def hosts(tmp_path_factory, zygote):
     made = Hosts(tmp_path_factory.mktemp("hosts"), zygote)
     yield made
     made.end()
-
-
-@pytest.fixture(scope="session")
-def figures():
-    """A list for what was measured; written to the file that SYNK_THEANO_FAULTS_OUT names."""
-    kept: list[dict] = []
-    yield kept
-    out = os.environ.get("SYNK_THEANO_FAULTS_OUT")
-    if out:
-        Path(out).write_text(json.dumps(kept, indent=1) + "\n")

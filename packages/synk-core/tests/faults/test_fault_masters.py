@@ -8,15 +8,15 @@ from _fault_tables import cases
 
 
 @pytest.mark.parametrize("setting, state, fault", cases("master"))
-def test_an_exception(hosts, figures, setting, state, fault):
-    Struck(hosts, figures, setting, state, fault).expect_own_failure()
+def test_an_exception(hosts, setting, state, fault):
+    Struck(hosts, setting, state, fault).expect_own_failure()
 
 
 @pytest.mark.parametrize("setting, state, fault", cases("ctrl-c"))
-def test_ctrl_c(hosts, figures, setting, state, fault):
-    Struck(hosts, figures, setting, state, fault).expect_interrupt()
+def test_ctrl_c(hosts, setting, state, fault):
+    Struck(hosts, setting, state, fault).expect_interrupt()
 
 
 @pytest.mark.parametrize("setting, state, fault", cases("parent"))
-def test_an_end(hosts, figures, setting, state, fault):
-    Struck(hosts, figures, setting, state, fault)
+def test_an_end(hosts, setting, state, fault):
+    Struck(hosts, setting, state, fault)

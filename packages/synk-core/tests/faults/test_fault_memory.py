@@ -19,7 +19,6 @@ ACTS = [
     # Room for what the workers do not have yet: a function, one of its forms, rows, indexes.
     "distribute",
     "slice",
-    "grow",
     "copy",
 ]
 
@@ -40,15 +39,16 @@ def crowded(hosts):
         host.kill()
 
 
-def test_booting(crowded, figures):
+def test_booting(crowded):
     _, answer = crowded
     assert answer["error"] is None, answer["error"]["where"]
     assert not any(answer["left"].values()), answer["left"]
-    note(figures, "booting", answer)
 
 
-@pytest.mark.parametrize("act", ACTS)
-def test_in_an_act(crowded, figures, act):
+@pytest.mark.parametrize(
+    "act", ["grow", *(pytest.param(act, marks=pytest.mark.nightly) for act in ACTS)]
+)
+def test_in_an_act(crowded, act):
     host, _ = crowded
     host.tell("fill", act=act)
     answer = host.answer()
@@ -56,9 +56,3 @@ def test_in_an_act(crowded, figures, act):
     assert answer["right"]
     assert set(answer["ranks"].values()) <= {"same", "after"}, answer["ranks"]
     assert answer["again"]
-    note(figures, act, answer)
-
-
-def note(figures, state, answer) -> None:
-    seconds = round(answer["call_s"], 4)
-    figures.append({"state": state, "fault": "shm-full", "exception": None, "seconds": seconds})

@@ -44,7 +44,7 @@ from synk_core._wire.messages import (
 )
 from synk_core._wire.orders import STEPS_IN_LINE
 from synk_core._wire.world import World
-from synk_core._workers.blackbox import BlackBox
+from synk_core._workers.activity import Activity
 from synk_core._workers.interrupts import LATER, Interrupts
 from synk_core._workers.mpi_pool import MpiPool
 from synk_core._workers.pool import WorkerPool, hellos_of, start_workers
@@ -112,7 +112,7 @@ class Controller:
             threads = 0 if world is None else world.threads(master)
             own, flight_ref = self._flight(store, size, master)
             self.rank = Rank(master, size, master, settings, flight=own, threads=threads)
-            self._box.functions = self.rank.functions
+            self._activity.functions = self.rank.functions
             self.replicas = Replicas(self.rank, settings)
             self._ranks = ranks
             self.acts = ActTable()
@@ -142,11 +142,8 @@ class Controller:
             else:
                 self._pool = self._use(world, hellos)
             undo.pop_all()
-        self._pids = [*self._pool.pids[:master], self._owner, *self._pool.pids[master:]]
-        self._stalls = StallWatch(self._box, master, self._pool.stacks, settings.stall_s)
-        self._interrupts = Interrupts(
-            self.rank, self._box.flights, self._pool.interrupt, self._box.look
-        )
+        self._stalls = StallWatch(self._activity, master, self._pool.stacks, settings.stall_s)
+        self._interrupts = Interrupts(self.rank, self._activity.flights, self._pool.interrupt)
         self.rank.before_decline = self._interrupts.give_up
         atexit.register(self.close)
         try:
@@ -164,7 +161,7 @@ class Controller:
         """Make the flight records; return the master's, and where the workers find theirs."""
         words = (WORDS * size,)
         room, ref = _zeros(store, "flight", np.dtype(np.int64), words, "the flight record")
-        self._box = BlackBox(room, size, master)
+        self._activity = Activity(room, size)
         return Flight(room, master), ref
 
     def _use(self, world: World, hellos: Sequence[Hello]) -> MpiPool:
@@ -173,8 +170,7 @@ class Controller:
         rank.use(world)
         if rank.mirror is not None:
             self._shipping = Shipping(world.nodes, self._store, rank.arrays, self.acts, rank.mirror)
-            self._box.host = world.hosts[0]
-            self._box.elsewhere = {
+            self._activity.elsewhere = {
                 other: world.members[other].host
                 for other in range(world.size)
                 if not world.is_near(other)
@@ -313,9 +309,8 @@ class Controller:
             try:
                 self._fail(error, interrupted)
                 raise
-            except BaseException as raised:
-                self._log(raised)
-                if interrupted and isinstance(raised, Exception):
+            except Exception as raised:
+                if interrupted:
                     raise KeyboardInterrupt from raised
                 raise
             finally:
@@ -326,14 +321,14 @@ class Controller:
             self.lock.running = False
             self.acts.end(steps)
         if self._interrupts.end():
-            self._box.forget()
             LATER.put_off()
         return results or []
 
     def await_thread(self, thread: threading.Thread, made: Any, makes: str) -> Any:
         """Return the next item that a thread of the program queues; blocks until it does."""
         LATER.at_the_next_chance()
-        stalls = StallWatch(self._box, self.rank.master, self._pool.stacks, self._settings.stall_s)
+        stall_s = self._settings.stall_s
+        stalls = StallWatch(self._activity, self.rank.master, self._pool.stacks, stall_s)
         stalls.began = time.monotonic()
         while True:
             self.require_open()
@@ -369,13 +364,11 @@ class Controller:
                 self._end_out_of_step(error, "the start")
             raise error
         except BaseException as raised:
-            self._log(raised)
             self._end(f"its workers could not be started ({type(raised).__name__})")
             raise
 
     def _fail(self, error: Any, interrupted: bool) -> None:
         """Raise the error for a failed order, unless that is `error` itself."""
-        self._box.look()
         doing = self.rank.doing or "an order"  # the act under way, as far as this rank has come
         if self._closed is not None:
             raise Closed(f"the runtime was closed while {doing} was under way") from error
@@ -398,10 +391,6 @@ class Controller:
         if isinstance(error, Exception) and not isinstance(error, SynkError):
             add_note(error, f"in {doing}, on rank {self.rank.rank} of {self.rank.size}")
 
-    def _log(self, error: BaseException) -> None:
-        with contextlib.suppress(Exception, SystemExit):  # a user's class may do anything
-            self._box.write(error, self._pids, getattr(error, "stacks", {}))
-
     def _watch(self) -> None:
         """Called while the master waits for others.
 
@@ -409,7 +398,7 @@ class Controller:
             WorkerDied: one will never come.
             KeyboardInterrupt: Ctrl-C, and some rank does not listen.
         """
-        self._pool.check(self._box.doing)
+        self._pool.check(self._activity.doing)
         if not self._joined:
             self._pool.check_joining()
         self._interrupts.check()
@@ -426,16 +415,21 @@ class Controller:
         self._blame(error)
         ours = self.rank.group_raised(error)
         try:
-            self._pool.check(self._box.doing)
+            self._pool.check(self._activity.doing)
             if ours and isinstance(error, synk_comm.AbortedError) and error.rank != self.rank.rank:
-                raise WorkerDied(error.rank, None, self._box.doing(error.rank), error.reason)
+                doing_it = self._activity.doing(error.rank)
+                raise WorkerDied(error.rank, None, doing_it, error.reason)
         except WorkerDied as died:
+            history = self._activity.history(died.rank)
             self._end(str(died))
             if isinstance(error, WorkerDied):
+                add_note(error, history)
                 return
+            add_note(died, history)
             raise died from error
         if ours and isinstance(error, synk_comm.CommTimeout):
             stalled = self._stalls.error()
+            add_note(stalled, self._activity.history(stalled.rank))
             self._end(f"rank {stalled.rank} was {stalled.doing} for too long")
             raise stalled from error
         self._end(f"{type(error).__name__} in {doing}: {text_of(error)}".removesuffix(": "))
@@ -478,7 +472,7 @@ class Controller:
         self._pool.kill()
         self._interrupts.restore()
         self.times.release()
-        self._box.close()
+        self._activity.close()
         if self._shipping is not None:
             self._shipping.close()
         if self._world is not None:

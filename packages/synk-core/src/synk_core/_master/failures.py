@@ -52,7 +52,9 @@ def start_errors() -> Iterator[None]:
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Add a line to the printed text of an error, on every version of Python."""
+    """Add a line to the printed text of an error, on every version of Python; none if it is ""."""
+    if not note:
+        return
     with contextlib.suppress(Exception, SystemExit):  # a user's class may do anything
         if hasattr(error, "add_note"):  # Python 3.11
             error.add_note(note)

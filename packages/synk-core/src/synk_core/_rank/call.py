@@ -27,7 +27,7 @@ from synk_core._wire.messages import ROWLESS, Call, Prefetch, Rows
 from synk_core.exceptions import InputValueError, SynkError
 
 from .collectives import PreparedCollective
-from .finite.execution import Execution
+from .finite import Execution
 from .in_graph import reductions_in
 from .outputs import Accumulator, collect, collect_on_device, reduce_to, require_own_result
 from .overlap import OverlappedAverage
@@ -78,7 +78,7 @@ class PreparedCall:
         name: of the function.
         doing: the act, in words.
         synchronizes: whether the master has the result only when all ranks have computed.
-        record: kind, subject, rows and bytes, for the flight record.
+        record: kind and subject, for the flight record.
     """
 
     def __init__(self, here: Workplace, call: Call) -> None:
@@ -131,8 +131,7 @@ class PreparedCall:
         self.name = recipe.name
         self.doing = f"function {recipe.name!r}"
         self.synchronizes = any(op is not None for op in self._ops)
-        nbytes = sum(array.nbytes for array in inputs)
-        self.record = (KINDS.index("function"), recipe.function_id, rows, nbytes)
+        self.record = (KINDS.index("function"), recipe.function_id)
 
     def _use(self, function: Any, parts: Optional[Parts] = None) -> None:
         """Compute with this form, which may tell of parts of what it computes."""
@@ -514,10 +513,10 @@ class PreparedPrefetch:
     def __init__(self, here: Workplace, act: Prefetch) -> None:
         self._call: Optional[PreparedCall] = here.acts[act.call] if act.call else None
         self.name = self.doing = "prefetch"
-        self.record = (KINDS.index("prefetch"), 0, 0, 0)
+        self.record = (KINDS.index("prefetch"), 0)
         if self._call is not None:
             self.doing = f"prefetch for {self._call.doing}"
-            self.record = (self.record[0], *self._call.record[1:])
+            self.record = (self.record[0], self._call.record[1])
 
     def __call__(self, origin: int, place: int) -> None:  # noqa: ARG002 - all acts are called alike
         """Take the rows. Never waits for other ranks."""

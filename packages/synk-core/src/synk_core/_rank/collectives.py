@@ -18,7 +18,6 @@ from synk_core._graph.values import (
     concatenated,
     empty_like,
     in_c_order,
-    is_array,
     is_on_default_device,
     is_on_device,
     is_plain,
@@ -51,8 +50,7 @@ class PreparedCollective:
         self._has_rows = given.get("rows") is not None
         self.name = self.doing = f"{act.kind}()"
         values = [value_of(here.registry[number]) for number in act.variables]
-        nbytes = sum(v.size * v.dtype.itemsize for v in values if is_array(v))
-        self.record = (KINDS.index(act.kind), len(act.variables), 0, nbytes)
+        self.record = (KINDS.index(act.kind), len(act.variables))
         self.synchronizes = self._ends_together = act.kind == "all_reduce" and (
             # Through host memory, a rank may still fail to copy its result to the device.
             not here.device.is_gpu

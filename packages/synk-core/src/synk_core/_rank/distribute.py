@@ -53,7 +53,7 @@ class PreparedDistribution:
 
     name = doing = DISTRIBUTE
     synchronizes = False
-    record = (KINDS.index("distribute"), 0, 0, 0)
+    record = (KINDS.index("distribute"), 0)
 
     def __init__(self, here: Workplace, act: Distribute) -> None:
         self._here = here
@@ -119,7 +119,7 @@ class PreparedRecording:
 
     name = doing = "timeline()"
     synchronizes = False
-    record = (KINDS.index("timeline"), 0, 0, 0)
+    record = (KINDS.index("timeline"), 0)
 
     def __init__(self, here: Workplace, act: RecordSpans) -> None:
         self._here = here
@@ -146,7 +146,7 @@ class PreparedTimes:
 
     name = doing = "stats()"
     synchronizes = False
-    record = (KINDS.index("stats"), 0, 0, 0)
+    record = (KINDS.index("stats"), 0)
 
     def __init__(self, here: Workplace, act: TakeTimes) -> None:
         del act

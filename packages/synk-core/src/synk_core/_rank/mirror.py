@@ -63,19 +63,6 @@ class Mirror:
         """Whether this rank is the first of a host that is not the master's."""
         return bool(self._node) and self._rank == self._leaders[self._node]
 
-    def flights(self, words: int) -> Optional[np.ndarray]:
-        """Return memory for the flight records of this host: int64, zeros. A collective of it.
-
-        None on the master's host, whose ranks have some.
-        """
-        if not self._node or self._near is None:
-            return None
-        if self.is_leader:
-            room = new_array(words, np.dtype(np.int64), "the flight record")
-            self._near.broadcast_object(synk_shm.handle(room))
-            return room
-        return synk_shm.attach(self._near.broadcast_object(None))
-
     def close(self) -> None:
         """Drop the copies."""
         for comm in self.groups:

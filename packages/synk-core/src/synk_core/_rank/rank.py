@@ -20,7 +20,7 @@ import synk_comm
 from synk_comm import cuda
 from synk_core._graph.devices.device import AnyDevice, Gpu
 from synk_core._text import text_of
-from synk_core._watch.flight import OWN_WORK, WORDS, ActOutcome, Flight, Phase
+from synk_core._watch.flight import OWN_WORK, ActOutcome, Flight, Phase
 from synk_core._wire.channel import ChannelClosed
 from synk_core._wire.messages import (
     Call,
@@ -41,7 +41,7 @@ from synk_core._wire.orders import OrderLine
 from .call import CallResult, PreparedCall, PreparedPrefetch
 from .collectives import PreparedCollective
 from .distribute import PreparedDistribution, PreparedRecording, PreparedTimes
-from .finite.finite import PreparedFiniteWatch
+from .finite import PreparedFiniteWatch
 from .workplace import NotJoined, Workplace
 
 # Members of enums are slow to look up in some versions of Python.
@@ -78,7 +78,6 @@ class Rank(Workplace):
         also_declined: the other ranks that failed in the order in which this one failed.
         failed_at: when an order failed here last, in seconds of `time.perf_counter`.
         pid: of this process.
-        flights: the records of this host's ranks, if it is another one than the master's.
         before_decline: called with this rank's error before the others are notified; returns the
             seconds to wait for them, None for as long as for any collective.
     """
@@ -99,7 +98,6 @@ class Rank(Workplace):
         self.failed_at = 0.0
         self.pid = os.getpid()
         self.before_decline: Callable[[BaseException], Optional[float]] = lambda _error: None
-        self.flights: Optional[Any] = None
         self._line: Optional[OrderLine] = None
         self._groups: List[synk_comm.Communicator] = []
 
@@ -134,9 +132,6 @@ class Rank(Workplace):
             self._line = OrderLine(host, self.master)
             if self.mirror is not None:
                 self.mirror.join(host)
-                self.flights = self.mirror.flights(WORDS * self.size)
-                if self.flights is not None:
-                    self.flight = Flight(self.flights, self.rank)
                 host.barrier()  # so that who fails until here fails at the start
             self.comm = self.device.connect(host)
             self._groups = [host, self.comm, *(self.mirror.groups if self.mirror else ())]
@@ -390,7 +385,6 @@ class Rank(Workplace):
             self.comm.close()
         if self.mirror is not None:
             self.mirror.close()
-        self.flights = None
         self.times = None
         self.flight.close()
         self.journal.close()

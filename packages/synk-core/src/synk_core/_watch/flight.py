@@ -2,15 +2,14 @@
 
 Each rank has a block of 64-bit integers of its own: what it is doing (its *phase*), and a ring of
 its last acts. Only the rank writes there; the master reads it when something fails, also after the
-rank was killed. To enter a phase is one store, to begin and end an act one each of 64 bytes.
+rank was killed. To enter a phase, or to end an act, is one store; to begin an act one of 32 bytes.
 """
 
 from __future__ import annotations
 
 import struct
 from enum import IntEnum
-from time import perf_counter_ns
-from typing import Any, List, NamedTuple, Optional, Tuple
+from typing import Any, List, NamedTuple, Tuple
 
 from synk_core._plan.collectives import COLLECTIVES
 from synk_core.exceptions import Interrupted
@@ -47,20 +46,25 @@ class ActOutcome(IntEnum):
     FAILED = 2
     UNDONE = 3
 
+    @property
+    def in_words(self) -> str:
+        """The result in words."""
+        return self.name.lower().replace("_", " ")
+
 
 KINDS = ("function", *COLLECTIVES, "distribute", "timeline", "watch_finite", "prefetch", "stats")
 """Kinds of acts."""
 
-RECORDS = 128
+RECORDS = 8
 """Acts recorded of each rank; older ones are overwritten."""
 
 _PHASE, _COUNT, _INTERRUPT = range(3)
 _PHASE_BITS = 8
 _PHASES = (1 << _PHASE_BITS) - 1
 _HEADER = 8
-_ACT = struct.Struct("8q")  # serial, kind, subject, began, ended, rows, nbytes, outcome
+_ACT = struct.Struct("4q")  # serial, kind, subject, outcome
 _WIDTH = _ACT.size // 8
-_ENDED, _OUTCOME = 4, 7
+_OUTCOME = 3
 
 WORDS = _HEADER + RECORDS * _WIDTH
 """Integers of one rank's block."""
@@ -73,18 +77,11 @@ class ActRecord(NamedTuple):
         serial: of its order.
         kind: one of `KINDS`.
         subject: the number of a function, else the number of variables.
-        began_ns, ended_ns: of `time.perf_counter_ns`; `ended_ns` is 0 for an act under way.
-        rows: that the rank computes; 0 where there are none.
-        nbytes: of the arrays that the act refers to.
     """
 
     serial: int
     kind: str
     subject: int
-    began_ns: int
-    ended_ns: int
-    rows: int
-    nbytes: int
     outcome: ActOutcome
 
 
@@ -106,20 +103,16 @@ class Flight:
         """Record the phase that begins; `detail` is the number of the slice."""
         self._words[_PHASE] = phase | detail << _PHASE_BITS
 
-    def begin(self, serial: int, kind: int, subject: int, rows: int, nbytes: int) -> None:
+    def begin(self, serial: int, kind: int, subject: int) -> None:
         """Record the begin of an act; `kind` is a place in `KINDS`."""
         self._place = place = _HEADER + self._count % RECORDS * _WIDTH
-        _ACT.pack_into(
-            self._bytes, place * 8, serial, kind, subject, perf_counter_ns(), 0, rows, nbytes, 0
-        )
+        _ACT.pack_into(self._bytes, place * 8, serial, kind, subject, 0)
         self._count += 1
         self._words[_COUNT] = self._count
 
     def end(self, outcome: ActOutcome) -> None:
         """Record the end of the act that began last."""
-        words, place = self._words, self._place
-        words[place + _ENDED] = perf_counter_ns()
-        words[place + _OUTCOME] = outcome
+        self._words[self._place + _OUTCOME] = outcome
 
     def mark(self, serial: int, outcome: ActOutcome) -> None:
         """Record another outcome of all acts of an order."""
@@ -129,7 +122,6 @@ class Flight:
             if words[place] != serial:
                 return
             words[place + _OUTCOME] = outcome
-            words[place + _ENDED] = words[place + _ENDED] or perf_counter_ns()
 
     def heed(self, serial: int) -> None:
         """Raise if the master gives this order up.
@@ -164,18 +156,9 @@ class Flight:
         found = []
         for i in range(max(count - RECORDS, 0), count):
             values = _ACT.unpack_from(self._bytes, (_HEADER + i % RECORDS * _WIDTH) * 8)
-            serial, kind, subject, began, ended, rows, nbytes, outcome = values
-            found.append(
-                ActRecord(
-                    serial, KINDS[kind], subject, began, ended, rows, nbytes, ActOutcome(outcome)
-                )
-            )
+            serial, kind, subject, outcome = values
+            found.append(ActRecord(serial, KINDS[kind], subject, ActOutcome(outcome)))
         return found
-
-    def last(self) -> Optional[ActRecord]:
-        """Return the act that began last."""
-        acts = self.acts()
-        return acts[-1] if acts else None
 
     def close(self) -> None:
         """Drop the shared memory; later records go nowhere."""

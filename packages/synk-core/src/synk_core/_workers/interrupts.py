@@ -280,20 +280,14 @@ class Interrupts:
         rank: the master's `Rank`.
         flights: flight records of all ranks.
         interrupt: interrupts the workers, given the serial of the order.
-        look: called before any rank is interrupted.
     """
 
     def __init__(
-        self,
-        rank: Any,
-        flights: Sequence[Flight],
-        interrupt: Callable[[int], None],
-        look: Callable[[], None],
+        self, rank: Any, flights: Sequence[Flight], interrupt: Callable[[int], None]
     ) -> None:
         self._rank = rank
         self._flights = flights
         self._interrupt = interrupt
-        self._look = look
         self._under_way = False
         self._serial = 0
         self._struck = False
@@ -379,7 +373,6 @@ class Interrupts:
         Returns:
             Seconds to wait for them; None for as long as for any collective.
         """
-        self._look()
         self._interrupt_workers()
         return None if isinstance(error, Exception) else GRACE_S
 
@@ -413,7 +406,6 @@ class Interrupts:
         self._struck = True
         self._since = time.monotonic()
         LATER.settle()
-        self._look()
         self._interrupt_workers()
 
     def _interrupt_workers(self) -> None:

@@ -12,7 +12,7 @@ from synk_core._warn import warn_user
 from synk_core._watch.flight import Phase
 from synk_core.exceptions import StallWarning, WorkerStalled
 
-from .blackbox import BlackBox
+from .activity import Activity
 
 _WAITING = (Phase.IDLE, Phase.REDUCE, Phase.COLLECTIVE, Phase.END, Phase.FAIL)
 """Phases in which a rank waits for others: it is not the cause of a stall."""
@@ -22,7 +22,7 @@ class StallWatch:
     """Watches one order at a time, while the master waits for it.
 
     Args:
-        box: the flight records of all ranks.
+        activity: of all ranks.
         master: the rank of this process.
         stacks: returns the Python stacks of workers.
         stall_s: seconds after which to warn, then after twice as many, and so on.
@@ -33,13 +33,13 @@ class StallWatch:
 
     def __init__(
         self,
-        box: BlackBox,
+        activity: Activity,
         master: int,
         stacks: Callable[[Sequence[int]], Dict[int, str]],
         stall_s: float,
     ) -> None:
-        self._box = box
-        self._workers = [rank for rank in range(len(box.flights)) if rank != master]
+        self._activity = activity
+        self._workers = [r for r in range(len(activity.flights)) if r != master]
         self._stacks = stacks
         self._stall_s = stall_s
         self.began = 0.0
@@ -48,7 +48,7 @@ class StallWatch:
     def check(self, own: Optional[threading.Thread] = None, makes: str = "") -> None:
         """Warn if the order has taken too long, or a thread of the master's own that makes
         something; called while the master waits."""
-        compiling = [r for r in self._workers if self._box.flights[r].phase[0] == Phase.COMPILE]
+        compiling = [r for r in self._workers if self._phase(r) == Phase.COMPILE]
         if own is None and compiling:
             self.began = time.monotonic()  # a compiler takes as long as it takes
             return
@@ -69,22 +69,24 @@ class StallWatch:
 
     def late(self) -> List[int]:
         """Return the workers that are busy while others wait; all workers, if none is busy."""
-        busy = [r for r in self._workers if self._box.flights[r].phase[0] not in _WAITING]
+        busy = [r for r in self._workers if self._phase(r) not in _WAITING]
         return busy or self._workers
+
+    def _phase(self, rank: int) -> Phase:
+        return self._activity.flights[rank].phase[0]
 
     def describe(self, ranks: Sequence[int], seconds: float, stacks: Mapping[int, str]) -> str:
         """Return a text of what these ranks are doing, each with its stack."""
         parts = []
         for rank in ranks:
             stack = stacks.get(rank, "its stack could not be read").rstrip()
-            parts.append(
-                f"rank {rank} has been {self._box.doing(rank)} for {seconds:.0f} s:\n{stack}"
-            )
+            doing = self._activity.doing(rank)
+            parts.append(f"rank {rank} has been {doing} for {seconds:.0f} s:\n{stack}")
         return "\n".join(parts)
 
     def error(self) -> WorkerStalled:
         """Return the error for an order that is given up, which names the late workers."""
         ranks, seconds = self.late(), time.monotonic() - self.began
         stacks = self._stacks(ranks)
-        doing = self._box.doing(ranks[0])
+        doing = self._activity.doing(ranks[0])
         return WorkerStalled(ranks, doing, seconds, stacks, self.describe(ranks, seconds, stacks))

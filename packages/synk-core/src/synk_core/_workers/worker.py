@@ -178,10 +178,9 @@ def serve(
     try:
         channel.recv()  # Join
         _join(rank, hello, channel, watch, world)
-        write = None if world is None else _writer(rank, world)
         is_far = world is not None and not world.is_near(hello.rank)
         between()
-        while _obey(rank, channel, write):
+        while _obey(rank, channel):
             if is_far:
                 rank.log.append((rank.serial, rank.times[hello.rank :: hello.size].tolist()))
             between()
@@ -266,27 +265,8 @@ def _prepare(hello: Hello, world: Optional[World]) -> Any:
     return rank
 
 
-def _writer(rank: Any, world: World) -> Optional[Callable[[BaseException], object]]:
-    """Return what writes the records of this host after a failure, for its first rank to do so."""
-    if rank.mirror is None or not rank.mirror.is_leader:
-        return None
-    from .blackbox import BlackBox
-
-    near, hosts = world.local_ranks(rank.rank), [member.host for member in world.members]
-    box = BlackBox(rank.flights, rank.size, rank.master)
-    box.functions, box.host = rank.functions, hosts[rank.rank]
-    box.elsewhere = {other: host for other, host in enumerate(hosts) if other not in near}
-    pids = [member.pid for member in world.members]
-    return lambda error: box.write(error, pids, {})
-
-
-def _obey(
-    rank: Any, channel: AnyChannel, write: Optional[Callable[[BaseException], object]] = None
-) -> bool:
+def _obey(rank: Any, channel: AnyChannel) -> bool:
     """Perform the next order; return False if it was `Stop`.
-
-    Args:
-        write: called with the error if the order fails.
 
     Raises:
         PeerLost, AbortedError: the ranks have lost each other.
@@ -297,8 +277,6 @@ def _obey(
     try:
         return rank.perform() is not None
     except BaseException as error:  # the master raises it
-        if write is not None:
-            write(error)
         if rank.group_raised(error, synk_comm.PeerDeclined, synk_comm.MismatchError):
             # The failure is another rank's, or the master raises the same.
             return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -33,10 +33,6 @@ class Difference:
     got: str = ""
     expected: str = ""
     noise: float = 1.0
-
-    def in_units_of(self, noise: float) -> Difference:
-        """Return the same difference with its error divided by `noise`."""
-        return replace(self, error=self.error / noise, noise=noise)
 
 
 def largest_magnitude(*arrays: Any) -> float:

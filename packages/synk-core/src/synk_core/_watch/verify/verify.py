@@ -26,7 +26,8 @@ than the numbers that they were computed from.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from dataclasses import replace
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -44,12 +45,17 @@ from synk_core._plan.rows import is_int
 from synk_core._text import shown
 from synk_core.exceptions import InputValueError
 
-from .judge import Judge, combine
-from .report import Comparison, Drift, Report, measure
+from .report import Comparison, Difference, Drift, Report, largest_magnitude, measure
 from .rows import Piece, all_rows, pieces_of, sliced_rows, whole_inputs
 
 MOST_SLICINGS = 100
 """Numbers of slices that are tried at most: each is a run."""
+
+PIECES_LIMIT = 16.0
+"""Epsilons by which the same computation may differ on another rank."""
+
+SERIAL_LIMIT = 16.0
+"""Epsilons by which sums in another order may differ, divided by the root of the number of rows."""
 
 
 class Run(NamedTuple):
@@ -57,13 +63,6 @@ class Run(NamedTuple):
 
     outputs: List[np.ndarray]
     updated: Values
-
-
-class Parallel(NamedTuple):
-    """The result of all ranks: the requested outputs, and each rank's new values."""
-
-    outputs: List[np.ndarray]
-    updated: List[Values]
 
 
 def verify(
@@ -79,29 +78,16 @@ def verify(
     limit: Optional[float] = None,
     sync: bool = True,
 ) -> Report:
-    """Run a function in parallel, sliced and serially, and compare; blocks until all is done.
+    """Run a function in parallel, sliced and serially, and compare; see `Function.verify`.
 
-    Outputs are compared, and the shared variables after the call. Whatever happens, every shared
-    variable of the function has its old value on every rank afterwards, random states included.
-    The master holds several copies of the shared variables and the selected rows.
+    Whatever happens, every shared variable of the function has its old value on every rank
+    afterwards. Outputs and updates that depend on random numbers are not compared: each rank draws
+    its own.
 
     Args:
         function: a `Function`.
         runtime: the `Runtime` that it belongs to.
         args, kwargs: its inputs, as in a call.
-        batch, batch_s, output_subset: as in a call.
-        num_slices: the numbers of slices to run it with, besides without.
-        limit: epsilons that count as rounding; by default 16 for the same computation on another
-            rank, and 16 * sqrt(rows) for sums in another order.
-        sync: start all ranks from the master's values. False leaves replicas as they are, which
-            may then be the reason for a difference. Differences of replicas are always reported.
-
-    Returns:
-        The report. Outputs and updates that depend on random numbers are listed as not compared:
-        each rank draws its own.
-
-    Raises:
-        All that the function raises when it is called.
     """
     several, limit = checked_slices(num_slices), checked_limit(limit)
     sync = checked_flag(sync, "sync")
@@ -110,8 +96,8 @@ def verify(
 
     def compare() -> Report:
         values.append(RankValues(runtime, function.get_shared(), function.copiers))
-        options = {"batch": batch, "batch_s": batch_s}
-        check = _Verification(function, runtime, values[0], args, kwargs, options, limit, sync)
+        arguments = args, kwargs, {"batch": batch, "batch_s": batch_s}
+        check = _Verification(function, runtime, values[0], arguments, limit, sync)
         return check.report(several, output_subset)
 
     def restore() -> None:
@@ -164,20 +150,19 @@ class _Verification:
         function: Any,
         runtime: Any,
         values: RankValues,
-        args: Sequence[Any],
-        kwargs: Dict[str, Any],
-        options: Dict[str, Any],
+        arguments: Tuple[Sequence[Any], Dict[str, Any], Dict[str, Any]],
         limit: Optional[float],
         sync: bool,
     ) -> None:
         self._function, self._runtime, self._values = function, runtime, values
-        self._args, self._kwargs, self._options = args, kwargs, options
+        self._args, self._kwargs, self._options = arguments
         self._limit, self._sync = limit, sync
         self._spec = spec = function.spec
         self._lineage = lineage = lineage_of(spec)
         self._found: List[Comparison] = []
         self._notes: List[str] = []
         self._noisy: Optional[Run] = None
+        self._run = ""
         places = {id(v.container.storage): i for i, v in enumerate(values.variables)}
 
         def place(variable: Any) -> int:
@@ -217,6 +202,7 @@ class _Verification:
         # The first call comes first: it refuses bad arguments.
         parallel = self._parallel(1, output_subset)
         rows = tuple(self._function.rows)
+        self._total = sum(rows)
         whole = whole_inputs(spec, self._args, self._kwargs, self._options["batch"])
         sliced = sliced_rows(self._start, self._sliceable, self._options["batch_s"])
         self._all_rows = all_rows(master, whole, sliced)
@@ -230,10 +216,8 @@ class _Verification:
                 subset = [i for i in subset if spec.output_ops[i] is not None]
                 parallel = self._parallel(count, subset)
             pieces = pieces_of(spec, master, count, rows, whole, sliced)
-            label = f"{count} slices" if count > 1 else "parallel"
-            alone = not self._lineage.has_reductions
-            judge = Judge(label, sum(rows), self._limit, self._found, alone)
-            self._compare(judge, subset, parallel, pieces, serial)
+            self._run = f"{count} slices" if count > 1 else "parallel"
+            self._compare(subset, parallel, pieces, serial)
         for target, _ in self._lineage.updates:
             if is_random_state(target):
                 self._skip(f"update of {target}", "last", "it is the state of a random stream")
@@ -265,8 +249,10 @@ class _Verification:
             self._values.give_all({i: saved[master][i] for i in sorted(unequal)})
         return drifts
 
-    def _parallel(self, count: int, subset: Optional[Sequence[int]]) -> Parallel:
-        """Run on all ranks."""
+    def _parallel(
+        self, count: int, subset: Optional[Sequence[int]]
+    ) -> Tuple[List[np.ndarray], List[Values]]:
+        """Run on all ranks; return the requested outputs, and each rank's new values."""
         self._reset()
         options = {key: value for key, value in self._options.items() if value is not None}
         if count > 1:
@@ -276,7 +262,7 @@ class _Verification:
         outputs = _listed(self._function(*self._args, **options, **self._kwargs))
         places = sorted(self._leaves)
         ranks = range(self._runtime.size)
-        return Parallel(outputs, [self._values.fetch(rank, places) for rank in ranks])
+        return outputs, [self._values.fetch(rank, places) for rank in ranks]
 
     def _reset(self) -> None:
         """Set every rank's variables that the function updates to their values at the start."""
@@ -311,34 +297,19 @@ class _Verification:
         self._values.give(master, {i: own[i] for i in given})
         return Run(outputs, updated)
 
-    def _disturbed(self) -> Run:
-        if self._noisy is None:
-            self._noisy = self._serial(self._all_rows, 1.0, is_disturbed=True)
-        return self._noisy
-
     def _compare(
-        self,
-        judge: Judge,
-        subset: Sequence[int],
-        parallel: Parallel,
-        pieces: Sequence[Piece],
-        serial: Run,
+        self, subset: Sequence[int], parallel: Any, pieces: Sequence[Piece], serial: Run
     ) -> None:
+        outputs, updated = parallel
         total = sum(piece.rows for piece in pieces)
         runs = [self._serial(p, p.rows / total if total else 1.0) for p in pieces]
-        for got, i in zip(parallel.outputs, subset):
-            self._compare_output(judge, i, got, pieces, runs, serial)
+        for got, i in zip(outputs, subset):
+            self._compare_output(i, got, pieces, runs, serial)
         for i in sorted(self._leaves):
-            self._compare_update(judge, i, parallel.updated, pieces, runs, serial)
+            self._compare_update(i, updated, pieces, runs, serial)
 
     def _compare_output(
-        self,
-        judge: Judge,
-        i: int,
-        got: np.ndarray,
-        pieces: Sequence[Piece],
-        runs: Sequence[Run],
-        serial: Run,
+        self, i: int, got: np.ndarray, pieces: Sequence[Piece], runs: Sequence[Run], serial: Run
     ) -> None:
         op, leaves = self._spec.output_ops[i], self._lineage.outputs[i]
         variable = self._spec.outputs[i]
@@ -352,13 +323,13 @@ class _Verification:
             return
         if op is None:
             own = [p.rank == self._runtime.master for p in pieces]
-            judge.pieces(what, op, got, [parts[own.index(True)]], [1])
+            self._judge_pieces(what, op, got, [parts[own.index(True)]], [1])
             if not all(own) and differs_by_rank(leaves, self._spec):
                 self._skip(what, op, "the master's own result is computed from its own rows")
                 return
             parts = []
         else:
-            judge.pieces(what, op, got, parts, [piece.rows or 1 for piece in pieces])
+            self._judge_pieces(what, op, got, parts, [piece.rows or 1 for piece in pieces])
 
         def expected(run: Run) -> np.ndarray:
             if op is None or self._spec.n_scattered or self._spec.sliceable:
@@ -366,11 +337,10 @@ class _Verification:
             # Every rank computes the same, and the op combines all of them.
             return combine(op, [run.outputs[i]] * len(pieces), [1] * len(pieces))
 
-        judge.serial(what, op, got, expected(serial), parts, lambda: expected(self._disturbed()))
+        self._judge_serial(what, op, got, expected, serial, parts)
 
     def _compare_update(
         self,
-        judge: Judge,
         i: int,
         updated: Sequence[Values],
         pieces: Sequence[Piece],
@@ -392,17 +362,17 @@ class _Verification:
                 weights[rank] = 0
                 continue
             if not mine and depends_on_rows(leaves, self._spec):
-                judge.unchanged(where, op, values[i], self._start[rank][i])
+                self._judge(where, op, "before", measure(values[i], self._start[rank][i]), 0.0)
                 continue
             if not mine:
                 # It is the same, whatever rows the function is computed with.
                 run = self._serial(self._all_rows._replace(rank=rank), 1.0)
                 weights[rank] = 1
-                judge.pieces(where, op, values[i], [run.updated[i]], [1])
+                self._judge_pieces(where, op, values[i], [run.updated[i]], [1])
                 continue
             rows = [pieces[k].rows or 1 for k in mine]
             weights[rank] = sum(rows)
-            judge.pieces(where, op, values[i], [parts[k] for k in mine], rows)
+            self._judge_pieces(where, op, values[i], [parts[k] for k in mine], rows)
         if not weights:
             return
         together = {what: [updated[rank][i] for rank in weights]}
@@ -413,9 +383,57 @@ class _Verification:
             return
         for name, news in together.items():
             got = news[0] if len(news) == 1 else combine(op, news, list(weights.values()))
-            judge.serial(
-                name, op, got, serial.updated[i], parts, lambda: self._disturbed().updated[i]
-            )
+            self._judge_serial(name, op, got, lambda run: run.updated[i], serial, parts)
+
+    # What counts as rounding.
+
+    def _judge_pieces(
+        self, what: str, op: Optional[str], got: Any, parts: Sequence[Any], weights: Sequence[float]
+    ) -> None:
+        """Compare with plain Theano's results for the pieces, combined."""
+        if self._lineage.has_reductions:
+            return  # a piece cannot be computed alone
+        expected = parts[0] if len(parts) == 1 else combine(op, parts, weights)
+        difference = measure(got, _as_collected(expected, op), _scale(op, parts))
+        limit = PIECES_LIMIT if self._limit is None else self._limit
+        self._judge(what, op, "pieces", difference, limit)
+
+    def _judge_serial(
+        self,
+        what: str,
+        op: Optional[str],
+        got: Any,
+        expected: Callable[[Run], Any],
+        serial: Run,
+        parts: Sequence[Any],
+    ) -> None:
+        """Compare with plain Theano's result for all rows.
+
+        Where that exceeds the limit, the serial result is computed again from numbers that differ
+        by one rounding. If these change it as much, like a gradient that is 0 but for rounding, no
+        digit of it has a meaning.
+
+        Args:
+            expected: finds the result in a serial run.
+            parts: the pieces' results, for the magnitude of the summands.
+        """
+        wanted, scale = _as_collected(expected(serial), op), _scale(op, parts)
+        limit = self._limit
+        if limit is None:
+            limit = SERIAL_LIMIT * np.sqrt(max(self._total, 1))
+        difference = measure(got, wanted, scale)
+        if limit < difference.error < np.inf:
+            if self._noisy is None:
+                self._noisy = self._serial(self._all_rows, 1.0, is_disturbed=True)
+            noise = measure(_as_collected(expected(self._noisy), op), wanted, scale).error
+            if np.isfinite(noise) and noise > 1.0:
+                difference = replace(difference, error=difference.error / noise, noise=noise)
+        self._judge(what, op, "serial", difference, limit)
+
+    def _judge(
+        self, what: str, op: Optional[str], against: str, difference: Difference, limit: float
+    ) -> None:
+        self._found.append(Comparison(what, op, self._run, against, difference, float(limit)))
 
     def _skip(self, what: str, op: Optional[str], reason: str) -> None:
         self._found.append(Comparison(what, op, "", "", None, reason=reason))
@@ -432,3 +450,54 @@ def _listed(results: Any) -> List[Any]:
         return []
     items = results if isinstance(results, (list, tuple)) else [results]
     return [np.array(item) for item in items]
+
+
+def combine(op: Optional[str], parts: Sequence[Any], weights: Sequence[float]) -> np.ndarray:
+    """Return the parts' values combined, computed in higher precision, for comparison only.
+
+    Args:
+        weights: rows of each part, used for "avg": ``sum(w * v) / sum(w)``.
+    """
+    try:
+        return _combined(op, [np.asarray(part) for part in parts], weights)
+    except ValueError as error:
+        shapes = [np.shape(part) for part in parts]
+        raise InputValueError(
+            f"results of the pieces, of shapes {shapes}, cannot be combined by op {op!r}; an "
+            f"output with an entry for each row needs op 'gather', as in (variable, 'gather')"
+        ) from error
+
+
+def _combined(op: Optional[str], arrays: List[np.ndarray], weights: Sequence[float]) -> np.ndarray:
+    dtype = arrays[0].dtype
+    if op == "gather":
+        return np.concatenate([np.atleast_1d(array) for array in arrays])
+    if op is None or op == "last":
+        return arrays[-1]
+    stacked = np.stack(arrays)
+    if op in ("max", "min"):
+        return np.asarray((np.maximum if op == "max" else np.minimum).reduce(stacked))
+    wide = {"f": np.longdouble, "c": np.clongdouble}.get(dtype.kind, dtype)
+    stacked = stacked.astype(wide)
+    with np.errstate(all="ignore"):
+        if op == "sum":
+            result = np.sum(stacked, axis=0, dtype=wide)
+        elif op == "prod":
+            result = np.prod(stacked, axis=0, dtype=wide)
+        else:
+            factors = np.asarray(weights, np.longdouble) / np.longdouble(sum(weights))
+            result = np.sum(stacked * factors.reshape(-1, *[1] * (stacked.ndim - 1)), axis=0)
+        return np.asarray(result).astype(dtype)
+
+
+def _scale(op: Optional[str], parts: Sequence[Any]) -> float:
+    """Return the magnitude of the summands; 0 for other ops, for which the result's counts."""
+    magnitudes = [largest_magnitude(part) for part in parts]
+    if op == "sum":
+        return sum(magnitudes)
+    return max(magnitudes, default=0.0) if op in ("avg", "last") else 0.0
+
+
+def _as_collected(expected: Any, op: Optional[str]) -> Any:
+    """Return a serial result as collected: `gather` makes a vector of scalars."""
+    return np.atleast_1d(expected) if op == "gather" else expected

@@ -1,0 +1,464 @@
+"""Check after each execution that all is finite, while `watch_finite()` is on, and find the cause.
+
+Each rank checks its own results. A value that is not finite fails the call on that rank, like any
+error in a function, and all ranks get their old values back. Before that the rank looks for the
+cause: in the inputs, in the shared variables that the function reads, and if all of these are
+finite, by running the function again on fewer rows. Before each run the variables get their old
+values back, states of random streams included. Only this rank computes: in-graph reductions return
+its own contribution.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+
+from synk_core._graph.reduce_op import AllReduce, meeting
+from synk_core._graph.shared import changed_by, value_of
+from synk_core._graph.values import is_array, on_host
+from synk_core._watch.flight import KINDS
+from synk_core._wire.messages import Call, WatchFinite
+from synk_core.exceptions import NotFinite
+
+from .functions import LoadedFunction
+from .workplace import Workplace
+
+Suspect = Tuple[str, int]
+"""What a value is, and its place: "output", "update" (of a variable, by its number), or "sent" (to
+an in-graph reduction)."""
+
+
+class Execution(NamedTuple):
+    """One execution of a compiled function, of some of the rank's rows.
+
+    Attributes:
+        loaded: the function.
+        call: the call that it is part of.
+        origin: the lowest row of the call's selection.
+        begin: the row of the selection that is row 0 here.
+        piece: the number of the slice, from 1; 0 without slices.
+        in_graph: the function's `GraphReductions`, or None.
+        launch: runs the function, given its arguments and `in_graph`.
+        arguments: in host memory.
+    """
+
+    loaded: LoadedFunction
+    call: Call
+    origin: int
+    begin: int
+    piece: int
+    in_graph: Any
+    launch: Callable[[Sequence[Any], Any], List[Any]]
+    arguments: Sequence[Any]
+
+    @property
+    def function(self) -> Any:
+        """The compiled function."""
+        return self.loaded.forms[self.call.form]
+
+
+class PreparedFiniteWatch:
+    """An act of `WatchFinite`.
+
+    Args:
+        here: this rank.
+        act: whether to check from now on.
+    """
+
+    name = doing = "watch_finite()"
+    synchronizes = False
+    record = (KINDS.index("watch_finite"), 0)
+
+    def __init__(self, here: Workplace, act: WatchFinite) -> None:
+        self._here = here
+        self._on = act.on
+
+    def __call__(self, origin: int, place: int) -> bool:  # noqa: ARG002 - all acts are called alike
+        """Switch; return whether the rank checked before."""
+        held = self._here.check_finite
+        was_on = held[0] is not None
+        # If a rank fails here, the others switch back too.
+        self._here.journal.keep([held])
+        held[0] = self._run if self._on else None
+        return was_on
+
+    def _run(self, execution: Execution) -> List[Any]:
+        """Run a function, and check its results.
+
+        Raises:
+            NotFinite: some are not finite.
+        """
+        search = _CauseSearch(self._here, execution)
+        try:
+            results = search.run()
+        except _NotSent as sent:
+            raise search.error(("sent", sent.place), sent.value) from None
+        for suspect, value in search.computed(results):
+            if not is_finite(value):
+                raise search.error(suspect, value)
+        return results
+
+
+class _NotSent(Exception):
+    """A contribution of this rank to an in-graph reduction is not finite."""
+
+    def __init__(self, place: int, value: np.ndarray) -> None:
+        super().__init__(place, value)
+        self.place = place
+        self.value = value
+
+
+class _Cause(NamedTuple):
+    """A cause in words; the (start, stop) of the execution's rows that are it, if some are; and the
+    scattered input that it lies in."""
+
+    source: str
+    rows: Optional[Tuple[int, int]] = None
+    place: int = 0
+
+
+class _CauseSearch:
+    """A check of one execution, and a search for the cause where that fails. Made before it runs.
+
+    Args:
+        here: this rank.
+        execution: to run and check.
+    """
+
+    def __init__(self, here: Workplace, execution: Execution) -> None:
+        self._here, self._execution = here, execution
+        self._call, self._arguments = execution.call, execution.arguments
+        self._select = execution.call.form.select
+        self._changed = [(storage, storage[0]) for storage in changed_by(execution.function)]
+
+    def run(self) -> List[Any]:
+        """Run the function.
+
+        Raises:
+            _NotSent: a contribution to an in-graph reduction is not finite.
+        """
+        execution, reductions = self._execution, self._execution.in_graph
+        if reductions is None:
+            return execution.launch(execution.arguments, None)
+        places = iter(range(len(execution.loaded.reductions(execution.call.form))))
+
+        def watch(value: np.ndarray) -> None:
+            place = next(places)
+            if not is_finite(value):
+                raise _NotSent(place, value)
+
+        reductions.watch = watch
+        try:
+            return execution.launch(execution.arguments, reductions)
+        finally:
+            reductions.watch = None
+
+    def computed(self, results: Sequence[Any]) -> Iterator[Tuple[Suspect, Any]]:
+        """Yield what has been computed: wanted outputs, then new values of variables."""
+        recipe, wanted = self._execution.loaded.recipe, self._call.outputs
+        for place in range(len(recipe.output_ops)) if wanted is None else wanted:
+            yield ("output", place), results[place]
+        if self._call.form.accumulate:
+            updates = results[len(recipe.output_ops) :]
+            for of_slices, value in zip(recipe.updated, updates):
+                yield ("update", of_slices), value
+        for storage, _ in self._changed:
+            number = self._here.registry.known_number(storage)
+            if number is not None:
+                yield ("update", number), storage[0]
+
+    def error(self, suspect: Suspect, value: Any) -> NotFinite:
+        """Return the error to raise for a value that is not finite, with its cause."""
+        execution, got = self._execution, _described(value)
+        kind, place = suspect
+        if kind == "output":
+            name = execution.function.maker.outputs[place].variable.name
+            what = f"output {place}" + (f" ({name!r})" if name else "")
+        elif kind == "update":
+            what = f"the new value of {self._here.registry.label(place)!r}"
+        else:
+            what = f"the input of in-graph all_reduce {place}"
+        cause = self._cause(suspect)
+        rank, selected = self._here.rank, self._call.rows
+        share = None if selected is None else selected.bounds[rank]
+        row = array_row = rows = None
+        where = ""
+        if cause.rows is not None:
+            start, stop = rows = cause.rows[0] + execution.begin, cause.rows[1] + execution.begin
+            row, array_row = stop - 1, self._array_row(stop - 1, cause.place)
+            where = self._where(start, stop, array_row, share)
+        of_slice = f", slice {execution.piece}" if execution.piece else ""
+        undone = ". Nothing has changed on any rank" if self._here.journal.on else ""
+        return NotFinite(
+            f"function {execution.loaded.recipe.name!r} on rank {rank}{of_slice}: got {got} in "
+            f"{what}, expected finite numbers. {where}{cause.source}{undone}.",
+            rank=rank,
+            piece=execution.piece or None,
+            what=what,
+            source=cause.source,
+            row=row,
+            rows=rows,
+            array_row=array_row,
+            share=share,
+        )
+
+    # The checks, in order.
+
+    def _cause(self, suspect: Suspect) -> _Cause:
+        self._restore()
+        return self._of_inputs() or self._of_variables() or self._of_rows(suspect)
+
+    def _of_inputs(self) -> Optional[_Cause]:
+        inputs = self._execution.function.maker.inputs
+        # What comes after the inputs selects rows, and is made of whole numbers.
+        for place, array in enumerate(self._arguments):
+            if is_finite(array):
+                continue
+            name = inputs[place].variable.name or inputs[place].name or f"number {place}"
+            if place < len(self._call.scattered):
+                row, text = _first_row(array)
+                return _Cause(f"input {name!r} has {text} of it", (row, row + 1), place)
+            return _Cause(f"Broadcast input {name!r} has {_described(array)}")
+        return None
+
+    def _of_variables(self) -> Optional[_Cause]:
+        sliceable, registry = self._execution.loaded.recipe.sliceable, self._here.registry
+        for variable in self._execution.function.get_shared():
+            value = value_of(variable)
+            if not is_array(value) or is_finite(value):
+                continue
+            name = repr(variable.name) if variable.name else str(variable)
+            if registry.known_number(variable.container.storage) in sliceable:
+                rows = self._rows_of(on_host(value))
+                if is_finite(rows):
+                    continue
+                if len(rows) == self._count_rows():
+                    row, text = _first_row(rows)
+                    source = f"sliceable shared variable {name} has {text} of it"
+                    return _Cause(source, (row, row + 1))
+            return _Cause(f"Shared variable {name} had {_described(value)} before the call")
+        return None
+
+    def _of_rows(self, suspect: Suspect) -> _Cause:
+        count = self._count_rows()
+        if not count:
+            return _Cause("all inputs and variables are finite, and there are no rows")
+        if not self._here.journal.on:
+            return _Cause(
+                "all inputs are finite; fork(atomic=False) overwrites the old values, so the row "
+                "that causes it cannot be searched for"
+            )
+        try:
+            found = search(lambda start, stop: self._is_bad(suspect, start, stop), count)
+        except Exception as error:  # noqa: BLE001 - whatever a function does with fewer rows
+            return _Cause(
+                f"all inputs and variables are finite; the row that causes it was not found, "
+                f"because for fewer rows the function raised {type(error).__name__}"
+            )
+        finally:
+            self._restore()
+        if found is None:
+            return _Cause(
+                "all inputs and variables are finite, and when the same rows were computed again "
+                "the result was finite as well: the cause is random numbers, or the other ranks' "
+                "contributions"
+            )
+        last = found.length - 1, found.length
+        if count == 1:
+            return _Cause("it is the only row that was computed, and its inputs are finite", last)
+        if found.every:
+            return _Cause(
+                "that row alone reproduces it, but so does every other row that was tried: look at "
+                "the variables and constants that all rows share",
+                last,
+            )
+        if found.alone:
+            return _Cause("that row alone reproduces it", last)
+        together = "together they reproduce it, without the last one they do not"
+        return _Cause(together, (0, found.length))
+
+    def _is_bad(self, suspect: Suspect, start: int, stop: int) -> bool:
+        """Return whether the suspect is not finite either if only these rows are computed."""
+        self._here.flight.heed(self._here.serial)
+        self._restore()
+        probe, arguments, kept = _Probe(), list(self._arguments), []
+        for place in range(len(self._call.scattered)):
+            arguments[place] = arguments[place][start:stop]
+        if self._select == "range":
+            first = int(arguments[-2])
+            arguments[-2:] = [np.asarray(first + start), np.asarray(first + stop)]
+        elif self._select == "index":
+            arguments[-1] = arguments[-1][start:stop]
+        else:
+            whole = self._count_rows()
+            kept = [(held, held[0]) for held in self._sliceables() if held[0].shape[0] == whole]
+        try:
+            for storage, value in kept:
+                storage[0] = value[start:stop]
+            results = self._execution.launch(arguments, probe)
+            if suspect[0] == "sent":
+                return suspect[1] in probe.bad
+            computed = self.computed(results)
+            return any(one == suspect and not is_finite(value) for one, value in computed)
+        finally:
+            for storage, value in kept:
+                storage[0] = value
+
+    def _restore(self) -> None:
+        for storage, value in self._changed:
+            storage[0] = value
+
+    # The rows of an execution.
+
+    def _sliceables(self) -> List[List[Any]]:
+        """Return the storages of sliceable variables."""
+        numbers = self._execution.loaded.recipe.sliceable
+        return [self._here.registry[number].container.storage for number in numbers]
+
+    def _count_rows(self) -> Optional[int]:
+        """Count the rows; None for an execution that has none."""
+        if self._call.scattered:
+            return len(self._arguments[0])
+        if self._select == "range":
+            return int(self._arguments[-1]) - int(self._arguments[-2])
+        if self._select == "index":
+            return len(self._arguments[-1])
+        return min((int(held[0].shape[0]) for held in self._sliceables()), default=None)
+
+    def _rows_of(self, value: np.ndarray) -> np.ndarray:
+        """Return the rows of a sliceable variable that the execution uses."""
+        if self._select == "range":
+            return value[int(self._arguments[-2]) : int(self._arguments[-1])]
+        return value[self._arguments[-1]] if self._select == "index" else value
+
+    def _array_row(self, row: int, place: int) -> Optional[int]:
+        """Return the row of the user's array for a row of the selection; None if it is unknown."""
+        execution, rows = self._execution, self._call.rows
+        item = self._call.scattered[place] if self._call.scattered else None
+        if item is not None and item.minibatch and item.selected:
+            return row
+        if rows is None or item is None:
+            if self._select == "range":
+                return int(self._arguments[-2]) + row - execution.begin
+            return int(self._arguments[-1][row - execution.begin]) if self._select else row
+        if rows.index is not None:
+            found = int(self._here.arrays.get(rows.index)[row])
+        elif rows.is_regular:
+            found = rows.first(execution.origin) + row * rows.step
+        else:
+            return None
+        return found - (execution.origin if item.minibatch else 0)
+
+    def _where(self, start: int, stop: int, array_row: Optional[int], share: Any) -> str:
+        text = f"Caused by rows {start} to {stop - 1} of the call"
+        if stop - start == 1:
+            text = f"Caused by row {start} of the call"
+            if not self._call.scattered:
+                text += f" (row {array_row} of the variables on this rank)"
+            elif array_row is None:
+                text += f" (row batch[{start}] of the arrays)"
+            elif array_row != start:
+                text += f" (row {array_row} of the arrays)"
+        if share is not None:
+            text += f", of this rank's rows {share[0]} to {share[1] - 1}"
+        return text + ": "
+
+
+class _Probe:
+    """In place of `GraphReductions`: each reduction returns its input, as on one rank.
+
+    Attributes:
+        bad: places of the reductions whose input was not finite.
+    """
+
+    def __init__(self) -> None:
+        self.bad: List[int] = []
+        self._place = 0
+
+    def execute(self, function: Any, arguments: Sequence[Any]) -> Any:
+        """Run the function."""
+        with meeting(self):
+            return function(*arguments)
+
+    def all_reduce(self, x: np.ndarray, op: AllReduce) -> np.ndarray:  # noqa: ARG002 - as there
+        """Return the input; called in the middle of a graph."""
+        if not is_finite(x):
+            self.bad.append(self._place)
+        self._place += 1
+        return np.array(x)
+
+
+class Found(NamedTuple):
+    """The result of a search for rows.
+
+    Attributes:
+        length: rows from the beginning that are bad together; one row fewer is not.
+        alone: whether the last of these rows is bad by itself.
+        every: whether other rows are bad by themselves too: then no single row is the cause.
+    """
+
+    length: int
+    alone: bool
+    every: bool
+
+
+def search(is_bad: Callable[[int, int], bool], count: int) -> Optional[Found]:
+    """Find the smallest beginning of ``range(count)`` that is bad, in about log2(count) tests.
+
+    Assumes that rows added to a bad beginning leave it bad, as where one NaN makes all NaN.
+
+    Args:
+        is_bad: whether the rows ``start:stop``, never empty, are bad by themselves.
+
+    Returns:
+        None if all rows together are not bad (any more).
+
+    >>> search(lambda start, stop: start <= 5 < stop, 100)
+    Found(length=6, alone=True, every=False)
+    """
+    if not count or not is_bad(0, count):
+        return None
+    good, bad = 0, count
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        if is_bad(0, middle):
+            bad = middle
+        else:
+            good = middle
+    alone = bad == 1 or is_bad(bad - 1, bad)
+    others = {count // 2, count - 1} - {0}
+    every = bad == 1 and bool(others) and all(is_bad(row, row + 1) for row in others)
+    return Found(bad, alone, every)
+
+
+def is_finite(value: Any) -> bool:
+    """Return whether no element is NaN or infinite. Everything but floats is finite.
+
+    Args:
+        value: an array, wherever it lies; or anything else that a Theano function gives.
+    """
+    array = np.asarray(on_host(value))
+    if array.dtype.kind not in "fc":
+        return True
+    # The sum is finite only if each element is; it may overflow, so check those then.
+    with np.errstate(all="ignore"):
+        total = np.add.reduce(
+            array, axis=None, dtype=np.float32 if array.dtype == np.float16 else None
+        )
+    return bool(np.isfinite(total)) or bool(np.isfinite(array).all())
+
+
+def _first_row(array: np.ndarray) -> Tuple[int, str]:
+    """Return the first row of an array that is not finite, and its first bad element in words."""
+    finite = np.isfinite(array).reshape(len(array), -1).all(axis=1)
+    row = int(np.argmin(finite))
+    return row, _described(np.asarray(array[row]))
+
+
+def _described(value: Any) -> str:
+    """Describe the first element that is not finite: "nan at [0, 3]"."""
+    array = np.asarray(on_host(value))
+    place = np.unravel_index(int(np.argmin(np.isfinite(array))), array.shape)
+    kind = "nan" if np.isnan(array[place]) else "inf"
+    return kind + (f" at {[int(i) for i in place]}" if array.ndim else "")

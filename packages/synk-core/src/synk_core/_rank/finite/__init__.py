@@ -1,1 +1,0 @@
-"""Check the results of executions, and find the row that causes a value that is not finite."""

@@ -1,0 +1,76 @@
+"""What each rank is doing, and what it did before, in words for errors and warnings."""
+
+from __future__ import annotations
+
+from typing import Mapping
+
+import numpy as np
+
+from synk_core._rank.functions import LoadedFunction
+from synk_core._watch.flight import ActOutcome, ActRecord, Flight, Phase
+
+
+class Activity:
+    """Reads the current phase and the last acts of every rank, also of one that is dead.
+
+    Args:
+        room: int64 vector into which the ranks write; see `_watch.flight`.
+        size: number of ranks.
+
+    Attributes:
+        functions: functions by number, for their names.
+        elsewhere: names of the hosts of ranks whose records are not in this one's memory.
+    """
+
+    def __init__(self, room: np.ndarray, size: int) -> None:
+        self.flights = [Flight(room, rank) for rank in range(size)]
+        self.functions: Mapping[int, LoadedFunction] = {}
+        self.elsewhere: Mapping[int, str] = {}
+
+    def _act_of(self, act: ActRecord) -> str:
+        """Return an act in words: ``function 'train'``, ``all_reduce()``."""
+        if act.kind != "function":
+            return f"{act.kind}()"
+        loaded = self.functions.get(act.subject)
+        return f"function {loaded.recipe.name!r}" if loaded else f"function {act.subject}"
+
+    def doing(self, rank: int) -> str:
+        """Return what a rank does now, in words that complete "while it was"."""
+        if rank in self.elsewhere:
+            return f"at work on host {self.elsewhere[rank]}"
+        phase, detail = self.flights[rank].phase
+        acts = self.flights[rank].acts()
+        act = self._act_of(acts[-1]) if acts else "an order"
+        return {
+            Phase.START: "starting",
+            Phase.IDLE: "waiting for an order",
+            Phase.TAKE_IN: "taking in what is new",
+            Phase.DISTRIBUTE: "taking over functions and variables",
+            Phase.COMPILE: "compiling functions",
+            Phase.COPY: f"copying rows for {act}",
+            Phase.COMPUTE: f"computing {act}",
+            Phase.SLICE: f"computing slice {detail} of {act}",
+            Phase.REDUCE: f"in the reduction of {act}",
+            Phase.COLLECTIVE: f"in {act}",
+            Phase.DEVICE: f"waiting for its device after {act}",
+            Phase.END: f"waiting until all ranks are done with {act}",
+            Phase.CLOSE: "closing",
+            Phase.FAIL: f"giving up {act}",
+        }[phase]
+
+    def history(self, rank: int) -> str:
+        """Return the rank's last acts in a line for an error; "" if nothing is known of them."""
+        acts = [] if rank in self.elsewhere else self.flights[rank].acts()
+        if not acts:
+            return ""
+        words = [
+            self._act_of(act)
+            + ("" if act.outcome == ActOutcome.DONE else f" ({act.outcome.in_words})")
+            for act in acts
+        ]
+        return f"The last acts of rank {rank}: {', '.join(words)}"
+
+    def close(self) -> None:
+        """Drop the shared memory."""
+        for one in self.flights:
+            one.close()
