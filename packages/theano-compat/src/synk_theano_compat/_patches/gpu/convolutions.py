@@ -98,7 +98,7 @@ def one_stream() -> str:
     """
     from theano.gpuarray import dnn
 
-    from synk_theano_compat._cuda.stream import stream_of
+    from synk_theano_compat.cuda import stream_of
 
     make = dnn._make_handle
 

@@ -47,7 +47,7 @@ def several_devices() -> str:
     def check() -> None:
         contexts = {c.ptr for c in plain.devmap.values() if c.kind == b"cuda"}
         if len(contexts) > 1:
-            from synk_theano_compat._cuda.stream import extension
+            from synk_theano_compat.cuda import extension
 
             mend(contexts, extension, ctypes.CDLL("libcuda.so.1"))
 

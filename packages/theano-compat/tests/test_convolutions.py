@@ -126,7 +126,7 @@ STREAM = """
 import contextlib, ctypes
 import theano.gpuarray
 from theano.gpuarray import dnn
-from synk_theano_compat._cuda import stream
+from synk_theano_compat import cuda as stream
 from synk_theano_compat._patches.gpu import convolutions
 library = ctypes.CDLL({library!r})
 library.kept_stream.restype = ctypes.c_void_p

@@ -49,7 +49,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(REASON), reason=REASON)]
 START = """
 import itertools
 import numpy as np
-import synk_theano
+import synk_theano_compat; synk_theano_compat.install()
 import theano, theano.tensor as T, theano.gpuarray
 from theano.gpuarray import dnn
 assert dnn.dnn_available(None), dnn.dnn_available.msg
@@ -243,7 +243,7 @@ close(got, expected)
 def test_cudnn_works_on_libgpuarrays_stream():
     code = """
 import ctypes
-from synk_theano_compat._cuda.stream import stream_of
+from synk_theano_compat.cuda import stream_of
 from theano.gpuarray.type import get_context
 context, stream = get_context(None), ctypes.c_void_p()
 assert stream_of(context)
