@@ -7,7 +7,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from _checkout import PACKAGES, ROOT
+from _checkout import OF_THEANO, PACKAGES, ROOT
 from _wheels import make_environment, run
 
 pytestmark = pytest.mark.slow
@@ -87,7 +87,7 @@ def test_nothing_of_theanos_repair_is_where_pytensor_is(installed_newer: Path) -
 def test_the_extra_for_pymc_is_all_that_its_page_needs(
     wheels: dict[str, Path], newer: Path, clean_environment: dict[str, str], tmp_path: Path
 ) -> None:
-    chosen = [wheels[one] for one in PACKAGES if one != "synk-theano"]
+    chosen = [wheels[one] for one in PACKAGES if one not in OF_THEANO]
     python = make_environment(tmp_path / "venv", chosen, newer, extra="pymc")
     here = {**clean_environment, "SYNKHRONOS_N_PARALLEL": "2"}
     page = ROOT / "docs/pymc.md"
