@@ -23,6 +23,44 @@ TIMEOUT_S = 400
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
+BY_DAY = {
+    "test_blas.py": {
+        *("test_folder_is_private_and_found_again", "test_next_candidate_is_taken"),
+        *("test_without_compiler_nothing_is_linked", "test_find_compiler"),
+    },
+    "test_contexts.py": {
+        "test_copies_between_devices_wait_for_their_source",
+        "test_the_second_cuda_context_has_all_mended",
+    },
+    "test_convolutions.py": {"test_cudnn_is_given_the_whole_address_of_the_stream"},
+    "test_cuda_links.py": {
+        "test_a_library_is_found_by_its_other_name",
+        "test_what_is_newer_than_the_driver_is_not_taken",
+    },
+    "test_cudnn.py": {
+        *("test_version_of_a_header", "test_our_own_header_is_none_that_is_installed"),
+        *("test_versions_as_cudnn_counts_them", "test_library_and_header_are_of_one_version"),
+        *("test_patches_are_applied_where_there_is_no_gpu", "test_compute_capability"),
+        *("test_recurrent_networks_are_refused_with_a_cure",),
+    },
+    "test_cudnn_header.py": {"test_the_first_that_works_within_the_limit"},
+    "test_locks.py": {
+        "test_worker_leaves_cleaning_to_others",
+        "test_the_lock_is_released_when_something_fails_under_it",
+    },
+}
+"""What runs by day of files whose other tests are nightly: a case of each kind."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests as nightly that `BY_DAY` leaves out."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            chosen = BY_DAY.get(item.path.name)
+            if chosen is not None and getattr(item, "originalname", "") not in chosen:
+                item.add_marker(pytest.mark.nightly)
+
 
 def environment(changes: Optional[dict[str, str]] = None) -> dict[str, Optional[str]]:
     """Return ``changes``, and None for what a user may have set; the file of all tests stays."""

@@ -70,10 +70,9 @@ print(theano.config.blas.ldflags)
     ("flags", "dtypes"),
     [
         ("", {"float64": 1e-12}),
-        # They compile all of it again; `test_batched_dot_without_blas` has no BLAS, too.
-        pytest.param("blas.ldflags=", {"float32": 1e-5}, marks=pytest.mark.nightly),
-        pytest.param("", {"float32": 1e-5}, marks=pytest.mark.nightly),
-        pytest.param("blas.ldflags=", {"float64": 1e-12}, marks=pytest.mark.nightly),
+        ("blas.ldflags=", {"float32": 1e-5}),
+        ("", {"float32": 1e-5}),
+        ("blas.ldflags=", {"float64": 1e-12}),
     ],
 )
 def test_numbers(run, flags: str, dtypes):
@@ -110,8 +109,8 @@ def test_folder_is_private_and_found_again(cache: Path, monkeypatch: pytest.Monk
     "damage",
     [
         "retarget",
-        pytest.param("remove", marks=pytest.mark.nightly),
-        pytest.param("open", marks=pytest.mark.nightly),
+        "remove",
+        "open",
         "symlink",
     ],
 )
@@ -150,8 +149,8 @@ def test_many_processes_make_one_folder(cache: Path, spawn):
     "name",
     [
         "with blank",
-        pytest.param("with,comma", marks=pytest.mark.nightly),
-        pytest.param("with'quote", marks=pytest.mark.nightly),
+        "with,comma",
+        "with'quote",
     ],
 )
 def test_cache_path_that_theano_would_split(tmp_path: Path, monkeypatch, name: str):

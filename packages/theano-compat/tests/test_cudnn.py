@@ -109,9 +109,7 @@ assert not os.path.exists(os.path.join(config.cuda.include_path, "other.h"))
 """
 
 
-@pytest.mark.parametrize(
-    "version", [pytest.param((8, 9, 7), marks=pytest.mark.nightly), (9, 14, 0)]
-)
+@pytest.mark.parametrize("version", [(8, 9, 7), (9, 14, 0)])
 def test_theano_compiles_with_what_was_found(run, install, tmp_path: Path, version):
     root = install(tmp_path / "nvidia", version)
     number = cudnn.as_number(version)

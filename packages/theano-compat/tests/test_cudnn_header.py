@@ -89,29 +89,15 @@ def answer(tmp_path: Path):
     return compiled
 
 
-FIRST, *OTHERS = TENSORS
+FAMILIES = pytest.mark.parametrize("name", TENSORS)
+
+
 # Each is a program to compile, and they are of one pattern.
-FAMILIES = pytest.mark.parametrize(
-    "name", [FIRST, *(pytest.param(name, marks=pytest.mark.nightly) for name in OTHERS)]
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.nightly] * (name != "Forward")) for name in TENSORS],
 )
-
-
-def all_of_one(argument: str, values: list):
-    """The first family with all values; the rest is for the night."""
-    return pytest.mark.parametrize(
-        ("name", argument),
-        [
-            *((FIRST, value) for value in values),
-            *(
-                pytest.param(name, value, marks=pytest.mark.nightly)
-                for name in OTHERS
-                for value in values
-            ),
-        ],
-    )
-
-
-@all_of_one("major", [9, 8, 10])
+@pytest.mark.parametrize("major", [9, 8, 10])
 def test_the_first_that_works_within_the_limit(answer, name, major):
     told = "guesses = {{2, NO, 0, D, 0}, {1, OK, 101, D, 101}, {0, OK, 100, D, 100}}"
     assert answer(told, get(name), major=major)[:2] == [0, 0]
@@ -161,7 +147,8 @@ def test_half_floats_keep_the_mode_that_was_timed(answer, name):
     assert answer(told, time(name), kind="HALF") == [0, 1, 1, 10, 1]
 
 
-@all_of_one("told", ["timing_status = NO", "timings = {{2, NO, 0, D, 0}}", ""])
+@FAMILIES
+@pytest.mark.parametrize("told", ["timing_status = NO", "timings = {{2, NO, 0, D, 0}}", ""])
 def test_without_a_timing_cudnn_guesses(answer, name, told):
     setup = f"{told}; guesses = {{{{1, OK, 20, D, 20}}}}"
     assert answer(setup, time(name)) == [0, 1, 1, 20, 0]

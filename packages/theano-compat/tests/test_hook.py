@@ -28,14 +28,20 @@ assert {"P1", "P2", "P3", "P4", "P5", "P6", "P7", "P8", "P9", "P11", "P12", "P15
     "first",
     [
         "",
-        "import synk_theano_compat.locks, synk_theano_compat._status",
-        "import theano.tensor.signal.pool",
+        *(
+            pytest.param(first, marks=pytest.mark.nightly)
+            for first in (
+                "import synk_theano_compat.locks, synk_theano_compat._status",
+                "import theano.tensor.signal.pool",
+            )
+        ),
     ],
 )
 def test_import_orders(run, first: str):
     assert run(f"{first}\n{WORKS}").stderr == ""
 
 
+@pytest.mark.nightly
 def test_import_in_a_thread(run):
     code = (
         "import threading, importlib\n"
@@ -46,6 +52,7 @@ def test_import_in_a_thread(run):
     assert run(code + WORKS).stderr == ""
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("options", [("-I",), ("-O", "-W", "error::RuntimeWarning")])
 def test_interpreter_options(run, options):
     run(WORKS, options=options)
@@ -150,6 +157,7 @@ def test_flags_of_the_users_file_win(run, tmp_path: Path):
     assert json.loads(both)[2] == ""
 
 
+@pytest.mark.nightly
 def test_home_theanorc_is_read(run, tmp_path: Path):
     (tmp_path / ".theanorc").write_text("[blas]\nldflags =\n[global]\nfloatX=float32\n")
     env = {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
@@ -157,10 +165,12 @@ def test_home_theanorc_is_read(run, tmp_path: Path):
     assert json.loads(run(code, env=env).stdout)[2:4] == ["", "float32"]
 
 
+@pytest.mark.nightly
 def test_environment_is_not_touched(run):
     run("import os; b = dict(os.environ); import theano; assert dict(os.environ) == b")
 
 
+@pytest.mark.nightly
 def test_without_compiler_theano_says_so_once(run, tmp_path: Path):
     code = "import theano, theano.tensor as T\nprint(theano.function([], T.dot([[2.]], [[3.]]))())"
     done = run(code, env={"PATH": str(tmp_path)}, flags=f"base_compiledir={tmp_path}")

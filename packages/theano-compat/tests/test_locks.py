@@ -13,63 +13,6 @@ def uncompiled(tmp_path: Path) -> str:
     return f"base_compiledir={tmp_path},cxx="
 
 
-BUILD = """
-import sys, pickle
-sys.setrecursionlimit(20000)
-import theano, theano.tensor as T, numpy as np
-x = T.matrix("x")
-rng = np.random.RandomState(0)
-params = [theano.shared(rng.randn(*s).astype(x.dtype) / 10, n)
-          for n, s in (("W", (6, 3)), ("b", (3,)))]
-W, b = params
-loss = T.sqr(T.dot(x, W) + b).mean()
-f = theano.function([x], [loss, x[:, ::-1].sum(axis=0)],
-                    updates=[(q, q - T.grad(loss, q) * 0.1) for q in params])
-"""
-
-MASTER = BUILD + "pickle.dump(f, open({path!r}, 'wb'))\n"
-
-WORKER = """
-import sys, pickle, time
-sys.setrecursionlimit(20000)
-import theano, numpy as np
-from theano.gof import cmodule, compilelock
-from synk_theano_compat.locks import refresh_cache, worker_cache
-compiled, locked = [], []
-compile_str, lock = cmodule.GCC_compiler.compile_str, compilelock.lock
-def counted(*args, **kwargs):
-    compiled.append(1)
-    return compile_str(*args, **kwargs)
-cmodule.GCC_compiler.compile_str = staticmethod(counted)
-def watched(*args, **kwargs):
-    locked.append(args)
-    return lock(*args, **kwargs)
-compilelock.lock = watched
-worker_cache()
-print("ready", flush=True)
-sys.stdin.readline()
-refresh_cache()
-f = pickle.load(open({path!r}, "rb"))
-out = f(np.ones((2, 6)))
-assert np.isfinite(out[0]) and np.array_equal(out[1], np.full(6, 2.0))
-print(len(compiled), len(locked), float(out[0]).hex())
-"""
-
-
-@pytest.mark.nightly
-@pytest.mark.slow
-def test_workers_compile_nothing_and_take_no_lock(spawn, cold: str, tmp_path: Path):
-    path = str(tmp_path / "function.pkl")
-    workers = [spawn(WORKER.format(path=path), flags=cold) for _ in range(2)]
-    for worker in workers:
-        assert worker.line() == "ready"
-    # everything else is compiled while the workers are there already
-    assert spawn(MASTER.format(path=path), flags=cold).end() == 0
-    answers = [worker.finish("go").out.split() for worker in workers]
-    assert [answer[:2] for answer in answers] == [["0", "0"]] * 2
-    assert len({answer[2] for answer in answers}) == 1
-
-
 def test_known_module_under_a_new_key_stays_in_memory(run, cold: str):
     # Without worker_cache the same takes the lock, to write the key to disk.
     code = """

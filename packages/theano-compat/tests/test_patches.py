@@ -37,12 +37,14 @@ print(len(compiled))
 """
 
 
+@pytest.mark.nightly
 def test_ops_without_props_are_compiled_once_for_all_processes(run):
     run(IMPORT + COUNTED)
     assert int(run(IMPORT + COUNTED).stdout) == 0
     assert int(run(IMPORT + COUNTED, skip="P2").stdout) > 0
 
 
+@pytest.mark.nightly
 def test_version_of_ops_in_c_files_is_the_same_in_every_process(run, tmp_path: Path):
     (tmp_path / "op.c").write_text("#section support_code\nint synk_test;\n")
     code = IMPORT + (
@@ -162,6 +164,7 @@ else:
 """
 
 
+@pytest.mark.nightly
 def test_names_that_numpy_removed(run):
     assert "AttributeError" in run(REMOVED + IMPORT, skip="P7", fails=True).stderr
     run(REMOVED + IMPORT + "assert np.bool is bool and np.complex is complex\n" + EMPTY)
@@ -179,14 +182,11 @@ for dtype in ("float32", "float64"):
 """
 
 
+@pytest.mark.nightly
 def test_batched_dot_without_blas(run):
     run(IMPORT + BATCHED, flags="blas.ldflags=")
     failed = run(IMPORT + BATCHED, skip="P8", flags="blas.ldflags=", fails=True)
     assert "undefined symbol" in failed.stderr
-
-
-def test_batched_dot_with_blas(forked):
-    forked(IMPORT + BATCHED)
 
 
 GEMV_PROBE = """
@@ -223,6 +223,7 @@ sys.meta_path.insert(0, Hide())
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("module", ["theano.gpuarray.linalg", "lasagne"])
 def test_pkg_resources_has_a_stand_in_meanwhile(run, module: str):
     pytest.importorskip(module.partition(".")[0])
@@ -250,6 +251,7 @@ print(len(ran) > 0, *{oct(mode) for mode in ran}, os.listdir(tempfile.gettempdir
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a compiler")
 def test_programs_that_are_tried_cannot_be_exchanged(run, tmp_path: Path):
     (tmp_path / "t").mkdir()
@@ -276,6 +278,7 @@ print("setuptools" in distutils.__file__)
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("before", ["", "sys.modules['theano.scalar'] = None"], ids=["", "fails"])
 def test_importing_theano_leaves_setuptools_alone(run, before):
     pytest.importorskip("setuptools")
@@ -342,11 +345,13 @@ for convolve in (T.nnet.conv2d, T.nnet.conv.conv2d):
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("before", ["", "import scipy.signal\n"], ids=["", "imported"])
 def test_convolutions_without_a_compiler(run, before):
     run(before + CONVOLUTION, flags="cxx=,optimizer=fast_compile")
 
 
+@pytest.mark.nightly
 def test_what_was_imported_before_stays(run):
     """Nothing of it is replaced, although parts of it are not imported by Theano any more."""
     code = (
@@ -358,14 +363,8 @@ def test_what_was_imported_before_stays(run):
     assert run(code).stdout == "True\n"
 
 
-@pytest.mark.parametrize(
-    "missing",
-    [
-        "theano.scalar",
-        pytest.param("theano.tensor.opt", marks=pytest.mark.nightly),
-        pytest.param("theano.tensor.nnet.bn", marks=pytest.mark.nightly),
-    ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("missing", ["theano.scalar", "theano.tensor.opt", "theano.tensor.nnet.bn"])
 def test_a_failing_import_leaves_no_stand_in_for_scipys_parts(run, missing):
     code = (
         f"import sys\nsys.modules[{missing!r}] = None\n"
@@ -376,6 +375,7 @@ def test_a_failing_import_leaves_no_stand_in_for_scipys_parts(run, missing):
     assert run(code).stdout == "0.5 scipy.signal scipy.linalg.blas\n"
 
 
+@pytest.mark.nightly
 def test_who_imports_more_of_a_stand_in_gets_the_real_module(run):
     """As another package would that is imported in between."""
     code = (
@@ -426,6 +426,7 @@ np.testing.assert_array_equal(f(*values), values[0] * values[1] * values[2])
 """
 
 
+@pytest.mark.nightly
 def test_products_in_python_do_not_use_what_numpy_gives_up(run):
     run(PRODUCT)
     assert "as NumPy 1.25 would say" in run(PRODUCT, skip="P15", fails=True).stderr
@@ -487,6 +488,7 @@ assert count > 30, count
 )
 
 
+@pytest.mark.nightly
 def test_ctrl_c_is_a_keyboard_interrupt_wherever_a_function_is_made(run):
     """At each line of it, as a signal raises it there."""
     run(INTERRUPTED)
@@ -525,6 +527,7 @@ def test_the_import_initializes_no_mpi(run):
     run(MPI_STAYS_OUT, skip="P17", fails=True)
 
 
+@pytest.mark.nightly
 def test_its_ops_send_messages_all_the_same(run):
     pytest.importorskip("mpi4py")
     run(MESSAGE)
@@ -533,6 +536,7 @@ def test_its_ops_send_messages_all_the_same(run):
 NO_PYGPU = "import sys; sys.modules['pygpu'] = None\n" + IMPORT
 
 
+@pytest.mark.nightly
 def test_a_gpu_that_is_not_there_is_reported_in_one_line(run):
     told = run(NO_PYGPU, flags="device=cuda").stderr.splitlines()
     assert len(told) == 1

@@ -45,6 +45,7 @@ def test_report_of_an_environment_that_is_switched_off(run):
     assert "import theano: AttributeError" in done.stdout
 
 
+@pytest.mark.nightly
 def test_report_where_the_folder_for_compiled_modules_cannot_be_made(run, tmp_path):
     file = tmp_path / "file"
     file.touch()
@@ -56,6 +57,7 @@ def test_report_where_the_folder_for_compiled_modules_cannot_be_made(run, tmp_pa
     assert report["versions"]["Theano"] == "1.0.5"
 
 
+@pytest.mark.nightly
 def test_hook_is_put_in_place_where_no_pth_file_has(run):
     code = (
         "import sys, synk_theano_compat._hook as hook\n"
@@ -67,6 +69,7 @@ def test_hook_is_put_in_place_where_no_pth_file_has(run):
     assert report["flags"]["device"] == {"value": "cpu", "set_by": "synk_theano_compat"}
 
 
+@pytest.mark.nightly
 def test_cuda_report(run):
     report = json.loads(run(MAIN.format(["--cuda"])).stdout)
     assert set(report["prepared"]) == {"cuda", "nvrtc", "cublas", "nccl"}
