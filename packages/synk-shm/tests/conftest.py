@@ -182,15 +182,17 @@ def bare_script(tmp_path: Path, zygote):
         yield made
 
 
-@pytest.fixture(params=METHODS)
+@pytest.fixture(
+    params=["fork", *(pytest.param(name, marks=pytest.mark.nightly) for name in METHODS[1:])]
+)
 def method(request) -> str:
-    """A start method of multiprocessing."""
+    """A start method of multiprocessing: by day "fork", where more can go wrong at an exit."""
     return request.param
 
 
-@pytest.fixture(params=["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.nightly)])
-def daily_method(request) -> str:
-    """A start method, "forkserver" only in nightly tests: test_exit.py has it each time."""
+@pytest.fixture(params=METHODS)
+def each_method(request) -> str:
+    """A start method of multiprocessing, each of them by day, too."""
     return request.param
 
 

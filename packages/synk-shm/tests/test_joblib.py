@@ -94,19 +94,6 @@ def main(backend):
     )
 
 
-@pytest.mark.parametrize("backend", ["loky", "multiprocessing"])
-def test_values_are_copied_unless_asked(jobs, backend):
-    jobs(
-        """
-def main(backend):
-    a = shm.zeros(10)
-    assert run(backend, fill, (a, 0), (a, 1)) == [(False, "ndarray")] * 2
-    assert not a.any()
-""",
-        backend,
-    )
-
-
 def test_executor_of_loky(jobs):
     """Arguments go by handle; what its workers return is copied."""
     jobs("""

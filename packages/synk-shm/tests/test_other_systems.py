@@ -51,7 +51,7 @@ def test_arrays_without_a_visible_directory(script, given):
     readonly = shm.attach(sys.argv[1], readonly=True)
     assert not readonly.flags.writeable and readonly[2, 3] == 11
     for act in (lambda: shm.zeros(3, name=sys.argv[1]), lambda: shm.attach("nowhere"),
-                lambda: shm.free_space(), lambda: shm.lock(a).__enter__(),
+                lambda: shm.free_space(),
                 lambda: shm.zeros(3, backend="memfd"), lambda: shm.zeros(3, dtype=object)):
         try:
             act()
@@ -70,7 +70,6 @@ def test_arrays_without_a_visible_directory(script, given):
     assert out.split() == [
         "ShmExistsError",
         "ShmNotFoundError",
-        "ShmError",
         "ShmError",
         "ValueError",
         "TypeError",
