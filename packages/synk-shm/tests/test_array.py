@@ -164,6 +164,13 @@ def test_close_and_unlink():
     shm.unlink(b, missing_ok=True)
     with pytest.raises(ValueError, match="unlinked"):
         shm.handle(b)
+    for other in (a, b):  # share() copies what others cannot attach
+        assert shm.share(other).tolist() == other.tolist()
+        assert not np.shares_memory(shm.share(other), other)
+        with pytest.raises(ValueError, match="copy=False"):
+            shm.share(other, copy=False)
+    with pytest.raises(ValueError, match="closed"):
+        shm.resize(a, 5)
 
 
 def test_segment_shows_its_state():

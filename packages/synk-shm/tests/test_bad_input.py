@@ -241,26 +241,6 @@ def test_handle_needs_a_shared_array():
             act(np.ones(3))
 
 
-def test_closed_segments_and_those_without_a_name():
-    closed, unlinked = shm.ones(3), shm.ones(3)
-    shm.close(closed)
-    shm.unlink(unlinked)
-    for use in (shm.handle, lambda a: shm.share(a, copy=False)):
-        for a in (closed, unlinked):
-            with pytest.raises(ValueError):
-                use(a)
-    with pytest.raises(ValueError, match="closed"):
-        shm.resize(closed, 5)
-    for a in (closed, unlinked):  # share() copies what others cannot attach
-        assert shm.share(a).tolist() == a.tolist()
-        assert not np.shares_memory(shm.share(a), a)
-    found = shm.segment(closed)
-    assert (found.closed, shm.segment(unlinked).closed) == (True, False)
-    del a, closed, unlinked
-    with pytest.raises(ValueError, match="closed"):
-        _ = found.nbytes
-
-
 def test_errors_can_be_pickled():
     kinds = {
         shm.ShmExistsError: FileExistsError,

@@ -337,13 +337,12 @@ def test_a_kill_at_each_moment_of_a_cleanup(world, given):
 
 @dataclasses.dataclass(eq=False)
 class Segment:
-    """Memory as the test expects it. `sure`: no kill or unlink has made its names doubtful."""
+    """Memory as the test expects it. `sure`: nothing has made its names doubtful."""
 
     memory: np.ndarray
     backend: str
     rows: int
     sure: bool = True
-    known: bool = True
 
 
 @dataclasses.dataclass(eq=False)
@@ -424,22 +423,27 @@ class Life:
         self.keep(process, segment, mirror, readonly=False, keeper=process, whole=True)
         self.handles.append((process.do(f"tuple(shm.handle({name}))"), self.arrays[name]))
 
-    def attach(self) -> None:
-        if not self.handles:
-            return
+    def take(self, code: str, source: Array, keeper: Process | None, readonly: bool) -> None:
+        """Have a process make an array of a handle or a message. It may be gone, if not for sure.
+
+        Args:
+            keeper: None stands for that process.
+        """
         process, name = self.rng.choice(self.world.alive), self.new("v")
-        address, source = self.rng.choice(self.handles)
-        readonly = self.rng.random() < 0.3
-        outcome, said = process.ask(f"{name} = shm.Handle(*{address!r}).attach({readonly})")
-        if self.is_there(source):
-            assert outcome == "ok", said
+        outcome, said = process.ask(f"{name} = {code}")
         if outcome == "ok":
-            keeper = process if source.segment.backend == "memfd" else source.keeper
-            how = {"readonly": readonly, "keeper": keeper}
+            how = {"readonly": readonly, "keeper": keeper or process}
             self.keep(process, source.segment, source.mirror, **how)
             self.check(name)
         else:
-            assert outcome == MISSING, (outcome, said)
+            assert (outcome, self.is_there(source)) == (MISSING, False), said
+
+    def attach(self) -> None:
+        if self.handles:
+            address, source = self.rng.choice(self.handles)
+            readonly = self.rng.random() < 0.3
+            keeper = None if source.segment.backend == "memfd" else source.keeper
+            self.take(f"shm.Handle(*{address!r}).attach({readonly})", source, keeper, readonly)
 
     def send(self) -> None:
         name = self.any()
@@ -452,15 +456,8 @@ class Life:
 
     def receive(self) -> None:
         if self.messages:
-            process, name = self.rng.choice(self.world.alive), self.new("v")
             data, sent = self.messages.pop(self.rng.randrange(len(self.messages)))
-            outcome, said = process.ask(f"{name} = load({data!r})")
-            assert outcome in ("ok", MISSING), said
-            assert outcome == "ok" or not self.is_there(sent)
-            if outcome == "ok":
-                how = {"readonly": sent.readonly, "keeper": process}
-                self.keep(process, sent.segment, sent.mirror, **how)
-                self.check(name)
+            self.take(f"load({data!r})", sent, None, sent.readonly)
 
     def view(self) -> None:
         source = self.any()
@@ -473,8 +470,7 @@ class Life:
     def check(self, name: str) -> None:
         array = self.arrays[name]
         found = array.process.do(f"{name}.shape, {name}.tolist()")
-        if array.segment.known:
-            assert found == (array.mirror.shape, array.mirror.tolist()), name
+        assert found == (array.mirror.shape, array.mirror.tolist()), name
 
     def read(self) -> None:
         name = self.any()

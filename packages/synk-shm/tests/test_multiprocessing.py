@@ -133,21 +133,6 @@ def test_pipe_keeps_the_memory_of_a_message_under_way(program):
     )
 
 
-def test_unlink_reaches_messages_under_way(program):
-    program(
-        """
-        def main(context):
-            ends = context.Pipe()
-            a = shm.ones(3)
-            ends[0].send(a)
-            shm.unlink(a)
-            assert mine() == []
-            refused(FileNotFoundError, ends[1].recv)
-        """,
-        "spawn",
-    )
-
-
 def test_arrays_that_are_freed_late_in_the_exit(program):
     """Python calls no finalizers by then; the names are removed all the same."""
     program(

@@ -76,34 +76,6 @@ def test_arrays_without_a_visible_directory(script, given):
     ]
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_messages_without_a_visible_directory(script, method):
-    """Messages hold plain handles: the sender must keep the array until it is received."""
-    script.run(
-        POOR
-        + """
-    import multiprocessing as mp
-
-    def work(a, pipe):
-        a += 1
-        pipe.send(a[::2])
-        pipe.recv()
-
-    if __name__ == "__main__":
-        context = mp.get_context(sys.argv[1])
-        here, there = context.Pipe()
-        a = shm.zeros(6)
-        child = context.Process(target=work, args=(a, there))
-        child.start()
-        assert here.recv().tolist() == [1, 1, 1] and a.sum() == 6
-        here.send("thanks")
-        child.join(60)
-        assert child.exitcode == 0
-    """,
-        method,
-    )
-
-
 def test_exit_without_a_visible_directory_removes_the_name(script, given):
     name = given("gone")
     script.run(POOR + "    a = shm.ones(3, name=sys.argv[1])", name)

@@ -81,36 +81,6 @@ def test_views_that_are_alive_at_exit_are_silent(script, backend):
     assert out == "1.0"
 
 
-@pytest.mark.parametrize(
-    "again",
-    [
-        "shm.zeros(9, name=name)",
-        "shm.zeros(1, 'u1', name=name)",
-        "shm.share(range(5), name=name)",
-        "shm.zeros(1 << 62, 'u1', name=name)",
-        "shm.zeros(1, 'u1', capacity=1 << 62, name=name)",
-        "shm.empty(1 << 56, 'u1', name=name)",
-    ],
-)
-def test_creating_what_exists_changes_nothing(given, again):
-    """posix_ipc: opening with a size resizes an existing segment, or unlinks it if that fails."""
-    name = given("exists")
-    a = shm.full(3000, 7.0, name=name)
-    path = f"/dev/shm{shm.segment(a).name}"
-    before = os.stat(path)
-    with pytest.raises((FileExistsError, MemoryError, OSError)):
-        eval(again)
-    assert [info.shape for info in shm.list() if name in info.name] == [(3000,)]
-    assert len([info for info in shm.list() if info.mine]) == 1
-    after = os.stat(path)
-    assert (after.st_size, after.st_ino, after.st_nlink) == (
-        before.st_size,
-        before.st_ino,
-        before.st_nlink,
-    )
-    assert (shm.attach(name) == 7).all()
-
-
 def test_errors_have_a_number_and_a_file_name(given):
     """posix_ipc: its errors are not OSError, and have neither errno nor file name."""
     name = given("error")
@@ -298,34 +268,6 @@ def test_message_outlives_its_sender(program, method, end, parent_has_arrays):
             assert child.exitcode is not None
             return int("END" != "pass")  # what the child did not remove
         """.replace("END", end).replace("OWN", str(parent_has_arrays)),
-        method,
-    )
-
-
-def test_ordinary_arrays_travel_as_without_us(program, method):
-    """sharedmem: its pickles hold addresses, which are invalid in another process."""
-    program(
-        """
-        def back(arrays):
-            return arrays
-
-        def main(context):
-            plain = [
-                np.arange(6).reshape(2, 3)[:, ::2], np.asfortranarray(np.ones((2, 3), "f4")),
-                np.array([{"a": 1}, None], dtype=object), np.zeros(0), np.array(3.0),
-                np.zeros(2, [("x", "f8"), ("s", "U3")]), np.array(["2026-01-01"], "M8[D]"),
-                np.ma.masked_array([1, 2], mask=[0, 1]), np.rec.array([(1, 2.0)]),
-            ]
-            shared = shm.ones(3)
-            with pool_of(context, 1) as pool:
-                *got, again = pool.apply(back, ([*plain, shared],))
-            assert np.shares_memory(again, shared)
-            for one, other in zip(plain, got):
-                assert not shm.is_shared(other)
-                assert type(one) is type(other) and one.dtype == other.dtype
-                assert one.flags.f_contiguous == other.flags.f_contiguous
-                assert str(one) == str(other)
-        """,
         method,
     )
 

@@ -38,38 +38,34 @@ def test_versions_are_read_from_the_file_that_links_lead_to(tmp_path: Path):
     assert one.origin == "test"
 
 
-def test_the_newest_of_a_folder_is_taken(tmp_path: Path):
-    make(*(tmp_path / f"libcudnn.so.{version}" for version in (8, 9, 10)))
-    assert found(tmp_path) == {"cudnn": [str(tmp_path / "libcudnn.so.10")]}
-
-
-def test_other_libraries_and_broken_links_are_not_taken(tmp_path: Path):
-    make(tmp_path / "libcublasLt.so.12", tmp_path / "libcudnn_ops.so.9", tmp_path / "libcuda.a")
-    (tmp_path / "libnccl.so.2").symlink_to("nowhere")
-    (tmp_path / "libnvrtc.so").mkdir()
-    assert found(tmp_path) == {}
-
-
-@pytest.mark.parametrize("folder", ["stubs", "compat"])
-def test_stand_ins_for_the_driver_are_not_taken(tmp_path: Path, folder: str):
-    make(tmp_path / folder / "libcuda.so")
-    assert found(tmp_path, depth=3) == found(tmp_path / folder) == {}
-
-
-def test_depth(tmp_path: Path):
-    make(tmp_path / "nvidia/cu13/lib/libnvrtc.so.13", tmp_path / ".hidden/libnccl.so.2")
-    assert found(tmp_path, depth=2) == {}
-    assert found(tmp_path, depth=3) == {"nvrtc": [str(tmp_path / "nvidia/cu13/lib/libnvrtc.so.13")]}
-
-
-def test_a_folder_that_links_to_itself_ends(tmp_path: Path):
-    (tmp_path / "again").symlink_to(tmp_path)
-    make(tmp_path / "libnccl.so.2")
-    assert found(tmp_path, depth=6)["nccl"][0] == str(tmp_path / "libnccl.so.2")
-
-
-def test_folders_that_are_not_there_have_nothing(tmp_path: Path):
-    assert found(tmp_path / "nowhere", depth=2) == {}
+@pytest.mark.parametrize(
+    ("files", "links", "depth", "expected"),
+    [
+        # The newest of a folder.
+        (["libcudnn.so.8", "libcudnn.so.9", "libcudnn.so.10"], {}, 0, {"cudnn": "libcudnn.so.10"}),
+        # Other libraries, and links that lead nowhere.
+        (
+            ["libcublasLt.so.12", "libcudnn_ops.so.9", "libcuda.a", "libnvrtc.so/file"],
+            {"libnccl.so.2": "nowhere"},
+            0,
+            {},
+        ),
+        # What stands in for the driver.
+        (["stubs/libcuda.so", "compat/libcuda.so"], {}, 3, {}),
+        (["a/b/lib/libnvrtc.so.13", ".hidden/libnccl.so.2"], {}, 2, {}),
+        (["a/b/lib/libnvrtc.so.13"], {}, 3, {"nvrtc": "a/b/lib/libnvrtc.so.13"}),
+        # A folder that links to itself.
+        (["libnccl.so.2"], {"again": "."}, 6, {"nccl": "libnccl.so.2"}),
+        ([], {}, 2, {}),
+    ],
+)
+def test_libraries_of_a_folder(tmp_path: Path, files, links, depth, expected):
+    make(*(tmp_path / name for name in files))
+    for name, target in links.items():
+        (tmp_path / name).symlink_to(target)
+    got = {name: paths[0] for name, paths in found(tmp_path, depth=depth).items()}
+    assert got == {name: str(tmp_path / path) for name, path in expected.items()}
+    assert found(tmp_path / "nowhere", depth=depth) == found(tmp_path / "stubs") == {}
 
 
 def test_headers(tmp_path: Path):
