@@ -80,7 +80,7 @@ def test_cuda_report(run):
 
 def test_pth_file_is_written_and_removed(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
-    path = tmp_path / "synk_theano_compat.pth"
+    path = tmp_path / "theano_compat_hook.pth"
     for arguments, said, there in (
         (["--install"], "written", True),
         (["--install"], "nothing to do", True),

@@ -1,6 +1,6 @@
 """Make ``import theano`` (1.0.5) and ``import lasagne`` work on today's Python and NumPy.
 
-The file ``synk_theano_compat.pth`` in site-packages activates the package: it puts one lazy finder
+The file ``theano_compat_hook.pth`` in site-packages activates the package: it puts one lazy finder
 on ``sys.meta_path``. Nothing else happens in a Python that never imports Theano. Setting the
 environment variable ``SYNK_THEANO_COMPAT=0`` turns everything off. If no ``.pth`` is read
 (``python -S``, a folder on ``PYTHONPATH``), ``install()`` before Theano is imported does the same.

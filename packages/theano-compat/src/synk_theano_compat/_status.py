@@ -1,6 +1,6 @@
 """``python -m synk_theano_compat``: the status as text or JSON, and the .pth file.
 
-The wheel contains ``synk_theano_compat.pth``. An editable installation does not, nor does a folder
+The wheel contains ``theano_compat_hook.pth``. An editable installation does not, nor does a folder
 on ``PYTHONPATH``: ``--install`` writes it for them.
 """
 
@@ -23,7 +23,8 @@ from synk_theano_compat._patches import apply, flags
 from synk_theano_compat._toolchain import blas
 from synk_theano_compat._toolchain.compiler import find_compiler
 
-PTH = "synk_theano_compat.pth"
+# Read after theano_compat.pth, with which pip puts an editable installation on the path.
+PTH = "theano_compat_hook.pth"
 PTH_TEXT = (
     'import os; os.environ.get("SYNK_THEANO_COMPAT") != "0" and '
     '__import__("synk_theano_compat._hook")._hook.install()\n'
