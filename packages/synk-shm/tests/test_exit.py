@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-TIMES = 50 if os.environ.get("SYNK_TESTS") == "all" else 20
+TIMES = 25 if os.environ.get("SYNK_TESTS") == "all" else 8
 can_fork = pytest.mark.skipif(
     sys.version_info[:2] == (3, 12), reason="Python 3.12 does not fork any more when it ends"
 )

@@ -94,6 +94,7 @@ def main(backend):
     )
 
 
+@pytest.mark.nightly
 def test_executor_of_loky(jobs):
     """Arguments go by handle; what its workers return is copied."""
     jobs("""
@@ -108,6 +109,7 @@ def main():
 """)
 
 
+@pytest.mark.nightly
 def test_workers_that_make_arrays_end_quietly(jobs):
     """A worker of loky has no sentinel of its parent; it leaves nothing, and prints nothing."""
     jobs("""
