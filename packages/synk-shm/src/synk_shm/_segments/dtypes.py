@@ -110,9 +110,9 @@ def _literal(dtype: np.dtype[Any]) -> Any:
     if dtype.subdtype is not None:
         base, shape = dtype.subdtype
         return (_literal(base), shape)
-    if dtype.names is None:
+    if dtype.names is None or dtype.fields is None:
         return dtype.str
-    fields: list[tuple[Any, ...]] = [(dtype.fields or {})[name] for name in dtype.names]
+    fields: list[tuple[Any, ...]] = [dtype.fields[name] for name in dtype.names]
     described: dict[str, Any] = {
         "names": list(dtype.names),
         "formats": [_literal(field[0]) for field in fields],
@@ -131,9 +131,9 @@ def _made_of(literal: Any) -> np.dtype[Any]:
     if isinstance(literal, tuple):
         base, shape = literal
         return np.dtype((_made_of(base), shape))
-    made: np.dtype[Any] = np.dtype(
-        {**literal, "formats": [_made_of(one) for one in literal["formats"]]}
-    )
+    # NumPy's annotations do not know this documented form.
+    fields: Any = {**literal, "formats": [_made_of(one) for one in literal["formats"]]}
+    made: np.dtype[Any] = np.dtype(fields)
     return made
 
 
