@@ -14,7 +14,7 @@ import random
 import select
 import signal
 from multiprocessing import connection
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -345,16 +345,41 @@ class Segment:
     sure: bool = True
 
 
+class Mapping:
+    """A segment in a process. `keeper`: the mapping with whose last array the name goes."""
+
+    def __init__(
+        self, process: Process, segment: Segment, readonly: bool, keeper: Mapping | None
+    ) -> None:
+        self.process, self.segment, self.readonly = process, segment, readonly
+        self.keeper = self if keeper is None or segment.backend == "memfd" else keeper
+
+
 @dataclasses.dataclass(eq=False)
 class Array:
-    """An array of a process. `keeper`: the process with whose last array the name goes."""
+    """An array of a process, and the same part of the expected memory."""
 
-    process: Process
+    mapping: Mapping
+    mirror: np.ndarray
+    whole: bool = False
+
+    @property
+    def process(self) -> Process:
+        return self.mapping.process
+
+    @property
+    def segment(self) -> Segment:
+        return self.mapping.segment
+
+
+class Sent(NamedTuple):
+    """A handle or a message. `keeper`: of the mapping, when it was made."""
+
+    data: Any
     segment: Segment
     mirror: np.ndarray
     readonly: bool
-    keeper: Process
-    whole: bool = False
+    keeper: Mapping
 
 
 class Life:
@@ -362,9 +387,9 @@ class Life:
 
     def __init__(self, world: World, seed: int) -> None:
         self.world, self.rng, self.count = world, random.Random(seed), 0
-        self.arrays: dict[str, Array] = {}  # by their names, which are the same in forks
-        self.handles: list[tuple[Any, Array]] = []
-        self.messages: list[tuple[bytes, Array]] = []
+        self.arrays: dict[str, Array] = {}
+        self.handles: list[Sent] = []
+        self.messages: list[Sent] = []
         self.parents: dict[Process, Process] = {}  # of those for which a parent waits
 
     def run(self, steps: int) -> None:
@@ -386,24 +411,27 @@ class Life:
     def any(self) -> str | None:
         return self.rng.choice(list(self.arrays)) if self.arrays else None
 
-    def on(self, process: Process, segment: Segment, readonly: bool) -> list[str]:
-        """Return the arrays of a process on one mapping."""
-        found = self.arrays.items()
-        kind = (process, segment, readonly)
-        return [n for n, a in found if (a.process, a.segment, a.readonly) == kind]
+    def mapping(
+        self, process: Process, segment: Segment, readonly: bool, keeper: Mapping | None
+    ) -> Mapping:
+        """Return the mapping that a process has already, or a new one."""
+        for array in self.arrays.values():
+            known = array.mapping
+            if (known.process, known.segment, known.readonly) == (process, segment, readonly):
+                return known
+        return Mapping(process, segment, readonly, keeper)
 
-    def keep(self, process: Process, segment: Segment, mirror: np.ndarray, **how: Any) -> None:
-        """Note a new array; one more on the same mapping has the same keeper."""
-        others = self.on(process, segment, how["readonly"])
-        if others:
-            how["keeper"] = self.arrays[others[0]].keeper
-        self.arrays[f"v{self.count}"] = Array(process, segment, mirror, **how)
+    def on(self, mapping: Mapping) -> list[Array]:
+        return [array for array in self.arrays.values() if array.mapping is mapping]
 
-    def is_there(self, source: Array) -> bool:
-        """Return whether what the array's address leads to is there for sure."""
-        segment, keeper = source.segment, source.keeper
-        has = [a for a in self.arrays.values() if (a.process, a.segment) == (keeper, segment)]
-        return segment.sure and keeper in self.world.alive and bool(has)
+    def is_there(self, sent: Sent) -> bool:
+        """Return whether what a handle or a message leads to is there for sure."""
+        return sent.segment.sure and bool(self.on(sent.keeper))
+
+    def sent(self, name: str, data: Any) -> Sent:
+        mapping = self.arrays[name].mapping
+        mirror = self.arrays[name].mirror
+        return Sent(data, mapping.segment, mirror, mapping.readonly, mapping.keeper)
 
     # Acts.
 
@@ -420,52 +448,49 @@ class Life:
         segment = Segment(np.zeros((5, 3), "i4"), backend, rows)
         mirror = segment.memory[:rows]
         mirror[...] = seed
-        self.keep(process, segment, mirror, readonly=False, keeper=process, whole=True)
-        self.handles.append((process.do(f"tuple(shm.handle({name}))"), self.arrays[name]))
+        self.arrays[name] = Array(Mapping(process, segment, False, None), mirror, whole=True)
+        self.handles.append(self.sent(name, process.do(f"tuple(shm.handle({name}))")))
 
-    def take(self, code: str, source: Array, keeper: Process | None, readonly: bool) -> None:
-        """Have a process make an array of a handle or a message. It may be gone, if not for sure.
-
-        Args:
-            keeper: None stands for that process.
-        """
+    def take(self, code: str, sent: Sent, readonly: bool) -> str | None:
+        """Have a process make an array of this. It may be gone, if it is not there for sure."""
         process, name = self.rng.choice(self.world.alive), self.new("v")
         outcome, said = process.ask(f"{name} = {code}")
-        if outcome == "ok":
-            how = {"readonly": readonly, "keeper": keeper or process}
-            self.keep(process, source.segment, source.mirror, **how)
-            self.check(name)
-        else:
-            assert (outcome, self.is_there(source)) == (MISSING, False), said
+        if outcome != "ok":
+            assert (outcome, self.is_there(sent)) == (MISSING, False), said
+            return None
+        mapping = self.mapping(process, sent.segment, readonly, sent.keeper)
+        self.arrays[name] = Array(mapping, sent.mirror)
+        self.check(name)
+        return name
 
     def attach(self) -> None:
         if self.handles:
-            address, source = self.rng.choice(self.handles)
-            readonly = self.rng.random() < 0.3
-            keeper = None if source.segment.backend == "memfd" else source.keeper
-            self.take(f"shm.Handle(*{address!r}).attach({readonly})", source, keeper, readonly)
+            sent, readonly = self.rng.choice(self.handles), self.rng.random() < 0.3
+            self.take(f"shm.Handle(*{sent.data!r}).attach({readonly})", sent, readonly)
 
     def send(self) -> None:
         name = self.any()
         if name is not None:
-            array = self.arrays[name]
-            outcome, data = array.process.ask(f"dump({name})")
-            assert outcome == "ok" or not self.is_there(array), data
+            outcome, data = self.arrays[name].process.ask(f"dump({name})")
+            sent = self.sent(name, data)
+            assert outcome == "ok" or not self.is_there(sent), data
             if outcome == "ok":
-                self.messages.append((data, array))
+                self.messages.append(sent)
 
     def receive(self) -> None:
         if self.messages:
-            data, sent = self.messages.pop(self.rng.randrange(len(self.messages)))
-            self.take(f"load({data!r})", sent, None, sent.readonly)
+            sent = self.messages.pop(self.rng.randrange(len(self.messages)))
+            name = self.take(f"load({sent.data!r})", sent, sent.readonly)
+            if name is not None and self.on(sent.keeper):
+                mapping = self.arrays[name].mapping
+                mapping.keeper = mapping  # it owns the name that came along
 
     def view(self) -> None:
         source = self.any()
         if source is not None:
             array, name, cut = self.arrays[source], self.new("v"), self.rng.randint(0, 3)
             array.process.do(f"{name} = {source}[{cut}:, ::-1]")
-            how = {"readonly": array.readonly, "keeper": array.keeper}
-            self.keep(array.process, array.segment, array.mirror[cut:, ::-1], **how)
+            self.arrays[name] = Array(array.mapping, array.mirror[cut:, ::-1])
 
     def check(self, name: str) -> None:
         array = self.arrays[name]
@@ -482,7 +507,7 @@ class Life:
         if name is None:
             return
         array = self.arrays[name]
-        if array.readonly:
+        if array.mapping.readonly:
             array.process.refuses(f"{name}[...] = 1", "ValueError")
             return
         array.process.do(f"{name}[...] = {seed}")
@@ -496,8 +521,7 @@ class Life:
         segment, rows, new = array.segment, self.rng.randint(0, 5), self.new("v")
         array.process.do(f"{new} = shm.resize({name}, {rows})")
         segment.rows = rows
-        how = {"readonly": False, "keeper": array.keeper, "whole": True}
-        self.keep(array.process, segment, segment.memory[:rows], **how)
+        self.arrays[new] = Array(array.mapping, segment.memory[:rows], whole=True)
         self.check(new)
 
     def drop(self) -> None:
@@ -510,13 +534,14 @@ class Life:
         if name is None:
             return
         array = self.arrays[name]
-        if len(self.on(array.process, array.segment, array.readonly)) > 1:
-            array.process.refuses(f"shm.close({name})", "BufferError")
-            return
-        array.process.ask(f"shm.close({name})")
-        array.process.do(f"del {name}")
-        array.segment.sure = False  # its owner removes each of its names
-        del self.arrays[name]
+        outcome, said = array.process.ask(f"shm.close({name})")
+        if array.segment.sure:  # else a process may have mapped it anew
+            expected = "BufferError" if len(self.on(array.mapping)) > 1 else "ok"
+            assert outcome == expected, said
+        if outcome == "ok":
+            array.process.do(f"del {name}")
+            array.segment.sure = False  # its owner removes each of its names
+            del self.arrays[name]
 
     def unlink(self) -> None:
         name = self.any()
@@ -538,14 +563,13 @@ class Life:
         child = process.fork(name) if kind == "fork" else process.start(name)
         if kind == "start":
             self.parents[child] = process
-        for array in [one for one in self.arrays.values() if one.process is process]:
-            self.count += 1
-            old = next(n for n, one in self.arrays.items() if one is array)
-            child.do(f"v{self.count} = {old}", f"del {old}")
-            keeper = child if array.segment.backend == "memfd" else array.keeper
-            self.arrays[f"v{self.count}"] = dataclasses.replace(
-                array, process=child, keeper=keeper, whole=False
+        for old in [name for name, array in self.arrays.items() if array.process is process]:
+            array, new = self.arrays[old], self.new("v")
+            child.do(f"{new} = {old}", f"del {old}")
+            mapping = self.mapping(
+                child, array.segment, array.mapping.readonly, array.mapping.keeper
             )
+            self.arrays[new] = Array(mapping, array.mirror)
 
     def end(self) -> None:
         process = self.rng.choice(self.world.alive)
