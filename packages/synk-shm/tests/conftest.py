@@ -97,7 +97,6 @@ FEW = {
     "test_message_outlives_its_sender": 3,
     "test_no_process_sees_a_half_made_segment": 1,
     "test_nothing_stays_when_a_program_has_ended": 4,
-    "test_other_arrays_go_as_before": 1,
     "test_program_of_the_guide": 4,
     "test_parallel_program_of_the_guide": 2,
     "test_ring_whose_producer_is_killed": 1,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import io
 import itertools
 import pickle
@@ -54,19 +53,6 @@ def test_results_are_plain_arrays():
 def test_data_are_aligned():
     for shape in [1, 100, 1 << 20]:
         assert shm.empty(shape).ctypes.data % 64 == 0
-
-
-def test_no_view_dangles():
-    a = shm.zeros(1000)
-    view = a[10:20].reshape(2, 5)[1]
-    a[...] = 3
-    name = shm.segment(a).name
-    del a
-    gc.collect()
-    assert (view == 3).all()
-    assert name in [info.name for info in shm.list()]
-    del view
-    assert name not in [info.name for info in shm.list()]
 
 
 def test_share_of_a_shared_array():

@@ -44,17 +44,6 @@ def segment_bytes(a: np.ndarray) -> bytes:
         return file.read()
 
 
-@pytest.mark.parametrize("content", [b"x" * 100, b"not a segment at all".ljust(5000)])
-def test_foreign_files(raw, content):
-    name = raw.write(content)
-    with pytest.raises(shm.ShmFormatError) as caught:
-        shm.attach(name)
-    assert isinstance(caught.value, ValueError)
-    assert [info.shape for info in shm.list() if info.name == name] == [None]
-    with open(raw.path, "rb") as file:
-        assert file.read() == content
-
-
 @pytest.mark.parametrize("content", [b"", b"x", bytes(4096)])
 @pytest.mark.parametrize("timeout_s", [0, 0.05])
 def test_segments_that_never_become_ready(raw, content, timeout_s):

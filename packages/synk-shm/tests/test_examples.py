@@ -76,6 +76,7 @@ def test_example(script, name, method):
     assert mask(printed) == mask(PRINTED[name][0])
 
 
+@pytest.mark.nightly
 def test_model_is_in_memory_once(script):
     """A copy in any of the workers would show in one of the figures."""
     if not Path("/proc/self/smaps_rollup").exists():

@@ -77,6 +77,7 @@ def main(backend):
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("backend", ["loky", "multiprocessing"])
 def test_other_arrays_go_as_before(jobs, backend):
     """Small ones are copied, large ones arrive read-only, as joblib has it."""

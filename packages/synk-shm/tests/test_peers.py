@@ -53,34 +53,6 @@ def test_no_array_dangles(script, backend):
     )
 
 
-@pytest.mark.parametrize("backend", ["shm", "memfd"])
-def test_views_that_are_alive_at_exit_are_silent(script, backend):
-    """Standard library: `BufferError: cannot close exported pointers exist` from finalizers."""
-    out = script.run(
-        """
-        import types
-        a = shm.zeros(1000, backend=sys.argv[1])
-        view, buffer, iterator = a[1:], memoryview(a), iter(a)
-        cycle = types.SimpleNamespace(a=shm.ones(3, backend=sys.argv[1]))
-        cycle.me = cycle
-        sys.modules["holder"] = types.SimpleNamespace(a=shm.attach(shm.handle(a)))
-
-        class Late:
-            def __init__(self):
-                self.a = shm.ones(3, backend=sys.argv[1])
-
-            def __del__(self, out=sys.stdout):
-                out.write(str(float(self.a[0])))
-
-        late = Late()
-        threading.local().a = shm.full(3, 2.0)
-        assert len(shm.list()) >= 0
-        """,
-        backend,
-    )
-    assert out == "1.0"
-
-
 def test_errors_have_a_number_and_a_file_name(given):
     """posix_ipc: its errors are not OSError, and have neither errno nor file name."""
     name = given("error")
