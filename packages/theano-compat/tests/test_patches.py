@@ -541,6 +541,6 @@ def test_a_gpu_that_is_not_there_is_reported_in_one_line(run):
     told = run(NO_PYGPU, flags="device=cuda").stderr.splitlines()
     assert len(told) == 1
     assert "flags name a GPU, but pygpu cannot be imported" in told[0]
-    assert "synkhronos doctor" in told[0]
+    assert "synk_theano_compat --cuda" in told[0]
     assert run(NO_PYGPU, flags="device=cpu").stderr == ""
     assert "NoneType: None" in run(NO_PYGPU, flags="device=cuda", skip="G7").stderr

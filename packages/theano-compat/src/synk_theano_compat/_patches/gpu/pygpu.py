@@ -46,7 +46,7 @@ def _shorten(record: logging.LogRecord) -> bool:
     if str(record.msg).startswith("pygpu was configured but could not be imported"):
         record.msg = (
             "Theano's flags name a GPU, but pygpu cannot be imported (or is older than 0.7): "
-            "computing on the CPU; `synkhronos doctor` shows what is missing"
+            "computing on the CPU; `python -m synk_theano_compat --cuda` shows what is there"
         )
         if record.exc_info and record.exc_info[0] is None:
             record.exc_info = None
