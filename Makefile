@@ -4,7 +4,7 @@ SHELL := /bin/sh
 
 VENV := .venv
 PY := $(VENV)/bin/python
-PACKAGES := synk-shm synk-comm synk-core synk-theano synk-pytensor synk-extensions
+PACKAGES := theano-compat synk-shm synk-comm synk-core synk-theano synk-pytensor synk-extensions
 PACKAGE_TESTS := $(PACKAGES:%=test-%)
 # More arguments for pytest: make test-synk-shm ARGS="-k resize -x"
 ARGS :=

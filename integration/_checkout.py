@@ -14,10 +14,13 @@ else:
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = (
-    *("synk-shm", "synk-comm", "synk-core"),
+    *("theano-compat", "synk-shm", "synk-comm", "synk-core"),
     *("synk-theano", "synk-pytensor", "synk-extensions"),
 )
 """Folders of the packages, each after those that it needs."""
+
+OF_THEANO = ("theano-compat", "synk-theano")
+"""Those that need Theano; synk-pytensor needs PyTensor, and the others neither."""
 
 LIMIT_S = 60
 

@@ -15,7 +15,7 @@ import pytest
 # Modules of the tests' own, whose names begin with "_", are imported by name.
 sys.path.insert(0, str(Path(__file__).parent))
 
-from _checkout import PACKAGES, ROOT
+from _checkout import OF_THEANO, PACKAGES, ROOT
 from _wheels import build, make_environment
 
 from synk_testing import descendants, hard_limit, is_there, shared_memory
@@ -136,5 +136,5 @@ def installed_newer(
 ) -> Path:
     """The interpreter of a fresh environment with the packages, those for PyTensor among them."""
     folder = tmp_path_factory.mktemp("newer") / "venv"
-    chosen = [wheels[one] for one in PACKAGES if one != "synk-theano"]
+    chosen = [wheels[one] for one in PACKAGES if one not in OF_THEANO]
     return make_environment(folder, chosen, newer)

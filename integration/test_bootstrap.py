@@ -349,7 +349,7 @@ def test_a_new_checkout_gets_an_environment_and_says_so(checkout: Checkout) -> N
     assert len(pip) == 2
     assert "--retries 1" in pip[0]
     assert "poetry-core" in pip[0]
-    assert pip[1].count("--editable packages/") == 5
+    assert pip[1].count("--editable packages/") == 6
     assert "--no-build-isolation" in pip[1]
     assert pip[1].find("--group dev") > 0
     assert calls[-1] == "-m synk_theano_compat --install"

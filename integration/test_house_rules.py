@@ -20,7 +20,7 @@ MODULES = {
     "synk_comm": ROOT / "packages/synk-comm/src/synk_comm",
     "synk_core": ROOT / "packages/synk-core/src/synk_core",
     "synk_theano": ROOT / "packages/synk-theano/src/synk_theano",
-    "synk_theano_compat": ROOT / "packages/synk-theano/src/synk_theano_compat",
+    "synk_theano_compat": ROOT / "packages/theano-compat/src/synk_theano_compat",
     "synk_pytensor": ROOT / "packages/synk-pytensor/src/synk_pytensor",
     "synkhronos": ROOT / "packages/synk-extensions/src/synkhronos",
     "synkhronos_cli": ROOT / "packages/synk-extensions/src/synkhronos_cli",
@@ -41,10 +41,8 @@ FORBIDDEN = {
 PACKAGES = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml"))
 # The one file with state between calls; its top says so.
 DEFAULT = "packages/synk-extensions/src/synkhronos/_default.py"
-# Installed together and released together, so they may know each other's private files.
-ONE_DISTRIBUTION = {"synk_theano", "synk_theano_compat"}
 # Modules whose distribution has another name.
-DISTRIBUTIONS = {"sklearn": "scikit_learn", "zmq": "pyzmq"}
+DISTRIBUTIONS = {"sklearn": "scikit_learn", "zmq": "pyzmq", "synk_theano_compat": "theano_compat"}
 # pygpu comes from the system: no Python index has it. Numba is PyTensor's, the optimizer PyMC's.
 BROUGHT_ALONG = {"pygpu", "numba", "better_optimize"}
 # What a package has through a sibling that alone decides on the versions.
@@ -73,7 +71,7 @@ ROOMS = {
         *("_weakqueue", "engine", "_plan", "_wire", "_graph", "_watch", "_rank", "_workers"),
         *("mpi", "_master", "_api"),
     ),
-    "synk_theano_compat": ("_toolchain", "_cuda", "locks", "_patches", "_hook", "_status"),
+    "synk_theano_compat": ("_toolchain", "_cuda", "cuda", "locks", "_patches", "_hook", "_status"),
     "synkhronos_cli": ("_terminal", "_probe", "_report", "_doctor", "_clean", "_programs", "_app"),
     "synkhronos": (
         *("exceptions", "_default", "_progress", "_api", "_collective_api", "in_graph"),
@@ -214,7 +212,7 @@ def test_packages_use_only_the_public_names_of_the_others() -> None:
             if not isinstance(node, ast.ImportFrom) or node.level or not node.module:
                 continue
             first, *rest = node.module.split(".")
-            foreign = first in MODULES and first != name and {first, name} != ONE_DISTRIBUTION
+            foreign = first in MODULES and first != name
             private = any(part.startswith("_") for part in rest) or any(
                 alias.name.startswith("_") and not alias.name.startswith("__")
                 for alias in node.names

@@ -7,7 +7,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from _checkout import PACKAGES, ROOT
+from _checkout import OF_THEANO, PACKAGES, ROOT
 from _wheels import make_environment, run
 
 pytestmark = pytest.mark.slow
@@ -87,7 +87,7 @@ def test_nothing_of_theanos_repair_is_where_pytensor_is(installed_newer: Path) -
 def test_the_extra_for_pymc_is_all_that_its_page_needs(
     wheels: dict[str, Path], newer: Path, clean_environment: dict[str, str], tmp_path: Path
 ) -> None:
-    chosen = [wheels[one] for one in PACKAGES if one != "synk-theano"]
+    chosen = [wheels[one] for one in PACKAGES if one not in OF_THEANO]
     python = make_environment(tmp_path / "venv", chosen, newer, extra="pymc")
     here = {**clean_environment, "SYNKHRONOS_N_PARALLEL": "2"}
     page = ROOT / "docs/pymc.md"
@@ -123,3 +123,19 @@ def test_a_lower_package_works_alone(
     )
     printed = run(python, "-c", program, cwd=tmp_path, env=clean_environment)
     assert printed.strip() == wheels[folder].name.split("-")[1]
+
+
+@pytest.mark.nightly
+def test_theano_compat_alone_makes_theano_work(
+    wheels: dict[str, Path], clean_environment: dict[str, str], tmp_path: Path
+) -> None:
+    """No line of the program, and nothing of Synkhronos, but one distribution beside Theano."""
+    python = make_environment(tmp_path / "venv", [wheels["theano-compat"]])
+    program = (
+        "import theano, theano.tensor as T, sys\n"
+        "x = T.matrix()\n"
+        "print(theano.function([x], (2 * x).prod(axis=0))([[1, 2], [3, 4]]).tolist())\n"
+        "print(sorted({name.partition('.')[0] for name in sys.modules if 'synk' in name}))\n"
+    )
+    printed = run(python, "-c", program, cwd=tmp_path, env=clean_environment)
+    assert printed == "[12.0, 32.0]\n['synk_theano_compat']\n"

@@ -24,7 +24,7 @@ log=$venv/bootstrap.log
 newer_log=$venv/bootstrap-newer.log
 wanted="3.11 3.10 3.9"        # with Theano
 wanted_else="3.14 3.13 3.12"  # with PyTensor
-packages="synk-shm synk-comm synk-core synk-theano synk-extensions"
+packages="theano-compat synk-shm synk-comm synk-core synk-theano synk-extensions"
 newer_packages="synk-shm synk-comm synk-core synk-pytensor synk-extensions"
 
 # Says "ok <version>", or what keeps this interpreter from being used: "version", or "lacks <version>"

@@ -39,7 +39,8 @@ from typing import Any, NamedTuple, Optional
 ROOT = Path(__file__).resolve().parent.parent
 KNOWN = Path(__file__).with_name("foreign_suites.json")
 HAS_THEANO = sys.version_info < (3, 12)
-LOCAL = ("synk-shm", "synk-comm", "synk-core", "synk-theano" if HAS_THEANO else "synk-pytensor")
+ADAPTER = ("theano-compat", "synk-theano") if HAS_THEANO else ("synk-pytensor",)
+LOCAL = ("synk-shm", "synk-comm", "synk-core", *ADAPTER)
 LASAGNE = "lasagne==0.1"
 NEWER = "lasagne-0.2.dev1/"
 NEWER_LASAGNE = (

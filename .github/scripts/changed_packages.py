@@ -19,14 +19,19 @@ from typing import Iterable
 
 # In the order of their layers, with what each is built on.
 BUILT_ON = {
+    "theano-compat": (),
     "synk-shm": (),
     "synk-comm": (),
     "synk-core": ("synk-shm", "synk-comm"),
-    "synk-theano": ("synk-shm", "synk-comm", "synk-core"),
+    "synk-theano": ("theano-compat", "synk-shm", "synk-comm", "synk-core"),
     "synk-pytensor": ("synk-shm", "synk-comm", "synk-core"),
-    "synk-extensions": ("synk-shm", "synk-comm", "synk-core", "synk-theano", "synk-pytensor"),
+    "synk-extensions": (
+        *("theano-compat", "synk-shm", "synk-comm", "synk-core"),
+        *("synk-theano", "synk-pytensor"),
+    ),
 }
 PYTHONS = {
+    "theano-compat": ("3.9", "3.10", "3.11"),
     "synk-shm": ("3.9", "3.11", "3.13", "3.14"),
     "synk-comm": ("3.9", "3.11", "3.13", "3.14"),
     "synk-core": ("3.9", "3.11", "3.12", "3.13", "3.14"),
@@ -34,8 +39,8 @@ PYTHONS = {
     "synk-pytensor": ("3.12", "3.13", "3.14"),
     "synk-extensions": ("3.9", "3.11", "3.13"),
 }
-# Each has the Pythons of its engine, and the packages that use one are tested with it.
-ADAPTERS = ("synk-theano", "synk-pytensor")
+# They have the Pythons of their engine, and the packages that use one are tested with it.
+OF_THEANO, OF_PYTENSOR = {"theano-compat", "synk-theano"}, {"synk-pytensor"}
 PROSE_FOLDERS = ("docs/",)
 PROSE_SUFFIXES = (".md", ".rst", ".txt")
 # Run by the integration job, which no change can leave out.
@@ -69,7 +74,7 @@ def members_of(package: str, python: str) -> list[str]:
     wanted = {package, *BUILT_ON[package]}
     if "synk-core" in wanted:
         is_theanos = tuple(map(int, python.split("."))) < (3, 12)
-        wanted = wanted.difference(ADAPTERS) | {ADAPTERS[0] if is_theanos else ADAPTERS[1]}
+        wanted = wanted - OF_THEANO - OF_PYTENSOR | (OF_THEANO if is_theanos else OF_PYTENSOR)
     return [name for name in BUILT_ON if name in wanted]
 
 

@@ -6,6 +6,7 @@ from ._fault import faults_of
 
 _fault = faults_of("synk-core", test="{}.py")
 _of_theano = faults_of("synk-theano", test="{}.py")
+_of_compat = faults_of("theano-compat", test="{}.py")
 
 CORE = (
     _fault(
@@ -109,14 +110,14 @@ CORE = (
         "The watchdog takes a child that the master forked for the master, and waits for ever.",
         "test_watchdog",
     ),
-    _of_theano(
+    _of_compat(
         "compat-product-along-axes",
         "reductions",
         "synk_theano_compat/_patches/products.py",
         "replacement = transform(node) if node.op.axis is None else None",
         "replacement = transform(node)",
         "prod(c * x, axis=0) has the scalar to the power of all items, not of those of an axis.",
-        "compat/test_numbers compat/test_patches",
+        "test_numbers test_patches",
     ),
     _fault(
         "theano-graph-stale-values",

@@ -14,7 +14,7 @@ read before an `acquire`.
 
 Every wait has a limit. A killed process releases no semaphore, so each process checks its peer
 while it waits. A lock would be worse here: one of multiprocessing that was held by a killed process
-stays locked. (The kernel releases `synk_shm.lock`; use it if no common parent can make semaphores.)
+stays locked.
 """
 
 from __future__ import annotations

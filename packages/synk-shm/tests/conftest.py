@@ -80,7 +80,48 @@ if __name__ == "__main__":
 METHODS = ["fork", "spawn", "forkserver"]
 
 
+FEW = {
+    "test_a_child_that_ends": 3,
+    "test_a_fork_that_ends": 4,
+    "test_a_name_that_another_has_taken": 2,
+    "test_a_squatted_lock_file_stops_no_process": 3,
+    "test_a_squatted_name_is_neither_used_nor_touched": 5,
+    "test_arrays_are_the_same_memory": 1,
+    "test_damaged_files_do_no_harm": 2,
+    "test_exit_of_an_attacher_changes_nothing": 2,
+    "test_exit_of_the_owner_unlinks": 2,
+    "test_first_array_in_a_handler": 2,
+    "test_handlers_that_end_it_otherwise": 5,
+    "test_handlers_that_use_arrays": 5,
+    "test_last_attacher_removes_what_a_killed_owner_left": 1,
+    "test_message_outlives_its_sender": 3,
+    "test_no_process_sees_a_half_made_segment": 1,
+    "test_nothing_stays_when_a_program_has_ended": 4,
+    "test_program_of_the_guide": 4,
+    "test_parallel_program_of_the_guide": 2,
+    "test_ring_whose_producer_is_killed": 1,
+    "test_signals_end_a_process_as_without_us": 2,
+    "test_what_a_killed_owner_left_is_removed": 2,
+}
+"""How many cases of a test run by day: they are spread over all, and the others are nightly."""
+
 _limit = hard_limit(LIMIT_S, SLOW_LIMIT_S)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the cases as nightly that `FEW` leaves out."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        name = getattr(item, "originalname", "")
+        is_ours = name in FEW and item.path.parent == Path(__file__).parent
+        if is_ours and item.get_closest_marker("nightly") is None:
+            cases.setdefault(name, []).append(item)
+    for name, found in cases.items():
+        step = -(-len(found) // FEW[name])
+        for place, item in enumerate(found):
+            if place % step:
+                item.add_marker(pytest.mark.nightly)
 
 
 def pytest_configure(config):
@@ -182,15 +223,17 @@ def bare_script(tmp_path: Path, zygote):
         yield made
 
 
-@pytest.fixture(params=METHODS)
+@pytest.fixture(
+    params=["fork", *(pytest.param(name, marks=pytest.mark.nightly) for name in METHODS[1:])]
+)
 def method(request) -> str:
-    """A start method of multiprocessing."""
+    """A start method of multiprocessing: by day "fork", where more can go wrong at an exit."""
     return request.param
 
 
-@pytest.fixture(params=["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.nightly)])
-def daily_method(request) -> str:
-    """A start method, "forkserver" only in nightly tests: test_exit.py has it each time."""
+@pytest.fixture(params=METHODS)
+def each_method(request) -> str:
+    """A start method of multiprocessing, each of them by day, too."""
     return request.param
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import io
 import itertools
 import pickle
@@ -56,19 +55,6 @@ def test_data_are_aligned():
         assert shm.empty(shape).ctypes.data % 64 == 0
 
 
-def test_no_view_dangles():
-    a = shm.zeros(1000)
-    view = a[10:20].reshape(2, 5)[1]
-    a[...] = 3
-    name = shm.segment(a).name
-    del a
-    gc.collect()
-    assert (view == 3).all()
-    assert name in [info.name for info in shm.list()]
-    del view
-    assert name not in [info.name for info in shm.list()]
-
-
 def test_share_of_a_shared_array():
     a = shm.ones(3)
     assert shm.share(a) is a
@@ -77,11 +63,6 @@ def test_share_of_a_shared_array():
         shm.share(np.ones(3), copy=False)
     readonly = shm.attach(shm.handle(a), readonly=True)
     assert not np.shares_memory(shm.share(readonly), a)
-
-
-def test_share_takes_strided_arrays():
-    source = np.arange(60).reshape(3, 4, 5)[::-1, 1:, ::2]
-    assert np.array_equal(shm.share(source), source)
 
 
 def test_second_attach_reuses_the_mapping():
@@ -169,6 +150,13 @@ def test_close_and_unlink():
     shm.unlink(b, missing_ok=True)
     with pytest.raises(ValueError, match="unlinked"):
         shm.handle(b)
+    for other in (a, b):  # share() copies what others cannot attach
+        assert shm.share(other).tolist() == other.tolist()
+        assert not np.shares_memory(shm.share(other), other)
+        with pytest.raises(ValueError, match="copy=False"):
+            shm.share(other, copy=False)
+    with pytest.raises(ValueError, match="closed"):
+        shm.resize(a, 5)
 
 
 def test_segment_shows_its_state():
@@ -182,30 +170,3 @@ def test_segment_shows_its_state():
     assert found.closed
     with pytest.raises(ValueError, match="closed"):
         _ = found.shape
-
-
-def test_scope_unlinks_what_was_made_in_it():
-    with shm.scope() as s:
-        kept = [s.zeros(3), s.ones(3), s.full(3, 7), s.empty_like([1]), s.share([1, 2])]
-        grown = s.resize(s.zeros(2), 100)
-        addresses = [shm.handle(a) for a in (*kept, grown)]
-    assert kept[2].sum() == 21
-    for address in addresses:
-        with pytest.raises(FileNotFoundError):
-            address.attach()
-
-
-def test_scope_ends_by_exceptions_too():
-    with pytest.raises(ZeroDivisionError), shm.scope() as s:
-        a = s.zeros(3)
-        raise ZeroDivisionError
-    assert shm.segment(a).unlinked
-
-
-def test_many_arrays_need_few_descriptors(descriptors):
-    before = descriptors()
-    arrays = [shm.full(3, i) for i in range(50)]
-    assert [int(a[0]) for a in arrays] == list(range(50))
-    assert descriptors() - before <= len(arrays)
-    del arrays
-    assert descriptors() == before

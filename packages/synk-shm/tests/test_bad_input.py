@@ -32,10 +32,9 @@ def check_name(name, error):
     for make in (shm.ones, shm.empty, shm.zeros, lambda *args, **kw: shm.full(*args, 1, **kw)):
         with pytest.raises(error):
             make(1, name=name)
-    with shm.scope() as s:
-        for act in (shm.share, shm.zeros_like, s.share):
-            with pytest.raises(error):
-                act([1, 2], name=name)
+    for act in (shm.share, shm.zeros_like):
+        with pytest.raises(error):
+            act([1, 2], name=name)
     with pytest.raises(error):
         shm.attach(name)
     for missing_ok in (False, True):
@@ -63,7 +62,7 @@ def test_longest_name(given):
         (
             ValueError,
             [-1, (2, -3), np.int64(-1), (1,) * 65, (1 << 32, 1 << 32), (1 << 62, 1 << 62, 0),
-             1 << 60, 1 << 64],
+             (1 << 33, 1 << 31), (1 << 32, (1 << 32) + 1), 1 << 60, (1 << 63) - 1, 1 << 64],
         ),
         (
             TypeError,
@@ -204,30 +203,6 @@ def test_metadata_are_dropped_with_a_warning():
         assert shm.attach(shm.segment(a).name).dtype == np.float64
 
 
-def test_attach_what_is_not_there(given):
-    name = given("nobody")
-    shm.unlink(name, missing_ok=True)
-    for backend in ("shm", "memfd"):
-        address = shm.handle(shm.ones(3, backend=backend))
-        with pytest.raises(shm.ShmNotFoundError):
-            address.attach()
-
-
-@pytest.mark.parametrize("killed", [False, True])
-@pytest.mark.parametrize("backend", ["shm", "memfd"])
-def test_attach_what_was_removed_or_whose_owner_has_ended(script, backend, killed):
-    code = "a = shm.ones(3, backend=sys.argv[1])\nprint_handle(a)\nsys.stdin.readline()"
-    owner = script.start(code, backend)
-    address = pickle.loads(bytes.fromhex(owner.line()))
-    if killed:
-        owner.kill()
-        shm.cleanup()
-    else:
-        script.finish(owner, "")
-    with pytest.raises(FileNotFoundError):
-        address.attach()
-
-
 def test_a_segment_that_took_the_name_of_another():
     a, b = shm.ones(3), shm.ones(3)
     wrong = shm.handle(a)._replace(nonce=b"different")
@@ -264,48 +239,6 @@ def test_handle_needs_a_shared_array():
     for act in (shm.close, shm.unlink):
         with pytest.raises(ValueError, match="not in shared memory"):
             act(np.ones(3))
-
-
-def test_closed_segments_and_those_without_a_name():
-    closed, unlinked = shm.ones(3), shm.ones(3)
-    shm.close(closed)
-    shm.unlink(unlinked)
-    for use in (
-        shm.handle,
-        lambda a: shm.share(a, copy=False),
-        lambda a: shm.lock(a).__enter__(),
-    ):
-        for a in (closed, unlinked):
-            with pytest.raises(ValueError):
-                use(a)
-    with pytest.raises(ValueError, match="closed"):
-        shm.resize(closed, 5)
-    for a in (closed, unlinked):  # share() copies what others cannot attach
-        assert shm.share(a).tolist() == a.tolist()
-        assert not np.shares_memory(shm.share(a), a)
-    found = shm.segment(closed)
-    assert (found.closed, shm.segment(unlinked).closed) == (True, False)
-    del a, closed, unlinked
-    with pytest.raises(ValueError, match="closed"):
-        _ = found.nbytes
-
-
-def test_unlink_twice_is_silent_at_exit(script, given):
-    name = given("twice")
-    out = script.run(
-        """
-        a, b = shm.ones(3, name=sys.argv[1]), shm.ones(3)
-        for target in (a, sys.argv[1], b, shm.segment(b).name):
-            try:
-                shm.unlink(target)
-                print("gone")
-            except FileNotFoundError:
-                print("missing")
-            shm.unlink(target, missing_ok=True)
-        """,
-        name,
-    )
-    assert out.split() == ["gone", "missing"] * 2
 
 
 def test_errors_can_be_pickled():

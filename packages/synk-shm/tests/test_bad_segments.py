@@ -44,17 +44,6 @@ def segment_bytes(a: np.ndarray) -> bytes:
         return file.read()
 
 
-@pytest.mark.parametrize("content", [b"x" * 100, b"not a segment at all".ljust(5000)])
-def test_foreign_files(raw, content):
-    name = raw.write(content)
-    with pytest.raises(shm.ShmFormatError) as caught:
-        shm.attach(name)
-    assert isinstance(caught.value, ValueError)
-    assert [info.shape for info in shm.list() if info.name == name] == [None]
-    with open(raw.path, "rb") as file:
-        assert file.read() == content
-
-
 @pytest.mark.parametrize("content", [b"", b"x", bytes(4096)])
 @pytest.mark.parametrize("timeout_s", [0, 0.05])
 def test_segments_that_never_become_ready(raw, content, timeout_s):
@@ -99,36 +88,38 @@ FIELDS = {
 
 
 @pytest.mark.parametrize("field", FIELDS)
-@pytest.mark.parametrize("value", [4, 1000, 1 << 30])
-def test_forged_numbers(raw, field, value):
+def test_forged_numbers(raw, field):
     offset, kind = FIELDS[field]
-    content = bytearray(segment_bytes(shm.ones(2)))
-    assert struct.unpack_from(kind, content, offset)[0] != value
-    struct.pack_into(kind, content, offset, value)
-    with pytest.raises(shm.ShmFormatError):
-        shm.attach(raw.write(bytes(content)))
+    good = segment_bytes(shm.ones(2))
+    for value in (4, 1000, 1 << 30):
+        content = bytearray(good)
+        assert struct.unpack_from(kind, content, offset)[0] != value
+        struct.pack_into(kind, content, offset, value)
+        with pytest.raises(shm.ShmFormatError):
+            shm.attach(raw.write(bytes(content)))
 
 
-@pytest.mark.parametrize("family", [b"../../..", b"ABCDEFGH", b"\xff" * 8])
-def test_forged_family(raw, family):
+def test_forged_family(raw):
     content = bytearray(segment_bytes(shm.ones(3)))
-    content[24:32] = family
-    with pytest.raises(shm.ShmFormatError):
-        shm.attach(raw.write(bytes(content)))
+    for family in (b"../../..", b"ABCDEFGH", b"\xff" * 8):
+        content[24:32] = family
+        with pytest.raises(shm.ShmFormatError):
+            shm.attach(raw.write(bytes(content)))
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["O", "|O", "('array', 'O', (2,))", "(1", "((((", "('struct',)", "('x', 1)", "__import__('os')",
-     "(" * 5000, "('struct', ('a',), ('O',), (0,), (None,), 8, False)", "f8,O", "V0"],
-)  # fmt: skip
-def test_forged_dtypes(text):
+def test_forged_dtypes():
     a = shm.zeros(4)
-    address = shm.handle(a)._replace(dtype_text=text)
-    with pytest.raises((TypeError, ValueError)):
-        _ = address.dtype
-    with pytest.raises(shm.ShmFormatError):
-        address.attach()
+    for text in (
+        *("O", "|O", "('O', (2,))", "(1", "((((", "('x', 1)", "__import__('os')", "(" * 5000),
+        *("{'names': ['a']}", "{'names': ['a'], 'formats': ['O']}", "{'names': 3, 'formats': 3}"),
+        "{'names': ['a'], 'formats': ['f8'], 'offsets': [1180591620717411303424]}",
+        *("f8,O", "V0"),
+    ):
+        address = shm.handle(a)._replace(dtype_text=text)
+        with pytest.raises((TypeError, ValueError)):
+            _ = address.dtype
+        with pytest.raises(shm.ShmFormatError):
+            address.attach()
 
 
 def test_handles_that_leave_the_segment():

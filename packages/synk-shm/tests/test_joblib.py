@@ -77,6 +77,7 @@ def main(backend):
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("backend", ["loky", "multiprocessing"])
 def test_other_arrays_go_as_before(jobs, backend):
     """Small ones are copied, large ones arrive read-only, as joblib has it."""
@@ -94,19 +95,7 @@ def main(backend):
     )
 
 
-@pytest.mark.parametrize("backend", ["loky", "multiprocessing"])
-def test_values_are_copied_unless_asked(jobs, backend):
-    jobs(
-        """
-def main(backend):
-    a = shm.zeros(10)
-    assert run(backend, fill, (a, 0), (a, 1)) == [(False, "ndarray")] * 2
-    assert not a.any()
-""",
-        backend,
-    )
-
-
+@pytest.mark.nightly
 def test_executor_of_loky(jobs):
     """Arguments go by handle; what its workers return is copied."""
     jobs("""
@@ -121,6 +110,7 @@ def main():
 """)
 
 
+@pytest.mark.nightly
 def test_workers_that_make_arrays_end_quietly(jobs):
     """A worker of loky has no sentinel of its parent; it leaves nothing, and prints nothing."""
     jobs("""

@@ -22,7 +22,7 @@ SHARED = """
 """
 
 
-def test_process_and_queue(program, method):
+def test_process_and_queue(program, each_method):
     """A process fills an array, sends one of its own, and has exited when it is read."""
     program(
         SHARED
@@ -38,11 +38,11 @@ def test_process_and_queue(program, method):
             assert shm.attach(shm.handle(b)).tolist() == [0, 1, 2, 3]
             queue.close()
         """,
-        method,
+        each_method,
     )
 
 
-def test_pool(program, method):
+def test_pool(program, each_method):
     program(
         SHARED
         + """
@@ -59,11 +59,11 @@ def test_pool(program, method):
             del made, again, back
             assert len(mine()) == 1, mine()
         """,
-        method,
+        each_method,
     )
 
 
-def test_pool_that_is_left_without_a_word(program, method):
+def test_pool_that_is_left_without_a_word(program, each_method):
     """Leaving `with Pool()` kills the workers: results are whole, and the exit removes the rest."""
     program(
         SHARED
@@ -84,7 +84,7 @@ def test_pool_that_is_left_without_a_word(program, method):
             gc.collect()
             return len(mine())  # whatever a killed worker held: none may be left after the exit
         """,
-        method,
+        each_method,
     )
 
 
@@ -128,21 +128,6 @@ def test_pipe_keeps_the_memory_of_a_message_under_way(program):
             assert pickle.loads(data).tolist() == [1, 1]  # once more
             del a
             refused(FileNotFoundError, lambda: pickle.loads(data))
-        """,
-        "spawn",
-    )
-
-
-def test_unlink_reaches_messages_under_way(program):
-    program(
-        """
-        def main(context):
-            ends = context.Pipe()
-            a = shm.ones(3)
-            ends[0].send(a)
-            shm.unlink(a)
-            assert mine() == []
-            refused(FileNotFoundError, ends[1].recv)
         """,
         "spawn",
     )

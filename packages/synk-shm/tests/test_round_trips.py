@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import secrets
 from multiprocessing.reduction import ForkingPickler
@@ -25,7 +26,6 @@ DTYPES = [
     np.dtype({"names": ["hi", "lo"], "formats": ["u1", "u2"], "offsets": [0, 0], "itemsize": 9}),
     np.dtype([(("a title", "name"), "f4"), ("inner", POINT, (2, 2))]),
 ]
-ids = [str(dtype)[:20] for dtype in DTYPES]
 
 
 def same(a: np.ndarray, b: np.ndarray) -> bool:
@@ -91,10 +91,9 @@ def test_handles_of_views(source, data):
         assert same(seen, np.zeros_like(view))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=ids)
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_makers_agree_with_numpy(dtype, order):
-    for shape in [(), (0,), (3, 0, 2), (4,), (2, 3, 4)]:
+def test_makers_agree_with_numpy(order):
+    for dtype, shape in itertools.product(DTYPES, [(), (0,), (3, 0, 2), (4,), (2, 3, 4)]):
         expected = np.zeros(shape, dtype, order=order)
         for made in (
             shm.empty(shape, dtype, order=order),
@@ -103,9 +102,9 @@ def test_makers_agree_with_numpy(dtype, order):
         ):
             assert same(made, expected)
             assert made.strides == expected.strides or not made.size
-    by_name = shm.attach(shm.segment(made).name)
-    assert same(by_name, expected)
-    assert by_name.strides == expected.strides
+        by_name = shm.attach(shm.segment(made).name)
+        assert same(by_name, expected)
+        assert by_name.strides == expected.strides or not made.size
 
 
 VIEWS = {

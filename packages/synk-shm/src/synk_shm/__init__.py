@@ -21,11 +21,9 @@ from synk_shm._arrays.handle import Handle, attach, handle
 from synk_shm._arrays.joblib_pickling import register_joblib
 from synk_shm._arrays.listing import SegmentInfo, cleanup, free_space, leave
 from synk_shm._arrays.listing import list_segments as list  # noqa: A004
-from synk_shm._arrays.lock import lock
 from synk_shm._arrays.pickling import rebuild_array as _rebuild  # noqa: F401 (pickles name it)
 from synk_shm._arrays.removal import close, is_shared, unlink
 from synk_shm._arrays.resize import resize
-from synk_shm._arrays.scope import Scope, scope
 from synk_shm._arrays.segment import Segment, segment
 from synk_shm._processes.process import process as _process
 from synk_shm.exceptions import (
@@ -47,11 +45,11 @@ _process.at_first.append(pickling.register)
 __all__ = [  # noqa: RUF022 (grouped by what you do with them)
     # make
     "empty", "zeros", "ones", "full", "empty_like", "zeros_like", "ones_like", "full_like",
-    "share", "scope", "Scope",
+    "share",
     # send and receive
     "handle", "Handle", "attach", "register_joblib",
     # use
-    "resize", "lock", "is_shared", "segment", "Segment",
+    "resize", "is_shared", "segment", "Segment",
     # give up
     "close", "unlink",
     # inspect

@@ -40,4 +40,4 @@ class ShmFullError(ShmError, MemoryError):
 
 
 class ShmTimeoutError(ShmError, TimeoutError):
-    """The segment did not become ready, or a lock did not become free, in the given time."""
+    """The segment did not become ready, or a family's lock file free, in time."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 import synk_core
+import synk_theano_compat
 from synk_core import __all__, __dir__  # noqa: F401 - as it has them
-from synk_theano_compat import _hook
 
 # Before Theano is imported: it makes Theano 1.0.5 work on today's Python and NumPy.
-_hook.install()
+synk_theano_compat.install()
 
 __version__ = "0.1.0"
 

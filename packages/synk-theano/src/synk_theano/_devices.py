@@ -16,7 +16,7 @@ import numpy as np
 import theano
 
 from synk_core.exceptions import StartError
-from synk_theano_compat._cuda.stream import stream_of
+from synk_theano_compat.cuda import stream_of
 
 from . import _sums as sums
 

@@ -57,8 +57,7 @@ def open_segment(
             return known
         families = () if anonymous else process.enter(header.family)
         try:
-            length = header.data_offset + header.capacity
-            mapping = map_memory(fd, length, name, readonly)
+            mapping = map_memory(fd, header.length, name, readonly)
         except BaseException:
             for family in families:
                 process.leave(family)

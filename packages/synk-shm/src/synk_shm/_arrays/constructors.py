@@ -55,9 +55,8 @@ def empty(
         ShmExistsError: `name` is taken.
         ShmFullError: not enough memory (a MemoryError too); nothing was changed.
     """
-    return _make(
-        shape, dtype, order=order, name=name, capacity=capacity, mode=mode, backend=backend
-    )
+    options: dict[str, Any] = {"name": name, "capacity": capacity, "mode": mode, "backend": backend}
+    return full(shape, NOTHING, np.dtype(dtype), order=order, **options)
 
 
 def zeros(shape: Shape, dtype: Any = float, **options: Any) -> Array:
@@ -70,10 +69,32 @@ def ones(shape: Shape, dtype: Any = float, **options: Any) -> Array:
     return full(shape, 1, dtype, **options)
 
 
-def full(shape: Shape, fill_value: Any, dtype: Any = None, **options: Any) -> Array:
+def full(
+    shape: Shape,
+    fill_value: Any,
+    dtype: Any = None,
+    *,
+    order: str = "C",
+    name: str | None = None,
+    capacity: int | None = None,
+    mode: int = 0o600,
+    backend: str = "shm",
+) -> Array:
     """Return a new shared array of `fill_value`, by default of its dtype; arguments as `empty`."""
-    kind = np.asarray(fill_value).dtype if dtype is None else dtype
-    return _make(shape, kind, fill_value, **options)
+    lengths = check_shape(shape)
+    kind = np.asarray(fill_value).dtype if dtype is None else np.dtype(dtype)
+    if order not in ("C", "F"):
+        raise ValueError(f'order must be "C" or "F", got {order!r}')
+    return create(
+        lengths,
+        kind,
+        order == "F",
+        None if capacity is None else check_capacity(capacity, lengths, kind, order),
+        None if name is None and backend == "shm" else check_backend(backend, name),
+        check_mode(mode),
+        backend,
+        contents=fill_value,
+    )
 
 
 def empty_like(prototype: Any, dtype: Any = None, **options: Any) -> Array:
@@ -98,8 +119,8 @@ def full_like(prototype: Any, fill_value: Any, dtype: Any = None, **options: Any
     axes = sorted(range(model.ndim), key=lambda axis: -abs(model.strides[axis]))
     if model.flags.forc or axes == sorted(axes) or {"capacity", "order"} & set(options):
         options.setdefault("order", _order_of(model))
-        return _make(model.shape, kind, fill_value, **options)
-    made = _make([model.shape[axis] for axis in axes], kind, **options)
+        return full(model.shape, fill_value, kind, **options)
+    made = full([model.shape[axis] for axis in axes], NOTHING, kind, **options)
     result = made.transpose(np.argsort(axes))
     if fill_value is not NOTHING:
         result[...] = fill_value
@@ -150,34 +171,6 @@ def share(
         backend=backend,
         data=flat.reshape(-1).view(np.uint8) if whole else None,
         contents=NOTHING if whole else source,
-    )
-
-
-def _make(
-    shape: Shape,
-    dtype: Any,
-    contents: Any = NOTHING,
-    *,
-    order: str = "C",
-    name: str | None = None,
-    capacity: int | None = None,
-    mode: int = 0o600,
-    backend: str = "shm",
-) -> Array:
-    """Check the arguments, then create an array."""
-    lengths = check_shape(shape)
-    kind = np.dtype(dtype)
-    if order not in ("C", "F"):
-        raise ValueError(f'order must be "C" or "F", got {order!r}')
-    return create(
-        lengths,
-        kind,
-        order == "F",
-        None if capacity is None else check_capacity(capacity, lengths, kind, order),
-        None if name is None and backend == "shm" else check_backend(backend, name),
-        check_mode(mode),
-        backend,
-        contents=contents,
     )
 
 

@@ -38,7 +38,7 @@ def create(
     """
     process.ready(backend == "shm")
     family = process.home
-    plan = headers.plan(shape, dtype, fortran, capacity, family)
+    plan, packed = headers.plan(shape, dtype, fortran, capacity, family)
     where = posix.PLACES[backend]
     if plan.stop >= pages.LARGE:
         check_space(plan.stop, where)
@@ -55,8 +55,8 @@ def create(
             mapping = map_memory(fd, plan.length, first)
         else:
             mapping = _filled(fd, plan, first, where, data)
-        plan.write(mapping, nonce)
-        made = Segment(mapping, first, plan.header, nonce, mode, False, owned)
+        headers.write(mapping, packed, nonce)
+        made = Segment(mapping, first, plan, nonce, mode, False, owned)
         made.mine = True
         made.inode = os.fstat(fd).st_ino
         array = made.array(shape)
@@ -87,24 +87,22 @@ def _open_new(backend: str, wanted: str, mode: int) -> tuple[str, int]:
     return wanted, posix.create(wanted, mode)
 
 
-def _filled(
-    fd: int, plan: headers.SegmentLayout, name: str, where: str, data: Bytes | None
-) -> Mapping:
+def _filled(fd: int, plan: headers.Header, name: str, where: str, data: Bytes | None) -> Mapping:
     """Return the memory of a new segment that is large, or gets its data now."""
     posix.set_size(fd, plan.length, where)
     if data is not None and plan.stop < pages.WORTH_THREADS:
-        written = posix.write_data(fd, plan.start, data.data, where)
-        posix.allocate(fd, 0, plan.start if written else plan.stop, where)
+        written = posix.write_data(fd, plan.data_offset, data.data, where)
+        posix.allocate(fd, 0, plan.data_offset if written else plan.stop, where)
         mapping = map_memory(fd, plan.length, name)
         if not written:
-            mapping[plan.start : plan.stop] = data.data
+            mapping[plan.data_offset : plan.stop] = data.data
         return mapping
     mapping = map_memory(fd, plan.length, name)
     memory = np.frombuffer(mapping, np.uint8)
     # The page of the header is apart: data of this size begin on a page of their own.
-    posix.allocate(fd, 0, plan.start, where)
-    if not pages.populate(memory, plan.start, plan.stop, where, data):
-        posix.allocate(fd, plan.start, plan.stop, where)
+    posix.allocate(fd, 0, plan.data_offset, where)
+    if not pages.populate(memory, plan.data_offset, plan.stop, where, data):
+        posix.allocate(fd, plan.data_offset, plan.stop, where)
         if data is not None:
-            memory[plan.start : plan.stop] = data
+            memory[plan.data_offset : plan.stop] = data
     return mapping

@@ -82,7 +82,7 @@ def handle(x: Array) -> Handle:
     found = reachable_segment(x)
     whole = found.header
     text = whole.dtype_text if x.dtype is whole.dtype else dtypes.encode(x.dtype)
-    if text.startswith("(") and text == whole.dtype_text:
+    if dtypes.is_literal(text) and text == whole.dtype_text:
         text = ""  # it may be long
     offset = 0
     if x.size:

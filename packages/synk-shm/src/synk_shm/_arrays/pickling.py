@@ -40,7 +40,7 @@ def reduce_array(array: Array) -> Any:
     if posix.DIRECTORY is not None and found.backend == "shm":
         entry = naming.random_name(process.home)
         posix.link(address.name, entry)
-        if posix.identity_of(entry)[0] != found.inode:
+        if not posix.links(entry, found.inode):
             posix.remove(entry)
             raise_taken(address.name)
         packed = naming.pack(entry)
@@ -60,7 +60,7 @@ def rebuild_array(packed: bytes | None, readonly: bool, *parts: Any) -> Array:
             mapping = open_segment(entry, readonly, nonce=address.nonce)
         except ShmNotFoundError:
             return attach(address, readonly=readonly)  # a message that is unpickled again
-    elif not posix.exists(entry):
+    elif posix.status_of(entry) is None:
         return view(mapping, address)  # likewise
     array = view(mapping, address)
     mapping.segment.adopt(entry)

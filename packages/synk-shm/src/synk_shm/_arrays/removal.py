@@ -88,18 +88,16 @@ def _remove_names(found: Segment) -> bool:
 def _unlink_name(name: str) -> bool:
     if posix.DIRECTORY is None:
         return posix.remove(name)
-    try:
-        inode, owner = posix.identity_of(name)
-    except FileNotFoundError:
+    status = posix.status_of(name)
+    if status is None:
         return False
-    if owner != os.geteuid():
-        raise ShmPermissionError(
-            errno.EACCES, f"this segment belongs to user {owner}, who alone may unlink it", name
-        )
+    if status.st_uid != os.geteuid():
+        reason = f"this segment belongs to user {status.st_uid}, who alone may unlink it"
+        raise ShmPermissionError(errno.EACCES, reason, name)
     for own in list(process.owners):
-        if isinstance(own, Segment) and own.inode == inode and own.backend == "shm":
+        if isinstance(own, Segment) and own.inode == status.st_ino and own.backend == "shm":
             own.unlink()
-    return _remove_inode(inode, [name])
+    return _remove_inode(status.st_ino, [name])
 
 
 def _remove_inode(inode: int, known: list[str]) -> bool:

@@ -59,7 +59,6 @@ class Segment:
     fd: int | None = None
     mine = False
     unlinked = False
-    lock_holder: tuple[int, int] | None = None
     _closed = False
     _address = 0
     inode = 0
@@ -247,7 +246,7 @@ class Segment:
         self._numbers(headers.SHAPE_AT, 1)[0] = length
 
     def reopen(self) -> int:
-        """Return a new descriptor (and so a new holder of locks) for this segment's file."""
+        """Return a new descriptor for this segment's file."""
         if self.fd is not None:
             return posix.open_anonymous(self.address_name, self.readonly)
         fd = posix.open_existing(self.address_name, self.readonly)

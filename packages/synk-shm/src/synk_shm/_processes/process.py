@@ -43,7 +43,7 @@ class _Membership:
 
 
 class ProcessState:
-    """The families this process belongs to, the names it owns, the locks it holds.
+    """The families this process belongs to, and the names it owns.
 
     Attributes:
         home: the family of this process, once `ready` has been called.
@@ -51,7 +51,6 @@ class ProcessState:
         owners: segments with names to remove at exit. Not weak references: late in the exit
             Python stops calling finalizers, while threads of multiprocessing's queues still
             drop arrays.
-        lock_fds: descriptors of locks that are held.
         at_first: called when the process gets its first segment.
     """
 
@@ -59,7 +58,6 @@ class ProcessState:
         self.home = ""
         self.mapped: dict[tuple[bytes, bool], Mapped] = {}
         self.owners: set[Mapped] = set()
-        self.lock_fds: set[int] = set()
         self.at_first: list[Callable[[], None]] = []
         self._memberships: dict[str, _Membership] = {}
         self._leaving: collections.deque[str] = collections.deque()
@@ -268,9 +266,6 @@ class ProcessState:
         for mapped in list(self.mapped.values()):
             mapped.disown()
         self.owners.clear()
-        held, self.lock_fds = self.lock_fds, set()
-        for fd in held:
-            os.close(fd)  # a lock belongs to its file, which parent and child share
         self._finalize_at_exit()
 
 

@@ -10,16 +10,13 @@ import ast
 import functools
 import sys
 import warnings
-from collections.abc import Mapping
-from typing import Any, Union, cast
+from typing import Any
 
 import numpy as np
 
 MAX_TEXT = 1 << 20
 MAX_DIMENSIONS = 64 if int(np.__version__.split(".")[0]) >= 2 else 32
 _MOST = sys.maxsize - (1 << 21)  # a header and rounding have to fit beside the data
-_NO_FIELDS: Mapping[str, Any] = {}
-_Code = Union[str, tuple[Any, ...]]
 
 
 def count_bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
@@ -76,8 +73,8 @@ def encode(dtype: np.dtype[Any]) -> str:
         return dtype.str
     if _has_metadata(dtype):
         warnings.warn("the metadata of a dtype are not shared with other processes", stacklevel=4)
-    encoded = _encode(dtype)
-    text = encoded if isinstance(encoded, str) else repr(encoded)
+    literal = _literal(dtype)
+    text = literal if isinstance(literal, str) else repr(literal)
     if len(text.encode("utf-8")) > MAX_TEXT:
         raise ValueError("this structured dtype is too large to describe (1 MiB of text)")
     if decode(text) != dtype:
@@ -88,59 +85,55 @@ def encode(dtype: np.dtype[Any]) -> str:
 def decode(text: str) -> np.dtype[Any]:
     """Return the dtype that `encode` wrote; ValueError or TypeError for anything else."""
     # A structured dtype is made again each time, because callers can change its names.
-    return _decode_any(text) if text.startswith("(") else _decode_simple(text)
+    return _decode(text) if is_literal(text) else _decode_simple(text)
 
 
-def _decode_any(text: str) -> np.dtype[Any]:
+def is_literal(text: str) -> bool:
+    """Return whether the text describes a structured dtype, or one of arrays."""
+    return text.startswith(("{", "("))
+
+
+def _decode(text: str) -> np.dtype[Any]:
     try:
-        dtype = _decode(ast.literal_eval(text) if text.startswith("(") else text)
-    except (SyntaxError, MemoryError, RecursionError, KeyError, AttributeError) as error:
+        dtype = _made_of(ast.literal_eval(text) if is_literal(text) else text)
+    except (SyntaxError, MemoryError, RecursionError, LookupError, ArithmeticError) as error:
         raise ValueError(f"{text[:80]!r} does not describe a dtype") from error
     check(dtype)
     return dtype
 
 
-_decode_simple = functools.lru_cache(maxsize=256)(_decode_any)
+_decode_simple = functools.lru_cache(maxsize=256)(_decode)
 
 
-def _encode(dtype: np.dtype[Any]) -> _Code:
+def _literal(dtype: np.dtype[Any]) -> Any:
+    """Return what NumPy makes a dtype of, as a literal."""
     if dtype.subdtype is not None:
         base, shape = dtype.subdtype
-        return ("array", _encode(base), shape)
-    if dtype.names is None:
+        return (_literal(base), shape)
+    if dtype.names is None or dtype.fields is None:
         return dtype.str
-    fields: list[tuple[Any, ...]] = [(dtype.fields or _NO_FIELDS)[name] for name in dtype.names]
-    return (
-        "struct",
-        dtype.names,
-        tuple(_encode(field[0]) for field in fields),
-        tuple(int(field[1]) for field in fields),
-        tuple(field[2] if len(field) > 2 else None for field in fields),
-        dtype.itemsize,
-        dtype.isalignedstruct,
-    )
-
-
-def _decode(code: _Code) -> np.dtype[Any]:
-    if isinstance(code, str):
-        return np.dtype(code)
-    kind, *parts = code
-    if kind == "array":
-        base, shape = parts
-        return np.dtype((_decode(base), tuple(shape)))
-    if kind != "struct":
-        raise ValueError(f"unknown kind of dtype {kind!r}")
-    names, formats, offsets, titles, itemsize, align = parts
-    fields: dict[str, Any] = {
-        "names": list(names),
-        "formats": [_decode(format_) for format_ in formats],
-        "offsets": list(offsets),
-        "itemsize": itemsize,
+    fields: list[tuple[Any, ...]] = [dtype.fields[name] for name in dtype.names]
+    described: dict[str, Any] = {
+        "names": list(dtype.names),
+        "formats": [_literal(field[0]) for field in fields],
+        "offsets": [int(field[1]) for field in fields],
+        "itemsize": dtype.itemsize,
+        "aligned": dtype.isalignedstruct,
     }
-    if any(title is not None for title in titles):
-        fields["titles"] = list(titles)
+    titles = [field[2] if len(field) > 2 else None for field in fields]
+    return described if titles.count(None) == len(titles) else {**described, "titles": titles}
+
+
+def _made_of(literal: Any) -> np.dtype[Any]:
+    """Return the dtype; inner ones first, because NumPy would align those of an aligned one."""
+    if isinstance(literal, str):
+        return np.dtype(literal)
+    if isinstance(literal, tuple):
+        base, shape = literal
+        return np.dtype((_made_of(base), shape))
     # NumPy's annotations do not know this documented form.
-    made: np.dtype[Any] = np.dtype(cast(Any, fields), align=bool(align))
+    fields: Any = {**literal, "formats": [_made_of(one) for one in literal["formats"]]}
+    made: np.dtype[Any] = np.dtype(fields)
     return made
 
 

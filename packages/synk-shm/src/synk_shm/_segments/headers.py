@@ -36,7 +36,7 @@ from synk_shm.exceptions import ShmError, ShmFormatError
 MAGIC = b"SYNK-SHM"
 VERSION = 1
 NONCE_BYTES = 8
-PEEK = 256
+_PEEK = 256
 _BEFORE = struct.Struct("=II")  # the nonce
 _AFTER = struct.Struct("=8sQQQII")
 _LENGTHS = struct.Struct("=II")
@@ -65,6 +65,16 @@ class Header(NamedTuple):
     reserved: int
     family: str
 
+    @property
+    def stop(self) -> int:
+        """The end of the allocated bytes."""
+        return self.data_offset + self.reserved
+
+    @property
+    def length(self) -> int:
+        """The size of the segment."""
+        return self.data_offset + self.capacity
+
     def pack(self) -> tuple[bytes, bytes]:
         """Return the header's bytes between magic and nonce, and those after the nonce."""
         text = self.dtype_text.encode()
@@ -75,37 +85,10 @@ class Header(NamedTuple):
         return before, after + struct.pack(f"={ndim}q", *self.shape) + text
 
 
-class SegmentLayout(NamedTuple):
-    """The properties that all segments of equal arrays share.
-
-    Attributes:
-        header: without a nonce.
-        start, stop, length: where the array begins and ends, and the size of the segment.
-        before, after: the header's bytes but for the magic and the nonce.
-    """
-
-    header: Header
-    start: int
-    stop: int
-    length: int
-    before: bytes
-    after: bytes
-
-    def write(self, buffer: Any, nonce: bytes) -> None:
-        """Write the header to the start of a buffer, the magic last."""
-        packed = b"".join((_BLANK, self.before, nonce, self.after))
-        buffer[: len(packed)] = packed
-        buffer[: len(MAGIC)] = MAGIC
-
-
 def plan(
-    shape: tuple[int, ...],
-    dtype: np.dtype[Any],
-    fortran: bool,
-    capacity: int | None,
-    family: str,
-) -> SegmentLayout:
-    """Lay out a segment for an array. Layouts of simple dtypes are cached.
+    shape: tuple[int, ...], dtype: np.dtype[Any], fortran: bool, capacity: int | None, family: str
+) -> tuple[Header, tuple[bytes, bytes]]:
+    """Return the header of a new segment for an array, also packed; those of simple dtypes cached.
 
     Raises:
         TypeError, ValueError: arrays of this dtype or size cannot be shared.
@@ -115,56 +98,51 @@ def plan(
 
 
 def _plan(
-    shape: tuple[int, ...],
-    dtype: np.dtype[Any],
-    fortran: bool,
-    capacity: int | None,
-    family: str,
-) -> SegmentLayout:
+    shape: tuple[int, ...], dtype: np.dtype[Any], fortran: bool, capacity: int | None, family: str
+) -> tuple[Header, tuple[bytes, bytes]]:
     text = dtypes.encode(dtype)
     nbytes = dtypes.count_bytes(shape, dtype)
     unit = _PAGE if nbytes >= _LARGE else _ALIGN
     start = -(-_size(len(shape), len(text.encode())) // unit) * unit
     room = nbytes if capacity is None else capacity
     header = Header(shape, dtype, text, fortran, start, room, nbytes, family)
-    return SegmentLayout(header, start, start + nbytes, start + room, *header.pack())
+    return header, header.pack()
 
 
 _known_plan = functools.lru_cache(maxsize=256)(_plan)
+
+
+def write(buffer: Any, packed: tuple[bytes, bytes], nonce: bytes) -> None:
+    """Write a header to the start of a buffer, the magic last."""
+    before, after = packed
+    whole = b"".join((_BLANK, before, nonce, after))
+    buffer[: len(whole)] = whole
+    buffer[: len(MAGIC)] = MAGIC
 
 
 def _size(ndim: int, text_length: int) -> int:
     return SHAPE_AT + 8 * ndim + text_length
 
 
-def needed(start: bytes) -> int:
-    """Return how many bytes of a segment `parse` needs, given its first ones.
-
-    0 if it is still being made: too short, or without its magic.
-    """
-    if len(start) < SHAPE_AT or start[: len(MAGIC)] == _BLANK:
-        return 0
-    ndim: int
-    text_length: int
-    ndim, text_length = _LENGTHS.unpack_from(start, _LENGTHS_AT)
-    return _size(min(ndim, dtypes.MAX_DIMENSIONS), min(text_length, dtypes.MAX_TEXT))
-
-
-def parse(start: bytes, size: int, name: str) -> tuple[Header, bytes]:
-    """Read and check the header of a segment of `size` bytes; return it with its nonce.
-
-    Args:
-        start: the first `needed` bytes.
+def read_header(fd: int, size: int, name: str) -> tuple[Header, bytes] | None:
+    """Return the header of an open segment of `size` bytes, and its nonce; None if it has none yet.
 
     Raises:
         ShmFormatError: not a segment of synk_shm, or one that contradicts itself.
     """
+    start = posix.read_start(fd, size, _PEEK) if size else b""
+    if len(start) < SHAPE_AT or start[: len(MAGIC)] == _BLANK:
+        return None  # it is still being made
     try:
         if start[: len(MAGIC)] != MAGIC:
             raise ValueError("it does not begin with synk_shm's magic number")
+        ndim, text_length = _LENGTHS.unpack_from(start, _LENGTHS_AT)
+        end = _size(min(ndim, dtypes.MAX_DIMENSIONS), min(text_length, dtypes.MAX_TEXT))
+        if end > len(start):
+            start = posix.read_start(fd, size, end)
         # A structured dtype is made again each time, because callers can change its names.
-        read = _read if b"(" in start[SHAPE_AT:] else _known
-        header = read(start[len(MAGIC) : _NONCE_AT], start[_AFTER_NONCE:], size)
+        read = _read if b"{" in start[SHAPE_AT:end] else _known
+        header = read(start[len(MAGIC) : _NONCE_AT], start[_AFTER_NONCE:end], size)
     except (TypeError, ValueError) as error:
         reason = f"not a usable segment of synk_shm: {error}"
         raise ShmFormatError(errno.EINVAL, reason, name) from error
@@ -202,21 +180,6 @@ def _read(before: bytes, after: bytes, size: int) -> Header:
 
 
 _known = functools.lru_cache(maxsize=256)(_read)
-
-
-def read_header(fd: int, size: int, name: str) -> tuple[Header, bytes] | None:
-    """Return the header of an open segment of `size` bytes, and its nonce; None if it has none yet.
-
-    Raises:
-        ShmFormatError: not a segment of synk_shm, or one that contradicts itself.
-    """
-    start = posix.read_start(fd, size, PEEK) if size else b""
-    length = needed(start)
-    if not length:
-        return None
-    if length > len(start):
-        start = posix.read_start(fd, size, length)
-    return parse(start[:length], size, name)
 
 
 def peek(name: str) -> tuple[Header | None, os.stat_result] | None:

@@ -133,7 +133,7 @@ def remove(name: str, inode: int | None = None) -> bool:
     try:
         if DIRECTORY is None:
             posix_ipc.unlink_shared_memory(name)
-        elif inode is not None and identity_of(name)[0] != inode:
+        elif inode is not None and not links(name, inode):
             return False
         else:
             os.unlink(DIRECTORY + name)
@@ -144,24 +144,18 @@ def remove(name: str, inode: int | None = None) -> bool:
     return True
 
 
-def identity_of(name: str) -> tuple[int, int]:
-    """Return (inode, user) of the segment behind a name. Only where `DIRECTORY` is known."""
-    status = os.stat(path_of(name), follow_symlinks=False)
-    return status.st_ino, status.st_uid
+def status_of(name: str) -> os.stat_result | None:
+    """Return the status of what has this name; None if it is gone. Only where `DIRECTORY` is."""
+    try:
+        return os.stat(path_of(name), follow_symlinks=False)
+    except FileNotFoundError:
+        return None
 
 
 def links(name: str, inode: int) -> int:
     """Return how many names the segment behind this one has; 0 if the name is gone or another's."""
-    try:
-        status = os.stat(path_of(name), follow_symlinks=False)
-    except OSError:
-        return 0
-    return status.st_nlink if status.st_ino == inode else 0
-
-
-def exists(name: str) -> bool:
-    """Return whether a name still stands for something. Only where `DIRECTORY` is known."""
-    return os.path.lexists(path_of(name))
+    status = status_of(name)
+    return status.st_nlink if status is not None and status.st_ino == inode else 0
 
 
 def link(name: str, new_name: str) -> None:

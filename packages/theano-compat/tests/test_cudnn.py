@@ -1,0 +1,350 @@
+"""cuDNN found and named to Theano, and what Theano then says; on libraries made for the purpose."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from synk_theano_compat._cuda import cudnn
+from synk_theano_compat._cuda.find import SearchFolder, scan
+
+
+@pytest.mark.parametrize("name", ["cudnn.h", "cudnn_version.h"])
+def test_version_of_a_header(tmp_path: Path, name):
+    (tmp_path / "cudnn.h").write_text("/* nothing */\n")
+    eight = "#define CUDNN_MAJOR 8\n#define CUDNN_MINOR 9\n#define CUDNN_PATCHLEVEL 7\n"
+    nine = "#define CUDNN_MAJOR 9\n#define CUDNN_MINOR 14\n"
+    for text, version in ((eight, (8, 9, 7)), (nine, (9, 14, 0)), ("#include_next <c.h>\n", None)):
+        (tmp_path / name).write_text(text)
+        assert cudnn.header_version(str(tmp_path / "cudnn.h")) == version
+
+
+def test_our_own_header_is_none_that_is_installed():
+    assert cudnn.header_version(str(cudnn.INCLUDE / "cudnn.h")) is None
+
+
+def test_versions_as_cudnn_counts_them():
+    # CUDNN_VERSION of the headers: 8 by thousands, 9 by ten thousands
+    assert cudnn.as_number((7, 6, 5)) == 7605
+    assert cudnn.as_number((8, 9, 7)) == 8907
+    assert cudnn.as_number((9, 14, 0)) == 91400
+
+
+@pytest.fixture
+def install(build_library):
+    """Make folders as NVIDIA's wheels do, with a cuDNN that knows its version and no more."""
+
+    def installed(root: Path, version: tuple[int, int, int], *, library: int = 0) -> Path:
+        for name in ("cudnn/lib", "cudnn/include", "cuda_runtime/include", "cuda_nvcc/include/crt"):
+            (root / name).mkdir(parents=True, exist_ok=True)
+        include, runtime = root / "cudnn/include", root / "cuda_runtime/include"
+        names = zip(("MAJOR", "MINOR", "PATCHLEVEL"), version)
+        lines = [f"#define CUDNN_{name} {number}\n" for name, number in names]
+        (include / "cudnn_version.h").write_text("".join(lines))
+        (include / "cudnn.h").write_text(
+            f'#include <cuda_runtime.h>\n#include "{Path(__file__).with_name("fake_cudnn.h")}"\n'
+            'extern "C" size_t cudnnGetVersion(void);\n'
+        )
+        (include / "other.h").write_text("#error nobody asked for this\n")
+        (runtime / "cuda_runtime.h").write_text('#include "crt/host_config.h"\n')
+        (runtime / "cuda.h").write_text("")
+        (root / "cuda_nvcc/include/crt/host_config.h").write_text("#define HAS_CRT 1\n")
+        number = library or cudnn.as_number(version)
+        source = f'extern "C" unsigned long cudnnGetVersion() {{ return {number}; }}'
+        build_library(source, root / f"cudnn/lib/libcudnn.so.{version[0]}")
+        return root
+
+    return installed
+
+
+def find(*roots: Path) -> int:
+    found = cudnn.find(scan([SearchFolder(str(root), "test", 3) for root in roots]))
+    return 0 if found is None else found.version
+
+
+def test_library_and_header_are_of_one_version(install, tmp_path: Path):
+    mixed = install(tmp_path / "mixed", (9, 1, 0), library=90200)
+    right = install(tmp_path / "right", (9, 3, 0))
+    assert find(mixed) == 0
+    assert find(mixed, right) == 90300
+    assert find(right, install(tmp_path / "old", (8, 9, 7))) == 90300
+    (right / "cudnn/include/cudnn.h").unlink()
+    assert find(right) == 0
+
+
+# As in a process with pygpu, up to the module that asks for cuDNN.
+LEAD = """
+import os, sys, types
+os.environ["XDG_CACHE_HOME"], os.environ["SYNKHRONOS_CUDA_PATH"] = {cache!r}, {path!r}
+import theano
+from theano import config
+sys.modules["pygpu"] = types.ModuleType("pygpu")
+from synk_theano_compat._patches import flags as added
+from synk_theano_compat._patches.gpu import cudnn as patches
+print(patches.set_paths())
+"""
+COMPILE = """
+from theano.gof.cmodule import GCC_compiler
+flags = ["-I" + config.dnn.include_path, "-I" + config.cuda.include_path]
+flags += ["-L" + config.dnn.library_path, "-Wl,-rpath," + config.dnn.bin_path, "-l", "cudnn"]
+text = '''
+#include <cudnn.h>
+#ifndef HAS_CRT
+#error no crt
+#endif
+int preference = CUDNN_CONVOLUTION_FWD_SPECIFY_WORKSPACE_LIMIT;
+'''
+body = "return cudnnGetVersion() == {version} && cudnnSetRNNDescriptor() == 6 ? 0 : 1;"
+body = body if {version} < 9000 else "return cudnnGetVersion() == {version} ? 0 : 1;"
+built, ran, *said = GCC_compiler.try_flags(flags, text, body, try_run=True, output=True)
+assert built and ran, said
+assert added.chosen["dnn.bin_path"] == config.dnn.bin_path
+assert not os.path.exists(os.path.join(config.cuda.include_path, "other.h"))
+"""
+
+
+@pytest.mark.parametrize("version", [(8, 9, 7), (9, 14, 0)])
+def test_theano_compiles_with_what_was_found(run, install, tmp_path: Path, version):
+    root = install(tmp_path / "nvidia", version)
+    number = cudnn.as_number(version)
+    lead = LEAD.format(cache=str(tmp_path / "cache"), path=str(root))
+    for _ in range(2):  # the second time out of the cache
+        done = run(lead + COMPILE.format(version=number))
+        assert done.stdout == f"cuDNN {number}: {root}/cudnn/lib/libcudnn.so.{version[0]}\n"
+    kinds = [path.name.split("-")[0] for path in (tmp_path / "cache/synk-theano").iterdir()]
+    assert sorted(kinds) == ["blas", "cudnn", "headers"]
+
+
+def test_the_users_own_paths_come_first(run, install, tmp_path: Path):
+    found = install(tmp_path / "found", (9, 14, 0))
+    mine = install(tmp_path / "mine", (8, 9, 7))
+    lead = LEAD.format(cache=str(tmp_path / "cache"), path=str(found))
+    flags = f"dnn.include_path={mine}/cudnn/include,dnn.library_path={mine}/cudnn/lib"
+    assert run(lead + COMPILE.format(version=8907), flags=flags).stdout.startswith("cuDNN 8907: ")
+
+
+def test_the_users_own_stand_in_for_the_header_stays(run, install, tmp_path: Path):
+    found = install(tmp_path / "found", (9, 14, 0))
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "cudnn.h").write_text("#include_next <cudnn.h>\n")
+    lead = LEAD.format(cache=str(tmp_path / "cache"), path=str(found))
+    code = f"assert config.dnn.include_path == {str(own)!r}\nassert config.dnn.bin_path\n"
+    run(lead + code, flags=f"dnn.include_path={own}")
+
+
+def test_without_cudas_headers_theano_is_left_alone(forked, install, tmp_path: Path):
+    root = install(tmp_path / "nvidia", (9, 14, 0))
+    lead = LEAD.format(cache=str(tmp_path / "cache"), path=str(root))
+    code = (
+        "from synk_theano_compat._cuda import cudnn\n"
+        "cudnn.header_folders = lambda *_: None\n"
+        "config.dnn.library_path = config.dnn.bin_path = ''\n"
+        "assert 'not CUDA' in patches.set_paths() and config.dnn.bin_path == ''\n"
+    )
+    forked(lead + code)
+
+
+@pytest.mark.parametrize(
+    "flags, setup, said",
+    [
+        ("dnn.enabled=False", "sys.modules['pygpu'] = object()", "dnn.enabled=False"),
+        ("", "sys.modules['pygpu'] = None", "not needed: there is no pygpu"),
+    ],
+)
+def test_nothing_is_searched_where_nothing_is_needed(run, flags, setup, said):
+    run(
+        f"import sys, theano\n{setup}\nfrom synk_theano_compat._cuda import find\n"
+        "from synk_theano_compat._patches.gpu import cudnn as patches\n"
+        "find.scan = find.linker_folders = None\n"
+        f"assert patches.set_paths() == {said!r}\n",
+        flags=flags,
+    )
+
+
+PATCHED = """
+import theano.gpuarray
+from theano.gpuarray import dnn
+from synk_theano_compat._patches import apply
+done = {name: result for name, _, result in apply.applied}
+"""
+
+
+SUMS = """
+import types
+import numpy as np
+import theano.gpuarray
+import theano.tensor as T
+from theano import scalar
+from theano.gpuarray import basic_ops, dnn
+from synk_theano_compat._patches.gpu import sums
+
+class Own:
+    # Theano's kernel, as far as it matters: computed by the processor.
+    def __init__(self, scalar_op, axis, reduce_mask, dtype, acc_dtype, pre_scalar_op=None):
+        self.scalar_op, self.axis, self.pre_scalar_op = scalar_op, axis, pre_scalar_op
+        self.dtype, self.acc_dtype = dtype, acc_dtype
+        assert [a for a, goes in enumerate(reduce_mask) if goes] == list(axis)
+
+    def __call__(self, x):
+        assert dnn.local_dnn_reduction.transform(node(self, x)) is None, "a step went to cuDNN"
+        return T.sum(x, axis=self.axis, dtype=self.dtype, acc_dtype=self.acc_dtype)
+
+def node(op, x):
+    return types.SimpleNamespace(op=op, inputs=[x])
+
+def total(x, *axes, scalar_op=scalar.add, pre=None):
+    mask = [int(axis in axes) for axis in range(x.ndim)]
+    return node(Own(scalar_op, axes, mask, "float32", "float32", pre), x)
+
+basic_ops.GpuReshape = T.basic.Reshape
+answer = ["cuDNN's"]
+dnn.local_dnn_reduction.transform = lambda node: answer
+sums.quick_channel_sums()
+lower = dnn.local_dnn_reduction.transform
+x = T.ftensor4()
+everything = types.SimpleNamespace(scalar_op=scalar.add, axis=None, pre_scalar_op=None)
+for kept in (
+    node(everything, x), total(x, 0, 2),
+    total(x, 2, 3), total(x, 0, 1, 2, 3), total(T.fmatrix(), 0), total(x, 1),
+    total(x, 0, 2, 3, scalar_op=scalar.maximum), total(x, 0, 2, 3, pre=scalar.sqr),
+    total(T.TensorType("float32", (False, True, False, False))(), 0, 2, 3),
+):
+    assert lower(kept) is answer
+random = np.random.RandomState(0)
+for shape in ((3, 5, 7, 2), (2, 3, 4, 3, 2), (4, 3, 6), (0, 3, 2, 2), (2, 3, 0, 4), (1, 1, 1, 1)):
+    x = T.TensorType("float32", (False,) * len(shape))()
+    axes = [axis for axis in range(len(shape)) if axis != 1]
+    (quick,) = lower(total(x, *axes))
+    assert quick.dtype == "float32" and quick.broadcastable == (False,)
+    value = random.standard_normal(shape).astype("float32")
+    found, right = theano.function([x], quick)(value), value.sum(axis=tuple(axes), dtype="f8")
+    assert found.shape == right.shape and np.allclose(found, right, atol=1e-5), (shape, found)
+answer = None  # what Theano would not give to cuDNN stays as it is
+assert lower(total(x, *axes)) is None
+"""
+
+
+def test_sums_by_channels_are_made_in_two_steps_and_no_others(run):
+    run(SUMS)
+
+
+VERSION = """
+import types
+import theano.tensor as T
+from theano import scalar
+from theano.gpuarray.elemwise import GpuCAReduceCuda
+
+def versions(verbose=0):
+    GpuCAReduceCuda.verbose = verbose
+    for scalar_op in (scalar.add, scalar.mul, scalar.maximum, scalar.minimum):
+        for pre in (None, scalar.sqr):
+            op = GpuCAReduceCuda(scalar_op, (0,), (1, 0), "float32", "float32", pre)
+            node = types.SimpleNamespace(inputs=[T.fmatrix()], outputs=[T.fvector()], op=op)
+            yield op.c_code_cache_version_apply(node)
+
+assert all(versions()) and not set(versions()) & set(versions(verbose=1))
+"""
+
+
+def test_reductions_have_a_version_and_so_are_compiled_once(run):
+    run(VERSION)
+    assert "AssertionError" in run(VERSION, skip="G14", fails=True).stderr
+
+
+def test_patches_are_applied_where_there_is_no_gpu(run):
+    done = run(
+        PATCHED + "print(*sorted((n for n in done if n[0] == 'G'), key=lambda n: int(n[1:])))"
+    )
+    wanted = " ".join(f"G{number}" for number in range(2, 16))
+    assert done.stdout in (f"{wanted}\n", f"G1 {wanted}\n")
+    assert done.stderr == ""
+
+
+def test_version_is_told_without_a_program(forked):
+    code = (
+        "import pytest, theano\nfrom synk_theano_compat._patches.gpu import cudnn as patches\n"
+        "plain, patches.found[:], dnn.dnn_present = theano.function, [91400], lambda: True\n"
+        "asked, x, dnn.version.v = [], theano.tensor.scalar(), None\n"
+        "from synk_theano_compat._cuda import cudnn\n"
+        "cudnn.library_version = lambda name: asked.append(name) or 91400\n"
+        "assert patches.insert_version() == 'theano.function'\n"
+        "assert dnn.version() == 91400 and theano.function([x], 2 * x)(3) == 6\n"
+        "patches.remove_version()\nassert theano.function is plain\n"
+        "assert patches.remove_version() == 'nothing to do'\n"
+        "assert asked == ['libcudnn.so.9']\n"
+        "cudnn.library_version = lambda name: 91000\n"
+        "assert 'another' in patches.insert_version() and theano.function is plain\n"
+        "patches.found.clear()\npatches.insert_version()\nassert theano.function is plain\n"
+    )
+    forked(PATCHED + code)
+
+
+def test_compute_capability(forked):
+    usable = {b"compute_90": True, "compute_120": True, b"compute_100": True, b"compute_20": False}
+    code = (
+        "dnn.dnn_present, dnn.version = lambda: True, lambda raises=True: 91400\n"
+        "class Context: kind = b'cuda'\n"
+        "dnn.get_context = lambda name: Context\n"
+        f"for Context.bin_id in {list(usable)}:\n"
+        "    print(dnn.dnn_available(None))\n"
+    )
+    assert forked(PATCHED + code).stdout.split() == [str(answer) for answer in usable.values()]
+
+
+def test_recurrent_networks_are_refused_with_a_cure(forked):
+    forked(
+        PATCHED + "dnn.version = lambda raises=True: 91400\n"
+        "calls = [lambda: dnn.RNNBlock('float32', 5, 1, 'lstm'),\n"
+        "         lambda: dnn.GpuDnnRNNOp('lstm', 'unidirectional'),\n"
+        "         lambda: dnn._RNNDescriptor(None)]\n"
+        "for call in calls:\n"
+        "    try: call()\n"
+        "    except RuntimeError as error: text = str(error)\n"
+        "    else: raise AssertionError\n"
+        "    assert 'got cuDNN 91400, expected 5 to 8' in text and 'theano.scan' in text\n"
+        "dnn.version = lambda raises=True: 8907\n"
+        "assert dnn.GpuDnnRNNOp('lstm', 'unidirectional').num_dirs == 1\n"
+    )
+
+
+def test_other_ops_are_made_whatever_is_gone(forked):
+    forked(
+        PATCHED + "dnn.version = lambda raises=True: 91400\n"
+        "version = dnn.GpuDnnConv().c_code_cache_version()\n"
+        "assert dnn.GpuDnnConv().algo == 'time_on_shape_change' and version[-1] > 2**32, version\n"
+        "assert dnn.GpuDnnConvGradW(num_groups=2).algo == 'time_on_shape_change'\n"
+        "assert dnn.GpuDnnConvGradI(algo='none').algo == 'none'\n"
+        "dnn.GpuDnnPool(), dnn.GpuDnnBatchNorm(), dnn.GpuDnnSoftmax('accurate', 'channel')\n"
+        "made = dnn.GpuDnnReduction('add', (0,), 'float32', 'float32', False)\n"
+        "code = made.code_sections['support_code_struct']\n"
+        "assert 'zero-size array' in code and 'zero-size array' in made.func_codes[-1]\n"
+    )
+
+
+def test_algorithms_that_the_user_has_set_stay(run):
+    code = (
+        "from theano import config\nfrom synk_theano_compat._patches import flags as added\n"
+        "assert config.dnn.conv.algo_fwd == 'small'\n"
+        "assert config.dnn.conv.algo_bwd_filter == 'time_on_shape_change'\n"
+        "flags = added.in_force()\n"
+        "by = {name: flags[name]['set_by'] for name in flags}\n"
+        "assert by['dnn.conv.algo_fwd'] == 'THEANO_FLAGS'\n"
+        "assert by['dnn.conv.algo_bwd_filter'] == 'synk_theano_compat'\n"
+        "assert by['gpuarray.preallocate'] == 'Theano'\n"
+        "assert flags['gpuarray.preallocate']['value'] == '0.0'\n"
+    )
+    run("import theano\n" + code, flags="dnn.conv.algo_fwd=small")
+
+
+def test_c_code_that_is_not_theanos_is_not_changed():
+    from synk_theano_compat._patches.rewrite import in_c_code
+
+    class GpuOp:
+        code_sections, func_codes = {"support_code": "int a;"}, ["int a;"]
+
+    with pytest.raises(LookupError, match=r"C code of GpuOp: .* not Theano 1\.0\.5"):
+        in_c_code(GpuOp(), "support_code", "int b;", "")
+    in_c_code(GpuOp, "support_code", "int a;", "int c;")
+    assert (GpuOp.code_sections, GpuOp.func_codes) == ({"support_code": "int c;"}, ["int c;"])
