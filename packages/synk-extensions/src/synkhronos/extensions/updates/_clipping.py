@@ -75,17 +75,7 @@ def clip_by_value(rule: UpdateRule, max_value: Any) -> UpdateRule:
     in the second half of the step, and ``flat_grad`` keeps it as it was. The direction of the
     gradient changes. PyTorch's ``clip_grad_value_`` does the same.
 
-    Args:
-        rule: An update rule, for instance :func:`adam`; may be a wrapped one.
-        max_value: :math:`c`, a positive number or Theano scalar.
-
-    Returns:
-        A rule with the arguments and results of ``rule``.
-
-    Raises:
-        TypeError: ``rule`` is not a function, or ``max_value`` neither a number nor a Theano
-            scalar.
-        ValueError: ``max_value`` is not positive, or no scalar.
+    Args, returns and errors are those of :func:`clip_by_global_norm`; ``max_value`` is :math:`c`.
 
     Source: T. Mikolov, "Statistical Language Models Based on Neural Networks", PhD thesis, Brno
     University of Technology (2012).

@@ -32,7 +32,7 @@ def norm_constraint(
     the same. State of the rule (velocities, averages) is not changed.
 
     Args:
-        rule: An update rule, for instance :func:`adam`; may be a wrapped one.
+        rule: As for :func:`weight_decay`.
         max_norm: :math:`c`, a positive number or Theano scalar.
         norm_axes: Axes over which a norm is taken, an integer or several; a unit is what has one
             index along the others. By default: axis 0 of a matrix with the shape
@@ -42,15 +42,9 @@ def norm_constraint(
             takes a parameter and returns whether to include it. By default, those with two
             dimensions or more: weights, not biases.
 
-    Returns:
-        A rule with the arguments and results of ``rule``.
-
     Raises:
-        TypeError: ``rule`` is not a function, ``max_norm`` neither a number nor a Theano scalar,
-            ``norm_axes`` not integers, or ``params`` none of the above.
-        ValueError: ``max_norm`` is not positive, or no scalar; when the rule is called: a
-            parameter does not have the axes or needs ``norm_axes``, or ``params`` names a
-            variable that the rule does not have or selects none.
+        As :func:`weight_decay`; TypeError: ``norm_axes`` are not integers; ValueError when the rule
+        is called: a parameter does not have the axes, or needs ``norm_axes``.
 
     Source: N. Srivastava et al., "Dropout: A Simple Way to Prevent Neural Networks from
     Overfitting", JMLR 15 (2014), section 5.1.
@@ -89,19 +83,14 @@ def value_constraint(
     (velocities, averages) is not changed.
 
     Args:
-        rule: An update rule, for instance :func:`adam`; may be a wrapped one.
+        rule: As for :func:`weight_decay`.
         low: :math:`a`, a number or Theano scalar; no bound by default.
         high: :math:`b`, the same. If ``low`` is larger in a call, all elements become ``high``.
         params: Which parameters, as for :func:`weight_decay`.
 
-    Returns:
-        A rule with the arguments and results of ``rule``.
-
     Raises:
-        TypeError: ``rule`` is not a function, a bound is neither a number nor a Theano scalar,
-            ``params`` is none of the above, or there is no bound.
-        ValueError: ``low`` is larger than ``high``, or one is not scalar; when the rule is called:
-            ``params`` names a variable that the rule does not have or selects none.
+        As :func:`weight_decay`; TypeError: there is no bound; ValueError: ``low`` is larger than
+        ``high``.
     """
     name = "value_constraint"
     if low is None and high is None:

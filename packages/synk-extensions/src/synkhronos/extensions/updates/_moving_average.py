@@ -38,7 +38,7 @@ def moving_average(rule: UpdateRule, decay: Any = 0.999, params: Any = None) -> 
     :mod:`synkhronos.extensions.sync`, each rank averages its own parameters.
 
     Args:
-        rule: An update rule, for instance :func:`adam`; may be a wrapped one.
+        rule: As for :func:`weight_decay`.
         decay: :math:`\beta`, a number from 0 to below 1, or a Theano scalar. The average is about
             that of the last :math:`1 / (1 - \beta)` steps.
         params: Which parameters, as for :func:`weight_decay`.
@@ -47,10 +47,7 @@ def moving_average(rule: UpdateRule, decay: Any = 0.999, params: Any = None) -> 
         A rule with the arguments and results of ``rule``, and the dict ``averages``.
 
     Raises:
-        TypeError: ``rule`` is not a function, ``decay`` neither a number nor a Theano scalar, or
-            ``params`` none of the above.
-        ValueError: ``decay`` is out of range, or no scalar; when the rule is called: ``params``
-            names a variable that the rule does not have or selects none.
+        As :func:`weight_decay`.
 
     Source: B. T. Polyak and A. B. Juditsky, "Acceleration of stochastic approximation by
     averaging", SIAM Journal on Control and Optimization 30 (1992), with exponential weights.

@@ -93,19 +93,13 @@ def decoupled_weight_decay(
     ``decoupled_weight_decay(adam, decay)`` is PyTorch's ``AdamW(weight_decay=decay)``.
 
     Args:
-        rule: An update rule, for instance :func:`adam`; may be a wrapped one.
-        decay: :math:`\lambda`, a number of at least 0 or a Theano scalar.
-        params: Which parameters, as for :func:`weight_decay`.
+        rule, decay, params: As for :func:`weight_decay`.
         times_learning_rate: Whether :math:`\eta` is the learning rate that the rule is called
             with, its default included. If not it is 1, as in the paper, where ``decay`` takes
             part in the schedule by a factor of its own.
 
-    Returns:
-        A rule with the arguments and results of ``rule``.
-
     Raises:
-        TypeError: As :func:`weight_decay`; when the rule is called: it has no learning rate.
-        ValueError: As :func:`weight_decay`.
+        As :func:`weight_decay`; TypeError when the rule is called: it has no learning rate.
 
     Source: I. Loshchilov and F. Hutter, "Decoupled Weight Decay Regularization", ICLR (2019),
     arXiv:1711.05101.
