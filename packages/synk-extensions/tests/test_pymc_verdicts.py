@@ -47,18 +47,6 @@ MODELS = {
         "obs", pm.Normal.dist(pm.Normal("m"), 1), -1, 1, observed=rows(Y.clip(-1, 1))
     ),
 }  # fmt: skip
-OTHERS = {
-    "centred": (
-        lambda rows: pm.Normal("obs", (x := rows(X)) - x.mean(axis=0), 1, observed=x), "wrong",
-    ),
-    "latent": (lambda rows: pm.Normal("obs", coefficients(N), 1, observed=rows(Y)), "unknown"),
-    "series": (
-        lambda rows: pm.AR(
-            "obs", [pm.Normal("r")], 1.0, init_dist=pm.Normal.dist(), observed=rows(Y)
-        ),
-        "unknown",
-    ),
-}  # fmt: skip
 
 
 def likelihood(build):
@@ -90,12 +78,3 @@ def test_sums_over_rows_are_known_as_such(name):
     parts = [f(*(values[part] for values in rows), *point) for part in PARTS]
     np.testing.assert_allclose(sum(parts), f(*rows, *point), rtol=1e-12)
     assert np.isfinite(parts).all()
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", OTHERS)
-def test_others_are_not(name):
-    build, expected = OTHERS[name]
-    term, inputs, _, free, _ = likelihood(build)
-    (verdict,) = check_outputs(inputs, [(term, "sum")], bcast_inputs=free)
-    assert verdict.verdict == expected, verdict.reason

@@ -106,22 +106,6 @@ def test_the_schedule_is_asked_by_epochs_or_by_steps():
         assert history["learning_rate"][-1] == model.rate.get_value() == 0.1 / (1 + expected[-1])
 
 
-def test_the_plateau_observes_the_trainers_losses():
-    model = Model()
-    losses = [3.0, 2.0, 2.0, 2.0, 2.0]
-    waiting = iter(losses)
-    trainer = Trainer(
-        model.train,
-        dataset(),
-        50,
-        valid=lambda *_: next(waiting),
-        valid_data=dataset(2),
-        learning_rate=model.rate,
-        schedule=ReduceOnPlateau(0.4, 0.5, patience=2),
-    )
-    assert trainer.run(5)["learning_rate"] == [0.4, 0.4, 0.4, 0.4, 0.2]
-
-
 @pytest.mark.parametrize(
     "name, schedule",
     {

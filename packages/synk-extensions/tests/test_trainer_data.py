@@ -100,7 +100,9 @@ def trained(model, data, size=SIZE, epochs=3, valid_data=None, stop=None, **sett
     return model.values(), without_seconds(history)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [KINDS[0], *(pytest.param(kind, marks=pytest.mark.nightly) for kind in KINDS[1:])]
+)
 def test_rows_of_a_file_are_those_of_arrays(model, kind, tmp_path):
     x, y = dataset()
     values, records = trained(model, (x, y))

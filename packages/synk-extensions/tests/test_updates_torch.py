@@ -103,11 +103,3 @@ BY_NIGHT = set(list(CASES)[:9])
 )
 def test_ten_steps_equal_the_recorded_ones_of_pytorch(name):
     _assert_equal(name, REFERENCE["cases"][name])
-
-
-def test_ten_steps_equal_those_of_the_installed_pytorch():
-    pytest.importorskip("torch", reason="PyTorch is gigabytes; its recorded numbers are compared")
-    from make_torch_reference import reference
-
-    for name in CASES:
-        _assert_equal(name, reference(name))

@@ -24,16 +24,14 @@ class EarlyStopping(Callback):
     ``min_delta``. The loss is the Trainer's ``monitor``.
 
     Args:
-        patience: Number of epochs in a row without improvement.
+        patience: Number of epochs in a row without improvement, at least 1.
         min_delta: An improvement has to be larger than this, in units of the loss.
         restore_best: At the end of the run, unless it was interrupted, restore the parameters (and
             floats that each rank keeps for itself, such as running averages) of the best epoch
             on all ranks. They are kept in memory, and in each checkpoint.
 
     Raises:
-        ValueError: ``patience`` is less than 1.
-        TypeError: ``patience`` is missing, or there is another argument, such as ``monitor=``,
-            which belongs to the Trainer.
+        TypeError: ``patience`` is missing, or there is another argument.
     """
 
     def __init__(
@@ -52,10 +50,8 @@ class EarlyStopping(Callback):
         if patience is None:
             raise TypeError("EarlyStopping() got no patience; expected a number of epochs")
         self._patience = at_least_one("patience", patience)
-        self._min_delta = min_delta
-        self._restore_best = restore_best
-        self._best = math.inf
-        self._waited = 0
+        self._min_delta, self._restore_best = min_delta, restore_best
+        self._best, self._waited = math.inf, 0
         self._values: list[Any] | None = None
 
     def on_run_begin(self, trainer: Trainer) -> None:
@@ -169,9 +165,6 @@ class TensorBoard(ExperimentLog):
     Args:
         folder: Folder for the event files; created if it does not exist.
         config: Your hyperparameters, by name: numbers and strings; others are logged as text.
-
-    Raises:
-        ImportError: tensorboard is not installed.
     """
 
     def __init__(
@@ -218,9 +211,6 @@ class WandB(ExperimentLog):
         name: Name of the run; wandb invents one if None.
         config: Your hyperparameters, by name.
         **settings: Further arguments of ``wandb.init()``, such as ``entity``, ``tags`` or ``dir``.
-
-    Raises:
-        ImportError: wandb is not installed.
     """
 
     def __init__(
@@ -269,9 +259,6 @@ class MLflow(ExperimentLog):
         experiment: Name of the experiment; created if it does not exist. MLflow's default if None.
         name: Name of the run; MLflow invents one if None.
         config: Your hyperparameters, by name.
-
-    Raises:
-        ImportError: mlflow is not installed.
     """
 
     def __init__(
@@ -310,11 +297,7 @@ class MLflow(ExperimentLog):
 
 
 def _required(module: str, package: str) -> Any:
-    """Import a module of an optional package.
-
-    Raises:
-        ImportError: It is not installed, or cannot be imported.
-    """
+    """Import a module of an optional package; an ImportError names the cure."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

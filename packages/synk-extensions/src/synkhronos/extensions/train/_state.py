@@ -58,9 +58,7 @@ def training_state(
     trained = _distinct([params] if isinstance(params, SharedVariable) else params)
     optimizer = _distinct(of_rule, [*trained, *random])
     local = _distinct(others, [*trained, *random, *optimizer])
-    return TrainingState(
-        tuple(trained), tuple(optimizer), tuple(local), tuple(random), tuple(read)
-    )
+    return TrainingState(tuple(trained), tuple(optimizer), tuple(local), tuple(random), tuple(read))
 
 
 def is_random(variable: Any) -> bool:

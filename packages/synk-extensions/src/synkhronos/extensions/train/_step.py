@@ -62,11 +62,8 @@ class TrainFunction:
         output_names: Sequence[Any] = (None,),
         sync: SyncRule | None = None,
     ) -> None:
-        self.sync = sync
-        self.grad_function = grad_function
-        self.update_function = update_function
-        self.flat_grad = flat_grad
-        self.state = state
+        self.grad_function, self.update_function = grad_function, update_function
+        self.flat_grad, self.state, self.sync = flat_grad, state, sync
         self.output_names = tuple(output_names)
 
     @property
@@ -111,11 +108,8 @@ class TrainFunction:
         """
         gradient = self.grad_function
         data, batch = call_of_1_0(len(gradient.spec.inputs), data, batch, named_data)
-        return self._take(
-            gradient.delayed(
-                *data, batch=batch, batch_s=batch_s, num_slices=num_slices, **named_data
-            )
-        )
+        options: dict[str, Any] = {"batch": batch, "batch_s": batch_s, "num_slices": num_slices}
+        return self._take(gradient.delayed(*data, **options, **named_data))
 
     def steps(self, *data_and_batches: Any, num_slices: int = 1) -> Iterator[Any]:
         """Take a step for each batch; yield what a call returns, after each.
@@ -126,8 +120,6 @@ class TrainFunction:
         ::
 
             for loss in train.steps(x_data, y_data, index_batches(len(x_data), 128, rng)):
-                ...
-            for loss in train.steps(batches_from_files()):  # yields (x, y)
                 ...
 
         Args:
@@ -233,9 +225,8 @@ def make_train_function(
         name: Prefix of the two functions' names: "<name>: gradient" and "<name>: update".
         flat: Whether one computation moves all parameters that the rule moves alike, elementwise.
             Their values become views of one array, and so do those of each kind of the rule's
-            state. The numbers are the same, except where a compiler rounds a product and a sum
-            together in only one of the two forms. None for where it is quicker: with 8 parameters
-            or more on GPUs, with 64 on processors.
+            state. The numbers are the same, up to a compiler's rounding. None for where it is
+            quicker: with 8 parameters or more on GPUs, with 64 on processors.
         sync: A rule of :mod:`synkhronos.extensions.sync`, made for the same ``params``. Each rank
             then takes the step of its own rows, and the rule combines the parameters every few
             steps; the state of the update rule stays with its rank. The loss is the mean over the
@@ -243,11 +234,8 @@ def make_train_function(
         **kwargs: Further arguments of the rule, such as ``learning_rate``.
 
     The form of release 1.0, ``make_train_function(loss, params, x, y, update_rule, *args,
-    **kwargs)``, also works: a variable in the place of ``update_rule`` identifies it; ``x=`` and
-    ``y=`` may be keywords. So does its call, ``train(x_data, y_data, batch)``, also by keyword.
-
-    Returns:
-        A callable :class:`TrainFunction`.
+    **kwargs)``, also works, with ``x=`` and ``y=`` as keywords, too. So does its call,
+    ``train(x_data, y_data, batch)``.
 
     Raises:
         TypeError: ``update_rule`` is not callable, or does not return three parts.

@@ -143,8 +143,8 @@ def adam(
 
     Args:
         loss_or_grads, params, learning_rate: As for :func:`sgd`.
-        beta1: :math:`\beta_1`, how much of the average gradient is kept at each step.
-        beta2: :math:`\beta_2`, how much of the average squared gradient is kept at each step.
+        beta1, beta2: How much of the average gradient, and of its average square, is kept at each
+            step.
         epsilon: A small number against division by zero. It stands outside the root, in the
             form that the paper gives at the end of its section 2 (as Lasagne has it).
 
@@ -191,9 +191,7 @@ def amsgrad(
 
     Args:
         loss_or_grads, params, learning_rate: As for :func:`sgd`.
-        beta1: :math:`\beta_1`, how much of the average gradient is kept at each step.
-        beta2: :math:`\beta_2`, how much of the average squared gradient is kept at each step.
-        epsilon: A small number against division by zero, outside the root.
+        beta1, beta2, epsilon: As for :func:`adam`.
 
     Returns:
         As :func:`sgd`. The state is "step", one counter for all parameters, and "mean(W)",
@@ -231,8 +229,7 @@ def adamax(
 
     Args:
         loss_or_grads, params, learning_rate: As for :func:`sgd`.
-        beta1: :math:`\beta_1`, how much of the average gradient is kept at each step.
-        beta2: :math:`\beta_2`, how much of the largest gradient is kept at each step.
+        beta1, beta2: How much of the average and of the largest gradient is kept at each step.
         epsilon: A small number against division by zero (0 in the paper).
 
     Returns:

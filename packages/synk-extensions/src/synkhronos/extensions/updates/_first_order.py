@@ -49,9 +49,7 @@ def sgd_nonflat(loss_or_grads: Any, params: Any, learning_rate: Any) -> SplitUpd
     for parameters of several dtypes, and for code that needs each gradient separately.
 
     Args:
-        loss_or_grads: Scalar loss expression, or a list of one gradient expression per parameter.
-        params: Shared variables of floating-point dtypes.
-        learning_rate: A number or Theano scalar; also accepted as ``lr``.
+        loss_or_grads, params, learning_rate: As for :func:`sgd`, with any floating-point dtypes.
 
     Returns:
         As :func:`sgd`, but the third is a *list* of shared variables, named "grad(W)", each with

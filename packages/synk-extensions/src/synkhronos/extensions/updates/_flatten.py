@@ -102,16 +102,11 @@ def flat_unflat_grads(loss_or_grads: Any, params: Any) -> tuple[Any, Any, list[A
             steps = [(param, param - 0.5 * grad) for param, grad in zip(params, grads)]
             return [(shared_grad, flat_grad)], steps, shared_grad
 
-    Args:
-        loss_or_grads: Scalar loss expression, or a list of one gradient expression per parameter.
-        params: Shared variables, all of one floating-point dtype.
+    Args, and errors, are those of :func:`~synkhronos.extensions.updates.sgd`.
 
     Returns:
         A shared vector of zeros of their dtype, the expression of the gradient that goes there,
         and for each parameter its part of the shared vector, in its shape.
-
-    Raises:
-        As :func:`~synkhronos.extensions.updates.sgd`.
     """
     grads = FlatGradient(loss_or_grads, params)
     ((vector, flat_grad),) = grads.updates
