@@ -84,7 +84,7 @@ EXTENSIONS = (
     _fault(
         "ext-norm-in-float32",
         "reductions",
-        "synkhronos/extensions/updates/_clipping.py",
+        "synkhronos/extensions/updates/_wrappers.py",
         'squares = [T.sum(T.sqr(T.cast(store, "float64"))) for store in stores(parts)]',
         "squares = [T.sum(T.sqr(store)) for store in stores(parts)]",
         "The norm of an exploding gradient overflows, and the gradient is clipped to nothing.",

@@ -71,12 +71,6 @@ from synkhronos.extensions.updates._adaptive import (
     rmsprop,
 )
 
-# the gradient before a rule sees it
-from synkhronos.extensions.updates._clipping import clip_by_global_norm, clip_by_value
-
-# the parameters after a rule has moved them
-from synkhronos.extensions.updates._constraints import norm_constraint, value_constraint
-
 # steps along the gradient
 from synkhronos.extensions.updates._first_order import (
     apply_momentum,
@@ -97,11 +91,16 @@ from synkhronos.extensions.updates._flatten import (
     vars_flat_size,
 )
 
-# averages of the parameters over the steps
-from synkhronos.extensions.updates._moving_average import moving_average
-
-# a pull towards zero, through the gradient or separate from the rule
-from synkhronos.extensions.updates._weight_decay import decoupled_weight_decay, weight_decay
+# the gradient before a rule sees it, and the parameters after a rule has moved them
+from synkhronos.extensions.updates._wrappers import (
+    clip_by_global_norm,
+    clip_by_value,
+    decoupled_weight_decay,
+    moving_average,
+    norm_constraint,
+    value_constraint,
+    weight_decay,
+)
 
 __all__ = [
     "SplitUpdates",
