@@ -1,7 +1,7 @@
 """Ten steps of each rule and wrapper equal those of PyTorch's CPU optimisers.
 
-torch_reference.json has PyTorch's numbers (make_torch_reference.py made it, and says in which
-settings the definitions agree); where PyTorch is installed it is asked as well.
+torch_reference.json has PyTorch's numbers: make_torch_reference.py made it, and says in which
+settings the definitions agree.
 """
 
 from __future__ import annotations

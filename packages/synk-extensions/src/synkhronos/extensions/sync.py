@@ -17,9 +17,8 @@ Or take the steps by any functions of your own, such as one with the updates of
     train = synk.function([x, y], loss, updates=lasagne.updates.adam(loss, params))
     (loss_value,) = rule.step(train.delayed(x_data, y_data, batch=rows))
 
-Every rank counts equally in a rule, however many rows it had. A rank without rows in a step (the
-batch had fewer rows than there are ranks) keeps its parameters in that step, if one function has
-both the rows and the updates.
+Every rank counts equally in a rule, however many rows it had. A rank without rows in a step keeps
+its parameters in that step, if one function has both the rows and the updates.
 """
 
 from __future__ import annotations

@@ -239,7 +239,7 @@ class Trainer:
         if isinstance(callbacks, Callback) or callable(callbacks):
             raise TypeError(f"callbacks is {callbacks!r}; expected a list: callbacks=[...]")
         self._callbacks = [_as_callback(callback) for callback in callbacks]
-        if isinstance(checkpoint, (str, os.PathLike)):
+        if checkpoint is not None and not isinstance(checkpoint, Checkpoints):
             checkpoint = Checkpoints(checkpoint)
         self._checkpoints = checkpoint
         self._log = None
