@@ -209,110 +209,6 @@ def test_chains_in_processes_are_refused(start):
 # ---- refusals --------------------------------------------------------------------------------
 
 
-def constant():
-    with pm.Model() as model:
-        x = pm.Data("x", X_VALUES)
-        pm.Normal("obs", x @ pm.Normal("b", shape=3), 1, observed=Y_VALUES)
-    return model, [x]
-
-
-def not_listed():
-    model, (x, _) = linear()
-    return model, [x]
-
-
-def latent():
-    with pm.Model() as model:
-        y = pm.Data("y", Y_VALUES)
-        pm.Normal("obs", pm.Normal("z", 0, 1, shape=N), 1, observed=y)
-    return model, [y]
-
-
-def centred():
-    with pm.Model() as model:
-        x, y = pm.Data("x", X_VALUES), pm.Data("y", Y_VALUES)
-        pm.Normal("obs", (x - x.mean(0)) @ pm.Normal("b", shape=3), 1, observed=y)
-    return model, [x, y]
-
-
-def series():
-    with pm.Model() as model:
-        y = pm.Data("y", Y_VALUES)
-        r = pm.Normal("r")
-        pm.AR("obs", [r], 1.0, init_dist=pm.Normal.dist(), observed=y)
-    return model, [y]
-
-
-def lengths():
-    model, (x, _) = linear()
-    with model:
-        short = pm.Data("short", np.zeros(N - 1))
-    return model, [x, short]
-
-
-def without_use():
-    model, _ = linear()
-    with model:
-        return model, [pm.Data("idle", np.zeros(N))]
-
-
-def discrete():
-    model, rows = linear()
-    with model:
-        pm.Bernoulli("coin", 0.5)
-    return model, rows
-
-
-def nothing_free():
-    with pm.Model() as model:
-        y = pm.Data("y", Y_VALUES)
-        pm.Normal("obs", 0, 1, observed=y)
-    return model, [y]
-
-
-def empty():
-    return linear(0)
-
-
-def of_a_point():
-    with pm.Model() as model:
-        y = pm.Data("y", 3.0)
-        pm.Normal("obs", pm.Normal("a"), 1, observed=y)
-    return model, [y]
-
-
-def infinite():
-    """Its graph has an operation that `check` does not know, and it cannot be computed."""
-    with pm.Model() as model:
-        y = pm.Data("y", Y_VALUES)
-        rate = pm.HalfNormal("rate") + pt.searchsorted(np.arange(3.0), y)
-        pm.Exponential("obs", rate, observed=y)
-    return model, [y]
-
-
-def missing():
-    with pm.Model() as model, warnings.catch_warnings():
-        warnings.simplefilter("ignore", pm.exceptions.ImputationWarning)
-        x = pm.Data("x", X_VALUES)
-        observed = np.where(GROUPS, Y_VALUES, np.nan)
-        pm.Normal("obs", x @ pm.Normal("b", shape=3), 1, observed=observed)
-    return model, [x]
-
-
-def scaled():
-    with pm.Model() as model:
-        y = pm.Data("y", Y_VALUES)
-        pm.Normal("obs", pm.Normal("a"), 1, observed=y, total_size=2 * N)
-    return model, [y]
-
-
-def minibatch(**how):
-    with pm.Model() as model:
-        y = pm.Data("y", Y_VALUES)
-        pm.Normal("obs", pm.Normal("a"), 1, observed=pm.Minibatch(y, batch_size=9), **how)
-    return model, [y]
-
-
 @nightly
 def test_a_large_likelihood_that_is_not_divided_is_a_warning():
     model, _ = linear()
@@ -323,34 +219,106 @@ def test_a_large_likelihood_that_is_not_divided_is_a_warning():
         logp_dlogp(model, [other])
 
 
+def of(build, **values):
+    """A model of what `build` makes of its `pm.Data`, and these."""
+    with pm.Model() as model, warnings.catch_warnings():
+        warnings.simplefilter("ignore", pm.exceptions.ImputationWarning)
+        data = [pm.Data(name, value) for name, value in values.items()]
+        build(*data)
+    return model, data
+
+
+def besides(build, rows=None):
+    """The linear model, and what `build` adds; its rows are others, if there are any."""
+    model, usual = linear()
+    with model:
+        added = build()
+    return model, usual if rows is None else rows(usual, added)
+
+
+def normal(mean, observed, **how):
+    return pm.Normal("obs", mean, 1, observed=observed, **how)
+
+
+WITH_GAPS = np.where(GROUPS, Y_VALUES, np.nan)
+# What is refused: the model and its rows, and what the error says.
 REFUSED = {
-    missing: r"'obs' has missing observations.*'obs_unobserved'.*keep = ~np\.isnan",
-    scaled: "'obs' has a total_size=.*leave total_size= out",
-    minibatch: r"draws a pm\.Minibatch in each call.*pm\.Data.*in its place",
-    constant: r"constant 'obs.*' has 501 entries: make it pm\.Data",
-    not_listed: r"pm\.Data 'y' has 501 rows and is not listed",
-    latent: r"free variable 'z' has 501 entries, one for each row",
-    centred: r"\['obs'\] is no sum over rows.*test_pymc\.py.* combines each row.*X\.mean\(0\)",
-    series: r"\['obs'\] is no sum over rows",
-    lengths: r"one length.*'x': 501, 'short': 500",
-    without_use: r"no observed variable of \['obs'\] uses the rows \['idle'\]",
-    discrete: r"\['coin'\] are discrete",
-    nothing_free: "no free variables",
-    empty: r"no rows.*'x': 0",
-    of_a_point: r"\['y'\] are scalars",
-    infinite: "infinite or NaN near the initial point",
+    "missing": (
+        lambda: of(lambda x: normal(x @ pm.Normal("b", shape=3), WITH_GAPS), x=X_VALUES),
+        r"'obs' has missing observations.*'obs_unobserved'.*keep = ~np\.isnan",
+    ),
+    "scaled": (
+        lambda: of(lambda y: normal(pm.Normal("a"), y, total_size=2 * N), y=Y_VALUES),
+        "'obs' has a total_size=.*leave total_size= out",
+    ),
+    "minibatch": (
+        lambda: of(lambda y: normal(pm.Normal("a"), pm.Minibatch(y, batch_size=9)), y=Y_VALUES),
+        r"draws a pm\.Minibatch in each call.*pm\.Data.*in its place",
+    ),
+    "constant": (
+        lambda: of(lambda x: normal(x @ pm.Normal("b", shape=3), Y_VALUES), x=X_VALUES),
+        r"constant 'obs.*' has 501 entries: make it pm\.Data",
+    ),
+    "not listed": (
+        lambda: besides(lambda: None, lambda usual, _: usual[:1]),
+        r"pm\.Data 'y' has 501 rows and is not listed",
+    ),
+    "latent": (
+        lambda: of(lambda y: normal(pm.Normal("z", 0, 1, shape=N), y), y=Y_VALUES),
+        r"free variable 'z' has 501 entries, one for each row",
+    ),
+    "centred": (
+        lambda: of(
+            lambda x, y: normal((x - x.mean(0)) @ pm.Normal("b", shape=3), y),
+            x=X_VALUES,
+            y=Y_VALUES,
+        ),
+        r"\['obs'\] is no sum over rows.*test_pymc\.py.* combines each row.*X\.mean\(0\)",
+    ),
+    "series": (
+        lambda: of(
+            lambda y: pm.AR("obs", [pm.Normal("r")], 1.0, init_dist=pm.Normal.dist(), observed=y),
+            y=Y_VALUES,
+        ),
+        r"\['obs'\] is no sum over rows",
+    ),
+    "lengths": (
+        lambda: besides(
+            lambda: pm.Data("short", np.zeros(N - 1)), lambda usual, added: [usual[0], added]
+        ),
+        r"one length.*'x': 501, 'short': 500",
+    ),
+    "without use": (
+        lambda: besides(lambda: pm.Data("idle", np.zeros(N)), lambda _, added: [added]),
+        r"no observed variable of \['obs'\] uses the rows \['idle'\]",
+    ),
+    "discrete": (lambda: besides(lambda: pm.Bernoulli("coin", 0.5)), r"\['coin'\] are discrete"),
+    "nothing free": (lambda: of(lambda y: normal(0, y), y=Y_VALUES), "no free variables"),
+    "empty": (lambda: linear(0), r"no rows.*'x': 0"),
+    "a point": (
+        lambda: of(lambda y: normal(pm.Normal("a"), y), y=3.0),
+        r"\['y'\] are scalars",
+    ),
+    "infinite": (  # its graph has an operation that `check` does not know
+        lambda: of(
+            lambda y: pm.Exponential(
+                "obs", pm.HalfNormal("rate") + pt.searchsorted(np.arange(3.0), y), observed=y
+            ),
+            y=Y_VALUES,
+        ),
+        "infinite or NaN near the initial point",
+    ),
 }
 
 
 @pytest.mark.parametrize(
-    "make",
-    [pytest.param(make, marks=[] if make is centred else nightly) for make in REFUSED],
-    ids=lambda make: make.__name__,
+    "name", [pytest.param(name, marks=[nightly] * (name != "centred")) for name in REFUSED]
 )
-def test_what_does_not_divide_is_refused(make):
+def test_what_does_not_divide_is_refused(name):
+    make, message = REFUSED[name]
     model, rows = make()
     before = dict(synk.stats())
-    with pytest.raises(InputValueError, match=f"(?s){REFUSED[make]}"):
+    with pytest.raises(InputValueError, match=f"(?s){message}"):
         logp_dlogp(model, rows)
     assert dict(synk.stats()) == before
 
