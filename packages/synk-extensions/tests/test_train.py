@@ -162,21 +162,6 @@ def test_flat_grad_holds_the_whole_batchs_gradient_in_every_rank(processes):
 
 
 @with_two
-def test_call_form_of_the_first_release(processes):
-    model, other = Model(), Model()
-    x, y = dataset()
-    train = make_train_function(
-        model.loss, model.params, model.x, model.y, updates.momentum, 0.1, momentum=0.7
-    )
-    twin = make_train_function_theano(
-        other.loss, other.params, other.x, other.y, updates.momentum, 0.1, momentum=0.7
-    )
-    for _ in range(2):
-        np.testing.assert_allclose(train(x, y), twin(x, y), rtol=0, atol=TOLERANCE)
-    assert largest_difference(model, other) <= TOLERANCE
-
-
-@with_two
 def test_further_outputs_broadcast_inputs_and_names(processes):
     results = []
     x, y = dataset()
