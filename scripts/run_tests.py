@@ -137,7 +137,7 @@ def with_pytensor() -> list[Suite]:
             python=NEWEST,
         ),
         # Apart from the others: PyMC raises the limit of recursion.
-        Suite("synk-extensions/pymc", pymc, about_s=540, nightly_s=300, python=NEWEST),
+        Suite("synk-extensions/pymc", pymc, about_s=120, nightly_s=600, python=NEWEST),
         Suite("integration/pytensor", pages, about_s=100, nightly_s=300, python=NEWEST),
     ]
 

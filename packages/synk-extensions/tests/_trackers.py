@@ -11,17 +11,10 @@ import types
 class Message:
     """A protocol buffer."""
 
-    def __init__(self, **fields):
-        self.__dict__.update(fields)
-
-
-class SessionLog(Message):
     START = 1
 
-
-class Summary(Message):
-    class Value(Message):
-        pass
+    def __init__(self, **fields):
+        self.__dict__.update(fields)
 
 
 class FakeTensorBoard:
@@ -33,7 +26,6 @@ class FakeTensorBoard:
 
         class EventFileWriter:
             def __init__(self, logdir, max_queue_size=10, flush_secs=120, filename_suffix=""):
-                self.logdir = logdir
                 fake.open += 1
 
             def add_event(self, event):
@@ -46,12 +38,12 @@ class FakeTensorBoard:
                 fake.open -= 1
 
         def hparams_pb(hparams, trial_id=None, start_time_secs=None):
-            assert all(isinstance(v, (bool, int, float, str)) for v in hparams.values())
-            return Summary(value=[], hparams=hparams)
+            return Message(value=[], hparams=hparams)
 
+        summary = type("Summary", (Message,), {"Value": Message})
         self.modules = {
-            "tensorboard.compat.proto.event_pb2": {"Event": Message, "SessionLog": SessionLog},
-            "tensorboard.compat.proto.summary_pb2": {"Summary": Summary},
+            "tensorboard.compat.proto.event_pb2": {"Event": Message, "SessionLog": Message},
+            "tensorboard.compat.proto.summary_pb2": {"Summary": summary},
             "tensorboard.summary.writer.event_file_writer": {"EventFileWriter": EventFileWriter},
             "tensorboard.plugins.hparams.summary_v2": {"hparams_pb": hparams_pb},
         }
@@ -65,53 +57,11 @@ class FakeTensorBoard:
                     for tag, values in shown.items()
                 }
             for value in event.summary.value if hasattr(event, "summary") else []:
-                values = shown.setdefault(value.tag, {})
-                assert event.step not in values, "shown twice"
-                values[event.step] = value.simple_value
+                shown.setdefault(value.tag, {})[event.step] = value.simple_value
         return {tag: values for tag, values in shown.items() if values}
 
     def config(self):
         return next(event.summary.hparams for event in self.events if hasattr(event, "summary"))
-
-
-class FakeWandB:
-    def __init__(self):
-        self.run, self.runs = None, []
-        self.modules = {"wandb": self}
-
-    def init(
-        self,
-        entity=None,
-        project=None,
-        dir=None,  # noqa: A002 - wandb's
-        id=None,  # noqa: A002 - wandb's
-        name=None,
-        notes=None,
-        tags=None,
-        config=None,
-        resume=None,
-        **more,
-    ):
-        again = [run for run in self.runs if run.id == id]
-        assert bool(again) == (resume == "allow")
-        self.run = again[0] if again else WandBRun(self, f"id-{len(self.runs)}", project, name)
-        self.run.config.update(config or {})
-        if not again:
-            self.runs.append(self.run)
-        return self.run
-
-    def logged(self):
-        return self.runs[-1].logged()
-
-    def config(self):
-        return self.runs[-1].config
-
-    @property
-    def open(self):
-        return int(self.run is not None)
-
-    def ends(self):
-        return [("failed" if code else "finished") for run in self.runs for code in run.ends]
 
 
 class WandBConfig(dict):
@@ -120,8 +70,8 @@ class WandBConfig(dict):
 
 
 class WandBRun:
-    def __init__(self, wandb, run_id, project, name):
-        self.id, self.project, self.name, self.config = run_id, project, name, WandBConfig()
+    def __init__(self, wandb, run_id, names):
+        self.id, self.names, self.config = run_id, names, WandBConfig()
         self._wandb, self._rows, self._metrics, self.ends = wandb, [], {}, []
 
     def define_metric(self, name, step_metric=None, step_sync=None, hidden=None):
@@ -133,16 +83,37 @@ class WandBRun:
         self._rows.append(dict(data))
 
     def finish(self, exit_code=None):
-        self.ends.append(exit_code)
+        self.ends.append("failed" if exit_code else "finished")
         self._wandb.run = None
 
+
+class FakeWandB:
+    def __init__(self):
+        self.run, self.runs, self.modules = None, [], {"wandb": self}
+
+    def init(self, entity=None, project=None, id=None, name=None, config=None, resume=None):  # noqa: A002 - wandb's
+        again = [run for run in self.runs if run.id == id]
+        assert bool(again) == (resume == "allow")
+        if not again:
+            self.runs.append(WandBRun(self, f"id-{len(self.runs)}", (project, name)))
+        self.run = again[0] if again else self.runs[-1]
+        self.run.config.update(config or {})
+        return self.run
+
     def logged(self):
-        assert self._metrics == {"step": None, "*": "step"}
-        shown = {}
-        for row in self._rows:
+        run, shown = self.runs[-1], {}
+        assert run._metrics == {"step": None, "*": "step"}
+        for row in run._rows:
             for name in row.keys() - {"step"}:
                 shown.setdefault(name, {})[row["step"]] = row[name]
         return shown
+
+    def config(self):
+        return self.runs[-1].config
+
+    @property
+    def open(self):
+        return int(self.run is not None)
 
 
 class FakeMLflow:
@@ -156,8 +127,11 @@ class FakeMLflow:
     def start_run(self, run_id=None, experiment_id=None, run_name=None, nested=False):
         assert self._active is None
         if run_id is None:
-            self.runs.append(MLflowRun(f"id-{len(self.runs)}", experiment_id, run_name))
-            run_id = self.runs[-1].info.run_id
+            info = types.SimpleNamespace(run_id=f"id-{len(self.runs)}")
+            run = types.SimpleNamespace(info=info, names=(experiment_id, run_name), ends=[])
+            run.data = types.SimpleNamespace(params={}, metrics={})
+            self.runs.append(run)
+            run_id = info.run_id
         self._active = self.get_run(run_id)
         return self._active
 
@@ -167,8 +141,7 @@ class FakeMLflow:
 
     def log_metrics(self, metrics, step=None, synchronous=None):
         for name, value in metrics.items():
-            metric = types.SimpleNamespace(step=step, value=value)
-            self._active.data.metrics.setdefault(name, []).append(metric)
+            self._active.data.metrics.setdefault(name, {})[step] = value
 
     def log_params(self, params, synchronous=None):
         assert not params.keys() & self._active.data.params, "params cannot be changed"
@@ -178,12 +151,6 @@ class FakeMLflow:
         (run,) = (run for run in self.runs if run.info.run_id == run_id)
         return run
 
-    def MlflowClient(self):
-        return types.SimpleNamespace(get_metric_history=self._get_metric_history)
-
-    def _get_metric_history(self, run_id, key):
-        return self.get_run(run_id).data.metrics[key]
-
     def get_experiment_by_name(self, name):
         return self.experiments.get(name)
 
@@ -192,11 +159,7 @@ class FakeMLflow:
         return self.experiments[name].experiment_id
 
     def logged(self):
-        shown = {}
-        for name, metrics in self.runs[-1].data.metrics.items():
-            shown[name] = {metric.step: metric.value for metric in metrics}
-            assert len(shown[name]) == len(metrics), "logged twice"
-        return shown
+        return self.runs[-1].data.metrics
 
     def config(self):
         return self.runs[-1].data.params
@@ -205,12 +168,6 @@ class FakeMLflow:
     def open(self):
         return int(self._active is not None)
 
-    def ends(self):
-        return [status for run in self.runs for status in run.ends]
 
-
-class MLflowRun:
-    def __init__(self, run_id, experiment_id, name):
-        self.info = types.SimpleNamespace(run_id=run_id, experiment_id=experiment_id)
-        self.data = types.SimpleNamespace(params={}, metrics={})
-        self.name, self.ends = name, []
+def ends(fake):
+    return [end for run in fake.runs for end in run.ends]

@@ -34,9 +34,9 @@ def steps_of(rule, **settings):
 
 
 @pytest.mark.parametrize(
-    "rule", [updates.adam, updates.sgd_nonflat, updates.norm_constraint(updates.momentum, 0.9)]
+    "rule, symbolic",
+    [(updates.sgd_nonflat, True), (updates.norm_constraint(updates.momentum, 0.9), False)],
 )
-@pytest.mark.parametrize("symbolic", [False, True])
 def test_averages_are_those_of_numpy_and_steps_those_of_the_rule(rule, symbolic):
     expected = start_values("float64")
     for values in steps_of(rule):
@@ -69,18 +69,15 @@ def test_only_chosen_parameters_have_averages():
     assert len(split.param_updates) == len(params) + len(averages)
 
 
-@pytest.mark.parametrize(
-    "make, error, message",
-    [
-        (lambda: updates.moving_average(updates.sgd, 1), ValueError, "decay is 1; expected a num"),
-        (lambda: updates.moving_average(updates.sgd, -0.1), ValueError, "decay is -0.1; expected"),
-        (lambda: updates.moving_average(updates.sgd, "a"), TypeError, "decay is 'a'"),
-        (lambda: updates.moving_average(0.9), TypeError, "got a float as the rule"),
-    ],
-)
-def test_wrong_arguments_are_refused(make, error, message):
-    with pytest.raises(error, match=message):
-        make()
+def test_wrong_arguments_are_refused():
+    for error, message, arguments in [
+        (ValueError, "decay is 1; expected a num", (updates.sgd, 1)),
+        (ValueError, "decay is -0.1; expected", (updates.sgd, -0.1)),
+        (TypeError, "decay is 'a'", (updates.sgd, "a")),
+        (TypeError, "got a float as the rule", (0.9,)),
+    ]:
+        with pytest.raises(error, match=message):
+            updates.moving_average(*arguments)
 
 
 def trained(make, epochs, folder=None, resume=False):

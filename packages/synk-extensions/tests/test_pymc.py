@@ -39,7 +39,10 @@ SHORT = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True, params=[2, 1])
+nightly = pytest.mark.nightly
+
+
+@pytest.fixture(scope="module", autouse=True, params=[2, pytest.param(1, marks=nightly)])
 def ranks(request):
     before = children()
     synk.fork(request.param, use_gpu=False, verbose=False)
@@ -54,13 +57,6 @@ def linear(n=N):
         y = pm.Data("y", Y_VALUES[:n], dims="row")
         a, b, s = pm.Normal("a", 0, 5), pm.Normal("b", 0, 1, shape=3), pm.HalfNormal("s", 1)
         pm.Normal("obs", a + x @ b, s, observed=y)
-    return model, [x, y]
-
-
-def logistic():
-    with pm.Model() as model:
-        x, y = pm.Data("x", X_VALUES), pm.Data("y", (Y_VALUES > 0).astype("int8"))
-        pm.Bernoulli("obs", logit_p=x @ pm.Normal("b", 0, 1, shape=3), observed=y)
     return model, [x, y]
 
 
@@ -101,44 +97,34 @@ def same_as_pymc(model, f):
     return q, logp
 
 
-@pytest.mark.parametrize("make", [linear, logistic, grouped, mixture, multivariate])
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(pytest.param(make, marks=nightly) for make in (grouped, mixture, multivariate)),
+        pytest.param(lambda: linear(1), marks=nightly, id="one row"),
+        pytest.param(lambda: linear(3), marks=nightly, id="three rows"),
+    ],
+)
 def test_it_is_the_log_probability_of_the_model(make):
     model, rows = make()
     same_as_pymc(model, logp_dlogp(model, rows))
 
 
-@pytest.mark.parametrize("n", [1, 2, 3])
-def test_few_rows(n):
-    model, rows = linear(n)
-    same_as_pymc(model, logp_dlogp(model, rows))
-
-
-def test_it_is_that_of_a_point():
+def test_rows_by_the_name_of_a_coordinate_are_read_once():
     model, rows = linear()
-    f = logp_dlogp(model, rows)
-    point = model.initial_point(0)
-    raveled = pm.blocking.DictToArrayBijection.map(point)
-    np.testing.assert_allclose(f(raveled)[0], model.compile_logp()(point), rtol=TOLERANCE)
-    np.testing.assert_allclose(f(raveled)[1], model.compile_dlogp()(point), rtol=TOLERANCE)
-
-
-def test_rows_by_the_name_of_a_coordinate():
-    model, _ = linear()
     with model:
         pm.Data("later", np.zeros(N), dims="row")  # nothing uses it
     f = logp_dlogp(model, "row")
-    same_as_pymc(model, f)
-    assert [item.shape for item in f.data] == [(N, 3), (N,)]
-
-
-def test_rows_are_read_once():
-    model, rows = linear()
-    f = logp_dlogp(model, rows)
     q, logp = same_as_pymc(model, f)
+    assert [item.shape for item in f.data] == [(N, 3), (N,)]
+    point = model.initial_point(0)
+    raveled = pm.blocking.DictToArrayBijection.map(point)
+    np.testing.assert_allclose(f(raveled)[0], model.compile_logp()(point), rtol=TOLERANCE)
     rows[1].set_value(Y_VALUES * 2)
     assert f(q)[0] == logp
 
 
+@nightly
 def test_parameters_out_of_range_are_infinitely_improbable():
     with pm.Model() as model:
         y = pm.Data("y", Y_VALUES)
@@ -148,12 +134,14 @@ def test_parameters_out_of_range_are_infinitely_improbable():
     assert f([-1.0])[0] == -np.inf
 
 
+@nightly
 @pytest.mark.slow
 def test_numba_computes_it():
     model, rows = linear()
     same_as_pymc(model, logp_dlogp(model, rows, mode="NUMBA"))
 
 
+@nightly
 def test_what_looks_like_rows_and_is_not_is_no_obstacle():
     with pm.Model() as model:
         x, y = pm.Data("x", X_VALUES[:3]), pm.Data("y", Y_VALUES[:3])
@@ -176,16 +164,10 @@ def test_draws_are_those_of_pymc():
         np.testing.assert_allclose(drawn, expected, rtol=1e-9, atol=1e-9)
 
 
-def test_hamiltonian_takes_it_and_chains_share_the_rows():
-    model, rows = linear()
-    with model:
-        step = pm.HamiltonianMC(logp_dlogp_func=logp_dlogp(model, rows))
-        drawn = pm.sample(step=step, **{**SHORT, "chains": 2, "draws": 5, "tune": 5})
-    assert drawn.posterior["b"].shape == (2, 5, 3)
-
-
 @pytest.mark.filterwarnings("ignore:.find_MAP. will return:FutureWarning")
-@pytest.mark.parametrize("method", ["L-BFGS-B", "BFGS", "CG"])
+@pytest.mark.parametrize(
+    "method", ["L-BFGS-B", *(pytest.param(name, marks=nightly) for name in ("BFGS", "CG"))]
+)
 def test_the_maximum_is_that_of_pymc(method):
     model, rows = linear()
     with model:
@@ -198,6 +180,7 @@ def test_the_maximum_is_that_of_pymc(method):
         np.testing.assert_allclose(found[name], value, rtol=1e-6)
 
 
+@nightly
 def test_the_maximum_from_given_values_and_in_few_steps():
     model, rows = linear()
     with pytest.warns(UserWarning, match="did not converge"):
@@ -206,12 +189,14 @@ def test_the_maximum_from_given_values_and_in_few_steps():
     assert abs(far["a"] - find_MAP(model, rows)["a"]) > 0.1
 
 
+@nightly
 def test_a_start_without_density_is_refused():
     model, rows = linear()
     with pytest.raises(pm.SamplingError, match="s_log__"):
         find_MAP(model, rows, initvals={"s": -1.0})
 
 
+@nightly
 @pytest.mark.parametrize("start", ["fork", "forkserver"])
 def test_chains_in_processes_are_refused(start):
     model, rows = linear()
@@ -224,188 +209,121 @@ def test_chains_in_processes_are_refused(start):
 # ---- refusals --------------------------------------------------------------------------------
 
 
-def constant():
-    with pm.Model() as model:
-        x = pm.Data("x", X_VALUES)
-        pm.Normal("obs", x @ pm.Normal("b", shape=3), 1, observed=Y_VALUES)
-    return model, [x]
-
-
-def constant_inside():
-    with pm.Model() as model:
-        y = pm.Data("y", Y_VALUES)
-        pm.Normal("obs", pm.Normal("z", shape=5)[GROUPS], 1, observed=y)
-    return model, [y]
-
-
-def not_listed():
-    model, (x, _) = linear()
-    return model, [x]
-
-
-def latent():
-    with pm.Model() as model:
-        y = pm.Data("y", Y_VALUES)
-        pm.Normal("obs", pm.Normal("z", 0, 1, shape=N), 1, observed=y)
-    return model, [y]
-
-
-def centred():
-    with pm.Model() as model:
-        x, y = pm.Data("x", X_VALUES), pm.Data("y", Y_VALUES)
-        pm.Normal("obs", (x - x.mean(0)) @ pm.Normal("b", shape=3), 1, observed=y)
-    return model, [x, y]
-
-
-def series():
-    with pm.Model() as model:
-        y = pm.Data("y", Y_VALUES)
-        r = pm.Normal("r")
-        pm.AR("obs", [r], 1.0, init_dist=pm.Normal.dist(), observed=y)
-    return model, [y]
-
-
-def process():
-    with pm.Model() as model:
-        x, y = pm.Data("x", X_VALUES), pm.Data("y", Y_VALUES)
-        covariance = pm.gp.cov.ExpQuad(3, pm.HalfNormal("scale"))
-        pm.gp.Marginal(cov_func=covariance).marginal_likelihood("obs", X=x, y=y, sigma=1.0)
-    return model, [x, y]
-
-
-def lengths():
-    model, (x, _) = linear()
-    with model:
-        short = pm.Data("short", np.zeros(N - 1))
-    return model, [x, short]
-
-
-def without_use():
-    model, _ = linear()
-    with model:
-        return model, [pm.Data("idle", np.zeros(N))]
-
-
-def unused_besides():
-    model, rows = linear()
-    with model:
-        return model, [*rows, pm.Data("idle", np.zeros(N))]
-
-
-def discrete():
-    model, rows = linear()
-    with model:
-        pm.Bernoulli("coin", 0.5)
-    return model, rows
-
-
-def nothing_free():
-    with pm.Model() as model:
-        y = pm.Data("y", Y_VALUES)
-        pm.Normal("obs", 0, 1, observed=y)
-    return model, [y]
-
-
-def empty():
-    return linear(0)
-
-
-def of_a_point():
-    with pm.Model() as model:
-        y = pm.Data("y", 3.0)
-        pm.Normal("obs", pm.Normal("a"), 1, observed=y)
-    return model, [y]
-
-
+@nightly
 def test_a_large_likelihood_that_is_not_divided_is_a_warning():
-    model, rows = linear()
+    model, _ = linear()
     with model:
         other = pm.Data("other", np.zeros(4))
         pm.Normal("o", pm.Normal("c"), 1, observed=other)
-    with pytest.warns(
-        PerformanceWarning, match=r"\['obs'\], of at least as many values as the 4 ro"
-    ):
+    with pytest.warns(PerformanceWarning, match=r"\['obs'\], of at least as many values as the 4"):
         logp_dlogp(model, [other])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", PerformanceWarning)
-        logp_dlogp(model, rows)
 
 
-def infinite():
-    """Its graph has an operation that `check` does not know, and it cannot be computed."""
-    with pm.Model() as model:
-        y = pm.Data("y", Y_VALUES)
-        rate = pm.HalfNormal("rate") + pt.searchsorted(np.arange(3.0), y)
-        pm.Exponential("obs", rate, observed=y)
-    return model, [y]
-
-
-def missing():
+def of(build, **values):
+    """A model of what `build` makes of its `pm.Data`, and these."""
     with pm.Model() as model, warnings.catch_warnings():
         warnings.simplefilter("ignore", pm.exceptions.ImputationWarning)
-        x = pm.Data("x", X_VALUES)
-        observed = np.where(GROUPS, Y_VALUES, np.nan)
-        pm.Normal("obs", x @ pm.Normal("b", shape=3), 1, observed=observed)
-    return model, [x]
+        data = [pm.Data(name, value) for name, value in values.items()]
+        build(*data)
+    return model, data
 
 
-def scaled():
-    with pm.Model() as model:
-        y = pm.Data("y", Y_VALUES)
-        pm.Normal("obs", pm.Normal("a"), 1, observed=y, total_size=2 * N)
-    return model, [y]
+def besides(build, rows=None):
+    """The linear model, and what `build` adds; its rows are others, if there are any."""
+    model, usual = linear()
+    with model:
+        added = build()
+    return model, usual if rows is None else rows(usual, added)
 
 
-def minibatch(**how):
-    with pm.Model() as model:
-        y = pm.Data("y", Y_VALUES)
-        pm.Normal("obs", pm.Normal("a"), 1, observed=pm.Minibatch(y, batch_size=9), **how)
-    return model, [y]
+def normal(mean, observed, **how):
+    return pm.Normal("obs", mean, 1, observed=observed, **how)
 
 
-def scaled_minibatch():
-    return minibatch(total_size=N)
-
-
+WITH_GAPS = np.where(GROUPS, Y_VALUES, np.nan)
+# What is refused: the model and its rows, and what the error says.
 REFUSED = {
-    missing: r"'obs' has missing observations.*'obs_unobserved'.*keep = ~np\.isnan",
-    scaled: "'obs' has a total_size=.*leave total_size= out",
-    minibatch: r"draws a pm\.Minibatch in each call.*pm\.Data.*in its place",
-    scaled_minibatch: r"draws a pm\.Minibatch in each call.*in its place, without total_size=",
-    constant: r"constant 'obs.*' has 501 entries: make it pm\.Data",
-    constant_inside: r"constant '.*\(501,\)' has 501 entries: make it pm\.Data",
-    not_listed: r"pm\.Data 'y' has 501 rows and is not listed",
-    latent: r"free variable 'z' has 501 entries, one for each row",
-    centred: r"\['obs'\] is no sum over rows.*test_pymc\.py.* combines each row.*X\.mean\(0\)",
-    series: r"\['obs'\] is no sum over rows",
-    process: r"\['obs'\] is no sum over rows.*Gaussian processes",
-    lengths: r"one length.*'x': 501, 'short': 500",
-    without_use: r"no observed variable of \['obs'\] uses the rows \['idle'\]",
-    unused_besides: r"no observed variable uses \['idle'\]; leave them out",
-    discrete: r"\['coin'\] are discrete",
-    nothing_free: "no free variables",
-    empty: r"no rows.*'x': 0",
-    of_a_point: r"\['y'\] are scalars",
-    infinite: "infinite or NaN near the initial point",
+    "missing": (
+        lambda: of(lambda x: normal(x @ pm.Normal("b", shape=3), WITH_GAPS), x=X_VALUES),
+        r"'obs' has missing observations.*'obs_unobserved'.*keep = ~np\.isnan",
+    ),
+    "scaled": (
+        lambda: of(lambda y: normal(pm.Normal("a"), y, total_size=2 * N), y=Y_VALUES),
+        "'obs' has a total_size=.*leave total_size= out",
+    ),
+    "minibatch": (
+        lambda: of(lambda y: normal(pm.Normal("a"), pm.Minibatch(y, batch_size=9)), y=Y_VALUES),
+        r"draws a pm\.Minibatch in each call.*pm\.Data.*in its place",
+    ),
+    "constant": (
+        lambda: of(lambda x: normal(x @ pm.Normal("b", shape=3), Y_VALUES), x=X_VALUES),
+        r"constant 'obs.*' has 501 entries: make it pm\.Data",
+    ),
+    "not listed": (
+        lambda: besides(lambda: None, lambda usual, _: usual[:1]),
+        r"pm\.Data 'y' has 501 rows and is not listed",
+    ),
+    "latent": (
+        lambda: of(lambda y: normal(pm.Normal("z", 0, 1, shape=N), y), y=Y_VALUES),
+        r"free variable 'z' has 501 entries, one for each row",
+    ),
+    "centred": (
+        lambda: of(
+            lambda x, y: normal((x - x.mean(0)) @ pm.Normal("b", shape=3), y),
+            x=X_VALUES,
+            y=Y_VALUES,
+        ),
+        r"\['obs'\] is no sum over rows.*test_pymc\.py.* combines each row.*X\.mean\(0\)",
+    ),
+    "series": (
+        lambda: of(
+            lambda y: pm.AR("obs", [pm.Normal("r")], 1.0, init_dist=pm.Normal.dist(), observed=y),
+            y=Y_VALUES,
+        ),
+        r"\['obs'\] is no sum over rows",
+    ),
+    "lengths": (
+        lambda: besides(
+            lambda: pm.Data("short", np.zeros(N - 1)), lambda usual, added: [usual[0], added]
+        ),
+        r"one length.*'x': 501, 'short': 500",
+    ),
+    "without use": (
+        lambda: besides(lambda: pm.Data("idle", np.zeros(N)), lambda _, added: [added]),
+        r"no observed variable of \['obs'\] uses the rows \['idle'\]",
+    ),
+    "discrete": (lambda: besides(lambda: pm.Bernoulli("coin", 0.5)), r"\['coin'\] are discrete"),
+    "nothing free": (lambda: of(lambda y: normal(0, y), y=Y_VALUES), "no free variables"),
+    "empty": (lambda: linear(0), r"no rows.*'x': 0"),
+    "a point": (
+        lambda: of(lambda y: normal(pm.Normal("a"), y), y=3.0),
+        r"\['y'\] are scalars",
+    ),
+    "infinite": (  # its graph has an operation that `check` does not know
+        lambda: of(
+            lambda y: pm.Exponential(
+                "obs", pm.HalfNormal("rate") + pt.searchsorted(np.arange(3.0), y), observed=y
+            ),
+            y=Y_VALUES,
+        ),
+        "infinite or NaN near the initial point",
+    ),
 }
 
 
-@pytest.mark.parametrize("make", REFUSED, ids=lambda make: make.__name__)
-def test_what_does_not_divide_is_refused(make):
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[nightly] * (name != "centred")) for name in REFUSED]
+)
+def test_what_does_not_divide_is_refused(name):
+    make, message = REFUSED[name]
     model, rows = make()
     before = dict(synk.stats())
-    with pytest.raises(InputValueError, match=f"(?s){REFUSED[make]}"):
+    with pytest.raises(InputValueError, match=f"(?s){message}"):
         logp_dlogp(model, rows)
     assert dict(synk.stats()) == before
 
 
-def test_what_the_graph_shows_to_be_a_sum_needs_no_finite_start():
-    with pm.Model() as model:
-        y = pm.Data("y", Y_VALUES)
-        pm.Exponential("obs", pm.HalfNormal("rate"), observed=y)
-    assert logp_dlogp(model, [y], mode="CVM")(np.zeros(1))[0] == -np.inf
-
-
+@nightly
 def test_other_arguments_are_refused():
     model, rows = linear()
     with pytest.raises(InputValueError, match=r"'place' as its first.*'x': 'row'.*dims='place'"):
@@ -422,11 +340,7 @@ def test_other_arguments_are_refused():
         nuts(model, rows, vars=[model["b"]])
 
 
-def test_it_is_trusted_without_a_check():
-    model, rows = centred()
-    logp_dlogp(model, rows, check=False)
-
-
+@nightly
 def test_potentials_are_what_they_are_said_to_be():
     def with_potential(of_rows):
         model, rows = linear()
@@ -450,6 +364,7 @@ def test_potentials_are_what_they_are_said_to_be():
             logp_dlogp(model, rows, potentials="rows")
 
 
+@nightly
 def test_it_needs_ranks(ranks):
     model, rows = linear()
     synk.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from functools import partial
 from queue import SimpleQueue
@@ -31,7 +32,11 @@ SIZE = 16  # of batches; 50 rows make three and a smaller one
 CUTS = [slice(0, 16), slice(16, 18), slice(18, 50), slice(3, 30), slice(49, 50)]
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=lambda n: f"{n}-processes")
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(1, marks=pytest.mark.nightly), 2],
+    ids=lambda n: f"{n}-processes",
+)
 def processes(request):
     synk.fork(request.param, use_gpu=False, verbose=False)
     yield request.param
@@ -53,6 +58,9 @@ def require_same(model, other):
         np.testing.assert_array_equal(one, two)
 
 
+SERIAL = functools.cache(Model)
+
+
 @pytest.mark.parametrize("num_slices", [1, 3])
 def test_steps_are_those_of_calls(twins, num_slices):
     one, other, (x, y) = twins
@@ -67,18 +75,19 @@ def test_steps_are_those_of_calls(twins, num_slices):
             list(other.train.steps(*data, batches, num_slices=num_slices)), losses
         )
         require_same(one, other)
+    losses = [one.train(x[rows], y[rows]) for rows in CUTS]
+    drawn = list(other.train.steps((x[rows], y[rows].tolist()) for rows in CUTS))
+    np.testing.assert_array_equal(drawn, losses)
+    require_same(one, other)
+    for arguments in [(), (1,), (x, [1]), (x, y, 3), (x, y, y, [1])]:
+        for train in (one.train, SERIAL().train):
+            with pytest.raises(TypeError, match=rf"steps\(\): got {len(arguments)} arg.* 2 inp"):
+                train.steps(*arguments)
 
 
-def test_batches_may_be_arrays_from_a_generator(twins):
-    one, other, (x, y) = twins
-    for _ in range(2):
-        losses = [one.train(x[rows], y[rows]) for rows in CUTS]
-        drawn = list(other.train.steps((x[rows], y[rows].tolist()) for rows in CUTS))
-        np.testing.assert_array_equal(drawn, losses)
-        require_same(one, other)
-
-
-@pytest.mark.parametrize("form", ["rows", "resident", "arrays"])
+@pytest.mark.parametrize(
+    "form", ["rows", pytest.param("resident", marks=pytest.mark.nightly), "arrays"]
+)
 def test_the_steps_of_what_was_drawn_come_before_a_wait_for_more(twins, form):
     """Also of a program that decides by a step's loss what to draw next."""
     model, other, (x, y) = twins
@@ -131,54 +140,9 @@ def test_rows_of_a_file_are_those_of_arrays(twins, kind, tmp_path):
         require_same(one, other)
 
 
-def test_rows_of_a_file_are_read_in_a_thread_while_the_ranks_compute(twins):
-    model, _, (x, y) = twins
-    third, release, threads = threading.Event(), threading.Event(), set()
-
-    class Slow(StandIn):
-        def __getitem__(self, rows):
-            threads.add(threading.current_thread())
-            if len(self.read) == 2:
-                third.set()
-                assert release.wait(60)
-            return super().__getitem__(rows)
-
-    source = Slow(x)
-    steps = model.train.steps(source, y, CUTS)
-    next(steps)  # returns while rows of the third batch are being read
-    assert third.wait(60)
-    assert threading.main_thread() not in threads
-    release.set()
-    assert len(list(steps)) == len(CUTS) - 1
-    assert source.read == [rows.stop - rows.start for rows in CUTS]
-
-
-def test_bytes_of_a_file_are_converted_on_each_rank(processes):
-    pixels = np.random.RandomState(1).randint(0, 256, (9, 3)).astype("uint8")
-    x, scale = T.dmatrix("x"), T.dscalar("scale")
-    w = engine.shared(np.zeros(3), "w")
-    loss = T.sqr(x / scale - w).mean()
-    train = make_train_function(loss, [w], [x], updates.sgd, 0.1, bcast_inputs=[scale])
-    (got,) = train.steps(StandIn(pixels), 255.0, [[8, 0, 5]])
-    np.testing.assert_allclose(got, ((pixels[[8, 0, 5]] / 255) ** 2).mean())
-
-
-class Tensor:
-    """Cannot be asked for a copy, as those of older releases of PyTorch."""
-
-    def __init__(self, values):
-        self.values = values
-
-    def __array__(self, dtype=None):
-        return np.asarray(self.values, dtype)
-
-
-def refilled(kind, chosen, x, folder):
+def refilled(kind, chosen, x):
     """Yield row numbers, or rows, in an object that is filled anew for each, and spoilt before."""
-    index, mask, listed = np.empty(0, int), np.zeros(len(x), bool), []
-    bounds, shuffled = (np.array(0), np.array(0)), np.array(x)
-    if kind == "memory map":
-        mapped = np.memmap(folder / "rows", x.dtype, "w+", shape=len(x))
+    index, mask, listed, shuffled = np.empty(0, int), np.zeros(len(x), bool), [], np.array(x)
     for rows in chosen:
         if kind == "index":
             index.resize(len(rows), refcheck=False)
@@ -189,13 +153,6 @@ def refilled(kind, chosen, x, folder):
             mask[rows] = True
             yield mask
             mask[:] = False
-        elif kind == "list":
-            listed[:] = rows.tolist()
-            yield listed
-            listed.clear()
-        elif kind == "slice":
-            bounds[0][...], bounds[1][...] = rows[0], rows[-1] + 1
-            yield slice(*bounds)
         elif kind == "view":
             shuffled[: len(rows)] = x[rows]
             yield shuffled[: len(rows)]
@@ -205,13 +162,8 @@ def refilled(kind, chosen, x, folder):
             yield (listed,)
             listed.clear()
         else:
-            values = x[rows]
-            if kind == "memory map":
-                mapped[: len(rows)] = values
-                values = mapped[: len(rows)]
-            elif kind == "Data":
-                values = synk.data(values)
-            yield Tensor(values) if kind == "tensor" else values
+            values = synk.data(x[rows])
+            yield values
             values[:] = 0
 
 
@@ -220,14 +172,14 @@ SEVERAL = st.lists(
     min_size=1,
     max_size=7,
 )
-OF_ROWS = ("index", "mask", "list", "slice")
-OF_VALUES = ("view", "list of values", "memory map", "Data", "array", "tensor")
+OF_ROWS = ("index", "mask")
+OF_VALUES = ("view", "list of values", "Data")
 
 
 @pytest.fixture(scope="module")
-def lines(processes, tmp_path_factory):
+def lines(processes):
     """Values; steps by which a parameter comes nearer to the mean of their rows, in parallel and
-    serial, of an input and of what is resident on all ranks; a folder."""
+    serial, of an input and of what is resident on all ranks."""
     x, resident = T.dvector("x"), engine.shared(np.random.RandomState(0).randn(50))
     made = []
     for rows, inputs, more in ((x, [x], {}), (resident, [], {"sliceable_shareds": [resident]})):
@@ -236,7 +188,7 @@ def lines(processes, tmp_path_factory):
             train = make(T.mean((rows - w) ** 2), [w], inputs, updates.sgd, 0.1, **more)
             made.append((train, w))
     synk.broadcast(resident)
-    return resident.get_value(), made, tmp_path_factory.mktemp("maps")
+    return resident.get_value(), made
 
 
 def trained(train, batches):
@@ -252,11 +204,17 @@ def for_each_rank(train, ranks, batches):
     return train.steps([rows] * ranks for rows in batches)
 
 
-@pytest.mark.parametrize("kind", OF_ROWS + OF_VALUES)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=[] if kind in ("index", "view") else pytest.mark.nightly)
+        for kind in OF_ROWS + OF_VALUES
+    ],
+)
 @given(chosen=SEVERAL)
 @settings(max_examples=5, deadline=None)
 def test_what_the_program_changes_is_taken_when_it_is_drawn(lines, processes, kind, chosen):
-    x, made, folder = lines
+    x, made = lines
     for train, w in made if kind in OF_ROWS else made[:2]:
         ways = [train.steps, partial(trained, train)]
         if train.n_scattered and kind in OF_ROWS:
@@ -268,7 +226,7 @@ def test_what_the_program_changes_is_taken_when_it_is_drawn(lines, processes, ki
             for rows in chosen:
                 expected.append(((x[rows] - value) ** 2).mean())
                 value -= 0.2 * (value - x[rows].mean())
-            got = list(way(refilled(kind, chosen, x, folder)))
+            got = list(way(refilled(kind, chosen, x)))
             np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-12)
 
 
@@ -363,19 +321,6 @@ def test_rows_of_resident_data_are_selected_on_each_rank(processes):
     none_but_of_the_last = [*[[]] * (processes - 1), [0, 1]]
     taken = np.split(rows, processes)[-1][:2]
     np.testing.assert_allclose(trained(train, [none_but_of_the_last]), (taken**2).mean())
-
-
-@pytest.mark.parametrize("arguments", [(), (1,), ("x", [1]), ("x", "y", 3), ("x", "y", "z", [1])])
-def test_other_arguments_are_refused_at_once(twins, arguments):
-    model, _, (x, y) = twins
-    given = [{"x": x, "y": y, "z": y}.get(item, item) for item in map(_hashable, arguments)]
-    for train in (model.train, Model().train):
-        with pytest.raises(TypeError, match=rf"steps\(\): got {len(arguments)} arguments.* 2 inp"):
-            train.steps(*given)
-
-
-def _hashable(item):
-    return tuple(item) if isinstance(item, list) else item
 
 
 @pytest.mark.parametrize("ahead", [True, False])

@@ -62,11 +62,16 @@ except (Closed, KeyboardInterrupt, ZeroDivisionError) as error:
 @pytest.mark.parametrize(
     "way, says",
     [
-        ("break", "done"),
         ("a call in C", "done"),
-        ("an error", "ZeroDivisionError"),
-        ("close", "Closed"),
         ("Ctrl-C", "KeyboardInterrupt"),
+        *(
+            pytest.param(way, says, marks=pytest.mark.nightly)
+            for way, says in [
+                ("break", "done"),
+                ("an error", "ZeroDivisionError"),
+                ("close", "Closed"),
+            ]
+        ),
     ],
 )
 def test_the_program_ends_as_after_a_loop_of_calls(way, says):

@@ -29,7 +29,6 @@ from synkhronos.extensions.train import (
     make_train_function,
     make_train_function_theano,
 )
-from synkhronos.extensions.train._checkpoints import read_file, write_file
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +72,10 @@ def test_epochs_end_with_the_common_parameters_and_their_validation(two_ranks, n
     assert (replicas[0] == replicas[1]).all()
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize(
+    "name",
+    ["easgd", *(pytest.param(n, marks=pytest.mark.nightly) for n in ("average", "downpour"))],
+)
 def test_resuming_within_an_epoch_equals_an_uninterrupted_run_bit_for_bit(
     two_ranks, tmp_path, name
 ):
@@ -126,23 +128,14 @@ def test_a_checkpoint_of_another_rule_is_refused(two_ranks, tmp_path):
 
 
 def test_a_checkpoint_without_a_rule(two_ranks, tmp_path):
-    """Averaging may go on from one; a centre is not in it. Those of before there were rules have no
-    entry for a centre."""
+    """Averaging may go on from one; a centre is not in it."""
     plain = Training(None, tmp_path)
     plain.trainer.run(1)
     values = [rank[:4] for rank in plain.values()]
-    content = read_file(next(tmp_path.glob("step-*.npz")))
-    assert content["variables"].pop("centre") == []
-    old = tmp_path / "old.npz"
-    write_file(old, content)
-    for path in (old, tmp_path / "step-000000005.npz"):
-        for rule in (None, "average"):
-            training = Training(rule)
-            training.trainer.resume(path)
-            for one, other in zip(training.values(), values):
-                assert_same(one, other)
-            assert len(training.trainer.run(2)) == 2
-            for rank in training.values():
-                assert_same(rank[:2], training.values()[0][:2])
-        with pytest.raises(CheckpointError, match=r"centre: 0 variables in .*, 2 here \(centre"):
-            Training("easgd").trainer.resume(path)
+    training = Training("average", tmp_path)
+    training.trainer.resume()
+    for one, other in zip(training.values(), values):
+        assert_same(one, other)
+    assert len(training.trainer.run(2)) == 2
+    with pytest.raises(CheckpointError, match=r"centre: 0 variables in .*, 2 here \(centre"):
+        Training("easgd").trainer.resume(tmp_path / "step-000000005.npz")

@@ -100,7 +100,9 @@ def trained(model, data, size=SIZE, epochs=3, valid_data=None, stop=None, **sett
     return model.values(), without_seconds(history)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [KINDS[0], *(pytest.param(kind, marks=pytest.mark.nightly) for kind in KINDS[1:])]
+)
 def test_rows_of_a_file_are_those_of_arrays(model, kind, tmp_path):
     x, y = dataset()
     values, records = trained(model, (x, y))
@@ -139,7 +141,9 @@ def test_a_loader_is_iterated_anew_for_each_epoch(model):
         assert loader.threads != {threading.main_thread()}
 
 
-@pytest.mark.parametrize("stop", range(1, 7))
+@pytest.mark.parametrize(
+    "stop", [1, 3, 4, *(pytest.param(n, marks=pytest.mark.nightly) for n in (2, 5, 6))]
+)
 def test_a_resumed_training_draws_the_batches_that_are_left(model, stop, tmp_path):
     """Also after the last batch of an epoch, whose validation is still to be done."""
     uninterrupted = trained(model, batches, None, 2)
@@ -179,8 +183,14 @@ def test_a_run_that_failed_goes_on_with_the_epoch_that_it_had_begun(model):
     assert asked == [0, 0, 1]
 
 
-@pytest.mark.parametrize("steps", [3, 4], ids=["an epoch's first", "its second"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize(
+    "number, steps",
+    [
+        (signal.SIGTERM, 3),  # an epoch's first
+        (signal.SIGINT, 4),  # its second
+        pytest.param(signal.SIGUSR1, 3, marks=pytest.mark.nightly),
+    ],
+)
 def test_a_signal_ends_the_wait_for_a_batch(model, tmp_path, number, steps):
     """Where the program's iterable waits for ever; the rest of the training is as ever. Also one
     whose handler stops the Trainer."""
@@ -243,43 +253,37 @@ def test_a_range_test_reads_rows_of_a_file(model):
     assert_same(*([each] for each in losses))
 
 
-@pytest.mark.parametrize(
-    "data, size, error, text",
-    [
+def test_other_data_is_refused_at_once(model):
+    rows = (StandIn(dataset()[0]), dataset(9)[1])
+    for data, size, error, text in [
         (iter([1]), None, TypeError, r"ends after one epoch; expected .* lambda epoch: batches"),
         (batches, 16, TypeError, "batch_size is 16, but data yields batches.* expected None"),
-        ((StandIn(dataset()[0]), dataset(9)[1]), 16, ValueError, r"data has \[50, 9\] rows"),
+        (rows, 16, ValueError, r"data has \[50, 9\] rows"),
         (dataset(), None, TypeError, "batch_size is None; expected an integer"),
-    ],
-)
-def test_other_data_is_refused_at_once(model, data, size, error, text):
-    with pytest.raises(error, match=text):
-        Trainer(model.train, data, size)
+    ]:
+        with pytest.raises(error, match=text):
+            Trainer(model.train, data, size)
 
 
-@pytest.mark.parametrize(
-    "data, error, text",
-    [
+def test_a_function_that_makes_no_batches_is_reported(model):
+    before = model.values()
+    for data, error, text in [
         (lambda _epoch: None, TypeError, r"data\(0\) returned None; expected an iterable"),
         (lambda _epoch: [], ValueError, "data gave no batch for epoch 0"),
         (lambda _epoch: [5.0], TypeError, "got 1 inputs|got 1 values"),
         (lambda _epoch: [None], TypeError, r"a batch is None; expected an array for each input"),
         (lambda _epoch: [{"x": 1}], TypeError, r"a batch is {'x': 1}; expected an array for each"),
         (lambda _epoch: ["ab"], TypeError, r"a batch is 'ab'; expected an array for each"),
-        (lambda _epoch: [()], ValueError, "a batch of epoch 0 has no rows; expected at"),
         (lambda epoch: [batches(epoch)], TypeError, "a batch is <generator .* expected an array"),
         (lambda _epoch: [dataset(0)], ValueError, "a batch of epoch 0 has no rows; expected at"),
-    ],
-)
-def test_a_function_that_makes_no_batches_is_reported(model, data, error, text):
-    before = model.values()
-    with pytest.raises(error, match=text):
-        Trainer(model.train, data, verbose=False).run(1)
-    assert_same(model.values(), before)
+    ]:
+        with pytest.raises(error, match=text):
+            Trainer(model.train, data, verbose=False).run(1)
+        assert_same(model.values(), before)
 
 
-@pytest.mark.parametrize("wrong", [None, False, {}])
-def test_what_is_no_batch_does_not_end_an_epoch(model, wrong):
+def test_what_is_no_batch_does_not_end_an_epoch(model):
+    wrong = None
     trainer = Trainer(model.train, lambda epoch: [*batches(epoch), wrong], verbose=False)
     with pytest.raises(TypeError):
         trainer.run(1)
@@ -291,15 +295,10 @@ def test_what_is_no_batch_does_not_end_an_epoch(model, wrong):
         next(losses)
 
 
-def test_a_checkpoint_within_an_epoch_fits_only_batches_of_its_kind(model, tmp_path):
-    trained(model, batches, None, 1, stop=2, checkpoint=tmp_path)
+def test_a_checkpoint_of_batches_does_not_fit_rows_and_the_reverse(model, tmp_path):
+    trained(model, batches, None, 1, stop=2, checkpoint=tmp_path / "batches")
+    trained(model, dataset(), epochs=1, checkpoint=tmp_path / "rows")
     with pytest.raises(CheckpointError, match="shuffled by a loader, here by a Generator"):
-        trained(model, dataset(), checkpoint=tmp_path)
-
-
-def test_a_checkpoint_of_shuffled_rows_does_not_fit_batches(model, tmp_path):
-    trained(model, dataset(), epochs=1, checkpoint=tmp_path)
-    with pytest.raises(
-        CheckpointError, match="shuffled by a Generator, here batches come from a loader"
-    ):
-        trained(model, batches, None, checkpoint=tmp_path)
+        trained(model, dataset(), checkpoint=tmp_path / "batches")
+    with pytest.raises(CheckpointError, match="by a Generator, here batches come from a loader"):
+        trained(model, batches, None, checkpoint=tmp_path / "rows")

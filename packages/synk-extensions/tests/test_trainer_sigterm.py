@@ -1,4 +1,7 @@
-"""SIGTERM while the Trainer is at work: it finishes the step, saves, and the program ends."""
+"""SIGTERM while the Trainer is at work: it finishes the step, saves, and the program ends.
+
+And Ctrl-C to a program on two ranks.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from _programs import zygote
-from _training import Model, StopAt, assert_close, assert_same, dataset, without_seconds
+from _training import Model, assert_close, assert_same, dataset, without_seconds
 
 from synk_testing import nothing_left
 from synkhronos.extensions.train import Callback, Checkpoints, EarlyStopping, Trainer
@@ -19,7 +22,7 @@ LIMIT_S = 120
 STATUS = 143  # as a shell reports a program that SIGTERM ended
 
 PROGRAM = """
-import atexit, os, sys, time
+import atexit, os, signal, sys, time
 sys.path.insert(0, sys.argv[1])
 from synk_core.engine import Apply, Op
 from _training import Model, dataset
@@ -30,6 +33,8 @@ from synkhronos.extensions.train import make_train_function_theano
 
 folder, kind, gate = sys.argv[2:]
 os.environ["MASTER"] = str(os.getpid())
+# Whatever this was started from: Ctrl-C is as Python has it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 atexit.register(lambda: print("atexit", len(children()), flush=True))
 
 class Wait(Op):
@@ -75,33 +80,37 @@ finally:
 """
 
 
-@pytest.mark.parametrize("kind", ["serial", "parallel"])
-def test_sigterm_finishes_the_step_saves_and_ends_the_program(tmp_path, kind):
-    """Sent twice, to all processes, as batch systems do."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("kind", [pytest.param("serial", marks=pytest.mark.nightly), "parallel"])
+def test_a_signal_finishes_the_step_and_saves(tmp_path, kind, number):
+    """Sent to all processes, as batch systems and terminals do; SIGTERM twice."""
     folder, gate = tmp_path / "kept", tmp_path / "gate"
     arguments = (Path(__file__).parent, folder, kind, gate)
     with zygote().start(PROGRAM, *arguments, limit_s=LIMIT_S) as process:
         lines = [process.line()]
         while lines[-1] != "in the step":
             lines.append(process.line())
-        for _ in range(2):
-            os.killpg(process.pid, signal.SIGTERM)
+        for _ in range(2 if number == signal.SIGTERM else 1):
+            os.killpg(process.pid, number)
         gate.unlink()
         done = process.finish()
     lines += done.out.splitlines()
+    by, ends = "Ctrl-C", ["exit None", "returned"]
+    if number == signal.SIGTERM:
+        by, ends = "SIGTERM", ["exit SystemExit(143)"]
     assert lines == [
         "begin 0",
         "end of step 1",
         "end of step 2",
         "in the step",
         "end of step 3",
-        "interrupted SIGTERM, after step 3",
-        "exit SystemExit(143)",
+        f"interrupted {by}, after step 3",
+        *ends,
         "finally",
         "atexit 0",
     ], done.err
-    assert done.status == STATUS
-    assert "training interrupted: SIGTERM, after step 3" in done.err
+    assert done.status == (STATUS if number == signal.SIGTERM else 0)
+    assert f"training interrupted: {by}, after step 3" in done.err
     assert "Traceback" not in done.err
     assert [path.name for path in Checkpoints(folder).paths()] == ["step-000000003.npz"]
 
@@ -156,10 +165,8 @@ class Signals(Callback):
     "moment, at, saved",
     [
         ("on_run_begin", 0, []),
-        ("on_step_end", 2, [2]),
         ("on_step_end", 4, [4]),  # the epoch's last
         ("on_epoch_end", 4, [4]),
-        ("on_run_end", 8, [4, 8]),
         ("on_run_exit", 8, [4, 8]),
     ],
 )
@@ -182,40 +189,11 @@ def test_whenever_it_comes_the_program_ends_and_another_run_continues(
     assert without_seconds(history) == without_seconds(expected)
 
 
-def test_the_handler_is_restored_after_any_run(restored, tmp_path):
-    def fail(trainer, record):
-        assert signal.getsignal(signal.SIGTERM) is not handler
-        if trainer.epoch == 2:
-            raise ZeroDivisionError
-
-    _, trainer = trainer_of(tmp_path, StopAt(6), fail)
-    assert trainer.run(1).status == "finished"
-    assert signal.getsignal(signal.SIGTERM) is handler
-    assert trainer.run(2).status == "stopped"
-    assert signal.getsignal(signal.SIGTERM) is handler
-    with pytest.raises(ZeroDivisionError):
-        trainer.run(2)
-
-
-def test_without_the_argument_the_signal_is_left_alone(tmp_path):
-    seen = []
-    usual = signal.signal(signal.SIGTERM, lambda *_: seen.append("the program's"))
-    try:
-        _, trainer = trainer_of(
-            tmp_path, Signals("on_step_end", signal.SIGTERM, step=2), on_sigterm=None
-        )
-        assert trainer.run(1).status == "finished"
-    finally:
-        signal.signal(signal.SIGTERM, usual)
-    assert seen == ["the program's"]
-
-
 @pytest.mark.parametrize(
     "numbers, error",
     [
         ((signal.SIGINT, signal.SIGTERM), SystemExit),
-        ((signal.SIGTERM, signal.SIGINT), SystemExit),
-        ((signal.SIGTERM, signal.SIGTERM, signal.SIGTERM), SystemExit),
+        ((signal.SIGTERM, signal.SIGTERM, signal.SIGINT), SystemExit),
         ((signal.SIGINT, signal.SIGTERM, signal.SIGINT), KeyboardInterrupt),
     ],
 )
@@ -232,48 +210,6 @@ def test_beside_ctrl_c(restored, tmp_path, numbers, error):
                 trainer.run(2)
     finally:
         signal.signal(signal.SIGINT, usual)
-
-
-@pytest.mark.parametrize("number, error", [(signal.SIGTERM, SystemExit), (signal.SIGINT, None)])
-def test_a_signal_to_a_run_within_a_run_ends_both(restored, tmp_path, number, error):
-    def search(trainer, record):
-        _, inner = trainer_of(tmp_path / "inner", Signals("on_step_end", number, step=2))
-        assert inner.run(2).status == "interrupted"
-
-    _, trainer = trainer_of(tmp_path, search)
-    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with pytest.raises(error) if error else contextlib.nullcontext():
-            assert trainer.run(3).interrupted
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    finally:
-        signal.signal(signal.SIGINT, usual)
-    kept = [path.name for place in ("inner", ".") for path in Checkpoints(tmp_path / place).paths()]
-    assert kept == ["step-000000002.npz", "step-000000004.npz"]
-
-
-def test_early_stopping_keeps_the_last_parameters_to_go_on_from(restored, tmp_path):
-    """By mode="max" the first epoch is the best, whose parameters would come back."""
-    stopping = EarlyStopping(9, restore_best=True)
-    term = Signals("on_epoch_end", signal.SIGTERM, step=8)
-    model, trainer = trainer_of(tmp_path, stopping, term, mode="max")
-    with pytest.raises(SystemExit):
-        trainer.run(3)
-    twin = Model()
-    Trainer(twin.train, dataset(), 16).run(2)
-    assert_same(model.values(), twin.values())
-
-
-def test_a_checkpoint_that_cannot_be_written_is_the_error(restored, tmp_path, monkeypatch):
-    def full(descriptor):
-        raise OSError(28, "No space left on device")
-
-    _, trainer = trainer_of(tmp_path, Signals("on_step_end", signal.SIGTERM, step=2))
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
-        trainer.run(1)
-    with pytest.raises(SystemExit):  # of any Trainer, as the program may make one after an error
-        trainer_of(None, on_sigterm=None)[1].run(1)
 
 
 class Failing(Callback):
@@ -303,8 +239,6 @@ def test_an_error_after_the_signal_does_not_keep_the_program(restored, tmp_path,
     [
         ("on_run_begin", OSError(), 0),
         ("on_step_end", FloatingPointError(), 1),
-        ("on_step_end", KeyboardInterrupt(), 1),
-        ("on_run_end", OSError(), 8),
         ("on_run_exit", OSError(), 8),
     ],
 )
@@ -317,6 +251,19 @@ def test_after_other_errors_the_next_run_ends_the_program(restored, tmp_path, mo
     assert trainer.step == saved
     assert len(Checkpoints(tmp_path).paths()) == (saved > 0) + (saved == 8)
     assert trainer.run(2).status == "finished"
+
+
+def test_a_signal_to_a_run_within_a_run_ends_both(restored, tmp_path):
+    def search(trainer, record):
+        term = Signals("on_step_end", signal.SIGTERM, step=2)
+        _, inner = trainer_of(tmp_path / "inner", term)
+        assert inner.run(2).status == "interrupted"
+
+    _, trainer = trainer_of(tmp_path, search)
+    with pytest.raises(SystemExit):
+        trainer.run(3)
+    kept = [path.name for place in ("inner", ".") for path in Checkpoints(tmp_path / place).paths()]
+    assert kept == ["step-000000002.npz", "step-000000004.npz"]
 
 
 def test_a_child_that_a_run_has_forked_obeys_the_signal(restored, tmp_path):

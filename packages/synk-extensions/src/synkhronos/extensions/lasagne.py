@@ -116,10 +116,9 @@ class SyncBatchNormLayer(lasagne.layers.Layer):  # type: ignore[misc] # Lasagne 
             batch_norm_use_averages: Use them; default ``deterministic``.
             batch_norm_update_averages: Update them; default ``not deterministic``.
         """
-        use = deterministic if batch_norm_use_averages is None else batch_norm_use_averages
-        update = not deterministic
-        if batch_norm_update_averages is not None:
-            update = batch_norm_update_averages
+        use, update = batch_norm_use_averages, batch_norm_update_averages
+        use = deterministic if use is None else use
+        update = not deterministic if update is None else update
         kept = iter(range(input.ndim - len(self.axes)))
         pattern = ["x" if axis in self.axes else next(kept) for axis in range(input.ndim)]
         mean, inv_std = self.mean, self.inv_std
@@ -157,10 +156,7 @@ def sync_batch_norm(layer: Any, **kwargs: Any) -> Any:
         **kwargs: Arguments of :class:`SyncBatchNormLayer`.
 
     Returns:
-        The topmost of the new layers.
-
-    Raises:
-        ValueError: The layer is normalised already.
+        The topmost of the new layers. A layer that is normalised already is a ValueError.
     """
     # lasagne.layers.batch_norm() returns the nonlinearity above its layer.
     is_above = isinstance(layer, lasagne.layers.NonlinearityLayer)

@@ -90,8 +90,7 @@ class RowLogp:
             The log probability, of shape ``()``, and its gradient, a vector like ``q``.
 
         Raises:
-            RuntimeError: called in a process that was forked from the master.
-            What a call raises.
+            All errors of a call; RuntimeError in a process that was forked from the master.
         """
         return self._pytensor_function(np.asarray(getattr(q, "data", q), self.dtype))
 
@@ -138,7 +137,7 @@ def logp_dlogp(
         InputTypeError: `rows` has something that is no ``pm.Data`` of the model.
         InputValueError: the model cannot be divided into rows; the error names the variable.
     """
-    return _build(model, rows, potentials=potentials, check=check, mode=mode, jacobian=True)
+    return _build(model, rows, potentials, check, mode, jacobian=True)
 
 
 def nuts(
@@ -157,12 +156,10 @@ def nuts(
         **kwargs: arguments of ``pm.NUTS``, such as ``target_accept``; not ``vars``.
 
     Raises:
-        All errors of :func:`logp_dlogp`.
-        InputTypeError: `vars` or `logp_dlogp_func` is given.
+        All errors of :func:`logp_dlogp`; InputTypeError: `vars` or `logp_dlogp_func` is given.
     """
-    for name in ("vars", "logp_dlogp_func"):
-        if name in kwargs:
-            raise InputTypeError(f"got {name!r}; nuts() samples all free variables of the model")
+    for name in {"vars", "logp_dlogp_func"} & kwargs.keys():
+        raise InputTypeError(f"got {name!r}; nuts() samples all free variables of the model")
     f = logp_dlogp(model, rows, potentials=potentials, check=check, mode=mode)
     return pm.NUTS(logp_dlogp_func=f, model=model, **kwargs)
 
@@ -211,7 +208,7 @@ def find_MAP(  # noqa: N802 - PyMC's name
         raise InputValueError(
             f"method {method!r} needs the Hessian, which is not computed; use 'L-BFGS-B' or 'BFGS'"
         )
-    f = _build(model, rows, potentials=potentials, check=check, mode=mode, jacobian=False)
+    f = _build(model, rows, potentials, check, mode, jacobian=False)
     [initial_point] = make_initial_point_fns_per_chain(
         model=model, overrides=initvals, jitter_rvs=set(), chains=1
     )
@@ -246,13 +243,7 @@ _NEED_HESSIAN = {"dogleg", "trust-ncg", "trust-krylov", "trust-exact"}
 
 
 def _build(
-    model: Any,
-    rows: str | Sequence[Any],
-    *,
-    potentials: str | None,
-    check: bool,
-    mode: Any,
-    jacobian: bool,
+    model: Any, rows: Any, potentials: str | None, check: bool, mode: Any, *, jacobian: bool
 ) -> RowLogp:
     if not model.free_RVs:
         raise InputValueError("the model has no free variables")
@@ -324,9 +315,9 @@ def _find_rows(model: Any, rows: str | Sequence[Any]) -> list[Any]:
     """Return the Data that have rows, after checks."""
     dims = model.named_vars_to_dims
     if isinstance(rows, str):
-        found = [item for item in model.data_vars if (dims.get(item.name) or (None,))[0] == rows]
+        first = {item.name: (dims.get(item.name) or (None,))[0] for item in model.data_vars}
+        found = [item for item in model.data_vars if first[item.name] == rows]
         if not found:
-            first = {item.name: (dims.get(item.name) or (None,))[0] for item in model.data_vars}
             raise InputValueError(
                 f"no pm.Data has {rows!r} as its first dimension; first dimensions are {first}. "
                 f"Pass pm.Data(..., dims={rows!r}), or a list of pm.Data"
@@ -424,12 +415,7 @@ _SCALES = (1.0, 1.0, 0.1, 0.0)
 
 
 def _check_sums(
-    model: Any,
-    variables: Sequence[Any],
-    terms: Sequence[Any],
-    inputs: Sequence[Any],
-    data: Sequence[Any],
-    point: Mapping[str, Any],
+    model: Any, variables: Any, terms: Any, inputs: Any, data: Any, point: Mapping[str, Any]
 ) -> None:
     """Refuse terms that are no sums over rows.
 

@@ -17,9 +17,8 @@ Or take the steps by any functions of your own, such as one with the updates of
     train = synk.function([x, y], loss, updates=lasagne.updates.adam(loss, params))
     (loss_value,) = rule.step(train.delayed(x_data, y_data, batch=rows))
 
-Every rank counts equally in a rule, however many rows it had. A rank without rows in a step (the
-batch had fewer rows than there are ranks) keeps its parameters in that step, if one function has
-both the rows and the updates.
+Every rank counts equally in a rule, however many rows it had. A rank without rows in a step keeps
+its parameters in that step, if one function has both the rows and the updates.
 """
 
 from __future__ import annotations
@@ -90,10 +89,6 @@ class SyncRule:
 
         Returns:
             A list of their results.
-
-        Raises:
-            TypeError: There are no acts.
-            All errors of calls and collectives.
         """
         if not acts:
             raise TypeError("step() got nothing to do; expected a step's calls: f.delayed(...)")
@@ -119,11 +114,7 @@ class SyncRule:
         return {"rule": self.name, "begun": self._has_begun, "steps": self._steps}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`state` returned.
-
-        Raises:
-            ValueError: It is the state of another rule.
-        """
+        """Restore what :meth:`state` returned; raise ValueError if that was another rule."""
         if state["rule"] != self.name:
             raise ValueError(f"got the state of sync.{state['rule']}(), expected {self.name}()")
         self._has_begun, self._steps = bool(state["begun"]), int(state["steps"])
@@ -190,16 +181,13 @@ def easgd(params: Any, every: int, alpha: float | None = None) -> SyncRule:
     :meth:`SyncRule.settle` does.
 
     Args:
-        params: Shared variables of floating-point dtypes.
-        every: Number of steps from one synchronisation to the next, at least 1 (:math:`\tau`).
+        params, every: As for :func:`average`; ``every`` is the paper's :math:`\tau`.
         alpha: :math:`\alpha`, by default 0.9 divided by the number p of ranks, as in the paper's
             experiments. Each time, the distance from the centre to the mean is multiplied by
             :math:`1 - \alpha (p + 1)`, so alpha has to be between 0 and :math:`2 / (p + 1)`.
 
     Raises:
-        TypeError: As for :func:`average`, and if ``alpha`` is not a number.
-        ValueError: As for :func:`average`, and if ``alpha`` is out of range.
-        NotForked: There is no runtime.
+        As :func:`average`; TypeError, ValueError: ``alpha`` is not a number, or out of range.
 
     Source: S. Zhang, A. Choromanska and Y. LeCun, "Deep learning with Elastic Averaging SGD",
     NIPS (2015), equations 5 and 6, the synchronous algorithm. There the elastic force is part of
@@ -232,18 +220,12 @@ def downpour(params: Any, every: int) -> SyncRule:
     The ranks start again from the common parameters. Their steps add up, so p ranks move p times
     as far as one; divide the learning rate by p for the mean, or use :func:`average`.
 
-    Args:
-        params: Shared variables of floating-point dtypes.
-        every: Number of steps from one synchronisation to the next, at least 1.
-
-    Raises:
-        TypeError, ValueError, NotForked: As for :func:`average`.
+    Args, and errors, are those of :func:`average`.
 
     Source: J. Dean et al., "Large scale distributed deep networks", NIPS (2012), section 4.1, with
-    :math:`n_{push} = n_{fetch}`. There a server receives accumulated gradients whenever a worker
-    has them, and takes the steps. Here, as in the synchronous variant of Platoon
-    (``global_dynamics.Downpour``), the ranks take them, by any update rule, and what they have
-    moved is added. Platoon's ``param_sync.ASGD`` is the asynchronous form of it.
+    :math:`n_{push} = n_{fetch}`. There a server takes the steps whenever a worker has gradients.
+    Here, as in Platoon's ``global_dynamics.Downpour``, the ranks take them, by any update rule, and
+    what they have moved is added. Platoon's ``param_sync.ASGD`` is the asynchronous form of it.
     """
     params = _checked(params, every)
     centre = _centre(params)

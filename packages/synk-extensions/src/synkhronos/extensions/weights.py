@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -53,8 +54,7 @@ def save_weights(path: str | os.PathLike[str], params: Any) -> list[str]:
         The names, in the order of the parameters.
 
     Raises:
-        InputTypeError: ``params`` is something else, or the value of a variable is no array of
-            numbers.
+        InputTypeError: ``params`` is something else, or a value is no array of numbers.
         InputValueError: A variable has no name, or two have the same.
         OSError: The file cannot be written; an old one is unchanged.
     """
@@ -89,11 +89,9 @@ def load_weights(path: str | os.PathLike[str], params: Any, strict: bool = True)
         The names that were set, in the order of the parameters.
 
     Raises:
-        InputTypeError: As :func:`save_weights`.
-        InputValueError: The file is not one of weights, or does not fit: a name is missing or
-            unexpected, a shape differs, or numbers are of another kind. The message lists all
-            differences, and nothing was changed. Also as :func:`save_weights`.
-        OSError: The file cannot be read.
+        As :func:`save_weights`; InputValueError: the file is not one of weights, or does not fit: a
+        name is missing or unexpected, a shape differs, or numbers are of another kind. The message
+        lists all differences, and nothing was changed.
     """
     variables = _named(params, "load_weights")
     arrays = _read(Path(path), variables, strict)
@@ -107,15 +105,11 @@ def load_weights(path: str | os.PathLike[str], params: Any, strict: bool = True)
 
 
 def _named(params: Any, function: str) -> dict[str, Any]:
-    """Return shared variables by name, in their order.
-
-    Raises:
-        InputTypeError, InputValueError: As `save_weights`.
-    """
+    """Return shared variables by name, in their order."""
     if isinstance(params, Mapping):
         pairs = list(params.items())
     elif _is_layer(params) or (_is_list(params) and params and all(map(_is_layer, params))):
-        pairs = list(_of_layers(params))
+        pairs = _of_layers(params)
     else:
         pairs = [(getattr(v, "name", None), v) for v in (params if _is_list(params) else [params])]
     found: dict[str, Any] = {}
@@ -139,23 +133,21 @@ def _named(params: Any, function: str) -> dict[str, Any]:
     return found
 
 
-def _of_layers(layers: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield the parameters of Lasagne's layers with their names, each once."""
+def _of_layers(layers: Any) -> list[tuple[Any, Any]]:
+    """Return the names and parameters of Lasagne's layers, each parameter once."""
     import lasagne
 
-    numbers: dict[str, int] = {}
-    seen = set()
+    names: dict[Any, Any] = {}
+    numbers: Counter[str] = Counter()
     for layer in lasagne.layers.get_all_layers(layers):
-        params = layer.get_params()
-        prefix = ""
+        params, prefix = layer.get_params(), ""
         if params and not layer.name:
             kind = type(layer).__name__
-            prefix = f"{kind}_{numbers.get(kind, 0)}."
-            numbers[kind] = numbers.get(kind, 0) + 1
+            prefix = f"{kind}_{numbers[kind]}."
+            numbers[kind] += 1
         for param in params:
-            if id(param) not in seen:
-                seen.add(id(param))
-                yield param.name and prefix + param.name, param
+            names.setdefault(param, param.name and prefix + param.name)
+    return [(name, param) for param, name in names.items()]
 
 
 def _is_layer(thing: Any) -> bool:
@@ -169,11 +161,7 @@ def _is_list(thing: Any) -> bool:
 
 
 def _read(path: Path, variables: dict[str, Any], strict: bool) -> dict[str, Any]:
-    """Return the arrays for variables; none is read before all are known to fit.
-
-    Raises:
-        InputValueError, OSError: As `load_weights`.
-    """
+    """Return the arrays for variables; none is read before all are known to fit."""
     try:
         with ArrayFile(path) as file:
             members = {name: name for name in file.names}

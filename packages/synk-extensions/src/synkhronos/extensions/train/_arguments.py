@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -28,9 +29,6 @@ def names_of_outputs(known: Sequence[Any], given: Sequence[str] | None) -> list[
     Args:
         known: For each output, the name of its expression, or None.
         given: The user's names, or None.
-
-    Raises:
-        ValueError: The number is wrong, or two names are the same.
     """
     further = list(known[1:])
     if given is None:
@@ -50,14 +48,9 @@ def call_of_1_0(
 ) -> tuple[tuple[Any, ...], Any]:
     """Convert the call of release 1.0, ``train(x_data, y_data, batch)``, to today's form.
 
-    Args:
-        count: Number of inputs of the step.
-        data: Positional values.
-        batch: The keyword argument.
-        named_data: Keyword values; ``x_data`` and ``y_data`` are removed.
-
     Returns:
-        The positional values of inputs, and the batch.
+        The positional values of the ``count`` inputs, and the batch. ``x_data`` and ``y_data`` are
+        removed from ``named_data``.
     """
     if count != 2:  # 1.0 had two inputs
         return data, batch
@@ -68,15 +61,7 @@ def call_of_1_0(
 
 
 def data_and_rows(given: tuple[Any, ...], count: int) -> tuple[list[Any], Any]:
-    """Return the data sets and the batches that ``steps()`` was called with.
-
-    Args:
-        given: The positional arguments.
-        count: Number of inputs of the step.
-
-    Raises:
-        TypeError: There are other than these.
-    """
+    """Return the data sets and the batches that ``steps()`` of ``count`` inputs was called with."""
     *data, batches = given or (None,)
     if not hasattr(batches, "__iter__") or len(data) not in (0, count):
         raise TypeError(
@@ -88,20 +73,13 @@ def data_and_rows(given: tuple[Any, ...], count: int) -> tuple[list[Any], Any]:
 
 
 def require(value: str, what: str, known: Sequence[str]) -> None:
-    """
-    Raises:
-        ValueError: The value is not a known one.
-    """
+    """Raise ValueError unless the value is a known one."""
     if value not in known:
         raise ValueError(f"{what} is {value!r}; expected one of {', '.join(map(repr, known))}")
 
 
 def require_distinct(names: Sequence[str], what: str) -> None:
-    """
-    Raises:
-        TypeError: It is one text, which is a sequence of letters.
-        ValueError: Two columns of the log would have one name.
-    """
+    """Raise ValueError if two columns of the log would have one name."""
     if isinstance(names, str):
         raise TypeError(f"{what} is {names!r}; expected a list of names, such as [{names!r}]")
     if len({_LOSS, *names}) != 1 + len(names):
@@ -112,21 +90,14 @@ def require_distinct(names: Sequence[str], what: str) -> None:
 
 
 def require_rows(data: Sequence[Any], what: str) -> None:
-    """
-    Raises:
-        ValueError: Not all have the same number of rows, or one is a scalar.
-    """
+    """Raise ValueError unless all have the same number of rows."""
     rows = [len(item) if item.ndim else "no" for item in data]
     if len(set(rows)) > 1 or "no" in rows:
         raise ValueError(f"{what} has {rows} rows; expected the same number for all inputs")
 
 
 def require_rate(rate: Any, state: TrainingState) -> None:
-    """
-    Raises:
-        TypeError: It is not a shared variable.
-        ValueError: The training step does not read it.
-    """
+    """Raise an error unless it is a scalar shared variable that the training step reads."""
     if not isinstance(rate, SharedVariable) or rate.ndim != 0:
         raise TypeError(
             f"learning_rate is {rate!r}; expected the scalar shared variable that the update rule "
@@ -140,11 +111,7 @@ def require_rate(rate: Any, state: TrainingState) -> None:
 
 
 def require_number(loss: float, step: int, terminate: bool) -> None:
-    """Raise if the loss is not finite, or warn once, at the line that called `run()`.
-
-    Raises:
-        FloatingPointError: It is not finite, and `terminate` is set.
-    """
+    """Raise FloatingPointError if the loss is not finite; or warn, where run() was called."""
     if math.isfinite(loss):
         return
     problem = f"the training loss is {loss}; from here on most parameters are NaN as well"
@@ -157,13 +124,7 @@ def require_number(loss: float, step: int, terminate: bool) -> None:
 
 
 def require_finite_params(params: Iterable[tuple[str | None, Any]], step: int) -> None:
-    """
-    Args:
-        params: The names and values of the parameters.
-
-    Raises:
-        FloatingPointError: One is not finite. The loss of the same step may be: it is of before.
-    """
+    """Raise FloatingPointError if one is not finite, though the loss of the same step is."""
     for name, value in params:
         if not np.isfinite(value).all():
             raise FloatingPointError(
@@ -173,15 +134,20 @@ def require_finite_params(params: Iterable[tuple[str | None, Any]], step: int) -
 
 
 def finite(value: Any, what: str) -> float:
-    """Return the value as a float.
-
-    Raises:
-        TypeError, ValueError: It is not a number, or not finite.
-    """
+    """Return the value as a float, if it is a finite number."""
     try:
         number = float(value)
     except (TypeError, ValueError):
         raise TypeError(f"{what} is {value!r}; expected a number") from None
     if not math.isfinite(number):
         raise ValueError(f"{what} is {number}; expected a finite number")
+    return number
+
+
+def at_least_one(name: str, number: Any) -> Any:
+    """Return the number of epochs (or steps), if it is one."""
+    if not isinstance(number, numbers.Real):
+        raise TypeError(f"{name} is {number!r}; expected a number of epochs (or steps)")
+    if number < 1:
+        raise ValueError(f"{name} is {number}; expected at least 1")
     return number

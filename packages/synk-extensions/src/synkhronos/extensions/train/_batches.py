@@ -24,14 +24,6 @@ class BatchSampler:
     Attributes:
         batches: Number of batches in an epoch.
         settings: Values that have to be the same to continue within an epoch, as a dict.
-
-    Args:
-        seed: Anything that ``numpy.random.default_rng`` takes; or a Generator or RandomState,
-            which is used directly.
-
-    Raises:
-        TypeError: ``batch_size`` is not an integer.
-        ValueError: An epoch would have no batch.
     """
 
     def __init__(
@@ -72,13 +64,9 @@ class BatchSampler:
             state: The generator's state before it shuffles the rows of this epoch.
         """
         self.set_state(state)
-        settings = self.settings
-        batches = index_batches(
-            settings["rows"],
-            settings["batch_size"],
-            self._generator if settings["shuffle"] else None,
-            bool(settings["drop_last"]),
-        )
+        rows, batch_size, shuffle, drop_last = self.settings.values()
+        generator = self._generator if shuffle else None
+        batches = index_batches(rows, batch_size, generator, bool(drop_last))
         # The order is drawn here: a thread that nobody awaits may go through them.
         batches = itertools.chain([next(batches)], batches)
         return itertools.islice(batches, start, None)
@@ -116,16 +104,7 @@ class BatchSampler:
 
 
 class BatchMaker:
-    """The batches of each epoch, as arrays that the program makes; in place of a `BatchSampler`.
-
-    Args:
-        data: A function from the number of finished epochs to an iterable of batches, or an
-            iterable that can be iterated anew for each epoch.
-        batch_size: None: the batches have their own.
-
-    Raises:
-        TypeError: ``data`` gives one epoch only, or there is a ``batch_size``.
-    """
+    """The batches of each epoch, as arrays that the program makes; in place of a `BatchSampler`."""
 
     KIND = "loader"
 
@@ -152,12 +131,7 @@ class BatchMaker:
         return callable(data) or (hasattr(data, "__iter__") and not is_array)
 
     def epoch(self, state: dict[str, Any], start: int = 0) -> Iterator[Any]:
-        """Yield an epoch's batches from number ``start`` on; those before it are drawn, too.
-
-        Raises:
-            TypeError: The program's function returned no iterable.
-            ValueError: A batch has no rows.
-        """
+        """Yield an epoch's batches from number ``start`` on; those before it are drawn, too."""
         number = state["state"]
         batches = self._data(number) if callable(self._data) else self._data
         if not hasattr(batches, "__iter__"):
@@ -237,19 +211,17 @@ def drawn_batches(
     sources: Sequence[RowSource],
     drawn: SimpleQueue[Any],
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield batches that come as arrays: a thread draws each, and copies it to shared memory.
+    """Yield batches as tuples of ``Data``: a thread draws each, and copies it to shared memory.
+
+    They keep their values until the next one is drawn; one longer if the executor ``prefetches``.
 
     Args:
         batches: Yields an array for each input of a step, in a tuple; or a single one. With
             ``sources``, what a call takes as ``batch``.
         place: Makes a ``Data`` of each of the first arrays, as ``Function.build_inputs`` does.
         executor: Of the runtime that computes the steps.
-        sources: Of which each batch has rows; they are read to where they are to lie.
+        sources: Sources of rows, which are read straight to shared memory.
         drawn: Where the thread puts what it has drawn; empty.
-
-    Yields:
-        Tuples of ``Data``, each of which keeps its values until this has been asked once more;
-        twice, if the executor ``prefetches``.
     """
     asked: SimpleQueue[Any] = SimpleQueue()
     arguments = iter(batches), sources, executor, asked, drawn
@@ -302,8 +274,11 @@ def _draw(
 
 
 def _taken(batch: Any, sources: Sequence[RowSource], held: tuple[Any, ...]) -> tuple[Any, bool]:
-    """Return a batch's arrays, and whether they were copied to `held`. The next batch may be the
-    same arrays with other values. New shared memory is left to the thread that computes."""
+    """Return a batch's arrays, and whether they were copied to `held`.
+
+    The next batch may be the same arrays with other values. The thread that computes makes new
+    shared memory.
+    """
     values: Any = [source.rows(batch) for source in sources] if sources else arrays_of(batch)
     if _fill(held, values):
         return held, True

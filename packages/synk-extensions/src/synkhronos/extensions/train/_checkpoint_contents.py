@@ -76,8 +76,6 @@ class CheckpointContents:
     """Collect and restore everything that a checkpoint keeps: all of it or nothing.
 
     Args:
-        variables: The shared variables.
-        sampler: The order of the rows, or of the program's batches.
         course: Plain values that have to be the same for a training to continue.
         stateful: Schedule and callbacks that have ``state()`` and ``load_state()``.
     """
@@ -116,18 +114,10 @@ class CheckpointContents:
         }
 
     def load(self, path: Path, use: Callable[[TrainingProgress], None]) -> None:
-        """Read a file, restore everything, and `use` the progress: all of it, or nothing.
-
-        Raises:
-            CheckpointError: The file does not fit this training. Nothing has been changed.
-        """
+        """Read a file, restore everything, and `use` the progress: all of it, or nothing."""
         here = self._variables.read()
-        content = read_file(path, partial(self._check, path, here))
-        progress = _progress_of(content["memory"], len(self._course["train_columns"]))
-        refusal = self._sampler.refusal(progress.shuffle)
-        refusal = refusal or self._variables.refusal(content["variables"]["random"])
-        if refusal:
-            raise CheckpointError(f"{path} does not fit this training: {refusal}")
+        content = read_file(path, partial(self._checked, path, here, is_read=False))
+        progress = self._checked(path, here, content, is_read=True)
         set_variables = self._variables.setting(content["variables"])
         shuffle = self._sampler.get_state()
         done: list[Any] = []
@@ -145,30 +135,34 @@ class CheckpointContents:
 
         whole(act, undo)
 
-    def _check(self, path: Path, here: dict[str, Any], content: Any) -> None:
-        """Raise CheckpointError unless all fits, as far as this can be known without the arrays.
+    def _checked(
+        self, path: Path, here: dict[str, Any], content: Any, is_read: bool
+    ) -> TrainingProgress:
+        """Return the progress; raise CheckpointError unless all fits.
 
         Args:
             here: The present contents of the variables.
+            is_read: Whether arrays have their values. Before, they are zeros of the same shapes.
         """
         try:
             progress = _progress_of(content["memory"], len(self._course["train_columns"]))
-            misfits = list(self._misfits(content, progress, here))
+            misfits = list(self._misfits(content, progress, here, is_read))
         except Exception as error:  # whatever is in a damaged or hostile file
             raise CheckpointError(
                 f"{path}: a part is missing or of the wrong type ({error!r}); the file is damaged"
             ) from error
         if misfits:
             raise CheckpointError(f"{path} does not fit this training: " + "; ".join(misfits))
+        return progress
 
     def _misfits(
-        self, content: dict[str, Any], progress: TrainingProgress, here: dict[str, Any]
+        self, content: dict[str, Any], progress: TrainingProgress, here: dict[str, Any], read: bool
     ) -> Iterator[str]:
         yield from _differences(content["course"], self._course)
         if progress.batch:
             for text in _differences(content["order"], self._sampler.settings):
                 yield f"{text} (it was written within an epoch)"
-        yield from self._variables.misfits(content["variables"], here)
+        yield from self._variables.misfits(content["variables"], here, read)
         refusal = self._sampler.refusal(progress.shuffle)
         if refusal:
             yield refusal
@@ -176,13 +170,13 @@ class CheckpointContents:
         for part in content["partners"]:
             if part["kind"] in known:
                 known.remove(part["kind"])
-            elif part.get("required", True):
+            elif part["required"]:
                 yield f"schedule, callback or sync: {part['kind']} in the checkpoint, none here"
 
     def _load_states(self, states: Sequence[dict[str, Any]], path: Path, done: list[Any]) -> None:
         """Load each object's state, those of one class in their order. New ones keep their own.
 
-        Those that may have loaded one are in `done`, with their states of before.
+        Append to `done` those that may have loaded one, with their states of before.
         """
         waiting = list(self._stateful)
         try:
@@ -203,109 +197,95 @@ class CheckpointContents:
 class SharedVariables:
     """Read and set the shared variables of a training on all ranks.
 
-    Args:
-        ranks: Access to the ranks' values.
-        state: The variables that a step changes.
-        rate: The shared variable of the learning rate, or None.
+    A checkpoint has a list of values for each: one if it is equal on all ranks, else one per rank.
     """
 
     def __init__(self, ranks: RankVariables, state: TrainingState, rate: Any) -> None:
         self._ranks = ranks
         self._random = list(state.random)
         known = {storage_of(variable) for variable in (*state.params, *state.optimizer)}
-        stepped = {"params": list(state.params), "optimizer": list(state.optimizer)}
-        self._equal: dict[str, list[Any]] = {
+        self._kinds: dict[str, Sequence[Any]] = {
             "learning_rate": [] if rate is None or storage_of(rate) in known else [rate],
-            "centre": list(state.centre),
+            "centre": state.centre,
+            "params": state.params,
+            "optimizer": state.optimizer,
+            "local": state.local,
         }
-        self._own: dict[str, list[Any]] = {"local": list(state.local)}
-        (self._own if state.takes_local_steps else self._equal).update(stepped)
+        self._own = {"local"}  # kinds of which each rank has its own values
+        if state.takes_local_steps:
+            self._own |= {"params", "optimizer"}
 
     def read(self) -> dict[str, Any]:
         """Return all values, for a checkpoint: of one moment, on all ranks."""
-        ranks, every = self._ranks, range(self._ranks.size)
-        acts = [ranks.get(ranks.master, variables) for variables in self._equal.values()]
-        acts += [ranks.get(rank, variables) for variables in self._own.values() for rank in every]
+        ranks = self._ranks
+        acts = [
+            ranks.get(rank, listed)
+            for kind, listed in self._kinds.items()
+            for rank in self._ranks_of(kind)
+        ]
         results = iter(ranks.perform([*acts, *map(ranks.get_states, self._random)]))
         content: dict[str, Any] = {"ranks": ranks.size}
-        for kind, variables in self._equal.items():
-            values = next(results)
-            content[kind] = [_entry(v, value=value) for v, value in zip(variables, values)]
-        for kind, variables in self._own.items():
-            by_rank = [next(results) for _ in every]
+        for kind, listed in self._kinds.items():
+            by_rank = [next(results) for _ in self._ranks_of(kind)]
             content[kind] = [
-                _entry(variable, values=[values[i] for values in by_rank])
-                for i, variable in enumerate(variables)
+                {"name": variable.name, "values": [values[i] for values in by_rank]}
+                for i, variable in enumerate(listed)
             ]
-        content["random"] = [_entry(v, values=list(next(results))) for v in self._random]
+        content["random"] = [{"name": v.name, "values": list(next(results))} for v in self._random]
         return content
 
-    def misfits(self, content: dict[str, Any], current: dict[str, Any]) -> Iterator[str]:
+    def _ranks_of(self, kind: str) -> Sequence[int]:
+        return range(self._ranks.size) if kind in self._own else [self._ranks.master]
+
+    def misfits(
+        self, content: dict[str, Any], current: dict[str, Any], is_read: bool
+    ) -> Iterator[str]:
         """Yield a sentence for each difference from the present variables, as `read` has them."""
-        ranks = self._ranks
         size = number_in(content, "ranks", least=1, most=_MOST_RANKS)
-        variables = {**self._equal, **self._own, "random": self._random}
-        for kind, listed in variables.items():
-            values = [_values(entry, ranks.size)[ranks.master] for entry in current[kind]]
-            saved = _saved(content, kind)
-            if len(saved) != len(values):
+        for kind in (*self._kinds, "random"):
+            saved, present = content[kind], current[kind]
+            if len(saved) != len(present):
                 yield (
-                    f"{kind}: {len(saved)} variables in the checkpoint "
-                    f"({', '.join(str(entry['name']) for entry in saved)}), {len(values)} here "
-                    f"({', '.join(str(variable.name) for variable in listed)})"
+                    f"{kind}: {len(saved)} variables in the checkpoint ({_names(saved)}), "
+                    f"{len(present)} here ({_names(present)})"
                 )
                 continue
-            for i, (variable, value, entry) in enumerate(zip(listed, values, saved)):
-                here = _described(variable.name, value)
-                for array in _values(entry, 1):
-                    there = _described(entry["name"], array)
-                    if there != here:
-                        yield f"{kind}[{i}]: {there} in the checkpoint, {here} here"
-                        break
-                count = len(_values(entry, size))
-                if count != size:
-                    yield f"{kind}[{i}]: {count} values for {size} ranks"
-
-    def refusal(self, random: Any) -> str | None:
-        """Return why the saved states of random streams cannot be set, or None."""
-        for entry in random:
+            for i, (there, here) in enumerate(zip(saved, present)):
+                expected = _described(here["name"], here["values"][0])
+                found = [_described(there["name"], value) for value in there["values"]]
+                wrong = [one for one in found if one != expected]
+                if wrong:
+                    yield f"{kind}[{i}]: {wrong[0]} in the checkpoint, {expected} here"
+                if len(found) != size and (len(found) != 1 or kind == "random"):
+                    yield f"{kind}[{i}]: {len(found)} values for {size} ranks"
+        for entry in content["random"] if is_read else ():
             if not all(map(is_state, entry["values"])):
-                return f"random: the states of {entry['name'] or 'unnamed'} are none"
-        return None
+                yield f"random: the states of {entry['name'] or 'unnamed'} are none"
 
     def setting(self, content: dict[str, Any]) -> Callable[[], Any]:
         """Return a function that sets all values in one order; `misfits` has found none."""
-        saved_ranks, acts = content["ranks"], []
-        place = min(self._ranks.master, saved_ranks - 1)
-        here = [
-            (variables, [_values(entry, saved_ranks)[place] for entry in _saved(content, kind)])
-            for kind, variables in {**self._equal, **self._own, "random": self._random}.items()
-        ]
-        for kind, variables in self._equal.items():
-            values = [_values(entry, 1)[0] for entry in _saved(content, kind)]
-            acts.append(self._ranks.set(None, variables, values))
-        for kind, variables in self._own.items():
-            saved = [_values(entry, saved_ranks) for entry in content[kind]]
-            acts += self._set_own(variables, saved, saved_ranks)
-        acts += self._set_random([entry["values"] for entry in content["random"]], saved_ranks)
-        return partial(self._ranks.perform, acts, here)
-
-    def _set_own(
-        self, variables: Sequence[Any], saved: Sequence[Sequence[Any]], saved_ranks: int
-    ) -> list[Any]:
-        ranks = self._ranks
-        if saved_ranks == ranks.size:
-            return [
-                ranks.set(rank, variables, [values[rank] for values in saved])
-                for rank in range(ranks.size)
-            ]
-        common = [
-            np.mean(values, axis=0, dtype="float64").astype(values[0].dtype)
-            if is_float(variable)
-            else values[0]
-            for variable, values in zip(variables, saved)
-        ]
-        return [ranks.set(None, variables, common)]
+        ranks, saved_ranks = self._ranks, content["ranks"]
+        acts: list[Any] = []
+        here: list[Any] = []
+        place = min(ranks.master, saved_ranks - 1)
+        for kind, listed in {**self._kinds, "random": self._random}.items():
+            saved = [entry["values"] for entry in content[kind]]
+            here.append((listed, [_value_of(values, place) for values in saved]))
+            if kind == "random":
+                acts += self._set_random(saved, saved_ranks)
+            elif kind in self._own and saved_ranks == ranks.size:
+                for rank in range(ranks.size):
+                    own = [_value_of(values, rank) for values in saved]
+                    acts.append(ranks.set(rank, listed, own))
+            else:
+                common = [
+                    np.mean(values, axis=0, dtype="float64").astype(values[0].dtype)
+                    if is_float(variable) and len(values) > 1
+                    else values[0]
+                    for variable, values in zip(listed, saved)
+                ]
+                acts.append(ranks.set(None, listed, common))
+        return partial(ranks.perform, acts, here)
 
     def _set_random(self, saved: Sequence[Sequence[Any]], saved_ranks: int) -> list[Any]:
         ranks = self._ranks
@@ -324,10 +304,7 @@ class SharedVariables:
 
 
 def _progress_of(memory: dict[str, Any], outputs: int) -> TrainingProgress:
-    """
-    Raises:
-        Exception: A part is missing, of the wrong type, out of range, or contradicts another.
-    """
+    """Return the progress; raise any exception if a part is missing, wrong, or contradicts one."""
     progress = TrainingProgress(**memory)
     for name in ("epoch", "step", "batch", "sum_rows"):
         number_in(memory, name)
@@ -355,7 +332,7 @@ def _progress_of(memory: dict[str, Any], outputs: int) -> TrainingProgress:
 def params_of(content: dict[str, Any]) -> Iterator[tuple[str | None, Any]]:
     """Yield the names and values of the parameters in the contents of a checkpoint."""
     for entry in content["variables"]["params"]:
-        for value in _values(entry, 1):
+        for value in entry["values"]:
             yield entry["name"], value
 
 
@@ -367,18 +344,12 @@ def _differences(saved: dict[str, Any], here: dict[str, Any]) -> list[str]:
     ]
 
 
-def _saved(content: dict[str, Any], kind: str) -> Any:
-    """Return the entries of a kind of variables; files of before there was a centre have none."""
-    return content.get(kind, []) if kind == "centre" else content[kind]
+def _value_of(values: Sequence[Any], rank: int) -> Any:
+    return values[rank] if len(values) > 1 else values[0]
 
 
-def _values(entry: dict[str, Any], ranks: int) -> Any:
-    """Return the ranks' values of a variable; one that was equal is repeated."""
-    return entry["values"] if "values" in entry else [entry["value"]] * ranks
-
-
-def _entry(variable: Any, **values: Any) -> dict[str, Any]:
-    return {"name": variable.name, **values}
+def _names(entries: Sequence[dict[str, Any]]) -> str:
+    return ", ".join(str(entry["name"]) for entry in entries)
 
 
 def _described(name: str | None, value: Any) -> str:

@@ -87,12 +87,9 @@ class Checkpoints:
 
     def paths(self) -> list[Path]:
         """Return the numbered files in the folder, oldest first."""
-        if not self.folder.is_dir():
-            return []
-        found = [(_NAME.fullmatch(path.name), path) for path in self.folder.iterdir()]
-        return [
-            p for _, p in sorted((int(m[1]), path) for m, path in found if m and path.is_file())
-        ]
+        folder = self.folder.iterdir() if self.folder.is_dir() else ()
+        found = [(_NAME.fullmatch(path.name), path) for path in folder if path.is_file()]
+        return [path for _, path in sorted((int(name[1]), path) for name, path in found if name)]
 
     def newest(self) -> Path | None:
         """Return the file to continue from, or None: the best one if there is no other."""
@@ -103,9 +100,6 @@ class Checkpoints:
         """Write a checkpoint, then delete those beyond ``keep``.
 
         Those of later steps are deleted, too: they belong to a run that was taken back.
-
-        Raises:
-            CheckpointError: Another training has written to the folder in the meantime.
         """
         self._require_own()
         path = self.folder / f"step-{step:09d}.npz"
@@ -124,11 +118,7 @@ class Checkpoints:
         return path
 
     def write_best(self, content: Any) -> None:
-        """Write ``best.npz``.
-
-        Raises:
-            CheckpointError: As :meth:`write`.
-        """
+        """Write ``best.npz``."""
         self._require_own()
         write_file(self.best_path, content)
 
@@ -137,10 +127,7 @@ class Checkpoints:
         self._own = set(paths)
 
     def require_empty(self) -> None:
-        """
-        Raises:
-            CheckpointError: A new training would mix with the checkpoints of an earlier one.
-        """
+        """Raise CheckpointError if a new training would mix with an earlier one."""
         newest = self.newest()
         if newest is not None:
             raise CheckpointError(
@@ -148,14 +135,10 @@ class Checkpoints:
                 f"{newest.name}): continue it with run(..., resume=True), use another folder, "
                 "or delete them"
             )
-        self.take(self.paths())
+        self.take([])
 
     def require_writable(self) -> None:
-        """Create the folder and try to write a file there, before there is anything to lose.
-
-        Raises:
-            OSError: The folder or the file cannot be written.
-        """
+        """Create the folder and try to write a file there, before there is anything to lose."""
         try:
             make_folder(self.folder)
             with tempfile.TemporaryFile(dir=self.folder):
@@ -167,7 +150,7 @@ class Checkpoints:
             ) from error
 
     def _require_own(self) -> None:
-        """Create the folder, and check that no other training wrote to it in the meantime."""
+        """Create the folder; raise CheckpointError if another training wrote to it meanwhile."""
         make_folder(self.folder)
         strangers = [] if self._own is None else sorted(set(self.paths()) - self._own)
         if strangers:
@@ -180,17 +163,14 @@ class Checkpoints:
         return f"<Checkpoints {str(self.folder)!r}, {len(self.paths())} files>"
 
 
-def write_file(path: Path, content: Any) -> None:
+def write_file(path: Path, content: dict[str, Any]) -> None:
     """Write ``content``: dicts with strings as keys, lists, numbers, strings, None, and arrays.
 
     The new file replaces an old one as a whole: see :func:`write_arrays`.
-
-    Raises:
-        TypeError: ``content`` has a value of another type.
-        OSError: The file cannot be written; an old one is unchanged.
     """
     arrays: dict[str, Any] = {}
-    header = {"format": FORMAT, "version": VERSION, "content": _without_arrays(content, "", arrays)}
+    plain = {name: _without_arrays(value, name, arrays) for name, value in content.items()}
+    header = {"format": FORMAT, "version": VERSION, "content": plain}
     arrays[META] = np.array(json.dumps(header))
     write_arrays(path, arrays, follow=False)
 
@@ -198,11 +178,7 @@ def write_file(path: Path, content: Any) -> None:
 def write_arrays(path: Path, arrays: dict[str, Any], follow: bool = True) -> None:
     """Write arrays to a .npz file, which replaces an old one only after all of it is on the disk.
 
-    Args:
-        follow: As for :func:`synk_core.files.whole_file`.
-
-    Raises:
-        OSError: The file cannot be written; an old one is unchanged.
+    ``follow`` is that of :func:`synk_core.files.whole_file`.
     """
     with whole_file(path, follow) as file, zipfile.ZipFile(file, "w") as members:
         # Not by numpy.savez(), which takes no array of the name "file".
@@ -214,9 +190,7 @@ def write_arrays(path: Path, arrays: dict[str, Any], follow: bool = True) -> Non
 class ArrayFile:
     """The arrays of a .npz file, of which nothing is read before its dtype and shape are known.
 
-    Raises:
-        OSError: The file cannot be opened.
-        Exception: Here and below, whatever a damaged or hostile file makes Python and NumPy raise.
+    A damaged or hostile file may make Python and NumPy raise any exception here.
     """
 
     def __init__(self, path: Path) -> None:
@@ -244,12 +218,7 @@ class ArrayFile:
         return np.broadcast_to(np.zeros((), dtype), shape)
 
     def read(self, name: str, known: bool = False) -> Any:
-        """Return an array.
-
-        Args:
-            known: Whether the size of :meth:`like` is one that is expected. Those of all others
-                have to be in the file as they are.
-        """
+        """Return an array, all bytes of which are in the file unless its size is ``known``."""
         self._left -= 0 if known else self.like(name).nbytes
         if self._left < 0:
             raise ValueError(f"{name} is larger than the file")
@@ -267,22 +236,22 @@ class ArrayFile:
 
 
 def read_file(path: Path, check: Callable[[Any], object] = bool) -> Any:
-    """Return the content of a file, floats to the last bit.
+    """Return the content of a file, floats to the last bit; raise CheckpointError if it is bad.
 
     Args:
         check: Called with the content before any of its arrays is read; they are zeros there.
-
-    Raises:
-        CheckpointError: The file is missing, damaged, or not a checkpoint of this version; or
-            ``check`` raised it.
     """
     try:
         with ArrayFile(path) as arrays:
             header = json.loads(str(arrays.read(META)))
             kind, version, content = header["format"], header["version"], header["content"]
-            if kind == FORMAT and version == VERSION:
-                check(_with_arrays(content, functools.cache(arrays.like)))
-                content = _with_arrays(content, functools.cache(arrays.read))
+            if (kind, version) != (FORMAT, VERSION):
+                raise CheckpointError(
+                    f"{path}: got {kind!r:.80} version {version!r:.80}, expected {FORMAT!r} "
+                    f"version {VERSION}; read it with the release of synkhronos that wrote it"
+                )
+            check(_with_arrays(content, functools.cache(arrays.like)))
+            return _with_arrays(content, functools.cache(arrays.read))
     except CheckpointError:
         raise
     except FileNotFoundError:
@@ -296,22 +265,12 @@ def read_file(path: Path, check: Callable[[Any], object] = bool) -> Any:
             f"{path}: cannot be read as a checkpoint ({type(error).__name__}: {error}); it is "
             "damaged, or not a checkpoint. Resume from another file of the folder: resume(path)"
         ) from error
-    if kind != FORMAT or version != VERSION:
-        raise CheckpointError(
-            f"{path}: got {kind!r:.80} version {version!r:.80}, expected {FORMAT!r} version "
-            f"{VERSION}; read it with the release of synkhronos that wrote it"
-        )
-    return content
 
 
 def number_in(
     content: Any, name: str, kind: Any = int, least: float = 0, most: float = 1 << 62
 ) -> Any:
-    """Return a number of a checkpoint.
-
-    Raises:
-        ValueError: It is something else, NaN, or out of range.
-    """
+    """Return a number of a checkpoint; raise ValueError if it is something else or out of range."""
     value = content[name]
     is_number = isinstance(value, numbers.Integral if kind is int else numbers.Real)
     if not is_number or isinstance(value, bool) or not least <= value <= most:
@@ -326,9 +285,9 @@ def _without_arrays(value: Any, place: str, arrays: dict[str, Any]) -> Any:
             if not isinstance(key, str):
                 # JSON would turn the key into a string, and lookups would fail.
                 raise TypeError(f"{place}: got the key {key!r}; a checkpoint keeps strings as keys")
-        return {k: _without_arrays(v, _joined(place, k), arrays) for k, v in value.items()}
+        return {k: _without_arrays(v, f"{place}.{k}", arrays) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_without_arrays(v, _joined(place, i), arrays) for i, v in enumerate(value)]
+        return [_without_arrays(v, f"{place}.{i}", arrays) for i, v in enumerate(value)]
     if isinstance(value, np.ndarray):
         if value.dtype.hasobject:
             raise TypeError(f"{place}: an array of objects cannot be kept in a checkpoint")
@@ -354,7 +313,3 @@ def _with_arrays(value: Any, read: Callable[[str], Any]) -> Any:
     if isinstance(value, list):
         return [_with_arrays(item, read) for item in value]
     return value
-
-
-def _joined(place: str, key: Any) -> str:
-    return f"{place}.{key}" if place else str(key)

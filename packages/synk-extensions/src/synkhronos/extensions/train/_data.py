@@ -17,16 +17,13 @@ from ._serial import combine
 def placed(function: Any, values: Any, what: str) -> tuple[Any, ...]:
     """Return data sets as ``function`` needs them: in shared memory if it is parallel.
 
-    Where the rows of one are in a file, all stay where they are; scattered ones are returned as
+    If the rows of one are in a file, all stay where they are; scattered ones are returned as
     sources of rows.
 
     Args:
         function: Has ``build_inputs`` if its values have to be copied.
         values: An array or ``Data``, or a sequence of them, one per input.
         what: Name of the argument, for errors.
-
-    Raises:
-        ValueError: There is nothing to divide into batches, or the inputs' rows differ.
     """
     values = tuple(values) if isinstance(values, (tuple, list)) else (values,)
     if not values:

@@ -111,11 +111,8 @@ class LogFile:
 
         Lines of epochs after the checkpoint are dropped, since these are trained again. A device
         or FIFO gets the records once.
-
-        Raises:
-            OSError: The file cannot be written.
         """
-        text = "" if self._is_json else self._csv(self._columns)
+        text = "" if self._is_json else _csv(self._columns)
         text += "".join(self._line(record) for record in records)
         try:
             if self._stream is not None:
@@ -158,23 +155,23 @@ class LogFile:
     def _line(self, record: dict[str, Any]) -> str:
         if self._is_json:
             return json.dumps(_plain(record), allow_nan=False) + "\n"
-        return self._csv([record.get(column) for column in self._columns])
+        return _csv([record.get(column) for column in self._columns])
 
-    @staticmethod
-    def _csv(values: Sequence[Any]) -> str:
-        line = io.StringIO()
-        csv.writer(line, lineterminator="\n").writerow(values)
-        return line.getvalue()
+
+def _csv(values: Sequence[Any]) -> str:
+    line = io.StringIO()
+    csv.writer(line, lineterminator="\n").writerow(values)
+    return line.getvalue()
 
 
 def _plain(value: Any) -> Any:
     """Convert a value for JSON: None for infinity and NaN, lists for arrays."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        value = value.tolist()
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
-    if isinstance(value, (np.ndarray, np.generic)):
-        return _plain(value.tolist())
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if value is None or isinstance(value, (bool, int, str)) else str(value)

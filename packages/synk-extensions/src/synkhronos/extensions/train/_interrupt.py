@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Any
 
 
@@ -17,9 +16,9 @@ class _NoBatch(KeyboardInterrupt):
 class Interrupt:
     """A context in which the first Ctrl-C only sets :attr:`by`; the second works as usual.
 
-    Within another one, that is told, and ends the program in its place. A SIGTERM that an error has
-    kept from ending the program does so at the end of the next context, whoever's that is; of a
-    Ctrl-C, an error becomes the cause.
+    A context within another one passes signals on to it, which then ends the program in its place.
+    If an error kept a SIGTERM from ending the program, the end of the next context in this process
+    does it. If a Ctrl-C came before an error, the error is the cause of a KeyboardInterrupt.
 
     Python delivers signals to the main thread, so in others nothing changes; nor where Ctrl-C is
     ignored, or has a handler that is not in Python.
@@ -31,7 +30,7 @@ class Interrupt:
         on_sigterm: Whether SIGTERM only sets :attr:`by`, each time.
 
     Raises:
-        RuntimeError: ``on_sigterm`` cannot be had here.
+        RuntimeError: ``on_sigterm`` is not possible here.
     """
 
     _missed = False  # of the process, as signals are
@@ -60,10 +59,7 @@ class Interrupt:
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
     ) -> None:
         for number, usual in reversed(self._usual.items()):  # Ctrl-C last: it may raise amid this
             signal.signal(number, usual)
@@ -93,10 +89,7 @@ class Interrupt:
             raise _NoBatch
 
     def end_program(self) -> None:
-        """
-        Raises:
-            SystemExit: SIGTERM came.
-        """
+        """Raise SystemExit if SIGTERM came, unless an outer context is to do it."""
         if self.by == "SIGTERM" and not self._outer(signal.SIGTERM):
             raise SystemExit(128 + signal.SIGTERM)  # as shells report a program that it ended
 

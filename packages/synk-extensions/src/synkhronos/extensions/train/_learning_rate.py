@@ -6,9 +6,10 @@ before the first one. Any function of ``t`` will do; these are the usual ones.
 
 from __future__ import annotations
 
+import itertools
 import math
 import numbers
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, Callable, NamedTuple
 
@@ -17,11 +18,11 @@ import numpy as np
 from synk_core import whole
 from synk_core.engine import NAME
 
-from ._arguments import finite, require, require_rate
+from ._arguments import at_least_one, finite, require, require_rate
 from ._batches import BatchSampler
 from ._checkpoint_contents import SharedVariables
 from ._checkpoints import number_in
-from ._data import placed
+from ._data import as_list, placed, scalar
 from ._ranks import RankVariables, ranks_of
 from ._state import TrainingState
 
@@ -33,16 +34,12 @@ def step_decay(rate: float, every: int | Sequence[int], factor: float = 0.1) -> 
 
     Args:
         rate: The rate at the beginning.
-        every: Number of epochs between two changes, ``n = t // every``; or a list of the epochs of
-            the changes, where ``n`` is the number of those up to ``t``.
+        every: Number of epochs between two changes, ``n = t // every``, at least 1; or a list of
+            the epochs of the changes, where ``n`` is the number of those up to ``t``.
         factor: Factor of each change.
-
-    Raises:
-        TypeError: ``every`` is neither a number of epochs nor a list of epochs.
-        ValueError: ``every`` is less than 1.
     """
     if isinstance(every, numbers.Integral):
-        length = _at_least_one("every", int(every))
+        length = at_least_one("every", int(every))
         return lambda t: rate * factor ** (t // length)
     if isinstance(every, (str, numbers.Number)) or not isinstance(every, Iterable):
         raise TypeError(
@@ -67,13 +64,10 @@ def cosine(rate: float, length: int, lowest: float = 0.0) -> Schedule:
 
     Args:
         rate: The rate at the beginning.
-        length: Number of epochs (or steps) of the decrease.
+        length: Number of epochs (or steps) of the decrease, at least 1.
         lowest: The rate at the end.
-
-    Raises:
-        ValueError: ``length`` is less than 1.
     """
-    end = _at_least_one("length", length)
+    end = at_least_one("length", length)
     return lambda t: lowest + (rate - lowest) * (1 + math.cos(math.pi * min(t, end) / end)) / 2
 
 
@@ -86,20 +80,17 @@ def warm_up(schedule: float | Schedule, length: int, start: float = 0.0) -> Sche
 
     Args:
         schedule: The schedule after the warm-up, or a constant rate.
-        length: Number of epochs (or steps) of the warm-up.
+        length: Number of epochs (or steps) of the warm-up, at least 1.
         start: Rate at the beginning, as a fraction of ``schedule(0)``.
-
-    Raises:
-        ValueError: ``length`` is less than 1.
     """
-    return _WarmUp(schedule, _at_least_one("length", length), start)
+    return _WarmUp(schedule, at_least_one("length", length), start)
 
 
 class _WarmUp:
     """See :func:`warm_up`. The schedule after it may observe scores, as `ReduceOnPlateau` does."""
 
-    def __init__(self, schedule: float | Schedule, length: int, start: float) -> None:
-        self._after: Any = schedule
+    def __init__(self, schedule: Any, length: int, start: float) -> None:
+        self._after: Any = schedule if callable(schedule) else lambda _: schedule
         self._length = length
         self._start = start
         if hasattr(schedule, "observe"):
@@ -109,11 +100,8 @@ class _WarmUp:
 
     def __call__(self, t: int) -> float:
         if t >= self._length:
-            return self._rate(t - self._length)
-        return self._rate(0) * (self._start + (1 - self._start) * t / self._length)
-
-    def _rate(self, t: int) -> float:
-        return float(self._after(t) if callable(self._after) else self._after)
+            return float(self._after(t - self._length))
+        return float(self._after(0)) * (self._start + (1 - self._start) * t / self._length)
 
 
 class ReduceOnPlateau:
@@ -125,14 +113,11 @@ class ReduceOnPlateau:
 
     Args:
         rate: The rate at the beginning.
-        factor: Factor of each reduction.
-        patience: Number of epochs in a row without improvement before a reduction.
+        factor: Factor of each reduction, between 0 and 1.
+        patience: Number of epochs in a row without improvement before a reduction, at least 1.
         min_delta: An improvement has to be larger than this, in units of the loss.
         cooldown: Number of epochs after a reduction that do not count.
         lowest: Lower limit of the rate.
-
-    Raises:
-        ValueError: ``patience`` is less than 1, or ``factor`` is not between 0 and 1.
     """
 
     def __init__(
@@ -147,10 +132,8 @@ class ReduceOnPlateau:
         if not 0 < factor < 1:
             raise ValueError(f"factor is {factor}; expected a number between 0 and 1")
         self._factor = factor
-        self._patience = _at_least_one("patience", patience)
-        self._min_delta = min_delta
-        self._cooldown = cooldown
-        self._lowest = lowest
+        self._patience = at_least_one("patience", patience)
+        self._min_delta, self._cooldown, self._lowest = min_delta, cooldown, lowest
         self._first = rate
         self.reset()
 
@@ -160,34 +143,24 @@ class ReduceOnPlateau:
 
     def reset(self) -> None:
         """Start again; the Trainer calls this before the first step of a training."""
-        self._rate = self._first
-        self._best = math.inf
-        self._waited = 0
-        self._resting = 0
+        self._rate, self._best = self._first, math.inf
+        self._waited = self._resting = 0
 
     def observe(self, score: float) -> None:
         """Count an epoch with this loss."""
         better = score < self._best - self._min_delta
         if better:
             self._best = score
-        if self._resting > 0:
-            self._resting -= 1
-            self._waited = 0
-            return
-        self._waited = 0 if better else self._waited + 1
+        self._waited = 0 if better or self._resting else self._waited + 1
+        self._resting = max(self._resting - 1, 0)
         if self._waited >= self._patience:
             self._rate = max(self._rate * self._factor, self._lowest)
-            self._waited = 0
-            self._resting = self._cooldown
+            self._waited, self._resting = 0, self._cooldown
 
     def state(self) -> dict[str, Any]:
         """Return the state that a checkpoint keeps."""
-        return {
-            "rate": self._rate,
-            "best": self._best,
-            "waited": self._waited,
-            "resting": self._resting,
-        }
+        counts = {"waited": self._waited, "resting": self._resting}
+        return {"rate": self._rate, "best": self._best, **counts}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore a state that :meth:`state` returned."""
@@ -197,27 +170,13 @@ class ReduceOnPlateau:
         self._rate, self._best = rate, best
 
 
-def _at_least_one(name: str, number: Any) -> Any:
-    if not isinstance(number, numbers.Real):
-        raise TypeError(f"{name} is {number!r}; expected a number of epochs (or steps)")
-    if number < 1:
-        raise ValueError(f"{name} is {number}; expected at least 1")
-    return number
-
-
 class LearningRate:
-    """Call the schedule and set the variable; either may be None.
-
-    Raises:
-        TypeError: ``variable`` is not a shared variable.
-        ValueError: There is a schedule but no variable, the step of ``state`` does not read it, or
-            ``by`` is unknown.
-    """
+    """Call the schedule and set the variable; either may be None."""
 
     def __init__(
         self,
         variable: Any,
-        schedule: Callable[[int], float] | None,
+        schedule: Any,
         by: str,
         ranks: RankVariables,
         state: TrainingState,
@@ -255,24 +214,20 @@ class LearningRate:
 
     def observe(self, score: float) -> None:
         """Pass an epoch's score to a schedule that observes scores."""
-        observe = getattr(self._schedule, "observe", None)
-        if observe is not None:
-            observe(score)
+        if hasattr(self._schedule, "observe"):
+            self._schedule.observe(score)
 
     def value(self) -> float | None:
         """Return the present rate, or None."""
         return None if self._variable is None else float(self._variable.get_value())
 
 
-SMOOTHING = 0.9
-"""Weight of the earlier losses in the running average of a range test."""
-
-DIVERGED = 4.0
-"""Multiple of the lowest smoothed loss from which on a range test ends."""
+_SMOOTHING = 0.9  # weight of the earlier losses in the running average of a range test
+_DIVERGED = 4.0  # multiple of the lowest smoothed loss from which on a range test ends
 
 
 class RateRange(NamedTuple):
-    """What :func:`find_learning_rate` has found.
+    """The result of :func:`find_learning_rate`.
 
     Attributes:
         rates: The rates that were tried, increasing; float64, one per step.
@@ -302,10 +257,8 @@ def find_learning_rate(
     """Try learning rates: take steps of training while the rate grows, and undo them.
 
     The range test of Smith (2017), "Cyclical learning rates for training neural networks", with
-    geometric steps. It ends early where the loss is not finite, or four times the lowest. Blocks
-    until all ranks have done their part. In the end all that a step changes has the values of
-    before, on all ranks: parameters, the update rule's state, running averages, random streams,
-    the rate; also if a step raises.
+    geometric steps. It ends early where the loss is not finite, or four times the lowest. In the
+    end all that a step changes has the values of before, on all ranks, also if a step raises.
 
     Args:
         train: As made by :func:`make_train_function`, or the serial twin.
@@ -319,47 +272,38 @@ def find_learning_rate(
 
     Raises:
         TypeError, ValueError: Bad arguments; nothing was done.
-        What a step raises.
+        All errors of a step.
     """
     ranks = ranks_of(train)
     require_rate(learning_rate, train.state)
     if not 0 < finite(lowest, "lowest") < finite(highest, "highest"):
         raise ValueError(f"lowest is {lowest}, highest {highest}; expected 0 < lowest < highest")
-    if int(_at_least_one("steps", steps)) < 2:
+    if int(at_least_one("steps", steps)) < 2:
         raise ValueError(f"steps is {steps}; expected at least 2")
     data = placed(train, data, "data")
     sampler = BatchSampler(len(data[0]), batch_size, seed, shuffle=True, drop_last=False)
-    variables, rule = (
-        SharedVariables(ranks, train.state, learning_rate),
-        getattr(train, "sync", None),
-    )
+    epochs = iter(lambda: sampler.epoch(sampler.get_state()), None)
     rates = np.geomspace(lowest, highest, int(steps))
     losses: list[float] = []
     smoothed: list[float] = []
 
     def take_steps() -> None:
         average = 0.0
-        for rate, rows in zip(rates, _epochs(sampler)):
+        for rate, rows in zip(rates, itertools.chain.from_iterable(epochs)):
             value = np.asarray(rate, learning_rate.dtype)
             ranks.perform([ranks.set(None, [learning_rate], [value])])
-            loss = train(*data, batch=rows, num_slices=num_slices)
-            losses.append(float(loss[0] if isinstance(loss, (list, tuple)) else loss))
-            average = SMOOTHING * average + (1 - SMOOTHING) * losses[-1]
+            outputs = as_list(train(*data, batch=rows, num_slices=num_slices))
+            losses.append(scalar("the loss", outputs[0]))
+            average = _SMOOTHING * average + (1 - _SMOOTHING) * losses[-1]
             # Of so many losses, as if none had come before the first: Kingma and Ba (2015).
-            smoothed.append(average / (1 - SMOOTHING ** len(losses)))
-            if not math.isfinite(losses[-1]) or smoothed[-1] > DIVERGED * min(smoothed):
+            smoothed.append(average / (1 - _SMOOTHING ** len(losses)))
+            if not math.isfinite(losses[-1]) or smoothed[-1] > _DIVERGED * min(smoothed):
                 break
 
-    restore = [variables.setting(variables.read())]
-    if rule is not None:
-        restore.append(partial(rule.load_state, rule.state()))
-    whole(take_steps, *restore, always=True, ends=True)
+    variables, rule = SharedVariables(ranks, train.state, learning_rate), train.sync
+    undo = [variables.setting(variables.read())]
+    undo += [] if rule is None else [partial(rule.load_state, rule.state())]
+    whole(take_steps, *undo, always=True, ends=True)
     best = int(np.nanargmin(smoothed)) if np.isfinite(smoothed).any() else 0
     suggestion = float(rates[best]) / 10 if best else None
     return RateRange(rates[: len(losses)], np.array(losses), np.array(smoothed), suggestion)
-
-
-def _epochs(sampler: BatchSampler) -> Iterator[Any]:
-    """Yield the rows of batches, epoch after epoch."""
-    while True:
-        yield from sampler.epoch(sampler.get_state())

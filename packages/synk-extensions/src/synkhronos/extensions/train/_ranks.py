@@ -2,15 +2,16 @@
 
 The Trainer and its checkpoints use it, so that they work with a parallel step and with its serial
 twin. Collectives carry arrays, but a state of ``RandomStreams`` is an object of NumPy's: two
-Ops convert between such a state and a row of numbers, inside functions of all ranks that gather and
-scatter the rows.
+Ops convert between such a state and a row of bytes, its text as JSON, inside functions of all ranks
+that gather and scatter the rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Union
 
 import numpy as np
 
@@ -23,51 +24,24 @@ from ._batches import has_positions
 from ._serial import SerialTrainFunction, set_values
 from ._step import TrainFunction
 
-_KEYS = 624  # 32-bit words of the Mersenne twister, each exact in a float64
-ROW = _KEYS + 3
-
-
-class RankVariables(Protocol):
-    """Read and set shared variables, by acts that are performed as one: all of them, or none."""
-
-    @property
-    def size(self) -> int:
-        """The number of ranks."""
-
-    @property
-    def master(self) -> int:
-        """The rank of this process."""
-
-    def perform(self, acts: Sequence[Any], here: Sequence[Any] = ()) -> list[Any]:
-        """Perform acts; return their results. Blocks until every rank has done its part.
-
-        Args:
-            here: Acts of :class:`OneProcess` in their place if the runtime is closed.
-        """
-
-    def get(self, rank: int, variables: Sequence[Any]) -> Any:
-        """Return an act that returns copies of one rank's values, as arrays."""
-
-    def set(self, rank: int | None, variables: Sequence[Any], values: Sequence[Any]) -> Any:
-        """Return an act that sets one rank's values from arrays; None: those of all ranks."""
-
-    def average(self, variables: Sequence[Any]) -> None:
-        """Replace every rank's values by the average over the ranks."""
-
-    def get_states(self, variable: Any) -> Any:
-        """Return an act that returns a random state: one array per rank."""
-
-    def set_states(self, variable: Any, states: Sequence[Any]) -> list[Any]:
-        """Return acts that set a random state, in the form of :meth:`get_states`."""
+_BITS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
+ROW = 7168  # bytes: the Mersenne twister has 624 numbers of up to ten digits
 
 
 class OneProcess:
     """This process alone, for the serial twin. An act: variables, and their new values or None."""
 
     size = 1
+    """The number of ranks."""
     master = 0
+    """The rank of this process."""
 
-    def perform(self, acts: Sequence[Any], here: Sequence[Any] = ()) -> list[Any]:  # noqa: ARG002 - as below
+    def perform(self, acts: Sequence[Any], here: Sequence[Any] = ()) -> list[Any]:  # noqa: ARG002 - for `AllRanks`
+        """Perform acts, all or none; return their results. Blocks until every rank is done.
+
+        Args:
+            here: Acts of this class to perform instead if there is a runtime, and it is closed.
+        """
         sets = [pair for variables, values in acts if values for pair in zip(variables, values)]
         before = [variable.get_value() for variable, _ in sets]
 
@@ -79,23 +53,27 @@ class OneProcess:
         return whole(act, partial(set_values, [variable for variable, _ in sets], before))
 
     def get(self, rank: int, variables: Sequence[Any]) -> Any:  # noqa: ARG002 - one rank
+        """Return an act that returns copies of one rank's values, as arrays."""
         return variables, None
 
     def set(self, rank: int | None, variables: Sequence[Any], values: Sequence[Any]) -> Any:  # noqa: ARG002 - one rank
+        """Return an act that sets one rank's values from arrays; None: those of all ranks."""
         return variables, values
 
     def average(self, variables: Sequence[Any]) -> None:
-        """Do nothing: one rank's values are their average."""
+        """Replace every rank's values by the average over the ranks."""
 
     def get_states(self, variable: Any) -> Any:
+        """Return an act that returns a random state: one array per rank."""
         return [variable], None
 
     def set_states(self, variable: Any, states: Sequence[Any]) -> list[Any]:
+        """Return acts that set a random state, in the form of :meth:`get_states`."""
         return [([variable], states[:1])]
 
 
 class AllRanks:
-    """All ranks of the default runtime."""
+    """All ranks of the default runtime; see :class:`OneProcess`."""
 
     def __init__(self) -> None:
         self._functions: dict[Any, Any] = {}
@@ -146,23 +124,25 @@ class AllRanks:
         """Return a function that gathers the states of one stream, a row for each rank."""
         key = ("read", variable)
         if key not in self._functions:
+            row = (ToRow()(variable), "gather")
+            # Reading a state must not draw from it.
             self._functions[key] = synk.function(
-                [],
-                (ToRow()(variable), "gather"),
-                name="read random states",
-                # Reading a state must not draw from it.
-                no_default_updates=True,
+                [], row, name="read random states", no_default_updates=True
             )
         return self._functions[key]
 
     def _writer(self, variable: Any) -> Any:
         key = ("write", variable)
         if key not in self._functions:
-            rows = T.dmatrix("rows")
+            rows = T.matrix("rows", dtype="uint8")
             self._functions[key] = synk.function(
                 [rows], updates=[(variable, FromRow()(rows))], name="set random states"
             )
         return self._functions[key]
+
+
+RankVariables = Union[OneProcess, AllRanks]
+"""Read and set shared variables, by acts that are performed as one: all of them, or none."""
 
 
 def ranks_of(train: Any) -> RankVariables:
@@ -197,35 +177,34 @@ def _is_object(variable: Any) -> bool:
 
 
 def to_row(state: Any) -> Any:
-    """Return a RandomState or Generator as a float64 array of shape ``(627,)`` or ``(629,)``.
+    """Return a RandomState or Generator as text: a uint8 array of shape ``(ROW,)``.
 
     Raises:
         TypeError: It uses none of NumPy's own bit generators; a RandomState, another one than the
             Mersenne twister.
     """
-    if isinstance(state, np.random.Generator):
-        return _row_of_generator(state)
-    saved: Any = state.get_state(legacy=False)
-    if saved["bit_generator"] != "MT19937":
+    is_generator = isinstance(state, np.random.Generator)
+    saved = state.bit_generator.state if is_generator else state.get_state(legacy=False)
+    known = _BITS if is_generator else _BITS[:1]
+    if saved["bit_generator"] not in known:
         raise TypeError(
-            f"a random stream uses {saved['bit_generator']}; expected a RandomState of NumPy "
-            "with its own MT19937, as RandomStreams makes them"
+            f"a random stream uses {saved['bit_generator']}; expected one of {', '.join(known)}"
         )
-    row = np.empty(ROW)
-    row[:_KEYS] = saved["state"]["key"]
-    row[_KEYS:] = saved["state"]["pos"], saved["has_gauss"], saved["gauss"]
-    return row
+    text = json.dumps([is_generator, saved], separators=(",", ":"), default=lambda a: a.tolist())
+    return np.frombuffer(bytearray(text.encode().ljust(ROW)), np.uint8)
 
 
 def from_row(row: Any) -> Any:
     """Return the RandomState or Generator that :func:`to_row` converted."""
-    if row[0] < 0:
-        return _generator_of_row(row)
-    state = np.random.RandomState(0)
-    key = row[:_KEYS].astype(np.uint32)
-    position, has_gauss, gauss = row[_KEYS:]
-    state.set_state(("MT19937", key, int(position), int(has_gauss), float(gauss)))
-    return state
+    is_generator, saved = json.loads(row.tobytes())
+    if not is_generator:
+        state = np.random.RandomState(0)
+        state.set_state(saved)
+        return state
+    kinds = {name: getattr(np.random, name) for name in _BITS}
+    bits = kinds[saved["bit_generator"]](0)
+    bits.state = saved
+    return np.random.Generator(bits)
 
 
 def is_state(saved: Any) -> bool:
@@ -234,75 +213,27 @@ def is_state(saved: Any) -> bool:
         return bool((saved >= 0).all())
     try:
         made = from_row(saved)
-        bits = made.bit_generator.state if saved[0] < 0 else made.get_state(legacy=False)
+        is_generator = isinstance(made, np.random.Generator)
+        bits = made.bit_generator.state if is_generator else made.get_state(legacy=False)
         return has_positions(bits) and np.array_equal(to_row(made), saved)
     except Exception:  # noqa: BLE001 - whatever NumPy finds wrong
         return False
 
 
-_BITS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
-_WORDS = 4  # of 32 bits: the longest number in a state has 128 bits
-
-
-def _row_of_generator(state: np.random.Generator) -> Any:
-    """Return the numbers of a state in 32-bit words, after one below 0 for the bit generator."""
-    saved: Any = state.bit_generator.state
-    if saved["bit_generator"] not in _BITS:
-        raise TypeError(
-            f"a random stream uses {saved['bit_generator']}; expected one of {', '.join(_BITS)}"
-        )
-    row, end = np.zeros(1 + _KEYS + _WORDS), 1
-    row[0] = -1 - _BITS.index(saved["bit_generator"])
-    for place, key in _numbers(saved):
-        number = place[key]
-        if isinstance(number, np.ndarray):
-            words = np.ascontiguousarray(number).view(np.uint32)
-        else:
-            words = np.frombuffer(int(number).to_bytes(4 * _WORDS, "little"), "<u4")
-        row[end : end + len(words)] = words
-        end += len(words)
-    return row
-
-
-def _generator_of_row(row: Any) -> np.random.Generator:
-    bits = getattr(np.random, _BITS[-1 - int(row[0])])(0)
-    saved, end = bits.state, 1
-    for place, key in _numbers(saved):
-        number = place[key]
-        size = number.view(np.uint32).size if isinstance(number, np.ndarray) else _WORDS
-        words = row[end : end + size].astype("<u4")
-        end += size
-        if isinstance(number, np.ndarray):
-            place[key] = words.view(number.dtype)
-        else:
-            place[key] = int.from_bytes(words.tobytes(), "little")
-    bits.state = saved
-    return np.random.Generator(bits)
-
-
-def _numbers(saved: Any) -> Iterator[tuple[Any, str]]:
-    """Yield where the numbers of a bit generator's state are: a dict, and a key."""
-    for key, value in sorted(saved.items()):
-        if isinstance(value, dict):
-            yield from _numbers(value)
-        elif not isinstance(value, str):
-            yield saved, key
-
-
 class ToRow(Op):
-    """Convert a random state to a float64 matrix of one row."""
+    """Convert a random state to a uint8 matrix of one row."""
 
     __props__ = ()
 
     def make_node(self, state: Any) -> Any:
-        return Apply(self, [state], [T.dmatrix()])
+        return Apply(self, [state], [T.matrix(dtype="uint8")])
 
     def perform(self, node: Any, inputs: Any, output_storage: Any, params: Any = None) -> None:  # noqa: ARG002 - the engine's signature
         output_storage[0][0] = to_row(inputs[0])[np.newaxis]
 
 
 class FromRow(Op):
-    """Convert a float64 matrix of one row to a random state."""
+    """Convert a uint8 matrix of one row to a random state."""
 
     __props__ = ()
 

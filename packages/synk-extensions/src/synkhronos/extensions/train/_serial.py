@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -35,7 +34,10 @@ class SerialTrainFunction:
         output_names: For each output of a call, the name of its expression, or None.
         n_scattered: Number of inputs whose rows ``batch`` selects; they come first.
         rows: Number of rows of the last step; 0 where none are divided.
+        sync: None, as of a ``TrainFunction`` without a rule.
     """
+
+    sync = None
 
     def __init__(
         self,
@@ -73,7 +75,7 @@ class SerialTrainFunction:
 
     def build_inputs(self, *data: Any, **_options: Any) -> Any:
         """Return the data as arrays; the parallel step copies them to shared memory instead."""
-        arrays = tuple(np.asarray(item) for item in data)
+        arrays = tuple(map(np.asarray, data))
         return arrays[0] if len(arrays) == 1 else arrays
 
     def __call__(
@@ -148,12 +150,8 @@ class SerialTrainFunction:
                 f"got {len(data)} positional values and the unused names {sorted(named_data)}; "
                 f"expected one for each of the inputs {self._names}"
             )
-        scattered = [RowSource.of(value) for value in values[: self.n_scattered]]
-        arrays = [
-            np.asarray(value) if source is None else source
-            for value, source in itertools.zip_longest(values, scattered)
-        ]
-        return arrays[: self.n_scattered], arrays[self.n_scattered :]
+        scattered = [_rows_of(value) for value in values[: self.n_scattered]]
+        return scattered, [np.asarray(value) for value in values[self.n_scattered :]]
 
     def _rows(self, batch_s: Any) -> list[Any]:
         if not self._sliceable:
@@ -172,6 +170,11 @@ def _with_op(output: Any) -> tuple[Any, Any]:
     """Return (expression, reduce-op) of an output; "c_avg" means "avg" here, and so on."""
     expression, op = output if isinstance(output, tuple) else (output, "avg")
     return expression, op[2:] if op is not None and op.startswith("c_") else op
+
+
+def _rows_of(value: Any) -> Any:
+    source = RowSource.of(value)
+    return np.asarray(value) if source is None else source
 
 
 def _key(batch: Any) -> Any:

@@ -40,10 +40,7 @@ class TrainingState:
 
 
 def training_state(
-    params: Any,
-    param_updates: Sequence[Any],
-    expressions: Iterable[Any],
-    updates: Sequence[Any],
+    params: Any, param_updates: Sequence[Any], expressions: Iterable[Any], updates: Sequence[Any]
 ) -> TrainingState:
     """Sort the shared variables that a step changes.
 
@@ -53,29 +50,15 @@ def training_state(
         expressions: All other computed expressions: loss, outputs, gradients, values of givens.
         updates: The user's own updates of the gradient function: pairs, or triples with an op.
     """
-    trained = _distinct([params] if isinstance(params, SharedVariable) else list(params))
-    optimizer: list[Any] = []
-    local: list[Any] = []
-    random: list[Any] = []
-    for target, *_ in param_updates:
-        (random if is_random(target) else optimizer).append(target)
-    for target, *_ in updates:
-        (random if is_random(target) else local).append(target)
-    values = [*expressions, *(pair[1] for pair in (*param_updates, *updates))]
-    read = _shared_leaves(values)
-    for variable in read:
-        if _default_update(variable) is not None:
-            (random if is_random(variable) else local).append(variable)
-    taken = {storage_of(variable) for variable in trained}
-    optimizer = _distinct(optimizer, taken)
-    taken.update(storage_of(variable) for variable in optimizer)
-    return TrainingState(
-        tuple(trained),
-        tuple(optimizer),
-        tuple(_distinct(local, taken)),
-        tuple(_distinct(random)),
-        tuple(read),
-    )
+    read = _shared_leaves([*expressions, *(pair[1] for pair in (*param_updates, *updates))])
+    of_rule = [target for target, *_ in param_updates]
+    others = [target for target, *_ in updates]
+    others += [variable for variable in read if _default_update(variable) is not None]
+    random = _distinct(variable for variable in (*of_rule, *others) if is_random(variable))
+    trained = _distinct([params] if isinstance(params, SharedVariable) else params)
+    optimizer = _distinct(of_rule, [*trained, *random])
+    local = _distinct(others, [*trained, *random, *optimizer])
+    return TrainingState(tuple(trained), tuple(optimizer), tuple(local), tuple(random), tuple(read))
 
 
 def is_random(variable: Any) -> bool:
@@ -114,9 +97,9 @@ def _shared_leaves(expressions: Iterable[Any]) -> list[Any]:
     return list(found.values())
 
 
-def _distinct(variables: Iterable[Any], taken: Iterable[int] = ()) -> list[Any]:
-    """Return each variable once, without those whose storages are taken."""
-    seen = set(taken)
+def _distinct(variables: Iterable[Any], taken: Iterable[Any] = ()) -> list[Any]:
+    """Return each variable once, without those that are taken."""
+    seen = {storage_of(variable) for variable in taken}
     kept = []
     for variable in variables:
         if storage_of(variable) not in seen:

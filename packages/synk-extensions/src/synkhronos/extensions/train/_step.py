@@ -29,6 +29,7 @@ import synkhronos as synk
 from synk_core import brief_traceback, flat_updates
 from synk_core.engine import T, Variable, library
 from synkhronos.extensions.sync import SyncRule
+from synkhronos.extensions.updates._wrapping import three_parts
 
 from ._arguments import call_of_1_0, data_and_rows
 from ._batches import drawn_batches, with_next
@@ -61,11 +62,8 @@ class TrainFunction:
         output_names: Sequence[Any] = (None,),
         sync: SyncRule | None = None,
     ) -> None:
-        self.sync = sync
-        self.grad_function = grad_function
-        self.update_function = update_function
-        self.flat_grad = flat_grad
-        self.state = state
+        self.grad_function, self.update_function = grad_function, update_function
+        self.flat_grad, self.state, self.sync = flat_grad, state, sync
         self.output_names = tuple(output_names)
 
     @property
@@ -110,11 +108,8 @@ class TrainFunction:
         """
         gradient = self.grad_function
         data, batch = call_of_1_0(len(gradient.spec.inputs), data, batch, named_data)
-        return self._take(
-            gradient.delayed(
-                *data, batch=batch, batch_s=batch_s, num_slices=num_slices, **named_data
-            )
-        )
+        options: dict[str, Any] = {"batch": batch, "batch_s": batch_s, "num_slices": num_slices}
+        return self._take(gradient.delayed(*data, **options, **named_data))
 
     def steps(self, *data_and_batches: Any, num_slices: int = 1) -> Iterator[Any]:
         """Take a step for each batch; yield what a call returns, after each.
@@ -126,8 +121,6 @@ class TrainFunction:
 
             for loss in train.steps(x_data, y_data, index_batches(len(x_data), 128, rng)):
                 ...
-            for loss in train.steps(batches_from_files()):  # yields (x, y)
-                ...
 
         Args:
             *data_and_batches: One value per input, in the order of ``inputs``, then
@@ -135,11 +128,9 @@ class TrainFunction:
                 not change meanwhile. If the rows of one are in a file (a memory map, an HDF5
                 dataset, a Zarr array), a thread reads the rows of each batch ahead. Or just an
                 iterable that yields the arrays of each batch, one per input in a tuple, or a
-                single one: a thread draws them ahead, up to two batches, and copies them to shared
-                memory. Nothing waits for one that waits for ever, not even the program's end; so
-                a generator that is at work then does not come to its ``finally``. For a step
-                without inputs, whose data are ``sliceable_shareds``, an iterable of what a call
-                takes as ``batch_s``.
+                single one: a thread draws them ahead, up to two batches. The program's end does
+                not wait for that thread. For a step without inputs, whose data are
+                ``sliceable_shareds``, an iterable of what a call takes as ``batch_s``.
             num_slices: As in a call. With more than 1, rows are not taken ahead.
 
         Raises:
@@ -234,9 +225,8 @@ def make_train_function(
         name: Prefix of the two functions' names: "<name>: gradient" and "<name>: update".
         flat: Whether one computation moves all parameters that the rule moves alike, elementwise.
             Their values become views of one array, and so do those of each kind of the rule's
-            state. The numbers are the same, except where a compiler rounds a product and a sum
-            together in only one of the two forms. None for where it is quicker: with 8 parameters
-            or more on GPUs, with 64 on processors.
+            state. The numbers are the same, up to a compiler's rounding. None for where it is
+            quicker: with 8 parameters or more on GPUs, with 64 on processors.
         sync: A rule of :mod:`synkhronos.extensions.sync`, made for the same ``params``. Each rank
             then takes the step of its own rows, and the rule combines the parameters every few
             steps; the state of the update rule stays with its rank. The loss is the mean over the
@@ -244,28 +234,24 @@ def make_train_function(
         **kwargs: Further arguments of the rule, such as ``learning_rate``.
 
     The form of release 1.0, ``make_train_function(loss, params, x, y, update_rule, *args,
-    **kwargs)``, also works: a variable in the place of ``update_rule`` identifies it; ``x=`` and
-    ``y=`` may be keywords. So does its call, ``train(x_data, y_data, batch)``, also by keyword.
-
-    Returns:
-        A callable :class:`TrainFunction`.
+    **kwargs)``, also works, with ``x=`` and ``y=`` as keywords, too. So does its call,
+    ``train(x_data, y_data, batch)``.
 
     Raises:
         TypeError: ``update_rule`` is not callable, or does not return three parts.
         All errors of the rule itself and of building a function.
     """
     inputs, update_rule, args = _call_form(inputs, update_rule, args, kwargs)
-    split = _apply(update_rule, loss, params, args, kwargs)
+    split = three_parts(update_rule, update_rule(loss, params, *args, **kwargs))
     grad_updates, param_updates, flat_grad = split
-    pairs = _pairs(updates)
-    together = _pairs(param_updates)
+    pairs, together, every = _pairs(updates), _pairs(param_updates), [loss, *(outputs or ())]
     if sync is not None:
         _require_all_of(params, sync)
         had_rows, together = _where_rows(_expression(loss), together)
         grad_updates = [*grad_updates, had_rows]
     grad_function = synk.function(
         inputs,
-        outputs=_all_outputs(loss, outputs),
+        outputs=loss if outputs is None else every,
         bcast_inputs=bcast_inputs,
         updates=[(target, value, "avg") for target, value in grad_updates] + pairs,
         givens=givens,
@@ -275,11 +261,10 @@ def make_train_function(
     if flat is not False:
         together = flat_updates(together, 2 if flat else None)
     update_function = synk.function([], updates=together, name=f"{name}: update")
-    state = _state(params, split, loss, outputs, pairs, _pairs(givens))
+    state = _state(params, split, every, pairs, _pairs(givens))
     if sync is not None:
         state = replace(state, centre=tuple(sync.centre), takes_local_steps=True)
-    names = _names(loss, outputs)
-    return TrainFunction(grad_function, update_function, flat_grad, state, names, sync)
+    return TrainFunction(grad_function, update_function, flat_grad, state, _names(every), sync)
 
 
 def make_train_function_theano(
@@ -303,24 +288,21 @@ def make_train_function_theano(
     ``batch``, ``batch_s`` and ``num_slices``, are those of :func:`make_train_function` (``flat``
     has no effect, and there is no ``sync``). It needs no ``fork()``. It has its own optimiser
     state, but the parameters are the same variables.
-
-    Returns:
-        A callable :class:`SerialTrainFunction`, whose ``grad_function`` and
-        ``update_function`` are compiled Theano functions.
     """
     inputs, update_rule, args = _call_form(inputs, update_rule, args, kwargs)
-    split = _apply(update_rule, loss, params, args, kwargs)
+    split = three_parts(update_rule, update_rule(loss, params, *args, **kwargs))
+    pairs, given, every = _pairs(updates), _pairs(givens), [loss, *(outputs or ())]
     return SerialTrainFunction(
         split,
         inputs=inputs,
-        outputs=_all_outputs(loss, outputs),
+        outputs=loss if outputs is None else every,
         bcast_inputs=list(bcast_inputs or []),
-        updates=_pairs(updates),
-        givens=_pairs(givens),
+        updates=pairs,
+        givens=given,
         sliceable_shareds=list(sliceable_shareds or []),
         name=name,
-        state=_state(params, split, loss, outputs, _pairs(updates), _pairs(givens)),
-        output_names=_names(loss, outputs),
+        state=_state(params, split, every, pairs, given),
+        output_names=_names(every),
     )
 
 
@@ -356,35 +338,19 @@ def _call_form(
     return inputs, update_rule, args
 
 
-def _apply(rule: Any, loss: Any, params: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-    """Return the three parts that the rule gives."""
-    parts = rule(loss, params, *args, **kwargs)
-    if not isinstance(parts, tuple) or len(parts) != 3:
-        raise TypeError(
-            f"update_rule {getattr(rule, '__name__', rule)!r} returned a {type(parts).__name__}; "
-            "expected (grad_updates, param_updates, flat_grad). The rules of lasagne.updates do "
-            "not split a step: use the rule of that name in synkhronos.extensions.updates"
-        )
-    return parts
-
-
-def _all_outputs(loss: Any, outputs: Sequence[Any] | None) -> Any:
-    return loss if outputs is None else [loss, *outputs]
-
-
 def _expression(output: Any) -> Any:
     return output[0] if isinstance(output, tuple) else output
 
 
-def _names(loss: Any, outputs: Sequence[Any] | None) -> list[Any]:
-    return [getattr(_expression(output), "name", None) for output in (loss, *(outputs or ()))]
+def _names(outputs: Sequence[Any]) -> list[Any]:
+    return [getattr(_expression(output), "name", None) for output in outputs]
 
 
 def _state(
-    params: Any, split: Any, loss: Any, outputs: Any, updates: Sequence[Any], givens: Sequence[Any]
+    params: Any, split: Any, outputs: Sequence[Any], updates: Sequence[Any], givens: Sequence[Any]
 ) -> TrainingState:
     grad_updates, param_updates, _ = split
-    expressions = [_expression(output) for output in (loss, *(outputs or ()))]
+    expressions = [_expression(output) for output in outputs]
     expressions += [value for _, value in (*grad_updates, *givens)]
     return training_state(params, param_updates, expressions, updates)
 
@@ -405,11 +371,7 @@ def _where_rows(loss: Any, param_updates: Sequence[Any]) -> tuple[Any, list[Any]
 
 
 def _require_all_of(params: Any, sync: Any) -> None:
-    """
-    Raises:
-        TypeError: ``sync`` is no rule.
-        ValueError: It does not combine one of the parameters.
-    """
+    """Raise an error unless ``sync`` is a rule that combines all parameters."""
     if not isinstance(sync, SyncRule):
         raise TypeError(
             f"sync is {sync!r}; expected a rule, such as synkhronos.extensions.sync.easgd(params, "

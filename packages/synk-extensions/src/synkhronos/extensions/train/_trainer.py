@@ -78,22 +78,16 @@ class Callback:
         """Restore a state that :meth:`state` returned."""
 
 
-def _exit_run(
-    callback: Callback, trainer: Trainer, _kind: Any, error: BaseException | None, _trace: Any
-) -> None:
+def _exit_run(callback: Callback, trainer: Trainer, _: Any, error: Any, __: Any) -> None:
     """Call ``on_run_exit`` as the exit of a context."""
     callback.on_run_exit(trainer, error)
 
 
-class OnEpochEnd(Callback):
+class _OnEpochEnd(Callback):
     """Call a plain function after each epoch."""
 
     def __init__(self, function: Any) -> None:
-        self._function = function
-
-    def on_epoch_end(self, trainer: Trainer, record: dict[str, Any]) -> None:
-        """Call the function."""
-        self._function(trainer, record)
+        self.on_epoch_end = function  # type: ignore[method-assign]
 
 
 def _is_stateful(item: Any) -> bool:
@@ -102,15 +96,11 @@ def _is_stateful(item: Any) -> bool:
     return loads and hasattr(item, "load_state")
 
 
-def as_callback(callback: Any) -> Callback:
-    """
-    Raises:
-        TypeError: The object is neither a Callback nor a function.
-    """
+def _as_callback(callback: Any) -> Callback:
     if isinstance(callback, Callback):
         return callback
     if callable(callback) and not isinstance(callback, type):
-        return OnEpochEnd(callback)
+        return _OnEpochEnd(callback)
     raise TypeError(
         f"got {callback!r} among callbacks; expected a Callback object or a function "
         "f(trainer, record)"
@@ -136,14 +126,14 @@ class Trainer:
         train: From :func:`make_train_function` or :func:`make_train_function_theano`. If it has a
             rule of :mod:`synkhronos.extensions.sync`, all ranks get the common parameters after
             each epoch, before validation (``settle()``).
-        data: An array or ``Data`` for each input of ``train``, in a tuple; or a single one. Arrays
-            are copied to shared memory once. All but those of ``bcast_inputs`` have the same
-            number of rows. If the rows of one are in a file (a memory map, an HDF5 dataset, a Zarr
-            array), a thread reads the rows of each batch ahead, and nothing is copied before. Or
-            batches that you make: a function ``f(epoch)`` from the number of finished epochs to an
-            iterable of them, or an iterable such as a list-like loader, which is iterated anew for
-            each epoch. A batch is what ``train.steps`` takes: an array for each input, in a tuple,
-            or a single one; a thread draws them ahead.
+        data: An array or ``Data`` for each input of ``train``, in a tuple; or a single one. All but
+            those of ``bcast_inputs`` have the same number of rows. Arrays are copied to shared
+            memory once. If the rows of one are in a file (a memory map, an HDF5 dataset, a Zarr
+            array), a thread reads the rows of each batch ahead instead. Or batches that you make:
+            a function ``f(epoch)`` from the number of finished epochs to an iterable of them, or
+            an iterable such as a list-like loader, which is iterated anew for each epoch. A batch
+            is what ``train.steps`` takes: an array for each input, in a tuple, or a single one; a
+            thread draws them ahead.
         batch_size: Rows per step, for all ranks together. None if you make the batches.
         valid: Function of the validation set, called after each epoch: a
             ``synkhronos.Function``, or any callable such as a compiled Theano function. Its first
@@ -163,9 +153,8 @@ class Trainer:
             or RandomState. This and the next two have no effect if you make the batches.
         shuffle: Shuffle the rows again for each epoch.
         drop_last: Leave out a last batch that is smaller.
-        monitor: The column of the log that scores an epoch, for ``best.npz``, early
-            stopping, and :class:`ReduceOnPlateau`. By default "valid_loss" if there is a ``valid``,
-            else "train_loss".
+        monitor: The column of the log that scores an epoch, for ``best.npz``, early stopping, and
+            :class:`ReduceOnPlateau`; by default "valid_loss", without ``valid`` "train_loss".
         mode: "min" if a low ``monitor`` is good, "max" if a high one is, such as an accuracy.
         average_local: After each epoch, before validation, average the floats that each rank keeps
             for itself (``train.state.local``), such as the running averages of batch
@@ -229,45 +218,44 @@ class Trainer:
                 raise ValueError("on_sigterm='checkpoint' needs a folder: Trainer(checkpoint=...)")
         self._interrupt = Interrupt(on_sigterm is not None)
         self.train = train
-        self._data: tuple[Any, ...] = ()
-        self._sampler: BatchMaker | BatchSampler
-        if BatchMaker.makes(data):
-            self._sampler = BatchMaker(data, batch_size)
-        else:
-            self._data = placed(train, data, "data")
-            self._sampler = BatchSampler(len(self._data[0]), batch_size, seed, shuffle, drop_last)
+        makes = BatchMaker.makes(data)
+        self._data = () if makes else placed(train, data, "data")
+        self._sampler: BatchMaker | BatchSampler = (
+            BatchMaker(data, batch_size)
+            if makes
+            else BatchSampler(len(self._data[0]), batch_size, seed, shuffle, drop_last)
+        )
         self._num_slices, self._seed = num_slices, seed
         names = names_of_outputs(train.output_names, output_names)
         self._train_columns = ["train_loss", *(f"train_{name}" for name in names)]
-        self._valid = None
+        self._valid, valid_columns = None, []
         if valid is not None:
             self._valid = Validation(valid, valid_data, valid_slices, valid_names)
-        valid_columns = self._valid.columns if self._valid else []
+            valid_columns = self._valid.columns
         self.monitor = monitor or ("valid_loss" if self._valid else "train_loss")
         require(self.monitor, "monitor", [*self._train_columns, *valid_columns])
-        columns = ["train_loss", "valid_loss", *self._train_columns[1:], *valid_columns[1:]]
-        self._mode = mode
-        self._average_local, self._terminate_on_nan = average_local, terminate_on_nan
+        self._mode, self._average_local = mode, average_local
+        self._terminate_on_nan = terminate_on_nan
         if isinstance(callbacks, Callback) or callable(callbacks):
             raise TypeError(f"callbacks is {callbacks!r}; expected a list: callbacks=[...]")
-        self._callbacks = [as_callback(callback) for callback in callbacks]
+        self._callbacks = [_as_callback(callback) for callback in callbacks]
         if checkpoint is not None and not isinstance(checkpoint, Checkpoints):
             checkpoint = Checkpoints(checkpoint)
         self._checkpoints = checkpoint
-        columns = ["epoch", "step", "seconds", *columns, "learning_rate"]
-        self._log = None if log is None else LogFile(log, columns)
+        self._log = None
+        if log is not None:
+            further = [*self._train_columns[1:], *valid_columns[1:]]
+            columns = ["epoch", "step", "seconds", "train_loss", "valid_loss", *further]
+            self._log = LogFile(log, [*columns, "learning_rate"])
         self._report = reporter(verbose)
         self._local_floats = [variable for variable in train.state.local if is_float(variable)]
-        self._sync = getattr(train, "sync", None)
         self._valued = [*train.state.params, *train.state.centre, *self._local_floats]
         self._rate = LearningRate(learning_rate, schedule, schedule_by, self._ranks, train.state)
         self._contents = CheckpointContents(
             SharedVariables(self._ranks, train.state, learning_rate),
             self._sampler,
             course={"monitor": self.monitor, "mode": mode, "train_columns": self._train_columns},
-            stateful=[
-                item for item in [schedule, *self._callbacks, self._sync] if _is_stateful(item)
-            ],
+            stateful=[*filter(_is_stateful, [schedule, *self._callbacks, train.sync])],
         )
         sums = [0.0] * len(self._train_columns)
         self._progress = TrainingProgress(sums, self._sampler.get_state())
@@ -312,17 +300,15 @@ class Trainer:
 
         The first Ctrl-C stops after the present step, or while a batch is awaited: the Trainer
         writes a checkpoint, if it has a folder for it, and returns. The second raises
-        KeyboardInterrupt at once. (In threads other than the main one, Ctrl-C works as usual.)
+        KeyboardInterrupt at once. (In threads other than the main one, Ctrl-C works as usual.) An
+        error after the first Ctrl-C is the cause of a KeyboardInterrupt.
 
         With ``on_sigterm="checkpoint"``, a SIGTERM stops after the present step, and after
         validation if that is under way: the Trainer writes a checkpoint, calls the callbacks as
-        after Ctrl-C, and ends the program by SystemExit with the status 143. Further ones change
-        nothing. An error of the step, or of a callback after it, is logged, and the program ends
-        all the same; after any other error, the next run of any Trainer ends it. After a run, the
-        signal has the handler that it had before.
-
-        An error after the first Ctrl-C is the cause of a KeyboardInterrupt. Of a run within a
-        callback of another Trainer's, a signal ends both.
+        after Ctrl-C, and ends the program by SystemExit with the status 143. An error of the step,
+        or of a callback after it, is logged, and the program ends all the same; after any other
+        error, the next run of any Trainer ends it. A signal to a run within a callback of another
+        Trainer ends both.
 
         Args:
             epochs: Total number of epochs.
@@ -494,8 +480,8 @@ class Trainer:
         return values[0]
 
     def _finish_epoch(self, epochs: int) -> None:
-        if self._sync is not None:
-            self._sync.settle()
+        if self.train.sync is not None:
+            self.train.sync.settle()
         if self._average_local:
             self._ranks.average(self._local_floats)
         validated = self._valid() if self._valid else {"valid_loss": None}
@@ -509,13 +495,13 @@ class Trainer:
 
     def _count_epoch(self, validated: dict[str, Any]) -> None:
         progress = self._progress
-        trained: dict[str, Any] = dict(zip(self._train_columns, progress.end_epoch()))
-        record = {
+        trained = dict(zip(self._train_columns, progress.end_epoch()))
+        losses = {"train_loss": trained["train_loss"], "valid_loss": validated["valid_loss"]}
+        record: dict[str, Any] = {
             "epoch": self.epoch,
             "step": self.step,
             "seconds": round(self._pass_time(), 3),
-            "train_loss": trained.pop("train_loss"),
-            "valid_loss": validated.pop("valid_loss"),
+            **losses,  # before further outputs
             **trained,
             **validated,
             "learning_rate": self._rate.value(),

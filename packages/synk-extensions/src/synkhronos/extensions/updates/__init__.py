@@ -38,22 +38,12 @@ with the same arguments and results. They go into each other::
 The gradient passes them from the outside in, and the new parameters from the inside out. Here it
 is clipped, the decay is added to it, adam makes its step, and the norms are constrained.
 
-============================== ================================================================
-before the rule, the gradient
-============================== ================================================================
-:func:`clip_by_global_norm`    is scaled down to a largest norm, all parameters together
-:func:`clip_by_value`          is bounded element by element
-:func:`weight_decay`           gets a multiple of the parameters added
-============================== ================================================================
-
-============================== ================================================================
-after the rule, the parameters
-============================== ================================================================
-:func:`decoupled_weight_decay` shrink by the learning rate times a multiple of themselves
-:func:`norm_constraint`        are scaled down, unit by unit, to a largest norm
-:func:`value_constraint`       are bounded element by element
-:func:`moving_average`         stay as they are, and move their averages
-============================== ================================================================
+- Before the rule: :func:`clip_by_global_norm` scales the gradient down to a largest norm, all
+  parameters together; :func:`clip_by_value` bounds its elements; :func:`weight_decay` adds a
+  multiple of the parameters.
+- After the rule: :func:`decoupled_weight_decay` shrinks the parameters by the learning rate times a
+  multiple of themselves; :func:`norm_constraint` scales them down, unit by unit, to a largest norm;
+  :func:`value_constraint` bounds their elements; :func:`moving_average` keeps averages of them.
 
 All of this happens in ``param_updates``, with the gradient averaged over the ranks, and is
 therefore the same as in one process with the whole batch. ``flat_grad`` keeps the average.
@@ -70,12 +60,6 @@ from synkhronos.extensions.updates._adaptive import (
     amsgrad,
     rmsprop,
 )
-
-# the gradient before a rule sees it
-from synkhronos.extensions.updates._clipping import clip_by_global_norm, clip_by_value
-
-# the parameters after a rule has moved them
-from synkhronos.extensions.updates._constraints import norm_constraint, value_constraint
 
 # steps along the gradient
 from synkhronos.extensions.updates._first_order import (
@@ -97,11 +81,16 @@ from synkhronos.extensions.updates._flatten import (
     vars_flat_size,
 )
 
-# averages of the parameters over the steps
-from synkhronos.extensions.updates._moving_average import moving_average
-
-# a pull towards zero, through the gradient or separate from the rule
-from synkhronos.extensions.updates._weight_decay import decoupled_weight_decay, weight_decay
+# the gradient before a rule sees it, and the parameters after a rule has moved them
+from synkhronos.extensions.updates._wrappers import (
+    clip_by_global_norm,
+    clip_by_value,
+    decoupled_weight_decay,
+    moving_average,
+    norm_constraint,
+    value_constraint,
+    weight_decay,
+)
 
 __all__ = [
     "SplitUpdates",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Callable
 
 from synk_core.engine import T
 from synkhronos.extensions.updates._arguments import accepts_lr, scalar
@@ -21,9 +22,7 @@ def adagrad(
         \theta &\leftarrow \theta - \eta\, g / \sqrt{a + \epsilon}
 
     Args:
-        loss_or_grads: Scalar loss expression, or a list of one gradient expression per parameter.
-        params: Shared variables, all of one floating-point dtype.
-        learning_rate: :math:`\eta`, a number or Theano scalar; also accepted as ``lr``.
+        loss_or_grads, params, learning_rate: As for :func:`sgd`.
         epsilon: A small number against division by zero, inside the root.
 
     Returns:
@@ -58,9 +57,7 @@ def rmsprop(
         \theta &\leftarrow \theta - \eta\, g / \sqrt{a + \epsilon}
 
     Args:
-        loss_or_grads: Scalar loss expression, or a list of one gradient expression per parameter.
-        params: Shared variables, all of one floating-point dtype.
-        learning_rate: :math:`\eta`, a number or Theano scalar; also accepted as ``lr``.
+        loss_or_grads, params, learning_rate: As for :func:`sgd`.
         rho: :math:`\rho`, how much of the average is kept at each step.
         epsilon: A small number against division by zero, inside the root.
 
@@ -145,11 +142,9 @@ def adam(
             - \eta\, \frac{\sqrt{1 - \beta_2^t}}{1 - \beta_1^t}\, \frac{m}{\sqrt{v} + \epsilon}
 
     Args:
-        loss_or_grads: Scalar loss expression, or a list of one gradient expression per parameter.
-        params: Shared variables, all of one floating-point dtype.
-        learning_rate: :math:`\eta`, a number or Theano scalar; also accepted as ``lr``.
-        beta1: :math:`\beta_1`, how much of the average gradient is kept at each step.
-        beta2: :math:`\beta_2`, how much of the average squared gradient is kept at each step.
+        loss_or_grads, params, learning_rate: As for :func:`sgd`.
+        beta1, beta2: How much of the average gradient, and of its average square, is kept at each
+            step.
         epsilon: A small number against division by zero. It stands outside the root, in the
             form that the paper gives at the end of its section 2 (as Lasagne has it).
 
@@ -160,21 +155,13 @@ def adam(
     Source: D. P. Kingma and J. Ba, "Adam: A Method for Stochastic Optimization",
     arXiv:1412.6980 (2014).
     """
-    grads = FlatGradient(loss_or_grads, params)
-    eta = scalar(learning_rate, grads.dtype, "learning_rate")
-    b1 = scalar(beta1, grads.dtype, "beta1")
-    b2 = scalar(beta2, grads.dtype, "beta2")
-    eps = scalar(epsilon, grads.dtype, "epsilon")
-    step = grads.scalar_state("step")
-    t = step + 1
-    rate = eta * T.sqrt(1 - b2**t) / (1 - b1**t)
-    updates = [(step, t)]
-    for param, grad, state in grads:
-        mean, squares = state("mean"), state("squares")
-        m = b1 * mean + (1 - b1) * grad
-        v = b2 * squares + (1 - b2) * T.sqr(grad)
-        updates += [(mean, m), (squares, v), (param, param - rate * m / (T.sqrt(v) + eps))]
-    return grads.split(updates)
+
+    def size_of(grad: Any, state: Any, beta: Any) -> Any:
+        squares = state("squares")
+        v = beta * squares + (1 - beta) * T.sqr(grad)
+        return [(squares, v)], T.sqrt(v)
+
+    return _adam(loss_or_grads, params, (learning_rate, beta1, beta2, epsilon), size_of)
 
 
 @accepts_lr
@@ -203,12 +190,8 @@ def amsgrad(
     the maximum before the bias is corrected.
 
     Args:
-        loss_or_grads: Scalar loss expression, or a list of one gradient expression per parameter.
-        params: Shared variables, all of one floating-point dtype.
-        learning_rate: :math:`\eta`, a number or Theano scalar; also accepted as ``lr``.
-        beta1: :math:`\beta_1`, how much of the average gradient is kept at each step.
-        beta2: :math:`\beta_2`, how much of the average squared gradient is kept at each step.
-        epsilon: A small number against division by zero, outside the root.
+        loss_or_grads, params, learning_rate: As for :func:`sgd`.
+        beta1, beta2, epsilon: As for :func:`adam`.
 
     Returns:
         As :func:`sgd`. The state is "step", one counter for all parameters, and "mean(W)",
@@ -217,27 +200,14 @@ def amsgrad(
     Source: S. J. Reddi, S. Kale and S. Kumar, "On the Convergence of Adam and Beyond", ICLR
     (2018), algorithm 2.
     """
-    grads = FlatGradient(loss_or_grads, params)
-    eta = scalar(learning_rate, grads.dtype, "learning_rate")
-    b1 = scalar(beta1, grads.dtype, "beta1")
-    b2 = scalar(beta2, grads.dtype, "beta2")
-    eps = scalar(epsilon, grads.dtype, "epsilon")
-    step = grads.scalar_state("step")
-    t = step + 1
-    rate = eta * T.sqrt(1 - b2**t) / (1 - b1**t)
-    updates = [(step, t)]
-    for param, grad, state in grads:
-        mean, squares, largest = state("mean"), state("squares"), state("largest")
-        m = b1 * mean + (1 - b1) * grad
-        v = b2 * squares + (1 - b2) * T.sqr(grad)
+
+    def size_of(grad: Any, state: Any, beta: Any) -> Any:
+        squares, largest = state("squares"), state("largest")
+        v = beta * squares + (1 - beta) * T.sqr(grad)
         u = larger(largest, v)
-        updates += [
-            (mean, m),
-            (squares, v),
-            (largest, u),
-            (param, param - rate * m / (T.sqrt(u) + eps)),
-        ]
-    return grads.split(updates)
+        return [(squares, v), (largest, u)], T.sqrt(u)
+
+    return _adam(loss_or_grads, params, (learning_rate, beta1, beta2, epsilon), size_of)
 
 
 @accepts_lr
@@ -258,11 +228,8 @@ def adamax(
         \theta &\leftarrow \theta - \frac{\eta}{1 - \beta_1^t}\, \frac{m}{u + \epsilon}
 
     Args:
-        loss_or_grads: Scalar loss expression, or a list of one gradient expression per parameter.
-        params: Shared variables, all of one floating-point dtype.
-        learning_rate: :math:`\eta`, a number or Theano scalar; also accepted as ``lr``.
-        beta1: :math:`\beta_1`, how much of the average gradient is kept at each step.
-        beta2: :math:`\beta_2`, how much of the largest gradient is kept at each step.
+        loss_or_grads, params, learning_rate: As for :func:`sgd`.
+        beta1, beta2: How much of the average and of the largest gradient is kept at each step.
         epsilon: A small number against division by zero (0 in the paper).
 
     Returns:
@@ -272,18 +239,41 @@ def adamax(
     Source: D. P. Kingma and J. Ba, "Adam: A Method for Stochastic Optimization",
     arXiv:1412.6980 (2014), section 7.
     """
+
+    def size_of(grad: Any, state: Any, beta: Any) -> Any:
+        largest = state("largest")
+        u = larger(beta * largest, abs(grad))
+        return [(largest, u)], u
+
+    scalars = (learning_rate, beta1, beta2, epsilon)
+    return _adam(loss_or_grads, params, scalars, size_of, is_square=False)
+
+
+def _adam(
+    loss_or_grads: Any,
+    params: Any,
+    scalars: Sequence[Any],
+    size_of: Callable[[Any, Any, Any], Any],
+    is_square: bool = True,
+) -> SplitUpdates:
+    """Step along the average gradient, divided by a size.
+
+    Args:
+        scalars: The learning rate, beta1, beta2 and epsilon.
+        size_of: From a gradient, its parameter's state and beta2 to updates of the state, and the
+            size.
+        is_square: Whether the size is the root of an average, which needs a correction as well.
+    """
     grads = FlatGradient(loss_or_grads, params)
-    eta = scalar(learning_rate, grads.dtype, "learning_rate")
-    b1 = scalar(beta1, grads.dtype, "beta1")
-    b2 = scalar(beta2, grads.dtype, "beta2")
-    eps = scalar(epsilon, grads.dtype, "epsilon")
+    names = ("learning_rate", "beta1", "beta2", "epsilon")
+    eta, b1, b2, eps = (scalar(value, grads.dtype, name) for value, name in zip(scalars, names))
     step = grads.scalar_state("step")
     t = step + 1
-    rate = eta / (1 - b1**t)
+    rate = (eta * T.sqrt(1 - b2**t) if is_square else eta) / (1 - b1**t)
     updates = [(step, t)]
     for param, grad, state in grads:
-        mean, largest = state("mean"), state("largest")
+        mean = state("mean")
         m = b1 * mean + (1 - b1) * grad
-        u = larger(b2 * largest, abs(grad))
-        updates += [(mean, m), (largest, u), (param, param - rate * m / (u + eps))]
+        more, size = size_of(grad, state, b2)
+        updates += [(mean, m), *more, (param, param - rate * m / (size + eps))]
     return grads.split(updates)

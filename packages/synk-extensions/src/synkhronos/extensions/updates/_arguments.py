@@ -42,13 +42,7 @@ def accepts_lr(rule: Rule) -> Rule:
 
 
 def check_params(params: Any) -> list[Any]:
-    """Return ``params`` as a list of distinct, floating-point shared variables.
-
-    Raises:
-        TypeError: They are no list, an entry is not a shared variable, or its dtype is not
-            floating-point.
-        ValueError: There are no parameters, or one of them is listed twice.
-    """
+    """Return ``params`` as a list of distinct, floating-point shared variables."""
     if not isinstance(params, (Variable, Iterable)):
         raise TypeError(
             f"params is {params!r}; expected a list of shared variables (those of a Lasagne layer "
@@ -97,11 +91,6 @@ def gradients(loss_or_grads: Any, params: Sequence[Any]) -> list[Any]:
     Args:
         loss_or_grads: A scalar Theano expression, or one gradient expression per parameter.
         params: Shared variables, as returned by :func:`check_params`.
-
-    Raises:
-        TypeError: The loss is not a scalar expression.
-        ValueError: The number of gradients, or the ndim of one, does not fit the parameters; or
-            the loss does not use one of them (Theano's ``DisconnectedInputError``).
     """
     given = isinstance(loss_or_grads, (list, tuple))
     if given:

@@ -49,9 +49,7 @@ def sgd_nonflat(loss_or_grads: Any, params: Any, learning_rate: Any) -> SplitUpd
     for parameters of several dtypes, and for code that needs each gradient separately.
 
     Args:
-        loss_or_grads: Scalar loss expression, or a list of one gradient expression per parameter.
-        params: Shared variables of floating-point dtypes.
-        learning_rate: A number or Theano scalar; also accepted as ``lr``.
+        loss_or_grads, params, learning_rate: As for :func:`sgd`, with any floating-point dtypes.
 
     Returns:
         As :func:`sgd`, but the third is a *list* of shared variables, named "grad(W)", each with
@@ -77,9 +75,7 @@ def momentum(
         \theta &\leftarrow \theta + v
 
     Args:
-        loss_or_grads: Scalar loss expression, or a list of one gradient expression per parameter.
-        params: Shared variables, all of one floating-point dtype.
-        learning_rate: :math:`\eta`, a number or Theano scalar; also accepted as ``lr``.
+        loss_or_grads, params, learning_rate: As for :func:`sgd`.
         momentum: :math:`\mu`, a number or Theano scalar. The larger, the longer the memory: a
             constant gradient ends in steps of :math:`\eta / (1 - \mu)`.
 
@@ -114,9 +110,7 @@ def nesterov_momentum(
     gradient is the ordinary one of the loss (the change of variables is Bengio's).
 
     Args:
-        loss_or_grads: Scalar loss expression, or a list of one gradient expression per parameter.
-        params: Shared variables, all of one floating-point dtype.
-        learning_rate: :math:`\eta`, a number or Theano scalar; also accepted as ``lr``.
+        loss_or_grads, params, learning_rate: As for :func:`sgd`.
         momentum: :math:`\mu`, a number or Theano scalar.
 
     Returns:

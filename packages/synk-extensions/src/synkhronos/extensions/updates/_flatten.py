@@ -7,7 +7,8 @@ A collective over one large vector is faster than many over small ones: each has
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
@@ -55,10 +56,13 @@ class FlatGradient:
         # A vector that is known to have one element gets a broadcastable type of its own.
         self.updates = [(self.vector, with_pattern(flatten_vars(grads), self.vector))]
 
-    def __iter__(self) -> Iterator[tuple[Any, Any, State]]:
-        parts = unflatten_vars(self.vector, self._params)
-        for index, (param, part) in enumerate(zip(self._params, parts)):
-            yield param, part, State(param, index)
+    def __iter__(self) -> Iterator[tuple[Any, Any, Callable[[str], Any]]]:
+        for index, part in enumerate(unflatten_vars(self.vector, self._params)):
+            yield self._params[index], part, partial(self._state, index)
+
+    def _state(self, index: int, kind: str) -> Any:
+        param = self._params[index]
+        return zeros_like(param, f"{kind}({label(param, index)})")
 
     def scalar_state(self, name: str) -> Any:
         """Return a new shared scalar 0, one for all parameters, of their dtype."""
@@ -67,17 +71,6 @@ class FlatGradient:
     def split(self, param_updates: Sequence[tuple[Any, Any]]) -> SplitUpdates:
         """Return the result of a rule."""
         return SplitUpdates(list(self.updates), list(param_updates), self.vector)
-
-
-class State:
-    """Makes the state variables of one parameter: ``state("velocity")``."""
-
-    def __init__(self, param: Any, index: int) -> None:
-        self._param = param
-        self._index = index
-
-    def __call__(self, kind: str) -> Any:
-        return zeros_like(self._param, f"{kind}({label(self._param, self._index)})")
 
 
 def flatten_vars(variables: Sequence[Any]) -> Any:
@@ -109,16 +102,11 @@ def flat_unflat_grads(loss_or_grads: Any, params: Any) -> tuple[Any, Any, list[A
             steps = [(param, param - 0.5 * grad) for param, grad in zip(params, grads)]
             return [(shared_grad, flat_grad)], steps, shared_grad
 
-    Args:
-        loss_or_grads: Scalar loss expression, or a list of one gradient expression per parameter.
-        params: Shared variables, all of one floating-point dtype.
+    Args, and errors, are those of :func:`~synkhronos.extensions.updates.sgd`.
 
     Returns:
         A shared vector of zeros of their dtype, the expression of the gradient that goes there,
         and for each parameter its part of the shared vector, in its shape.
-
-    Raises:
-        As :func:`~synkhronos.extensions.updates.sgd`.
     """
     grads = FlatGradient(loss_or_grads, params)
     ((vector, flat_grad),) = grads.updates

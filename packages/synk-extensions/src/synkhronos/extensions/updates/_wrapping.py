@@ -34,10 +34,6 @@ def wrap(
         wrapper: The wrapper's name, for messages and for the new rule's name.
         change: Called with the rule's three parts, the checked parameters, and a function that
             returns the learning rate the rule was called with.
-
-    Raises:
-        TypeError: ``rule`` cannot be called; later, when the new rule is called: the wrapped one
-            does not return three parts.
     """
     if not callable(rule) or isinstance(rule, Variable):
         raise TypeError(
@@ -49,7 +45,7 @@ def wrap(
     @functools.wraps(rule)
     def wrapped(loss_or_grads: Any, params: Any, *args: Any, **kwargs: Any) -> SplitUpdates:
         params = check_params(params)
-        parts = _three_parts(rule, rule(loss_or_grads, params, *args, **kwargs))
+        parts = three_parts(rule, rule(loss_or_grads, params, *args, **kwargs))
         return change(
             parts, params, lambda: _learning_rate(rule, (loss_or_grads, params, *args), kwargs)
         )
@@ -82,18 +78,7 @@ def with_values(parts: SplitUpdates, new_value: Callable[[Any, Any], Any]) -> Sp
 
 
 def chosen(params: Sequence[Any], choice: Any, wrapper: str) -> list[Any]:
-    """Return those of ``params`` that ``choice`` selects.
-
-    Args:
-        params: The rule's parameters.
-        choice: None for all of them, shared variables (one or several), or a function that takes
-            a parameter and says whether it is meant.
-        wrapper: The wrapper's name, for messages.
-
-    Raises:
-        TypeError: ``choice`` is none of these.
-        ValueError: It names a variable that is not among ``params``, or selects none.
-    """
+    """Return those of ``params`` that ``choice`` selects; see :func:`check_choice`."""
     if choice is None:
         return list(params)
     if callable(choice) and not isinstance(choice, Variable):
@@ -118,8 +103,7 @@ def chosen(params: Sequence[Any], choice: Any, wrapper: str) -> list[Any]:
 def check_choice(choice: Any, wrapper: str) -> Any:
     """Return ``choice`` of parameters in a form that can be read more than once.
 
-    Raises:
-        TypeError: It is not a function and contains other objects than shared variables.
+    It is None for all of them, shared variables (one or several), or a function of a parameter.
     """
     if choice is None or isinstance(choice, Variable) or callable(choice):
         return choice
@@ -141,10 +125,6 @@ def check_number(value: Any, name: str, least: float | None = None, above: Any =
     """Return ``value``; a plain number has to be at least ``least`` and larger than ``above``.
 
     Theano scalars are taken as they are: their value is known in the call only.
-
-    Raises:
-        TypeError: It is neither a number nor a Theano scalar.
-        ValueError: The number is not in range, or is nan; the variable is not a scalar.
     """
     scalar(value, "float64", name)
     if isinstance(value, Variable):
@@ -169,7 +149,8 @@ def name_of(rule: UpdateRule) -> str:
     return str(getattr(rule, "__name__", type(rule).__name__))
 
 
-def _three_parts(rule: UpdateRule, parts: Any) -> SplitUpdates:
+def three_parts(rule: UpdateRule, parts: Any) -> SplitUpdates:
+    """Return ``parts``, the result of a rule, if they are three."""
     if not isinstance(parts, tuple) or len(parts) != 3:
         raise TypeError(
             f"update rule {name_of(rule)!r} returned a {type(parts).__name__}; expected "

@@ -1,0 +1,410 @@
+"""Wrappers: what changes the gradient before a rule sees it, or the parameters after its step."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Sequence
+from typing import Any
+
+from synk_core.engine import T, Variable, shared_like
+from synkhronos.extensions.updates._arguments import label, scalar
+from synkhronos.extensions.updates._elementwise import larger, smaller
+from synkhronos.extensions.updates._flatten import SplitUpdates, places
+from synkhronos.extensions.updates._wrapping import (
+    UpdateRule,
+    check_choice,
+    check_number,
+    chosen,
+    name_of,
+    stores,
+    with_gradients,
+    with_values,
+    wrap,
+)
+
+
+def clip_by_global_norm(rule: UpdateRule, max_norm: Any) -> UpdateRule:
+    r"""Scale the whole gradient down to a largest Euclidean norm before ``rule`` sees it.
+
+    .. math:: g \leftarrow g\, \frac{c}{\max(c, \lVert g \rVert_2)}
+
+    The norm is that of all parameters' gradients together, averaged over the ranks: it is computed
+    in the second half of the step, so that all ranks use the same factor, that of the whole batch.
+    ``flat_grad`` keeps the unscaled gradient.
+
+    ::
+
+        train = make_train_function(
+            loss, params, [x, y], updates.clip_by_global_norm(updates.adam, max_norm=1.0),
+            learning_rate=1e-3,
+        )
+
+    A shorter gradient is unchanged, to the last bit. The norm is summed in float64 for every dtype
+    of the parameters, since the squares of an exploding gradient quickly exceed float32. PyTorch's
+    ``clip_grad_norm_`` divides by the norm plus 1e-6 and Lasagne's ``total_norm_constraint`` by the
+    norm plus 1e-7; apart from that they are equal. A gradient with a nan makes all parameters nan,
+    in all of them.
+
+    Args:
+        rule: An update rule, for instance :func:`adam`; may be a wrapped one.
+        max_norm: :math:`c`, a positive number or Theano scalar.
+
+    Returns:
+        A rule with the arguments and results of ``rule``.
+
+    Raises:
+        TypeError: ``rule`` is not a function, or ``max_norm`` neither a number nor a Theano scalar.
+        ValueError: ``max_norm`` is not positive, or no scalar.
+
+    Source: R. Pascanu, T. Mikolov and Y. Bengio, "On the difficulty of training recurrent neural
+    networks", ICML (2013), algorithm 1.
+    """
+    name = "clip_by_global_norm"
+    limit = scalar(check_number(max_norm, f"{name}: max_norm", above=0), "float64", "max_norm")
+
+    def change(parts: SplitUpdates, _params: list[Any], _rate: Any) -> SplitUpdates:
+        squares = [T.sum(T.sqr(T.cast(store, "float64"))) for store in stores(parts)]
+        factor = limit / larger(limit, T.sqrt(sum(squares)))
+        return with_gradients(
+            parts, [store * T.cast(factor, store.dtype) for store in stores(parts)]
+        )
+
+    return wrap(rule, name, change)
+
+
+def clip_by_value(rule: UpdateRule, max_value: Any) -> UpdateRule:
+    r"""Bound each element of the gradient to [-max_value, max_value] before ``rule`` sees it.
+
+    .. math:: g \leftarrow \min(\max(g, -c), c)
+
+    As in :func:`clip_by_global_norm` it is the gradient averaged over the ranks that is bounded,
+    in the second half of the step, and ``flat_grad`` keeps it as it was. The direction of the
+    gradient changes. PyTorch's ``clip_grad_value_`` does the same.
+
+    Args, returns and errors are those of :func:`clip_by_global_norm`; ``max_value`` is :math:`c`.
+
+    Source: T. Mikolov, "Statistical Language Models Based on Neural Networks", PhD thesis, Brno
+    University of Technology (2012).
+    """
+    name = "clip_by_value"
+    limit = check_number(max_value, f"{name}: max_value", above=0)
+
+    def change(parts: SplitUpdates, _params: list[Any], _rate: Any) -> SplitUpdates:
+        bounds = [scalar(limit, str(store.dtype), "max_value") for store in stores(parts)]
+        return with_gradients(
+            parts,
+            [T.clip(store, -bound, bound) for store, bound in zip(stores(parts), bounds)],
+        )
+
+    return wrap(rule, name, change)
+
+
+def weight_decay(rule: UpdateRule, decay: Any, params: Any = None) -> UpdateRule:
+    r"""Add a multiple of each parameter to its gradient before ``rule`` sees it (L2 penalty).
+
+    .. math:: g \leftarrow g + \lambda\, \theta
+
+    It has the effect of adding :math:`\frac{\lambda}{2} \sum \theta^2` to the loss, but the
+    reported loss does not include it. It equals ``weight_decay=`` of PyTorch's optimisers, except
+    ``AdamW`` (see :func:`decoupled_weight_decay`), and twice the coefficient of Lasagne's ``l2``.
+
+    ::
+
+        weights = lasagne.layers.get_all_params(network, regularizable=True)
+        rule = updates.weight_decay(updates.momentum, 1e-4, params=weights)
+
+    Args:
+        rule: An update rule, for instance :func:`momentum`; may be a wrapped one.
+        decay: :math:`\lambda`, a number of at least 0 or a Theano scalar.
+        params: Which parameters: shared variables among those of the rule, or a function that
+            takes a parameter and returns whether to include it (``lambda param: param.ndim > 1``).
+            By default, all.
+
+    Returns:
+        A rule with the arguments and results of ``rule``.
+
+    Raises:
+        TypeError: ``rule`` is not a function, ``decay`` neither a number nor a Theano scalar, or
+            ``params`` none of the above.
+        ValueError: ``decay`` is negative or not a scalar; when the rule is called: ``params`` names
+            a variable that the rule does not have or selects none, or the rule's flat vector
+            does not have the size of its parameters.
+
+    Source: A. Krogh and J. A. Hertz, "A Simple Weight Decay Can Improve Generalization", NIPS 4
+    (1991).
+    """
+    name = "weight_decay"
+    check_number(decay, f"{name}: decay", least=0)
+    choice = check_choice(params, name)
+
+    def change(parts: SplitUpdates, all_params: list[Any], _rate: Any) -> SplitUpdates:
+        decayed = set(chosen(all_params, choice, name))
+        decays = [
+            (index, scalar(decay, str(param.dtype), "decay") * param)
+            for index, param in enumerate(all_params)
+            if param in decayed
+        ]
+        if isinstance(parts.flat_grad, list):
+            gradients = stores(parts)
+            for index, pull in decays:
+                gradients[index] = gradients[index] + pull
+            return with_gradients(parts, gradients)
+        vector = parts.flat_grad
+        slices = places(all_params)
+        _check_size(vector, slices, rule)
+        for index, pull in decays:
+            vector = T.inc_subtensor(vector[slices[index]], pull.flatten())
+        return with_gradients(parts, [vector])
+
+    return wrap(rule, name, change)
+
+
+def decoupled_weight_decay(
+    rule: UpdateRule, decay: Any, params: Any = None, *, times_learning_rate: bool = True
+) -> UpdateRule:
+    r"""Shrink each parameter separately from the step of ``rule`` (AdamW).
+
+    .. math:: \theta \leftarrow \theta_\mathrm{rule} - \eta\, \lambda\, \theta
+
+    where :math:`\theta_\mathrm{rule}` is the rule's new value of :math:`\theta`. Rules that scale
+    the gradient (adam, rmsprop and so on) scale a coupled decay away; this one they leave alone.
+    ``decoupled_weight_decay(adam, decay)`` is PyTorch's ``AdamW(weight_decay=decay)``.
+
+    Args:
+        rule, decay, params: As for :func:`weight_decay`.
+        times_learning_rate: Whether :math:`\eta` is the learning rate that the rule is called
+            with, its default included. If not it is 1, as in the paper, where ``decay`` takes
+            part in the schedule by a factor of its own.
+
+    Raises:
+        As :func:`weight_decay`; TypeError when the rule is called: it has no learning rate.
+
+    Source: I. Loshchilov and F. Hutter, "Decoupled Weight Decay Regularization", ICLR (2019),
+    arXiv:1711.05101.
+    """
+    name = "decoupled_weight_decay"
+    check_number(decay, f"{name}: decay", least=0)
+    choice = check_choice(params, name)
+
+    def change(parts: SplitUpdates, all_params: list[Any], rate: Any) -> SplitUpdates:
+        decayed = set(chosen(all_params, choice, name))
+        eta = rate() if times_learning_rate else 1
+
+        def new_value(target: Any, value: Any) -> Any:
+            if target not in decayed:
+                return value
+            dtype = str(target.dtype)
+            amount = scalar(eta, dtype, "learning_rate") * scalar(decay, dtype, "decay")
+            return value - amount * target
+
+        return with_values(parts, new_value)
+
+    return wrap(rule, name, change)
+
+
+def _check_size(vector: Any, slices: Sequence[slice], rule: UpdateRule) -> None:
+    size = int(vector.get_value(borrow=True, return_internal_type=True).size)
+    if size != slices[-1].stop:
+        raise ValueError(
+            f"the flat vector of rule {name_of(rule)!r} has {size} elements; expected "
+            f"{slices[-1].stop}, the gradients of its parameters end to end in their order"
+        )
+
+
+def norm_constraint(
+    rule: UpdateRule, max_norm: Any, norm_axes: Any = None, params: Any = None
+) -> UpdateRule:
+    r"""After the step of ``rule``, scale each unit's weights down to a largest Euclidean norm.
+
+    .. math:: w \leftarrow w\, \frac{c}{\max(c, \lVert w \rVert_2)}
+
+    for the weights :math:`w` of each unit. Shorter ones are left alone, to the last bit.
+    Lasagne's ``norm_constraint`` divides by the norm plus 1e-7, for those too; otherwise they do
+    the same. State of the rule (velocities, averages) is not changed.
+
+    Args:
+        rule: As for :func:`weight_decay`.
+        max_norm: :math:`c`, a positive number or Theano scalar.
+        norm_axes: Axes over which a norm is taken, an integer or several; a unit is what has one
+            index along the others. By default: axis 0 of a matrix with the shape
+            ``(inputs, units)``; all axes but the first of what has 3 to 5 dimensions, such as
+            ``(filters, channels, rows, columns)``.
+        params: Which parameters: shared variables among those of the rule, or a function that
+            takes a parameter and returns whether to include it. By default, those with two
+            dimensions or more: weights, not biases.
+
+    Raises:
+        As :func:`weight_decay`; TypeError: ``norm_axes`` are not integers; ValueError when the rule
+        is called: a parameter does not have the axes, or needs ``norm_axes``.
+
+    Source: N. Srivastava et al., "Dropout: A Simple Way to Prevent Neural Networks from
+    Overfitting", JMLR 15 (2014), section 5.1.
+    """
+    name = "norm_constraint"
+    check_number(max_norm, f"{name}: max_norm", above=0)
+    axes = None if norm_axes is None else _axes(norm_axes)
+    choice = check_choice(_is_weight if params is None else params, name)
+
+    def change(parts: SplitUpdates, all_params: list[Any], _rate: Any) -> SplitUpdates:
+        over = {
+            param: _axes_of(param, label(param, index), axes)
+            for index, param in enumerate(chosen(all_params, choice, name))
+        }
+
+        def new_value(target: Any, value: Any) -> Any:
+            if target not in over:
+                return value
+            limit = scalar(max_norm, str(target.dtype), "max_norm")
+            norms = T.sqrt(T.sum(T.sqr(value), axis=over[target], keepdims=True))
+            return value * (limit / larger(limit, norms))
+
+        return with_values(parts, new_value)
+
+    return wrap(rule, name, change)
+
+
+def value_constraint(
+    rule: UpdateRule, low: Any = None, high: Any = None, params: Any = None
+) -> UpdateRule:
+    r"""After the step of ``rule``, bound each element of the parameters to [low, high].
+
+    .. math:: \theta \leftarrow \min(\max(\theta, a), b)
+
+    ``value_constraint(rule, low=0)`` keeps parameters from becoming negative. State of the rule
+    (velocities, averages) is not changed.
+
+    Args:
+        rule: As for :func:`weight_decay`.
+        low: :math:`a`, a number or Theano scalar; no bound by default.
+        high: :math:`b`, the same. If ``low`` is larger in a call, all elements become ``high``.
+        params: Which parameters, as for :func:`weight_decay`.
+
+    Raises:
+        As :func:`weight_decay`; TypeError: there is no bound; ValueError: ``low`` is larger than
+        ``high``.
+    """
+    name = "value_constraint"
+    if low is None and high is None:
+        raise TypeError(f"{name}() got neither low nor high; expected at least one of them")
+    for bound, argument in [(low, "low"), (high, "high")]:
+        if bound is not None:
+            check_number(bound, f"{name}: {argument}")
+    if isinstance(low, numbers.Real) and isinstance(high, numbers.Real) and low > high:
+        raise ValueError(f"{name}() got low={low!r} and high={high!r}; expected low <= high")
+    choice = check_choice(params, name)
+
+    def change(parts: SplitUpdates, all_params: list[Any], _rate: Any) -> SplitUpdates:
+        bounded = set(chosen(all_params, choice, name))
+
+        def new_value(target: Any, value: Any) -> Any:
+            if target not in bounded:
+                return value
+            if low is not None:
+                value = larger(scalar(low, str(target.dtype), "low"), value)
+            if high is not None:
+                value = smaller(scalar(high, str(target.dtype), "high"), value)
+            return value
+
+        return with_values(parts, new_value)
+
+    return wrap(rule, name, change)
+
+
+def _is_weight(param: Any) -> bool:
+    return bool(param.ndim >= 2)
+
+
+def _axes(norm_axes: Any) -> tuple[int, ...]:
+    axes: Sequence[Any] = [norm_axes] if isinstance(norm_axes, numbers.Integral) else norm_axes
+    if not isinstance(axes, (list, tuple)) or not all(
+        isinstance(axis, numbers.Integral) for axis in axes
+    ):
+        raise TypeError(
+            f"norm_constraint: norm_axes is {norm_axes!r}; expected an integer or several, such as "
+            "(1, 2, 3) for filters with the shape (filters, channels, rows, columns)"
+        )
+    return tuple(int(axis) for axis in axes)
+
+
+def _axes_of(param: Any, called: str, axes: tuple[int, ...] | None) -> tuple[int, ...]:
+    """Return the axes, counted from the front, over which this parameter's norms are taken."""
+    ndim = int(param.ndim)
+    if axes is None:
+        if ndim == 2:
+            return (0,)
+        if 3 <= ndim <= 5:
+            return tuple(range(1, ndim))
+        raise ValueError(
+            f"norm_constraint() got the parameter {called} with {ndim} dimensions, for which there "
+            "is no usual axis; expected 2 to 5 dimensions, or norm_axes (params= chooses among "
+            "the parameters)"
+        )
+    positive = tuple(sorted({axis % ndim for axis in axes if -ndim <= axis < ndim}))
+    if not axes or len(positive) != len(axes):
+        raise ValueError(
+            f"norm_constraint() got norm_axes={axes} for the parameter {called} with {ndim} "
+            f"dimensions; expected different axes between {-ndim} and {ndim - 1} (params= chooses "
+            "among the parameters)"
+        )
+    return positive
+
+
+def moving_average(rule: UpdateRule, decay: Any = 0.999, params: Any = None) -> UpdateRule:
+    r"""After the step of ``rule``, move an average of each parameter towards its new value.
+
+    .. math:: a \leftarrow \beta\, a + (1 - \beta)\, \theta
+
+    It begins at the parameter's value when the rule is called, so it needs no correction. The steps
+    are those of ``rule``. The averages often generalise better than the last parameters; they
+    are shared variables named "average(W)", equal on all ranks, and part of checkpoints. The new
+    rule has them as a dict ``averages`` from each parameter to its average, those of the last call.
+    Validate and save by them::
+
+        rule = updates.moving_average(updates.adam, 0.999)
+        train = make_train_function(loss, params, [x, y], rule, learning_rate=1e-3)
+        validate = synk.function([x, y], loss, givens=rule.averages)
+        save_weights("averages.npz", {p.name: a for p, a in rule.averages.items()})
+
+    Make it the outermost wrapper of those that change the parameters after the rule, such as
+    :func:`norm_constraint`: it averages the values that it gets. If you set the parameters
+    otherwise, such as by ``load_weights()``, set the averages as well. With a rule of
+    :mod:`synkhronos.extensions.sync`, each rank averages its own parameters.
+
+    Args:
+        rule: As for :func:`weight_decay`.
+        decay: :math:`\beta`, a number from 0 to below 1, or a Theano scalar. The average is about
+            that of the last :math:`1 / (1 - \beta)` steps.
+        params: Which parameters, as for :func:`weight_decay`.
+
+    Returns:
+        A rule with the arguments and results of ``rule``, and the dict ``averages``.
+
+    Raises:
+        As :func:`weight_decay`.
+
+    Source: B. T. Polyak and A. B. Juditsky, "Acceleration of stochastic approximation by
+    averaging", SIAM Journal on Control and Optimization 30 (1992), with exponential weights.
+    """
+    name = "moving_average"
+    check_number(decay, f"{name}: decay", least=0)
+    if not isinstance(decay, Variable) and decay >= 1:
+        raise ValueError(f"{name}: decay is {decay!r}; expected a number below 1")
+    choice = check_choice(params, name)
+    averages: dict[Any, Any] = {}
+
+    def change(parts: SplitUpdates, all_params: list[Any], _rate: Any) -> SplitUpdates:
+        averages.clear()
+        moves = []
+        values = dict(parts.param_updates)
+        for index, param in enumerate(chosen(all_params, choice, name)):
+            start = param.get_value()
+            average = shared_like(param, start, f"average({label(param, index)})")
+            averages[param] = average
+            beta = scalar(decay, str(param.dtype), "decay")
+            one = scalar(1, str(param.dtype), "one")
+            moves.append((average, beta * average + (one - beta) * values[param]))
+        return parts._replace(param_updates=[*parts.param_updates, *moves])
+
+    changed: Any = wrap(rule, name, change)
+    changed.averages = averages
+    return changed
