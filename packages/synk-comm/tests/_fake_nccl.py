@@ -22,8 +22,10 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 from _fake_gpu import FakeGpus
 
+from synk_comm._backends.nccl.communicator import nccl
 from synk_comm._core.ops import Array
 from synk_comm.cuda import CudaError
+from synk_comm.testing import in_threads, thread_group
 
 SUCCESS, CUDA_ERROR, INTERNAL_ERROR, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR = (
     0,
@@ -38,6 +40,14 @@ DTYPES = ["i1", "u1", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "bfloat16"]
 _UFUNCS: list[Callable[..., Any]] = [np.add, np.multiply, np.maximum, np.minimum, np.add]
 _AVG = 4
 FIRST_OWN_OP = 5
+
+
+def open_group(size: int, fake: FakeNccl | None = None, **options: Any) -> tuple[FakeNccl, Any]:
+    """Return the fake and its communicators, in rank order, for threads of this process."""
+    fake = fake or FakeNccl(size)
+    options = {"driver": fake.gpus, "binding": fake, **options}
+    hosts = thread_group(size, timeout_s=20)
+    return fake, in_threads(hosts, lambda host: nccl(host, **options))  # type: ignore[arg-type]
 
 
 class FakeNcclError(Exception):

@@ -7,21 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synk_comm import create_group, join, local_group
 from synk_comm._core.ops import ReduceOp, combine, scaled
-from synk_comm.testing import in_threads
+from synk_comm.testing import in_threads, thread_group
 
 SIZE = 3
 
 
-@pytest.fixture(scope="module", params=["local", "shm"])
-def comms(request):
-    if request.param == "local":
-        made = local_group(SIZE, timeout_s=20)
-    else:
-        with create_group(SIZE) as group:
-            waiting = local_group(SIZE)
-            made = in_threads(waiting, lambda seat: join(group.ticket(seat.rank), timeout_s=20))
+@pytest.fixture(scope="module")
+def comms():
+    made = thread_group(SIZE, timeout_s=20)
     yield made
     for comm in made:
         comm.close()
@@ -98,9 +92,7 @@ def test_the_shortcut_names_where_results_go(monkeypatch, shape):
         return np.maximum(first, second, **keywords)
 
     monkeypatch.setattr("synk_comm._core.repeats.ufunc_of", lambda op: strict)
-    with create_group(2, "shm") as group:
-        waiting = local_group(2)
-        pair = in_threads(waiting, lambda seat: join(group.ticket(seat.rank), timeout_s=20))
+    pair = thread_group(2)
 
     def reduce(comm):
         with comm:

@@ -29,6 +29,7 @@ import zmq
 from synk_comm._core.fabric import (
     SLICE_S,
     Fabric,
+    Pieces,
     Watch,
     aborted,
     again,
@@ -244,6 +245,10 @@ class ZmqFabric(Fabric):
             peers = [self._peers[rank]]
             self._wait(lambda _: not done(), peers, deadline, moving(rank, sending))
 
+    @property
+    def pieces(self) -> Pieces:
+        return self
+
     def has_place(self, dest: int) -> bool:
         """Return whether not too many pieces are on the way to another rank."""
         peer = self._peers[dest]
@@ -295,10 +300,10 @@ class ZmqFabric(Fabric):
             if now >= deadline:
                 doing = doing or f"call #{self._turn}, {said(self._latest)}"
                 raise self.timeout([peer.rank for peer in late], now - began, doing)
-            if now - looked >= self.slice_s or looked == began:
+            if now - looked >= SLICE_S or looked == began:
                 looked = now
                 self.look()
-            slice_s = min(self.slice_s, deadline - now)
+            slice_s = min(SLICE_S, deadline - now)
             self._listen(max(1, int(1000 * slice_s)))
 
     def _listen(self, timeout_ms: int) -> None:
