@@ -18,6 +18,7 @@ from _leaks import no_ranks_left
 
 import synk_comm
 from synk_comm.cuda import CudaError
+from synk_comm.testing import thread_group
 from synk_core import Runtime, flight
 from synk_core._shield import SHIELD
 from synk_core._tracebacks import without_ours
@@ -139,7 +140,7 @@ def test_who_expects_an_error_of_a_class_catches_that_of_any_rank(pair, make, ca
 
 def own_group(act, again=lambda error: error):
     """Fail with what a group of this process's own raises, that the other rank has left."""
-    one, other = synk_comm.local_group(2)
+    one, other = thread_group(2)
     other.close()
     try:
         act(one)
