@@ -54,10 +54,7 @@ class Synk(Contender):
     def all_reduce_in_place(self, case: Case) -> Act:
         return self._act(self.comm.all_reduce, case, case.x)
 
-    def all_reduce_shared(self, case: Case) -> Act:
-        x = self.comm.empty(case.x.shape, case.x.dtype)
-        all_reduce = self.comm.all_reduce
-        return Act(lambda: all_reduce(x, out=x), x, x)
+    all_reduce_shared = all_reduce_in_place  # it has no arrays that all ranks see
 
     def fused(self, case: Case) -> Act:
         xs, outs = list(case.x), list(case.out)
