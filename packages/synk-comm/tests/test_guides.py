@@ -109,9 +109,9 @@ def test_the_pages_have_all_their_programs_here():
         ast.parse(code)  # those under *Before* too
 
 
-def test_programs(said):
-    for title, code in ON_RANKS.items():
-        check(code, [rank[title] for rank in said])
+@pytest.mark.parametrize("title", ON_RANKS)
+def test_program(said, title):
+    check(ON_RANKS[title], [rank[title] for rank in said])
 
 
 UNDER_MPI = f"""
@@ -125,7 +125,6 @@ with synk_comm.connect(backend="mpi", timeout_s={LIMIT_S}) as comm:
 """
 
 
-@pytest.mark.nightly
 def test_programs_under_mpi():
     with job(UNDER_MPI, size=SIZE, on_a_host=2) as program:
         done = program.finish()
@@ -135,7 +134,6 @@ def test_programs_under_mpi():
         check(code, [rank[title] for rank in said])
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("title", sorted(WHOLE))
 def test_whole_program(tmp_path, title):
     program = tmp_path / "program.py"
@@ -145,7 +143,6 @@ def test_whole_program(tmp_path, title):
     assert sorted(printed) == [f"[{rank}] {on_rank(promise, rank)}" for rank in range(SIZE)]
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("title", sorted(CALLERS))
 def test_program_that_launches(tmp_path, title):
     program = tmp_path / "program.py"

@@ -10,7 +10,7 @@ import pytest
 from _helpers import printed_by
 
 import synk_comm
-from synk_comm.testing import in_threads, thread_group
+from synk_comm.testing import in_threads
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 PROGRAMS = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
@@ -76,7 +76,7 @@ def test_mismatch_says_what_is_shown():
             comm.all_reduce(np.ones(sizes[comm.rank]))
         return str(caught.value)
 
-    assert in_threads(thread_group(2), call) == [shown.rstrip()] * 2
+    assert in_threads(synk_comm.local_group(2), call) == [shown.rstrip()] * 2
 
 
 def test_calls_and_errors_are_those_there_are():
