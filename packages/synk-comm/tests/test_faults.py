@@ -22,9 +22,8 @@ import warnings
 import numpy as np
 import pytest
 
-from synk_comm import AbortedError, CommTimeout, MisuseError, PeerLost, create_group, join
+from synk_comm import AbortedError, MisuseError, PeerLost, create_group, join
 from synk_comm.testing import run_ranks, thread_group
-from synk_testing.processes import stat
 
 BOTH = pytest.mark.parametrize("backend", ["shm", pytest.param("zmq", marks=pytest.mark.nightly)])
 BIG = 2_000_000  # float64, many slots
@@ -38,58 +37,6 @@ def raised(call):
     except BaseException as exc:
         return exc, time.monotonic() - began
     raise AssertionError("nothing was raised")
-
-
-def die_in_the_middle(comm):
-    comm.barrier()
-    if comm.rank == 1:
-        threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGKILL]).start()
-    x = np.ones(BIG)
-
-    def forever():
-        while True:
-            comm.all_reduce(x, out=x)
-
-    first, _ = raised(forever)
-    again, took = raised(comm.barrier)
-    assert took < ENOUGH_S
-    assert isinstance(first, ConnectionError)
-    assert type(again) is type(first)
-    return type(first), first.rank, "lost rank 1" in repr(comm)
-
-
-@BOTH
-def test_killed_in_the_middle(backend):
-    outcomes = run_ranks(3, die_in_the_middle, backend=backend, check=False)
-    assert outcomes[1].exitcode == -signal.SIGKILL
-    for rank in (0, 2):
-        assert outcomes[rank].failure == ""
-        assert outcomes[rank].value == (PeerLost, 1, True)
-
-
-def freeze(comm):
-    pids = comm.all_gather_object(os.getpid())
-    if comm.rank == 1:
-        time.sleep(0.2)  # what ZeroMQ has not sent yet would be stopped too
-        os.kill(os.getpid(), signal.SIGSTOP)
-        # Over zmq the peer's part of the first may have come before its abort.
-        first, _ = raised(lambda: [comm.barrier(), comm.barrier()])
-    else:
-        first, took = raised(lambda: comm.barrier(timeout_s=0.3))
-        assert 0.25 < took < 10
-        while stat(pids[1]).state != "T":
-            time.sleep(0.01)
-        os.kill(pids[1], signal.SIGCONT)
-    return type(first), str(first)
-
-
-@BOTH
-def test_frozen_rank_is_named(backend):
-    values = run_ranks(2, freeze, backend=backend)
-    assert values[0][0] is CommTimeout
-    assert "rank 1: last entered call #1, all_gather_object" in values[0][1]
-    assert values[1][0] is AbortedError
-    assert "CommTimeout" in values[1][1]
 
 
 def die_while_requests_are_pending(comm, polls):
@@ -123,27 +70,6 @@ def test_killed_while_requests_are_pending(backend):
     for rank in (0, 2):
         assert outcomes[rank].failure == ""
         assert outcomes[rank].value == (PeerLost, 1, [PeerLost] * 2)
-
-
-def interrupt(comm, call):
-    if comm.rank == 0:
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's "&" ignores it
-        wait = comm.barrier if call == "barrier" else comm.irecv(1).wait
-        threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT]).start()
-        first, _ = raised(wait)
-        again, _ = raised(comm.barrier)
-        return type(first), type(again)
-    time.sleep(0.6)
-    first, took = raised(lambda: [comm.barrier(), comm.barrier()])
-    assert took < 5
-    return type(first), first.rank
-
-
-@BOTH
-def test_keyboard_interrupt_in_a_wait(backend):
-    call = "barrier" if backend == "shm" else "request"
-    values = run_ranks(2, interrupt, call, backend=backend)
-    assert values == [(KeyboardInterrupt, AbortedError), (AbortedError, 0)]
 
 
 class Fire(Exception):
@@ -196,17 +122,6 @@ def use_after_fork(comm):
 @BOTH
 def test_a_forked_child_is_refused_and_does_no_harm(backend):
     assert run_ranks(2, use_after_fork, backend=backend) == [0, 0]
-
-
-def raise_on_one(comm):
-    if comm.rank == 1:
-        raise RuntimeError("user code failed")
-    comm.barrier()
-
-
-def test_leaving_by_an_exception_lets_peers_go():
-    with pytest.raises(AssertionError, match=r"(?s)rank 0.*PeerLost.*rank 1.*user code failed"):
-        run_ranks(2, raise_on_one)
 
 
 def never_ends(comm):

@@ -69,21 +69,6 @@ def test_a_root_is_any_integer(comms, root):
         np.testing.assert_array_equal(results[1], SIZE * np.arange(3.0))
 
 
-@pytest.mark.parametrize(
-    ("root", "error"), [(1.0, TypeError), ([1], TypeError), (SIZE, ValueError), (-1, ValueError)]
-)
-def test_a_root_that_is_none_is_refused(comms, root, error):
-    for _ in range(2):
-        in_threads(comms, lambda comm: comm.reduce(np.arange(3.0), "sum", 1))
-
-    def refused(comm):
-        with pytest.raises(error):
-            comm.reduce(np.arange(3.0), "sum", root)
-
-    in_threads(comms, refused)
-    assert in_threads(comms, lambda comm: comm.reduce(np.ones(2), "sum", 1))[1].tolist() == [3, 3]
-
-
 @pytest.mark.parametrize("shape", [(), (3,)])
 def test_the_shortcut_names_where_results_go(monkeypatch, shape):
     """NumPy 2.5 deprecates that by position for np.minimum and np.maximum."""

@@ -380,16 +380,6 @@ def test_interrupt_goes_on_to_the_ranks(waiting, how, code):
     wait_gone(family)
 
 
-@pytest.mark.nightly
-def test_terminate_goes_on_to_the_ranks(waiting):
-    process, family = waiting("plain")
-    process.terminate()
-    _, error = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == 128 + signal.SIGTERM
-    assert b"stopped by SIGTERM" in error
-    wait_gone(family)
-
-
 def test_the_second_interrupt_kills(waiting):
     process, family = waiting("stubborn")
     process.send_signal(signal.SIGINT)

@@ -68,25 +68,6 @@ def check_tags(comm: Communicator) -> None:
             raise AssertionError(f"tag {bad!r} was taken")
 
 
-def check_letters_between_collectives(comm: Communicator) -> None:
-    """Letters may lie in the channel while all ranks do other things together."""
-    dest, source = ring(comm)
-    for turn in range(5):
-        comm.send(np.full(100, comm.rank + turn), dest, tag=turn)
-        equal(comm.all_reduce(np.ones(3)), np.full(3, float(comm.size)))
-        comm.barrier()
-        equal(comm.recv(source, tag=turn), np.full(100, source + turn))
-    comm.send(np.full(9, 1.0), dest)
-    comm.all_reduce(np.ones(200_001))
-    if comm.size > 1:
-        comm.gather_object("x")
-    equal(comm.recv(source), np.full(9, 1.0))
-    for other in range(comm.size):
-        comm.send(np.array([comm.rank, other]), other)
-    for other in reversed(range(comm.size)):
-        equal(comm.recv(other), [other, comm.rank])
-
-
 def check_objects_as_letters(comm: Communicator) -> None:
     """Objects go from one rank to another, long ones too."""
     dest, source = ring(comm)
@@ -225,6 +206,5 @@ LETTERS: list[Check] = [
     check_tags,
     check_wrong_out,
     check_letter_timeouts,
-    check_letters_between_collectives,
     check_objects_as_letters,
 ]
