@@ -146,6 +146,8 @@ def own_group(act, again=lambda error: error):
         act(one)
     except synk_comm.CommError as error:
         raise again(error) from None
+    finally:
+        one.close()
 
 
 TRAVELLED = [lambda comm: comm.barrier(), lambda error: pickle.loads(pickle.dumps(error))]

@@ -19,8 +19,6 @@ from .tools import (
     equal,
     everywhere,
     folded,
-    layouts,
-    outs_like,
     raises,
 )
 
@@ -207,39 +205,6 @@ def check_again_scalars(comm: Communicator) -> None:
             assert [type(array) for array in arrays] == [np.ndarray] * 2
 
 
-def check_again_in_all_layouts(comm: Communicator) -> None:
-    """Neither the layout of x nor that of ``out`` matters, whatever it was before."""
-    for dtype in ("f4", "f2", ">i4", "c8"):
-        parts = [data(rank, (4, 6), dtype) for rank in range(comm.size)]
-        mine, expected = parts[comm.rank], folded(parts, "sum")
-        rows = np.zeros((comm.size, 4, 6), dtype)
-        for _ in range(2):
-            for x in layouts(mine):
-                got = comm.all_reduce(x)
-                equal(got, expected)
-                assert got.flags.c_contiguous
-                assert not np.may_share_memory(got, x)
-                for rank, row in enumerate(comm.all_gather(x)):
-                    equal(row, parts[rank])
-            for out in outs_like(mine):
-                assert comm.all_reduce(mine, out=out) is out
-                np.testing.assert_array_equal(out, expected)
-                comm.broadcast(out, 0)
-            store = np.zeros((7, 6), dtype)
-            for shift in (0, 1, 2):
-                x, out = store[:4], store[shift : shift + 4]
-                x[...] = mine
-                comm.all_reduce(x, out=out)
-                np.testing.assert_array_equal(out, expected)
-            for room in (rows, np.asfortranarray(rows), rows[::-1]):
-                room[comm.rank] = mine
-                comm.all_gather(room[comm.rank], out=room)
-                np.testing.assert_array_equal(room, parts)
-                room[...] = 0
-                comm.all_gather(mine, out=list(room))
-                np.testing.assert_array_equal(room, parts)
-
-
 def check_again_with_bad_arguments(comm: Communicator) -> None:
     """Mistakes are found, here alone, also in calls that were right before."""
     x, fixed = np.ones(3), np.ones(3)
@@ -269,7 +234,6 @@ def check_again_with_bad_arguments(comm: Communicator) -> None:
 AGAIN: list[Check] = [
     check_again_the_same,
     check_again_scalars,
-    check_again_in_all_layouts,
     check_again_but_not_all,
     check_again_with_weights,
     check_again_with_bad_arguments,

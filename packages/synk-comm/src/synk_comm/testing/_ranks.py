@@ -120,19 +120,17 @@ def in_threads(
 
     If some raise, the others are let finish and the first rank's exception is raised.
     """
-    try:
-        return _threads([partial(function, comm) for comm in comms], timeout_s)
-    except _StillRunning:
+
+    def give_up() -> None:
         for comm in comms:
             comm.abort(f"a test took longer than {timeout_s} s")
-        raise
+
+    return _threads([partial(function, comm) for comm in comms], timeout_s, give_up)
 
 
-class _StillRunning(AssertionError):
-    """Some threads have not ended."""
-
-
-def _threads(acts: Sequence[Callable[[], T]], timeout_s: float) -> list[T]:
+def _threads(
+    acts: Sequence[Callable[[], T]], timeout_s: float, give_up: Callable[[], None] = lambda: None
+) -> list[T]:
     values: dict[int, T] = {}
     failures: dict[int, BaseException] = {}
 
@@ -151,7 +149,8 @@ def _threads(acts: Sequence[Callable[[], T]], timeout_s: float) -> list[T]:
     for thread in threads:
         thread.join(max(0.0, min(deadline - time.monotonic(), threading.TIMEOUT_MAX)))
     if any(thread.is_alive() for thread in threads):
-        raise _StillRunning(f"ranks still run after {timeout_s} s; others raised {failures}")
+        give_up()
+        raise AssertionError(f"ranks still run after {timeout_s} s; others raised {failures}")
     for number in sorted(failures):
         raise failures[number]
     return [values[number] for number in range(len(acts))]
