@@ -130,8 +130,17 @@ class Communicator(ABC):
     ordered_bytes: int | None = None
 
     @abstractmethod
-    def _call(self, kind: str, x: Any, out: Any, timeout_s: float | None, **how: Any) -> Any:
-        """Make the collective of that name; ``how`` has op, root and weight, if it takes them."""
+    def _call(
+        self,
+        kind: str,
+        x: Any,
+        out: Any,
+        timeout_s: float | None,
+        op: str | ReduceOp = "sum",
+        root: int = 0,
+        weight: float | None = None,
+    ) -> Any:
+        """Make the collective of that name; what it does not take is not given."""
 
     @abstractmethod
     def _begin(self, kind: str, x: Any = None, out: Any = None, **how: Any) -> Request:

@@ -56,6 +56,9 @@ class _Asked(NamedTuple):
     weight: float | None = None
 
 
+_ASKED = _Asked()
+
+
 class Learned(Dict[Any, Shortcut]):
     """Shortcuts by this rank's call, with or without ``out``."""
 
@@ -174,19 +177,29 @@ class RoundCommunicator(ObjectMoves):
 
     # -- collectives, all of them in one way --------------------------------------------------
 
-    def _call(self, kind: str, x: Any, out: Any, timeout_s: float | None, **how: Any) -> Any:
+    def _call(
+        self,
+        kind: str,
+        x: Any,
+        out: Any,
+        timeout_s: float | None,
+        op: str | ReduceOp = "sum",
+        root: int = 0,
+        weight: float | None = None,
+    ) -> Any:
         """Make a collective: by the shortcut of a call that was made before, or the general way."""
-        _, _, op, root, weight = asked = _Asked(x, out, **how)
-        root = self._steps.check_rank(root)
-        if kind == "gather" and self.rank != root:
-            out = None
-        if kind == "scatter":
-            self._steps.check_only_root(kind, x, root)
+        if type(root) is not int:
+            root = self._steps.check_rank(root)
+        if self.rank != root:
+            if kind == "gather":
+                out = None
+            elif kind == "scatter":
+                self._steps.check_only_root(kind, x, self._steps.check_rank(root))
         written = x if kind == "broadcast" and self.rank != root else out
         key = key_of(kind, x, written, timeout_s, op, root, weight)
         quick = self._quick.get(key)
         if quick is None:
-            return self._call_first(key, kind, asked, timeout_s)
+            return self._call_first(key, kind, _Asked(x, out, op, root, weight), timeout_s)
         if kind == "reduce_scatter":
             x = x.reshape(self.size, x.shape[0] // self.size, *x.shape[1:])
         return quick(x, out)
@@ -220,6 +233,13 @@ class RoundCommunicator(ObjectMoves):
                 raise
             self._child = child
         return self._background.begin(kind, _PREPARE[kind](self._child, asked))
+
+    def barrier(self, *, timeout_s: float | None = None) -> None:
+        quick = self._quick.get("barrier") if timeout_s is None else None
+        if quick is not None:
+            quick(None, None)
+            return
+        self._call_first("barrier" if timeout_s is None else None, "barrier", _ASKED, timeout_s)
 
     def all_reduce(
         self,

@@ -212,7 +212,12 @@ class NcclBase(ObjectMoves):
 
     # -- calls ----------------------------------------------------------------------------
 
-    def _call(self, kind: str, x: Any, out: Any, timeout_s: float | None, **how: Any) -> Any:
+    def barrier(self, *, timeout_s: float | None = None) -> None:
+        self._host.barrier(timeout_s=timeout_s)
+
+    def _call(
+        self, kind: str, x: Any, out: Any, timeout_s: float | None, *_: Any, **how: Any
+    ) -> Any:
         """Make a collective: ``_all_reduce`` and its like on devices, else the host's."""
         if not on_device(x, out):
             return self._host._call(kind, x, out, timeout_s, **how)
