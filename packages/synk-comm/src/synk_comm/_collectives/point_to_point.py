@@ -30,7 +30,7 @@ _ROOM = PIECE_HEAD_BYTES - 8
 _NOTHING: Array = np.empty(0, np.uint8)
 
 
-class _Message(Request):
+class _ArrayRequest(Request):
     """One array on its way between this rank and its ``peer``.
 
     Attributes:
@@ -104,37 +104,37 @@ class PointToPoint:
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
         self._early: dict[tuple[int, int], deque[Array]] = {}
-        self._outgoing: dict[int, deque[_Message]] = {}  # by receiver
-        self._expected: dict[int, deque[_Message]] = {}  # by sender
+        self._outgoing: dict[int, deque[_ArrayRequest]] = {}  # by receiver
+        self._expected: dict[int, deque[_ArrayRequest]] = {}  # by sender
         # By sender: the tag of a message of which some pieces have come, where it is written, and
         # the bytes of that which are still missing.
         self._arriving: dict[int, tuple[int, Array, Array]] = {}
         self._torn = False  # a blocking call gave up half-way
 
-    def to(self, x: Array, dest: int, tag: int) -> _Message:
+    def to(self, x: Array, dest: int, tag: int) -> _ArrayRequest:
         """Return a message to be sent, for ``do`` or ``begin``."""
         header = _header(_checked(tag), kind_of(x))
-        return _Message(self, dest, tag, header, flat_bytes(contiguous(x)))
+        return _ArrayRequest(self, dest, tag, header, flat_bytes(contiguous(x)))
 
-    def of(self, source: int, tag: int, out: Array | None) -> _Message:
+    def of(self, source: int, tag: int, out: Array | None) -> _ArrayRequest:
         """Return a message to be received, for ``do`` or ``begin``."""
-        return _Message(self, source, _checked(tag), b"", out)
+        return _ArrayRequest(self, source, _checked(tag), b"", out)
 
-    def do(self, message: _Message, timeout_s: float | None) -> Any:
+    def do(self, message: _ArrayRequest, timeout_s: float | None) -> Any:
         """Send or receive a message; see ``Communicator.send`` and ``recv``."""
         self._inside(self._run, message, self._steps.deadline(timeout_s))
         return message.result()
 
-    def begin(self, message: _Message) -> Request:
+    def begin(self, message: _ArrayRequest) -> Request:
         """Begin to send or receive a message; see ``Communicator.isend`` and ``irecv``."""
         self._inside(self._begin, message)
         return message
 
-    def wait(self, message: _Message, timeout_s: float | None) -> None:
+    def wait(self, message: _ArrayRequest, timeout_s: float | None) -> None:
         """Wait until a message is done."""
         self._inside(self._attend, message, self._steps.deadline(timeout_s))
 
-    def test(self, message: _Message) -> None:
+    def test(self, message: _ArrayRequest) -> None:
         """Move what can be moved; raise if a message cannot be done any more."""
         self._inside(self._try, message)
 
@@ -178,7 +178,7 @@ class PointToPoint:
             raise
         guard.leave(None, in_step=True)
 
-    def _run(self, message: _Message, deadline: float) -> None:
+    def _run(self, message: _ArrayRequest, deadline: float) -> None:
         """Send or receive a message; take it back if the time is up before it has begun."""
         self._post(message)
         try:
@@ -189,18 +189,18 @@ class PointToPoint:
                 self._unpost(message)
             raise
 
-    def _begin(self, message: _Message) -> None:
+    def _begin(self, message: _ArrayRequest) -> None:
         self._post(message)
         self._move(message)
 
-    def _try(self, message: _Message) -> None:
+    def _try(self, message: _ArrayRequest) -> None:
         self._move(message)
         rank, peer = self._steps.rank, message.peer
         if not message.done and peer != rank and self._steps.fabric.gone((peer,)) is not None:
             # What it sent last, or the reason of its end, may be on the way here.
             self._attend(message, self._steps.deadline(None))
 
-    def _move(self, message: _Message) -> None:
+    def _move(self, message: _ArrayRequest) -> None:
         """Move what can be moved now."""
 
         def once() -> bool:
@@ -211,7 +211,7 @@ class PointToPoint:
             attend, deadline = self._steps.fabric.attend, self._steps.deadline(None)
             attend(once, message.peer, deadline, sending=message.sending)
 
-    def _attend(self, message: _Message, deadline: float) -> None:
+    def _attend(self, message: _ArrayRequest, deadline: float) -> None:
         """Wait until a message is done."""
         rank, peer = self._steps.rank, message.peer
         if message.done:
@@ -230,7 +230,7 @@ class PointToPoint:
 
     # -- the queues -------------------------------------------------------------------------
 
-    def _post(self, message: _Message) -> None:
+    def _post(self, message: _ArrayRequest) -> None:
         """Put a message into its queue, or do at once what needs no other rank."""
         rank, peer = self._steps.rank, message.peer
         if message.sending and peer == rank:
@@ -247,17 +247,17 @@ class PointToPoint:
             return
         self._queues(message).setdefault(peer, deque()).append(message)
 
-    def _queues(self, message: _Message) -> dict[int, deque[_Message]]:
+    def _queues(self, message: _ArrayRequest) -> dict[int, deque[_ArrayRequest]]:
         return self._outgoing if message.sending else self._expected
 
-    def _unpost(self, message: _Message) -> None:
+    def _unpost(self, message: _ArrayRequest) -> None:
         """Take a message out of its queue."""
         queues = self._queues(message)
         queues[message.peer].remove(message)
         if not queues[message.peer]:
             del queues[message.peer]
 
-    def _first_expected(self, source: int, tag: int) -> _Message | None:
+    def _first_expected(self, source: int, tag: int) -> _ArrayRequest | None:
         """Return the receive that is to get the next message of a tag, if one was posted."""
         for message in self._expected.get(source, ()):
             if message.tag == tag:
@@ -274,7 +274,7 @@ class PointToPoint:
             while source in self._expected and source != rank and pieces.has_come(source):
                 self._take_in(source)
 
-    def _put(self, message: _Message) -> None:
+    def _put(self, message: _ArrayRequest) -> None:
         """Put the next piece of a message, the first of its queue, into the channel."""
         fabric, data = self._steps.fabric, message.array
         assert data is not None  # noqa: S101 - what is sent
