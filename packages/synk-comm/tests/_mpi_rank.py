@@ -13,7 +13,7 @@ import numpy as np
 from contract.tools import raises
 
 import synk_comm
-from synk_comm import CommTimeout, JoinError, MisuseError, PeerDeclined
+from synk_comm import CommTimeout, JoinError, MisuseError
 
 TIMEOUT_S = 40.0
 
@@ -78,20 +78,6 @@ def left():
     if comm.rank == 1:
         sys.exit(3)
     return raised(comm.barrier)
-
-
-def declined():
-    comm = connected()
-    big = np.ones(500_000)
-    for x in (np.ones(3), big):
-        if comm.rank == 1:
-            comm.decline("not today")
-        else:
-            error = raises(PeerDeclined, "not today", lambda: comm.all_reduce(x, out=x))  # noqa: B023
-            assert error.reasons == {1: "not today"}
-    total = comm.all_reduce(1.0).item()
-    comm.close()
-    return [total, big.sum()]
 
 
 def interrupted():
@@ -238,7 +224,7 @@ def rounds():
 CASES = {
     case.__name__: case
     for case in (
-        *(exception, left, declined, interrupted, watched, late, apart, many, old, one_thread),
+        *(exception, left, interrupted, watched, late, apart, many, old, one_thread),
         *(alone, rounds, threads_in_turn, killed_while_begun),
     )
 }

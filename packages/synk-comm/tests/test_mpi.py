@@ -161,11 +161,6 @@ def test_rounds_of_any_shape(size):
 # -- failures ---------------------------------------------------------------------------------
 
 
-def test_declines():
-    said, _ = seen("declined", 3, on_a_host=2)
-    assert said == [[3.0, 500_000.0]] * 3
-
-
 def test_an_exception_on_one_rank_ends_the_job_and_all_learn_of_it():
     said, err = seen("exception", 3, status=1, by=[0, 2])
     for kind, rank, text in said:

@@ -266,21 +266,6 @@ def test_what_a_watch_raises_is_not_about_this_group(name, backend):
         assert took < SOON_S
 
 
-def die_before_all_have_come(comm):
-    struck = (lambda: os.kill(os.getpid(), signal.SIGKILL)) if comm.rank == ALONE else None
-    return outcome(comm, late_s=SOON_S if comm.rank == LAST else 0, struck=struck, color=0)
-
-
-@BOTH
-def test_one_dies_while_another_is_late(backend):
-    outcomes = run_ranks(3, die_before_all_have_come, backend=backend, check=False)
-    for rank, most in ((FIRST, SOON_S), (LAST, 2 * SOON_S)):
-        kind, blamed, text, took = outcomes[rank].value
-        assert kind is PeerLost, text
-        assert blamed == ALONE, text
-        assert took < most
-
-
 def die_alone(comm):
     if comm.rank == ALONE:
         part = type(comm._steps.fabric).split
