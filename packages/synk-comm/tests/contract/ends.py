@@ -6,6 +6,7 @@ import contextlib
 import re
 import threading
 import time
+from functools import partial
 from typing import Any, Callable
 
 import numpy as np
@@ -255,43 +256,28 @@ def end_and_everything_is_refused(comm: Communicator) -> None:
     if comm.size > 2:  # else the first non-blocking collective is refused, too
         comm.ibarrier().wait()
     comm.close()
-    x, peer = np.ones(3), (comm.rank + 1) % comm.size
-    each = [x] * comm.size
-    calls: list[Callable[[], Any]] = [
-        comm.barrier,
-        lambda: comm.all_reduce(x),
-        lambda: comm.reduce(x),
-        lambda: comm.reduce_scatter(each),
-        lambda: comm.broadcast(x),
-        lambda: comm.scatter(each, comm.rank),
-        lambda: comm.gather(x),
-        lambda: comm.all_gather(x),
-        lambda: comm.all_to_all(each),
-        lambda: comm.send(x, peer),
-        lambda: comm.recv(peer),
-        lambda: comm.isend(x, peer),
-        lambda: comm.irecv(peer),
-        comm.ibarrier,
-        lambda: comm.iall_reduce(x),
-        lambda: comm.ireduce(x),
-        lambda: comm.ireduce_scatter(each),
-        lambda: comm.ibroadcast(x),
-        lambda: comm.iscatter(each, comm.rank),
-        lambda: comm.igather(x),
-        lambda: comm.iall_gather(x),
-        lambda: comm.iall_to_all(each),
-        lambda: comm.broadcast_object(1),
-        lambda: comm.gather_object(1),
-        lambda: comm.all_gather_object(1),
-        lambda: comm.scatter_object(list(each), comm.rank),
-        lambda: comm.all_to_all_object(list(each)),
-        lambda: comm.send_object(1, peer),
-        lambda: comm.recv_object(peer),
-        lambda: comm.split(0),
-        lambda: comm.decline("no"),
-    ]
-    for call in calls:
-        raises(ClosedError, "closed", call)
+    x, peer, root = np.ones(3), (comm.rank + 1) % comm.size, comm.rank
+    each: list[Any] = [x] * comm.size
+    collectives: dict[str, tuple[Any, ...]] = {
+        "barrier": (),
+        **dict.fromkeys(["all_reduce", "reduce", "broadcast", "gather", "all_gather"], (x,)),
+        **dict.fromkeys(["reduce_scatter", "all_to_all"], (each,)),
+        "scatter": (each, root),
+        "send": (x, peer),
+        "recv": (peer,),
+    }
+    others: dict[str, tuple[Any, ...]] = {
+        **{f"i{name}": arguments for name, arguments in collectives.items()},
+        **dict.fromkeys(["broadcast_object", "gather_object", "all_gather_object"], (1,)),
+        "scatter_object": (each, root),
+        "all_to_all_object": (each,),
+        "send_object": (1, peer),
+        "recv_object": (peer,),
+        "split": (0,),
+        "decline": ("no",),
+    }
+    for name, arguments in {**collectives, **others}.items():
+        raises(ClosedError, "closed", partial(getattr(comm, name), *arguments))
     comm.abort("too late")
     comm.close()
 
