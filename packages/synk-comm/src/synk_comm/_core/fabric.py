@@ -20,7 +20,7 @@ ranks alone *pieces* travel: those of ``Pieces`` never wait; ``attend`` does.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Callable, NamedTuple, Protocol
 
@@ -335,6 +335,16 @@ class Fabric(ABC):
         ranks = ", ".join(map(str, missing))
         message = f"rank {self.rank} waited {waited_s:.3g} s in {doing} for rank(s) {ranks}:{lines}"
         return CommTimeout(message, missing=seen)
+
+
+def part_of(stretches: Iterable[tuple[int, Array]], rank: int, start: int, stop: int) -> Array:
+    """Return bytes of a rank's slot, of which some stretches have come, each after its offset."""
+    for offset, data in stretches:
+        if offset <= start and stop <= offset + data.nbytes:
+            return data[start - offset : stop - offset]
+    if start == stop:
+        return np.empty(0, np.uint8)
+    raise lost(rank, f"it did not send bytes {start} to {stop}, which belong to its call")
 
 
 def describe(head: bytes, turn: int) -> str:

@@ -46,6 +46,7 @@ from synk_comm._core.fabric import (
     describe,
     lost,
     moving,
+    part_of,
     said,
 )
 from synk_comm._core.ops import Array
@@ -318,12 +319,7 @@ class MpiFabric(Fabric):
     def read(self, rank: int, start: int, stop: int) -> Array:
         if rank == self.rank:
             return self.rows[self.seq & 1][_PREFIX + start : _PREFIX + stop]
-        for offset, data in self._got[rank]:
-            if offset <= start and stop <= offset + data.nbytes:
-                return data[start - offset : stop - offset]
-        if start == stop:
-            return self.rows[0][:0]
-        raise lost(rank, f"it did not send bytes {start} to {stop}, which belong to its call")
+        return part_of(self._got[rank], rank, start, stop)
 
     def slots(self, rank: int) -> tuple[Array, Array]:
         """Return what the records hold of a rank's slots; of the own the slots themselves."""

@@ -36,13 +36,14 @@ from synk_comm._core.fabric import (
     describe,
     lost,
     moving,
+    part_of,
     said,
 )
 from synk_comm._core.ops import Array
 from synk_comm._system.folder import SocketFolder
 from synk_comm.exceptions import AbortedError, CommError, JoinError
 
-from .peer import NOTHING, Message, Peer, derived, shut
+from .peer import Message, Peer, derived, shut
 
 _HELLO, _ROUND, _PIECE, _TAKEN, _ABORT, _LOST, _CLOSE = b"H", b"R", b"M", b"T", b"A", b"L", b"C"
 _FRAME = 1 << 20
@@ -230,12 +231,7 @@ class ZmqFabric(Fabric):
         if rank == self.rank:
             return self._slots[self._seq & 1][start:stop]
         current = self._peers[rank].current
-        for offset, data in zip(current.offsets, current.data):
-            if offset <= start and stop <= offset + data.nbytes:
-                return data[start - offset : stop - offset]
-        if start == stop:
-            return NOTHING
-        raise lost(rank, f"it did not send bytes {start} to {stop}, which belong to its call")
+        return part_of(zip(current.offsets, current.data), rank, start, stop)
 
     def attend(
         self, done: Callable[[], bool], rank: int, deadline: float, *, sending: bool
