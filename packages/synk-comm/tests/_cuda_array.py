@@ -85,9 +85,9 @@ class CudaArray:
                 self._driver.download(address, self._memory.pointer + self._offset, values.nbytes)
         return values
 
-    def new_empty(self, shape: tuple[int, ...], dtype: str) -> CudaArray:
-        """Make an array on the same device and stream."""
-        return CudaArray(self._driver, tuple(shape), dtype, self.device, stream=self.stream)
+    def new_empty(self, shape: tuple[int, ...]) -> CudaArray:
+        """Make an array of the same dtype, on the same device and stream."""
+        return CudaArray(self._driver, tuple(shape), self.dtype, self.device, stream=self.stream)
 
     def __getitem__(self, row: int) -> CudaArray:
         step = math.prod(self.shape[1:]) * self._bits.itemsize

@@ -80,20 +80,16 @@ class FakeGpus:
     # -- the driver -----------------------------------------------------------------------
 
     def device_count(self) -> int:
-        """As of the driver."""
         return self._count
 
     def current_device(self) -> int | None:
-        """As of the driver: each thread has its own."""
         return getattr(self._here, "device", None)
 
     def uuid(self, device: int) -> str:
-        """As of the driver."""
         return f"fake-{device}"
 
     @contextlib.contextmanager
     def entered(self, device: int) -> Iterator[None]:
-        """As of the driver."""
         before = self.current_device()
         self._here.device = device
         try:
@@ -108,63 +104,51 @@ class FakeGpus:
         return device
 
     def device_of(self, pointer: int) -> int:
-        """As of the driver."""
         for start, (memory, device) in list(self._memory.items()):
             if start <= pointer < start + memory.nbytes:
                 return device
         raise CudaError(f"{pointer} is no device memory (CUDA error 1)")
 
     def is_done(self, stream: int) -> bool:
-        """As of the driver."""
         with self.changed:
             self.progress()
             return not self._streams.get((self._device(), 0 if stream == 1 else stream))
 
     def stream(self) -> int:
-        """As of the driver."""
         return next(self._numbers)
 
     def event(self) -> int:
-        """As of the driver."""
         return next(self._numbers)
 
     def record(self, event: int, stream: int) -> None:
-        """As of the driver."""
         self._events[event] = happened = [False]
         self._later(stream, lambda: happened.__setitem__(0, True))
 
     def wait_for(self, stream: int, event: int) -> None:
-        """As of the driver: for what was recorded last."""
         happened = self._events[event]
         self.enqueue(self._device(), stream, lambda: happened[0])
 
     def allocate(self, nbytes: int) -> int:
-        """As of the driver. The memory holds garbage."""
         memory = np.full(max(nbytes, 1), 0xA5, np.uint8)
         pointer = int(memory.__array_interface__["data"][0])
         self._memory[pointer] = (memory, self._device())
         return pointer
 
     def free(self, pointer: int) -> None:
-        """As of the driver, whose memory lives until the device has nothing left to do."""
         with self.changed:
             self._dying.append(pointer)
             self.progress()
 
     def allocate_on(self, stream: int, nbytes: int) -> int:
-        """As of the driver."""
         return self.allocate(nbytes)
 
     def free_on(self, stream: int, pointer: int) -> None:
-        """As of the driver."""
         self._later(stream, lambda: self._memory.pop(pointer))
 
     def upload(self, pointer: int, address: int, nbytes: int) -> None:
-        """As of the driver."""
         ctypes.memmove(pointer, address, nbytes)
 
     def download(self, address: int, pointer: int, nbytes: int) -> None:
-        """As of the driver: waits for the default stream."""
         deadline = time.monotonic() + _PATIENCE_S
         with self.changed:
             while not self.is_done(0):
@@ -173,11 +157,9 @@ class FakeGpus:
             ctypes.memmove(address, pointer, nbytes)
 
     def copy_on(self, stream: int, target: int, source: int, nbytes: int) -> None:
-        """As of the driver."""
         self._later(stream, lambda: ctypes.memmove(target, source, nbytes))
 
     def fill_on(self, stream: int, pointer: int, count: int, element: bytes) -> None:
-        """As of the driver."""
         self._later(stream, lambda: ctypes.memmove(pointer, element * count, count * len(element)))
 
     def _later(self, stream: int, action: Callable[[], Any]) -> None:

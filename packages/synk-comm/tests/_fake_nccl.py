@@ -22,8 +22,10 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 from _fake_gpu import FakeGpus
 
+from synk_comm._backends.nccl.communicator import nccl
 from synk_comm._core.ops import Array
 from synk_comm.cuda import CudaError
+from synk_comm.testing import in_threads, thread_group
 
 SUCCESS, CUDA_ERROR, INTERNAL_ERROR, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR = (
     0,
@@ -38,6 +40,14 @@ DTYPES = ["i1", "u1", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "bfloat16"]
 _UFUNCS: list[Callable[..., Any]] = [np.add, np.multiply, np.maximum, np.minimum, np.add]
 _AVG = 4
 FIRST_OWN_OP = 5
+
+
+def open_group(size: int, fake: FakeNccl | None = None, **options: Any) -> tuple[FakeNccl, Any]:
+    """Return the fake and its communicators, in rank order, for threads of this process."""
+    fake = fake or FakeNccl(size)
+    options = {"driver": fake.gpus, "binding": fake, **options}
+    hosts = thread_group(size, timeout_s=20)
+    return fake, in_threads(hosts, lambda host: nccl(host, **options))  # type: ignore[arg-type]
 
 
 class FakeNcclError(Exception):
@@ -131,17 +141,14 @@ class FakeNccl:
     # -- communicators --------------------------------------------------------------------
 
     def get_version(self) -> int:
-        """As of the binding."""
         return 22800
 
     def get_unique_id(self) -> bytes:
-        """As of the binding."""
         with self._lock:
             self._ids += 1
             return self._ids.to_bytes(128, "little")
 
     def comm_init_rank_config(self, nranks: int, comm_id: bytearray, rank: int, config: int) -> Any:
-        """As of the binding, of blocking communicators: returns when all ranks are there."""
         if not self._configs.pop(config).blocking:
             raise FakeNcclError(INVALID_ARGUMENT, "this fake is blocking")
         if not isinstance(comm_id, bytearray) or len(comm_id) != 128:
@@ -160,15 +167,12 @@ class FakeNccl:
         return comm
 
     def comm_get_async_error(self, comm: _Comm) -> int:
-        """As of the binding."""
         return comm.error
 
     def get_error_string(self, result: int) -> str:
-        """As of the binding."""
         return {INVALID_USAGE: "invalid usage", REMOTE_ERROR: "remote error"}.get(result, "error")
 
     def get_last_error(self, comm: _Comm) -> str:
-        """As of the binding."""
         return f"the last error of rank {comm.rank}"
 
     def fail(self, rank: int, status: int) -> None:
@@ -179,14 +183,12 @@ class FakeNccl:
                     clique.comms[rank].error = status
 
     def comm_abort(self, comm: _Comm) -> None:
-        """As of the binding: what this rank has enqueued ends undone."""
         with self._lock:
             comm.over = True
             self.aborted.append(comm.rank)
             self.gpus.progress()
 
     def comm_destroy(self, comm: _Comm) -> None:
-        """As of the binding: waits for what is enqueued."""
         deadline = time.monotonic() + 20
         with self._lock:
             while comm.pending and not comm.over and time.monotonic() < deadline:
@@ -197,7 +199,6 @@ class FakeNccl:
     def red_op_create_pre_mul_sum(
         self, scalar: int, datatype: int, residence: int, comm: _Comm
     ) -> int:
-        """As of the binding."""
         if residence != 1 or not 6 <= datatype <= 9:
             raise FakeNcclError(INVALID_ARGUMENT, "the scalar must be a float on the host")
         with self._lock:
@@ -206,17 +207,14 @@ class FakeNccl:
             return number
 
     def red_op_destroy(self, op: int, comm: _Comm) -> None:
-        """As of the binding; the value has been read by the calls that use it."""
         assert op in comm.scalars
 
     # -- calls ----------------------------------------------------------------------------
 
     def group_start(self) -> None:
-        """As of the binding; each thread has its own groups."""
         self._group.depth = getattr(self._group, "depth", 0) + 1
 
     def group_end(self) -> None:
-        """As of the binding."""
         depth = getattr(self._group, "depth", 0)
         if not depth:
             raise FakeNcclError(INVALID_USAGE, "not in a group")
@@ -229,7 +227,6 @@ class FakeNccl:
     def all_reduce(
         self, send: int, recv: int, count: int, dtype: int, op: int, comm: _Comm, stream: int
     ) -> None:
-        """As of the binding, as are the others."""
         self._give(comm, stream, Op("all_reduce", send, recv, count, dtype, op))
 
     def reduce(

@@ -6,10 +6,6 @@ import os
 import subprocess
 import sys
 import time
-from types import SimpleNamespace
-
-from synk_comm import create_group, join
-from synk_comm.testing import in_threads
 
 
 def environment(**more):
@@ -37,13 +33,6 @@ def printed_by(*words, **options):
     done = run_python(*words, **options)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
-
-
-def join_in_threads(size, backend):
-    """Return the communicators of a new group, all in this process."""
-    with create_group(size, backend) as group:
-        seats = [SimpleNamespace(rank=rank, abort=lambda _: None) for rank in range(size)]
-        return in_threads(seats, lambda seat: join(group.ticket(seat.rank), timeout_s=20))
 
 
 def pids_in(folder, count, limit_s=60.0):

@@ -10,10 +10,10 @@ import threading
 import time
 
 import numpy as np
+from contract.tools import raises
 
 import synk_comm
-from synk_comm import CommTimeout, JoinError, MisuseError, PeerDeclined
-from synk_comm.testing._checks_tools import raises
+from synk_comm import CommTimeout, JoinError, MisuseError
 
 TIMEOUT_S = 40.0
 
@@ -78,20 +78,6 @@ def left():
     if comm.rank == 1:
         sys.exit(3)
     return raised(comm.barrier)
-
-
-def declined():
-    comm = connected()
-    big = np.ones(500_000)
-    for x in (np.ones(3), big):
-        if comm.rank == 1:
-            comm.decline("not today")
-        else:
-            error = raises(PeerDeclined, "not today", lambda: comm.all_reduce(x, out=x))  # noqa: B023
-            assert error.reasons == {1: "not today"}
-    total = comm.all_reduce(1.0).item()
-    comm.close()
-    return [total, big.sum()]
 
 
 def interrupted():
@@ -170,9 +156,8 @@ def many():
 
 def old():
     """An MPI before 4.0 has no persistent collectives."""
+    from contract.checks import check_job
     from mpi4py import MPI
-
-    from synk_comm.testing import check_job
 
     class Old(MPI.Intracomm):
         def Allgather_init(self, *args):
@@ -236,90 +221,11 @@ def rounds():
     return "read"
 
 
-def letters():
-    """What has been sent and received before goes the quick way; also where it fails."""
-    comm = connected(timeout_s=1.0)
-    other, x, long_s = 1 - comm.rank, np.arange(3.0), TIMEOUT_S
-    seen = []
-
-    def meet():
-        comm.barrier(timeout_s=long_s)
-
-    def there_and_back(x, **tag):
-        for _ in range(3):
-            if comm.rank:
-                back = comm.recv(other, **tag)
-            comm.send(x, other, **tag)
-            if not comm.rank:
-                back = comm.recv(other, **tag)
-        return np.array_equal(back, x) and type(back) is type(comm.broadcast(x))
-
-    kinds = [
-        x,
-        x[::-1],
-        np.asfortranarray(np.eye(3)),
-        np.ones((0, 2)),
-        np.float64(2),
-        np.ones(5000),
-    ]
-    seen.append([there_and_back(kind) for kind in kinds] + [there_and_back(x, tag=7)])
-    meet()
-    # Nothing comes in time, then all goes on.
-    seen.append(raised(lambda: comm.recv(other))[0])
-    meet()
-    # The channel is full; nothing is lost.
-    if comm.rank == 0:
-        sent = 0
-
-        def fill():
-            nonlocal sent
-            comm.send(x + sent, other)
-            sent += 1
-
-        seen.append(raised(fill)[0])
-        meet()
-        comm.send(np.array(sent), other, tag=9)
-    else:
-        meet()
-        count = int(comm.recv(other, tag=9))
-        seen.append([float(comm.recv(other)[0]) for _ in range(count)] == list(range(count)) != [])
-    meet()
-    # Others than before come under the same tag, and in another order than they are wanted.
-    if comm.rank == 0:
-        for message, tag in ((np.arange(4), 0), (x, 0), (x, 7), (x + 1, 0)):
-            comm.send(message, other, tag=tag)
-    else:
-        order = [comm.recv(other, tag=tag)[-1] for tag in (7, 0, 0, 0)]
-        seen.append([float(one) for one in order])
-        out = np.empty((2, 3)).T
-    meet()
-    if comm.rank == 0:
-        comm.send(np.ones((3, 2)), other)
-        comm.send(np.full((3, 2), 2.0), other)
-    else:
-        got = [comm.recv(other, out=out) is out and out[2, 1] for _ in range(2)]
-        seen.append([float(one) for one in got])
-    meet()
-    # As many bytes of another dtype; and of another tag.
-    if comm.rank == 0:
-        for message, tag in ((x, 0), (np.arange(3), 0), (x, 0), (x + 5, 7), (x, 0)):
-            comm.send(message, other, tag=tag)
-    else:
-        got = [comm.recv(other) for _ in range(4)] + [comm.recv(other, tag=7)]
-        seen.append([f"{one.dtype.kind}{one[0]:g}" for one in got])
-    meet()
-    if comm.rank == 0:
-        comm.close()
-    else:
-        seen.append(raised(lambda: comm.recv(other))[0])
-    return seen
-
-
 CASES = {
     case.__name__: case
     for case in (
-        *(exception, left, declined, interrupted, watched, late, apart, many, old, one_thread),
-        *(alone, rounds, threads_in_turn, killed_while_begun, letters),
+        *(exception, left, interrupted, watched, late, apart, many, old, one_thread),
+        *(alone, rounds, threads_in_turn, killed_while_begun),
     )
 }
 CASES["killed"] = lambda: killed(10)

@@ -12,7 +12,6 @@ import pytest
 from synk_comm._backends.nccl.arrays import (
     BFLOAT16,
     check_usable,
-    current_stream,
     is_device_array,
     maker,
     resolve,
@@ -229,90 +228,29 @@ def test_pygpu(monkeypatch):
     assert made == [((4, 2), {"dtype": np.dtype("f4"), "context": "the context"})]
 
 
-class Tensor:
-    """What PyTorch's tensors show."""
+def test_where_both_are_there_the_interface_is_taken_if_it_names_the_stream():
+    """As CuPy's, not as PyTorch's: DLPack makes the call's stream wait for the source's."""
 
-    def __init__(self, host, dtype="torch.float32", device=1, **changes):
-        self.host, self.dtype, self.shape = host, dtype, host.shape
-        self.device = types.SimpleNamespace(index=device)
-        self.is_cuda, self.layout = True, "strided"
-        self.is_conj = self.is_neg = lambda: False
-        self.is_contiguous = lambda: host.flags.c_contiguous
-        self.data_ptr = lambda: host.__array_interface__["data"][0]
-        self.element_size = lambda: host.itemsize
-        vars(self).update(changes)
+    class Both(Packs):
+        def __init__(self, host, **changes):
+            super().__init__(host)
+            self.__cuda_array_interface__ = Exposes(host, **changes).__cuda_array_interface__
 
-
-@pytest.fixture
-def torch(monkeypatch):
-    made = []
-    cuda = types.SimpleNamespace(
-        current_stream=lambda device: types.SimpleNamespace(cuda_stream=100 + device),
-        is_available=lambda: True,
-        is_initialized=lambda: True,
-    )
-    module = types.SimpleNamespace(
-        Tensor=Tensor,
-        strided="strided",
-        cuda=cuda,
-        _C=types.SimpleNamespace(),
-        empty=lambda shape, **options: made.append((shape, options)),
-        made=made,
-    )
-    monkeypatch.setitem(sys.modules, "torch", module)
-    return module
-
-
-def test_torch(torch):
-    host = np.ones((2, 3), "f4")
-    got = resolve(Tensor(host), None)
-    assert got.pointer == host.__array_interface__["data"][0]
-    assert (got.shape, got.dtype, got.device, got.stream) == ((2, 3), "<f4", 1, 101)
-    assert resolve(Tensor(np.ones(2, "u2"), "torch.bfloat16"), None).dtype == BFLOAT16
-    assert resolve(Tensor(np.ones(2, "c8"), "torch.complex64"), None).dtype == "<c8"
-    assert resolve(Tensor(np.ones(2, "?"), "torch.bool"), None).dtype == "|b1"
-    assert not resolve(Tensor(host.T), None).contiguous
-    assert current_stream(4) == 104
-    torch._C._cuda_getCurrentRawStream = lambda device: 200 + device
-    assert current_stream(4) == 204
-    assert not is_device_array(Tensor(host, is_cuda=False))
-    for bad, text in [
-        (Tensor(host, is_cuda=False), "tensor on"),
-        (Tensor(host, layout="sparse"), "dense"),
-        (Tensor(host, is_conj=lambda: True), "resolve_conj"),
-        (Tensor(np.ones(2, "u1"), "torch.float8_e4m3fn"), "uint8"),
-    ]:
-        with pytest.raises(TypeError, match=text):
-            resolve(bad, None)
-    x = Tensor(host)
-    maker(x)((5,), "<f4")
-    assert torch.made == [((5,), {"dtype": "torch.float32", "device": x.device})]
-
-
-def test_cupy_says_device_and_stream_itself(monkeypatch):
-    class ndarray(Exposes):
-        dtype = np.dtype("f8")
-        device = types.SimpleNamespace(id=6)
-
-    ndarray.__module__ = "cupy"
-    stream = types.SimpleNamespace(ptr=55)
-    module = types.SimpleNamespace(
-        ndarray=ndarray, cuda=types.SimpleNamespace(get_current_stream=lambda: stream)
-    )
-    monkeypatch.setitem(sys.modules, "cupy", module)
-    got = resolve(ndarray(np.ones(2)), None)
-    assert (got.device, got.stream) == (6, 55)
-    assert current_stream(0) == 55
+    host = np.ones(2)
+    assert resolve(Both(host, stream=55), where).stream == 55
+    silent = Both(host)
+    assert is_device_array(silent)
+    assert resolve(silent, where, stream=99).stream == 99
+    assert silent.asked == [99]
 
 
 def test_nothing_is_imported_and_unknown_libraries_are_asked_for_out():
     before = set(sys.modules)
-    assert current_stream(0) == 0
     with pytest.raises(TypeError, match="give out="):
         maker(Exposes(np.ones(2)))
     x = Exposes(np.ones(2))
-    x.new_empty = lambda shape, dtype: (shape, dtype)
-    assert maker(x)((2,), "<f8") == ((2,), "<f8")
+    x.new_empty = lambda shape: shape
+    assert maker(x)((2,), "<f8") == (2,)
     assert not {"torch", "cupy", "pygpu", "nccl"} & (set(sys.modules) - before)
 
 

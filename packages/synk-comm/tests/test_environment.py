@@ -13,7 +13,7 @@ from synk_comm import JoinError, connect, create_group
 
 @pytest.fixture(autouse=True)
 def no_group_around(monkeypatch):
-    for name in ("TICKET", "RANK", "SIZE", "ADDRESS", "TOKEN", "SHM"):
+    for name in ("TICKET", "RANK", "SIZE", "SHM"):
         monkeypatch.delenv(f"SYNK_COMM_{name}", raising=False)
 
 
@@ -53,21 +53,11 @@ def test_by_itself_a_script_is_a_group_of_one():
     )
 
 
-@pytest.mark.parametrize("name", ["RANK", "SIZE", "ADDRESS", "TOKEN"])
+@pytest.mark.parametrize("name", ["RANK", "SIZE"])
 def test_half_an_environment_is_an_error_that_tells_the_cure(name):
     told = said(start(**{f"SYNK_COMM_{name}": "0"}))
     assert f"SYNK_COMM_{name} is set, but not SYNK_COMM_TICKET" in told
     assert "python -m synk_comm.run -n 4 script.py" in told
-
-
-@pytest.mark.parametrize("address", ["tcp://127.0.0.1:5555", "ipc:///tmp/folder", ""])
-def test_an_address_is_an_error_that_tells_the_cure(address):
-    with pytest.raises(ValueError, match="no address") as caught:
-        connect(address)
-    told = str(caught.value)
-    assert repr(address) in told
-    for cure in ("python -m synk_comm.run", "create_group()", "connect(backend='mpi')"):
-        assert cure in told
 
 
 @pytest.mark.parametrize("backend", ["auto", "shm", "zmq"])

@@ -80,6 +80,7 @@ def echo(comm, blob, number):
     return blob, comm.rank * number
 
 
+@pytest.mark.nightly
 def test_large_arguments_and_results():
     blob = os.urandom(1 << 20) * 20
     got = launch(2, echo, blob, 7, timeout_s=LIMIT_S)
@@ -217,6 +218,7 @@ def ignore_sigterm(comm):
     raise ValueError("now")
 
 
+@pytest.mark.nightly
 def test_who_ignores_the_request_is_killed():
     with pytest.raises(RankFailed, match="rank 1 of 2 failed: ValueError"):
         launch(2, ignore_sigterm, grace_s=0.3, timeout_s=LIMIT_S)
@@ -272,6 +274,7 @@ def test_what_cannot_be_sent_is_said_clearly():
         launch(1, give_unreadable, timeout_s=LIMIT_S)
 
 
+@pytest.mark.nightly
 def test_functions_of_no_file():
     code = """
         import synk_comm
@@ -340,7 +343,9 @@ def test_main_script_is_not_loaded_for_functions_of_modules(tmp_path):
     assert (done.stdout, done.stderr) == ("[0, 1]\n", "")
 
 
-@pytest.mark.parametrize("words", [["program.py"], ["-c", "import program"]])
+@pytest.mark.parametrize(
+    "words", [["program.py"], pytest.param(["-c", "import program"], marks=pytest.mark.nightly)]
+)
 def test_missing_guard_is_said(tmp_path, words):
     program(
         tmp_path,
@@ -382,6 +387,7 @@ def test_ranks_of_a_rank_start_no_more():
         launch(1, without_end, timeout_s=LIMIT_S)
 
 
+@pytest.mark.nightly
 def test_ranks_find_what_was_imported_from_a_folder_of_before(tmp_path):
     """Entries that Python ignores do no harm."""
     (tmp_path / "lib").mkdir()
@@ -399,6 +405,7 @@ def test_ranks_find_what_was_imported_from_a_folder_of_before(tmp_path):
     assert printed_by("-c", textwrap.dedent(code), cwd=tmp_path) == "[0, 1]\n"
 
 
+@pytest.mark.nightly
 def test_launch_in_threads():
     got = {}
 
@@ -438,7 +445,11 @@ RANKS_WITH_CHILDREN = """
 
 
 @pytest.mark.parametrize(
-    "how", ["stopped", "in a call", pytest.param("running", marks=pytest.mark.nightly)]
+    "how",
+    [
+        "stopped",
+        *(pytest.param(how, marks=pytest.mark.nightly) for how in ("in a call", "running")),
+    ],
 )
 def test_nobody_outlives_a_killed_parent(tmp_path, how):
     pids = tmp_path / "pids"
@@ -455,6 +466,7 @@ def test_nobody_outlives_a_killed_parent(tmp_path, how):
     wait_gone(family)
 
 
+@pytest.mark.nightly
 def test_nobody_outlives_a_killed_parent_that_has_threads(tmp_path):
     """Its threads end one by one, and its ranks with the one that has started them."""
     threads = "threading.Thread(target=time.sleep, args=(100,), daemon=True).start()"

@@ -146,30 +146,19 @@ def test_closed_groups_leave_nothing_in_mpi():
     assert said == [[0, True]] * 2
 
 
+@pytest.mark.nightly
 def test_an_mpi_before_4_keeps_the_contract_too():
     said, _ = seen("old", 2)
     assert said == [[], []]
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.nightly), 3])
 def test_rounds_of_any_shape(size):
     said, _ = seen("rounds", size)
     assert said == ["read"] * size
 
 
-def test_messages_that_go_the_quick_way():
-    first, second = seen("letters", 2)[0]
-    assert first == [[True] * 7, "CommTimeout", "CommTimeout"]
-    disordered, alike = [2.0, 3.0, 2.0, 3.0], ["f0", "i0", "f0", "f0", "f5"]
-    assert second == [[True] * 7, "CommTimeout", True, disordered, [1.0, 2.0], alike, "PeerLost"]
-
-
 # -- failures ---------------------------------------------------------------------------------
-
-
-def test_declines():
-    said, _ = seen("declined", 3, on_a_host=2)
-    assert said == [[3.0, 500_000.0]] * 3
 
 
 def test_an_exception_on_one_rank_ends_the_job_and_all_learn_of_it():
@@ -201,6 +190,7 @@ def test_what_the_watch_raises_ends_the_group():
 # -- deaths -------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("case", ["killed", "killed_in_the_middle"])
 def test_a_killed_rank_ends_the_job(case):
     """MPICH's launcher ends all others at once, before they could notice."""
@@ -210,7 +200,16 @@ def test_a_killed_rank_ends_the_job(case):
     assert "BAD TERMINATION" in done.out + done.err
 
 
-@pytest.mark.parametrize("case", ["killed", "killed_in_the_middle", "killed_while_begun"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "killed",
+        *(
+            pytest.param(case, marks=pytest.mark.nightly)
+            for case in ("killed_in_the_middle", "killed_while_begun")
+        ),
+    ],
+)
 def test_survivors_are_told_who_was_killed_where_the_launcher_lets_them_live(case):
     """One rank shares the host with it and sees its process end; the others hear it from that.
 

@@ -7,21 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synk_comm import create_group, join, local_group
 from synk_comm._core.ops import ReduceOp, combine, scaled
-from synk_comm.testing import in_threads
+from synk_comm.testing import in_threads, thread_group
 
 SIZE = 3
 
 
-@pytest.fixture(scope="module", params=["local", "shm"])
-def comms(request):
-    if request.param == "local":
-        made = local_group(SIZE, timeout_s=20)
-    else:
-        with create_group(SIZE) as group:
-            waiting = local_group(SIZE)
-            made = in_threads(waiting, lambda seat: join(group.ticket(seat.rank), timeout_s=20))
+@pytest.fixture(scope="module")
+def comms():
+    made = thread_group(SIZE, timeout_s=20)
     yield made
     for comm in made:
         comm.close()
@@ -75,21 +69,6 @@ def test_a_root_is_any_integer(comms, root):
         np.testing.assert_array_equal(results[1], SIZE * np.arange(3.0))
 
 
-@pytest.mark.parametrize(
-    ("root", "error"), [(1.0, TypeError), ([1], TypeError), (SIZE, ValueError), (-1, ValueError)]
-)
-def test_a_root_that_is_none_is_refused(comms, root, error):
-    for _ in range(2):
-        in_threads(comms, lambda comm: comm.reduce(np.arange(3.0), "sum", 1))
-
-    def refused(comm):
-        with pytest.raises(error):
-            comm.reduce(np.arange(3.0), "sum", root)
-
-    in_threads(comms, refused)
-    assert in_threads(comms, lambda comm: comm.reduce(np.ones(2), "sum", 1))[1].tolist() == [3, 3]
-
-
 @pytest.mark.parametrize("shape", [(), (3,)])
 def test_the_shortcut_names_where_results_go(monkeypatch, shape):
     """NumPy 2.5 deprecates that by position for np.minimum and np.maximum."""
@@ -98,9 +77,7 @@ def test_the_shortcut_names_where_results_go(monkeypatch, shape):
         return np.maximum(first, second, **keywords)
 
     monkeypatch.setattr("synk_comm._core.repeats.ufunc_of", lambda op: strict)
-    with create_group(2, "shm") as group:
-        waiting = local_group(2)
-        pair = in_threads(waiting, lambda seat: join(group.ticket(seat.rank), timeout_s=20))
+    pair = thread_group(2)
 
     def reduce(comm):
         with comm:

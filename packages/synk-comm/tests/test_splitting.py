@@ -23,7 +23,7 @@ from synk_comm import (
 from synk_comm._collectives.splitting import _look_at, in_ranks_of_the_old
 from synk_comm.testing import run_ranks
 
-BACKENDS = ["shm", "zmq"]
+BOTH = pytest.mark.parametrize("backend", ["shm", pytest.param("zmq", marks=pytest.mark.nightly)])
 SHARED = {"shm": 2, "zmq": 1}
 """How often the ranks tell each other something before they enter their new groups."""
 SOON_S = 4.0
@@ -184,7 +184,7 @@ def give_up_elsewhere(comm):
     return outcome(comm, late_s=0.5 if comm.rank == LAST else 0, struck=struck)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@BOTH
 def test_who_goes_elsewhere_gives_up_and_nobody_waits_for_long(backend):
     for kind, blamed, text, took in run_ranks(3, give_up_elsewhere, backend=backend):
         assert kind is AbortedError, text
@@ -198,7 +198,7 @@ def come_too_late(comm):
     return outcome(comm, late_s=2.0 if comm.rank == LAST else 0, timeout_s=timeout_s)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@BOTH
 def test_one_does_not_come(backend):
     outcomes = run_ranks(3, come_too_late, backend=backend)
     kind, missing, text, took = outcomes[FIRST]
@@ -266,21 +266,6 @@ def test_what_a_watch_raises_is_not_about_this_group(name, backend):
         assert took < SOON_S
 
 
-def die_before_all_have_come(comm):
-    struck = (lambda: os.kill(os.getpid(), signal.SIGKILL)) if comm.rank == ALONE else None
-    return outcome(comm, late_s=SOON_S if comm.rank == LAST else 0, struck=struck, color=0)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_one_dies_while_another_is_late(backend):
-    outcomes = run_ranks(3, die_before_all_have_come, backend=backend, check=False)
-    for rank, most in ((FIRST, SOON_S), (LAST, 2 * SOON_S)):
-        kind, blamed, text, took = outcomes[rank].value
-        assert kind is PeerLost, text
-        assert blamed == ALONE, text
-        assert took < most
-
-
 def die_alone(comm):
     if comm.rank == ALONE:
         part = type(comm._steps.fabric).split
@@ -294,7 +279,7 @@ def die_alone(comm):
     comm.split(comm.rank % 2).close()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@BOTH
 def test_one_that_is_alone_in_its_group_leaves_nothing_behind(backend):
     outcomes = run_ranks(3, die_alone, backend=backend, check=False)
     assert outcomes[ALONE].exitcode == -signal.SIGKILL

@@ -7,9 +7,9 @@ import types
 
 import pytest
 
-from synk_comm import CommError, JoinError, connect, create_group, join, local_group
+from synk_comm import CommError, JoinError, connect, create_group, join
 from synk_comm._backends.nccl.start import BINDING
-from synk_comm.testing import in_threads
+from synk_comm.testing import thread_group
 
 MODULE = "synk_comm._backends.nccl.communicator"
 
@@ -49,12 +49,8 @@ def test_without_nccl_the_cure_is_told(monkeypatch):
 
 
 def test_nccl_that_fails_on_a_rank_ends_the_group_on_all(fake_nccl):
-    def run(seat):
-        with pytest.raises(CommError, match="no GPU here"):
-            join(group.ticket(seat.rank), timeout_s=20)
-
-    with create_group(2, "nccl") as group:
-        in_threads(local_group(2), run)
+    with pytest.raises(CommError, match="no GPU here"):
+        thread_group(2, "nccl", timeout_s=20)
 
 
 def test_a_ticket_of_nccl_is_of_no_other_backend(monkeypatch):

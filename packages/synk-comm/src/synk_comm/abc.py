@@ -48,7 +48,6 @@ waits for all ranks, and later ones return at once.
   they are kept alive until then. Results have the same bits as those of the blocking calls.
 * They go on while this rank computes. ``watch`` is called by that thread then.
 * The two groups end together, by whatever ends one of them.
-* Arrays of ``empty`` are reduced as any others.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ from ._core.ops import Array, ReduceOp
 
 if TYPE_CHECKING:
     import numpy as np
-    from numpy.typing import ArrayLike, DTypeLike
+    from numpy.typing import ArrayLike
 
 Self = TypeVar("Self", bound="Communicator")
 Out = Any  # an ndarray, or a list of them: as the docstring of the method says
@@ -72,17 +71,17 @@ class Request(ABC):
     """A message or a collective that a method such as ``isend`` or ``iall_reduce`` has begun.
 
     It gets done even if nobody keeps the request. A message moves on in every call of its
-    communicator that waits: in collectives, in other messages, in ``close()``, and in ``wait`` and
-    ``test`` of any request. While this rank computes, or waits in another communicator, only what
-    fits the channel is under way. A collective goes on all the time, in a thread.
+    communicator that sends or receives one, in ``wait`` and ``test`` of its messages, and in
+    ``close()``. While this rank does anything else, collectives too, only what fits the channel is
+    under way: wait for a long message before a collective that its receiver enters after it. A
+    collective goes on all the time, in a thread.
     """
 
     @abstractmethod
     def wait(self, timeout_s: float | None = None) -> Any:
         """Wait until the call is done; at once if it is already.
 
-        An interrupt, such as Ctrl-C, of the wait for a collective ends this wait and nothing else,
-        unless it comes while messages are moved.
+        An interrupt, such as Ctrl-C, of the wait for a collective ends this wait and nothing else.
 
         Args:
             timeout_s: None takes, for a message, the communicator's own. A collective has that in
@@ -131,10 +130,26 @@ class Communicator(ABC):
     ordered_bytes: int | None = None
 
     @abstractmethod
-    def barrier(self, *, timeout_s: float | None = None) -> None:
-        """Return when all ranks have entered."""
+    def _call(
+        self,
+        kind: str,
+        x: Any,
+        out: Any,
+        timeout_s: float | None,
+        op: str | ReduceOp = "sum",
+        root: int = 0,
+        weight: float | None = None,
+    ) -> Any:
+        """Make the collective of that name; what it does not take is not given."""
 
     @abstractmethod
+    def _begin(self, kind: str, x: Any = None, out: Any = None, **how: Any) -> Request:
+        """Begin the collective of that name, and return at once."""
+
+    def barrier(self, *, timeout_s: float | None = None) -> None:
+        """Return when all ranks have entered."""
+        self._call("barrier", None, None, timeout_s)
+
     def all_reduce(
         self,
         x: ArrayLike | Sequence[Array] | None,
@@ -169,8 +184,8 @@ class Communicator(ABC):
             TypeError: avg of integers or booleans (NumPy would give float64, which has no place in
                 ``out``: convert first), sum or prod of booleans, a dtype without arithmetic.
         """
+        return self._call("all_reduce", x, out, timeout_s, op=op, weight=weight)
 
-    @abstractmethod
     def reduce(
         self,
         x: ArrayLike | Sequence[Array] | None,
@@ -191,8 +206,8 @@ class Communicator(ABC):
         Returns:
             On the root a new array, or ``out``; None elsewhere.
         """
+        return self._call("reduce", x, out, timeout_s, op=op, root=root, weight=weight)
 
-    @abstractmethod
     def reduce_scatter(
         self,
         x: ArrayLike | Sequence[Array],
@@ -213,8 +228,8 @@ class Communicator(ABC):
         Returns:
             This rank's block: a new array, a NumPy scalar if it has no axes, or ``out``.
         """
+        return self._call("reduce_scatter", x, out, timeout_s, op=op, weight=weight)
 
-    @abstractmethod
     def broadcast(
         self,
         x: Array | Sequence[Array] | complex | np.generic | None,
@@ -235,8 +250,8 @@ class Communicator(ABC):
             ``x`` itself; where ``x`` is None a new array in C order, or a list of such. Where it is
             a number, the root's as a NumPy scalar, on the root too.
         """
+        return self._call("broadcast", x, None, timeout_s, root=root)
 
-    @abstractmethod
     def scatter(
         self,
         xs: Sequence[ArrayLike] | Array | None,
@@ -256,8 +271,8 @@ class Communicator(ABC):
         Returns:
             A new array, on the root too, a NumPy scalar if it has no axes, or ``out``.
         """
+        return self._call("scatter", xs, out, timeout_s, root=root)
 
-    @abstractmethod
     def gather(
         self,
         x: ArrayLike | Sequence[Array] | None,
@@ -282,8 +297,8 @@ class Communicator(ABC):
             nothing, or ``out``; None elsewhere. For a list ``x`` a list of such lists, one for
             each array of ``x``.
         """
+        return self._call("gather", x, out, timeout_s, root=root)
 
-    @abstractmethod
     def all_gather(
         self,
         x: ArrayLike | Sequence[Array] | None,
@@ -292,8 +307,8 @@ class Communicator(ABC):
         timeout_s: float | None = None,
     ) -> Any:
         """Collect each rank's array on every rank; arguments and list as for ``gather``."""
+        return self._call("all_gather", x, out, timeout_s)
 
-    @abstractmethod
     def all_to_all(
         self,
         xs: Sequence[ArrayLike] | Array,
@@ -312,6 +327,7 @@ class Communicator(ABC):
         Returns:
             A list of ``size`` new arrays, the r-th from rank r; or ``out``.
         """
+        return self._call("all_to_all", xs, out, timeout_s)
 
     @abstractmethod
     def send(
@@ -382,11 +398,10 @@ class Communicator(ABC):
                 returned, or ``test`` has returned True.
         """
 
-    @abstractmethod
     def ibarrier(self) -> Request:
         """Begin a ``barrier``, and return at once, as all methods down to ``iall_to_all``."""
+        return self._begin("barrier")
 
-    @abstractmethod
     def iall_reduce(
         self,
         x: ArrayLike | Sequence[Array] | None,
@@ -396,8 +411,8 @@ class Communicator(ABC):
         out: Out = None,
     ) -> Request:
         """Begin an ``all_reduce``; ``wait`` of the request returns what that would."""
+        return self._begin("all_reduce", x, out, op=op, weight=weight)
 
-    @abstractmethod
     def ireduce(
         self,
         x: ArrayLike | Sequence[Array] | None,
@@ -408,8 +423,8 @@ class Communicator(ABC):
         out: Out = None,
     ) -> Request:
         """Begin a ``reduce``."""
+        return self._begin("reduce", x, out, op=op, root=root, weight=weight)
 
-    @abstractmethod
     def ireduce_scatter(
         self,
         x: ArrayLike | Sequence[Array],
@@ -419,32 +434,33 @@ class Communicator(ABC):
         out: Array | None = None,
     ) -> Request:
         """Begin a ``reduce_scatter``."""
+        return self._begin("reduce_scatter", x, out, op=op, weight=weight)
 
-    @abstractmethod
     def ibroadcast(
         self, x: Array | Sequence[Array] | complex | np.generic | None, root: int = 0
     ) -> Request:
         """Begin a ``broadcast``."""
+        return self._begin("broadcast", x, root=root)
 
-    @abstractmethod
     def iscatter(
         self, xs: Sequence[ArrayLike] | Array | None, root: int = 0, *, out: Array | None = None
     ) -> Request:
         """Begin a ``scatter``."""
+        return self._begin("scatter", xs, out, root=root)
 
-    @abstractmethod
     def igather(
         self, x: ArrayLike | Sequence[Array] | None, root: int = 0, *, out: Out = None
     ) -> Request:
         """Begin a ``gather``."""
+        return self._begin("gather", x, out, root=root)
 
-    @abstractmethod
     def iall_gather(self, x: ArrayLike | Sequence[Array] | None, *, out: Out = None) -> Request:
         """Begin an ``all_gather``."""
+        return self._begin("all_gather", x, out)
 
-    @abstractmethod
     def iall_to_all(self, xs: Sequence[ArrayLike] | Array, *, out: Out = None) -> Request:
         """Begin an ``all_to_all``."""
+        return self._begin("all_to_all", xs, out)
 
     @abstractmethod
     def broadcast_object(
@@ -491,26 +507,6 @@ class Communicator(ABC):
     @abstractmethod
     def recv_object(self, source: int, *, tag: int = 0, timeout_s: float | None = None) -> Any:
         """Receive the next object that ``source`` sent with this tag; else as ``recv``."""
-
-    @abstractmethod
-    def empty(
-        self,
-        shape: int | Sequence[int],
-        dtype: DTypeLike = float,
-        *,
-        timeout_s: float | None = None,
-    ) -> Array:
-        """Make an array that collectives can work on without copying: a *symmetric* array.
-
-        A collective: every rank calls it with the same shape and dtype, and gets its own array,
-        with undefined values. With back-end ``shm`` all ranks can reach it, and
-        ``all_reduce(x, out=x)`` of it, or of the same contiguous part of it on all ranks, moves
-        only what must move. It may be kept after ``close()``; its memory is used again by a later
-        ``empty`` once all ranks have dropped it.
-
-        Raises:
-            MemoryError: on one rank; the others raise PeerDeclined.
-        """
 
     @abstractmethod
     def split(

@@ -20,21 +20,36 @@ from synk_comm._core.lists import (
     unpack,
 )
 from synk_comm._core.ops import Array
-from synk_comm._core.steps import Run, Steps, check_out, pickled, unpickled
+from synk_comm._core.steps import Result, Run, Steps, check_out, pickled, unpickled
+
+_BARRIER = CollectiveCall("barrier")
+_BARRIER_HEAD = encode(_BARRIER)
 
 
 class Gathering:
-    """broadcast, gather, all_gather, scatter and all_to_all of one communicator."""
+    """barrier, broadcast, gather, all_gather, scatter and all_to_all of one communicator."""
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
 
+    def barrier(self) -> Run:
+        """Return what waits for all ranks."""
+        steps = self._steps
+
+        def run(timeout_s: float | None, *, resuming: bool = False) -> Result:
+            deadline = steps.deadline(timeout_s)
+            with steps.passing(resuming):
+                steps.open(_BARRIER, _BARRIER_HEAD, lambda: 0, deadline, resuming=resuming)
+            return None, None
+
+        return run
+
     # -- from one to all ------------------------------------------------------------------
 
-    def _broadcast_call(self, x: Any, root: int) -> CollectiveCall:
+    def _broadcast_call(self, kind: str, x: Any, root: int) -> CollectiveCall:
         """Check the arguments of a broadcast; return what is said to the others."""
         if x is None and self._steps.rank != root:
-            return CollectiveCall("broadcast", root=root)
+            return CollectiveCall(kind, root=root)
         many = is_list(x)
         for array in x if many else [x]:
             if not isinstance(array, np.ndarray):
@@ -52,28 +67,31 @@ class Gathering:
             if self._steps.rank != root and not array.flags.writeable:
                 raise ValueError("x must be writeable, except on the root")
         kinds = tuple(kind_of(array) for array in (x if many else [x]))
-        return CollectiveCall("broadcast", root=root, arrays=kinds, many=many)
+        return CollectiveCall(kind, root=root, arrays=kinds, many=many)
 
-    def broadcast(self, x: Any, root: int) -> Run:
+    def broadcast(self, kind: str, x: Any, root: int) -> Run:
         """Check a broadcast; return what does it, and returns ``x``, or what is new."""
         steps = self._steps
-        call = self._broadcast_call(x, root)
+        root = steps.check_rank(root)
+        if isinstance(x, (int, float, complex, np.generic)):
+            return _scalar(self.broadcast(kind, as_array(x), root))
+        call = self._broadcast_call(kind, x, root)
         head = encode(call)
         given = bundles(call.arrays, together=call.many)
         source = pack(x if call.many else [x], given[0]) if steps.rank == root else None
 
-        def run(timeout_s: float | None, *, resuming: bool = False) -> Any:
+        def run(timeout_s: float | None, *, resuming: bool = False) -> Result:
             deadline = steps.deadline(timeout_s)
             with steps.passing(resuming):
                 fill = lambda: steps.fabric.post(source)  # noqa: E731
                 brought = steps.open(call, head, fill, deadline, resuming=resuming)[root]
                 if x is not None:
                     self._spread(list(x) if brought.many else [x], given, root, source, deadline)
-                    return x
+                    return x, None
                 parts = bundles(brought.arrays, together=brought.many)
                 made = [np.empty(shape, text_dtype(dtype)) for dtype, shape in brought.arrays]
                 self._spread(made, parts, root, None, deadline)
-                return made if brought.many else bare(made[0])
+                return (made if brought.many else bare(made[0])), None
 
         return run
 
@@ -91,29 +109,12 @@ class Gathering:
             moves.spread(self._steps, root, None, target, deadline, which == 0)
             unpack(target, bundle, arrays)
 
-    def broadcast_bytes(
-        self, kind: str, source: Array | None, root: int, timeout_s: float | None
-    ) -> Array:
-        """Give every rank the root's flat bytes, whose length the others do not know."""
-        steps = self._steps
-        brought = () if source is None else (kind_of(source),)
-        call = CollectiveCall(kind, root=root, arrays=brought)
-        head = encode(call)
-        deadline = steps.deadline(timeout_s)
-        with steps.guard:
-            calls = steps.open(call, head, lambda: steps.fabric.post(source), deadline)
-            if source is not None:
-                moves.spread(steps, root, source, None, deadline, posted=True)
-                return source
-            target = np.empty(calls[root].nbytes(), np.uint8)
-            moves.spread(steps, root, None, target, deadline, posted=True)
-            return target
-
     # -- from all to one, or to all ---------------------------------------------------------
 
     def gather(self, kind: str, x: Any, root: int | None, out: Any) -> Run:
         """Check a gather, or all_gather if ``root`` is None; return what does it."""
         steps = self._steps
+        root = None if root is None else steps.check_rank(root)
         receives = root in (None, steps.rank)
         many = is_list(x)
         given = None if x is None else [as_array(array) for array in (x if many else [x])]
@@ -132,11 +133,11 @@ class Gathering:
         )
         gather = self._gather(call, given, outs, root)
 
-        def run(timeout_s: float | None, *, resuming: bool = False) -> Any:
+        def run(timeout_s: float | None, *, resuming: bool = False) -> Result:
             gathered = gather(timeout_s, resuming=resuming)
             if not receives:
-                return None
-            return gathered if out is None else out
+                return None, None
+            return (gathered if out is None else out), None
 
         return run
 
@@ -146,7 +147,7 @@ class Gathering:
         given: list[Array] | None,
         outs: Sequence[Array | None] | None,
         root: int | None,
-    ) -> Run:
+    ) -> Callable[..., list[Any]]:
         steps = self._steps
         head = encode(call)
         source = None if given is None else _joined(given)
@@ -199,18 +200,12 @@ class Gathering:
         calls = steps.open(call, head, lambda: steps.fabric.post(source), deadline)
         return [unpickled(data) for data in self._collect(calls, source, None, None, deadline)]
 
-    def gather_bytes(
-        self, kind: str, source: Array, root: int | None, timeout_s: float | None
-    ) -> list[Any]:
-        """Collect flat bytes of any lengths."""
-        call = CollectiveCall(kind, root=-1 if root is None else root, arrays=(kind_of(source),))
-        gathered: list[Any] = self._gather(call, [source], None, root)(timeout_s)
-        return gathered
-
     # -- dealt ------------------------------------------------------------------------------
 
     def scatter(self, kind: str, xs: Any, root: int, out: Any) -> Run:
         """Check a scatter; return what does it."""
+        root = self._steps.check_rank(root)
+        self._steps.check_only_root(kind, xs, root)
         if out is not None:
             check_out(out, None)
         given = self._dealt(kind, xs) if self._steps.rank == root else None
@@ -225,10 +220,10 @@ class Gathering:
         into[root] = out
         deal = self._deal(call, given, expected, into)
 
-        def run(timeout_s: float | None, *, resuming: bool = False) -> Any:
+        def run(timeout_s: float | None, *, resuming: bool = False) -> Result:
             got = deal(timeout_s, resuming=resuming)[root]
             assert got is not None  # noqa: S101 - the root gives to every rank
-            return got if out is not None else bare(got)
+            return (got if out is not None else bare(got)), None
 
         return run
 
@@ -243,9 +238,9 @@ class Gathering:
 
         deal = self._deal(call, given, expected, outs or [None] * self._steps.size)
 
-        def run(timeout_s: float | None, *, resuming: bool = False) -> Any:
+        def run(timeout_s: float | None, *, resuming: bool = False) -> Result:
             got = deal(timeout_s, resuming=resuming)
-            return _bare_ones(got) if out is None else out
+            return (_bare_ones(got) if out is None else out), None
 
         return run
 
@@ -266,7 +261,7 @@ class Gathering:
         given: list[Array] | None,
         expected: Callable[[Sequence[CollectiveCall]], list[Kind | None]],
         outs: Sequence[Array | None],
-    ) -> Run:
+    ) -> Callable[..., list[Array | None]]:
         steps = self._steps
         head = encode(call)
         sources = None if given is None else [flat_bytes(x) for x in given]
@@ -283,6 +278,15 @@ class Gathering:
             return inboxes[0].taken()
 
         return run
+
+
+def _scalar(run: Run) -> Run:
+    """Return what makes a scalar of the array that it gets."""
+
+    def run_bare(timeout_s: float | None, *, resuming: bool = False) -> Result:
+        return run(timeout_s, resuming=resuming)[0][()], None
+
+    return run_bare
 
 
 def _given_kinds(given: list[Array] | None) -> tuple[Kind, ...]:

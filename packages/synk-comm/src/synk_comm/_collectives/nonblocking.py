@@ -14,59 +14,47 @@ import queue
 import threading
 import time
 import weakref
-from abc import abstractmethod
-from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from copy import copy
-from functools import partial
-from typing import TYPE_CHECKING, Any, Callable, Optional
+from typing import Any, Optional
 
 import numpy as np
 
 from synk_comm._core.calls import chain
 from synk_comm._core.guard import deadline_after
-from synk_comm._core.lists import as_array
-from synk_comm._core.ops import Array, ReduceOp
 from synk_comm._core.steps import Run, Steps
-from synk_comm.abc import Communicator, Request
+from synk_comm.abc import Request
 from synk_comm.exceptions import CommTimeout, PeerLost
 
-from .gathering import Gathering
-from .point_to_point import PointToPoint
-from .reducing import Reducing
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
+from .objects import ObjectMoves
 
 _CLOSE_S = 1.0
 """Seconds that a call may take to end after its group."""
-
-_Prepare = Callable[["Nonblocking"], Run]
-"""Checks the arguments of a call, which is to be made by another communicator of the same ranks."""
 
 
 class _Begun(Request):
     """A collective that a thread makes, or is going to make."""
 
-    def __init__(self, kind: str, act: Callable[[], Any], steps: Steps, letters: PointToPoint):
+    def __init__(self, kind: str, run: Run, steps: Steps) -> None:
         self._kind = kind
-        self._act: Callable[[], Any] | None = act
+        self._run: Run | None = run
         self._steps = steps
-        self._letters = letters
         self._numpy = _numpy_settings()
         self._over = threading.Event()
         self._result: Any = None
         self._error: BaseException | None = None
 
-    def run(self) -> None:
+    def make(self) -> None:
         """Make the call, and keep what comes of it."""
-        act, self._act = self._act, None  # with the caller's arrays
-        assert act is not None  # noqa: S101 - it is run once
+        run, self._run = self._run, None  # with the caller's arrays
+        assert run is not None  # noqa: S101 - it is made once
         try:
             # NumPy 1 counts wrongly who has other settings, if the same are set once more.
             same = self._numpy == _numpy_settings()
             with nullcontext() if same else np.errstate(**self._numpy):
-                self._result = act()
+                self._result, accident = run(None)
+            if accident is not None:
+                raise accident
         except BaseException as exc:  # noqa: BLE001 - raised where it is waited for
             for link in chain(exc):  # a traceback would keep the arrays of its frames alive
                 link.__traceback__ = None
@@ -74,33 +62,29 @@ class _Begun(Request):
         self._over.set()
 
     def wait(self, timeout_s: float | None = None) -> Any:
-        began = time.monotonic()
-        deadline = None if timeout_s is None else deadline_after(timeout_s)
-        while not self._over.is_set():
-            slice_s = self._move_letters() or threading.TIMEOUT_MAX
-            if deadline is not None:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise CommTimeout(
-                        f"rank {self._steps.rank} waited {time.monotonic() - began:.3g} s for its "
-                        f"{self._kind}, which is still under way, and can be waited for again"
-                    )
-                slice_s = min(left, slice_s)
-            self._over.wait(slice_s)
+        if timeout_s is not None:
+            deadline_after(timeout_s)
+        if not self._over.is_set():
+            self._refuse_if_forked()
+            began = time.monotonic()
+            limit_s = threading.TIMEOUT_MAX if timeout_s is None else timeout_s
+            if not self._over.wait(min(limit_s, threading.TIMEOUT_MAX)):
+                raise CommTimeout(
+                    f"rank {self._steps.rank} waited {time.monotonic() - began:.3g} s for its "
+                    f"{self._kind}, which is still under way, and can be waited for again"
+                )
         return self._outcome()
 
     def test(self) -> bool:
-        if not self._over.is_set():
-            self._move_letters()
         if self._over.is_set():
             self._outcome()
             return True
+        self._refuse_if_forked()
         return False
 
-    def _move_letters(self) -> float | None:
-        if self._steps.guard.forked:
+    def _refuse_if_forked(self) -> None:
+        if self._steps.guard.forked:  # the thread is the parent's
             raise self._steps.guard.refusal()
-        return self._letters.move()
 
     def _outcome(self) -> Any:
         error = self._error
@@ -126,11 +110,10 @@ class Background:
         owner: ends when ``child`` does; if it is dropped, the thread ends.
     """
 
-    def __init__(self, child: Nonblocking, owner: Nonblocking) -> None:
-        self.child = child
+    def __init__(self, child: ObjectMoves, owner: ObjectMoves) -> None:
+        self._child = child
         self._steps = owner._steps
         self._guard = owner._steps.guard
-        self._letters = owner._point_to_point
         self._guard.bind(child._steps.guard)
         child._steps.fabric.give_way()
         self._begun: queue.SimpleQueue[Optional[_Begun]] = queue.SimpleQueue()
@@ -143,9 +126,9 @@ class Background:
         weakref.finalize(self._thread, _finish, self._begun, child, over)
         self._thread.start()
 
-    def begin(self, kind: str, act: Callable[[], Any]) -> Request:
+    def begin(self, kind: str, run: Run) -> Request:
         """Have a call made after those that were begun before."""
-        begun = _Begun(kind, act, self._steps, self._letters)
+        begun = _Begun(kind, run, self._steps)
         with self._guard:
             self._begun.put(begun)
         return begun
@@ -157,14 +140,16 @@ class Background:
             was_open: whether the owner had not ended before it was closed.
         """
         if self._guard.forked:  # without the thread
-            self.child.close()
+            self._child.close()
             return
         self._begun.put(None)
         try:
             self._join(min(self._steps.timeout_s, threading.TIMEOUT_MAX) if was_open else _CLOSE_S)
         finally:
             if self._thread.is_alive():
-                self.child.abort("the communicator was closed while its collectives were under way")
+                self._child.abort(
+                    "the communicator was closed while its collectives were under way"
+                )
                 self._join(_CLOSE_S)
 
     def _join(self, limit_s: float) -> None:
@@ -188,11 +173,11 @@ def _numpy_settings() -> dict[str, Any]:
 
 
 def _serve(
-    begun: queue.SimpleQueue[_Begun | None], child: Communicator, over: threading.Event
+    begun: queue.SimpleQueue[_Begun | None], child: ObjectMoves, over: threading.Event
 ) -> None:
     try:
         for request in iter(begun.get, None):
-            request.run()
+            request.make()
             del request  # it may be the last to hold the result
         child.close()
     finally:
@@ -200,145 +185,10 @@ def _serve(
 
 
 def _finish(
-    begun: queue.SimpleQueue[_Begun | None], child: Nonblocking, over: threading.Event
+    begun: queue.SimpleQueue[_Begun | None], child: ObjectMoves, over: threading.Event
 ) -> None:
     """Have the thread end, before what it uses is taken from it."""
     begun.put(None)
     if not (child._steps.guard.forked or over.wait(_CLOSE_S)):
         child.abort("the process ended while its collectives were under way")
         over.wait(_CLOSE_S)
-
-
-class Nonblocking(Communicator):
-    """The methods that begin a collective."""
-
-    _steps: Steps
-    _point_to_point: PointToPoint
-    _reducing: Reducing
-    _gathering: Gathering
-
-    def raised(self, error: BaseException) -> bool:
-        return self._steps.guard.raised(error)
-
-    @abstractmethod
-    def _begin(self, kind: str, prepare: _Prepare, *arrays: Any) -> Request:
-        """Begin a call.
-
-        Args:
-            arrays: what ``prepare`` knows of the caller's.
-        """
-
-    def ibarrier(self) -> Request:
-        return self._begin("barrier", lambda child: lambda _: child.barrier())
-
-    def iall_reduce(
-        self,
-        x: ArrayLike | Sequence[Array] | None,
-        op: str | ReduceOp = "sum",
-        *,
-        weight: float | None = None,
-        out: Any = None,
-    ) -> Request:
-        return self._begin_reduction("all_reduce", x, op, None, weight, out)
-
-    def ireduce(
-        self,
-        x: ArrayLike | Sequence[Array] | None,
-        op: str | ReduceOp = "sum",
-        root: int = 0,
-        *,
-        weight: float | None = None,
-        out: Any = None,
-    ) -> Request:
-        root = self._steps.check_rank(root)
-        return self._begin_reduction("reduce", x, op, root, weight, out)
-
-    def _begin_reduction(
-        self,
-        kind: str,
-        x: Any,
-        op: str | ReduceOp,
-        root: int | None,
-        weight: float | None,
-        out: Any,
-    ) -> Request:
-        def prepare(child: Nonblocking) -> Run:
-            job = child._reducing.prepare(kind, x, op, root, weight, out)
-            return _raising(partial(child._reducing.run, job))
-
-        return self._begin(kind, prepare, x, out)
-
-    def ireduce_scatter(
-        self,
-        x: ArrayLike | Sequence[Array],
-        op: str | ReduceOp = "sum",
-        *,
-        weight: float | None = None,
-        out: Array | None = None,
-    ) -> Request:
-        def prepare(child: Nonblocking) -> Run:
-            return _raising(child._reducing.scatter(x, op, weight, out))
-
-        return self._begin("reduce_scatter", prepare, x, out)
-
-    def ibroadcast(
-        self, x: Array | Sequence[Array] | complex | np.generic | None, root: int = 0
-    ) -> Request:
-        root = self._steps.check_rank(root)
-
-        def prepare(child: Nonblocking) -> Run:
-            if not isinstance(x, (int, float, complex, np.generic)):
-                return child._gathering.broadcast(x, root)
-            run = child._gathering.broadcast(as_array(x), root)
-            return lambda timeout_s: run(timeout_s)[()]
-
-        return self._begin("broadcast", prepare, x)
-
-    def iscatter(
-        self,
-        xs: Sequence[ArrayLike] | Array | None,
-        root: int = 0,
-        *,
-        out: Array | None = None,
-    ) -> Request:
-        root = self._steps.check_rank(root)
-        self._steps.check_only_root("scatter", xs, root)
-
-        def prepare(child: Nonblocking) -> Run:
-            return child._gathering.scatter("scatter", xs, root, out)
-
-        return self._begin("scatter", prepare, xs, out)
-
-    def igather(
-        self, x: ArrayLike | Sequence[Array] | None, root: int = 0, *, out: Any = None
-    ) -> Request:
-        root = self._steps.check_rank(root)
-
-        def prepare(child: Nonblocking) -> Run:
-            return child._gathering.gather("gather", x, root, out)
-
-        return self._begin("gather", prepare, x, out)
-
-    def iall_gather(self, x: ArrayLike | Sequence[Array] | None, *, out: Any = None) -> Request:
-        def prepare(child: Nonblocking) -> Run:
-            return child._gathering.gather("all_gather", x, None, out)
-
-        return self._begin("all_gather", prepare, x, out)
-
-    def iall_to_all(self, xs: Sequence[ArrayLike] | Array, *, out: Any = None) -> Request:
-        def prepare(child: Nonblocking) -> Run:
-            return child._gathering.all_to_all("all_to_all", xs, out)
-
-        return self._begin("all_to_all", prepare, xs, out)
-
-
-def _raising(run: Run) -> Run:
-    """Return a reduction that raises what NumPy raised about overflow and its like."""
-
-    def reduce(timeout_s: float | None) -> Any:
-        result, accident = run(timeout_s)
-        if accident is not None:
-            raise accident
-        return result
-
-    return reduce

@@ -12,30 +12,32 @@ from .gathering import Gathering
 
 
 class ObjectMoves(Communicator):
-    """The ``*_object`` methods of a communicator that moves arrays."""
+    """What is the same for every communicator that stands on a group's rounds: the ``*_object``
+    methods, and whose errors are its own."""
 
     _steps: Steps
     _gathering: Gathering
+
+    def raised(self, error: BaseException) -> bool:
+        return self._steps.guard.raised(error)
 
     def broadcast_object(
         self, obj: Any = None, root: int = 0, *, timeout_s: float | None = None
     ) -> Any:
         root = self._steps.check_rank(root)
         source = pickled(obj) if self.rank == root else None
-        received = self._gathering.broadcast_bytes("broadcast_object", source, root, timeout_s)
-        return obj if self.rank == root else unpickled(received)
+        got, _ = self._gathering.broadcast("broadcast_object", source, root)(timeout_s)
+        return obj if self.rank == root else unpickled(got)
 
     def gather_object(
         self, obj: Any, root: int = 0, *, timeout_s: float | None = None
     ) -> list[Any] | None:
-        root = self._steps.check_rank(root)
-        gathered = self._gathering.gather_bytes("gather_object", pickled(obj), root, timeout_s)
-        return [unpickled(data) for data in gathered] if self.rank == root else None
+        got, _ = self._gathering.gather("gather_object", pickled(obj), root, None)(timeout_s)
+        return None if got is None else [unpickled(data) for data in got]
 
     def all_gather_object(self, obj: Any, *, timeout_s: float | None = None) -> list[Any]:
-        source = pickled(obj)
-        gathered = self._gathering.gather_bytes("all_gather_object", source, None, timeout_s)
-        return [unpickled(data) for data in gathered]
+        got, _ = self._gathering.gather("all_gather_object", pickled(obj), None, None)(timeout_s)
+        return [unpickled(data) for data in got]
 
     def scatter_object(
         self,
@@ -44,16 +46,15 @@ class ObjectMoves(Communicator):
         *,
         timeout_s: float | None = None,
     ) -> Any:
-        root = self._steps.check_rank(root)
-        self._steps.check_only_root("scatter_object", objs, root)
         sources = None if objs is None else [pickled(obj) for obj in objs]
-        return unpickled(self._gathering.scatter("scatter_object", sources, root, None)(timeout_s))
+        got, _ = self._gathering.scatter("scatter_object", sources, root, None)(timeout_s)
+        return unpickled(got)
 
     def all_to_all_object(
         self, objs: Sequence[Any], *, timeout_s: float | None = None
     ) -> list[Any]:
         sources = [pickled(obj) for obj in objs]
-        got = self._gathering.all_to_all("all_to_all_object", sources, None)(timeout_s)
+        got, _ = self._gathering.all_to_all("all_to_all_object", sources, None)(timeout_s)
         return [unpickled(data) for data in got]
 
     def send_object(

@@ -1,12 +1,10 @@
-"""Between two ranks: arrays in pieces, messages that arrive before their ``recv``, and requests.
+"""Messages between two ranks, in pieces: ``send``, ``recv``, ``isend`` and ``irecv``.
 
-A message is queued, and ``_advance`` moves whatever can be moved, of all messages. It is called by
-whoever waits: for one of them, or in a collective (``Fabric.advance``). A blocking call queues a
-message like the others, and waits for it.
-
-A message that arrives is for the first receive that was posted for its tag, else it is kept. No
-piece of a rank is taken before something is to be received from it: the channel stays full, and
-its sender waits.
+A message waits in a queue, of its receiver or of its sender, until its last piece has moved. Every
+call of this file that waits moves all of them on; other calls of the communicator move none. A
+message that arrives goes to the first receive that was posted for its tag, else it is kept. No
+piece of a rank is taken before something is to be received from it: the channel stays full, and its
+sender waits.
 """
 
 from __future__ import annotations
@@ -14,15 +12,14 @@ from __future__ import annotations
 import contextlib
 import json
 import operator
-from abc import abstractmethod
 from collections import deque
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, Callable
 
 import numpy as np
 
 from synk_comm._core.calls import Kind, kind_of, text_dtype
-from synk_comm._core.fabric import PIECE_HEAD_BYTES, is_of_watch
+from synk_comm._core.fabric import PIECE_HEAD_BYTES
 from synk_comm._core.lists import bare, contiguous, flat_bytes, typed
 from synk_comm._core.ops import Array
 from synk_comm._core.steps import Steps
@@ -30,7 +27,6 @@ from synk_comm.abc import Request
 from synk_comm.exceptions import AbortedError, CommError, CommTimeout, MismatchError, PeerLost
 
 _ROOM = PIECE_HEAD_BYTES - 8
-_QUICK_ENTRIES = 256
 _NOTHING: Array = np.empty(0, np.uint8)
 
 
@@ -38,17 +34,28 @@ class _ArrayRequest(Request):
     """One array on its way between this rank and its ``peer``.
 
     Attributes:
+        sending: whether this rank is the sender.
+        tag: what the receiver asks for.
+        header: tag, dtype and shape, of a message that is sent.
+        array: of a message that is sent the bytes that are not in the channel yet; else ``out``, or
+            what has arrived.
         done: whether nothing of it remains to be moved.
         begun: whether it cannot be taken back any more.
     """
 
-    sending: bool
     done = False
     begun = False
 
-    def __init__(self, letters: PointToPoint, peer: int) -> None:
+    def __init__(
+        self, letters: PointToPoint, peer: int, tag: int, header: bytes, array: Array | None
+    ) -> None:
         self._letters = letters
         self.peer = peer
+        self.tag = tag
+        self.sending = bool(header)
+        self.header = header
+        self.array = array
+        self._came: Array = _NOTHING
 
     def wait(self, timeout_s: float | None = None) -> Any:
         if not self.done:
@@ -62,59 +69,33 @@ class _ArrayRequest(Request):
             self.result()
         return self.done
 
-    @abstractmethod
+    def take(self, came: Array) -> None:
+        """Take the array that has arrived for it: ``out`` itself, or another one."""
+        self.done = True
+        self._came = came
+        out = self.array
+        if out is not None and came is not out and _fits(out, kind_of(came)):
+            np.copyto(out, came)
+            self._came = out
+
     def result(self) -> Any:
         """Return what ``wait`` returns, of a message that is done."""
+        if self.sending:
+            return None
+        if self.array is None:
+            return bare(self._came)
+        if self._came is not self.array:
+            dtype, shape = kind_of(self._came)
+            raise MismatchError(
+                f"out of recv is {self.array.dtype} {self.array.shape}, but rank {self.peer} sent "
+                f"{dtype} {shape}; the message is lost",
+                calls={self.peer: f"send({dtype} {shape})"},
+            )
+        return self.array
 
     def __repr__(self) -> str:
         way = "to" if self.sending else "from"
         return f"<Request {way} rank {self.peer}, {'done' if self.done else 'pending'}>"
-
-
-class _Outgoing(_ArrayRequest):
-    """A message to another rank: its header, and the bytes that are not in the channel yet."""
-
-    sending = True
-
-    def __init__(self, letters: PointToPoint, dest: int, header: bytes, data: Array) -> None:
-        super().__init__(letters, dest)
-        self.header = header
-        self.data = data
-
-    def result(self) -> None:
-        """Return nothing: it has gone."""
-
-
-class _Expected(_ArrayRequest):
-    """A message that is to be received."""
-
-    sending = False
-
-    def __init__(self, letters: PointToPoint, source: int, tag: int, out: Array | None) -> None:
-        super().__init__(letters, source)
-        self.tag = tag
-        self.out = out
-        self.array: Array = _NOTHING
-
-    def take(self, array: Array) -> None:
-        """Take the message that has arrived for it: ``out`` itself, or another array."""
-        self.done = True
-        self.array = array
-        if self.out is not None and array is not self.out and _fits(self.out, kind_of(array)):
-            np.copyto(self.out, array)
-            self.array = self.out
-
-    def result(self) -> Any:
-        if self.out is None:
-            return bare(self.array)
-        if self.array is not self.out:
-            dtype, shape = kind_of(self.array)
-            raise MismatchError(
-                f"out of recv is {self.out.dtype} {self.out.shape}, but rank {self.peer} sent "
-                f"{dtype} {shape}; the message is lost",
-                calls={self.peer: f"send({dtype} {shape})"},
-            )
-        return self.out
 
 
 class PointToPoint:
@@ -123,85 +104,35 @@ class PointToPoint:
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
         self._early: dict[tuple[int, int], deque[Array]] = {}
-        self._senders: dict[Any, Callable[[Array], None]] = {}
-        self._receivers: dict[Any, Callable[[Any], Array]] = {}
-        self._outgoing: dict[int, deque[_Outgoing]] = {}  # by receiver
-        self._expected: dict[int, deque[_Expected]] = {}  # by sender
+        self._outgoing: dict[int, deque[_ArrayRequest]] = {}  # by receiver
+        self._expected: dict[int, deque[_ArrayRequest]] = {}  # by sender
         # By sender: the tag of a message of which some pieces have come, where it is written, and
         # the bytes of that which are still missing.
         self._arriving: dict[int, tuple[int, Array, Array]] = {}
-        self._pending = 0  # messages in these queues
         self._torn = False  # a blocking call gave up half-way
 
-    def send(self, x: Array, dest: int, tag: int, timeout_s: float | None) -> None:
-        """Send one array; see ``Communicator.send``."""
-        key = (dest, tag, x.dtype, x.shape)
-        quick = self._senders.get(key)
-        if quick is not None and timeout_s is None and not self._pending:
-            quick(x)
-            return
-        steps = self._steps
-        kind = kind_of(x)
-        header = _header(_checked(tag), kind)
-        message = _Outgoing(self, dest, header, flat_bytes(contiguous(x)))
-        nbytes = message.data.nbytes
-        self._inside(self._run, message, steps.deadline(timeout_s))
-        if dest != steps.rank and nbytes <= steps.fabric.piece_bytes:
-            quick = steps.fabric.sender(dest, header, kind, steps.guard, steps.timeout_s)
-            _learn(self._senders, key, quick)
-
-    def receive(self, source: int, tag: int, out: Array | None, timeout_s: float | None) -> Any:
-        """Receive one array; see ``Communicator.recv``."""
-        if timeout_s is None and not self._early and not self._pending:
-            quick = self._receivers.get(
-                (source, tag, None) if out is None else (source, tag, out.dtype, out.shape)
-            )
-            if quick is not None:
-                return quick(out)
-        message = _Expected(self, source, _checked(tag), out)
-        self._inside(self._run, message, self._steps.deadline(timeout_s))
-        result = message.result()
-        self._learn_receiving(message)
-        return result
-
-    def begin_sending(self, x: Array, dest: int, tag: int) -> Request:
-        """Begin to send one array; see ``Communicator.isend``."""
+    def to(self, x: Array, dest: int, tag: int) -> _ArrayRequest:
+        """Return a message to be sent, for ``do`` or ``begin``."""
         header = _header(_checked(tag), kind_of(x))
-        message = _Outgoing(self, dest, header, flat_bytes(contiguous(x)))
-        self._inside(self._begin, message)
-        return message
+        return _ArrayRequest(self, dest, tag, header, flat_bytes(contiguous(x)))
 
-    def begin_receiving(self, source: int, tag: int, out: Array | None) -> Request:
-        """Begin to receive one array; see ``Communicator.irecv``."""
-        message = _Expected(self, source, _checked(tag), out)
+    def of(self, source: int, tag: int, out: Array | None) -> _ArrayRequest:
+        """Return a message to be received, for ``do`` or ``begin``."""
+        return _ArrayRequest(self, source, _checked(tag), b"", out)
+
+    def do(self, message: _ArrayRequest, timeout_s: float | None) -> Any:
+        """Send or receive a message; see ``Communicator.send`` and ``recv``."""
+        self._inside(self._run, message, self._steps.deadline(timeout_s))
+        return message.result()
+
+    def begin(self, message: _ArrayRequest) -> Request:
+        """Begin to send or receive a message; see ``Communicator.isend`` and ``irecv``."""
         self._inside(self._begin, message)
         return message
 
     def wait(self, message: _ArrayRequest, timeout_s: float | None) -> None:
         """Wait until a message is done."""
         self._inside(self._attend, message, self._steps.deadline(timeout_s))
-
-    def move(self) -> float | None:
-        """Move messages on while this rank waits for what is none; return seconds until the next
-        time, None if no message is under way to or from another rank."""
-        fabric = self._steps.fabric
-
-        def look() -> bool:
-            fabric.look()
-            return True
-
-        for sending, queues in ((True, self._outgoing), (False, self._expected)):
-            peer = next((peer for peer in list(queues) if peer != fabric.rank), None)
-            if peer is not None:
-                attend = partial(fabric.attend, look, peer, sending=sending)
-                try:
-                    self._inside(attend, self._steps.deadline(None))
-                except CommError as exc:
-                    if is_of_watch(exc):
-                        raise
-                    # What ends this group ends the other.
-                return fabric.slice_s
-        return None
 
     def test(self, message: _ArrayRequest) -> None:
         """Move what can be moved; raise if a message cannot be done any more."""
@@ -230,8 +161,8 @@ class PointToPoint:
 
     def forget(self) -> None:
         """Drop what keeps alive the memory of the channels, and the user's arrays."""
-        for known in (self._senders, self._receivers, self._outgoing, self._expected):
-            known.clear()
+        self._outgoing.clear()
+        self._expected.clear()
         self._arriving.clear()
 
     # -- one call, from when it enters until it leaves --------------------------------------
@@ -242,13 +173,10 @@ class PointToPoint:
         try:
             act(*args)
         except BaseException as exc:
-            guard.leave(exc, in_step=self._is_calm(exc))
+            calm = isinstance(exc, CommTimeout) and not self._torn
+            guard.leave(exc, in_step=calm)
             raise
         guard.leave(None, in_step=True)
-
-    def _is_calm(self, exc: BaseException) -> bool:
-        """Return whether an exception of a call has left the two ranks in step."""
-        return isinstance(exc, MismatchError) or (isinstance(exc, CommTimeout) and not self._torn)
 
     def _run(self, message: _ArrayRequest, deadline: float) -> None:
         """Send or receive a message; take it back if the time is up before it has begun."""
@@ -264,8 +192,6 @@ class PointToPoint:
     def _begin(self, message: _ArrayRequest) -> None:
         self._post(message)
         self._move(message)
-        if self._pending:
-            self._steps.fabric.advance = self._advance
 
     def _try(self, message: _ArrayRequest) -> None:
         self._move(message)
@@ -287,7 +213,7 @@ class PointToPoint:
 
     def _attend(self, message: _ArrayRequest, deadline: float) -> None:
         """Wait until a message is done."""
-        rank, peer, fabric = self._steps.rank, message.peer, self._steps.fabric
+        rank, peer = self._steps.rank, message.peer
         if message.done:
             return
         if peer == rank:
@@ -295,106 +221,77 @@ class PointToPoint:
                 f"rank {rank} has sent itself nothing that this recv could take",
                 missing={rank: "is the one that waits"},
             )
-        is_alone = self._pending == 1
 
         def is_done() -> bool:
             self._advance()
             return message.done
 
-        def is_done_alone() -> bool:  # the same, quicker
-            while not message.done and is_ready(peer):
-                move()
-            return message.done
-
-        is_ready, move = (
-            (fabric.has_place, partial(self._put, message))
-            if type(message) is _Outgoing
-            else (fabric.has_come, partial(self._take_in, peer))
-        )
-
-        fabric.advance = None if is_alone else self._advance
-        try:
-            fabric.attend(
-                is_done_alone if is_alone else is_done, peer, deadline, sending=message.sending
-            )
-        finally:
-            if self._pending:
-                fabric.advance = self._advance
+        self._steps.fabric.attend(is_done, peer, deadline, sending=message.sending)
 
     # -- the queues -------------------------------------------------------------------------
 
     def _post(self, message: _ArrayRequest) -> None:
         """Put a message into its queue, or do at once what needs no other rank."""
         rank, peer = self._steps.rank, message.peer
-        queues: dict[int, Any] = self._outgoing
-        if type(message) is _Expected:  # quicker than isinstance, whose class is abstract
-            queues = self._expected
-            early = self._early.get((peer, message.tag))
-            if early:
-                message.take(early.popleft())
-                if not early:
-                    del self._early[peer, message.tag]
-                return
-        elif type(message) is _Outgoing and peer == rank:
+        if message.sending and peer == rank:
+            assert message.array is not None  # noqa: S101 - what is sent
             tag, (dtype, shape) = _read_header(message.header)
-            self._deliver(rank, tag, typed(message.data.copy(), text_dtype(dtype), shape))
+            self._deliver(rank, tag, typed(message.array.copy(), text_dtype(dtype), shape))
             message.done = True
             return
-        queues.setdefault(peer, deque()).append(message)
-        self._pending += 1
+        early = None if message.sending else self._early.get((peer, message.tag))
+        if early:
+            message.take(early.popleft())
+            if not early:
+                del self._early[peer, message.tag]
+            return
+        self._queues(message).setdefault(peer, deque()).append(message)
+
+    def _queues(self, message: _ArrayRequest) -> dict[int, deque[_ArrayRequest]]:
+        return self._outgoing if message.sending else self._expected
 
     def _unpost(self, message: _ArrayRequest) -> None:
         """Take a message out of its queue."""
-        queues: dict[int, Any] = self._outgoing if message.sending else self._expected
-        queue = queues[message.peer]
-        queue.remove(message)
-        if not queue:
+        queues = self._queues(message)
+        queues[message.peer].remove(message)
+        if not queues[message.peer]:
             del queues[message.peer]
-        self._pending -= 1
-        if not self._pending:
-            self._steps.fabric.advance = None
 
-    def _first_expected(self, source: int, tag: int) -> _Expected | None:
+    def _first_expected(self, source: int, tag: int) -> _ArrayRequest | None:
         """Return the receive that is to get the next message of a tag, if one was posted."""
         for message in self._expected.get(source, ()):
             if message.tag == tag:
                 return message
         return None
 
-    def _advance(self) -> bool:
-        """Move what can be moved now; inside ``Fabric.attend`` or as ``Fabric.advance`` only.
-
-        Returns:
-            Whether there was anything to move.
-        """
-        fabric, moved = self._steps.fabric, False
+    def _advance(self) -> None:
+        """Move what can be moved now; inside ``Fabric.attend`` only."""
+        rank, pieces = self._steps.rank, self._steps.fabric.pieces
         for dest in list(self._outgoing):
-            while dest in self._outgoing and fabric.has_place(dest):
+            while dest in self._outgoing and pieces.has_place(dest):
                 self._put(self._outgoing[dest][0])
-                moved = True
         for source in list(self._expected):
-            while source in self._expected and source != fabric.rank and fabric.has_come(source):
+            while source in self._expected and source != rank and pieces.has_come(source):
                 self._take_in(source)
-                moved = True
-        return moved
 
-    def _put(self, message: _Outgoing) -> None:
+    def _put(self, message: _ArrayRequest) -> None:
         """Put the next piece of a message, the first of its queue, into the channel."""
-        fabric, data = self._steps.fabric, message.data
+        fabric, data = self._steps.fabric, message.array
+        assert data is not None  # noqa: S101 - what is sent
         piece = data[: fabric.piece_bytes]
-        fabric.put(message.peer, b"" if message.begun else message.header, piece)
+        fabric.pieces.put(message.peer, b"" if message.begun else message.header, piece)
         message.begun = True
         if piece.nbytes < data.nbytes:
-            message.data = data[piece.nbytes :]
+            message.array = data[piece.nbytes :]
         else:
-            message.data = _NOTHING  # the array is the user's again
+            message.array = None  # the array is the user's again
             message.done = True
             self._unpost(message)
 
     def _take_in(self, source: int) -> None:
         """Take the next piece out of the channel."""
-        fabric = self._steps.fabric
-        header, piece = fabric.piece(source)
+        pieces = self._steps.fabric.pieces
+        header, piece = pieces.piece(source)
         arriving = self._arriving.pop(source, None)
         if arriving is None:
             tag, kind = _read_header(header)
@@ -404,7 +301,7 @@ class PointToPoint:
             tag, target, rest = arriving
         nbytes = piece.nbytes
         np.copyto(rest[:nbytes], piece)
-        fabric.release(source)
+        pieces.release(source)
         if nbytes < rest.nbytes:
             self._arriving[source] = tag, target, rest[nbytes:]
         else:
@@ -413,11 +310,10 @@ class PointToPoint:
     def _target(self, source: int, tag: int, kind: Kind) -> Array:
         """Return where to write a message that begins to arrive."""
         message = self._first_expected(source, tag)
-        if message is not None:
-            out = message.out
-            if out is not None and out.flags.c_contiguous and _fits(out, kind):
-                message.begun = True
-                return out
+        out = None if message is None else message.array
+        if message is not None and out is not None and out.flags.c_contiguous and _fits(out, kind):
+            message.begun = True
+            return out
         return np.empty(kind[1], text_dtype(kind[0]))
 
     def _deliver(self, source: int, tag: int, array: Array) -> None:
@@ -428,33 +324,6 @@ class PointToPoint:
             message.take(array)
         else:
             self._early.setdefault((source, tag), deque()).append(array)
-
-    # -- shortcuts --------------------------------------------------------------------------
-
-    def _learn_receiving(self, message: _Expected) -> None:
-        steps, source, tag, array = self._steps, message.peer, message.tag, message.array
-        if source == steps.rank or array.nbytes > steps.fabric.piece_bytes:
-            return
-        kind = kind_of(array)
-
-        def otherwise(out: Any, deadline: float) -> Any:
-            self._receivers.pop((source, tag, None), None)
-            message = _Expected(self, source, tag, out)
-            self._run(message, deadline)
-            return message.result()
-
-        quick = steps.fabric.receiver(
-            source, _header(tag, kind), kind, steps.guard, steps.timeout_s, otherwise, self._is_calm
-        )
-        _learn(self._receivers, (source, tag, None), quick)
-        _learn(self._receivers, (source, tag, array.dtype, array.shape), quick)
-
-
-def _learn(known: dict[Any, Any], key: Any, quick: Any) -> None:
-    if quick is not None:
-        if len(known) >= _QUICK_ENTRIES:
-            known.clear()
-        known[key] = quick
 
 
 @lru_cache(maxsize=256)

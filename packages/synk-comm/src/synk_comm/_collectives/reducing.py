@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
-from typing import Any, Callable, NamedTuple, Optional, Tuple
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
@@ -26,65 +25,8 @@ from synk_comm._core.lists import (
     unpack,
 )
 from synk_comm._core.ops import Array, ReduceOp, check_reducible, check_weight, scaled
-from synk_comm._core.reductions import (
-    first_part,
-    first_post,
-    reduce_stretch,
-    reduce_symmetric,
-)
-from synk_comm._core.steps import Run, Steps, check_out
-
-SYMMETRIC_BYTES = 1 << 18
-"""From this length on an array of ``empty`` is reduced where it lies."""
-
-Reduced = Tuple[Any, Optional[Exception]]
-"""The result, and what NumPy raised about overflow and its like."""
-
-
-class _Allocation(NamedTuple):
-    number: int
-    root: weakref.ref[Array]
-    start: int
-    twins: list[Array]
-
-
-class Symmetric:
-    """The arrays of ``Communicator.empty`` that still live, and their twins on other ranks."""
-
-    def __init__(self) -> None:
-        self._records: dict[int, _Allocation] = {}
-        self._numbered: dict[int, _Allocation] = {}
-        self._count = 0
-
-    def __bool__(self) -> bool:
-        return bool(self._records)
-
-    def add(self, own: Array, twins: list[Array]) -> None:
-        """Take flat bytes of this rank, and those of all ranks, which must not keep it alive."""
-        key, number = id(own), self._count
-        self._count += 1
-
-        def forget(_: object) -> None:
-            self._records.pop(key, None)
-            self._numbered.pop(number, None)
-
-        record = _Allocation(number, weakref.ref(own, forget), address(own), twins)
-        self._records[key] = self._numbered[number] = record
-
-    def place(self, x: Array) -> str:
-        """Say where ``x`` lies, in words that are the same on all ranks; "" if nowhere."""
-        if not self._records or not x.flags.c_contiguous or not isinstance(x.base, type(x)):
-            return ""
-        record = self._records.get(id(x.base))
-        if record is None or record.root() is not x.base:
-            return ""
-        return f"{record.number}+{address(x) - record.start}"
-
-    def at(self, place: str, nbytes: int) -> list[Array]:
-        """Return the flat bytes of all ranks at a place."""
-        number, _, offset = place.partition("+")
-        start = int(offset)
-        return [twin[start : start + nbytes] for twin in self._numbered[int(number)].twins]
+from synk_comm._core.reductions import first_part, first_post, reduce_stretch
+from synk_comm._core.steps import Result, Run, Steps, check_out
 
 
 class Job(NamedTuple):
@@ -115,9 +57,8 @@ class Reducing:
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
-        self.symmetric = Symmetric()
 
-    def prepare(
+    def reduce(
         self,
         kind: str,
         x: Any,
@@ -125,52 +66,46 @@ class Reducing:
         root: int | None,
         weight: float | None,
         out: Any,
-    ) -> Job:
-        """Check the arguments, and make everything that can be made before others are asked."""
+    ) -> Run:
+        """Check a reduction, to all ranks if ``root`` is None; return what does it."""
+        steps = self._steps
+        root = None if root is None else steps.check_rank(root)
         op = ReduceOp.parse(op)
         weight = check_weight(weight, op)
         many = is_list(x if x is not None else out)
         given = _listed(x, many)
-        outs = None if root not in (None, self._steps.rank) else _out_list(out, many, given)
+        outs = None if root not in (None, steps.rank) else _out_list(out, many, given)
         known = given if given is not None else outs
         kinds = () if known is None else tuple(kind_of(array) for array in known)
         for array in known or ():
             check_reducible(array.dtype, op)
         weight = 0.0 if given is None else weight
-        place = ""
-        if given is not None and outs is not None and kind == "all_reduce" and not many:
-            x, out = given[0], outs[0]
-            if self.symmetric and out is x and weight and x.nbytes > SYMMETRIC_BYTES:
-                place = self.symmetric.place(x)
-        call = CollectiveCall(
-            kind, op.value, -1 if root is None else root, kinds, (), weight, many, place
-        )
+        call = CollectiveCall(kind, op.value, -1 if root is None else root, kinds, (), weight, many)
         source = [contiguous(array) for array in given] if given is not None and weight else None
         parts = bundles(kinds, together=many)
         # What is written for one bundle must not be what the next has still to read.
         if len(parts) > 1 and source is not None and outs is not None and overlap(source, outs):
             source = [array.copy() for array in source]
-        first = None if source is None or place else pack(source, parts[0])
-        return Job(op, root, call, encode(call), source, outs, parts, first)
+        first = None if source is None else pack(source, parts[0])
+        job = Job(op, root, call, encode(call), source, outs, parts, first)
 
-    def run(self, job: Job, timeout_s: float | None, *, resuming: bool = False) -> Reduced:
-        """Do the whole reduction, or go on after its first round."""
-        steps = self._steps
-        deadline = steps.deadline(timeout_s)
-        root = job.root
-        with steps.passing(resuming):
-            fill, part = self._first_round(job)
-            calls = steps.open(job.call, job.head, fill, deadline, root, part, resuming)
-            return self._finish(job, calls, deadline)
+        def run(timeout_s: float | None, *, resuming: bool = False) -> Result:
+            deadline = steps.deadline(timeout_s)
+            with steps.passing(resuming):
+                fill, part = self._first_round(job)
+                calls = steps.open(job.call, job.head, fill, deadline, root, part, resuming)
+                return self._finish(job, calls, deadline)
+
+        return run
 
     def _first_round(self, job: Job) -> tuple[Callable[[], int], int]:
         fabric = self._steps.fabric
-        if not job.bundles or job.call.place:
+        if not job.bundles:
             return (lambda: 0), 0
         nbytes = job.bundles[0].nbytes
         return (lambda: first_post(fabric, nbytes, job.first)), first_part(fabric, nbytes)
 
-    def _finish(self, job: Job, calls: Sequence[CollectiveCall], deadline: float) -> Reduced:
+    def _finish(self, job: Job, calls: Sequence[CollectiveCall], deadline: float) -> Result:
         steps = self._steps
         fabric = steps.fabric
         ranks = [rank for rank, theirs in enumerate(calls) if theirs.weight]
@@ -178,15 +113,10 @@ class Reducing:
         factors = None if min(weights) == max(weights) else scaled(weights)
         plan = AgreedReduction(job.op, ranks, factors, job.root)
         kinds = calls[ranks[0]].arrays
-        if job.call.place and all(theirs.place == job.call.place for theirs in calls):
-            assert job.outs is not None  # noqa: S101 - in place, or it had no place
-            memory = self.symmetric.at(job.call.place, job.outs[0].nbytes)
-            dtype = job.outs[0].dtype
-            return job.outs[0], reduce_symmetric(fabric, plan, dtype, memory, deadline)
-        posted = not any(theirs.place for theirs in calls)
         receives = job.root in (None, steps.rank)
         results: list[Array | None] = [None] * len(kinds)
         accident = None
+        posted = True
         many = calls[ranks[0]].many
         for which, bundle in enumerate(job.bundles or bundles(kinds, together=many)):
             source = job.first if which == 0 else None
@@ -218,7 +148,7 @@ class Reducing:
             results[which] = job.outs[which]
 
     def scatter(self, x: Any, op: str | ReduceOp, weight: float | None, out: Any) -> Run:
-        """Check a reduce_scatter; return what does it, and returns ``Reduced``."""
+        """Check a reduce_scatter; return what does it."""
         steps = self._steps
         op = ReduceOp.parse(op)
         weight = check_weight(weight, op)
@@ -256,7 +186,7 @@ class Reducing:
         head = encode(call)
         sources = [flat_bytes(block) for block in blocks]
 
-        def run(timeout_s: float | None, *, resuming: bool = False) -> Reduced:
+        def run(timeout_s: float | None, *, resuming: bool = False) -> Result:
             deadline = steps.deadline(timeout_s)
             with steps.passing(resuming):
                 moves.deal(steps, call, head, sources, begin, deadline, resuming)

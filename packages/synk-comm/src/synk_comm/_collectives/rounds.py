@@ -17,45 +17,46 @@ from __future__ import annotations
 import operator
 import time
 from collections.abc import Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, Callable, Dict, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, Dict, NamedTuple
 
 import numpy as np
 from numpy import ndarray
 
-from synk_comm._core.calls import (
-    CollectiveCall,
-    declined,
-    decode,
-    dtype_text,
-    encode,
-    encode_decline,
-)
+from synk_comm._core.calls import CollectiveCall, declined, decode, encode, encode_decline
 from synk_comm._core.fabric import Again, Fabric, RepeatedCall, Share, Shortcut, is_of_watch
-from synk_comm._core.lists import as_array, shape_of
+from synk_comm._core.lists import as_array
 from synk_comm._core.ops import Array, ReduceOp
-from synk_comm._core.steps import Run, Steps, check_out
+from synk_comm._core.steps import Result, Run, Steps, check_out
 from synk_comm.abc import Request
 from synk_comm.exceptions import AbortedError, CommError, MisuseError, PeerLost
 
 from .gathering import Gathering
-from .nonblocking import Background, Nonblocking
+from .nonblocking import Background
 from .objects import ObjectMoves
 from .point_to_point import PointToPoint
 from .reducing import Reducing
 from .splitting import in_ranks_of_the_old, split
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, DTypeLike
-
-T = TypeVar("T")
+    from numpy.typing import ArrayLike
 
 _ENTRIES = 512
 """Shortcuts that a communicator keeps at most."""
 
 _FIRST_BEGUN = CollectiveCall("first non-blocking collective")
-_BARRIER = CollectiveCall("barrier")
-_BARRIER_HEAD = encode(_BARRIER)
+
+
+class _Asked(NamedTuple):
+    """The arguments of a collective, with or without waiting."""
+
+    x: Any = None
+    out: Any = None
+    op: str | ReduceOp = "sum"
+    root: int = 0
+    weight: float | None = None
+
+
+_ASKED = _Asked()
 
 
 class Learned(Dict[Any, Shortcut]):
@@ -99,7 +100,7 @@ def is_alike(x: Any, out: Any) -> bool:
     return bool(out.dtype == x.dtype and out.shape == x.shape)
 
 
-class RoundCommunicator(ObjectMoves, Nonblocking):
+class RoundCommunicator(ObjectMoves):
     """A communicator over any fabric; made by ``join``, ``connect`` and ``local_group``."""
 
     def __init__(self, fabric: Fabric, timeout_s: float, why: str = "") -> None:
@@ -115,6 +116,7 @@ class RoundCommunicator(ObjectMoves, Nonblocking):
         self._gathering = Gathering(self._steps)
         self._quick = Learned(self._steps)
         self._background: Background | None = None
+        self._child: RoundCommunicator | None = None  # the group of `_background`
         self._origin: Sequence[int] = ()  # its ranks in the group that it was split from
 
     def __repr__(self) -> str:
@@ -148,21 +150,6 @@ class RoundCommunicator(ObjectMoves, Nonblocking):
         self._quick.learn(key, again)
         return calls
 
-    def barrier(self, *, timeout_s: float | None = None) -> None:
-        quick = self._quick.get("barrier")
-        if quick is not None and timeout_s is None:
-            quick(None, None)
-            return
-
-        def again(x: Any, out: Any, timeout_s: float | None, resuming: bool = True) -> Any:  # noqa: ARG001
-            deadline = self._steps.deadline(timeout_s)
-            with self._steps.passing(resuming):
-                self._steps.open(_BARRIER, _BARRIER_HEAD, lambda: 0, deadline, resuming=resuming)
-            return None, None
-
-        again(None, None, timeout_s, resuming=False)
-        self._quick.learn("barrier", again)
-
     def decline(self, reason: str, *, timeout_s: float | None = None) -> dict[int, str]:
         head = encode_decline(str(reason))
         fabric = self._steps.fabric
@@ -188,6 +175,72 @@ class RoundCommunicator(ObjectMoves, Nonblocking):
             if self._background is not None:
                 self._background.close(is_open)
 
+    # -- collectives, all of them in one way --------------------------------------------------
+
+    def _call(
+        self,
+        kind: str,
+        x: Any,
+        out: Any,
+        timeout_s: float | None,
+        op: str | ReduceOp = "sum",
+        root: int = 0,
+        weight: float | None = None,
+    ) -> Any:
+        """Make a collective: by the shortcut of a call that was made before, or the general way."""
+        if type(root) is not int:
+            root = self._steps.check_rank(root)
+        if self.rank != root:
+            if kind == "gather":
+                out = None
+            elif kind == "scatter":
+                self._steps.check_only_root(kind, x, self._steps.check_rank(root))
+        written = x if kind == "broadcast" and self.rank != root else out
+        key = key_of(kind, x, written, timeout_s, op, root, weight)
+        quick = self._quick.get(key)
+        if quick is None:
+            return self._call_first(key, kind, _Asked(x, out, op, root, weight), timeout_s)
+        if kind == "reduce_scatter":
+            x = x.reshape(self.size, x.shape[0] // self.size, *x.shape[1:])
+        return quick(x, out)
+
+    def _call_first(self, key: Any, kind: str, asked: _Asked, timeout_s: float | None) -> Any:
+        result, accident = _PREPARE[kind](self, asked)(timeout_s)
+
+        def again(x: Any, out: Any, timeout_s: float | None) -> Result:
+            if kind == "reduce_scatter":  # the shortcut got it in blocks
+                x = x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])
+            said = asked._replace(x=x, out=out)
+            return _PREPARE[kind](self, said)(timeout_s, resuming=True)
+
+        self._quick.learn(key, again)
+        if accident is not None:
+            raise accident
+        return result
+
+    def _begin(self, kind: str, x: Any = None, out: Any = None, **how: Any) -> Request:
+        asked = _Asked(x, out, **how)
+        if self._background is None or self._child is None:
+            refusal = self._steps.fabric.why_no_thread()
+            if refusal:
+                raise MisuseError(refusal)
+            child = self._split(_FIRST_BEGUN, (0, self.rank), None)
+            assert child is not None  # noqa: S101 - all have given a color
+            try:
+                self._background = Background(child, self)
+            except BaseException as exc:
+                self.abort(f"no thread for collectives: {exc}")  # the others have theirs
+                raise
+            self._child = child
+        return self._background.begin(kind, _PREPARE[kind](self._child, asked))
+
+    def barrier(self, *, timeout_s: float | None = None) -> None:
+        quick = self._quick.get("barrier") if timeout_s is None else None
+        if quick is not None:
+            quick(None, None)
+            return
+        self._call_first("barrier" if timeout_s is None else None, "barrier", _ASKED, timeout_s)
+
     def all_reduce(
         self,
         x: ArrayLike | Sequence[Array] | None,
@@ -206,7 +259,8 @@ class RoundCommunicator(ObjectMoves, Nonblocking):
                 or (type(out) is ndarray and (out is x or is_alike(x, out)) and out.flags.writeable)
             ):
                 return quick(x, out)
-        return self._reduce("all_reduce", x, op, None, weight, out, timeout_s, key)
+        asked = _Asked(x, out, op, weight=weight)
+        return self._call_first(key, "all_reduce", asked, timeout_s)
 
     def reduce(
         self,
@@ -229,54 +283,7 @@ class RoundCommunicator(ObjectMoves, Nonblocking):
         quick = self._quick.get(key)
         if quick is not None and (out is None or (x is not None and is_alike(x, out))):
             return quick(x, out)
-        root = self._steps.check_rank(root)
-        return self._reduce("reduce", x, op, root, weight, out, timeout_s, key)
-
-    def _reduce(
-        self,
-        kind: str,
-        x: Any,
-        op: str | ReduceOp,
-        root: int | None,
-        weight: float | None,
-        out: Any,
-        timeout_s: float | None,
-        key: Any,
-    ) -> Any:
-        def again(x: Any, out: Any, timeout_s: float | None, resuming: bool = True) -> Any:
-            job = self._reducing.prepare(kind, x, op, root, weight, out)
-            return self._reducing.run(job, timeout_s, resuming=resuming)
-
-        result, accident = again(x, out, timeout_s, resuming=False)
-        self._quick.learn(key, again)
-        if accident is not None:
-            raise accident
-        return result
-
-    def reduce_scatter(
-        self,
-        x: ArrayLike | Sequence[Array],
-        op: str | ReduceOp = "sum",
-        *,
-        weight: float | None = None,
-        out: Array | None = None,
-        timeout_s: float | None = None,
-    ) -> Any:
-        key = key_of("reduce_scatter", x, out, timeout_s, op, weight)
-        quick = self._quick.get(key)
-        if quick is not None and type(x) is ndarray and x.size:
-            return quick(x.reshape(self.size, -1, *x.shape[1:]), out)
-
-        def again(x: Any, out: Any, timeout_s: float | None, resuming: bool = True) -> Any:
-            if resuming:
-                x = x.reshape(-1, *x.shape[2:])
-            return self._reducing.scatter(x, op, weight, out)(timeout_s, resuming=resuming)
-
-        block, accident = again(x, out, timeout_s, resuming=False)
-        self._quick.learn(key, again)
-        if accident is not None:
-            raise accident
-        return block
+        return self._call_first(key, "reduce", _Asked(x, out, op, root, weight), timeout_s)
 
     def broadcast(
         self,
@@ -298,96 +305,14 @@ class RoundCommunicator(ObjectMoves, Nonblocking):
                 return quick(None, None)
         elif isinstance(x, (int, float, complex, np.generic)):
             return self.broadcast(as_array(x), root, timeout_s=timeout_s)[()]
-        root = self._steps.check_rank(root)
+        return self._call_first(key, "broadcast", _Asked(x, root=root), timeout_s)
 
-        def again(x: Any, out: Any, timeout_s: float | None, resuming: bool = True) -> Any:  # noqa: ARG001
-            return self._gathering.broadcast(x, root)(timeout_s, resuming=resuming), None
-
-        x, _ = again(x, None, timeout_s, resuming=False)
-        self._quick.learn(key, again)
-        return x
-
-    def scatter(
-        self,
-        xs: Sequence[ArrayLike] | Array | None,
-        root: int = 0,
-        *,
-        out: Array | None = None,
-        timeout_s: float | None = None,
-    ) -> Any:
-        root = self._steps.check_rank(root)
-        self._steps.check_only_root("scatter", xs, root)
-        return self._move(
-            key_of("scatter", xs, out, timeout_s, root),
-            lambda xs, out: self._gathering.scatter("scatter", xs, root, out),
-            xs,
-            out,
-            timeout_s,
-        )
-
-    def gather(
-        self,
-        x: ArrayLike | Sequence[Array] | None,
-        root: int = 0,
-        *,
-        out: Any = None,
-        timeout_s: float | None = None,
-    ) -> Any:
-        root = self._steps.check_rank(root)
-        if self.rank != root:
-            out = None
-        return self._move(
-            key_of("gather", x, out, timeout_s, root),
-            lambda x, out: self._gathering.gather("gather", x, root, out),
-            x,
-            out,
-            timeout_s,
-        )
-
-    def all_gather(
-        self,
-        x: ArrayLike | Sequence[Array] | None,
-        *,
-        out: Any = None,
-        timeout_s: float | None = None,
-    ) -> Any:
-        return self._move(
-            key_of("all_gather", x, out, timeout_s),
-            lambda x, out: self._gathering.gather("all_gather", x, None, out),
-            x,
-            out,
-            timeout_s,
-        )
-
-    def all_to_all(
-        self, xs: Sequence[ArrayLike] | Array, *, out: Any = None, timeout_s: float | None = None
-    ) -> Any:
-        return self._move(
-            key_of("all_to_all", xs, out, timeout_s),
-            lambda xs, out: self._gathering.all_to_all("all_to_all", xs, out),
-            xs,
-            out,
-            timeout_s,
-        )
-
-    def _move(
-        self, key: Any, prepare: Callable[..., Run], x: Any, out: Any, timeout_s: float | None
-    ) -> Any:
-        quick = self._quick.get(key)
-        if quick is not None:
-            return quick(x, out)
-        moved = prepare(x, out)(timeout_s)
-
-        def again(x: Any, out: Any, timeout_s: float | None) -> Any:
-            return prepare(x, out)(timeout_s, resuming=True), None
-
-        self._quick.learn(key, again)
-        return moved
+    # -- between two ranks --------------------------------------------------------------------
 
     def send(
         self, x: ArrayLike, dest: int, *, tag: int = 0, timeout_s: float | None = None
     ) -> None:
-        self._point_to_point.send(as_array(x), self._steps.check_rank(dest, "dest"), tag, timeout_s)
+        self._point_to_point.do(self._outgoing(x, dest, tag), timeout_s)
 
     def recv(
         self,
@@ -397,36 +322,24 @@ class RoundCommunicator(ObjectMoves, Nonblocking):
         out: Array | None = None,
         timeout_s: float | None = None,
     ) -> Any:
-        source = self._steps.check_rank(source, "source")
-        if out is not None:
-            check_out(out, None)
-        return self._point_to_point.receive(source, tag, out, timeout_s)
+        return self._point_to_point.do(self._expected(source, tag, out), timeout_s)
 
     def isend(self, x: ArrayLike, dest: int, *, tag: int = 0) -> Request:
-        dest = self._steps.check_rank(dest, "dest")
-        return self._point_to_point.begin_sending(as_array(x), dest, tag)
+        return self._point_to_point.begin(self._outgoing(x, dest, tag))
 
     def irecv(self, source: int, *, tag: int = 0, out: Array | None = None) -> Request:
+        return self._point_to_point.begin(self._expected(source, tag, out))
+
+    def _outgoing(self, x: ArrayLike, dest: int, tag: int) -> Any:
+        return self._point_to_point.to(as_array(x), self._steps.check_rank(dest, "dest"), tag)
+
+    def _expected(self, source: int, tag: int, out: Array | None) -> Any:
         source = self._steps.check_rank(source, "source")
         if out is not None:
             check_out(out, None)
-        return self._point_to_point.begin_receiving(source, tag, out)
+        return self._point_to_point.of(source, tag, out)
 
-    def empty(
-        self,
-        shape: int | Sequence[int],
-        dtype: DTypeLike = float,
-        *,
-        timeout_s: float | None = None,
-    ) -> Array:
-        lengths = shape_of(shape)
-        call = CollectiveCall("empty", arrays=((dtype_text(np.dtype(dtype)), lengths),))
-        made = self._make(call, self._steps.fabric.allocate, (call.nbytes(),), timeout_s)
-        if made is None or not call.nbytes():
-            return np.empty(lengths, dtype)
-        own, twins = made
-        self._reducing.symmetric.add(own, twins)
-        return own.view(dtype).reshape(lengths)
+    # -- smaller groups -----------------------------------------------------------------------
 
     def split(
         self, color: int | None, key: int = 0, *, timeout_s: float | None = None
@@ -438,47 +351,34 @@ class RoundCommunicator(ObjectMoves, Nonblocking):
         self, call: CollectiveCall, said: tuple[int | None, int], timeout_s: float | None
     ) -> RoundCommunicator | None:
         deadline = self._steps.deadline(timeout_s)
-
-        def make(share: Share) -> RoundCommunicator | None:
-            enter = lambda fabric: meet(fabric, deadline, self.timeout_s, self.why)  # noqa: E731
+        share: Share = lambda obj: self._gathering.share(obj, deadline)  # noqa: E731
+        enter = lambda fabric: meet(fabric, deadline, self.timeout_s, self.why)  # noqa: E731
+        with self._guard:
+            self._steps.open(call, encode(call), lambda: 0, deadline)
             comm, members = split(self._steps.fabric, said, share, enter)
-            if comm is not None:
-                comm._origin = members
-            return comm
-
-        return self._make(call, make, (), timeout_s)
-
-    def _begin(self, kind: str, prepare: Callable[[Nonblocking], Run], *arrays: Any) -> Request:  # noqa: ARG002
-        if self._background is None:
-            refusal = self._steps.fabric.why_no_thread()
-            if refusal:
-                raise MisuseError(refusal)
-            child = self._split(_FIRST_BEGUN, (0, self.rank), None)
-            assert child is not None  # noqa: S101 - all have given a color
-            try:
-                self._background = Background(child, self)
-            except BaseException as exc:
-                self.abort(f"no thread for collectives: {exc}")  # the others have theirs
-                raise
-        run = prepare(self._background.child)
-        return self._background.begin(kind, partial(run, None))
+        if comm is not None:
+            comm._origin = members
+        return comm
 
     def told_above(self, exc: CommError) -> CommError:
         """Return an error of this group in the ranks of the group that it was split from."""
         return in_ranks_of_the_old(exc, self._origin)
 
-    def _make(
-        self,
-        call: CollectiveCall,
-        make: Callable[..., T],
-        arguments: Sequence[Any],
-        timeout_s: float | None,
-    ) -> T:
-        """Agree on a call, then make something with the others."""
-        deadline = self._steps.deadline(timeout_s)
-        with self._guard:
-            self._steps.open(call, encode(call), lambda: 0, deadline)
-            return make(*arguments, lambda obj: self._gathering.share(obj, deadline))
+
+_PREPARE: dict[str, Callable[[RoundCommunicator, _Asked], Run]] = {
+    "barrier": lambda comm, _: comm._gathering.barrier(),
+    "all_reduce": lambda comm, a: comm._reducing.reduce(
+        "all_reduce", a.x, a.op, None, a.weight, a.out
+    ),
+    "reduce": lambda comm, a: comm._reducing.reduce("reduce", a.x, a.op, a.root, a.weight, a.out),
+    "reduce_scatter": lambda comm, a: comm._reducing.scatter(a.x, a.op, a.weight, a.out),
+    "broadcast": lambda comm, a: comm._gathering.broadcast("broadcast", a.x, a.root),
+    "scatter": lambda comm, a: comm._gathering.scatter("scatter", a.x, a.root, a.out),
+    "gather": lambda comm, a: comm._gathering.gather("gather", a.x, a.root, a.out),
+    "all_gather": lambda comm, a: comm._gathering.gather("all_gather", a.x, None, a.out),
+    "all_to_all": lambda comm, a: comm._gathering.all_to_all("all_to_all", a.x, a.out),
+}
+"""By kind, what checks the arguments of a collective, and returns what makes it."""
 
 
 def meet(fabric: Fabric, deadline: float, timeout_s: float, why: str = "") -> RoundCommunicator:

@@ -52,8 +52,7 @@ class CollectiveCall(NamedTuple):
             is to come; empty without ``out``.
         weight: weight of this rank's contribution; 0 if it contributes nothing.
         many: ``arrays`` is a list, on each of which the collective is done.
-        place: where in symmetric memory the array lies, or ""; for device arrays "apart" if
-            equal arrays of all ranks would not lie in one block.
+        place: of device arrays "apart" if equal arrays of all ranks would not lie in one block.
         text: reason, of ``decline`` only.
     """
 
@@ -274,7 +273,6 @@ _RULES = {
     "all_reduce": _Rules("shapes", optional=True),
     "all_to_all": _Rules(""),
     "broadcast": _Rules("shapes"),
-    "empty": _Rules("shapes"),
     "gather": _Rules("numbers of dimensions", optional=True),
     "partitioned_all_reduce": _Rules("shapes"),
     "reduce": _Rules("shapes", optional=True),

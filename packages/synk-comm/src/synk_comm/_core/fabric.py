@@ -14,13 +14,13 @@ are double-buffered, and a peer that posts round k+1 has finished reading round 
 synchronisation a round is enough.
 
 A slot holds up to ``size`` *parts*, each for one rank, and then what is common to all. Between two
-ranks alone *pieces* travel: ``put`` and ``piece``, which never wait; ``attend`` does.
+ranks alone *pieces* travel: those of ``Pieces`` never wait; ``attend`` does.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Callable, NamedTuple, Protocol
 
@@ -36,18 +36,13 @@ from synk_comm.exceptions import (
 )
 
 from .bulk import Bulk
-from .calls import CollectiveCall, Kind, decode
+from .calls import CollectiveCall, decode
 from .ops import Array
 
 Watch = Callable[[], None]
 
 SLICE_S = 0.015
 """Seconds between two checks of the watch, the peers and the clock while waiting."""
-
-_BUSY_SLICE_S = 0.0002
-"""The same after pieces of other messages have been moved: more may follow. Doubled each time that
-none have."""
-
 
 _OF_WATCH = "_of_watch"
 
@@ -124,6 +119,30 @@ class Entrance(Protocol):
         """Give the key back."""
 
 
+class Pieces(Protocol):
+    """One rank's ends of the channels to all others; nothing here waits."""
+
+    def has_place(self, dest: int) -> bool:
+        """Return whether the channel to another rank has room for a piece."""
+
+    def put(self, dest: int, header: bytes, data: Array) -> None:
+        """Send one piece to a rank for which there is a place.
+
+        Args:
+            header: at most ``PIECE_HEAD_BYTES``.
+            data: at most ``piece_bytes`` flat bytes.
+        """
+
+    def has_come(self, source: int) -> bool:
+        """Return whether a piece of another rank is here."""
+
+    def piece(self, source: int) -> tuple[bytes, Array]:
+        """Return the oldest piece that has come; valid until it is released."""
+
+    def release(self, source: int) -> None:
+        """Give the place of the piece that ``piece`` returned back to the channel."""
+
+
 Shortcut = Callable[[Any, Any], Any]
 """``shortcut(x, out)`` repeats the call on arguments like the first ones."""
 
@@ -137,9 +156,6 @@ class Fabric(ABC):
         piece_bytes: the longest piece.
         watch: the user's, called at least every ``SLICE_S`` seconds while ``sync`` waits.
         also: called with it, while the ranks meet.
-        advance: called with it, while messages are under way: it moves their pieces, and returns
-            whether there were any to move. None if no message is under way, or only the one that
-            ``attend`` waits for.
         crowded: whether waits give way at once: they take the time of whom they wait for.
     """
 
@@ -156,16 +172,9 @@ class Fabric(ABC):
         self.piece_bytes = piece_bytes(size)
         self.watch = watch
         self.also: Watch | None = None
-        self.advance: Callable[[], bool] | None = None
-        self._idle_s = _BUSY_SLICE_S
-
-    @property
-    def slice_s(self) -> float:
-        """Seconds until a rank that waits now is to ``look`` again."""
-        return SLICE_S if self.advance is None else self._idle_s
 
     def look(self) -> None:
-        """Run the watches, which may end a wait, and move messages on."""
+        """Run the watches, which may end a wait; at least every ``SLICE_S``."""
         if self.watch is not None:
             try:
                 self.watch()
@@ -174,8 +183,6 @@ class Fabric(ABC):
                 raise
         if self.also is not None:
             self.also()
-        if self.advance is not None:
-            self._idle_s = _BUSY_SLICE_S if self.advance() else min(2 * self._idle_s, SLICE_S)
 
     @abstractmethod
     def meet(self, deadline: float) -> None:
@@ -252,8 +259,7 @@ class Fabric(ABC):
     ) -> None:
         """Wait until ``done`` returns True, which it may do at once.
 
-        ``done`` and ``advance`` are where pieces are moved: the five methods below, which do not
-        wait, are called from there only.
+        ``done`` is where pieces are moved: the methods of ``pieces`` are called from there only.
 
         Args:
             done: called again whenever a piece has been moved to or from the rank, and oftener.
@@ -263,59 +269,10 @@ class Fabric(ABC):
             AbortedError, PeerLost, CommTimeout, or what ``watch`` raises.
         """
 
+    @property
     @abstractmethod
-    def has_place(self, dest: int) -> bool:
-        """Return whether the channel to another rank has room for a piece."""
-
-    @abstractmethod
-    def put(self, dest: int, header: bytes, data: Array) -> None:
-        """Send one piece to a rank for which there is a place.
-
-        Args:
-            header: at most ``PIECE_HEAD_BYTES``.
-            data: at most ``piece_bytes`` flat bytes.
-        """
-
-    @abstractmethod
-    def has_come(self, source: int) -> bool:
-        """Return whether a piece of another rank is here."""
-
-    @abstractmethod
-    def piece(self, source: int) -> tuple[bytes, Array]:
-        """Return the oldest piece that has come; valid until it is released."""
-
-    @abstractmethod
-    def release(self, source: int) -> None:
-        """Give the place of the piece that ``piece`` returned back to the channel."""
-
-    def sender(
-        self,
-        dest: int,  # noqa: ARG002
-        header: bytes,  # noqa: ARG002
-        kind: Kind,  # noqa: ARG002
-        guard: Entrance,  # noqa: ARG002
-        timeout_s: float,  # noqa: ARG002
-    ) -> Callable[[Array], None] | None:
-        """Return a quicker way to send arrays of one kind in one piece, or None."""
-        return None
-
-    def receiver(
-        self,
-        source: int,  # noqa: ARG002
-        header: bytes,  # noqa: ARG002
-        kind: Kind,  # noqa: ARG002
-        guard: Entrance,  # noqa: ARG002
-        timeout_s: float,  # noqa: ARG002
-        otherwise: Callable[[Any, float], Array],  # noqa: ARG002
-        is_calm: Callable[[BaseException], bool],  # noqa: ARG002
-    ) -> Callable[[Any], Array] | None:
-        """Return a quicker way to receive arrays of one kind, or None.
-
-        Args:
-            otherwise: ``otherwise(out, deadline)`` takes what comes under another header.
-            is_calm: returns whether an exception has left the two ranks in step.
-        """
-        return None
+    def pieces(self) -> Pieces:
+        """The own ends of the channels to other ranks."""
 
     @abstractmethod
     def split(self, groups: list[list[int]], mine: int | None, share: Share) -> Fabric | None:
@@ -334,18 +291,6 @@ class Fabric(ABC):
     def why_no_thread(self) -> str:
         """Return why a group split from this one cannot be another thread's; "" if it can."""
         return ""
-
-    def allocate(
-        self,
-        nbytes: int,  # noqa: ARG002
-        share: Share,  # noqa: ARG002
-    ) -> tuple[Array, list[Array]] | None:
-        """Make flat bytes for each rank that all can reach; None if there is no such memory.
-
-        Returns:
-            This rank's, and all ranks' (again with this rank's, as another object).
-        """
-        return None
 
     def shortcut(self, repeated: RepeatedCall) -> Shortcut | None:  # noqa: ARG002
         """Return a shortcut for the call that all ranks have just made, or None."""
@@ -390,6 +335,16 @@ class Fabric(ABC):
         ranks = ", ".join(map(str, missing))
         message = f"rank {self.rank} waited {waited_s:.3g} s in {doing} for rank(s) {ranks}:{lines}"
         return CommTimeout(message, missing=seen)
+
+
+def part_of(stretches: Iterable[tuple[int, Array]], rank: int, start: int, stop: int) -> Array:
+    """Return bytes of a rank's slot, of which some stretches have come, each after its offset."""
+    for offset, data in stretches:
+        if offset <= start and stop <= offset + data.nbytes:
+            return data[start - offset : stop - offset]
+    if start == stop:
+        return np.empty(0, np.uint8)
+    raise lost(rank, f"it did not send bytes {start} to {stop}, which belong to its call")
 
 
 def describe(head: bytes, turn: int) -> str:

@@ -6,7 +6,6 @@ costs the same for a hundred of them as for one. Large ones stay alone: packing 
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -159,12 +158,3 @@ def address(x: Array) -> int:
 
 def _same_memory(x: Array, y: Array) -> bool:
     return y.flags.c_contiguous and (not y.nbytes or address(x) == address(y))
-
-
-def shape_of(shape: int | Sequence[int]) -> tuple[int, ...]:
-    """Return a shape as NumPy's functions take it."""
-    lengths = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
-    lengths = tuple(operator.index(length) for length in lengths)
-    if any(length < 0 for length in lengths):
-        raise ValueError(f"shape must not be negative, got {shape!r}")
-    return lengths

@@ -1,19 +1,14 @@
-"""How a stretch of bytes is reduced over the ranks: three ways, one result.
+"""How a stretch of bytes is reduced over the ranks: two ways, one result.
 
 *Direct*: every rank reads all slots; among two ranks, and for small arrays.
 *Scattered*: every rank reduces its own part of a block and posts the result, from which all copy;
 for large arrays among three ranks or more. Reduction of one block and copying of the next go
 together, so that there is one synchronisation a block.
-*Symmetric*: every rank reduces its own part of arrays that all can reach, and writes the result to
-all of them; nothing is staged.
 
-The operands are always taken in rank order, so that all ways agree to the last bit.
+The operands are always taken in rank order, so that both ways agree to the last bit.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -23,8 +18,6 @@ from .ops import Array
 
 DIRECT_BYTES = 1 << 18
 """Longest array that three ranks or more reduce directly, times their number."""
-
-_SYMMETRIC_STEP = 1 << 17
 
 
 def is_direct(nbytes: int, size: int) -> bool:
@@ -127,34 +120,6 @@ def _scattered(
                 if stop > start:
                     result = fabric.read(rank, size * part, size * part + stop - start)
                     np.copyto(target[base + start : base + stop], result)
-    return accident
-
-
-def reduce_symmetric(
-    fabric: Fabric,
-    plan: AgreedReduction,
-    dtype: np.dtype[Any],
-    arrays: Sequence[Array],
-    deadline: float,
-) -> Exception | None:
-    """Reduce flat bytes that all ranks can reach, in place; all ranks have entered."""
-    nbytes = arrays[0].nbytes
-    part = -(-nbytes // fabric.size // 64) * 64
-    start, end = _share(fabric.rank, part, nbytes)
-    step = _SYMMETRIC_STEP
-    # With factors, or in float16, the result must not overwrite an operand while it is read.
-    room = np.empty(step, np.uint8).view(dtype)
-    accident = None
-    while start < end:
-        stop = min(start + step, end)
-        pieces = [array[start:stop].view(dtype) for array in arrays]
-        total = pieces[0] if plan.factors is None else room[: pieces[0].size]
-        accident = plan.combine([pieces[rank] for rank in plan.ranks], total) or accident
-        for piece in pieces:
-            if piece is not total:
-                np.copyto(piece, total)
-        start = stop
-    fabric.sync(None, 0, deadline)
     return accident
 
 

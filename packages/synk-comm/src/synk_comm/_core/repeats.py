@@ -101,17 +101,9 @@ def _broadcast(slots: _Slots, calls: Sequence[CollectiveCall], rank: int) -> Par
 def _gather(slots: _Slots, calls: Sequence[CollectiveCall], rank: int) -> Parts:
     views = [slots.whole(r, c.arrays[0]) if c.arrays else None for r, c in enumerate(calls)]
 
-    def finish(x: Any, out: Any, parity: int) -> Any:  # noqa: ARG001
-        if out is None:
-            return [None if pair is None else pair[parity].copy() for pair in views]
-        for row, pair in zip(_rows(out), views):
-            if pair is not None:
-                row[...] = pair[parity]
-        return out
-
     if calls[0].root not in (-1, rank):
         return views[rank], _nothing
-    return views[rank], _baring_all(finish, [call.arrays[0] for call in calls if call.arrays])
+    return views[rank], _rows_of(views)
 
 
 def _scatter(slots: _Slots, calls: Sequence[CollectiveCall], rank: int) -> Parts:
@@ -135,16 +127,7 @@ def _scatter(slots: _Slots, calls: Sequence[CollectiveCall], rank: int) -> Parts
 def _all_to_all(slots: _Slots, calls: Sequence[CollectiveCall], rank: int) -> Parts:
     views = [slots.part(r, rank, theirs.arrays[rank]) for r, theirs in enumerate(calls)]
     dtype, shape = calls[rank].arrays[0]
-
-    def finish(x: Any, out: Any, parity: int) -> Any:  # noqa: ARG001
-        if out is None:
-            return [pair[parity].copy() for pair in views]
-        for row, pair in zip(_rows(out), views):
-            row[...] = pair[parity]
-        return out
-
-    bared = _baring_all(finish, [theirs.arrays[rank] for theirs in calls])
-    return slots.dealt(rank, (dtype, (len(calls), *shape))), bared
+    return slots.dealt(rank, (dtype, (len(calls), *shape))), _rows_of(views)
 
 
 def _reduce_scatter(slots: _Slots, calls: Sequence[CollectiveCall], rank: int) -> Parts:
@@ -229,24 +212,23 @@ def _baring(finish: Finish, kind: Kind) -> Finish:
     return finish if kind[1] else finish_bare
 
 
-def _baring_all(finish: Finish, kinds: Sequence[Kind]) -> Finish:
-    """Return what does so for a list of new arrays."""
+def _rows_of(views: Sequence[Views | None]) -> Finish:
+    """Return what makes a list of arrays, or fills the rows of ``out``; None where nothing came."""
 
-    def finish_bare(x: Any, out: Any, parity: int) -> Any:
-        made = finish(x, out, parity)
-        if out is not None:
-            return made
-        return [None if array is None else bare(array) for array in made]
+    def finish(x: Any, out: Any, parity: int) -> Any:  # noqa: ARG001
+        if out is None:
+            return [None if pair is None else bare(pair[parity].copy()) for pair in views]
+        rows = (out[r, ...] for r in range(len(out))) if isinstance(out, np.ndarray) else out
+        for row, pair in zip(rows, views):
+            if pair is not None:
+                row[...] = pair[parity]
+        return out
 
-    return finish if all(shape for _, shape in kinds) else finish_bare
+    return finish
 
 
 def _nothing(x: Any, out: Any, parity: int) -> None:
     """End a call on a rank that gets no result."""
-
-
-def _rows(out: Any) -> Any:
-    return (out[r, ...] for r in range(len(out))) if isinstance(out, np.ndarray) else out
 
 
 _MAKERS: dict[str, Callable[[_Slots, Sequence[CollectiveCall], int], Parts]] = {

@@ -6,7 +6,7 @@ import operator
 import pickle
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Callable
+from typing import Any, Callable, Optional, Tuple
 
 import numpy as np
 
@@ -17,7 +17,10 @@ from .fabric import Fabric
 from .guard import Guard, deadline_after
 from .ops import Array
 
-Run = Callable[..., Any]
+Result = Tuple[Any, Optional[Exception]]
+"""What a call returns, and what NumPy raised about overflow and its like."""
+
+Run = Callable[..., Result]
 """``run(timeout_s, resuming=False)``, once, makes a call whose arguments have been checked, or goes
 on after its first round."""
 

@@ -12,16 +12,15 @@ from synk_comm.exceptions import JoinError
 
 from .groups import MPI, Ticket, create_group, enter
 
-HOW_TO_START = (
+_HOW_TO_START = (
     "on one machine start ranks with `python -m synk_comm.run -n 4 script.py`, or give each a "
     "ticket of create_group(); on several start them with mpiexec or srun, and call "
     "connect(backend='mpi')"
 )
-_OF_RANKS = ("SYNK_COMM_ADDRESS", "SYNK_COMM_TOKEN", "SYNK_COMM_RANK", "SYNK_COMM_SIZE")
+_OF_RANKS = ("SYNK_COMM_RANK", "SYNK_COMM_SIZE")
 
 
 def connect(
-    address: str | None = None,
     *,
     backend: str = "auto",
     timeout_s: float = DEFAULT_TIMEOUT_S,
@@ -37,7 +36,6 @@ def connect(
     number of hosts: this is ``mpi`` then.
 
     Args:
-        address: none: ranks do not meet at addresses, and the error says what they do.
         backend: ``"auto"``, what the group was made for, and never MPI (``comm.why`` says what and
             why); ``"nccl"``, to put that around it; or ``"mpi"``.
         timeout_s: bound of this wait, and default bound of every collective.
@@ -45,15 +43,13 @@ def connect(
             what it raises ends the wait, and the group.
 
     Raises:
-        ValueError: an address, or an unknown back-end.
+        ValueError: an unknown back-end.
         JoinError: there is no ticket, though other variables SYNK_COMM_* say that this is a rank;
             the group was made for another back-end, the back-end cannot work here, or as for
             ``join``.
         CommTimeout: some ranks did not come.
         PeerLost: a rank ended while the ranks were joining.
     """
-    if address is not None:
-        raise ValueError(f"got address {address!r}, but ranks meet at no address; {HOW_TO_START}")
     if "SYNK_COMM_TICKET" in os.environ:
         ticket = Ticket.parse(os.environ["SYNK_COMM_TICKET"])
         return enter(ticket, timeout_s, watch, backend)
@@ -64,9 +60,9 @@ def connect(
         return mpi(timeout_s=timeout_s, watch=watch)
     for name in _OF_RANKS:
         if name in os.environ:
-            raise JoinError(f"{name} is set, but not SYNK_COMM_TICKET; {HOW_TO_START}")
+            raise JoinError(f"{name} is set, but not SYNK_COMM_TICKET; {_HOW_TO_START}")
     if backend == "auto":
-        comm: Communicator = local_group(1, timeout_s=timeout_s)[0]
+        (comm,) = local_group(timeout_s=timeout_s)
         comm.why = "local: no variable SYNK_COMM_* is set, so this process is a group of one"
         return comm
     group = create_group(1, backend)

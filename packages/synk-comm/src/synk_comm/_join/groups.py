@@ -154,7 +154,7 @@ def create_group(size: int, backend: str = "shm") -> Group:
     if operator.index(size) < 1:
         raise ValueError(f"size must be at least 1, got {size!r}")
     if backend == "local":
-        raise ValueError("'local' is for threads of one process: use local_group")
+        raise ValueError("'local' is a group of one: use local_group")
     if backend == MPI:
         raise ValueError(
             "the ranks of 'mpi' are started by mpiexec or srun, not by this process; call "

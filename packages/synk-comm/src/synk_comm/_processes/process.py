@@ -21,7 +21,6 @@ from .lifeline import Lifeline
 from .rank import BOOT, STACKS_SIGNAL, RankReport, Script, Start, Task
 
 _READ_BYTES = 1 << 20
-_OWN = ("TICKET", "RANK", "SIZE", "ADDRESS", "TOKEN")
 
 
 class RankFailure(NamedTuple):
@@ -65,8 +64,7 @@ def rank_environment(size: int, rank: int, extra: Mapping[str, str] | None) -> d
     environment = dict(os.environ)
     if "SYNK_COMM_RANK" in environment:  # those of a rank start no more: it would have no end
         environment[NO_RANKS] = "a rank that a rank has started"
-    for name in _OWN:
-        environment.pop(f"SYNK_COMM_{name}", None)
+    environment.pop("SYNK_COMM_TICKET", None)
     environment.update(SYNK_COMM_RANK=str(rank), SYNK_COMM_SIZE=str(size))
     if size > 1:
         environment.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // size)))

@@ -63,10 +63,14 @@ def memory_errors(nbytes: int) -> Iterator[None]:
     except OSError as exc:
         if exc.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
             raise
-        raise MemoryError(
-            f"no room for {nbytes / 2**20:.1f} MB of shared memory for a group of ranks: {exc}; "
-            "free some, or raise this container's limit, or ulimit -v, or for large files ulimit -f"
-        ) from exc
+        raise _no_room(nbytes, str(exc)) from exc
+
+
+def _no_room(nbytes: int, why: str) -> MemoryError:
+    return MemoryError(
+        f"no room for {nbytes / 2**20:.1f} MB of shared memory for a group of ranks: {why}; "
+        "free some, or raise this container's limit, or ulimit -v, or for large files ulimit -f"
+    )
 
 
 def allocate(fd: int, start: int, nbytes: int) -> None:
@@ -75,10 +79,7 @@ def allocate(fd: int, start: int, nbytes: int) -> None:
         # The kernel would go on until it has to kill a process.
         available = _available()
         if available is not None and nbytes > available:
-            raise MemoryError(
-                f"no room for {nbytes / 2**20:.0f} MB of shared memory, {available / 2**20:.0f} MB "
-                "are left; free some, or raise the memory limit of this container"
-            )
+            raise _no_room(nbytes, f"{available / 2**20:.0f} MB are left")
     with memory_errors(nbytes):
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(fd, start, nbytes)

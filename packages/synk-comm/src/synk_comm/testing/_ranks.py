@@ -5,10 +5,11 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from functools import partial
 from typing import Any, Callable, NamedTuple, Sequence, TypeVar
 
-from synk_comm._backends.local import local_group
-from synk_comm._join.groups import create_group
+from synk_comm._core.guard import DEFAULT_TIMEOUT_S
+from synk_comm._join.groups import create_group, join
 from synk_comm._processes.crew import Crew
 from synk_comm._processes.launch import packed, start
 from synk_comm._processes.loading import unpickled
@@ -45,7 +46,7 @@ def run_ranks(
     Args:
         function: of the top level of a module or file, which the processes load.
         args: picklable.
-        backend: ``"shm"``, ``"zmq"``, or ``"local"`` for threads of this process instead.
+        backend: ``"shm"`` or ``"zmq"``.
         timeout_s: after this time all processes are killed.
         check: if False, return ``Outcome`` objects, whatever happened.
 
@@ -55,9 +56,6 @@ def run_ranks(
     Raises:
         AssertionError: some rank failed; holds all tracebacks.
     """
-    if backend == "local":
-        comms = local_group(size, timeout_s=timeout_s)
-        return in_threads(comms, lambda comm: function(comm, *args), timeout_s)
     outcomes = _outcomes(size, function, args, backend, timeout_s)
     if not check:
         return outcomes
@@ -100,6 +98,21 @@ def _outcome(rank: RankProcess) -> Outcome:
     return Outcome(value, report.failure, exitcode)
 
 
+def thread_group(
+    size: int, backend: str = "shm", *, timeout_s: float = DEFAULT_TIMEOUT_S, watch: Any = None
+) -> list[Communicator]:
+    """Return the communicators of a new group, in rank order, all in this process.
+
+    Each is for a thread of its own: see ``in_threads``.
+    """
+    with create_group(size, backend) as group:
+        tickets = [group.ticket(rank) for rank in range(size)]
+        return _threads(
+            [partial(join, ticket, timeout_s=timeout_s, watch=watch) for ticket in tickets],
+            timeout_s + 1.0,
+        )
+
+
 def in_threads(
     comms: Sequence[Communicator], function: Callable[[Communicator], T], timeout_s: float = 30.0
 ) -> list[T]:
@@ -107,25 +120,37 @@ def in_threads(
 
     If some raise, the others are let finish and the first rank's exception is raised.
     """
+
+    def give_up() -> None:
+        for comm in comms:
+            comm.abort(f"a test took longer than {timeout_s} s")
+
+    return _threads([partial(function, comm) for comm in comms], timeout_s, give_up)
+
+
+def _threads(
+    acts: Sequence[Callable[[], T]], timeout_s: float, give_up: Callable[[], None] = lambda: None
+) -> list[T]:
     values: dict[int, T] = {}
     failures: dict[int, BaseException] = {}
 
-    def run(comm: Communicator) -> None:
+    def run(number: int) -> None:
         try:
-            values[comm.rank] = function(comm)
+            values[number] = acts[number]()
         except BaseException as exc:  # noqa: BLE001 - raised below, in the caller's thread
-            failures[comm.rank] = exc
+            failures[number] = exc
 
-    threads = [threading.Thread(target=run, args=(comm,), daemon=True) for comm in comms]
+    threads = [
+        threading.Thread(target=run, args=(number,), daemon=True) for number in range(len(acts))
+    ]
     for thread in threads:
         thread.start()
     deadline = time.monotonic() + timeout_s
     for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
+        thread.join(max(0.0, min(deadline - time.monotonic(), threading.TIMEOUT_MAX)))
     if any(thread.is_alive() for thread in threads):
-        for comm in comms:
-            comm.abort(f"a test took longer than {timeout_s} s")
+        give_up()
         raise AssertionError(f"ranks still run after {timeout_s} s; others raised {failures}")
-    for rank in sorted(failures):
-        raise failures[rank]
-    return [values[comm.rank] for comm in comms]
+    for number in sorted(failures):
+        raise failures[number]
+    return [values[number] for number in range(len(acts))]

@@ -34,9 +34,9 @@ from typing import Any, Callable
 import numpy as np
 
 from synk_comm._core.bulk import Bulk
-from synk_comm._core.calls import Kind, count_bytes
+from synk_comm._core.calls import count_bytes
 from synk_comm._core.fabric import (
-    Entrance,
+    SLICE_S,
     Fabric,
     RepeatedCall,
     Share,
@@ -46,6 +46,7 @@ from synk_comm._core.fabric import (
     describe,
     lost,
     moving,
+    part_of,
     said,
 )
 from synk_comm._core.ops import Array
@@ -54,7 +55,7 @@ from synk_comm.exceptions import CommError
 
 from . import shortcuts
 from .bulk import MpiBulk, padded
-from .letters import Letters, receiver, sender
+from .letters import Letters
 from .notes import CLOSE_S, CLOSED, Notes
 from .requests import Outstanding
 
@@ -73,8 +74,6 @@ _RECORD_BYTES = 1280
 _ALL_RECORDS_BYTES = 1 << 16
 # Digests of the names of the node and of the real machine; pid, start, pid namespace.
 _IDENTITY = struct.Struct("<16s16sQQQ")
-_QUICK_BYTES = 1 << 14
-"""Length of an array up to which a quick way of sending pays, although it copies it twice."""
 _DEALT = ("scatter", "all_to_all", "reduce_scatter")
 """Methods whose data do not go with the heads."""
 _SPINS = 50
@@ -320,12 +319,7 @@ class MpiFabric(Fabric):
     def read(self, rank: int, start: int, stop: int) -> Array:
         if rank == self.rank:
             return self.rows[self.seq & 1][_PREFIX + start : _PREFIX + stop]
-        for offset, data in self._got[rank]:
-            if offset <= start and stop <= offset + data.nbytes:
-                return data[start - offset : stop - offset]
-        if start == stop:
-            return self.rows[0][:0]
-        raise lost(rank, f"it did not send bytes {start} to {stop}, which belong to its call")
+        return part_of(self._got[rank], rank, start, stop)
 
     def slots(self, rank: int) -> tuple[Array, Array]:
         """Return what the records hold of a rank's slots; of the own the slots themselves."""
@@ -388,7 +382,7 @@ class MpiFabric(Fabric):
                 if done():
                     return
             now = time.monotonic()
-            if now - looked >= self.slice_s:
+            if now - looked >= SLICE_S:
                 looked = now
                 self.notes.hear()
                 failure, patience_s = self.notes.obstacle(ranks, received)
@@ -442,40 +436,9 @@ class MpiFabric(Fabric):
             except self._mpi.Exception as exc:
                 raise self.notes.mpi_failed(exc) from exc
 
-    def has_place(self, dest: int) -> bool:
-        return self._letters.has_place(dest)
-
-    def put(self, dest: int, header: bytes, data: Array) -> None:
-        self._letters.put(dest, header, data)
-
-    def has_come(self, source: int) -> bool:
-        return self._letters.has_come(source)
-
-    def piece(self, source: int) -> tuple[bytes, Array]:
-        return self._letters.piece(source)
-
-    def release(self, source: int) -> None:
-        self._letters.release(source)
-
-    def sender(
-        self, dest: int, header: bytes, kind: Kind, guard: Entrance, timeout_s: float
-    ) -> Callable[[Array], None] | None:
-        if count_bytes(kind) > _QUICK_BYTES:
-            return None
-        return sender(self._letters, self.attend, dest, header, guard, timeout_s)
-
-    def receiver(
-        self,
-        source: int,
-        header: bytes,
-        kind: Kind,
-        guard: Entrance,
-        timeout_s: float,
-        otherwise: Callable[[Any, float], Array],
-        is_calm: Callable[[BaseException], bool],
-    ) -> Callable[[Any], Array]:
-        how = source, header, kind, guard, timeout_s, otherwise, is_calm
-        return receiver(self._letters, self.attend, *how)
+    @property
+    def pieces(self) -> Letters:
+        return self._letters
 
     # -- groups and their ends --------------------------------------------------------------
 

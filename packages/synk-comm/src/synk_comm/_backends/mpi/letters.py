@@ -1,23 +1,15 @@
-"""Pieces from rank to rank, as MPI messages that are synchronous: sent when they are received.
-
-And quick ways to send and receive an array in one piece again, like those of ``shortcuts.py``.
-"""
+"""Pieces from rank to rank, as MPI messages that are synchronous: sent when they are received."""
 
 from __future__ import annotations
 
 import struct
-import time
 from collections import defaultdict, deque
-from functools import partial
-from typing import Any, Callable
+from typing import Any
 
 import numpy as np
 
-from synk_comm._core.calls import Kind, count_bytes, text_dtype
-from synk_comm._core.fabric import PIECE_HEAD_BYTES, Entrance
-from synk_comm._core.lists import bare, typed
+from synk_comm._core.fabric import PIECE_HEAD_BYTES
 from synk_comm._core.ops import Array
-from synk_comm.exceptions import CommTimeout
 
 from .requests import Outstanding
 
@@ -27,7 +19,7 @@ _LENGTH = struct.Struct("<Q")  # of the header
 
 
 class Letters:
-    """The pieces of one rank to and from all others.
+    """The pieces of one rank to and from all others; see ``Pieces``.
 
     Args:
         piece_bytes: what a piece has at most, without its header.
@@ -39,7 +31,7 @@ class Letters:
         self._outstanding = outstanding
         self._longest = _LENGTH.size + PIECE_HEAD_BYTES + piece_bytes
         self._spare: list[Array] = []
-        self._under_way: defaultdict[int, deque[tuple[Any, Any]]] = defaultdict(deque)
+        self._under_way: defaultdict[int, deque[tuple[Any, Array]]] = defaultdict(deque)
         self._sent: defaultdict[int, int] = defaultdict(int)
         self._received: defaultdict[int, int] = defaultdict(int)
         self._arriving: dict[int, tuple[Any, Array]] = {}
@@ -62,14 +54,10 @@ class Letters:
 
     def put(self, dest: int, header: bytes, data: Array) -> None:
         """Send a piece; its data are copied."""
-        begin = _beginning(header)
+        begin = _LENGTH.pack(len(header)) + header
         piece = self._room(len(begin) + data.nbytes)
         piece[: len(begin)] = np.frombuffer(begin, np.uint8)
         piece[len(begin) :] = data
-        self.post(dest, piece)
-
-    def post(self, dest: int, piece: bytes | Array) -> None:
-        """Send a piece as it is."""
         request = self._comm.Issend([piece, self._mpi.BYTE], dest, _TAG)
         self._under_way[dest].append((request, piece))
         self._outstanding.add(request, piece)
@@ -105,101 +93,7 @@ class Letters:
         whole = self._spare.pop() if self._spare else np.empty(self._longest, np.uint8)
         return whole[:nbytes]
 
-    def _keep(self, piece: Any) -> None:
+    def _keep(self, piece: Array) -> None:
         """Keep the memory of a piece that has gone or was read, for another."""
-        whole = getattr(piece, "base", None)  # none of bytes, which a quick way has sent
-        if whole is not None and len(self._spare) < 2 * _PIECES:
-            self._spare.append(whole)
-
-
-def sender(
-    letters: Letters,
-    attend: Callable[..., None],
-    dest: int,
-    header: bytes,
-    guard: Entrance,
-    timeout_s: float,
-) -> Callable[[Array], None]:
-    """Return what sends arrays of one dtype and shape, under one header.
-
-    Args:
-        attend: of ``MpiFabric``.
-    """
-    lock, begin = guard.lock, _beginning(header)
-
-    def send(x: Array) -> None:
-        sent = False
-
-        def put() -> bool:
-            nonlocal sent
-            if letters.has_place(dest):
-                letters.post(dest, begin + x.tobytes())
-                sent = True
-            return sent
-
-        if not lock:
-            raise guard.refusal()
-        entered = False
-        try:
-            lock.pop()
-            entered = True
-            attend(put, dest, time.monotonic() + timeout_s, sending=True)
-        except BaseException as exc:
-            if not entered and isinstance(exc, IndexError):  # another thread was quicker
-                raise guard.refusal() from None
-            guard.leave(exc, in_step=not sent and isinstance(exc, CommTimeout))
-            raise
-        lock.append(None)
-
-    return send
-
-
-def receiver(
-    letters: Letters,
-    attend: Callable[..., None],
-    source: int,
-    header: bytes,
-    kind: Kind,
-    guard: Entrance,
-    timeout_s: float,
-    otherwise: Callable[[Any, float], Array],
-    is_calm: Callable[[BaseException], bool],
-) -> Callable[[Any], Array]:
-    """Return what receives arrays that come under one header; see ``Fabric.receiver``.
-
-    Args:
-        attend: of ``MpiFabric``.
-    """
-    lock, come = guard.lock, partial(letters.has_come, source)
-    dtype, shape, nbytes = text_dtype(kind[0]), kind[1], count_bytes(kind)
-
-    def receive(out: Any) -> Any:
-        if not lock:
-            raise guard.refusal()
-        entered = False
-        try:
-            lock.pop()
-            entered = True
-            deadline = time.monotonic() + timeout_s
-            attend(come, source, deadline, sending=False)
-            found, data = letters.piece(source)
-            fits = found == header and data.nbytes == nbytes
-            if fits:
-                result = np.empty(shape, dtype) if out is None else out
-                result[...] = typed(data, dtype, shape)
-                letters.release(source)
-            else:
-                result = otherwise(out, deadline)
-        except BaseException as exc:
-            if not entered and isinstance(exc, IndexError):  # another thread was quicker
-                raise guard.refusal() from None
-            guard.leave(exc, in_step=is_calm(exc))
-            raise
-        lock.append(None)
-        return bare(result) if fits and out is None else result
-
-    return receive
-
-
-def _beginning(header: bytes) -> bytes:
-    return _LENGTH.pack(len(header)) + header
+        if piece.base is not None and len(self._spare) < 2 * _PIECES:
+            self._spare.append(piece.base)

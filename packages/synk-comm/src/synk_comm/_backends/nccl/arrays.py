@@ -2,11 +2,12 @@
 
 The only file that reads device pointers. It takes
 
-* PyTorch tensors and CuPy arrays, if the program has imported these libraries: none is imported
-  here;
 * libgpuarray's (``pygpu.gpuarray.GpuArray``), as Theano's GPU variables hold them;
-* every object with ``__cuda_array_interface__`` (Numba, RMM, ...);
-* every object with ``__dlpack__`` and ``__dlpack_device__`` that lies on a CUDA device.
+* every object with ``__cuda_array_interface__`` (CuPy, Numba, RMM, ...);
+* every object with ``__dlpack__`` and ``__dlpack_device__`` that lies on a CUDA device (PyTorch).
+
+Where an object has both, the interface is taken if it names the stream: DLPack makes the stream of
+the call wait for the source's instead.
 
 NCCL takes a pointer and a count, and would send the wrong elements of an array that is not in C
 order, so that is checked here and never silently mended: a copy would receive nothing.
@@ -90,9 +91,6 @@ def is_device_array(x: Any) -> bool:
     """Return whether ``x`` lies on a CUDA device."""
     if isinstance(x, (np.ndarray, np.generic, int, float, complex)):
         return False
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(x, torch.Tensor):
-        return bool(x.is_cuda)
     if is_pygpu(x) or hasattr(x, "__cuda_array_interface__"):
         return True
     device = getattr(x, "__dlpack_device__", None)
@@ -110,13 +108,10 @@ def resolve(x: Any, device_of: DeviceOf, stream: int | None = None) -> DeviceArr
     Raises:
         TypeError: this is no device array, or not one that can travel.
     """
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(x, torch.Tensor):
-        return _from_torch(x, torch)
     if is_pygpu(x):
         return _from_pygpu(x, device_of)
     interface = getattr(x, "__cuda_array_interface__", None)
-    if interface is not None:
+    if interface is not None and ("stream" in interface or not hasattr(x, "__dlpack__")):
         return _from_interface(x, interface, device_of)
     if hasattr(x, "__dlpack__") and is_device_array(x):
         return _from_dlpack(x, stream or _LEGACY_STREAM)
@@ -159,50 +154,6 @@ def _in_c_order(shape: Shape, strides: Any, itemsize: int) -> bool:
     return True
 
 
-def _from_torch(x: Any, torch: Any) -> DeviceArray:
-    if not x.is_cuda:
-        raise TypeError(
-            f"expected a device array, got a PyTorch tensor on {x.device}; "
-            "arrays of one call are all on devices, or all in host memory"
-        )
-    if x.layout is not torch.strided or x.is_conj() or x.is_neg():
-        raise TypeError("expected a plain dense tensor; use x.to_dense(), resolve_conj() or _neg()")
-    device = x.device.index
-    return DeviceArray(
-        x.data_ptr(),
-        tuple(x.shape),
-        _torch_dtype(x.dtype),
-        x.element_size(),
-        device,
-        _torch_stream(torch, device),
-        x.is_contiguous(),
-        True,
-        x,
-    )
-
-
-def _torch_stream(torch: Any, device: int) -> int:
-    # The public way makes an object of it, which takes longer than all the rest here.
-    quick = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-    if quick is not None:
-        return int(quick(device))
-    return int(torch.cuda.current_stream(device).cuda_stream)
-
-
-@lru_cache(maxsize=64)
-def _torch_dtype(dtype: Any) -> str:
-    name = str(dtype).rpartition(".")[2]
-    if name == BFLOAT16:
-        return name
-    try:
-        return dtype_text(np.dtype(name))
-    except TypeError:
-        raise TypeError(
-            f"elements of type {name} have no NumPy dtype and cannot travel; send a view of them "
-            "as uint8"
-        ) from None
-
-
 def is_pygpu(x: Any) -> bool:
     return hasattr(x, "gpudata") and hasattr(x, "context") and hasattr(x, "offset")
 
@@ -238,13 +189,8 @@ def _from_interface(x: Any, interface: dict[str, Any], device_of: DeviceOf) -> D
     if text[1] == "V" or itemsize == 2:
         text = _special_dtype(x, interface, text)
     pointer, readonly = interface["data"]
-    library = type(x).__module__.partition(".")[0]
-    if 0 in shape:
-        device, pointer = -1, 0
-    elif library == "cupy":
-        device = int(x.device.id)
-    else:
-        device = device_of(pointer)
+    device, pointer = (-1, 0) if 0 in shape else (device_of(pointer), pointer)
+    stream = interface.get("stream")
     strides = interface.get("strides")
     return DeviceArray(
         pointer,
@@ -252,7 +198,7 @@ def _from_interface(x: Any, interface: dict[str, Any], device_of: DeviceOf) -> D
         text,
         itemsize,
         device,
-        _stream_of(library, interface.get("stream")),
+        None if stream is None else int(stream),
         strides is None or _in_c_order(shape, strides, itemsize),
         not readonly,
         x,
@@ -274,27 +220,6 @@ def _special_dtype(x: Any, interface: dict[str, Any], text: str) -> str:
     if text[1] == "V" and described and len(described[0]) > 1 and described[0][0]:
         return dtype_text(_FORMAT.descr_to_dtype(described))
     return text
-
-
-def _stream_of(library: str, said: int | None) -> int | None:
-    """Return the stream on which work on a library's array is in order."""
-    if said is not None:
-        return int(said)
-    cupy = sys.modules.get("cupy")
-    if library == "cupy" and cupy is not None:
-        return int(cupy.cuda.get_current_stream().ptr)
-    return None
-
-
-def current_stream(device: int) -> int:
-    """Return the current stream of a library that has been imported, else the default one."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
-        return _torch_stream(torch, device)
-    cupy = sys.modules.get("cupy")
-    if cupy is not None:
-        return int(cupy.cuda.get_current_stream().ptr)
-    return 0
 
 
 class _Tensor(ctypes.Structure):
@@ -359,28 +284,17 @@ def _from_dlpack(x: Any, stream: int) -> DeviceArray:
 def maker(like: Any) -> Callable[[Shape, str], Any]:
     """Return what makes arrays of the library that ``like`` is of, on the same device.
 
-    It takes a shape and a dtype as text, which is that of ``like``. Other libraries take part by
-    a method ``new_empty(shape, dtype)``, as PyTorch's tensors have one.
+    It takes a shape and a dtype as text, which is that of ``like``. Libraries take part by a method
+    ``new_empty(shape)``, as PyTorch's tensors have one.
 
     Raises:
         TypeError: it is not known how.
     """
-    torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
-    if torch is not None and isinstance(like, torch.Tensor):
-        return lambda shape, _: torch.empty(shape, dtype=like.dtype, device=like.device)
     if is_pygpu(like):
         empty = sys.modules["pygpu"].empty
         return lambda shape, dtype: empty(shape, dtype=text_dtype(dtype), context=like.context)
-    if cupy is not None and isinstance(like, cupy.ndarray):
-
-        def make(shape: Shape, _: str) -> Any:
-            with like.device:
-                return cupy.empty(shape, like.dtype)
-
-        return make
     if hasattr(like, "new_empty"):
-        made: Callable[[Shape, str], Any] = like.new_empty
-        return made
+        return lambda shape, _: like.new_empty(shape)
     raise TypeError(
         f"a result like {type(like).__name__} cannot be made here; "
         "give out=, a device array that receives it"

@@ -4,31 +4,26 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
 from synk_comm._backends.nccl.arrays import (
     DeviceArray,
     check_usable,
-    current_stream,
     is_device_array,
     maker,
     resolve,
 )
-from synk_comm._collectives.nonblocking import Nonblocking
 from synk_comm._collectives.objects import ObjectMoves
 from synk_comm._collectives.rounds import RoundCommunicator
 from synk_comm._core.guard import Guard
-from synk_comm._core.ops import Array
+from synk_comm.abc import Request
 from synk_comm.cuda import Driver
 from synk_comm.exceptions import CommError
 
 from .link import Link
 from .partitioned import Aside
-
-if TYPE_CHECKING:
-    from numpy.typing import DTypeLike
 
 _STOP_S = 1.0
 """Seconds that a failed call waits for NCCL's kernels to stop."""
@@ -87,7 +82,7 @@ class _DeviceGuard(Guard):
         self._fabric.abort(f"{type(exc).__name__}: {exc}")
 
 
-class NcclBase(ObjectMoves, Nonblocking):
+class NcclBase(ObjectMoves):
     """One rank's host communicator and NCCL link, without the collectives on device arrays."""
 
     def __init__(self, host: RoundCommunicator, link: Link, settings: NcclSettings) -> None:
@@ -197,7 +192,7 @@ class NcclBase(ObjectMoves, Nonblocking):
                 f"the arrays of this call come about on different CUDA streams {sorted(named)}; "
                 "let one wait for the other, and name it when the communicator is made: stream="
             )
-        return named.pop() if named else current_stream(self.device)
+        return named.pop() if named else 0
 
     def _made(self, like: Any, shape: tuple[int, ...], dtype: str) -> tuple[Any, DeviceArray]:
         """Make an array for a result; return it, and where it lies."""
@@ -215,23 +210,36 @@ class NcclBase(ObjectMoves, Nonblocking):
             finally:
                 driver.free_on(stream, pointer)
 
-    # -- what needs no device -------------------------------------------------------------
+    # -- calls ----------------------------------------------------------------------------
 
     def barrier(self, *, timeout_s: float | None = None) -> None:
         self._host.barrier(timeout_s=timeout_s)
 
+    def _call(
+        self, kind: str, x: Any, out: Any, timeout_s: float | None, *_: Any, **how: Any
+    ) -> Any:
+        """Make a collective: ``_all_reduce`` and its like on devices, else the host's."""
+        if not on_device(x, out):
+            return self._host._call(kind, x, out, timeout_s, **how)
+        return getattr(self, f"_{kind}")(x, out, self._steps.deadline(timeout_s), **how)
+
+    def _begin(self, kind: str, x: Any = None, out: Any = None, **how: Any) -> Request:
+        for array in (x, out):
+            _refuse_device(array, f"i{kind}", kind)
+        return self._host._begin(kind, x, out, **how)
+
+    def isend(self, x: Any, dest: int, *, tag: int = 0) -> Request:
+        """Begin to send an array in host memory; see the contract."""
+        _refuse_device(x, "isend", "send")
+        return self._host.isend(x, dest, tag=tag)
+
+    def irecv(self, source: int, *, tag: int = 0, out: Any = None) -> Request:
+        """Begin to receive an array in host memory; see the contract."""
+        _refuse_device(out, "irecv", "recv")
+        return self._host.irecv(source, tag=tag, out=out)
+
     def decline(self, reason: str, *, timeout_s: float | None = None) -> dict[int, str]:
         return self._host.decline(reason, timeout_s=timeout_s)
-
-    def empty(
-        self,
-        shape: int | Sequence[int],
-        dtype: DTypeLike = float,
-        *,
-        timeout_s: float | None = None,
-    ) -> Array:
-        """Make a symmetric array in *host* memory; device arrays need no preparation."""
-        return self._host.empty(shape, dtype, timeout_s=timeout_s)
 
 
 def on_device(*arguments: Any) -> bool:
@@ -244,3 +252,11 @@ def on_device(*arguments: Any) -> bool:
         elif argument is not None:
             return not isinstance(argument, np.ndarray) and is_device_array(argument)
     return False
+
+
+def _refuse_device(x: Any, call: str, instead: str) -> None:
+    if on_device(x):
+        raise TypeError(
+            f"{call} takes arrays in host memory; of a device array use {instead}(), which "
+            "returns while the GPU is at work"
+        )

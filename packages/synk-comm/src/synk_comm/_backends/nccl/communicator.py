@@ -9,8 +9,9 @@ What holds for device arrays, beyond the contract of ``abc.py`` and in places in
 
 * **Streams.** A call enqueues its work on a CUDA stream and returns without waiting for it, as
   NCCL and all libraries of device arrays do. Results are there for what is enqueued on this
-  stream later. It is the stream given as ``stream=``, else the one that the arrays name, else the
-  current one of PyTorch or CuPy if these have been imported, else the default stream.
+  stream later. It is the stream given as ``stream=``, else the one that the arrays name (CuPy's
+  do), else the default stream: PyTorch's tensors name none, so under ``torch.cuda.stream(s)`` give
+  ``stream=s.cuda_stream``.
 * **Errors.** A mismatch, a bad argument, a peer that is missing when the call is entered, an
   abort: all are raised by the call, as the contract says; and so is what happens while the call
   is inside NCCL, as the first one is until all ranks are connected. A peer that dies later, while
@@ -37,7 +38,7 @@ import time
 from typing import Any
 
 from synk_comm._collectives.rounds import RoundCommunicator
-from synk_comm.abc import Communicator, Request
+from synk_comm.abc import Communicator
 from synk_comm.cuda import Driver
 from synk_comm.exceptions import CommError, MismatchError
 
@@ -103,22 +104,6 @@ class NcclCommunicator(NcclReductions, NcclMoves):
             self._link.run(self._exchange([], [(source, target)], stream), stream, deadline)
         return out
 
-    def isend(self, x: Any, dest: int, *, tag: int = 0) -> Request:
-        """Begin to send an array in host memory; see the contract."""
-        _refuse_device(x, "isend", "send")
-        return self._host.isend(x, dest, tag=tag)
-
-    def irecv(self, source: int, *, tag: int = 0, out: Any = None) -> Request:
-        """Begin to receive an array in host memory; see the contract."""
-        _refuse_device(out, "irecv", "recv")
-        return self._host.irecv(source, tag=tag, out=out)
-
-    def _begin(self, kind: str, prepare: Any, *arrays: Any) -> Request:
-        """Begin a collective on arrays in host memory; see the contract."""
-        for x in arrays:
-            _refuse_device(x, f"i{kind}", kind)
-        return self._host._begin(kind, prepare)
-
     # -- groups ---------------------------------------------------------------------------
 
     def split(
@@ -178,14 +163,6 @@ def nccl(
     why = f"nccl over {getattr(comm, 'why', '') or comm.backend}"
     limit = comm.timeout_s if timeout_s is None else timeout_s
     return _wrap(comm, NcclSettings(stream, device, load, why), limit)
-
-
-def _refuse_device(x: Any, call: str, instead: str) -> None:
-    if on_device(x):
-        raise TypeError(
-            f"{call} takes arrays in host memory; of a device array use {instead}(), which "
-            "returns while the GPU is at work"
-        )
 
 
 def why_no_nccl() -> str:

@@ -9,19 +9,16 @@ from synk_comm._backends.nccl.arrays import DeviceArray, maker
 from synk_comm._core.calls import ON_DEVICES, CollectiveCall, Kind, received
 
 from . import terms
-from .base import NcclBase, on_device
+from .base import NcclBase
 from .terms import UINT8
 
 _Calls = list[tuple[Any, ...]]
 
 
 class NcclMoves(NcclBase):
-    """Movement between all ranks, on devices or through the host communicator."""
+    """Movement between all ranks, on devices."""
 
-    def broadcast(self, x: Any, root: int = 0, *, timeout_s: float | None = None) -> Any:
-        if not on_device(x):
-            return self._host.broadcast(x, root, timeout_s=timeout_s)
-        deadline = self._steps.deadline(timeout_s)
+    def _broadcast(self, x: Any, out: None, deadline: float, root: int) -> Any:  # noqa: ARG002
         root = self._steps.check_rank(root, "root")
         arrays = self._several(x, "x", written=self.rank != root)
         stream = self._stream_for(arrays)
@@ -43,22 +40,13 @@ class NcclMoves(NcclBase):
         start = (source, target.pointer, target.nbytes, UINT8, root)
         return (self._link.binding.broadcast, *start, self._link.handle, stream)
 
-    def gather(
-        self, x: Any, root: int = 0, *, out: Any = None, timeout_s: float | None = None
-    ) -> Any:
-        if not on_device(x, out):
-            return self._host.gather(x, root, out=out, timeout_s=timeout_s)
-        return self._collect("gather", x, self._steps.check_rank(root, "root"), out, timeout_s)
+    def _gather(self, x: Any, out: Any, deadline: float, root: int) -> Any:
+        return self._collect("gather", x, self._steps.check_rank(root, "root"), out, deadline)
 
-    def all_gather(self, x: Any, *, out: Any = None, timeout_s: float | None = None) -> Any:
-        if not on_device(x, out):
-            return self._host.all_gather(x, out=out, timeout_s=timeout_s)
-        return self._collect("all_gather", x, None, out, timeout_s)
+    def _all_gather(self, x: Any, out: Any, deadline: float) -> Any:
+        return self._collect("all_gather", x, None, out, deadline)
 
-    def _collect(
-        self, kind: str, x: Any, root: int | None, out: Any, timeout_s: float | None
-    ) -> Any:
-        deadline = self._steps.deadline(timeout_s)
+    def _collect(self, kind: str, x: Any, root: int | None, out: Any, deadline: float) -> Any:
         many = isinstance(x, (list, tuple))
         given = [] if x is None else self._several(x, "x")
         receives = root is None or root == self.rank
@@ -180,12 +168,7 @@ class NcclMoves(NcclBase):
                     calls.append((function, *start, link.handle, stream))
         return calls
 
-    def scatter(
-        self, xs: Any, root: int = 0, *, out: Any = None, timeout_s: float | None = None
-    ) -> Any:
-        if not on_device(xs, out):
-            return self._host.scatter(xs, root, out=out, timeout_s=timeout_s)
-        deadline = self._steps.deadline(timeout_s)
+    def _scatter(self, xs: Any, out: Any, deadline: float, root: int) -> Any:
         root = self._steps.check_rank(root, "root")
         self._steps.check_only_root("scatter", xs, root)
         if self.rank == root and xs is None:
@@ -212,10 +195,7 @@ class NcclMoves(NcclBase):
             self._link.run(self._exchange(sends, [(root, target)], stream), stream, deadline)
         return out
 
-    def all_to_all(self, xs: Any, *, out: Any = None, timeout_s: float | None = None) -> Any:
-        if not on_device(xs, out):
-            return self._host.all_to_all(xs, out=out, timeout_s=timeout_s)
-        deadline = self._steps.deadline(timeout_s)
+    def _all_to_all(self, xs: Any, out: Any, deadline: float) -> Any:
         given = self._per_rank(xs, "xs")
         _check_one_dtype(given, "all_to_all")
         places = None

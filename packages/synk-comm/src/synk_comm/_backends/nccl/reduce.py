@@ -13,7 +13,7 @@ from synk_comm._core.calls import ON_DEVICES, CollectiveCall
 from synk_comm._core.ops import ReduceOp, check_weight
 
 from . import terms
-from .base import NcclBase, on_device
+from .base import NcclBase
 from .partitioned import Aside, Part, PartitionedReduction, check_like
 
 _Calls = list[tuple[Any, ...]]
@@ -50,7 +50,7 @@ class _Repeated(NamedTuple):
 
 
 class NcclReductions(NcclBase):
-    """Reductions, on devices or through the host communicator."""
+    """Reductions, on devices."""
 
     def all_reduce(
         self,
@@ -74,26 +74,26 @@ class NcclReductions(NcclBase):
             if calls or known.calls:
                 self._repeated[id(x), id(out)] = known._replace(said=said, calls=calls)
             return out
-        if not on_device(x, out):
-            return self._host.all_reduce(x, op, weight=weight, out=out, timeout_s=timeout_s)
-        return self._reduce("all_reduce", x, op, None, weight, out, timeout_s)
+        return self._call("all_reduce", x, out, timeout_s, op=op, weight=weight)
 
-    def reduce(
-        self,
-        x: Any,
-        op: str | ReduceOp = "sum",
-        root: int = 0,
-        *,
-        weight: float | None = None,
-        out: Any = None,
-        timeout_s: float | None = None,
+    def _all_reduce(
+        self, x: Any, out: Any, deadline: float, op: str | ReduceOp, weight: float | None
     ) -> Any:
-        if not on_device(x, out):
-            return self._host.reduce(x, op, root, weight=weight, out=out, timeout_s=timeout_s)
-        root = self._steps.check_rank(root, "root")
-        return self._reduce("reduce", x, op, root, weight, out, timeout_s)
+        return self._combined("all_reduce", x, op, None, weight, out, deadline)
 
     def _reduce(
+        self,
+        x: Any,
+        out: Any,
+        deadline: float,
+        op: str | ReduceOp,
+        root: int,
+        weight: float | None,
+    ) -> Any:
+        root = self._steps.check_rank(root, "root")
+        return self._combined("reduce", x, op, root, weight, out, deadline)
+
+    def _combined(
         self,
         kind: str,
         x: Any,
@@ -101,9 +101,8 @@ class NcclReductions(NcclBase):
         root: int | None,
         weight: float | None,
         out: Any,
-        timeout_s: float | None,
+        deadline: float,
     ) -> Any:
-        deadline = self._steps.deadline(timeout_s)
         asked = op, weight
         op = ReduceOp.parse(op)
         weight = check_weight(weight, op)
@@ -275,18 +274,9 @@ class NcclReductions(NcclBase):
                     driver.copy_on(stream, target.pointer, source.pointer, source.nbytes)
         self._link.run([], stream, 0.0)
 
-    def reduce_scatter(
-        self,
-        x: Any,
-        op: str | ReduceOp = "sum",
-        *,
-        weight: float | None = None,
-        out: Any = None,
-        timeout_s: float | None = None,
+    def _reduce_scatter(
+        self, x: Any, out: Any, deadline: float, op: str | ReduceOp, weight: float | None
     ) -> Any:
-        if not on_device(x, out):
-            return self._host.reduce_scatter(x, op, weight=weight, out=out, timeout_s=timeout_s)
-        deadline = self._steps.deadline(timeout_s)
         op = ReduceOp.parse(op)
         weight = check_weight(weight, op)
         if not weight:

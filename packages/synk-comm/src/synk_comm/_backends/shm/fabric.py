@@ -15,25 +15,38 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
-from typing import Any, Callable
+from typing import Callable
 
-from synk_comm._core.calls import HEAD_BYTES, Kind
+from synk_comm._core.calls import HEAD_BYTES
 from synk_comm._core.fabric import (
-    Entrance,
     Fabric,
     RepeatedCall,
     Share,
     Shortcut,
     Watch,
     describe,
+    moving,
     said,
 )
 from synk_comm._core.ops import Array
 from synk_comm._system.futex import memory_fence
 from synk_comm.exceptions import CommError
 
-from . import post, shortcuts
-from .block import BARE, EXTRA, HEADED, LENGTH, POSTED, ROUND, Block, Layout, packed, signature
+from . import shortcuts
+from .block import (
+    BARE,
+    EXTRA,
+    HEADED,
+    LENGTH,
+    POSTED,
+    PUSHED,
+    ROUND,
+    TAKEN,
+    Block,
+    Layout,
+    packed,
+    signature,
+)
 from .channels import Channels
 from .heap import Blocks, Heap
 from .states import PeerStates
@@ -70,9 +83,7 @@ class ShmFabric(Fabric):
         self.fence = memory_fence()
         self.waiter = Waiter(self._block, rank)
         self._states = PeerStates(self._block, rank, self.waiter, self.fence)
-        self._channels = Channels(
-            self._block, rank, self.waiter, self.fence, self._check, self._states.failure
-        )
+        self._channels = Channels(self._block, rank, self.waiter, self.fence)
         self.words = self._block.words
         self.me = layout.control(rank) // 8 + POSTED
         self.peers = [(r, layout.control(r) // 8 + POSTED) for r in range(size) if r != rank]
@@ -161,20 +172,16 @@ class ShmFabric(Fabric):
         def late() -> list[int]:
             return [rank for rank, index in self.peers if not here(self.words[index])]
 
-        def check(began: float) -> float:
-            return self._check(late, began, deadline, "")
+        def check(began: float) -> None:
+            self._check(late, began, deadline, "")
 
         self.waiter.until(page, here, check, deadline)
         return self.words[page] == posted
 
     def _check(
         self, late: Callable[[], Collection[int]], began: float, deadline: float, doing: str
-    ) -> float:
-        """Raise what ends a wait, unless everybody has come meanwhile.
-
-        Returns:
-            The seconds until the next check.
-        """
+    ) -> None:
+        """Raise what ends a wait, unless everybody has come meanwhile."""
         self.look()
         missing = list(late())
         failure = self.gone(missing)
@@ -184,7 +191,6 @@ class ShmFabric(Fabric):
             if missing:
                 doing = doing or f"call #{self._turn_of(self.rank)}, {said(self._own_head())}"
                 raise failure or self.timeout(missing, now - began, doing)
-        return self.slice_s
 
     def all_said(self, head: bytes) -> bool:
         return self._agreed or all(said == head for said in self.heads())
@@ -231,53 +237,28 @@ class ShmFabric(Fabric):
 
     # -- pieces ---------------------------------------------------------------------------
 
+    @property
+    def pieces(self) -> Channels:
+        return self._channels
+
     def attend(
         self, done: Callable[[], bool], rank: int, deadline: float, *, sending: bool
     ) -> None:
-        self._channels.attend(done, rank, deadline, sending=sending)
+        pair = self._layout.pair
+        # The word that the other rank changes.
+        index = pair(self.rank, rank) + TAKEN if sending else pair(rank, self.rank) + PUSHED
+        doing = moving(rank, sending)
 
-    def has_place(self, dest: int) -> bool:
-        return self._channels.has_place(dest)
+        def check(began: float) -> None:
+            self._check(lambda: [] if done() else [rank], began, deadline, doing)
 
-    def put(self, dest: int, header: bytes, data: Array) -> None:
-        self._channels.put(dest, header, data)
-
-    def has_come(self, source: int) -> bool:
-        return self._channels.has_come(source)
-
-    def piece(self, source: int) -> tuple[bytes, Array]:
-        return self._channels.piece(source)
-
-    def release(self, source: int) -> None:
-        self._channels.release(source)
-
-    def sender(
-        self, dest: int, header: bytes, kind: Kind, guard: Entrance, timeout_s: float
-    ) -> Callable[[Array], None] | None:
-        return post.sender(self._channels, dest, header, kind, guard, timeout_s)
-
-    def receiver(
-        self,
-        source: int,
-        header: bytes,
-        kind: Kind,
-        guard: Entrance,
-        timeout_s: float,
-        otherwise: Callable[[Any, float], Array],
-        is_calm: Callable[[BaseException], bool],
-    ) -> Callable[[Any], Array] | None:
-        return post.receiver(
-            self._channels, source, header, kind, guard, timeout_s, otherwise, is_calm
-        )
+        self.waiter.until(index, lambda _: done(), check, deadline)
 
     def give_way(self) -> None:
         super().give_way()
         self.waiter.give_way()
 
     # -- memory and groups ----------------------------------------------------------------
-
-    def allocate(self, nbytes: int, share: Share) -> tuple[Array, list[Array]] | None:
-        return self._heap.allocate(self.rank, self.size, nbytes, share)
 
     def split(self, groups: list[list[int]], mine: int | None, share: Share) -> Fabric | None:
         layouts = [Layout(len(group)) for group in groups]

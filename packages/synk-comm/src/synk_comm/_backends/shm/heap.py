@@ -1,4 +1,4 @@
-"""More memory for a shm group than its block: symmetric arrays, and the blocks of its splits.
+"""More memory for a shm group than its block: the blocks of its splits.
 
 It is taken at the end of the group's file. Any of the groups that live in a file may make it
 longer, so its end is moved under a lock, and the start of the new part is sent to the others.
@@ -7,18 +7,14 @@ longer, so its end is moved under a lock, and the start of the new part is sent 
 from __future__ import annotations
 
 import fcntl
-import mmap
 import os
 import sys
 import threading
 import time
 import weakref
-from typing import Callable, NamedTuple
-
-import numpy as np
+from typing import Callable
 
 from synk_comm._core.fabric import NoMemory, Share
-from synk_comm._core.ops import Array
 from synk_comm._system.memory import allocate, memory_errors
 from synk_comm.exceptions import PeerDeclined
 
@@ -30,13 +26,6 @@ _threads = threading.Lock()
 """Record locks, as ``lockf`` takes them, exclude processes, not the threads of one."""
 
 
-class _Extent(NamedTuple):
-    """A part of the file that was made for arrays: ``stride`` bytes for each rank."""
-
-    start: int
-    stride: int
-
-
 class Heap:
     """One rank's handle of the file that its group lives in."""
 
@@ -44,8 +33,6 @@ class Heap:
         self.fd = os.dup(fd)
         # Also if it is never closed, because another thread would not leave a collective.
         self._closer = weakref.finalize(self, os.close, self.fd)
-        self._extents: list[_Extent] = []
-        self._dropped: set[int] = set()  # starts of those whose array is gone here
 
     def close(self) -> None:
         """Forget the file; what is mapped stays mapped."""
@@ -54,32 +41,6 @@ class Heap:
     def write(self, start: int, data: bytes) -> None:
         """Write into the file."""
         os.pwrite(self.fd, data, start)
-
-    def allocate(
-        self, rank: int, size: int, nbytes: int, share: Share
-    ) -> tuple[Array, list[Array]]:
-        """Make ``nbytes`` for each rank; return this rank's, and all ranks' as all can reach them.
-
-        The memory is used again after the first of these has gone on all ranks.
-        """
-        stride = _rounded(max(nbytes, 1))
-        dropped = set.intersection(*map(set, share(sorted(self._dropped))))
-        again = [s for s in self._extents if s.start in dropped and s.stride >= stride]
-        if again:
-            extent = min(again, key=lambda s: (s.stride, s.start))
-            self._dropped.discard(extent.start)
-        else:
-            length = stride * size
-            (start,) = self.agree_on(lambda: [self.extend(length)], rank, share)
-            extent = _Extent(start, stride)
-            self._extents.append(extent)
-        with memory_errors(extent.stride * size):
-            memory = mmap.mmap(self.fd, extent.stride * size, offset=extent.start)
-        twins = [np.frombuffer(memory, np.uint8, nbytes, r * extent.stride) for r in range(size)]
-        own = np.frombuffer(memory, np.uint8, nbytes, rank * extent.stride)
-        # The set, not this object: an array may outlive its communicator.
-        weakref.finalize(own, self._dropped.add, extent.start).atexit = False
-        return own, twins
 
     @staticmethod
     def agree_on(make: Callable[[], list[int]], rank: int, share: Share) -> list[int]:

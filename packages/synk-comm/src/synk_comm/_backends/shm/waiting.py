@@ -10,6 +10,7 @@ import os
 import time
 from typing import Callable
 
+from synk_comm._core.fabric import SLICE_S
 from synk_comm._system.futex import Futex
 
 from .block import ALERT, Block
@@ -49,7 +50,7 @@ class Waiter:
         self,
         index: int,
         here: Callable[[int], bool],
-        check: Callable[[float], float],
+        check: Callable[[float], None],
         deadline: float,
     ) -> None:
         """Wait until a word is as it should be.
@@ -57,8 +58,8 @@ class Waiter:
         Args:
             index: of the word.
             here: returns whether its value is right.
-            check: raises what ends the wait, else returns how long the next slice of sleep may be;
-                called between the slices with the time when the wait began.
+            check: raises what ends the wait; called between the slices of sleep with the time when
+                the wait began.
             deadline: shortens the last slice; it is for ``check`` to raise.
         """
         words = self._block.words
@@ -72,12 +73,12 @@ class Waiter:
             if yields >= _YIELDS_CROWDED if self._crowded else waited > _YIELD_S:
                 break
         while not here(words[index]):
-            slice_s = check(began)
+            check(began)
             self._block.bytes[self._sleeping] = 1
             try:
                 seen = words[index]
                 if not here(seen):
-                    slice_s = min(slice_s, max(deadline - time.monotonic(), 1e-4))
+                    slice_s = min(SLICE_S, max(deadline - time.monotonic(), 1e-4))
                     self._futex.wait(self._block.word_address(index), seen, slice_s)
             finally:
                 self._block.bytes[self._sleeping] = 0

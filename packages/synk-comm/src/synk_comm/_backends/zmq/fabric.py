@@ -29,19 +29,21 @@ import zmq
 from synk_comm._core.fabric import (
     SLICE_S,
     Fabric,
+    Pieces,
     Watch,
     aborted,
     again,
     describe,
     lost,
     moving,
+    part_of,
     said,
 )
 from synk_comm._core.ops import Array
 from synk_comm._system.folder import SocketFolder
 from synk_comm.exceptions import AbortedError, CommError, JoinError
 
-from .peer import NOTHING, Message, Peer, derived, shut
+from .peer import Message, Peer, derived, shut
 
 _HELLO, _ROUND, _PIECE, _TAKEN, _ABORT, _LOST, _CLOSE = b"H", b"R", b"M", b"T", b"A", b"L", b"C"
 _FRAME = 1 << 20
@@ -229,12 +231,7 @@ class ZmqFabric(Fabric):
         if rank == self.rank:
             return self._slots[self._seq & 1][start:stop]
         current = self._peers[rank].current
-        for offset, data in zip(current.offsets, current.data):
-            if offset <= start and stop <= offset + data.nbytes:
-                return data[start - offset : stop - offset]
-        if start == stop:
-            return NOTHING
-        raise lost(rank, f"it did not send bytes {start} to {stop}, which belong to its call")
+        return part_of(zip(current.offsets, current.data), rank, start, stop)
 
     def attend(
         self, done: Callable[[], bool], rank: int, deadline: float, *, sending: bool
@@ -243,6 +240,10 @@ class ZmqFabric(Fabric):
             self._enter()
             peers = [self._peers[rank]]
             self._wait(lambda _: not done(), peers, deadline, moving(rank, sending))
+
+    @property
+    def pieces(self) -> Pieces:
+        return self
 
     def has_place(self, dest: int) -> bool:
         """Return whether not too many pieces are on the way to another rank."""
@@ -295,10 +296,10 @@ class ZmqFabric(Fabric):
             if now >= deadline:
                 doing = doing or f"call #{self._turn}, {said(self._latest)}"
                 raise self.timeout([peer.rank for peer in late], now - began, doing)
-            if now - looked >= self.slice_s or looked == began:
+            if now - looked >= SLICE_S or looked == began:
                 looked = now
                 self.look()
-            slice_s = min(self.slice_s, deadline - now)
+            slice_s = min(SLICE_S, deadline - now)
             self._listen(max(1, int(1000 * slice_s)))
 
     def _listen(self, timeout_ms: int) -> None:

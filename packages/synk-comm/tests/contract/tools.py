@@ -1,7 +1,5 @@
 """What the checks of the contract share: data that every rank can make for all, and comparisons."""
 
-# ruff: noqa: S101 - asserts are how a test speaks
-
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence

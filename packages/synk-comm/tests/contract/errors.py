@@ -1,6 +1,6 @@
 """Checks of mistakes: calls that differ between ranks, are wrong by themselves, or declined."""
 
-# ruff: noqa: S101, PT017 - asserts are how a test speaks
+# ruff: noqa: PT017 - what is raised is looked at
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from synk_comm.abc import Communicator
 from synk_comm.exceptions import CommError, MismatchError, PeerDeclined
 
-from ._checks_tools import Check, equal, raises
+from .tools import Check, equal, raises
 
 
 def _disagreements(comm: Communicator) -> list[Callable[[], Any]]:
@@ -29,32 +29,22 @@ def _disagreements(comm: Communicator) -> list[Callable[[], Any]]:
 
     return [
         lambda: comm.all_reduce(y if odd else x),
-        lambda: comm.all_reduce(x[None] if odd else x),
         lambda: comm.all_reduce(i if odd else x),
         lambda: comm.all_reduce(x.astype(">f4") if odd else x),
         lambda: comm.all_reduce(x, "max" if odd else "sum"),
-        lambda: comm.all_reduce(x, "avg" if odd else "sum"),
         lambda: comm.all_reduce([x] if odd else x),
-        lambda: comm.all_reduce([x, x] if odd else [x]),
-        lambda: comm.all_reduce([x, i] if odd else [x, x]),
         lambda: comm.all_reduce([x, y] if odd else [x, x]),
-        lambda: comm.all_reduce([x, y] if odd else [y, x]),
         lambda: comm.all_reduce(big if odd else x),
-        lambda: comm.all_reduce([big, x] if odd else [x, big]),
         lambda: comm.all_reduce(None, out=np.zeros(3, "f4")) if odd else comm.all_reduce(x),
         lambda: comm.barrier() if odd else comm.all_reduce(x),
         lambda: comm.reduce(x) if odd else comm.all_reduce(x),
         lambda: comm.reduce(x, root=int(odd)),
-        lambda: comm.reduce(y if odd else x),
         lambda: comm.reduce_scatter(np.ones(2 * size if odd else size)),
-        lambda: comm.reduce_scatter(np.ones(size, "f4" if odd else "f8")),
         lambda: comm.reduce_scatter([x] * size if odd else np.ones((size, 4), "f4")),
         lambda: comm.reduce_scatter([y if odd else x] * size),
-        lambda: comm.reduce_scatter([x] * size, "min" if odd else "max"),
         lambda: comm.broadcast(np.zeros(5) if odd else np.zeros(4)),
         lambda: comm.broadcast(np.zeros(4, "f4") if odd else np.zeros(4)),
         lambda: comm.broadcast(np.zeros(4), int(odd)),
-        lambda: comm.broadcast([x] if odd else [x, x]),
         lambda: comm.broadcast([x] if odd else x),
         # Who gives None agrees with every root, but not with every call, and hides no other rank.
         lambda: comm.broadcast(x if rank == int(odd) else None, int(odd)),
@@ -62,28 +52,18 @@ def _disagreements(comm: Communicator) -> list[Callable[[], Any]]:
         lambda: comm.broadcast(y if odd else x if rank == 0 else None),
         lambda: comm.gather(np.zeros((1, 4)) if odd else np.zeros(4)),
         lambda: comm.gather(x, int(odd)),
-        lambda: comm.gather([x, x] if odd else [x]),
         lambda: comm.all_gather(np.zeros(4, "f4") if odd else np.zeros(4)),
-        lambda: comm.all_gather([x, i] if odd else [x, x]),
         lambda: comm.all_gather(None if odd else x, out=wrong if odd else None),
-        lambda: comm.gather(None if odd else x, size - 1, out=wrong if odd else None),
         lambda: comm.all_gather(x, out=rows("f4", 3) if odd else None),
         lambda: comm.all_gather(x, out=rows("f4", 3 if odd else 4)),
-        lambda: comm.gather(x, size - 1, out=rows("i4", 4)),
         lambda: comm.all_gather(x, out=[None, *rows("f4", 4)[1:]] if odd else rows("f4", 4)),
         lambda: comm.all_gather(None if odd else x, out=np.zeros((size, 4), "f4")),
         lambda: comm.scatter([x] * size if rank == int(odd) else None, int(odd)),
         lambda: comm.scatter([x] * size if rank == 0 else None, out=y.copy() if odd else None),
-        lambda: comm.scatter([x] * size if rank == 0 else None, out=i.copy() if odd else None),
         lambda: comm.all_to_all([i if odd else x] * size),
         lambda: comm.all_to_all([x] * size, out=wrong if odd else None),
         lambda: comm.all_gather_object(1) if odd else comm.gather_object(1),
-        lambda: comm.broadcast_object(1, int(odd)),
         lambda: comm.all_to_all_object([1] * size) if odd else comm.all_to_all([x] * size),
-        lambda: comm.scatter_object([1] * size if rank == int(odd) else None, int(odd)),
-        lambda: comm.empty(4 if odd else 3),
-        lambda: comm.empty(4, "f4" if odd else "f8"),
-        lambda: comm.split(0) if odd else comm.empty(4),
         lambda: comm.split(0) if odd else comm.barrier(),
     ]
 
@@ -157,7 +137,6 @@ def _calls(comm: Communicator, x: Any) -> list[Callable[[], Any]]:
         lambda: comm.all_gather_object("said"),
         lambda: comm.scatter_object([1] * size if first else None),
         lambda: comm.all_to_all_object([1] * size),
-        lambda: comm.empty(3),
         lambda: comm.split(0),
     ]
 
@@ -205,7 +184,6 @@ def check_bad_arguments(comm: Communicator) -> None:
     x = np.ones(3)
     fixed = np.ones(3)
     fixed.flags.writeable = False
-    short = x.astype("f4")
     mixed = [x] * (size - 1) + [np.ones(3, "i4")]
     nothing: Any = None
     record: Any = {"loss": 1.0}
@@ -213,37 +191,25 @@ def check_bad_arguments(comm: Communicator) -> None:
         (ValueError, "unknown reduce op", lambda: comm.all_reduce(x, "mean")),
         (ValueError, "unknown reduce op", lambda: comm.reduce(x, nothing)),
         (ValueError, "root must be", lambda: comm.broadcast(x, size)),
-        (ValueError, "root must be", lambda: comm.gather(x, -1)),
-        (ValueError, "root must be", lambda: comm.reduce(x, root=size)),
         (ValueError, "root must be", lambda: comm.scatter(None, -1)),
         (ValueError, "root must be", lambda: comm.broadcast_object(1, size)),
-        (ValueError, "root must be", lambda: comm.gather_object(1, size)),
-        (ValueError, "root must be", lambda: comm.scatter_object(None, size)),
         (TypeError, "", lambda: comm.gather(x, "0")),  # type: ignore[arg-type]
         (TypeError, "cannot average", lambda: comm.all_reduce(np.ones(3, int), "avg")),
-        (TypeError, "cannot average", lambda: comm.all_reduce([x, np.ones(3, int)], "avg")),
         (TypeError, "cannot average", lambda: comm.reduce_scatter(np.ones(size, int), "avg")),
         (TypeError, "numeric", lambda: comm.all_reduce(np.array(["a"]))),
-        (TypeError, "numeric", lambda: comm.all_reduce(np.zeros(2, "M8[s]"))),
         (TypeError, "numeric", lambda: comm.reduce(np.zeros(2, "i4,f4"))),
         (TypeError, "of a dict give list(d.values())", lambda: comm.all_reduce(record)),
-        (TypeError, "got a dict, expected an array", lambda: comm.reduce_scatter(record)),
-        (TypeError, "got a dict, expected an array", lambda: comm.gather(record)),
         (TypeError, "got a dict, expected an array", lambda: comm.send(record, rank)),
         (TypeError, "got a dict, expected an array", lambda: comm.all_to_all([record] * size)),
         (TypeError, "objects", lambda: comm.all_gather(np.array([None]))),
         (TypeError, "objects", lambda: comm.broadcast(np.zeros(2, [("a", "O")]))),
         (TypeError, "objects", lambda: comm.send(np.array([None]), rank)),
-        (TypeError, "objects", lambda: comm.all_to_all([np.array([None])] * size)),
         (ValueError, "out must be like", lambda: comm.all_reduce(x, out=np.zeros(4))),
-        (ValueError, "out must be like", lambda: comm.all_reduce(x, out=np.zeros(3, "f4"))),
         (ValueError, "out must be like", lambda: comm.reduce(x, root=rank, out=np.zeros(4))),
         (ValueError, "out must be", lambda: comm.all_reduce([x, x], out=[x])),
-        (ValueError, "out must be", lambda: comm.all_reduce([x, x], out=[x, short])),
         (ValueError, "out must be", lambda: comm.all_reduce([x, x], out=x)),
         (TypeError, "ndarray", lambda: comm.all_reduce([x, x], out=[x, None])),
         (ValueError, "writeable", lambda: comm.all_reduce(x, out=fixed)),
-        (ValueError, "writeable", lambda: comm.all_reduce([x], out=[fixed])),
         (ValueError, "writeable", lambda: comm.recv(rank, out=fixed)),
         (ValueError, "writeable", lambda: comm.all_gather(x, out=[fixed] * size)),
         (TypeError, "ndarray", lambda: comm.all_reduce(x, out=[0, 0, 0])),
@@ -261,26 +227,19 @@ def check_bad_arguments(comm: Communicator) -> None:
         (ValueError, "only meaningful", lambda: comm.reduce_scatter([x] * size, weight=2.0)),
         (ValueError, "not negative", lambda: comm.all_reduce(x, "avg", weight=-1.0)),
         (ValueError, "finite", lambda: comm.all_reduce(x, "avg", weight=float("nan"))),
-        (ValueError, "finite", lambda: comm.all_reduce(x, "avg", weight=float("inf"))),
         (ValueError, "positive", lambda: comm.reduce_scatter([x] * size, "avg", weight=0.0)),
         (ValueError, "multiple", lambda: comm.reduce_scatter(1.0)),  # type: ignore[arg-type]
         (ValueError, f"{size}", lambda: comm.reduce_scatter([x] * (size + 1))),
         (ValueError, "like x", lambda: comm.reduce_scatter([x] * size, out=np.zeros(4))),
         (ValueError, "timeout_s", lambda: comm.barrier(timeout_s=0)),
-        (ValueError, "timeout_s", lambda: comm.all_reduce(x, timeout_s=-1.0)),
         (ValueError, "timeout_s", lambda: comm.recv(rank, timeout_s=0)),
         (ValueError, "timeout_s", lambda: comm.split(0, timeout_s=0)),
         (TypeError, "ndarray", lambda: comm.broadcast([1, 2])),  # type: ignore[list-item]
-        (TypeError, "ndarray", lambda: comm.broadcast([x, 2])),  # type: ignore[list-item]
         (ValueError, f"list of {size}", lambda: comm.scatter([x] * 9, rank)),
-        (ValueError, f"list of {size}", lambda: comm.scatter(None, rank)),
         (ValueError, f"list of {size}", lambda: comm.scatter_object([1] * 9, rank)),
         (ValueError, f"list of {size}", lambda: comm.all_to_all([x] * 9)),
-        (ValueError, f"list of {size}", lambda: comm.all_to_all_object([1] * 9)),
         (ValueError, "dest must be", lambda: comm.send(x, size)),
         (ValueError, "source must be", lambda: comm.recv(-1)),
-        (ValueError, "dest must be", lambda: comm.send_object(1, -1)),
-        (ValueError, "source must be", lambda: comm.recv_object(size)),
     ]
     for number, (kind, text, call) in enumerate(bad):
         error = raises(kind, text, call)

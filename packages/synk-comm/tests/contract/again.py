@@ -1,0 +1,240 @@
+"""Checks of calls that are made again and again: what a transport learns must not change them."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Sequence
+
+import numpy as np
+
+from synk_comm.abc import Communicator
+from synk_comm.exceptions import MismatchError, PeerDeclined
+
+from .tools import (
+    ANYTHING,
+    FOLDS,
+    NUMBERS,
+    Check,
+    bits,
+    data,
+    equal,
+    everywhere,
+    folded,
+    raises,
+)
+
+SHAPES: list[tuple[int, ...]] = [(), (0,), (5,), (4, 3)]
+
+
+def check_again_the_same(comm: Communicator) -> None:
+    """The first, second and hundredth call of a kind have the same result, to the last bit."""
+    for dtype in NUMBERS:
+        for shape in SHAPES:
+            rng = np.random.default_rng([comm.rank, 3])
+            x = np.asarray(rng.standard_normal(shape) * 10).astype(dtype)
+            for op in FOLDS:
+                if op == "avg" and np.dtype(dtype).kind not in "fc":
+                    continue
+                with np.errstate(all="ignore"):
+                    first = comm.all_reduce(x, op)
+                    everywhere(comm, bits(first))
+                    for _ in range(3):
+                        again = comm.all_reduce(x, op)
+                        equal(again, first)
+                        assert bits(again) == bits(first), (dtype, shape, op)
+                        assert not np.may_share_memory(again, x)
+                    (listed,) = comm.all_reduce([x], op)
+                    assert bits(listed.astype(first.dtype)) == bits(first), (dtype, shape, op)
+    for turn in range(100):
+        equal(comm.all_reduce(np.full(3, turn)), np.full(3, turn * comm.size))
+        x = np.full(3, comm.rank + turn)
+        equal(comm.broadcast(x, turn % comm.size), np.full(3, turn % comm.size + turn))
+        for rank, got in enumerate(comm.all_gather(np.array(turn + comm.rank))):
+            equal(got, np.array(turn + rank))
+        comm.barrier()
+
+
+def _all_equal(got: list[Any], expected: list[Any]) -> None:
+    assert len(got) == len(expected)
+    for array, value in zip(got, expected):
+        if value is None:
+            assert array is None
+        else:
+            equal(array, value)
+
+
+def _variants(comm: Communicator, x: np.ndarray[Any, Any], odd: bool) -> list[Callable[[], Any]]:
+    """Return what an odd rank may do while the others call all_reduce(x), after they learned it."""
+    size, reduce, gather = comm.size, lambda: comm.all_reduce(x), lambda: comm.all_gather(x)
+    broadcast: Callable[[], Any] = lambda: comm.broadcast(x.copy())  # noqa: E731
+    # What the odd rank calls, and the others.
+    differing: list[tuple[Callable[[], Any], Callable[[], Any]]] = [
+        (lambda: comm.all_reduce(x.astype("f8")), reduce),
+        (lambda: comm.all_reduce(x[1:]), reduce),
+        (lambda: comm.all_reduce(x, "max"), reduce),
+        (comm.barrier, reduce),
+        (broadcast, gather),
+        (lambda: comm.broadcast(x.copy(), 1), broadcast),
+        (lambda: comm.split(0), comm.barrier),
+    ]
+
+    def refused(acts: tuple[Callable[[], Any], Callable[[], Any]]) -> Callable[[], Any]:
+        return lambda: raises(MismatchError, f"rank {size - 1}:", acts[0] if odd else acts[1])
+
+    def declined(act: Callable[[], Any]) -> Callable[[], Any]:
+        return lambda: comm.decline("not me") if odd else raises(PeerDeclined, "not me", act)
+
+    return [
+        *map(refused, differing),
+        *map(declined, [reduce, gather, broadcast, comm.barrier]),
+        lambda: equal(
+            comm.all_reduce(None if odd else x), np.asarray(x * np.float32(size - 1), "f4")
+        ),
+        lambda: equal(
+            comm.all_reduce(None if odd else x, out=x.copy()),
+            np.asarray(x * np.float32(size - 1), "f4"),
+        ),
+        lambda: _all_equal(comm.all_gather(None if odd else x), [*[x] * (size - 1), None]),
+        lambda: _all_equal(comm.all_gather(x[1:] if odd else x), [*[x] * (size - 1), x[1:]]),
+        lambda: equal(comm.all_reduce(x, timeout_s=10.0 if odd else None), x * np.float32(size)),
+        lambda: comm.barrier(timeout_s=10.0 if odd else None),
+    ]
+
+
+def _learn(comm: Communicator, x: np.ndarray[Any, Any]) -> None:
+    for _ in range(2):
+        equal(comm.all_reduce(x), np.asarray(x * np.float32(comm.size), "f4"))
+        comm.all_reduce(x, "avg")
+        comm.all_gather(x)
+        comm.broadcast(x.copy(), 0)
+        comm.broadcast(x.copy(), 1 % comm.size)
+        comm.barrier()
+
+
+def check_again_but_not_all(comm: Communicator) -> None:
+    """One rank that does something else is noticed by all, also in the third call of a kind."""
+    if comm.size == 1:
+        return
+    odd = comm.rank == comm.size - 1
+    for length in (3, 3000, 300_000):
+        x = np.arange(length, dtype="f4") % 7
+        for variant in range(len(_variants(comm, x, odd))):
+            _learn(comm, x)
+            _variants(comm, x, odd)[variant]()
+            # ... and once more, since the odd one may have been learned too
+            _variants(comm, x, odd)[variant]()
+        _learn(comm, x)
+
+
+def check_again_with_weights(comm: Communicator) -> None:
+    """Weights may change from call to call, on some ranks or on all."""
+    size, rank = comm.size, comm.rank
+    parts = [data(r, (6,), "f8") for r in range(size)]
+    series = [[1.0] * size, [2.0] * size, [1.0 + r for r in range(size)], [2.0] * size]
+    series += [
+        [float(r == size - 1) for r in range(size)],
+        [1.0] * size,
+        [0.5] + [1.0] * (size - 1),
+    ]
+    for _ in range(3):
+        for weights in series:
+            for weight in (weights[rank], None if weights[rank] == 1.0 else weights[rank]):
+                got = comm.all_reduce(parts[rank], "avg", weight=weight)
+                exact = np.average(parts, axis=0, weights=weights)
+                np.testing.assert_allclose(got, exact, rtol=1e-14)
+        mine = np.full(6, np.nan) if rank == 0 and size > 1 else parts[rank]
+        got = comm.all_reduce(mine, "avg", weight=float(rank > 0 or size == 1))
+        np.testing.assert_allclose(got, np.mean(parts[1:] or parts, axis=0), rtol=1e-14)
+
+
+def _scalars(got: Sequence[Any], values: Sequence[Any]) -> None:
+    assert len(got) == len(values)
+    for one, value in zip(got, values):
+        assert isinstance(one, np.generic), type(one)
+        equal(one, value)
+
+
+def check_again_scalars(comm: Communicator) -> None:
+    """What is new and has no axes is a NumPy scalar, in each call of a kind; what was given is not,
+    nor what is in lists."""
+    size, rank = comm.size, comm.rank
+    for dtype in ANYTHING:
+        parts = [data(r, (), dtype) for r in range(size)]
+        rows = np.zeros(size, dtype)
+        for r, part in enumerate(parts):
+            rows[r] = part
+        for given in (parts[rank], parts[rank][()]):
+            for turn in range(3):
+                root = turn % size
+                _scalars(comm.all_gather(given), parts)
+                there = comm.gather(given, root)
+                _scalars(there or parts[:0], parts if rank == root else [])
+                dealt = comm.scatter(rows if rank == root else None, root)
+                _scalars([dealt], [parts[rank]])
+                _scalars(comm.all_to_all(np.array([parts[rank]] * size, dtype)), parts)
+                got = comm.broadcast(given if rank == root else None, root)
+                assert got is given or isinstance(got, np.generic)
+                equal(got, parts[root])
+    for dtype in ("f2", "f4", ">f8", "g"):
+        parts = [data(r, (), dtype) for r in range(size)]
+        for op in FOLDS:
+            expected = folded(parts, op)
+            for given in (parts[rank], parts[rank][()]):
+                for turn in range(3):
+                    # A scalar is of native byte order.
+                    native = expected if given is parts[rank] else expected[()]
+                    _scalars([comm.all_reduce(given, op)], [native])
+                    reduced = comm.reduce(given, op, turn % size)
+                    _scalars([] if reduced is None else [reduced], [native] * (rank == turn % size))
+                    _scalars([comm.reduce_scatter([parts[rank]] * size, op)], [expected])
+    numbers: list[Any] = [1, 2.5, 1j, True, np.float32(3)]
+    for turn in range(3):
+        for number in numbers:
+            expected = np.asarray(number) * np.asarray(size, np.asarray(number).dtype)
+            _scalars([comm.all_reduce(number, "max" if number is True else "sum")], [expected])
+            own, root = type(number)(number * (rank + 1)), turn % size
+            _scalars([comm.broadcast(own, root)], [type(number)(number * (root + 1))])
+        out, row = np.zeros(()), np.zeros(())
+        assert comm.all_reduce(1.0, out=out) is out
+        assert comm.broadcast(out) is out
+        assert comm.scatter(np.arange(1.0, size + 1) if rank == 0 else None, out=row) is row
+        equal(out, float(size))
+        equal(row, rank + 1.0)
+        arrays = [np.array(float(rank)), np.zeros(2)]
+        for _ in range(2):  # what comes back can be given again
+            arrays = comm.all_reduce(arrays, "max")
+            assert [type(array) for array in arrays] == [np.ndarray] * 2
+
+
+def check_again_with_bad_arguments(comm: Communicator) -> None:
+    """Mistakes are found, here alone, also in calls that were right before."""
+    x, fixed = np.ones(3), np.ones(3)
+    fixed.flags.writeable = False
+    room = np.zeros((comm.size, 3))
+    room.flags.writeable = False
+    for _ in range(3):
+        comm.all_reduce(x)
+        comm.all_gather(x)
+        comm.broadcast(x.copy())
+    for out in (np.zeros(4), np.zeros(3, "f4"), np.zeros(3, ">f8"), np.zeros((1, 3))):
+        raises(ValueError, "out must be like", lambda: comm.all_reduce(x, out=out))  # noqa: B023
+    raises(ValueError, "writeable", lambda: comm.all_reduce(x, out=fixed))
+    raises(ValueError, "writeable", lambda: comm.all_reduce(fixed, out=fixed))
+    raises(TypeError, "ndarray", lambda: comm.all_reduce(x, out=[1, 2, 3]))
+    raises(ValueError, "timeout_s", lambda: comm.all_reduce(x, timeout_s=0))
+    raises(ValueError, "writeable", lambda: comm.all_gather(x, out=room))
+    raises(ValueError, "", lambda: comm.all_gather(x, out=np.zeros((comm.size + 1, 3))))
+    if comm.rank:
+        raises(ValueError, "writeable", lambda: comm.broadcast(fixed))
+    comm.broadcast(fixed if comm.rank == 0 else x)
+    kind: Any = type("Kind", (np.ndarray,), {})
+    for like in (fixed, [1.0, 1.0, 1.0], x.view(kind)):
+        equal(comm.all_reduce(like), np.full(3, float(comm.size)))
+
+
+AGAIN: list[Check] = [
+    check_again_the_same,
+    check_again_scalars,
+    check_again_but_not_all,
+    check_again_with_weights,
+    check_again_with_bad_arguments,
+]

@@ -1,0 +1,117 @@
+"""All checks by theme, and how they are run: on threads of this process, or on a job's ranks.
+
+Expected values come from NumPy, on data that every rank can make for all ranks.
+"""
+
+from __future__ import annotations
+
+import traceback
+
+from synk_comm import CommError
+from synk_comm.testing import in_threads
+
+from .again import AGAIN
+from .ends import ENDS
+from .errors import ERRORS
+from .groups import GROUPS
+from .letters import LETTERS
+from .move import MOVE
+from .nonblocking import NONBLOCKING
+from .reduce import REDUCE
+from .requests import REQUESTS
+
+THEMES = {
+    "reductions": REDUCE,
+    "moves": MOVE,
+    "letters": LETTERS,
+    "requests": REQUESTS,
+    "nonblocking": NONBLOCKING,
+    "groups": GROUPS,
+    "errors": ERRORS,
+    "again": AGAIN,
+}
+"""Checks that leave the group as it was."""
+
+
+def check_all(comm):
+    """Run every check but the ends, one after the other."""
+    for checks in THEMES.values():
+        for check in checks:
+            check(comm)
+
+
+def check_theme(make_group, theme, size):
+    """Run the checks of a theme in threads; each gets the group that the last one has left.
+
+    Args:
+        make_group: ``make_group(size)`` returns communicators for threads, in rank order.
+        theme: of ``THEMES``, or ``"ends"``, each of which gets a group of its own.
+    """
+    failures = []
+    comms = make_group(size)
+    try:
+        for check in ENDS if theme == "ends" else THEMES[theme]:
+            try:
+                _in_all(comms, check)
+                if theme != "ends":
+                    assert in_threads(comms, lambda comm: comm.all_reduce(1)) == [size] * size
+                    continue
+            except Exception:
+                failures.append(f"{check.__name__}: {traceback.format_exc(limit=-4)}")
+            for comm in comms:
+                comm.close()
+            comms = make_group(size)
+    finally:
+        for comm in comms:
+            comm.close()
+    assert not failures, "\n\n".join(failures)
+
+
+def _in_all(comms, check):
+    """Run a check on all ranks; raise what went wrong first, without waiting for the others."""
+    errors = []
+
+    def run(comm):
+        try:
+            check(comm)
+        except Exception as exc:
+            errors.append(exc)
+            comm.abort(f"{check.__name__} failed")
+
+    in_threads(comms, run)
+    if errors:
+        raise errors[0]
+
+
+def check_job(make, themes):
+    """Run the checks of some themes on the ranks of a job; every rank calls this.
+
+    Args:
+        make: makes a new group of all ranks.
+
+    Returns:
+        What failed on this rank, or, if it only failed on others, where; in words.
+    """
+    failures = []
+    comm = make()
+    for theme in themes:
+        for check in ENDS if theme == "ends" else THEMES[theme]:
+            said = ""
+            try:
+                check(comm)
+            except Exception as exc:
+                said = traceback.format_exc(limit=-4)
+                comm.abort(f"{check.__name__} failed: {exc}")
+            try:
+                everyone = [said] if theme == "ends" else comm.all_gather_object(said)
+            except CommError as exc:
+                everyone = [said or f"{type(exc).__name__}: {exc}"]
+            if theme == "ends" or any(everyone):
+                comm.close()
+                comm = make()
+            if theme == "ends":
+                everyone = comm.all_gather_object(said)
+            if any(everyone):
+                failures.append(f"{theme}, {check.__name__}: {next(filter(None, everyone))}")
+    comm.close()
+    return failures
