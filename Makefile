@@ -13,9 +13,8 @@ SUITES :=
 # How long `make nightly` works at random, and how often it kills.
 SOAK_S := 3600
 TRIALS := 1000
-RECORDED := build/endurance
 
-.PHONY: help setup demo test nightly lasagne endurance reliability $(PACKAGE_TESTS) test-integration test-devices lint format bench bench-shm bench-comm bench-theano bench-gpu bench-hosts docs build clean
+.PHONY: help setup demo test nightly lasagne endurance $(PACKAGE_TESTS) test-integration test-devices lint format bench bench-shm bench-comm bench-theano bench-gpu bench-hosts docs build clean
 
 ## help: this list
 help:
@@ -30,11 +29,11 @@ setup:
 demo: setup
 	$(PY) examples/train_digits.py
 
-## test: the tests of every package, and those that cross packages, on all cores
+## test: the tests of every package with one engine, a few with the other, on all cores
 test: setup
 	@$(PY) scripts/run_tests.py $(SUITES) -- $(ARGS)
 
-## nightly: all tests whole, planted faults, SOAK_S seconds (an hour) of random work, TRIALS kills
+## nightly: all tests whole, with both engines, planted faults, SOAK_S seconds (an hour) of random work, TRIALS kills
 nightly: setup
 	@$(PY) scripts/run_tests.py --nightly --soak-s $(SOAK_S) --trials $(TRIALS) $(SUITES) -- $(ARGS)
 
@@ -45,10 +44,6 @@ lasagne: setup
 ## endurance: of these the random work and the kills, into build/endurance
 endurance: SUITES := endurance
 endurance: nightly
-
-## reliability: docs/reliability_figures.md from what build/endurance has, which is kept
-reliability: setup
-	$(PY) integration/endurance/report.py --take $(RECORDED)
 
 ## test-<package>: the tests of one package, for example test-synk-shm
 $(PACKAGE_TESTS): test-%: setup
