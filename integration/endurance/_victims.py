@@ -30,7 +30,6 @@ class Victim(Program):
 
     def __init__(self, folder: Path) -> None:
         self.temporary = folder / "tmp"
-        self.flights = folder / "flight"
         self.temporary.mkdir(exist_ok=True)
         self.descriptors: Optional[int] = None
         # Nothing is compiled but what Theano itself needs, once.
@@ -39,7 +38,6 @@ class Victim(Program):
             VICTIM,
             environment={
                 "SYNKHRONOS_USE_GPU": "0",
-                "SYNKHRONOS_FLIGHT_DIR": str(self.flights),
                 "THEANO_FLAGS": flags,
                 "TMPDIR": str(self.temporary),
             },
@@ -72,11 +70,6 @@ class Victim(Program):
             if found:
                 return found.group(1)
         return None
-
-    def record(self) -> Optional[dict[str, Any]]:
-        """Return its newest flight record; None if there is none."""
-        files = sorted(self.flights.glob("*.json"))
-        return json.loads(files[-1].read_text(encoding="utf-8")) if files else None
 
     def close(self) -> None:
         """End it, and all that it has left."""

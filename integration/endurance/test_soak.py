@@ -68,7 +68,7 @@ def grows(one: dict[str, float]) -> bool:
     return one["growth"] > one["allowed"]
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_what_goes_up_and_down_is_flat(seed: int) -> None:
     assert not any(map(grows, soak.growths(samples(seed=seed)).values()))
 
@@ -98,12 +98,6 @@ def test_the_slope_is_robust_and_that_of_the_line() -> None:
     assert soak.slope(x, y) == pytest.approx(3.0)
     y[::7] += 1e6
     assert soak.slope(x, y) == pytest.approx(3.0, rel=0.1)
-
-
-def test_a_curve_begins_at_zero_and_shows_growth() -> None:
-    assert soak.sparkline([8.0] * 3) == "███"
-    assert soak.sparkline([0.0, 4.0, 8.0]) == "▁▅█"
-    assert len(soak.sparkline(list(range(1000)), 40)) == 40
 
 
 @pytest.mark.parametrize("seconds", [[0.0], [0.0, 10.0], [0.0, 10.0, 100.0]])
