@@ -86,12 +86,6 @@ f(good)
 synk.all_reduce(s)
 result = attempt(synk.step, f.delayed(bad), synk.delayed.all_reduce(s), synk.delayed.gather(s))
 """,
-    "while the others read its result": """
-x, y = misbehaving(lambda: (time.sleep(1.5), os.kill(os.getpid(), signal.SIGKILL)))
-f = synk.function([x], [(y, "gather"), y.mean(), (y.max(), "max")])
-f(good)
-result = attempt(f, bad)
-""",
     "in the midst of many collectives": """
 synk.all_reduce(s)
 threading.Timer(0.5, os.kill, (workers()[-1], signal.SIGKILL)).start()

@@ -119,23 +119,6 @@ tell(kinds=kinds, left=left, twice=twice)
     assert told["twice"]["error"] == "AlreadyForked"
 
 
-def test_one_rank_needs_no_worker(device_set):
-    told = ended_well(
-        run_program(
-            device_set,
-            USE
-            + """
-one = {"devices": FORK["devices"][:1]} if "devices" in FORK else {**FORK, "n_parallel": 1}
-assert synk.fork(**one, verbose=False) == 1
-kind = use(1)
-tell(kind=kind, workers=len(workers()))
-""",
-        )
-    )
-    assert told["workers"] == 0
-    assert ("GpuArray" in told["kind"]) == (device_set.kind != "cpu")
-
-
 def test_a_device_that_is_not_there_is_refused_with_a_cure(device_set):
     name = {"cpu": "cuda0", "cuda": "cuda99", "opencl": "opencl9:9"}[device_set.kind]
     told = ended_well(
@@ -155,31 +138,6 @@ tell(result=result, left=len(workers()))
     assert told["result"]["error"] == "StartError", told
     assert name in told["result"]["text"] or "GPU" in told["result"]["text"], told
     assert told["left"] == 0
-
-
-def test_gpus_that_are_demanded_where_none_is_usable_are_an_error_with_a_cure(device_set):
-    if device_set.kind != "cpu":
-        pytest.skip("once is enough: no GPU is visible, whatever the set")
-    told = ended_well(
-        run_program(
-            device_set,
-            USE
-            + """
-def start():
-    synk.fork(use_gpu=True, verbose=False)
-    synk.distribute()
-result = attempt(start)
-synk.close()
-count = synk.fork(2, verbose=False)  # takes what there is
-kind = use(2)
-tell(result=result, count=count, kind=kind)
-""",
-            CUDA_VISIBLE_DEVICES="",
-        )
-    )
-    assert told["result"]["error"] == "StartError", told
-    assert re.search("doctor|install|driver|use_gpu=False", told["result"]["text"]), told
-    assert told["count"] == 2
 
 
 def test_the_master_opens_no_device_before_fork(device_set):
