@@ -1,4 +1,4 @@
-"""What a fault is, as the table tells it."""
+"""What a fault is."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ class Fault(NamedTuple):
         new: what it has with the fault.
         says: what is wrong now.
         tests: what to run after editing that file: arguments of pytest, paths from the root.
+        nightly: why it is enough that tests of nightly runs catch it; empty if those of every day
+            have to.
         known_missed: why no test catches it; empty if one has to.
     """
 
@@ -33,6 +35,7 @@ class Fault(NamedTuple):
     new: str
     says: str
     tests: tuple[str, ...]
+    nightly: str = ""
     known_missed: str = ""
 
 
@@ -44,10 +47,19 @@ def faults_of(package: str, source: str = "", test: str = "test_{}.py") -> Calla
     of another package's tests after its name and a colon.
     """
 
-    def fault(name: str, kind: str, file: str, old: str, new: str, says: str, tests: str) -> Fault:
+    def fault(
+        name: str,
+        kind: str,
+        file: str,
+        old: str,
+        new: str,
+        says: str,
+        tests: str,
+        nightly: str = "",
+    ) -> Fault:
         places = [one.rpartition(":") for one in tests.split()]
         paths = [f"packages/{other or package}/tests/{test.format(t)}" for other, _, t in places]
         place = f"packages/{package}/src/{source}{file}"
-        return Fault(name, package, kind, place, old, new, says, tuple(paths))
+        return Fault(name, package, kind, place, old, new, says, tuple(paths), nightly)
 
     return fault

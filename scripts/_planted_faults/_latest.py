@@ -1,0 +1,111 @@
+"""Faults like those that were mended last, each caught by the test that came with its repair."""
+
+from __future__ import annotations
+
+from ._fault import Fault, faults_of
+
+_of_comm = faults_of("synk-comm", "synk_comm/")
+_of_core = faults_of("synk-core", "synk_core/")
+_of_extensions = faults_of("synk-extensions", "synkhronos/extensions/")
+
+LATEST: tuple[Fault, ...] = (
+    _of_comm(
+        "comm-ranks-below-ranks",
+        "refusals",
+        "starting.py",
+        "while not name and pid > 1:",
+        "while False:",
+        "A process that has removed the variable starts ranks below one that must not.",
+        "launch",
+    ),
+    _of_comm(
+        "comm-errors-of-nobody",
+        "error paths",
+        "_core/guard.py",
+        "        exc.__dict__[_RAISED_BY] = self.token\n        return exc",
+        "        return exc",
+        "A group does not know its own errors from those of the program's other groups.",
+        "contract_local",
+    ),
+    _of_core(
+        "core-drafts-stay",
+        "atomicity",
+        "files.py",
+        "        with contextlib.suppress(OSError):\n            os.unlink(draft)\n        raise",
+        "        raise",
+        "A file that was not written to its end leaves its draft behind.",
+        "files",
+    ),
+    _of_core(
+        "core-undone-no-more",
+        "atomicity",
+        "_workers/interrupts.py",
+        "            if not done:\n                _call_all(undo, returned)",
+        "            if returned and not done:\n                _call_all(undo, returned)",
+        "What fails while Ctrl-C waits is not undone.",
+        "failures",
+    ),
+    _of_core(
+        "core-status-of-lost-ranks",
+        "life cycles",
+        "_workers/watchdog.py",
+        'b"cmd=abort exitcode=%d\\n" % (abs(code) or int(not leaving))',
+        'b"cmd=abort exitcode=%d\\n" % abs(code)',
+        "A job of MPI ends well when a rank has left it without a word.",
+        "many_hosts",
+    ),
+    _of_core(
+        "core-batch-of-the-program",
+        "plans",
+        "_plan/rows.py",
+        "return [*batch] if only_ints else",
+        "return batch if only_ints else",
+        "A delayed call computes other rows if the program changes its list of them.",
+        "step",
+    ),
+    _of_core(
+        "core-frames-to-go-on",
+        "refusals",
+        "_shield.py",
+        "        _nest(FRAMES)\n",
+        "        _nest(FRAMES // 10)\n",
+        "Near the limit of recursion a call begins that cannot end.",
+        "lock",
+    ),
+    _of_core(
+        "core-rounding-of-slices",
+        "reductions",
+        "_rank/outputs.py",
+        "_RUN = 16",
+        "_RUN = 1 << 30",
+        "The rounding of a sum grows with the number of slices.",
+        "function",
+    ),
+    _of_core(
+        "core-cached-by-name",
+        "graphs",
+        "_graph/transfer/pickling.py",
+        'if name == "__main__" or name not in sys.modules or not _is_found(name):',
+        'if name == "__main__":',
+        "Functions with a cache travel by a name that workers do not find.",
+        "starting",
+    ),
+    _of_extensions(
+        "ext-places-too-early",
+        "plans",
+        "train/_batches.py",
+        "ahead = _PLACES - 1 - executor.prefetches",
+        "ahead = _PLACES - 1",
+        "A batch is drawn into the memory of one that is still to be computed.",
+        "steps",
+    ),
+    _of_extensions(
+        "ext-arrays-larger-than-files",
+        "refusals",
+        "train/_checkpoints.py",
+        "        if self._left < 0:\n",
+        "        if self._left < 0 and known:\n",
+        "A damaged checkpoint may ask for any memory.",
+        "training_files checkpoint",
+    ),
+)
