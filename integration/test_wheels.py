@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import zipfile
 from pathlib import Path
 
@@ -26,18 +25,6 @@ def test_a_wheel_holds_every_module_of_its_source(wheels: dict[str, Path], folde
     assert expected - names == set()
     foreign = {name for name in names - expected if ".dist-info/" not in name}
     assert {name for name in foreign if not name.endswith(".pth")} == set()
-
-
-@pytest.mark.nightly  # by day, the same program runs as a demo, in test_new_user.py
-def test_the_first_example_runs_from_the_wheels(
-    installed: Path, clean_environment: dict[str, str], tmp_path: Path
-) -> None:
-    example = shutil.copy(ROOT / "examples" / "intro.py", tmp_path)
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    printed = run(installed, example, cwd=elsewhere, env=clean_environment)
-    assert printed.splitlines()[-1] == "All assertions passed."
-    assert list(elsewhere.iterdir()) == [], "a program leaves no file behind"
 
 
 PARALLEL = """
