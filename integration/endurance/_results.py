@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from synk_testing import usual_signals
+
 
 def begin(parser: argparse.ArgumentParser) -> argparse.Namespace:
     """Read the command line, with `--seed` and `--json` besides; print the seed.
@@ -19,6 +21,7 @@ def begin(parser: argparse.ArgumentParser) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=None, help="default: another one each time")
     parser.add_argument("--json", type=Path, default=None, help="write the results there")
     options = parser.parse_args()
+    usual_signals()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     if options.seed is None:
         options.seed = random.SystemRandom().randrange(2**31)
