@@ -298,7 +298,9 @@ class Checkout:
             folder.mkdir(parents=True)
             shutil.copy(description, folder)
 
-    def set_up(self, root: Path | None = None, **environment: str) -> tuple[str, str, list[str]]:
+    def set_up(
+        self, root: Path | None = None, option: str = "", **environment: str
+    ) -> tuple[str, str, list[str]]:
         """Run the script; return its two outputs, and what it had Python do."""
         self.log.write_text("")
         own = {
@@ -308,7 +310,8 @@ class Checkout:
             "REAL": str(self.python),
             "PWD": str(root or self.root),
         }
-        done = ran("sh", "scripts/bootstrap.sh", cwd=root or self.root, env={**own, **environment})
+        words = ["sh", "scripts/bootstrap.sh", *filter(None, [option])]
+        done = ran(*words, cwd=root or self.root, env={**own, **environment})
         assert (done.returncode == 0) == (not done.stderr), (done.returncode, done.stderr)
         calls = self.log.read_text().splitlines()
         return done.stdout, done.stderr, [call for call in calls if call.startswith("-m")]
@@ -332,7 +335,7 @@ def test_a_new_checkout_gets_an_environment_and_says_so(checkout: Checkout) -> N
     assert "poetry-core" in pip[0]
     assert pip[1].count("--editable packages/") == 5
     assert "--no-build-isolation" in pip[1]
-    assert pip[1].find("--group dev") > 0
+    assert "--group test" in pip[1]
     assert calls[-1] == "-m synk_theano_compat --install"
 
 
@@ -345,7 +348,7 @@ def test_a_newer_python_alone_gets_an_environment_for_pytensor(checkout: Checkou
     assert calls[0] == "-m venv --clear .venv", "not that of Theano"
     pip = [call for call in calls if call.startswith("-m pip install")]
     assert pip[1].count("--editable packages/") == 5
-    assert "--group dev-pytensor" in pip[1]
+    assert "--group test-pytensor" in pip[1]
     assert not any("synk_theano_compat" in call or ".venv-newer" in call for call in calls)
 
 
@@ -375,6 +378,14 @@ def test_a_newer_python_gets_an_environment_for_what_does_without_theano(
     assert "is left out" in said
     assert said.splitlines()[-1] == "Ready: Python 3.11.9 in .venv"
     assert not (checkout.root / ".venv-newer").exists()
+
+
+def test_the_tools_are_installed_once_and_when_they_are_asked_for(checkout: Checkout) -> None:
+    checkout.set_up()
+    said, _, calls = checkout.set_up(option="--tools")
+    assert said == "Installing the tools ...\n"
+    assert calls == ["-m pip install --no-compile --group dev"]
+    assert checkout.set_up(option="--tools") == ("", "", [])
 
 
 def test_a_ready_environment_is_left_alone_by_every_path(

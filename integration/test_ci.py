@@ -65,7 +65,8 @@ def test_a_change_asks_for_its_package_and_all_after(paths: list[str], expected:
         ("packages/synk-shm/pyproject.toml", True),
         ("Makefile", True),
         ("packages/synk-shm/src/synk_shm/_arrays/constructors.py", False),
-        ("docs/index.md", False),
+        ("docs/index.md", True),
+        ("packages/synk-shm/README.md", False),
     ],
 )
 def test_a_change_of_the_tooling_asks_for_its_tests(path: str, expected: bool) -> None:

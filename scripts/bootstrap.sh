@@ -1,7 +1,8 @@
 #!/bin/sh
 # Prepares .venv for work on this repository: `make setup` calls it.
 #
-#   sh scripts/bootstrap.sh           check the machine, then create or refresh .venv
+#   sh scripts/bootstrap.sh           check the machine, then create or refresh .venv for the tests
+#   sh scripts/bootstrap.sh --tools   and what checks, builds and documents, and all nightly tests need
 #   sh scripts/bootstrap.sh --check   only check the machine; install nothing
 #
 # Everything that is missing is named in one line, with the command that installs it on this system,
@@ -19,6 +20,7 @@ pyenv=${PYENV_ROOT:-$home/.pyenv}
 venv=.venv
 newer=.venv-newer
 stamp=$venv/.ready
+tools_stamp=$venv/.tools
 place=$venv/.place
 log=$venv/bootstrap.log
 newer_log=$venv/bootstrap-newer.log
@@ -260,6 +262,10 @@ report_progress() {
     done
 }
 
+# Neither a question, nor an install elsewhere, whatever the user has configured.
+PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_REQUIRE_VIRTUALENV=0 PIP_USER=0
+export PIP_DISABLE_PIP_VERSION_CHECK PIP_NO_INPUT PIP_REQUIRE_VIRTUALENV PIP_USER
+
 # pip with its output in the log.
 try_pip() {
     status=0
@@ -301,9 +307,6 @@ itself() {
 }
 
 install() {
-    # Neither a question, nor an install elsewhere, whatever the user has configured.
-    PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_REQUIRE_VIRTUALENV=0 PIP_USER=0
-    export PIP_DISABLE_PIP_VERSION_CHECK PIP_NO_INPUT PIP_REQUIRE_VIRTUALENV PIP_USER
     # Scripts in the environment hold its path, so a checkout that was moved gets a new one; and so
     # does one whose creation was interrupted, or that is for the other engine.
     fresh=
@@ -332,18 +335,18 @@ install() {
             "pip>=25.1" "poetry-core>=2.0" setuptools wheel
     )
     echo "$here $engine" >"$place"
-    echo "Installing the packages, what they need, and the tools (some minutes the first time) ..."
+    echo "Installing the packages, and what they and their tests need (some minutes the first time) ..."
     report_progress &
     reporter=$!
     newest=
     rm -rf "$newer"
-    group=dev
+    group=test
     if [ $engine = Theano ]; then
         # At the same time: both mostly wait for the network.
         (log=$newer_log && : >"$log" && install_newer) &
         newest=$!
     else
-        group=dev-pytensor
+        group=test-pytensor
         adapters=$newer_adapters
     fi
     trap 'kill $reporter $newest 2>/dev/null || true' EXIT
@@ -391,7 +394,7 @@ install_newer() {
     if "$path" -m venv --without-pip "$newer" >>"$log" 2>&1 &&
         try_pip --python "$newer/bin/python" install --no-compile poetry-core \
             numpy posix_ipc pyzmq 'pytensor>=3.3,<3.4' cloudpickle threadpoolctl rich click \
-            --group dev-pytensor &&
+            --group smoke &&
         try_pip --python "$newer/bin/python" install --no-compile --no-deps --no-build-isolation \
             $(editable $packages $newer_adapters $above); then
         return
@@ -400,20 +403,36 @@ install_newer() {
     rm -rf "$newer"
 }
 
+# What `make test` does without, into both environments: beside PyTensor alone there is none of it.
+install_tools() {
+    case $(cat "$place") in *" PyTensor") return ;; esac
+    echo "Installing the tools ..."
+    pip install --no-compile --group dev
+    if [ -x "$newer/bin/python" ]; then
+        pip --python "$newer/bin/python" install --no-compile --group test-pytensor
+    fi
+    fingerprint >"$tools_stamp"
+}
+
+# Whether an environment is as this checkout wants it.
+is_fresh() {
+    [ -x "$venv/bin/python" ] && [ "$(fingerprint)" = "$(cat "$1" 2>/dev/null)" ]
+}
+
 case ${1:-} in
     --check)
         check_machine
         echo "nothing is missing; Python: $python"
         ;;
-    "")
-        if [ -x "$venv/bin/python" ] && [ "$(fingerprint)" = "$(cat "$stamp" 2>/dev/null)" ]; then
-            exit 0
+    "" | --tools)
+        if ! is_fresh "$stamp"; then
+            check_machine
+            install
         fi
-        check_machine
-        install
+        if [ -n "${1:-}" ] && ! is_fresh "$tools_stamp"; then install_tools; fi
         ;;
     *)
-        echo "usage: sh scripts/bootstrap.sh [--check]" >&2
+        echo "usage: sh scripts/bootstrap.sh [--check | --tools]" >&2
         exit 2
         ;;
 esac

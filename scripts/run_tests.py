@@ -110,14 +110,14 @@ FAULTS = tests_of("synk-core", "faults")
 PYMC = tests_of("synk-extensions", "test_pymc.py", "test_pymc_verdicts.py", "test_pymc_example.py")
 PAGES = ("integration/test_docs_blocks.py", "integration/test_examples.py")
 
-# Tests of what tests, builds and measures, and of what is built: a change of `scripts`, `.github`,
-# `dev`, a pyproject.toml or the Makefile asks for them.
+# Tests of what tests, builds, documents and measures, and of what is built. They need `make tools`,
+# and run at night, and where a change asks for them (`.github/scripts/changed_packages.py`).
 TOOLING = tuple(
     f"integration/test_{name}.py"
     for name in (
         *("bootstrap", "run_tests", "planted_faults", "ci", "ignored_signals"),
         *("benchmarks", "gpu_benchmarks", "simulated_hosts", "pictures"),
-        *("wheels", "new_user", "notebook"),
+        *("wheels", "new_user", "notebook", "docs_site"),
     )
     if (ROOT / f"integration/test_{name}.py").exists()
 )
