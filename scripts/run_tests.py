@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import collections
-import ctypes
 import dataclasses
 import json
 import os
@@ -209,16 +208,6 @@ def programs(soak_s: int, trials: int) -> list[Suite]:
     ]
 
 
-PR_SET_PDEATHSIG = 1
-LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
-
-
-def end_with_parent() -> None:
-    """Have the kernel kill this process, a child, with its parent, even if that is killed."""
-    if LIBC is not None:
-        LIBC.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-
-
 class Run:
     """A suite under way, and what came of it.
 
@@ -263,7 +252,6 @@ class Run:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=end_with_parent,  # noqa: PLW1509 - this has one thread
             )
 
     def look(self, limit_s: float) -> bool:

@@ -7,7 +7,6 @@ After a random time, from the start of the script to the end of the job, a rando
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
 import signal
@@ -64,26 +63,6 @@ def slurm() -> Iterator[tuple[network.Hosts, Start]]:
         yield made.hosts, start
 
 
-def pid_of(program: Program, rank: int) -> int | None:
-    """Return the process of a rank; None if it has ended."""
-    for pid in program.members():
-        with contextlib.suppress(OSError):
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            if b"synkhronos._running" in words and b"PMI_RANK=%d" % rank in variables:
-                return pid
-    return None
-
-
-def facts(text: str) -> dict[str, Any]:
-    """Return what the program has said in all its lines."""
-    found: dict[str, Any] = {}
-    for line in text.splitlines():
-        if line.startswith("@"):
-            found.update(json.loads(line[1:]))
-    return found
-
-
 def kill_a_rank(start: Start, rng: random.Random, whole_s: float) -> bool:
     """Start a job that takes `whole_s` seconds, and kill a rank of it; return whether it still ran.
 
@@ -96,13 +75,13 @@ def kill_a_rank(start: Start, rng: random.Random, whole_s: float) -> bool:
         end = time.monotonic() + moment
         while time.monotonic() < end and program.status is None:
             time.sleep(0.01)
-        pid = pid_of(program, rank)
+        pid = _slurm.pid_of(program, rank)
         if pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         ended = program.finish(limit_s=HANG_S)
         program.wait_alone()
-    said = facts(ended.out)
+    said = {name: value for each in _slurm.facts(ended.out) for name, value in each.items()}
     if pid is None or said.get("state") == "over":
         return False
     told = f"rank {rank} after {moment:.3f} s: {ended}"

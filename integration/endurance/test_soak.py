@@ -16,14 +16,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 import soak
 from _soak_work import ACTS
 
-ALL = os.environ.get("SYNK_TESTS") == "all"
-SECONDS = 60 if ALL else 6
+SECONDS = 60
 """Of work here; `make endurance` has an hour of it."""
 
 LIMIT_S = 240
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_random_work_is_right_and_flat(tmp_path: Path) -> None:
     path = tmp_path / "soak.json"
     program = (soak.__file__, "--seconds", SECONDS, "--acts", "40", "--json", path)
@@ -35,9 +34,7 @@ def test_random_work_is_right_and_flat(tmp_path: Path) -> None:
     result = json.loads(path.read_text(encoding="utf-8"))
     assert result["seconds"] >= SECONDS
     assert set(result["growths"]) == set(soak.BOUNDS)
-    # A few seconds are too few to tell what grows from what comes and goes.
-    growing = soak.growing(result) if ALL else []
-    assert (done.returncode, growing) == (int(bool(soak.growing(result))), []), printed
+    assert (done.returncode, soak.growing(result)) == (0, []), printed
     assert len(result["acts"]) >= len(ACTS) // 2
     assert len(result["samples"]) >= SECONDS // 10
 
