@@ -68,7 +68,9 @@ def main(arguments: list[str]) -> int:
             print(f"  {place:<38} {now:>8} {budgets[kind].get(place, 0):>8}")
         if "--lower" in arguments:
             known = budgets[kind]
-            budgets[kind] = {place: min(now, known.get(place, now)) for place, now in places.items()}
+            budgets[kind] = {
+                place: min(now, known.get(place, now)) for place, now in places.items()
+            }
     if "--lower" in arguments:
         BUDGETS.write_text(json.dumps(budgets, indent=1) + "\n", encoding="utf-8")
     return 0

@@ -455,7 +455,9 @@ class Runs:
         tests, most = sum(run.collected() for run in self.done), self._budgets["tests"]
         if not self._is_complete or self._nightly or tests <= most:
             return ""
-        return f"FAILED: {tests} tests by day, scripts/budgets.json allows {most}: mark some nightly"
+        return (
+            f"FAILED: {tests} tests by day, scripts/budgets.json allows {most}: mark some nightly"
+        )
 
     def cpu_seconds(self) -> dict[str, float]:
         """Return the processor time of each suite, of what runs alone included."""

@@ -135,7 +135,9 @@ def growing(result: dict[str, Any]) -> list[str]:
 def show(result: dict[str, Any]) -> None:
     """Print what was done, and how much of each resource was in use."""
     wrong = growing(result)
-    print(f"{result['calls']} acts in {result['seconds']} s and {result['lives']} runtimes; close()")
+    print(
+        f"{result['calls']} acts in {result['seconds']} s and {result['lives']} runtimes; close()"
+    )
     print(f"took {result['close_s']['worst']} s at most.")
     print(f"{'':<30} {'level':>8} {'growth':>8} {'of one':>8} {'allowed':>8}")
     for name, row in result["growths"].items():

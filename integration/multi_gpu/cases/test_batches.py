@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import theano.tensor as T
-from _lib import exact, needs_reductions, same, shared, shares, spread, still_there, values
+from _lib import exact, needs_reductions, same, shared, shares, still_there, values
 
 LENGTH = 23
 BATCHES = [

@@ -7,9 +7,8 @@ import sys
 import cloudpickle
 import numpy as np
 import pytest
-import theano
 import theano.tensor as T
-from _lib import cross_entropy, exact, on_all, same, shared, spread, values
+from _lib import cross_entropy, exact, on_all, same, shared, values
 from theano.compile.ops import as_op
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.shared_randomstreams import RandomStreams

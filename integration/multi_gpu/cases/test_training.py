@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from _lib import TOLERANCE, cross_entropy, exact, on_all, same, shared, values
+from _lib import TOLERANCE, cross_entropy, exact, on_all, same, shared
 
 from synkhronos.extensions import updates
 from synkhronos.extensions.batches import index_batches

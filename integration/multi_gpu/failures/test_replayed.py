@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from _program import run_program, told_by
+from _program import told_by
 from _sets import NOISE_MIB
 
 SOON_S = 15
