@@ -188,10 +188,11 @@ python_missing() {
     esac
     what=$(joined "$what" ", " "$words")
     case $manager:$almost:$unfit in
-        apt:?*)
+        apt::) archive="$archive python3 python3-venv python3-dev" ;;
+        apt::*) uv_missing ;;
+        apt:*)
             case $almost in *" venv"*) archive="$archive python$version-venv" ;; esac
             case $almost in *" headers"*) archive="$archive python$version-dev" ;; esac ;;
-        apt::) archive="$archive python3 python3-venv python3-dev" ;;
         dnf:*: | zypper:*:) archive="$archive python3 python3-devel" ;;
         pacman:*:) archive="$archive python" ;;
         *) uv_missing ;;
