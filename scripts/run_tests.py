@@ -121,8 +121,7 @@ TOOLING = tuple(
     if (ROOT / f"integration/test_{name}.py").exists()
 )
 
-# What each part of the engine that is not at hand does at all: an adapter's own tests, and of each
-# kind of call one.
+# Of the engine that is not at hand: its adapter's own tests, one of each kind of call, and PyMC's.
 SMOKE = (
     *tests_of("synk-pytensor"),
     *tests_of(
@@ -140,12 +139,15 @@ SMOKE = (
         "test_step.py::test_a_training_step_is_one_order_and_exact",
         "test_check.py::test_draws_for_each_row_are_row_wise",
         "test_verify.py::test_a_training_step_with_all_ops_is_right",
-        "test_atomic.py",
+        "test_atomic.py::test_a_step_is_done_whole_or_not_at_all",
     ),
     *tests_of(
         "synk-extensions",
-        "test_pymc.py::test_it_is_that_of_a_point",
-        "test_pymc.py::test_draws_are_those_of_pymc",
+        "test_pymc.py::test_it_is_the_log_probability_of_the_model[2-linear]",
+        "test_pymc.py::test_it_is_that_of_a_point[2]",
+        "test_pymc.py::test_rows_are_read_once[2]",
+        "test_pymc.py::test_parameters_out_of_range_are_infinitely_improbable[2]",
+        "test_pymc.py::test_draws_are_those_of_pymc[2]",
     ),
 )
 
