@@ -43,8 +43,8 @@ def faults_of(package: str, source: str = "", test: str = "test_{}.py") -> Calla
     """Return a function that makes the faults of a package.
 
     It takes all attributes of `Fault` but the package, in their order; the file below `source`,
-    and the tests as one text, in which each word is the part of a file's name that `test` lacks;
-    of another package's tests after its name and a colon.
+    and the tests as one text, in which each word is the part of a file's name that `test` lacks,
+    of another package's tests after its name and a colon; and "::test" after it for a single one.
     """
 
     def fault(
@@ -57,8 +57,13 @@ def faults_of(package: str, source: str = "", test: str = "test_{}.py") -> Calla
         tests: str,
         nightly: str = "",
     ) -> Fault:
-        places = [one.rpartition(":") for one in tests.split()]
-        paths = [f"packages/{other or package}/tests/{test.format(t)}" for other, _, t in places]
+        paths = []
+        for one in tests.split():
+            place, *single = one.split("::")
+            other, _, part = place.rpartition(":")
+            paths.append(
+                "::".join([f"packages/{other or package}/tests/{test.format(part)}", *single])
+            )
         place = f"packages/{package}/src/{source}{file}"
         return Fault(name, package, kind, place, old, new, says, tuple(paths), nightly)
 

@@ -16,7 +16,7 @@ LATEST: tuple[Fault, ...] = (
         "while not name and pid > 1:",
         "while False:",
         "A process that has removed the variable starts ranks below one that must not.",
-        "launch",
+        "launch::test_missing_guard_is_said",
     ),
     _of_comm(
         "comm-errors-of-nobody",
@@ -34,7 +34,7 @@ LATEST: tuple[Fault, ...] = (
         "        with contextlib.suppress(OSError):\n            os.unlink(draft)\n        raise",
         "        raise",
         "A file that was not written to its end leaves its draft behind.",
-        "files",
+        "files::test_drafts_have_names_that_nobody_can_guess_and_are_the_users_alone",
     ),
     _of_core(
         "core-undone-no-more",
@@ -43,7 +43,7 @@ LATEST: tuple[Fault, ...] = (
         "            if not done:\n                _call_all(undo, returned)",
         "            if returned and not done:\n                _call_all(undo, returned)",
         "What fails while Ctrl-C waits is not undone.",
-        "failures",
+        "failures::test_ctrl_c_that_is_held_back_is_not_lost_by_an_error",
     ),
     _of_core(
         "core-status-of-lost-ranks",
@@ -52,7 +52,7 @@ LATEST: tuple[Fault, ...] = (
         'b"cmd=abort exitcode=%d\\n" % (abs(code) or int(not leaving))',
         'b"cmd=abort exitcode=%d\\n" % abs(code)',
         "A job of MPI ends well when a rank has left it without a word.",
-        "many_hosts",
+        "many_hosts::test_a_rank_that_leaves_without_a_word_ends_the_job",
     ),
     _of_core(
         "core-batch-of-the-program",
@@ -61,7 +61,7 @@ LATEST: tuple[Fault, ...] = (
         "return [*batch] if only_ints else",
         "return batch if only_ints else",
         "A delayed call computes other rows if the program changes its list of them.",
-        "step",
+        "step::test_rows_are_those_of_when_the_act_was_made",
     ),
     _of_core(
         "core-frames-to-go-on",
@@ -70,7 +70,7 @@ LATEST: tuple[Fault, ...] = (
         "        _nest(FRAMES)\n",
         "        _nest(FRAMES // 10)\n",
         "Near the limit of recursion a call begins that cannot end.",
-        "lock",
+        "lock::test_near_the_recursion_limit_nothing_begins_that_could_not_end",
     ),
     _of_core(
         "core-rounding-of-slices",
@@ -79,7 +79,7 @@ LATEST: tuple[Fault, ...] = (
         "_RUN = 16",
         "_RUN = 1 << 30",
         "The rounding of a sum grows with the number of slices.",
-        "function",
+        "function::test_rounding_does_not_grow_with_the_number_of_slices",
     ),
     _of_core(
         "core-cached-by-name",
@@ -88,7 +88,7 @@ LATEST: tuple[Fault, ...] = (
         'if name == "__main__" or name not in sys.modules or not _is_found(name):',
         'if name == "__main__":',
         "Functions with a cache travel by a name that workers do not find.",
-        "starting",
+        "starting::test_workers_find_the_modules_that_the_master_has",
     ),
     _of_extensions(
         "ext-places-too-early",
@@ -97,7 +97,7 @@ LATEST: tuple[Fault, ...] = (
         "ahead = _PLACES - 1 - executor.prefetches",
         "ahead = _PLACES - 1",
         "A batch is drawn into the memory of one that is still to be computed.",
-        "steps",
+        "steps::test_places_are_kept_until_they_are_needed_again",
     ),
     _of_extensions(
         "ext-arrays-larger-than-files",
@@ -106,6 +106,6 @@ LATEST: tuple[Fault, ...] = (
         "        if self._left < 0:\n",
         "        if self._left < 0 and known:\n",
         "A damaged checkpoint may ask for any memory.",
-        "training_files checkpoint",
+        "checkpoint::test_an_array_larger_than_any_memory_is_refused",
     ),
 )
