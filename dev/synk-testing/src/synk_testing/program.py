@@ -89,9 +89,14 @@ class Program:
             else:
                 how = ["-X", "faulthandler", *options] if stacks else options
                 command = [*prefix, sys.executable, *how, *_named(source), *words]
-                ends = dict(zip(("stdin", "stdout", "stderr"), streams))
                 self._process = subprocess.Popen(
-                    command, env=env, cwd=folder, start_new_session=True, **ends
+                    command,
+                    stdin=streams[0],
+                    stdout=streams[1],
+                    stderr=streams[2],
+                    env=env,
+                    cwd=folder,
+                    start_new_session=True,
                 )
         except BaseException:
             for fd in (self._in, self._out):
