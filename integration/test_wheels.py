@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import zipfile
 from pathlib import Path
 
@@ -25,6 +26,12 @@ def test_a_wheel_holds_every_module_of_its_source(wheels: dict[str, Path], folde
     assert expected - names == set()
     foreign = {name for name in names - expected if ".dist-info/" not in name}
     assert {name for name in foreign if not name.endswith(".pth")} == set()
+
+
+def test_no_wheel_is_larger_than_its_budget(wheels: dict[str, Path]) -> None:
+    budgets = json.loads((ROOT / "scripts/budgets.json").read_text(encoding="utf-8"))["wheels_kib"]
+    sizes = {folder: -(-wheel.stat().st_size // 1024) for folder, wheel in wheels.items()}
+    assert {name: size for name, size in sizes.items() if size > budgets[name]} == {}
 
 
 PARALLEL = """
