@@ -1,4 +1,4 @@
-"""The fixtures; tests that import no Theano run on any engine."""
+"""The fixtures, and which tests run on which engine."""
 
 from __future__ import annotations
 
@@ -22,8 +22,15 @@ from _fixtures import (  # noqa: F401
     zygote,
 )
 
-from synk_testing.engine import needs_theano
+from synk_testing.engine import is_left_out
+
+ON_BOTH = (
+    *("atomic", "collectives", "failures", "flat", "function", "in_graph", "sequences", "step"),
+    *("adapters", "bad_input", "bare", "check", "data", "spec", "verify"),
+)
+"""Tests, by the names of their files, that run on any engine, whenever tests run. Of the others,
+those that import no Theano do so at night."""
 
 
 def pytest_ignore_collect(collection_path: Path) -> Optional[bool]:
-    return needs_theano(collection_path) or None
+    return is_left_out(collection_path, ON_BOTH) or None

@@ -1,7 +1,4 @@
-"""Tests that import no Theano run on any engine; those of PyMC have a pytest of their own.
-
-Modules of the tests' own, whose names begin with "_", are imported by name.
-"""
+"""Modules of the tests' own, whose names begin with "_", are imported by name."""
 
 from __future__ import annotations
 
@@ -11,8 +8,15 @@ from typing import Optional
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from synk_testing.engine import needs_theano
+from synk_testing.engine import is_left_out
+
+ON_BOTH = (
+    *("cli", "demos", "examples", "migration_example"),
+    *("sync_trainer", "train", "updates", "updates_ranks"),
+)
+"""Tests, by the names of their files, that run on any engine, whenever tests run. Of the others,
+those that import no Theano do so at night. Those of PyMC are run by a pytest of their own."""
 
 
 def pytest_ignore_collect(collection_path: Path) -> Optional[bool]:
-    return needs_theano(collection_path) or None
+    return is_left_out(collection_path, ON_BOTH) or None
