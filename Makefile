@@ -13,42 +13,41 @@ SUITES :=
 # How long `make nightly` works at random, and how often it kills.
 SOAK_S := 3600
 TRIALS := 1000
-RECORDED := build/endurance
 
-.PHONY: help setup demo test nightly lasagne endurance reliability $(PACKAGE_TESTS) test-integration test-devices lint format bench bench-shm bench-comm bench-theano bench-gpu bench-hosts docs build clean
+.PHONY: help setup tools demo test nightly lasagne endurance $(PACKAGE_TESTS) test-integration test-devices lint format bench bench-shm bench-comm bench-theano bench-gpu bench-hosts docs build clean
 
 ## help: this list
 help:
 	@echo "make <target>, where <target> is"
 	@awk -F': ' '/^## / { sub(/^## /, ""); name = $$1; sub(/^[^:]*: /, ""); printf "  %-18s %s\n", name, $$0 }' Makefile
 
-## setup: create .venv with the packages and every tool (quick when nothing changed)
+## setup: create .venv with the packages, and what tests and demonstrations need (quick when nothing changed)
 setup:
 	@sh scripts/bootstrap.sh
+
+## tools: and what checks, builds, documents and all nightly tests need; the targets below ask for it
+tools:
+	@sh scripts/bootstrap.sh --tools
 
 ## demo: train networks on handwritten digits, on all cores
 demo: setup
 	$(PY) examples/train_digits.py
 
-## test: the tests of every package, and those that cross packages, on all cores
-test: setup
+## test: the tests of every package with one engine, a few with the other, on all cores
+test: $(if $(SUITES),tools,setup)
 	@$(PY) scripts/run_tests.py $(SUITES) -- $(ARGS)
 
-## nightly: all tests whole, planted faults, SOAK_S seconds (an hour) of random work, TRIALS kills
-nightly: setup
+## nightly: all tests whole, with both engines, planted faults, SOAK_S seconds (an hour) of random work, TRIALS kills
+nightly: tools
 	@$(PY) scripts/run_tests.py --nightly --soak-s $(SOAK_S) --trials $(TRIALS) $(SUITES) -- $(ARGS)
 
 ## lasagne: the tests of Lasagne 0.2.dev1, which is fetched from GitHub, and ours with it
-lasagne: setup
+lasagne: tools
 	$(PY) scripts/run_foreign_suites.py --quick --venv build/foreign --cache build/foreign/theano lasagne-0.2
 
 ## endurance: of these the random work and the kills, into build/endurance
 endurance: SUITES := endurance
 endurance: nightly
-
-## reliability: docs/reliability_figures.md from what build/endurance has, which is kept
-reliability: setup
-	$(PY) integration/endurance/report.py --take $(RECORDED)
 
 ## test-<package>: the tests of one package, for example test-synk-shm
 $(PACKAGE_TESTS): test-%: setup
@@ -63,13 +62,13 @@ test-devices: setup
 	$(PY) integration/multi_gpu/run.py $(ARGS)
 
 ## lint: ruff, its formatter and mypy, changing nothing
-lint: setup
+lint: tools
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
 ## format: sort imports, apply safe fixes, format
-format: setup
+format: tools
 	$(PY) -m ruff check --fix-only .
 	$(PY) -m ruff format .
 
@@ -99,7 +98,7 @@ bench-hosts: setup
 	$(PY) integration/benchmarks/hosts.py $(ARGS)
 
 ## docs: the documentation as HTML in docs/_build/html, warnings are errors
-docs: setup
+docs: tools
 	$(PY) -m sphinx -W --keep-going -b html docs docs/_build/html
 
 ## build: a wheel and an sdist of every package in dist/, each description checked

@@ -95,15 +95,16 @@ def linker(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def _report(**event: Any) -> None:
-    """Tell `scripts/run_tests.py` what happens, one JSON object a line."""
+    """Report to `scripts/run_tests.py` what happens, one JSON object a line."""
     if REPORT:
         with open(REPORT, "a", encoding="utf-8") as file:
             file.write(json.dumps(event) + "\n")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave what is marked "nightly" to nightly runs, unless it is asked for by name."""
-    if ALL or any("::" in argument for argument in config.args):
+    """Leave what is marked "nightly" to nightly runs, unless somebody asks for it by name."""
+    by_hand = REPORT is None
+    if ALL or (by_hand and any("::" in argument for argument in config.args)):
         return
     left = [item for item in items if item.get_closest_marker("nightly")]
     config.hook.pytest_deselected(items=left)
@@ -115,21 +116,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     _report(collected=len(session.items))
 
 
-@pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Any:
-    """Report the processor time of a test and of those of its processes that it waited for."""
-    before = sum(os.times()[:4])
-    yield
-    _report(id=item.nodeid, cpu=round(sum(os.times()[:4]) - before, 2))
-
-
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Report each phase of a test."""
-    seconds = round(report.duration, 2)
-    _report(id=report.nodeid, when=report.when, outcome=report.outcome, seconds=seconds)
+    _report(id=report.nodeid, when=report.when, outcome=report.outcome)
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:
     """Report a file that could not be collected."""
     if report.failed:
-        _report(id=report.nodeid, when="collect", outcome="failed", seconds=0.0)
+        _report(id=report.nodeid, when="collect", outcome="failed")

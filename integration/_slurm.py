@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from _checkout import ROOT, ran
 from hostbench.network import Hosts, hosts
@@ -74,6 +76,22 @@ def missing() -> str:
     for package in packages.glob("*.deb"):
         subprocess.run(("dpkg", "-x", package, UNPACKED), check=True)
     return "" if (UNPACKED / "usr/bin/srun").exists() else "Slurm's packages have no srun"
+
+
+def pid_of(program: Program, rank: int) -> int | None:
+    """Return the process of a rank that `synkhronos run` has started; None if it has ended."""
+    for pid in program.members():
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            if b"synkhronos._running" in words and b"PMI_RANK=%d" % rank in variables:
+                return pid
+    return None
+
+
+def facts(text: str) -> list[dict[str, Any]]:
+    """Return what a program has said in lines of JSON after an "@"."""
+    return [json.loads(line[1:]) for line in text.splitlines() if line.startswith("@")]
 
 
 class Cluster:

@@ -62,8 +62,24 @@ def test_a_change_asks_for_its_package_and_all_after(paths: list[str], expected:
     assert list(dict.fromkeys(job["package"] for job in answer["matrix"]["include"])) == expected
 
 
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("scripts/run_tests.py", True),
+        ("packages/synk-shm/pyproject.toml", True),
+        ("Makefile", True),
+        ("packages/synk-shm/src/synk_shm/_arrays/constructors.py", False),
+        ("docs/index.md", True),
+        ("packages/synk-shm/README.md", False),
+    ],
+)
+def test_a_change_of_the_tooling_asks_for_its_tests(path: str, expected: bool) -> None:
+    assert answers(path)["tooling"] is expected
+
+
 def test_all_packages_can_be_asked_for() -> None:
     assert answers(arguments=("--all",))["packages"] == ALL
+    assert answers(arguments=("--all",))["tooling"] is True
     assert sorted(ALL) == sorted(p.parent.name for p in ROOT.glob("packages/*/pyproject.toml"))
 
 

@@ -7,6 +7,7 @@ import functools
 import graphlib
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Iterator
 
@@ -453,3 +454,40 @@ def test_files_name_no_machine_and_no_registry() -> None:
             if pattern.search(line):
                 wrong.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()}")
     assert wrong == []
+
+
+@pytest.fixture
+def scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+
+
+@pytest.mark.usefixtures("scripts")
+def test_suites_name_what_is_there() -> None:
+    import run_tests
+
+    named = [path for suite in run_tests.SUITES for path in (*suite.paths, *suite.without)]
+    for path in named + list(run_tests.SMOKE):
+        file, _, test = path.partition("[")[0].partition("::")
+        assert (ROOT / file).exists(), path
+        assert not test or f"def {test}(" in (ROOT / file).read_text(encoding="utf-8"), path
+
+
+@pytest.mark.usefixtures("scripts")
+def test_every_fault_can_be_planted_and_each_package_has_ten() -> None:
+    """Those of the packages that adapt an engine count as the core's, which calls them."""
+    from _planted_faults import FAULTS, KINDS
+
+    for fault in FAULTS:
+        text = (ROOT / fault.file).read_text(encoding="utf-8")
+        assert text.count(fault.old) == 1, f"{fault.name} no longer applies to {fault.file}"
+        ast.parse(text.replace(fault.old, fault.new))
+        assert fault.kind in KINDS
+        for test in fault.tests:
+            file, _, name = test.partition("::")
+            assert (ROOT / file).exists(), f"{fault.name}: {test} is not there"
+            assert not name or f"def {name}(" in (ROOT / file).read_text(encoding="utf-8"), test
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS)
+    adapters = dict.fromkeys(("synk-theano", "theano-compat", "synk-pytensor"), "synk-core")
+    counts = Counter(adapters.get(fault.package, fault.package) for fault in FAULTS)
+    assert set(counts) == {path.name for path in PACKAGES} - set(adapters)
+    assert min(counts.values()) >= 10

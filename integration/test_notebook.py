@@ -211,7 +211,6 @@ def warm(kept: Kernel) -> Iterator[Kernel]:
 # The notebook of the documentation.
 
 
-@pytest.mark.nightly  # by day, docs/tutorial.md trains the same, and cells below are shown
 def test_the_notebook_runs_and_shows_what_it_promises(tmp_path: Path) -> None:
     notebook = nbformat.read(ROOT / "docs/notebooks/first.ipynb", as_version=4)
     NotebookClient(
@@ -252,10 +251,6 @@ def test_notebooks_are_kept_without_outputs(path: Path) -> None:
     assert set(notebook.metadata) == {"kernelspec", "language_info"}
 
 
-def test_there_are_notebooks() -> None:
-    assert "first.ipynb" in {path.name for path in NOTEBOOKS}
-
-
 # Cells.
 
 
@@ -280,50 +275,12 @@ def test_what_cells_define_reaches_the_workers_and_fork_twice_is_told(warm: Kern
     assert "call fork() to start a new one" in warm.fails("call(0, 0)")
 
 
-@pytest.mark.nightly
-def test_errors_of_workers_are_shown_in_the_cell(kernel: Kernel) -> None:
-    kernel.run(START)
-    kernel.run(
-        """
-x = T.matrix("x")
-
-master = os.getpid()
-
-def refuse(op, value, *_):
-    if os.getpid() != master:
-        raise ValueError(f"got {value}")
-
-f = synk.function([x], theano.printing.Print("x", global_fn=refuse)(x).sum())
-"""
-    )
-    error = kernel.fails("f(np.ones((2, 1), dtype=theano.config.floatX))")
-    assert "got [[1.]]" in error
-    assert "WorkerFailed" in error
-    assert "rank 1" in error
-    assert kernel.run("synk.close()").error == ""
-
-
 # Interrupts: what the stop button does.
-
-
-@pytest.mark.nightly
-def test_an_interrupt_while_workers_start_does_not_reach_them(kernel: Kernel) -> None:
-    kernel.run(START)
-    cell = kernel.begin("Path('asleep').touch(); [time.sleep(0.01) for _ in range(6000)]")
-    kernel.wait_for("asleep")
-    assert kernel.interrupt(cell).error == "KeyboardInterrupt: "
-    workers = kernel.workers()
-    kernel.define()
-    assert kernel.workers() == workers
-    assert "KeyboardInterrupt" not in kernel.said.read_text()
 
 
 @pytest.mark.parametrize(
     ("call", "marks"),
-    [
-        pytest.param("call(60, 0.25)", ["began.{0}"], marks=pytest.mark.nightly),
-        ("call(0, 60)", ["ended.{0}", "began.{1}"]),
-    ],
+    [("call(60, 0.25)", ["began.{0}"]), ("call(0, 60)", ["ended.{0}", "began.{1}"])],
     ids=["it computes", "it waits"],
 )
 def test_an_interrupt_of_the_master_ends_the_call_on_all_ranks_and_all_goes_on(
@@ -376,20 +333,13 @@ def kill_in_a_call(kernel: Kernel) -> None:
 
 ENDS: dict[str, Callable[[Kernel], None]] = {
     "restart": lambda kernel: kernel.manager.restart_kernel(),
-    "restart now": lambda kernel: kernel.manager.restart_kernel(now=True),
-    "shut down": lambda kernel: kernel.manager.shutdown_kernel(),
     "exit()": lambda kernel: kernel.begin("exit()") and None,
-    "killed": lambda kernel: os.kill(kernel.pid, signal.SIGKILL),
     "group killed": lambda kernel: os.killpg(kernel.pid, signal.SIGKILL),
     "killed in a call": kill_in_a_call,
 }
-BY_DAY = ("restart", "killed in a call")
 
 
-@pytest.mark.parametrize(
-    "way",
-    [pytest.param(way, marks=[] if way in BY_DAY else pytest.mark.nightly) for way in ENDS],
-)
+@pytest.mark.parametrize("way", ENDS)
 def test_with_the_kernel_go_its_workers_and_their_memory(kernel: Kernel, way: str) -> None:
     kernel.busy()
     kernel.run("data = synk.data(np.ones((1000, 1000)))")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 import time
@@ -32,6 +33,11 @@ SUITES = {
         "    time.sleep(float(os.environ['SLEEP']))\n"
         "    mark.unlink()"
     ),
+    "busy": (
+        "import subprocess, sys\n\ndef test_it():\n"
+        "    code = 'import time\\nwhile time.process_time() < 6: pass'\n"
+        "    subprocess.run([sys.executable, '-c', code], check=True)"
+    ),
     "signals": (
         "import signal, subprocess, sys\n\n"
         "def test_all_as_usual():\n"
@@ -49,14 +55,15 @@ sys.path.insert(0, {scripts!r})
 import run_tests
 folder = Path({folder!r})
 run_tests.LOGS = run_tests.ENDURANCE = folder / "logs"
-run_tests.HAS_THEANO, run_tests.WITHOUT_THEANO = {has_theano}, {{"good"}}
+run_tests.HAS_THEANO, run_tests.BUDGETS = {has_theano}, folder / "budgets.json"
 run_tests.SUITES = [
-    run_tests.Suite(name, (str(folder / name),), alone=name == "strict") for name in {names!r}
+    run_tests.Suite(name, (str(folder / name),), needs_theano=name != "good") for name in {names!r}
 ]
 sys.exit(run_tests.main(sys.argv[1:]))
 """
 
 
+BUDGETS = {"tests": 100, "cpu_s": {"day": {}, "night": {}}}
 Start = Callable[..., Program]
 
 
@@ -69,6 +76,7 @@ def start(tmp_path: Path) -> Start:
         arguments: tuple[str, ...] = (),
         sleep: str = "0.5",
         has_theano: bool = True,
+        budgets: dict[str, Any] = BUDGETS,
         **options: Any,
     ):
         for name in names:
@@ -77,6 +85,7 @@ def start(tmp_path: Path) -> Start:
         (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = alone\n")
         (tmp_path / "conftest.py").symlink_to(ROOT / "conftest.py")
         (tmp_path / "marks").mkdir()
+        (tmp_path / "budgets.json").write_text(json.dumps(budgets))
         values = {"scripts": str(ROOT / "scripts"), "folder": str(tmp_path), "names": names}
         values["has_theano"] = has_theano
         changes = {"MARKS": str(tmp_path / "marks"), "SLEEP": sleep}
@@ -110,6 +119,25 @@ def test_what_is_marked_alone_waits_for_all_others(start: Start) -> None:
     assert status == 0, said
     assert "3 suites, 2 at a time" in said
     assert said.splitlines()[-1] == "3 passed, 0 failed, 0 skipped"
+
+
+def test_more_tests_than_the_budget_are_a_failure(start: Start) -> None:
+    budgets = {**BUDGETS, "tests": 1}
+    status, said, _ = run(start, "good", budgets=budgets)
+    assert status == 1, said
+    assert "FAILED: 2 tests by day, scripts/budgets.json allows 1" in said
+
+
+def test_processor_time_is_noted_and_what_grows_is_a_warning(start: Start, tmp_path: Path) -> None:
+    budgets = {**BUDGETS, "cpu_s": {"day": {"busy": 0.1, "good": 9}, "night": {"good": 1}}}
+    status, said, _ = run(start, "busy", "good", arguments=("--table",), budgets=budgets)
+    assert status == 0, said
+    warning = said.index("===== WARNING: slower than in scripts/budgets.json")
+    assert " CPU s, it was 0\n" in said[warning:]
+    noted = json.loads((tmp_path / "budgets.json").read_text())["cpu_s"]
+    assert 6 < noted["day"]["busy"] < 60, "its child's time is counted, too"
+    assert 0 < noted["day"]["good"] < 6
+    assert noted["night"] == {"good": 1}
 
 
 def test_a_selection_may_leave_suites_empty(start: Start) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import signal
 import sys
@@ -18,6 +16,7 @@ from synk_testing import why_no_mpi
 sys.path.append(str(ROOT / "integration/benchmarks"))
 
 import _slurm
+from _slurm import facts, pid_of
 from hostbench import network
 
 pytestmark = pytest.mark.nightly
@@ -67,12 +66,6 @@ def start(slurm, tmp_path):
         return slurm.program([*by, str(script)], *arguments, starts=starts)
 
     return started
-
-
-def facts(text):
-    """Return what a program has said."""
-    lines = [line for line in text.splitlines() if line.startswith("@")]
-    return [json.loads(line[1:]) for line in lines]
 
 
 # ---- beginnings ----------------------------------------------------------------------------------
@@ -155,17 +148,6 @@ if state == "between":
     f = synk.function([x], (x.sum(), "sum"))
 f(X)
 """
-
-
-def pid_of(program, rank):
-    """Return the process of a rank."""
-    for pid in program.members():
-        with contextlib.suppress(OSError):
-            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            if b"synkhronos._running" in words and b"SLURM_PROCID=%d" % rank in variables:
-                return pid
-    raise AssertionError(f"there is no rank {rank}")
 
 
 def wait_until_ready(program):

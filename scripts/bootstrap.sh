@@ -1,7 +1,8 @@
 #!/bin/sh
 # Prepares .venv for work on this repository: `make setup` calls it.
 #
-#   sh scripts/bootstrap.sh           check the machine, then create or refresh .venv
+#   sh scripts/bootstrap.sh           check the machine, then create or refresh .venv for the tests
+#   sh scripts/bootstrap.sh --tools   and what checks, builds and documents, and all nightly tests need
 #   sh scripts/bootstrap.sh --check   only check the machine; install nothing
 #
 # Everything that is missing is named in one line, with the command that installs it on this system,
@@ -19,13 +20,17 @@ pyenv=${PYENV_ROOT:-$home/.pyenv}
 venv=.venv
 newer=.venv-newer
 stamp=$venv/.ready
+tools_stamp=$venv/.tools
 place=$venv/.place
 log=$venv/bootstrap.log
 newer_log=$venv/bootstrap-newer.log
-wanted="3.11 3.10 3.9"        # with Theano
-wanted_else="3.14 3.13 3.12"  # with PyTensor
-packages="theano-compat synk-shm synk-comm synk-core synk-theano synk-extensions"
-newer_packages="synk-shm synk-comm synk-core synk-pytensor synk-extensions"
+for_theano='3\.(9|1[01])'
+for_pytensor='3\.1[234]'
+# In the order of their layers; the tests start programs with the last.
+packages="packages/synk-shm packages/synk-comm packages/synk-core"
+adapters="packages/theano-compat packages/synk-theano"
+newer_adapters="packages/synk-pytensor"
+above="packages/synk-extensions[lasagne] dev/synk-testing" # the demonstration trains Lasagne's networks
 
 # Says "ok <version>", or what keeps this interpreter from being used: "version", or "lacks <version>"
 # with "venv", "headers" or both. It is run, not trusted: a pyenv shim exists for versions that are
@@ -46,19 +51,6 @@ if not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")):
     lacks.append("headers")
 print(" ".join(["lacks", version] + lacks) if lacks else "ok " + version)
 PROBE
-}
-
-# Every interpreter worth a try, best first for Theano, then for PyTensor: all of PATH for each name,
-# then what uv and pyenv have installed.
-candidates() {
-    if [ -n "${PYTHON:-}" ]; then
-        command -v "$PYTHON" || echo "$PYTHON"
-        return
-    fi
-    on_path python3.11 python3.10 python3.9 python3 python
-    kept $wanted
-    on_path python3.14 python3.13 python3.12
-    kept $wanted_else
 }
 
 # What PATH and ~/.local/bin have of these names.
@@ -85,51 +77,45 @@ kept() {
     done
 }
 
+newer_candidates() {
+    on_path python3.14 python3.13 python3.12
+    kept 3.14 3.13 3.12
+}
+
+# Every interpreter worth a try, best first for Theano, then for PyTensor.
+candidates() {
+    if [ -n "${PYTHON:-}" ]; then
+        command -v "$PYTHON" || echo "$PYTHON"
+        return
+    fi
+    on_path python3.11 python3.10 python3.9 python3 python
+    kept 3.11 3.10 3.9
+    newer_candidates
+}
+
+# Writes before each path what its interpreter says of itself.
+probed() {
+    while IFS= read -r path; do echo "$(probe "$path" </dev/null)|$path"; done
+}
+
 # Sets `python` to the first usable interpreter and `engine` to what it is for; or `almost` to what
 # the best of the others lacks, and `unfit` if there are some, of no use in any case.
 find_python() {
-    python=
-    engine=
-    almost=
-    unfit=
-    list=$(candidates)
-    old_ifs=$IFS
-    IFS='
-'
-    set -f
-    for path in $list; do
-        IFS=$old_ifs
-        answer=$(probe "$path" </dev/null)
-        case $answer in
-            "ok "*)
-                if [ "$(engine_of "${answer#ok }")" = Theano ]; then
-                    python=$path
-                    engine=Theano
-                    break
-                fi
-                if [ -z "$python" ]; then
-                    python=$path
-                    engine=PyTensor
-                fi ;;
-            "lacks "*) if [ -z "$almost" ]; then almost=${answer#lacks }; fi ;;
-            version) unfit=yes ;;
-        esac
-    done
-    set +f
-    IFS=$old_ifs
+    list=$(candidates | probed)
+    unfit=$(echo "$list" | grep '^version|' || true)
+    almost=$(echo "$list" | grep -m 1 '^lacks ' || true)
+    almost=${almost%%|*}
+    almost=${almost#lacks }
+    engine=Theano
+    python=$(echo "$list" | grep -m 1 -E "^ok $for_theano\|" || true)
+    if [ -z "$python" ]; then
+        engine=PyTensor
+        python=$(echo "$list" | grep -m 1 '^ok ' || true)
+    fi
+    python=${python#*|}
 }
 
-# Says which engine a version of Python is for.
-engine_of() {
-    case " $wanted " in
-        *" $1 "*) echo Theano ;;
-        *) echo PyTensor ;;
-    esac
-}
-
-# Prints a family of systems ("apt", "dnf", "pacman", "zypper" or "other"), and whether its own
-# archive has a Python for Theano ("old") or only a newer one ("new").
-# Debian 11 and 12 and Ubuntu 22.04 have one as python3, and what derives from them names them.
+# Prints a family of systems: "apt", "dnf", "pacman", "zypper" or "other".
 system() (
     set +u
     file=${OS_RELEASE:-/etc/os-release}
@@ -137,23 +123,11 @@ system() (
     # shellcheck disable=SC1090 # the file is made to be read so
     if [ -r "$file" ]; then . "$file"; fi
     case " $ID $ID_LIKE " in
-        *" debian "* | *" ubuntu "*)
-            case ${UBUNTU_CODENAME:-${DEBIAN_CODENAME:-$VERSION_CODENAME}} in
-                bullseye | bookworm | jammy) echo "apt old" ;;
-                *) echo "apt new" ;;
-            esac ;;
-        *" fedora "* | *" rhel "* | *" centos "*)
-            case " $ID:$VERSION_ID" in
-                " fedora:"* | *":8"* | *":9"* | *":2023"*) echo "dnf old" ;;
-                *) echo "dnf new" ;;
-            esac ;;
-        *" arch "*) echo "pacman new" ;;
-        *suse* | *" sles "*)
-            case $VERSION_ID in
-                15*) echo "zypper old" ;;
-                *) echo "zypper new" ;;
-            esac ;;
-        *) echo "other new" ;;
+        *" debian "* | *" ubuntu "*) echo apt ;;
+        *" fedora "* | *" rhel "* | *" centos "*) echo dnf ;;
+        *" arch "*) echo pacman ;;
+        *suse* | *" sles "*) echo zypper ;;
+        *) echo other ;;
     esac
 )
 
@@ -168,8 +142,7 @@ find_cure() {
     what=     # in words
     archive=  # packages of the system
     then=     # commands after them
-    kind=$(system)
-    manager=${kind% *}
+    manager=$(system)
     for part in "$@"; do
         case $part in
             cxx)
@@ -197,17 +170,11 @@ find_cure() {
         esac
     fi
     if [ -n "$then" ]; then cure=$(joined "$cure" " && " "$then"); fi
+    how="Install with"
     if [ "$manager:${archive:+some}" = other:some ]; then
         how="Install with the package manager of this system"
         cure="${archive# }${then:+; and then: $then}"
     fi
-}
-
-# One line: what is missing, and the command that installs all of it. Arguments: as of find_cure.
-tell_missing() {
-    how="Install with"
-    find_cure "$@"
-    echo "missing: $what. $how: $cure" >&2
 }
 
 # What find_cure says of Python. Where the archive's own is of no use, uv brings one.
@@ -220,43 +187,40 @@ python_missing() {
         *) words="Python 3.9 to 3.14${PYTHON:+ (PYTHON=$PYTHON is not one)}" ;;
     esac
     what=$(joined "$what" ", " "$words")
-    case $kind:$almost in
-        apt*:?*)
+    case $manager:$almost:$unfit in
+        apt::) archive="$archive python3 python3-venv python3-dev" ;;
+        apt::*) uv_missing ;;
+        apt:*)
             case $almost in *" venv"*) archive="$archive python$version-venv" ;; esac
-            case $almost in *" headers"*) archive="$archive python$version-dev" ;; esac
-            return ;;
-        "apt old:") archive="$archive python3 python3-venv python3-dev"; return ;;
-        "dnf old:"*) archive="$archive python3.11 python3.11-devel"; return ;;
-        "zypper old:"*) archive="$archive python311 python311-devel"; return ;;
-    esac
-    case $manager:$unfit in
-        apt:) archive="$archive python3 python3-venv python3-dev"; return ;;
-        dnf: | zypper:) archive="$archive python3 python3-devel"; return ;;
-        pacman:) archive="$archive python"; return ;;
-    esac
-    if command -v uv >/dev/null; then
-        then="uv python install 3.11"
-        return
-    fi
-    # shellcheck disable=SC2088 # who runs it expands it
-    then="~/.local/bin/uv python install 3.11"
-    if [ -x "$home/.local/bin/uv" ]; then return; fi
-    case $manager in
-        apt)
-            if ! command -v pipx >/dev/null; then archive="$archive pipx"; fi
-            then="pipx install uv && $then" ;;
-        pacman) archive="$archive uv"; then="uv python install 3.11" ;;
-        dnf | zypper)
-            archive="$archive python3-pip"
-            then="python3 -m pip install --user --break-system-packages uv && $then" ;;
-        *) then="uv python install 3.11" ;;
+            case $almost in *" headers"*) archive="$archive python$version-dev" ;; esac ;;
+        dnf:*: | zypper:*:) archive="$archive python3 python3-devel" ;;
+        pacman:*:) archive="$archive python" ;;
+        *) uv_missing ;;
     esac
 }
 
+# Sets `then` to what has uv install a Python, after uv itself if it is not there.
+uv_missing() {
+    then="uv python install 3.11"
+    if command -v uv >/dev/null; then return; fi
+    if [ "$manager" = pacman ]; then archive="$archive uv"; fi
+    case $manager in pacman | other) return ;; esac
+    # shellcheck disable=SC2088 # who runs it expands it
+    then="~/.local/bin/$then"
+    if [ -x "$home/.local/bin/uv" ]; then return; fi
+    if [ "$manager" = apt ]; then
+        if ! command -v pipx >/dev/null; then archive="$archive pipx"; fi
+        then="pipx install uv && $then"
+    else
+        archive="$archive python3-pip"
+        then="python3 -m pip install --user --break-system-packages uv && $then"
+    fi
+}
+
 check_machine() {
-    for package in $packages $newer_packages; do
-        if [ ! -f "packages/$package/pyproject.toml" ]; then
-            echo "missing: packages/$package. Check out the whole repository" >&2
+    for package in $packages $adapters $newer_adapters $above; do
+        if [ ! -f "${package%[*}/pyproject.toml" ]; then
+            echo "missing: ${package%[*}. Check out the whole repository" >&2
             exit 1
         fi
     done
@@ -267,12 +231,13 @@ check_machine() {
     find_python
     if [ -z "$python" ]; then set -- "$@" python; fi
     if [ $# -ne 0 ]; then
-        tell_missing "$@"
+        find_cure "$@"
+        echo "missing: $what. $how: $cure" >&2
         exit 1
     fi
     if [ $engine = PyTensor ]; then
         # A newer Python is of no use here, whether it lacks something or not.
-        if [ "$(engine_of "${almost%% *}")" = PyTensor ]; then almost=; fi
+        if ! echo "${almost%% *}" | grep -q -E "^$for_theano$"; then almost=; fi
         unfit=yes
         find_cure python
         echo "Using PyTensor, on $("$python" --version). For Theano: $cure && make clean setup"
@@ -297,6 +262,10 @@ report_progress() {
         echo "  ... $(grep -c -e '^Collecting ' -e '^Processing ' "$log") packages looked up, $# in place"
     done
 }
+
+# Neither a question, nor an install elsewhere, whatever the user has configured.
+PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_REQUIRE_VIRTUALENV=0 PIP_USER=0
+export PIP_DISABLE_PIP_VERSION_CHECK PIP_NO_INPUT PIP_REQUIRE_VIRTUALENV PIP_USER
 
 # pip with its output in the log.
 try_pip() {
@@ -332,10 +301,13 @@ print(*glob.glob(os.path.join(glob.escape(folder), '_bundled', 'pip-*.whl'))[:1]
     } >/dev/null 2>&1
 }
 
+# The interpreter itself and not a link to it: beside a link, Python 3.11 does not find its own
+# library.
+itself() {
+    "$1" -c 'import os, sys; print(os.path.realpath(sys.executable))'
+}
+
 install() {
-    # Neither a question, nor an install elsewhere, whatever the user has configured.
-    PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_REQUIRE_VIRTUALENV=0 PIP_USER=0
-    export PIP_DISABLE_PIP_VERSION_CHECK PIP_NO_INPUT PIP_REQUIRE_VIRTUALENV PIP_USER
     # Scripts in the environment hold its path, so a checkout that was moved gets a new one; and so
     # does one whose creation was interrupted, or that is for the other engine.
     fresh=
@@ -346,9 +318,7 @@ install() {
     esac
     if [ -z "$fresh" ]; then
         echo "Creating $venv ..."
-        # The interpreter itself and not a link to it: beside a link, Python 3.11 does not find its
-        # own library.
-        python=$("$python" -c 'import os, sys; print(os.path.realpath(sys.executable))')
+        python=$(itself "$python")
         find_bundled_pip || {
             bundled=
             "$python" -m venv --clear "$venv"
@@ -366,17 +336,19 @@ install() {
             "pip>=25.1" "poetry-core>=2.0" setuptools wheel
     )
     echo "$here $engine" >"$place"
-    chosen=$packages
-    if [ $engine = PyTensor ]; then chosen=$newer_packages; fi
-    echo "Installing the packages, what they need, and the tools (some minutes the first time) ..."
+    echo "Installing the packages, and what they and their tests need (some minutes the first time) ..."
     report_progress &
     reporter=$!
     newest=
     rm -rf "$newer"
+    group=test
     if [ $engine = Theano ]; then
         # At the same time: both mostly wait for the network.
         (log=$newer_log && : >"$log" && install_newer) &
         newest=$!
+    else
+        group=test-pytensor
+        adapters=$newer_adapters
     fi
     trap 'kill $reporter $newest 2>/dev/null || true' EXIT
     trap 'exit 130' INT
@@ -384,7 +356,7 @@ install() {
     # One call for all, so that the members satisfy each other and one resolution holds for all.
     # Compiling all of it takes longer than the rest, and most of it is never imported.
     # shellcheck disable=SC2046,SC2086 # the words are separate arguments
-    set -- --no-compile $(editable $chosen) --group "$(group_of $engine)"
+    set -- --no-compile $(editable $packages $adapters $above) --group $group
     # Where a package has no wheel for this machine, it may want to be built with other tools.
     if ! try_pip install --prefer-binary --no-build-isolation "$@"; then
         echo "That failed; once more, with the tools that each package asks for ..."
@@ -406,51 +378,46 @@ install() {
     echo "Ready: $("$venv/bin/python" --version) in $venv"
 }
 
-# Arguments of pip that install these packages, and what the tests start programs with.
+# Arguments of pip that install these folders.
 editable() {
-    for package in "$@"; do
-        case $package in
-            synk-extensions) extras="[lasagne]" ;; # the demonstration trains Lasagne's networks
-            *) extras= ;;
-        esac
-        echo "--editable packages/$package$extras"
-    done
-    echo "--editable dev/synk-testing"
+    for package in "$@"; do echo "--editable $package"; done
 }
 
-# The tools that are installed beside an engine: a group of pyproject.toml.
-group_of() {
-    case $1 in
-        Theano) echo dev ;;
-        PyTensor) echo dev-pytensor ;;
-    esac
-}
-
-# Beside Theano's, on the newest Python that there is, the packages that do without an engine are
-# tested, and functions of PyTensor. Where there is none, or it cannot be had, this is left out.
+# Beside Theano, on the newest Python that there is, for what is tested with PyTensor.
+# Where there is none, or it cannot be had, this is left out.
 install_newer() {
-    for version in $wanted_else; do
-        for path in "$(command -v "python$version" || true)" \
-            "$uv_pythons/cpython-$version"[.-]*/bin/"python$version" \
-            "$pyenv/versions/$version".*/bin/python; do
-            this="import sys, venv; print('%d.%d' % sys.version_info[:2])"
-            if [ "$("$path" -c "$this" 2>/dev/null </dev/null)" != "$version" ]; then continue; fi
-            echo "Creating $newer, with Python $version, for PyTensor, and what does without an engine ..."
-            path=$("$path" -c 'import os, sys; print(os.path.realpath(sys.executable))')
-            # shellcheck disable=SC2046,SC2086 # the words are separate arguments
-            if "$path" -m venv --without-pip "$newer" >>"$log" 2>&1 &&
-                try_pip --python "$newer/bin/python" install --no-compile poetry-core \
-                    numpy posix_ipc pyzmq 'pytensor>=3.3,<3.4' cloudpickle threadpoolctl rich click \
-                    --group "$(group_of PyTensor)" &&
-                try_pip --python "$newer/bin/python" install --no-compile --no-deps --no-build-isolation \
-                    $(editable $newer_packages); then
-                return
-            fi
-            echo "That failed, and is left out; what pip said is in $log"
-            rm -rf "$newer"
-            return
-        done
-    done
+    path=$(newer_candidates | probed | grep -m 1 -E "^ok $for_pytensor\|" || true)
+    if [ -z "$path" ]; then return; fi
+    version=${path%%|*}
+    echo "Creating $newer, with Python ${version#ok }, for PyTensor ..."
+    path=$(itself "${path#*|}")
+    # shellcheck disable=SC2046,SC2086 # the words are separate arguments
+    if "$path" -m venv --without-pip "$newer" >>"$log" 2>&1 &&
+        try_pip --python "$newer/bin/python" install --no-compile poetry-core \
+            numpy posix_ipc pyzmq 'pytensor>=3.3,<3.4' cloudpickle threadpoolctl rich click \
+            --group smoke &&
+        try_pip --python "$newer/bin/python" install --no-compile --no-deps --no-build-isolation \
+            $(editable $packages $newer_adapters $above); then
+        return
+    fi
+    echo "That failed, and is left out; what pip said is in $log"
+    rm -rf "$newer"
+}
+
+# What `make test` does without, into both environments: beside PyTensor alone there is none of it.
+install_tools() {
+    case $(cat "$place") in *" PyTensor") return ;; esac
+    echo "Installing the tools ..."
+    pip install --no-compile --group dev
+    if [ -x "$newer/bin/python" ]; then
+        pip --python "$newer/bin/python" install --no-compile --group test-pytensor
+    fi
+    fingerprint >"$tools_stamp"
+}
+
+# Whether an environment is as this checkout wants it.
+is_fresh() {
+    [ -x "$venv/bin/python" ] && [ "$(fingerprint)" = "$(cat "$1" 2>/dev/null)" ]
 }
 
 case ${1:-} in
@@ -458,15 +425,15 @@ case ${1:-} in
         check_machine
         echo "nothing is missing; Python: $python"
         ;;
-    "")
-        if [ -x "$venv/bin/python" ] && [ "$(fingerprint)" = "$(cat "$stamp" 2>/dev/null)" ]; then
-            exit 0
+    "" | --tools)
+        if ! is_fresh "$stamp"; then
+            check_machine
+            install
         fi
-        check_machine
-        install
+        if [ -n "${1:-}" ] && ! is_fresh "$tools_stamp"; then install_tools; fi
         ;;
     *)
-        echo "usage: sh scripts/bootstrap.sh [--check]" >&2
+        echo "usage: sh scripts/bootstrap.sh [--check | --tools]" >&2
         exit 2
         ;;
 esac

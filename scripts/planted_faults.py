@@ -56,7 +56,8 @@ def run_jobs(jobs: list[Job], at_once: int, root: Path, limit_s: float) -> list[
             with nullcontext() if fault is None else copy.planted(fault):
                 if stopped.is_set():
                     return Outcome(name, "error", "stopped", 0.0)
-                return copy.run_tests(name, tests, fault is not None)
+                is_whole = fault is not None and bool(fault.nightly)
+                return copy.run_tests(name, tests, fault is not None, is_whole)
         finally:
             copies.put(copy)
 

@@ -1,24 +1,24 @@
 """Run the test suites on all cores; report each as it ends, and all failures at the end.
 
-    python scripts/run_tests.py                              every suite
+    python scripts/run_tests.py                              what is tested every day
     python scripts/run_tests.py synk-shm synk-core/faults    some: a package, or a part of it
     python scripts/run_tests.py synk-shm -- -k resize -x     with arguments for pytest
-    python scripts/run_tests.py --nightly                    whole matrices, and endurance
-    python scripts/run_tests.py --table FILE                 what took how long, as Markdown
+    python scripts/run_tests.py --nightly                    all there is, whole, and endurance
+    python scripts/run_tests.py --table                      note the processor time of each suite
 
-Three suites more than there are cores run at a time, those that take longest first. Tests that
-are marked "alone", because they have hard limits of time or look at the whole machine, and programs
-that measure follow one by one. Every suite runs even when another failed. Where Python is too new
-for Theano, suites that need it are left out. What each printed is kept in build/tests. The exit
-status is 0 only when all passed. A suite that takes longer than its limit is ended together with
-the processes it started.
+By day the engine of this Python is tested whole, and the other one, where it is installed, by a
+smoke suite. Three suites more than there are cores run at a time, those that take longest first.
+Tests that are marked "alone", because they have hard limits of time or look at the whole machine,
+and programs that measure follow one by one. Every suite runs even when another failed. What each
+printed is kept in build/tests. The exit status is 0 only when all passed, and there were no more
+tests than scripts/budgets.json allows. A suite that takes longer than its limit is ended together
+with the processes it started.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
-import ctypes
 import dataclasses
 import json
 import os
@@ -38,23 +38,23 @@ import psutil
 ROOT = Path(__file__).resolve().parent.parent
 LOGS = ROOT / "build" / "tests"
 ENDURANCE = ROOT / "build" / "endurance"
+BUDGETS = ROOT / "scripts" / "budgets.json"
+"""How many tests there may be by day, and the processor time that each suite took."""
 NEWER = ROOT / ".venv-newer" / "bin" / "python"
-"""The newest Python that was found, for PyTensor, and for packages that do without an engine."""
+"""The newest Python that was found, for the smoke suite of PyTensor."""
+HAS_THEANO = sys.version_info < (3, 12)
 NO_TESTS_COLLECTED = 5
 TIMED_OUT = 124
 LIMIT_S = int(os.environ.get("SYNK_SUITE_LIMIT_S", "2400"))
 NIGHTLY_LIMIT_S = 4 * 3600
 """Seconds that one suite may take, whatever it hangs in."""
-SLOWEST = 60
-"""Tests in a table of durations."""
 PROGRESS_S = 60
 """Seconds between two lines about what is under way."""
-
-WHOLE = {
-    "SYNK_TESTS": "all",
-    "SYNK_THEANO_FAULTS_OUT": str(ENDURANCE / "faults.json"),
-}
-"""The environment of a nightly run, in which suites run whole."""
+UNKNOWN_S = 1000.0
+"""Processor time of a suite that was never measured: it is started early."""
+GROWTH, GROWTH_S = 1.1, 5.0
+"""A suite that takes more than this factor of its time, and so many seconds, is reported."""
+ALONE = re.compile(r"^\s*(?:@|pytestmark = )pytest\.mark\.alone", re.MULTILINE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,20 +65,33 @@ class Suite:
         name: a package, or "integration", and which part of it.
         paths: what pytest collects, relative to the root.
         without: what of it other suites run.
-        about_s, nightly_s: seconds that it takes on two quiet cores.
-        alone: whether it has tests that are marked "alone"; or the program measures.
+        is_daily: whether it runs every day, and not only at night or when it is named.
+        needs_theano: whether it is left out where Python is too new for Theano.
         python: the interpreter.
         program: arguments of the interpreter, for what is no pytest: part of nightly runs.
+        is_quiet: whether nothing else may run beside the program.
     """
 
     name: str
     paths: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
-    about_s: int = 60
-    nightly_s: int = 60
-    alone: bool = False
+    is_daily: bool = True
+    needs_theano: bool = False
     python: str = sys.executable
     program: tuple[str, ...] = ()
+    is_quiet: bool = False
+
+    def alone(self) -> list[str]:
+        """Return its files in which tests are marked "alone": to collect all would take seconds."""
+        places = [ROOT / path for path in self.paths if "::" not in path]
+        files = {file for place in places for file in (place, *place.rglob("test_*.py"))}
+        left = [ROOT / path for path in self.without]
+        return [
+            str(file)
+            for file in sorted(files)
+            if file.is_file() and not any(file == path or path in file.parents for path in left)
+            if ALONE.search(file.read_text(encoding="utf-8"))
+        ]
 
 
 def tests_of(package: str, *parts: str) -> tuple[str, ...]:
@@ -86,134 +99,116 @@ def tests_of(package: str, *parts: str) -> tuple[str, ...]:
     return tuple(f"packages/{package}/tests/{part}".rstrip("/") for part in parts or ("",))
 
 
-def alone_in(paths: Sequence[str]) -> list[str]:
-    """Return files in which tests are marked "alone": to collect the others would take seconds."""
-    places = [ROOT / path for path in paths]
-    files = [file for place in places for file in sorted(place.rglob("test_*.py"))]
-    files += [place for place in places if place.is_file()]
-    marked = [file for file in files if "mark.alone" in file.read_text(encoding="utf-8")]
-    return list(map(str, marked)) or list(paths)
-
-
-# Where there is a newer Python than Theano's, packages without an engine are tested on that;
-# a nightly run tests them on both.
-NEWEST = str(NEWER) if NEWER.exists() else sys.executable
-
 # In a suite of their own, so that none takes much longer than the others.
 PROCESSES = tests_of(
     "synk-core",
     *("test_failures.py", "test_flight.py", "test_watchdog.py", "test_pool.py", "test_releases.py"),
     *("test_runtime.py", "test_security.py", "test_stacks.py"),
 )
+FAULTS = tests_of("synk-core", "faults")
+PYMC = tests_of("synk-extensions", "test_pymc.py", "test_pymc_verdicts.py", "test_pymc_example.py")
+PAGES = ("integration/test_docs_blocks.py", "integration/test_examples.py")
 
-
-def with_pytensor() -> list[Suite]:
-    """Return the suites of what runs on both engines, and of PyMC, where PyTensor is installed.
-
-    By C code; by Numba where a test says so. `SYNK_LINKER=numba` has all of them computed by Numba.
-    """
-    if not list(Path(NEWEST).parent.parent.glob("lib/python*/site-packages/pytensor")):
-        return []
-    pymc = tests_of(
-        "synk-extensions", "test_pymc.py", "test_pymc_verdicts.py", "test_pymc_example.py"
+# Tests of what tests, builds, documents and measures, and of what is built. They need `make tools`,
+# and run at night, and where a change asks for them (`.github/scripts/changed_packages.py`).
+TOOLING = tuple(
+    f"integration/test_{name}.py"
+    for name in (
+        *("bootstrap", "run_tests", "planted_faults", "ci", "ignored_signals"),
+        *("benchmarks", "gpu_benchmarks", "simulated_hosts", "pictures"),
+        *("wheels", "new_user", "notebook", "docs_site"),
     )
-    pages = ("integration/test_docs_blocks.py", "integration/test_examples.py")
-    return [
-        Suite(
-            "synk-core/pytensor",
-            tests_of("synk-core"),
-            without=tests_of("synk-core", "faults"),
-            about_s=400,
-            nightly_s=1500,
-            python=NEWEST,
-        ),
-        Suite("synk-pytensor", tests_of("synk-pytensor"), about_s=60, python=NEWEST),
-        Suite(
-            "synk-extensions/pytensor",
-            tests_of("synk-extensions"),
-            without=pymc,
-            about_s=150,
-            nightly_s=600,
-            python=NEWEST,
-        ),
-        # Apart from the others: PyMC raises the limit of recursion.
-        Suite("synk-extensions/pymc", pymc, about_s=120, nightly_s=600, python=NEWEST),
-        Suite("integration/pytensor", pages, about_s=100, nightly_s=300, python=NEWEST),
-    ]
+    if (ROOT / f"integration/test_{name}.py").exists()
+)
 
-
-WITH_PYTENSOR = with_pytensor()
-
-SUITES = [
-    Suite("synk-shm", tests_of("synk-shm"), about_s=300, nightly_s=300, python=NEWEST),
-    Suite("synk-comm", tests_of("synk-comm"), about_s=510, nightly_s=900, python=NEWEST),
-    Suite(
+# Of the engine that is not at hand: its adapter's own tests, one of each kind of call, and PyMC's.
+SMOKE = (
+    *tests_of("synk-pytensor"),
+    *tests_of(
         "synk-core",
-        tests_of("synk-core"),
-        without=(*tests_of("synk-core", "faults"), *PROCESSES),
-        about_s=530,
-        nightly_s=1100,
+        "test_adapters.py::test_the_engine_of_this_environment_is_found",
+        "test_adapters.py::test_workers_compute_with_the_masters_engine",
+        "test_function.py::test_outputs_come_back_as_from_theano",
+        "test_function.py::test_inputs_by_name_and_of_other_kinds",
+        "test_function.py::test_each_update_accumulates_by_its_own_operation",
+        "test_function.py::test_sliceable_shared_variables_are_replaced_everywhere",
+        "test_function.py::test_dropout_masks_differ_by_rank_and_follow_from_the_seed",
+        "test_in_graph.py::test_rows_of_all_ranks",
+        "test_flat.py::test_gradient_step_of_a_network",
+        "test_flat.py::test_scan_and_its_gradient",
+        "test_step.py::test_a_training_step_is_one_order_and_exact",
+        "test_check.py::test_draws_for_each_row_are_row_wise",
+        "test_verify.py::test_a_training_step_with_all_ops_is_right",
+        "test_atomic.py::test_a_step_is_done_whole_or_not_at_all",
     ),
-    *WITH_PYTENSOR,
-    Suite("synk-core/processes", PROCESSES, about_s=280, nightly_s=400, alone=True),
-    Suite("synk-core/faults", tests_of("synk-core", "faults"), about_s=135, nightly_s=1800),
-    Suite("theano-compat", tests_of("theano-compat"), about_s=60, nightly_s=300),
-    Suite("synk-theano", tests_of("synk-theano"), about_s=40, nightly_s=60),
-    Suite("synk-extensions", tests_of("synk-extensions"), about_s=630, nightly_s=600),
-    Suite("integration", ("integration",), about_s=370, nightly_s=700),
-    Suite("synk-testing", ("dev/synk-testing/tests",), about_s=20, nightly_s=15),
-]
+    *tests_of(
+        "synk-extensions",
+        "test_pymc.py::test_it_is_the_log_probability_of_the_model[2-linear]",
+        "test_pymc.py::test_it_is_that_of_a_point[2]",
+        "test_pymc.py::test_rows_are_read_once[2]",
+        "test_pymc.py::test_parameters_out_of_range_are_infinitely_improbable[2]",
+        "test_pymc.py::test_draws_are_those_of_pymc[2]",
+    ),
+)
 
 
-WITHOUT_THEANO = {"synk-shm", "synk-comm", "synk-testing", *(s.name for s in WITH_PYTENSOR)}
-HAS_THEANO = sys.version_info < (3, 12)
+def all_suites() -> list[Suite]:
+    """Return all suites of tests.
+
+    Those of PyTensor compute by C code; by Numba where a test says so. `SYNK_LINKER=numba` has all
+    of them computed by Numba.
+    """
+    theano = {
+        "synk-core": (tests_of("synk-core"), (*FAULTS, *PROCESSES)),
+        "synk-core/processes": (PROCESSES, ()),
+        "synk-core/faults": (FAULTS, ()),
+        "theano-compat": (tests_of("theano-compat"), ()),
+        "synk-theano": (tests_of("synk-theano"), ()),
+        "synk-extensions": (tests_of("synk-extensions"), ()),
+        "integration": (("integration",), TOOLING),
+        "tooling": ((*TOOLING, "dev/synk-testing/tests"), ()),
+    }
+    pytensor = {
+        "synk-core/pytensor": (tests_of("synk-core"), FAULTS),
+        "synk-pytensor": (tests_of("synk-pytensor"), ()),
+        "synk-extensions/pytensor": (tests_of("synk-extensions"), PYMC),
+        # Apart from the others: PyMC raises the limit of recursion.
+        "synk-extensions/pymc": (PYMC, ()),
+        "integration/pytensor": (PAGES, ()),
+    }
+    suites = [Suite(name, tests_of(name)) for name in ("synk-shm", "synk-comm")]
+    for name, places in theano.items():
+        suites.append(Suite(name, *places, is_daily=name != "tooling", needs_theano=True))
+    if not HAS_THEANO:
+        return suites + [Suite(name, *places) for name, places in pytensor.items()]
+    if NEWER.exists():
+        newer = {"python": str(NEWER)}
+        suites.append(Suite("pytensor/smoke", SMOKE, **newer))
+        newer["is_daily"] = False
+        suites += [Suite(name, *places, **newer) for name, places in pytensor.items()]
+        suites += [Suite(f"{s.name}/newer", s.paths, **newer) for s in suites[:2]]
+    return suites
+
+
+SUITES = all_suites()
 
 
 def programs(soak_s: int, trials: int) -> list[Suite]:
     """Return what a nightly run does besides the tests."""
-    soak = ("integration/endurance/soak.py", "--seconds", str(soak_s))
-    interrupts = trials // 3
-    kills = (
-        *("integration/endurance/kill_trials.py", "--trials", str(trials)),
-        *("--interrupts", str(interrupts)),
-    )
-    older = (
-        []
-        if sys.executable == NEWEST
-        else [
-            Suite("synk-shm/older-python", tests_of("synk-shm"), nightly_s=200),
-            Suite("synk-comm/older-python", tests_of("synk-comm"), nightly_s=900),
-        ]
-    )
+    kills = ("--trials", str(trials), "--interrupts", str(trials // 3))
+    commands = {
+        "endurance/soak": ("integration/endurance/soak.py", "--seconds", str(soak_s)),
+        "planted-faults": ("scripts/planted_faults.py",),
+        "endurance/kill_trials": ("integration/endurance/kill_trials.py", *kills),
+    }
     return [
-        *older,
         Suite(
-            "endurance/soak",
-            nightly_s=soak_s + 30,
-            program=(*soak, "--json", str(ENDURANCE / "soak.json")),
-        ),
-        Suite(
-            "planted-faults",
-            nightly_s=1200,
-            program=("scripts/planted_faults.py", "--json", str(ENDURANCE / "planted_faults.json")),
-        ),
-        Suite(
-            "endurance/kill_trials",
-            nightly_s=int(1.6 * (trials + interrupts)),
-            alone=True,
-            program=(*kills, "--json", str(ENDURANCE / "kill_trials.json")),
-        ),
+            name,
+            program=(*command, "--json", str(ENDURANCE / f"{Path(command[0]).stem}.json")),
+            is_quiet=name == "endurance/kill_trials",
+        )
+        for name, command in commands.items()
     ]
-
-
-PR_SET_PDEATHSIG = 1
-LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
-
-
-def end_with_parent() -> None:
-    """Have the kernel kill this process, a child, with its parent, even if that is killed."""
-    if LIBC is not None:
-        LIBC.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
 class Run:
@@ -229,27 +224,26 @@ class Run:
     def __init__(
         self, suite: Suite, arguments: Sequence[str], alone: bool, environment: dict[str, str]
     ) -> None:
-        self.suite = suite
+        self.suite, self.is_alone = suite, alone
         self.name = suite.name + (" (alone)" if alone and not suite.program else "")
         stem = LOGS / re.sub(r"\W+", "-", self.name).strip("-")
         self.log, self.report = stem.with_suffix(".log"), stem.with_suffix(".jsonl")
         self.report.unlink(missing_ok=True)
         command = [suite.python, *suite.program]
-        if not suite.program:
+        if not suite.program:  # its tests would report theirs, that are to fail
+            environment = {**environment, "SYNK_TESTS_REPORT": str(self.report)}
             mark = "alone" if alone else "not alone"
             arguments, given = list(arguments), None
             if "-m" in arguments:
                 place = arguments.index("-m")
                 given = arguments[place + 1]
                 del arguments[place : place + 2]
-            paths = alone_in(suite.paths) if alone else suite.paths
+            paths = suite.alone() if alone else suite.paths
             command += ["-m", "pytest", *paths, "-q", "-rfEs", "--color=no"]
             command += ["-m", f"({given}) and {mark}" if given else mark]
             command += [f"--ignore={path}" for path in suite.without] + arguments
-        self.seconds = 0.0
+        self.seconds = self.cpu_s = 0.0
         self.status: Optional[int] = None
-        if not suite.program:  # its tests would report theirs, that are to fail
-            environment = {**environment, "SYNK_TESTS_REPORT": str(self.report)}
         self._begin = time.monotonic()
         with self.log.open("w", encoding="utf-8") as output:
             # Its own session, so that the terminal's signals do not reach it.
@@ -261,12 +255,11 @@ class Run:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=end_with_parent,  # noqa: PLW1509 - this has one thread
             )
 
     def look(self, limit_s: float) -> bool:
         """Return whether it has ended; after `limit_s` seconds, end it."""
-        self.status = self._process.poll()
+        self._reap(os.WNOHANG)
         self.seconds = time.monotonic() - self._begin
         if self.status is None and self.seconds > limit_s:
             self.end()
@@ -275,14 +268,22 @@ class Run:
 
     def end(self) -> None:
         """End it with everything it started, if it is still there."""
-        if self._process.poll() is None:
+        if self.status is None:
             started = psutil.Process(self._process.pid).children(recursive=True)
             for process in (*started, self._process):
                 try:
                     process.kill()
                 except psutil.NoSuchProcess:
                     pass
-            self._process.wait()
+            self._reap(0)
+
+    def _reap(self, options: int) -> None:
+        """Take its status, and the processor time of all processes that were waited for in it."""
+        if self.status is None:
+            pid, status, used = os.wait4(self._process.pid, options)
+            if pid:
+                self.status = self._process.returncode = os.waitstatus_to_exitcode(status)
+                self.cpu_s = used.ru_utime + used.ru_stime
 
     def events(self) -> list[dict]:
         """Return what its pytest has reported."""
@@ -299,6 +300,10 @@ class Run:
                 if event["when"] == "call" or event["outcome"] != "passed":
                     found[event["id"]] = event["outcome"]
         return found
+
+    def collected(self) -> int:
+        """Return how many tests it has, as soon as it knows."""
+        return sum(event.get("collected", 0) for event in self.events())
 
     def counts(self) -> str:
         """Return how many tests had which outcome."""
@@ -330,6 +335,7 @@ class Runs:
         jobs: how many at the same time.
         nightly: whether whole.
         left_out: names of suites that cannot run here.
+        is_complete: whether no suite was chosen by its name.
     """
 
     def __init__(
@@ -339,24 +345,24 @@ class Runs:
         jobs: int,
         nightly: bool,
         left_out: Sequence[str] = (),
+        is_complete: bool = False,
     ) -> None:
-        self._left_out = left_out
+        self._left_out, self._is_complete = left_out, is_complete and not arguments
         self._arguments, self._jobs, self._nightly = arguments, jobs, nightly
-        beside = [s for s in suites if not (s.program and s.alone)]
-        beside.sort(key=self._expected, reverse=True)
+        self._budgets = json.loads(BUDGETS.read_text(encoding="utf-8"))
+        self._cpu_s: dict[str, float] = self._budgets["cpu_s"]["night" if nightly else "day"]
+        beside = [suite for suite in suites if not suite.is_quiet]
+        beside.sort(key=lambda suite: -self._cpu_s.get(suite.name, UNKNOWN_S))
         self._waiting = [(suite, False) for suite in beside]
-        self._waiting += [(suite, True) for suite in suites if suite.alone]
+        self._waiting += [(suite, True) for suite in suites if suite.is_quiet or suite.alone()]
         self._all = len(self._waiting)
         self._running: list[Run] = []
         self.done: list[Run] = []
         self._begin = self._said = time.monotonic()
 
-    def _expected(self, suite: Suite) -> int:
-        return suite.nightly_s if self._nightly else suite.about_s
-
     def run(self) -> None:
         """Run all, until the last one has ended."""
-        self._say(f"{self._all} suites, {self._jobs} at a time, in about {self._left()}")
+        self._say(f"{self._all} suites, {self._jobs} at a time")
         try:
             while self._waiting or self._running:
                 self._start()
@@ -364,8 +370,7 @@ class Runs:
                 for run in ended:
                     self._running.remove(run)
                     self.done.append(run)
-                    line = f"{len(self.done):>3}/{self._all}  {run.name:<28} {run.seconds:6.0f} s"
-                    self._say(f"{line}  {run.verdict()}", left=True)
+                    self._say(f"{len(self.done):>3}/{self._all}  {self._line(run)}")
                 if time.monotonic() - self._said > PROGRESS_S:
                     self._say("under way: " + ", ".join(map(self._progress, self._running)))
                 time.sleep(0 if ended else 0.1)
@@ -386,28 +391,20 @@ class Runs:
                 return
             del self._waiting[0]
             # Planted faults are for the tests of every day.
-            environment = WHOLE if self._nightly and not suite.program else {}
+            environment = {"SYNK_TESTS": "all"} if self._nightly and not suite.program else {}
             self._running.append(Run(suite, self._arguments, alone, environment))
 
     def _progress(self, run: Run) -> str:
-        collected = [event["collected"] for event in run.events() if "collected" in event]
-        return run.name + (f" {len(run.outcomes())}/{collected[0]}" if collected else "")
+        collected = run.collected()
+        return run.name + (f" {len(run.outcomes())}/{collected}" if collected else "")
 
-    def _left(self) -> str:
-        """Return the time that is left, at the pace of this machine so far."""
-        expected = sum(self._expected(run.suite) for run in self.done)
-        pace = sum(run.seconds for run in self.done) / expected if expected else 1.0
-        todo = sum(
-            0 if alone and not s.program else self._expected(s) for s, alone in self._waiting
-        )
-        todo += sum(max(self._expected(r.suite) - r.seconds / pace, 10) for r in self._running)
-        return f"{max(todo * pace / self._jobs / 60, 1):.0f} min"
+    def _line(self, run: Run) -> str:
+        return f"{run.name:<28} {run.seconds:6.0f} s {run.cpu_s:6.0f} CPU s  {run.verdict()}"
 
-    def _say(self, text: str, left: bool = False) -> None:
+    def _say(self, text: str) -> None:
         self._said = time.monotonic()
         seconds = int(self._said - self._begin)
-        after = f"  ({self._left()} left)" if left and (self._waiting or self._running) else ""
-        print(f"{seconds // 60:>3}:{seconds % 60:02}  {text}{after}", flush=True)
+        print(f"{seconds // 60:>3}:{seconds % 60:02}  {text}", flush=True)
 
     def summary(self) -> int:
         """Print all failures and a summary; return the exit status."""
@@ -417,7 +414,7 @@ class Runs:
             run
             for run in self.done
             if run.status
-            and not (run.status == NO_TESTS_COLLECTED and (empty_is_fine or run.suite.alone))
+            and not (run.status == NO_TESTS_COLLECTED and (empty_is_fine or run.is_alone))
         ]
         for run in wrong:
             print(f"\n===== {run.name}\n{run.failures()}", flush=True)
@@ -437,44 +434,62 @@ class Runs:
         if self._left_out:
             print("\n===== left out, because they need Theano, and that Python 3.9 to 3.11")
             print(f"  {', '.join(self._left_out)}")
+        for line in self._grown():
+            print(line)
         print("\n===== summary")
-        for run in sorted(self.done, key=lambda run: -run.seconds):
-            print(f"  {run.name:<28} {run.seconds:6.0f} s  {run.verdict()}")
-        whole = time.monotonic() - self._begin
-        print(f"  {'all':<28} {whole:6.0f} s  {'FAILED' if wrong else 'passed'}; logs: build/tests")
+        for run in sorted(self.done, key=lambda run: -run.cpu_s):
+            print(f"  {self._line(run)}")
+        seconds, cpu_s = time.monotonic() - self._begin, sum(run.cpu_s for run in self.done)
+        too_many = self._too_many()
+        verdict = "FAILED" if wrong or too_many else "passed"
+        print(f"  {'all':<28} {seconds:6.0f} s {cpu_s:6.0f} CPU s  {verdict}; logs: build/tests")
+        if too_many:
+            print(too_many)
         # Programs, and suites that broke off, count as one test each.
         broken = sum(not run.outcomes() for run in wrong)
         passed = counted["passed"] + sum(
             bool(run.suite.program) and not run.status for run in self.done
         )
         print(f"{passed} passed, {counted['failed'] + broken} failed, {counted['skipped']} skipped")
-        return 1 if wrong else 0
+        return 1 if wrong or too_many else 0
 
-    def table(self) -> str:
-        """Return what took how long, as Markdown: suites, and the slowest tests of each."""
-        about = f"{os.cpu_count()} cores, Python {platform.python_version()}, {date.today()}"
-        lines = [f"Made by `scripts/run_tests.py --table`: {about}.", ""]
-        lines += ["| suite | tests | s | CPU s |", "|---|---:|---:|---:|"]
-        tests: dict[str, list[float]] = {}
-        for run in sorted(self.done, key=lambda run: -run.seconds):
-            cpu = 0.0
-            for event in run.events():
-                if "id" in event:
-                    taken = tests.setdefault(event["id"], [0.0, 0.0])
-                    taken[0] += event.get("seconds", 0.0)
-                    taken[1] += event.get("cpu", 0.0)
-                    cpu += event.get("cpu", 0.0)
-            row = f"| {run.name} | {len(run.outcomes())} | {run.seconds:.0f} | {cpu:.0f} |"
-            lines.append(row)
-        lines += [
-            "",
-            "CPU seconds are those of pytest and of the processes that it waited for.",
-            "",
+    def _too_many(self) -> str:
+        """Return which budget the number of tests exceeds; "" if it does not, or is not known."""
+        tests, most = sum(run.collected() for run in self.done), self._budgets["tests"]
+        if not self._is_complete or self._nightly or tests <= most:
+            return ""
+        return (
+            f"FAILED: {tests} tests by day, scripts/budgets.json allows {most}: mark some nightly"
+        )
+
+    def cpu_seconds(self) -> dict[str, float]:
+        """Return the processor time of each suite, of what runs alone included."""
+        found: dict[str, float] = {}
+        for run in self.done:
+            found[run.suite.name] = round(found.get(run.suite.name, 0.0) + run.cpu_s, 1)
+        return found
+
+    def _grown(self) -> list[str]:
+        """Return a warning about each suite that takes longer than it did: no failure, because
+        machines differ."""
+        if self._arguments:
+            return []
+        lines = [
+            f"  {name:<28} {now:6.0f} CPU s, it was {self._cpu_s[name]:.0f}"
+            for name, now in self.cpu_seconds().items()
+            if now > GROWTH * self._cpu_s.get(name, now) + GROWTH_S
         ]
-        lines += ["| slowest tests | s | CPU s |", "|---|---:|---:|"]
-        slowest = sorted(tests.items(), key=lambda item: -item[1][0])[:SLOWEST]
-        lines += [f"| `{name}` | {s:.1f} | {cpu:.1f} |" for name, (s, cpu) in slowest]
-        return "\n".join(lines) + "\n"
+        return ["\n===== WARNING: slower than in scripts/budgets.json", *lines] if lines else []
+
+    def write_table(self) -> None:
+        """Note the processor time of what has run in scripts/budgets.json."""
+        when = "night" if self._nightly else "day"
+        found = self.cpu_seconds()
+        self._budgets["cpu_s"][when] = found if self._is_complete else {**self._cpu_s, **found}
+        self._budgets["cpu_s"]["measured"] = (
+            f"{os.cpu_count()} cores, Python {platform.python_version()}, {date.today()}"
+        )
+        BUDGETS.write_text(json.dumps(self._budgets, indent=1) + "\n", encoding="utf-8")
 
     def _reasons(self) -> collections.Counter[str]:
         reasons: collections.Counter[str] = collections.Counter()
@@ -485,8 +500,8 @@ class Runs:
         return reasons
 
 
-def chosen(names: Sequence[str], suites: Sequence[Suite]) -> list[Suite]:
-    """Return the suites of these names; of a package's name, all its parts.
+def chosen(names: Sequence[str], suites: Sequence[Suite], nightly: bool) -> list[Suite]:
+    """Return the suites of these names; of a package's name, all its parts of every day.
 
     Raises:
         SystemExit: there is no such suite.
@@ -497,7 +512,8 @@ def chosen(names: Sequence[str], suites: Sequence[Suite]) -> list[Suite]:
     return [
         suite
         for suite in suites
-        if not names or suite.name in names or suite.name.partition("/")[0] in names
+        if suite.name in names
+        or ((nightly or suite.is_daily) and (not names or suite.name.partition("/")[0] in names))
     ]
 
 
@@ -529,30 +545,32 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--nightly", action="store_true", help="all there is, and endurance")
     parser.add_argument("--soak-s", type=int, default=3600, help="seconds of random work (3600)")
     parser.add_argument("--trials", type=int, default=1000, help="how many kills (1000)")
-    parser.add_argument("--table", type=Path, metavar="FILE", help="write what took how long")
+    parser.add_argument("--table", action="store_true", help="note what took how long")
     parser.add_argument("--list", action="store_true", help="the names of the suites")
     options = parser.parse_args(arguments[:cut])
     suites = SUITES + (programs(options.soak_s, options.trials) if options.nightly else [])
     if options.list:
         print("\n".join(suite.name for suite in suites))
         return 0
-    suites = chosen(options.suites, suites)
-    left_out = [s.name for s in suites if not HAS_THEANO and s.name not in WITHOUT_THEANO]
+    suites = chosen(options.suites, suites, options.nightly)
+    left_out = [suite.name for suite in suites if suite.needs_theano and not HAS_THEANO]
     suites = [suite for suite in suites if suite.name not in left_out]
     if not suites:
         sys.exit(f"{', '.join(left_out)}: needs Theano, and that Python 3.9 to 3.11")
     reset_signals()
     for folder in (LOGS, ENDURANCE):
         folder.mkdir(parents=True, exist_ok=True)
-    runs = Runs(suites, arguments[cut + 1 :], options.jobs, options.nightly, left_out)
+    given = arguments[cut + 1 :]
+    runs = Runs(suites, given, options.jobs, options.nightly, left_out, not options.suites)
     try:
         runs.run()
     except KeyboardInterrupt:
         runs.summary()
         return 128 + signal.SIGINT
+    status = runs.summary()
     if options.table:
-        options.table.write_text(runs.table(), encoding="utf-8")
-    return runs.summary()
+        runs.write_table()
+    return status
 
 
 if __name__ == "__main__":

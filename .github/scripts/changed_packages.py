@@ -1,11 +1,12 @@
-"""Tell which packages a change asks to test: each changed one, and all after it.
+"""Print which packages a change asks to test: each changed one, and all after it.
 
     git diff --name-only main... | python .github/scripts/changed_packages.py
 
-Reads changed paths, one per line, from standard input and prints two lines for a workflow's
-outputs: `packages=["synk-pytensor", "synk-extensions"]` and `matrix={"include": [...]}`, the jobs
-to run, each with `package`, `python` and `members` (the folders to install).
-With --all it names every package.
+Reads changed paths, one per line, from standard input and prints three lines for a workflow's
+outputs: `packages=["synk-pytensor", "synk-extensions"]`; `matrix={"include": [...]}`, the jobs
+to run, each with `package`, `python` and `members` (the folders to install); and `tooling=true`
+or `false`: whether what builds and tests the packages has changed, which has tests of its own.
+With --all it names every package, and the tooling.
 
 Files that belong to no package (the workspace, the workflows) may change any result, so they
 ask for everything; prose does not.
@@ -43,8 +44,13 @@ PYTHONS = {
 OF_THEANO, OF_PYTENSOR = {"theano-compat", "synk-theano"}, {"synk-pytensor"}
 PROSE_FOLDERS = ("docs/",)
 PROSE_SUFFIXES = (".md", ".rst", ".txt")
-# Run by the integration job, which no change can leave out.
+# Run by the job of each engine, which no change can leave out.
 INTEGRATION_FOLDERS = ("integration/", "benchmarks/")
+# What the tests of the suite "tooling" are of.
+TOOLING = (
+    *("scripts/", ".github/", "dev/", "integration/", "benchmarks/", "docs/"),
+    *("Makefile", "conftest.py"),
+)
 
 
 def touched_by(path: str) -> set[str]:
@@ -59,6 +65,11 @@ def touched_by(path: str) -> set[str]:
     if "/" not in path and path.endswith(PROSE_SUFFIXES):
         return set()
     return set(BUILT_ON)
+
+
+def touches_tooling(path: str) -> bool:
+    """Whether a changed path asks for the tests of the tooling."""
+    return path.startswith(TOOLING) or path.endswith("pyproject.toml")
 
 
 def packages_to_test(paths: Iterable[str]) -> list[str]:
@@ -92,9 +103,9 @@ def jobs_for(packages: Iterable[str]) -> list[dict[str, str]]:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--all"]:
-        chosen = list(BUILT_ON)
-    else:
-        chosen = packages_to_test(line.strip() for line in sys.stdin if line.strip())
+    is_all = sys.argv[1:] == ["--all"]
+    changed = [] if is_all else [line.strip() for line in sys.stdin if line.strip()]
+    chosen = list(BUILT_ON) if is_all else packages_to_test(changed)
     print("packages=" + json.dumps(chosen))
     print("matrix=" + json.dumps({"include": jobs_for(chosen)}))
+    print("tooling=" + json.dumps(is_all or any(map(touches_tooling, changed))))

@@ -2,7 +2,7 @@
 
     synkhronos run _host_victim.py SEED
 
-Prints facts as JSON: which MPI there is, what it does, and the exception that ended it.
+Prints facts as JSON: what it does, and the exception that ended it.
 """
 
 import json
@@ -13,12 +13,10 @@ import time
 
 
 def say(**facts):
-    print(("@" if "mpi" not in facts else "") + json.dumps(facts), flush=True)
+    print("@" + json.dumps(facts), flush=True)
 
 
-from mpi4py import MPI  # noqa: E402 - a rank of a launcher has it
-
-say(mpi=" ".join(MPI.Get_library_version().partition("\n")[0].strip("\0 ").split())[:40])
+say(state="importing")
 
 import numpy as np  # noqa: E402 - the first line is to come early
 import theano  # noqa: E402

@@ -38,7 +38,6 @@ from typing import Any, Optional
 
 import _results
 import numpy as np
-import report
 from _victims import STATES, Trouble, Victim, in_memory, reaped, taken_away
 
 from synk_testing import children, descendants
@@ -270,10 +269,10 @@ def main() -> int:
         finally:
             trials.end()
             told = summary(done)
-            if arguments.json is not None:
-                content = _results.described("kill_trials", seed=seed, summary=told, trials=done)
-                _results.write(arguments.json, content)
-    print("\n".join(report.kill_trials({"summary": told})))
+            _results.write(arguments.json, {"seed": seed, "summary": told, "trials": done})
+    print(json.dumps({name: told[name] for name in ("trials", "wrong", "leaks")}))
+    for killed in KILLED:
+        print(f"{killed}: {json.dumps(told[killed]['all'])}")
     return 1 if told["wrong"] or any(told["leaks"].values()) or len(done) < len(todo) else 0
 
 

@@ -21,13 +21,12 @@ import time
 import warnings
 from collections import Counter
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 import _results
 import numpy as np
 import psutil
-import report
-from _soak_work import MOST_DATA, Life
+from _soak_work import Life
 
 import synk_shm
 from synk_core import LintWarning
@@ -36,47 +35,29 @@ MIB = 2**20
 SAMPLE_S = 1.0
 
 
-class Bound(NamedTuple):
-    """How much a resource may grow over the second half of the time, and over the second half of
-    the longest runtime.
-
-    The first half is for what programs take once: compiled forms, caches, the allocator's arenas.
-    The growth is the robust slope (Theil and Sen: the median of the slopes between all pairs of
-    samples) times the seconds, so that neither single samples nor the sizes of a moment matter.
-
-    Attributes:
-        unit: of the numbers.
-        growth: that is allowed, whatever the level.
-        share: of the median level, that is allowed besides.
-        why: it is not zero.
-    """
-
-    unit: str
-    growth: float
-    share: float
-    why: str
-
-
-_ALLOCATOR = (
-    "free()d pieces between others in use stay with a process; a leak of one row of each call "
-    "would be more in an hour"
-)
-_GARBAGE = 8
-"""Functions that the soak has dropped and Python has not collected yet, at most."""
-_ROOMS = "what is new and gone, until Python has looked for it, and the Data that are there"
-_SIZES = "Data of up to 1 MiB, half as much again to grow into, come and go"
-_THREADS = "threads end a moment after their work"
-_PLACES = float(_GARBAGE + MOST_DATA + 1)
+_PLACES = 12.0
+"""Functions that Python has not collected yet, Data that are there, and what is just new."""
 BOUNDS = {
-    "master's memory": Bound("MiB", 6.0, 0.03, _ALLOCATOR),
-    "largest worker's memory": Bound("MiB", 6.0, 0.03, _ALLOCATOR),
-    "master's descriptors": Bound("", _PLACES, 0.0, _ROOMS),
-    "most of a worker's descriptors": Bound("", _PLACES, 0.0, _ROOMS),
-    "master's threads": Bound("", 0.5, 0.0, _THREADS),
-    "workers' threads": Bound("", 0.5, 0.0, _THREADS),
-    "segments": Bound("", _PLACES, 0.0, _ROOMS),
-    "shared memory": Bound("MiB", 4.0, 0.0, _SIZES),
+    # free()d pieces between others in use stay with a process; a leak of one row of each call would
+    # be more in an hour.
+    "master's memory": (6.0, 0.03),
+    "largest worker's memory": (6.0, 0.03),
+    "master's descriptors": (_PLACES, 0.0),
+    "most of a worker's descriptors": (_PLACES, 0.0),
+    # They end a moment after their work.
+    "master's threads": (0.5, 0.0),
+    "workers' threads": (0.5, 0.0),
+    "segments": (_PLACES, 0.0),
+    # Data of up to 1 MiB, half as much again to grow into, come and go.
+    "shared memory": (4.0, 0.0),
 }
+"""How much each resource may grow over the second half of the time, and over the second half of the
+longest runtime: a number, or MiB; and a share of the median level besides.
+
+The first half is for what programs take once: compiled forms, caches, the allocator's arenas. The
+growth is the robust slope (Theil and Sen: the median of the slopes between all pairs of samples)
+times the seconds, so that neither single samples nor the sizes of a moment matter.
+"""
 
 
 def sample(life: Life, number: int, began: float) -> dict[str, float]:
@@ -123,13 +104,13 @@ def growths(samples: list[dict[str, float]]) -> dict[str, dict[str, float]]:
     half = half[:: max(len(half) // 1000, 1)]
     x = np.array([one["seconds"] for one in half])
     found = {}
-    for name, bound in BOUNDS.items():
+    for name, (growth, share) in BOUNDS.items():
         y = np.array([one[name] for one in half])
         level = float(np.median(y))
         found[name] = {
             "level": round(level, 2),
             "growth": round(slope(x, y) * float(x[-1] - x[0]), 2),
-            "allowed": round(bound.growth + bound.share * level, 2),
+            "allowed": round(growth + share * level, 2),
         }
     return found
 
@@ -139,14 +120,6 @@ def in_one_runtime(samples: list[dict[str, float]]) -> list[dict[str, float]]:
     numbers = Counter(one["runtime"] for one in samples)
     longest = numbers.most_common(1)[0][0]
     return [one for one in samples if one["runtime"] == longest]
-
-
-def sparkline(values: list[float], width: int = 60) -> str:
-    """Return a curve of letters, from 0 up."""
-    marks = "▁▂▃▄▅▆▇█"
-    means = [float(np.mean(part)) for part in np.array_split(values, min(width, len(values)))]
-    top = max(means) or 1.0
-    return "".join(marks[min(int(8 * max(m, 0.0) / top), 7)] for m in means)
 
 
 def growing(result: dict[str, Any]) -> list[str]:
@@ -160,12 +133,18 @@ def growing(result: dict[str, Any]) -> list[str]:
 
 
 def show(result: dict[str, Any]) -> None:
-    """Print the curves, from 0 up, and what was done."""
+    """Print what was done, and how much of each resource was in use."""
     wrong = growing(result)
-    for name in BOUNDS:
-        curve = sparkline([one[name] for one in result["samples"]])
-        print(f"{name:<30}  {curve}  {'GROWS' if name in wrong else 'flat'}")
-    print("\n".join(report.soak(result)))
+    print(
+        f"{result['calls']} acts in {result['seconds']} s and {result['lives']} runtimes; close()"
+    )
+    print(f"took {result['close_s']['worst']} s at most.")
+    print(f"{'':<30} {'level':>8} {'growth':>8} {'of one':>8} {'allowed':>8}")
+    for name, row in result["growths"].items():
+        alone = result["growths_in_one_runtime"][name]["growth"]
+        numbers = (row["level"], row["growth"], alone, row["allowed"])
+        text = " ".join(f"{number:>8g}" for number in numbers)
+        print(f"{name:<30} {text}  {'GROWS' if name in wrong else 'flat'}")
 
 
 def soak(seconds: float, least: int, seed: int, size: int, backend: str) -> dict[str, Any]:
@@ -232,8 +211,7 @@ def main() -> int:
     kind = (arguments.seed, arguments.ranks, arguments.backend)
     result = soak(arguments.seconds, arguments.acts, *kind)
     show(result)
-    if arguments.json is not None:
-        _results.write(arguments.json, _results.described("soak", **result))
+    _results.write(arguments.json, result)
     return int(bool(growing(result)))
 
 

@@ -13,13 +13,11 @@ import pytest
 from _checkout import ran
 
 from synk_core import Runtime
-from synk_testing import why_no_mpi
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import _victim
 import _victims
-import host_kills
 import kill_trials
 
 TRIALS = 4 if os.environ.get("SYNK_TESTS") == "all" else 2
@@ -37,20 +35,6 @@ def test_some_random_kills(tmp_path: Path) -> None:
     assert told["interrupted"]["all"]["trials"] == TRIALS
     assert told["wrong"] == 0
     assert told["leaks"] == dict.fromkeys(kill_trials.LEAKS, 0)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("launcher", ["mpich", "slurm"])
-def test_some_random_kills_on_two_hosts(tmp_path: Path, launcher: str) -> None:
-    problem = why_no_mpi() or host_kills.network.missing()
-    if problem := problem or (launcher == "slurm" and host_kills._slurm.missing()):
-        pytest.skip(f"no hosts: {problem}")
-    path = tmp_path / "trials.json"
-    program = (host_kills.__file__, "--trials", 8, "--launchers", launcher, "--json", path)
-    done = ran(sys.executable, *program, timeout=LIMIT_S)
-    assert done.returncode == 0, done.stdout + done.stderr
-    told = json.loads(path.read_text(encoding="utf-8"))["launchers"][launcher]
-    assert (told["kills"], told["wrong"], told["left"]) == (8, 0, [])
 
 
 def trial(killed: str, seconds: float, **left: Any) -> dict[str, Any]:

@@ -16,14 +16,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 import soak
 from _soak_work import ACTS
 
-ALL = os.environ.get("SYNK_TESTS") == "all"
-SECONDS = 60 if ALL else 6
+SECONDS = 60
 """Of work here; `make endurance` has an hour of it."""
 
 LIMIT_S = 240
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_random_work_is_right_and_flat(tmp_path: Path) -> None:
     path = tmp_path / "soak.json"
     program = (soak.__file__, "--seconds", SECONDS, "--acts", "40", "--json", path)
@@ -35,9 +34,7 @@ def test_random_work_is_right_and_flat(tmp_path: Path) -> None:
     result = json.loads(path.read_text(encoding="utf-8"))
     assert result["seconds"] >= SECONDS
     assert set(result["growths"]) == set(soak.BOUNDS)
-    # A few seconds are too few to tell what grows from what comes and goes.
-    growing = soak.growing(result) if ALL else []
-    assert (done.returncode, growing) == (int(bool(soak.growing(result))), []), printed
+    assert (done.returncode, soak.growing(result)) == (0, []), printed
     assert len(result["acts"]) >= len(ACTS) // 2
     assert len(result["samples"]) >= SECONDS // 10
 
@@ -68,7 +65,7 @@ def grows(one: dict[str, float]) -> bool:
     return one["growth"] > one["allowed"]
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_what_goes_up_and_down_is_flat(seed: int) -> None:
     assert not any(map(grows, soak.growths(samples(seed=seed)).values()))
 
@@ -98,12 +95,6 @@ def test_the_slope_is_robust_and_that_of_the_line() -> None:
     assert soak.slope(x, y) == pytest.approx(3.0)
     y[::7] += 1e6
     assert soak.slope(x, y) == pytest.approx(3.0, rel=0.1)
-
-
-def test_a_curve_begins_at_zero_and_shows_growth() -> None:
-    assert soak.sparkline([8.0] * 3) == "███"
-    assert soak.sparkline([0.0, 4.0, 8.0]) == "▁▅█"
-    assert len(soak.sparkline(list(range(1000)), 40)) == 40
 
 
 @pytest.mark.parametrize("seconds", [[0.0], [0.0, 10.0], [0.0, 10.0, 100.0]])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import textwrap
 import time
-from typing import Any
+from typing import Any, Callable
 
 from synk_testing import run
 
@@ -65,25 +65,38 @@ class Ended:
 
 
 def run_program(
-    device_set: Any, code: str, timeout_s: float = 120.0, preamble: str = PREAMBLE, **variables: str
-) -> Ended:
-    """Run a program; it has to end in time. Nothing that it started may outlive it for long.
+    device_set: Any,
+    beginning: str = "",
+    timeout_s: float = 120.0,
+    preamble: str = PREAMBLE,
+    **variables: str,
+) -> Callable[[str], Ended]:
+    """Return a function that runs a program, given the code that follows its `beginning`.
 
-    Raises:
-        AssertionError: it took too long, or left processes behind.
+    It has to end in time, and nothing that it started may outlive it for long; otherwise the
+    function raises AssertionError.
     """
-    began = time.monotonic()
-    environment = {
-        "SYNK_FORK": json.dumps(device_set.fork_arguments),
-        "SYNK_RANKS": str(device_set.ranks),
-        **variables,
-    }
-    source = preamble + textwrap.dedent(code)
-    done = run(source, environment=environment, limit_s=timeout_s)
-    return Ended(*done, time.monotonic() - began)
+
+    def run_it(code: str) -> Ended:
+        began = time.monotonic()
+        environment = {
+            "SYNK_FORK": json.dumps(device_set.fork_arguments),
+            "SYNK_RANKS": str(device_set.ranks),
+            **variables,
+        }
+        source = preamble + textwrap.dedent(beginning + code)
+        done = run(source, environment=environment, limit_s=timeout_s)
+        return Ended(*done, time.monotonic() - began)
+
+    return run_it
 
 
-def ended_well(ended: Ended) -> Any:
-    """What a program told that has ended without an error."""
-    assert ended.status == 0, str(ended)
-    return ended.told
+def told_by(device_set: Any, beginning: str = "", **how: Any) -> Callable[[str], Any]:
+    """Return a function that runs a program, which has to end well, and returns what it told."""
+
+    def run_it(code: str) -> Any:
+        ended = run_program(device_set, beginning, **how)(code)
+        assert ended.status == 0, str(ended)
+        return ended.told
+
+    return run_it

@@ -16,9 +16,13 @@ from typing import Any, Iterator
 
 import pytest
 
+from synk_testing import usual_signals
+
 HERE = Path(__file__).parent
 # Helpers, whose names begin with "_", are imported by name.
 sys.path.insert(0, str(HERE))
+# Its programs are interrupted, wherever this was started.
+usual_signals()
 
 NAME = os.environ.get("SYNK_DEVICE_SET")
 RECORD = os.environ.get("SYNK_DEVICE_RECORD")

@@ -1,7 +1,7 @@
 """Run the tests on every device set that this machine has, and print a table.
 
     python integration/multi_gpu/run.py                           # all sets
-    python integration/multi_gpu/run.py --sets cpu-2 cuda-2 -k gather --junit results.xml
+    python integration/multi_gpu/run.py --sets cpu-2 cuda-2 -k gather --json results.json
 
 Each device set has processes of its own, one for the cases and some for the failures, so many at a
 time (``--jobs``); each takes some 2.2 GB of each GPU. A process that dies, hangs or is out of time
@@ -24,7 +24,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree as ET
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -35,9 +34,6 @@ from _sets import SETS, DeviceSet, memory_used, missing, wait_for_memory  # noqa
 PARTS = ("cases", "failures")
 # What dies again and again is not tried for ever.
 MOST_DEATHS = 8
-# What pocl says when two processes build one kernel at the same time, and meet in its cache. It is
-# no fault of what is tested, and does not happen with a kernel that is in the cache.
-SPOILED = "clBuildProgram: Unknown error"
 # Failures, each of which starts ranks of its own, are divided among so many processes.
 SHARDS = 4
 
@@ -104,7 +100,7 @@ def run_unit(unit: Unit, folder: Path, options: argparse.Namespace) -> Outcome:
     """Run a unit, in as many processes as it takes."""
     outcome = Outcome(unit.device_set.name, unit.part)
     record, log = folder / f"{unit.stem}.jsonl", folder / f"{unit.stem}.log"
-    end = min(time.monotonic() + options.limit, options.end)
+    end = time.monotonic() + options.limit
     command = [
         *(*unit.device_set.command("pytest"), str(HERE / unit.part)),
         *(
@@ -118,7 +114,6 @@ def run_unit(unit: Unit, folder: Path, options: argparse.Namespace) -> Outcome:
         *(["-k", options.keyword] if options.keyword else []),
     ]
     began = time.monotonic()
-    is_again = False
     for _ in range(MOST_DEATHS):
         left = end - time.monotonic()
         if left < 1:
@@ -142,11 +137,6 @@ def run_unit(unit: Unit, folder: Path, options: argparse.Namespace) -> Outcome:
                 end_all(record)
                 process.wait()
         results, running = read(record)
-        spoiled = [each.test for each in results if SPOILED in each.text]
-        if running is None and spoiled and not is_again:
-            is_again = True
-            forget(record, spoiled)
-            continue
         if running is None:
             if status not in (0, 1, 5) or (status == 1 and not results):
                 outcome.trouble = f"pytest ended with status {status}\n{_tail(log)}"
@@ -199,13 +189,6 @@ def read(record: Path) -> tuple[list[Result], str | None]:
     return list(results.values()), running
 
 
-def forget(record: Path, tests: list[str]) -> None:
-    """Take tests out of a record, to have them run again."""
-    lines = record.read_text(encoding="utf-8").splitlines(keepends=True)
-    kept = [line for line in lines if json.loads(line)["test"] not in tests]
-    record.write_text("".join(kept), encoding="utf-8")
-
-
 def run_all(chosen: list[DeviceSet], folder: Path, options: argparse.Namespace) -> list[Outcome]:
     """Run the parts on all sets, and look at the GPUs' memory before and after."""
     outcomes, units = [], []
@@ -246,43 +229,6 @@ def together(shards: list[Outcome]) -> Outcome:
     )
 
 
-def write_junit(path: Path, outcomes: list[Outcome]) -> None:
-    """A suite per device set and part."""
-    suites = ET.Element("testsuites")
-    for outcome in outcomes:
-        suite = ET.SubElement(
-            suites,
-            "testsuite",
-            name=f"{outcome.name} {outcome.part}",
-            tests=str(len(outcome.results)),
-            failures=str(outcome.count("failed")),
-            skipped=str(outcome.count("skipped")),
-            errors=str(int(bool(outcome.trouble))),
-            time=f"{outcome.seconds:.3f}",
-        )
-        for result in outcome.results:
-            file, _, test = result.test.partition("::")
-            case = ET.SubElement(
-                suite,
-                "testcase",
-                classname=f"{outcome.name}.{Path(file).stem}",
-                name=test,
-                time=f"{result.seconds:.3f}",
-            )
-            if result.outcome == "failed":
-                ET.SubElement(case, "failure").text = _xml(result.text)
-            elif result.outcome == "skipped":
-                ET.SubElement(case, "skipped", message=_xml(result.text))
-        if outcome.reason or outcome.trouble:
-            ET.SubElement(suite, "system-err").text = _xml(outcome.reason or outcome.trouble)
-    ET.ElementTree(suites).write(path, encoding="utf-8", xml_declaration=True)
-
-
-def _xml(text: str) -> str:
-    """Without the characters that XML cannot hold."""
-    return "".join(c if c in "\t\n" or " " <= c < "\ud800" else "?" for c in text)
-
-
 def show(outcomes: list[Outcome]) -> None:
     """Print full failures, why tests and sets were skipped, and the table."""
     for outcome in outcomes:
@@ -316,7 +262,6 @@ def arguments(given: list[str]) -> argparse.Namespace:
     parser.add_argument("--sets", nargs="+", choices=list(SETS), default=list(SETS))
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("-k", dest="keyword", help="only tests that match, as in pytest")
-    parser.add_argument("--junit", type=Path, help="write the results here, in JUnit's form")
     parser.add_argument("--json", type=Path, help="write the results here, a list of objects")
     cores = len(os.sched_getaffinity(0))
     parser.add_argument(
@@ -329,11 +274,8 @@ def arguments(given: list[str]) -> argparse.Namespace:
         default=1,
         help="divide a set among so many processes, each with a cache of compiled code of its own",
     )
-    parser.add_argument("--budget", type=float, default=1e6, help="seconds for everything")
     parser.add_argument("--test-limit", type=float, default=180, help="seconds for one test")
-    options = parser.parse_args(given)
-    options.end = time.monotonic() + options.budget
-    return options
+    return parser.parse_args(given)
 
 
 def main(given: list[str]) -> int:
@@ -350,8 +292,6 @@ def main(given: list[str]) -> int:
         signal.signal(signal.SIGINT, stop)
         outcomes = run_all(chosen, Path(folder), options)
     show(outcomes)
-    if options.junit:
-        write_junit(options.junit, outcomes)
     if options.json:
         options.json.write_text(json.dumps([_plain(each) for each in outcomes]), encoding="utf-8")
     wrong = any(outcome.trouble or outcome.count("failed") for outcome in outcomes)

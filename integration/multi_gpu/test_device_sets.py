@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,15 +12,13 @@ import pytest
 HERE = Path(__file__).resolve().parent
 LIMIT_S = 280
 
-# In the usual run, and of which tests: kernels of an empty cache take OpenCL minutes, and on CPU
-# processes the packages' own tests say the same. All of it runs there in a nightly run. Others are
-# the business of `run.py`, on a machine that has them.
-SETS = {"cpu-2": "test_aliases", "opencl-2": "test_aliases or test_shared"}
-if os.environ.get("SYNK_TESTS") == "all":
-    SETS["cpu-2"] = ""
+# At night, because on CPU processes the packages' own tests say the same; and of OpenCL a part,
+# because kernels of an empty cache take minutes. Others are the business of `run.py`, on a machine
+# that has them.
+SETS = {"cpu-2": "", "opencl-2": "test_aliases or test_shared"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", SETS)
 def test_the_whole_api_on(name: str, tmp_path: Path) -> None:
     """Every result has to be there, and right."""

@@ -11,8 +11,9 @@ from ._comm import COMM
 from ._core import CORE
 from ._extensions import EXTENSIONS
 from ._fault import KINDS, Fault
+from ._latest import LATEST
 from ._shm import SHM
 
 __all__ = ["FAULTS", "KINDS", "Fault"]
 
-FAULTS: tuple[Fault, ...] = (*SHM, *COMM, *CORE, *EXTENSIONS)
+FAULTS: tuple[Fault, ...] = (*SHM, *COMM, *CORE, *EXTENSIONS, *LATEST)

@@ -76,11 +76,14 @@ class Copy:
         finally:
             _write(path, text)
 
-    def run_tests(self, name: str, tests: tuple[str, ...], is_faulty: bool) -> Outcome:
-        """Run tests up to the first failure."""
+    def run_tests(
+        self, name: str, tests: tuple[str, ...], is_faulty: bool, is_whole: bool = False
+    ) -> Outcome:
+        """Run tests up to the first failure; those of nightly runs, too, if `is_whole`."""
         began = time.monotonic()
         shutil.rmtree(self._folder / ".hypothesis", ignore_errors=True)
-        status, said = self._run(*_PYTEST, *tests)
+        settings = {"SYNK_TESTS": "all"} if is_whole else {}
+        status, said = self._run(*_PYTEST, *tests, **settings)
         seconds = time.monotonic() - began
         if status is None:
             verdict, by = "hang" if is_faulty else "error", f"no test ended in {self._limit_s:g} s"
@@ -92,9 +95,9 @@ class Copy:
             by = failed[1] if failed else f"pytest ended with {status}: {said[-200:]!r}"
         return Outcome(name, verdict, by, seconds)
 
-    def _run(self, *arguments: str) -> tuple[Optional[int], str]:
+    def _run(self, *arguments: str, **more: str) -> tuple[Optional[int], str]:
         """Run Python here; return its exit status, None if it fell silent, and what it printed."""
-        settings = {_MARK: str(self._folder), "TMPDIR": str(self._folder / "t")}
+        settings = {_MARK: str(self._folder), "TMPDIR": str(self._folder / "t"), **more}
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
             process = subprocess.Popen(
                 [self._python, *arguments],

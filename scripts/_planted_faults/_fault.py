@@ -1,4 +1,4 @@
-"""What a fault is, as the table tells it."""
+"""What a fault is."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ class Fault(NamedTuple):
         new: what it has with the fault.
         says: what is wrong now.
         tests: what to run after editing that file: arguments of pytest, paths from the root.
+        nightly: why it is enough that tests of nightly runs catch it; empty if those of every day
+            have to.
         known_missed: why no test catches it; empty if one has to.
     """
 
@@ -33,6 +35,7 @@ class Fault(NamedTuple):
     new: str
     says: str
     tests: tuple[str, ...]
+    nightly: str = ""
     known_missed: str = ""
 
 
@@ -40,14 +43,28 @@ def faults_of(package: str, source: str = "", test: str = "test_{}.py") -> Calla
     """Return a function that makes the faults of a package.
 
     It takes all attributes of `Fault` but the package, in their order; the file below `source`,
-    and the tests as one text, in which each word is the part of a file's name that `test` lacks;
-    of another package's tests after its name and a colon.
+    and the tests as one text, in which each word is the part of a file's name that `test` lacks,
+    of another package's tests after its name and a colon; and "::test" after it for a single one.
     """
 
-    def fault(name: str, kind: str, file: str, old: str, new: str, says: str, tests: str) -> Fault:
-        places = [one.rpartition(":") for one in tests.split()]
-        paths = [f"packages/{other or package}/tests/{test.format(t)}" for other, _, t in places]
+    def fault(
+        name: str,
+        kind: str,
+        file: str,
+        old: str,
+        new: str,
+        says: str,
+        tests: str,
+        nightly: str = "",
+    ) -> Fault:
+        paths = []
+        for one in tests.split():
+            place, *single = one.split("::")
+            other, _, part = place.rpartition(":")
+            paths.append(
+                "::".join([f"packages/{other or package}/tests/{test.format(part)}", *single])
+            )
         place = f"packages/{package}/src/{source}{file}"
-        return Fault(name, package, kind, place, old, new, says, tuple(paths))
+        return Fault(name, package, kind, place, old, new, says, tuple(paths), nightly)
 
     return fault

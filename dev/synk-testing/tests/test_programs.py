@@ -76,26 +76,6 @@ def test_both_ways_are_alike(zygote, tmp_path):
             assert run(source, "a", "b c", **how).out == forked
 
 
-# Python may miss a signal that comes just before it begins to wait: so it never waits for long.
-WAITING = """
-import time
-print(1, flush=True)
-while True:
-    time.sleep(0.01)
-"""
-
-
-def test_an_ignored_signal_is_not_ignored_there(start):
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
-        before = signal.signal(number, signal.SIG_IGN)
-        try:
-            with start(WAITING) as program:
-                assert program.line() == "1"
-                assert program.kill(number) == -number
-        finally:
-            signal.signal(number, before)
-
-
 @pytest.mark.parametrize(
     ("code", "status"),
     [

@@ -105,20 +105,6 @@ def test_two_shared_variables_swap(synk, n, place):
     np.testing.assert_array_equal(a.get_value(), np.full(3, n * (n - 1) / 2))
 
 
-def test_one_variable_takes_the_value_of_another_and_they_stay_two(synk, n, place):
-    a = shared(np.arange(3, dtype="float32"), place, "a")
-    b = shared(np.zeros(3, "float32"), place, "b")
-    copy = synk.function([], updates=[(b, a)])
-    add = synk.function([], updates=[(a, a + 1)])
-    copy()
-    add()
-    synk.all_reduce(a, op="sum")
-    for got in on_all(synk, n, b):
-        np.testing.assert_array_equal(got, [0, 1, 2])
-    for got in on_all(synk, n, a):
-        np.testing.assert_array_equal(got, n * np.array([1.0, 2, 3]))
-
-
 @pytest.mark.parametrize("size", [16, 300_000])
 def test_the_caller_may_write_to_inputs_as_soon_as_a_call_returns(synk, n, place, size):
     """Copies to a device are complete by then, also of calls without outputs."""
@@ -144,19 +130,6 @@ def test_the_caller_may_write_to_inputs_as_soon_as_a_call_returns(synk, n, place
         same(got, want, "float32")
 
 
-def test_no_update_is_lost_in_many_calls_whose_results_nobody_reads(synk, n, place):
-    x = T.vector("x", dtype="float32")
-    s = shared(np.zeros(5, "float32"), place)
-    f = synk.function([x], updates=[(s, s + x.sum())])
-    array = np.empty(2 * n, "float32")
-    for call in range(200):
-        array[:] = np.repeat(np.arange(n), 2) + call % 7
-        f(array)
-    total = sum(call % 7 for call in range(200))
-    for rank, got in enumerate(on_all(synk, n, s)):
-        np.testing.assert_array_equal(got, np.full(5, 2.0 * (200 * rank + total)))
-
-
 def test_no_update_is_lost_between_calls_and_collectives(synk, n, place):
     """Each waits for what the one before has written, on whatever stream."""
     x = T.matrix("x", dtype="float32")
@@ -172,19 +145,3 @@ def test_no_update_is_lost_between_calls_and_collectives(synk, n, place):
         expected += (call + 1) * (n + 1) / 2
     for got in on_all(synk, n, s):
         same(got, np.full(size, float(expected)), "float32")
-
-
-def test_the_user_reads_and_writes_the_masters_value_between_calls(synk, n, place):
-    s = shared(np.zeros(3, "float32"), place)
-    f = synk.function([], (s.sum(), "sum"), updates=[(s, s * 2)])
-    synk.distribute()
-    mine = np.ones(3, "float32")
-    s.set_value(mine)
-    mine[:] = 50
-    assert f() == 3
-    np.testing.assert_array_equal(s.get_value(), [2, 2, 2])
-    read = s.get_value()
-    read[:] = 99
-    assert f() == 6
-    synk.broadcast(s)
-    assert f() == n * 12

@@ -245,19 +245,3 @@ def test_random_steps_are_done_whole_or_not_at_all(synk, n, seed, refused, devic
         for variable, held in zip(program.variables, program.state):
             for rank, (got, want) in enumerate(zip(on_all(synk, n, variable), held)):
                 same(got, want, "float32", f"step {number}: {variable} of rank {rank}")
-
-
-def test_a_value_that_was_set_in_the_master_alone_is_told(synk, n, place):
-    if n == 1:
-        pytest.skip("there is nobody else")
-    x = T.fmatrix("x")
-    rate = shared(np.ones(2, "float32"), place, "rate")
-    f = synk.function([x], (x.sum() * rate.sum(), "sum"), name="scaled")
-    rows = np.ones((n, 1), "float32")
-    f(rows)
-    rate.set_value(np.full(2, 3, "float32"))
-    with pytest.warns(synk.exceptions.ReplicaWarning, match="'rate' has been given a value"):
-        assert f(rows) == 2 * (n - 1) + 6
-    rate.set_value(np.full(2, 4, "float32"))
-    synk.broadcast(rate)
-    assert f(rows) == 8 * n

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import theano.tensor as T
-from _lib import exact, needs_reductions, same, shared, shares, spread, still_there, values
+from _lib import exact, needs_reductions, same, shared, shares, still_there, values
 
 LENGTH = 23
 BATCHES = [
@@ -99,17 +99,6 @@ def test_data_grow_shrink_and_change(synk):
     np.testing.assert_array_equal(f(held)[0], held.data)
 
 
-def test_inputs_are_built_and_also_taken_by_plain_theano(synk):
-    x, w = T.matrix("x", dtype="float32"), T.vector("w", dtype="float32")
-    f = synk.function([x], [(x * w).mean(axis=0), (x, "gather")], bcast_inputs=[w])
-    rows, weights = values("float32", (9, 3)), values("float32", (3,))
-    built = f.build_inputs(rows, weights)
-    for arguments in ((rows, weights), built):
-        for results in (f(*arguments), f.as_theano(*arguments), f(arguments[0], w=arguments[1])):
-            same(results[0], (exact(rows) * exact(weights)).mean(axis=0), "float32")
-            np.testing.assert_array_equal(results[1], rows)
-
-
 SELECTIONS = {
     "all": lambda lengths: None,
     "int": lambda lengths: 2,
@@ -160,23 +149,6 @@ def test_rows_of_resident_data_are_selected_on_each_rank(synk, n, place, dtype, 
     np.testing.assert_array_equal(synk.gather(s_x, nd_up=0), rows)
 
 
-def test_resident_rows_beside_scattered_ones(synk, n, place):
-    """As many rows of each on every rank."""
-    rows = values("float32", (2 * n, 3))
-    resident, held = spread(synk, n, values("float32", (6, 3)), place)
-    x = T.matrix("x", dtype="float32")
-    f = synk.function(
-        [x], [((x * resident).mean(axis=0), "avg"), (x + resident, "gather")],
-        sliceable_shareds=[resident],
-    )  # fmt: skip
-    for selection in (slice(1, 3), [4, 2]):
-        there = np.concatenate([part[selection] for part in held])
-        for num_slices in (1, 2):
-            mean, gathered = f(rows, batch_s=selection, num_slices=num_slices)
-            same(mean, (exact(rows) * exact(there)).mean(axis=0), "float32")
-            same(gathered, exact(rows) + exact(there), "float32")
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
 def test_updates_accumulate_over_slices_by_their_ops(synk, n, device_set, place, dtype):
     needs_reductions(device_set, dtype)
@@ -213,27 +185,6 @@ def test_updates_accumulate_over_slices_by_their_ops(synk, n, device_set, place,
                     what = f"{name}, {count} rows, {num_slices} slices, rank {rank}"
                     same(synk.get_value(rank, target), want, dtype, what)
     still_there(targets["avg"], place)
-
-
-def test_updates_start_from_the_original_values_in_every_slice(synk, n, place):
-    x = T.matrix("x", dtype="float32")
-    w, v, steps = (shared(np.ones(3, "float32"), place, name) for name in "wvs")
-    counter = shared(np.int32(0), "host", "counter")
-    f = synk.function(
-        [x],
-        (x * w).sum(axis=0).mean(),
-        updates=[(w, w - 0.5 * (x * w * v).mean(axis=0)), (v, v + w), (steps, steps + 1, "last"),
-                 (counter, counter + 1)],
-    )  # fmt: skip
-    rows = values("float32", (6 * n, 3))
-    for num_slices in (1, 3):
-        synk.broadcast([w, v, steps], [np.ones(3, "float32")] * 3)
-        f(rows, num_slices=num_slices)
-        for rank, part in enumerate(shares(exact(rows), n)):
-            same(synk.get_value(rank, w), 1 - 0.5 * part.mean(axis=0), "float32")
-            same(synk.get_value(rank, v), np.full(3, 2.0), "float32")
-            same(synk.get_value(rank, steps), np.full(3, 2.0), "float32")
-    np.testing.assert_array_equal(synk.gather(counter), np.full(n, 2))
 
 
 def test_updates_that_no_row_goes_into_happen_on_ranks_without_rows(synk, n, place):

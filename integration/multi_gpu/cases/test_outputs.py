@@ -97,37 +97,6 @@ def test_no_rows_give_what_theano_gives(synk, n):
         assert f.rows == (0,) * n
 
 
-def test_a_function_without_rows_averages_ranks_equally(synk, n):
-    import theano
-
-    s = theano.shared(np.zeros(3, "float32"), name="s")
-    f = synk.function([], [s * 2, (s, "sum"), (s, "gather"), (s.sum(), "max"), (s + 1, None)])
-    for rank in range(n):
-        synk.set_value(rank, s, np.full(3, rank, "float32"))
-    ranks = np.arange(n)
-    doubled, total, gathered, highest, own = f()
-    same(doubled, np.full(3, 2 * ranks.mean()), "float32")
-    same(total, np.full(3, ranks.sum()), "float32")
-    same(gathered, np.repeat(ranks, 3).astype("float64"), "float32")
-    same(highest, np.float64(3 * (n - 1)), "float32")
-    same(own, np.ones(3), "float32")
-
-
-def test_output_subset_and_outputs_of_one_none_or_many(synk):
-    x = T.matrix("x", dtype="float32")
-    value = values("float32", (7, 2))
-    reference = exact(value)
-    f = synk.function([x], [(x.sum(), "sum"), x.mean(axis=0), (x, "gather")])
-    mean, total = f(value, output_subset=[1, 0])
-    same(mean, reference.mean(axis=0))
-    same(total, reference.sum())
-    (gathered,) = f(value, output_subset=[2], num_slices=2)
-    np.testing.assert_array_equal(gathered, value)
-    single = synk.function([x], (x.sum(), "sum"))
-    same(single(value), reference.sum())
-    assert synk.function([x], on_unused_input="ignore")(value) is None
-
-
 def test_results_belong_to_the_caller(synk):
     """A later call leaves earlier results alone, and they can be written to."""
     x = T.matrix("x", dtype="float32")

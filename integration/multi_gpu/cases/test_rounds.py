@@ -7,9 +7,8 @@ import sys
 import cloudpickle
 import numpy as np
 import pytest
-import theano
 import theano.tensor as T
-from _lib import cross_entropy, exact, on_all, same, shared, spread, values
+from _lib import cross_entropy, exact, on_all, same, shared, values
 from theano.compile.ops import as_op
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.shared_randomstreams import RandomStreams
@@ -46,36 +45,6 @@ def test_functions_are_distributed_in_rounds_and_share_variables(synk, n, place)
     same(product, 4 * (np.concatenate(held) - 1), "float32")
 
 
-def test_variables_that_no_function_uses_take_part_in_collectives(synk, n, place):
-    s = shared(np.arange(4, dtype="float32"), place)
-    np.testing.assert_array_equal(synk.gather(s), np.tile(np.arange(4.0), (n, 1)))
-    synk.all_reduce(s, op="sum")
-    np.testing.assert_array_equal(s.get_value(), n * np.arange(4.0))
-
-
-def test_values_set_before_a_variable_first_travels_arrive(synk, n, place):
-    s = shared(np.zeros(3, "float32"), place)
-    f = synk.function([], (s, "gather"))
-    s.set_value(np.arange(4, dtype="float32"))
-    np.testing.assert_array_equal(f(), np.tile(np.arange(4.0), n))
-
-
-def test_as_theano_computes_in_the_master_alone(synk, n, place):
-    x = T.matrix("x", dtype="float32")
-    s = shared(np.zeros(3, "float32"), place)
-    f = synk.function([x], [x.mean(axis=0), (s, "sum")], updates=[(s, s + x.sum(axis=0))])
-    rows = values("float32", (5, 3))
-    for given in (rows, synk.data(rows)):
-        synk.broadcast(s, np.zeros(3, "float32"))
-        mean, before = f.as_theano(given)
-        same(mean, exact(rows).mean(axis=0), "float32")
-        same(before, np.zeros(3), "float32")
-        held = on_all(synk, n, s)
-        same(held[0], exact(rows).sum(axis=0), "float32")
-        for got in held[1:]:
-            np.testing.assert_array_equal(got, np.zeros(3))
-
-
 def test_operations_that_only_the_host_has(synk, device_set, place):
     """A user's own, between operations of the device; integers; a sort."""
     x, i = T.fmatrix("x"), T.ivector("i")
@@ -96,24 +65,6 @@ def test_operations_that_only_the_host_has(synk, device_set, place):
     np.testing.assert_array_equal(results[3], rows.argmax(axis=1))
     if device_set.kind != "opencl":
         same(results[4], np.cumsum(exact(rows), axis=1), "float32")
-
-
-def test_an_operation_that_fails_leaves_everything_usable(synk, n):
-    @as_op([T.fvector], [T.fvector])
-    def picky(array):
-        if array.max(initial=0) > 1:
-            raise ValueError("not this")
-        return array
-
-    x = T.fvector("x")
-    f = synk.function([x], (picky(x * 2), "gather"), name="picky")
-    good = np.full(2 * n, 0.25, "float32")
-    for rank in range(n):
-        bad = good.copy()
-        bad[2 * rank] = 1
-        with pytest.raises((ValueError, synk.WorkerFailed), match="not this"):
-            f(bad)
-        np.testing.assert_array_equal(f(good), 2 * good)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -142,19 +93,6 @@ def test_verify_finds_a_training_step_right(synk, n, device_set, place, dtype):
     for variable, held in zip((w, g, count), before):
         for got, want in zip(on_all(synk, n, variable), held):
             np.testing.assert_array_equal(got, want)
-
-
-def test_verify_reports_replicas_that_differ(synk, n, place):
-    x = T.matrix("x", dtype="float32")
-    w, _ = spread(synk, n, values("float32", (3,)), place, "w")
-    f = synk.function([x], (x * w).mean(axis=0))
-    rows = values("float32", (4 * n, 3))
-    for sync in (True, False):
-        report = f.verify(rows, sync=sync)
-        assert {drift.rank for drift in report.drifts} == set(range(1, n))
-        assert report.ok == (n == 1)
-        # Started from the master's values, all compute right.
-        assert bool(report.wrong) == (n > 1 and not sync)
 
 
 def test_check_follows_the_graph_through_transfers(synk, place):
@@ -195,15 +133,3 @@ def test_random_numbers_differ_by_rank_and_go_on(synk, n, streams):
             assert abs(mean - 1 / 3) < 0.1
             seen += [part.tobytes() for part in np.array_split(drawn, 2 * n)]
     assert len(set(seen)) == len(seen), "no two draws are the same"
-
-
-def test_the_masters_draws_are_those_of_serial_theano(synk, n):
-    def draws(build, **arguments):
-        stream = MRG_RandomStreams(11)
-        x = T.matrix("x", dtype="float32")
-        noise = x * 0 + stream.normal(size=x.shape, dtype="float32")
-        return build([x], (noise, None) if arguments else noise)
-
-    rows = np.zeros((4, 5), "float32")
-    mine = draws(synk.function, mine=True)(np.tile(rows, (n, 1)))
-    same(mine, exact(draws(theano.function)(rows)), "float32")

@@ -100,28 +100,6 @@ def test_values_of_other_shapes_on_each_rank_are_gathered_right(synk, n, place, 
     still_there(variable, place)
 
 
-@pytest.mark.parametrize("rows", [[3, 0], [0, 2], [0, 0]])
-def test_ranks_without_rows_take_part_in_gathering(synk, n, place, rows):
-    variable = shared(np.zeros((1, 2), "float32"), place)
-    held = [values("float32", (rows[r % 2], 2), seed=r) for r in range(n)]
-    for rank, value in enumerate(held):
-        synk.set_value(rank, variable, value)
-    whole = np.concatenate(held)
-    np.testing.assert_array_equal(synk.gather(variable, nd_up=0), whole)
-    synk.all_gather(variable)
-    for got in on_all(synk, n, variable):
-        np.testing.assert_array_equal(got, whole)
-
-
-@pytest.mark.parametrize("dtype", ALL)
-def test_values_are_stacked(synk, n, place, dtype):
-    for shape in ((2, 3), (), (4,)):
-        variable, held = spread(synk, n, values(dtype, shape), place)
-        np.testing.assert_array_equal(synk.gather(variable), np.stack(held))
-        for got, value in zip(on_all(synk, n, variable), held):
-            np.testing.assert_array_equal(got, value)
-
-
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS])
 def test_reductions_are_those_of_numpy(synk, n, place, dtype):
     for shape in ((2, 3), (), (257,), (2, 1, 2, 3)):
@@ -161,18 +139,6 @@ def test_weighted_averages(synk, n, place, dtype):
         synk.all_reduce(variable, weights=weights)
         for got in on_all(synk, n, variable):
             same(got, want, dtype)
-
-
-@pytest.mark.parametrize("count", [1, 5, 8, 9])
-def test_the_rows_of_a_call_as_weights_make_the_average_exact(synk, n, place, count):
-    x = T.matrix("x", dtype="float32")
-    g = shared(np.zeros(3, "float32"), place, "g")
-    f = synk.function([x], updates=[(g, (x * x).mean(axis=0))])
-    value = values("float32", (count, 3))
-    f(value)
-    synk.all_reduce(g, weights=f)
-    for got in on_all(synk, n, g):
-        same(got, (exact(value) ** 2).mean(axis=0), "float32")
 
 
 def test_lists_of_variables_of_all_kinds_at_once(synk, n, device_set):
@@ -283,25 +249,6 @@ def test_values_that_are_parts_of_a_vector(synk, n, place, op):
     parts()
     for got, want in zip(synk.reduce(variables, op=op, in_place=False), moved):
         same(got, want * (n if op == "sum" else 1), "float32")
-
-
-def test_functions_see_what_collectives_have_done(synk, n, place):
-    variable = shared(np.ones((2, 2), "float32"), place)
-    read = synk.function([], (variable * 2, "gather"))
-    add = synk.function([], updates=[(variable, variable + 1)])
-    for rank in range(n):
-        synk.set_value(rank, variable, np.full((2, 2), rank, "float32"))
-    np.testing.assert_array_equal(read()[:, 0], np.repeat(2.0 * np.arange(n), 2))
-    add()
-    synk.all_reduce(variable, op="sum")
-    total = n * (n - 1) / 2 + n
-    np.testing.assert_array_equal(read(), np.full((2 * n, 2), 2 * total))
-    variable.set_value(np.full((1, 2), 3, "float32"))
-    synk.broadcast(variable)
-    np.testing.assert_array_equal(read(), np.full((n, 2), 6.0))
-    add()
-    np.testing.assert_array_equal(variable.get_value(), [[4, 4]])
-    np.testing.assert_array_equal(synk.gather(variable, nd_up=0), np.full((n, 2), 4.0))
 
 
 def test_large_values(synk, n, place):

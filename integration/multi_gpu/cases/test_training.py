@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from _lib import TOLERANCE, cross_entropy, exact, on_all, same, shared, values
+from _lib import TOLERANCE, cross_entropy, exact, on_all, same, shared
 
 from synkhronos.extensions import updates
 from synkhronos.extensions.batches import index_batches
@@ -150,61 +150,3 @@ def test_training_on_resident_rows(synk, n, device_set, place):
         same(train(batch_s=mine, num_slices=1 + step % 2), loss, "float32")
     for got, want in zip(model.values(), params):
         assert np.max(np.abs(got - want)) <= 10 * TOLERANCE["float32"]
-
-
-def test_several_acts_are_one_step(synk, n, place):
-    x = T.matrix("x", dtype="float32")
-    w, g, t = (shared(np.zeros(3, "float32"), place, name) for name in "wgt")
-    synk.broadcast(w, np.ones(3, "float32"))
-    gradient = synk.function([x], (x * w).mean(), updates=[(g, (x * w).mean(axis=0))])
-    update = synk.function([], updates=[(w, w - 0.5 * g)])
-    rows = values("float32", (4 * n + 1, 3))
-    expected = np.ones(3)
-    for _ in range(5):
-        for batch in (None, [4, 1, 0], 1):
-            chosen = exact(rows if batch is None else rows[:1] if batch == 1 else rows[batch])
-            loss, *nothing = synk.step(
-                gradient.delayed(rows, batch=batch),
-                synk.delayed.all_reduce(g, weights=gradient),
-                update,
-            )
-            same(loss, (chosen * expected).mean(), "float32")
-            assert nothing == [None, None]
-            expected = expected - 0.5 * (chosen * expected).mean(axis=0)
-    for got in on_all(synk, n, w):
-        same(got, expected, "float32")
-    results = synk.step(
-        synk.delayed.broadcast(t, np.arange(3, dtype="float32")),
-        synk.delayed.set_value(n - 1, t, np.full(3, 7, "float32")),
-        synk.delayed.gather(t),
-        synk.delayed.get_value(n - 1, t),
-        synk.delayed.get_shapes([t]),
-        synk.delayed.all_reduce(t, "max"),
-        synk.delayed.reduce(t, "sum", in_place=False),
-        synk.delayed.all_gather(t),
-    )
-    held = np.array([np.arange(3.0)] * (n - 1) + [[7.0] * 3])
-    same(results[2], held, "float32")
-    same(results[3], held[-1], "float32")
-    assert results[4] == (((3,),) * n,)
-    same(results[6], n * held.max(axis=0), "float32")
-    for got in on_all(synk, n, t):
-        same(got, np.tile(held.max(axis=0), n), "float32")
-
-
-def test_lint_finds_a_gradient_that_nobody_reduced(synk, n, place):
-    # It looks at all that this process has done: this name is of this test alone.
-    name = f"g on the {place}"
-    x = T.matrix("x", dtype="float32")
-    w = shared(np.ones(3, "float32"), place, "w")
-    g = shared(np.zeros(3, "float32"), place, name)
-    gradient = synk.function([x], updates=[(g, (x * w).mean(axis=0))], name="gradient")
-    update = synk.function([], updates=[(w, w - 0.125 * g)], name="update")
-    rows = values("float32", (3 * n, 3))
-    gradient(rows)
-    synk.all_reduce(g, weights=gradient)
-    update()
-    assert not [finding for finding in synk.lint() if name in str(finding)]
-    gradient(rows)
-    update()
-    assert any(name in str(finding) for finding in synk.lint()) == (n > 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from _program import ended_well, run_program
+from _program import run_program, told_by
 
 SOON_S = 15
 
@@ -35,11 +35,7 @@ cloudpickle.register_pickle_by_value(sys.modules["__main__"])
 
 def test_a_worker_that_raises(several):
     """The error comes at once, with the worker's words, and everything goes on."""
-    told = ended_well(
-        run_program(
-            several,
-            BAD
-            + """
+    told = told_by(several, BAD)("""
 def fail():
     raise ValueError("cannot stand it")
 
@@ -50,9 +46,7 @@ results = [attempt(f, bad) for _ in range(3)]
 f(good)
 synk.all_reduce(s, op="avg")
 tell(results=results, calls=float(s.get_value()[0]), pids=len(workers()))
-""",
-        )
-    )
+""")
     for result in told["results"]:
         assert result["error"] == "WorkerFailed", result
         assert result["rank"] == several.ranks - 1
@@ -86,12 +80,6 @@ f(good)
 synk.all_reduce(s)
 result = attempt(synk.step, f.delayed(bad), synk.delayed.all_reduce(s), synk.delayed.gather(s))
 """,
-    "while the others read its result": """
-x, y = misbehaving(lambda: (time.sleep(1.5), os.kill(os.getpid(), signal.SIGKILL)))
-f = synk.function([x], [(y, "gather"), y.mean(), (y.max(), "max")])
-f(good)
-result = attempt(f, bad)
-""",
     "in the midst of many collectives": """
 synk.all_reduce(s)
 threading.Timer(0.5, os.kill, (workers()[-1], signal.SIGKILL)).start()
@@ -116,12 +104,7 @@ result = attempt(build)
 @pytest.mark.parametrize("when", KILLED_AT)
 def test_a_worker_that_is_killed(several, when):
     """WorkerDied at once; the runtime is closed; fork() starts another."""
-    told = ended_well(
-        run_program(
-            several,
-            BAD
-            + KILLED_AT[when]
-            + """
+    told = told_by(several, BAD + KILLED_AT[when])("""
 after = attempt(synk.all_reduce, s)
 left = len(workers())
 synk.close()
@@ -131,9 +114,7 @@ t = theano.shared(np.ones(3, "float32"), name="t")
 again = float(synk.function([x], (x.sum() + t.sum(), "sum"))(good))
 synk.all_reduce(t, op="sum")
 tell(result=result, after=after, left=left, again=again, t=float(t.get_value()[0]))
-""",
-        )
-    )
+""")
     assert told["result"]["error"] == "WorkerDied", told
     assert told["result"]["signal"] == "SIGKILL", told
     assert told["result"]["seconds"] < SOON_S
@@ -145,11 +126,7 @@ tell(result=result, after=after, left=left, again=again, t=float(t.get_value()[0
 
 @pytest.mark.parametrize("at", ["a call", "a collective"])
 def test_a_worker_that_stops_is_given_up_after_the_time_that_was_set(several, at, limit_s):
-    told = ended_well(
-        run_program(
-            several,
-            BAD
-            + """
+    told = told_by(several, BAD, AT=at, MORE=json.dumps({"timeout_s": limit_s}))("""
 x, y = misbehaving(lambda: None)
 f = synk.function([x], (y.sum(), "sum"))
 f(good)
@@ -158,11 +135,7 @@ pid = workers()[-1]
 os.kill(pid, signal.SIGSTOP)
 result = attempt(f, good) if os.environ["AT"] == "a call" else attempt(synk.all_reduce, s)
 tell(result=result, after=attempt(f, good), left=len(workers()))
-""",
-            AT=at,
-            MORE=json.dumps({"timeout_s": limit_s}),
-        )
-    )
+""")
     assert told["result"]["error"] is not None, told
     assert {"TimeoutError", "SynkError"} & set(told["result"]["kinds"]), told
     assert told["result"]["seconds"] < limit_s + SOON_S
@@ -174,10 +147,7 @@ def test_a_worker_that_runs_out_of_device_memory(device_set):
     """The call fails, and says so; a call that needs less is done after it."""
     if device_set.kind != "cuda":
         pytest.skip("only a GPU's memory is small enough to be used up")
-    told = ended_well(
-        run_program(
-            device_set,
-            """
+    told = told_by(device_set)("""
 fork()
 k = T.ivector("k")
 # A million squared, in one piece: more than any device has.
@@ -191,9 +161,7 @@ f(good)
 result = attempt(f, bad)
 again = attempt(f, good)
 tell(result=result, again=again)
-""",
-        )
-    )
+""")
     assert told["result"]["error"] is not None, told
     assert "memory" in told["result"]["text"].lower(), told
     assert told["result"]["rank"] == (device_set.ranks - 1 or None), told
@@ -204,28 +172,21 @@ tell(result=result, again=again)
 @pytest.mark.parametrize("end", ["os._exit(3)", "os.kill(os.getpid(), 9)", "sys.exit(3)", "1 / 0"])
 def test_whatever_ends_the_master_ends_the_workers(device_set, end):
     """`run_program` fails if any process of the program is left."""
-    ended = run_program(
-        device_set,
-        BAD
-        + f"""
+    ended = run_program(device_set, BAD)(f"""
 x, y = misbehaving(lambda: None)
 f = synk.function([x], (y.sum(), "sum"))
 f(good)
 synk.all_reduce(s)
 tell(pids=len(workers()))
 {end}
-""",
-    )
+""")
     assert ended.status != 0, str(ended)
     assert ended.told["pids"] == device_set.ranks - 1, str(ended)
 
 
 def test_a_master_that_is_killed_while_workers_wait_for_it(several):
     """They are inside a collective that it does not come to."""
-    ended = run_program(
-        several,
-        BAD
-        + """
+    ended = run_program(several, BAD)("""
 @as_op([T.fmatrix], [T.fmatrix])
 def slow(array):
     if os.getpid() == MASTER and array.max(initial=0) > 0:
@@ -237,7 +198,6 @@ f(good)
 synk.all_reduce(s)
 threading.Timer(1, os.kill, (MASTER, signal.SIGKILL)).start()
 synk.step(f.delayed(good + 1), synk.delayed.all_reduce(s))
-""",
-    )
+""")
     assert ended.status == -9, str(ended)
     assert ended.seconds < 60

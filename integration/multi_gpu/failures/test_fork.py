@@ -7,10 +7,11 @@ import re
 from pathlib import Path
 
 import pytest
-from _program import ended_well, run_program
+from _program import run_program, told_by
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
 
+EIGHT = "0,1,2,3,4,5,6,7"
 # The lines that say what is going on.
 TOLD = ("Synkhronos", "...distribution")
 # A bit of everything; the kind of a shared variable.
@@ -49,7 +50,7 @@ import synkhronos as synk
 synk.fork = functools.partial(synk.fork, **json.loads(os.environ["SYNK_FORK"]))
 runpy.run_path({str(ROOT / "examples" / f"{name}.py")!r}, run_name="__main__")
 """
-    ended = run_program(device_set, code, preamble="")
+    ended = run_program(device_set, preamble="")(code)
     assert ended.status == 0, str(ended)
     lines = ended.out.splitlines()
     told = [line for line in lines if line.startswith(TOLD)]
@@ -69,11 +70,7 @@ runpy.run_path({str(ROOT / "examples" / f"{name}.py")!r}, run_name="__main__")
 
 
 def test_the_master_may_have_any_rank(device_set):
-    told = ended_well(
-        run_program(
-            device_set,
-            USE
-            + """
+    told = told_by(device_set, USE)("""
 assert fork(master_rank=N - 1) == N
 kind = use(N)
 x = T.fvector("x")
@@ -83,9 +80,7 @@ s = theano.shared(np.zeros(2, "float32"))
 synk.set_value(0, s, np.ones(2, "float32"))
 tell(kind=kind, own=own.tolist(), all=all_.tolist(), s=synk.gather(s).tolist(),
      mine=s.get_value().tolist())
-""",
-        )
-    )
+""")
     n = device_set.ranks
     assert told["own"] == [2 * n - 2, 2 * n - 1]
     assert told["all"] == list(range(2 * n))
@@ -94,11 +89,7 @@ tell(kind=kind, own=own.tolist(), all=all_.tolist(), s=synk.gather(s).tolist(),
 
 
 def test_fork_close_fork_in_one_process(device_set):
-    told = ended_well(
-        run_program(
-            device_set,
-            USE
-            + """
+    told = told_by(device_set, USE)("""
 kinds = []
 # A process keeps the device that it has: only where all ranks have the same may it change places.
 is_one = not FORK.get("use_gpu") or len(set(FORK.get("devices", []))) == 1
@@ -111,94 +102,38 @@ fork()
 twice = attempt(fork)
 use(N)
 tell(kinds=kinds, left=left, twice=twice)
-""",
-        )
-    )
+""")
     assert len(set(told["kinds"])) == 1
     assert told["left"] == 0
     assert told["twice"]["error"] == "AlreadyForked"
 
 
-def test_one_rank_needs_no_worker(device_set):
-    told = ended_well(
-        run_program(
-            device_set,
-            USE
-            + """
-one = {"devices": FORK["devices"][:1]} if "devices" in FORK else {**FORK, "n_parallel": 1}
-assert synk.fork(**one, verbose=False) == 1
-kind = use(1)
-tell(kind=kind, workers=len(workers()))
-""",
-        )
-    )
-    assert told["workers"] == 0
-    assert ("GpuArray" in told["kind"]) == (device_set.kind != "cpu")
-
-
 def test_a_device_that_is_not_there_is_refused_with_a_cure(device_set):
     name = {"cpu": "cuda0", "cuda": "cuda99", "opencl": "opencl9:9"}[device_set.kind]
-    told = ended_well(
-        run_program(
-            device_set,
-            f"""
+    visible = "" if device_set.kind == "cpu" else os.environ.get("CUDA_VISIBLE_DEVICES", EIGHT)
+    told = told_by(device_set, CUDA_VISIBLE_DEVICES=visible)(f"""
 import subprocess
 def start():
     synk.fork(devices=[{name!r}], verbose=False)
     synk.distribute()
 result = attempt(start)
 tell(result=result, left=len(workers()))
-""",
-            CUDA_VISIBLE_DEVICES="" if device_set.kind == "cpu" else _visible(),
-        )
-    )
+""")
     assert told["result"]["error"] == "StartError", told
     assert name in told["result"]["text"] or "GPU" in told["result"]["text"], told
     assert told["left"] == 0
-
-
-def test_gpus_that_are_demanded_where_none_is_usable_are_an_error_with_a_cure(device_set):
-    if device_set.kind != "cpu":
-        pytest.skip("once is enough: no GPU is visible, whatever the set")
-    told = ended_well(
-        run_program(
-            device_set,
-            USE
-            + """
-def start():
-    synk.fork(use_gpu=True, verbose=False)
-    synk.distribute()
-result = attempt(start)
-synk.close()
-count = synk.fork(2, verbose=False)  # takes what there is
-kind = use(2)
-tell(result=result, count=count, kind=kind)
-""",
-            CUDA_VISIBLE_DEVICES="",
-        )
-    )
-    assert told["result"]["error"] == "StartError", told
-    assert re.search("doctor|install|driver|use_gpu=False", told["result"]["text"]), told
-    assert told["count"] == 2
 
 
 def test_the_master_opens_no_device_before_fork(device_set):
     """A CUDA context in the master, before its time, would be on the wrong device."""
     if device_set.kind != "cuda":
         pytest.skip("there is no CUDA device to be opened")
-    told = ended_well(
-        run_program(
-            device_set,
-            USE
-            + OPEN
-            + """
+    told = told_by(device_set, USE + OPEN)("""
 before = open_devices()
 fork()
 use(N)
 tell(before=before, after=open_devices())
-""",
-        )
-    )
+""")
     assert not [name for name in told["before"] if re.search(r"nvidia\d", name)], told
     assert told["after"], "this way of looking finds devices that are open"
 
@@ -208,11 +143,7 @@ def test_a_device_that_the_user_has_initialized_before(device_set):
     if device_set.kind == "cpu":
         pytest.skip("no device")
     first = device_set.devices[0] if device_set.devices else "cuda0"
-    told = ended_well(
-        run_program(
-            device_set,
-            USE
-            + f"""
+    told = told_by(device_set, USE)(f"""
 import theano.gpuarray
 theano.gpuarray.use({first!r})
 early = theano.shared(np.ones(3, "float32"), name="early")
@@ -222,9 +153,7 @@ if result["error"] is None:
     synk.all_reduce(early, op="sum")
     result["early"] = early.get_value().tolist()
 tell(result=result)
-""",
-        )
-    )
+""")
     result = told["result"]
     if result["error"] is None:
         assert result["early"] == [device_set.ranks] * 3
@@ -242,10 +171,7 @@ def test_the_precision_of_products_is_that_of_the_setting_in_all_ranks(device_se
     """Called plainly, and replayed; compared with float64 of NumPy."""
     if device_set.kind != "cuda":
         pytest.skip("no such setting")
-    told = ended_well(
-        run_program(
-            device_set,
-            f"""
+    told = told_by(device_set, NVIDIA_TF32_OVERRIDE="", SYNKHRONOS_PRECISION="")(f"""
 import theano.gpuarray.dnn
 fork(precision={precision!r}, graphs="always")
 rng = np.random.RandomState(1)
@@ -266,11 +192,7 @@ for _ in range(6):
                    for one, other in zip(found, exact)])
 stats = synk.stats()
 tell(errors=errors, graph=stats["both"].graph, precision=stats.precision)
-""",
-            NVIDIA_TF32_OVERRIDE="",
-            SYNKHRONOS_PRECISION="",
-        )
-    )
+""")
     assert told["precision"] == precision
     assert told["graph"] == "replayed", told
     for convolution, product in told["errors"]:
@@ -287,24 +209,14 @@ def test_full_precision_that_comes_too_late_is_refused_with_a_cure(device_set):
     if device_set.kind != "cuda":
         pytest.skip("no such setting")
     first = device_set.devices[0] if device_set.devices else "cuda0"
-    told = ended_well(
-        run_program(
-            device_set,
-            f"""
+    told = told_by(device_set, NVIDIA_TF32_OVERRIDE="")(f"""
 import theano.gpuarray
 theano.gpuarray.use({first!r})
 tell(late=attempt(fork, precision="float32"))
 synk.close()
 os.environ["NVIDIA_TF32_OVERRIDE"] = "0"
 tell(excluded=attempt(fork, precision="tf32"))
-""",
-            NVIDIA_TF32_OVERRIDE="",
-        )
-    )
+""")
     assert told["late"]["error"] == "StartError", told
     assert "before the program starts" in told["late"]["text"], told
     assert told["excluded"]["error"] == "InputValueError", told
-
-
-def _visible() -> str:
-    return os.environ.get("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7")

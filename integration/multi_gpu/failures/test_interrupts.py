@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from _program import ended_well, run_program
+from _program import run_program, told_by
 
 SOON_S = 15
 
@@ -66,11 +66,7 @@ once(good)
 
 def test_ctrl_c_gives_everything_back_and_all_goes_on(device_set):
     """In a step: a worker computes while the others wait for it, the master does, both do."""
-    told = ended_well(
-        run_program(
-            device_set,
-            SLOW
-            + """
+    told = told_by(device_set, SLOW)("""
 before, results = held(), []
 both = bad(0.5, -1)
 both[0] = -1
@@ -80,9 +76,7 @@ for rows in [bad(-1, 0)] + [bad(0.5, -1), both] * (N > 1):
     results[-1]["held"] = held()
 once(good)
 tell(before=before, results=results, after=held(), pids=len(workers()))
-""",
-        )
-    )
+""")
     for result in told["results"]:
         assert result["error"] == "KeyboardInterrupt", told
         assert result["seconds"] < SOON_S, told
@@ -96,17 +90,11 @@ tell(before=before, results=results, after=held(), pids=len(workers()))
 @pytest.mark.parametrize("strikes", [1, 2])
 def test_ctrl_c_ends_what_does_not_listen(several, strikes):
     """A worker that is in one long C call: after two seconds all is closed, at once by a second."""
-    told = ended_well(
-        run_program(
-            several,
-            SLOW
-            + f"""
+    told = told_by(several, SLOW)(f"""
 strike(*[1.0, 0.3][:{strikes}])
 result = attempt(once, bad(2, -1))
 tell(result=result, after=attempt(once, good), left=len(workers()))
-""",
-        )
-    )
+""")
     assert told["result"]["error"] == "KeyboardInterrupt", told
     assert told["result"]["seconds"] < SOON_S, told
     assert told["after"]["error"] == "Closed", told
@@ -115,11 +103,7 @@ tell(result=result, after=attempt(once, good), left=len(workers()))
 
 def test_ctrl_c_at_any_moment_leaves_the_ranks_equal(several):
     """Steps one after the other, interrupted again and again: each is done on all ranks or none."""
-    told = ended_well(
-        run_program(
-            several,
-            SLOW
-            + """
+    told = told_by(several, SLOW)("""
 count = theano.shared(np.zeros(3, "float32"), name="count")
 rising = synk.function([], updates=[(count, count + 1), (w, w + 1)])
 steps = [0]
@@ -141,54 +125,15 @@ for k in range(12):
     off.append(float(counts[0, 0]) - steps[0])
     steps[0] = int(counts[0, 0])
 tell(errors=errors, off=off, steps=steps[0], pids=len(workers()))
-""",
-        )
-    )
+""")
     assert told["errors"] == ["KeyboardInterrupt"] * 12, told
     assert set(told["off"]) <= {0.0, 1.0}, told
     assert told["steps"] > 0
     assert told["pids"] == several.ranks - 1
 
 
-def test_without_atomic_calls_ranks_that_may_differ_are_refused_until_broadcast(several):
-    told = ended_well(
-        run_program(
-            several,
-            SLOW
-            + """
-@as_op([T.fmatrix], [T.fmatrix])
-def picky(array):
-    if array.max() > 5:
-        raise ValueError("not this")
-    return array
-
-s = theano.shared(np.zeros(1000, "float32"), name="touched")
-u = synk.function([x], (picky(x * 1).sum(), "sum"), updates=[(s, s + 1)], name="touchy")
-u(good)
-failed = attempt(u, bad(9, -1))
-refused = [attempt(u, good), attempt(synk.all_reduce, s)]
-synk.broadcast(s)
-u(good)
-values = synk.gather(s)
-tell(failed=failed, refused=refused, equal=bool((values == values[0, 0]).all()))
-""",
-            MORE='{"atomic": false}',
-        )
-    )
-    assert told["failed"]["error"] == "WorkerFailed", told
-    assert "not this" in told["failed"]["text"]
-    for refused in told["refused"]:
-        assert refused["error"] == "ReplicasDiffer", told
-        assert "touched" in refused["text"], told
-    assert told["equal"]
-
-
 def test_a_worker_that_is_stopped_is_named_with_what_it_did(several, limit_s):
-    told = ended_well(
-        run_program(
-            several,
-            SLOW
-            + """
+    told = told_by(several, SLOW, MORE=json.dumps({"timeout_s": limit_s}))("""
 def stop():
     time.sleep(1)
     os.kill(workers()[-1], signal.SIGSTOP)
@@ -196,10 +141,7 @@ def stop():
 threading.Thread(target=stop).start()
 result = attempt(once, bad(0.5, -1))
 tell(result=result, left=len(workers()))
-""",
-            MORE=json.dumps({"timeout_s": limit_s}),
-        )
-    )
+""")
     last = several.ranks - 1
     result = told["result"]
     assert result["error"] == "WorkerStalled", told
@@ -211,13 +153,9 @@ tell(result=result, left=len(workers()))
 
 def test_a_master_that_is_killed_in_the_midst_of_steps(several):
     """Nobody is left, whatever they waited for on their devices (`run_program` looks)."""
-    ended = run_program(
-        several,
-        SLOW
-        + """
+    ended = run_program(several, SLOW)("""
 threading.Timer(1.5, os.kill, (MASTER, signal.SIGKILL)).start()
 while True:
     once(good)
-""",
-    )
+""")
     assert ended.status == -9, str(ended)

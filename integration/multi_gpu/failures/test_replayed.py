@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from _program import ended_well, run_program
+from _program import told_by
 from _sets import NOISE_MIB
 
 SOON_S = 15
@@ -75,11 +75,7 @@ def gpus(device_set):
 
 
 def test_a_rank_that_raises_after_the_gradient_undoes_it_and_replays_go_on(gpus):
-    told = ended_well(
-        run_program(
-            gpus,
-            TRAIN
-            + """
+    told = told_by(gpus, TRAIN)("""
 bad = np.ones((2 * N, 256), "float32")
 results = []
 for _ in range(3):
@@ -91,9 +87,7 @@ before = step()
 for _ in range(50):
     last = step()
 tell(results=results, before=before, last=last, number=held()[1], replayed=is_replayed())
-""",
-        )
-    )
+""")
     for result in told["results"]:
         expected = "ValueError" if gpus.ranks == 1 else "WorkerFailed"
         assert result["error"] == expected, told
@@ -105,11 +99,7 @@ tell(results=results, before=before, last=last, number=held()[1], replayed=is_re
 
 def test_a_worker_that_is_killed_amid_replays(gpus, several):
     """WorkerDied soon; values are those of before the step, and another runtime replays again."""
-    told = ended_well(
-        run_program(
-            gpus,
-            TRAIN
-            + """
+    told = told_by(gpus, TRAIN)("""
 steps = [6]
 def endless():
     while True:
@@ -122,9 +112,7 @@ left = len(workers())
 synk.close()
 build()
 tell(result=result, own=own, steps=steps[0], left=left, again=held()[1], replayed=is_replayed())
-""",
-        )
-    )
+""")
     assert told["result"]["error"] == "WorkerDied", told
     assert told["result"]["seconds"] < SOON_S
     assert told["own"] == [told["steps"]] * 3, told
@@ -132,11 +120,7 @@ tell(result=result, own=own, steps=steps[0], left=left, again=held()[1], replaye
 
 
 def test_ctrl_c_amid_replays_leaves_the_ranks_equal(gpus):
-    told = ended_well(
-        run_program(
-            gpus,
-            TRAIN
-            + """
+    told = told_by(gpus, TRAIN)("""
 steps = [6]
 def endless():
     while True:
@@ -152,9 +136,7 @@ for k in range(12):
     steps[0] = int(number)
 step()
 tell(errors=errors, off=off, replayed=is_replayed(), pids=len(workers()))
-""",
-        )
-    )
+""")
     assert told["errors"] == ["KeyboardInterrupt"] * 12, told
     assert set(told["off"]) <= {0.0, 1.0}, told
     assert told["replayed"], told
@@ -170,11 +152,7 @@ def test_memory_that_runs_out_amid_replays(gpus):
     """
     if "SYNK_DEVICE_ALONE" not in os.environ:
         pytest.skip("it takes all memory of the GPU: only where nothing else runs (--jobs 1)")
-    told = ended_well(
-        run_program(
-            gpus,
-            TRAIN
-            + """
+    told = told_by(gpus, TRAIN)("""
 import pygpu
 from theano.gpuarray.type import get_context
 held()
@@ -194,9 +172,7 @@ gc.collect()
 counted = held()[1]
 last = [step() for _ in range(10)]
 tell(results=results, failed=failed, number=number, counted=counted, last=last, end=held()[1])
-""",
-        )
-    )
+""")
     for result in told["results"]:
         if result["error"] is not None:
             assert "memory" in result["text"].lower(), result
@@ -210,11 +186,7 @@ def test_ten_thousand_replayed_steps_take_no_memory(gpus):
 
     Sampled after two thousand steps, and at the end.
     """
-    told = ended_well(
-        run_program(
-            gpus,
-            TRAIN
-            + """
+    told = told_by(gpus, TRAIN, timeout_s=170)("""
 def memory():
     gc.collect()
     command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
@@ -232,10 +204,7 @@ for _ in range(8000):
 seconds = time.monotonic() - began
 tell(first=first, last=memory(), loss=last, number=held()[1], replayed=is_replayed(),
      ms=1000 * seconds / 8000)
-""",
-            timeout_s=170,
-        )
-    )
+""")
     assert told["replayed"], told
     assert told["number"] == 10_006, told
     (gpu, host), (gpu_after, host_after) = told["first"], told["last"]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from synk_core._rank.undo import Journal
+from synk_testing.engine import theano_only
 
 
 @pytest.fixture
@@ -74,6 +75,7 @@ def test_what_another_variable_had_is_not_written_to(journal, taken):
         assert before.tolist() == [0.0, 1.0, 2.0]
 
 
+@theano_only("there are no devices")
 def test_a_view_of_a_devices_array_is_no_spare(journal, monkeypatch):
     """Such views have no base; as `theano.shared(whole[2:4], borrow=True)` of arrays on a GPU."""
 

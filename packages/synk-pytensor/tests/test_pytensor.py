@@ -208,21 +208,6 @@ def test_operations_are_translated_once_for_each_kind(monkeypatch):
 
 
 @needs_pytensor
-def test_a_worker_imports_what_loads_numbas_code_before_it_gets_any(run_script):
-    script = (
-        "import sys, pytensor\n"
-        "from synk_core.engine import worker_cache\n"
-        "place = 'pytensor.link.numba.dispatch'\n"
-        "pytensor.config.linker = {!r}\n"
-        "worker_cache()\n"
-        "print(place in sys.modules)\n"
-    )
-    for linker, imported in (("auto", "True\n"), ("cvm", "False\n")):
-        status, out, err = run_script(script.format(linker))
-        assert (status, out) == (0, imported), err
-
-
-@needs_pytensor
 def test_arguments_of_any_layout_are_of_one(pair):
     y = T.matrix("y")
     s = engine.shared(np.asfortranarray(np.ones((2, 2))), name="s")
@@ -239,14 +224,6 @@ def test_arguments_of_any_layout_are_of_one(pair):
             factor += 1
     for compiled in pair._rank.functions[f.number].forms.values():
         assert len(compiled.vm.jit_fn.signatures) == 1
-
-
-@needs_pytensor
-def test_a_jitted_function_makes_its_updates(pair):
-    s = engine.shared(np.array([1.0, 2.0]), name="s")
-    f = pair.function([x], (x.sum(), "sum"), updates=[(s, s * x.sum())], mode="NUMBA")
-    assert f(np.array([1.0, 2.0, 3.0])) == 6
-    np.testing.assert_array_equal(pair.collectives.gather(s), [[3, 6], [3, 6]])
 
 
 FAILING = """
@@ -300,7 +277,7 @@ def test_workers_compile_with_the_masters_flags():
         with Runtime(2) as runtime:
             x = T.dvector("x")
             found = runtime.function([x], (flags(x), "gather"))(np.zeros(2))
-        assert found.tolist() == [1.0, 1.0]
+        assert found.tolist() == [before.count("-fno-exceptions") + 1] * 2
     finally:
         engine.config.gcc__cxxflags = before
 
@@ -338,45 +315,6 @@ def foreign(mode):
     library = FOREIGN[mode]
     pytest.importorskip(library, reason=f"needs {library}, which no environment of the tests has")
     return mode
-
-
-@needs_pytensor
-@pytest.mark.parametrize("mode", FOREIGN)
-@pytest.mark.parametrize("ranks", ["pair", "trio"])
-def test_what_another_library_computes_is_what_numpy_does(request, mode, ranks):
-    runtime, mode = request.getfixturevalue(ranks), foreign(mode)
-    x, w = T.matrix("x"), T.vector("w")
-    rng = np.random.default_rng(0)
-    rows, weights = rng.normal(size=(101, 5)), rng.normal(size=5)
-    total = engine.shared(np.zeros(5), name="total")
-    y = T.tanh(x.dot(w))
-    f = runtime.function(
-        [x],
-        bcast_inputs=[w],
-        outputs=[(y.mean(), "avg"), (y, "gather"), (x.max(), "max")],
-        mode=mode,
-        name=mode,
-    )
-    add = runtime.function([x], updates=[(total, total + x.sum(axis=0))], mode=mode)
-    expected = np.tanh(rows @ weights)
-    for selected, options in (
-        (slice(None), {}),
-        (slice(None), {"num_slices": 3}),
-        ([7, 3, 99], {"batch": [7, 3, 99]}),
-        (slice(0, 1), {"batch": slice(0, 1)}),
-    ):
-        mean, gathered, largest = f(rows, weights, **options)
-        np.testing.assert_allclose(mean, expected[selected].mean(), rtol=1e-10)
-        np.testing.assert_allclose(gathered, expected[selected], rtol=1e-10)
-        assert largest == rows[selected].max()
-    add(rows)
-    add(rows, batch=[7, 3, 99])
-    runtime.collectives.all_reduce(total, "sum")
-    found = runtime.collectives.gather(total)
-    wanted = rows.sum(axis=0) + rows[[7, 3, 99]].sum(axis=0)
-    np.testing.assert_allclose(found, [wanted] * runtime.size, rtol=1e-10)
-    assert type(total.get_value(borrow=True)) is np.ndarray
-    assert f.verify(rows, weights).ok
 
 
 @needs_pytensor

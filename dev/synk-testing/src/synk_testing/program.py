@@ -10,11 +10,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import uuid
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Union
+from typing import Any, List, Mapping, NamedTuple, Optional, Sequence, Union
 
 from . import processes
 
@@ -25,8 +24,6 @@ GRACE_S = 10.0
 """Seconds from a program's end until all that it has started is gone."""
 
 _STACKS_S = 5.0
-_DEFAULT = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-"""Signals that a shell's ``&``, or nohup, have processes ignore."""
 
 Source = Union[str, Path, Sequence[str]]
 """Code, the path of a file, or words for the interpreter such as ``["-m", "this"]``."""
@@ -41,7 +38,7 @@ class Done(NamedTuple):
 
 
 class Program:
-    """Code, or a file, in a process of its own, as a user would start it.
+    """Code, or a file, in a process of its own, as a user would start it; see `usual_signals`.
 
     It leads a session. As a context manager it kills what still runs at the end, with all that it
     has started; of a program that has ended nothing may be left.
@@ -92,7 +89,15 @@ class Program:
             else:
                 how = ["-X", "faulthandler", *options] if stacks else options
                 command = [*prefix, sys.executable, *how, *_named(source), *words]
-                self._process = _start(command, env, folder, streams)
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=streams[0],
+                    stdout=streams[1],
+                    stderr=streams[2],
+                    env=env,
+                    cwd=folder,
+                    start_new_session=True,
+                )
         except BaseException:
             for fd in (self._in, self._out):
                 os.close(fd)
@@ -304,38 +309,6 @@ def _named(source: Source) -> List[str]:
     if isinstance(source, str):
         return ["-c", source]
     return [str(source)] if isinstance(source, Path) else list(source)
-
-
-def _start(command: List[str], env: Dict[str, str], folder: Any, streams: Sequence[int]) -> Any:
-    with _default_signals():
-        return subprocess.Popen(
-            command,
-            stdin=streams[0],
-            stdout=streams[1],
-            stderr=streams[2],
-            env=env,
-            cwd=folder,
-            start_new_session=True,
-        )
-
-
-@contextlib.contextmanager
-def _default_signals() -> Iterator[None]:
-    """Give programs that are started meanwhile the default of signals that this one ignores.
-
-    In another program an empty handler becomes the default; an ignored signal stays ignored.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    ignored = [number for number in _DEFAULT if signal.getsignal(number) is signal.SIG_IGN]
-    for number in ignored:
-        signal.signal(number, lambda *_: None)
-    try:
-        yield
-    finally:
-        for number in ignored:
-            signal.signal(number, signal.SIG_IGN)
 
 
 def _is_readable(fd: int, seconds: float) -> bool:

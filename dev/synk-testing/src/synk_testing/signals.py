@@ -6,7 +6,7 @@ import signal
 
 
 def usual_signals() -> None:
-    """Give all children the usual signals; a conftest.py calls it at its import.
+    """Give all children the usual signals; a conftest.py, or a program, calls it when it begins.
 
     Children would ignore the signals that nohup, or a shell's ``&``, has this process ignore: tests
     that end them by such a signal, or interrupt this process, would wait in vain. This process goes

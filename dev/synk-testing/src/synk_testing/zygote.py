@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Union
 
 from . import _forked
-from .program import LIMIT_S, Done, Program, Source, _closed, _default_signals, _is_readable, run
+from .program import LIMIT_S, Done, Program, Source, _closed, _is_readable, run
 
 AT_IMPORT = ("PYTHON", "THEANO", "OMP_", "MKL_", "OPENBLAS", "BLIS_", "LD_", "MALLOC_", "CUDA")
 """Beginnings of the variables that programs read only when they begin or import."""
@@ -40,7 +40,7 @@ class Zygote:
         self._at_import = _at_import(os.environ)
         self._printed = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
         self._line, theirs = socket.socketpair()
-        with theirs, _default_signals():
+        with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, *options, _forked.__file__, str(theirs.fileno()), prepare],
                 stdin=subprocess.DEVNULL,
