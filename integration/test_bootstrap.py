@@ -347,7 +347,7 @@ def test_a_newer_python_alone_gets_an_environment_for_pytensor(checkout: Checkou
     assert said.splitlines()[-1] == "Ready: Python 3.13.9 in .venv"
     assert calls[0] == "-m venv --clear .venv", "not that of Theano"
     pip = [call for call in calls if call.startswith("-m pip install")]
-    assert pip[1].count("--editable packages/") == 6
+    assert pip[1].count("--editable packages/") == 5
     assert "--group test-pytensor" in pip[1]
     assert not any("synk_theano_compat" in call or ".venv-newer" in call for call in calls)
 

@@ -143,11 +143,11 @@ SMOKE = (
     ),
     *tests_of(
         "synk-extensions",
-        "test_pymc.py::test_it_is_the_log_probability_of_the_model[2-linear]",
-        "test_pymc.py::test_it_is_that_of_a_point[2]",
-        "test_pymc.py::test_rows_are_read_once[2]",
-        "test_pymc.py::test_parameters_out_of_range_are_infinitely_improbable[2]",
+        "test_pymc.py::test_rows_by_the_name_of_a_coordinate_are_read_once[2]",
+        "test_pymc.py::test_the_maximum_is_that_of_pymc[2-L-BFGS-B]",
+        "test_pymc.py::test_what_does_not_divide_is_refused[2-centred]",
         "test_pymc.py::test_draws_are_those_of_pymc[2]",
+        "test_pymc_example.py",
     ),
 )
 

@@ -25,7 +25,7 @@ LATEST: tuple[Fault, ...] = (
         "        exc.__dict__[_RAISED_BY] = self.token\n        return exc",
         "        return exc",
         "A group does not know its own errors from those of the program's other groups.",
-        "contract_local",
+        "contract",
     ),
     _of_core(
         "core-drafts-stay",
