@@ -70,7 +70,11 @@ class Guard:
             self.lock.pop()
         except IndexError:
             raise self.refusal() from None
-        ended = self.ended()
+        try:
+            ended = self.ended()
+        except BaseException:  # an interrupt, such as Ctrl-C
+            self.lock.append(None)
+            raise
         if ended is not None:
             self._kept.append(None)
             raise ended
@@ -90,8 +94,9 @@ class Guard:
                 self.mark(exc)
                 if not in_step or is_of_watch(exc):
                     self._end(exc)
-        finally:
-            (self.lock if self._is_open() else self._kept).append(None)
+        finally:  # no call here, at whose start an interrupt could be raised: the key would be lost
+            is_open = self._ended is None and not self.closed and not self.forked
+            (self.lock if is_open else self._kept).append(None)
 
     def refusal(self) -> CommError:
         """Return why no thread may enter."""
@@ -178,9 +183,6 @@ class Guard:
         """Refuse everything from now on: this is a forked child's copy."""
         self.forked = True
         self._shut()
-
-    def _is_open(self) -> bool:
-        return self._ended is None and not self.closed and not self.forked
 
     def _shut(self) -> None:
         """Take the key away from the lock, if it is there."""

@@ -46,8 +46,9 @@ WORD_S = 0.5
 HELD_S = 5.0
 """Seconds from a Ctrl-C that waits in `whole` until a further one has its effect."""
 
-_ENDING = ("__exit__", "whole")
-"""Functions of ours that end what no Ctrl-C may divide: it comes before them or after."""
+_UNDIVIDED = ("__enter__", "__exit__", "leave", "whole")
+"""Functions of ours that no interrupt may divide, as those that take a guard's key and give it back:
+it comes before them or after."""
 
 _SIGINT = int(signal.SIGINT)
 
@@ -62,8 +63,8 @@ _OF_WEAK_REFS = ("weakref", "_weakrefset")
 def obey(rank: Any) -> None:
     """In a worker, install the handler by which the master interrupts its computation."""
 
-    def interrupt(number: int, _frame: Any) -> None:
-        if SHIELD.holds(number):
+    def interrupt(number: int, frame: Any) -> None:
+        if _waits(number, frame):
             return
         if rank.flight.interrupted == rank.serial and rank.flight.phase[0] in OWN_WORK:
             raise Interrupted
@@ -78,8 +79,8 @@ def obey_from_afar(rank: Any, channel: Any) -> None:
     decision, whose message follows.
     """
 
-    def interrupt(number: int, _frame: Any) -> None:
-        if SHIELD.holds(number):
+    def interrupt(number: int, frame: Any) -> None:
+        if _waits(number, frame):
             return
         until = time.monotonic() + WORD_S
         while rank.flight.phase[0] in OWN_WORK and time.monotonic() < until:
@@ -165,8 +166,7 @@ class DelayedInterrupt:
         """
         module = frame.f_globals.get("__name__") if frame is not None else None
         ours = not within and str(module).partition(".")[0] in PACKAGES
-        divides = ours and frame.f_code.co_name in _ENDING
-        if (divides or _is_lost_at(frame)) and (again or self._since is None):
+        if (_is_undivided(frame) or _is_lost_at(frame)) and (again or self._since is None):
             if self._since is None:
                 self.put_off()
             return False
@@ -424,6 +424,29 @@ def _replace(handler: Any = None) -> Any:
     elif handler:
         signal.signal(signal.SIGINT, handler)
     return current
+
+
+def _is_undivided(frame: Any) -> bool:
+    """Return whether a signal has come within one of `_UNDIVIDED`."""
+    if frame is None or frame.f_code.co_name not in _UNDIVIDED:
+        return False
+    package = str(frame.f_globals.get("__name__")).partition(".")[0]
+    return package == "synk_comm" or package in PACKAGES
+
+
+def _waits(number: int, frame: Any) -> bool:
+    """Return whether the master's signal has come at a wrong moment; then it comes again."""
+    if SHIELD.holds(number):
+        return True
+    if not _is_undivided(frame):
+        return False
+
+    def send_again(thread: int) -> None:
+        time.sleep(AGAIN_S)
+        signal.pthread_kill(thread, number)
+
+    _thread.start_new_thread(send_again, (threading.get_ident(),))
+    return True
 
 
 def _is_lost_at(frame: Any) -> bool:

@@ -138,14 +138,17 @@ class NcclBase(ObjectMoves):
         Raises:
             PeerLost, AbortedError, CommTimeout, or NcclError for what NCCL reports itself.
         """
-        deadline, guard = self._steps.deadline(timeout_s), self._device_guard
-        guard.__enter__()
-        try:
-            self._link.synchronize(deadline, event)
-        except BaseException as exc:
-            guard.leave(exc, in_step=not isinstance(exc, CommError))
-            raise
-        guard.leave(None, in_step=True)
+        deadline = self._steps.deadline(timeout_s)
+        interrupt: BaseException | None = None
+        with self._device_guard:
+            try:
+                self._link.synchronize(deadline, event)
+            except CommError:
+                raise
+            except BaseException as exc:  # noqa: BLE001 - raised below, outside of the guard
+                interrupt = exc
+        if interrupt is not None:
+            raise interrupt
 
     # -- arguments ------------------------------------------------------------------------
 
