@@ -181,7 +181,7 @@ def _theano_and_its_tools(compat: Answer) -> list[Item]:
 
 
 def _theano(compat: Answer) -> Item:
-    found = dict(compat.get("versions") or {}).get("Theano")
+    found = dict(compat.get("versions") or {}).get("Theano") or ""
     problem = str(compat.get("problem") or compat.get("error") or "")
     if not found and not problem:
         return Item("Theano", MISSING, "not installed", "pip install Theano==1.0.5")

@@ -47,8 +47,8 @@ HELD_S = 5.0
 """Seconds from a Ctrl-C that waits in `whole` until a further one has its effect."""
 
 _UNDIVIDED = ("__enter__", "__exit__", "leave", "whole")
-"""Functions of ours that no interrupt may divide, as those that take a guard's key and give it back:
-it comes before them or after."""
+"""Functions of ours that no interrupt may divide, such as those that take the key of a guard and
+give it back: it comes before them or after."""
 
 _SIGINT = int(signal.SIGINT)
 
