@@ -70,20 +70,35 @@ def tmp_path(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def build_library() -> Callable[..., None]:
-    """Compile C++ code to a shared library at a path."""
+def build() -> Callable[..., None]:
+    """Compile C++ code to a program, or to a library if the name is one's."""
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("needs a C++ compiler (g++)")
 
-    def build(source: str, path: Path, *options: object) -> None:
+    def compile_to(path: Path, source: str, *options: object) -> None:
         file = path.with_name("source.cpp")
         file.write_text(source)
-        command = [compiler, "-shared", "-fPIC", f"-Wl,-soname,{path.name}", "-o", path, file]
-        subprocess.run([*map(str, [*command, *options])], check=True, timeout=TIMEOUT_S)
+        command = [compiler, "-o", str(path), str(file), *map(str, options)]
+        if ".so" in path.name:
+            command += ["-shared", "-fPIC", f"-Wl,-soname,{path.name}"]
+        subprocess.run(command, check=True, timeout=TIMEOUT_S)
         file.unlink()
 
-    return build
+    return compile_to
+
+
+@pytest.fixture
+def numbers(build: Callable[..., None], tmp_path: Path) -> Callable[..., list[tuple[int, ...]]]:
+    """Compile and run a C++ program; return the numbers that it prints, by lines."""
+
+    def printed(source: str, *options: object) -> list[tuple[int, ...]]:
+        program = tmp_path / "program"
+        build(program, source, "-std=c++11", *options)
+        out = subprocess.check_output([program], text=True, timeout=20)
+        return [tuple(map(int, line.split())) for line in out.splitlines()]
+
+    return printed
 
 
 @pytest.fixture

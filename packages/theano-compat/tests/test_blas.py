@@ -156,18 +156,18 @@ double ddot_(...) { return 17; }
     "content", [b"", b"not a library", WRONG, WRONG.replace("{}", "{ __builtin_trap(); }")]
 )
 def test_library_that_does_not_link_or_computes_wrong_or_crashes_is_passed_over(
-    cache: Path, tmp_path: Path, monkeypatch, build_library, content
+    cache: Path, tmp_path: Path, monkeypatch, build, content
 ):
     bad = tmp_path / "libblas.so"
-    bad.write_bytes(content) if isinstance(content, bytes) else build_library(content, bad)
+    bad.write_bytes(content) if isinstance(content, bytes) else build(bad, content)
     monkeypatch.setattr(blas, "_candidates", lambda _: iter([blas._Candidate(bad, "bad")]))
     assert blas.choose(COMPILER) == blas.NUMPY
     assert list(cache.iterdir()) == []
 
 
-def test_next_candidate_is_taken(cache: Path, tmp_path: Path, monkeypatch, build_library):
+def test_next_candidate_is_taken(cache: Path, tmp_path: Path, monkeypatch, build):
     bad = tmp_path / "libblas.so"
-    build_library(WRONG, bad)
+    build(bad, WRONG)
     good = list(blas._candidates(COMPILER))
     monkeypatch.setattr(blas, "_candidates", lambda _: iter([blas._Candidate(bad, "bad"), *good]))
     assert chosen().library == str(good[0].library)

@@ -34,13 +34,13 @@ print(built)
 
 
 @pytest.fixture
-def library(tmp_path: Path, build_library) -> Path:
+def library(tmp_path: Path, build) -> Path:
     """A library with a version in its name, which needs another one that lies beside it."""
     other, library = tmp_path / "lib/libsynkbar.so.3", tmp_path / "lib/libsynkfoo.so.7"
     other.parent.mkdir()
-    build_library('extern "C" int synkbar() { return 7; }', other)
+    build(other, 'extern "C" int synkbar() { return 7; }')
     source = 'extern "C" int synkbar(); extern "C" int synkfoo_answer() { return 7 * synkbar(); }'
-    build_library(source, library, other, "-Wl,-rpath,$ORIGIN")
+    build(library, source, other, "-Wl,-rpath,$ORIGIN")
     return library
 
 

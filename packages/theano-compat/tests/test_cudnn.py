@@ -22,14 +22,13 @@ def test_version_of_a_header(tmp_path: Path, name):
     assert cudnn.header_version(str(cudnn.INCLUDE / "cudnn.h")) is None, "our own is none"
 
 
-def test_versions_as_cudnn_counts_them():
-    # CUDNN_VERSION of the headers: 8 by thousands, 9 by ten thousands
+def test_versions_as_cudnn_counts_them():  # 8 by thousands, 9 by ten thousands
     for version, number in (((7, 6, 5), 7605), ((8, 9, 7), 8907), ((9, 14, 0), 91400)):
         assert cudnn.as_number(version) == number
 
 
 @pytest.fixture
-def install(build_library):
+def install(build):
     """Make folders as NVIDIA's wheels do, with a cuDNN that knows its version and no more."""
 
     def installed(root: Path, version: tuple[int, int, int], *, library: int = 0) -> Path:
@@ -49,7 +48,7 @@ def install(build_library):
         (root / "cuda_nvcc/include/crt/host_config.h").write_text("#define HAS_CRT 1\n")
         number = library or cudnn.as_number(version)
         source = f'extern "C" unsigned long cudnnGetVersion() {{ return {number}; }}'
-        build_library(source, root / f"cudnn/lib/libcudnn.so.{version[0]}")
+        build(root / f"cudnn/lib/libcudnn.so.{version[0]}", source)
         return root
 
     return installed
