@@ -10,7 +10,6 @@ import pytest
 
 import synk_shm as shm
 from synk_shm._processes.process import process
-from synk_testing import shared_memory
 
 MAKE = """
     name = dict(name=sys.argv[1]) if len(sys.argv) > 1 else {}
@@ -113,20 +112,6 @@ def test_what_a_killed_owner_left_is_removed(script, given, act, word):
     assert kept in names()
     assert gone(lost)
     script.finish(alive, "")
-
-
-def test_memfd_leaves_nothing_in_any_case(script):
-    owner = script.start(MAKE.replace("**name", "backend='memfd'"))
-    address = handle_of(owner)
-    seen = address.attach()
-    family = shm.segment(seen).family
-    assert not shared_memory(f"synk.{family}")
-    owner.kill()
-    assert seen.sum() == 15
-    shm.close(seen)
-    del seen
-    with pytest.raises(FileNotFoundError):
-        address.attach()
 
 
 def test_lost_lock_file_is_made_again(script):

@@ -13,6 +13,7 @@ import os
 import random
 import select
 import signal
+import time
 from multiprocessing import connection
 from typing import Any, NamedTuple
 
@@ -340,6 +341,55 @@ def test_a_fork_that_has_left_keeps_nothing_of_its_killed_parent(world, given, l
     assert f"/synk.u.{name}" in child.do("shm.cleanup()")
     assert left(name) == []
     assert child.do("own = shm.ones(2)", "float(a.sum()), len(shm.list(mine=True))") == (3, 1)
+
+
+def test_names_that_others_remove(world, given, method):
+    """systemd's RemoveIPC deletes all names at logout: peers fail at exit, or never stop.
+
+    A message also arrives if its sender notices the removal and exits before its parent notices.
+    """
+    parent, name = world.root("parent"), given("taken")
+    parent.do(MAKE, f"b = shm.ones(3, name={name!r})", "grows = shm.ones(3, capacity=1000)")
+    handle = parent.do("tuple(shm.handle(a))")
+    child = parent.start("child", method, "a")
+    for entry in [*shared_memory(parent.family), *shared_memory(name)]:
+        os.unlink(f"/dev/shm/{entry}")
+    child.do("a[0] = 5")
+    time.sleep(0.2)  # the lock file is checked every 0.1 s; until then others may clean up
+    message = child.do("own = shm.ones(4)", "dump(own)")
+    child.leave()
+    assert parent.do(f"float(a.sum()), float(load({message!r}).sum())") == (78, 4)
+    parent.do("shm.list(), shm.cleanup()")
+    for act in ("shm.unlink(a)", f"shm.attach({name!r})", f"shm.Handle(*{handle!r}).attach()"):
+        parent.refuses(act, MISSING)
+    parent.do("shm.unlink(b, missing_ok=True)", "shm.close(grows)")
+    time.sleep(0.2)
+    parent.do(f"again = shm.full(2, 3.0, name={name!r})")
+    assert parent.do(f"float(shm.attach({name!r}).sum())") == 6
+    found = f"[(info.alive, info.mine) for info in shm.list() if info.name == {name!r}]"
+    assert parent.do(found) == [(True, True)]
+
+
+def test_attached_processes_see_growth(named):
+    one, other, name = named
+    one.do(f"c = shm.zeros((1, 2), capacity=100, name='{name}g')")
+    other.do(f"c = shm.attach('{name}g')")
+    one.do("c = shm.resize(c, 100)", "c[...] = 2")
+    seen = "d.shape, float(d.sum()), c.ctypes.data == d.ctypes.data"
+    assert other.do(f"d = shm.attach('{name}g')", seen) == ((100, 2), 400, True)
+    outcome, said = other.ask("shm.resize(d, 3)")
+    assert (outcome, "only the process that made" in said) == ("ValueError", True)
+
+
+def test_a_memory_file_leaves_nothing_of_its_killed_owner(world):
+    owner, other = world.root("owner"), world.root("other")
+    handle = owner.do("a = shm.ones(3, backend='memfd')", "tuple(shm.handle(a))")
+    other.do(f"b = shm.Handle(*{handle!r}).attach()")
+    assert shared_memory(f"synk.{owner.family}") == []
+    owner.kill()
+    assert other.do("float(b.sum())") == 3
+    other.do("shm.close(b)", "del b")
+    other.refuses(f"shm.Handle(*{handle!r}).attach()", MISSING)
 
 
 SENT = "m = dump(a), dump(shm.ones(7))"
