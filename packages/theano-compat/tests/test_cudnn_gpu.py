@@ -24,14 +24,8 @@ PATH_VARIABLE = "SYNKHRONOS_CUDA_PATH"
 @lru_cache
 def status() -> dict:
     """Return what is found of CUDA, in a process of its own: none is left behind in this one."""
-    done = subprocess.run(
-        [sys.executable, "-m", "synk_theano_compat", "--cuda"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    return json.loads(done.stdout)
+    command = [sys.executable, "-m", "synk_theano_compat", "--cuda"]
+    return json.loads(subprocess.check_output(command, text=True, timeout=120))
 
 
 def reason() -> str:
