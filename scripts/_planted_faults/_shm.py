@@ -86,7 +86,7 @@ SHM = (
         "if _lock(fd, fcntl.LOCK_EX) and _is_current(fd, path)",
         "if _is_current(fd, path)",
         "A sweep takes living families for dead ones, and removes the names of their segments.",
-        "lifecycle exit",
+        "lifecycle exit lives",
     ),
     _fault(
         "shm-received-name-stays",

@@ -75,36 +75,20 @@ def test_attach_waits_for_a_segment_that_is_being_made(raw):
         timer.join(30)
 
 
-FIELDS = {
-    "version": (8, "I"),
-    "flags": (12, "I"),
-    "data": (32, "Q"),
-    "capacity": (40, "Q"),
-    "reserved": (48, "Q"),
-    "ndim": (56, "I"),
-    "text": (60, "I"),
-    "shape": (64, "q"),
-}
+# Where the numbers of a header are: version, flags, dimensions, text; places, sizes and the shape.
+FIELDS = {8: "I", 12: "I", 56: "I", 60: "I", 32: "Q", 40: "Q", 48: "Q", 64: "q"}
 
 
-@pytest.mark.parametrize("field", FIELDS)
-def test_forged_numbers(raw, field):
-    offset, kind = FIELDS[field]
+def test_forged_fields(raw):
     good = segment_bytes(shm.ones(2))
-    for value in (4, 1000, 1 << 30):
-        content = bytearray(good)
-        assert struct.unpack_from(kind, content, offset)[0] != value
-        struct.pack_into(kind, content, offset, value)
+    forged = [(24, family) for family in (b"../../..", b"ABCDEFGH", b"\xff" * 8)]
+    for offset, kind in FIELDS.items():
+        forged += [(offset, struct.pack(kind, value)) for value in (4, 1000, 1 << 30)]
+    for offset, field in forged:
+        content = good[:offset] + field + good[offset + len(field) :]
+        assert content != good
         with pytest.raises(shm.ShmFormatError):
-            shm.attach(raw.write(bytes(content)))
-
-
-def test_forged_family(raw):
-    content = bytearray(segment_bytes(shm.ones(3)))
-    for family in (b"../../..", b"ABCDEFGH", b"\xff" * 8):
-        content[24:32] = family
-        with pytest.raises(shm.ShmFormatError):
-            shm.attach(raw.write(bytes(content)))
+            shm.attach(raw.write(content))
 
 
 def test_forged_dtypes():

@@ -55,17 +55,15 @@ def test_handlers_that_use_arrays(bare_script, given, left, order, act):
     """Handlers of atexit run before ours or after it: arrays work in both, and are removed."""
     name = given("atexit")
     if order != "AFTER":  # ours has run, so the name may have gone
-        act = (
-            f"\n    try:\n        {act}\n    except (ValueError, FileNotFoundError):\n        pass"
-        )
+        except_ = "except (ValueError, FileNotFoundError):\n        pass"
+        act = f"\n    try:\n        {act}\n    {except_}"
     family = bare_script.run(at_exit(order, act) + "\nprint(shm.segment(kept).family)", name)
     assert not left(name, family)
 
 
-@pytest.mark.parametrize("order", ["BEFORE", "MIDDLE"], ids=str.lower)
 @pytest.mark.parametrize(
-    "act",
-    ["shm.ones(3)", "globals().update(late=shm.ones(3))", "globals().update(late=shm.ones(3)[1:])"],
+    "order, act",
+    [("BEFORE", "shm.ones(3)"), ("MIDDLE", "globals().update(late=shm.ones(3)[1:])")],
 )
 def test_first_array_in_a_handler(bare_script, left, order, act):
     """A process that had no shared array before it began to end."""
@@ -200,131 +198,6 @@ def test_threads_make_and_drop_while_others_fork(script, left):
     )
     assert not left(out)
     script.finish(other, "")
-
-
-@pytest.mark.parametrize("end", ["return", "raise", "sys.exit", "os._exit", "kill"])
-def test_a_child_that_ends(program, method, end):
-    """A child of multiprocessing ends: the arrays of its parent stay, those that it sent work.
-
-    Standard library: a process that only attached a block destroys it when it exits.
-    """
-    program(
-        """
-        def child(address, pipe, end):
-            pipe.send(shm.full(3, 5.0))
-            a = address.attach()
-            a[0] += 1
-            own = shm.ones(1000)
-            if end == "raise":
-                os.close(2)
-                os.open(os.devnull, os.O_WRONLY)
-                raise ZeroDivisionError
-            elif end == "sys.exit":
-                sys.exit(3)
-            elif end == "os._exit":
-                os._exit(4)
-            elif end == "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        def main(context):
-            end = sys.argv[2]
-            codes = {"return": 0, "raise": 1, "sys.exit": 3, "os._exit": 4, "kill": -9}
-            a, (here, there) = shm.zeros(3), context.Pipe()
-            ended = start(context, child, shm.handle(a), there, end)
-            there.close()
-            join(ended, code=codes[end])
-            b = here.recv()
-            assert b.tolist() == [5] * 3 and a[0] == 1
-            assert shm.segment(a).name in mine()
-            assert shm.handle(a).attach(readonly=True)[0] == 1
-            return int(end in ("os._exit", "kill"))  # `own` goes with the family
-        """,
-        method,
-        end,
-    )
-
-
-def test_a_child_outlives_its_killed_parent(script, given, left, tmp_path, each_method):
-    """The child can use its arrays, attach more and make its own; then all are removed."""
-    name = given("child")
-    parent = script.start(
-        """
-        import multiprocessing as mp
-
-        def child(a, name, pipe, path):
-            pipe.send(1)
-            deadline = time.monotonic() + 50
-            while not os.path.exists(path) and time.monotonic() < deadline:
-                time.sleep(0.01)
-            assert not mp.parent_process().is_alive()
-            b, own = shm.attach(name), shm.full(3, 4.0)
-            assert not {name for name in shm.cleanup() if shm.segment(own).family in name}
-            print(a.sum(), b.sum(), shm.attach(shm.handle(own), readonly=True).sum(), flush=True)
-
-        if __name__ == "__main__":
-            context = mp.get_context(sys.argv[1])
-            a, b, (here, there) = shm.ones(3), shm.full(5, 2.0, name=sys.argv[2]), mp.Pipe()
-            context.Process(target=child, args=(a, sys.argv[2], there, sys.argv[3])).start()
-            there.close()
-            here.recv()
-            print(shm.segment(a).family, flush=True)
-            os.kill(os.getpid(), signal.SIGKILL)
-        """,
-        each_method,
-        name,
-        tmp_path / "parent has ended",
-    )
-    family = parent.line()
-    parent.wait(60)  # with all its threads: until then the kernel keeps its locks
-    (tmp_path / "parent has ended").touch()
-    assert parent.line() == "3.0 10.0 12.0"
-    parent.wait_alone()
-    assert not left(family, name)
-
-
-@pytest.mark.parametrize(
-    "act",
-    [
-        "work(a, queue)",
-        "queue.put(a)",
-        "queue.put(a[1:]); a = None",
-        "run(context.Process(target=work, args=(a, queue))); queue.get()",
-        "run(context.Process(target=work, args=(a, queue)))",
-        "run(context.Process(target=end, args=(a,)))",
-        "context.Pool(2).__enter__().map(total, [a] * 4)",
-    ],
-    ids=["here", "sent", "sent and dropped", "received", "never received", "killed", "left pool"],
-)
-def test_nothing_stays_when_a_program_has_ended(script, left, method, act):
-    """Messages under way and arrays of killed children are removed with the last process."""
-    out = script.run(
-        """
-        import multiprocessing as mp, warnings
-
-        def work(a, queue):
-            queue.put((a, shm.ones(7)))
-
-        def end(a):
-            own = shm.ones(4), shm.attach(shm.handle(a), readonly=True)
-            os.kill(os.getpid(), signal.SIGKILL)
-
-        def total(a):
-            return a.sum()
-
-        def run(child):
-            child.start()
-            child.join(60)
-
-        if __name__ == "__main__":
-            warnings.simplefilter("ignore", ResourceWarning)  # about the pool
-            context = mp.get_context(sys.argv[1])
-            a, queue = shm.ones(3), context.SimpleQueue()
-            print(shm.segment(a).family, flush=True)
-            ACT
-        """.replace("ACT", act),
-        method,
-    )
-    assert not left(out)
 
 
 @pytest.mark.parametrize("lookers", [0, 1])

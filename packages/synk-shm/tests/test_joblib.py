@@ -77,12 +77,8 @@ def main(backend):
     )
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("backend", ["loky", "multiprocessing"])
-def test_other_arrays_go_as_before(jobs, backend):
-    """Small ones are copied, large ones arrive read-only, as joblib has it."""
-    jobs(
-        """
+# Small ones are copied, large ones arrive read-only, as joblib has it.
+OTHERS = """
 def main(backend):
     shm.register_joblib()
     kept = shm.zeros(3)
@@ -90,16 +86,10 @@ def main(backend):
         x = np.zeros(n)
         assert run(backend, attempt, (x,), (x,)) == [expected] * 2
         assert not x.any()
-""",
-        backend,
-    )
-
-
-@pytest.mark.nightly
-def test_executor_of_loky(jobs):
-    """Arguments go by handle; what its workers return is copied."""
-    jobs("""
-def main():
+"""
+# Arguments go by handle; what the workers of loky return is copied.
+EXECUTOR = """
+def main(_):
     shm.register_joblib()
     a = shm.zeros(10)
     executor = get_reusable_executor(2)
@@ -107,16 +97,22 @@ def main():
     assert a[4] == 5
     made = executor.submit(make, 3).result(60)
     assert made.tolist() == [3, 3, 3] and not shm.is_shared(made)
-""")
+"""
+# A worker of loky has no sentinel of its parent; it leaves nothing, and prints nothing.
+WORKERS = """
+def main(backend):
+    assert run(backend, total, (3,), (4,)) == [3, 4]
+"""
 
 
 @pytest.mark.nightly
-def test_workers_that_make_arrays_end_quietly(jobs):
-    """A worker of loky has no sentinel of its parent; it leaves nothing, and prints nothing."""
-    jobs("""
-def main():
-    assert run("loky", total, (3,), (4,)) == [3, 4]
-""")
+@pytest.mark.parametrize(
+    ("backend", "code"),
+    [("loky", OTHERS), ("multiprocessing", OTHERS), ("loky", EXECUTOR), ("loky", WORKERS)],
+    ids=["loky", "multiprocessing", "executor", "workers"],
+)
+def test_other_arrays_other_executors_and_workers(jobs, backend, code):
+    jobs(code, backend)
 
 
 @pytest.mark.parametrize("missing", ["joblib.pool", "joblib.executor"])

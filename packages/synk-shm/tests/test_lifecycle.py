@@ -10,7 +10,6 @@ import pytest
 
 import synk_shm as shm
 from synk_shm._processes.process import process
-from synk_testing import shared_memory
 
 MAKE = """
     name = dict(name=sys.argv[1]) if len(sys.argv) > 1 else {}
@@ -23,13 +22,6 @@ ATTACH = """
     print(b.sum(), flush=True)
     sys.stdin.readline()
     print(b.sum())
-"""
-WAIT_FOR_ORPHANAGE = """
-    parent = os.getpid()
-
-    def wait():
-        while os.getppid() == parent:
-            time.sleep(0.01)
 """
 
 
@@ -122,76 +114,6 @@ def test_what_a_killed_owner_left_is_removed(script, given, act, word):
     script.finish(alive, "")
 
 
-@pytest.mark.parametrize("workers, end", [(1, ""), (3, ""), (1, "shm.close(b)")])
-def test_last_attacher_removes_what_a_killed_owner_left(script, left, workers, end):
-    owner = script.start(MAKE)
-    address = owner.line()
-    code = f"{ATTACH}\n    {end}\n    print('done', flush=True)\n    sys.stdin.readline()\n"
-    others = [script.start(code, address) for _ in range(workers)]
-    assert {other.line() for other in others} == {"15.0"}
-    owner.kill()
-    name = pickle.loads(bytes.fromhex(address)).name
-    for other in others:
-        assert name in names()  # a reader keeps the family alive
-        other.send()
-        assert (other.line(), other.line()) == ("15.0", "done")
-        if end:
-            assert gone(name)  # while the attacher runs
-        script.finish(other, "")
-    assert gone(name)
-    assert not left(name.split(".")[1])
-
-
-@pytest.mark.parametrize("leaves", [False, True])
-def test_killed_parent_with_a_living_fork(script, given, leaves):
-    """A fork keeps the family alive and with it the parent's names, unless it has left."""
-    name = given("orphan")
-    process = script.start(
-        WAIT_FOR_ORPHANAGE
-        + """
-    name, leaves = sys.argv[1], sys.argv[2] == "True"
-    a = shm.ones(3, name=name)
-    if os.fork() == 0:
-        if leaves:
-            shm.leave()
-        wait()
-        print('/synk.u.' + name in shm.cleanup(), a.sum(), flush=True)
-        if leaves:
-            own = shm.ones(2)
-            print(len(mine()), flush=True)
-        else:
-            print(shm.attach(name).sum(), flush=True)
-        sys.stdin.readline()
-        sys.exit()
-    os.kill(parent, 9)
-    """,
-        name,
-        leaves,
-    )
-    assert process.line() == f"{leaves} 3.0"
-    assert process.line() == ("1" if leaves else "3.0")
-    assert (name in names()) != leaves
-    if not leaves:
-        assert f"/synk.u.{name}" not in shm.cleanup()
-    process.send()
-    process.wait_alone()
-    assert gone(name)
-
-
-def test_memfd_leaves_nothing_in_any_case(script):
-    owner = script.start(MAKE.replace("**name", "backend='memfd'"))
-    address = handle_of(owner)
-    seen = address.attach()
-    family = shm.segment(seen).family
-    assert not shared_memory(f"synk.{family}")
-    owner.kill()
-    assert seen.sum() == 15
-    shm.close(seen)
-    del seen
-    with pytest.raises(FileNotFoundError):
-        address.attach()
-
-
 def test_lost_lock_file_is_made_again(script):
     """A family must not look dead after a cleaner of temporary files removed its lock file."""
     script.run(
@@ -230,8 +152,7 @@ def test_an_interrupt_of_the_creation_leaves_nothing(monkeypatch, is_made):
     def there():
         return shm.list(mine=True), os.listdir("/proc/self/fd")
 
-    before = there()
-    usual = os.open
+    before, usual = there(), os.open
 
     def struck(path, *args):
         if is_made:

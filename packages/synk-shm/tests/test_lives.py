@@ -13,6 +13,7 @@ import os
 import random
 import select
 import signal
+import time
 from multiprocessing import connection
 from typing import Any, NamedTuple
 
@@ -299,6 +300,122 @@ def test_a_last_message_to_a_parent_that_has_no_arrays(world, parent_leaves_firs
         process.leave()
 
 
+def test_a_child_outlives_its_killed_parent(world, given, left, each_method):
+    """The child can use its arrays, attach more and make its own; then all are removed."""
+    parent, name = world.root("parent"), given("child")
+    parent.do(MAKE, f"b = shm.full(5, 2.0, name={name!r})")
+    child = parent.start("child", each_method, "a")
+    parent.kill()
+    child.do(f"b = shm.attach({name!r})", "own = shm.full(3, 4.0)")
+    assert child.do("[n for n in shm.cleanup() if shm.segment(own).family in n]") == []
+    again = "shm.attach(shm.handle(own), readonly=True)"
+    assert child.do(f"[float(x.sum()) for x in (a, b, {again})]") == [66, 10, 12]
+    child.leave()
+    assert left(parent.family, name) == []
+
+
+@pytest.mark.parametrize("workers, end", [(1, ""), (3, ""), (1, "shm.close(b)")])
+def test_last_attacher_removes_what_a_killed_owner_left(world, left, workers, end):
+    owner = world.root("owner")
+    handle = owner.do(MAKE, "tuple(shm.handle(a))")
+    others = [world.root(f"other{number}") for number in range(workers)]
+    for other in others:
+        other.do(f"b = shm.Handle(*{handle!r}).attach()")
+    owner.kill()
+    for other in others:
+        assert shared_memory(owner.family), "a reader keeps the family alive"
+        assert other.do("b.sum()") == 66
+        if end:
+            other.do(end)
+            assert left(owner.family) == [], "while the attacher runs"
+        other.leave()
+    assert left(owner.family) == []
+
+
+def test_a_fork_that_has_left_keeps_nothing_of_its_killed_parent(world, given, left):
+    parent, name = world.root("parent"), given("orphan")
+    parent.do(f"a = shm.ones(3, name={name!r})")
+    child = parent.fork("child")
+    child.do("shm.leave()")
+    parent.kill()
+    assert f"/synk.u.{name}" in child.do("shm.cleanup()")
+    assert left(name) == []
+    assert child.do("own = shm.ones(2)", "float(a.sum()), len(shm.list(mine=True))") == (3, 1)
+
+
+def test_names_that_others_remove(world, given, method):
+    """systemd's RemoveIPC deletes all names at logout: peers fail at exit, or never stop.
+
+    A message also arrives if its sender notices the removal and exits before its parent notices.
+    """
+    parent, name = world.root("parent"), given("taken")
+    parent.do(MAKE, f"b = shm.ones(3, name={name!r})", "grows = shm.ones(3, capacity=1000)")
+    handle = parent.do("tuple(shm.handle(a))")
+    child = parent.start("child", method, "a")
+    for entry in [*shared_memory(parent.family), *shared_memory(name)]:
+        os.unlink(f"/dev/shm/{entry}")
+    child.do("a[0] = 5")
+    time.sleep(0.2)  # the lock file is checked every 0.1 s; until then others may clean up
+    message = child.do("own = shm.ones(4)", "dump(own)")
+    child.leave()
+    assert parent.do(f"float(a.sum()), float(load({message!r}).sum())") == (78, 4)
+    parent.do("shm.list(), shm.cleanup()")
+    for act in ("shm.unlink(a)", f"shm.attach({name!r})", f"shm.Handle(*{handle!r}).attach()"):
+        parent.refuses(act, MISSING)
+    parent.do("shm.unlink(b, missing_ok=True)", "shm.close(grows)")
+    time.sleep(0.2)
+    parent.do(f"again = shm.full(2, 3.0, name={name!r})")
+    assert parent.do(f"float(shm.attach({name!r}).sum())") == 6
+    found = f"[(info.alive, info.mine) for info in shm.list() if info.name == {name!r}]"
+    assert parent.do(found) == [(True, True)]
+
+
+def test_attached_processes_see_growth(named):
+    one, other, name = named
+    one.do(f"c = shm.zeros((1, 2), capacity=100, name='{name}g')")
+    other.do(f"c = shm.attach('{name}g')")
+    one.do("c = shm.resize(c, 100)", "c[...] = 2")
+    seen = "d.shape, float(d.sum()), c.ctypes.data == d.ctypes.data"
+    assert other.do(f"d = shm.attach('{name}g')", seen) == ((100, 2), 400, True)
+    outcome, said = other.ask("shm.resize(d, 3)")
+    assert (outcome, "only the process that made" in said) == ("ValueError", True)
+
+
+def test_a_memory_file_leaves_nothing_of_its_killed_owner(world):
+    owner, other = world.root("owner"), world.root("other")
+    handle = owner.do("a = shm.ones(3, backend='memfd')", "tuple(shm.handle(a))")
+    other.do(f"b = shm.Handle(*{handle!r}).attach()")
+    assert shared_memory(f"synk.{owner.family}") == []
+    owner.kill()
+    assert other.do("float(b.sum())") == 3
+    other.do("shm.close(b)", "del b")
+    other.refuses(f"shm.Handle(*{handle!r}).attach()", MISSING)
+
+
+SENT = "m = dump(a), dump(shm.ones(7))"
+
+
+@pytest.mark.parametrize("what", ["here", "dropped", "received", "never received", "killed"])
+def test_nothing_stays_when_a_program_has_ended(world, left, what):
+    """Messages under way and arrays of killed children are removed with the last process."""
+    parent = world.root("parent")
+    parent.do(MAKE)
+    if what == "killed":
+        child = parent.fork("child")
+        child.do("own = shm.ones(4), shm.attach(shm.handle(a), readonly=True)")
+        child.kill()
+    elif what in ("here", "dropped"):
+        parent.do(SENT, *(["del a"] * (what == "dropped")))
+    else:
+        child = parent.start("child")
+        messages = child.do(SENT, "m")
+        child.leave()
+        if what == "received":
+            parent.do(f"c = [load(message) for message in {messages!r}]")
+    parent.leave()
+    assert left(parent.family) == []
+
+
 MOMENTS = {
     "del a": 75,
     "shm.close(a)": 145,
@@ -348,9 +465,7 @@ class Segment:
 class Mapping:
     """A segment in a process. `keeper`: the mapping with whose last array the name goes."""
 
-    def __init__(
-        self, process: Process, segment: Segment, readonly: bool, keeper: Mapping | None
-    ) -> None:
+    def __init__(self, process: Process, segment: Segment, readonly: bool, keeper: Any) -> None:
         self.process, self.segment, self.readonly = process, segment, readonly
         self.keeper = self if keeper is None or segment.backend == "memfd" else keeper
 
@@ -411,9 +526,7 @@ class Life:
     def any(self) -> str | None:
         return self.rng.choice(list(self.arrays)) if self.arrays else None
 
-    def mapping(
-        self, process: Process, segment: Segment, readonly: bool, keeper: Mapping | None
-    ) -> Mapping:
+    def mapping(self, process: Process, segment: Segment, readonly: bool, keeper: Any) -> Mapping:
         """Return the mapping that a process has already, or a new one."""
         for array in self.arrays.values():
             known = array.mapping
@@ -492,15 +605,14 @@ class Life:
             array.process.do(f"{name} = {source}[{cut}:, ::-1]")
             self.arrays[name] = Array(array.mapping, array.mirror[cut:, ::-1])
 
+    def read(self) -> None:
+        if self.arrays:
+            self.check(self.any())
+
     def check(self, name: str) -> None:
         array = self.arrays[name]
         found = array.process.do(f"{name}.shape, {name}.tolist()")
         assert found == (array.mirror.shape, array.mirror.tolist()), name
-
-    def read(self) -> None:
-        name = self.any()
-        if name is not None:
-            self.check(name)
 
     def write(self) -> None:
         name, seed = self.any(), self.rng.randint(0, 99)
@@ -525,8 +637,8 @@ class Life:
         self.check(new)
 
     def drop(self) -> None:
-        name = self.any()
-        if name is not None:
+        if self.arrays:
+            name = self.any()
             self.arrays.pop(name).process.do(f"del {name}")
 
     def close(self) -> None:

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 SHARED = """
-        def fill(a, queue):
-            a[...] = 5
-            queue.put(shm.share(np.arange(4.0)))  # and exit at once
-
         def double(a):
             a *= 2
             return a[::-1]
@@ -20,26 +16,6 @@ SHARED = """
         def describe(a):
             return shm.is_shared(a), a.flags.writeable, type(a).__name__, float(a.sum())
 """
-
-
-def test_process_and_queue(program, each_method):
-    """A process fills an array, sends one of its own, and has exited when it is read."""
-    program(
-        SHARED
-        + """
-        def main(context):
-            a, queue = shm.zeros((2, 3)), context.Queue()
-            join(start(context, fill, a[:, 1:], queue))
-            assert a.tolist() == [[0, 5, 5]] * 2
-            b = queue.get(timeout=60)
-            assert b.tolist() == [0, 1, 2, 3]
-            assert shm.is_shared(b) and shm.segment(b).owner
-            assert len(mine()) == 2
-            assert shm.attach(shm.handle(b)).tolist() == [0, 1, 2, 3]
-            queue.close()
-        """,
-        each_method,
-    )
 
 
 def test_pool(program, each_method):

@@ -41,26 +41,29 @@ def become_nobody():
 """
 
 
-def test_users_are_separate(script, given):
+def test_users_are_separate_unless_both_allow_it(script, given):
     """Fixed names: two users of one machine clash, or open each other's memory."""
-    name, trap = given("user"), given("trap")
+    name, trap, public = given("user"), given("trap"), given("public")
     mine = shm.ones(3, name=name)
+    ours = shm.full(3, 2.0, name=public, mode=0o666)
     other = script.start(
         BECOME_NOBODY
         + """
 become_nobody()
-trap = shm.full(3, 9.0, name=sys.argv[2], mode=0o666)
-errors = refused(shm.ShmError, lambda: shm.ones(3, name=sys.argv[1]),
-                 lambda: shm.attach(sys.argv[1]), lambda: attach_hex(sys.argv[3]))
-kinds = [type(error).__name__ for error in errors]
-print(*kinds, sys.argv[1] in str(shm.list()), sys.argv[1] in str(shm.cleanup()), flush=True)
+name, trap, public, text = sys.argv[1:]
+trap = shm.full(3, 9.0, name=trap, mode=0o666)
+errors = refused(shm.ShmError, lambda: shm.ones(3, name=name), lambda: shm.attach(name),
+                 lambda: attach_hex(text), lambda: shm.attach(public), lambda: shm.unlink(public))
+assert ["owner_uid" in str(error) for error in errors[1:4]] == [False, False, True]
+assert shm.attach(public, owner_uid=0).sum() == 6
+kinds = [type(error).__name__ for error in errors[:4]]
+print(*kinds, name in str(shm.list()), name in str(shm.cleanup()), flush=True)
 sys.stdin.readline()
 """,
-        name,
-        trap,
-        pickle.dumps(shm.handle(mine)).hex(),
+        *(name, trap, public, pickle.dumps(shm.handle(mine)).hex()),
     )
-    assert other.line() == ("ShmExistsError ShmPermissionError ShmPermissionError False False")
+    refusals = ["ShmExistsError", *["ShmPermissionError"] * 3, "False", "False"]
+    assert other.line().split() == refusals
     with pytest.raises(PermissionError, match="owner_uid"):
         shm.attach(trap)
     with pytest.raises(FileExistsError):
@@ -73,6 +76,7 @@ sys.stdin.readline()
     script.run(BECOME_NOBODY + "become_nobody()\nshm.cleanup()")
     assert not os.path.exists(path)
     assert shm.attach(name).sum() == 3
+    assert shm.attach(public).sum() == ours.sum()
 
 
 def test_a_process_that_becomes_another_user_leaves_nothing(script, given):
@@ -92,32 +96,3 @@ sys.stdin.readline()
     shm.cleanup()
     script.run(BECOME_NOBODY + "become_nobody()\nshm.cleanup()")
     assert [path for path in paths if os.path.exists(path)] == []
-
-
-def test_segments_that_both_users_allow(script, given):
-    private, public = given("private"), given("public")
-    a = shm.ones(3, name=private)
-    b = shm.full(3, 2.0, name=public, mode=0o666)
-    out = script.run(
-        BECOME_NOBODY
-        + """
-become_nobody()
-private, public = sys.argv[1:]
-for name, options in [(private, {}), (public, {}), (public, {"owner_uid": 0})]:
-    try:
-        print(shm.attach(name, **options).sum())
-    except PermissionError as error:
-        print(type(error).__name__, "owner_uid" in str(error))
-print(private in str(shm.list()), private in str(shm.cleanup()))
-refused(shm.ShmError, lambda: shm.unlink(public))
-""",
-        private,
-        public,
-    )
-    assert out.splitlines() == [
-        "ShmPermissionError False",
-        "ShmPermissionError True",
-        "6.0",
-        "False False",
-    ]
-    assert (a.sum(), shm.attach(public).sum()) == (3, b.sum())

@@ -136,23 +136,12 @@ TRUNCATED = """
     for size in [*range(0, 300, 3), *range(300, len(good), 97)]:
         attach(good[:size])
 """
-RANDOM = """
-    import random
-    chance = random.Random(0)
-    for _ in range(550):
-        content = bytearray(good)
-        for _ in range(chance.randint(1, 6)):
-            offset = chance.randrange(8, chance.choice([256, len(content)]))
-            content[offset] = chance.choice([0, 1, 255, chance.randrange(256)])
-        attach(bytes(content[: chance.choice([len(good), chance.randrange(len(good))])]))
-    assert refused + taken == 550
-"""
 
 
 @pytest.mark.parametrize(
     "code, least_refused, least_taken",
-    [(FORGED, 101, 11), (TRUNCATED, 81, 1), (RANDOM, 101, 0)],
-    ids=["forged", "truncated", "random"],
+    [(FORGED, 101, 11), (TRUNCATED, 81, 1)],
+    ids=["forged", "truncated"],
 )
 def test_damaged_files_do_no_harm(script, given, code, least_refused, least_taken):
     """SharedArray: forged dimensions in a header crash the program that attaches it.
@@ -173,8 +162,6 @@ def test_damaged_files_do_no_harm(script, given, code, least_refused, least_take
     "method, make",
     [
         ("fork", "shm.share(source, name=name)"),
-        ("spawn", "shm.share(source, name=name)"),
-        ("forkserver", "shm.share(source, name=name)"),
         ("spawn", "shm.share(source[::-1], name=name)"),
         ("spawn", "shm.full(n, i, name=name)"),
     ],
@@ -219,6 +206,7 @@ def test_message_outlives_its_sender(program, method, end, parent_has_arrays):
     """torch, DupFd of multiprocessing: what a worker sent is lost if it exits before the read.
 
     Another program cleans up meanwhile. Without arrays the parent is not in the family yet.
+    A worker that is not killed sends by a queue that has a thread.
     """
     program(
         """
@@ -228,7 +216,8 @@ def test_message_outlives_its_sender(program, method, end, parent_has_arrays):
             END
 
         def main(context):
-            own, queue = shm.ones(1) if OWN else None, context.SimpleQueue()
+            own = shm.ones(1) if OWN else None
+            queue = context.Queue() if "END" == "pass" else context.SimpleQueue()
             child = start(context, send, queue)
             child.join(60)
             other = [sys.executable, "-c", "import synk_shm as s; s.ones(1); s.cleanup()"]
@@ -237,46 +226,11 @@ def test_message_outlives_its_sender(program, method, end, parent_has_arrays):
             assert whole.tolist() == [[0, 1, 2], [3, 4, 5]] == fixed.tolist()
             assert part.tolist() == [[1, 4], [2, 5]] and np.shares_memory(part, whole)
             assert not fixed.flags.writeable and whole.flags.writeable
-            assert child.exitcode is not None
+            assert shm.segment(whole).owner and child.exitcode is not None
             return int("END" != "pass")  # what the child did not remove
         """.replace("END", end).replace("OWN", str(parent_has_arrays)),
         method,
     )
-
-
-def test_nothing_stays_of_a_killed_group(script, given, left, method):
-    """Standard library, joblib: the tracker dies with its process group, and all memory leaks."""
-    leader = script.start(
-        """
-        import multiprocessing as mp
-
-        def child(a, pipe):
-            own = shm.full(5, 2.0)
-            pipe.send((shm.segment(a).family, own, a[1:]))
-            signal.pause()
-
-        if __name__ == "__main__":
-            context = mp.get_context(sys.argv[1])
-            a, name = shm.ones(3), shm.ones(4, name=sys.argv[2])
-            pipes = [context.Pipe() for _ in range(2)]
-            for pipe in pipes:
-                context.Process(target=child, args=(a, pipe[1])).start()
-                pipe[1].close()
-            got = pipes[0][0].recv()  # the other message is not received
-            assert pipes[1][0].poll(60)
-            print(got[0], shm.segment(a).family, flush=True)
-            signal.pause()
-        """,
-        method,
-        given("group"),
-    )
-    families = set(leader.line().split())
-    assert len(families) == 1
-    family = families.pop()
-    leader.kill_group()
-    # The first array of any process removes it, also of another test's.
-    assert script.run("shm.ones(1)") == ""
-    assert not left(family)
 
 
 def test_the_process_is_left_as_it_was(bare_script):

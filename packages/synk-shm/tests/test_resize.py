@@ -65,27 +65,6 @@ def test_any_sequence_keeps_the_rows_that_never_left(lengths, capacity):
         kept = length
 
 
-def test_attached_processes_see_growth(script, own_name):
-    a = shm.zeros((1, 2), capacity=100, name=own_name)
-    other = script.start(
-        """
-        a = shm.attach(sys.argv[1])
-        print(len(a), flush=True)
-        sys.stdin.readline()
-        b = shm.attach(sys.argv[1])
-        print(b.shape, b.sum(), a.ctypes.data == b.ctypes.data)
-        print(*refused(ValueError, lambda: shm.resize(b, 3)))
-        """,
-        own_name,
-    )
-    assert other.line() == "1"
-    a = shm.resize(a, 100)
-    a[...] = 2
-    out = script.finish(other, "").splitlines()
-    assert out[0] == "(100, 2) 400.0 True"
-    assert "only the process that made" in out[1]
-
-
 def test_growth_of_an_unlinked_array():
     a = shm.ones((2, 2), capacity=1000)
     shm.unlink(a)

@@ -188,52 +188,6 @@ def test_no_descriptor_reaches_other_programs(script):
     )
 
 
-def test_names_that_others_remove(program, given, method):
-    """systemd's RemoveIPC deletes all names at logout: peers fail at exit, or never stop.
-
-    A message also arrives if its sender notices the removal and exits before its parent notices.
-    """
-    program(
-        """
-        def look(a, pipe):
-            pipe.send(a.sum())
-            pipe.recv()
-            a[0] = 5
-            time.sleep(0.2)  # the lock file is checked every 0.1 s; until then others may clean up
-            own = shm.ones(4)
-            pipe.send((a.sum(), own))
-
-        def main(context):
-            a, named = shm.ones(3), shm.ones(3, name=sys.argv[2])
-            grows = shm.ones(3, capacity=1000)
-            here, there = context.Pipe()
-            child = start(context, look, a, there)
-            there.close()
-            assert here.recv() == 3
-            family, address = shm.segment(a).family, shm.handle(a)
-            for name in os.listdir("/dev/shm"):
-                if family in name or sys.argv[2] in name:
-                    os.unlink("/dev/shm/" + name)
-            here.send("they are gone")
-            join(child)
-            total, other = here.recv()
-            assert total == 7 == a.sum() and other.sum() == 4  # memory stays, messages arrive
-            assert shm.list() is not None and shm.cleanup() is not None
-            refused(FileNotFoundError, lambda: shm.unlink(a), lambda: shm.attach(sys.argv[2]),
-                    lambda: address.attach(readonly=True))
-            shm.unlink(named, missing_ok=True)
-            shm.close(grows)
-            time.sleep(0.2)
-            again = shm.full(2, 3.0, name=sys.argv[2])
-            assert shm.attach(sys.argv[2]).sum() == 6
-            info, = [info for info in shm.list() if info.name == sys.argv[2]]
-            assert info.alive and info.mine
-        """,
-        method,
-        given("taken"),
-    )
-
-
 @pytest.mark.parametrize("backend, room", [("memfd", "other_pids"), ("shm", "small_shm")])
 def test_handles_do_not_reach_into_other_containers(script, request, backend, room):
     """In another container the numbers of processes and files, and /dev/shm, are others."""

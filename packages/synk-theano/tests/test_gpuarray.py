@@ -38,14 +38,13 @@ class BackEnd(ModuleType):
         self.type = ModuleType("theano.gpuarray.type")
         self.type.get_context = self.get_context
         self.type.list_contexts = lambda: list(self.contexts)
-        self.filtered = filtered = []
+        self.filtered = []
 
-        class GpuArrayType:
-            def filter_inplace(self, data, old, strict=False, allow_downcast=None):
-                filtered.append(old)
-                return data
+        def filter_inplace(_, data, old, strict=False, allow_downcast=None):
+            self.filtered.append(old)
+            return data
 
-        self.type.GpuArrayType = GpuArrayType
+        self.type.GpuArrayType = type("GpuArrayType", (), {"filter_inplace": filter_inplace})
 
         def init_dev(device, name=None):
             context = init_dev.devmap.setdefault(device, SimpleNamespace(device=device))
@@ -98,16 +97,17 @@ def test_the_devices_of_a_rank_are_taken_and_named(back_end):
     assert back_end.used == ["opencl0:0", "opencl0:0"]
 
 
-def test_a_device_that_is_in_use_is_kept(back_end):
-    take({None: "opencl0:0"}, nccl=False)
-    with pytest.raises(StartError, match="uses opencl0:0 already, and can use only one"):
-        take({None: "opencl0:1"}, nccl=False)
-
-
-def test_a_name_that_means_another_device_is_refused(back_end):
-    take({None: "opencl0:0", "dev1": "opencl0:1"}, nccl=False)
-    with pytest.raises(StartError, match="'dev1' means another device than opencl0:2"):
-        take({None: "opencl0:0", "dev1": "opencl0:2"}, nccl=False)
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ({None: "opencl0:1"}, "uses opencl0:0 already, and can use only one"),
+        ({None: "opencl0:0", "dev1": "opencl0:2"}, "'dev1' means another device than opencl0:2"),
+    ],
+)
+def test_a_device_and_a_name_that_are_in_use_are_kept(back_end, names, said):
+    take(NAMES, nccl=False)
+    with pytest.raises(StartError, match=said):
+        take(names, nccl=False)
 
 
 def test_a_device_that_is_known_as_cuda_alone_is_used_by_that_name(back_end):

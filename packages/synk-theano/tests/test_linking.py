@@ -30,30 +30,25 @@ def agree(function, *argument_lists):
     return copy
 
 
+MERGED = theano.Mode("cvm", "merge")  # nothing is fused: every product is a node
+
+
 def test_the_same_op_on_the_same_and_on_different_inputs():
     x, y = T.matrices("x", "y")
     products = [x * y, y * x, x * x, y * y, (x + y) * (x - y), (x + y) * (x + y)]
     sums = [T.dot(x, x.T), T.dot(x, y.T), T.dot(y, x.T), T.dot(y.T, y)]
-    mode = theano.Mode("cvm", "merge")  # nothing is fused: every product is a node
-    agree(theano.function([x, y], products + sums, mode=mode), [X, X + 1], [X + 2, X])
+    agree(theano.function([x, y], products + sums, mode=MERGED), [X, X + 1], [X + 2, X])
     # Whichever comes first must not be taken for the other.
-    agree(theano.function([x, y], (x * x) * y, mode=mode), [X, X + 1])
-    product = x * y
-    agree(theano.function([x, y], product * product, mode=mode), [X, X + 1])
+    for out in ((x * x) * y, (x * y) * (x * y)):
+        agree(theano.function([x, y], out, mode=MERGED), [X, X + 1])
 
 
 def test_nodes_that_differ_by_a_constant_or_a_parameter_alone():
-    mode = theano.Mode("cvm", "merge")
     cut = [x[i] for i in range(4)] + [x[:, i] for i in (0, 2)] + [x[i:] for i in (1, 2)]
-    axes = [
-        x.sum(axis=0),
-        x.sum(axis=1),
-        x.max(axis=0),
-        x.dimshuffle(1, 0),
-        x.dimshuffle(0, "x", 1),
-    ]
+    axes = [x.sum(axis=0), x.sum(axis=1), x.max(axis=0)]
+    axes += [x.dimshuffle(1, 0), x.dimshuffle(0, "x", 1)]
     powers = [x ** np.float64(p) for p in (2, 3, 0.5)] + [T.clip(x, 0, b) for b in (0.5, 1.5)]
-    agree(theano.function([x], cut + axes + powers, mode=mode), [X], [X * 2])
+    agree(theano.function([x], cut + axes + powers, mode=MERGED), [X], [X * 2])
 
 
 class Times(Op):
@@ -81,16 +76,13 @@ def test_constants_that_are_in_the_c_code():
 
 
 def test_convolutions_of_different_shapes_and_borders():
-    image = np.random.RandomState(0).standard_normal((2, 3, 9, 9))
-    x = T.tensor4("x")
-    outputs = []
-    for seed, (size, border, stride) in enumerate(
-        [(3, "valid", 1), (3, "half", 2), (5, "valid", 1)]
-    ):
-        filters = np.random.RandomState(seed).standard_normal((4, 3, size, size))
-        w = theano.shared(filters, name=f"w{seed}")
+    random = np.random.RandomState(0)
+    x, outputs = T.tensor4("x"), []
+    for size, border, stride in ((3, "valid", 1), (3, "half", 2), (5, "valid", 1)):
+        w = theano.shared(random.standard_normal((4, 3, size, size)))
         out = T.nnet.conv2d(x, w, border_mode=border, subsample=(stride, stride))
         outputs += [out, T.grad(T.sqr(out).sum(), w)]
+    image = random.standard_normal((2, 3, 9, 9))
     agree(theano.function([x], outputs), [image], [image + 1])
 
 
@@ -130,8 +122,7 @@ def test_each_kind_is_looked_up_once(monkeypatch):
     out = x
     for i in range(60):
         out = T.tanh(out) + x if i % 2 else T.dot(out, x.T).dot(x)
-    mode = theano.Mode("cvm", "merge")
-    function = theano.function([x], out, mode=mode)
+    function = theano.function([x], out, mode=MERGED)
     nodes = len(function.maker.fgraph.apply_nodes)
     monkeypatch.setattr(cmodule.ModuleCache, "module_from_key", counted)
     link_alone = Op.make_c_thunk
@@ -144,8 +135,7 @@ def test_each_kind_is_looked_up_once(monkeypatch):
 
 def test_a_failing_node_is_named_as_in_the_original():
     x, y = T.vectors("x", "y")
-    mode = theano.Mode("cvm", "merge")
-    function = theano.function([x, y], [x * x, (x * y).sum(), y * y], mode=mode)
+    function = theano.function([x, y], [x * x, (x * y).sum(), y * y], mode=MERGED)
     (copy,) = Replica().send(function)
     messages = []
     for each in (function, copy):
@@ -157,14 +147,11 @@ def test_a_failing_node_is_named_as_in_the_original():
 
 
 def test_ops_that_are_equal_travel_once():
-    mode = theano.Mode("cvm", None)
     out = x
     for _ in range(50):
         out = theano.compile.ops.deep_copy_op(T.nnet.softmax(out)) + x
-    flat = flatten(theano.function([x], out, mode=mode))
-    assert len(flat.nodes) == 150
-    assert len(flat.ops) == 3
-    assert len(flat.types) == 1
+    flat = flatten(theano.function([x], out, mode=theano.Mode("cvm", None)))
+    assert (len(flat.nodes), len(flat.ops), len(flat.types)) == (150, 3, 1)
 
 
 class Keyless(Op):
@@ -196,24 +183,22 @@ def test_equal_ops_that_compute_other_things_stay_apart():
     assert [copy.format for copy in copies] == ["csr", "csc"]
     agree(theano.function([x], [DenseFromSparse()(s) for s in sparse], mode=mode), [X])
 
+    draws = [RandomFunction("uniform", T.dvector, inplace=in_place) for in_place in (True, False)]
     states = [theano.shared(np.random.RandomState(seed)) for seed in (1, 2)]
-    drawn = []
-    updates = []
-    for state, in_place in zip(states, (True, False)):
-        draw = RandomFunction("uniform", T.dvector, inplace=in_place)
-        after, out = draw.make_node(state, np.array([3]), 0.0, 1.0).outputs
-        drawn.append(out)
-        updates.append((state, after))
-    function = theano.function([], drawn, updates=updates, mode=mode, accept_inplace=True)
+    made = [
+        draw.make_node(state, np.array([3]), 0.0, 1.0).outputs for draw, state in zip(draws, states)
+    ]
+    updates = [(state, after) for state, (after, _) in zip(states, made)]
+    how = {"updates": updates, "mode": mode, "accept_inplace": True}
+    function = theano.function([], [out for _, out in made], **how)
     maps = [getattr(op, "destroy_map", {}) for op in flatten(function).ops]
     assert {0: [0]} in maps
     agree(function, [], [])
 
 
 def test_ops_that_are_equal_to_nothing_else_stay_apart():
-    mode = theano.Mode("py", None)
     ops = [Keyless(2), Keyless(3), Keyless(2)]
-    function = theano.function([x], [op(x) for op in ops], mode=mode)
+    function = theano.function([x], [op(x) for op in ops], mode=theano.Mode("py", None))
     assert len(flatten(function).ops) == 3
     agree(function, [X])
 

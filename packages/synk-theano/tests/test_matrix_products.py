@@ -30,32 +30,22 @@ class Context(contextlib.nullcontext):
         self.words[3] = ctypes.addressof(self.handle)
 
 
-class Libraries:
-    """Stands for ctypes.CDLL: libgpuarray, by its extension module, and cuBLAS."""
+def libraries(context, stream=STREAM, status=0):
+    """Return what stands for ctypes.CDLL, and the modes that are set through it."""
+    modes = []
 
-    def __init__(self, context, stream=STREAM, status=0):
-        self.modes = []
+    def get_stream(handle, found):
+        assert handle.value == 0xABC0
+        found._obj.value = stream
+        return 0
 
-        def setup(_):
-            context.set_up()
-            return 0
+    def set_mode(handle, mode):
+        modes.append(mode)
+        return status
 
-        def get_stream(handle, found):
-            assert handle.value == 0xABC0
-            found._obj.value = stream
-            return 0
-
-        def set_mode(handle, mode):
-            self.modes.append(mode)
-            return status
-
-        self._gpuarray = types.SimpleNamespace(gpublas_setup=setup)
-        self._cublas = types.SimpleNamespace(
-            cublasGetStream_v2=get_stream, cublasSetMathMode=set_mode
-        )
-
-    def __call__(self, name):
-        return self._cublas if "cublas" in name else self._gpuarray
+    cublas = types.SimpleNamespace(cublasGetStream_v2=get_stream, cublasSetMathMode=set_mode)
+    gpuarray = types.SimpleNamespace(gpublas_setup=lambda _: context.set_up() or 0)
+    return (lambda name: cublas if "cublas" in name else gpuarray), modes
 
 
 @pytest.fixture
@@ -65,9 +55,9 @@ def install(monkeypatch):
     monkeypatch.setattr(_devices, "stream_of", lambda _: STREAM)
 
     def installed(context, **options):
-        libraries = Libraries(context, **options)
-        monkeypatch.setattr(_devices.ctypes, "CDLL", libraries)
-        return libraries
+        load, modes = libraries(context, **options)
+        monkeypatch.setattr(_devices.ctypes, "CDLL", load)
+        return modes
 
     return installed
 
@@ -75,17 +65,13 @@ def install(monkeypatch):
 @pytest.mark.parametrize("used", [False, True])
 def test_matrix_products_are_told_by_the_contexts_own_handle(install, used):
     context = Context(used)
-    libraries = install(context)
+    modes = install(context)
+    if not used:  # nothing is made of cuBLAS where there is nothing to set
+        _devices.set_matrix_products(context, False)
+        assert (modes, context.words[3]) == ([], 0)
     _devices.set_matrix_products(context, True)
     _devices.set_matrix_products(context, False)
-    assert libraries.modes == [3, 0]
-
-
-def test_nothing_is_made_of_cublas_where_there_is_nothing_to_set(install):
-    context = Context(used=False)
-    libraries = install(context)
-    _devices.set_matrix_products(context, False)
-    assert (libraries.modes, context.words[3]) == ([], 0)
+    assert modes == [3, 0]
 
 
 @pytest.mark.parametrize("wrong", [{"stream": STREAM + 1}, {"status": 7}])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import subprocess
@@ -23,43 +24,27 @@ TIMEOUT_S = 400
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
-BY_DAY = {
-    "test_blas.py": {
-        *("test_folder_is_private_and_found_again", "test_next_candidate_is_taken"),
-        *("test_without_compiler_nothing_is_linked", "test_find_compiler"),
-    },
-    "test_contexts.py": {
-        "test_copies_between_devices_wait_for_their_source",
-        "test_the_second_cuda_context_has_all_mended",
-    },
-    "test_convolutions.py": {"test_cudnn_is_given_the_whole_address_of_the_stream"},
-    "test_cuda_links.py": {
-        "test_a_library_is_found_by_its_other_name",
-        "test_what_is_newer_than_the_driver_is_not_taken",
-    },
-    "test_cudnn.py": {
-        *("test_version_of_a_header", "test_our_own_header_is_none_that_is_installed"),
-        *("test_versions_as_cudnn_counts_them", "test_library_and_header_are_of_one_version"),
-        *("test_patches_are_applied_where_there_is_no_gpu", "test_compute_capability"),
-        *("test_recurrent_networks_are_refused_with_a_cure",),
-    },
-    "test_cudnn_header.py": {"test_the_first_that_works_within_the_limit"},
-    "test_locks.py": {
-        "test_worker_leaves_cleaning_to_others",
-        "test_the_lock_is_released_when_something_fails_under_it",
-    },
-}
-"""What runs by day of files whose other tests are nightly: a case of each kind."""
+BY_NIGHT = ["blas", "contexts", "convolutions", "cuda_links", "cudnn", "locks"]
+"""Files whose tests are nightly, but for a case of each kind:"""
+BY_DAY = """
+test_copies_between_devices_wait_for_their_source test_the_second_cuda_context_has_all_mended
+test_a_library_is_found_by_its_other_name test_what_is_newer_than_the_driver_is_not_taken
+test_version_of_a_header test_versions_as_cudnn_counts_them test_compute_capability
+test_library_and_header_are_of_one_version test_patches_are_applied_where_there_is_no_gpu
+test_cudnn_is_given_the_whole_address_of_the_stream test_find_compiler test_next_candidate_is_taken
+test_recurrent_networks_are_refused_with_a_cure test_folder_is_private_and_found_again
+test_worker_leaves_cleaning_to_others test_the_lock_is_released_when_something_fails
+"""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests as nightly that `BY_DAY` leaves out."""
+    by_day = BY_DAY.split()
+    files = [Path(__file__).with_name(f"test_{name}.py") for name in BY_NIGHT]
     for item in items:
-        if item.path.parent == Path(__file__).parent:
-            chosen = BY_DAY.get(item.path.name)
-            if chosen is not None and getattr(item, "originalname", "") not in chosen:
-                item.add_marker(pytest.mark.nightly)
+        if item.path in files and getattr(item, "originalname", "") not in by_day:
+            item.add_marker(pytest.mark.nightly)
 
 
 def environment(changes: Optional[dict[str, str]] = None) -> dict[str, Optional[str]]:
@@ -85,20 +70,35 @@ def tmp_path(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def build_library() -> Callable[..., None]:
-    """Compile C++ code to a shared library at a path."""
+def build() -> Callable[..., None]:
+    """Compile C++ code to a program, or to a library if the name is one's."""
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("needs a C++ compiler (g++)")
 
-    def build(source: str, path: Path, *options: object) -> None:
+    def compile_to(path: Path, source: str, *options: object) -> None:
         file = path.with_name("source.cpp")
         file.write_text(source)
-        command = [compiler, "-shared", "-fPIC", f"-Wl,-soname,{path.name}", "-o", path, file]
-        subprocess.run([*map(str, [*command, *options])], check=True, timeout=TIMEOUT_S)
+        command = [compiler, "-o", str(path), str(file), *map(str, options)]
+        if ".so" in path.name:
+            command += ["-shared", "-fPIC", f"-Wl,-soname,{path.name}"]
+        subprocess.run(command, check=True, timeout=TIMEOUT_S)
         file.unlink()
 
-    return build
+    return compile_to
+
+
+@pytest.fixture
+def numbers(build: Callable[..., None], tmp_path: Path) -> Callable[..., list[tuple[int, ...]]]:
+    """Compile and run a C++ program; return the numbers that it prints, by lines."""
+
+    def printed(source: str, *options: object) -> list[tuple[int, ...]]:
+        program = tmp_path / "program"
+        build(program, source, "-std=c++11", *options)
+        out = subprocess.check_output([program], text=True, timeout=20)
+        return [tuple(map(int, line.split())) for line in out.splitlines()]
+
+    return printed
 
 
 @pytest.fixture
@@ -112,6 +112,7 @@ def run() -> Run:
         skip: str = "",
         flags: str = "",
         options: tuple[str, ...] = (),
+        zygote: Optional[Zygote] = None,
         fails: bool = False,
     ) -> subprocess.CompletedProcess[str]:
         changes = dict(env or {})
@@ -119,7 +120,7 @@ def run() -> Run:
             changes["SYNK_THEANO_COMPAT_SKIP"] = skip
         if flags:
             changes["THEANO_FLAGS"] = flags
-        how = {"environment": environment(changes), "limit_s": TIMEOUT_S}
+        how = {"environment": environment(changes), "limit_s": TIMEOUT_S, "zygote": zygote}
         done = synk_testing.run(at_site(code), options=options, **how)
         assert (done.status != 0) == fails, f"{done.out}\n{done.err}"
         return subprocess.CompletedProcess([code], *done)
@@ -140,31 +141,9 @@ def zygote() -> Iterator[Zygote]:
 
 
 @pytest.fixture
-def forked(zygote: Zygote) -> Run:
+def forked(run: Run, zygote: Zygote) -> Run:
     """Run code as `run` does, but in a process forked from one that has imported Theano."""
-
-    def run_code(code: str) -> subprocess.CompletedProcess[str]:
-        done = zygote.run(code, environment=environment(), limit_s=TIMEOUT_S)
-        assert done.status == 0, f"{done.out}\n{done.err}"
-        return subprocess.CompletedProcess([code], *done)
-
-    return run_code
-
-
-@pytest.fixture(scope="session")
-def imported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache with Theano's own modules, which it builds when it is imported."""
-    folder = tmp_path_factory.mktemp("imported")
-    how = environment({"THEANO_FLAGS": f"base_compiledir={folder}"})
-    done = synk_testing.run(at_site("import theano"), environment=how, limit_s=TIMEOUT_S)
-    assert done.status == 0, f"{done.out}\n{done.err}"
-    return folder
-
-
-@pytest.fixture
-def cold(imported: Path, tmp_path: Path) -> str:
-    """Flags for a cache of this test's own, with Theano's own modules alone."""
-    return f"base_compiledir={shutil.copytree(imported, tmp_path / 'cache')}"
+    return functools.partial(run, zygote=zygote)
 
 
 @pytest.fixture

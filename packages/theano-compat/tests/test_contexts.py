@@ -35,9 +35,6 @@ class Fake:
     def mend(self):
         contexts.mend(self.contexts, self.extension, self.lib)
 
-    def call(self, name, context, *more):
-        return getattr(self.lib, name)(ctypes.c_void_p(context), *more)
-
     def copy(self, to, of):
         """Between contexts: the status, and what has happened."""
         blocks = [(ctypes.c_void_p * 2)(1, context) for context in (to, of)]
@@ -63,26 +60,26 @@ def fake(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("mended", [False, True])
 def test_kernels_that_are_known_leave_no_context_entered(fake, mended):
-    a, b = fake.contexts
-    fake.call("make_current", a)
+    a, b = map(ctypes.c_void_p, fake.contexts)
+    fake.lib.make_current(a)
     if mended:
         fake.mend()
     for context in (a, b):
-        assert [fake.call("new_kernel", context, 3) for _ in range(3)] == [7, 0, 0]
-    fake.call("make_current", a)
+        assert [fake.lib.new_kernel(context, 3) for _ in range(3)] == [7, 0, 0]
+    fake.lib.make_current(a)
     # What libgpuarray does by itself: it launches b's kernels in a's context.
-    assert [fake.call("launches", context) for context in (a, b, a)] == [1, int(mended), 1]
+    assert [fake.lib.launches(context) for context in (a, b, a)] == [1, int(mended), 1]
 
 
 def test_copies_between_devices_wait_for_their_source(fake):
     a, b = fake.contexts
-    assert fake.copy(b, a) == (5, "copy 3 4 8589934592; ")
-    fake.mend()
     done = "copy 3 4 8589934592; "
-    assert fake.copy(b, a) == (5, f"record 1; on a; stream b; waits for 1; {done}")
-    assert fake.copy(a, b) == (5, f"record 2; on b; stream a; waits for 2; {done}")
-    assert fake.copy(b, a) == (5, f"record 1; on a; stream b; waits for 1; {done}")
-    assert fake.copy(b, b) == (5, done)
+    assert fake.copy(b, a) == (5, done)
+    fake.mend()
+    there = f"record 1; on a; stream b; waits for 1; {done}"
+    back = f"record 2; on b; stream a; waits for 2; {done}"
+    for to, of, events in ((b, a, there), (a, b, back), (b, a, there), (b, b, done)):
+        assert fake.copy(to, of) == (5, events)
     ctypes.c_int.in_dll(fake.lib, "broken").value = 1
     status, events = fake.copy(b, a)
     assert (status, "copy" in events) == (contexts._FAILED, False)
@@ -91,15 +88,14 @@ def test_copies_between_devices_wait_for_their_source(fake):
 def test_contexts_are_mended_once_and_later_ones_too(fake):
     first, second = fake.contexts
     contexts.mend([first], fake.extension, fake.lib)
-    once = fake.table(first)
-    assert once in contexts._tables
+    assert fake.table(first) in contexts._tables
     assert fake.table(second) not in contexts._tables
     fake.mend()
-    assert fake.table(second) in contexts._tables
-    tables = [fake.table(context) for context in fake.contexts]
+    once = fake.table(first)
     fake.mend()
-    assert [fake.table(context) for context in fake.contexts] == tables
-    assert tables[0] == tables[1], "contexts of different tables copy through host memory"
+    # Contexts of different tables copy through host memory.
+    assert fake.table(first) == fake.table(second) == once
+    assert once in contexts._tables
 
 
 def test_a_library_that_is_not_known_is_left_alone(fake):

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
-COMPILER = shutil.which("g++")
 FAKE = Path(__file__).with_name("fake_convolution.h")
 
 SECTIONS = """
@@ -71,12 +68,11 @@ int main() {
   call(5, 16, 0);
 }
 """
-CALLS = {
-    "GpuDnnConv": "conv_fwd_node(&x, &w, &y, &conv, 1, 0, &py, PARAMS)",
-    "GpuDnnConvGradI": "conv_gi_node(&w, &y, &x, &conv, 1, 0, &px, PARAMS)",
-    "GpuDnnConvGradW": "conv_gw_node(&x, &y, &w, &conv, 1, 0, &pw, PARAMS)",
-}
-STEMS = {"GpuDnnConv": "Fwd", "GpuDnnConvGradI": "BwdData", "GpuDnnConvGradW": "BwdFilter"}
+CALLS = [
+    ("GpuDnnConv", "Fwd", "conv_fwd_node(&x, &w, &y, &conv, 1, 0, &py, PARAMS)"),
+    ("GpuDnnConvGradI", "BwdData", "conv_gi_node(&w, &y, &x, &conv, 1, 0, &px, PARAMS)"),
+    ("GpuDnnConvGradW", "BwdFilter", "conv_gw_node(&x, &y, &w, &conv, 1, 0, &pw, PARAMS)"),
+]
 
 # Status, algorithm (the remainder of the number of images by 3), and how often memory and device
 # were asked for and algorithms were timed so far.
@@ -96,25 +92,15 @@ EXPECTED = [
 PLAIN = [(*row[:2], call, call, row[4]) for call, row in enumerate(EXPECTED, 1)]
 
 
-@pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler (g++)")
-@pytest.mark.parametrize("name", CALLS)
-def test_an_algorithm_is_chosen_once_for_each_case(run, tmp_path: Path, name):
-    def answers(skip: str) -> tuple[list[tuple[int, ...]], list[str]]:
+@pytest.mark.parametrize(("name", "stem", "call"), CALLS, ids=[name for name, *_ in CALLS])
+def test_an_algorithm_is_chosen_once_for_each_case(run, numbers, name, stem, call):
+    compiled = []
+    for skip, expected in (("", EXPECTED), ("G9", PLAIN)):
         sections, codes = json.loads(run(SECTIONS.format(name=name), skip=skip).stdout)
-        algo = f"cudnnConvolution{STEMS[name]}Algo_t"
-        source, program = tmp_path / "program.cpp", tmp_path / f"program{skip}"
-        source.write_text(PROGRAM % {**sections, "fake": FAKE, "algo": algo, "call": CALLS[name]})
-        subprocess.run(
-            [COMPILER, "-w", "-std=c++11", source, "-o", program], check=True, timeout=120
-        )
-        done = subprocess.run([program], capture_output=True, text=True, timeout=20, check=True)
-        return [tuple(map(int, line.split())) for line in done.stdout.splitlines()], codes
-
-    got, codes = answers("")
-    assert got == EXPECTED
-    plain, plain_codes = answers("G9")
-    assert plain == PLAIN
-    assert codes != plain_codes  # so that the module is compiled anew
+        words = {"fake": FAKE, "algo": f"cudnnConvolution{stem}Algo_t", "call": call}
+        assert numbers(PROGRAM % {**sections, **words}, "-w") == expected
+        compiled.append(codes)
+    assert compiled[0] != compiled[1]  # so that the module is compiled anew
 
 
 LIBRARY = """
@@ -143,6 +129,6 @@ for status in (0, 1):
 """
 
 
-def test_cudnn_is_given_the_whole_address_of_the_stream(forked, build_library, tmp_path: Path):
-    build_library(LIBRARY, tmp_path / "libfake.so")
+def test_cudnn_is_given_the_whole_address_of_the_stream(forked, build, tmp_path: Path):
+    build(tmp_path / "libfake.so", LIBRARY)
     forked(STREAM.format(library=str(tmp_path / "libfake.so")))

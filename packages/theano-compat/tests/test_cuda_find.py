@@ -34,8 +34,7 @@ def test_versions_are_read_from_the_file_that_links_lead_to(tmp_path: Path):
     (tmp_path / "libcublas.so.12").symlink_to("libcublas.so.12.4.5.8")
     (tmp_path / "libcublas.so").symlink_to("libcublas.so.12")
     (one,) = scan([SearchFolder(str(tmp_path), "test")]).libraries["cublas"]
-    assert one.version == (12, 4, 5, 8)
-    assert one.origin == "test"
+    assert (one.version, one.origin) == ((12, 4, 5, 8), "test")
 
 
 @pytest.mark.parametrize(
@@ -68,15 +67,12 @@ def test_libraries_of_a_folder(tmp_path: Path, files, links, depth, expected):
     assert found(tmp_path / "nowhere", depth=depth) == found(tmp_path / "stubs") == {}
 
 
-def test_headers(tmp_path: Path):
-    make(tmp_path / "include/cudnn.h", tmp_path / "include/crt/host_config.h")
+def test_headers_below_a_folder_and_beside_a_library(tmp_path: Path):
+    make(tmp_path / "cudnn/lib/libcudnn.so.9", tmp_path / "cudnn/include/cudnn.h")
+    make(tmp_path / "cudnn/include/crt/host_config.h")
     files = scan([SearchFolder(str(tmp_path), "test", 2)])
     names = {name for name, all_ in files.headers.items() if all_}
     assert names == {"cudnn.h", "crt/host_config.h"}
-
-
-def test_headers_beside_a_library(tmp_path: Path):
-    make(tmp_path / "cudnn/lib/libcudnn.so.9", tmp_path / "cudnn/include/cudnn.h")
     (tmp_path / "links").mkdir()
     (tmp_path / "links/libcudnn.so").symlink_to(tmp_path / "cudnn/lib/libcudnn.so.9")
     for folder in ("cudnn/lib", "links"):
@@ -115,11 +111,8 @@ def test_lines_of_the_linkers_cache():
 
 
 def test_nothing_newer_than_the_driver_is_chosen():
-    new, old, unknown = (
-        FoundFile("new", (13, 2), ""),
-        FoundFile("old", (12, 9), ""),
-        FoundFile("?", (), ""),
-    )
+    files = (("new", (13, 2)), ("old", (12, 9)), ("?", ()))
+    new, old, unknown = (FoundFile(name, version, "") for name, version in files)
     assert choose([new, old]) == new
     assert choose([new, old], (13,)) == choose([new, old], (13, 2)) == new
     assert choose([new, old], (13, 0)) == choose([new, old], (12,)) == old
@@ -129,9 +122,8 @@ def test_nothing_newer_than_the_driver_is_chosen():
 
 
 def test_version_of_a_wheels_nvrtc(tmp_path: Path):
-    make(tmp_path / "libnvrtc.so.13", tmp_path / "libnvrtc-builtins.so.13.5")
-    (nvrtc,) = scan([SearchFolder(str(tmp_path), "test")]).libraries["nvrtc"]
-    assert nvrtc.version == (13, 5)
-    make(tmp_path / "libnvrtc.so.13.0.88")
-    (nvrtc,) = scan([SearchFolder(str(tmp_path), "test")]).libraries["nvrtc"]
-    assert nvrtc.version == (13, 0, 88)
+    make(tmp_path / "libnvrtc.so.13")
+    for name, version in (("-builtins.so.13.5", (13, 5)), (".so.13.0.88", (13, 0, 88))):
+        make(tmp_path / f"libnvrtc{name}")
+        (nvrtc,) = scan([SearchFolder(str(tmp_path), "test")]).libraries["nvrtc"]
+        assert nvrtc.version == version

@@ -24,32 +24,24 @@ assert {"P1", "P2", "P3", "P4", "P5", "P6", "P7", "P8", "P9", "P11", "P12", "P15
 """
 
 
+NIGHT = [
+    "import synk_theano_compat.locks, synk_theano_compat._status",
+    "import theano.tensor.signal.pool",
+    "import os; before = dict(os.environ); import theano; assert dict(os.environ) == before",
+    """
+import threading, importlib
+threads = [threading.Thread(target=importlib.import_module, args=("theano",)) for _ in range(2)]
+[thread.start() for thread in threads], [thread.join() for thread in threads]
+""",
+]
+
+
 @pytest.mark.parametrize(
-    "first",
-    [
-        "",
-        *(
-            pytest.param(first, marks=pytest.mark.nightly)
-            for first in (
-                "import synk_theano_compat.locks, synk_theano_compat._status",
-                "import theano.tensor.signal.pool",
-            )
-        ),
-    ],
+    "first", ["", *(pytest.param(first, marks=pytest.mark.nightly) for first in NIGHT)]
 )
-def test_import_orders(run, first: str):
+def test_whatever_is_imported_first(run, first: str):
+    """In another order, with the environment watched, and in threads."""
     assert run(f"{first}\n{WORKS}").stderr == ""
-
-
-@pytest.mark.nightly
-def test_import_in_a_thread(run):
-    code = (
-        "import threading, importlib\n"
-        "threads = [threading.Thread(target=importlib.import_module, args=('theano',))"
-        " for _ in range(2)]\n"
-        "[t.start() for t in threads]; [t.join() for t in threads]\n"
-    )
-    assert run(code + WORKS).stderr == ""
 
 
 @pytest.mark.nightly
@@ -62,71 +54,57 @@ def test_without_the_hook_theano_is_as_it_was(run):
     # as with -S, or switched off
     off = run("import sys\nimport theano", env={"SYNK_THEANO_COMPAT": "0"}, fails=True)
     assert "blas_opt_info" in off.stderr or "numpy" in off.stderr
-    run(
-        "import sys; assert 'synk_theano_compat' not in sys.modules",
-        env={"SYNK_THEANO_COMPAT": "0"},
-    )
 
 
 def test_start_imports_next_to_nothing(run):
+    """Nor does the hook, where it is switched off, or Theano is only looked for."""
     code = (
-        "import sys\n"
-        "seen = ('synk', 'theano', 'numpy', 'importlib.m')\n"
-        "print([n for n in sys.modules if n.startswith(seen)])"
-    )
-    assert run(code).stdout == "['synk_theano_compat', 'synk_theano_compat._hook']\n"
-
-
-def test_find_spec_does_not_import(run):
-    run(
         "import sys, importlib.util\n"
+        "seen = ('synk', 'theano', 'numpy', 'importlib.m')\n"
+        "print([n for n in sys.modules if n.startswith(seen)])\n"
+    )
+    assert run(code, env={"SYNK_THEANO_COMPAT": "0"}).stdout == "[]\n"
+    looked = (
         "spec = importlib.util.find_spec('theano')\n"
         "assert spec.origin.endswith('__init__.py') and spec.submodule_search_locations\n"
         "assert spec.loader.get_filename('theano') == spec.origin\n"
         "assert 'theano' not in sys.modules and 'numpy' not in sys.modules\n"
     )
+    wanted = "['synk_theano_compat', 'synk_theano_compat._hook']\n"
+    assert run(code + looked).stdout == wanted
 
 
-def test_nothing_of_the_wrapper_stays(forked):
+def test_nothing_of_the_wrapper_stays_and_the_hook_is_there_once(forked):
     forked(
         "import theano, inspect, pickle, importlib.machinery as m\n"
         "from theano.tensor.sort import _topk_py_impl as topk\n"
         "assert type(theano.__loader__) is type(theano.__spec__.loader) is m.SourceFileLoader\n"
         "assert inspect.getsource(topk).startswith('def _topk_py_impl(')\n"
         "assert pickle.loads(pickle.dumps(topk)) is topk\n"
+        "import sys, synk_theano_compat._hook as hook\n"
+        "hook.install(), hook.install()\n"
+        "assert sum(isinstance(f, hook.Finder) for f in sys.meta_path) == 1 and hook.installed()\n"
     )
 
 
-def test_install_is_idempotent(run):
-    run(
-        "import sys, synk_theano_compat._hook as h\n"
-        "h.install(); h.install()\n"
-        "assert sum(isinstance(f, h.Finder) for f in sys.meta_path) == 1 and h.installed()\n"
-    )
+WITHOUT = f"""
+import importlib.util, site, sys
+from importlib.machinery import PathFinder
+site.addsitedir({str(SITE)!r})
+assert any("synk" in repr(finder) for finder in sys.meta_path)
+find = PathFinder.find_spec
+PathFinder.find_spec = classmethod(
+    lambda cls, name, *more: None if name.startswith("theano") else find(name, *more)
+)
+assert importlib.util.find_spec("theano") is None
+import theano
+"""
 
 
 def test_environment_without_theano():
-    # -S -E: no site-packages, so no theano; only our folder is added
-    code = (
-        f"import site, sys; site.addsitedir({str(SITE)!r})\n"
-        f"sys.path[:] = [p for p in sys.path if 'site-packages' not in p or p == {str(SITE)!r}]\n"
-        "import importlib.util\n"
-        "assert any('synk' in repr(f) for f in sys.meta_path)\n"
-        "from importlib.machinery import PathFinder\n"
-        "real = PathFinder.find_spec\n"
-        "PathFinder.find_spec = classmethod(lambda c, n, p=None, t=None:"
-        " None if n.startswith('theano') else real(n, p, t))\n"
-        "assert importlib.util.find_spec('theano') is None\n"
-        "import theano"
-    )
-    done = subprocess.run(
-        [sys.executable, "-S", "-c", code],
-        env={"PATH": ""},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    command = [sys.executable, "-S", "-c", WITHOUT]  # without site-packages
+    how = {"capture_output": True, "text": True, "timeout": 60, "check": False}
+    done = subprocess.run(command, env={"PATH": ""}, **how)
     assert done.returncode == 1
     assert done.stderr.strip().endswith("ModuleNotFoundError: No module named 'theano'")
     assert "synk" not in done.stderr.split("Traceback")[1].replace(str(SITE), "")
@@ -144,30 +122,30 @@ def test_flags_of_the_environment_win(run):
     assert json.loads(run(SHOW, flags=mine).stdout) == ["cpu", False, "", "float32", 3]
 
 
-def test_flags_of_the_users_file_win(run, tmp_path: Path):
-    rc = tmp_path / "my.theanorc"
-    rc.write_text(
-        f"[global]\nbase_compiledir = {tmp_path}\nfloatX = float32\nforce_device = False\n"
-        "[blas]\nldflags = -lm\n[compile]\nwait = 4\n"
-    )
-    shown = json.loads(run(SHOW, env={"THEANORC": str(rc)}).stdout)
-    assert shown == ["cpu", False, "-lm", "float32", 4]
-    # the environment beats the file, as in Theano
-    both = run(SHOW, env={"THEANORC": str(rc)}, flags="blas.ldflags=").stdout
-    assert json.loads(both)[2] == ""
+RC = """
+[global]
+base_compiledir = {0}
+floatX = float32
+force_device = False
+[blas]
+ldflags = -lm
+[compile]
+wait = 4
+"""
 
 
-@pytest.mark.nightly
-def test_home_theanorc_is_read(run, tmp_path: Path):
-    (tmp_path / ".theanorc").write_text("[blas]\nldflags =\n[global]\nfloatX=float32\n")
-    env = {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    code = "import os; del os.environ['THEANORC']\nos.environ['THEANO_FLAGS'] = 'cxx='\n" + SHOW
-    assert json.loads(run(code, env=env).stdout)[2:4] == ["", "float32"]
-
-
-@pytest.mark.nightly
-def test_environment_is_not_touched(run):
-    run("import os; b = dict(os.environ); import theano; assert dict(os.environ) == b")
+@pytest.mark.parametrize("at_home", [False, pytest.param(True, marks=pytest.mark.nightly)])
+def test_flags_of_the_users_file_win(run, tmp_path: Path, at_home: bool):
+    rc = tmp_path / (".theanorc" if at_home else "my.theanorc")
+    rc.write_text(RC.format(tmp_path))
+    code, env = SHOW, {"THEANORC": str(rc)}
+    if at_home:
+        code = "import os; del os.environ['THEANORC']\n" + SHOW
+        env = {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    # The environment beats the file, as in Theano.
+    for flags, ldflags in (("", "-lm"), ("blas.ldflags=", "")):
+        shown = json.loads(run(code, env=env, flags=flags).stdout)
+        assert shown == ["cpu", False, ldflags, "float32", 4]
 
 
 @pytest.mark.nightly

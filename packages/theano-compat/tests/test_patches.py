@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
+import re
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,24 +15,18 @@ import pytest
 NUMPY = tuple(int(part) for part in np.__version__.split(".")[:2])
 
 IMPORT = "import theano, theano.tensor as T, numpy as np\n"
+BUILT_IN = "assert np.bool is bool and np.complex is complex\n"
+NO_BLAS = "import os; os.environ['THEANO_FLAGS'] = 'blas.ldflags='\n"
 
 
-@pytest.mark.skipif(
-    not (1, 22) <= NUMPY < (1, 26), reason="this NumPy still, or again, answers what its BLAS is"
-)
-def test_without_flags_theano_cannot_be_imported(run):
-    assert "blas_opt_info" in run(IMPORT, skip="P1", fails=True).stderr
-    run(IMPORT)
+def is_there(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
 
 
 COUNTED = """
 from theano.gof import cmodule
-compiled = []
-real = cmodule.GCC_compiler.compile_str
-def compile_str(*args, **kwargs):
-    compiled.append(1)
-    return real(*args, **kwargs)
-cmodule.GCC_compiler.compile_str = staticmethod(compile_str)
+compiled, compile_str = [], cmodule.GCC_compiler.compile_str
+cmodule.GCC_compiler.compile_str = lambda *a, **kw: compiled.append(1) or compile_str(*a, **kw)
 x = T.matrix()
 f = theano.function([x], T.nnet.softmax(T.tanh(x) + T.arange(3)), profile=False)
 assert np.allclose(f(np.zeros((2, 3), x.dtype)).sum(axis=1), 1)
@@ -46,16 +43,12 @@ def test_ops_without_props_are_compiled_once_for_all_processes(run):
 
 @pytest.mark.nightly
 def test_version_of_ops_in_c_files_is_the_same_in_every_process(run, tmp_path: Path):
-    (tmp_path / "op.c").write_text("#section support_code\nint synk_test;\n")
-    code = IMPORT + (
-        "from theano.gof.op import COp\n"
-        f"print(COp({str(tmp_path / 'op.c')!r}).c_code_cache_version())"
-    )
+    path = tmp_path / "op.c"
+    path.write_text("#section support_code\nint synk_test;\n")
+    code = f"from theano.gof.op import COp\nprint(COp({str(path)!r}).c_code_cache_version())"
     hashes = [{"PYTHONHASHSEED": str(seed)} for seed in (1, 2)]
-    patched = {run(code, env=seed).stdout for seed in hashes}
-    unpatched = {run(code, env=seed, skip="P3").stdout for seed in hashes}
-    assert len(patched) == 1
-    assert len(unpatched) == 2
+    for patch, versions in (("", 1), ("P3", 2)):
+        assert len({run(code, env=seed, skip=patch).stdout for seed in hashes}) == versions
 
 
 SCAN = """
@@ -101,20 +94,6 @@ for dtype in ("float32", "float64"):
 """
 
 
-@pytest.mark.parametrize("flags", ["", pytest.param("blas.ldflags=", marks=pytest.mark.nightly)])
-def test_gemm_takes_empty_matrices(run, forked, flags: str):
-    if flags:
-        run(IMPORT + EMPTY, flags=flags)
-    else:
-        forked(IMPORT + EMPTY)
-
-
-@pytest.mark.nightly
-@pytest.mark.skipif(NUMPY < (1, 23), reason="strides of empty arrays are not yet 0")
-def test_gemm_of_empty_matrices_fails_unpatched(run):
-    assert "no unit stride" in run(IMPORT + EMPTY, skip="P5", fails=True).stderr
-
-
 TOPK = """
 x = T.matrix()
 values, where = theano.function([x], T.topk_and_argtopk(x, 2, axis=0, sorted=False))(
@@ -124,8 +103,6 @@ assert np.array_equal(np.sort(values, axis=0), [[3, 4], [5, 9]])
 assert np.array_equal(np.sort(where, axis=0), [[1, 0], [2, 2]])
 only = theano.function([x], T.topk(x, -2, axis=1, sorted=False))
 assert np.array_equal(np.sort(only(np.array([[3, 1, 2]], x.dtype))), [[1, 2]])
-which = theano.function([x], T.argtopk(x, 2, axis=1, sorted=False))
-assert np.array_equal(np.sort(which(np.array([[3, 1, 2]], x.dtype))), [[0, 2]])
 """
 
 POOL = """
@@ -139,13 +116,6 @@ assert np.array_equal(theano.function([x], top, mode=python)(values), blocks.max
 rop = theano.function([x, v], T.Rop(top, x, v), mode=python)
 assert np.array_equal(rop(values, 2 * values), 2 * blocks.max(axis=(3, 5)))
 """
-
-
-@pytest.mark.parametrize("code", [TOPK, POOL], ids=["topk", "pool"])
-def test_indexing_with_lists(run, forked, code: str):
-    forked(IMPORT + code)
-    if NUMPY >= (1, 23):
-        run(IMPORT + code, skip="P6", fails=True)
 
 
 # NumPy 1.24 removed the names; older ones answer for them with a warning. Removing them here is
@@ -164,12 +134,6 @@ else:
 """
 
 
-@pytest.mark.nightly
-def test_names_that_numpy_removed(run):
-    assert "AttributeError" in run(REMOVED + IMPORT, skip="P7", fails=True).stderr
-    run(REMOVED + IMPORT + "assert np.bool is bool and np.complex is complex\n" + EMPTY)
-
-
 BATCHED = """
 for dtype in ("float32", "float64"):
     a, b = T.tensor3(dtype=dtype), T.tensor3(dtype=dtype)
@@ -182,28 +146,17 @@ for dtype in ("float32", "float64"):
 """
 
 
-@pytest.mark.nightly
-def test_batched_dot_without_blas(run):
-    run(IMPORT + BATCHED, flags="blas.ldflags=")
-    failed = run(IMPORT + BATCHED, skip="P8", flags="blas.ldflags=", fails=True)
-    assert "undefined symbol" in failed.stderr
-
-
 GEMV_PROBE = """
 from theano.gof import cmodule
-tried = []
-real = cmodule.GCC_compiler.try_compile_tmp
-def try_compile_tmp(*args, **kwargs):
-    tried.extend([1] if kwargs.get("tmp_prefix") == "check_beta_" else [])
-    return real(*args, **kwargs)
-cmodule.GCC_compiler.try_compile_tmp = staticmethod(try_compile_tmp)
+tried, attempt = [], cmodule.GCC_compiler.try_compile_tmp
+cmodule.GCC_compiler.try_compile_tmp = lambda *a, **kw: tried.append(kw) or attempt(*a, **kw)
 a, v = T.matrix(), T.vector()
 f = theano.function([a, v], T.dot(a, v))
 assert any(type(n.op).__name__ == "CGemv" for n in f.maker.fgraph.toposort())
 x = np.arange(6, dtype=a.dtype).reshape(2, 3)
 assert np.array_equal(f(x, x[0]), x.dot(x[0]))
 assert np.array_equal(f(x[:, :0], x[0, :0]), [0, 0])
-print(len(tried))
+print(sum(options.get("tmp_prefix") == "check_beta_" for options in tried))
 """
 
 
@@ -220,19 +173,10 @@ class Hide:
         if name == "pkg_resources":
             raise ModuleNotFoundError("No module named 'pkg_resources'", name=name)
 sys.meta_path.insert(0, Hide())
+import {0}
+assert "pkg_resources" not in sys.modules
 """
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("module", ["theano.gpuarray.linalg", "lasagne"])
-def test_pkg_resources_has_a_stand_in_meanwhile(run, module: str):
-    pytest.importorskip(module.partition(".")[0])
-    version = "lasagne.__version__" if module == "lasagne" else "'0.1'"
-    code = HIDDEN + (
-        f"import sys, {module}\nassert {version} == '0.1' and 'pkg_resources' not in sys.modules"
-    )
-    run(code)
-    assert "pkg_resources" in run(code, skip="P10", fails=True).stderr
+LASAGNE = HIDDEN.format("lasagne") + "assert lasagne.__version__ == '0.1'\n"
 
 
 # What is run of what lies among temporary files, and whether anybody else can write beside it.
@@ -325,68 +269,57 @@ CONVOLUTION = """
 import itertools, numpy as np, theano, theano.tensor as T
 random = np.random.RandomState(0)
 x, w = random.normal(size=(2, 3, 7, 6)), random.normal(size=(4, 3, 3, 2))
+expected = sum(
+    np.einsum("ncab,oc->noab", x[:, :, i : i + 5, j : j + 5], w[:, :, 2 - i, 1 - j])
+    for i, j in itertools.product(range(3), range(2))
+)
 vx, vw = T.dtensor4(), T.dtensor4()
 for convolve in (T.nnet.conv2d, T.nnet.conv.conv2d):
-    y = convolve(vx, vw)
-    f = theano.function([vx, vw], [y, *theano.grad((y ** 2).sum(), [vx, vw])])
-    got, gx, gw = f(x, w)
-    expected, ex, ew = np.zeros((2, 4, 5, 5)), np.zeros(x.shape), np.zeros(w.shape)
-    flipped = w[:, :, ::-1, ::-1]
-    for i, j in itertools.product(range(3), range(2)):
-        expected += np.einsum("ncab,oc->noab", x[:, :, i : i + 5, j : j + 5], flipped[:, :, i, j])
-    for i, j in itertools.product(range(3), range(2)):
-        patch = x[:, :, i : i + 5, j : j + 5]
-        ew[:, :, 2 - i, 1 - j] = np.einsum("ncab,noab->oc", patch, 2 * expected)
-        ex[:, :, i : i + 5, j : j + 5] += np.einsum(
-            "noab,oc->ncab", 2 * expected, flipped[:, :, i, j]
-        )
-    for one, other in ((got, expected), (gx, ex), (gw, ew)):
-        np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-10)
+    np.testing.assert_allclose(theano.function([vx, vw], convolve(vx, vw))(x, w), expected)
+"""
+# Nothing of it is replaced, although parts of it are not imported by Theano any more.
+IMPORTED = """
+import sys, distutils.util, scipy.special, scipy.stats, scipy.linalg, scipy.signal
+before = dict(sys.modules)
+import theano
+assert all(sys.modules[name] is module for name, module in before.items())
 """
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("before", ["", "import scipy.signal\n"], ids=["", "imported"])
+@pytest.mark.parametrize("before", ["", IMPORTED], ids=["", "imported"])
 def test_convolutions_without_a_compiler(run, before):
     run(before + CONVOLUTION, flags="cxx=,optimizer=fast_compile")
 
 
-@pytest.mark.nightly
-def test_what_was_imported_before_stays(run):
-    """Nothing of it is replaced, although parts of it are not imported by Theano any more."""
-    code = (
-        "import sys, distutils.util, scipy.special, scipy.stats, scipy.linalg, scipy.signal\n"
-        "before = dict(sys.modules)\n"
-        "import theano\n"
-        "print(all(sys.modules[name] is module for name, module in before.items()))"
-    )
-    assert run(code).stdout == "True\n"
+FAILING = """
+import sys
+sys.modules["{}"] = None
+try: import theano
+except ImportError: pass
+import scipy.stats, scipy.signal, scipy.linalg
+assert scipy.stats.norm.cdf(0.0) == 0.5
+names = scipy.signal.__name__, scipy.linalg.blas.__name__
+assert names == ("scipy.signal", "scipy.linalg.blas")
+"""
+# As another package would that is imported in between.
+MORE = """
+from synk_theano_compat._patches import scipy
+scipy.insert_linalg(), scipy.insert_functions()
+from scipy.linalg import inv
+from scipy.special import erf
+scipy.remove_linalg(), scipy.remove_functions()
+import scipy.linalg, scipy.special
+assert scipy.linalg.inv is inv and scipy.special.erf is erf
+assert scipy.linalg.blas.__name__ == "scipy.linalg.blas"
+"""
+MODULES = ["theano.scalar", "theano.tensor.opt", "theano.tensor.nnet.bn"]
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("missing", ["theano.scalar", "theano.tensor.opt", "theano.tensor.nnet.bn"])
-def test_a_failing_import_leaves_no_stand_in_for_scipys_parts(run, missing):
-    code = (
-        f"import sys\nsys.modules[{missing!r}] = None\n"
-        "try: import theano\nexcept ImportError: pass\n"
-        "import scipy.stats, scipy.signal, scipy.linalg\n"
-        "print(scipy.stats.norm.cdf(0.0), scipy.signal.__name__, scipy.linalg.blas.__name__)"
-    )
-    assert run(code).stdout == "0.5 scipy.signal scipy.linalg.blas\n"
-
-
-@pytest.mark.nightly
-def test_who_imports_more_of_a_stand_in_gets_the_real_module(run):
-    """As another package would that is imported in between."""
-    code = (
-        "from synk_theano_compat._patches import scipy\n"
-        "scipy.insert_linalg(), scipy.insert_functions()\n"
-        "from scipy.linalg import inv\nfrom scipy.special import erf\n"
-        "scipy.remove_linalg(), scipy.remove_functions()\n"
-        "import scipy.linalg, scipy.special\n"
-        "print(scipy.linalg.inv is inv, scipy.special.erf is erf, scipy.linalg.blas.__name__)"
-    )
-    assert run(code).stdout == "True True scipy.linalg.blas\n"
+@pytest.mark.parametrize("code", [*map(FAILING.format, MODULES), MORE], ids=[*MODULES, "more"])
+def test_scipys_parts_are_real_whatever_happens_to_the_import(run, code):
+    run(code)
 
 
 def test_failing_patch_is_named_and_the_others_go_on(run):
@@ -426,12 +359,6 @@ np.testing.assert_array_equal(f(*values), values[0] * values[1] * values[2])
 """
 
 
-@pytest.mark.nightly
-def test_products_in_python_do_not_use_what_numpy_gives_up(run):
-    run(PRODUCT)
-    assert "as NumPy 1.25 would say" in run(PRODUCT, skip="P15", fails=True).stderr
-
-
 KEPT = """
 import gc, weakref
 import numpy as np, theano, theano.tensor as T
@@ -448,18 +375,11 @@ assert theano.gof.graph.Variable.construction_observers == []
 """
 
 
-def test_later_graphs_are_not_kept(run):
-    run(KEPT)
-    run(KEPT, skip="P16", fails=True)
-
-
-INTERRUPTED = (
-    IMPORT
-    + """
-import sys
+# A signal at each line where a function is made.
+INTERRUPTED = """
+import sys, theano
 from theano.compile.function_module import FunctionMaker
-x = T.vector()
-
+x = theano.tensor.vector()
 
 def is_interrupted_at(wanted):
     lines = iter(range(1, wanted))
@@ -479,35 +399,19 @@ def is_interrupted_at(wanted):
         sys.settrace(None)
     return False
 
-
 count = 1
 while is_interrupted_at(count):
     count += 1
 assert count > 30, count
 """
-)
 
 
-@pytest.mark.nightly
-def test_ctrl_c_is_a_keyboard_interrupt_wherever_a_function_is_made(run):
-    """At each line of it, as a signal raises it there."""
-    run(INTERRUPTED)
-    said = run(INTERRUPTED, skip="P18", fails=True).stderr
-    assert "UnboundLocalError" in said
-    assert "opt_time" in said
-
-
-MPI_STAYS_OUT = (
-    IMPORT
-    + """
-import sys, theano.tensor.io as io
+MPI_STAYS_OUT = """
+import sys, theano, theano.tensor as T, theano.tensor.io as io
 assert not [name for name in sys.modules if name.startswith("mpi4py")]
 """
-)
-
-MESSAGE = (
-    MPI_STAYS_OUT
-    + """
+MESSAGE = """
+import numpy as np
 from theano.gof import sched
 x = T.matrix('x')
 sent = io.send(x, 0, 11)
@@ -518,19 +422,46 @@ value = np.arange(4.0).reshape(2, 2).astype(x.dtype)
 _, got = theano.function([x], [sent, received], mode=mode)(value)
 assert np.array_equal(got, value), got
 """
+
+
+def case(
+    patch: str, code: str, said: str, name: str = "", *, night: bool = True, where: bool = True
+) -> Any:
+    """Return a case of `test_patch`; `said`: without the patch, where it is needed."""
+    marks = [pytest.mark.nightly] * night
+    said = said if where else ""
+    return pytest.param(patch, code, said, id=f"{patch}-{name}".rstrip("-"), marks=marks)
+
+
+@pytest.mark.parametrize(
+    ("patch", "code", "said"),
+    [
+        # NumPy before and after answers what its BLAS is.
+        case("P1", IMPORT, "blas_opt_info", night=False, where=(1, 22) <= NUMPY < (1, 26)),
+        # Strides of empty arrays were not yet 0.
+        case("P5", IMPORT + EMPTY, "no unit stride", night=False, where=NUMPY >= (1, 23)),
+        case("P6", IMPORT + TOPK, "Error", "topk", night=False, where=NUMPY >= (1, 23)),
+        case("P6", IMPORT + POOL, "Error", "pool", where=NUMPY >= (1, 23)),
+        case("P7", REMOVED + IMPORT + BUILT_IN + EMPTY, "AttributeError"),
+        case("P8", NO_BLAS + IMPORT + BATCHED + EMPTY, "undefined symbol"),
+        case("P10", HIDDEN.format("theano.gpuarray.linalg"), "pkg_resources", "gpuarray"),
+        *([case("P10", LASAGNE, "pkg_resources", "lasagne")] if is_there("lasagne") else []),
+        case("P15", PRODUCT, "as NumPy 1.25 would say"),
+        case("P16", KEPT, "AssertionError", night=False),
+        case("P17", MPI_STAYS_OUT, "AssertionError", night=False, where=is_there("mpi4py")),
+        case("P18", INTERRUPTED, "UnboundLocalError: .*opt_time"),
+    ],
 )
-
-
-def test_the_import_initializes_no_mpi(run):
-    run(MPI_STAYS_OUT)
-    pytest.importorskip("mpi4py")
-    run(MPI_STAYS_OUT, skip="P17", fails=True)
+def test_patch(run, patch: str, code: str, said: str):
+    run(code)
+    if said:
+        assert re.search(said, run(code, skip=patch, fails=True).stderr)
 
 
 @pytest.mark.nightly
 def test_its_ops_send_messages_all_the_same(run):
     pytest.importorskip("mpi4py")
-    run(MESSAGE)
+    run(MPI_STAYS_OUT + MESSAGE)
 
 
 NO_PYGPU = "import sys; sys.modules['pygpu'] = None\n" + IMPORT
