@@ -80,12 +80,6 @@ class RankValues:
         else:
             self._runtime.collectives.set_value(rank, listed, list(values.values()))
 
-    def give_all(self, values: Values) -> None:
-        """Set the variables to copies of `values` on every rank."""
-        if values:
-            listed = [self.variables[place] for place in values]
-            self._runtime.collectives.broadcast(listed, list(values.values()))
-
     def restore(self) -> None:
         """Restore every rank's values in one order; only the master's, if the runtime is closed."""
         runtime, delayed = self._runtime, self._runtime.delayed
