@@ -6,6 +6,7 @@ earlier one, with a batch of the same length, finds its plan again and only copi
 
 from __future__ import annotations
 
+import math
 from typing import Any, Dict, Hashable, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
@@ -265,7 +266,9 @@ class Planner:
             ),
         )
         nbytes = sum(
-            item.nbytes if selection is None or i >= n else _row_bytes(item) * selection.count
+            item.nbytes
+            if selection is None or i >= n
+            else item.dtype.itemsize * math.prod(item.shape[1:]) * selection.count
             for i, item in enumerate(inputs)
         )
         targets = [target for target, _ in staged]
@@ -377,7 +380,3 @@ class Planner:
         if self._spec.sliceable:
             select = "range" if all_ranges(selectors) else "index"
         return Form(accumulate=num_slices > 1 and bool(self._spec.accumulated), select=select)
-
-
-def _row_bytes(item: Any) -> int:
-    return int(item.dtype.itemsize * np.prod(item.shape[1:], dtype=np.int64))

@@ -277,7 +277,7 @@ class Runtime:
             self._report("Synkhronos distributing functions...")
             start = perf_counter()
             with self._track("distributing functions and variables"):
-                self._executor.distributor.send_all()
+                self._executor.distributor.send(self._rank.functions)
         self._report(f"...distribution complete ({perf_counter() - start:.0f} s).")
 
     def step(self, *acts: Any) -> List[Any]:

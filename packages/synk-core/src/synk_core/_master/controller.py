@@ -87,6 +87,7 @@ class Controller:
         times: seconds that each rank computed in the last order, by act and rank.
         garbage: forgets what the program has dropped.
         replicas: notices variables whose values may differ between ranks.
+        joined: whether the workers have started.
 
     Returns at once; workers start in the background.
     """
@@ -126,7 +127,7 @@ class Controller:
             self._serials = itertools.count(1)
             self._threads = environment.ThreadLimit(size, threads)
             environment.keep_freed_memory()
-            self._joined = self._ended = False
+            self.joined = self._ended = False
             self._closed: Optional[str] = None
             self._owner = os.getpid()
             self._world = world
@@ -192,17 +193,12 @@ class Controller:
         """The state in a few words, for reprs."""
         if self._closed is not None:
             return f"closed: {self._closed}"
-        return "ready" if self._joined else "starting"
+        return "ready" if self.joined else "starting"
 
     @property
     def is_foreign(self) -> bool:
         """Whether another process has made it, from which this one was forked."""
         return os.getpid() != self._owner
-
-    @property
-    def joined(self) -> bool:
-        """Whether the workers have started."""
-        return self._joined
 
     @property
     def closed(self) -> bool:
@@ -237,7 +233,7 @@ class Controller:
         Raises:
             StartError: one could not start; everything is closed then.
         """
-        if self._joined:
+        if self.joined:
             return
         LATER.at_the_next_chance()
         self._stalls.began = time.monotonic()
@@ -260,7 +256,7 @@ class Controller:
             raise
         if self._group is not None:
             self._group.close()
-        self._joined = True
+        self.joined = True
         self._report(f"Synkhronos: {self._ranks.noun} initialized, master rank: {self.rank.master}")
 
     def run(self, steps: List[Step], timeout_s: Optional[float] = None) -> List[Any]:
@@ -282,7 +278,7 @@ class Controller:
         """
         self.require_open()
         LATER.at_the_next_chance()
-        if not self._joined:
+        if not self.joined:
             self.await_workers()
         acts = [self.acts.get(step.number) for step in steps]
         self.replicas.require_equal(acts)
@@ -399,7 +395,7 @@ class Controller:
             KeyboardInterrupt: Ctrl-C, and some rank does not listen.
         """
         self._pool.check(self._activity.doing)
-        if not self._joined:
+        if not self.joined:
             self._pool.check_joining()
         self._interrupts.check()
         self._stalls.check()
@@ -450,7 +446,7 @@ class Controller:
 
     def _tell_to_stop(self) -> None:
         """Order the workers to stop, if they are idle; they also stop when their channel ends."""
-        if self._joined and self.rank.in_step and not self.lock.running:
+        if self.joined and self.rank.in_step and not self.lock.running:
             number = self.acts.enter(Stop())
             order = Order(next(self._serials), [Step(number)], self.acts.extras())
             self._stalls.began = time.monotonic()
@@ -481,7 +477,7 @@ class Controller:
         self.rank.close()
         if self._group is not None:
             # Ranks that never joined have left what they would have removed.
-            self._group.close() if self._joined else self._group.discard()
+            self._group.close() if self.joined else self._group.discard()
         self._store.close()
         self._pool.close_watchdog()
         # Users may keep functions; these must not keep shared memory.

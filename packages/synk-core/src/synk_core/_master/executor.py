@@ -239,8 +239,7 @@ class Executor:
         """Have `form` of a function on every rank; compile and distribute it if necessary."""
         self._require_open()
         self._builder.require_form(function_id, form)
-        if not self.distributor.has_form(function_id, form):
-            self.distributor.send((function_id,))
+        self.distributor.send((function_id,))
 
     def numbers(self, variables: Sequence[Any]) -> Tuple[int, ...]:
         """Return shared variables' numbers; distribute those that the workers lack.

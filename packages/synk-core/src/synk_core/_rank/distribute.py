@@ -16,7 +16,6 @@ from synk_core._graph.transfer.pickling import loads
 from synk_core._graph.values import empty_of, in_c_order, is_device_type
 from synk_core._plan.rows import Bounds
 from synk_core._watch.flight import KINDS, Phase
-from synk_core._watch.spans import shifted
 from synk_core._watch.stats import DISTRIBUTE
 from synk_core._wire.messages import Distribute, RecordSpans, TakeTimes
 from synk_core.engine import compile_ahead, refresh_cache
@@ -134,8 +133,9 @@ class PreparedRecording:
         spans, lost = here.recorder.take()
         here.flight.enter(Phase.COLLECTIVE)
         try:
-            recorded = shifted(spans, here.clock_offset_s), lost
-            return here.comm.gather_object(recorded, root=here.master)
+            offset_s = here.clock_offset_s
+            shifted = [s._replace(begin=s.begin + offset_s, end=s.end + offset_s) for s in spans]
+            return here.comm.gather_object((shifted, lost), root=here.master)
         except BaseException:
             here.recorder.restore((spans, lost))
             raise

@@ -18,9 +18,9 @@ from typing import Any, Callable, Dict, List, Optional, Tuple, Type
 
 import synk_comm
 from synk_comm import cuda
-from synk_core._graph.devices.device import AnyDevice, Gpu
+from synk_core._graph.devices.device import Gpu
 from synk_core._text import text_of
-from synk_core._watch.flight import OWN_WORK, ActOutcome, Flight, Phase
+from synk_core._watch.flight import OWN_WORK, ActOutcome, Phase
 from synk_core._wire.channel import ChannelClosed
 from synk_core._wire.messages import (
     Call,
@@ -30,7 +30,6 @@ from synk_core._wire.messages import (
     Order,
     Prefetch,
     RecordSpans,
-    Settings,
     Step,
     Stop,
     TakeTimes,
@@ -70,7 +69,7 @@ class Rank(Workplace):
     """A rank at work: joins the others, performs orders, undoes those that fail.
 
     Args:
-        rank, size, master, settings, device, flight, threads: see `Workplace`.
+        args, kwargs: those of `Workplace`.
 
     Attributes:
         in_step: False while an order is under way, and after a failure that leaves it unknown
@@ -82,17 +81,8 @@ class Rank(Workplace):
             seconds to wait for them, None for as long as for any collective.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        size: int,
-        master: int,
-        settings: Settings,
-        device: Optional[AnyDevice] = None,
-        flight: Optional[Flight] = None,
-        threads: int = 0,
-    ) -> None:
-        super().__init__(rank, size, master, settings, device, flight, threads)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self.in_step = True
         self.also_declined: Dict[int, str] = {}
         self.failed_at = 0.0

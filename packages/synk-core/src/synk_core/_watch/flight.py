@@ -46,11 +46,6 @@ class ActOutcome(IntEnum):
     FAILED = 2
     UNDONE = 3
 
-    @property
-    def in_words(self) -> str:
-        """The result in words."""
-        return self.name.lower().replace("_", " ")
-
 
 KINDS = ("function", *COLLECTIVES, "distribute", "timeline", "watch_finite", "prefetch", "stats")
 """Kinds of acts."""

@@ -19,6 +19,7 @@ from synk_core._graph.spec import unnamed
 DISTRIBUTE = "distribute()"
 """Name of the line of distribution, which happens once and is no part of the work."""
 
+_SUMS = ("calls", "scatter_s", "compute_s", "wait_s", "reduce_s", "ranks_s", "input_bytes")
 _TITLES = ("calls", "total", "scatter", "compute", "wait", "reduce", "input MB", "slowest rank")
 
 GONE = "(gone)"
@@ -204,26 +205,13 @@ class Tally:
 
     def take(self, other: Tally) -> None:
         """Add the sums of another tally."""
-        self.calls += other.calls
-        self.scatter_s += other.scatter_s
-        self.compute_s += other.compute_s
-        self.wait_s += other.wait_s
-        self.reduce_s += other.reduce_s
-        self.ranks_s += other.ranks_s
-        self.input_bytes += other.input_bytes
+        for name in _SUMS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
         self.slowest = [mine + its for mine, its in zip(self.slowest, other.slowest)]
 
     def stats(self) -> FunctionStats:
-        return FunctionStats(
-            self.calls,
-            self.scatter_s,
-            self.compute_s,
-            self.wait_s,
-            self.reduce_s,
-            self.input_bytes,
-            tuple(self.slowest),
-            ranks_s=self.ranks_s,
-        )
+        sums = {name: getattr(self, name) for name in _SUMS}
+        return FunctionStats(slowest=tuple(self.slowest), **sums)
 
 
 class Ledger:

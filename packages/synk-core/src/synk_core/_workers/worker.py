@@ -12,6 +12,7 @@ import os
 import pickle
 import select
 import signal
+import socket
 import sys
 import threading
 import time
@@ -100,7 +101,7 @@ def main(channel_fd: int, lifeline_fd: int) -> NoReturn:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, LEFT_TO_MASTER)
     leave = Exit(lifeline_fd)
     watching = threading.Thread(target=leave.with_master, daemon=True)
-    channel = Channel.from_fd(channel_fd)
+    channel = Channel(socket.socket(fileno=channel_fd))
     try:
         hello: Hello = pickle.loads(channel.recv())
         with profiled(hello):
