@@ -63,11 +63,8 @@ class Plan:
 
     Attributes:
         number: of the act; 0 once it is forgotten.
-        step: the act, for rows that begin at 0.
-        copies: of inputs that are arrays.
         index_room: where the selection's index goes, or None.
         selectors: where `batch_s` goes, by rank.
-        nbytes: of inputs that the ranks read.
         prepared: kept by the caller, for all that have `step`.
     """
 
@@ -103,15 +100,7 @@ class Known(NamedTuple):
 
 
 class Planner:
-    """Plans the calls of one function.
-
-    Args:
-        spec: the function as written.
-        number: of the function.
-        signature: its inputs.
-        executor: of the runtime.
-        label: the function in messages.
-    """
+    """Plans the calls of one function."""
 
     def __init__(
         self,

@@ -16,7 +16,6 @@ class Recordings:
     """Begins and ends the recordings that `Timeline` writes.
 
     Args:
-        controller, executor: of the runtime.
         path: of a recording from the start, or None.
     """
 

@@ -167,8 +167,6 @@ class Copy:
     """Copies an input into shared memory, in every call that has this plan.
 
     Args:
-        place: position of the input.
-        target: array in shared memory.
         selects: whether to copy only the selected rows, in their order.
     """
 

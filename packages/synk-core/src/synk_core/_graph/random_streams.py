@@ -82,7 +82,6 @@ def require_reseedable(compiled: Any, values: Iterable[Any]) -> None:
     """Return if each rank can draw numbers of its own in a function.
 
     Args:
-        compiled: the function.
         values: the expressions that it was compiled from; numbers that are drawn from a constant
             may be constants of the compiled graph.
 

@@ -35,7 +35,6 @@ class RankValues:
     random streams: a function copies them on each rank.
 
     Args:
-        shared: the variables of one function.
         copiers: holds the functions that copy, for the next time.
 
     Attributes:

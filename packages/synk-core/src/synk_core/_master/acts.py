@@ -224,12 +224,6 @@ class ActTable:
 class Garbage:
     """Collects what the program has dropped.
 
-    Args:
-        here: the master.
-        acts: has the workers forget.
-        store: of arrays.
-        replicas: of variables.
-
     Attributes:
         on_function: called with the number of each function that was dropped.
     """

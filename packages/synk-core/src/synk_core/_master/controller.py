@@ -70,17 +70,7 @@ FAILURE_TIMEOUT_S = 0.05
 class Controller:
     """The master's rank, its workers and the group that connects them.
 
-    Args:
-        ranks: their number and devices.
-        master: the rank of this process.
-        settings: of the runtime.
-        report: takes lines of progress.
-        store: the arrays in shared memory that orders refer to.
-        on_end: called at the end of all.
-        world: of the ranks, if an MPI launcher has started them.
-
     Attributes:
-        rank: the master's.
         acts: numbers the acts that orders are made of.
         lock: held while acts are staged and performed.
         closing: held by the thread that ends the runtime; others wait until it has.

@@ -20,9 +20,6 @@ class Distributor:
     """Sends new shared variables, functions and compiled forms; each only once.
 
     Args:
-        here: the master.
-        run: has all ranks perform an act.
-        store: holds the message.
         collect: forgets what the program has dropped; `run` does not.
     """
 

@@ -54,7 +54,6 @@ class Prepared(NamedTuple):
 
     Attributes:
         finish: makes the caller's result of the ranks' result.
-        tally: adds up its figures.
         event: for the history that `lint()` reads.
         nbytes: of inputs that the ranks read.
     """
@@ -69,20 +68,11 @@ class Prepared(NamedTuple):
 class Executor:
     """Performs acts on all ranks, one order at a time.
 
-    Args:
-        controller: gives the orders.
-        store: the arrays in shared memory that orders refer to.
-        builder: compiles functions.
-        history: the calls and collectives so far.
-
     Attributes:
-        size: number of ranks.
-        master: this process's rank.
         lock: held while acts are staged and performed: other threads wait.
         observers: called with each order that was performed; the caller holds the lock. Replaced as
             a whole, never changed, because an observer may leave while they are called.
         distributor: sends functions and variables to the workers.
-        ledger: the figures of `stats()`.
         prefetches: whether `DelayedCall.prefetch` saves time, as on most GPUs.
         await_thread: see `Controller.await_thread`.
     """
@@ -171,8 +161,6 @@ class Executor:
 
         Args:
             tally: name of its line in `stats()`; None for none.
-            name: see `enter`.
-            timeout_s: see `Controller.run`.
         """
         began = perf_counter()
         (result,) = self._controller.run([Step(self._acts.enter(act, name))], timeout_s)

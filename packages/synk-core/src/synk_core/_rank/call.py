@@ -42,8 +42,6 @@ class CallResult(NamedTuple):
     """A rank's result of a call: the master's, and what others still have to give for it.
 
     Attributes:
-        values: outputs.
-        counts: the number of rows of each rank.
         later: places of those outputs that are still this rank's own, by op.
         weight: of these, in averages.
     """
@@ -70,15 +68,8 @@ class CallResult(NamedTuple):
 class PreparedCall:
     """A call that this rank has read and can perform again and again.
 
-    Args:
-        here: this rank.
-        call: the function, and where its inputs lie.
-
     Attributes:
-        name: of the function.
-        doing: the act, in words.
         synchronizes: whether the master has the result only when all ranks have computed.
-        record: kind and subject, for the flight record.
     """
 
     def __init__(self, here: Workplace, call: Call) -> None:

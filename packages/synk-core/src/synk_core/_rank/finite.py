@@ -34,8 +34,6 @@ class Execution(NamedTuple):
     """One execution of a compiled function, of some of the rank's rows.
 
     Attributes:
-        loaded: the function.
-        call: the call that it is part of.
         origin: the lowest row of the call's selection.
         begin: the row of the selection that is row 0 here.
         piece: the number of the slice, from 1; 0 without slices.
@@ -60,12 +58,7 @@ class Execution(NamedTuple):
 
 
 class PreparedFiniteWatch:
-    """An act of `WatchFinite`.
-
-    Args:
-        here: this rank.
-        act: whether to check from now on.
-    """
+    """An act of `WatchFinite`."""
 
     name = doing = "watch_finite()"
     synchronizes = False
@@ -99,12 +92,7 @@ class _Cause(NamedTuple):
 
 
 class _Check:
-    """A check of one execution, and a search for the cause where that fails. Made before it runs.
-
-    Args:
-        here: this rank.
-        execution: to run and check.
-    """
+    """Checks one execution, and looks for the cause where that fails. Made before it runs."""
 
     def __init__(self, here: Workplace, execution: Execution) -> None:
         self._here, self._execution = here, execution

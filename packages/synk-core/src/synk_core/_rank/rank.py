@@ -68,15 +68,11 @@ REASON_LIMIT = 1000
 class Rank(Workplace):
     """A rank at work: joins the others, performs orders, undoes those that fail.
 
-    Args:
-        args, kwargs: those of `Workplace`.
-
     Attributes:
         in_step: False while an order is under way, and after a failure that leaves it unknown
             how far the other ranks are: then the group is of no more use.
         also_declined: the other ranks that failed in the order in which this one failed.
         failed_at: when an order failed here last, in seconds of `time.perf_counter`.
-        pid: of this process.
         before_decline: called with this rank's error before the others are notified; returns the
             seconds to wait for them, None for as long as for any collective.
     """
@@ -112,7 +108,6 @@ class Rank(Workplace):
 
         Args:
             enter: returns this rank's communicator; None for a rank without others.
-            timeout_s, watch: of the communicator.
         """
         if enter is None:
             (self.comm,) = self._groups = synk_comm.local_group(1)

@@ -85,7 +85,6 @@ class Flight:
 
     Args:
         room: int64 vector with `WORDS` integers for each rank.
-        rank: whose block it is.
     """
 
     def __init__(self, room: Any, rank: int) -> None:

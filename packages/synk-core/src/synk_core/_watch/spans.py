@@ -40,7 +40,6 @@ class Recorder:
     """The spans of one rank.
 
     Attributes:
-        on: whether it records.
         place: of the act under way.
         lost: number of spans beyond `MOST_SPANS`.
     """

@@ -34,7 +34,6 @@ class Performed(NamedTuple):
         times: seconds of computing, by act and rank.
         scatter_s: seconds until the order was given.
         run_s: seconds from then to its end.
-        serial: its number.
     """
 
     prepared: Sequence[Any]
@@ -57,10 +56,8 @@ class _Incomplete(NamedTuple):
 
     Attributes:
         serial, place: its order, and its number in that.
-        tally: its own.
         last: the tally of its order, which has the seconds that are nobody's.
         longest: seconds of the slowest rank so far.
-        slowest: that rank.
     """
 
     serial: int
@@ -218,8 +215,6 @@ class Ledger:
     """All tallies of a runtime.
 
     Args:
-        size: number of ranks.
-        master: the rank that counts.
         is_whole: whether all ranks are on its host, so that it sees all times.
     """
 

@@ -35,8 +35,6 @@ class Timeline:
         begin: starts recording on all ranks; None if they record already.
         end: stops recording on all ranks; returns the recorded spans by rank. Its argument is
             whether the runtime is being closed.
-        size: number of ranks.
-        master: the rank that writes the file.
 
     Attributes:
         path: the file.

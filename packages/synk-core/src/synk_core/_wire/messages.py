@@ -242,12 +242,7 @@ class Step(NamedTuple):
 
 
 class NewMirror(NamedTuple):
-    """An array that each host but the master's is to have a copy of, for its ranks to share.
-
-    Attributes:
-        key: of the `Data`.
-        nbytes: of its memory.
-    """
+    """An array that each host but the master's is to have a copy of, for its ranks to share."""
 
     key: int
     nbytes: int
@@ -262,8 +257,6 @@ class Shipment(NamedTuple):
 
     Attributes:
         node: number of the host, or `EVERY_NODE` but the master's.
-        key: of the `Data`.
-        row_nbytes: bytes of a row.
         rows: (start, stop), or an int64 vector of row numbers.
         data: the rows, if they are few; None if they follow the order.
     """

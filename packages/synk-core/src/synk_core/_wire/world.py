@@ -51,9 +51,7 @@ class RankInfo(NamedTuple):
     """A rank, as the others know it.
 
     Attributes:
-        host: name of its host.
         memory: what is equal for ranks that share memory, and process ids.
-        pid: of its process.
         cores: ids of the cores that it may use.
         host_cores: number of its host's cores.
         quota: number of cores that its control groups allow.
@@ -284,8 +282,6 @@ class MpiChannel:
     """As `Channel`, to another rank of the world. A message without bytes is the end.
 
     Args:
-        world: of both ranks.
-        peer: the other rank.
         tag: of the messages, so that those of an earlier runtime are not taken for its own.
     """
 

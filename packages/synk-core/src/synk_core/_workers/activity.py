@@ -15,7 +15,6 @@ class Activity:
 
     Args:
         room: int64 vector into which the ranks write; see `_watch.flight`.
-        size: number of ranks.
 
     Attributes:
         functions: functions by number, for their names.

@@ -100,12 +100,7 @@ class MpiWorker:
 
 
 class MpiPool(WorkerPool):
-    """The other ranks of the world, as workers of one runtime.
-
-    Args:
-        world: of this process, which is its rank 0.
-        hellos: the first message to each worker.
-    """
+    """The other ranks of the world, as workers of one runtime."""
 
     def __init__(self, world: World, hellos: Sequence[Hello]) -> None:
         super().__init__(())

@@ -146,16 +146,7 @@ def serve(
     between: Callable[[], object] = lambda: None,
     begin: Callable[[], object] = lambda: None,
 ) -> None:
-    """Prepare, join the other ranks, and perform the master's orders.
-
-    Args:
-        channel: to the master.
-        hello: its first message.
-        world: of the ranks, if an MPI launcher has started them.
-        stacks_fd: see `Ready`.
-        between: called before each order.
-        begin: called before all.
-    """
+    """Prepare, join the other ranks, and perform the master's orders."""
     import synk_comm
 
     from .interrupts import obey_from_afar

@@ -19,7 +19,6 @@ class Piece(NamedTuple):
     Attributes:
         rank: the rank that computes them in parallel.
         rows: the number of rows, which is the weight.
-        inputs: all inputs in order.
         sliced: rows of the sliceable variables.
     """
 
@@ -47,12 +46,7 @@ def whole_inputs(
 
 
 def sliced_rows(starts: Sequence[Values], sliceable: Sequence[int], batch_s: Any) -> List[Values]:
-    """Return for each rank the rows of the sliceable variables that a call with `batch_s` uses.
-
-    Args:
-        starts: all values of each rank.
-        sliceable: keys of the sliceable ones.
-    """
+    """Return for each rank the rows of the sliceable variables that a call with `batch_s` uses."""
     chosen = selectors_for(batch_s, len(starts))
     result = [{i: start[i] for i in sliceable} for start in starts]
     for rank, wanted in enumerate(chosen if sliceable else ()):

@@ -78,11 +78,6 @@ def verify(
     Whatever happens, every shared variable of the function has its old value on every rank
     afterwards. Outputs and updates that depend on random numbers are not compared: each rank draws
     its own.
-
-    Args:
-        function: a `Function`.
-        runtime: the `Runtime` that it belongs to.
-        args, kwargs: its inputs, as in a call.
     """
     several, sync = _checked_slices(num_slices), checked_flag(sync, "sync")
     # NaN is not at least 0.
