@@ -206,7 +206,9 @@ class Planner:
         self._check_single_rows(selection)
         form = self._form(selectors, num_slices)
         self._executor.require_form(self._number, form)
-        if self._may_lack_rows(selection):
+        # Sliceable variables differ in length by rank.
+        count = None if selection is None else selection.count
+        if self._spec.sliceable if count is None else count < self._executor.size:
             self._executor.require_form(self._number, ROWLESS)
         n = self._spec.n_scattered
         copies: List[Copy] = []
@@ -262,12 +264,6 @@ class Planner:
         )
         targets = [target for target, _ in staged]
         return Plan(call, self._executor, copies, index, targets, nbytes)
-
-    def _may_lack_rows(self, selection: Optional[Selection]) -> bool:
-        """Return whether a rank may have no rows; sliceable variables differ in length by rank."""
-        if selection is None:
-            return bool(self._spec.sliceable)
-        return selection.count < self._executor.size
 
     def _check_single_rows(self, selection: Optional[Selection]) -> None:
         """Refuse several rows of an input that is broadcastable along axis 0."""

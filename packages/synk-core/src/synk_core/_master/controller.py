@@ -279,7 +279,9 @@ class Controller:
         # An interrupt anywhere in here leaves nothing half sent, and the lock free.
         try:
             self.lock.running = True
-            extras = self._extras(steps)
+            extras = self.acts.extras()
+            if self._shipping is not None:
+                extras = self._shipping.extend(extras, steps)
             order = Order(next(self._serials), steps, extras)
             self._interrupts.begin(order.serial)
             results = self.rank.perform(order, self.lock.began, timeout_s)
@@ -321,11 +323,6 @@ class Controller:
             with contextlib.suppress(queue.Empty):
                 return made.get(timeout=0.1)  # then somebody may have closed it
             stalls.check(thread, makes)
-
-    def _extras(self, steps: Sequence[Step]) -> Optional[Extras]:
-        """Return what the ranks lack for these steps."""
-        extras = self.acts.extras()
-        return extras if self._shipping is None else self._shipping.extend(extras, steps)
 
     def _taken_in(self, extras: Extras) -> None:
         """Note that all ranks have these, even if the order is undone."""

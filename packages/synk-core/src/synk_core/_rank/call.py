@@ -335,23 +335,19 @@ class PreparedCall:
 
         Blocks until all ranks know theirs.
         """
-        began = perf_counter()
+        began, counts = perf_counter(), self._counts
         self._here.flight.enter(_COPY)
         selection = self._select()
         self._here.flight.enter(_COLLECTIVE)
-        counts = self._agree_on_rows(selection)
-        require_own_result(self._ops, counts, self._here.master, self.doing)
-        self._here.recorder.add("wait", "agree on rows", began, perf_counter())
-        return selection, counts
-
-    def _agree_on_rows(self, selection: Selection) -> Tuple[int, ...]:
-        """Return the number of rows of each rank."""
         if self._call.rows is not None:
             # Every rank has the rows it needs before any rank computes.
             self._comm.barrier()
-            return self._counts
-        parts = self._comm.all_gather(np.asarray(selection.count, np.int64))
-        return tuple(int(part) for part in parts)
+        else:
+            parts = self._comm.all_gather(np.asarray(selection.count, np.int64))
+            counts = tuple(int(part) for part in parts)
+        require_own_result(self._ops, counts, self._here.master, self.doing)
+        self._here.recorder.add("wait", "agree on rows", began, perf_counter())
+        return selection, counts
 
     def _select(self) -> Selection:
         """Return the rows of its sliceable shared variables that this rank uses.

@@ -19,11 +19,11 @@ from synk_core._graph.reduce_op import AllReduce, meeting
 from synk_core._graph.shared import changed_by, value_of
 from synk_core._graph.values import is_array, on_host
 from synk_core._watch.flight import KINDS
-from synk_core._wire.messages import Call, WatchFinite
+from synk_core._wire.messages import Call
 from synk_core.exceptions import NotFinite
 
 from .functions import LoadedFunction
-from .workplace import Workplace
+from .workplace import OwnAct, Workplace
 
 Suspect = Tuple[str, int]
 """What a value is, and its place: "output", "update" (of a variable, by its number), or "sent" (to
@@ -57,16 +57,11 @@ class Execution(NamedTuple):
         return self.loaded.forms[self.call.form]
 
 
-class PreparedFiniteWatch:
+class PreparedFiniteWatch(OwnAct):
     """An act of `WatchFinite`."""
 
     name = doing = "watch_finite()"
-    synchronizes = False
     record = (KINDS.index("watch_finite"), 0)
-
-    def __init__(self, here: Workplace, act: WatchFinite) -> None:
-        self._here = here
-        self._on = act.on
 
     def __call__(self, origin: int, place: int) -> bool:  # noqa: ARG002 - all acts are called alike
         """Switch; return whether the rank checked before."""
@@ -74,7 +69,7 @@ class PreparedFiniteWatch:
         was_on = held[0] is not None
         # If a rank fails here, the others switch back too.
         here.journal.keep([held])
-        held[0] = (lambda execution: _Check(here, execution).run()) if self._on else None
+        held[0] = (lambda execution: _Check(here, execution).run()) if self._act.on else None
         return was_on
 
 

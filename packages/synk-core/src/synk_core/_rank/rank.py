@@ -147,10 +147,10 @@ class Rank(Workplace):
             self.device.begin()
         prepared = perf_counter()
         if order is None:
-            order = self._next_order()
+            order = self._exchanged(None, None)
             began = prepared = perf_counter()
         elif self._line is not None:
-            self._give(order, timeout_s)
+            self._exchanged(order, timeout_s)
         self.serial = order.serial
         self.doing = "taking in what is new"
         self.journal.begin()
@@ -239,27 +239,18 @@ class Rank(Workplace):
         self.recorder.add("copy", "results from the device", began, perf_counter())
         return results
 
-    def _next_order(self) -> Order:
-        """Wait for the master's next order.
+    def _exchanged(self, order: Optional[Order], timeout_s: Optional[float]) -> Order:
+        """Give the other ranks an order; None: wait for the master's.
 
         Raises:
-            synk_comm.PeerDeclined: the master failed after this rank had done its part.
-        """
-        self.flight.enter(_IDLE)
-        try:
-            return self.line.take()
-        except synk_comm.PeerDeclined:
-            self._undo_last()
-            raise
-
-    def _give(self, order: Order, timeout_s: Optional[float]) -> None:
-        """Give the other ranks an order.
-
-        Raises:
-            synk_comm.PeerDeclined: one failed to take what the order before had brought.
+            synk_comm.PeerDeclined: another rank failed after this one had done the order before.
         """
         try:
+            if order is None:
+                self.flight.enter(_IDLE)
+                return self.line.take()
             self.line.give(order, timeout_s)
+            return order
         except synk_comm.PeerDeclined:
             self._undo_last()
             raise
@@ -348,9 +339,7 @@ class Rank(Workplace):
         The others wait for the next order; they undo this one when the master declines that.
         """
         self.in_step = False
-        self.undone = self.serial
-        self.journal.undo()
-        self.flight.mark(self.serial, ActOutcome.UNDONE)
+        self._undo_last()
         self._decline(error)
         raise error
 

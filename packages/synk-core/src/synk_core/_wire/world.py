@@ -123,20 +123,17 @@ class World:
         self._tags = 0
         try:
             with self.communicator(MEET_TIMEOUT_S) as comm:
-                self._meet(comm)
+                # Exchange what ranks know of each other.
+                self.members: List[RankInfo] = comm.all_gather_object(_own_info())
+                self.side: Any = everyone.Dup()  # all have come
+                self.side.Set_errhandler(MPI.ERRORS_RETURN)
+                self._offsets = self._measured(comm)
         except synk_comm.CommError as error:
             raise StartError(
                 f"the ranks have not met: {error}. Every rank has to call fork(), or use "
                 f"`synkhronos run`, which runs the program on rank 0 alone"
             ) from error
         _require_equal(self.members)
-
-    def _meet(self, comm: synk_comm.Communicator) -> None:
-        """Exchange what ranks know of each other."""
-        self.members: List[RankInfo] = comm.all_gather_object(_own_info())
-        self.side: Any = self._everyone.Dup()  # all have come
-        self.side.Set_errhandler(self._mpi.ERRORS_RETURN)
-        self._offsets = self._measured(comm)
 
     def communicator(
         self, timeout_s: float, watch: Optional[Callable[[], None]] = None
