@@ -20,6 +20,7 @@ from synk_core._plan.rows import (
     all_ranges,
     as_int,
     is_int,
+    require_own_row,
     selection_for,
     selectors_for,
     split_rows,
@@ -161,7 +162,6 @@ class Planner:
             )
         plan = self._plans.get(key)
         if plan is None or not plan.number:
-            self._check_own_result(selection, wanted)
             plan = self._plan(values, selection, selectors, wanted, num_slices, place)
             if len(self._plans) >= PLANS:
                 del self._plans[next(iter(self._plans))]
@@ -203,7 +203,7 @@ class Planner:
         num_slices: int,
         place: int,
     ) -> Plan:
-        self._check_single_rows(selection)
+        self._check_rows(selection, wanted)
         form = self._form(selectors, num_slices)
         self._executor.require_form(self._number, form)
         # Sliceable variables differ in length by rank.
@@ -265,9 +265,19 @@ class Planner:
         targets = [target for target, _ in staged]
         return Plan(call, self._executor, copies, index, targets, nbytes)
 
-    def _check_single_rows(self, selection: Optional[Selection]) -> None:
-        """Refuse several rows of an input that is broadcastable along axis 0."""
-        if selection is None or selection.count < 2:
+    def _check_rows(
+        self, selection: Optional[Selection], wanted: Optional[Tuple[int, ...]]
+    ) -> None:
+        """Refuse several rows of an input that is broadcastable along axis 0, and a selection that
+        leaves the master without the row that it needs."""
+        if selection is None:
+            return
+        bounds = split_rows(selection.count, self._executor.size)
+        ops = self._spec.output_ops
+        wanted_ops = ops if wanted is None else [ops[i] for i in wanted]
+        counts = [stop - start for start, stop in bounds]
+        require_own_row(wanted_ops, counts, self._executor.master, self._label)
+        if selection.count < 2:
             return
         signature = self._signature
         for label, variable in zip(signature.labels, signature.variables[: self._spec.n_scattered]):
@@ -341,22 +351,6 @@ class Planner:
             return None
         labels = self._signature.labels
         return selection_for(batch, known.lengths, known.is_minibatch, labels)
-
-    def _check_own_result(
-        self, selection: Optional[Selection], wanted: Optional[Tuple[int, ...]]
-    ) -> None:
-        """Require a row in the master if an output has op None: its result is the master's own."""
-        ops = self._spec.output_ops
-        positions = range(len(ops)) if wanted is None else wanted
-        if selection is None or not selection.count or all(ops[i] is not None for i in positions):
-            return
-        start, stop = split_rows(selection.count, self._executor.size)[self._executor.master]
-        if start == stop:
-            raise InputValueError(
-                f"{self._label} has an output with op None, which is the master's own result, but "
-                f"rank {self._executor.master}, the master, gets none of {selection.count} rows; "
-                f"use more rows, or another op"
-            )
 
     def _form(self, selectors: Sequence[Selector], num_slices: int) -> Form:
         if num_slices == 1 and not selectors:

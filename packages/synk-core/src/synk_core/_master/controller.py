@@ -10,7 +10,6 @@ import atexit
 import contextlib
 import itertools
 import os
-import pickle
 import queue
 import sys
 import threading
@@ -30,12 +29,12 @@ from synk_core._rank.rank import Enter, Rank
 from synk_core._text import text_of
 from synk_core._watch.flight import WORDS, Flight
 from synk_core._wire.messages import (
+    JOIN,
     ArrayRef,
     Call,
     Collective,
     Extras,
     Hello,
-    Join,
     Order,
     Prefetch,
     Settings,
@@ -231,7 +230,7 @@ class Controller:
         try:
             self._pool.wait_ready(tick=lambda _late: self._stalls.check())
             joining = True
-            self._pool.send(pickle.dumps(Join()), "starting")
+            self._pool.send(JOIN, "starting")
             enter: Optional[Enter] = None
             if self._world is not None:
                 enter = self._world.communicator

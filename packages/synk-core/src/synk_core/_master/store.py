@@ -101,7 +101,7 @@ class DataStore:
 
     def _watch(self, data: Data) -> None:
         self._watched[data.key] = QueuedRef(data, self.released, data.key)
-        data._add_observer(self.released)
+        data.observers.append(self.released)
 
     def room(
         self, slot: Tuple[Any, ...], dtype: np.dtype, shape: Tuple[int, ...], what: str
@@ -144,5 +144,5 @@ class DataStore:
         while self._watched:
             known = self._watched.popitem()[1]()
             if known is not None:
-                known._forget_observer(self.released)
+                known.observers = [it for it in known.observers if it is not self.released]
                 known._unlink()

@@ -21,7 +21,14 @@ from synk_core._graph.devices.parts import Parts
 from synk_core._graph.fast_call import trusting
 from synk_core._graph.shared import changed_by, store, value_of
 from synk_core._graph.values import is_device_type
-from synk_core._plan.rows import Selection, read_selector, select, selecting, split_rows
+from synk_core._plan.rows import (
+    Selection,
+    read_selector,
+    require_own_row,
+    select,
+    selecting,
+    split_rows,
+)
 from synk_core._watch.flight import KINDS, Phase
 from synk_core._wire.messages import ROWLESS, Call, Prefetch, Rows
 from synk_core.exceptions import InputValueError, SynkError
@@ -29,7 +36,7 @@ from synk_core.exceptions import InputValueError, SynkError
 from .collectives import PreparedCollective
 from .finite import Execution
 from .in_graph import reductions_in
-from .outputs import Accumulator, collect, collect_on_device, reduce_to, require_own_result
+from .outputs import Accumulator, collect, collect_on_device, reduce_to
 from .overlap import OverlappedAverage
 from .workplace import Workplace
 
@@ -345,7 +352,7 @@ class PreparedCall:
         else:
             parts = self._comm.all_gather(np.asarray(selection.count, np.int64))
             counts = tuple(int(part) for part in parts)
-        require_own_result(self._ops, counts, self._here.master, self.doing)
+        require_own_row(self._ops, counts, self._here.master, self.doing)
         self._here.recorder.add("wait", "agree on rows", began, perf_counter())
         return selection, counts
 

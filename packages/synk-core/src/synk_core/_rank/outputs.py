@@ -239,20 +239,3 @@ def _joined(parts: Sequence[Any], what: str = "", by: str = "rank") -> Any:
             f"{what}an output with op 'gather' has shapes that differ in more than their length: "
             f"by {by} {shown(shapes)}"
         ) from None
-
-
-def require_own_result(
-    ops: Sequence[Optional[str]], counts: Sequence[int], master: int, doing: str
-) -> None:
-    """
-    Raises:
-        InputValueError: on every rank, if an output with op None, which is the master's own result,
-            needs a row there.
-    """
-    total = sum(counts)
-    if None in ops and total and not counts[master]:
-        raise InputValueError(
-            f"{doing} has an output with op None, which is the master's own result, but rank "
-            f"{master}, the master, has none of {total} rows (by rank: {list(counts)}); use "
-            f"batch_s= to give it some, or another op"
-        )

@@ -51,23 +51,6 @@ LoggedTimes = Tuple[int, List[float]]
 """The serial of an order, and the seconds that a rank computed in it, by act."""
 
 
-class _Incomplete(NamedTuple):
-    """A call that counts as if it had run on the master's host alone.
-
-    Attributes:
-        serial, place: its order, and its number in that.
-        last: the tally of its order, which has the seconds that are nobody's.
-        longest: seconds of the slowest rank so far.
-    """
-
-    serial: int
-    place: int
-    tally: Tally
-    last: Tally
-    longest: float
-    slowest: int
-
-
 class FunctionStats(NamedTuple):
     """The figures of one function, or of one kind of collective, since the last reset.
 
@@ -222,7 +205,10 @@ class Ledger:
         self._size = size
         self._master = master
         self._is_whole = is_whole
-        self._incomplete: Deque[_Incomplete] = deque(maxlen=LOGGED)
+        # Calls that count as if they had run on the master's host alone: serial of the order,
+        # number in it, tally, seconds of the slowest rank so far, that rank; and the tally that has
+        # the seconds of their order that are nobody's.
+        self._incomplete: Deque[Tuple[int, int, Tally, float, int, Tally]] = deque(maxlen=LOGGED)
         self._tallies: Dict[str, Tally] = {}
 
     def tally(self, name: str) -> Tally:
@@ -267,9 +253,7 @@ class Ledger:
                     run_s -= longest
         tally.scatter_s += scatter_s
         tally.reduce_s += max(run_s, 0.0)
-        for number, place, own_tally, longest, slowest in incomplete:
-            call = _Incomplete(number, place, own_tally, tally, longest, slowest)
-            self._incomplete.append(call)
+        self._incomplete.extend((*call, tally) for call in incomplete)
 
     @property
     def lacks_times(self) -> bool:
@@ -283,7 +267,7 @@ class Ledger:
             logs: by rank; empty on the master's host.
         """
         by_rank = {rank: dict(log) for rank, log in enumerate(logs) if log}
-        for serial, place, tally, last, longest, slowest in self._incomplete:
+        for serial, place, tally, longest, slowest, last in self._incomplete:
             for rank, log in by_rank.items():
                 seconds = log[serial][place] if serial in log else 0.0
                 tally.ranks_s += seconds

@@ -368,9 +368,8 @@ class Hello:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Join:
-    """The second: meet the other ranks. From here on orders come through the communicator."""
+JOIN = b"join"
+"""The second message: meet the other ranks. From here on orders come through the communicator."""
 
 
 class GiveUp(NamedTuple):

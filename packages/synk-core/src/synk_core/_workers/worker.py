@@ -168,7 +168,7 @@ def serve(
             raise ChannelClosed("the master is gone")
 
     try:
-        channel.recv()  # Join
+        channel.recv()  # JOIN
         _join(rank, hello, channel, watch, world)
         is_far = world is not None and not world.is_near(hello.rank)
         between()

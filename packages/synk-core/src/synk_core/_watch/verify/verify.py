@@ -73,12 +73,7 @@ def verify(
     limit: Optional[float] = None,
     sync: bool = True,
 ) -> Report:
-    """Run a function in parallel, sliced and serially, and compare; see `Function.verify`.
-
-    Whatever happens, every shared variable of the function has its old value on every rank
-    afterwards. Outputs and updates that depend on random numbers are not compared: each rank draws
-    its own.
-    """
+    """Run a function in parallel, sliced and serially, and compare; see `Function.verify`."""
     several, sync = _checked_slices(num_slices), checked_flag(sync, "sync")
     # NaN is not at least 0.
     is_number = isinstance(limit, (int, float, np.integer, np.floating))
