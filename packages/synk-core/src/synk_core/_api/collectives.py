@@ -250,7 +250,7 @@ class Collectives:
         refs = []
         for i, value in enumerate(values):
             if isinstance(value, Data):
-                refs.append(self._executor.ref(value))
+                refs.append(self._executor.store.ref(value))
                 continue
             slot, what = ("value", i, place), f"value {i} of a collective"
             target, ref = self._executor.room(slot, value.dtype, value.shape, what)

@@ -216,7 +216,7 @@ class Planner:
         broadcast: List[ArrayRef] = []
         for i, item in enumerate(inputs):
             if isinstance(item, Data):
-                ref = self._executor.ref(item)
+                ref = self._executor.store.ref(item)
                 # It has one row for each entry of an index: nothing to select.
                 selects = item.minibatch and selection is not None and selection.index is not None
                 scattered.append(ScatteredInput(ref, item.minibatch, selects))

@@ -204,8 +204,5 @@ def tokens(values: Sequence[Any]) -> Tuple[Any, ...]:
     )
 
 
-class _Odd:
-    """The token of a value that is no array yet, which no plan has."""
-
-
-_ODD = _Odd()
+_ODD = object()
+"""The token of a value that is no array yet, which no plan has."""

@@ -72,6 +72,7 @@ class Executor:
         lock: held while acts are staged and performed: other threads wait.
         observers: called with each order that was performed; the caller holds the lock. Replaced as
             a whole, never changed, because an observer may leave while they are called.
+        store: the arrays in shared memory that orders refer to.
         distributor: sends functions and variables to the workers.
         prefetches: whether `DelayedCall.prefetch` saves time, as on most GPUs.
         await_thread: see `Controller.await_thread`.
@@ -87,7 +88,7 @@ class Executor:
         self.observers: List[Callable[[Performed], None]] = [self.ledger.observe, history.observe]
         self.distributor = Distributor(rank, self.run_act, store, controller.garbage.collect)
         self._controller = controller
-        self._store = store
+        self.store = store
         self._builder = builder
         self._acts = controller.acts
         self._registry = rank.registry
@@ -182,18 +183,14 @@ class Executor:
     def data(self, value: Any = None, var: Any = None, **options: Any) -> Data:
         """Make a `Data`; see `synkhronos.data`."""
         self._require_open()
-        return self._store.make(value, var, **options)
-
-    def ref(self, data: Data) -> ArrayRef:
-        """Return where the workers find a `Data`."""
-        return self._store.ref(data)
+        return self.store.make(value, var, **options)
 
     def room(
         self, slot: Tuple[Any, ...], dtype: Any, shape: Tuple[int, ...], what: str
     ) -> Tuple[np.ndarray, ArrayRef]:
         """Return an array in shared memory, reused for `slot`; `what` names it in errors."""
         self._require_open()
-        return self._store.room(slot, dtype, shape, what)
+        return self.store.room(slot, dtype, shape, what)
 
     def rows(
         self,

@@ -8,12 +8,11 @@ from typing import Any, Deque, Dict, Optional, Sequence, Tuple, Union
 import numpy as np
 
 import synk_shm
-from synk_core._graph.values import is_tensor_variable
 from synk_core._text import shown
 from synk_core._weakqueue import QueuedRef
 from synk_core._wire.data import Data, unmasked
 from synk_core._wire.messages import ArrayRef
-from synk_core.engine import TITLE
+from synk_core.engine import TITLE, Variable
 from synk_core.exceptions import InputTypeError
 
 _UNNAMED = 100
@@ -51,7 +50,7 @@ class DataStore:
     ) -> Data:
         """See `synkhronos.data`."""
         if var is not None:
-            if not is_tensor_variable(var):
+            if not isinstance(var, Variable) or not hasattr(var, "ndim"):
                 raise InputTypeError(
                     f"data(): got var={shown(var)}, expected a {TITLE} variable of tensor type"
                 )

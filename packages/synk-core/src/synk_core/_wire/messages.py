@@ -302,17 +302,10 @@ class Order(NamedTuple):
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a runtime, the same in all its processes.
+    """The settings of a runtime, the same in all its processes: those of `synkhronos.fork`.
 
     Attributes:
-        backend: "shm", "zmq" or "mpi": the transport of collectives.
-        timeout_s: seconds that a rank waits for the others in a collective before all give up.
-        stall_s: seconds of waiting before a `StallWarning`.
-        atomic: undo the changes of an order that fails on any rank.
-        random_streams: "per_rank" or "identical": the numbers that ranks draw.
         nccl: whether collectives of devices go through NCCL.
-        graphs: which functions on devices are replayed; see `_graph.devices.graphs.POLICIES`.
-        precision: of float32 on CUDA devices; see `_graph.devices.precision.PRECISIONS`.
         profile: whether each worker writes a profile.
         records: whether all ranks record spans of time from the start.
     """

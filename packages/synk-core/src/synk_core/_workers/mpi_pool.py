@@ -76,10 +76,6 @@ class MpiWorker:
         self.channel = world.channel(self.rank, hello.tag)
         world.channel(self.rank).send(pickle.dumps(hello))
 
-    def is_alive(self) -> bool:
-        """Return False: the master need not end it."""
-        return False
-
     def is_gone(self) -> bool:
         """Return whether the process has ended, as far as it shows here."""
         if self.process is not None and self.process.poll() is not None:
