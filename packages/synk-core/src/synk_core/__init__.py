@@ -10,8 +10,32 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from . import exceptions
-from .exceptions import *  # noqa: F403 - `__all__` has them, too
+from .exceptions import (
+    AlreadyForked,
+    BatchError,
+    Closed,
+    DecompositionWarning,
+    InputTypeError,
+    InputValueError,
+    LintWarning,
+    NestedCall,
+    NotFinite,
+    NotForked,
+    NotSharedVariable,
+    OpError,
+    PerformanceWarning,
+    ReplicasDiffer,
+    ReplicaWarning,
+    SharedMemoryFull,
+    SpecError,
+    StallWarning,
+    StartError,
+    SynkError,
+    VerifyError,
+    WorkerDied,
+    WorkerFailed,
+    WorkerStalled,
+)
 
 if TYPE_CHECKING:
     from ._api.collectives import Collectives, DelayedCollectives
@@ -54,8 +78,12 @@ _HOMES = {
 _MODULES = ("engine", "exceptions", "in_graph", "mpi")
 
 __all__ = [
+    "AlreadyForked",
+    "BatchError",
+    "Closed",
     "Collectives",
     "Data",
+    "DecompositionWarning",
     "Delayed",
     "DelayedCollectives",
     "Finding",
@@ -63,21 +91,40 @@ __all__ = [
     "FiniteWatch",
     "Function",
     "FunctionStats",
+    "InputTypeError",
+    "InputValueError",
+    "LintWarning",
+    "NestedCall",
+    "NotFinite",
+    "NotForked",
+    "NotSharedVariable",
+    "OpError",
+    "PerformanceWarning",
     "ReplicaDifference",
+    "ReplicaWarning",
     "ReplicaWatch",
+    "ReplicasDiffer",
     "Report",
     "RowSource",
     "Runtime",
+    "SharedMemoryFull",
+    "SpecError",
+    "StallWarning",
+    "StartError",
     "Stats",
+    "SynkError",
     "Timeline",
     "Verdict",
     "Verdicts",
+    "VerifyError",
+    "WorkerDied",
+    "WorkerFailed",
+    "WorkerStalled",
     "brief_traceback",
     "check_outputs",
     "flat_updates",
     "whole",
 ]
-__all__ += exceptions.__all__
 
 
 def __getattr__(name: str) -> Any:

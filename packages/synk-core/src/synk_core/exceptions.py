@@ -13,33 +13,6 @@ from typing import Any, Mapping, Optional, Sequence, Tuple
 
 import synk_shm
 
-__all__ = [
-    "AlreadyForked",
-    "BatchError",
-    "Closed",
-    "DecompositionWarning",
-    "InputTypeError",
-    "InputValueError",
-    "LintWarning",
-    "NestedCall",
-    "NotFinite",
-    "NotForked",
-    "NotSharedVariable",
-    "OpError",
-    "PerformanceWarning",
-    "ReplicaWarning",
-    "ReplicasDiffer",
-    "SharedMemoryFull",
-    "SpecError",
-    "StallWarning",
-    "StartError",
-    "SynkError",
-    "VerifyError",
-    "WorkerDied",
-    "WorkerFailed",
-    "WorkerStalled",
-]
-
 
 class SynkError(Exception):
     """Base class of all errors of synk-core."""
@@ -347,3 +320,10 @@ class WorkerDied(SynkError, RuntimeError):
 
 def _first_line(text: str) -> str:
     return (text.strip().splitlines() or ["unknown error"])[0]
+
+
+__all__ = [
+    name
+    for name, found in globals().copy().items()
+    if isinstance(found, type) and issubclass(found, (SynkError, Warning))
+]
