@@ -253,7 +253,8 @@ class Ledger:
                     run_s -= longest
         tally.scatter_s += scatter_s
         tally.reduce_s += max(run_s, 0.0)
-        self._incomplete.extend((*call, tally) for call in incomplete)
+        for call in incomplete:
+            self._incomplete.append((*call, tally))
 
     @property
     def lacks_times(self) -> bool:
