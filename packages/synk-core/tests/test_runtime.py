@@ -177,7 +177,7 @@ def test_an_array_that_is_gone_is_forgotten_though_ctrl_c_came_in_between(monkey
         f = runtime.function([x], (x.sum(), "sum"))
         held = runtime.data(np.ones(4))
         assert f(held) == 4.0
-        key = runtime._executor.ref(held).key
+        key = runtime._executor.store.ref(held).key
         assert key in runtime._rank.arrays._held
         del held
         gc.collect()

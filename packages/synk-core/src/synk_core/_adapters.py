@@ -14,13 +14,7 @@ GROUP = "synk_core.engines"
 
 
 class Adapter(NamedTuple):
-    """An installed adapter.
-
-    Attributes:
-        engine: the engine's package.
-        module: what has the names.
-        distribution: the adapter's.
-    """
+    """An installed adapter: the engine's package, and the module that has the names."""
 
     engine: str
     module: str

@@ -9,36 +9,9 @@ from __future__ import annotations
 import contextlib
 import copyreg
 import signal
-from typing import Any, Mapping, Optional, Sequence, Tuple, Type
+from typing import Any, Mapping, Optional, Sequence, Tuple
 
 import synk_shm
-
-__all__ = [
-    "AlreadyForked",
-    "BatchError",
-    "Closed",
-    "DecompositionWarning",
-    "InputTypeError",
-    "InputValueError",
-    "LintWarning",
-    "NestedCall",
-    "NotFinite",
-    "NotForked",
-    "NotSharedVariable",
-    "OpError",
-    "PerformanceWarning",
-    "ReplicaWarning",
-    "ReplicasDiffer",
-    "SharedMemoryFull",
-    "SpecError",
-    "StallWarning",
-    "StartError",
-    "SynkError",
-    "VerifyError",
-    "WorkerDied",
-    "WorkerFailed",
-    "WorkerStalled",
-]
 
 
 class SynkError(Exception):
@@ -159,28 +132,17 @@ class NotFinite(SynkError, FloatingPointError):
         share: (start, stop) of the rank's rows among those that the call uses, or None.
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        rank: int = 0,
-        piece: Optional[int] = None,
-        what: str = "",
-        source: str = "",
-        row: Optional[int] = None,
-        rows: Optional[Tuple[int, int]] = None,
-        array_row: Optional[int] = None,
-        share: Optional[Tuple[int, int]] = None,
-    ) -> None:
+    rank = 0
+    piece: Optional[int] = None
+    what = source = ""
+    row: Optional[int] = None
+    rows: Optional[Tuple[int, int]] = None
+    array_row: Optional[int] = None
+    share: Optional[Tuple[int, int]] = None
+
+    def __init__(self, message: str, **attributes: Any) -> None:
         super().__init__(message)
-        self.rank = rank
-        self.piece = piece
-        self.what = what
-        self.source = source
-        self.row = row
-        self.rows = rows
-        self.array_row = array_row
-        self.share = share
+        vars(self).update(attributes)
 
 
 class WorkerFailed(SynkError, RuntimeError):
@@ -230,23 +192,19 @@ class WorkerFailed(SynkError, RuntimeError):
 
     @classmethod
     def of(cls, cause: Optional[BaseException], *details: Any) -> WorkerFailed:
-        """Make an error that is, where possible, also of its cause's class, with its attributes:
-        some users' classes cannot be derived from, or not together with others."""
-        if isinstance(cause, Exception):
-            with contextlib.suppress(Exception, SystemExit):
-                return cls._and(type(cause), cause, details)
-        return cls(*details)
-
-    @classmethod
-    def _and(cls, other: Type[Exception], cause: Exception, details: Any) -> WorkerFailed:
-        names = {"__module__": cls.__module__, "__doc__": cls.__doc__}
-        both: Type[WorkerFailed] = type(cls.__name__, (cls, other), names)
-        error = both(*details)
-        for name, value in vars(cause).items():
-            vars(error).setdefault(name, value)
-        if isinstance(cause, OSError) and isinstance(error, OSError):
-            for name in ("errno", "strerror", "filename", "filename2"):
-                setattr(error, name, getattr(cause, name))
+        """Make an error that is, where possible, also of its cause's class, with its attributes."""
+        error = cls(*details)
+        # Some users' classes cannot be derived from, or not together with others.
+        with contextlib.suppress(Exception, SystemExit):
+            if isinstance(cause, Exception):
+                names = {"__module__": cls.__module__, "__doc__": cls.__doc__}
+                both: Any = type(cls.__name__, (cls, type(cause)), names)(*details)
+                for name, value in vars(cause).items():
+                    vars(both).setdefault(name, value)
+                if isinstance(cause, OSError):
+                    for name in ("errno", "strerror", "filename", "filename2"):
+                        setattr(both, name, getattr(cause, name))
+                error = both
         return error
 
 
@@ -362,3 +320,10 @@ class WorkerDied(SynkError, RuntimeError):
 
 def _first_line(text: str) -> str:
     return (text.strip().splitlines() or ["unknown error"])[0]
+
+
+__all__ = [
+    name
+    for name, found in globals().copy().items()
+    if isinstance(found, type) and issubclass(found, (SynkError, Warning))
+]

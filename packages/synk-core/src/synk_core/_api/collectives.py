@@ -36,21 +36,18 @@ def _nothing(_result: Any) -> None:
 class Collectives:
     """Collectives over one Theano shared variable or a list of them: all change, or none.
 
-    All block until every rank has done its part.
+    All block until every rank has done its part. Arguments and results are those of the functions
+    of `synkhronos` with the same names.
+
+    Raises:
+        NotSharedVariable, InputTypeError, InputValueError, BatchError: nothing was sent.
     """
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
 
     def broadcast(self, shared_vars: Any, values: Any = None) -> Any:
-        """Give every rank the master's values, or `values`.
-
-        Args:
-            values: None, or one array or `Data` for each variable.
-
-        Raises:
-            NotSharedVariable, InputTypeError: bad arguments; nothing was sent.
-        """
+        """Give every rank the master's values; see `synkhronos.broadcast`."""
         variables, _ = listed_variables(shared_vars)
 
         def arguments(standing: Standing) -> Arguments:
@@ -64,15 +61,7 @@ class Collectives:
         return self._perform("broadcast", variables, arguments, again=values is None)
 
     def scatter(self, shared_vars: Any, values: Any, batch: Any = None) -> Any:
-        """Split `values` along axis 0 over the ranks: contiguous shares, larger ones first.
-
-        Args:
-            values: one array or `Data` for each variable; without `batch` each of its own length.
-            batch: rows of all of them to use, as in calls.
-
-        Raises:
-            NotSharedVariable, InputTypeError, InputValueError, BatchError: nothing was sent.
-        """
+        """Split `values` over the ranks; see `synkhronos.scatter`."""
         variables, _ = listed_variables(shared_vars)
         batch = kept(batch)
 
@@ -94,15 +83,7 @@ class Collectives:
         return self._perform("scatter", variables, arguments, again=False)
 
     def gather(self, shared_vars: Any, nd_up: int = 1) -> Any:
-        """Return all ranks' values, in rank order, in the master.
-
-        Args:
-            nd_up: 1 stacks them along a new first axis, 0 concatenates them along axis 0, where
-                lengths may differ.
-
-        Returns:
-            An array, or a tuple of arrays for a list of variables.
-        """
+        """Return all ranks' values in the master; see `synkhronos.gather`."""
         if not is_int(nd_up) or nd_up not in (0, 1):
             raise InputValueError(f"nd_up: got {shown(nd_up)}, expected 0 or 1")
         variables, single = listed_variables(shared_vars)
@@ -117,40 +98,22 @@ class Collectives:
         return self._perform("all_gather", variables, {})
 
     def reduce(self, shared_vars: Any, op: str = "avg", in_place: bool = True) -> Any:
-        """Reduce all ranks' values into the master; workers' values stay.
-
-        Args:
-            op: avg, sum, max, min or prod.
-            in_place: overwrite the master's value; otherwise return the result.
-
-        Returns:
-            None if `in_place`; else an array, or a tuple of arrays for a list of variables.
-        """
+        """Reduce all ranks' values into the master; see `synkhronos.reduce`."""
         variables, single = listed_variables(shared_vars)
         arguments: Dict[str, Any] = {"op": checked_op(op, variables), "in_place": bool(in_place)}
         arguments.update(way_of(op))
         return self._perform("reduce", variables, arguments, _unlisted(single))
 
     def all_reduce(self, shared_vars: Any, op: str = "avg", weights: Any = None) -> Any:
-        """Replace every rank's value by the reduction of all ranks' values.
-
-        Args:
-            op: avg, sum, max, min or prod.
-            weights: one number per rank, or a function. ``avg`` is then ``sum(w * x) / sum(w)``:
-                with ``weights=f`` the average is exact for any split of the last call of ``f``
-                (its ``f.rows`` are the numbers). A rank of weight 0 contributes nothing, but
-                gets the result, for every op.
-        """
+        """Reduce all ranks' values on every rank; see `synkhronos.all_reduce`."""
         variables, _ = listed_variables(shared_vars)
         name = checked_op(op, variables)
-        if isinstance(weights, Function):
-            self._require_own(weights)
-        else:
-            weights = self._checked_weights(weights)
-
-        given: Dict[str, Any] = {"op": name, "weights": weights, **way_of(op)}
+        given: Dict[str, Any] = {"op": name, **way_of(op)}
         if not isinstance(weights, Function):
+            given["weights"] = self._checked_weights(weights)
             return self._perform("all_reduce", variables, given)
+        if not weights.belongs_to(self._executor):
+            raise InputValueError(f"weights: {weights!r} belongs to another runtime")
 
         def arguments(standing: Standing) -> Arguments:
             if weights.number in standing.called:
@@ -161,12 +124,7 @@ class Collectives:
         return self._perform("all_reduce", variables, arguments)
 
     def set_value(self, rank: int, shared_vars: Any, values: Any, batch: Any = None) -> Any:
-        """Set the values of one rank.
-
-        Args:
-            values: one array or `Data` for each variable.
-            batch: rows of `values` to use, as in calls.
-        """
+        """Set the values of one rank; see `synkhronos.set_value`."""
         self._check_rank(rank)
         variables, _ = listed_variables(shared_vars)
         batch = kept(batch)
@@ -263,10 +221,6 @@ class Collectives:
         with self._executor.lock:
             return self._executor.perform((prepare(ALONE),))[0]
 
-    def _require_own(self, function: Function) -> None:
-        if not function.belongs_to(self._executor):
-            raise InputValueError(f"weights: {function!r} belongs to another runtime")
-
     def _checked_weights(self, weights: Any) -> Optional[Tuple[float, ...]]:
         if weights is None:
             return None
@@ -296,7 +250,7 @@ class Collectives:
         refs = []
         for i, value in enumerate(values):
             if isinstance(value, Data):
-                refs.append(self._executor.ref(value))
+                refs.append(self._executor.store.ref(value))
                 continue
             slot, what = ("value", i, place), f"value {i} of a collective"
             target, ref = self._executor.room(slot, value.dtype, value.shape, what)

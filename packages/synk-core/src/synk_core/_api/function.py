@@ -42,12 +42,7 @@ class Delayed:
 
 
 class DelayedCall(Delayed):
-    """A call for `step()`, whose rows can be taken before; made by ``f.delayed(...)``.
-
-    Args:
-        function: what it calls.
-        values, options: with what.
-    """
+    """A call for `step()`, whose rows can be taken before; made by ``f.delayed(...)``."""
 
     def __init__(self, function: Function, values: Sequence[Any], options: Options) -> None:
         super().__init__(function.executor, self._prepare, function.number)
@@ -127,13 +122,6 @@ class Function:
         tally: adds up its figures.
         planner: checks its calls, and copies their arrays.
         copiers: functions that `verify` has made to copy this one's states.
-
-    Args:
-        spec: the arguments of ``function()``.
-        function_id: its number.
-        plain: its plain form, compiled.
-        executor: of the runtime.
-        runtime: for `verify`, which builds functions.
     """
 
     def __init__(

@@ -6,6 +6,7 @@ earlier one, with a batch of the same length, finds its plan again and only copi
 
 from __future__ import annotations
 
+import math
 from typing import Any, Dict, Hashable, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from synk_core._plan.rows import (
     all_ranges,
     as_int,
     is_int,
+    require_own_row,
     selection_for,
     selectors_for,
     split_rows,
@@ -62,11 +64,8 @@ class Plan:
 
     Attributes:
         number: of the act; 0 once it is forgotten.
-        step: the act, for rows that begin at 0.
-        copies: of inputs that are arrays.
         index_room: where the selection's index goes, or None.
         selectors: where `batch_s` goes, by rank.
-        nbytes: of inputs that the ranks read.
         prepared: kept by the caller, for all that have `step`.
     """
 
@@ -102,15 +101,7 @@ class Known(NamedTuple):
 
 
 class Planner:
-    """Plans the calls of one function.
-
-    Args:
-        spec: the function as written.
-        number: of the function.
-        signature: its inputs.
-        executor: of the runtime.
-        label: the function in messages.
-    """
+    """Plans the calls of one function."""
 
     def __init__(
         self,
@@ -171,7 +162,6 @@ class Planner:
             )
         plan = self._plans.get(key)
         if plan is None or not plan.number:
-            self._check_own_result(selection, wanted)
             plan = self._plan(values, selection, selectors, wanted, num_slices, place)
             if len(self._plans) >= PLANS:
                 del self._plans[next(iter(self._plans))]
@@ -213,10 +203,12 @@ class Planner:
         num_slices: int,
         place: int,
     ) -> Plan:
-        self._check_single_rows(selection)
+        self._check_rows(selection, wanted)
         form = self._form(selectors, num_slices)
         self._executor.require_form(self._number, form)
-        if self._may_lack_rows(selection):
+        # Sliceable variables differ in length by rank.
+        count = None if selection is None else selection.count
+        if self._spec.sliceable if count is None else count < self._executor.size:
             self._executor.require_form(self._number, ROWLESS)
         n = self._spec.n_scattered
         copies: List[Copy] = []
@@ -224,7 +216,7 @@ class Planner:
         broadcast: List[ArrayRef] = []
         for i, item in enumerate(inputs):
             if isinstance(item, Data):
-                ref = self._executor.ref(item)
+                ref = self._executor.store.ref(item)
                 # It has one row for each entry of an index: nothing to select.
                 selects = item.minibatch and selection is not None and selection.index is not None
                 scattered.append(ScatteredInput(ref, item.minibatch, selects))
@@ -265,21 +257,27 @@ class Planner:
             ),
         )
         nbytes = sum(
-            item.nbytes if selection is None or i >= n else _row_bytes(item) * selection.count
+            item.nbytes
+            if selection is None or i >= n
+            else item.dtype.itemsize * math.prod(item.shape[1:]) * selection.count
             for i, item in enumerate(inputs)
         )
         targets = [target for target, _ in staged]
         return Plan(call, self._executor, copies, index, targets, nbytes)
 
-    def _may_lack_rows(self, selection: Optional[Selection]) -> bool:
-        """Return whether a rank may have no rows; sliceable variables differ in length by rank."""
+    def _check_rows(
+        self, selection: Optional[Selection], wanted: Optional[Tuple[int, ...]]
+    ) -> None:
+        """Refuse several rows of an input that is broadcastable along axis 0, and a selection that
+        leaves the master without the row that it needs."""
         if selection is None:
-            return bool(self._spec.sliceable)
-        return selection.count < self._executor.size
-
-    def _check_single_rows(self, selection: Optional[Selection]) -> None:
-        """Refuse several rows of an input that is broadcastable along axis 0."""
-        if selection is None or selection.count < 2:
+            return
+        bounds = split_rows(selection.count, self._executor.size)
+        ops = self._spec.output_ops
+        wanted_ops = ops if wanted is None else [ops[i] for i in wanted]
+        counts = [stop - start for start, stop in bounds]
+        require_own_row(wanted_ops, counts, self._executor.master, self._label)
+        if selection.count < 2:
             return
         signature = self._signature
         for label, variable in zip(signature.labels, signature.variables[: self._spec.n_scattered]):
@@ -354,22 +352,6 @@ class Planner:
         labels = self._signature.labels
         return selection_for(batch, known.lengths, known.is_minibatch, labels)
 
-    def _check_own_result(
-        self, selection: Optional[Selection], wanted: Optional[Tuple[int, ...]]
-    ) -> None:
-        """Require a row in the master if an output has op None: its result is the master's own."""
-        ops = self._spec.output_ops
-        positions = range(len(ops)) if wanted is None else wanted
-        if selection is None or not selection.count or all(ops[i] is not None for i in positions):
-            return
-        start, stop = split_rows(selection.count, self._executor.size)[self._executor.master]
-        if start == stop:
-            raise InputValueError(
-                f"{self._label} has an output with op None, which is the master's own result, but "
-                f"rank {self._executor.master}, the master, gets none of {selection.count} rows; "
-                f"use more rows, or another op"
-            )
-
     def _form(self, selectors: Sequence[Selector], num_slices: int) -> Form:
         if num_slices == 1 and not selectors:
             return PLAIN
@@ -377,7 +359,3 @@ class Planner:
         if self._spec.sliceable:
             select = "range" if all_ranges(selectors) else "index"
         return Form(accumulate=num_slices > 1 and bool(self._spec.accumulated), select=select)
-
-
-def _row_bytes(item: Any) -> int:
-    return int(item.dtype.itemsize * np.prod(item.shape[1:], dtype=np.int64))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Callable, Dict, Optional, Union
+from typing import Dict, Optional, Union
 
 from synk_core._master.controller import Controller
 from synk_core._master.executor import Executor
@@ -16,7 +16,6 @@ class Recordings:
     """Begins and ends the recordings that `Timeline` writes.
 
     Args:
-        controller, executor: of the runtime.
         path: of a recording from the start, or None.
     """
 
@@ -26,7 +25,7 @@ class Recordings:
         self._current: Optional[Timeline] = None
         if path is not None:
             controller.rank.recorder.start()
-            self._current = self._new(path, None)
+            self._current = self._new(path)
 
     def begin(self, path: Union[str, os.PathLike[str]]) -> Timeline:
         """Have all ranks record from now on.
@@ -39,22 +38,19 @@ class Recordings:
                 f"timeline(): {self._current.path} is being recorded already; stop() it first"
             )
         with self._controller.lock:
-            self._current = self._new(path, self._begin)
-        return self._current
+            timeline = self._new(path)
+            self._executor.run_act(RecordSpans(True), tally=None)
+            self._current = timeline
+        return timeline
 
     def close(self) -> None:
         """Write the recording under way, before the runtime ends."""
         if self._current is not None:
             self._current.close()
 
-    def _new(
-        self, path: Union[str, os.PathLike[str]], begin: Optional[Callable[[], None]]
-    ) -> Timeline:
+    def _new(self, path: Union[str, os.PathLike[str]]) -> Timeline:
         rank = self._controller.rank
-        return Timeline(path, begin, self._end, rank.size, rank.rank)
-
-    def _begin(self) -> None:
-        self._executor.run_act(RecordSpans(True), tally=None)
+        return Timeline(path, self._end, rank.size, rank.rank)
 
     def _end(self, closing: bool) -> Dict[int, Recorded]:
         """Return the spans of every rank; of the master alone if the runtime is closed or fails."""

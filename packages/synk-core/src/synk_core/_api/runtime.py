@@ -82,41 +82,11 @@ class Runtime:
     """Starts workers, replicates functions and variables, runs orders; a context manager.
 
     Args:
-        n_parallel: number of ranks, the master included; by default one per GPU, or per
-            available core.
-        use_gpu: True demands GPUs, False CPU processes. None: what the environment variable
-            ``SYNKHRONOS_USE_GPU`` says (1 or 0), else GPUs if there are any that Theano can use.
-        master_rank: the rank of the calling process.
-        profile_workers: every worker writes ``synkhronos_profile_rank<r>.prof`` when it stops,
-            in the current folder, for `pstats`.
-        backend: the transport of collectives: "shm" or "zmq" between processes that this one
-            starts; "mpi" between those that an MPI launcher has started. None: "mpi" if a launcher
-            has started more than one process, else "shm".
-        timeout_s: seconds that a rank waits for the others in a collective before all give up.
-        stall_s: seconds after which a `StallWarning` names the rank that the others wait for, and
-            its place in the program.
-        atomic: a call or collective that fails on any rank changes nothing on any. False saves
-            the memory for a second copy of updated values: then, as in 1.0, a failed update
-            leaves values that differ, and functions that use them are refused until `broadcast()`.
-        random_streams: "per_rank" (different numbers on every rank, the master's as in serial
-            Theano) or "identical" (the same on all).
-        devices: instead of `n_parallel` and `use_gpu`, Theano's name of each rank's device, as
-            in ``["cuda0", "cuda2"]`` or ``["opencl0:0"]``; or several for each rank, as in
-            ``[("cuda0", "cuda1"), ("cuda2", "cuda3")]``, which are its contexts "dev0", "dev1"; the
-            first is the default one, too.
-        nccl: whether collectives of GPUs go through NCCL; None for that if it is there and each
-            rank has a GPU to itself, else they go through host memory.
-        graphs: which functions on CUDA devices are recorded as CUDA graphs and replayed: "auto"
-            for those that are quicker so, "always" for all that can be, False for none. "auto"
-            leaves it to the environment variable ``SYNKHRONOS_CUDA_GRAPHS``, if there is one.
-        precision: of float32 on CUDA devices: "default" for that of the libraries, which may round
-            factors of convolutions to TF32, but not of matrix products; "float32" for full
-            precision; "tf32" to let matrix products be rounded, too. "default" leaves it to the
-            environment variable ``SYNKHRONOS_PRECISION``, if there is one.
-        timeline: a file for a `Timeline` from the start to `close()`; see `timeline`.
         report: takes lines of progress; None keeps quiet.
         track: shows work that takes long: given a description, a context manager.
+        timeline: a file for a `Timeline` from the start to `close()`; see `timeline`.
 
+    The others are those of `synkhronos.fork`, but for the environment variables that `fork` reads.
     Returns when this process has its device; workers start in the background, and are awaited when
     first needed. From then on, variables that `theano.shared` makes of floats lie on the device,
     and functions are computed there.
@@ -307,7 +277,7 @@ class Runtime:
             self._report("Synkhronos distributing functions...")
             start = perf_counter()
             with self._track("distributing functions and variables"):
-                self._executor.distributor.send_all()
+                self._executor.distributor.send(self._rank.functions)
         self._report(f"...distribution complete ({perf_counter() - start:.0f} s).")
 
     def step(self, *acts: Any) -> List[Any]:

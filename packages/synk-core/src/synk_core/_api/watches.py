@@ -51,13 +51,7 @@ class FiniteWatch:
 
 
 class Watches:
-    """The watches of one runtime.
-
-    Args:
-        executor: of the runtime.
-        here: the master.
-        history: the calls and collectives so far.
-    """
+    """The watches of one runtime."""
 
     def __init__(self, executor: Executor, here: Workplace, history: CallHistory) -> None:
         self._executor = executor

@@ -23,10 +23,8 @@ class FunctionFacts:
 
     Attributes:
         reads: variables that outputs and updates are computed from.
-        updates: variables that a call updates.
         rank_dependent_updates: updated variables whose new value is computed from the rank's own
             rows, random numbers, or `row_share()`.
-        sliceable: variables declared sliceable.
         sources: for each update, the variables that its new value is computed from; an update
             without an entry may depend on all that the function reads.
         has_rows: whether it has scattered inputs or sliceable variables.
@@ -67,8 +65,6 @@ class Event:
     Attributes:
         kind: "call", `PREFETCH`, or the name of a collective. A reduce that is not in place is a
             "gather": it changes nothing. Unknown kinds are ignored.
-        function_id: number of the function of a call.
-        variables: variables of a collective.
         rank: rank of a "set_value", if known.
     """
 
@@ -97,13 +93,7 @@ def unequal_replicas(collectives: Any, variables: Mapping[int, Any]) -> FrozenSe
 
 
 def facts_of(spec: FunctionSpec, numbers: Callable[[Any], int], function_id: int) -> FunctionFacts:
-    """Return the facts of a function from its graph.
-
-    Args:
-        spec: the function as written.
-        numbers: returns a shared variable's number.
-        function_id: the function's own number.
-    """
+    """Return the facts of a function from its graph."""
     lineage = lineage_of(spec)
 
     def numbered(variables: Iterable[Any]) -> FrozenSet[int]:

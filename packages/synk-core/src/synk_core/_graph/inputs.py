@@ -167,8 +167,6 @@ class Copy:
     """Copies an input into shared memory, in every call that has this plan.
 
     Args:
-        place: position of the input.
-        target: array in shared memory.
         selects: whether to copy only the selected rows, in their order.
     """
 
@@ -206,8 +204,5 @@ def tokens(values: Sequence[Any]) -> Tuple[Any, ...]:
     )
 
 
-class _Odd:
-    """The token of a value that is no array yet, which no plan has."""
-
-
-_ODD = _Odd()
+_ODD = object()
+"""The token of a value that is no array yet, which no plan has."""

@@ -41,7 +41,6 @@ class Lineage:
             and default updates included.
         since_reduced: as `updates`, without the leaves of in-graph reductions over ranks, whose
             results are equal on all ranks: what the ranks' new values can differ by.
-        has_reductions: whether there are in-graph reductions.
     """
 
     outputs: Tuple[Leaves, ...]
@@ -195,9 +194,6 @@ class _LeafSets:
     Args:
         behind_reductions: include the leaves of in-graph reductions over ranks.
         behind_zeros: include the leaves of values that are multiplied by zero.
-
-    Attributes:
-        has_reductions, has_zeros: whether there are such.
     """
 
     def __init__(

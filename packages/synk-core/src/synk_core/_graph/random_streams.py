@@ -82,7 +82,6 @@ def require_reseedable(compiled: Any, values: Iterable[Any]) -> None:
     """Return if each rank can draw numbers of its own in a function.
 
     Args:
-        compiled: the function.
         values: the expressions that it was compiled from; numbers that are drawn from a constant
             may be constants of the compiled graph.
 
@@ -101,7 +100,7 @@ def require_reseedable(compiled: Any, values: Iterable[Any]) -> None:
                 f"Generator of one of {', '.join(_BIT_GENERATORS)}, or "
                 f"fork(random_streams='identical')"
             )
-    if any(map(_is_constant_state, _constants(values))):
+    if any(isinstance(constant.type, RandomStateType) for constant in _constants(values)):
         raise SpecError(
             f"a random state is a constant of the graph of {compiled.name or 'this function'}, so "
             f"all ranks would draw the same numbers; make it a shared variable: "
@@ -116,10 +115,6 @@ def _constants(outputs: Iterable[Any]) -> Iterator[Any]:
             yield variable
         elif variable.owner is not None and variable is variable.owner.outputs[0]:
             yield from _constants(inner_outputs(variable.owner.op))
-
-
-def _is_constant_state(constant: Any) -> bool:
-    return isinstance(constant.type, RandomStateType)
 
 
 def _seed_sequence(words: np.ndarray, extra: int, rank: int) -> np.random.SeedSequence:

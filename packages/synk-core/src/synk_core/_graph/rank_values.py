@@ -35,7 +35,6 @@ class RankValues:
     random streams: a function copies them on each rank.
 
     Args:
-        shared: the variables of one function.
         copiers: holds the functions that copy, for the next time.
 
     Attributes:
@@ -79,12 +78,6 @@ class RankValues:
                 variable.set_value(value)
         else:
             self._runtime.collectives.set_value(rank, listed, list(values.values()))
-
-    def give_all(self, values: Values) -> None:
-        """Set the variables to copies of `values` on every rank."""
-        if values:
-            listed = [self.variables[place] for place in values]
-            self._runtime.collectives.broadcast(listed, list(values.values()))
 
     def restore(self) -> None:
         """Restore every rank's values in one order; only the master's, if the runtime is closed."""

@@ -236,11 +236,8 @@ def _updates(updates: Any) -> Tuple[Tuple[Any, Any, str], ...]:
 
 def default_update_op(target: Any) -> str:
     """Return the default op of an update over slices: an average of integers is no integer."""
-    return "avg" if _is_float(target) else "last"
-
-
-def _is_float(variable: Any) -> bool:
-    return str(getattr(variable.type, "dtype", "")).startswith(("float", "complex"))
+    dtype = str(getattr(target.type, "dtype", ""))
+    return "avg" if dtype.startswith(("float", "complex")) else "last"
 
 
 def _givens(givens: Any) -> Tuple[Tuple[Any, Any], ...]:

@@ -9,7 +9,7 @@ from typing import Any, Sequence, Tuple
 
 import numpy as np
 
-from synk_core.engine import DEVICES, TensorType, Variable
+from synk_core.engine import DEVICES, TensorType
 
 
 def is_on_device(value: Any) -> bool:
@@ -32,11 +32,6 @@ def is_elsewhere(value: Any) -> bool:
 def is_array(value: Any) -> bool:
     """Return whether a value is an array, on the host or a device; random states may be none."""
     return isinstance(value, np.ndarray) or is_on_device(value)
-
-
-def is_tensor_variable(value: Any) -> bool:
-    """Return whether a value is a symbolic variable whose values are arrays."""
-    return isinstance(value, Variable) and hasattr(value, "ndim")
 
 
 def is_device_type(type_: Any) -> bool:

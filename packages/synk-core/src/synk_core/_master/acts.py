@@ -90,10 +90,17 @@ class ActTable:
         self._unsent: List[int] = []
         self._latest: List[int] = []  # those that came last
         self._once: Set[int] = set()
+        # For the next order, in the order of `Extras`.
         self._forgotten: List[int] = []
         self._forgotten_arrays: List[int] = []
         self._forgotten_functions: List[int] = []
         self._forgotten_variables: List[int] = []
+        self._all_forgotten = (
+            self._forgotten,
+            self._forgotten_arrays,
+            self._forgotten_functions,
+            self._forgotten_variables,
+        )
         self._holders: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
     def __contains__(self, number: int) -> bool:
@@ -181,21 +188,11 @@ class ActTable:
 
     def extras(self) -> Optional[Extras]:
         """Return what the workers need before the next order; None if that is nothing."""
-        if not (
-            self._unsent
-            or self._forgotten
-            or self._forgotten_arrays
-            or self._forgotten_functions
-            or self._forgotten_variables
-        ):
+        if not self._unsent and not any(self._all_forgotten):
             return None
-        return Extras(
-            {number: self._acts[number] for number in self._unsent},
-            tuple(self._forgotten),
-            tuple(self._forgotten_arrays),
-            tuple(self._forgotten_functions),
-            tuple(self._forgotten_variables),
-        )
+        new = {number: self._acts[number] for number in self._unsent}
+        acts, arrays, functions, variables = map(tuple, self._all_forgotten)
+        return Extras(new, acts, arrays, functions, variables)
 
     def sent(self, extras: Extras) -> None:
         """Note that all ranks have taken these in."""
@@ -226,12 +223,6 @@ class ActTable:
 
 class Garbage:
     """Collects what the program has dropped.
-
-    Args:
-        here: the master.
-        acts: has the workers forget.
-        store: of arrays.
-        replicas: of variables.
 
     Attributes:
         on_function: called with the number of each function that was dropped.

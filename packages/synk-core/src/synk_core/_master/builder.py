@@ -25,9 +25,7 @@ class Builder:
     """Compiles functions in the master, and numbers them and their variables.
 
     Args:
-        here: the master.
         specs: filled with those of functions, by number.
-        track: shows progress of long work.
     """
 
     def __init__(

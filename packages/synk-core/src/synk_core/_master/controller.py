@@ -10,7 +10,6 @@ import atexit
 import contextlib
 import itertools
 import os
-import pickle
 import queue
 import sys
 import threading
@@ -30,12 +29,12 @@ from synk_core._rank.rank import Enter, Rank
 from synk_core._text import text_of
 from synk_core._watch.flight import WORDS, Flight
 from synk_core._wire.messages import (
+    JOIN,
     ArrayRef,
     Call,
     Collective,
     Extras,
     Hello,
-    Join,
     Order,
     Prefetch,
     Settings,
@@ -70,23 +69,14 @@ FAILURE_TIMEOUT_S = 0.05
 class Controller:
     """The master's rank, its workers and the group that connects them.
 
-    Args:
-        ranks: their number and devices.
-        master: the rank of this process.
-        settings: of the runtime.
-        report: takes lines of progress.
-        store: the arrays in shared memory that orders refer to.
-        on_end: called at the end of all.
-        world: of the ranks, if an MPI launcher has started them.
-
     Attributes:
-        rank: the master's.
         acts: numbers the acts that orders are made of.
         lock: held while acts are staged and performed.
         closing: held by the thread that ends the runtime; others wait until it has.
         times: seconds that each rank computed in the last order, by act and rank.
         garbage: forgets what the program has dropped.
         replicas: notices variables whose values may differ between ranks.
+        joined: whether the workers have started.
 
     Returns at once; workers start in the background.
     """
@@ -126,7 +116,7 @@ class Controller:
             self._serials = itertools.count(1)
             self._threads = environment.ThreadLimit(size, threads)
             environment.keep_freed_memory()
-            self._joined = self._ended = False
+            self.joined = self._ended = False
             self._closed: Optional[str] = None
             self._owner = os.getpid()
             self._world = world
@@ -192,17 +182,12 @@ class Controller:
         """The state in a few words, for reprs."""
         if self._closed is not None:
             return f"closed: {self._closed}"
-        return "ready" if self._joined else "starting"
+        return "ready" if self.joined else "starting"
 
     @property
     def is_foreign(self) -> bool:
         """Whether another process has made it, from which this one was forked."""
         return os.getpid() != self._owner
-
-    @property
-    def joined(self) -> bool:
-        """Whether the workers have started."""
-        return self._joined
 
     @property
     def closed(self) -> bool:
@@ -237,7 +222,7 @@ class Controller:
         Raises:
             StartError: one could not start; everything is closed then.
         """
-        if self._joined:
+        if self.joined:
             return
         LATER.at_the_next_chance()
         self._stalls.began = time.monotonic()
@@ -245,7 +230,7 @@ class Controller:
         try:
             self._pool.wait_ready(tick=lambda _late: self._stalls.check())
             joining = True
-            self._pool.send(pickle.dumps(Join()), "starting")
+            self._pool.send(JOIN, "starting")
             enter: Optional[Enter] = None
             if self._world is not None:
                 enter = self._world.communicator
@@ -260,7 +245,7 @@ class Controller:
             raise
         if self._group is not None:
             self._group.close()
-        self._joined = True
+        self.joined = True
         self._report(f"Synkhronos: {self._ranks.noun} initialized, master rank: {self.rank.master}")
 
     def run(self, steps: List[Step], timeout_s: Optional[float] = None) -> List[Any]:
@@ -282,7 +267,7 @@ class Controller:
         """
         self.require_open()
         LATER.at_the_next_chance()
-        if not self._joined:
+        if not self.joined:
             self.await_workers()
         acts = [self.acts.get(step.number) for step in steps]
         self.replicas.require_equal(acts)
@@ -293,7 +278,9 @@ class Controller:
         # An interrupt anywhere in here leaves nothing half sent, and the lock free.
         try:
             self.lock.running = True
-            extras = self._extras(steps)
+            extras = self.acts.extras()
+            if self._shipping is not None:
+                extras = self._shipping.extend(extras, steps)
             order = Order(next(self._serials), steps, extras)
             self._interrupts.begin(order.serial)
             results = self.rank.perform(order, self.lock.began, timeout_s)
@@ -335,11 +322,6 @@ class Controller:
             with contextlib.suppress(queue.Empty):
                 return made.get(timeout=0.1)  # then somebody may have closed it
             stalls.check(thread, makes)
-
-    def _extras(self, steps: Sequence[Step]) -> Optional[Extras]:
-        """Return what the ranks lack for these steps."""
-        extras = self.acts.extras()
-        return extras if self._shipping is None else self._shipping.extend(extras, steps)
 
     def _taken_in(self, extras: Extras) -> None:
         """Note that all ranks have these, even if the order is undone."""
@@ -399,7 +381,7 @@ class Controller:
             KeyboardInterrupt: Ctrl-C, and some rank does not listen.
         """
         self._pool.check(self._activity.doing)
-        if not self._joined:
+        if not self.joined:
             self._pool.check_joining()
         self._interrupts.check()
         self._stalls.check()
@@ -450,7 +432,7 @@ class Controller:
 
     def _tell_to_stop(self) -> None:
         """Order the workers to stop, if they are idle; they also stop when their channel ends."""
-        if self._joined and self.rank.in_step and not self.lock.running:
+        if self.joined and self.rank.in_step and not self.lock.running:
             number = self.acts.enter(Stop())
             order = Order(next(self._serials), [Step(number)], self.acts.extras())
             self._stalls.began = time.monotonic()
@@ -481,7 +463,7 @@ class Controller:
         self.rank.close()
         if self._group is not None:
             # Ranks that never joined have left what they would have removed.
-            self._group.close() if self._joined else self._group.discard()
+            self._group.close() if self.joined else self._group.discard()
         self._store.close()
         self._pool.close_watchdog()
         # Users may keep functions; these must not keep shared memory.

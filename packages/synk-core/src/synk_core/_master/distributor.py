@@ -20,9 +20,6 @@ class Distributor:
     """Sends new shared variables, functions and compiled forms; each only once.
 
     Args:
-        here: the master.
-        run: has all ranks perform an act.
-        store: holds the message.
         collect: forgets what the program has dropped; `run` does not.
     """
 
@@ -40,10 +37,6 @@ class Distributor:
         self._variables = 0
         self._forms: Set[Tuple[int, Form]] = set()
 
-    def has_form(self, function_id: int, form: Form) -> bool:
-        """Return whether the workers have a compiled form of a function."""
-        return (function_id, form) in self._forms
-
     def has_all_variables(self) -> bool:
         """Return whether the workers have every variable of the registry."""
         return self._variables == self._here.registry.end
@@ -51,10 +44,6 @@ class Distributor:
     def forget(self, function_id: int) -> None:
         """Forget a function that the program has dropped."""
         self._forms = {(number, form) for number, form in self._forms if number != function_id}
-
-    def send_all(self) -> None:
-        """Send every function and variable that the workers do not have yet."""
-        self.send(self._here.functions)
 
     def send(self, function_ids: Iterable[int] = ()) -> None:
         """Send these functions, with the forms that the workers lack, and all new variables.

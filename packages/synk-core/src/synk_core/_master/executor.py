@@ -54,7 +54,6 @@ class Prepared(NamedTuple):
 
     Attributes:
         finish: makes the caller's result of the ranks' result.
-        tally: adds up its figures.
         event: for the history that `lint()` reads.
         nbytes: of inputs that the ranks read.
     """
@@ -69,20 +68,12 @@ class Prepared(NamedTuple):
 class Executor:
     """Performs acts on all ranks, one order at a time.
 
-    Args:
-        controller: gives the orders.
-        store: the arrays in shared memory that orders refer to.
-        builder: compiles functions.
-        history: the calls and collectives so far.
-
     Attributes:
-        size: number of ranks.
-        master: this process's rank.
         lock: held while acts are staged and performed: other threads wait.
         observers: called with each order that was performed; the caller holds the lock. Replaced as
             a whole, never changed, because an observer may leave while they are called.
+        store: the arrays in shared memory that orders refer to.
         distributor: sends functions and variables to the workers.
-        ledger: the figures of `stats()`.
         prefetches: whether `DelayedCall.prefetch` saves time, as on most GPUs.
         await_thread: see `Controller.await_thread`.
     """
@@ -97,7 +88,7 @@ class Executor:
         self.observers: List[Callable[[Performed], None]] = [self.ledger.observe, history.observe]
         self.distributor = Distributor(rank, self.run_act, store, controller.garbage.collect)
         self._controller = controller
-        self._store = store
+        self.store = store
         self._builder = builder
         self._acts = controller.acts
         self._registry = rank.registry
@@ -171,8 +162,6 @@ class Executor:
 
         Args:
             tally: name of its line in `stats()`; None for none.
-            name: see `enter`.
-            timeout_s: see `Controller.run`.
         """
         began = perf_counter()
         (result,) = self._controller.run([Step(self._acts.enter(act, name))], timeout_s)
@@ -194,18 +183,14 @@ class Executor:
     def data(self, value: Any = None, var: Any = None, **options: Any) -> Data:
         """Make a `Data`; see `synkhronos.data`."""
         self._require_open()
-        return self._store.make(value, var, **options)
-
-    def ref(self, data: Data) -> ArrayRef:
-        """Return where the workers find a `Data`."""
-        return self._store.ref(data)
+        return self.store.make(value, var, **options)
 
     def room(
         self, slot: Tuple[Any, ...], dtype: Any, shape: Tuple[int, ...], what: str
     ) -> Tuple[np.ndarray, ArrayRef]:
         """Return an array in shared memory, reused for `slot`; `what` names it in errors."""
         self._require_open()
-        return self._store.room(slot, dtype, shape, what)
+        return self.store.room(slot, dtype, shape, what)
 
     def rows(
         self,
@@ -239,8 +224,7 @@ class Executor:
         """Have `form` of a function on every rank; compile and distribute it if necessary."""
         self._require_open()
         self._builder.require_form(function_id, form)
-        if not self.distributor.has_form(function_id, form):
-            self.distributor.send((function_id,))
+        self.distributor.send((function_id,))
 
     def numbers(self, variables: Sequence[Any]) -> Tuple[int, ...]:
         """Return shared variables' numbers; distribute those that the workers lack.

@@ -18,7 +18,6 @@ def worker_failed(
     """Return the error to raise when workers failed, and the first worker's own exception.
 
     Args:
-        failures: reports of the workers.
         doing: the act under way, for workers without a report.
         note: a line to add to the message.
     """

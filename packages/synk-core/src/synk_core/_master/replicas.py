@@ -21,10 +21,6 @@ from synk_core.exceptions import ReplicasDiffer, ReplicaWarning
 class Replicas:
     """Checks orders before and after they are performed.
 
-    Args:
-        here: the master.
-        settings: of the runtime.
-
     Attributes:
         on: whether to warn of values that the program has changed in the master alone.
         note: added to the message of a failure that was not atomic.

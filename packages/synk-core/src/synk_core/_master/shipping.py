@@ -46,15 +46,7 @@ Wanted = Union[None, Bounds, np.ndarray]
 
 
 class Shipping:
-    """Plans what an order has to bring.
-
-    Args:
-        nodes: the number of each rank's node; the master's is 0.
-        store: the `Data` by key.
-        arrays: the master's.
-        acts: by number.
-        mirror: the master's.
-    """
+    """Plans what an order has to bring."""
 
     def __init__(
         self,

@@ -8,12 +8,11 @@ from typing import Any, Deque, Dict, Optional, Sequence, Tuple, Union
 import numpy as np
 
 import synk_shm
-from synk_core._graph.values import is_tensor_variable
 from synk_core._text import shown
 from synk_core._weakqueue import QueuedRef
 from synk_core._wire.data import Data, unmasked
 from synk_core._wire.messages import ArrayRef
-from synk_core.engine import TITLE
+from synk_core.engine import TITLE, Variable
 from synk_core.exceptions import InputTypeError
 
 _UNNAMED = 100
@@ -51,7 +50,7 @@ class DataStore:
     ) -> Data:
         """See `synkhronos.data`."""
         if var is not None:
-            if not is_tensor_variable(var):
+            if not isinstance(var, Variable) or not hasattr(var, "ndim"):
                 raise InputTypeError(
                     f"data(): got var={shown(var)}, expected a {TITLE} variable of tensor type"
                 )
@@ -101,7 +100,7 @@ class DataStore:
 
     def _watch(self, data: Data) -> None:
         self._watched[data.key] = QueuedRef(data, self.released, data.key)
-        data._add_observer(self.released)
+        data.observers.append(self.released)
 
     def room(
         self, slot: Tuple[Any, ...], dtype: np.dtype, shape: Tuple[int, ...], what: str
@@ -144,5 +143,5 @@ class DataStore:
         while self._watched:
             known = self._watched.popitem()[1]()
             if known is not None:
-                known._forget_observer(self.released)
+                known.observers = [it for it in known.observers if it is not self.released]
                 known._unlink()

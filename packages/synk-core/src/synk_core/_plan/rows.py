@@ -190,6 +190,22 @@ def _bounds(batch: slice) -> Tuple[Any, Any, Any]:
     return batch.start, batch.stop, batch.step
 
 
+def require_own_row(
+    ops: Sequence[Optional[str]], counts: Sequence[int], master: int, what: str
+) -> None:
+    """
+    Raises:
+        InputValueError: an output with op None, the master's own result, needs a row there.
+    """
+    total = sum(counts)
+    if None in ops and total and not counts[master]:
+        raise InputValueError(
+            f"{what} has an output with op None, which is the master's own result, but rank "
+            f"{master}, the master, gets none of {total} rows (by rank: {list(counts)}); use more "
+            f"rows, batch_s= to give it some, or another op"
+        )
+
+
 def select(batch: Any, length: int, what: str = "batch") -> Selection:
     """Convert a choice of rows (see `selector`) into a Selection of ``range(length)``.
 

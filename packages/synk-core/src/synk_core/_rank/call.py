@@ -21,7 +21,14 @@ from synk_core._graph.devices.parts import Parts
 from synk_core._graph.fast_call import trusting
 from synk_core._graph.shared import changed_by, store, value_of
 from synk_core._graph.values import is_device_type
-from synk_core._plan.rows import Selection, read_selector, select, selecting, split_rows
+from synk_core._plan.rows import (
+    Selection,
+    read_selector,
+    require_own_row,
+    select,
+    selecting,
+    split_rows,
+)
 from synk_core._watch.flight import KINDS, Phase
 from synk_core._wire.messages import ROWLESS, Call, Prefetch, Rows
 from synk_core.exceptions import InputValueError, SynkError
@@ -29,7 +36,7 @@ from synk_core.exceptions import InputValueError, SynkError
 from .collectives import PreparedCollective
 from .finite import Execution
 from .in_graph import reductions_in
-from .outputs import Accumulator, collect, collect_on_device, reduce_to, require_own_result
+from .outputs import Accumulator, collect, collect_on_device, reduce_to
 from .overlap import OverlappedAverage
 from .workplace import Workplace
 
@@ -42,8 +49,6 @@ class CallResult(NamedTuple):
     """A rank's result of a call: the master's, and what others still have to give for it.
 
     Attributes:
-        values: outputs.
-        counts: the number of rows of each rank.
         later: places of those outputs that are still this rank's own, by op.
         weight: of these, in averages.
     """
@@ -70,15 +75,8 @@ class CallResult(NamedTuple):
 class PreparedCall:
     """A call that this rank has read and can perform again and again.
 
-    Args:
-        here: this rank.
-        call: the function, and where its inputs lie.
-
     Attributes:
-        name: of the function.
-        doing: the act, in words.
         synchronizes: whether the master has the result only when all ranks have computed.
-        record: kind and subject, for the flight record.
     """
 
     def __init__(self, here: Workplace, call: Call) -> None:
@@ -344,23 +342,19 @@ class PreparedCall:
 
         Blocks until all ranks know theirs.
         """
-        began = perf_counter()
+        began, counts = perf_counter(), self._counts
         self._here.flight.enter(_COPY)
         selection = self._select()
         self._here.flight.enter(_COLLECTIVE)
-        counts = self._agree_on_rows(selection)
-        require_own_result(self._ops, counts, self._here.master, self.doing)
-        self._here.recorder.add("wait", "agree on rows", began, perf_counter())
-        return selection, counts
-
-    def _agree_on_rows(self, selection: Selection) -> Tuple[int, ...]:
-        """Return the number of rows of each rank."""
         if self._call.rows is not None:
             # Every rank has the rows it needs before any rank computes.
             self._comm.barrier()
-            return self._counts
-        parts = self._comm.all_gather(np.asarray(selection.count, np.int64))
-        return tuple(int(part) for part in parts)
+        else:
+            parts = self._comm.all_gather(np.asarray(selection.count, np.int64))
+            counts = tuple(int(part) for part in parts)
+        require_own_row(self._ops, counts, self._here.master, self.doing)
+        self._here.recorder.add("wait", "agree on rows", began, perf_counter())
+        return selection, counts
 
     def _select(self) -> Selection:
         """Return the rows of its sliceable shared variables that this rank uses.

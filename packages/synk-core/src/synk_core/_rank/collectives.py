@@ -161,9 +161,7 @@ def _take(
     array = here.arrays.get(ref)
     if rows.index is not None:
         return np.take(array, here.arrays.get(rows.index)[start:stop], axis=0)
-    first = rows.first(origin)
-    begin, end = first + start * rows.step, first + stop * rows.step
-    return array[begin : (None if end < 0 else end) : rows.step]
+    return array[rows.span(start, stop, origin)]
 
 
 def get_value(here: Workplace, variables: Sequence[int], rank: int) -> Optional[List[np.ndarray]]:

@@ -16,14 +16,12 @@ from synk_core._graph.transfer.pickling import loads
 from synk_core._graph.values import empty_of, in_c_order, is_device_type
 from synk_core._plan.rows import Bounds
 from synk_core._watch.flight import KINDS, Phase
-from synk_core._watch.spans import shifted
 from synk_core._watch.stats import DISTRIBUTE
-from synk_core._wire.messages import Distribute, RecordSpans, TakeTimes
 from synk_core.engine import compile_ahead, refresh_cache
 from synk_core.exceptions import StartError
 
 from .functions import LoadedFunction
-from .workplace import Workplace
+from .workplace import OwnAct
 
 MOST_AT_ONCE = 200
 """Values of one broadcast: before it, ranks compare their calls, whose description is limited."""
@@ -48,16 +46,11 @@ def pack(*pickles: Any) -> Any:
     return parts, [tuple(places) for places in extents], end
 
 
-class PreparedDistribution:
+class PreparedDistribution(OwnAct):
     """An act of `Distribute`."""
 
     name = doing = DISTRIBUTE
-    synchronizes = False
     record = (KINDS.index("distribute"), 0)
-
-    def __init__(self, here: Workplace, act: Distribute) -> None:
-        self._here = here
-        self._act = act
 
     def __call__(self, origin: int, place: int) -> None:  # noqa: ARG002 - all acts are called alike
         """On a worker, build the functions and variables that the master has sent."""
@@ -114,43 +107,34 @@ class PreparedDistribution:
         return loads(data.tobytes(), self._here.registry, buffers)
 
 
-class PreparedRecording:
+class PreparedRecording(OwnAct):
     """An act of `RecordSpans`."""
 
     name = doing = "timeline()"
-    synchronizes = False
     record = (KINDS.index("timeline"), 0)
-
-    def __init__(self, here: Workplace, act: RecordSpans) -> None:
-        self._here = here
-        self._begin = act.begin
 
     def __call__(self, origin: int, place: int) -> Any:  # noqa: ARG002 - all acts are called alike
         """Begin; or end, and return all ranks' spans in the master."""
         here = self._here
-        if self._begin:
+        if self._act.begin:
             here.recorder.start()
             return None
         spans, lost = here.recorder.take()
         here.flight.enter(Phase.COLLECTIVE)
         try:
-            recorded = shifted(spans, here.clock_offset_s), lost
-            return here.comm.gather_object(recorded, root=here.master)
+            offset_s = here.clock_offset_s
+            shifted = [s._replace(begin=s.begin + offset_s, end=s.end + offset_s) for s in spans]
+            return here.comm.gather_object((shifted, lost), root=here.master)
         except BaseException:
             here.recorder.restore((spans, lost))
             raise
 
 
-class PreparedTimes:
+class PreparedTimes(OwnAct):
     """An act of `TakeTimes`."""
 
     name = doing = "stats()"
-    synchronizes = False
     record = (KINDS.index("stats"), 0)
-
-    def __init__(self, here: Workplace, act: TakeTimes) -> None:
-        del act
-        self._here = here
 
     def __call__(self, origin: int, place: int) -> Any:  # noqa: ARG002 - all acts are called alike
         """Return all ranks' logs in the master."""

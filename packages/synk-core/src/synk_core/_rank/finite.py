@@ -10,6 +10,7 @@ its own contribution.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
@@ -18,11 +19,11 @@ from synk_core._graph.reduce_op import AllReduce, meeting
 from synk_core._graph.shared import changed_by, value_of
 from synk_core._graph.values import is_array, on_host
 from synk_core._watch.flight import KINDS
-from synk_core._wire.messages import Call, WatchFinite
+from synk_core._wire.messages import Call
 from synk_core.exceptions import NotFinite
 
 from .functions import LoadedFunction
-from .workplace import Workplace
+from .workplace import OwnAct, Workplace
 
 Suspect = Tuple[str, int]
 """What a value is, and its place: "output", "update" (of a variable, by its number), or "sent" (to
@@ -33,8 +34,6 @@ class Execution(NamedTuple):
     """One execution of a compiled function, of some of the rank's rows.
 
     Attributes:
-        loaded: the function.
-        call: the call that it is part of.
         origin: the lowest row of the call's selection.
         begin: the row of the selection that is row 0 here.
         piece: the number of the slice, from 1; 0 without slices.
@@ -58,55 +57,24 @@ class Execution(NamedTuple):
         return self.loaded.forms[self.call.form]
 
 
-class PreparedFiniteWatch:
-    """An act of `WatchFinite`.
-
-    Args:
-        here: this rank.
-        act: whether to check from now on.
-    """
+class PreparedFiniteWatch(OwnAct):
+    """An act of `WatchFinite`."""
 
     name = doing = "watch_finite()"
-    synchronizes = False
     record = (KINDS.index("watch_finite"), 0)
-
-    def __init__(self, here: Workplace, act: WatchFinite) -> None:
-        self._here = here
-        self._on = act.on
 
     def __call__(self, origin: int, place: int) -> bool:  # noqa: ARG002 - all acts are called alike
         """Switch; return whether the rank checked before."""
-        held = self._here.check_finite
+        held, here = self._here.check_finite, self._here
         was_on = held[0] is not None
         # If a rank fails here, the others switch back too.
-        self._here.journal.keep([held])
-        held[0] = self._run if self._on else None
+        here.journal.keep([held])
+        held[0] = (lambda execution: _Check(here, execution).run()) if self._act.on else None
         return was_on
-
-    def _run(self, execution: Execution) -> List[Any]:
-        """Run a function, and check its results.
-
-        Raises:
-            NotFinite: some are not finite.
-        """
-        search = _CauseSearch(self._here, execution)
-        try:
-            results = search.run()
-        except _NotSent as sent:
-            raise search.error(("sent", sent.place), sent.value) from None
-        for suspect, value in search.computed(results):
-            if not is_finite(value):
-                raise search.error(suspect, value)
-        return results
 
 
 class _NotSent(Exception):
-    """A contribution of this rank to an in-graph reduction is not finite."""
-
-    def __init__(self, place: int, value: np.ndarray) -> None:
-        super().__init__(place, value)
-        self.place = place
-        self.value = value
+    """A contribution of this rank to an in-graph reduction is not finite: its place and value."""
 
 
 class _Cause(NamedTuple):
@@ -118,13 +86,8 @@ class _Cause(NamedTuple):
     place: int = 0
 
 
-class _CauseSearch:
-    """A check of one execution, and a search for the cause where that fails. Made before it runs.
-
-    Args:
-        here: this rank.
-        execution: to run and check.
-    """
+class _Check:
+    """Checks one execution, and looks for the cause where that fails. Made before it runs."""
 
     def __init__(self, here: Workplace, execution: Execution) -> None:
         self._here, self._execution = here, execution
@@ -133,44 +96,49 @@ class _CauseSearch:
         self._changed = [(storage, storage[0]) for storage in changed_by(execution.function)]
 
     def run(self) -> List[Any]:
-        """Run the function.
+        """Run the function, and check its results.
 
         Raises:
-            _NotSent: a contribution to an in-graph reduction is not finite.
+            NotFinite: some are not finite, or a contribution to an in-graph reduction is not.
         """
-        execution, reductions = self._execution, self._execution.in_graph
-        if reductions is None:
-            return execution.launch(execution.arguments, None)
-        places = iter(range(len(execution.loaded.reductions(execution.call.form))))
+        reductions, places = self._execution.in_graph, itertools.count()
 
         def watch(value: np.ndarray) -> None:
             place = next(places)
             if not is_finite(value):
                 raise _NotSent(place, value)
 
-        reductions.watch = watch
+        if reductions is not None:
+            reductions.watch = watch
         try:
-            return execution.launch(execution.arguments, reductions)
+            results = self._execution.launch(self._arguments, reductions)
+        except _NotSent as sent:
+            place, value = sent.args
+            raise self._error(("sent", place), value) from None
         finally:
-            reductions.watch = None
+            if reductions is not None:
+                reductions.watch = None
+        for suspect, value in self._computed(results):
+            if not is_finite(value):
+                raise self._error(suspect, value)
+        return results
 
-    def computed(self, results: Sequence[Any]) -> Iterator[Tuple[Suspect, Any]]:
+    def _computed(self, results: Sequence[Any]) -> Iterator[Tuple[Suspect, Any]]:
         """Yield what has been computed: wanted outputs, then new values of variables."""
         recipe, wanted = self._execution.loaded.recipe, self._call.outputs
         for place in range(len(recipe.output_ops)) if wanted is None else wanted:
             yield ("output", place), results[place]
         if self._call.form.accumulate:
-            updates = results[len(recipe.output_ops) :]
-            for of_slices, value in zip(recipe.updated, updates):
-                yield ("update", of_slices), value
+            for number, value in zip(recipe.updated, results[len(recipe.output_ops) :]):
+                yield ("update", number), value
         for storage, _ in self._changed:
-            number = self._here.registry.known_number(storage)
-            if number is not None:
-                yield ("update", number), storage[0]
+            known = self._here.registry.known_number(storage)
+            if known is not None:
+                yield ("update", known), storage[0]
 
-    def error(self, suspect: Suspect, value: Any) -> NotFinite:
+    def _error(self, suspect: Suspect, value: Any) -> NotFinite:
         """Return the error to raise for a value that is not finite, with its cause."""
-        execution, got = self._execution, _described(value)
+        execution, rank, got = self._execution, self._here.rank, _described(value)
         kind, place = suspect
         if kind == "output":
             name = execution.function.maker.outputs[place].variable.name
@@ -179,15 +147,26 @@ class _CauseSearch:
             what = f"the new value of {self._here.registry.label(place)!r}"
         else:
             what = f"the input of in-graph all_reduce {place}"
-        cause = self._cause(suspect)
-        rank, selected = self._here.rank, self._call.rows
-        share = None if selected is None else selected.bounds[rank]
+        self._restore()
+        cause = self._of_inputs() or self._of_variables() or self._of_rows(suspect)
+        share = None if self._call.rows is None else self._call.rows.bounds[rank]
         row = array_row = rows = None
         where = ""
         if cause.rows is not None:
             start, stop = rows = cause.rows[0] + execution.begin, cause.rows[1] + execution.begin
             row, array_row = stop - 1, self._array_row(stop - 1, cause.place)
-            where = self._where(start, stop, array_row, share)
+            where = f"Caused by rows {start} to {row} of the call"
+            if start == row:
+                where = f"Caused by row {row} of the call"
+                if not self._call.scattered:
+                    where += f" (row {array_row} of the variables on this rank)"
+                elif array_row is None:
+                    where += f" (row batch[{row}] of the arrays)"
+                elif array_row != row:
+                    where += f" (row {array_row} of the arrays)"
+            if share is not None:
+                where += f", of this rank's rows {share[0]} to {share[1] - 1}"
+            where += ": "
         of_slice = f", slice {execution.piece}" if execution.piece else ""
         undone = ". Nothing has changed on any rank" if self._here.journal.on else ""
         return NotFinite(
@@ -203,11 +182,7 @@ class _CauseSearch:
             share=share,
         )
 
-    # The checks, in order.
-
-    def _cause(self, suspect: Suspect) -> _Cause:
-        self._restore()
-        return self._of_inputs() or self._of_variables() or self._of_rows(suspect)
+    # The causes, in the order in which they are looked for.
 
     def _of_inputs(self) -> Optional[_Cause]:
         inputs = self._execution.function.maker.inputs
@@ -230,7 +205,7 @@ class _CauseSearch:
                 continue
             name = repr(variable.name) if variable.name else str(variable)
             if registry.known_number(variable.container.storage) in sliceable:
-                rows = self._rows_of(on_host(value))
+                rows = on_host(value) if self._select is None else on_host(value)[self._selected]
                 if is_finite(rows):
                     continue
                 if len(rows) == self._count_rows():
@@ -264,19 +239,19 @@ class _CauseSearch:
                 "the result was finite as well: the cause is random numbers, or the other ranks' "
                 "contributions"
             )
-        last = found.length - 1, found.length
+        if not found.alone:
+            source = "together they reproduce it, without the last one they do not"
+            return _Cause(source, (0, found.length))
         if count == 1:
-            return _Cause("it is the only row that was computed, and its inputs are finite", last)
-        if found.every:
-            return _Cause(
+            source = "it is the only row that was computed, and its inputs are finite"
+        elif found.every:
+            source = (
                 "that row alone reproduces it, but so does every other row that was tried: look at "
-                "the variables and constants that all rows share",
-                last,
+                "the variables and constants that all rows share"
             )
-        if found.alone:
-            return _Cause("that row alone reproduces it", last)
-        together = "together they reproduce it, without the last one they do not"
-        return _Cause(together, (0, found.length))
+        else:
+            source = "that row alone reproduces it"
+        return _Cause(source, (found.length - 1, found.length))
 
     def _is_bad(self, suspect: Suspect, start: int, stop: int) -> bool:
         """Return whether the suspect is not finite either if only these rows are computed."""
@@ -299,7 +274,7 @@ class _CauseSearch:
             results = self._execution.launch(arguments, probe)
             if suspect[0] == "sent":
                 return suspect[1] in probe.bad
-            computed = self.computed(results)
+            computed = self._computed(results)
             return any(one == suspect and not is_finite(value) for one, value in computed)
         finally:
             for storage, value in kept:
@@ -316,32 +291,29 @@ class _CauseSearch:
         numbers = self._execution.loaded.recipe.sliceable
         return [self._here.registry[number].container.storage for number in numbers]
 
+    @property
+    def _selected(self) -> np.ndarray:
+        """The rows of sliceable variables that the execution uses, where it selects some."""
+        if self._select == "range":
+            return np.arange(int(self._arguments[-2]), int(self._arguments[-1]))
+        return self._arguments[-1]
+
     def _count_rows(self) -> Optional[int]:
         """Count the rows; None for an execution that has none."""
         if self._call.scattered:
             return len(self._arguments[0])
-        if self._select == "range":
-            return int(self._arguments[-1]) - int(self._arguments[-2])
-        if self._select == "index":
-            return len(self._arguments[-1])
+        if self._select is not None:
+            return len(self._selected)
         return min((int(held[0].shape[0]) for held in self._sliceables()), default=None)
-
-    def _rows_of(self, value: np.ndarray) -> np.ndarray:
-        """Return the rows of a sliceable variable that the execution uses."""
-        if self._select == "range":
-            return value[int(self._arguments[-2]) : int(self._arguments[-1])]
-        return value[self._arguments[-1]] if self._select == "index" else value
 
     def _array_row(self, row: int, place: int) -> Optional[int]:
         """Return the row of the user's array for a row of the selection; None if it is unknown."""
         execution, rows = self._execution, self._call.rows
-        item = self._call.scattered[place] if self._call.scattered else None
-        if item is not None and item.minibatch and item.selected:
+        if rows is None or not self._call.scattered:
+            return row if self._select is None else int(self._selected[row - execution.begin])
+        item = self._call.scattered[place]
+        if item.minibatch and item.selected:
             return row
-        if rows is None or item is None:
-            if self._select == "range":
-                return int(self._arguments[-2]) + row - execution.begin
-            return int(self._arguments[-1][row - execution.begin]) if self._select else row
         if rows.index is not None:
             found = int(self._here.arrays.get(rows.index)[row])
         elif rows.is_regular:
@@ -349,20 +321,6 @@ class _CauseSearch:
         else:
             return None
         return found - (execution.origin if item.minibatch else 0)
-
-    def _where(self, start: int, stop: int, array_row: Optional[int], share: Any) -> str:
-        text = f"Caused by rows {start} to {stop - 1} of the call"
-        if stop - start == 1:
-            text = f"Caused by row {start} of the call"
-            if not self._call.scattered:
-                text += f" (row {array_row} of the variables on this rank)"
-            elif array_row is None:
-                text += f" (row batch[{start}] of the arrays)"
-            elif array_row != start:
-                text += f" (row {array_row} of the arrays)"
-        if share is not None:
-            text += f", of this rank's rows {share[0]} to {share[1] - 1}"
-        return text + ": "
 
 
 class _Probe:

@@ -17,8 +17,6 @@ class LoadedFunction:
     """A function as a rank holds it.
 
     Attributes:
-        recipe: its description.
-        forms: its compiled forms.
         counts: the rows that each rank stood for in its last call.
         averages: what averages a variable that a form computes, if possible; by both.
         buffers: rows of inputs, by position and turn, reused from call to call.

@@ -32,7 +32,6 @@ class GraphReductions:
         nodes: the form's reductions, in order.
         replicated: numbers of the variables whose new value is the same on all ranks, computed
             from reductions and from equal values alone; each with its op over slices.
-        here: this rank.
 
     Attributes:
         watch: called with this rank's contribution before the others get it; may raise.

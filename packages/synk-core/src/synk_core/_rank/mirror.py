@@ -25,10 +25,8 @@ class Mirror:
     """One rank's part in what hosts send to each other.
 
     Args:
-        rank: this one.
         master: the rank that sends, on node 0.
         nodes: the number of each rank's node.
-        host: name of this rank's host.
         arrays: of this rank; on other hosts than the master's they are found here from now on.
 
     Attributes:

@@ -151,14 +151,7 @@ class Accumulator:
             InputValueError: the rows to gather have different shapes.
         """
         if self._op == "gather":
-            try:
-                return concatenated(self._parts)
-            except ValueError:
-                shapes = [part.shape for part in self._parts]
-                raise InputValueError(
-                    f"{self._what}: an output with op 'gather' has shapes that differ in more than "
-                    f"their length: by slice {shown(shapes)}"
-                ) from None
+            return _joined(self._parts, f"{self._what}: ", "slice")
         if not self._parts:
             return self._value.copy()
         while len(self._parts) > 1:
@@ -237,29 +230,12 @@ def collect_on_device(
     return results, tuple(later)
 
 
-def _joined(parts: Sequence[Any]) -> Any:
+def _joined(parts: Sequence[Any], what: str = "", by: str = "rank") -> Any:
     try:
         return concatenated([part for part in parts if part is not None])
     except ValueError:
-        shapes = {rank: part.shape for rank, part in enumerate(parts) if part is not None}
+        shapes = {place: part.shape for place, part in enumerate(parts) if part is not None}
         raise InputValueError(
-            f"an output with op 'gather' has shapes that differ in more than their length: by "
-            f"rank {shapes}"
+            f"{what}an output with op 'gather' has shapes that differ in more than their length: "
+            f"by {by} {shown(shapes)}"
         ) from None
-
-
-def require_own_result(
-    ops: Sequence[Optional[str]], counts: Sequence[int], master: int, doing: str
-) -> None:
-    """
-    Raises:
-        InputValueError: on every rank, if an output with op None, which is the master's own result,
-            needs a row there.
-    """
-    total = sum(counts)
-    if None in ops and total and not counts[master]:
-        raise InputValueError(
-            f"{doing} has an output with op None, which is the master's own result, but rank "
-            f"{master}, the master, has none of {total} rows (by rank: {list(counts)}); use "
-            f"batch_s= to give it some, or another op"
-        )

@@ -18,9 +18,9 @@ from typing import Any, Callable, Dict, List, Optional, Tuple, Type
 
 import synk_comm
 from synk_comm import cuda
-from synk_core._graph.devices.device import AnyDevice, Gpu
+from synk_core._graph.devices.device import Gpu
 from synk_core._text import text_of
-from synk_core._watch.flight import OWN_WORK, ActOutcome, Flight, Phase
+from synk_core._watch.flight import OWN_WORK, ActOutcome, Phase
 from synk_core._wire.channel import ChannelClosed
 from synk_core._wire.messages import (
     Call,
@@ -30,7 +30,6 @@ from synk_core._wire.messages import (
     Order,
     Prefetch,
     RecordSpans,
-    Settings,
     Step,
     Stop,
     TakeTimes,
@@ -69,30 +68,17 @@ REASON_LIMIT = 1000
 class Rank(Workplace):
     """A rank at work: joins the others, performs orders, undoes those that fail.
 
-    Args:
-        rank, size, master, settings, device, flight, threads: see `Workplace`.
-
     Attributes:
         in_step: False while an order is under way, and after a failure that leaves it unknown
             how far the other ranks are: then the group is of no more use.
         also_declined: the other ranks that failed in the order in which this one failed.
         failed_at: when an order failed here last, in seconds of `time.perf_counter`.
-        pid: of this process.
         before_decline: called with this rank's error before the others are notified; returns the
             seconds to wait for them, None for as long as for any collective.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        size: int,
-        master: int,
-        settings: Settings,
-        device: Optional[AnyDevice] = None,
-        flight: Optional[Flight] = None,
-        threads: int = 0,
-    ) -> None:
-        super().__init__(rank, size, master, settings, device, flight, threads)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self.in_step = True
         self.also_declined: Dict[int, str] = {}
         self.failed_at = 0.0
@@ -122,7 +108,6 @@ class Rank(Workplace):
 
         Args:
             enter: returns this rank's communicator; None for a rank without others.
-            timeout_s, watch: of the communicator.
         """
         if enter is None:
             (self.comm,) = self._groups = synk_comm.local_group(1)
@@ -162,10 +147,10 @@ class Rank(Workplace):
             self.device.begin()
         prepared = perf_counter()
         if order is None:
-            order = self._next_order()
+            order = self._exchanged(None, None)
             began = prepared = perf_counter()
         elif self._line is not None:
-            self._give(order, timeout_s)
+            self._exchanged(order, timeout_s)
         self.serial = order.serial
         self.doing = "taking in what is new"
         self.journal.begin()
@@ -254,27 +239,18 @@ class Rank(Workplace):
         self.recorder.add("copy", "results from the device", began, perf_counter())
         return results
 
-    def _next_order(self) -> Order:
-        """Wait for the master's next order.
+    def _exchanged(self, order: Optional[Order], timeout_s: Optional[float]) -> Order:
+        """Give the other ranks an order; None: wait for the master's.
 
         Raises:
-            synk_comm.PeerDeclined: the master failed after this rank had done its part.
-        """
-        self.flight.enter(_IDLE)
-        try:
-            return self.line.take()
-        except synk_comm.PeerDeclined:
-            self._undo_last()
-            raise
-
-    def _give(self, order: Order, timeout_s: Optional[float]) -> None:
-        """Give the other ranks an order.
-
-        Raises:
-            synk_comm.PeerDeclined: one failed to take what the order before had brought.
+            synk_comm.PeerDeclined: another rank failed after this one had done the order before.
         """
         try:
+            if order is None:
+                self.flight.enter(_IDLE)
+                return self.line.take()
             self.line.give(order, timeout_s)
+            return order
         except synk_comm.PeerDeclined:
             self._undo_last()
             raise
@@ -363,9 +339,7 @@ class Rank(Workplace):
         The others wait for the next order; they undo this one when the master declines that.
         """
         self.in_step = False
-        self.undone = self.serial
-        self.journal.undo()
-        self.flight.mark(self.serial, ActOutcome.UNDONE)
+        self._undo_last()
         self._decline(error)
         raise error
 

@@ -55,9 +55,6 @@ class Journal:
 
         It is the variable's own array if this order made that; else the one from before the last
         collective, if nothing else refers to it, so that two arrays take turns.
-
-        Args:
-            number: of the variable.
         """
         value = storage[0]
         if (not self.on or self._is_new(storage)) and is_plain(value):

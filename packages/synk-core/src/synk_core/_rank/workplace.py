@@ -23,6 +23,20 @@ from .mirror import Mirror
 from .undo import Journal
 
 
+class OwnAct:
+    """An act of the runtime itself, which this rank has read: not of a function or variable.
+
+    Attributes:
+        record: kind and subject, for the flight record.
+    """
+
+    name = doing = ""
+    synchronizes = False
+
+    def __init__(self, here: Workplace, act: Any) -> None:
+        self._here, self._act = here, act
+
+
 class NotJoined:
     """In place of a communicator, until the ranks have joined."""
 
@@ -34,20 +48,10 @@ class Workplace:
     """A rank's communicator, shared variables, functions and mapped arrays.
 
     Args:
-        rank: this process's.
-        size: number of ranks.
-        master: the rank that gives the orders.
-        settings: of the runtime.
-        device: where to compute; None for the processor.
         flight: where to record phases and acts; None for a place that no other process sees.
         threads: for reading rows; 0 for this rank's share of the machine's cores.
 
     Attributes:
-        comm: the communicator of all ranks.
-        registry: the shared variables, by number.
-        functions: by number.
-        acts: those that this rank has prepared, by number.
-        arrays: mapped from shared memory.
         world: of a launcher's ranks, or None.
         mirror: copies of them on other hosts; None if there are none.
         clock_offset_s: seconds to add to this host's `time.perf_counter` to get the master's.

@@ -46,11 +46,6 @@ class ActOutcome(IntEnum):
     FAILED = 2
     UNDONE = 3
 
-    @property
-    def in_words(self) -> str:
-        """The result in words."""
-        return self.name.lower().replace("_", " ")
-
 
 KINDS = ("function", *COLLECTIVES, "distribute", "timeline", "watch_finite", "prefetch", "stats")
 """Kinds of acts."""
@@ -90,7 +85,6 @@ class Flight:
 
     Args:
         room: int64 vector with `WORDS` integers for each rank.
-        rank: whose block it is.
     """
 
     def __init__(self, room: Any, rank: int) -> None:

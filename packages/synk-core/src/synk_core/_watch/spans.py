@@ -40,7 +40,6 @@ class Recorder:
     """The spans of one rank.
 
     Attributes:
-        on: whether it records.
         place: of the act under way.
         lost: number of spans beyond `MOST_SPANS`.
     """
@@ -73,10 +72,3 @@ class Recorder:
     def restore(self, recorded: Tuple[List[Span], int]) -> None:
         """Keep spans that `take` returned but that did not reach their receiver."""
         self._spans, self.lost = recorded
-
-
-def shifted(spans: List[Span], offset_s: float) -> List[Span]:
-    """Return spans by a clock that shows `offset_s` seconds more."""
-    if not offset_s:
-        return spans
-    return [s._replace(begin=s.begin + offset_s, end=s.end + offset_s) for s in spans]

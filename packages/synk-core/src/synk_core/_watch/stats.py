@@ -19,6 +19,7 @@ from synk_core._graph.spec import unnamed
 DISTRIBUTE = "distribute()"
 """Name of the line of distribution, which happens once and is no part of the work."""
 
+_SUMS = ("calls", "scatter_s", "compute_s", "wait_s", "reduce_s", "ranks_s", "input_bytes")
 _TITLES = ("calls", "total", "scatter", "compute", "wait", "reduce", "input MB", "slowest rank")
 
 GONE = "(gone)"
@@ -33,7 +34,6 @@ class Performed(NamedTuple):
         times: seconds of computing, by act and rank.
         scatter_s: seconds until the order was given.
         run_s: seconds from then to its end.
-        serial: its number.
     """
 
     prepared: Sequence[Any]
@@ -49,25 +49,6 @@ times of the master's host count alone."""
 
 LoggedTimes = Tuple[int, List[float]]
 """The serial of an order, and the seconds that a rank computed in it, by act."""
-
-
-class _Incomplete(NamedTuple):
-    """A call that counts as if it had run on the master's host alone.
-
-    Attributes:
-        serial, place: its order, and its number in that.
-        tally: its own.
-        last: the tally of its order, which has the seconds that are nobody's.
-        longest: seconds of the slowest rank so far.
-        slowest: that rank.
-    """
-
-    serial: int
-    place: int
-    tally: Tally
-    last: Tally
-    longest: float
-    slowest: int
 
 
 class FunctionStats(NamedTuple):
@@ -204,34 +185,19 @@ class Tally:
 
     def take(self, other: Tally) -> None:
         """Add the sums of another tally."""
-        self.calls += other.calls
-        self.scatter_s += other.scatter_s
-        self.compute_s += other.compute_s
-        self.wait_s += other.wait_s
-        self.reduce_s += other.reduce_s
-        self.ranks_s += other.ranks_s
-        self.input_bytes += other.input_bytes
+        for name in _SUMS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
         self.slowest = [mine + its for mine, its in zip(self.slowest, other.slowest)]
 
     def stats(self) -> FunctionStats:
-        return FunctionStats(
-            self.calls,
-            self.scatter_s,
-            self.compute_s,
-            self.wait_s,
-            self.reduce_s,
-            self.input_bytes,
-            tuple(self.slowest),
-            ranks_s=self.ranks_s,
-        )
+        sums = {name: getattr(self, name) for name in _SUMS}
+        return FunctionStats(slowest=tuple(self.slowest), **sums)
 
 
 class Ledger:
     """All tallies of a runtime.
 
     Args:
-        size: number of ranks.
-        master: the rank that counts.
         is_whole: whether all ranks are on its host, so that it sees all times.
     """
 
@@ -239,7 +205,10 @@ class Ledger:
         self._size = size
         self._master = master
         self._is_whole = is_whole
-        self._incomplete: Deque[_Incomplete] = deque(maxlen=LOGGED)
+        # Calls that count as if they had run on the master's host alone: serial of the order,
+        # number in it, tally, seconds of the slowest rank so far, that rank; and the tally that has
+        # the seconds of their order that are nobody's.
+        self._incomplete: Deque[Tuple[int, int, Tally, float, int, Tally]] = deque(maxlen=LOGGED)
         self._tallies: Dict[str, Tally] = {}
 
     def tally(self, name: str) -> Tally:
@@ -284,9 +253,8 @@ class Ledger:
                     run_s -= longest
         tally.scatter_s += scatter_s
         tally.reduce_s += max(run_s, 0.0)
-        for number, place, own_tally, longest, slowest in incomplete:
-            call = _Incomplete(number, place, own_tally, tally, longest, slowest)
-            self._incomplete.append(call)
+        for call in incomplete:
+            self._incomplete.append((*call, tally))
 
     @property
     def lacks_times(self) -> bool:
@@ -300,7 +268,7 @@ class Ledger:
             logs: by rank; empty on the master's host.
         """
         by_rank = {rank: dict(log) for rank, log in enumerate(logs) if log}
-        for serial, place, tally, last, longest, slowest in self._incomplete:
+        for serial, place, tally, longest, slowest, last in self._incomplete:
             for rank, log in by_rank.items():
                 seconds = log[serial][place] if serial in log else 0.0
                 tally.ranks_s += seconds

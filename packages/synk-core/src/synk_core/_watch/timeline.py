@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Tuple, Union
 
 from synk_core._plan.arguments import checked_path
 from synk_core._warn import warn_user
@@ -32,11 +32,8 @@ class Timeline:
 
     Args:
         path: the file to write, in an existing folder.
-        begin: starts recording on all ranks; None if they record already.
         end: stops recording on all ranks; returns the recorded spans by rank. Its argument is
             whether the runtime is being closed.
-        size: number of ranks.
-        master: the rank that writes the file.
 
     Attributes:
         path: the file.
@@ -50,7 +47,6 @@ class Timeline:
     def __init__(
         self,
         path: Union[str, os.PathLike[str]],
-        begin: Optional[Callable[[], None]],
         end: Callable[[bool], Dict[int, Recorded]],
         size: int,
         master: int,
@@ -59,8 +55,6 @@ class Timeline:
         self._end = end
         self._size = size
         self._master = master
-        if begin is not None:
-            begin()
         self.recording = True
 
     def stop(self) -> None:

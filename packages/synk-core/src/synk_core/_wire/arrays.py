@@ -139,9 +139,6 @@ def _copy(array: np.ndarray, rows: Union[slice, np.ndarray], out: np.ndarray) ->
 class ArrayCache:
     """Mapped arrays by key; a key is mapped anew when its handle changes.
 
-    Args:
-        threads: number of threads that read rows.
-
     Attributes:
         attach: returns the array at an address.
     """

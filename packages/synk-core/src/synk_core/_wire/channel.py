@@ -37,10 +37,6 @@ class Channel:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         return cls(ours), theirs
 
-    @classmethod
-    def from_fd(cls, fd: int) -> Channel:
-        return cls(socket.socket(fileno=fd))
-
     def send(self, payload: bytes, timeout_s: float = 60.0) -> None:
         """Send one frame.
 

@@ -42,7 +42,7 @@ MAX_DIMENSIONS = 32
 """Of a NumPy array."""
 NUMERIC = "biufc"
 """Kinds of dtype that variables of an engine have: booleans and numbers."""
-OF_THE_RUNTIME = {"key", "memory", "named", "token", "track", "untrack"}
+OF_THE_RUNTIME = {"key", "memory", "named", "observers", "token", "track", "untrack"}
 """Attributes that completion leaves out."""
 
 
@@ -56,7 +56,9 @@ class Data:
 
     Attributes:
         key: a number that no other one has.
+        memory: the allocation, a flat array whose beginning the array is.
         token: changes whenever the array has another shape, or lies elsewhere.
+        observers: get the key whenever the array moves to other memory.
         named: whether new memory has a name, by which workers find it though this process ends.
         is_exposed: whether the program may have views through which it writes unnoticed. Then other
             hosts get the rows that they need anew with each call; see `seal`.
@@ -81,9 +83,9 @@ class Data:
         if name is not None and not isinstance(name, str):
             raise InputTypeError(f"name: got {shown(name)}, expected a str or None")
         self._name = name
-        self._memory: np.ndarray = np.empty(0, self._dtype)
+        self.memory: np.ndarray = np.empty(0, self._dtype)
         self._data: Optional[np.ndarray] = None
-        self._observers: List[Deque[Any]] = []
+        self.observers: List[Deque[Any]] = []
         self.named = True
         self._unlinked = False
         self.is_exposed = False
@@ -105,11 +107,6 @@ class Data:
         if self._data is None:
             raise InputValueError(f"{self!r} has no value yet; use set_value()")
         return self._data
-
-    @property
-    def memory(self) -> np.ndarray:
-        """The allocation, a flat array whose beginning the array is."""
-        return self._memory
 
     def seal(self) -> None:
         """Promise not to write through `data`, ``np.asarray(d)`` or views that were taken of it.
@@ -167,7 +164,7 @@ class Data:
     @property
     def alloc_size(self) -> int:
         """Number of items of the allocation, of which the array may use only the first part."""
-        return self._memory.size
+        return self.memory.size
 
     @property
     def minibatch(self) -> bool:
@@ -238,7 +235,7 @@ class Data:
         The value is gone.
         """
         self._replace(np.empty(0, self._dtype))
-        self._set(self._memory.reshape((0,) * self._ndim) if self._ndim else None)
+        self._set(self.memory.reshape((0,) * self._ndim) if self._ndim else None)
 
     def _checked_shape(self, shape: Any) -> Tuple[int, ...]:
         lengths = shape.tolist() if isinstance(shape, np.ndarray) else shape
@@ -265,16 +262,16 @@ class Data:
                 + f" of {self._dtype}, expected no more than an address space can hold"
             )
         used = 0 if self._data is None else self._data.size
-        moved = size > self._memory.size or not synk_shm.is_shared(self._memory)
+        moved = size > self.memory.size or not synk_shm.is_shared(self.memory)
         if moved:
             # New shared memory is zero.
             count = max(int(size * oversize), 1)
             memory = new_array(count, self._dtype, what or repr(self), self.named)
             if keep:
-                memory[:used] = self._memory[:used]
+                memory[:used] = self.memory[:used]
             self._replace(memory)
         if moved or self._data is None or self._data.shape != shape:
-            self._set(self._memory[:size].reshape(shape))
+            self._set(self.memory[:size].reshape(shape))
 
     def _set(self, array: Optional[np.ndarray]) -> None:
         before, self._data = self._data, array
@@ -286,9 +283,9 @@ class Data:
         self.token = (self.key, self._version)
 
     def _replace(self, memory: np.ndarray) -> None:
-        self._memory, self._unlinked = memory, False
+        self.memory, self._unlinked = memory, False
         # Other processes can unmap the old memory.
-        for moved in self._observers:
+        for moved in self.observers:
             moved.append(self.key)
 
     def _room(self, shape: Tuple[int, ...], what: str) -> np.ndarray:
@@ -296,29 +293,21 @@ class Data:
         self._allocate(shape, 1, keep=False, what=what)
         return self.data  # and so exposed: each call writes there
 
-    def _add_observer(self, moved: Deque[Any]) -> None:
-        """Append the key to `moved` whenever the array moves to other memory."""
-        self._observers.append(moved)
-
-    def _forget_observer(self, moved: Deque[Any]) -> None:
-        """Stop appending to `moved`."""
-        self._observers = [one for one in self._observers if one is not moved]
-
     def _unlink(self) -> None:
         """Remove the memory's name, so that the memory ends with this process, however that ends.
 
         Does nothing while another runtime uses it.
         """
-        if not self._observers and synk_shm.is_shared(self._memory):
-            synk_shm.unlink(self._memory, missing_ok=True)
+        if not self.observers and synk_shm.is_shared(self.memory):
+            synk_shm.unlink(self.memory, missing_ok=True)
             self._unlinked = True
 
     def _ref(self) -> ArrayRef:
         """Return the address at which workers find the array as it is now."""
         array = self.array
         if self._unlinked:
-            memory = new_array(self._memory.size, self._dtype, repr(self))
-            memory[...] = self._memory
+            memory = new_array(self.memory.size, self._dtype, repr(self))
+            memory[...] = self.memory
             self._replace(memory)
             self._set(memory[: array.size].reshape(array.shape))
             array = self.array

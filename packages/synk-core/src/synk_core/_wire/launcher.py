@@ -29,8 +29,6 @@ class Launch(NamedTuple):
 
     Attributes:
         name: in words, as in "mpiexec of Open MPI".
-        size: number of processes.
-        rank: of this one.
     """
 
     name: str

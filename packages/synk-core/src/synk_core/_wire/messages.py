@@ -242,12 +242,7 @@ class Step(NamedTuple):
 
 
 class NewMirror(NamedTuple):
-    """An array that each host but the master's is to have a copy of, for its ranks to share.
-
-    Attributes:
-        key: of the `Data`.
-        nbytes: of its memory.
-    """
+    """An array that each host but the master's is to have a copy of, for its ranks to share."""
 
     key: int
     nbytes: int
@@ -262,8 +257,6 @@ class Shipment(NamedTuple):
 
     Attributes:
         node: number of the host, or `EVERY_NODE` but the master's.
-        key: of the `Data`.
-        row_nbytes: bytes of a row.
         rows: (start, stop), or an int64 vector of row numbers.
         data: the rows, if they are few; None if they follow the order.
     """
@@ -309,17 +302,10 @@ class Order(NamedTuple):
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a runtime, the same in all its processes.
+    """The settings of a runtime, the same in all its processes: those of `synkhronos.fork`.
 
     Attributes:
-        backend: "shm", "zmq" or "mpi": the transport of collectives.
-        timeout_s: seconds that a rank waits for the others in a collective before all give up.
-        stall_s: seconds of waiting before a `StallWarning`.
-        atomic: undo the changes of an order that fails on any rank.
-        random_streams: "per_rank" or "identical": the numbers that ranks draw.
         nccl: whether collectives of devices go through NCCL.
-        graphs: which functions on devices are replayed; see `_graph.devices.graphs.POLICIES`.
-        precision: of float32 on CUDA devices; see `_graph.devices.precision.PRECISIONS`.
         profile: whether each worker writes a profile.
         records: whether all ranks record spans of time from the start.
     """
@@ -375,9 +361,8 @@ class Hello:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Join:
-    """The second: meet the other ranks. From here on orders come through the communicator."""
+JOIN = b"join"
+"""The second message: meet the other ranks. From here on orders come through the communicator."""
 
 
 class GiveUp(NamedTuple):

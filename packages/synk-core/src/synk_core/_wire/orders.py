@@ -25,12 +25,7 @@ _GRAIN = 512
 
 
 class OrderLine:
-    """One rank's end of the line of orders.
-
-    Args:
-        comm: the communicator of all ranks.
-        master: the rank that gives orders.
-    """
+    """One rank's end of the line of orders."""
 
     def __init__(self, comm: Any, master: int) -> None:
         self._broadcast: Callable[..., Any] = comm.broadcast

@@ -51,9 +51,7 @@ class RankInfo(NamedTuple):
     """A rank, as the others know it.
 
     Attributes:
-        host: name of its host.
         memory: what is equal for ranks that share memory, and process ids.
-        pid: of its process.
         cores: ids of the cores that it may use.
         host_cores: number of its host's cores.
         quota: number of cores that its control groups allow.
@@ -125,20 +123,17 @@ class World:
         self._tags = 0
         try:
             with self.communicator(MEET_TIMEOUT_S) as comm:
-                self._meet(comm)
+                # Exchange what ranks know of each other.
+                self.members: List[RankInfo] = comm.all_gather_object(_own_info())
+                self.side: Any = everyone.Dup()  # all have come
+                self.side.Set_errhandler(MPI.ERRORS_RETURN)
+                self._offsets = self._measured(comm)
         except synk_comm.CommError as error:
             raise StartError(
                 f"the ranks have not met: {error}. Every rank has to call fork(), or use "
                 f"`synkhronos run`, which runs the program on rank 0 alone"
             ) from error
         _require_equal(self.members)
-
-    def _meet(self, comm: synk_comm.Communicator) -> None:
-        """Exchange what ranks know of each other."""
-        self.members: List[RankInfo] = comm.all_gather_object(_own_info())
-        self.side: Any = self._everyone.Dup()  # all have come
-        self.side.Set_errhandler(self._mpi.ERRORS_RETURN)
-        self._offsets = self._measured(comm)
 
     def communicator(
         self, timeout_s: float, watch: Optional[Callable[[], None]] = None
@@ -284,8 +279,6 @@ class MpiChannel:
     """As `Channel`, to another rank of the world. A message without bytes is the end.
 
     Args:
-        world: of both ranks.
-        peer: the other rank.
         tag: of the messages, so that those of an earlier runtime are not taken for its own.
     """
 

@@ -15,7 +15,6 @@ class Activity:
 
     Args:
         room: int64 vector into which the ranks write; see `_watch.flight`.
-        size: number of ranks.
 
     Attributes:
         functions: functions by number, for their names.
@@ -63,11 +62,11 @@ class Activity:
         acts = [] if rank in self.elsewhere else self.flights[rank].acts()
         if not acts:
             return ""
-        words = [
-            self._act_of(act)
-            + ("" if act.outcome == ActOutcome.DONE else f" ({act.outcome.in_words})")
-            for act in acts
-        ]
+        words = []
+        for act in acts:
+            outcome = act.outcome.name.lower().replace("_", " ")
+            done = act.outcome == ActOutcome.DONE
+            words.append(self._act_of(act) + ("" if done else f" ({outcome})"))
         return f"The last acts of rank {rank}: {', '.join(words)}"
 
     def close(self) -> None:

@@ -76,10 +76,6 @@ class MpiWorker:
         self.channel = world.channel(self.rank, hello.tag)
         world.channel(self.rank).send(pickle.dumps(hello))
 
-    def is_alive(self) -> bool:
-        """Return False: the master need not end it."""
-        return False
-
     def is_gone(self) -> bool:
         """Return whether the process has ended, as far as it shows here."""
         if self.process is not None and self.process.poll() is not None:
@@ -100,12 +96,7 @@ class MpiWorker:
 
 
 class MpiPool(WorkerPool):
-    """The other ranks of the world, as workers of one runtime.
-
-    Args:
-        world: of this process, which is its rank 0.
-        hellos: the first message to each worker.
-    """
+    """The other ranks of the world, as workers of one runtime."""
 
     def __init__(self, world: World, hellos: Sequence[Hello]) -> None:
         super().__init__(())

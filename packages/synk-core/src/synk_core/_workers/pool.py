@@ -332,14 +332,7 @@ def hellos_of(
     times: ArrayRef,
     flight: ArrayRef,
 ) -> List[Hello]:
-    """Return the first message to each rank but the master's; it has no ticket yet.
-
-    Args:
-        master: this process's rank.
-        settings: of the runtime.
-        ranks: their devices.
-        times, flight: see `Hello`.
-    """
+    """Return the first message to each rank but the master's; it has no ticket yet."""
     options, path = engine.options(), import_path()
     folder, authkey = environment.current_folder(), bytes(current_process().authkey)
     return [
@@ -372,8 +365,6 @@ def start_workers(
     """Start a process of this machine for each worker; returns while they start.
 
     Args:
-        hellos: the first message to each.
-        on_device: whether they have devices of their own.
         group: for them to join; None if there are no workers.
         watchdog: kills those that outlive the master.
 

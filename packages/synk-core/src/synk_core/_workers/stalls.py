@@ -22,9 +22,6 @@ class StallWatch:
     """Watches one order at a time, while the master waits for it.
 
     Args:
-        activity: of all ranks.
-        master: the rank of this process.
-        stacks: returns the Python stacks of workers.
         stall_s: seconds after which to warn, then after twice as many, and so on.
 
     Attributes:

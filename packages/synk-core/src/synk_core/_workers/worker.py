@@ -12,6 +12,7 @@ import os
 import pickle
 import select
 import signal
+import socket
 import sys
 import threading
 import time
@@ -100,7 +101,7 @@ def main(channel_fd: int, lifeline_fd: int) -> NoReturn:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, LEFT_TO_MASTER)
     leave = Exit(lifeline_fd)
     watching = threading.Thread(target=leave.with_master, daemon=True)
-    channel = Channel.from_fd(channel_fd)
+    channel = Channel(socket.socket(fileno=channel_fd))
     try:
         hello: Hello = pickle.loads(channel.recv())
         with profiled(hello):
@@ -145,16 +146,7 @@ def serve(
     between: Callable[[], object] = lambda: None,
     begin: Callable[[], object] = lambda: None,
 ) -> None:
-    """Prepare, join the other ranks, and perform the master's orders.
-
-    Args:
-        channel: to the master.
-        hello: its first message.
-        world: of the ranks, if an MPI launcher has started them.
-        stacks_fd: see `Ready`.
-        between: called before each order.
-        begin: called before all.
-    """
+    """Prepare, join the other ranks, and perform the master's orders."""
     import synk_comm
 
     from .interrupts import obey_from_afar
@@ -176,7 +168,7 @@ def serve(
             raise ChannelClosed("the master is gone")
 
     try:
-        channel.recv()  # Join
+        channel.recv()  # JOIN
         _join(rank, hello, channel, watch, world)
         is_far = world is not None and not world.is_near(hello.rank)
         between()

@@ -10,6 +10,8 @@ import numpy as np
 from synk_core.engine import TITLE
 from synk_core.exceptions import VerifyError
 
+_HEAD = ("", "op", "worst run", "error/eps", "limit", "ulp", "")
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -35,18 +37,14 @@ class Difference:
     noise: float = 1.0
 
 
-def largest_magnitude(*arrays: Any) -> float:
-    """Return the largest finite magnitude in the arrays, 0 if there is none."""
-    largest = 0.0
-    for array in arrays:
-        array = np.asarray(array)
-        if array.dtype.kind in "fc" and array.size:
-            with np.errstate(over="ignore", invalid="ignore"):
-                magnitudes = np.abs(array)
-            finite = magnitudes[np.isfinite(magnitudes)]
-            if finite.size:
-                largest = max(largest, float(finite.max()))
-    return largest
+def largest_magnitude(array: Any) -> float:
+    """Return the largest finite magnitude in the array, 0 if there is none."""
+    array = np.asarray(array)
+    if array.dtype.kind not in "fc":
+        return 0.0
+    with np.errstate(over="ignore", invalid="ignore"):
+        magnitudes = np.abs(array)
+    return float(np.max(magnitudes[np.isfinite(magnitudes)], initial=0.0))
 
 
 def measure(got: Any, expected: Any, scale: float = 0.0) -> Difference:
@@ -61,23 +59,15 @@ def measure(got: Any, expected: Any, scale: float = 0.0) -> Difference:
         return Difference(np.inf, np.inf, None, ours, theirs)
     if not got.size:
         return Difference(0.0, 0.0)
-    if got.dtype.kind not in "fc":
-        wrong = got != expected
-        errors = np.where(wrong, np.inf, 0.0)
-        ulps = float(np.max(_distance(got, expected))) if wrong.any() else 0.0
+    if got.dtype.kind in "fc":
+        errors, ulps = _errors(got, expected, scale), _ulps(got, expected)
     else:
-        scale = max(scale, largest_magnitude(expected))
-        errors = _errors(got, expected, scale)
-        ulps = float(np.max(_ulps(got, expected)))
+        errors = np.where(got != expected, np.inf, 0.0)
+        ulps = np.abs(got.astype(np.longdouble) - expected.astype(np.longdouble))
     place = np.unravel_index(int(np.argmax(errors)), errors.shape)
     index = tuple(int(i) for i in place)
-    return Difference(
-        float(errors[place]), ulps, index, repr(got[place].item()), repr(expected[place].item())
-    )
-
-
-def _distance(a: np.ndarray, b: np.ndarray) -> Any:
-    return np.abs(a.astype(np.longdouble) - b.astype(np.longdouble))
+    values = repr(got[place].item()), repr(expected[place].item())
+    return Difference(float(errors[place]), float(np.max(ulps)), index, *values)
 
 
 def _errors(got: np.ndarray, expected: np.ndarray, scale: float) -> Any:
@@ -85,17 +75,18 @@ def _errors(got: np.ndarray, expected: np.ndarray, scale: float) -> Any:
     kind = np.finfo(got.dtype)
     # No difference is smaller than one step between the smallest numbers.
     smallest = np.nextafter(kind.dtype.type(0), kind.dtype.type(1))
-    unit = max(np.longdouble(scale) * kind.eps, np.longdouble(smallest))
+    unit = np.longdouble(max(scale, largest_magnitude(expected))) * kind.eps
     with np.errstate(invalid="ignore", over="ignore"):
-        errors = np.abs(got.astype(wide) - expected.astype(wide)) / unit
+        errors = np.abs(got.astype(wide) - expected.astype(wide)) / max(unit, smallest)
         odd = ~(np.isfinite(got) & np.isfinite(expected))
         same = (got == expected) | (np.isnan(got) & np.isnan(expected))
         return np.where(odd, np.where(same, 0.0, np.inf), errors).astype(np.float64)
 
 
-def _ulps(a: np.ndarray, b: np.ndarray) -> Any:
-    if a.dtype.kind == "c":
-        return np.maximum(_ulps(a.real.copy(), b.real.copy()), _ulps(a.imag.copy(), b.imag.copy()))
+def _ulps(got: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    """Return the steps between entries; of complex numbers between both parts."""
+    real = np.finfo(got.dtype).dtype
+    a, b = (np.ascontiguousarray(array).reshape(-1).view(real) for array in (got, expected))
     x, y = _order(a), _order(b)
     steps = np.where(x > y, x - y, y - x).astype(np.float64)
     nans = np.isnan(a).astype(int) + np.isnan(b)
@@ -106,7 +97,7 @@ def _order(array: np.ndarray) -> np.ndarray:
     """Return the place of each float among all floats of its dtype; both zeros have one place."""
     unsigned = np.dtype(f"u{array.dtype.itemsize}")
     top = unsigned.type(1 << (8 * array.dtype.itemsize - 1))
-    bits = np.ascontiguousarray(array).view(unsigned).reshape(array.shape)
+    bits = array.view(unsigned)
     magnitude = bits & unsigned.type(top - unsigned.type(1))
     return np.where(bits & top, top - magnitude, top + magnitude)
 
@@ -127,9 +118,9 @@ class Comparison:
 
     what: str
     op: Optional[str]
-    run: str
-    against: str
-    difference: Optional[Difference]
+    run: str = ""
+    against: str = ""
+    difference: Optional[Difference] = None
     limit: float = 0.0
     reason: str = ""
 
@@ -146,6 +137,24 @@ class Comparison:
         error = self.difference.error
         return error / self.limit if self.limit else (np.inf if error else 0.0)
 
+    @property
+    def subject(self) -> str:
+        """The output or update, whatever the rank."""
+        return self.what.partition(" on rank")[0]
+
+    def cells(self) -> Tuple[str, ...]:
+        """Return its row of a report's table."""
+        found, op = self.difference, self.op or "own"
+        if found is None:
+            return self.what, op, "", "", "", "", "not compared: " + self.reason
+        remark = "ok" if self.ok else f"WRONG  {found.got}, not {found.expected}"
+        if found.index and found.error:
+            remark += f" at {list(found.index)}"
+        if found.noise > 1.0:
+            remark += f" (rounding the inputs changes it by {found.noise:.3g} eps)"
+        figures = (f"{number:.3g}" for number in (found.error, self.limit, found.ulps))
+        return (self.what, op, f"{self.run}/{self.against}", *figures, remark)
+
 
 @dataclass(frozen=True)
 class Drift:
@@ -161,12 +170,12 @@ class Drift:
     tolerated: bool
 
     def __str__(self) -> str:
-        where = "" if self.difference.index in (None, ()) else f" at {self.difference.index}"
+        found = self.difference
+        where = f" at {found.index}" if found.index else ""
         reason = ", because of this function's own updates" if self.tolerated else ""
         return (
-            f"rank {self.rank}'s {self.variable} differs from the master's{where}: "
-            f"{self.difference.got}, not {self.difference.expected} "
-            f"({self.difference.ulps:.3g} ulp){reason}"
+            f"rank {self.rank}'s {self.variable} differs from the master's{where}: {found.got}, "
+            f"not {found.expected} ({found.ulps:.3g} ulp){reason}"
         )
 
 
@@ -202,7 +211,7 @@ class Report:
     def worst(self) -> Optional[Comparison]:
         """The comparison with the largest severity; None if nothing was compared."""
         compared = [c for c in self.comparisons if c.difference is not None]
-        return max(compared, key=lambda c: c.severity) if compared else None
+        return max(compared, key=lambda c: c.severity, default=None)
 
     def raise_if_wrong(self) -> Report:
         """Return the report itself.
@@ -218,92 +227,56 @@ class Report:
         verdict = "ok" if self.ok else "WRONG"
         if self.ok and self.worst is None:
             verdict = "nothing could be compared"
-        title = (
-            f"{self.name} on {len(self.rows)} ranks with {self.rows} rows, against plain {TITLE}: "
-            f"{verdict}"
-        )
-        lines = [title, *(f"  {drift}" for drift in self.drifts)]
+        on = f"{self.name} on {len(self.rows)} ranks with {self.rows} rows"
+        lines = [f"{on}, against plain {TITLE}: {verdict}", *map("  {}".format, self.drifts)]
         unequal = sorted({drift.variable for drift in self.drifts if not drift.tolerated})
         if unequal:
             lines.append(
                 f"  a value set on the master stays there: broadcast() variables that all ranks "
                 f"should share, here {', '.join(unequal)}"
             )
-        lines += _table([_cells(c) for c in _worst_of_each(self.comparisons)])
-        lines += [f"  {note}" for note in [*self.notes, *_diagnoses(self.comparisons, unequal)]]
+        lines += _table(self.comparisons)
+        lines += [f"  {note}" for note in [*self.notes, *_diagnoses(self.wrong, bool(unequal))]]
         return "\n".join(lines)
 
 
-def _worst_of_each(comparisons: Sequence[Comparison]) -> List[Comparison]:
-    """Return the worst comparison of each output and update, and all that were not compared."""
-    rows: Dict[Tuple[str, str], Comparison] = {}
-    for comparison in comparisons:
-        # One line for all ranks.
-        key = (comparison.what.partition(" on rank")[0], comparison.reason)
-        held = rows.get(key)
-        if held is None or comparison.severity > held.severity:
-            rows[key] = comparison
-    return list(rows.values())
-
-
-def _cells(comparison: Comparison) -> List[str]:
-    op = "own" if comparison.op is None else comparison.op
-    found = comparison.difference
-    if found is None:
-        return [comparison.what, op, "not compared: " + comparison.reason]
-    remark = "ok" if comparison.ok else f"WRONG  {found.got}, not {found.expected}"
-    if found.index and found.error:
-        remark += f" at {list(found.index)}"
-    if found.noise > 1.0:
-        remark += f" (rounding the inputs changes it by {found.noise:.3g} eps)"
-    return [
-        comparison.what,
-        op,
-        f"{comparison.run}/{comparison.against}",
-        f"{found.error:.3g}",
-        f"{comparison.limit:.3g}",
-        f"{found.ulps:.3g}",
-        remark,
-    ]
-
-
-def _table(rows: Sequence[Sequence[str]]) -> List[str]:
-    if not rows:
+def _table(comparisons: Sequence[Comparison]) -> List[str]:
+    """Return a line for the worst comparison of each output and update, and for each reason why
+    something was not compared."""
+    worst: Dict[Tuple[str, str], Comparison] = {}
+    for found in comparisons:
+        key = found.subject, found.reason
+        worst[key] = max(worst.get(key, found), found, key=lambda c: c.severity)
+    if not worst:
         return ["  nothing to compare"]
-    head = ["", "op", "worst run", "error/eps", "limit", "ulp", ""]
-    rows = [head, *rows]
-    full = [row for row in rows if len(row) == len(head)]
-    widths = [max(len(row[i]) for row in full) for i in range(len(head))]
-    widths[:2] = [max(len(row[i]) for row in rows) for i in range(2)]
-    return [
-        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip()
-        for row in rows
-    ]
+    rows = [_HEAD, *(comparison.cells() for comparison in worst.values())]
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return [("  " + "  ".join(map(str.ljust, row, widths))).rstrip() for row in rows]
 
 
-def _diagnoses(comparisons: Sequence[Comparison], unequal: Sequence[str]) -> List[str]:
+def _diagnoses(wrong: Sequence[Comparison], is_unequal: bool) -> List[str]:
     """Return a diagnosis of each output and update that is wrong.
 
     Args:
-        unequal: variables that differ between ranks and should not.
+        is_unequal: whether variables differ between ranks that should not.
     """
-    wrong = [c for c in comparisons if not c.ok]
-    faulty = {c.what.partition(" on rank")[0] for c in wrong if c.against != "serial"}
+    faulty = {c.subject for c in wrong if c.against != "serial"}
     texts = []
-    for what, op in dict.fromkeys((c.what.partition(" on rank")[0], c.op) for c in wrong):
-        if unequal:
-            texts.append(f"{what}: not judged, because the replicas above differ")
-        elif what.startswith("update of") and what not in faulty:
-            texts.append(
-                f"{what}: each rank's own value is right, but {op!r} of them is not that of all "
-                f"rows: the update is not linear in the rows. Let the function store the gradient, "
+    for what, op in dict.fromkeys((c.subject, c.op) for c in wrong):
+        if is_unequal:
+            text = "not judged, because the replicas above differ"
+        elif what in faulty:
+            text = f"the ranks did not compute what plain {TITLE} does on their rows"
+        elif what.startswith("update of"):
+            text = (
+                f"each rank's own value is right, but {op!r} of them is not that of all rows: the "
+                f"update is not linear in the rows. Let the function store the gradient, "
                 f"all_reduce() that, and update from it (see make_train_function)"
             )
-        elif what in faulty:
-            texts.append(f"{what}: the ranks did not compute what plain {TITLE} does on their rows")
         else:
-            texts.append(
-                f"{what}: the ranks computed their rows correctly, but {op!r} of the parts is not "
-                f"the whole: use another op, or an expression whose parts combine by it"
+            text = (
+                f"the ranks computed their rows correctly, but {op!r} of the parts is not the "
+                f"whole: use another op, or an expression whose parts combine by it"
             )
+        texts.append(f"{what}: {text}")
     return texts

@@ -12,12 +12,9 @@ on each piece of the rows that a rank or slice had. That allows two comparisons:
 
 An update has no result in the master alone: each rank applies its own, from its own rows. Each
 rank's new value is compared with its pieces; all of them, combined by the update's op as an
-all_reduce() would, with the serial one. A value that does not depend on rows must be the serial
-value on every rank that had rows. Ranks without rows make the updates that do not depend on rows,
-and no others.
-
-With in-graph reductions over ranks no piece can be computed alone: only the serial result is
-compared.
+all_reduce() would, with the serial one. Ranks without rows make the updates that do not depend on
+rows, and no others. With in-graph reductions over ranks no piece can be computed alone: only the
+serial result is compared.
 
 Errors are counted in machine epsilons of the largest magnitude in the array and in the pieces that
 were combined, not of each entry, because entries that cancel to nearly nothing have no more digits
@@ -51,11 +48,9 @@ from .rows import Piece, all_rows, pieces_of, sliced_rows, whole_inputs
 MOST_SLICINGS = 100
 """Numbers of slices that are tried at most: each is a run."""
 
-PIECES_LIMIT = 16.0
-"""Epsilons by which the same computation may differ on another rank."""
-
-SERIAL_LIMIT = 16.0
-"""Epsilons by which sums in another order may differ, divided by the root of the number of rows."""
+ROUNDING = 16.0
+"""Epsilons by which the same computation may differ on another rank; times the root of the number
+of rows, by which sums in another order may."""
 
 
 class Run(NamedTuple):
@@ -78,26 +73,19 @@ def verify(
     limit: Optional[float] = None,
     sync: bool = True,
 ) -> Report:
-    """Run a function in parallel, sliced and serially, and compare; see `Function.verify`.
-
-    Whatever happens, every shared variable of the function has its old value on every rank
-    afterwards. Outputs and updates that depend on random numbers are not compared: each rank draws
-    its own.
-
-    Args:
-        function: a `Function`.
-        runtime: the `Runtime` that it belongs to.
-        args, kwargs: its inputs, as in a call.
-    """
-    several, limit = checked_slices(num_slices), checked_limit(limit)
-    sync = checked_flag(sync, "sync")
+    """Run a function in parallel, sliced and serially, and compare; see `Function.verify`."""
+    several, sync = _checked_slices(num_slices), checked_flag(sync, "sync")
+    # NaN is not at least 0.
+    is_number = isinstance(limit, (int, float, np.integer, np.floating))
+    if limit is not None and not (is_number and limit >= 0):
+        raise InputValueError(f"limit: got {shown(limit)}, expected a number of epsilons, or None")
     values: List[RankValues] = []
     rows_before = function.rows
 
     def compare() -> Report:
         values.append(RankValues(runtime, function.get_shared(), function.copiers))
-        arguments = args, kwargs, {"batch": batch, "batch_s": batch_s}
-        check = _Verification(function, runtime, values[0], arguments, limit, sync)
+        call = args, kwargs, {"batch": batch, "batch_s": batch_s}
+        check = _Verification(function, runtime, values[0], call, limit, sync)
         return check.report(several, output_subset)
 
     def restore() -> None:
@@ -109,37 +97,16 @@ def verify(
     return report
 
 
-def checked_slices(num_slices: Any) -> Tuple[int, ...]:
-    """Return the numbers of slices to try.
-
-    Raises:
-        InputValueError: it is neither an int nor a short list of ints of at least 1.
-    """
+def _checked_slices(num_slices: Any) -> List[int]:
+    """Return the numbers of slices to try."""
     several = [num_slices] if is_int(num_slices) else num_slices
-    if (
-        not isinstance(several, (list, tuple, range))
-        or len(several) > MOST_SLICINGS
-        or not all(is_int(n) and n > 0 for n in several)
-    ):
+    is_list = isinstance(several, (list, tuple, range)) and len(several) <= MOST_SLICINGS
+    if not is_list or not all(is_int(n) and n > 0 for n in several):
         raise InputValueError(
             f"num_slices: got {shown(num_slices)}, expected an int of at least 1, or a list of at "
             f"most {MOST_SLICINGS} of these"
         )
-    return tuple(int(n) for n in several)
-
-
-def checked_limit(limit: Any) -> Optional[float]:
-    """Return the epsilons that count as rounding.
-
-    Raises:
-        InputValueError: it is neither None nor a number of at least 0.
-    """
-    if limit is None:
-        return None
-    # NaN is not at least 0.
-    if isinstance(limit, (int, float, np.integer, np.floating)) and limit >= 0:
-        return float(limit)
-    raise InputValueError(f"limit: got {shown(limit)}, expected a number of epsilons, or None")
+    return [int(n) for n in several if n > 1]
 
 
 class _Verification:
@@ -150,128 +117,107 @@ class _Verification:
         function: Any,
         runtime: Any,
         values: RankValues,
-        arguments: Tuple[Sequence[Any], Dict[str, Any], Dict[str, Any]],
+        call: Tuple[Sequence[Any], Dict[str, Any], Dict[str, Any]],
         limit: Optional[float],
         sync: bool,
     ) -> None:
         self._function, self._runtime, self._values = function, runtime, values
-        self._args, self._kwargs, self._options = arguments
+        self._args, self._kwargs, self._options = call
         self._limit, self._sync = limit, sync
         self._spec = spec = function.spec
         self._lineage = lineage = lineage_of(spec)
         self._found: List[Comparison] = []
-        self._notes: List[str] = []
         self._noisy: Optional[Run] = None
-        self._run = ""
-        places = {id(v.container.storage): i for i, v in enumerate(values.variables)}
-
-        def place(variable: Any) -> int:
-            return places.get(id(variable.container.storage), -1)
-
-        self._names = [v.name or f"shared variable {i}" for i, v in enumerate(values.variables)]
-        self._sliceable = [place(v) for v in spec.sliceable]
-        self._row_shares = [i for i, v in enumerate(values.variables) if is_row_share(v)]
-        states = [i for i, v in enumerate(values.variables) if is_random_state(v)]
+        variables = values.variables
+        self._places = {id(v.container.storage): i for i, v in enumerate(variables)}
+        self._names = [v.name or f"shared variable {i}" for i, v in enumerate(variables)]
+        self._sliceable = [self._place(variable) for variable in spec.sliceable]
+        self._row_shares = [i for i, v in enumerate(variables) if is_row_share(v)]
+        states = [i for i, v in enumerate(variables) if is_random_state(v)]
         own = {*self._sliceable, *self._row_shares, *states}
-        self._replicated = [i for i in range(len(values.variables)) if i not in own]
+        self._replicated = [i for i in range(len(variables)) if i not in own]
         # Leaves and op of each update of an array; random states are not compared.
-        ops = {place(target): op for target, _, op in spec.accumulated}
         self._leaves = {
-            place(target): leaves
+            self._place(target): leaves
             for target, leaves in lineage.updates
-            if not is_random_state(target) and place(target) >= 0
+            if not is_random_state(target) and self._place(target) >= 0
         }
-        self._own_leaves = {place(target): leaves for target, leaves in lineage.since_reduced}
+        self._own_leaves = {self._place(target): leaves for target, leaves in lineage.since_reduced}
+        ops = {self._place(target): op for target, _, op in spec.accumulated}
         self._ops = {i: ops.get(i, "last") for i in self._leaves}
-        everything = [*lineage.outputs, *(leaves for _, leaves in lineage.updates)]
-        self._read = {
-            i for leaves in everything for leaf in leaves if (i := _place(leaf, places)) >= 0
-        }
         master = values.saved[runtime.master]
         self._start = [
             {i: master[i] if sync and i in self._replicated else saved[i] for i in saved}
             for saved in values.saved
         ]
 
+    def _place(self, leaf: Any) -> int:
+        container = getattr(leaf, "container", None)
+        return -1 if container is None else self._places.get(id(container.storage), -1)
+
     def report(self, num_slices: Sequence[int], output_subset: Optional[Sequence[int]]) -> Report:
         """Run and compare, without saving and restoring."""
         spec, master = self._spec, self._runtime.master
-        subset = range(len(spec.outputs)) if output_subset is None else output_subset
-        subset = [int(i) for i in subset]
         drifts = self._drifts()
         # The first call comes first: it refuses bad arguments.
         parallel = self._parallel(1, output_subset)
         rows = tuple(self._function.rows)
-        self._total = sum(rows)
         whole = whole_inputs(spec, self._args, self._kwargs, self._options["batch"])
         sliced = sliced_rows(self._start, self._sliceable, self._options["batch_s"])
-        self._all_rows = all_rows(master, whole, sliced)
-        serial = self._serial(self._all_rows, 1.0)
-        for count in [1, *(k for k in num_slices if k != 1)]:
+        self._all = all_rows(master, sum(rows), whole, sliced)
+        self._whole = self._serial(self._all)
+        unsliced = ""
+        if not spec.n_scattered and not spec.sliceable:
+            unsliced = "the function has no rows to slice"
+        elif self._lineage.has_reductions:
+            unsliced = "in slices its in-graph reductions would reduce slice by slice"
+        subset = list(range(len(spec.outputs)) if output_subset is None else output_subset)
+        for count in [1] if unsliced else [1, *num_slices]:
             if count > 1:
-                reason = self._unsliced()
-                if reason:
-                    self._notes.append(f"not run in slices: {reason}")
-                    break
                 subset = [i for i in subset if spec.output_ops[i] is not None]
                 parallel = self._parallel(count, subset)
-            pieces = pieces_of(spec, master, count, rows, whole, sliced)
             self._run = f"{count} slices" if count > 1 else "parallel"
-            self._compare(subset, parallel, pieces, serial)
+            pieces = pieces_of(spec.n_scattered, master, count, rows, whole, sliced)
+            self._compare(subset, parallel, pieces)
         for target, _ in self._lineage.updates:
             if is_random_state(target):
                 self._skip(f"update of {target}", "last", "it is the state of a random stream")
         name = repr(spec.name) if spec.name else "the function"
-        return Report(name, rows, tuple(self._found), tuple(drifts), tuple(self._notes))
-
-    def _unsliced(self) -> str:
-        """Return why the function cannot run in slices; "" if it can."""
-        if not self._spec.n_scattered and not self._spec.sliceable:
-            return "the function has no rows to slice"
-        if self._lineage.has_reductions:
-            return "in slices its in-graph reductions would reduce slice by slice"
-        return ""
+        notes = (f"not run in slices: {unsliced}",) if unsliced and num_slices else ()
+        return Report(name, rows, tuple(self._found), tuple(drifts), notes)
 
     def _drifts(self) -> List[Drift]:
         """Find variables that differ between ranks; make them equal if `sync` is set."""
         saved, master = self._values.saved, self._runtime.master
-        drifts = []
-        unequal = set()
-        for i in self._replicated:
-            for rank in range(self._runtime.size):
-                ours, theirs = saved[rank][i], saved[master][i]
-                if equal_bits(ours, theirs) or i not in self._read:
-                    continue
-                own = i in self._leaves and differs_by_rank(self._own_leaves[i], self._spec)
-                drifts.append(Drift(self._names[i], rank, measure(ours, theirs), own))
-                unequal.add(i)
-        if self._sync:
-            self._values.give_all({i: saved[master][i] for i in sorted(unequal)})
+        lineage, drifts = self._lineage, []
+        everything = [*lineage.outputs, *(leaves for _, leaves in lineage.updates)]
+        read = {self._place(leaf) for leaves in everything for leaf in leaves}
+        for i in sorted(read.intersection(self._replicated)):
+            tolerated = i in self._leaves and differs_by_rank(self._own_leaves[i], self._spec)
+            for rank, values in enumerate(saved):
+                if not equal_bits(values[i], saved[master][i]):
+                    found = measure(values[i], saved[master][i])
+                    drifts.append(Drift(self._names[i], rank, found, tolerated))
+                    if self._sync:
+                        self._values.give(rank, {i: saved[master][i]})
         return drifts
 
     def _parallel(
         self, count: int, subset: Optional[Sequence[int]]
     ) -> Tuple[List[np.ndarray], List[Values]]:
         """Run on all ranks; return the requested outputs, and each rank's new values."""
-        self._reset()
+        places = sorted(self._leaves)
+        for rank, start in enumerate(self._start):
+            self._values.give(rank, {i: start[i] for i in places})
         options = {key: value for key, value in self._options.items() if value is not None}
         if count > 1:
             options["num_slices"] = count
         if subset is not None:
             options["output_subset"] = list(subset)
         outputs = _listed(self._function(*self._args, **options, **self._kwargs))
-        places = sorted(self._leaves)
-        ranks = range(self._runtime.size)
-        return outputs, [self._values.fetch(rank, places) for rank in ranks]
+        return outputs, [self._values.fetch(rank, places) for rank in range(self._runtime.size)]
 
-    def _reset(self) -> None:
-        """Set every rank's variables that the function updates to their values at the start."""
-        alike = [i for i in self._leaves if self._sync and i in self._replicated]
-        self._values.give_all({i: self._start[0][i] for i in alike})
-        for rank, start in enumerate(self._start):
-            self._values.give(rank, {i: start[i] for i in self._leaves if i not in alike})
-
-    def _serial(self, piece: Piece, share: float, is_disturbed: bool = False) -> Run:
+    def _serial(self, piece: Piece, share: float = 1.0, is_disturbed: bool = False) -> Run:
         """Run plain Theano in the master, from the start values of the piece's rank.
 
         Args:
@@ -279,54 +225,47 @@ class _Verification:
             is_disturbed: start from parameters and inputs that differ by one rounding.
         """
         master = self._runtime.master
-        variables = self._values.variables
         start = {i: self._start[piece.rank][i] for i in {*self._leaves, *self._replicated}}
         inputs, sliced = piece.inputs, piece.sliced
         if is_disturbed:
             start = {i: disturbed(v) if i in self._replicated else v for i, v in start.items()}
             sliced = {i: disturbed(value) for i, value in sliced.items()}
             inputs = [disturbed(value) for value in inputs]
+        variables = self._values.variables
         shares = {i: np.asarray(share, variables[i].dtype) for i in self._row_shares}
         given = {**start, **sliced, **shares}
-        own = self._start[master]
-        # Values that the master has already are not copied.
-        given = {i: value for i, value in given.items() if i in self._leaves or value is not own[i]}
         self._values.give(master, given)
         outputs = _listed(self._function.as_theano(*inputs))
         updated = self._values.fetch(master, sorted(self._leaves))
-        self._values.give(master, {i: own[i] for i in given})
+        self._values.give(master, {i: self._start[master][i] for i in given})
         return Run(outputs, updated)
 
-    def _compare(
-        self, subset: Sequence[int], parallel: Any, pieces: Sequence[Piece], serial: Run
-    ) -> None:
+    def _compare(self, subset: Sequence[int], parallel: Any, pieces: Sequence[Piece]) -> None:
         outputs, updated = parallel
-        total = sum(piece.rows for piece in pieces)
+        total = self._all.rows
         runs = [self._serial(p, p.rows / total if total else 1.0) for p in pieces]
         for got, i in zip(outputs, subset):
-            self._compare_output(i, got, pieces, runs, serial)
+            self._compare_output(i, got, pieces, runs)
         for i in sorted(self._leaves):
-            self._compare_update(i, updated, pieces, runs, serial)
+            self._compare_update(i, [values[i] for values in updated], pieces, runs)
 
     def _compare_output(
-        self, i: int, got: np.ndarray, pieces: Sequence[Piece], runs: Sequence[Run], serial: Run
+        self, i: int, got: np.ndarray, pieces: Sequence[Piece], runs: Sequence[Run]
     ) -> None:
         op, leaves = self._spec.output_ops[i], self._lineage.outputs[i]
         variable = self._spec.outputs[i]
         what = f"output {i}" + (f" ({variable.name})" if variable.name else "")
         parts = [run.outputs[i] for run in runs]
         if draws(leaves):
-            self._skip(what, op, "it draws random numbers")
-            return
+            return self._skip(what, op, "it draws random numbers")
         if any(part.dtype == object for part in parts):
-            self._skip(what, op, "it is no array")
-            return
+            return self._skip(what, op, "it is no array")
         if op is None:
             own = [p.rank == self._runtime.master for p in pieces]
             self._judge_pieces(what, op, got, [parts[own.index(True)]], [1])
             if not all(own) and differs_by_rank(leaves, self._spec):
-                self._skip(what, op, "the master's own result is computed from its own rows")
-                return
+                reason = "the master's own result is computed from its own rows"
+                return self._skip(what, op, reason)
             parts = []
         else:
             self._judge_pieces(what, op, got, parts, [piece.rows or 1 for piece in pieces])
@@ -337,53 +276,44 @@ class _Verification:
             # Every rank computes the same, and the op combines all of them.
             return combine(op, [run.outputs[i]] * len(pieces), [1] * len(pieces))
 
-        self._judge_serial(what, op, got, expected, serial, parts)
+        return self._judge_serial(what, op, got, expected, parts)
 
     def _compare_update(
-        self,
-        i: int,
-        updated: Sequence[Values],
-        pieces: Sequence[Piece],
-        runs: Sequence[Run],
-        serial: Run,
+        self, i: int, updated: Sequence[Any], pieces: Sequence[Piece], runs: Sequence[Run]
     ) -> None:
         what, op, leaves = f"update of {self._names[i]}", self._ops[i], self._leaves[i]
         if draws(leaves):
-            self._skip(what, op, "it draws random numbers")
-            return
-        parts = [run.updated[i] for run in runs]
+            return self._skip(what, op, "it draws random numbers")
         differs = differs_by_rank(self._own_leaves[i], self._spec)
-        equalized = self._lineage.has_reductions and not differs
         weights: Dict[int, int] = {}
-        for rank, values in enumerate(updated):
-            mine = [k for k, piece in enumerate(pieces) if piece.rank == rank and piece.rows]
+        for rank, got in enumerate(updated):
             where = f"{what} on rank {rank}"
-            if not mine and equalized and any(piece.rows for piece in pieces):
+            own = [(p.rows, run.updated[i]) for p, run in zip(pieces, runs) if p.rank == rank]
+            own = [(rows, value) for rows, value in own if rows]
+            if not own and self._lineage.has_reductions and not differs and self._all.rows:
                 weights[rank] = 0
                 continue
-            if not mine and depends_on_rows(leaves, self._spec):
-                self._judge(where, op, "before", measure(values[i], self._start[rank][i]), 0.0)
+            if not own and depends_on_rows(leaves, self._spec):
+                self._judge(where, op, "before", measure(got, self._start[rank][i]), 0.0)
                 continue
-            if not mine:
+            if not own:
                 # It is the same, whatever rows the function is computed with.
-                run = self._serial(self._all_rows._replace(rank=rank), 1.0)
-                weights[rank] = 1
-                self._judge_pieces(where, op, values[i], [run.updated[i]], [1])
-                continue
-            rows = [pieces[k].rows or 1 for k in mine]
-            weights[rank] = sum(rows)
-            self._judge_pieces(where, op, values[i], [parts[k] for k in mine], rows)
-        if not weights:
-            return
-        together = {what: [updated[rank][i] for rank in weights]}
+                own = [(1, self._serial(self._all._replace(rank=rank)).updated[i])]
+            weights[rank] = sum(rows for rows, _ in own)
+            self._judge_pieces(where, op, got, [v for _, v in own], [rows for rows, _ in own])
+        # Equal values are the serial one on each rank; others are combined.
+        groups = {what: [*weights]}
         if not differs:
-            together = {f"{what} on rank {rank}": [updated[rank][i]] for rank in weights}
-        elif len({value.shape for value in together[what]}) > 1 and op != "last":
-            self._skip(what, op, "its shape differs between ranks")
-            return
-        for name, news in together.items():
-            got = news[0] if len(news) == 1 else combine(op, news, list(weights.values()))
-            self._judge_serial(name, op, got, lambda run: run.updated[i], serial, parts)
+            groups = {f"{what} on rank {rank}": [rank] for rank in weights}
+        elif len({updated[rank].shape for rank in weights}) > 1 and op != "last":
+            return self._skip(what, op, "its shape differs between ranks")
+        parts = [run.updated[i] for run in runs]
+        for name, ranks in groups.items():
+            if ranks:
+                values = [updated[rank] for rank in ranks]
+                got = values[0] if len(ranks) == 1 else combine(op, values, [*weights.values()])
+                self._judge_serial(name, op, got, lambda run: run.updated[i], parts)
+        return None
 
     # What counts as rounding.
 
@@ -395,8 +325,9 @@ class _Verification:
             return  # a piece cannot be computed alone
         expected = parts[0] if len(parts) == 1 else combine(op, parts, weights)
         difference = measure(got, _as_collected(expected, op), _scale(op, parts))
-        limit = PIECES_LIMIT if self._limit is None else self._limit
-        self._judge(what, op, "pieces", difference, limit)
+        self._judge(
+            what, op, "pieces", difference, ROUNDING if self._limit is None else self._limit
+        )
 
     def _judge_serial(
         self,
@@ -404,7 +335,6 @@ class _Verification:
         op: Optional[str],
         got: Any,
         expected: Callable[[Run], Any],
-        serial: Run,
         parts: Sequence[Any],
     ) -> None:
         """Compare with plain Theano's result for all rows.
@@ -417,14 +347,14 @@ class _Verification:
             expected: finds the result in a serial run.
             parts: the pieces' results, for the magnitude of the summands.
         """
-        wanted, scale = _as_collected(expected(serial), op), _scale(op, parts)
+        wanted, scale = _as_collected(expected(self._whole), op), _scale(op, parts)
         limit = self._limit
         if limit is None:
-            limit = SERIAL_LIMIT * np.sqrt(max(self._total, 1))
+            limit = ROUNDING * np.sqrt(max(self._all.rows, 1))
         difference = measure(got, wanted, scale)
         if limit < difference.error < np.inf:
             if self._noisy is None:
-                self._noisy = self._serial(self._all_rows, 1.0, is_disturbed=True)
+                self._noisy = self._serial(self._all, is_disturbed=True)
             noise = measure(_as_collected(expected(self._noisy), op), wanted, scale).error
             if np.isfinite(noise) and noise > 1.0:
                 difference = replace(difference, error=difference.error / noise, noise=noise)
@@ -436,12 +366,7 @@ class _Verification:
         self._found.append(Comparison(what, op, self._run, against, difference, float(limit)))
 
     def _skip(self, what: str, op: Optional[str], reason: str) -> None:
-        self._found.append(Comparison(what, op, "", "", None, reason=reason))
-
-
-def _place(leaf: Any, places: Dict[int, int]) -> int:
-    container = getattr(leaf, "container", None)
-    return -1 if container is None else places.get(id(container.storage), -1)
+        self._found.append(Comparison(what, op, reason=reason))
 
 
 def _listed(results: Any) -> List[Any]:
@@ -458,35 +383,30 @@ def combine(op: Optional[str], parts: Sequence[Any], weights: Sequence[float]) -
     Args:
         weights: rows of each part, used for "avg": ``sum(w * v) / sum(w)``.
     """
-    try:
-        return _combined(op, [np.asarray(part) for part in parts], weights)
-    except ValueError as error:
-        shapes = [np.shape(part) for part in parts]
-        raise InputValueError(
-            f"results of the pieces, of shapes {shapes}, cannot be combined by op {op!r}; an "
-            f"output with an entry for each row needs op 'gather', as in (variable, 'gather')"
-        ) from error
-
-
-def _combined(op: Optional[str], arrays: List[np.ndarray], weights: Sequence[float]) -> np.ndarray:
-    dtype = arrays[0].dtype
-    if op == "gather":
-        return np.concatenate([np.atleast_1d(array) for array in arrays])
+    arrays = [np.asarray(part) for part in parts]
     if op is None or op == "last":
         return arrays[-1]
-    stacked = np.stack(arrays)
+    try:
+        if op == "gather":
+            return np.concatenate([np.atleast_1d(array) for array in arrays])
+        stacked = np.stack(arrays)
+    except ValueError as error:
+        raise InputValueError(
+            f"results of the pieces, of shapes {[array.shape for array in arrays]}, cannot be "
+            f"combined by op {op!r}; an output with an entry for each row needs op 'gather', as "
+            f"in (variable, 'gather')"
+        ) from error
     if op in ("max", "min"):
-        return np.asarray((np.maximum if op == "max" else np.minimum).reduce(stacked))
+        return np.asarray(stacked.max(axis=0) if op == "max" else stacked.min(axis=0))
+    dtype = stacked.dtype
     wide = {"f": np.longdouble, "c": np.clongdouble}.get(dtype.kind, dtype)
     stacked = stacked.astype(wide)
     with np.errstate(all="ignore"):
-        if op == "sum":
-            result = np.sum(stacked, axis=0, dtype=wide)
-        elif op == "prod":
-            result = np.prod(stacked, axis=0, dtype=wide)
-        else:
+        if op == "avg":
             factors = np.asarray(weights, np.longdouble) / np.longdouble(sum(weights))
             result = np.sum(stacked * factors.reshape(-1, *[1] * (stacked.ndim - 1)), axis=0)
+        else:
+            result = (np.sum if op == "sum" else np.prod)(stacked, axis=0, dtype=wide)
         return np.asarray(result).astype(dtype)
 
 
