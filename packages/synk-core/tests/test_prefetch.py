@@ -1,10 +1,12 @@
 """Rows that are taken before the call is made: the same results, whatever happens in between.
 
-On processors nothing is taken before; here some ranks, or all, are made to do as a GPU does.
+On processors nothing is taken before; here the first and the last of three ranks are made to do as
+a GPU does, and the one between them is not.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
 import weakref
@@ -33,29 +35,21 @@ def switch(values):
     return values
 
 
-NIGHTLY = pytest.mark.nightly
-
-
-@pytest.fixture(
-    params=[*(pytest.param(who, marks=NIGHTLY) for who in ("no rank", "all ranks")), "some ranks"]
-)
-def ahead(runtime, request):
-    """A runtime whose ranks take rows before, or do not."""
+@pytest.fixture(scope="module")
+def ahead(trio):
+    """A runtime of which two ranks take rows before, and one does not."""
     x = T.dvector()
-    tell = runtime.function([x], (switch(x), "gather"), **FAST)
-    none = -np.ones(runtime.size)
-    some = np.where(np.arange(runtime.size) % 2, -1.0, 1.0)
-    tell({"no rank": none, "all ranks": -none, "some ranks": some}[request.param])
-    yield runtime
-    tell(none)
+    tell = trio.function([x], (switch(x), "gather"), **FAST)
+    tell(np.array([1.0, -1.0, 1.0]))
+    yield trio
+    tell(-np.ones(3))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def made(ahead):
     """Data, and functions whose results show which rows they were computed on."""
     x, k = T.dmatrix("x"), T.lvector("k")
-    values = np.random.RandomState(1).rand(50, 3)
-    labels = np.arange(50)
+    values, labels = np.random.RandomState(1).rand(50, 3), np.arange(50)
     f = ahead.function([x, k], [(x * 2, "gather"), (k, "gather")], name="f", **FAST)
     g = ahead.function([x, k], [(x + 1, "gather"), (k * k, "gather")], name="g", **FAST)
     data = ahead.data(values), ahead.data(labels)
@@ -75,31 +69,24 @@ def require(made, function, result, rows):
 SELECTIONS = [[3, 1, 4, 1, 5], slice(2, 9), slice(40, 3, -4), list(range(20)), slice(2, 9), [7]]
 
 
-@pytest.mark.parametrize("num_slices", [1, 2])
-def test_each_call_gets_its_own_rows(made, num_slices):
-    for data in (made.data, (made.values, made.labels)):
+def test_each_call_gets_its_own_rows(made):
+    for data, num_slices in ((made.data, 1), ((made.values, made.labels), 2)):
         calls = [made.f.delayed(*data, batch=rows, num_slices=num_slices) for rows in SELECTIONS]
         for call, following, rows in zip(calls, [*calls[1:], None], SELECTIONS):
             acts = [call] if following is None else [call, following.prefetch()]
             require(made, made.f, made.runtime.step(*acts)[0], rows)
-
-
-def test_a_call_without_batch_and_of_arrays_alone(made):
-    values, labels = made.values[:10], made.labels[:10]
-    first, second = (made.f.delayed(values + i, labels) for i in (0, 1))
-    made.runtime.step(first, second.prefetch())
-    np.testing.assert_array_equal(made.runtime.step(second)[0][0], (values + 1) * 2)
+    call = made.f.delayed(made.values, made.labels)  # without batch
+    made.runtime.step(call.prefetch())
+    require(made, made.f, made.runtime.step(call)[0], slice(None))
 
 
 def test_rows_are_taken_once(made):
     """So a change of the data in between is not seen where they were taken before."""
-    x = made.runtime.data(np.zeros((made.runtime.size, 3)))
-    labels = made.labels[: made.runtime.size]
-    call = made.g.delayed(x, labels, batch=list(range(made.runtime.size)))
+    x = made.runtime.data(np.zeros((3, 3)))
+    call = made.g.delayed(x, made.labels[:3], batch=[0, 1, 2])
     made.runtime.step(call.prefetch())
     x.data[...] = 1.0
-    got = made.runtime.step(call)[0][0]
-    assert got[0, 0] == (1.0 if Cpu.prefetches else 2.0)
+    assert made.runtime.step(call)[0][0][:, 0].tolist() == [1.0, 2.0, 1.0]
     np.testing.assert_array_equal(made.runtime.step(call)[0][0], 2.0)
 
 
@@ -116,7 +103,7 @@ def test_calls_in_any_order_and_of_several_functions(made):
     """Prefetched, performed, forgotten at random: each gets its own rows."""
     random = np.random.RandomState(0)
     waiting = []
-    for _ in range(120):
+    for _ in range(60):
         what = random.randint(5)
         if what < 3:
             function = (made.f, made.g)[random.randint(2)]
@@ -147,35 +134,30 @@ def refuse(values):
 def test_after_a_failure_each_call_gets_its_own_rows(made):
     x = T.dmatrix("x")
     picky = made.runtime.function([x], (refuse(x), "gather"), name="picky", **FAST)
-    good, bad = np.ones((6, 2)), np.ones((6, 2))
+    bad = np.ones((6, 2))
     bad[-1] = -1
-    for _ in range(3):
-        old = made.f.delayed(*made.data, batch=[1, 2, 3, 4])
-        made.runtime.step(old.prefetch())
-        del old
+    for _ in range(2):
         call = made.f.delayed(*made.data, batch=[6, 7, 8, 9])
-        with pytest.raises((WorkerFailed, ValueError), match="negative"):
+        with pytest.raises(WorkerFailed, match="negative"):
             made.runtime.step(call.prefetch(), picky.delayed(bad))
-        made.runtime.step(picky.delayed(good))
+        made.runtime.step(picky.delayed(abs(bad)))
         require(made, made.f, made.runtime.step(call)[0], [6, 7, 8, 9])
         call = made.f.delayed(*made.data, batch=[5, 6])
         made.runtime.step(call.prefetch())
-        with pytest.raises((WorkerFailed, ValueError), match="negative"):
+        with pytest.raises(WorkerFailed, match="negative"):
             made.runtime.step(call, picky.delayed(bad))
         require(made, made.f, made.runtime.step(call)[0], [5, 6])
 
 
 def test_data_that_move_in_between_are_read_where_they_are(made):
     x, labels = made.runtime.data(made.values[:5]), made.runtime.data(made.labels[:5])
-    call = made.f.delayed(x, labels, batch=[0, 4])
-    made.runtime.step(call.prefetch())
-    x.set_value(made.values), labels.set_value(made.labels)
-    require(made, made.f, made.runtime.step(call)[0], [0, 4])
-    call = made.f.delayed(x, labels, batch=[0, 44])
-    made.runtime.step(call.prefetch())
-    x.free_memory()
-    x.set_value(made.values)
-    require(made, made.f, made.runtime.step(call)[0], [0, 44])
+    for rows in ([0, 4], [0, 44]):
+        call = made.f.delayed(x, labels, batch=rows)
+        made.runtime.step(call.prefetch())
+        x.free_memory()
+        x.set_value(made.values)
+        labels.set_value(made.labels)
+        require(made, made.f, made.runtime.step(call)[0], rows)
 
 
 def test_memory_that_is_given_back_is_not_held_for_a_call_that_never_came(made):
@@ -210,28 +192,24 @@ def test_bad_arguments_are_the_calls_own(made):
 
 
 def test_updates_happen_once(made):
-    x = T.dmatrix("x")
-    total = engine.shared(np.zeros(3), name="total")
+    x, total = T.dmatrix("x"), engine.shared(np.zeros(3), name="total")
     add = made.runtime.function([x], updates=[(total, total + x.sum(axis=0))], **FAST)
-    calls = [add.delayed(made.data[0], batch=[i]) for i in range(2, 6)]
-    for call, following in zip(calls, [*calls[1:], None]):
-        acts = [call, made.runtime.delayed.all_reduce(total, op="sum")]
-        made.runtime.step(*acts, *([following.prefetch()] if following else []))
-        total.set_value(np.zeros(3)), made.runtime.collectives.broadcast(total)
-    made.runtime.step(calls[-1])
-    np.testing.assert_array_equal(made.runtime.collectives.gather(total)[0], made.values[5])
+    call = add.delayed(made.values[:3])
+    made.runtime.step(call.prefetch())
+    made.runtime.step(call)
+    np.testing.assert_array_equal(made.runtime.collectives.gather(total), made.values[:3])
 
 
 def test_a_loop_needs_no_more_rooms_and_acts_as_it_goes_on(made):
     executor, acts = made.f.executor, made.runtime._controller.acts._acts
     call, counts = made.f.delayed(*made.data, batch=[0, 1, 2]), []
     made.runtime.step(call.prefetch())
-    for i in range(30):
+    for i in range(12):
         following = made.f.delayed(*made.data, batch=[i, i, 7])
         made.runtime.step(call, following.prefetch())
         call = following
         counts.append((len(acts), len(executor._places)))
-    assert counts[2:] == counts[2:3] * 28
+    assert counts[2:] == counts[2:3] * 10
     del call, following
     gc.collect()
     assert not executor._places
@@ -245,8 +223,6 @@ def test_figures_belong_to_the_other_acts(made):
     stats = made.runtime.stats()
     assert {name: stats[name].calls for name in stats if name != "distribute()"} == {"g": 1}
     assert stats["g"].reduce_s > 0
-    ours = {made.f.number, made.g.number}
-    assert not [one for one in made.runtime.lint() if ours & set(one.functions)]
 
 
 class Array:
@@ -269,8 +245,6 @@ class Driver:
         self.asked, self.events = [], 100
 
     def entered(self, device):
-        import contextlib
-
         assert device == 3
         return contextlib.nullcontext()
 
@@ -322,10 +296,10 @@ def test_copies_wait_for_what_reads_the_buffer_and_calls_for_the_copies(monkeypa
     fewer = uploads.start((5, 0, 1), rows[:3])
     assert (len(fewer), fewer.value.gpudata) == (3, 1000)
     assert driver.take()[:2] == [copy[0], ("upload_on", 22, 1000, address, 48)]
-    for other in (np.zeros((9, 2)), np.zeros((9, 2), "f4"), np.zeros((9, 3), "f4")):
+    for other in (np.zeros((9, 2)), np.zeros((9, 2), "f4")):
         assert uploads.start((5, 0, 1), other).value.shape == other.shape
         assert driver.take()[0] == ("record", used, 11)
-    assert sizes == [(8, 2), (9, 2), (9, 2), (9, 3)]
+    assert sizes == [(8, 2), (9, 2), (9, 2)]
     # What locked memory has to outlive.
     second = uploads.start((6, 0, 1), rows)
     assert pages.uploads == [copied, second.buffer.copied]
