@@ -36,27 +36,23 @@ def switch(values):
 
 
 @pytest.fixture(scope="module")
-def ahead(trio):
-    """A runtime of which two ranks take rows before, and one does not."""
-    x = T.dvector()
-    tell = trio.function([x], (switch(x), "gather"), **FAST)
-    tell(np.array([1.0, -1.0, 1.0]))
-    yield trio
-    tell(-np.ones(3))
+def made(trio):
+    """Data, and functions whose results show which rows they were computed on.
 
-
-@pytest.fixture(scope="module")
-def made(ahead):
-    """Data, and functions whose results show which rows they were computed on."""
+    Two of the ranks take rows before, and one does not.
+    """
     x, k = T.dmatrix("x"), T.lvector("k")
+    tell = trio.function([x], (switch(x[:, 0]), "gather"), **FAST)
+    tell(np.array([[1.0], [-1.0], [1.0]]))
     values, labels = np.random.RandomState(1).rand(50, 3), np.arange(50)
-    f = ahead.function([x, k], [(x * 2, "gather"), (k, "gather")], name="f", **FAST)
-    g = ahead.function([x, k], [(x + 1, "gather"), (k * k, "gather")], name="g", **FAST)
-    data = ahead.data(values), ahead.data(labels)
+    f = trio.function([x, k], [(x * 2, "gather"), (k, "gather")], name="f", **FAST)
+    g = trio.function([x, k], [(x + 1, "gather"), (k * k, "gather")], name="g", **FAST)
+    data = trio.data(values), trio.data(labels)
     expected = {f: lambda v, n: (v * 2, n), g: lambda v, n: (v + 1, n * n)}
-    return SimpleNamespace(
-        runtime=ahead, f=f, g=g, data=data, values=values, labels=labels, expected=expected
+    yield SimpleNamespace(
+        runtime=trio, f=f, g=g, data=data, values=values, labels=labels, expected=expected
     )
+    tell(-np.ones((3, 1)))
 
 
 def require(made, function, result, rows):
@@ -88,15 +84,6 @@ def test_rows_are_taken_once(made):
     x.data[...] = 1.0
     assert made.runtime.step(call)[0][0][:, 0].tolist() == [1.0, 2.0, 1.0]
     np.testing.assert_array_equal(made.runtime.step(call)[0][0], 2.0)
-
-
-def test_a_call_that_is_never_made_leaves_nothing_to_others(made):
-    for rows in SELECTIONS:
-        made.runtime.step(made.f.delayed(*made.data, batch=[9] * 5).prefetch())
-        call = made.f.delayed(*made.data, batch=rows)
-        made.runtime.step(call.prefetch())
-        require(made, made.f, made.f(*made.data, batch=[2, 3, 5, 7, 8]), [2, 3, 5, 7, 8])
-        require(made, made.f, made.runtime.step(call)[0], rows)
 
 
 def test_calls_in_any_order_and_of_several_functions(made):
@@ -191,15 +178,6 @@ def test_bad_arguments_are_the_calls_own(made):
         made.runtime.step(bad)
 
 
-def test_updates_happen_once(made):
-    x, total = T.dmatrix("x"), engine.shared(np.zeros(3), name="total")
-    add = made.runtime.function([x], updates=[(total, total + x.sum(axis=0))], **FAST)
-    call = add.delayed(made.values[:3])
-    made.runtime.step(call.prefetch())
-    made.runtime.step(call)
-    np.testing.assert_array_equal(made.runtime.collectives.gather(total), made.values[:3])
-
-
 def test_a_loop_needs_no_more_rooms_and_acts_as_it_goes_on(made):
     executor, acts = made.f.executor, made.runtime._controller.acts._acts
     call, counts = made.f.delayed(*made.data, batch=[0, 1, 2]), []
@@ -215,14 +193,18 @@ def test_a_loop_needs_no_more_rooms_and_acts_as_it_goes_on(made):
     assert not executor._places
 
 
-def test_figures_belong_to_the_other_acts(made):
+def test_a_prefetch_updates_nothing_and_has_no_figures(made):
+    x, total = T.dmatrix("x"), engine.shared(np.zeros(3), name="total")
+    updates = [(total, total + x.sum(axis=0))]
+    add = made.runtime.function([x], updates=updates, name="add", **FAST)
+    call = add.delayed(made.values[:3])
     made.runtime.stats(reset=True)
-    call = made.f.delayed(*made.data, batch=[0, 1, 2])
     made.runtime.step(made.g.delayed(*made.data), call.prefetch())
-    made.runtime.step(call.prefetch())
     stats = made.runtime.stats()
     assert {name: stats[name].calls for name in stats if name != "distribute()"} == {"g": 1}
     assert stats["g"].reduce_s > 0
+    made.runtime.step(call)
+    np.testing.assert_array_equal(made.runtime.collectives.gather(total), made.values[:3])
 
 
 class Array:
