@@ -112,7 +112,6 @@ def test_profiles_count_the_masters_calls(pair, x):
         assert f(X) == X.sum()
     assert stats.fct_callcount == 3
     assert stats.compile_time > 0
-    assert pair.function([x], (x.sum(), "sum"), profile=True, **QUICK)(X, num_slices=2) == X.sum()
 
 
 def test_unused_inputs_are_an_error_a_warning_or_nothing(pair, x):
@@ -129,56 +128,37 @@ def test_unused_inputs_are_an_error_a_warning_or_nothing(pair, x):
         assert f(X, np.ones(6)) == X.sum()
 
 
-VALUES = [
-    np.array([1.5, 2]),
-    np.array([1.5, 2], "float32"),
-    np.array([1.5], "float16"),
-    np.array([1, 300]),
-    np.array([1, 2], "int8"),
-    np.array([1, 2], "uint8"),
-    np.array([True, False]),
-    np.array([1 + 2j]),
-    [1.5, 2.0],
-    [1, 2],
-    [1, 300],
-    (1, 2),
-    range(3),
-    [True, False],
-    [1 + 2j],
-    [0.1],
-]
+def outcome(function, error, value):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # complex numbers that lose their imaginary part
+        try:
+            return function(value)
+        except error:
+            return TypeError
 
 
-@pytest.mark.parametrize(
-    ("variable", "downcast"), [("bvector", True), ("ivector", False), ("fvector", None)]
-)
-def test_values_convert_where_theano_converts_them(pair, variable, downcast):
+def test_values_convert_where_theano_converts_them(pair):
     """The same values are taken, with the same result, and the same are refused by a TypeError."""
-    x = getattr(T, variable)("x")
-    options = dict(allow_input_downcast=downcast, **QUICK)
-    serial = theano.function([x], theano.compile.deep_copy_op(x), **options)
-    f = pair.function([x], (x, "gather"), **options)
-    outcomes = set()
-    for value in VALUES:
-        results = []
-        for function in (serial, f):
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # complex numbers that lose their imaginary part
-                try:
-                    results.append(function(value))
-                except InputTypeError:
-                    results.append(TypeError)
-                except TypeError as error:
-                    results.append(TypeError if function is serial else error)
-        expected, got = results
-        outcomes.add(expected is TypeError)
-        if expected is TypeError:
-            assert got is TypeError, f"{value!r} gives {got!r}, expected InputTypeError"
-        else:
-            assert got is not TypeError, f"{value!r} was refused, Theano makes {expected!r} of it"
-            np.testing.assert_array_equal(got, expected, err_msg=repr(value))
-            assert got.dtype == expected.dtype
-    assert False in outcomes
+    arrays = [("float64", 1.5), ("float32", 1.5), ("float16", 0.1), ("int64", 300), ("int8", 1)]
+    arrays += [("uint8", 2), ("bool", True), ("complex128", 1 + 2j)]
+    values = [np.array([1, value], dtype) for dtype, value in arrays]
+    values += [[1.5, 2.0], [1, 2], [1, 300], range(3), [True, False], [1 + 2j]]
+    for variable, downcast in (("bvector", True), ("ivector", False), ("fvector", None)):
+        x = getattr(T, variable)("x")
+        options = dict(allow_input_downcast=downcast, **QUICK)
+        serial = theano.function([x], theano.compile.deep_copy_op(x), **options)
+        f = pair.function([x], (x, "gather"), **options)
+        refused = 0
+        for value in values:
+            expected = outcome(serial, TypeError, value)
+            got = outcome(f, InputTypeError, value)
+            assert (got is TypeError) == (expected is TypeError), (variable, value)
+            if expected is TypeError:
+                refused += 1
+            else:
+                np.testing.assert_array_equal(got, expected, err_msg=repr(value))
+                assert got.dtype == expected.dtype
+        assert refused < len(values)
 
 
 def test_inputs_have_the_options_and_names_of_in(pair):
@@ -193,7 +173,7 @@ def test_inputs_have_the_options_and_names_of_in(pair):
         for position, name in ((1, "input y"), (2, "input rows")):
             values = [narrow] * 3
             values[position] = wide
-            with pytest.raises(TypeError, match=name if function is f else ""):
+            with pytest.raises(TypeError, match=name if function is f else "."):
                 function(*values)
         with pytest.raises(TypeError, match="z"):
             function(wide, narrow, z=narrow)
@@ -212,19 +192,12 @@ def test_givens_of_another_type_need_rebuild_strict_false(pair, x):
 
 
 def test_default_updates_can_be_left_out(pair, x):
-    def counter(name):
-        variable = theano.shared(np.asarray(0), name)
-        variable.default_update = variable + 1
-        return variable
-
-    a, b = counter("a"), counter("b")
+    a, b = (theano.shared(np.asarray(0), name) for name in "ab")
+    a.default_update, b.default_update = a + 1, b + 1
     output = (x.sum() + 0 * (a + b), "sum")
-    pair.function([x], output, no_default_updates=[a], **QUICK)(X, num_slices=2)
-    assert (a.get_value(), b.get_value()) == (0, 1)
-    pair.function([x], output, no_default_updates=True, **QUICK)(X, num_slices=2)
-    assert (a.get_value(), b.get_value()) == (0, 1)
-    pair.function([x], output, no_default_updates=False, **QUICK)(X, num_slices=2)
-    assert (a.get_value(), b.get_value()) == (1, 2)
+    for left_out, counts in (([a], (0, 1)), (True, (0, 1)), (False, (1, 2))):
+        pair.function([x], output, no_default_updates=left_out, **QUICK)(X, num_slices=2)
+        assert (a.get_value(), b.get_value()) == counts
     assert pair.collectives.gather(b).tolist() == [2, 2]
 
 
