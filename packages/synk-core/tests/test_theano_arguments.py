@@ -246,17 +246,6 @@ def test_arrays_of_any_layout(pair, x):
             np.testing.assert_array_equal(sums, expected[batch].sum(axis=1))
 
 
-def test_nan_and_infinities_pass_through(pair, x):
-    value = X.copy()
-    value[1], value[2], value[4], value[5] = np.nan, np.inf, -np.inf, -0.0
-    f = pair.function([x], [(x, "gather"), (x.max(axis=0), "max"), (x.sum(), "sum")], **QUICK)
-    serial = theano.function([x], [x, x.max(axis=0), x.sum()], **QUICK)
-    with np.errstate(invalid="ignore"):
-        for result, expected in zip(f(value), serial(value)):
-            np.testing.assert_array_equal(result, expected)
-    np.testing.assert_array_equal(np.signbit(f(value)[0]), np.signbit(value))
-
-
 # What cannot be used
 
 
