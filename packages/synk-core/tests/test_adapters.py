@@ -12,8 +12,7 @@ import pytest
 
 import synk_core.engine
 from synk_core import Runtime, _adapters, engine
-from synk_testing import run
-from synk_testing.engine import NAME, PROGRAM, T, as_op, change_flags
+from synk_testing.engine import NAME, T, as_op, change_flags
 
 
 def put(folder, name):
@@ -64,24 +63,6 @@ def test_an_adapter_for_another_version_is_refused_with_the_cure(monkeypatch):
     assert engine.T is before
 
 
-def test_workers_compute_with_the_masters_engine(tmp_path):
-    """Not with the one that they would choose: another is installed, and is first by its name."""
-    put(tmp_path, "aaa")
-    program = (
-        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
-        f"{PROGRAM}"
-        "from synk_core import Runtime, _adapters\n"
-        "assert [one.engine for one in _adapters.installed()][0] == 'aaa'\n"
-        "x = T.matrix('x')\n"
-        "with Runtime(2, use_gpu=False) as runtime:\n"
-        "    f = runtime.function([x], (x.sum(axis=1), 'gather'))\n"
-        "    print(f(np.arange(6.0).reshape(3, 2)).tolist())\n"
-    )
-    done = run(program)
-    assert done.status == 0, done.err
-    assert done.out.splitlines()[-1] == str(np.arange(6.0).reshape(3, 2).sum(axis=1).tolist())
-
-
 def test_all_names_of_the_adapters_package_are_the_cores():
     package = __import__(f"synk_{NAME}")
     assert package.__all__ == synk_core.__all__
@@ -93,7 +74,8 @@ def test_all_names_of_the_adapters_package_are_the_cores():
 
 
 @pytest.mark.c_code
-def test_workers_have_the_options_that_the_program_has_set_by_then():
+def test_workers_compute_with_the_masters_engine_and_options(tmp_path, monkeypatch):
+    """Not with the one that they would choose: another is installed, and is first by its name."""
     x = T.dvector("x")
 
     @as_op([T.dvector], [T.dvector])
@@ -101,6 +83,9 @@ def test_workers_have_the_options_that_the_program_has_set_by_then():
         config = sys.modules[NAME].config
         return np.full(len(values), float(config.cxx == "" and config.on_opt_error == "raise"))
 
+    put(tmp_path, "aaa")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert _adapters.installed()[0].engine == "aaa"
     with change_flags(cxx="", on_opt_error="raise"), Runtime(2, use_gpu=False) as runtime:
         f = runtime.function([x], (look(x), "gather"))
         np.testing.assert_array_equal(f(np.zeros(4)), np.ones(4))
