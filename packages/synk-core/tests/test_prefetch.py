@@ -62,20 +62,6 @@ def require(made, function, result, rows):
         np.testing.assert_array_equal(got, right)
 
 
-SELECTIONS = [[3, 1, 4, 1, 5], slice(2, 9), slice(40, 3, -4), list(range(20)), slice(2, 9), [7]]
-
-
-def test_each_call_gets_its_own_rows(made):
-    for data, num_slices in ((made.data, 1), ((made.values, made.labels), 2)):
-        calls = [made.f.delayed(*data, batch=rows, num_slices=num_slices) for rows in SELECTIONS]
-        for call, following, rows in zip(calls, [*calls[1:], None], SELECTIONS):
-            acts = [call] if following is None else [call, following.prefetch()]
-            require(made, made.f, made.runtime.step(*acts)[0], rows)
-    call = made.f.delayed(made.values, made.labels)  # without batch
-    made.runtime.step(call.prefetch())
-    require(made, made.f, made.runtime.step(call)[0], slice(None))
-
-
 def test_rows_are_taken_once(made):
     """So a change of the data in between is not seen where they were taken before."""
     x = made.runtime.data(np.zeros((3, 3)))
@@ -90,12 +76,16 @@ def test_calls_in_any_order_and_of_several_functions(made):
     """Prefetched, performed, forgotten at random: each gets its own rows."""
     random = np.random.RandomState(0)
     waiting = []
-    for _ in range(60):
+    for _ in range(100):
         what = random.randint(5)
         if what < 3:
             function = (made.f, made.g)[random.randint(2)]
-            rows = random.randint(0, 50, random.choice([0, 1, 5, 5, 8])).tolist()
-            waiting.append((function, rows, function.delayed(*made.data, batch=rows)))
+            data = (made.data, (made.values, made.labels))[random.randint(2)]
+            some = random.randint(0, 50, random.choice([0, 1, 5, 5, 8])).tolist()
+            rows = [some, slice(2, 9), slice(40, 3, -4), slice(None)][random.randint(4)]
+            slices = 1 + random.randint(2)
+            call = function.delayed(*data, batch=rows, num_slices=slices)
+            waiting.append((function, rows, call))
         if what < 2:
             made.runtime.step(waiting[-1][2].prefetch())
         elif what == 2 and len(waiting) > 1:
@@ -160,22 +150,18 @@ def test_memory_that_is_given_back_is_not_held_for_a_call_that_never_came(made):
     assert mapped() is None
 
 
-def test_finite_watch_between_prefetch_and_call(made):
-    call = made.f.delayed(*made.data, batch=[3, 1])
-    made.runtime.step(call.prefetch())
-    made.runtime.watch_finite(True)
-    try:
-        require(made, made.f, made.runtime.step(call)[0], [3, 1])
-    finally:
-        made.runtime.watch_finite(False)
-
-
-def test_bad_arguments_are_the_calls_own(made):
+def test_errors_and_the_search_for_nan_are_the_calls_own(made):
     good = made.f.delayed(*made.data, batch=[1, 2])
     bad = made.f.delayed(*made.data, batch=[99])
     require(made, made.f, made.runtime.step(good, bad.prefetch())[0], [1, 2])
     with pytest.raises(BatchError, match="99"):
         made.runtime.step(bad)
+    made.runtime.step(good.prefetch())
+    made.runtime.watch_finite(True)
+    try:
+        require(made, made.f, made.runtime.step(good)[0], [1, 2])
+    finally:
+        made.runtime.watch_finite(False)
 
 
 def test_a_loop_needs_no_more_rooms_and_acts_as_it_goes_on(made):
