@@ -282,28 +282,6 @@ def test_what_cannot_overlap_is_as_ever(overlapping):
     assert overlapping.events() == OVERLAPPED
 
 
-def test_functions_that_do_more_with_the_vector(overlapping):
-    runtime = overlapping.runtime
-    x = T.dvector("x")
-    v, w = (theano.shared(np.zeros(40), name) for name in "vw")
-    part = x.sum() + T.arange(20.0)
-    made = T.concatenate([part, 2 * part])
-    for wanted, more in (
-        ((T.sqr(made).sum(), None), []),
-        ([x.mean(), (made, None)], []),
-        (x.mean() + v.sum(), []),
-        (x.mean(), [(w, made)]),
-    ):
-        f = runtime.function([x], wanted, updates=[(v, made), *more])
-        for n in range(3):
-            data = np.arange(6.0) + n
-            step(runtime, f, v, data)
-            each = [rows.sum() + np.arange(20.0) for rows in shares(data, runtime.size)]
-            want = np.mean([np.concatenate([p, 2 * p]) for p in each], axis=0)
-            require_everywhere(runtime, v, want)
-        assert overlapping.events() == []
-
-
 def test_a_part_that_is_overwritten_later_is_copied(overlapping):
     runtime = overlapping.runtime
     x = T.dvector("x")
@@ -562,18 +540,24 @@ def test_numbers_are_collected_when_all_acts_are_done(overlapping):
 
 
 def test_functions_that_cannot_tell_of_parts():
+    """Those that do more with the vector, too."""
     x = T.dvector("x")
-    v = theano.shared(np.zeros(4), "v")
+    v, w = (theano.shared(np.zeros(4), name) for name in "vw")
     made = T.concatenate([x[:2], x[2:4]])
-    single = T.concatenate([x[:2].astype("float32"), x[2:4]])
-    for other, value, can in [
-        ("FAST_COMPILE", made, True),
-        ("FAST_COMPILE", single, False),  # Join converts it
-        ("FAST_COMPILE", made[::-1], False),
-        ("DebugMode", made, False),
-        (theano.Mode(linker="c"), made, False),
-    ]:
-        f = theano.function([x], updates=[(v, value)], mode=other)
+    single = T.concatenate([x[:2].astype("float32"), x[2:4]])  # Join converts it
+    quick, c = "FAST_COMPILE", theano.Mode(linker="c")
+    for how, results, updates, can in (
+        (quick, [], [(v, made)], True),
+        (quick, [], [(v, single)], False),
+        (quick, [], [(v, made[::-1])], False),
+        (quick, [T.sqr(made).sum()], [(v, made)], False),
+        (quick, [made], [(v, made)], False),
+        (quick, [v.sum()], [(v, made)], False),
+        (quick, [], [(v, made), (w, made)], False),
+        ("DebugMode", [], [(v, made)], False),
+        (c, [], [(v, made)], False),
+    ):
+        f = theano.function([x], results, updates=updates, mode=how)
         found = in_parts(f, v.container.storage, Cpu().copy_part)
         assert (found is not None) == can
         if can:
