@@ -34,7 +34,7 @@ CORE = (
         "inputs.append((variable.type, variable.signature()))",
         "inputs.append(variable.type)",
         "Nodes that differ by a constant alone share C code, which has the first one's constant.",
-        "test_linking synk-core:test_flat",
+        "test_linking",
     ),
     _fault(
         "theano-equal-ops",

@@ -30,11 +30,8 @@ class Call:
 
 def values_for(leaf: Leaf, random: np.random.RandomState, *rows: int) -> np.ndarray:
     """Values for a variable: up to 2 with rows, up to 1 without."""
-    shape = (*rows, *leaf.tail)
     top = 1 if leaf.role in ("shared", "bcast") else 2
-    if leaf.dtype.startswith("int"):
-        return np.asarray(random.randint(-2, 3, shape), leaf.dtype)
-    return np.asarray(random.uniform(-top, top, shape), leaf.dtype)
+    return np.asarray(random.randint(-top, top + 1, (*rows, *leaf.tail)), leaf.dtype)
 
 
 def drawn_batch(draw: Any, length: int) -> Tuple[Any, np.ndarray, bool]:

@@ -12,37 +12,23 @@ import pytest
 
 import synk_core.engine
 from synk_core import Runtime, _adapters, engine
-from synk_testing import run
-from synk_testing.engine import NAME, PROGRAM, T, as_op, change_flags
+from synk_testing.engine import NAME, T, as_op, change_flags
+
+
+def put(folder, name):
+    """Install an engine's adapter in a folder: what importlib.metadata looks for."""
+    info = folder / f"synk_{name}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: synk-{name}\n")
+    (info / "entry_points.txt").write_text(f"[{_adapters.GROUP}]\n{name} = synk_{name}\n")
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """A folder on the import path, in which engines and their adapters are put."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-
-    def put(*engines):
-        for name in engines:
-            (tmp_path / f"{name}.py").write_text("")
-            info = tmp_path / f"synk_{name}-1.0.dist-info"
-            info.mkdir()
-            (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: synk-{name}\n")
-            point = f"[{_adapters.GROUP}]\n{name} = synk_{name}\n"
-            (info / "entry_points.txt").write_text(point)
-        return tmp_path
-
-    return put
-
-
-@pytest.fixture
-def alone(monkeypatch):
+def alone(tmp_path, monkeypatch):
     """Only a folder's distributions are installed."""
-
-    def only(place):
-        every = metadata.distributions
-        monkeypatch.setattr(metadata, "distributions", lambda: every(path=[str(place)]))
-
-    return only
+    every = metadata.distributions
+    monkeypatch.setattr(metadata, "distributions", lambda: every(path=[str(tmp_path)]))
+    return tmp_path
 
 
 def test_the_engine_of_this_environment_is_found():
@@ -53,20 +39,17 @@ def test_the_engine_of_this_environment_is_found():
     assert _adapters.chosen() == adapter
 
 
-def test_of_several_the_imported_one_is_chosen_else_the_first_by_name(folder, alone, monkeypatch):
-    alone(folder("zebra", "aardvark", "mole"))
+def test_of_several_the_imported_one_is_chosen_else_the_first_by_name(alone, monkeypatch):
+    with pytest.raises(ImportError, match="pip install synkhronos brings the one for this Python"):
+        _adapters.chosen()
+    for name in ("zebra", "aardvark", "mole"):
+        put(alone, name)
     assert [one.engine for one in _adapters.installed()] == ["aardvark", "mole", "zebra"]
     assert _adapters.chosen().engine == "aardvark"
     monkeypatch.setitem(sys.modules, "zebra", sys)
     assert _adapters.chosen() == ("zebra", "synk_zebra", "synk-zebra")
     monkeypatch.setitem(sys.modules, "mole", sys)
     assert _adapters.chosen().engine == "mole"
-
-
-def test_without_an_adapter_an_error_says_what_to_install(folder, alone):
-    alone(folder())
-    with pytest.raises(ImportError, match="pip install synkhronos brings the one for this Python"):
-        _adapters.chosen()
 
 
 def test_an_adapter_for_another_version_is_refused_with_the_cure(monkeypatch):
@@ -80,27 +63,6 @@ def test_an_adapter_for_another_version_is_refused_with_the_cure(monkeypatch):
     assert engine.T is before
 
 
-def test_workers_compute_with_the_masters_engine(tmp_path):
-    """Not with the one that they would choose: another is installed, and is first by its name."""
-    info = tmp_path / "synk_aaa-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: synk-aaa\n")
-    (info / "entry_points.txt").write_text(f"[{_adapters.GROUP}]\naaa = synk_aaa\n")
-    program = (
-        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
-        f"{PROGRAM}"
-        "from synk_core import Runtime, _adapters\n"
-        "assert [one.engine for one in _adapters.installed()][0] == 'aaa'\n"
-        "x = T.matrix('x')\n"
-        "with Runtime(2, use_gpu=False) as runtime:\n"
-        "    f = runtime.function([x], (x.sum(axis=1), 'gather'))\n"
-        "    print(f(np.arange(6.0).reshape(3, 2)).tolist())\n"
-    )
-    done = run(program)
-    assert done.status == 0, done.err
-    assert done.out.splitlines()[-1] == str(np.arange(6.0).reshape(3, 2).sum(axis=1).tolist())
-
-
 def test_all_names_of_the_adapters_package_are_the_cores():
     package = __import__(f"synk_{NAME}")
     assert package.__all__ == synk_core.__all__
@@ -112,7 +74,8 @@ def test_all_names_of_the_adapters_package_are_the_cores():
 
 
 @pytest.mark.c_code
-def test_workers_have_the_options_that_the_program_has_set_by_then():
+def test_workers_compute_with_the_masters_engine_and_options(tmp_path, monkeypatch):
+    """Not with the one that they would choose: another is installed, and is first by its name."""
     x = T.dvector("x")
 
     @as_op([T.dvector], [T.dvector])
@@ -120,6 +83,9 @@ def test_workers_have_the_options_that_the_program_has_set_by_then():
         config = sys.modules[NAME].config
         return np.full(len(values), float(config.cxx == "" and config.on_opt_error == "raise"))
 
+    put(tmp_path, "aaa")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert _adapters.installed()[0].engine == "aaa"
     with change_flags(cxx="", on_opt_error="raise"), Runtime(2, use_gpu=False) as runtime:
         f = runtime.function([x], (look(x), "gather"))
         np.testing.assert_array_equal(f(np.zeros(4)), np.ones(4))

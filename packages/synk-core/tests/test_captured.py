@@ -7,13 +7,13 @@ processor. What only a GPU shows is in `integration/multi_gpu`.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import logging
 import signal
 import sys
 import time
 import weakref
-from functools import partial
 
 import cloudpickle
 import numpy as np
@@ -57,10 +57,10 @@ class Graphs:
         self.functions = set()
         self.graphs = {}
         self.recorded = self.launched = 0
-        self.depth = self.copies = 0
+        self.depth = 0
         self.slow_launch, self.always = 0.0, False
         self.spoil = None
-        self.sent = []  # copies to host memory, by what was launched before
+        self.done = []
 
     @contextlib.contextmanager
     def own_memory(self):
@@ -79,13 +79,12 @@ class Graphs:
     def copy(self, target, source):
         assert target.shape == source.shape
         assert target.dtype == source.dtype
-        self.copies += 1
         at_least_1d(target)[...] = at_least_1d(source)
 
     def record(self, run):
         """As several graphs, of which the first computes all."""
         cuts = []
-        run(lambda: cuts.append(None))
+        run(lambda: cuts.append(self.done.append("a cut")))
         self.recorded += 1
         made = [(self.recorded, place) for place in range(len(cuts) + 1)]
         self.graphs.update(dict.fromkeys(made, lambda: None))
@@ -96,12 +95,12 @@ class Graphs:
         time.sleep(self.slow_launch)
         self.graphs[graph]()
         self.launched += not graph[1]
-        self.latest = graph
+        self.done.append(f"graph {graph[1]}")
         if self.spoil is not None:
             self.spoil()
 
     def send(self, values):
-        self.sent.append((self.latest, [np.array(value) for value in values]))
+        self.done.append([float(value) for value in values])
 
     def forget(self, graph):
         del self.graphs[graph]
@@ -154,24 +153,54 @@ def graphs(monkeypatch):
     assert not made.graphs
 
 
-def network(seed=0, hidden=7):
+@functools.cache
+def compiled(seed, _twin):
     """A small network's training function and variables."""
     rng = np.random.RandomState(seed)
     x, y = T.dmatrix("x"), T.dmatrix("y")
-    w = theano.shared(rng.randn(5, hidden), "w")
-    b = theano.shared(np.zeros(hidden), "b")
-    v = theano.shared(rng.randn(hidden, 2), "v")
+    w = theano.shared(rng.randn(5, 7), "w")
+    b = theano.shared(np.zeros(7), "b")
+    v = theano.shared(rng.randn(7, 2), "v")
     step = theano.shared(0.05, "step")
     loss = T.sqr(T.dot(T.tanh(T.dot(x, w) + b), v) - y).mean()
     params = [w, b, v]
     updates = [(p, p - step * g) for p, g in zip(params, T.grad(loss, params))]
     updates.append((step, step * 0.99))
-    return theano.function([x, y], [loss, T.grad(loss, w)], updates=updates), [*params, step]
+    function = theano.function([x, y], [loss, T.grad(loss, w)], updates=updates)
+    variables = [*params, step]
+    return function, variables, [variable.get_value() for variable in variables]
 
 
-def batches(n, rows=6, seed=1):
+def network(seed=0, twin=False):
+    """The function, with its first values; a twin of it is never recorded."""
+    function, variables, values = compiled(seed, twin)
+    for variable, value in zip(variables, values):
+        variable.set_value(value)
+    return function, variables
+
+
+class Pair:
+    """A function that is recorded, and its twin: they have to do the same."""
+
+    def __init__(self, graphs, seed=0):
+        self.plain, self.its = network(seed, twin=True)
+        function, self.mine = network(seed)
+        self.recorded = CapturedFunction(function, graphs, "train")
+
+    def check(self, batch):
+        """Call both."""
+        require_same(self.recorded(*batch), self.plain(*batch))
+        require_same([v.get_value() for v in self.mine], [v.get_value() for v in self.its])
+
+
+@pytest.fixture
+def train(graphs):
+    return Pair(graphs)
+
+
+def batches(n, seed=1):
     rng = np.random.RandomState(seed)
-    return [(rng.randn(rows, 5), rng.randn(rows, 2)) for _ in range(n)]
+    return [(rng.randn(6, 5), rng.randn(6, 2)) for _ in range(n)]
 
 
 def require_same(got, wanted):
@@ -180,72 +209,66 @@ def require_same(got, wanted):
         np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-14)
 
 
-def test_a_training_function_is_recorded_once_and_replayed(graphs):
-    """Losses, gradients and variables are those of the function itself, call by call."""
-    plain, its = network()
-    function, mine = network()
-    recorded = CapturedFunction(function, graphs, "train")
-    assert recorded.state == "not called often enough"
+def test_a_training_function_is_recorded_once_and_replayed(graphs, train):
+    """Losses, gradients and variables are those of the function itself, call by call.
+
+    A replay gives new arrays: neither earlier results nor earlier values change.
+    """
+    assert train.recorded.state == "not called often enough"
+    held = []
     for number, batch in enumerate(batches(8), 1):
-        require_same(recorded(*batch), plain(*batch))
-        require_same([v.get_value() for v in mine], [v.get_value() for v in its])
+        train.check(batch)
         assert graphs.recorded == (number >= 2)
-    assert recorded.state == REPLAYED
-    assert graphs.launched == 3 + 5
+        arrays = [*train.recorded(*batch), *(v.get_value(borrow=True) for v in train.mine)]
+        train.plain(*batch)
+        held += [(array, array.copy()) for array in arrays]
+    assert train.recorded.state == REPLAYED
+    for array, copy in held:
+        np.testing.assert_array_equal(array, copy)
+    # Once it is closed, nothing is left.
+    shape = weakref.ref(next(iter(train.recorded._shapes.values())))
+    train.recorded.close()
+    gc.collect()
+    assert shape() is None
+    assert not graphs.graphs
+    assert not graphs.functions
+    train.check(batch)
 
 
-def test_numbers_are_sent_to_the_host_before_the_rest_is_computed(graphs, monkeypatch):
+@pytest.mark.parametrize("replayed", [True, False])
+def test_numbers_are_sent_to_the_host_before_the_rest_is_computed(graphs, monkeypatch, replayed):
     """A loss, whatever comes before it among the outputs; it need not be the first number."""
-    done = []
-    monkeypatch.setattr(graphs, "record", partial(_recorded, graphs.record, done))
-    monkeypatch.setattr(capturable, "_ON_DEVICE", {*capturable._ON_DEVICE, "FromFunctionOp"})
-    late = as_op([T.dmatrix], [T.dmatrix])(lambda x: done.append("the rest") or x * 2)
-    x = T.dmatrix("x")
-    v = theano.shared(np.zeros((2, 3)), "v")
-    function = theano.function([x], [x.sum(), x[0], x.min()], updates=[(v, late(x))])
-    recorded = CapturedFunction(function, graphs, "f")
-    for number in range(1, 7):
-        value = number + np.arange(6.0).reshape(2, 3)
-        require_same(recorded(value), [value.sum(), value[0], value.min()])
-        require_same([v.get_value()], [2 * value])
-        if number == 2:
-            assert done == ["the rest", "the rest", "a cut", "the rest"]
-    assert recorded.state == REPLAYED
-    assert [graph[1] for graph, _ in graphs.sent] == [0] * 6
-    require_same(graphs.sent[-1][1], [value.sum(), value.min()])
-
-
-def _recorded(record, done, run):
-    return record(lambda cut: run(lambda: (done.append("a cut"), cut())))
-
-
-def test_numbers_are_sent_early_also_without_a_graph(graphs, monkeypatch):
-    """A function whose replay is slower sends them before it has computed the rest."""
-    done = []
-    monkeypatch.setattr(graphs, "send", lambda values: done.append([float(v) for v in values]))
     monkeypatch.setattr(capturable, "_ON_DEVICE", {*capturable._ON_DEVICE, "FromFunctionOp"})
 
     @as_op([T.dmatrix], [T.dmatrix])
     def late(x):
-        done.append("the rest")
+        graphs.done.append("the rest")
         if x[0, 0] < 0:
             raise ArithmeticError
         return x * 2
 
     x = T.dmatrix("x")
     v = theano.shared(np.zeros((2, 3)), "v")
-    function = theano.function([x], [x[0], x.sum()], updates=[(v, late(x))])
+    function = theano.function([x], [x[0], x.sum(), x.min()], updates=[(v, late(x))])
     recorded = CapturedFunction(function, graphs, "f")
-    graphs.slow_launch = 0.2
+    graphs.slow_launch = 0.0 if replayed else 0.2
     for number in range(1, 7):
         value = number + np.arange(6.0).reshape(2, 3)
-        done.clear()
-        require_same(recorded(value), [value[0], value.sum()])
+        graphs.done.clear()
+        require_same(recorded(value), [value[0], value.sum(), value.min()])
         require_same([v.get_value()], [2 * value])
-        if number > 3:
-            assert done == [[value.sum()], "the rest"]
+        if number == 2:
+            assert graphs.done == ["the rest", "a cut", "the rest"]
+    numbers = [value.sum(), value.min()]
+    if replayed:
+        assert recorded.state == REPLAYED
+        # The stand-in's first graph computes all.
+        assert graphs.done == ["the rest", "graph 0", numbers, "graph 1"]
+        return
     assert "and a replay" in recorded.state
-    value = -np.ones((2, 3))
+    assert graphs.done == [numbers, "the rest"]
+    # Nothing of a call that fails stays.
+    value = -value
     kept = weakref.ref(value)
     with pytest.raises(ArithmeticError):
         recorded(value)
@@ -254,45 +277,25 @@ def test_numbers_are_sent_early_also_without_a_graph(graphs, monkeypatch):
     sys.last_value = sys.last_traceback = None
     gc.collect()
     assert kept() is None
-    require_same(recorded(np.ones((2, 3))), [np.ones(3), 6.0])
 
 
-def test_results_and_values_stay_what_they_are(graphs):
-    """A replay gives new arrays: neither earlier results nor earlier values change."""
-    function, variables = network()
-    recorded = CapturedFunction(function, graphs, "train")
-    held = []
-    for batch in batches(9):
-        results = recorded(*batch)
-        arrays = [*results, *(v.get_value(borrow=True) for v in variables)]
-        held += [(array, array.copy()) for array in arrays]
-    for array, copy in held:
-        np.testing.assert_array_equal(array, copy)
-
-
-def test_values_that_are_set_in_between_are_seen(graphs):
+def test_values_that_are_set_in_between_are_seen(train):
     """By set_value, by a write into the array, into a part of it that came first."""
-    plain, its = network()
-    function, mine = network()
-    recorded = CapturedFunction(function, graphs, "train")
     random = np.random.RandomState(5)
     for number, batch in enumerate(batches(24)):
-        require_same(recorded(*batch), plain(*batch))
-        which = number % len(mine)
-        value = random.randn(*its[which].get_value().shape) * 0.05
-        if number % 3 == 0:
-            for variables in (mine, its):
-                variables[which].set_value(np.array(value))
-        elif number % 3 == 1:
-            for variables in (mine, its):
-                variables[which].get_value(borrow=True, return_internal_type=True)[...] = value
-        else:
-            # As the undoing of a failed call does: an array that was the value before.
-            for variables in (mine, its):
-                storage = variables[which].container.storage
+        train.check(batch)
+        which = number % len(train.mine)
+        value = random.randn(*train.its[which].get_value().shape) * 0.05
+        for variable in (train.mine[which], train.its[which]):
+            if number % 3 == 0:
+                variable.set_value(np.array(value))
+            elif number % 3 == 1:
+                variable.get_value(borrow=True, return_internal_type=True)[...] = value
+            else:
+                # As the undoing of a failed call does: an array that was the value before.
+                storage = variable.container.storage
                 old, storage[0] = storage[0], np.array(value)
                 storage[0] = old
-        require_same([v.get_value() for v in mine], [v.get_value() for v in its])
 
 
 def test_a_variable_of_another_shape(graphs):
@@ -309,13 +312,8 @@ def test_a_variable_of_another_shape(graphs):
 def test_each_shape_has_its_graph_and_the_oldest_goes(graphs):
     x = T.dmatrix("x")
     recorded = CapturedFunction(theano.function([x], [x.sum(axis=0), x * 2]), graphs, "f")
-    for _ in range(5):
-        for rows in range(1, MOST_SHAPES + 1):
-            value = np.random.RandomState(rows).rand(rows, 3)
-            require_same(recorded(value), [value.sum(axis=0), value * 2])
-    assert graphs.recorded == len(graphs.graphs) == MOST_SHAPES
-    for _ in range(3):
-        value = np.random.rand(9, 3)
+    for rows in [*[*range(1, MOST_SHAPES + 1)] * 4, 9, 9, 9]:
+        value = np.random.RandomState(rows).rand(rows, 3)
         require_same(recorded(value), [value.sum(axis=0), value * 2])
     assert graphs.recorded == MOST_SHAPES + 1
     assert len(graphs.graphs) == MOST_SHAPES
@@ -368,35 +366,29 @@ def test_flat_parameters_of_other_shapes(graphs):
     assert recorded.state == REPLAYED
 
 
-@pytest.mark.parametrize("what", ["loss", pytest.param("value", marks=pytest.mark.nightly)])
-def test_a_replay_that_differs_is_not_used(graphs, caplog, what):
-    function, variables = network()
-    plain, its = network()
-    recorded = CapturedFunction(function, graphs, "train")
-
+def test_a_replay_that_differs_is_not_used(graphs, train, caplog):
     def spoil():
-        (shape,) = recorded._shapes.values()
-        place = 0 if what == "loss" else -1
-        shape._packings[place]._vectors[0][...] += 1e-3
+        (shape,) = train.recorded._shapes.values()
+        shape._packings[0]._vectors[0][...] += 1e-3
 
     graphs.spoil = spoil
     for batch in batches(6):
-        require_same(recorded(*batch), plain(*batch))
-        require_same([v.get_value() for v in variables], [v.get_value() for v in its])
-    assert "a replay gives other results: by" in recorded.state
+        train.check(batch)
+    assert "a replay gives other results: by" in train.recorded.state
     assert caplog.text.count("train is not replayed") == 0  # at INFO
     assert not graphs.graphs
 
 
-@pytest.mark.parametrize("always", [False, True])
-def test_a_slower_replay_is_not_used_unless_always(graphs, always):
-    recorded = CapturedFunction(network()[0], graphs, "train")
-    graphs.slow_launch, graphs.always = 0.2, always
-    for batch in batches(5):
-        recorded(*batch)
-    assert (recorded.state == REPLAYED) == always
-    assert ("and a replay" in recorded.state) != always
-    assert graphs.launched == (5 if always else 3)
+def test_a_slower_replay_is_not_used_unless_always(graphs):
+    x = T.dvector("x")
+    for always in (False, True):
+        recorded = CapturedFunction(theano.function([x], [x * 2]), graphs, "f")
+        graphs.slow_launch, graphs.always, graphs.launched = 0.1, always, 0
+        for _ in range(5):
+            recorded(np.ones(3))
+        assert (recorded.state == REPLAYED) == always
+        assert ("and a replay" in recorded.state) != always
+        assert graphs.launched == (5 if always else 3)
 
 
 def test_the_policy_is_the_programs_or_else_the_environments(monkeypatch):
@@ -417,36 +409,28 @@ def test_the_policy_is_the_programs_or_else_the_environments(monkeypatch):
         checked_policy("auto")
 
 
-@pytest.mark.parametrize(
-    "when", ["launch", *(pytest.param(w, marks=pytest.mark.nightly) for w in ("record", "copy"))]
-)
-def test_an_error_of_the_graph_leaves_the_function(graphs, caplog, when):
+@pytest.mark.parametrize("when", ["launch", pytest.param("record", marks=pytest.mark.nightly)])
+def test_an_error_of_the_graph_leaves_the_function(graphs, train, caplog, when):
     """One warning, and the right results from then on; all other graphs are made anew."""
-    plain, its = network()
-    function, mine = network()
-    recorded = CapturedFunction(function, graphs, "train")
-    other = CapturedFunction(network(2)[0], graphs, "other")
-    others = network(2)[0]
+    other = Pair(graphs, seed=2)
     for batch in batches(5):
-        require_same(other(*batch), others(*batch))
-    assert other.state == REPLAYED
+        other.check(batch)
+    assert other.recorded.state == REPLAYED
 
     def fail(*_):
         raise RuntimeError("cuGraphLaunch failed")
 
     for number, batch in enumerate(batches(9)):
-        if number == {"record": 1, "launch": 5, "copy": 4}[when]:
+        if number == {"record": 1, "launch": 5}[when]:
             setattr(graphs, when, fail)
-        require_same(recorded(*batch), plain(*batch))
-        require_same([v.get_value() for v in mine], [v.get_value() for v in its])
-        if when in vars(graphs):
-            delattr(graphs, when)
-    assert recorded.state == "RuntimeError: cuGraphLaunch failed"
+        train.check(batch)
+        vars(graphs).pop(when, None)
+    assert train.recorded.state == "RuntimeError: cuGraphLaunch failed"
     assert caplog.text.count("is not replayed") == 1
-    assert not other.is_recorded
+    assert not other.recorded.is_recorded
     for batch in batches(5, seed=7):
-        require_same(other(*batch), others(*batch))
-    assert other.is_recorded
+        other.check(batch)
+    assert other.recorded.is_recorded
 
 
 def test_an_error_of_the_function_is_its_own(graphs, caplog):
@@ -466,26 +450,22 @@ def test_an_error_of_the_function_is_its_own(graphs, caplog):
     assert recorded.state == REPLAYED
 
 
-def test_the_loss_of_a_rank_is_not_the_graphs_fault(graphs, caplog):
+def test_the_loss_of_a_rank_is_not_the_graphs_fault(graphs, train, caplog):
     """The device may wait for that rank: nothing more is computed."""
-    recorded = CapturedFunction(network()[0], graphs, "train")
-    first, second, *_ = batches(2)
-    recorded(*first)
+    first, second = batches(2)
+    train.recorded(*first)
 
     def lost():
         raise PeerLost("rank 1 has ended")
 
     graphs.wait = lost
     with pytest.raises(PeerLost):
-        recorded(*second)
-    assert not recorded.is_recorded
+        train.recorded(*second)
+    assert not train.recorded.is_recorded
     assert not caplog.records
 
 
-def test_an_interrupt_while_graphs_are_dropped_comes_after_that(graphs):
-    plain, its = network()
-    function, mine = network()
-    recorded = CapturedFunction(function, graphs, "train")
+def test_an_interrupt_while_graphs_are_dropped_comes_after_that(graphs, train, monkeypatch):
     forget, struck = graphs.forget, []
 
     def handler(number, _frame):
@@ -502,38 +482,36 @@ def test_an_interrupt_while_graphs_are_dropped_comes_after_that(graphs):
 
     usual = signal.signal(signal.SIGINT, handler)
     try:
-        for number, batch in enumerate(batches(12)):
+        for number, batch in enumerate(batches(10)):
             if number == 5:
-                graphs.launch, graphs.forget = interrupt, forget_slowly
-                with pytest.raises(KeyboardInterrupt, match="the second"):
-                    recorded(*batch)
-                del graphs.launch, graphs.forget
+                with monkeypatch.context() as patch:
+                    patch.setattr(graphs, "launch", interrupt)
+                    patch.setattr(graphs, "forget", forget_slowly)
+                    with pytest.raises(KeyboardInterrupt, match="the second"):
+                        train.recorded(*batch)
                 assert struck
-                assert not recorded.is_recorded
-            require_same(recorded(*batch), plain(*batch))
-            require_same([v.get_value() for v in mine], [v.get_value() for v in its])
+                assert not train.recorded.is_recorded
+            train.check(batch)
     finally:
         signal.signal(signal.SIGINT, usual)
-    assert recorded.state == REPLAYED
+    assert train.recorded.state == REPLAYED
 
 
-def test_a_graph_whose_recording_was_interrupted_is_not_replayed(graphs):
+def test_a_graph_whose_recording_was_interrupted_is_not_replayed(graphs, train, monkeypatch):
     """Even if nothing could be dropped, because a second interrupt came right after the first."""
-    plain, _ = network()
-    function, _ = network()
-    recorded = CapturedFunction(function, graphs, "train")
 
     def interrupt(*_):
         raise KeyboardInterrupt
 
     for number, batch in enumerate(batches(9)):
         if number == 1:
-            graphs.record = graphs.reset = interrupt
-            with pytest.raises(KeyboardInterrupt):
-                recorded(*batch)
-            del graphs.record, graphs.reset
-        require_same(recorded(*batch), plain(*batch))
-    assert recorded.state == REPLAYED
+            with monkeypatch.context() as patch:
+                patch.setattr(graphs, "record", interrupt)
+                patch.setattr(graphs, "reset", interrupt)
+                with pytest.raises(KeyboardInterrupt):
+                    train.recorded(*batch)
+        train.check(batch)
+    assert train.recorded.state == REPLAYED
 
 
 def test_functions_that_overwrite_values_in_place(graphs):
@@ -605,7 +583,7 @@ def test_values_in_host_memory_are_read_in_each_call(graphs):
     plain, its = made()
     recorded = CapturedFunction(function, graphs, "f")
     held = []
-    for call in range(10):
+    for call in range(7):
         value = np.random.RandomState(call).rand(4, 3)
         got = recorded(value, np.array(call))
         require_same(got, plain(value, call))
@@ -618,16 +596,12 @@ def test_values_in_host_memory_are_read_in_each_call(graphs):
     assert recorded.state == REPLAYED
 
 
-def test_a_value_in_host_memory_that_may_be_overwritten(graphs):
-    x, count = T.dvector("x"), theano.shared(0, "count")
+def test_what_the_host_must_not_compute(graphs):
+    x, n, count = T.dmatrix("x"), T.lscalar("n"), theano.shared(0, "count")
     function = theano.function([x], [x * 2], updates=[(count, count + 1)])
     recorded = CapturedFunction(function, graphs, "f")
     assert recorded.state == "it may overwrite count in host memory"
-
-
-def test_the_shape_of_what_the_device_computes_beside_a_value(graphs):
-    """The host's part would have to compute on the device."""
-    x, n = T.dmatrix("x"), T.lscalar("n")
+    # The shape of what the device computes: the host's part would have to compute there.
     mode = theano.compile.mode.get_default_mode().clone(optimizer=None)
     outputs = [x * to_device(T.dot(x, x).shape[0] + n)]
     recorded = CapturedFunction(theano.function([x, n], outputs, mode=mode), graphs, "f")
@@ -639,59 +613,20 @@ def doubled(x):
     return 2 * x
 
 
-def _host_value():
-    x, n = T.dvector("x"), T.lscalar("n")
-    return [x, n], [(x[:n] * 2).sum()]
-
-
-def _host_variable():
-    x = T.dvector("x")
-    return [x], [(x[: theano.shared(3, "count")] * 2).sum()]
-
-
-def _python():
-    x = T.dvector("x")
-    return [x], [doubled(x + 1)]
-
-
-def _scan():
-    x = T.dvector("x")
-    return [x], [
-        theano.scan(lambda e, total: total + e * e, x, T.as_tensor_variable(np.float64(0)))[0]
-    ]
-
-
-def _back_and_forth():
-    x, n = T.dvector("x"), T.lscalar("n")
-    return [x, n], [x * to_device(T.cast(x.sum(), "int64") + n)]
-
-
-def _lookup():
-    x, i = T.dvector("x"), T.lvector("i")
-    return [x, i], [x[i] * 2]
-
-
-def _print():
-    x = T.dvector("x")
-    return [x], [theano.printing.Print("x")(x) * 2]
-
-
 def test_what_cannot_be_repeated_is_not_recorded(graphs):
-    for made, reason in (
-        (_host_value, "depends on the value of n in host memory"),
-        (_host_variable, "depends on the value of count in host memory"),
-        (_python, "FromFunctionOp may do more"),
-        (_scan, "Scan|for"),
-        (_back_and_forth, "Elemwise copies a value to host memory"),
-        (_lookup, "depends on the value of i in host memory"),
-        (_print, "Print may do more"),
+    x, n, i, count = T.dvector("x"), T.lscalar("n"), T.lvector("i"), theano.shared(3, "count")
+    for inputs, output, reason in (
+        ([x, n], (x[:n] * 2).sum(), "depends on the value of n in host memory"),
+        ([x], (x[:count] * 2).sum(), "depends on the value of count in host memory"),
+        ([x], doubled(x + 1), "FromFunctionOp may do more"),
+        ([x, n], x * to_device(T.cast(x.sum(), "int64") + n), "Elemwise copies a value to host"),
+        ([x, i], x[i] * 2, "depends on the value of i in host memory"),
+        ([x], theano.printing.Print("x")(x) * 2, "Print may do more"),
     ):
-        inputs, outputs = made()
-        function = theano.function(inputs, outputs)
+        function = theano.function(inputs, [output])
         with pytest.raises(NotCapturableError, match=reason):
             pure_form(function)
-        recorded = CapturedFunction(function, graphs, "f")
-        assert not recorded.is_possible
+        assert not CapturedFunction(function, graphs, "f").is_possible
         assert not graphs.functions
 
 
@@ -703,7 +638,6 @@ def test_modes_that_do_more_than_compute(graphs):
         {"mode": "DebugMode"},
         {"mode": NanGuardMode()},
         {"profile": True},
-        {"mode": theano.Mode("py", "fast_compile")},
         {"mode": theano.Mode(linker, "fast_compile")},
     ):
         x = T.dvector("x")
@@ -711,23 +645,8 @@ def test_modes_that_do_more_than_compute(graphs):
         assert not CapturedFunction(function, graphs, "f").is_possible, options
 
 
-def test_dropped_functions_leave_nothing(graphs):
-    function, _ = network()
-    recorded = CapturedFunction(function, graphs, "train")
-    for batch in batches(5):
-        recorded(*batch)
-    shape = weakref.ref(next(iter(recorded._shapes.values())))
-    recorded.close()
-    gc.collect()
-    assert shape() is None
-    assert not graphs.graphs
-    assert not graphs.functions
-    assert len(recorded(*batches(1)[0])) == 2
-
-
 def test_when_results_differ():
     for plain, again, replayed, text in (
-        ([1.0, 2.0], [1.0, 2.0], [1.0, 2.0], ""),
         ([1.0, 2.0], [1.0, 2.0], [1.0, 2.0 + 1e-14], ""),
         ([1.0, 2.0], [1.0, 2.0], [1.0, 2.1], "other results: by 0.05 of"),
         ([1.0, 2.0], [1.0, 2.05], [1.0, 2.1], ""),
@@ -736,8 +655,6 @@ def test_when_results_differ():
         ([1.0, 2.0], [1.0, 2.0], [np.inf, 2.0], "not finite"),
         ([np.nan], [1.0], [1.0], ""),
         ([], [], [], ""),
-        ([0.0], [0.0], [0.0], ""),
-        ([1, 2], [1, 2], [1, 2], ""),
         ([1, 2], [1, 2], [1, 3], "other whole numbers"),
         ([True], [True], [False], "other whole numbers"),
         ([1j], [1j], [1j + 1], "other results"),
@@ -753,75 +670,3 @@ def test_a_rank_that_closes_asks_nothing_of_a_device_that_recorded_nothing(monke
         runtime.function([x], x.sum())(np.ones(3))
         monkeypatch.setattr(Cpu, "graphs", property(lambda _self: pytest.fail("asked")))
         runtime.close()
-
-
-@as_op([T.dvector], [T.dvector])
-def record_here(values):
-    """Have this rank record its functions from now on, and count what is replayed."""
-    for owner, name, value in stand_ins():
-        setattr(owner, name, value)
-    Cpu.graphs = Graphs()
-    return values
-
-
-@as_op([T.dvector], [T.dvector])
-def launches(values):
-    return values + Cpu.graphs.launched
-
-
-@pytest.fixture
-def recording(monkeypatch, graphs):
-    """A runtime of two ranks that record."""
-    monkeypatch.setattr(Cpu, "graphs", None)
-    x = T.dvector("x")
-    with Runtime(2) as runtime:
-        runtime.function([x], (record_here(x), "gather"))(np.zeros(2))
-        # It stays the master's until all of its functions are closed.
-        yield runtime, runtime.function([x], (launches(x), "gather"))
-
-
-def test_training_on_two_ranks(recording):
-    """Slices, rows by index, calls that fail: the values are those of serial Theano."""
-    runtime, count = recording
-    random = np.random.RandomState(3)
-    x, y = T.dmatrix("x"), T.dmatrix("y")
-
-    def made(build):
-        w, v = (theano.shared(np.random.RandomState(i).randn(5, 3), "wv"[i]) for i in (0, 1))
-        steps = theano.shared(0, "steps")
-        loss = T.sqr(T.tanh(T.dot(x, w)) - y).mean(axis=1).mean()
-        moved = 0.9 * v - 0.1 * T.grad(loss, w)
-        updates = [(v, moved), (w, w + moved), (steps, steps + 1)]
-        return build([x, y], loss, updates=updates), (w, v, steps)
-
-    def parallel(inputs, loss, updates):
-        # Averages over the ranks of what each makes of its rows: equal to the serial values.
-        listed = [(target, value, "avg") for target, value in updates[:2]]
-        with_ops = [*listed, (*updates[2], "last")]
-        return runtime.function(inputs, loss, updates=with_ops, mode=mode(), name="train")
-
-    train, mine = made(parallel)
-    serial, its = made(lambda inputs, loss, updates: theano.function(inputs, loss, updates=updates))
-    data = random.randn(40, 5), random.randn(40, 3)
-    for call in range(24):
-        rows = random.permutation(40)[: 12 if call % 5 else 7]
-        if call % 6 == 5:
-            before = [v.get_value() for v in mine]
-            with pytest.raises(ValueError, match=r"shapes|dimension|broadcast"):
-                train(data[0], data[1][:, :2], batch=rows)
-            for variable, value in zip(mine, before):
-                np.testing.assert_array_equal(variable.get_value(), value)
-        got = train(*data, batch=rows, num_slices=1 + call % 2)
-        np.testing.assert_allclose(got, serial(*(d[rows] for d in data)), rtol=1e-10)
-        runtime.collectives.all_reduce(list(mine[:2]), op="avg", weights=train)
-        if call == 11:
-            for variable in (mine[0], its[0]):
-                variable.set_value(np.ones((5, 3)))
-            runtime.collectives.broadcast(mine[0])
-        for one, other in zip(mine, its):
-            np.testing.assert_allclose(one.get_value(), other.get_value(), rtol=1e-9, atol=1e-12)
-    assert all(count(np.zeros(2)) > 10)
-    assert runtime.stats()["train"].graph == REPLAYED
-    del train
-    gc.collect()
-    runtime.distribute()

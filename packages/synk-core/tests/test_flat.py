@@ -13,6 +13,8 @@ from synk_core._graph.transfer.pickling import RECURSION_LIMIT, deep_recursion, 
 from synk_testing.engine import IS_THEANO, STREAMS, T, as_op, engine, ifelse, softmax, theano_only
 
 x = T.matrix("x")
+# Optimising the gradients of loops, or draws, would take most of a test's time.
+QUICK = "FAST_COMPILE" if IS_THEANO else None
 FUSING = engine.gof.Query(include=["fast_run", "fusion"], exclude=[]) if IS_THEANO else "fast_run"
 
 
@@ -41,24 +43,15 @@ def check(function, *argument_lists):
 X = np.arange(12.0).reshape(4, 3)
 
 
-def test_gradient_step_of_a_network():
-    x, w, b = T.matrix("x"), engine.shared(np.ones((3, 5)) / 9, "w"), engine.shared(np.zeros(5))
-    cost = softmax(T.tanh(x.dot(w) + b))[:, 0].mean()
-    updates = [(p, p - 0.1 * T.grad(cost, p)) for p in (w, b)]
-    check(engine.function([x], cost, updates=updates, name="step"), [X], [X + 1], [X])
-
-
-@pytest.mark.c_code
 def test_fused_graphs():
     """The tests' settings leave fusion out; users have it."""
     x, s = T.vector("x"), engine.shared(np.ones(3), "s")
-    mode = engine.compile.mode.Mode("cvm", FUSING)
+    mode = engine.compile.mode.Mode("py", FUSING)
     f = engine.function([x], T.exp(x * s) - T.tanh(x + 1) / 2, updates=[(s, s * x - 1)], mode=mode)
     assert any("Composite" in str(node.op) for node in f.maker.fgraph.toposort())
     check(f, [X[0]], [X[1]])
 
 
-@pytest.mark.c_code
 def test_in_place_graphs_keep_their_order():
     s, x = engine.shared(np.ones(3), "s"), T.vector("x")
     f = engine.function([x], [s * 3, (s - 3) * 2, T.exp(s)], updates=[(s, s + x)])
@@ -77,39 +70,33 @@ def test_givens_defaults_states_and_names():
     check(state, [X], [X])
 
 
-def test_pooling():
-    x, w = T.tensor4("x"), engine.shared(np.ones((8, 8)), "w")
-    pool_2d = pytest.importorskip("theano.tensor.signal.pool").pool_2d
-    out = pool_2d(x * w, (2, 2), ignore_border=True).sum()
-    f = engine.function([x], out, updates=[(w, w - T.grad(out, w))])
-    check(f, [np.random.RandomState(1).randn(2, 1, 8, 8)])
-
-
 def test_scan_and_its_gradient():
     x, w = T.matrix("x"), engine.shared(np.float64(0.5), "w")
     states, _ = engine.scan(lambda row, h: T.tanh(row.sum() + w * h), x, T.zeros(()))
-    f = engine.function([x], states[-1], updates=[(w, w - T.grad(states[-1], w))])
+    f = engine.function([x], states[-1], updates=[(w, w - T.grad(states[-1], w))], mode=QUICK)
     check(f, [X / 10], [X / 7])
 
 
-def test_ifelse_subtensors_and_sorting():
+def test_ifelse_pooling_subtensors_and_sorting():
     x, i = T.matrix("x"), T.iscalar("i")
     check(engine.function([x, i], ifelse(T.gt(i, 0), x.sum(), x.max())), [X, 1], [X, 0])
     s = engine.shared(X.copy(), "s")
-    f = engine.function([x], x.sort(axis=0)[::-1], updates=[(s, T.set_subtensor(s[1], x[0]))])
-    check(f, [X + 1])
+    out = x.sort(axis=0)[::-1]
+    if IS_THEANO:
+        pool_2d = pytest.importorskip("theano.tensor.signal.pool").pool_2d
+        out = pool_2d(out * softmax(s), (2, 2), ignore_border=True)
+    f = engine.function([x], [out, x.sum()], updates=[(s, T.set_subtensor(s[1], x[0]))])
+    check(f, [X + 1], [X])
 
 
 @pytest.mark.parametrize("streams", STREAMS.values(), ids=STREAMS)
 def test_random_streams(streams):
-    check(engine.function([x], x * streams(5).uniform(size=x.shape)), [X], [X])
+    draw = streams(5).uniform(size=x.shape)
+    check(engine.function([x], x * draw, mode=QUICK), [X], [X])
 
 
-def test_outputs_of_all_kinds():
-    check(engine.function([x], x.sum()), [X])
-    check(engine.function([x], [x.sum(), x]), [X])
-    if not IS_THEANO:
-        return
+@theano_only("outputs by name")
+def test_outputs_by_name():
     copy = check(engine.function([x], {"a": x.sum(), "b": x * 2}), [X])
     assert set(copy(X)) == {"a", "b"}
 

@@ -6,6 +6,7 @@ so later. What only GPUs show is in `integration/multi_gpu`.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import sys
@@ -21,10 +22,11 @@ from theano.compile.ops import as_op
 
 from synk_comm._collectives.rounds import RoundCommunicator
 from synk_core import DecompositionWarning, InputValueError, Runtime, WorkerFailed
-from synk_core._graph.devices import captured, parts
+from synk_core._graph.devices import parts
 from synk_core._graph.devices.captured import REPLAYED
 from synk_core._graph.devices.device import Cpu
 from synk_core._graph.devices.parts import in_parts, pieces_of
+from synk_core._plan.rows import split_rows
 from synk_core._rank import distribute, outputs
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -64,10 +66,14 @@ class Reduction:
             self.out[begin:end] = self.comm.all_reduce(piece.copy(), "avg", weight=self.weight)
 
 
+def _begin(comm, *arguments, **named):
+    return Reduction(comm, *arguments, **named)
+
+
 def changes():
     """What makes the processor a device whose collectives may overlap: (owner, name, value)."""
     return [
-        (RoundCommunicator, "partitioned_all_reduce", Reduction),
+        (RoundCommunicator, "partitioned_all_reduce", _begin),
         (Cpu, "is_gpu", True),
         (Cpu, "takes_collectives", True),
         (Cpu, "takes", lambda _self, _values, reducible=False: True),
@@ -85,14 +91,10 @@ def overlap_here(values):
     """Have this rank overlap from now on; it records its functions, too, if it gets a 1."""
     more = stand_ins() if values[0] else []
     for owner, name, value in [*changes(), *more]:
-        setattr(owner, name, value if name != "partitioned_all_reduce" else _begin)
+        setattr(owner, name, value)
     if values[0]:
         Cpu.graphs = Graphs()
     return values
-
-
-def _begin(comm, *arguments, **named):
-    return Reduction(comm, *arguments, **named)
 
 
 @as_op([T.dvector], [T.dvector])
@@ -119,13 +121,12 @@ def picky(values):
 class Overlapping:
     """A runtime whose ranks overlap."""
 
-    def __init__(self, runtime, recording=0.0):
+    def __init__(self, runtime, recording):
         self.runtime = runtime
         x = T.dvector("x")
         runtime.function([x], (overlap_here(x), "gather"))(np.full(runtime.size, recording))
         self._events = runtime.function([x], (events(x), None))
         self._left_open = runtime.function([x], (left_open(x), "gather"))
-        self.events()
 
     def require_all_ended(self):
         """Others' devices would wait for a rank that has not said the end of a reduction."""
@@ -135,17 +136,27 @@ class Overlapping:
         return [int(n) for n in self._events(np.zeros(self.runtime.size))]
 
 
-def by_night(*values):
-    return pytest.param(*values, marks=pytest.mark.nightly)
+@contextlib.contextmanager
+def overlapping_ranks(recording=0.0):
+    """Three ranks that overlap until the end; this process does as ever after that."""
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name, _ in [*changes(), *stand_ins()]:
+            patch.setattr(owner, name, getattr(owner, name))  # to be restored
+        patch.setattr(Cpu, "graphs", None)
+        with Runtime(3) as runtime:
+            yield Overlapping(runtime, recording)
 
 
-@pytest.fixture(params=[by_night(2), 3])
-def overlapping(request, monkeypatch):
-    for owner, name, _ in [*changes(), *stand_ins()]:
-        monkeypatch.setattr(owner, name, getattr(owner, name))  # to be restored
-    monkeypatch.setattr(Cpu, "graphs", None)
-    with Runtime(request.param) as runtime:
-        yield Overlapping(runtime)
+@pytest.fixture(scope="module")
+def ranks():
+    with overlapping_ranks() as made:
+        yield made
+
+
+@pytest.fixture
+def overlapping(ranks):
+    ranks.events()
+    return ranks
 
 
 OVERLAPPED = [*4 * [2], 1, *3 * [2], 0]
@@ -154,35 +165,28 @@ LEFT = [*4 * [2], 1, -3, *3 * [1]]
 if it fails before the first."""
 
 
-def chain(runtime, sizes=(20, 3, 30), **options):
+def chain(runtime):
     """A function that joins a vector from parts, the last one computed first; and NumPy's."""
     x = T.dmatrix("x")
-    first = (
-        T.dot(T.ones_like(x[0]), x.T).sum()
-        + T.zeros((sizes[2],), "float64")
-        + picky(x[:, 0]).mean()
-    )
-    second = T.tanh(first[:1].sum() / 100) + T.zeros((sizes[1],), "float64")
+    first = T.dot(T.ones_like(x[0]), x.T).sum() + T.zeros((30,), "float64") + picky(x[:, 0]).mean()
+    second = T.tanh(first[:1].sum() / 100) + T.zeros((3,), "float64")
     late = picky(x[:, 1] + 1e-30 * second[0])  # so it comes after the second part
-    third = second[0] * T.arange(1.0, sizes[1] + 1).sum() / sizes[1] + late.mean()
-    third = third + T.arange(float(sizes[0]))
-    v = theano.shared(np.zeros(sum(sizes)), "v")
+    third = second[0] * 2 + late.mean() + T.arange(20.0)
+    v = theano.shared(np.zeros(53), "v")
     made = T.concatenate([third, second, first])
-    f = runtime.function([x], x.mean(), updates=[(v, made)], name="chain", **options)
+    f = runtime.function([x], x.mean(), updates=[(v, made)], name="chain")
 
     def numpy_share(rows):
         a = rows.sum() + rows[:, 0].mean()
         b = np.tanh(a / 100)
-        c = b * np.arange(1.0, sizes[1] + 1).sum() / sizes[1] + rows[:, 1].mean()
-        c = c + np.arange(float(sizes[0]))
-        return np.concatenate([c, np.full(sizes[1], b), np.full(sizes[2], a)])
+        c = b * 2 + rows[:, 1].mean() + np.arange(20.0)
+        return np.concatenate([c, np.full(3, b), np.full(30, a)])
 
     return f, v, numpy_share
 
 
 def shares(rows, size):
-    bounds = np.cumsum([0, *(len(part) for part in np.array_split(np.arange(len(rows)), size))])
-    return [rows[begin:end] for begin, end in zip(bounds, bounds[1:])]
+    return [rows[begin:end] for begin, end in split_rows(len(rows), size)]
 
 
 def expected(numpy_share, rows, size):
@@ -190,8 +194,14 @@ def expected(numpy_share, rows, size):
     return sum(len(part) * numpy_share(part) for part in split if len(part)) / len(rows)
 
 
-def step(runtime, f, v, rows, **options):
-    return runtime.step(f.delayed(rows, **options), runtime.delayed.all_reduce(v, "avg", weights=f))
+def step(runtime, f, v, rows):
+    return runtime.step(f.delayed(rows), runtime.delayed.all_reduce(v, "avg", weights=f))
+
+
+def require_everywhere(runtime, v, want):
+    """All ranks have this value."""
+    held = runtime.collectives.gather(v, nd_up=1)
+    np.testing.assert_allclose(held, [want] * runtime.size, rtol=1e-12)
 
 
 def test_pieces_make_up_the_vector_the_end_first():
@@ -227,31 +237,24 @@ def test_the_average_begins_amid_the_function_and_is_exact(overlapping):
     runtime = overlapping.runtime
     f, v, numpy_share = chain(runtime)
     random = np.random.RandomState(0)
-    for call, rows in enumerate([7, 7, 12, 5, 12]):
+    for call, rows in enumerate([7, 7, 12, 5]):
         data = random.randn(rows, 4)
         loss, nothing = step(runtime, f, v, data)
         assert nothing is None
         np.testing.assert_allclose(loss, data.mean(), rtol=1e-12)
-        want = expected(numpy_share, data, runtime.size)
-        for got in runtime.collectives.gather(v):
-            np.testing.assert_allclose(got, want, rtol=1e-13)
-        told = overlapping.events()
-        if call:
-            # The first 30 elements are there when the others are not; nothing is left at the end.
-            assert told == OVERLAPPED
-        else:
-            assert told == []
+        require_everywhere(runtime, v, expected(numpy_share, data, runtime.size))
+        # The first 30 elements are there when the others are not; nothing is left at the end.
+        assert overlapping.events() == (OVERLAPPED if call else [])
 
 
 def test_what_cannot_overlap_is_as_ever(overlapping):
     runtime, size = overlapping.runtime, overlapping.runtime.size
     f, v, numpy_share = chain(runtime)
+    all_reduce = runtime.delayed.all_reduce
     data = np.random.RandomState(0).randn(9, 4)
 
     def check(rows):
-        want = expected(numpy_share, rows, size)
-        for got in runtime.collectives.gather(v):
-            np.testing.assert_allclose(got, want, rtol=1e-13)
+        require_everywhere(runtime, v, expected(numpy_share, rows, size))
         assert overlapping.events() == []
 
     for _ in range(2):
@@ -262,12 +265,15 @@ def test_what_cannot_overlap_is_as_ever(overlapping):
     overlapping.events()
     step(runtime, f, v, data[: size - 1])  # the last rank has none
     check(data[: size - 1])
-    runtime.step(f.delayed(data), f.delayed(data), runtime.delayed.all_reduce(v, weights=f))
+    runtime.step(f.delayed(data), f.delayed(data), all_reduce(v, weights=f))
     assert overlapping.events() == OVERLAPPED
-    runtime.step(f.delayed(data), runtime.delayed.all_reduce(v))
+    runtime.step(f.delayed(data), all_reduce(v))
     assert overlapping.events() == []
-    runtime.step(f.delayed(data), runtime.delayed.all_reduce(v, "c_avg", weights=f))
+    runtime.step(f.delayed(data), all_reduce(v, "c_avg", weights=f))
     check(data)
+    runtime.step(f.delayed(data), all_reduce(v, "sum", weights=f))
+    require_everywhere(runtime, v, sum(numpy_share(rows) for rows in shares(data, size)))
+    assert overlapping.events() == []
     runtime.watch_finite()
     step(runtime, f, v, data)
     check(data)
@@ -276,90 +282,54 @@ def test_what_cannot_overlap_is_as_ever(overlapping):
     assert overlapping.events() == OVERLAPPED
 
 
-@pytest.mark.parametrize("what", ["used", *map(by_night, ("returned", "reads", "alone", "twice"))])
-def test_functions_that_do_more_with_the_vector(overlapping, what):
-    runtime = overlapping.runtime
-    x = T.dvector("x")
-    v, w = (theano.shared(np.zeros(40), name) for name in "vw")
-    part = x.sum() + T.arange(20.0)
-    made = T.concatenate([part, 2 * part])
-    outputs, updates = x.mean(), [(v, made)]
-    if what == "used":
-        outputs = (T.sqr(made).sum(), None)
-    elif what == "returned":
-        outputs = [x.mean(), (made, None)]
-    elif what == "reads":
-        outputs = x.mean() + v.sum()
-    elif what == "alone":
-        updates = [(v, T.concatenate([part, part])[::-1])]
-    else:
-        updates = [(v, made), (w, made)]
-    f = runtime.function([x], outputs, updates=updates)
-    for n in range(3):
-        data = np.arange(6.0) + n
-        step(runtime, f, v, data)
-        each = [rows.sum() + np.arange(20.0) for rows in shares(data, runtime.size)]
-        want = sum(np.concatenate([p, (1 if what == "alone" else 2) * p]) for p in each)
-        want = want / runtime.size
-        for got in runtime.collectives.gather(v):
-            np.testing.assert_allclose(got, want[::-1] if what == "alone" else want, rtol=1e-13)
-    assert overlapping.events() == []
-
-
-@pytest.mark.parametrize("overwritten", [by_night(False), True])
-def test_a_part_that_is_overwritten_later_is_copied(overlapping, overwritten):
+def test_a_part_that_is_overwritten_later_is_copied(overlapping):
     runtime = overlapping.runtime
     x = T.dvector("x")
     v, w = theano.shared(np.zeros(40), "v"), theano.shared(np.zeros(20), "w")
     a, b = x.sum() + T.arange(20.0), x.mean() + T.arange(20.0)
     # In place, once it has been joined; so Theano's optimizer does it.
-    f = runtime.function(
-        [x], x.mean(), updates=[(v, T.concatenate([a, b])), (w, T.exp(a) if overwritten else a)]
-    )
+    f = runtime.function([x], x.mean(), updates=[(v, T.concatenate([a, b])), (w, T.exp(a))])
     for n in range(3):
         data = np.arange(6.0) + n
         step(runtime, f, v, data)
-        each = [
-            np.concatenate([of(rows) + np.arange(20.0) for of in (np.sum, np.mean)])
-            for rows in shares(data, runtime.size)
-        ]
-        for got in runtime.collectives.gather(v):
-            np.testing.assert_allclose(got, sum(each) / runtime.size, rtol=1e-13)
-        for rank, got in enumerate(runtime.collectives.gather(w)):
-            want = each[rank][:20]
-            np.testing.assert_allclose(got, np.exp(want) if overwritten else want, rtol=1e-13)
+        each = np.array([[rows.sum(), rows.mean()] for rows in shares(data, runtime.size)])
+        parts_of_all = each[:, :, None] + np.arange(20.0)
+        require_everywhere(runtime, v, parts_of_all.mean(axis=0).ravel())
+        held = runtime.collectives.gather(w, nd_up=1)
+        np.testing.assert_allclose(held, np.exp(parts_of_all[:, 0]), rtol=1e-13)
         told = overlapping.events()
         if n:
-            assert sorted(told) == [0, *(6 * [2] if not overwritten else [1, 1, 1, 2, 2, 2])]
+            assert sorted(told) == [0, 1, 1, 1, 2, 2, 2]
 
 
-@pytest.mark.parametrize("rank", [0, by_night(-1)])
-@pytest.mark.parametrize("column", [0, 1])  # before the first part, after the second
-@pytest.mark.parametrize("atomic", [True, by_night(False)])
-def test_a_rank_that_fails_lets_the_others_go(overlapping, atomic, column, rank):
+@pytest.mark.parametrize("atomic", [True, pytest.param(False, marks=pytest.mark.nightly)])
+def test_a_rank_that_fails_lets_the_others_go(overlapping, monkeypatch, atomic):
     runtime = overlapping.runtime
     f, v, numpy_share = chain(runtime)
     data = np.random.RandomState(0).randn(9, 4)
-    runtime._rank.journal.on = atomic  # on the master, as with fork(atomic=)
-    for _ in range(3):
-        for _ in range(3):
-            step(runtime, f, v, data)
-            want = expected(numpy_share, data, runtime.size)
-            for got in runtime.collectives.gather(v):
-                np.testing.assert_allclose(got, want, rtol=1e-13)
-        before = runtime.collectives.gather(v)
-        assert overlapping.events() == 2 * OVERLAPPED
-        bad = data.copy()
-        bad[rank, column] = 101
-        with pytest.raises(ValueError, match="not this"):
-            step(runtime, f, v, bad)
-        if rank == 0:
-            # It gave what it had, and something in place of the rest.
-            assert overlapping.events() == ([-8, *8 * [1]] if column == 0 else LEFT)
-        overlapping.require_all_ended()
-        overlapping.events()
-        if atomic:
-            np.testing.assert_array_equal(runtime.collectives.gather(v), before)
+    want = expected(numpy_share, data, runtime.size)
+    monkeypatch.setattr(runtime._rank.journal, "on", atomic)  # as with fork(atomic=)
+    before_the_first_part, after_the_second = (0, [-8, *8 * [1]]), (1, LEFT)
+    for rank in (0, -1):
+        for column, given in (before_the_first_part, after_the_second):
+            for _ in range(3):
+                step(runtime, f, v, data)
+                require_everywhere(runtime, v, want)
+            before = runtime.collectives.gather(v)
+            assert overlapping.events() == 2 * OVERLAPPED
+            bad = data.copy()
+            bad[rank, column] = 101
+            with pytest.raises(ValueError, match="not this"):
+                step(runtime, f, v, bad)
+            told = overlapping.events()
+            if rank == 0:
+                # It gave what it had, and something in place of the rest.
+                assert told == given
+            overlapping.require_all_ended()
+            if atomic:
+                np.testing.assert_array_equal(runtime.collectives.gather(v), before)
+    step(runtime, f, v, data)
+    require_everywhere(runtime, v, want)
 
 
 def test_parts_of_other_sizes(overlapping):
@@ -372,22 +342,18 @@ def test_parts_of_other_sizes(overlapping):
     data = np.arange(float(2 * size))
 
     def check(n):
-        want = np.concatenate([np.arange(float(n)) * data.mean(), np.arange(20.0) + data.mean()])
-        for got in runtime.collectives.gather(v):
-            np.testing.assert_allclose(got, want, rtol=1e-13)
+        step(runtime, f, v, data)
+        parts_of_all = [np.arange(float(n)) * data.mean(), np.arange(20.0) + data.mean()]
+        require_everywhere(runtime, v, np.concatenate(parts_of_all))
 
     for _ in range(3):
-        step(runtime, f, v, data)
         check(20)
     a.set_value(np.arange(25.0))
     runtime.collectives.broadcast(a)
-    overlapping.events()
-    step(runtime, f, v, data)  # it notices, and averages afterwards
-    check(25)
+    check(25)  # it notices, and averages afterwards
     overlapping.require_all_ended()
     overlapping.events()
     for _ in range(2):
-        step(runtime, f, v, data)
         check(25)
     assert len(overlapping.events()) >= 4
     # On one rank alone: it is noticed, and forgotten everywhere.
@@ -398,77 +364,62 @@ def test_parts_of_other_sizes(overlapping):
         overlapping.require_all_ended()
     runtime.collectives.broadcast(a)
     for _ in range(3):
-        step(runtime, f, v, data)
         check(25)
 
 
-# Large vectors are not packed, those of tests would be.
-@pytest.mark.parametrize("packed", [True, by_night(False)])
-def test_training_that_is_replayed_too(overlapping, monkeypatch, packed):
-    """Three layers, uneven rows, values that are set: those of serial Theano."""
-    runtime = overlapping.runtime
-    if not packed:
-        monkeypatch.setattr(captured, "LARGEST_PACKED", 0)
-    overlapping = Overlapping(runtime, recording=1.0)
+def test_training_that_is_replayed_too():
+    """Uneven rows, slices, values that are set, calls that fail: those of serial Theano."""
     random = np.random.RandomState(3)
     x, y = T.dmatrix("x"), T.dmatrix("y")
 
     def made():
-        params = [
-            theano.shared(np.random.RandomState(i).randn(6, 6) / 2, f"w{i}") for i in range(3)
-        ]
+        values = [np.random.RandomState(i).randn(6, 6) / 2 for i in range(3)]
+        params = [theano.shared(value, f"w{i}") for i, value in enumerate(values)]
         h = x
         for w in params:
             h = T.tanh(T.dot(h, w))
         loss = T.sqr(h - y).mean()
         return params, loss, T.concatenate([g.flatten() for g in T.grad(loss, params)])
 
+    def moved(params, vector):
+        parts = enumerate(params)
+        return [(w, w - 0.1 * vector[36 * i : 36 * i + 36].reshape((6, 6))) for i, w in parts]
+
+    theirs, loss, gradient = made()
+    serial = theano.function([x, y], loss, updates=moved(theirs, gradient))
     params, loss, gradient = made()
     v = theano.shared(np.zeros(3 * 36), "v")
-    f = runtime.function([x, y], loss, updates=[(v, gradient)], name="gradient", mode=mode())
-    moved = [(w, w - 0.1 * v[36 * i : 36 * i + 36].reshape((6, 6))) for i, w in enumerate(params)]
-    update = runtime.function([], updates=moved, name="update")
-    theirs, loss, gradient = made()
-    moved = [
-        (w, w - 0.1 * gradient[36 * i : 36 * i + 36].reshape((6, 6))) for i, w in enumerate(theirs)
-    ]
-    serial = theano.function([x, y], loss, updates=moved)
     data = random.randn(40, 6), random.randn(40, 6)
-    overlapped = 0
-    for call in range(24):
-        rows = random.permutation(40)[: 12 if call % 5 else 7]
-        loss = runtime.step(
-            f.delayed(*data, batch=rows),
-            runtime.delayed.all_reduce(v, weights=f),
-            update,
-        )[0]
-        np.testing.assert_allclose(loss, serial(*(d[rows] for d in data)), rtol=1e-10)
-        if call == 11:
-            for w in (params[0], theirs[0]):
-                w.set_value(np.eye(6))
-            runtime.collectives.broadcast(params[0])
-        for one, other in zip(params, theirs):
-            np.testing.assert_allclose(one.get_value(), other.get_value(), rtol=1e-9, atol=1e-12)
-        overlapped += overlapping.events() == [*9 * [2], 0]
-    assert overlapped == 23
-    loaded = runtime._rank.functions[f.number]
-    assert loaded.replay == REPLAYED
-    (average,) = loaded.averages.values()
-    recorded = loaded.captured(average.function, None)._shapes.values()
-    assert {len(shape._recorded) for shape in recorded} == {0, 5}  # one ends with the loss
-    for w in params:
-        assert all((one == w.get_value()).all() for one in runtime.collectives.gather(w))
-
-
-@pytest.mark.parametrize("op", ["sum", by_night("max")])
-def test_other_reductions_are_not_averages(overlapping, op):
-    runtime, size = overlapping.runtime, overlapping.runtime.size
-    f, v, numpy_share = chain(runtime)
-    data = np.random.RandomState(0).randn(9, 4)
-    want = getattr(np, op)([numpy_share(rows) for rows in shares(data, size)], axis=0)
-    for _ in range(3):
-        runtime.step(f.delayed(data), runtime.delayed.all_reduce(v, op, weights=f))
-        np.testing.assert_allclose(v.get_value(), want, rtol=1e-12)
+    with overlapping_ranks(recording=1.0) as overlapping:
+        runtime = overlapping.runtime
+        options = {"name": "gradient", "mode": mode()}
+        f = runtime.function([x, y], loss, updates=[(v, gradient)], **options)
+        update = runtime.function([], updates=moved(params, v), name="update")
+        average = runtime.delayed.all_reduce(v, weights=f)
+        overlapped = 0
+        for call in range(20):
+            rows = random.permutation(40)[: 12 if call % 5 else 7]
+            if call == 13:
+                with pytest.raises(ValueError, match=r"shapes|dimension|broadcast"):
+                    runtime.step(f.delayed(data[0], data[1][:, :2], batch=rows), average, update)
+            sliced = {"num_slices": 2} if call == 15 else {}
+            loss = runtime.step(f.delayed(*data, batch=rows, **sliced), average, update)[0]
+            np.testing.assert_allclose(loss, serial(*(d[rows] for d in data)), rtol=1e-10)
+            if call == 11:
+                for w in (params[0], theirs[0]):
+                    w.set_value(np.eye(6))
+                runtime.collectives.broadcast(params[0])
+            for one, other in zip(params, theirs):
+                value = one.get_value()
+                np.testing.assert_allclose(value, other.get_value(), rtol=1e-9, atol=1e-12)
+                assert (runtime.collectives.gather(one, nd_up=1) == value).all()
+            overlapped += overlapping.events() == [*9 * [2], 0]
+        assert overlapped >= 16
+        loaded = runtime._rank.functions[f.number]
+        assert loaded.replay == runtime.stats()["gradient"].graph == REPLAYED
+        (average,) = loaded.averages.values()
+        recorded = loaded.captured(average.function, None)._shapes.values()
+        assert 5 in {len(shape._recorded) for shape in recorded}  # one ends with the loss
 
 
 def test_only_the_average_that_follows_is_done(overlapping):
@@ -479,42 +430,33 @@ def test_only_the_average_that_follows_is_done(overlapping):
     a, b = x.sum() + T.arange(20.0), x.mean() + T.arange(20.0)
     f = runtime.function([x], x.mean(), updates=[(v, T.concatenate([a, b])), (w, x.sum())])
     add = runtime.function([x], updates=[(v, v + x.sum())])
+    fails = runtime.function([x], (picky(x), "gather")).delayed(101 * np.ones(size))
     average = runtime.delayed.all_reduce
     for n in range(4):
         data, more = np.arange(4.0 * size) + n, np.arange(float(size))
-        bad = [runtime.function([x], (picky(x), "gather")).delayed(101 * np.ones(size))]
-        for fails in (bad, []) if n == 3 else ([],):
-            acts = [average(v, weights=f), add.delayed(more), average(v, weights=f)]
-            acts = [f.delayed(data), *fails, *acts, average(w, weights=f)]
-            if fails:
-                with pytest.raises(ValueError, match="not this"):
-                    runtime.step(*acts)
-            else:
-                runtime.step(*acts)
+        acts = [average(v, weights=f), add.delayed(more), average(v, weights=f)]
+        acts = [*acts, average(w, weights=f)]
+        if n == 3:
+            with pytest.raises(ValueError, match="not this"):
+                runtime.step(f.delayed(data), fails, *acts)
+        runtime.step(f.delayed(data), *acts)
         sums = [rows.sum() for rows in shares(data, size)]
-        np.testing.assert_allclose(runtime.collectives.gather(w), np.mean(sums))
+        require_everywhere(runtime, w, np.mean(sums))
         ends = [np.mean(sums) + np.arange(20.0), data.mean() + np.arange(20.0)]
-        want = np.concatenate(ends) + more.mean()
-        for got in runtime.collectives.gather(v):
-            np.testing.assert_allclose(got, want, rtol=1e-12)
+        require_everywhere(runtime, v, np.concatenate(ends) + more.mean())
 
 
-@pytest.mark.parametrize("how", ["variable", by_night("output")])
-@pytest.mark.parametrize("atomic", [True, by_night(False)])
-def test_the_value_before_is_passed_on(overlapping, atomic, how):
+def test_the_value_before_is_passed_on(overlapping):
     runtime = overlapping.runtime
-    runtime._rank.journal.on = atomic
     x = T.dvector("x")
     v, w = (theano.shared(np.zeros(40), name) for name in "vw")
     made = T.concatenate([x.sum() + T.arange(20.0), x.mean() + T.arange(20.0)])
-    outputs, updates = (x.mean(), [(v, made), (w, v)])
-    if how == "output":
-        outputs, updates = [x.mean(), (v, None)], [(v, made)]
-    f = runtime.function([x], outputs, updates=updates)
+    f = runtime.function([x], [x.mean(), (v, None)], updates=[(v, made), (w, v)])
     before = np.zeros(40)
     for n in range(4):
         result = step(runtime, f, v, np.arange(6.0) + n)[0]
-        np.testing.assert_allclose(w.get_value() if how == "variable" else result[1], before)
+        np.testing.assert_allclose(w.get_value(), before)
+        np.testing.assert_allclose(result[1], before)
         before = v.get_value()
 
 
@@ -541,7 +483,7 @@ def test_an_interrupt_while_the_ranks_begin(overlapping, monkeypatch):
     assert overlapping.events() == [-8, *8 * [1]]
     for _ in range(2):
         step(runtime, f, v, data)
-        np.testing.assert_allclose(v.get_value(), expected(numpy_share, data, runtime.size))
+        require_everywhere(runtime, v, expected(numpy_share, data, runtime.size))
 
 
 def test_dropped_functions_leave_nothing(overlapping):
@@ -574,8 +516,7 @@ def test_numbers_are_collected_when_all_acts_are_done(overlapping):
     one, other = np.arange(1.0, 8.0), np.arange(3.0, 14.0)
 
     def require_right(results, data):
-        shares = [data[begin:end] for begin, end in shares_of(len(data), runtime.size)]
-        parts = [share.sum() for share in shares]
+        parts = [share.sum() for share in shares(data, runtime.size)]
         wanted = [data.mean(), data.sum(), data.max(), data.min(), data.prod(), parts, data[0]]
         for result, value in zip(results, [*wanted, 2 * data]):
             np.testing.assert_allclose(result, value, rtol=1e-12)
@@ -598,23 +539,25 @@ def test_numbers_are_collected_when_all_acts_are_done(overlapping):
     assert not runtime._rank.device.sends_early
 
 
-def shares_of(rows, size):
-    ends = np.cumsum([rows // size + (rank < rows % size) for rank in range(size)])
-    return zip([0, *ends[:-1]], ends)
-
-
 def test_functions_that_cannot_tell_of_parts():
+    """Those that do more with the vector, too."""
     x = T.dvector("x")
-    v = theano.shared(np.zeros(4), "v")
+    v, w = (theano.shared(np.zeros(4), name) for name in "vw")
     made = T.concatenate([x[:2], x[2:4]])
-    single = T.concatenate([x[:2].astype("float32"), x[2:4]])
-    for other, value, can in [
-        ("FAST_COMPILE", made, True),
-        ("FAST_COMPILE", single, False),  # Join converts it
-        ("DebugMode", made, False),
-        (theano.Mode(linker="c"), made, False),
-    ]:
-        f = theano.function([x], updates=[(v, value)], mode=other)
+    single = T.concatenate([x[:2].astype("float32"), x[2:4]])  # Join converts it
+    quick, c = "FAST_COMPILE", theano.Mode(linker="c")
+    for how, results, updates, can in (
+        (quick, [], [(v, made)], True),
+        (quick, [], [(v, single)], False),
+        (quick, [], [(v, made[::-1])], False),
+        (quick, [T.sqr(made).sum()], [(v, made)], False),
+        (quick, [made], [(v, made)], False),
+        (quick, [v.sum()], [(v, made)], False),
+        (quick, [], [(v, made), (w, made)], False),
+        ("DebugMode", [], [(v, made)], False),
+        (c, [], [(v, made)], False),
+    ):
+        f = theano.function([x], results, updates=updates, mode=how)
         found = in_parts(f, v.container.storage, Cpu().copy_part)
         assert (found is not None) == can
         if can:
@@ -649,14 +592,8 @@ def test_values_on_devices_come_to_new_ranks_from_device_to_device(overlapping, 
         return broadcast(comm, x, root)
 
     monkeypatch.setattr(RoundCommunicator, "broadcast", counted)
-    values = [
-        random.rand(30, 40),
-        np.asfortranarray(random.rand(5, 7)),
-        random.rand(10, 3)[::2],
-        np.float64(2.5),
-        np.zeros((0, 3)),
-        np.arange(6),
-    ]
+    values = [random.rand(30, 40), np.asfortranarray(random.rand(5, 7)), random.rand(10, 3)[::2]]
+    values += [np.float64(2.5), np.zeros((0, 3)), np.arange(6)]
     held = [theano.shared(value, f"v{i}", borrow=True) for i, value in enumerate(values)]
     x, stream = T.dvector("x"), T.shared_randomstreams.RandomStreams(1)
     total = sum(v.sum() for v in held) + stream.uniform((2,)).sum() * 0

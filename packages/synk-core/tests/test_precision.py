@@ -8,7 +8,6 @@ import types
 import pytest
 
 from synk_core import Runtime
-from synk_core._graph.devices import precision
 from synk_core._graph.devices.device import Cpu, Gpu
 from synk_core._graph.devices.precision import (
     OVERRIDE,
@@ -27,45 +26,32 @@ def plain(monkeypatch):
         monkeypatch.delenv(name)
 
 
-@pytest.mark.parametrize(
-    "given, ours, nvidias, chosen",
-    [
-        ("default", None, None, "default"),
-        ("default", "", None, "default"),
-        ("default", "float32", None, "float32"),
-        ("default", "tf32", None, "tf32"),
-        ("float32", "tf32", None, "float32"),
-        ("tf32", "float32", None, "tf32"),
-        ("default", None, "0", "float32"),
+def test_the_precision_is_the_programs_or_else_the_environments(monkeypatch):
+    for given, ours, nvidias, chosen in (
+        ("default", "", "", "default"),
+        ("default", "tf32", "", "tf32"),
+        ("float32", "tf32", "", "float32"),
+        ("tf32", "float32", "1", "tf32"),
+        ("default", "", "0", "float32"),
         ("float32", "tf32", "0", "float32"),
-        ("default", None, "1", "default"),
-    ],
-)
-def test_the_precision_is_the_programs_or_else_the_environments(
-    monkeypatch, given, ours, nvidias, chosen
-):
-    for name, value in ((USE_PRECISION, ours), (OVERRIDE, nvidias)):
-        if value is not None:
-            monkeypatch.setenv(name, value)
-    assert checked_precision(given) == chosen
+        ("default", "", "1", "default"),
+    ):
+        monkeypatch.setenv(USE_PRECISION, ours)
+        monkeypatch.setenv(OVERRIDE, nvidias)
+        assert checked_precision(given) == chosen
 
 
-def test_a_precision_that_is_none():
-    for given in (True, None, "float16", "TF32", 32):
-        with pytest.raises(
-            InputValueError, match=r"precision: got .*, expected 'default', 'float32' or 'tf32'"
-        ):
+def test_a_precision_that_is_none_or_excluded_by_the_environment(monkeypatch):
+    words = "precision: got .*, expected 'default', 'float32' or 'tf32'"
+    for given in (True, None, "TF32"):
+        with pytest.raises(InputValueError, match=words):
             Runtime(1, use_gpu=False, precision=given)
-
-
-def test_an_environment_that_names_none_and_one_that_excludes_what_is_asked_for(monkeypatch):
-    monkeypatch.setenv(USE_PRECISION, "double")
-    with pytest.raises(InputValueError, match="SYNKHRONOS_PRECISION: got 'double', expected"):
-        checked_precision("default")
-    monkeypatch.setenv(USE_PRECISION, "")
     monkeypatch.setenv(OVERRIDE, "0")
     with pytest.raises(InputValueError, match=r"NVIDIA_TF32_OVERRIDE=0 .* excludes TF32; unset it"):
         checked_precision("tf32")
+    monkeypatch.setenv(USE_PRECISION, "double")
+    with pytest.raises(InputValueError, match="SYNKHRONOS_PRECISION: got 'double', expected"):
+        checked_precision("default")
 
 
 def test_tf32_is_excluded_before_a_device_is_used_or_not_at_all():
@@ -77,17 +63,11 @@ def test_tf32_is_excluded_before_a_device_is_used_or_not_at_all():
     exclude_tf32("cuda0")  # it was excluded before
 
 
-def test_processors_have_no_such_setting():
-    for given in precision.PRECISIONS:
-        with Runtime(1, use_gpu=False, precision=given) as runtime:
-            assert runtime.stats().precision == ""
-            assert "float32 on GPUs" not in str(runtime.stats())
-        assert OVERRIDE not in os.environ
-
-
-def test_stats_tell_that_of_the_device():
+def test_stats_tell_that_of_the_device_and_processors_have_none():
     assert Cpu().precision == Gpu("opencl0:0", None, False, precision="tf32").precision == ""
-    with Runtime(1, use_gpu=False) as runtime:
+    with Runtime(1, use_gpu=False, precision="float32") as runtime:
+        assert OVERRIDE not in os.environ
+        assert "float32 on GPUs" not in str(runtime.stats())
         runtime._rank.device = types.SimpleNamespace(precision="tf32")
         assert runtime.stats().precision == "tf32"
         assert str(runtime.stats()).endswith("float32 on GPUs: precision='tf32'")
