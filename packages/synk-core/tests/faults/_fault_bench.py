@@ -5,7 +5,7 @@ Every act has a result that is known beforehand, and changes variables in a know
 
 from __future__ import annotations
 
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Set
 
 import _fault_inflict as inflict
 import numpy as np
@@ -87,17 +87,11 @@ class Bench:
         }
 
     def values(self) -> Values:
-        """What every rank has."""
+        """What every rank has; of a closed runtime, what the master has."""
+        if self.runtime.closed:
+            return {"w": [self.w.get_value().tolist()], "v": [self.v.get_value().tolist()]}
         gather = self.runtime.collectives.gather
         return {"w": gather(self.w).tolist(), "v": gather(self.v).tolist()}
-
-    def own_values(self) -> Values:
-        """What the master has; of a closed runtime, too."""
-        return {"w": [self.w.get_value().tolist()], "v": [self.v.get_value().tolist()]}
-
-    def master_of(self, values: Values) -> Values:
-        """The master's part of what all ranks have."""
-        return {name: [value[self.runtime.master]] for name, value in values.items()}
 
     # Acts: each returns whether its result is right, and gives the name of a state.
 
@@ -165,17 +159,19 @@ class Bench:
             values["v"] = [values["v"][self.runtime.master]] * size
         return values
 
-
-def verdict(found: Values, before: Values, after: Values) -> Dict[str, str]:
-    """By variable whether all ranks have its value of "before", of "after" (or both: "same"), or
-    what they have."""
-    told = {}
-    for name, value in found.items():
-        old, new = before[name], after[name]
-        if value == old == new:
-            told[name] = "same"
-        elif value in (old, new):
-            told[name] = "before" if value == old else "after"
-        else:
-            told[name] = f"{value}, neither {old} nor {new}"
-    return told
+    def verdict(self, act: str) -> Set[str]:
+        """Whether all ranks have the variables' values of "before" this act, of "after" it (or
+        both: "same"), or what they have; of a closed runtime, whether the master has."""
+        told, ranks = set(), slice(None)
+        if self.runtime.closed:
+            ranks = slice(self.runtime.master, self.runtime.master + 1)
+        before, after = self.before(), self.after(act)
+        for name, value in self.values().items():
+            old, new = before[name][ranks], after[name][ranks]
+            if value == old == new:
+                told.add("same")
+            elif value in (old, new):
+                told.add("before" if value == old else "after")
+            else:
+                told.add(f"{name}: {value}, neither {old} nor {new}")
+        return told
