@@ -12,6 +12,7 @@ import time
 from contextlib import contextmanager
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from _busy import await_stacks, computing, hold_the_lock
 from _leaks import no_ranks_left
@@ -25,7 +26,8 @@ from synk_core._workers import processes as _processes
 from synk_core._workers import worker as _worker
 from synk_core._workers.pool import KILL_TIMEOUT_S, STOP_TIMEOUT_S
 from synk_core.exceptions import StartError, WorkerDied
-from synk_testing import descriptors, run, wait_gone
+from synk_testing import descriptors, wait_gone
+from synk_testing.engine import T, as_op
 from synk_testing.processes import stat
 
 END_S = 2.9
@@ -57,12 +59,9 @@ def await_state(pid, letter):
     wait_until(lambda: stat(pid).state == letter)
 
 
-def test_the_limits_add_up():
-    assert STOP_TIMEOUT_S + KILL_TIMEOUT_S + 0.1 <= END_S + 1e-9
-
-
 @pytest.mark.alone
-def test_stop_is_quick_whatever_the_workers_do(record_property):
+def test_stop_is_quick_whatever_the_workers_do():
+    assert STOP_TIMEOUT_S + KILL_TIMEOUT_S + 0.1 <= END_S + 1e-9
     with computing(hold_the_lock, size=3) as pool:
         pids = [*pool.pids, pool.watchdog_pid]
         for pid in pids:
@@ -73,7 +72,6 @@ def test_stop_is_quick_whatever_the_workers_do(record_property):
         took_s = time.monotonic() - began
         assert took_s < QUICK_END_S + BUSY_S
         wait_gone(pids)
-    record_property("took_s", took_s)
     print(f"{took_s:.3f} s")
 
 
@@ -127,9 +125,9 @@ def test_what_was_killed_is_named_although_it_has_not_closed_its_channel(monkeyp
         monkeypatch.undo()
 
 
-def test_a_lifeline_is_closed_once_whoever_closes_it():
-    with computing(hold_the_lock, size=2) as pool:
-        (worker,) = pool._workers
+def test_a_lifeline_is_closed_once_whoever_closes_it(monkeypatch):
+    with no_ranks_left(), Runtime(2) as runtime:
+        (worker,) = runtime._controller._pool._workers
         closed, close = [], os.close
         (lifeline,) = worker._lifeline
 
@@ -139,84 +137,37 @@ def test_a_lifeline_is_closed_once_whoever_closes_it():
                 worker.close()  # as another thread might, at this moment
             close(fd)
 
-        os.close = counted
-        try:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "close", counted)
             worker.close()
-        finally:
-            os.close = close
         assert closed == [lifeline]
 
 
-def test_a_worker_killed_in_its_start_is_named_although_others_still_start():
+def test_who_waits_for_workers_to_start_has_a_limit_is_called_meanwhile_and_hears_of_the_killed():
     with no_ranks_left(), Runtime(3) as runtime:
         pool = runtime._controller._pool
-        first, last = runtime.worker_pids
-        os.kill(first, signal.SIGSTOP)  # it will never be ready
-        killed = []
-
-        def kill():
-            killed.append(time.monotonic())
-            os.kill(last, signal.SIGKILL)
-
-        threading.Timer(0.3, kill).start()
-        with pytest.raises(WorkerDied) as caught:
-            pool.wait_ready()
-        took_s = time.monotonic() - killed[0]
-        assert (caught.value.rank, caught.value.signal) == (2, "SIGKILL")
-        assert "in its start" in str(caught.value)
-        assert took_s < 0.1 + BUSY_S
-        os.kill(first, signal.SIGCONT)
-    print(f"known after {took_s * 1000:.0f} ms")
-
-
-@pytest.mark.nightly
-def test_one_that_was_ready_before_is_watched_too():
-    with no_ranks_left(), Runtime(3) as runtime:
-        pool = runtime._controller._pool
-        slow, quick = runtime.worker_pids
-        os.kill(slow, signal.SIGSTOP)
+        stopped, killed = runtime.worker_pids
+        os.kill(stopped, signal.SIGSTOP)  # it will never be ready
+        with pytest.raises(StartError, match=r"rank 1 was not ready in 0\.2 s.*-cache unlock"):
+            pool.wait_ready(0.2)
+        waited_for = []
 
         def tick(ranks):
-            if ranks == [1]:
-                os.kill(quick, signal.SIGKILL)
-
-        with pytest.raises(WorkerDied) as caught:
-            pool.wait_ready(60.0, tick)
-        assert caught.value.rank == 2
-        os.kill(slow, signal.SIGCONT)
-
-
-@pytest.mark.nightly
-def test_who_waits_is_called_all_the_time_and_may_end_the_wait():
-    with no_ranks_left(), Runtime(3) as runtime:
-        pool = runtime._controller._pool
-        calls = []
-
-        def tick(ranks):
-            calls.append((time.monotonic(), ranks))
-            if len(calls) == 20:
+            waited_for.append(ranks)
+            if len(waited_for) == 3:
                 raise InterruptedError("enough")
+            if ranks == [1]:  # rank 2, which was ready before
+                os.kill(killed, signal.SIGKILL)
 
-        os.kill(runtime.worker_pids[1], signal.SIGSTOP)
         with pytest.raises(InterruptedError, match="enough"):
             pool.wait_ready(60.0, tick)
-        gaps = sorted(b[0] - a[0] for a, b in zip(calls, calls[1:]))
-        assert gaps[len(gaps) // 2] <= 0.1
-        assert calls[0][1] == [1, 2]
-        calls.clear()
-        os.kill(runtime.worker_pids[1], signal.SIGCONT)
-        pool.wait_ready(60.0, lambda ranks: calls.append((0.0, ranks)))
-        assert all(ranks and set(ranks) <= {1, 2} for _, ranks in calls)
-
-
-def test_workers_that_are_not_ready_in_time_are_named():
-    with no_ranks_left(), Runtime(3) as runtime:
-        os.kill(runtime.worker_pids[0], signal.SIGSTOP)  # it will never be ready
+        assert waited_for[0] in ([1, 2], [1])
         began = time.monotonic()
-        with pytest.raises(StartError, match=r"rank 1 was not ready in 0\.2 s.*-cache unlock"):
-            runtime._controller._pool.wait_ready(0.2)
-        assert time.monotonic() - began < 0.2 + BUSY_S
-        os.kill(runtime.worker_pids[0], signal.SIGCONT)
+        with pytest.raises(WorkerDied, match="in its start") as caught:
+            pool.wait_ready(60.0, tick)
+        assert (caught.value.rank, caught.value.signal) == (2, "SIGKILL")
+        assert time.monotonic() - began < 30
+        os.kill(stopped, signal.SIGCONT)
 
 
 def test_of_several_that_are_gone_the_killed_one_is_named():
@@ -256,27 +207,6 @@ def test_workers_that_lose_the_group_wait_for_the_master():
         wait_gone(pids)
 
 
-LOST = """
-import os, signal, time
-from synk_core import Runtime
-runtime = Runtime(2)
-runtime.distribute()
-runtime._rank.comm.abort("a test")
-pool = runtime._controller._pool
-while any("in _await_verdict" not in text for text in pool.stacks().values()):
-    time.sleep(0.02)
-print(*runtime.worker_pids, flush=True)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def test_and_end_with_it_if_it_is_killed_instead(zygote):
-    with no_ranks_left():
-        _, out, err = zygote.run(LOST)
-        assert len(out.split()) == 1, err
-        wait_gone([int(pid) for pid in out.split()])
-
-
 class RankThat:
     """A rank whose orders fail."""
 
@@ -304,9 +234,8 @@ class RankThat:
         self.closed = True
 
 
-@pytest.mark.parametrize("error", [synk_comm.PeerLost("gone"), synk_comm.AbortedError("over")])
-def test_a_worker_without_a_group_waits_as_long_as_it_takes(monkeypatch, error):
-    rank, channel, serving = serve(monkeypatch, error)
+def test_a_worker_without_a_group_waits_as_long_as_it_takes(monkeypatch):
+    rank, channel, serving = serve(monkeypatch, synk_comm.PeerLost("gone"))
     serving.join(_worker.VERDICT_S + 0.5)
     assert serving.is_alive()
     assert not rank.closed  # it would look like the one that left
@@ -338,10 +267,10 @@ def test_a_worker_without_a_thread_says_so_and_how_to_get_one(monkeypatch):
         _worker.serve(Channel(theirs), SimpleNamespace(rank=1), begin=begin)
     failure = pickle.loads(channel.recv(1.0))
     with (
-        started(1) as (_, pool),
+        Runtime(1) as runtime,
         pytest.raises(StartError, match=r"(?s)rank 1.*thread; end some.*-u "),
     ):
-        pool.require_started([failure])
+        runtime._controller._pool.require_started([failure])
     channel.close()
 
 
@@ -440,33 +369,24 @@ def test_pipes_to_workers_are_not_taken_for_streams_that_were_closed(zygote):
         assert zygote.run(NO_STREAMS, 0, 1, 2)[0] == 7
 
 
-SETUPTOOLS = """
-import warnings
-import numpy as np
-from synk_testing.engine import T
-from synk_testing.engine import as_op
-from synk_core import Runtime
-
-@as_op([T.dvector], [T.dvector])
-def look(x):
-    import gc, sys
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        warnings.filterwarnings("ignore", "pkg_resources is deprecated")
-        import setuptools, distutils
-    ours = "setuptools" in distutils.__file__ or sys.version_info >= (3, 12)
-    return np.full(len(x), float(ours and gc.isenabled()))
-
-with Runtime(2, use_gpu=False) as runtime:
-    x = T.dvector("x")
-    print(runtime.function([x], (look(x), "gather"))([1.0, 2.0]))
-"""
-
-
 @pytest.mark.nightly
-def test_a_worker_finds_setuptools_and_garbage_collection_as_anywhere():
+def test_a_worker_finds_setuptools_and_garbage_collection_as_anywhere(pair):
     """Its imports go without, to be quick."""
     pytest.importorskip("setuptools")
-    status, out, err = run(SETUPTOOLS)
-    assert status == 0, err
-    assert out.splitlines()[-1] == "[1. 1.]", out
+
+    @as_op([T.dvector], [T.dvector])
+    def look(rows):
+        import gc
+        import warnings
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            warnings.filterwarnings("ignore", "pkg_resources is deprecated")
+            import distutils
+
+            import setuptools  # noqa: F401
+        ours = "setuptools" in distutils.__file__ or sys.version_info >= (3, 12)
+        return np.full(len(rows), float(ours and gc.isenabled()))
+
+    x = T.dvector("x")
+    assert pair.function([x], (look(x), "gather"))([1.0, 2.0])[1] == 1
