@@ -18,7 +18,7 @@ from synk_core._graph.shared import VariableRegistry
 from synk_core._weakqueue import QueuedRef
 from synk_core.engine import SharedVariable
 from synk_core.exceptions import ReplicaWarning, WorkerFailed
-from synk_testing.engine import STREAMS, T, as_op, engine
+from synk_testing.engine import T, as_op, engine
 
 x = T.dvector("x")
 
@@ -105,18 +105,6 @@ def test_figures_of_functions_without_a_name_become_one_line(pair, settled):
     assert "(gone)" not in pair.stats()
 
 
-def test_a_variable_that_a_function_still_uses_stays(pair):
-    x, w = T.dvector("x"), engine.shared(np.arange(3.0), "w")
-    f = pair.function([x], (x.mean() * w).sum(), updates=[(w, w + 1)])
-    del w
-    gc.collect()
-    assert f([1.0, 1.0]) == pytest.approx(3.0)
-    assert f([1.0, 1.0]) == pytest.approx(6.0)
-    (again,) = f.get_shared()
-    pair.collectives.all_reduce(again, "sum")
-    np.testing.assert_array_equal(again.get_value(), 2 * np.arange(2.0, 5.0))
-
-
 @pytest.mark.parametrize("holder", ["clone", "plain function"])
 def test_a_variable_that_somebody_has_in_another_way_stays(pair, settled, holder):
     if holder == "plain function" and engine.config.linker == "numba":
@@ -150,17 +138,6 @@ def test_what_an_order_that_failed_was_to_forget_is_forgotten_by_the_next(pair, 
         with pytest.raises(WorkerFailed):
             failing([1.0, np.nan])
     del failing
-    assert settled() == before
-
-
-def test_random_streams_go_with_their_function(pair, settled):
-    def draw(seed):
-        drawn = x + STREAMS["numpy"](seed).uniform(size=x.shape)
-        return pair.function([x], (drawn, "gather"))(np.zeros(4))
-
-    draw(1)
-    before = settled()
-    assert len({tuple(draw(seed)) for seed in range(5)}) == 5
     assert settled() == before
 
 

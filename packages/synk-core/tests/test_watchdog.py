@@ -41,7 +41,7 @@ def hold(values):
 def tell(*words):
     print(*words, flush=True)
 
-runtime = Runtime(int(sys.argv[1]))
+runtime = Runtime(int(sys.argv[1]), backend=sys.argv[2])
 pool = runtime._controller._pool
 families = {name.split(".")[1] for info in synk_shm.list() if info.mine for name in info.names}
 tell(*families, pool.watchdog_pid, *runtime.worker_pids)
@@ -61,9 +61,9 @@ COMPUTING = READY + "f(np.array([0.0, 0.0, 60.0, 60.0]))"
 class Victim(Program):
     """A program with workers, to be killed."""
 
-    def __init__(self, code, size, zygote, folder):
-        environment = {"SYNKHRONOS_USE_GPU": "0", "TMPDIR": str(folder)}
-        super().__init__(PROGRAM + code, size, zygote=zygote, environment=environment, grace_s=30.0)
+    def __init__(self, code, size, backend, zygote, folder):
+        how = {"environment": {"SYNKHRONOS_USE_GPU": "0", "TMPDIR": str(folder)}, "grace_s": 30.0}
+        super().__init__(PROGRAM + code, size, backend, zygote=zygote, **how)
         self.folder = folder
         self.family, watchdog_pid, *workers = self.line().split()
         self.watchdog_pid = int(watchdog_pid)
@@ -94,8 +94,8 @@ class Victim(Program):
 def program(zygote, tmp_path):
     programs = []
 
-    def start(code, size=2):
-        programs.append(Victim(code, size, zygote, tmp_path))
+    def start(code, size=2, backend="shm"):
+        programs.append(Victim(code, size, backend, zygote, tmp_path))
         return programs[-1]
 
     yield start
@@ -131,9 +131,12 @@ def test_nothing_is_left_of_a_killed_master(program, number, stopped, code, requ
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("after_s", [0.3, pytest.param(0.0, marks=NIGHTLY)])
-def test_nor_of_one_whose_workers_still_start(program, after_s):
-    killed = program("time.sleep(60)", 3)
+@pytest.mark.parametrize(
+    ("backend", "after_s"), [("shm", 0.3), pytest.param("zmq", 0.0, marks=NIGHTLY)]
+)
+def test_nor_of_one_whose_workers_still_start(program, backend, after_s):
+    """Nor of the folder in which zmq has its sockets."""
+    killed = program("time.sleep(60)", 3, backend)
     time.sleep(after_s)
     killed.kill()
     print(f"after {after_s} s: {killed.await_nothing(GONE_S + BUSY_S):.3f} s")
@@ -295,20 +298,3 @@ def test_a_system_without_descriptors_of_processes_is_looked_after_too(child, mo
     assert watchdog.watch(reading, me, []) is None
     os.close(reading)
     os.close(still_open)
-
-
-@pytest.mark.nightly
-def test_the_folder_of_sockets_goes_with_a_master_that_is_killed_in_its_start(run_script, tmp_path):
-    code = """
-import os, signal
-from synk_core import Runtime
-runtime = Runtime(2, backend="zmq")
-print(*runtime.worker_pids, flush=True)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-    _, out, err = run_script(code, environment={"TMPDIR": str(tmp_path)})
-    wait_gone([int(pid) for pid in out.split()])
-    deadline = time.monotonic() + 10
-    while list(tmp_path.glob("synk-comm-*")):
-        assert time.monotonic() < deadline, (list(tmp_path.iterdir()), err)
-        time.sleep(0.05)

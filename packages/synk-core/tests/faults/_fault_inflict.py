@@ -46,6 +46,13 @@ def sleep(seconds: float) -> None:
     time.sleep(seconds)
 
 
+def end_if_interrupted(seconds: float) -> None:
+    try:
+        time.sleep(seconds)
+    except BaseException:
+        os._exit(3)
+
+
 def hold(_argument: float) -> None:
     """Compute in C with the interpreter's lock held: Python's handlers of signals do not run."""
     sum(range(1 << 40))
@@ -70,7 +77,7 @@ def ask_for_too_much(_argument: float) -> None:
     np.ones(1 << 60, np.uint8)
 
 
-DEEDS = (fail, kill, sleep, hold, run_out_of_memory, ask_for_too_much)
+DEEDS = (fail, kill, sleep, end_if_interrupted, hold, run_out_of_memory, ask_for_too_much)
 
 NAMES = [deed.__name__ for deed in DEEDS]
 

@@ -90,6 +90,7 @@ FAULTS = [
     Fault("ctrl-c", "ctrl-c", "sleep", 1, "is_an_interrupt"),
     # A worker that computes in C does not listen: it is ended, at the second one at once.
     Fault("ctrl-c-deaf", "ctrl-c", "hold", 1, "is_an_end"),
+    Fault("ctrl-c-fatal", "ctrl-c", "end_if_interrupted", 1, "is_an_end"),
     Fault("ctrl-c-twice", "ctrl-c", "hold", 2, "is_an_end"),
 ]
 
@@ -99,6 +100,8 @@ def makes_sense(state: State, fault: Fault) -> bool:
     if fault.outcome in {"is_a_failure", "is_the_masters_own"}:
         # Nothing runs there that could raise, or a rank has done all that can fail.
         return state.name not in {"idle", "ending", "closing"}
+    if fault.deed == "end_if_interrupted":
+        return state.interrupts
     return fault.outcome != "is_an_end" or state.is_order
 
 

@@ -78,12 +78,14 @@ class Benches:
 
 
 @pytest.fixture(scope="module")
-def benches(tmp_path_factory):
+def benches(tmp_path_factory, pair):
+    assert not pair.closed
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(inflict.MARK, str(tmp_path_factory.mktemp("faults") / "mark"))
         kept = Benches()
         yield kept
         kept.end()
+    assert not pair.closed, "another runtime was disturbed"
 
 
 @pytest.mark.parametrize("setting, state, fault", cases())
@@ -259,8 +261,10 @@ class Struck:
         assert self.since < NOTICE_S + (0 if self.state.interrupts else SHORT_S)
 
     def is_an_end(self):
-        """Ctrl-C while a worker does not listen: KeyboardInterrupt, and the runtime is closed."""
-        self.raised("KeyboardInterrupt")
+        """Ctrl-C while a worker does not listen, or ends because of it: it is a KeyboardInterrupt,
+        also for a program that handles the death of workers; and the runtime is closed."""
+        error = self.raised("KeyboardInterrupt")
+        assert self.fault.name != "ctrl-c-fatal" or error.cause == "WorkerDied"
         assert self.closed
         self.is_as_before_if_atomic()
         assert self.since < (DEAF_S if self.fault.argument == 1 else CLOSE_S)
