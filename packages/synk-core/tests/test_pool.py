@@ -55,10 +55,6 @@ def wait_until(happened, timeout_s=10.0):
         time.sleep(0.005)
 
 
-def await_state(pid, letter):
-    wait_until(lambda: stat(pid).state == letter)
-
-
 @pytest.mark.alone
 def test_stop_is_quick_whatever_the_workers_do():
     assert STOP_TIMEOUT_S + KILL_TIMEOUT_S + 0.1 <= END_S + 1e-9
@@ -94,35 +90,27 @@ def test_what_the_kernel_takes_long_to_end_is_left_to_a_thread(monkeypatch, capl
         runtime.close()
 
 
-@contextmanager
-def killed_slowly(worker, monkeypatch):
-    """Kill a worker, which is then a process whose GPU is busy: it is waited for in vain."""
-    is_alive = type(worker).is_alive
-    os.kill(worker.process.pid, signal.SIGKILL)
-    await_state(worker.process.pid, "Z")
-    wait_until(worker.channel.at_end)  # which its other threads may still have
-    with monkeypatch.context() as patch:
-        patch.setattr(type(worker), "is_alive", lambda each: each is worker or is_alive(each))
-        assert not worker.has_ended(0.0)
-        yield
-
-
-def test_the_signal_is_told_of_what_the_kernel_takes_long_to_end(monkeypatch):
-    with started(3) as (_, pool), killed_slowly(pool._workers[1], monkeypatch):
-        with pytest.raises(WorkerDied, match="rank 2 was killed by SIGKILL") as caught:
-            pool.check("at rest")
-        assert (caught.value.exitcode, caught.value.signal) == (-signal.SIGKILL, "SIGKILL")
-        assert pool._workers[0].exitcode(0.0) is None
-
-
-def test_what_was_killed_is_named_although_it_has_not_closed_its_channel(monkeypatch):
-    """The kernel frees its memory first, and another worker ends because of it meanwhile."""
-    with started(3) as (_, pool), killed_slowly(pool._workers[1], monkeypatch):
-        ending = {pool._workers[0].process.pid: -9, pool._workers[1].process.pid: 1}
-        monkeypatch.setattr(_processes, "_status_while_ending", ending.get)
-        with pytest.raises(WorkerDied, match="rank 1 was killed by SIGKILL"):
-            pool.check("at rest")
-        monkeypatch.undo()
+def test_what_the_kernel_takes_long_to_end_is_named_with_its_signal(monkeypatch):
+    """Such as a process whose GPU is busy: it is waited for in vain."""
+    with started(3) as (_, pool):
+        first, killed = pool._workers
+        is_alive = type(killed).is_alive
+        os.kill(killed.process.pid, signal.SIGKILL)
+        wait_until(lambda: stat(killed.process.pid).state == "Z")
+        wait_until(killed.channel.at_end)  # which its other threads may still have
+        with monkeypatch.context() as patch:
+            patch.setattr(type(killed), "is_alive", lambda each: each is killed or is_alive(each))
+            assert not killed.has_ended(0.0)
+            with pytest.raises(WorkerDied, match="rank 2 was killed by SIGKILL") as caught:
+                pool.check("at rest")
+            assert (caught.value.exitcode, caught.value.signal) == (-signal.SIGKILL, "SIGKILL")
+            assert first.exitcode(0.0) is None
+            # One has not closed its channel: the kernel frees its memory first, and another worker
+            # ends because of it meanwhile.
+            ending = {first.process.pid: -9, killed.process.pid: 1}
+            patch.setattr(_processes, "_status_while_ending", ending.get)
+            with pytest.raises(WorkerDied, match="rank 1 was killed by SIGKILL"):
+                pool.check("at rest")
 
 
 def test_a_lifeline_is_closed_once_whoever_closes_it(monkeypatch):
@@ -171,13 +159,17 @@ def test_who_waits_for_workers_to_start_has_a_limit_is_called_meanwhile_and_hear
 
 
 def test_of_several_that_are_gone_the_killed_one_is_named():
+    """Those that lose the group wait for the master."""
     with started(4) as (runtime, pool):
+        pids = runtime.worker_pids
+        runtime._rank.comm.abort("a test")
+        for rank in (1, 2, 3):
+            await_stacks(pool, rank, "in _await_verdict")
+        pool.check("a test")  # all are there
         # Ranks 1 and 3 end by themselves, as if their master were gone.
         for worker in (pool._workers[0], pool._workers[2]):
             os.close(worker._lifeline.pop())
-        wait_for = [pool._workers[i].process for i in (0, 2)]
-        for process in wait_for:
-            assert process.wait(20) == 1
+            assert worker.process.wait(20) == 1
         with pytest.raises(WorkerDied, match="exited with status 1"):
             pool.check("a test")
         os.kill(pool.pids[1], signal.SIGKILL)
@@ -186,21 +178,6 @@ def test_of_several_that_are_gone_the_killed_one_is_named():
             pool.check(lambda rank: f"the doing of rank {rank}")
         assert (caught.value.rank, caught.value.signal) == (2, "SIGKILL")
         assert "the doing of rank 2" in str(caught.value)
-        runtime.close()
-
-
-def test_workers_that_lose_the_group_wait_for_the_master():
-    with started(3) as (runtime, pool):
-        pids = runtime.worker_pids
-        runtime._rank.comm.abort("a test")
-        for rank in (1, 2):
-            await_stacks(pool, rank, "in _await_verdict")
-        pool.check("a test")  # all are there
-        os.kill(pids[1], signal.SIGKILL)
-        pool._workers[1].process.wait(20)
-        with pytest.raises(WorkerDied) as caught:
-            pool.check("a test")
-        assert caught.value.rank == 2
         began = time.monotonic()
         runtime.close()
         assert time.monotonic() - began < QUICK_END_S + BUSY_S
