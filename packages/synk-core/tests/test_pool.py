@@ -26,7 +26,7 @@ from synk_core._workers import processes as _processes
 from synk_core._workers import worker as _worker
 from synk_core._workers.pool import KILL_TIMEOUT_S, STOP_TIMEOUT_S
 from synk_core.exceptions import StartError, WorkerDied
-from synk_testing import descriptors, wait_gone
+from synk_testing import Mark, descriptors, wait_gone
 from synk_testing.engine import T, as_op
 from synk_testing.processes import stat
 
@@ -269,30 +269,6 @@ def serve(monkeypatch, error):
     return rank, channel, serving
 
 
-BROKEN_PIPE = """
-import os, signal
-signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-from synk_core import Runtime
-from synk_core.exceptions import WorkerDied
-runtime = Runtime(2)
-runtime.distribute()
-pool = runtime._controller._pool
-for pid in (pool.pids[0], pool.watchdog_pid):
-    os.kill(pid, signal.SIGKILL)
-pool._workers[0].process.wait()
-try:
-    pool.send(b"anybody there?", "a test")
-except WorkerDied:
-    print("survived")
-runtime.close()
-"""
-
-
-def test_a_program_that_gives_sigpipe_its_default_back_does_not_die_of_a_worker(zygote):
-    status, out, err = zygote.run(BROKEN_PIPE)
-    assert (status, out.strip()) == (0, "survived"), err
-
-
 def test_nothing_that_workers_inherit_stays_open():
     def once():
         runtime = Runtime(2)
@@ -317,33 +293,66 @@ def test_workers_of_a_daemon_that_has_closed_its_streams_end_without_a_word():
     assert (done.returncode, done.stderr) == (0, "")
 
 
-NO_STREAMS = """
-import os, sys
+TALKATIVE = """
+import contextlib, logging, os, signal, sys
 import numpy as np
-from synk_testing.engine import T, as_op
 from synk_core import Runtime
+from synk_core.exceptions import WorkerDied
+from synk_testing import Mark
+from synk_testing.engine import T, as_op
 
 @as_op([T.dvector], [T.dvector])
 def talkative(values):
-    import contextlib, os
     for fd in (1, 2):
         with contextlib.suppress(OSError):
             os.write(fd, 2000 * b"talk ")
     return values
 
-for fd in sys.argv[1:]:
-    os.close(int(fd))
+folder, streams = sys.argv[1:]
+how = {"use_gpu": False}
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+if streams == "closed":
+    for fd in range(3):
+        os.close(fd)
+else:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    # The first one that the leader of a session opens becomes its own.
+    os.close(os.open(os.ttyname(0), os.O_RDWR))
+    logging.basicConfig(level=logging.DEBUG)
+    how.update(stall_s=0.1, report=logging.info)
 x = T.dvector("x")
-with Runtime(2, use_gpu=False) as runtime:
+with Runtime(2, **how) as runtime:
     f = runtime.function([x], (talkative(x).sum(), "sum"))
-    done = [float(f(np.ones(4))) for _ in range(3)]
-os._exit(7 if done == [4, 4, 4] else 1)
+    if streams == "gone":
+        Mark(folder + "/ready").set()
+        Mark(folder + "/gone").wait()
+        logging.error("a line that nobody reads")
+    assert [float(f(np.ones(4))) for _ in range(3)] == [4, 4, 4]
+    pool = runtime._controller._pool
+    for pid in (pool.pids[0], pool.watchdog_pid):
+        os.kill(pid, signal.SIGKILL)
+    pool._workers[0].process.wait()
+    try:
+        pool.send(b"anybody there?", "a test")
+    except WorkerDied:
+        os._exit(7)
 """
 
 
-def test_pipes_to_workers_are_not_taken_for_streams_that_were_closed(zygote):
-    with no_ranks_left():
-        assert zygote.run(NO_STREAMS, 0, 1, 2)[0] == 7
+@pytest.mark.parametrize("streams", ["closed", "gone"])
+def test_a_program_whose_streams_are_closed_or_whose_terminal_goes_away_goes_on(
+    zygote, tmp_path, streams
+):
+    """Pipes to workers are not taken for its streams; and one that gives SIGPIPE its default back
+    does not die of a dead worker."""
+    terminal, theirs = os.openpty()
+    with no_ranks_left(), zygote.start(TALKATIVE, tmp_path, streams, terminal=theirs) as program:
+        os.close(theirs)
+        if streams == "gone":
+            Mark(tmp_path / "ready").wait(60)
+        os.close(terminal)
+        Mark(tmp_path / "gone").set()
+        assert program.wait(60) == 7, program.printed()
 
 
 @pytest.mark.nightly

@@ -77,40 +77,6 @@ def test_collectives_through_zeromq():
         assert s.get_value().tolist() == [3.0]
 
 
-def test_a_second_master_at_the_same_time_does_not_interfere(trio, zygote):
-    """Another program on this machine, with its own ranks, arrays and variables."""
-    code = """
-import sys
-import numpy as np
-from synk_testing.engine import T, engine
-from synk_core import Runtime
-x = T.dmatrix("x")
-with Runtime(2) as runtime:
-    s = engine.shared(np.zeros(2), "s")
-    f = runtime.function([x], (x * -1, "gather"), updates=[(s, s + 1)], mode="FAST_COMPILE")
-    data = runtime.data(np.ones((6, 2)))
-    f(data)
-    print("ready", flush=True)
-    sys.stdin.readline()
-    for i in range(100):
-        data[:] = i
-        assert (f(data, batch=[0, 1, 5]) == -i).all()
-    print(runtime.collectives.gather(s).tolist())
-"""
-    x = T.dmatrix("x")
-    with zygote.start(code) as second:
-        f = trio.function([x], (x + 1, "gather"), mode="FAST_COMPILE")
-        data = trio.data(np.zeros((6, 2)))
-        f(data)
-        assert second.line() == "ready"
-        second.send("go")
-        for i in range(100):
-            data[:] = i
-            assert (f(data, batch=[0, 1, 5]) == i + 1).all()
-        out = second.finish().out
-    assert out.strip() == "[[101.0, 101.0], [101.0, 101.0]]"
-
-
 def test_memory_that_arrays_free_is_kept_for_the_next_ones(pair):
     """Not given back to the kernel, which would clear each page anew, in every call."""
 

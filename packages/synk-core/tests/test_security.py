@@ -10,11 +10,13 @@ import os
 import re
 import shutil
 import signal
+import socket
 import stat
 import sys
 import tempfile
 from pathlib import Path
 
+import psutil
 import pytest
 
 from synk_testing import Program, descendants, descriptors
@@ -101,51 +103,26 @@ def running(folder, backend):
         program.close()
 
 
-def sockets_of(pid):
-    """Inodes of a process's sockets."""
-    return {text[8:-1] for text in descriptors(pid).values() if text.startswith("socket:[")}
-
-
-def table(name):
-    """The lines of ``/proc/net/<name>``, in fields; none if there is no such table here."""
-    with contextlib.suppress(FileNotFoundError), open(f"/proc/net/{name}") as file:
-        return [line.split(maxsplit=7 if name == "unix" else -1) for line in file][1:]
-    return []
-
-
-def unix_sockets():
-    """Paths of all sockets of the Unix kind by inode; "" where they have none."""
-    return {row[6]: row[7].strip() if len(row) > 7 else "" for row in table("unix")}
-
-
-def network_inodes():
-    """Inodes of all sockets of the internet's kinds, whether they listen or not."""
-    names = ("tcp", "udp", "udplite", "raw", "icmp")
-    return {row[9] for name in names for kind in ("", "6") for row in table(name + kind)}
-
-
 def wrong_sockets(pids):
     """What others could reach of the sockets of these processes: a list of words."""
-    wrong = []
     for pid in pids:
-        inodes = sockets_of(pid)
-        known, internet = unix_sockets(), network_inodes()
-        for inode in inodes:
-            path = known.get(inode)
-            if inode in internet:
-                wrong.append(f"{pid}: a socket of the internet")
-            elif path is None:
-                # It may have been made, or closed, between two looks.
-                if inode in sockets_of(pid) and inode not in unix_sockets():
-                    wrong.append(f"{pid}: a socket of an unknown kind")
-            elif path.startswith("@"):
-                wrong.append(f"{pid}: an abstract name {path}")
-            elif path:
+        try:
+            process = psutil.Process(pid)
+            # Its name in psutil 5 and 6.
+            ask = getattr(process, "net_connections", None) or process.connections
+            found = ask("all")
+        except psutil.NoSuchProcess:
+            continue
+        for one in found:
+            if one.family != socket.AF_UNIX:
+                yield f"{pid}: a socket of the internet: {one}"
+            elif one.laddr.startswith("@"):
+                yield f"{pid}: an abstract name {one.laddr}"
+            elif one.laddr:
                 with contextlib.suppress(FileNotFoundError):  # removed: nobody finds it
-                    status = os.lstat(os.path.dirname(path))
+                    status = os.lstat(os.path.dirname(one.laddr))
                     if status.st_mode & 0o7777 != 0o700 or status.st_uid != os.geteuid():
-                        wrong.append(f"{pid}: {path} in a folder of mode {status.st_mode:o}")
-    return wrong
+                        yield f"{pid}: {one.laddr} in a folder of mode {status.st_mode:o}"
 
 
 def others_may(path, follow=True):
