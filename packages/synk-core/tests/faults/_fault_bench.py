@@ -130,9 +130,6 @@ class Bench:
     def all_reduce(self) -> bool:
         return self.runtime.collectives.all_reduce(self.v, "sum") is None
 
-    def broadcast(self) -> bool:
-        return self.runtime.collectives.broadcast(self.v) is None
-
     def gather(self) -> bool:
         return self.runtime.collectives.gather(self.v).tolist() == self.before()["v"]
 
@@ -151,12 +148,10 @@ class Bench:
     def after(self, act: str) -> Values:
         """The values after `reset()` and this act."""
         values, size = self.before(), self.runtime.size
-        calls = {"distribute": 0, "gather": 0, "all_reduce": 0, "broadcast": 0, "close": 0}
-        values["w"] = [[w + {"step": 2, **calls}.get(act, 1) for w in row] for row in values["w"]]
+        calls = {"step": 2, "distribute": 0, "gather": 0, "all_reduce": 0, "close": 0}.get(act, 1)
+        values["w"] = [[w + calls for w in row] for row in values["w"]]
         if act in {"all_reduce", "step"}:
             values["v"] = [[size * (size + 1) / 2] * V_LENGTH for _ in range(size)]
-        if act == "broadcast":
-            values["v"] = [values["v"][self.runtime.master]] * size
         return values
 
     def verdict(self, act: str) -> Set[str]:

@@ -72,12 +72,7 @@ def run_out_of_memory(_argument: float) -> None:
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-def ask_for_too_much(_argument: float) -> None:
-    """Allocate more than any machine has."""
-    np.ones(1 << 60, np.uint8)
-
-
-DEEDS = (fail, kill, sleep, end_if_interrupted, hold, run_out_of_memory, ask_for_too_much)
+DEEDS = (fail, kill, sleep, end_if_interrupted, hold, run_out_of_memory)
 
 NAMES = [deed.__name__ for deed in DEEDS]
 

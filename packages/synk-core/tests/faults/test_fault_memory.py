@@ -13,7 +13,7 @@ from synk_testing import run
 
 ACTS = [
     # Known data, and buffers that are there.
-    *("call", "step", "all_reduce", "broadcast", "gather", "end"),
+    *("call", "step", "all_reduce", "gather", "end"),
     # Room for what the workers do not have yet: a function, one of its forms, rows, indexes.
     *("distribute", "slice", "copy", "grow"),
 ]
