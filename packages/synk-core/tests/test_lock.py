@@ -9,6 +9,7 @@ import threading
 
 import numpy as np
 import pytest
+from _busy import calling_in_threads
 from _leaks import no_ranks_left
 
 from synk_core import Runtime
@@ -109,8 +110,7 @@ def test_near_the_recursion_limit_nothing_begins_that_could_not_end():
 
 def test_threads_may_close_at_once_while_others_work():
     """The first one ends it, the others wait for that; whoever is at work learns of it."""
-    x, wrong = T.dvector("x"), []
-    before = sys.getswitchinterval()
+    x, before = T.dvector("x"), sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
         for _ in range(2):
@@ -121,29 +121,20 @@ def test_threads_may_close_at_once_while_others_work():
                 kept = [runtime.data(np.ones(3)) for _ in range(300)]
                 together = threading.Barrier(6)
 
-                def run(act, runtime=runtime, together=together):
+                def close(runtime=runtime, together=together):
                     together.wait(30)
-                    try:
-                        act(runtime)
-                        wrong.extend([] if runtime.closed else ["open"])
-                    except Closed:
-                        pass
-                    except BaseException as error:
-                        wrong.append(error)
+                    runtime.close()
+                    assert runtime.closed
 
-                def work(runtime, f=f):
-                    while True:
-                        f(np.ones(np.random.randint(1, 9)))
-                        runtime.data(np.ones(3))
+                def work(runtime=runtime, together=together, f=f):
+                    together.wait(30)
+                    with pytest.raises(Closed):
+                        while True:
+                            f(np.ones(np.random.randint(1, 9)))
+                            runtime.data(np.ones(3))
 
-                acts = [Runtime.close] * 4 + [work] * 2
-                threads = [threading.Thread(target=run, args=(act,)) for act in acts]
-                for thread in threads:
-                    thread.start()
-                for thread in threads:
-                    thread.join(60)
-                    assert not thread.is_alive()
+                with calling_in_threads([close] * 4 + [work] * 2):
+                    pass
                 del kept
     finally:
         sys.setswitchinterval(before)
-    assert not wrong

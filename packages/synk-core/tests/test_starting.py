@@ -97,24 +97,22 @@ def test_nothing_below_a_worker_starts_ranks(zygote):
 WITHOUT = """
 import sys
 import synk_core
-sys.executable, sys.frozen = {executable!r}, {frozen}
+python, sys.executable, sys.frozen = sys.executable, "/opt/app/application", True
 try:
     synk_core.Runtime(2, use_gpu=False)
 except synk_core.StartError as error:
     print(error)
 import multiprocessing
-multiprocessing.set_executable({python!r})
+multiprocessing.set_executable(python)
 with synk_core.Runtime(2, use_gpu=False) as runtime:
     runtime.distribute()
 """
 
 
 def test_a_program_without_a_python_is_told_how_to_name_one(zygote):
-    executable = "/opt/app/application"
-    code = WITHOUT.format(executable=executable, frozen=True, python=sys.executable)
-    status, out, err = zygote.run(code)
+    status, out, err = zygote.run(WITHOUT)
     assert status == 0, err
-    assert f"sys.executable is {executable!r}, no Python to start ranks with" in out
+    assert "sys.executable is '/opt/app/application', no Python to start ranks with" in out
     assert "multiprocessing.set_executable('/usr/bin/python3')" in out
 
 

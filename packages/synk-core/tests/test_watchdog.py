@@ -237,6 +237,7 @@ def test_what_ends_all_processes_of_a_program_does_not_end_it_and_without_it_all
         runtime.distribute()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             os.kill(watchdog_pid, number)
+        time.sleep(0.2)
         pool.check("a test")
         assert pool.watchdog_pid == watchdog_pid
         assert os.getsid(watchdog_pid) == os.getpgid(watchdog_pid) == watchdog_pid

@@ -122,29 +122,20 @@ class Setting(NamedTuple):
     """In what kind of runtime."""
 
     name: str
-    size: int = 2
+    n_parallel: int = 2
     backend: str = "shm"
     master_rank: int = 0
     atomic: bool = True
 
     @property
-    def options(self):
-        return {
-            "n_parallel": self.size,
-            "backend": self.backend,
-            "master_rank": self.master_rank,
-            "atomic": self.atomic,
-        }
-
-    @property
     def struck(self):
         """The rank of the worker that a fault strikes: the last."""
-        return max(rank for rank in range(self.size) if rank != self.master_rank)
+        return max(rank for rank in range(self.n_parallel) if rank != self.master_rank)
 
 
 SETTINGS = [
     Setting(""),
-    Setting("3-zmq-master1", size=3, backend="zmq", master_rank=1),
+    Setting("3-zmq-master1", n_parallel=3, backend="zmq", master_rank=1),
     Setting("in-place", atomic=False),
 ]
 
@@ -211,7 +202,7 @@ class Benches:
             runtime.distribute()
 
     def take(self, options):
-        if self.options != options:
+        if self.options != options or self.bench.runtime.closed:
             self.end()
             self.look = Leftovers(segments=mine)
             self.options = options
@@ -240,11 +231,12 @@ def benches(tmp_path_factory, pair):
 
 @pytest.mark.parametrize("setting, state, fault", cases())
 def test_a_fault(benches, monkeypatch, setting, state, fault):
-    # Seconds in which workers have to listen when they are told to stop.
-    monkeypatch.setattr(controller, "TELL_TIMEOUT_S", LONG_S)
+    if state.name == "closing":  # they have to listen within these seconds
+        monkeypatch.setattr(controller, "TELL_TIMEOUT_S", LONG_S)
     hasty = fault.outcome == "is_a_stall" and state.name != "closing"
     timeout_s = HASTY_S if hasty else PATIENT_S
-    options = {**setting.options, "stall_s": STALL_S, "timeout_s": timeout_s}
+    options = {**setting._asdict(), "stall_s": STALL_S, "timeout_s": timeout_s}
+    del options["name"]
     struck = Struck(benches.take(options), setting, state, fault)
     if struck.closed:
         del struck.bench
