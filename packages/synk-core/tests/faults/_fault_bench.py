@@ -9,11 +9,9 @@ from typing import Any, Dict, List, Set
 
 import _fault_inflict as inflict
 import numpy as np
-import theano
-import theano.tensor as T
-from theano.compile.ops import as_op
 
 from synk_core import Runtime
+from synk_testing.engine import T, as_op, engine
 
 Values = Dict[str, List[List[float]]]
 """By variable its value on each rank."""
@@ -35,8 +33,8 @@ class Bench:
         size = runtime.size
         self.rows = np.arange(size * ROWS_PER_RANK * COLUMNS, dtype=float).reshape(-1, COLUMNS)
         x = T.dmatrix("x")
-        self.w = theano.shared(np.zeros(COLUMNS), "w")
-        self.v = theano.shared(np.zeros(V_LENGTH), "v")
+        self.w = engine.shared(np.zeros(COLUMNS), "w")
+        self.v = engine.shared(np.zeros(V_LENGTH), "v")
         self.f = self._function(
             [x],
             [(x.sum(axis=0), "sum"), (x * 2, "gather")],
@@ -116,7 +114,7 @@ class Bench:
     def distribute(self) -> bool:
         """A new function with a new variable, and its first call."""
         x = T.dmatrix("x")
-        fresh = theano.shared(np.ones(()), "fresh")
+        fresh = engine.shared(np.ones(()), "fresh")
         g = self._function([x], (x.sum() * fresh, "sum"), updates=[(fresh, fresh + 1)], name="g")
         self.runtime.distribute()
         return bool(g(self.data) == self.rows.sum())
