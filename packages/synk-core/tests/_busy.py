@@ -27,22 +27,14 @@ def hold_the_lock():
     ctypes.PyDLL(None).read(reading, ctypes.create_string_buffer(1), 1)
 
 
-def sleep_in_python():
+def sleep_beside_a_thread():
+    """Run bytecodes of Python's, of which each takes long."""
+    threading.Thread(target=sleep_in_a_thread, daemon=True).start()
     time.sleep(300)
 
 
-def sleep_deep_down(depth=150):
-    """The same, below more calls than are written down."""
-    if depth:
-        sleep_deep_down(depth - 1)
-    time.sleep(60)
-
-
 def sleep_in_a_thread():
-    """The same in another thread, for which the main one waits."""
-    inner = threading.Thread(target=sleep_in_python, daemon=True)
-    inner.start()
-    inner.join()
+    time.sleep(300)
 
 
 @contextmanager

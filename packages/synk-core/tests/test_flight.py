@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from synk_core import Runtime
 from synk_core._watch.flight import KINDS, RECORDS, WORDS, ActOutcome, Flight
-from synk_core.exceptions import WorkerDied, WorkerFailed
+from synk_core.exceptions import Closed, WorkerDied, WorkerFailed
 from synk_testing.engine import T, as_op
 
 x = T.dvector("x")
@@ -56,7 +56,12 @@ def test_the_dead_tell_what_they_were_doing():
     with no_ranks_left():
         runtime = Runtime(3)
         f = runtime.function([x], (behave(x).sum(), "sum"), name="deadly")
+        activity = runtime._controller._activity
+        assert (activity.doing(1), activity.history(1)) == ("starting", "")
         f(np.zeros(6))
+        deadline = time.monotonic() + 10
+        while activity.doing(1) != "waiting for an order":
+            assert time.monotonic() < deadline
         with pytest.raises(WorkerDied) as caught:
             f(np.array([0.0, 0, 0, 200, 0, 0]), num_slices=2)
         assert caught.value.doing == "computing slice 2 of function 'deadly'"
@@ -65,6 +70,8 @@ def test_the_dead_tell_what_they_were_doing():
         noted = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
         before = "distribute(), function 'deadly', function 'deadly' (under way)"
         assert noted.endswith(f"The last acts of rank 1: {before}")
+        with pytest.raises(Closed, match="rank 1"):
+            f(np.zeros(6))
         del caught
 
 
@@ -83,15 +90,3 @@ def test_of_several_that_fail_the_first_is_named_before_those_after_it(trio):
     assert caught.value.rank == 2
     assert list(caught.value.others) == [1]
     assert "after 0.6" in caught.value.others[1]
-
-
-def test_a_rank_says_what_it_is_doing():
-    with no_ranks_left(), Runtime(2) as runtime:
-        f = runtime.function([x], (x, "gather"), name="f")
-        activity = runtime._controller._activity
-        assert activity.doing(1) == "starting"
-        assert activity.history(1) == ""
-        f(np.zeros(2))
-        deadline = time.monotonic() + 10
-        while activity.doing(1) != "waiting for an order":
-            assert time.monotonic() < deadline

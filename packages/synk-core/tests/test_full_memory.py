@@ -15,7 +15,7 @@ from _leaks import no_ranks_left
 
 import synk_shm
 from synk_core import Runtime, SharedMemoryFull, SynkError
-from synk_testing.engine import T, engine
+from synk_testing.engine import T
 
 FULL = "asked for 38.2 MiB in /dev/shm: 1.0 MiB are free of 16.0 MiB in total"
 
@@ -55,7 +55,7 @@ def files_in_memory(pid):
     "code", [errno.ENOSPC, pytest.param(errno.EROFS, marks=pytest.mark.nightly)]
 )
 def test_without_room_in_dev_shm_arrays_lie_beside_it(refuse, caplog, code):
-    """Inputs, indexes, functions on their way, `Data` that grow, what workers report in."""
+    """It is told, and given back. Each act without room is in faults/test_fault_memory.py."""
     x = T.matrix("x")
     before = files_in_memory(os.getpid())
     refuse(full() if code == errno.ENOSPC else synk_shm.ShmError(code, os.strerror(code), "/x"))
@@ -69,23 +69,13 @@ def test_without_room_in_dev_shm_arrays_lie_beside_it(refuse, caplog, code):
         assert why in caplog.text
         assert synk_shm.segment(data.data).backend == "memfd"
         for given in (rows, data):
-            for batch in (None, [3, 1, 7, 7]):
-                summed, doubled = f(given, batch=batch)
-                taken = rows if batch is None else rows[batch]
-                np.testing.assert_allclose(summed, taken.sum(axis=0))
-                np.testing.assert_array_equal(doubled, taken * 2)
-        rows = np.random.RandomState(1).uniform(size=(500, 3))
-        data.set_length(500)
-        data[:] = rows
-        np.testing.assert_allclose(f(data, num_slices=2)[0], rows.sum(axis=0))
-        shared = engine.shared(np.zeros(2))
-        runtime.collectives.scatter(shared, np.arange(8.0))
-        got = runtime.collectives.gather(shared)
-        np.testing.assert_array_equal(got, np.arange(8.0).reshape(2, 4))
+            summed, doubled = f(given, batch=[3, 1, 7, 7])
+            np.testing.assert_allclose(summed, rows[[3, 1, 7, 7]].sum(axis=0))
+            np.testing.assert_array_equal(doubled, rows[[3, 1, 7, 7]] * 2)
         pids = (os.getpid(), *runtime.worker_pids)
         held = [files_in_memory(pid) for pid in pids]
         del data, given
-        runtime.collectives.get_shapes(shared)  # a command, with which workers learn of it
+        f(rows)  # an order, with which workers learn of it
         now = [files_in_memory(pid) for pid in pids]
         assert all(few < many for few, many in zip(now, held)), (now, held)
     assert files_in_memory(os.getpid()) == before
@@ -132,74 +122,72 @@ def test_what_is_no_want_of_room_stays_what_it_is(pair, refuse):
     assert caught.value.filename == "/x"
 
 
+@contextlib.contextmanager
+def limited(name, soft):
+    kind = getattr(resource, "RLIMIT_" + name)
+    before = resource.getrlimit(kind)
+    resource.setrlimit(kind, (soft, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(kind, before)
+
+
+def test_a_limit_on_memory_is_named_with_its_cure(pair):
+    x, large = T.dvector("x"), np.broadcast_to(1.0, 8 << 20)
+    f = pair.function([x], x.mean())
+    f(np.ones(4))
+    with open("/proc/self/statm") as file:
+        used = int(file.read().split()[0]) * resource.getpagesize()
+    with limited("AS", used + (24 << 20)):
+        for act in (lambda: pair.data(large), lambda: f(large)):
+            with pytest.raises(SharedMemoryFull, match="ulimit -v") as caught:
+                act()
+            assert isinstance(caught.value, MemoryError)
+    assert f(large) == 1
+
+
 LIMITS = """
 import gc, os, resource, sys
-import numpy as np
-import synk_shm
 from synk_core import Runtime
-from synk_core.exceptions import SharedMemoryFull, StartError, SynkError
-from synk_testing.engine import T
-
-def limited(name, soft):
-    hard = resource.getrlimit(getattr(resource, "RLIMIT_" + name))[1]
-    resource.setrlimit(getattr(resource, "RLIMIT_" + name), (soft, hard))
-    return hard
+from synk_core.exceptions import SharedMemoryFull, StartError
 
 def open_files():
     gc.collect()  # errors keep frames, and these what they have
     return len(os.listdir("/proc/self/fd"))
 
-kind, x = sys.argv[1], T.dvector()
+kind, cure = getattr(resource, sys.argv[1]), sys.argv[2]
 with Runtime(2, use_gpu=False) as runtime:  # what stays open after the first one
-    runtime.function([x], x.mean())(np.ones(4))
-    if kind == "AS":
-        used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-        large = np.broadcast_to(1.0, 8 << 20)
-        hard = limited(kind, used + (24 << 20))
-        for act in (lambda: runtime.data(large), lambda: runtime.function([x], x.mean())(large)):
-            try:
-                act()
-            except SharedMemoryFull as error:
-                assert isinstance(error, MemoryError) and "ulimit -v" in str(error), error
-                print("refused")
-        limited(kind, hard)
-        assert runtime.function([x], x.mean())(large) == 1
-before, cure = open_files(), {"NOFILE": "ulimit -n", "FSIZE": "ulimit -f"}.get(kind, "")
-limits = range(before, before + 8) if kind == "NOFILE" else [0, 1 << 16, 1 << 20]
-for limit in limits if cure else []:
-    hard = limited(kind, limit)
+    runtime.distribute()
+before = open_files()
+hard = resource.getrlimit(kind)[1]
+limits = range(before, before + 8) if "NOFILE" in sys.argv[1] else [0, 1 << 16, 1 << 20]
+for limit in limits:
+    resource.setrlimit(kind, (limit, hard))
     try:
         Runtime(2, use_gpu=False)
-    except SynkError as error:
-        assert isinstance(error, (StartError, SharedMemoryFull)) and cure in str(error), error
-        print("refused")
+    except (StartError, SharedMemoryFull) as error:
+        assert cure in str(error), error
     else:
-        raise AssertionError(f"{kind} {limit}: it has started")
-    limited(kind, hard)
+        raise AssertionError(f"{limit}: it has started")
+    resource.setrlimit(kind, (hard, hard))
     assert open_files() == before, (open_files(), before)
 Runtime(2, use_gpu=False).close()
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
-    ("kind", "refused"),
-    [
-        pytest.param("NOFILE", 8, marks=pytest.mark.nightly),
-        pytest.param("FSIZE", 3, marks=pytest.mark.nightly),
-        ("AS", 2),
-    ],
+    ("kind", "cure"), [("RLIMIT_NOFILE", "ulimit -n"), ("RLIMIT_FSIZE", "ulimit -f")]
 )
-def test_a_limit_of_the_process_is_named_with_its_cure(run_script, kind, refused):
-    status, out, err = run_script(LIMITS, kind)
+def test_a_limit_of_the_process_is_named_with_its_cure(run_script, kind, cure):
+    status, _, err = run_script(LIMITS, kind, cure)
     assert status == 0, err
-    assert out.split() == ["refused"] * refused
 
 
 @pytest.mark.nightly
 def test_many_arrays_need_few_descriptors():
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
-    try:
+    with limited("NOFILE", 256):
         for size in (1, 2):
             with no_ranks_left(), Runtime(size, use_gpu=False) as runtime:
                 x = T.dvector()
@@ -207,5 +195,3 @@ def test_many_arrays_need_few_descriptors():
                 several = [runtime.data(np.full(2, float(i))) for i in range(600)]
                 assert [total(one) for one in several] == [2.0 * i for i in range(600)]
                 del several
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -12,6 +12,7 @@ import time
 from contextlib import contextmanager
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from _busy import await_stacks, computing, hold_the_lock
 from _leaks import no_ranks_left
@@ -25,7 +26,8 @@ from synk_core._workers import processes as _processes
 from synk_core._workers import worker as _worker
 from synk_core._workers.pool import KILL_TIMEOUT_S, STOP_TIMEOUT_S
 from synk_core.exceptions import StartError, WorkerDied
-from synk_testing import descriptors, run, wait_gone
+from synk_testing import Mark, descriptors, wait_gone
+from synk_testing.engine import T, as_op
 from synk_testing.processes import stat
 
 END_S = 2.9
@@ -53,16 +55,9 @@ def wait_until(happened, timeout_s=10.0):
         time.sleep(0.005)
 
 
-def await_state(pid, letter):
-    wait_until(lambda: stat(pid).state == letter)
-
-
-def test_the_limits_add_up():
-    assert STOP_TIMEOUT_S + KILL_TIMEOUT_S + 0.1 <= END_S + 1e-9
-
-
 @pytest.mark.alone
-def test_stop_is_quick_whatever_the_workers_do(record_property):
+def test_stop_is_quick_whatever_the_workers_do():
+    assert STOP_TIMEOUT_S + KILL_TIMEOUT_S + 0.1 <= END_S + 1e-9
     with computing(hold_the_lock, size=3) as pool:
         pids = [*pool.pids, pool.watchdog_pid]
         for pid in pids:
@@ -73,7 +68,6 @@ def test_stop_is_quick_whatever_the_workers_do(record_property):
         took_s = time.monotonic() - began
         assert took_s < QUICK_END_S + BUSY_S
         wait_gone(pids)
-    record_property("took_s", took_s)
     print(f"{took_s:.3f} s")
 
 
@@ -96,40 +90,32 @@ def test_what_the_kernel_takes_long_to_end_is_left_to_a_thread(monkeypatch, capl
         runtime.close()
 
 
-@contextmanager
-def killed_slowly(worker, monkeypatch):
-    """Kill a worker, which is then a process whose GPU is busy: it is waited for in vain."""
-    is_alive = type(worker).is_alive
-    os.kill(worker.process.pid, signal.SIGKILL)
-    await_state(worker.process.pid, "Z")
-    wait_until(worker.channel.at_end)  # which its other threads may still have
-    with monkeypatch.context() as patch:
-        patch.setattr(type(worker), "is_alive", lambda each: each is worker or is_alive(each))
-        assert not worker.has_ended(0.0)
-        yield
+def test_what_the_kernel_takes_long_to_end_is_named_with_its_signal(monkeypatch):
+    """Such as a process whose GPU is busy: it is waited for in vain."""
+    with started(3) as (_, pool):
+        first, killed = pool._workers
+        is_alive = type(killed).is_alive
+        os.kill(killed.process.pid, signal.SIGKILL)
+        wait_until(lambda: stat(killed.process.pid).state == "Z")
+        wait_until(killed.channel.at_end)  # which its other threads may still have
+        with monkeypatch.context() as patch:
+            patch.setattr(type(killed), "is_alive", lambda each: each is killed or is_alive(each))
+            assert not killed.has_ended(0.0)
+            with pytest.raises(WorkerDied, match="rank 2 was killed by SIGKILL") as caught:
+                pool.check("at rest")
+            assert (caught.value.exitcode, caught.value.signal) == (-signal.SIGKILL, "SIGKILL")
+            assert first.exitcode(0.0) is None
+            # One has not closed its channel: the kernel frees its memory first, and another worker
+            # ends because of it meanwhile.
+            ending = {first.process.pid: -9, killed.process.pid: 1}
+            patch.setattr(_processes, "_status_while_ending", ending.get)
+            with pytest.raises(WorkerDied, match="rank 1 was killed by SIGKILL"):
+                pool.check("at rest")
 
 
-def test_the_signal_is_told_of_what_the_kernel_takes_long_to_end(monkeypatch):
-    with started(3) as (_, pool), killed_slowly(pool._workers[1], monkeypatch):
-        with pytest.raises(WorkerDied, match="rank 2 was killed by SIGKILL") as caught:
-            pool.check("at rest")
-        assert (caught.value.exitcode, caught.value.signal) == (-signal.SIGKILL, "SIGKILL")
-        assert pool._workers[0].exitcode(0.0) is None
-
-
-def test_what_was_killed_is_named_although_it_has_not_closed_its_channel(monkeypatch):
-    """The kernel frees its memory first, and another worker ends because of it meanwhile."""
-    with started(3) as (_, pool), killed_slowly(pool._workers[1], monkeypatch):
-        ending = {pool._workers[0].process.pid: -9, pool._workers[1].process.pid: 1}
-        monkeypatch.setattr(_processes, "_status_while_ending", ending.get)
-        with pytest.raises(WorkerDied, match="rank 1 was killed by SIGKILL"):
-            pool.check("at rest")
-        monkeypatch.undo()
-
-
-def test_a_lifeline_is_closed_once_whoever_closes_it():
-    with computing(hold_the_lock, size=2) as pool:
-        (worker,) = pool._workers
+def test_a_lifeline_is_closed_once_whoever_closes_it(monkeypatch):
+    with no_ranks_left(), Runtime(2) as runtime:
+        (worker,) = runtime._controller._pool._workers
         closed, close = [], os.close
         (lifeline,) = worker._lifeline
 
@@ -139,94 +125,51 @@ def test_a_lifeline_is_closed_once_whoever_closes_it():
                 worker.close()  # as another thread might, at this moment
             close(fd)
 
-        os.close = counted
-        try:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "close", counted)
             worker.close()
-        finally:
-            os.close = close
         assert closed == [lifeline]
 
 
-def test_a_worker_killed_in_its_start_is_named_although_others_still_start():
+def test_who_waits_for_workers_to_start_has_a_limit_is_called_meanwhile_and_hears_of_the_killed():
     with no_ranks_left(), Runtime(3) as runtime:
         pool = runtime._controller._pool
-        first, last = runtime.worker_pids
-        os.kill(first, signal.SIGSTOP)  # it will never be ready
-        killed = []
-
-        def kill():
-            killed.append(time.monotonic())
-            os.kill(last, signal.SIGKILL)
-
-        threading.Timer(0.3, kill).start()
-        with pytest.raises(WorkerDied) as caught:
-            pool.wait_ready()
-        took_s = time.monotonic() - killed[0]
-        assert (caught.value.rank, caught.value.signal) == (2, "SIGKILL")
-        assert "in its start" in str(caught.value)
-        assert took_s < 0.1 + BUSY_S
-        os.kill(first, signal.SIGCONT)
-    print(f"known after {took_s * 1000:.0f} ms")
-
-
-@pytest.mark.nightly
-def test_one_that_was_ready_before_is_watched_too():
-    with no_ranks_left(), Runtime(3) as runtime:
-        pool = runtime._controller._pool
-        slow, quick = runtime.worker_pids
-        os.kill(slow, signal.SIGSTOP)
+        stopped, killed = runtime.worker_pids
+        os.kill(stopped, signal.SIGSTOP)  # it will never be ready
+        with pytest.raises(StartError, match=r"rank 1 was not ready in 0\.2 s.*-cache unlock"):
+            pool.wait_ready(0.2)
+        waited_for = []
 
         def tick(ranks):
-            if ranks == [1]:
-                os.kill(quick, signal.SIGKILL)
-
-        with pytest.raises(WorkerDied) as caught:
-            pool.wait_ready(60.0, tick)
-        assert caught.value.rank == 2
-        os.kill(slow, signal.SIGCONT)
-
-
-@pytest.mark.nightly
-def test_who_waits_is_called_all_the_time_and_may_end_the_wait():
-    with no_ranks_left(), Runtime(3) as runtime:
-        pool = runtime._controller._pool
-        calls = []
-
-        def tick(ranks):
-            calls.append((time.monotonic(), ranks))
-            if len(calls) == 20:
+            waited_for.append(ranks)
+            if len(waited_for) == 3:
                 raise InterruptedError("enough")
+            if ranks == [1]:  # rank 2, which was ready before
+                os.kill(killed, signal.SIGKILL)
 
-        os.kill(runtime.worker_pids[1], signal.SIGSTOP)
         with pytest.raises(InterruptedError, match="enough"):
             pool.wait_ready(60.0, tick)
-        gaps = sorted(b[0] - a[0] for a, b in zip(calls, calls[1:]))
-        assert gaps[len(gaps) // 2] <= 0.1
-        assert calls[0][1] == [1, 2]
-        calls.clear()
-        os.kill(runtime.worker_pids[1], signal.SIGCONT)
-        pool.wait_ready(60.0, lambda ranks: calls.append((0.0, ranks)))
-        assert all(ranks and set(ranks) <= {1, 2} for _, ranks in calls)
-
-
-def test_workers_that_are_not_ready_in_time_are_named():
-    with no_ranks_left(), Runtime(3) as runtime:
-        os.kill(runtime.worker_pids[0], signal.SIGSTOP)  # it will never be ready
+        assert waited_for[0] in ([1, 2], [1])
         began = time.monotonic()
-        with pytest.raises(StartError, match=r"rank 1 was not ready in 0\.2 s.*-cache unlock"):
-            runtime._controller._pool.wait_ready(0.2)
-        assert time.monotonic() - began < 0.2 + BUSY_S
-        os.kill(runtime.worker_pids[0], signal.SIGCONT)
+        with pytest.raises(WorkerDied, match="in its start") as caught:
+            pool.wait_ready(60.0, tick)
+        assert (caught.value.rank, caught.value.signal) == (2, "SIGKILL")
+        assert time.monotonic() - began < 30
+        os.kill(stopped, signal.SIGCONT)
 
 
 def test_of_several_that_are_gone_the_killed_one_is_named():
+    """Those that lose the group wait for the master."""
     with started(4) as (runtime, pool):
+        pids = runtime.worker_pids
+        runtime._rank.comm.abort("a test")
+        for rank in (1, 2, 3):
+            await_stacks(pool, rank, "in _await_verdict")
+        pool.check("a test")  # all are there
         # Ranks 1 and 3 end by themselves, as if their master were gone.
         for worker in (pool._workers[0], pool._workers[2]):
             os.close(worker._lifeline.pop())
-        wait_for = [pool._workers[i].process for i in (0, 2)]
-        for process in wait_for:
-            assert process.wait(20) == 1
+            assert worker.process.wait(20) == 1
         with pytest.raises(WorkerDied, match="exited with status 1"):
             pool.check("a test")
         os.kill(pool.pids[1], signal.SIGKILL)
@@ -235,46 +178,10 @@ def test_of_several_that_are_gone_the_killed_one_is_named():
             pool.check(lambda rank: f"the doing of rank {rank}")
         assert (caught.value.rank, caught.value.signal) == (2, "SIGKILL")
         assert "the doing of rank 2" in str(caught.value)
-        runtime.close()
-
-
-def test_workers_that_lose_the_group_wait_for_the_master():
-    with started(3) as (runtime, pool):
-        pids = runtime.worker_pids
-        runtime._rank.comm.abort("a test")
-        for rank in (1, 2):
-            await_stacks(pool, rank, "in _await_verdict")
-        pool.check("a test")  # all are there
-        os.kill(pids[1], signal.SIGKILL)
-        pool._workers[1].process.wait(20)
-        with pytest.raises(WorkerDied) as caught:
-            pool.check("a test")
-        assert caught.value.rank == 2
         began = time.monotonic()
         runtime.close()
         assert time.monotonic() - began < QUICK_END_S + BUSY_S
         wait_gone(pids)
-
-
-LOST = """
-import os, signal, time
-from synk_core import Runtime
-runtime = Runtime(2)
-runtime.distribute()
-runtime._rank.comm.abort("a test")
-pool = runtime._controller._pool
-while any("in _await_verdict" not in text for text in pool.stacks().values()):
-    time.sleep(0.02)
-print(*runtime.worker_pids, flush=True)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def test_and_end_with_it_if_it_is_killed_instead(zygote):
-    with no_ranks_left():
-        _, out, err = zygote.run(LOST)
-        assert len(out.split()) == 1, err
-        wait_gone([int(pid) for pid in out.split()])
 
 
 class RankThat:
@@ -304,9 +211,8 @@ class RankThat:
         self.closed = True
 
 
-@pytest.mark.parametrize("error", [synk_comm.PeerLost("gone"), synk_comm.AbortedError("over")])
-def test_a_worker_without_a_group_waits_as_long_as_it_takes(monkeypatch, error):
-    rank, channel, serving = serve(monkeypatch, error)
+def test_a_worker_without_a_group_waits_as_long_as_it_takes(monkeypatch):
+    rank, channel, serving = serve(monkeypatch, synk_comm.PeerLost("gone"))
     serving.join(_worker.VERDICT_S + 0.5)
     assert serving.is_alive()
     assert not rank.closed  # it would look like the one that left
@@ -338,10 +244,10 @@ def test_a_worker_without_a_thread_says_so_and_how_to_get_one(monkeypatch):
         _worker.serve(Channel(theirs), SimpleNamespace(rank=1), begin=begin)
     failure = pickle.loads(channel.recv(1.0))
     with (
-        started(1) as (_, pool),
+        Runtime(1) as runtime,
         pytest.raises(StartError, match=r"(?s)rank 1.*thread; end some.*-u "),
     ):
-        pool.require_started([failure])
+        runtime._controller._pool.require_started([failure])
     channel.close()
 
 
@@ -361,30 +267,6 @@ def serve(monkeypatch, error):
     assert isinstance(pickle.loads(channel.recv(30.0)), Ready)
     channel.send(b"join")
     return rank, channel, serving
-
-
-BROKEN_PIPE = """
-import os, signal
-signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-from synk_core import Runtime
-from synk_core.exceptions import WorkerDied
-runtime = Runtime(2)
-runtime.distribute()
-pool = runtime._controller._pool
-for pid in (pool.pids[0], pool.watchdog_pid):
-    os.kill(pid, signal.SIGKILL)
-pool._workers[0].process.wait()
-try:
-    pool.send(b"anybody there?", "a test")
-except WorkerDied:
-    print("survived")
-runtime.close()
-"""
-
-
-def test_a_program_that_gives_sigpipe_its_default_back_does_not_die_of_a_worker(zygote):
-    status, out, err = zygote.run(BROKEN_PIPE)
-    assert (status, out.strip()) == (0, "survived"), err
 
 
 def test_nothing_that_workers_inherit_stays_open():
@@ -411,62 +293,86 @@ def test_workers_of_a_daemon_that_has_closed_its_streams_end_without_a_word():
     assert (done.returncode, done.stderr) == (0, "")
 
 
-NO_STREAMS = """
-import os, sys
+TALKATIVE = """
+import contextlib, logging, os, signal, sys
 import numpy as np
-from synk_testing.engine import T, as_op
 from synk_core import Runtime
+from synk_core.exceptions import WorkerDied
+from synk_testing import Mark
+from synk_testing.engine import T, as_op
 
 @as_op([T.dvector], [T.dvector])
 def talkative(values):
-    import contextlib, os
     for fd in (1, 2):
         with contextlib.suppress(OSError):
             os.write(fd, 2000 * b"talk ")
     return values
 
-for fd in sys.argv[1:]:
-    os.close(int(fd))
+folder, streams = sys.argv[1:]
+how = {"use_gpu": False}
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+if streams == "closed":
+    for fd in range(3):
+        os.close(fd)
+else:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    # The first one that the leader of a session opens becomes its own.
+    os.close(os.open(os.ttyname(0), os.O_RDWR))
+    logging.basicConfig(level=logging.DEBUG)
+    how.update(stall_s=0.1, report=logging.info)
 x = T.dvector("x")
-with Runtime(2, use_gpu=False) as runtime:
+with Runtime(2, **how) as runtime:
     f = runtime.function([x], (talkative(x).sum(), "sum"))
-    done = [float(f(np.ones(4))) for _ in range(3)]
-os._exit(7 if done == [4, 4, 4] else 1)
+    if streams == "gone":
+        Mark(folder + "/ready").set()
+        Mark(folder + "/gone").wait()
+        logging.error("a line that nobody reads")
+    assert [float(f(np.ones(4))) for _ in range(3)] == [4, 4, 4]
+    pool = runtime._controller._pool
+    for pid in (pool.pids[0], pool.watchdog_pid):
+        os.kill(pid, signal.SIGKILL)
+    pool._workers[0].process.wait()
+    try:
+        pool.send(b"anybody there?", "a test")
+    except WorkerDied:
+        os._exit(7)
 """
 
 
-def test_pipes_to_workers_are_not_taken_for_streams_that_were_closed(zygote):
-    with no_ranks_left():
-        assert zygote.run(NO_STREAMS, 0, 1, 2)[0] == 7
-
-
-SETUPTOOLS = """
-import warnings
-import numpy as np
-from synk_testing.engine import T
-from synk_testing.engine import as_op
-from synk_core import Runtime
-
-@as_op([T.dvector], [T.dvector])
-def look(x):
-    import gc, sys
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        warnings.filterwarnings("ignore", "pkg_resources is deprecated")
-        import setuptools, distutils
-    ours = "setuptools" in distutils.__file__ or sys.version_info >= (3, 12)
-    return np.full(len(x), float(ours and gc.isenabled()))
-
-with Runtime(2, use_gpu=False) as runtime:
-    x = T.dvector("x")
-    print(runtime.function([x], (look(x), "gather"))([1.0, 2.0]))
-"""
+@pytest.mark.parametrize("streams", ["closed", "gone"])
+def test_a_program_whose_streams_are_closed_or_whose_terminal_goes_away_goes_on(
+    zygote, tmp_path, streams
+):
+    """Pipes to workers are not taken for its streams; and one that gives SIGPIPE its default back
+    does not die of a dead worker."""
+    terminal, theirs = os.openpty()
+    with no_ranks_left(), zygote.start(TALKATIVE, tmp_path, streams, terminal=theirs) as program:
+        os.close(theirs)
+        if streams == "gone":
+            Mark(tmp_path / "ready").wait(60)
+        os.close(terminal)
+        Mark(tmp_path / "gone").set()
+        assert program.wait(60) == 7, program.printed()
 
 
 @pytest.mark.nightly
-def test_a_worker_finds_setuptools_and_garbage_collection_as_anywhere():
+def test_a_worker_finds_setuptools_and_garbage_collection_as_anywhere(pair):
     """Its imports go without, to be quick."""
     pytest.importorskip("setuptools")
-    status, out, err = run(SETUPTOOLS)
-    assert status == 0, err
-    assert out.splitlines()[-1] == "[1. 1.]", out
+
+    @as_op([T.dvector], [T.dvector])
+    def look(rows):
+        import gc
+        import warnings
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            warnings.filterwarnings("ignore", "pkg_resources is deprecated")
+            import distutils
+
+            import setuptools  # noqa: F401
+        ours = "setuptools" in distutils.__file__ or sys.version_info >= (3, 12)
+        return np.full(len(rows), float(ours and gc.isenabled()))
+
+    x = T.dvector("x")
+    assert pair.function([x], (look(x), "gather"))([1.0, 2.0])[1] == 1

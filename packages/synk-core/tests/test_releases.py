@@ -5,16 +5,20 @@ from __future__ import annotations
 import gc
 import os
 import random
+import signal
+import time
 import warnings
+from collections import deque
 
 import numpy as np
 import pytest
 
 from synk_core import Runtime
 from synk_core._graph.shared import VariableRegistry
+from synk_core._weakqueue import QueuedRef
 from synk_core.engine import SharedVariable
 from synk_core.exceptions import ReplicaWarning, WorkerFailed
-from synk_testing.engine import STREAMS, T, as_op, engine
+from synk_testing.engine import T, as_op, engine
 
 x = T.dvector("x")
 
@@ -51,23 +55,17 @@ def settled(pair):
     return settle
 
 
-def train(runtime, seed=0, rows=8):
+def train(runtime, seed=0):
     """A model of its own, trained for a step and let go of; its loss, and what NumPy has for it."""
     rng = np.random.RandomState(seed)
-    given, start = rng.randn(rows, 3), rng.randn(3)
+    given, start = rng.randn(8, 3), rng.randn(3)
     x, w = T.dmatrix("x"), engine.shared(start.copy(), "w")
     loss = (x.dot(w) ** 2).mean()
     f = runtime.function([x], loss, updates=[(w, w - 0.1 * T.grad(loss, w))])
     f(given)
     runtime.collectives.all_reduce(w)
-    return float(f(given)), expected_loss(given, start)
-
-
-def expected_loss(given, w):
-    """The loss after a step of gradient descent on all rows: the mean of the ranks' steps."""
-    parts = np.array_split(given, 2)
-    steps = [w - 0.1 * 2 * part.T.dot(part.dot(w)) / len(part) for part in parts]
-    return float((given.dot(np.mean(steps, axis=0)) ** 2).mean())
+    steps = [start - 0.2 * part.T.dot(part.dot(start)) / 4 for part in np.split(given, 2)]
+    return float(f(given)), float((given.dot(np.mean(steps, axis=0)) ** 2).mean())
 
 
 def known(runtime):
@@ -78,7 +76,7 @@ def known(runtime):
 def test_models_that_are_gone_take_no_memory_on_any_rank(pair, settled):
     train(pair)
     before = settled()
-    for seed in range(6):
+    for seed in range(3):
         got, expected = train(pair, seed)
         assert got == pytest.approx(expected, rel=1e-12)
     assert settled() == before
@@ -105,37 +103,6 @@ def test_figures_of_functions_without_a_name_become_one_line(pair, settled):
     pair.stats(reset=True)
     settled()
     assert "(gone)" not in pair.stats()
-
-
-@pytest.mark.nightly
-def test_a_worker_has_the_memory_back():
-    """Also of large values, which are no reason for Python to look for garbage."""
-    import psutil
-
-    with Runtime(2) as runtime:
-        (pid,) = runtime.worker_pids
-        worker = psutil.Process(pid)
-        used = []
-        for _ in range(8):
-            x, w = T.dvector("x"), engine.shared(np.ones(4_000_000), "w")
-            f = runtime.function([x], (x.mean() * w).sum(), updates=[(w, w * 2)])
-            f(np.ones(4))
-            del x, w, f
-            gc.collect()
-            used.append(worker.memory_info().rss / 2**20)
-        assert used[-1] - used[3] < 100, used  # the variables alone would take 122 MiB
-
-
-def test_a_variable_that_a_function_still_uses_stays(pair):
-    x, w = T.dvector("x"), engine.shared(np.arange(3.0), "w")
-    f = pair.function([x], (x.mean() * w).sum(), updates=[(w, w + 1)])
-    del w
-    gc.collect()
-    assert f([1.0, 1.0]) == pytest.approx(3.0)
-    assert f([1.0, 1.0]) == pytest.approx(6.0)
-    (again,) = f.get_shared()
-    pair.collectives.all_reduce(again, "sum")
-    np.testing.assert_array_equal(again.get_value(), 2 * np.arange(2.0, 5.0))
 
 
 @pytest.mark.parametrize("holder", ["clone", "plain function"])
@@ -174,17 +141,6 @@ def test_what_an_order_that_failed_was_to_forget_is_forgotten_by_the_next(pair, 
     assert settled() == before
 
 
-def test_random_streams_go_with_their_function(pair, settled):
-    def draw(seed):
-        drawn = x + STREAMS["numpy"](seed).uniform(size=x.shape)
-        return pair.function([x], (drawn, "gather"))(np.zeros(4))
-
-    draw(1)
-    before = settled()
-    assert len({tuple(draw(seed)) for seed in range(5)}) == 5
-    assert settled() == before
-
-
 def test_numbers_are_never_given_twice():
     """Also when a new variable's storage lies where that of an old one has been."""
     registry, seen = VariableRegistry(), set()
@@ -209,23 +165,6 @@ def test_numbers_are_never_given_twice():
     assert registry.end == 200
 
 
-def test_lint_knows_what_functions_did_that_are_gone():
-    with Runtime(2) as runtime:
-        x, w = T.dvector("x"), engine.shared(np.arange(3.0), "w")
-        update = runtime.function([x], updates=[(w, w + x.sum())], name="drifting")
-        read = runtime.function([x], (x.mean() * w).sum(), name="reading")
-        for _ in range(3):
-            update([1.0, 2.0])
-            read([1.0, 2.0])
-        here = [str(finding) for finding in runtime.lint()]
-        assert any("drifting" in text for text in here)
-        del update
-        gc.collect()
-        read([1.0, 2.0])
-        assert 0 not in runtime._specs
-        assert [str(finding) for finding in runtime.lint()] == here
-
-
 def test_what_is_gone_before_it_was_sent_is_never_sent(pair, settled):
     """By `distribute()`, and by the first call of another function."""
 
@@ -235,27 +174,15 @@ def test_what_is_gone_before_it_was_sent_is_never_sent(pair, settled):
 
     build()([1.0, 2.0])
     before = settled()
-    for _ in range(3):
+    for _ in range(2):
         build()
         gc.collect()
         pair.distribute()
-    assert settled() == before
-    for _ in range(3):
         build()
         gc.collect()
         build()([1.0, 2.0])
     assert settled() == before
     assert {number for number, _ in pair._executor.distributor._forms} == set(pair._rank.functions)
-
-
-def test_names_that_are_given_later_are_seen(pair):
-    x, w = T.dvector("x"), engine.shared(np.arange(3.0))
-    f = pair.function([x], (x.mean() * w).sum())
-    w.name = "weights"
-    f([1.0, 2.0])
-    w.set_value(np.ones(3))
-    with pytest.warns(ReplicaWarning, match="'weights' has been given"):
-        f([1.0, 2.0])
 
 
 def test_a_variable_that_an_operation_changes_on_all_ranks_is_no_news(pair):
@@ -285,53 +212,46 @@ def test_one_rank_has_no_replicas_that_could_differ():
             assert f([1.0, 1.0]) == pytest.approx(3.0)
 
 
-STRUCK = """
-import gc, signal, time
-from collections import deque
-from synk_core._weakqueue import QueuedRef
-
-class Thing:
-    pass
-
-def strike(number, frame):
-    global armed
-    if armed and time.monotonic() < deadline:
-        armed = False  # not once more before what it interrupts goes on
-        raise KeyboardInterrupt
-
-gone, kept, armed = deque(), [], False
-deadline = time.monotonic() + 2
-signal.signal(signal.SIGALRM, strike)
-signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
-
-def work():  # in Python 3.13 a loop's own `try` misses what is raised where the loop begins again
-    while time.monotonic() < deadline:
-        thing = Thing()
-        thing.itself = thing  # it takes a look for garbage to end it
-        kept.append(QueuedRef(thing, gone, len(kept)))
-        del thing
-        if len(kept) % 50 == 0:
-            gc.collect(0)
-
-while time.monotonic() < deadline:
-    try:
-        armed = True
-        work()
-    except KeyboardInterrupt:
-        pass
-armed = False
-signal.setitimer(signal.ITIMER_REAL, 0)
-gc.collect()
-print(len(kept) > 100, len(gone) == len(kept), {id(one) for one in gone} == set(map(id, kept)))
-"""
-
-
 @pytest.mark.nightly
-def test_no_signal_comes_between_an_end_and_its_farewell(run_script):
+def test_no_signal_comes_between_an_end_and_its_farewell():
     """A finalizer that is written in Python is lost if a signal's exception comes in it."""
-    status, out, err = run_script(STRUCK)
-    assert status == 0, err
-    assert out.split() == ["True"] * 3, out
+    gone, kept, armed = deque(), [], False
+    deadline = time.monotonic() + 2
+
+    class Thing:
+        pass
+
+    def strike(*_):
+        nonlocal armed
+        if armed and time.monotonic() < deadline:
+            armed = False  # not once more before what it interrupts goes on
+            raise KeyboardInterrupt
+
+    def work():  # in Python 3.13 a loop's own `try` misses what is raised where it begins again
+        while time.monotonic() < deadline:
+            thing = Thing()
+            thing.itself = thing  # it takes a look for garbage to end it
+            kept.append(QueuedRef(thing, gone, len(kept)))
+            del thing
+            if len(kept) % 50 == 0:
+                gc.collect(0)
+
+    before = signal.signal(signal.SIGALRM, strike)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+        while time.monotonic() < deadline:
+            try:
+                armed = True
+                work()
+            except KeyboardInterrupt:
+                pass
+    finally:
+        armed = False
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    gc.collect()
+    assert len(gone) == len(kept) > 100
+    assert {id(one) for one in gone} == set(map(id, kept))
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2] if ALL else [0])

@@ -10,11 +10,10 @@ import time
 
 import numpy as np
 import pytest
-from _busy import computing, hold_the_lock
 from _leaks import no_ranks_left
 
 import synk_shm
-from synk_core import Runtime, WorkerDied
+from synk_core import Runtime
 from synk_core._workers import watchdog
 from synk_testing import Program, children, is_there, shared_memory, wait_gone
 from synk_testing.engine import T, as_op
@@ -42,7 +41,7 @@ def hold(values):
 def tell(*words):
     print(*words, flush=True)
 
-runtime = Runtime(int(sys.argv[1]))
+runtime = Runtime(int(sys.argv[1]), backend=sys.argv[2])
 pool = runtime._controller._pool
 families = {name.split(".")[1] for info in synk_shm.list() if info.mine for name in info.names}
 tell(*families, pool.watchdog_pid, *runtime.worker_pids)
@@ -57,20 +56,15 @@ f(data)
 
 IDLE = READY + "tell('ready'); time.sleep(60)"
 COMPUTING = READY + "f(np.array([0.0, 0.0, 60.0, 60.0]))"
-SHORTLY = READY + "f(np.array([0.0, 4.0]))"
 
 
 class Victim(Program):
     """A program with workers, to be killed."""
 
-    def __init__(self, code, size, zygote):
-        super().__init__(
-            PROGRAM + code,
-            size,
-            zygote=zygote,
-            environment={"SYNKHRONOS_USE_GPU": "0"},
-            grace_s=30.0,
-        )
+    def __init__(self, code, size, backend, zygote, folder):
+        how = {"environment": {"SYNKHRONOS_USE_GPU": "0", "TMPDIR": str(folder)}, "grace_s": 30.0}
+        super().__init__(PROGRAM + code, size, backend, zygote=zygote, **how)
+        self.folder = folder
         self.family, watchdog_pid, *workers = self.line().split()
         self.watchdog_pid = int(watchdog_pid)
         self.workers = [int(pid) for pid in workers]
@@ -80,7 +74,7 @@ class Victim(Program):
 
     def left(self):
         pids = [pid for pid in (*self.workers, self.watchdog_pid) if is_there(pid)]
-        return [*pids, *self.shared_memory()]
+        return [*pids, *self.shared_memory(), *os.listdir(self.folder)]
 
     def await_nothing(self, timeout_s):
         """Wait until nothing is left, and return how long it took."""
@@ -97,11 +91,11 @@ class Victim(Program):
 
 
 @pytest.fixture
-def program(zygote):
+def program(zygote, tmp_path):
     programs = []
 
-    def start(code, size=2):
-        programs.append(Victim(code, size, zygote))
+    def start(code, size=2, backend="shm"):
+        programs.append(Victim(code, size, backend, zygote, tmp_path))
         return programs[-1]
 
     yield start
@@ -115,15 +109,15 @@ NIGHTLY = pytest.mark.nightly
 
 @pytest.mark.alone
 @pytest.mark.parametrize(
-    ("stopped", "code"),
+    ("number", "stopped", "code"),
     [
-        pytest.param(True, COMPUTING, id="computing-stopped"),
-        pytest.param(False, IDLE, id="idle", marks=NIGHTLY),
-        pytest.param(True, IDLE, id="idle-stopped", marks=NIGHTLY),
-        pytest.param(False, COMPUTING, id="computing", marks=NIGHTLY),
+        pytest.param(signal.SIGKILL, True, COMPUTING, id="computing-stopped"),
+        pytest.param(signal.SIGKILL, True, IDLE, id="idle-stopped", marks=NIGHTLY),
+        pytest.param(signal.SIGTERM, False, COMPUTING, id="SIGTERM", marks=NIGHTLY),
+        pytest.param(signal.SIGHUP, False, IDLE, id="SIGHUP", marks=NIGHTLY),
     ],
 )
-def test_nothing_is_left_of_a_killed_master(program, code, stopped, request, record_property):
+def test_nothing_is_left_of_a_killed_master(program, number, stopped, code, request):
     killed = program(code, 3)
     assert killed.line() == ("ready" if code is IDLE else "computing")
     if code is COMPUTING:
@@ -131,54 +125,38 @@ def test_nothing_is_left_of_a_killed_master(program, code, stopped, request, rec
     if stopped:
         os.kill(killed.workers[1], signal.SIGSTOP)
     assert killed.shared_memory()
-    killed.kill()
-    took_s = killed.await_nothing(GONE_S + BUSY_S)
-    record_property("took_s", took_s)
-    print(f"{request.node.name}: {took_s:.3f} s")
+    killed.send_signal(number)
+    assert killed.wait() == -number
+    print(f"{request.node.name}: {killed.await_nothing(GONE_S + BUSY_S):.3f} s")
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("after_s", [0.3, *(pytest.param(s, marks=NIGHTLY) for s in (0.0, 1.0))])
-def test_nor_of_one_whose_workers_still_start(program, after_s, record_property):
-    killed = program("time.sleep(60)", 3)
+@pytest.mark.parametrize(
+    ("backend", "after_s"), [("shm", 0.3), pytest.param("zmq", 0.0, marks=NIGHTLY)]
+)
+def test_nor_of_one_whose_workers_still_start(program, backend, after_s):
+    """Nor of the folder in which zmq has its sockets."""
+    killed = program("time.sleep(60)", 3, backend)
     time.sleep(after_s)
     killed.kill()
-    took_s = killed.await_nothing(GONE_S + BUSY_S)
-    record_property("took_s", took_s)
-    print(f"after {after_s} s: {took_s:.3f} s")
+    print(f"after {after_s} s: {killed.await_nothing(GONE_S + BUSY_S):.3f} s")
 
 
-@pytest.mark.parametrize("stopped", [pytest.param(False, marks=NIGHTLY), True])
-def test_it_is_the_watchdog_who_does_that(program, stopped):
-    killed = program(IDLE if stopped else SHORTLY)
-    assert killed.line() == ("ready" if stopped else "computing")
+def test_it_is_the_watchdog_who_does_that(program):
+    killed = program(IDLE)
+    assert killed.line() == "ready"
     os.kill(killed.watchdog_pid, signal.SIGKILL)
-    if stopped:
-        os.kill(killed.workers[0], signal.SIGSTOP)
+    os.kill(killed.workers[0], signal.SIGSTOP)
     killed.kill()
     time.sleep(2.5)
     assert killed.left()
-    if stopped:
-        os.kill(killed.workers[0], signal.SIGCONT)
+    os.kill(killed.workers[0], signal.SIGCONT)
     # Without it, workers end as soon as they can.
     killed.await_nothing(15.0)
 
 
-FORKED = (
-    READY
-    + """
-child = os.fork()
-if child == 0:
-    synk_shm.cleanup()
-    time.sleep(60)
-    os._exit(0)
-tell(child)
-f(np.array([0.0, 60.0]))
-"""
-)
-
-
 # After a call: a watchdog that starts when the master is gone finds that out in another way.
+# Python's own fork() lets go, in the child, of what the watchdog and the workers wait on.
 FORKED_IN_C = (
     READY
     + """
@@ -190,24 +168,14 @@ tell(child)
 time.sleep(60)
 """
 )
-"""Python's own fork() lets go, in the child, of what the watchdog and the workers wait on."""
 
 
-@pytest.mark.parametrize(
-    "code",
-    [pytest.param(FORKED, id="python", marks=NIGHTLY), pytest.param(FORKED_IN_C, id="c")],
-)
-def test_a_child_of_the_master_does_not_stand_in_for_it(program, zygote, code):
-    killed = program(code)
+def test_a_child_of_the_master_does_not_stand_in_for_it(program, zygote):
+    killed = program(FORKED_IN_C)
     child = int(killed.line())
     try:
-        if code is FORKED:
-            assert killed.line() == "computing"
         killed.kill()
         wait_gone([*killed.workers, killed.watchdog_pid], GONE_S + BUSY_S)
-        # Python's own fork() lets go of the family's lock, too; in C nobody does.
-        if code is FORKED:
-            assert not [name for name in killed.shared_memory() if not name.endswith(".lock")]
         assert is_there(child), "it was to be there all the time"
     finally:
         os.kill(child, signal.SIGKILL)
@@ -219,53 +187,40 @@ def names():
     return [name for info in synk_shm.list() if info.mine for name in info.names]
 
 
-def family_of_each_rank(runtime):
-    @as_op([T.dvector], [T.dvector])
-    def family(rows):
-        from synk_shm._processes.process import process
+@as_op([T.dvector], [T.dvector])
+def family(rows):
+    from synk_shm._processes.process import process
 
-        return np.full(len(rows), float(int(process.home, 16)))
-
-    x = T.dvector("x")
-    f = runtime.function([x], (family(x), "gather"), mode="FAST_COMPILE")
-    return set(f(np.zeros(runtime.size)))
+    return np.full(len(rows), float(int(process.home, 16)))
 
 
-def kill_a_worker(runtime, f, data):
-    os.kill(runtime.worker_pids[0], signal.SIGKILL)
-    with pytest.raises(WorkerDied):
-        f(data)
-
-
-@pytest.mark.parametrize(
-    ("size", "end"),
-    [
-        pytest.param(2, lambda runtime, *_: runtime.close(), id="closed"),
-        pytest.param(2, kill_a_worker, id="a-worker-died", marks=NIGHTLY),
-        pytest.param(1, lambda *_: None, id="one-rank", marks=NIGHTLY),
-    ],
-)
-def test_without_workers_memory_has_no_names_and_goes_with_the_master(size, end):
+@pytest.mark.parametrize("size", [2, 1])
+def test_without_workers_memory_has_no_names_and_goes_with_the_master(size):
     """However it is killed: there is no watchdog then."""
     before = names()
     with no_ranks_left(), Runtime(size) as runtime:
         x = T.dvector("x")
-        f = runtime.function([x], (x.sum(), "sum"), mode="FAST_COMPILE")
+        f = runtime.function([x], [(x.sum(), "sum"), (family(x), "gather")], mode="FAST_COMPILE")
         data = runtime.data(np.ones(100_000))
-        assert f(data) == 100_000
+        total, families = f(data)
+        assert total == 100_000
+        assert len(set(families)) == 1, "no lock file of a worker's own is left"
         if size > 1:
-            assert len(family_of_each_rank(runtime)) == 1, "no lock file of a worker's own is left"
-        end(runtime, f, data)
+            runtime.close()
         assert names() == before
         assert data.data.sum() == 100_000
-        with Runtime(2) as other:
-            data[0] = 3
-            assert other.function([x], (x.sum(), "sum"), mode="FAST_COMPILE")(data) == 100_002
+        if size > 1:
+            with Runtime(2) as other:
+                data[0] = 3
+                f = other.function([x], (x.sum(), "sum"), mode="FAST_COMPILE")
+                assert f(data) == 100_002
         del data, f
         runtime.close()
 
 
 def test_it_ends_with_the_runtime_and_is_nobodys_zombie():
+    with no_ranks_left(grace_s=1.0):
+        Runtime(2).close()  # while it starts
     with no_ranks_left(grace_s=0.0):
         runtime = Runtime(2)
         runtime.distribute()
@@ -275,36 +230,24 @@ def test_it_ends_with_the_runtime_and_is_nobodys_zombie():
         assert not os.path.exists(f"/proc/{watchdog_pid}")
 
 
-def test_it_ends_at_once_with_a_runtime_that_is_closed_while_it_starts():
-    for _ in range(3):
-        with no_ranks_left(grace_s=1.0):
-            Runtime(2).close()
-
-
-def test_should_it_be_killed_all_goes_on():
+def test_what_ends_all_processes_of_a_program_does_not_end_it_and_without_it_all_goes_on():
     with no_ranks_left(), Runtime(2) as runtime:
         pool = runtime._controller._pool
         watchdog_pid = pool.watchdog_pid
+        runtime.distribute()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            os.kill(watchdog_pid, number)
+        time.sleep(0.2)
+        pool.check("a test")
+        assert pool.watchdog_pid == watchdog_pid
+        assert os.getsid(watchdog_pid) == os.getpgid(watchdog_pid) == watchdog_pid
         os.kill(watchdog_pid, signal.SIGKILL)
-        runtime.distribute()  # waits for the workers, and looks after them meanwhile
+        runtime.distribute()
         deadline = time.monotonic() + 10
         while os.path.exists(f"/proc/{watchdog_pid}"):
             pool.check("a test")
             assert time.monotonic() < deadline
         assert pool.watchdog_pid is None
-
-
-@pytest.mark.nightly
-def test_what_ends_all_processes_of_a_program_does_not_end_it():
-    with no_ranks_left(), Runtime(2) as runtime:
-        pool = runtime._controller._pool
-        watchdog_pid = pool.watchdog_pid
-        for _ in range(5):
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                os.kill(watchdog_pid, number)
-            time.sleep(0.05)
-        assert pool.watchdog_pid == watchdog_pid
-        assert os.getsid(watchdog_pid) == os.getpgid(watchdog_pid) == watchdog_pid
 
 
 @pytest.fixture
@@ -356,31 +299,3 @@ def test_a_system_without_descriptors_of_processes_is_looked_after_too(child, mo
     assert watchdog.watch(reading, me, []) is None
     os.close(reading)
     os.close(still_open)
-
-
-@pytest.mark.nightly
-def test_a_runtime_is_closed_in_time_though_it_is_stopped():
-    with computing(hold_the_lock) as pool:
-        watchdog_pid = pool.watchdog_pid
-        os.kill(watchdog_pid, signal.SIGSTOP)
-        began = time.monotonic()
-        pool.stop()
-        assert time.monotonic() - began < 1.2 + BUSY_S
-        wait_gone([watchdog_pid])
-
-
-@pytest.mark.nightly
-def test_the_folder_of_sockets_goes_with_a_master_that_is_killed_in_its_start(run_script, tmp_path):
-    code = """
-import os, signal
-from synk_core import Runtime
-runtime = Runtime(2, backend="zmq")
-print(*runtime.worker_pids, flush=True)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-    _, out, err = run_script(code, environment={"TMPDIR": str(tmp_path)})
-    wait_gone([int(pid) for pid in out.split()])
-    deadline = time.monotonic() + 10
-    while list(tmp_path.glob("synk-comm-*")):
-        assert time.monotonic() < deadline, (list(tmp_path.iterdir()), err)
-        time.sleep(0.05)

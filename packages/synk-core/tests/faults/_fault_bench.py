@@ -5,15 +5,13 @@ Every act has a result that is known beforehand, and changes variables in a know
 
 from __future__ import annotations
 
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Set
 
 import _fault_inflict as inflict
 import numpy as np
-import theano
-import theano.tensor as T
-from theano.compile.ops import as_op
 
 from synk_core import Runtime
+from synk_testing.engine import T, as_op, engine
 
 Values = Dict[str, List[List[float]]]
 """By variable its value on each rank."""
@@ -35,8 +33,8 @@ class Bench:
         size = runtime.size
         self.rows = np.arange(size * ROWS_PER_RANK * COLUMNS, dtype=float).reshape(-1, COLUMNS)
         x = T.dmatrix("x")
-        self.w = theano.shared(np.zeros(COLUMNS), "w")
-        self.v = theano.shared(np.zeros(V_LENGTH), "v")
+        self.w = engine.shared(np.zeros(COLUMNS), "w")
+        self.v = engine.shared(np.zeros(V_LENGTH), "v")
         self.f = self._function(
             [x],
             [(x.sum(axis=0), "sum"), (x * 2, "gather")],
@@ -87,17 +85,11 @@ class Bench:
         }
 
     def values(self) -> Values:
-        """What every rank has."""
+        """What every rank has; of a closed runtime, what the master has."""
+        if self.runtime.closed:
+            return {"w": [self.w.get_value().tolist()], "v": [self.v.get_value().tolist()]}
         gather = self.runtime.collectives.gather
         return {"w": gather(self.w).tolist(), "v": gather(self.v).tolist()}
-
-    def own_values(self) -> Values:
-        """What the master has; of a closed runtime, too."""
-        return {"w": [self.w.get_value().tolist()], "v": [self.v.get_value().tolist()]}
-
-    def master_of(self, values: Values) -> Values:
-        """The master's part of what all ranks have."""
-        return {name: [value[self.runtime.master]] for name, value in values.items()}
 
     # Acts: each returns whether its result is right, and gives the name of a state.
 
@@ -122,7 +114,7 @@ class Bench:
     def distribute(self) -> bool:
         """A new function with a new variable, and its first call."""
         x = T.dmatrix("x")
-        fresh = theano.shared(np.ones(()), "fresh")
+        fresh = engine.shared(np.ones(()), "fresh")
         g = self._function([x], (x.sum() * fresh, "sum"), updates=[(fresh, fresh + 1)], name="g")
         self.runtime.distribute()
         return bool(g(self.data) == self.rows.sum())
@@ -135,9 +127,6 @@ class Bench:
 
     def all_reduce(self) -> bool:
         return self.runtime.collectives.all_reduce(self.v, "sum") is None
-
-    def broadcast(self) -> bool:
-        return self.runtime.collectives.broadcast(self.v) is None
 
     def gather(self) -> bool:
         return self.runtime.collectives.gather(self.v).tolist() == self.before()["v"]
@@ -157,25 +146,25 @@ class Bench:
     def after(self, act: str) -> Values:
         """The values after `reset()` and this act."""
         values, size = self.before(), self.runtime.size
-        calls = {"distribute": 0, "gather": 0, "all_reduce": 0, "broadcast": 0, "close": 0}
-        values["w"] = [[w + {"step": 2, **calls}.get(act, 1) for w in row] for row in values["w"]]
+        calls = {"step": 2, "distribute": 0, "gather": 0, "all_reduce": 0, "close": 0}.get(act, 1)
+        values["w"] = [[w + calls for w in row] for row in values["w"]]
         if act in {"all_reduce", "step"}:
             values["v"] = [[size * (size + 1) / 2] * V_LENGTH for _ in range(size)]
-        if act == "broadcast":
-            values["v"] = [values["v"][self.runtime.master]] * size
         return values
 
-
-def verdict(found: Values, before: Values, after: Values) -> Dict[str, str]:
-    """By variable whether all ranks have its value of "before", of "after" (or both: "same"), or
-    what they have."""
-    told = {}
-    for name, value in found.items():
-        old, new = before[name], after[name]
-        if value == old == new:
-            told[name] = "same"
-        elif value in (old, new):
-            told[name] = "before" if value == old else "after"
-        else:
-            told[name] = f"{value}, neither {old} nor {new}"
-    return told
+    def verdict(self, act: str) -> Set[str]:
+        """Whether all ranks have the variables' values of "before" this act, of "after" it (or
+        both: "same"), or what they have; of a closed runtime, whether the master has."""
+        told, ranks = set(), slice(None)
+        if self.runtime.closed:
+            ranks = slice(self.runtime.master, self.runtime.master + 1)
+        before, after = self.before(), self.after(act)
+        for name, value in self.values().items():
+            old, new = before[name][ranks], after[name][ranks]
+            if value == old == new:
+                told.add("same")
+            elif value in (old, new):
+                told.add("before" if value == old else "after")
+            else:
+                told.add(f"{name}: {value}, neither {old} nor {new}")
+        return told

@@ -1,4 +1,4 @@
-"""What is done to a process, and when: shipped to workers by value, used in masters as well.
+"""What is done to a process, and when: shipped to workers by value, used in the master as well.
 
 A process lies in *ambush* for itself: it waits until its flight recorder enters a given phase, says
 at what time that was, and does something to itself there.
@@ -15,10 +15,12 @@ from typing import Any, Callable, NamedTuple, Optional
 import cloudpickle
 import numpy as np
 
+from synk_testing import Mark
+
 # Workers do not find the folder of the tests.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-MARK = "SYNK_THEANO_FAULTS_MARK"
+MARK = "SYNK_FAULTS_MARK"
 """Variable of the environment: the file that tells when a fault was inflicted."""
 
 ROOM = 64 << 20
@@ -44,6 +46,13 @@ def sleep(seconds: float) -> None:
     time.sleep(seconds)
 
 
+def end_if_interrupted(seconds: float) -> None:
+    try:
+        time.sleep(seconds)
+    except BaseException:
+        os._exit(3)
+
+
 def hold(_argument: float) -> None:
     """Compute in C with the interpreter's lock held: Python's handlers of signals do not run."""
     sum(range(1 << 40))
@@ -63,47 +72,29 @@ def run_out_of_memory(_argument: float) -> None:
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-def ask_for_too_much(_argument: float) -> None:
-    """Allocate more than any machine has."""
-    np.ones(1 << 60, np.uint8)
-
-
-DEEDS = (fail, kill, sleep, hold, run_out_of_memory, ask_for_too_much)
+DEEDS = (fail, kill, sleep, end_if_interrupted, hold, run_out_of_memory)
 
 NAMES = [deed.__name__ for deed in DEEDS]
 
 
-def mark() -> None:
-    """Tell the others when it was."""
-    draft = f"{os.environ[MARK]}.{os.getpid()}"
-    with open(draft, "w") as file:
-        file.write(repr(time.monotonic()))
-    os.replace(draft, os.environ[MARK])
+def struck() -> Mark:
+    """Says when the fault was inflicted, by the clock that all processes share."""
+    return Mark(os.environ[MARK])
 
 
-def read_mark() -> Optional[float]:
-    """When the fault was inflicted, by the clock that all processes share; None if it was not."""
-    try:
-        with open(os.environ[MARK]) as file:
-            return float(file.read())
-    except FileNotFoundError:
-        return None
+def laid() -> Mark:
+    """Lets a worker that strikes between orders do so: all that it sent before has arrived."""
+    return Mark(os.environ[MARK] + ".laid")
 
 
-def forget_mark() -> None:
-    for path in (os.environ[MARK], _laid()):
-        if os.path.exists(path):
-            os.unlink(path)
+def tell_now() -> None:
+    struck().set(repr(time.monotonic()))
 
 
-def _laid() -> str:
-    return os.environ[MARK] + ".laid"
-
-
-def tell_laid() -> None:
-    """Let a worker that strikes between orders do so: all that it sent before has arrived."""
-    with open(_laid(), "w"):
-        pass
+def when_struck() -> Optional[float]:
+    """When the fault was inflicted; None if it was not."""
+    told = struck().read()
+    return None if told is None else float(told)
 
 
 class Place(NamedTuple):
@@ -136,8 +127,8 @@ def lie_in_ambush(place: Place, deed: Callable[[], Any], now: bool) -> None:
             return
         Flight.enter = enter_phase  # type: ignore[method-assign]
         if phase == Phase.IDLE and not now:
-            wait_until(lambda: os.path.exists(_laid()))
-        mark()
+            laid().wait()
+        tell_now()
         deed()
 
     Flight.enter = enter  # type: ignore[method-assign]
@@ -150,25 +141,12 @@ def arm(order: np.ndarray) -> None:
     lie_in_ambush(Place(phase, detail, skip), lambda: DEEDS[number](argument), now=False)
 
 
-def wait_until(condition: Callable[[], Any], timeout_s: float = 30.0) -> Any:
-    """What `condition` returns, once it is true."""
-    deadline = time.monotonic() + timeout_s
-    while not (value := condition()):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"waited {timeout_s} s in vain")
-        time.sleep(0.002)
-    return value
-
-
-def strike(number: int, times: int = 1, pause_s: float = 0.3) -> None:
-    """Signals to this process, once the fault was inflicted."""
-    wait_until(read_mark)
+def interrupt(times: int) -> None:
+    """Press Ctrl-C in this process, once the fault was inflicted."""
+    struck().wait()
     time.sleep(0.05)
     for i in range(times):
         if i:
-            time.sleep(pause_s)
-        os.kill(os.getpid(), number)
-        mark()
-
-
-CTRL_C = int(signal.SIGINT)
+            time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGINT)
+        tell_now()
