@@ -1,6 +1,4 @@
-"""The verdicts of `check` on random graphs, and the proof of each by numbers; also a program.
-
-    python tests/_check_fuzz.py --graphs 20000 --seed 1
+"""The verdicts of `check` on random graphs, and the proof of each by numbers.
 
 All variables of a graph are outputs under every op. They are computed on all rows, and on each of
 up to four uneven shares, which NumPy puts together. Values are multiples of 1/4, so that sums are
@@ -9,7 +7,6 @@ the same in any order.
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections import Counter
 from typing import Any, Dict, List, NamedTuple, Sequence, Set, Tuple
@@ -26,7 +23,7 @@ from _check_graphs import (
     q,
     v,
 )
-from _check_words import in_python, io_toposort
+from _check_words import io_toposort
 
 from synk_core._graph.rowwise.check import check_spec
 from synk_core._graph.rowwise.walk import FAILED
@@ -82,12 +79,6 @@ def is_equal(got: Any, whole: Any, op: str, tolerance: float) -> bool:
     return bool(np.allclose(got, whole, rtol=tolerance, atol=tolerance))
 
 
-def verdicts_of(outputs: Sequence[Tuple[Any, str]]) -> List[Any]:
-    return check_spec(
-        make_spec(SCATTERED, list(outputs), bcast_inputs=BROADCAST, sliceable_shareds=[q])
-    )
-
-
 def _is_allowed(op: str, variable: Any) -> bool:
     try:
         check_dtype(op, variable.dtype, "")
@@ -116,7 +107,9 @@ def look_at(
         for op in OPS
         if _is_allowed(op, graph.variables[name])
     ]
-    verdicts = verdicts_of([(graph.variables[name], op) for name, op in asked])
+    outputs = [(graph.variables[name], op) for name, op in asked]
+    spec = make_spec(SCATTERED, outputs, bcast_inputs=BROADCAST, sliceable_shareds=[q])
+    verdicts = check_spec(spec)
     differences: Dict[Tuple[str, str], str] = {}
     for values in data:
         _compare(graph, computer, values, draw_split(rng, len(values[v])), asked, differences)
@@ -124,9 +117,7 @@ def look_at(
     exact = {name for (name, _), each in zip(asked, verdicts) if each.verdict == "exact"}
     for name, variable in graph.variables.items():
         for kind in kinds_of(variable):
-            counts["drawn", kind] += 1
             counts["exact", kind] += name in exact
-    counts["with an exact one"] += bool(exact)
     for (name, op), verdict in zip(asked, verdicts):
         counts[verdict.verdict] += 1
         differs = differences.get((name, op))
@@ -219,36 +210,6 @@ def smallest(found: Sequence[Found], verdict: str) -> List[Found]:
     return sorted(chosen, key=lambda each: (each.program.count("\n"), len(each.program)))
 
 
-def _is_of_kind(what: Any) -> bool:
-    return isinstance(what, tuple)
-
-
 def told(found: Found) -> str:
     verdict = f"op {found.op!r}: {found.verdict}, {found.reason}"
     return f"{found.program}\n    {verdict}\n    {found.numbers}"
-
-
-def main() -> int:
-    """Draw graphs, print contradictions; fail if one is "exact"."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--graphs", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--show", type=int, default=8, help="how many of each kind to print")
-    options = parser.parse_args()
-    counts: Counter = Counter()
-    with in_python():
-        found = examine(options.graphs, options.seed, counts)
-    for verdict in ("exact", "broken", "wrong"):
-        chosen = smallest(found, verdict)
-        for each in chosen[: options.show]:
-            print(told(each))
-        print(f"{verdict} in spite of the numbers: {len(chosen)}\n")
-    kinds = sorted(kind for what, kind in filter(_is_of_kind, counts) if what == "drawn")
-    for kind in kinds:
-        print(f"{kind:28} in {counts['drawn', kind]:6} results, {counts['exact', kind]:6} exact")
-    print({what: count for what, count in counts.items() if not _is_of_kind(what)})
-    return int(any(each.verdict != "wrong" for each in found))
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
