@@ -38,6 +38,7 @@ def refuse_negative(values):
 
 
 def test_weights_are_those_of_the_last_call_that_succeeded(pair):
+    w = engine.shared(np.zeros(1))
     for between in ("failure", "verify"):
         y = T.dvector("y")
         f = pair.function([y], (refuse_negative(y), "gather"), **FAST)
@@ -48,14 +49,13 @@ def test_weights_are_those_of_the_last_call_that_succeeded(pair):
             with pytest.raises(WorkerFailed):
                 f(np.array([1.0, -1.0]))
         assert f.rows == (5, 4)
-        w = engine.shared(np.zeros(1))
-        for at_once in (True, False):
+        for reduce in (
+            pair.collectives.all_reduce,
+            lambda *args, **more: pair.step(pair.delayed.all_reduce(*args, **more)),
+        ):
             pair.collectives.set_value(1, w, np.array([9.0]))
             w.set_value(np.zeros(1))
-            if at_once:
-                pair.collectives.all_reduce(w, "avg", weights=f)
-            else:
-                pair.step(pair.delayed.all_reduce(w, "avg", weights=f))
+            reduce(w, "avg", weights=f)
             np.testing.assert_allclose(w.get_value(), 4.0)
 
 
@@ -126,16 +126,16 @@ def test_no_room_for_one_input_does_no_harm_to_the_next_call(pair, monkeypatch):
 
 
 def interrupted_at(function, line, call):
-    """Run `call` with a KeyboardInterrupt at one line of `function`; whether it came to that."""
-    code, hit = function.__code__, []
+    """Run `call` with a KeyboardInterrupt at one line of `function`, if it comes to that."""
+    hit = []
 
     def trace(frame, event, _argument):
-        if frame.f_code is code:
-            if event == "line" and frame.f_lineno == line and not hit:
-                hit.append(line)
-                raise KeyboardInterrupt
-            return trace
-        return None
+        if frame.f_code is not function.__code__:
+            return None
+        if event == "line" and frame.f_lineno == line and not hit:
+            hit.append(line)
+            raise KeyboardInterrupt
+        return trace
 
     sys.settrace(trace)
     try:
@@ -144,7 +144,6 @@ def interrupted_at(function, line, call):
         pass
     finally:
         sys.settrace(None)
-    return bool(hit)
 
 
 @pytest.mark.nightly
@@ -226,14 +225,12 @@ def test_data_of_another_runtime_are_forgotten_too(pair):
         for n in range(10):
             data = other.data(np.ones(5000 + n))
             assert f(data) == 5000 + n
-        for n in range(10):
             data.set_value(np.ones(6000 * (n + 1)))
             assert f(data) == 6000 * (n + 1)
         with pytest.raises(InputTypeError):
             pair.step(f.delayed(other.data(np.ones(9))), f.delayed("nonsense"))
         del data
         assert mapped_by(pair, f) <= before + 1
-        assert f(np.ones(3)) == 3
 
 
 def test_what_is_no_number_is_refused_in_words(pair):

@@ -38,7 +38,7 @@ def values_of(runtime, f):
 
 def check(runtime, f, *args, **kwargs):
     """Verify, and require that nothing has changed."""
-    names = ("batch", "batch_s", "num_slices", "output_subset", "limit", "sync")
+    names = ("batch", "batch_s", "num_slices", "output_subset", "sync")
     options = {name: kwargs.pop(name) for name in names if name in kwargs}
     before, rows_before = values_of(runtime, f), f.rows
     report = verify(f, runtime, args, kwargs, **options)
@@ -105,39 +105,9 @@ def test_a_training_step_with_all_ops_is_right(pair):
     lines = str(report).splitlines()
     assert lines[0] == f"'train' on 2 ranks with (4, 3) rows, against plain {TITLE}: ok"
     assert any("update of velocity" in line for line in lines)
-
-
-def test_batches_of_arrays_lists_and_data(trio, step):
-    for batch in (
-        4,
-        slice(1, None, 2),
-        slice(None, None, -1),
-        [5, 0, 0, 3, 2],
-        np.arange(8) % 3 == 0,
-        1,
-        [],
-    ):
-        value = rows(8)
-        for data in (value, value.tolist(), trio.data(value)):
-            report = check(trio, step, data, batch=batch, y=1.5)
-            assert report.ok, str(report)
-            chosen = value[:batch] if isinstance(batch, int) else value[batch]
-            assert sum(report.rows) == len(chosen)
-
-
-@pytest.fixture(scope="module")
-def step(trio):
-    x, y = T.matrix("x"), T.scalar("y")
-    w = engine.shared(np.array([1.0, -0.5, 0.25]), name="w")
-    gradient = engine.shared(np.zeros(3), name="gradient")
-    total = (T.tanh(x.dot(w)) * y).sum()
-    return trio.function(
-        [x],
-        [(total, "sum"), (x * y, "gather")],
-        bcast_inputs=[y],
-        updates=[(gradient, T.grad(total, w), "sum")],
-        **FAST,
-    )
+    report = check(pair, f, pair.data(rows(9)), 2.0, batch=[5, 0, 0, 3, 2])
+    assert report.ok, str(report)
+    assert report.rows == (3, 2)
 
 
 def test_fewer_rows_than_ranks_and_more_slices_than_rows(trio):
@@ -160,15 +130,11 @@ def test_functions_without_inputs_or_outputs_or_anything(pair):
     assert report.notes == ("not run in slices: the function has no rows to slice",)
     report = check(pair, pair.function([], updates=[(s, s * 2), (t, t + 1)], **FAST))
     assert report.ok
-    assert wrong(report) == set()
     assert len(report.comparisons) == 2 * 2 * 2
     report = check(pair, pair.function([], []))
     assert report.ok
     assert report.worst is None
     assert "nothing to compare" in str(report)
-    report = check(pair, pair.function([x], updates=[(s, x.mean(axis=0))], **FAST), rows(5))
-    assert report.ok
-    assert report.rows == (3, 2)
 
 
 def test_givens_subsets_and_kinds_of_numbers(pair):
@@ -258,9 +224,8 @@ def test_random_numbers_are_not_compared_and_streams_go_on_as_before(pair):
     for draws in expected:
         report = check(pair, f, value)
         assert report.ok, str(report)
-        assert reasons(report)["output 0"] == "it draws random numbers"
-        assert reasons(report)["output 1"] == "it draws random numbers"
-        assert reasons(report)["update of noise"] == "it draws random numbers"
+        for what in ("output 0", "output 1", "update of noise"):
+            assert reasons(report)[what] == "it draws random numbers"
         states = [c for c in report.comparisons if c.reason == "it is the state of a random stream"]
         assert len(states) >= 2
         assert next(c.what for c in report.comparisons if c.difference) == "output 2"
@@ -436,10 +401,8 @@ def test_another_master_and_a_worker_that_dies():
 def test_variables_that_hold_no_arrays_are_left_alone(pair):
     structured_dot = pytest.importorskip("theano.sparse").structured_dot
     matrix = engine.shared(scipy.sparse.csr_matrix(np.diag([1.0, 2.0, 3.0])), name="matrix")
-    f = pair.function([x], structured_dot(matrix, x.T).sum(axis=1).mean())
     g = pair.function([x], (structured_dot(matrix, x.T).T, "gather"))
     assert check(pair, g, rows(5)).ok
-    assert wrong(check(pair, f, rows(5))) == {"output 0"}  # it sums over rows
     np.testing.assert_array_equal(g(rows(5)), rows(5) * [1.0, 2.0, 3.0])
 
 
@@ -457,22 +420,18 @@ def test_what_is_zero_but_for_rounding_is_not_judged_by_its_digits(pair):
     assert wrong(check(pair, pair.function([x], x.std(axis=0), **FAST), rows(300, 7)))
 
 
-def build_random(runtime, dtype):
-    x = T.matrix("x", dtype=dtype)
+def test_random_runs_stay_within_the_limits_and_wrong_weights_never(trio):
+    dtype = "float32"
+    x = T.fmatrix("x")
     w = engine.shared(rows(3, 4, dtype, seed=1), name="w")
     v = engine.shared(np.zeros((3, 4), dtype), name="v")
     loss = T.tanh(x.dot(w)).sum(axis=1).mean()
-    new = np.asarray(0.9, dtype) * v - np.asarray(0.1, dtype) * T.grad(loss, w)
-    return runtime.function(
+    new = np.float32(0.9) * v - np.float32(0.1) * T.grad(loss, w)
+    f = trio.function(
         [x],
         [loss, (T.exp(x.dot(w)), "gather"), (x.sum(axis=0), "sum"), (x**2).mean(axis=0)],
         updates=[(v, new), (w, w + new)],
     )
-
-
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.nightly)])
-def test_random_runs_stay_within_the_limits_and_wrong_weights_never(trio, dtype):
-    f = build_random(trio, dtype)
 
     def with_equal_weights(function, *args, **kwargs):
         results = function(*args, **kwargs)
@@ -484,7 +443,7 @@ def test_random_runs_stay_within_the_limits_and_wrong_weights_never(trio, dtype)
     unweighted = Tampered(f, with_equal_weights)
     random = np.random.RandomState(3)
     worst = {"pieces": 0.0, "serial": 0.0, "before": 0.0}
-    for _ in range(100 if ALL else 40):
+    for _ in range(100 if ALL else 25):
         count = int(random.choice([1, 2, 4, 5, 7, 8, 31, 100, 400]))
         value = random.standard_normal((count, 3)) * random.choice([0.01, 1.0, 3.0])
         value = (value + random.choice([0.0, 1.0])).astype(dtype)
@@ -525,35 +484,41 @@ def test_differences_are_counted_in_steps_between_numbers():
 
 def test_differences_of_what_is_no_number_or_no_float():
     nan, inf = np.nan, np.inf
-    assert measure([nan, inf, -inf, 1.0], [nan, inf, -inf, 1.0]).error == 0
-    for got, expected in ((nan, 1.0), (1.0, nan), (inf, -inf), (1.0, inf), (nan, inf)):
-        found = measure(np.array([0.5, got]), np.array([0.5, expected]))
-        assert found.error == inf
-        assert found.index == (1,)
-    assert measure(np.array([], "float32"), np.array([], "float32")).error == 0
+    for got, expected, error in (
+        ([nan, inf, -inf, 1.0], [nan, inf, -inf, 1.0], 0),
+        ([nan], [1.0], inf),
+        ([1.0], [nan], inf),
+        ([inf], [-inf], inf),
+        ([1.0], [inf], inf),
+        ([nan], [inf], inf),
+        (np.zeros(0, "float32"), np.zeros(0, "float32"), 0),
+        ([True], [False], inf),
+        (np.zeros(2), np.zeros(2, "float32"), inf),
+        ([1 + 1j], [1 + 1j], 0),
+        (5e-324, 0.0, 1.0),
+    ):
+        assert measure(np.array(got), np.array(expected)).error == error, (got, expected)
+    assert measure(np.array([1 + 2j]), np.array([1 + 1j])).error > 1e15
+    assert measure(np.zeros(2), np.zeros(3)).expected == "float64 of shape (3,)"
     found = measure(np.int64([2**62, 1]), np.int64([2**62, 4]))
     assert (found.error, found.ulps, found.index) == (inf, 3, (1,))
-    assert measure(np.array([True]), np.array([False])).error == inf
-    assert measure(np.zeros(2), np.zeros(3)).expected == "float64 of shape (3,)"
-    assert measure(np.zeros(2), np.zeros(2, "float32")).error == inf
-    assert measure(np.array([1 + 1j]), np.array([1 + 1j])).error == 0
-    assert measure(np.array([1 + 2j]), np.array([1 + 1j])).error > 1e15
-    assert measure(np.array(5e-324), np.array(0.0)).error == 1.0
 
 
 def test_parts_are_combined_by_their_weights():
     parts = [np.array([1.0, 4.0]), np.array([4.0, 1.0])]
-    np.testing.assert_array_equal(combine("avg", parts, [2, 1]), [2.0, 3.0])
-    np.testing.assert_array_equal(combine("sum", parts, [2, 1]), [5.0, 5.0])
-    np.testing.assert_array_equal(combine("prod", parts, [2, 1]), [4.0, 4.0])
-    np.testing.assert_array_equal(combine("max", parts, [2, 1]), [4.0, 4.0])
-    np.testing.assert_array_equal(combine("min", parts, [2, 1]), [1.0, 1.0])
-    np.testing.assert_array_equal(combine("gather", parts, [2, 1]), [1.0, 4.0, 4.0, 1.0])
-    assert combine("last", parts, [2, 1]) is parts[1]
+    for op, expected in (
+        ("avg", [2.0, 3.0]),
+        ("sum", [5.0, 5.0]),
+        ("prod", [4.0, 4.0]),
+        ("max", [4.0, 4.0]),
+        ("min", [1.0, 1.0]),
+        ("gather", [1.0, 4.0, 4.0, 1.0]),
+        ("last", [4.0, 1.0]),
+    ):
+        np.testing.assert_array_equal(combine(op, parts, [2, 1]), expected)
     small = [np.int8([100]), np.int8([100])]
     assert combine("sum", small, [1, 1]).dtype == np.int8
     np.testing.assert_array_equal(combine("sum", small, [1, 1]), np.add(*small))
-    assert combine("avg", parts, [1e9, 1]).dtype == np.float64
 
 
 def test_wrong_settings_are_refused_before_anything_runs(pair):
