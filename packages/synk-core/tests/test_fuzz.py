@@ -15,7 +15,7 @@ import synk_shm
 from synk_core._plan.collectives import COLLECTIVES
 from synk_core.engine import MissingInputError
 from synk_core.exceptions import SynkError
-from synk_testing.engine import T, engine
+from synk_testing.engine import T
 
 RANKS = 3
 
@@ -30,16 +30,6 @@ def f(house):
         name="f",
         mode="FAST_COMPILE",
     )
-
-
-@pytest.fixture(scope="module")
-def g(house):
-    s = engine.shared(np.arange(7.0), name="s")
-    total = house.runtime.function(
-        [], [(s.sum(), "sum")], sliceable_shareds=[s], name="g", mode="FAST_COMPILE"
-    )
-    house.runtime.collectives.scatter(s, np.arange(7.0))
-    return total
 
 
 def among(*good):
@@ -93,41 +83,6 @@ def test_calls(house, f, data):
             expected = [np.asarray(xs, float).sum() * np.asarray(y, float).sum(), vs]
         for i, value in zip(options.get("output_subset") or range(len(result)), result):
             np.testing.assert_allclose(value, np.asarray(expected[i], float))
-    house.check()
-
-
-@fuzzing(150)
-@given(data=st.data())
-def test_arguments_of_any_number_and_name(house, f, data):
-    draw = data.draw
-    arguments = draw(st.lists(mostly(GOOD_X), max_size=4))
-    names = st.sampled_from(["x", "v", "y", "z", "batch", "output_subset", "num_slices"])
-    named = draw(st.dictionaries(names, mostly(GOOD_V), max_size=3))
-    if draw(st.integers(0, 3)) == 0:
-        arguments = [draw(st.dictionaries(names, GOOD_V, max_size=3))]
-    house.attempt(lambda: f(*arguments, **named))
-    house.check()
-
-
-@fuzzing(150)
-@given(
-    batch_s=mostly(
-        st.one_of(
-            st.integers(-2, 2), st.lists(st.lists(st.integers(-2, 1)), min_size=3, max_size=3)
-        )
-    ),
-    num_slices=mostly(st.integers(1, 5)),
-)
-def test_rows_of_sliceables(house, g, batch_s, num_slices):
-    parts = np.array_split(np.arange(7.0), RANKS)
-    came, result = house.attempt(lambda: g(batch_s=batch_s, num_slices=num_slices))
-    if came:
-        listed = isinstance(batch_s, (list, tuple)) and any(
-            isinstance(b, (slice, list, tuple, range, np.ndarray)) for b in batch_s
-        )
-        own = batch_s if listed else [batch_s] * RANKS
-        expected = sum(rows_of(b, part)[0].sum() for b, part in zip(own, parts))
-        np.testing.assert_allclose(result, [expected])
     house.check()
 
 
