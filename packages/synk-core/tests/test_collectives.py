@@ -76,20 +76,6 @@ def test_reductions(runtime):
                 np.testing.assert_array_equal(other, first)
 
 
-def test_ranks_meet_once_to_reduce(pair, monkeypatch):
-    """They do not wait for each other again when all have the result, in host memory."""
-    s = engine.shared(np.ones(3))
-    pair.collectives.all_reduce(s, "sum")
-    met = []
-    barrier = pair._rank.comm.barrier
-    monkeypatch.setattr(pair._rank.comm, "barrier", lambda: (met.append(1), barrier()))
-    pair.collectives.all_reduce(s, "sum")
-    assert not met
-    pair.collectives.broadcast(s)
-    assert met
-    assert pair.collectives.gather(s).tolist() == [[4.0] * 3] * 2
-
-
 def test_weighted_averages_leave_out_ranks_of_weight_zero(runtime):
     variable, values = spread(runtime)
     weights = [float(rank + 1) for rank in range(runtime.size)]
