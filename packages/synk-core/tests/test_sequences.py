@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import pickle
 import signal
-import sys
-import threading
 import time
 
 import numpy as np
@@ -123,53 +121,6 @@ def test_no_room_for_one_input_does_no_harm_to_the_next_call(pair, monkeypatch):
     monkeypatch.undo()
     assert f(small, small) == 20
     assert f(large, large) == 2000
-
-
-def interrupted_at(function, line, call):
-    """Run `call` with a KeyboardInterrupt at one line of `function`, if it comes to that."""
-    hit = []
-
-    def trace(frame, event, _argument):
-        if frame.f_code is not function.__code__:
-            return None
-        if event == "line" and frame.f_lineno == line and not hit:
-            hit.append(line)
-            raise KeyboardInterrupt
-        return trace
-
-    sys.settrace(trace)
-    try:
-        call()
-    except KeyboardInterrupt:
-        pass
-    finally:
-        sys.settrace(None)
-
-
-@pytest.mark.nightly
-def test_an_interrupt_at_any_line_leaves_the_runtime_usable_or_closed():
-    from synk_core._master.controller import Controller
-
-    lines = sorted({line for _, _, line in Controller.run.__code__.co_lines() if line})
-    runtime, n = None, 0
-    try:
-        for line in lines[1:]:
-            if runtime is None or runtime.closed:
-                runtime = Runtime(2)
-                f = runtime.function([x], (x.sum(), "sum"), **FAST)
-                f(np.ones(3))
-            n += 1
-            interrupted_at(Controller.run, line, lambda: f(np.ones(10 + n)))  # noqa: B023
-            if not runtime.closed:
-                assert f(np.ones(10 + n)) == 10 + n, line
-                answer = []
-                other = threading.Thread(target=lambda: answer.append(f(np.ones(3))))  # noqa: B023
-                other.start()
-                other.join(20)
-                assert answer == [3.0], line
-    finally:
-        if runtime is not None:
-            runtime.close()
 
 
 def test_delayed_collectives_read_their_values_when_the_step_begins(pair):
