@@ -22,7 +22,6 @@ from synk_core import (
     in_graph,
 )
 from synk_core._plan.rows import split_rows
-from synk_core._rank.finite import is_finite
 from synk_testing.engine import STREAMS, T, as_op, engine
 
 x = T.dvector("x")
@@ -333,13 +332,6 @@ def test_all_dtypes_of_floats(watched_pair):
             assert failure(watched_pair.master, f, large).row == 40
 
 
-def test_is_finite():
-    for value in (3, np.zeros((0, 2)), np.float32(1), np.arange(3), np.array([True]), "text"):
-        assert is_finite(value)
-    for value in (np.nan, np.array([[0, np.inf]]), np.array([np.inf, -np.inf]), complex(0, np.nan)):
-        assert not is_finite(value)
-
-
 def test_on_and_off(pair):
     f, _, _ = logs(pair)
     bad = good(8)
@@ -362,16 +354,6 @@ def test_on_and_off(pair):
     assert np.isnan(f2(bad))
     with pytest.raises(InputTypeError, match="expected True or False"):
         pair.watch_finite("yes")
-
-
-def test_a_step_is_undone_as_a_whole(watched_pair):
-    f, w, calls = logs(watched_pair)
-    rows, bad = good(8), good(8)
-    bad[6] = -1
-    acts = f.delayed(rows), f.delayed(bad), f.delayed(rows)
-    assert failure(watched_pair.master, watched_pair.step, *acts).row == 6
-    for now, then in zip(watched_pair.collectives.gather([w, calls]), (1, 0)):
-        np.testing.assert_array_equal(now, np.full(now.shape, then))
 
 
 def test_a_search_can_be_interrupted(watched_pair):

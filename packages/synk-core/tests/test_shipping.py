@@ -272,15 +272,6 @@ def test_views_make_all_rows_travel_until_the_promise(hosts):
         assert perform(hosts, data, slice(None)) == 0
 
 
-def test_copies_are_no_views(hosts):
-    data = big(hosts)
-    perform(hosts, data, slice(None))
-    taken = data[[1, 2]], data[40, 3], len(data), data.shape, repr(data)
-    assert not data.is_exposed
-    assert taken[0].shape == (2, 1024)
-    assert perform(hosts, data, slice(None)) == 0
-
-
 def test_arrays_of_calls_travel_with_each(hosts):
     rows = Rows(tuple(split_rows(8, 4)))
     for value in (1.0, 2.0):
@@ -318,22 +309,6 @@ def test_what_every_host_needs_whole_is_sent_once():
         for node in (1, 2, 3):
             np.testing.assert_array_equal(hosts.seen(node, whole.broadcast[0]), data.array)
     hosts.close()
-
-
-def test_small_rows_travel_within_the_order(hosts):
-    data = hosts.store.make(np.arange(10, dtype=np.int8))
-    assert perform(hosts, data, slice(None)) == 0
-    data[9] = 3
-    assert perform(hosts, data, np.array([9, 9, 9, 9, 9])) == 0
-
-
-def test_any_form_travels(hosts):
-    forms = np.float32(3), np.zeros((0, 4)), np.zeros((4, 0)), np.full(6, 2j), np.ones(5, bool)
-    for value in forms:
-        data = hosts.store.make(value)
-        call = Call(1, PLAIN, None, (), (hosts.store.ref(data),), None, 1, ())
-        hosts.order(call)
-        np.testing.assert_array_equal(hosts.seen(1, call.broadcast[0]), data.array)
 
 
 def test_a_host_without_room_says_so(hosts, monkeypatch):

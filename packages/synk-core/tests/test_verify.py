@@ -123,18 +123,11 @@ def test_fewer_rows_than_ranks_and_more_slices_than_rows(trio):
 
 
 def test_functions_without_inputs_or_outputs_or_anything(pair):
-    s, t = engine.shared(np.arange(3.0), name="s"), engine.shared(np.float32(2), name="t")
-    report = check(pair, pair.function([], [s.sum(), (s, "gather"), (t, "sum"), (t, None)]))
+    s = engine.shared(np.arange(3.0), name="s")
+    report = check(pair, pair.function([], [s.sum(), (s, "gather")], updates=[(s, s * 2)]))
     assert report.ok
-    assert len([c for c in report.comparisons if c.against == "serial"]) == 4
     assert report.notes == ("not run in slices: the function has no rows to slice",)
-    report = check(pair, pair.function([], updates=[(s, s * 2), (t, t + 1)], **FAST))
-    assert report.ok
-    assert len(report.comparisons) == 2 * 2 * 2
-    report = check(pair, pair.function([], []))
-    assert report.ok
-    assert report.worst is None
-    assert "nothing to compare" in str(report)
+    assert "nothing to compare" in str(check(pair, pair.function([], [])))
 
 
 def test_givens_subsets_and_kinds_of_numbers(pair):
