@@ -42,17 +42,17 @@ def watched_pair(pair):
         yield pair
 
 
-def failure(master, call, *args, **kwargs):
+def failure(call, *args, **kwargs):
     """The `NotFinite` that a call raises: directly in the master, as a cause elsewhere."""
     with pytest.raises((NotFinite, WorkerFailed)) as caught:
         call(*args, **kwargs)
     error = caught.value
     if isinstance(error, WorkerFailed):
-        assert error.rank != master
+        assert error.rank
         assert "NotFinite: function " in str(error)
         error = error.__cause__
     else:
-        assert error.rank == master
+        assert error.rank == 0
     assert isinstance(error, NotFinite)
     assert isinstance(error, FloatingPointError)
     return error
@@ -81,32 +81,26 @@ def good(count):
 @pytest.mark.parametrize(("row", "num_slices"), [(0, 3), (17, 1)])
 def test_a_row_that_the_function_cannot_stand_is_found(watched, row, num_slices):
     f, w, calls = logs(watched)
-    rows = good(29)
-    first = f(rows, num_slices=num_slices)
+    rows, bad = good(29), good(29)
+    assert np.isfinite(f(rows, num_slices=num_slices))
     before = watched.collectives.gather([w, calls])
-    bad = rows.copy()
     # Of several rows of a rank it is the first.
-    share = split_rows(29, watched.size)[owner_of(row, 29, watched.size)]
-    bad[[row, share[1] - 1]] = -1
-    error = failure(watched.master, f, bad, num_slices=num_slices)
-    assert error.rank == owner_of(row, 29, watched.size)
+    owner = owner_of(row, 29, watched.size)
+    start, stop = split_rows(29, watched.size)[owner]
+    bad[[row, stop - 1]] = -1
+    error = failure(f, bad, num_slices=num_slices)
+    assert (error.rank, error.share) == (owner, (start, stop))
     assert (error.row, error.rows, error.array_row) == (row, (row, row + 1), row)
-    assert error.share == share
-    if num_slices == 1:
-        assert error.piece is None
-        assert ", slice" not in str(error)
-    else:
-        own = [(share[0] + a, share[0] + b) for a, b in split_rows(share[1] - share[0], 3)]
-        start, stop = own[error.piece - 1]
-        assert start <= row < stop
+    assert (error.piece is None) == (", slice" not in str(error)) == (num_slices == 1)
+    if error.piece:
+        first, last = split_rows(stop - start, 3)[error.piece - 1]
+        assert first <= row - start < last
         assert f", slice {error.piece}:" in str(error)
     assert error.what == "output 0 ('cost')"
-    assert f"got nan in output 0 ('cost'), expected finite numbers. Caused by row {row} " in str(
-        error
-    )
+    text = f"got nan in output 0 ('cost'), expected finite numbers. Caused by row {row} "
+    assert text in str(error)
     for now, then in zip(watched.collectives.gather([w, calls]), before):
         np.testing.assert_array_equal(now, then)
-    assert np.isfinite(first)
     f(rows, num_slices=num_slices)
 
 
@@ -141,7 +135,7 @@ def test_rows_of_the_call_and_of_the_array(watched_pair):
         (whole, list(range(89, 59, -1)), 17, 17),
         (rows, 80, 77, 77),
     ):
-        error = failure(watched_pair.master, f, given, batch=batch)
+        error = failure(f, given, batch=batch)
         assert (error.row, error.array_row) == (row, array_row), (batch, str(error))
         assert error.share[0] <= row < error.share[1]
         assert (array_row is None) == ("(row batch[6] of the arrays)" in str(error))
@@ -159,7 +153,7 @@ def test_an_input_that_is_not_finite_is_named_with_its_row(watched_pair):
         ((watched_pair.data(bad_a), b, c0), 2, 8, "input 'x' has nan at [2] of it"),
         ((a, b, np.array([0, -np.inf])), 1, None, "Broadcast input 'all' has inf at [1]"),
     ):
-        error = failure(watched_pair.master, f, *given, num_slices=num_slices)
+        error = failure(f, *given, num_slices=num_slices)
         assert (error.row, error.source) == (row, source)
         assert row is None or error.rank == owner_of(8, 13, 2)
     assert error.rows is error.array_row is None
@@ -169,7 +163,7 @@ def test_an_input_that_is_not_finite_is_named_with_its_row(watched_pair):
 def test_a_shared_variable_that_was_not_finite_is_named(watched_pair):
     f, w, _ = logs(watched_pair)
     watched_pair.collectives.set_value(1, w, np.array([1.0, np.nan, 1.0]))
-    error = failure(watched_pair.master, f, good(9))
+    error = failure(f, good(9))
     assert (error.rank, error.row) == (1, None)
     assert error.source == "Shared variable 'w' had nan at [1] before the call"
     np.testing.assert_array_equal(watched_pair.collectives.get_value(1, w), [1, np.nan, 1])
@@ -181,7 +175,7 @@ def test_the_new_value_of_a_variable(watched_pair):
     f(np.ones(6))
     before = watched_pair.collectives.gather(w)
     for slices in (1, 2):
-        error = failure(watched_pair.master, f, np.array([1.0, 1, 1, 1, 1, -1]), num_slices=slices)
+        error = failure(f, np.array([1.0, 1, 1, 1, 1, -1]), num_slices=slices)
         assert (error.what, error.rank, error.row) == ("the new value of 'w'", 1, 5)
         np.testing.assert_array_equal(watched_pair.collectives.gather(w), before)
     assert error.piece == 2
@@ -193,7 +187,7 @@ def test_rows_that_only_together_are_too_much(watched_pair):
     big = np.zeros(20, "float32")
     assert f(big) == 0
     big[[12, 15, 19]] = np.float32(3e38)
-    error = failure(watched_pair.master, f, big)
+    error = failure(f, big)
     assert (error.rank, error.rows, error.row) == (1, (10, 16), 15)
     assert "got inf in output 0" in str(error)
     assert "Caused by rows 10 to 15 of the call" in str(error)
@@ -203,21 +197,21 @@ def test_rows_that_only_together_are_too_much(watched_pair):
 def test_what_every_row_gives_is_not_one_rows_fault(watched_pair):
     w = engine.shared(np.zeros(()), name="w")
     f = watched_pair.function([x], (x / w).mean(), name="divide")
-    error = failure(watched_pair.master, f, np.ones(8))
+    error = failure(f, np.ones(8))
     assert error.row in (0, 4)
     assert "so does every other row that was tried" in error.source
-    error = failure(watched_pair.master, f, np.ones(1))
+    error = failure(f, np.ones(1))
     assert error.source == "it is the only row that was computed, and its inputs are finite"
 
 
 def test_functions_without_rows(watched_pair):
     w = engine.shared(np.array([1.0, -1.0]), name="w")
     f = watched_pair.function([], T.log(w).sum(), name="no rows")
-    error = failure(watched_pair.master, f)
+    error = failure(f)
     assert (error.row, error.share) == (None, None)
     assert error.source == "all inputs and variables are finite, and there are no rows"
     g = watched_pair.function([x], x.mean(), name="empty")
-    error = failure(watched_pair.master, g, np.zeros(0))
+    error = failure(g, np.zeros(0))
     assert "there are no rows" in error.source
     assert g(np.ones(3)) == 1
 
@@ -238,7 +232,7 @@ def test_rows_of_sliceable_variables(watched_pair):
             ({"batch_s": [14, 3, 7, 2], "num_slices": 2}, 2),
             ({"batch_s": slice(14, 0, -1)}, 7),
         ):
-            error = failure(watched_pair.master, f, **settings)
+            error = failure(f, **settings)
             assert (error.rank, error.row, error.array_row) == (1, row, 7), settings
             assert source in error.source
             assert f"row {row} of the call (row 7 of the variables on this rank)" in str(error)
@@ -254,7 +248,7 @@ def test_random_states_are_put_back(watched_pair):
     ones, bad = np.ones(12), np.ones(12)
     bad[7] = -1
     f = drawing()
-    assert failure(watched_pair.master, f, bad).row == 7
+    assert failure(f, bad).row == 7
     noisy = f(ones)
     # A failed call has drawn nothing: the same numbers come as from a function without it.
     np.testing.assert_array_equal(drawing()(ones), noisy)
@@ -270,7 +264,7 @@ def test_what_does_not_come_again(watched_pair):
         return values * (np.nan if len(seen) == 1 and values[-1] == 5 else 1)
 
     f = watched_pair.function([x], once(x).sum(), name="once", **FAST)
-    error = failure(watched_pair.master, f, np.array([1.0, 2, 3, 5]))
+    error = failure(f, np.array([1.0, 2, 3, 5]))
     assert (error.rank, error.row) == (1, None)
     assert "the result was finite as well" in error.source
 
@@ -285,7 +279,7 @@ def test_functions_that_raise_on_fewer_rows(watched_pair):
     f = watched_pair.function([x], whole(x).sum(), name="whole", **FAST)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        error = failure(watched_pair.master, f, np.array([1.0, 2, 3, -5, 1, 1, 1, 1]))
+        error = failure(f, np.array([1.0, 2, 3, -5, 1, 1, 1, 1]))
     assert error.row is None
     assert "for fewer rows the function raised ValueError" in error.source
 
@@ -301,7 +295,7 @@ def test_in_graph_reductions_name_the_rank_that_gave_it(watched_pair):
     bad = rows.copy()
     bad[17, 1] = -1
     for slices in (1, 2):
-        error = failure(watched_pair.master, f, bad, num_slices=slices)
+        error = failure(f, bad, num_slices=slices)
         assert error.rank == owner_of(17, 24, watched_pair.size)
         assert error.row == 17
         assert error.what == "the input of in-graph all_reduce 0"
@@ -314,7 +308,7 @@ def test_only_wanted_outputs_and_floats_are_looked_at(watched_pair):
     outputs[0] = (outputs[0], "sum")
     f = watched_pair.function([x], outputs, name="several", **FAST)
     values = np.array([1.0, 1, 1, -1])
-    assert failure(watched_pair.master, f, values).what == "output 0"
+    assert failure(f, values).what == "output 0"
     f(values, output_subset=[1, 2, 3])
 
 
@@ -329,7 +323,7 @@ def test_all_dtypes_of_floats(watched_pair):
             np.testing.assert_array_equal(f(-large), -large * 2)
         for wrong in (np.nan, np.inf, -np.inf):
             large[40] = wrong
-            assert failure(watched_pair.master, f, large).row == 40
+            assert failure(f, large).row == 40
 
 
 def test_on_and_off(pair):
@@ -340,13 +334,13 @@ def test_on_and_off(pair):
     assert np.isnan(f(bad))
     with pair.watch_finite() as watch:
         assert repr(watch) == "<FiniteWatch, on>"
-        failure(pair.master, f2, bad)
+        failure(f2, bad)
         with pair.watch_finite(False):
             f3, _, _ = logs(pair)
             assert np.isnan(f3(bad))
         with pair.watch_finite():
             pass
-        failure(pair.master, f2, bad)
+        failure(f2, bad)
         with pytest.raises(NestedCall), pair._controller.lock:
             pair.watch_finite(False)
     assert repr(watch) == "<FiniteWatch, stopped>"
@@ -383,18 +377,18 @@ def test_a_search_can_be_interrupted(watched_pair):
         timer.join()
         signal.signal(signal.SIGINT, handler)
     np.testing.assert_array_equal(watched_pair.collectives.gather(w), [0, 0])
-    assert failure(watched_pair.master, f, values[1000:1002]).row == 0
+    assert failure(f, values[1000:1002]).row == 0
     f(np.ones(6))
 
 
 def test_without_atomic_calls_rows_are_not_looked_for():
     with Runtime(2, use_gpu=False, atomic=False) as runtime, runtime.watch_finite():
         f = runtime.function([x], T.log(x).mean(), name="plain")
-        error = failure(0, f, np.array([1.0, 2, 3, -1]))
+        error = failure(f, np.array([1.0, 2, 3, -1]))
         assert (error.rank, error.row) == (1, None)
         assert "fork(atomic=False)" in error.source
         assert "Nothing has changed" not in str(error)
-        error = failure(0, f, np.array([1.0, 2, np.nan, 1]))
+        error = failure(f, np.array([1.0, 2, np.nan, 1]))
         assert error.row == 2
         assert runtime.stats()["watch_finite()"].calls == 1
     with pytest.raises(Closed):
