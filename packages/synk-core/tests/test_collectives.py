@@ -173,15 +173,6 @@ def test_values_that_were_received_are_private(pair):
     np.testing.assert_array_equal(pair.collectives.gather(variable, nd_up=0), np.full(4, -1.0))
 
 
-def test_one_rank_can_be_written_and_read(runtime):
-    variable = engine.shared(np.zeros(2), name="one")
-    last = runtime.size - 1
-    runtime.collectives.set_value(last, variable, np.arange(9.0), batch=[7, 3])
-    np.testing.assert_array_equal(runtime.collectives.get_value(last, variable), [7.0, 3.0])
-    if last:
-        np.testing.assert_array_equal(runtime.collectives.get_value(0, variable), [0.0, 0.0])
-
-
 def test_bad_arguments_are_refused_before_anything_is_sent(pair):
     variable = engine.shared(np.zeros((2, 2)), name="v")
     scalar = engine.shared(np.zeros(()), name="scalar")

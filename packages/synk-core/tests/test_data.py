@@ -87,18 +87,6 @@ def test_bad_shapes_are_refused(pair):
             act()
 
 
-def test_workers_see_what_is_written_and_follow_a_growing_array(pair):
-    x = T.vector("x")
-    f = pair.function([x], (x, "gather"))
-    data = pair.data(np.arange(3.0))
-    for length in (3, 7, 2, 1000):
-        data.set_length(length)
-        data[:] = np.random.RandomState(length).uniform(size=length)
-        np.testing.assert_array_equal(f(data), data.data)
-    data.free_memory()
-    assert f(data).shape == (0,)
-
-
 def test_freed_memory_is_unmapped_with_the_next_command(pair):
     x = T.vector("x")
     f = pair.function([x], x.sum())

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from synk_core import DecompositionWarning, Runtime, in_graph
 from synk_core._plan.rows import split_rows
 from synk_core._rank.outputs import Accumulator
-from synk_core.exceptions import BatchError, InputValueError, SynkError, WorkerFailed
+from synk_core.exceptions import BatchError, InputValueError, WorkerFailed
 from synk_testing.engine import STREAMS, T, as_op, engine
 
 x = T.matrix("x")
@@ -221,38 +221,6 @@ def test_debug_mode_takes_the_values_of_each_rank(pair):
     assert pair.collectives.gather(count).tolist() == [2, 2]
 
 
-@pytest.mark.c_code
-def test_sliceable_shared_variables_are_replaced_everywhere(runtime):
-    """Used directly, twice, by two givens and in an update; against the whole data in NumPy."""
-    a, b = T.vector("a"), T.vector("b")
-    s, q = engine.shared(np.zeros(1), "s"), engine.shared(np.zeros(()), "q")
-    outputs = [((a * b * s).sum(), "sum"), (s * s).mean(), ((s - s).sum() + s.shape[0], "sum")]
-    f = runtime.function(
-        [],
-        outputs,
-        givens=[(a, s * 2), (b, s + 1)],
-        updates=[(q, q + (s * s).sum(), "sum")],
-        sliceable_shareds=[s],
-        **FAST,
-    )
-    data = np.arange(1.0, 12.0)
-    runtime.collectives.scatter(s, data)
-    for batch_s in (None, slice(1, 3), [2, 0]):
-        chosen = slice(None) if batch_s is None else batch_s
-        shares = [share[chosen] for share in np.array_split(data, runtime.size)]
-        kept = np.concatenate(shares)
-        for num_slices in (1, 2, 3):
-            runtime.collectives.broadcast(q, np.zeros(()))
-            product, mean, count = f(batch_s=batch_s, num_slices=num_slices)
-            np.testing.assert_allclose(product, (2 * kept * (kept + 1) * kept).sum())
-            np.testing.assert_allclose(mean, (kept * kept).mean())
-            assert count == len(kept)
-            by_rank = [(share * share).sum() for share in shares]
-            assert runtime.collectives.gather(q).tolist() == by_rank
-            runtime.collectives.reduce(q, op="sum")
-            np.testing.assert_allclose(q.get_value(), sum(by_rank))
-
-
 def test_updates_without_rows(trio):
     """Counters, rates and running schedules go on everywhere; what rows go into stays."""
     x, rate = T.vector("x"), T.scalar("rate")
@@ -379,20 +347,13 @@ def test_results_are_collected_in_the_master_only(trio, monkeypatch):
     assert calls == ["all_reduce"], "the spy would see one"
 
 
-def test_the_masters_own_result_needs_rows_there(pair):
-    x, s = T.vector("x"), engine.shared(np.zeros(1), "s")
+def test_the_masters_own_result_needs_rows_there():
+    x = T.vector("x")
     with Runtime(2, master_rank=1) as last:
         f = last.function([x], (x, None), **FAST)
         with pytest.raises(InputValueError, match="gets none of 1 rows"):
             f(np.ones(1))
         assert f(np.arange(3.0)).tolist() == [2.0]
-    f = pair.function([], [(s, None), (s.sum(), "sum")], sliceable_shareds=[s], **FAST)
-    pair.collectives.scatter(s, np.arange(4.0))
-    own, total = f(batch_s=[[1], [0, 1]])
-    assert (own.tolist(), total) == ([1.0], 6.0)
-    with pytest.raises(SynkError, match="master"):
-        f(batch_s=[[], [0]])
-    assert f(batch_s=[[], [0]], output_subset=[1]) == [2.0]
 
 
 def test_dropout_masks_differ_by_rank_and_follow_from_the_seed(pair):

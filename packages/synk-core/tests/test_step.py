@@ -44,16 +44,6 @@ def test_a_training_step_is_one_order_and_exact(runtime, rows):
     )
 
 
-def test_a_function_twice_in_a_step_has_two_sets_of_inputs(trio):
-    f = trio.function([x], (x * 2, "gather"), **FAST)
-    index = [[4, 0, 1], [2, 2, 3], [1]]
-    shared = trio.data(np.arange(6.0))
-    for calls in ([np.arange(5.0), np.arange(5.0, 10.0), np.arange(4.0)], [shared] * 3):
-        results = trio.step(*(f.delayed(v, batch=i) for v, i in zip(calls, index)))
-        for result, values, chosen in zip(results, calls, index):
-            np.testing.assert_array_equal(result, np.asarray(values)[chosen] * 2)
-
-
 def test_rows_are_those_of_when_the_act_was_made(trio):
     f = trio.function([x], (x * 2, "gather"), **FAST)
     values, part = np.arange(5.0), engine.shared(np.zeros(0), name="part")
@@ -71,14 +61,6 @@ def test_rows_are_those_of_when_the_act_was_made(trio):
         np.testing.assert_array_equal(result, rows)
     gathered = trio.collectives.gather(part, nd_up=0)
     np.testing.assert_array_equal(gathered, values[[4, 0, 1]])
-
-
-def test_more_acts_than_a_line_holds(trio):
-    s = engine.shared(np.zeros(()), name="s")
-    f = trio.function([], updates=[(s, s + 1)], **FAST)
-    assert trio.step(*[f] * 20) == [None] * 20
-    assert trio.collectives.gather(s).tolist() == [20.0] * 3
-    assert trio.step() == []
 
 
 def test_all_collectives_can_be_acts(trio):
