@@ -102,9 +102,26 @@ said["stats"] = sorted(runtime.stats())
 with runtime.timeline(sys.argv[1]):
     mean(d)
 runtime.close()
-again = Runtime()
-said["again"] = float(again.function([x], (x.sum(), "sum"))(X)) - float(X.sum())
 say(**said)
+
+@as_op([T.dmatrix], [T.dmatrix])
+def picky(rows):
+    if rows.max() > 50:
+        raise ValueError(f"not this, says {os.environ['SYNKHRONOS_NODE']}")
+    return rows
+
+with Runtime() as again:
+    w = engine.shared(np.zeros(3), "w")
+    f = again.function([x], (picky(x).sum(), "sum"), updates=[(w, w + x.sum(axis=0))], name="f")
+    g = again.function([x], (x.sum(), "sum"))
+    bad = X.copy()
+    bad[-1] = 99
+    d = again.data(bad)
+    errors = [outcome(f, bad), outcome(f, X), outcome(f, d)]
+    np.testing.assert_allclose(w.get_value(), X[:14].sum(axis=0), rtol=1e-12)
+    np.testing.assert_allclose([g(bad), g(d)], bad.sum(), rtol=1e-12)
+    say(errors=errors)
+raise ValueError("own")
 """
 
 
@@ -112,14 +129,12 @@ def test_a_program_runs_on_hosts_of_different_sizes(job, tmp_path):
     path = tmp_path / "trace.json"
     with job(WHOLE, path) as program:
         done = program.finish()
-    assert done.status == 0, f"{done.out}\n{done.err}"
     # All ranks run the program, up to the first runtime.
     assert done.out.count("before fork") == 3
-    (said,) = facts(done)
+    said, failures = facts(done)
     assert (said["size"], said["pids"]) == (3, 2)
     assert "rank 0 of 3" in said["repr"]
     assert "mean" in said["stats"]
-    assert abs(said["again"]) < 1e-9
     events = json.loads(path.read_text("utf-8"))["traceEvents"]
     spans = [event for event in events if event["ph"] == "X"]
     assert {event["pid"] for event in spans} == {0, 1, 2}
@@ -128,42 +143,13 @@ def test_a_program_runs_on_hosts_of_different_sizes(job, tmp_path):
     for event in spans:
         if event["cat"] == "compute":
             assert call["ts"] - 2e4 <= event["ts"] <= call["ts"] + call["dur"] + 2e4
-
-
-ERRORS = """
-@as_op([T.dmatrix], [T.dmatrix])
-def picky(rows):
-    if rows.max() > 50:
-        raise ValueError(f"not this, says {os.environ['SYNKHRONOS_NODE']}")
-    return rows
-
-with Runtime() as runtime:
-    w = engine.shared(np.zeros(3), "w")
-    f = runtime.function([x], (picky(x).sum(), "sum"), updates=[(w, w + x.sum(axis=0))], name="f")
-    g = runtime.function([x], (x.sum(), "sum"))
-    bad = X.copy()
-    bad[-1] = 99
-    said = [outcome(f, bad), outcome(f, X), float(abs(w.get_value() - X[:14].sum(axis=0)).max())]
-    d = runtime.data(bad)
-    said += [outcome(f, d), float(g(bad) - bad.sum()), float(g(d) - bad.sum())]
-    say(said=said)
-    raise ValueError("own")
-"""
-
-
-def test_an_exception_on_another_host_changes_nothing_and_the_programs_own_ends_the_job(job):
-    with job(ERRORS) as program:
-        done = program.finish()
-    (found,) = facts(done)
-    failed, fine, updated, again, first, second = found["said"]
+    # An exception on another host changes nothing; the program's own ends the job.
+    failed, fine, again = failures["errors"]
+    assert fine is None
     for name, text in (failed, again):
         assert name == "WorkerFailed"
         assert "rank 2 failed in function 'f'" in text
         assert "not this, says hostb" in text
-    assert fine is None
-    assert updated < 1e-12
-    assert abs(first) < 1e-9
-    assert abs(second) < 1e-9
     assert done.status == 1, done.out + done.err
     assert "ValueError: own" in done.err
 
