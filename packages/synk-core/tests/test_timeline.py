@@ -216,19 +216,6 @@ def test_closing_leaves_a_file_whatever_has_become_of_a_worker(tmp_path, monkeyp
     assert spans(trace, "compute", 0)
 
 
-@pytest.mark.nightly
-def test_closing_during_a_call_does_not_wait_for_it(tmp_path):
-    path = tmp_path / "trace.json"
-    runtime = Runtime(2, timeline=str(path))
-    mean, *_ = mean_and_rows(runtime)
-    mean(np.ones((4, 3)))
-    with runtime._controller.lock:  # as a handler of signals finds it
-        runtime._controller.lock.running = True
-        runtime.close()
-    assert runtime.closed
-    assert loaded(path)["otherData"]["missing ranks"] == [1]
-
-
 def test_a_file_that_cannot_be_written_at_the_end_is_a_warning(tmp_path):
     folder = tmp_path / "folder"
     folder.mkdir()
