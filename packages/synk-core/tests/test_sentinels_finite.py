@@ -62,7 +62,7 @@ def owner_of(row, count, size):
     return next(r for r, (start, stop) in enumerate(split_rows(count, size)) if start <= row < stop)
 
 
-def logs(runtime, **settings):
+def logs(runtime):
     """A function that cannot stand negative rows, and the variables that it updates."""
     x = T.dmatrix("x")
     w = engine.shared(np.ones(3), name="w")
@@ -70,7 +70,7 @@ def logs(runtime, **settings):
     cost = T.log(x.dot(w)).mean()
     cost.name = "cost"
     updates = [(w, w + cost), (calls, calls + 1)]
-    f = runtime.function([x], cost, updates=updates, name="logs", **settings)
+    f = runtime.function([x], cost, updates=updates, name="logs", **FAST)
     return f, w, calls
 
 
@@ -243,7 +243,7 @@ def test_rows_of_sliceable_variables(watched_pair):
 def test_random_states_are_put_back(watched_pair):
     def drawing():
         noise = sum(streams(5).uniform(size=x.shape) for streams in STREAMS.values())
-        return watched_pair.function([x], (T.log(x) + noise, "gather"), name="noisy")
+        return watched_pair.function([x], (T.log(x) + noise, "gather"), name="noisy", **FAST)
 
     ones, bad = np.ones(12), np.ones(12)
     bad[7] = -1
