@@ -310,6 +310,10 @@ def test_build_inputs_and_as_theano(pair):
     np.testing.assert_allclose(f.as_theano(a, labels), f(a, b), rtol=1e-6)
     single = pair.function([x], x.mean()).build_inputs(value.astype(float), force_cast=True)
     np.testing.assert_array_equal(single.data, value)
+    # Data of float32 are taken by variables of float64.
+    double = T.dmatrix("double")
+    squares = pair.function([double], (double**2).mean(), **FAST)(single, batch=[0, 2])
+    np.testing.assert_allclose(squares, (value[[0, 2]].astype(float) ** 2).mean(), rtol=1e-15)
 
 
 @pytest.mark.c_code
