@@ -1,6 +1,4 @@
-"""The verdicts of `check` on random graphs, and the proof of each by numbers; also a program.
-
-    python tests/_check_fuzz.py --graphs 20000 --seed 1
+"""The verdicts of `check` on random graphs, and the proof of each by numbers.
 
 All variables of a graph are outputs under every op. They are computed on all rows, and on each of
 up to four uneven shares, which NumPy puts together. Values are multiples of 1/4, so that sums are
@@ -9,10 +7,8 @@ the same in any order.
 
 from __future__ import annotations
 
-import argparse
-import re
 from collections import Counter
-from typing import Any, Dict, List, NamedTuple, Sequence, Set, Tuple
+from typing import Any, Dict, List, Sequence, Set, Tuple
 
 import numpy as np
 from _check_graphs import (
@@ -26,7 +22,7 @@ from _check_graphs import (
     q,
     v,
 )
-from _check_words import in_python, io_toposort
+from _check_words import io_toposort
 
 from synk_core._graph.rowwise.check import check_spec
 from synk_core._graph.rowwise.walk import FAILED
@@ -82,63 +78,12 @@ def is_equal(got: Any, whole: Any, op: str, tolerance: float) -> bool:
     return bool(np.allclose(got, whole, rtol=tolerance, atol=tolerance))
 
 
-def verdicts_of(outputs: Sequence[Tuple[Any, str]]) -> List[Any]:
-    return check_spec(
-        make_spec(SCATTERED, list(outputs), bcast_inputs=BROADCAST, sliceable_shareds=[q])
-    )
-
-
 def _is_allowed(op: str, variable: Any) -> bool:
     try:
         check_dtype(op, variable.dtype, "")
     except SynkError:
         return False
     return True
-
-
-class Found(NamedTuple):
-    """A verdict that numbers contradict, with the lines of the graph."""
-
-    program: str
-    op: str
-    verdict: str
-    reason: str
-    numbers: str = ""
-
-
-def look_at(
-    graph: Graph, computer: Computer, data: Sequence[Dict[Any, Any]], rng: Any, counts: Counter
-) -> List[Found]:
-    """Every verdict on a graph's variables that does not go with the numbers."""
-    asked = [
-        (name, op)
-        for name in graph.variables
-        for op in OPS
-        if _is_allowed(op, graph.variables[name])
-    ]
-    verdicts = verdicts_of([(graph.variables[name], op) for name, op in asked])
-    differences: Dict[Tuple[str, str], str] = {}
-    for values in data:
-        _compare(graph, computer, values, draw_split(rng, len(values[v])), asked, differences)
-    found = []
-    exact = {name for (name, _), each in zip(asked, verdicts) if each.verdict == "exact"}
-    for name, variable in graph.variables.items():
-        for kind in kinds_of(variable):
-            counts["drawn", kind] += 1
-            counts["exact", kind] += name in exact
-    counts["with an exact one"] += bool(exact)
-    for (name, op), verdict in zip(asked, verdicts):
-        counts[verdict.verdict] += 1
-        differs = differences.get((name, op))
-        if verdict.verdict == "exact" and differs == REFUSED:
-            differs = None
-        broken = FAILED in verdict.reason
-        if broken or (verdict.verdict == "wrong") == (differs is None):
-            if verdict.verdict != "unknown" or broken:
-                kind = "broken" if broken else verdict.verdict
-                program = graph.program(name)
-                found.append(Found(program, op, kind, verdict.reason, differs or ""))
-    return found
 
 
 def kinds_of(variable: Any) -> Set[str]:
@@ -148,6 +93,35 @@ def kinds_of(variable: Any) -> Set[str]:
     return names | {
         f"Blockwise {type(op.core_op).__name__}" for op in ops if hasattr(op, "core_op")
     }
+
+
+def _look_at(
+    graph: Graph, computer: Computer, data: Sequence[Dict[Any, Any]], rng: Any, counts: Counter
+) -> List[Tuple[str, str]]:
+    """The verdicts on a graph's variables that do not go with the numbers."""
+    variables = graph.variables
+    asked = [(name, op) for name in variables for op in OPS if _is_allowed(op, variables[name])]
+    outputs = [(variables[name], op) for name, op in asked]
+    spec = make_spec(SCATTERED, outputs, bcast_inputs=BROADCAST, sliceable_shareds=[q])
+    verdicts = check_spec(spec)
+    differences: Dict[Tuple[str, str], str] = {}
+    for values in data:
+        _compare(graph, computer, values, draw_split(rng, len(values[v])), asked, differences)
+    found = []
+    exact = {name for (name, _), each in zip(asked, verdicts) if each.verdict == "exact"}
+    for name, variable in variables.items():
+        counts.update(("exact", kind) for kind in kinds_of(variable) if name in exact)
+    for (name, op), verdict in zip(asked, verdicts):
+        counts[verdict.verdict] += 1
+        differs = differences.get((name, op))
+        if verdict.verdict == "exact" and differs == REFUSED:
+            differs = None
+        kind = "broken" if FAILED in verdict.reason else verdict.verdict
+        contradicted = kind != "unknown" and (kind == "wrong") == (differs is None)
+        if kind == "broken" or contradicted:
+            why = f"op {op!r}: {verdict.verdict}, {verdict.reason}\n{differs}"
+            found.append((kind, f"{graph.program(name)}\n{why}"))
+    return found
 
 
 def _compare(
@@ -162,7 +136,7 @@ def _compare(
     for part in [values, *shared_out(values, split)]:
         computer.run(part)
         results.append({name: computer.value(z) for name, z in graph.variables.items()})
-    scale = max((_largest(result) for result in results[0].values()), default=1.0)
+    scale = max(_largest(result) for result in results[0].values())
     for name, op in asked:
         if differences.get((name, op), REFUSED) != REFUSED:
             continue
@@ -172,22 +146,18 @@ def _compare(
             # A call that raises gives no wrong number.
             differences[name, op] = REFUSED
             continue
-        tolerance = (1e-4 if _is_narrow(graph, name) else 1e-9) * scale
-        if graph.variables[name].dtype[0] in "iub":
-            tolerance = 0.0
+        variable = graph.variables[name]
+        tolerance = 0.0
+        if variable.dtype[0] not in "iub":
+            tolerance = (1e-4 if _is_narrow(variable) else 1e-9) * scale
         if not is_equal(got, whole, op, tolerance):
             differences[name, op] = f"shares of {split}: {parts} give {got}, all rows {whole}"
 
 
-def _is_narrow(graph: Graph, name: str) -> bool:
-    """Whether some of it has fewer bits than float64: floats of bools are float32."""
-    if re.search(r"float(32|16)|i8|u8|int8|int16|bo\b|uint", graph.program(name)):
-        return True
-    apply = graph.variables[name].owner
-    nodes = io_toposort([], [graph.variables[name]]) if apply else []
-    return any(
-        getattr(out, "dtype", "") in ("float16", "float32") for n in nodes for out in n.outputs
-    )
+def _is_narrow(variable: Any) -> bool:
+    """Whether some of it is computed with fewer bits than float64 has."""
+    outputs = [output for node in io_toposort([], [variable]) for output in node.outputs]
+    return any(getattr(output, "dtype", "") in ("float16", "float32") for output in outputs)
 
 
 def _largest(result: Any) -> float:
@@ -199,56 +169,16 @@ def _largest(result: Any) -> float:
 KINDS = ("any", "positive", "negative", "zero", "any", "any", "positive", "zero")
 
 
-def examine(graphs: int, seed: int, counts: Counter) -> List[Found]:
-    """Draw so many graphs, and collect what numbers contradict."""
-    found = []
+def examine(graphs: int, seed: int, counts: Counter) -> Dict[str, List[str]]:
+    """Draw so many graphs; return what numbers contradict by verdict, shortest programs first."""
+    found: Dict[str, List[str]] = {"exact": [], "broken": [], "wrong": []}
     for number in range(graphs):
         rng = np.random.RandomState((seed * 1_000_003 + number) % 2**32)
         computer = Computer()
         data = [draw_data(rng, kind) for kind in KINDS]
         graph = draw_graph(rng, computer, data[rng.randint(len(data))])
         if graph.lines:
-            found += look_at(graph, computer, data, rng, counts)
+            for kind, text in _look_at(graph, computer, data, rng, counts):
+                found[kind].append(text)
         counts["graphs"] += 1
-    return found
-
-
-def smallest(found: Sequence[Found], verdict: str) -> List[Found]:
-    """Those of one verdict, the shortest programs first."""
-    chosen = [each for each in found if each.verdict == verdict]
-    return sorted(chosen, key=lambda each: (each.program.count("\n"), len(each.program)))
-
-
-def _is_of_kind(what: Any) -> bool:
-    return isinstance(what, tuple)
-
-
-def told(found: Found) -> str:
-    verdict = f"op {found.op!r}: {found.verdict}, {found.reason}"
-    return f"{found.program}\n    {verdict}\n    {found.numbers}"
-
-
-def main() -> int:
-    """Draw graphs, print contradictions; fail if one is "exact"."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--graphs", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--show", type=int, default=8, help="how many of each kind to print")
-    options = parser.parse_args()
-    counts: Counter = Counter()
-    with in_python():
-        found = examine(options.graphs, options.seed, counts)
-    for verdict in ("exact", "broken", "wrong"):
-        chosen = smallest(found, verdict)
-        for each in chosen[: options.show]:
-            print(told(each))
-        print(f"{verdict} in spite of the numbers: {len(chosen)}\n")
-    kinds = sorted(kind for what, kind in filter(_is_of_kind, counts) if what == "drawn")
-    for kind in kinds:
-        print(f"{kind:28} in {counts['drawn', kind]:6} results, {counts['exact', kind]:6} exact")
-    print({what: count for what, count in counts.items() if not _is_of_kind(what)})
-    return int(any(each.verdict != "wrong" for each in found))
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+    return {kind: sorted(texts, key=len) for kind, texts in found.items()}

@@ -80,7 +80,6 @@ def house():
         made = House(runtime)
         yield made
         made.check_memory(30)
-        made.print_messages()
 
 
 @pytest.fixture(scope="session")

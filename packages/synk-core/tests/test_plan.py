@@ -47,14 +47,9 @@ def test_indexes_select_what_numpy_selects(data, length):
         assert rows_of(select(batch, length)) == np.arange(length)[np.array(index, int)].tolist()
 
 
-@given(st.lists(st.booleans(), min_size=1))
-def test_masks_select_what_numpy_selects(mask):
-    selection = select(np.array(mask), len(mask))
-    assert rows_of(selection) == np.flatnonzero(mask).tolist()
-
-
-@given(st.integers(0, 20))
-def test_an_int_is_the_first_so_many(count):
+@given(st.lists(st.booleans(), min_size=1), st.integers(0, 20))
+def test_masks_and_first_rows_select_what_numpy_selects(mask, count):
+    assert rows_of(select(np.array(mask), len(mask))) == np.flatnonzero(mask).tolist()
     assert rows_of(select(count, 20)) == list(range(count))
 
 

@@ -22,7 +22,6 @@ from synk_core import (
     in_graph,
 )
 from synk_core._plan.rows import split_rows
-from synk_core._rank.finite import is_finite
 from synk_testing.engine import STREAMS, T, as_op, engine
 
 x = T.dvector("x")
@@ -43,17 +42,17 @@ def watched_pair(pair):
         yield pair
 
 
-def failure(master, call, *args, **kwargs):
+def failure(call, *args, **kwargs):
     """The `NotFinite` that a call raises: directly in the master, as a cause elsewhere."""
     with pytest.raises((NotFinite, WorkerFailed)) as caught:
         call(*args, **kwargs)
     error = caught.value
     if isinstance(error, WorkerFailed):
-        assert error.rank != master
+        assert error.rank
         assert "NotFinite: function " in str(error)
         error = error.__cause__
     else:
-        assert error.rank == master
+        assert error.rank == 0
     assert isinstance(error, NotFinite)
     assert isinstance(error, FloatingPointError)
     return error
@@ -63,7 +62,7 @@ def owner_of(row, count, size):
     return next(r for r, (start, stop) in enumerate(split_rows(count, size)) if start <= row < stop)
 
 
-def logs(runtime, **settings):
+def logs(runtime):
     """A function that cannot stand negative rows, and the variables that it updates."""
     x = T.dmatrix("x")
     w = engine.shared(np.ones(3), name="w")
@@ -71,7 +70,7 @@ def logs(runtime, **settings):
     cost = T.log(x.dot(w)).mean()
     cost.name = "cost"
     updates = [(w, w + cost), (calls, calls + 1)]
-    f = runtime.function([x], cost, updates=updates, name="logs", **settings)
+    f = runtime.function([x], cost, updates=updates, name="logs", **FAST)
     return f, w, calls
 
 
@@ -79,46 +78,37 @@ def good(count):
     return np.random.default_rng(count).uniform(0.5, 2, (count, 3))
 
 
-@pytest.mark.parametrize("row", [0, 17])
-@pytest.mark.parametrize("num_slices", [1, 3])
+@pytest.mark.parametrize(("row", "num_slices"), [(0, 3), (17, 1)])
 def test_a_row_that_the_function_cannot_stand_is_found(watched, row, num_slices):
     f, w, calls = logs(watched)
-    rows = good(29)
-    first = f(rows, num_slices=num_slices)
+    rows, bad = good(29), good(29)
+    assert np.isfinite(f(rows, num_slices=num_slices))
     before = watched.collectives.gather([w, calls])
-    bad = rows.copy()
     # Of several rows of a rank it is the first.
-    share = split_rows(29, watched.size)[owner_of(row, 29, watched.size)]
-    bad[[row, share[1] - 1]] = -1
-    error = failure(watched.master, f, bad, num_slices=num_slices)
-    assert error.rank == owner_of(row, 29, watched.size)
+    owner = owner_of(row, 29, watched.size)
+    start, stop = split_rows(29, watched.size)[owner]
+    bad[[row, stop - 1]] = -1
+    error = failure(f, bad, num_slices=num_slices)
+    assert (error.rank, error.share) == (owner, (start, stop))
     assert (error.row, error.rows, error.array_row) == (row, (row, row + 1), row)
-    assert error.share == share
-    if num_slices == 1:
-        assert error.piece is None
-        assert ", slice" not in str(error)
-    else:
-        own = [(share[0] + a, share[0] + b) for a, b in split_rows(share[1] - share[0], 3)]
-        start, stop = own[error.piece - 1]
-        assert start <= row < stop
+    assert (error.piece is None) == (", slice" not in str(error)) == (num_slices == 1)
+    if error.piece:
+        first, last = split_rows(stop - start, 3)[error.piece - 1]
+        assert first <= row - start < last
         assert f", slice {error.piece}:" in str(error)
     assert error.what == "output 0 ('cost')"
-    assert f"got nan in output 0 ('cost'), expected finite numbers. Caused by row {row} " in str(
-        error
-    )
+    text = f"got nan in output 0 ('cost'), expected finite numbers. Caused by row {row} "
+    assert text in str(error)
     for now, then in zip(watched.collectives.gather([w, calls]), before):
         np.testing.assert_array_equal(now, then)
-    assert np.isfinite(first)
     f(rows, num_slices=num_slices)
 
 
-def test_every_rank_that_found_one_is_named(runtime):
-    if runtime.size < 3:
-        pytest.skip("needs two workers")
-    f, _, _ = logs(runtime)
-    bad = good(4 * runtime.size)
+def test_every_rank_that_found_one_is_named(trio):
+    f, _, _ = logs(trio)
+    bad = good(12)
     bad[[5, 9]] = -1
-    with runtime.watch_finite(), pytest.raises(WorkerFailed) as caught:
+    with trio.watch_finite(), pytest.raises(WorkerFailed) as caught:
         f(bad)
     error = caught.value
     rows = {1: 5, 2: 9}
@@ -134,62 +124,49 @@ def test_rows_of_the_call_and_of_the_array(watched_pair):
     data = watched_pair.data(rows)
     whole = watched_pair.data(rows[60:90], minibatch=True)
     index = [3, 9, 5, 7, 1, 2, 77, 50]
-    cases = [
-        # given, batch, row of the call, row of the array
+    for given, batch, row, array_row in (
         (rows, None, 77, 77),
-        (data, None, 77, 77),
-        (rows, slice(60, 90), 17, 77),
         (data, slice(60, 90), 17, 77),
-        (data, slice(95, 70, -2), 9, 77),
         (rows, slice(95, 70, -2), 9, 77),
-        (data, slice(1, 100, 4), 19, 77),
         (data, index, 6, 77),
         (rows, index, 6, None),
         (data, np.arange(100) % 7 == 0, 11, 77),
         (whole, slice(60, 90), 17, 17),
         (whole, list(range(89, 59, -1)), 17, 17),
         (rows, 80, 77, 77),
-    ]
-    for given, batch, row, array_row in cases:
-        error = failure(watched_pair.master, f, given, batch=batch)
+    ):
+        error = failure(f, given, batch=batch)
         assert (error.row, error.array_row) == (row, array_row), (batch, str(error))
         assert error.share[0] <= row < error.share[1]
-        if array_row is None:
-            assert "(row batch[6] of the arrays)" in str(error)
-    clean = good(100)
-    assert np.isfinite(f(clean))
+        assert (array_row is None) == ("(row batch[6] of the arrays)" in str(error))
 
 
-def test_an_input_that_is_not_finite_is_named_with_its_row(watched):
+def test_an_input_that_is_not_finite_is_named_with_its_row(watched_pair):
     x, y, c = T.dmatrix("x"), T.fvector("second"), T.dvector("all")
     z = (x.sum(axis=1) * y).mean() + c.sum()
-    f = watched.function([x, y], z, bcast_inputs=[c], name="inputs")
+    f = watched_pair.function([x, y], z, bcast_inputs=[c], name="inputs")
     a, b, c0 = good(13), np.ones(13, "float32"), np.zeros(2)
-    f(a, b, c0)
-    bad = b.copy()
-    bad[8] = np.inf
-    error = failure(watched.master, f, a, bad, c0)
-    assert error.row == 8
-    assert error.source == "input 'second' has inf of it"
-    bad = a.copy()
-    bad[8, 2] = np.nan
-    error = failure(watched.master, f, watched.data(bad), b, c0, num_slices=2)
-    assert (error.row, error.source) == (8, "input 'x' has nan at [2] of it")
-    assert error.rank == owner_of(8, 13, watched.size)
-    error = failure(watched.master, f, a, b, np.array([0, -np.inf]))
-    assert error.row is error.rows is error.array_row is None
-    assert error.source == "Broadcast input 'all' has inf at [1]"
+    bad_a, bad_b = a.copy(), b.copy()
+    bad_a[8, 2], bad_b[8] = np.nan, np.inf
+    for given, num_slices, row, source in (
+        ((a, bad_b, c0), 1, 8, "input 'second' has inf of it"),
+        ((watched_pair.data(bad_a), b, c0), 2, 8, "input 'x' has nan at [2] of it"),
+        ((a, b, np.array([0, -np.inf])), 1, None, "Broadcast input 'all' has inf at [1]"),
+    ):
+        error = failure(f, *given, num_slices=num_slices)
+        assert (error.row, error.source) == (row, source)
+        assert row is None or error.rank == owner_of(8, 13, 2)
+    assert error.rows is error.array_row is None
     f(a, b, c0)
 
 
-def test_a_shared_variable_that_was_not_finite_is_named(watched):
-    f, w, _ = logs(watched)
-    odd = watched.size - 1
-    watched.collectives.set_value(odd, w, np.array([1.0, np.nan, 1.0]))
-    error = failure(watched.master, f, good(9))
-    assert (error.rank, error.row) == (odd, None)
+def test_a_shared_variable_that_was_not_finite_is_named(watched_pair):
+    f, w, _ = logs(watched_pair)
+    watched_pair.collectives.set_value(1, w, np.array([1.0, np.nan, 1.0]))
+    error = failure(f, good(9))
+    assert (error.rank, error.row) == (1, None)
     assert error.source == "Shared variable 'w' had nan at [1] before the call"
-    np.testing.assert_array_equal(watched.collectives.get_value(odd, w), [1, np.nan, 1])
+    np.testing.assert_array_equal(watched_pair.collectives.get_value(1, w), [1, np.nan, 1])
 
 
 def test_the_new_value_of_a_variable(watched_pair):
@@ -198,7 +175,7 @@ def test_the_new_value_of_a_variable(watched_pair):
     f(np.ones(6))
     before = watched_pair.collectives.gather(w)
     for slices in (1, 2):
-        error = failure(watched_pair.master, f, np.array([1.0, 1, 1, 1, 1, -1]), num_slices=slices)
+        error = failure(f, np.array([1.0, 1, 1, 1, 1, -1]), num_slices=slices)
         assert (error.what, error.rank, error.row) == ("the new value of 'w'", 1, 5)
         np.testing.assert_array_equal(watched_pair.collectives.gather(w), before)
     assert error.piece == 2
@@ -210,7 +187,7 @@ def test_rows_that_only_together_are_too_much(watched_pair):
     big = np.zeros(20, "float32")
     assert f(big) == 0
     big[[12, 15, 19]] = np.float32(3e38)
-    error = failure(watched_pair.master, f, big)
+    error = failure(f, big)
     assert (error.rank, error.rows, error.row) == (1, (10, 16), 15)
     assert "got inf in output 0" in str(error)
     assert "Caused by rows 10 to 15 of the call" in str(error)
@@ -220,77 +197,59 @@ def test_rows_that_only_together_are_too_much(watched_pair):
 def test_what_every_row_gives_is_not_one_rows_fault(watched_pair):
     w = engine.shared(np.zeros(()), name="w")
     f = watched_pair.function([x], (x / w).mean(), name="divide")
-    error = failure(watched_pair.master, f, np.ones(8))
+    error = failure(f, np.ones(8))
     assert error.row in (0, 4)
     assert "so does every other row that was tried" in error.source
-    error = failure(watched_pair.master, f, np.ones(1))
+    error = failure(f, np.ones(1))
     assert error.source == "it is the only row that was computed, and its inputs are finite"
 
 
 def test_functions_without_rows(watched_pair):
     w = engine.shared(np.array([1.0, -1.0]), name="w")
     f = watched_pair.function([], T.log(w).sum(), name="no rows")
-    error = failure(watched_pair.master, f)
+    error = failure(f)
     assert (error.row, error.share) == (None, None)
     assert error.source == "all inputs and variables are finite, and there are no rows"
     g = watched_pair.function([x], x.mean(), name="empty")
-    error = failure(watched_pair.master, g, np.zeros(0))
+    error = failure(g, np.zeros(0))
     assert "there are no rows" in error.source
     assert g(np.ones(3)) == 1
 
 
-def sliceable(runtime):
-    s = engine.shared(np.zeros((0, 2)), name="s")
-    f = runtime.function([], T.log(s).mean(), sliceable_shareds=[s], name="sliceable")
-    return f, s
-
-
 def test_rows_of_sliceable_variables(watched_pair):
-    f, s = sliceable(watched_pair)
+    s = engine.shared(np.zeros((0, 2)), name="s")
+    f = watched_pair.function([], T.log(s).mean(), sliceable_shareds=[s], name="sliceable")
     rows = np.random.default_rng(0).uniform(1, 2, (30, 2))
-    rows[22, 1] = -3
-    watched_pair.collectives.scatter(s, rows)
-    for settings, row, array_row in (
-        ({}, 7, 7),
-        ({"num_slices": 3}, 7, 7),
-        ({"batch_s": slice(4, 12)}, 3, 7),
-        ({"batch_s": slice(4, 12), "num_slices": 3}, 3, 7),
-        ({"batch_s": [14, 3, 7, 2]}, 2, 7),
-        ({"batch_s": [14, 3, 7, 2], "num_slices": 2}, 2, 7),
-        ({"batch_s": slice(14, 0, -1), "num_slices": 2}, 7, 7),
+    for bad, source in (
+        (-3, "that row alone reproduces it"),
+        (np.nan, "sliceable shared variable 's' has nan at [1] of it"),
     ):
-        error = failure(watched_pair.master, f, **settings)
-        assert (error.rank, error.row, error.array_row) == (1, row, array_row), settings
-        assert "that row alone reproduces it" in error.source
-        assert f"row {row} of the call (row 7 of the variables on this rank)" in str(error)
-    np.testing.assert_array_equal(watched_pair.collectives.gather(s, nd_up=0), rows)
-    assert np.isfinite(f(batch_s=slice(8, 15)))
-    rows[22, 1] = np.nan
-    watched_pair.collectives.scatter(s, rows)
-    for settings, row in (
-        ({}, 7),
-        ({"batch_s": slice(4, 12)}, 3),
-        ({"batch_s": [14, 3, 7]}, 2),
-    ):
-        error = failure(watched_pair.master, f, **settings)
-        assert (error.row, error.array_row) == (row, 7)
-        assert error.source == "sliceable shared variable 's' has nan at [1] of it"
-    assert np.isfinite(f(batch_s=slice(8, 15)))
+        rows[22, 1] = bad
+        watched_pair.collectives.scatter(s, rows)
+        for settings, row in (
+            ({}, 7),
+            ({"batch_s": slice(4, 12), "num_slices": 3}, 3),
+            ({"batch_s": [14, 3, 7, 2], "num_slices": 2}, 2),
+            ({"batch_s": slice(14, 0, -1)}, 7),
+        ):
+            error = failure(f, **settings)
+            assert (error.rank, error.row, error.array_row) == (1, row, 7), settings
+            assert source in error.source
+            assert f"row {row} of the call (row 7 of the variables on this rank)" in str(error)
+        np.testing.assert_array_equal(watched_pair.collectives.gather(s, nd_up=0), rows)
+        assert np.isfinite(f(batch_s=slice(8, 15)))
 
 
-def test_random_states_are_put_back(runtime):
+def test_random_states_are_put_back(watched_pair):
     def drawing():
-        numpy_numbers, mrg_numbers = STREAMS["numpy"](5), [*STREAMS.values()][-1](5)
-        noise = numpy_numbers.uniform(size=x.shape) + mrg_numbers.uniform(size=x.shape)
-        return runtime.function([x], (T.log(x) + noise, "gather"), name="noisy")
+        noise = sum(streams(5).uniform(size=x.shape) for streams in STREAMS.values())
+        return watched_pair.function([x], (T.log(x) + noise, "gather"), name="noisy", **FAST)
 
     ones, bad = np.ones(12), np.ones(12)
     bad[7] = -1
-    with runtime.watch_finite():
-        f = drawing()
-        error = failure(runtime.master, f, bad)
-        assert error.row == 7
-        noisy = f(ones)
+    f = drawing()
+    assert failure(f, bad).row == 7
+    noisy = f(ones)
     # A failed call has drawn nothing: the same numbers come as from a function without it.
     np.testing.assert_array_equal(drawing()(ones), noisy)
 
@@ -305,7 +264,7 @@ def test_what_does_not_come_again(watched_pair):
         return values * (np.nan if len(seen) == 1 and values[-1] == 5 else 1)
 
     f = watched_pair.function([x], once(x).sum(), name="once", **FAST)
-    error = failure(watched_pair.master, f, np.array([1.0, 2, 3, 5]))
+    error = failure(f, np.array([1.0, 2, 3, 5]))
     assert (error.rank, error.row) == (1, None)
     assert "the result was finite as well" in error.source
 
@@ -320,27 +279,26 @@ def test_functions_that_raise_on_fewer_rows(watched_pair):
     f = watched_pair.function([x], whole(x).sum(), name="whole", **FAST)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        error = failure(watched_pair.master, f, np.array([1.0, 2, 3, -5, 1, 1, 1, 1]))
+        error = failure(f, np.array([1.0, 2, 3, -5, 1, 1, 1, 1]))
     assert error.row is None
     assert "for fewer rows the function raised ValueError" in error.source
 
 
-def test_in_graph_reductions_name_the_rank_that_gave_it(watched):
+def test_in_graph_reductions_name_the_rank_that_gave_it(watched_pair):
     x = T.dmatrix("x")
     logs = T.log(x)
     mean = in_graph.all_reduce(logs.mean(axis=0), "avg")
     spread = in_graph.all_reduce(T.sqr(logs - mean).mean(axis=0), "avg")
-    f = watched.function([x], [((logs - mean) / spread).mean(), (spread, "max")], name="norm")
+    f = watched_pair.function([x], [((logs - mean) / spread).mean(), (spread, "max")], name="norm")
     rows = good(24)
     first = f(rows)
     bad = rows.copy()
     bad[17, 1] = -1
     for slices in (1, 2):
-        error = failure(watched.master, f, bad, num_slices=slices)
-        assert error.rank == owner_of(17, 24, watched.size)
+        error = failure(f, bad, num_slices=slices)
+        assert error.rank == owner_of(17, 24, watched_pair.size)
         assert error.row == 17
-        if watched.size > 1:
-            assert error.what == "the input of in-graph all_reduce 0"
+        assert error.what == "the input of in-graph all_reduce 0"
     for one, other in zip(f(rows), first):
         np.testing.assert_array_equal(one, other)
 
@@ -350,12 +308,12 @@ def test_only_wanted_outputs_and_floats_are_looked_at(watched_pair):
     outputs[0] = (outputs[0], "sum")
     f = watched_pair.function([x], outputs, name="several", **FAST)
     values = np.array([1.0, 1, 1, -1])
-    assert failure(watched_pair.master, f, values).what == "output 0"
+    assert failure(f, values).what == "output 0"
     f(values, output_subset=[1, 2, 3])
 
 
 def test_all_dtypes_of_floats(watched_pair):
-    for dtype in ("float16", "float32", "float64", "complex64", "complex128"):
+    for dtype in ("float16", "float64", "complex64"):
         x = T.TensorType(dtype, (False,))("x")
         f = watched_pair.function([x], (x * 2, "gather"), name="double", **FAST)
         # Their sum overflows, they do not.
@@ -365,14 +323,7 @@ def test_all_dtypes_of_floats(watched_pair):
             np.testing.assert_array_equal(f(-large), -large * 2)
         for wrong in (np.nan, np.inf, -np.inf):
             large[40] = wrong
-            assert failure(watched_pair.master, f, large).row == 40
-
-
-def test_is_finite():
-    for value in (3, np.zeros((0, 2)), np.float32(1), np.arange(3), np.array([True]), "text"):
-        assert is_finite(value)
-    for value in (np.nan, np.array([[0, np.inf]]), np.array([np.inf, -np.inf]), complex(0, np.nan)):
-        assert not is_finite(value)
+            assert failure(f, large).row == 40
 
 
 def test_on_and_off(pair):
@@ -383,13 +334,13 @@ def test_on_and_off(pair):
     assert np.isnan(f(bad))
     with pair.watch_finite() as watch:
         assert repr(watch) == "<FiniteWatch, on>"
-        failure(pair.master, f2, bad)
+        failure(f2, bad)
         with pair.watch_finite(False):
             f3, _, _ = logs(pair)
             assert np.isnan(f3(bad))
         with pair.watch_finite():
             pass
-        failure(pair.master, f2, bad)
+        failure(f2, bad)
         with pytest.raises(NestedCall), pair._controller.lock:
             pair.watch_finite(False)
     assert repr(watch) == "<FiniteWatch, stopped>"
@@ -399,24 +350,9 @@ def test_on_and_off(pair):
         pair.watch_finite("yes")
 
 
-def test_a_step_is_undone_as_a_whole(watched_pair):
-    f, w, calls = logs(watched_pair)
-    rows = good(8)
-    bad = rows.copy()
-    bad[6] = -1
-    w.set_value(np.ones(3))
-    watched_pair.collectives.broadcast(w)
-    before = watched_pair.collectives.gather([w, calls])
-    error = failure(
-        watched_pair.master, watched_pair.step, f.delayed(rows), f.delayed(bad), f.delayed(rows)
-    )
-    assert error.row == 6
-    for now, then in zip(watched_pair.collectives.gather([w, calls]), before):
-        np.testing.assert_array_equal(now, then)
+def test_a_search_can_be_interrupted(watched_pair):
+    """On a rank that is not the master."""
 
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_search_can_be_interrupted(watched_pair, rank):
     @as_op([T.dvector], [T.dvector])
     def slow_log(values):
         with np.errstate(invalid="ignore"):
@@ -429,7 +365,7 @@ def test_a_search_can_be_interrupted(watched_pair, rank):
     f = watched_pair.function([x], updates=[(w, w + slow_log(x).sum())], name="slow", **FAST)
     values = np.ones(2000)
     f(values)
-    values[rank * 1000] = -1
+    values[1000] = -1
     # Another test's runtime may have taken Ctrl-C over: this one takes it from Python only.
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
@@ -441,26 +377,20 @@ def test_a_search_can_be_interrupted(watched_pair, rank):
         timer.join()
         signal.signal(signal.SIGINT, handler)
     np.testing.assert_array_equal(watched_pair.collectives.gather(w), [0, 0])
-    assert failure(watched_pair.master, f, values[rank * 1000 :][:2]).row == 0
+    assert failure(f, values[1000:1002]).row == 0
     f(np.ones(6))
 
 
 def test_without_atomic_calls_rows_are_not_looked_for():
     with Runtime(2, use_gpu=False, atomic=False) as runtime, runtime.watch_finite():
         f = runtime.function([x], T.log(x).mean(), name="plain")
-        error = failure(0, f, np.array([1.0, 2, 3, -1]))
+        error = failure(f, np.array([1.0, 2, 3, -1]))
         assert (error.rank, error.row) == (1, None)
         assert "fork(atomic=False)" in error.source
         assert "Nothing has changed" not in str(error)
-        error = failure(0, f, np.array([1.0, 2, np.nan, 1]))
+        error = failure(f, np.array([1.0, 2, np.nan, 1]))
         assert error.row == 2
-
-
-def test_it_ends_with_the_runtime():
-    with Runtime(2, use_gpu=False) as runtime:
-        watch = runtime.watch_finite()
         assert runtime.stats()["watch_finite()"].calls == 1
-    watch.stop()
     with pytest.raises(Closed):
         runtime.watch_finite()
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 import numpy as np
 import pytest
 
@@ -45,8 +43,6 @@ def test_updates_in_all_forms(x, weight, counter):
     pairs = make_spec([x], updates=[(weight, weight + 1), (counter, counter + 1)]).updates
     assert [op for _, _, op in pairs] == ["avg", "last"]
     assert make_spec([x], updates=[(weight, weight + 1, "sum")]).updates[0][2] == "sum"
-    mapping = OrderedDict([(weight, weight + 1)])
-    assert make_spec([x], updates=mapping).updates[0][0] is weight
     assert make_spec([x], updates={counter: counter + 1}).updates[0][0] is counter
 
 
