@@ -72,36 +72,6 @@ def test_a_broken_machine(tmp_path: Path, module: str):
     assert "died of SIGABRT" in done.stdout
 
 
-@pytest.mark.nightly
-@theano_only("PyTensor needs no compiler of Theano's")
-def test_a_machine_on_which_much_is_wrong_at_once(tmp_path: Path):
-    """No home, no compiler, a driver's tool that hangs, an old locale, 20 columns, no colours."""
-    smi = tmp_path / "nvidia-smi"
-    smi.write_text("#!/bin/sh\nsleep 600\n")
-    smi.chmod(0o755)
-    changes = {
-        "HOME": "/proc/self/nowhere",  # neither there nor to be made
-        "PATH": str(tmp_path),
-        "LC_ALL": "C",
-        "PYTHONIOENCODING": "ascii:strict",
-        "COLUMNS": "20",
-        "NO_COLOR": "1",
-        "TMPDIR": str(tmp_path),
-        "THEANO_FLAGS": "",
-        "THEANORC": "/nowhere",  # where tests have their compile directory from
-        "PYTHONPATH": os.pathsep.join(["/no\u00df", os.environ.get("PYTHONPATH", "")]),
-    }
-    done = command("doctor", **changes)
-    assert (done.returncode, done.stderr) == (1, "")
-    assert "\x1b" not in done.stdout
-    assert max(len(line) for line in done.stdout.splitlines()) <= 80
-    report = json.loads(command("doctor", "--json", **changes).stdout)
-    found = {item["name"]: item for item in report["sections"]["Software"]}
-    assert found["C++ compiler"]["cure"].startswith("apt install g++")
-    # Without a home it compiles in the temporary folder.
-    assert f"{tmp_path}{os.sep}theano-" in found["Theano"]["found"]
-
-
 def test_version():
     try:
         expected = f"synkhronos {version('synkhronos')}\n"
@@ -118,26 +88,6 @@ def test_a_closed_stream(number: int):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, b"")
-
-
-WRITE_MUCH = """
-import sys
-from synkhronos_cli import _doctor, main
-from synkhronos_cli._report import DoctorReport, Item
-items = [Item(str(i), "good", "x" * 500) for i in range(500)]
-_doctor.examine = lambda: DoctorReport({"Software": items})
-sys.argv = ["synkhronos", "doctor"]
-main()
-"""
-
-
-def test_a_reader_that_leaves():
-    """As `| head -1` does."""
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = subprocess.Popen([sys.executable, "-c", WRITE_MUCH], **pipes)
-    process.stdout.close()
-    _, errors = process.communicate(timeout=60)
-    assert (process.returncode, errors) == (1, b"")
 
 
 @pytest.mark.parametrize(
@@ -378,16 +328,6 @@ def test_packages_of_ours_are_installed_or_on_the_path(monkeypatch):
     monkeypatch.setattr(doctor, "find_spec", lambda name: None if name == "synk_shm" else 1)
     item = doctor._packages()
     assert (item.state, item.cure) == (MISSING, "pip install synk-shm")
-
-
-def test_a_python_that_cannot_be_executed_is_reported_once(monkeypatch, tmp_path):
-    file = tmp_path / "python"
-    file.touch(0o600)
-    monkeypatch.setattr(doctor.sys, "executable", str(file))
-    monkeypatch.setattr(doctor.os, "access", lambda *_: False)  # root may execute anything
-    (item,) = doctor.examine_software({})
-    assert (item.name, item.state) == ("Python", MISSING)
-    assert f"{file}: cannot be executed" in item.found
 
 
 def test_the_version_of_lasagne_and_what_0_1_lacks():

@@ -101,18 +101,6 @@ def test_epochs_are_those_of_numpy(capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_epochs_are_counted_over_runs():
-    model, other = Model(), Model()
-    trainer = Trainer(model.train, dataset(), 16)
-    assert [len(trainer.run(epochs)) for epochs in (1, 1, 3)] == [1, 1, 3]
-    Trainer(other.train, dataset(), 16).run(3)
-    assert_same(model.values(), other.values())
-    for epochs in ("3", 2.5, -1):
-        with pytest.raises(TypeError, match=f"epochs is {epochs!r}; expected an integer"):
-            trainer.run(epochs)
-    assert trainer.epoch == 3
-
-
 @pytest.mark.parametrize("shuffle, drop_last", [(False, False), (True, True)])
 def test_rows_come_in_the_order_that_was_asked_for(shuffle, drop_last):
     x, y = np.arange(7.0 * FEATURES).reshape(7, FEATURES), np.zeros(7)
