@@ -114,9 +114,7 @@ def with_pytensor() -> list[Suite]:
     """
     if not list(Path(NEWEST).parent.parent.glob("lib/python*/site-packages/pytensor")):
         return []
-    pymc = tests_of(
-        "synk-extensions", "test_pymc.py", "test_pymc_verdicts.py", "test_pymc_example.py"
-    )
+    pymc = tests_of("synk-extensions", "test_pymc.py", "test_pymc_example.py")
     pages = ("integration/test_docs_blocks.py", "integration/test_examples.py")
     return [
         Suite(
