@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+from _programs import zygote
 from _training import Model, StopAt, assert_same, dataset, without_seconds
 
 from synk_testing.engine import STREAMS, T, engine
@@ -35,7 +33,6 @@ GENERATORS = {
     "seed": lambda: 7,
     "PCG64": lambda: np.random.default_rng(7),
     "MT19937": lambda: np.random.Generator(np.random.MT19937(7)),
-    "Philox": lambda: np.random.Generator(np.random.Philox(7)),
     "SFC64": lambda: np.random.Generator(np.random.SFC64(7)),
     "RandomState": lambda: np.random.RandomState(7),
 }
@@ -61,9 +58,8 @@ LAST = [*STREAMS][-1]
     [
         (LAST, "adam", "seed", 1),
         pytest.param("numpy", "momentum", "PCG64", 6, marks=pytest.mark.nightly),
-        pytest.param(None, "rmsprop", "SFC64", 8, marks=pytest.mark.nightly),
         pytest.param("numpy", "adadelta", "MT19937", 4, marks=pytest.mark.nightly),
-        pytest.param(LAST, "adagrad", "Philox", 7, marks=pytest.mark.nightly),
+        pytest.param(LAST, "adagrad", "SFC64", 8, marks=pytest.mark.nightly),
         pytest.param(None, "sgd_nonflat", "RandomState", 5, marks=pytest.mark.nightly),
     ],
 )
@@ -287,9 +283,8 @@ def test_a_folder_with_nothing_but_the_best_is_gone_on_with_too(tmp_path):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-sys.path.insert(0, sys.argv[1])
 from synkhronos.extensions.train import _checkpoints as file
-path = Path(sys.argv[2])
+path = Path(sys.argv[1])
 file.write_file(path, {"old": 1})
 def die(*args):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -300,13 +295,7 @@ file.write_file(path, {"new": [0.0] * 100})
 
 def test_a_kill_before_the_new_file_takes_its_place_leaves_the_old_one(tmp_path):
     path = tmp_path / "step-000000001.npz"
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(Path(__file__).parent), str(path)],
-        timeout=120,
-        check=False,
-        env={**os.environ, "SYNKHRONOS_USE_GPU": "0"},
-    )
-    assert done.returncode == -signal.SIGKILL
+    assert zygote().run(KILLED, path).status == -signal.SIGKILL
     assert checkpoint_file.read_file(path) == {"old": 1}
     unfinished = [other for other in tmp_path.iterdir() if other != path]
     assert len(unfinished) == 1

@@ -61,6 +61,7 @@ def test_this_machine(tmp_path: Path):
         assert item["found"].startswith("none")
 
 
+@pytest.mark.nightly  # by day, test_answers_of_no_sense and test_probes
 @theano_only("PyTensor is not Theano")
 def test_a_broken_machine(tmp_path: Path):
     (tmp_path / "theano.py").write_text("import os\nos.abort()\n")

@@ -69,7 +69,7 @@ def twins(rule, flat=None, **settings):
 
 @pytest.fixture(
     scope="module",
-    params=[1, 2, *(pytest.param(n, marks=pytest.mark.nightly) for n in (3, 4))],
+    params=[2, *(pytest.param(n, marks=pytest.mark.nightly) for n in (1, 3, 4))],
     ids=lambda n: f"{n}-processes",
 )
 def processes(request):

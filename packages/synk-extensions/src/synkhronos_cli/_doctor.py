@@ -194,7 +194,7 @@ def _theano(compat: Answer) -> Item:
         cure += " --install"
     if problem:
         return Item("Theano", MISSING, f"{found}: {problem}" if found else problem, cure)
-    found += f", {compat.get('compiledir')}"
+    found = f"{found}, {compat.get('compiledir')}"
     if compat.get("active"):
         return Item("Theano", GOOD, found)
     found += "; `import theano` works only after `import synkhronos`"
