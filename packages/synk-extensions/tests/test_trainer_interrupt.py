@@ -12,6 +12,7 @@ import pytest
 from _training import Model, assert_same, dataset
 
 from synkhronos.extensions.train import Callback, EarlyStopping, Trainer
+from synkhronos.extensions.train._interrupt import Interrupt
 
 
 def test_a_handler_of_the_users_is_asked_the_second_time_and_restored():
@@ -34,6 +35,13 @@ def test_a_handler_of_the_users_is_asked_the_second_time_and_restored():
     assert calls == [signal.SIGINT] * 2
     assert (history.interrupted, len(history)) == (True, 1)
     assert np.isfinite(history["train_loss"]).all()
+
+
+def test_handlers_of_before_are_there_again_after_a_run():
+    usual = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with Interrupt(on_sigterm=True):
+        assert signal.getsignal(signal.SIGINT) is not usual[0]
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == usual
 
 
 def test_an_interrupted_run_keeps_its_last_parameters_to_go_on_from(ctrl_c):
