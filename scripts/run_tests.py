@@ -106,7 +106,7 @@ PROCESSES = tests_of(
     *("test_runtime.py", "test_security.py", "test_stacks.py"),
 )
 FAULTS = tests_of("synk-core", "faults")
-PYMC = tests_of("synk-extensions", "test_pymc.py", "test_pymc_verdicts.py", "test_pymc_example.py")
+PYMC = tests_of("synk-extensions", "test_pymc.py", "test_pymc_example.py")
 PAGES = ("integration/test_docs_blocks.py", "integration/test_examples.py")
 
 # Tests of what tests, builds, documents and measures, and of what is built. They need `make tools`,

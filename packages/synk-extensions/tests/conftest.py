@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 from typing import Optional
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+import pytest
 
 from synk_testing.engine import is_left_out
 
@@ -16,6 +19,14 @@ ON_BOTH = (
 )
 """Tests, by the names of their files, that run on any engine, whenever tests run. Of the others,
 those that import no Theano do so at night. Those of PyMC are run by a pytest of their own."""
+
+
+@pytest.fixture
+def ctrl_c():
+    """Ctrl-C raises KeyboardInterrupt, as Python has it."""
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, usual)
 
 
 def pytest_ignore_collect(collection_path: Path) -> Optional[bool]:

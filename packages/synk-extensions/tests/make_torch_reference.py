@@ -1,4 +1,5 @@
-"""Compute torch_reference.json: where PyTorch's CPU optimisers take the parameters.
+"""Compute torch_reference.json: where PyTorch's CPU optimisers take the parameters, with what
+clips gradients, makes weights decay and bounds them.
 
     python3 tests/make_torch_reference.py
 
@@ -6,8 +7,7 @@ PyTorch is gigabytes, so the tests read its numbers from that file. This runs un
 that has PyTorch and NumPy (Debian: ``apt install python3-torch``); the file says which version
 made it. The settings are those in which the definitions agree:
 
-* epsilon is 0 where PyTorch adds it at another place than the papers do (inside or outside a root,
-  before or after the correction of a bias); Adadelta has it at the same place;
+* epsilon is 0, because PyTorch adds it at another place than the paper of Adam does;
 * ``clip_grad_norm_`` divides by the norm plus 1e-6 and ``renorm`` by the norm plus 1e-7: their
   limits are made larger by the same factor, which leaves the ratio of limit and norm.
 """
@@ -63,43 +63,21 @@ def _clamp(params):
         param.clamp_(LOW, HIGH)
 
 
+def _momentum(params, **settings):
+    return torch.optim.SGD(params, LR, momentum=0.8, **settings)
+
+
+def _adam(params):
+    return torch.optim.Adam(params, SMALL_LR, BETAS, eps=0)
+
+
 # name -> (params -> optimiser, what is done to gradients before its step, to parameters after it)
 CASES = {
-    "sgd": (lambda p: torch.optim.SGD(p, LR), [], []),
-    "momentum": (lambda p: torch.optim.SGD(p, LR, momentum=0.8), [], []),
-    "nesterov_momentum": (
-        lambda p: torch.optim.SGD(p, LR, momentum=0.8, nesterov=True),
-        [],
-        [],
-    ),
-    "adagrad": (lambda p: torch.optim.Adagrad(p, LR, eps=0), [], []),
-    "rmsprop": (lambda p: torch.optim.RMSprop(p, SMALL_LR, alpha=0.7, eps=0), [], []),
-    "adadelta": (lambda p: torch.optim.Adadelta(p, lr=0.9, rho=0.8, eps=1e-4), [], []),
-    "adam": (lambda p: torch.optim.Adam(p, SMALL_LR, BETAS, eps=0), [], []),
-    "amsgrad": (lambda p: torch.optim.Adam(p, SMALL_LR, BETAS, eps=0, amsgrad=True), [], []),
-    "adamax": (lambda p: torch.optim.Adamax(p, SMALL_LR, BETAS, eps=0), [], []),
-    "momentum, clip_grad_norm_": (
-        lambda p: torch.optim.SGD(p, LR, momentum=0.8),
-        [_clip_norm],
-        [],
-    ),
-    "momentum, clip_grad_value_": (
-        lambda p: torch.optim.SGD(p, LR, momentum=0.8),
-        [_clip_value],
-        [],
-    ),
-    "momentum, weight_decay": (
-        lambda p: torch.optim.SGD(p, LR, momentum=0.8, weight_decay=0.3),
-        [],
-        [],
-    ),
+    "momentum, clip_grad_norm_": (_momentum, [_clip_norm], []),
+    "momentum, clip_grad_value_": (_momentum, [_clip_value], []),
+    "momentum, weight_decay": (lambda p: _momentum(p, weight_decay=0.3), [], []),
     "adam, weight_decay of matrices": (
-        lambda p: torch.optim.Adam(
-            [{"params": _matrices(p), "weight_decay": 0.3}, {"params": _others(p)}],
-            SMALL_LR,
-            BETAS,
-            eps=0,
-        ),
+        lambda p: _adam([{"params": _matrices(p), "weight_decay": 0.3}, {"params": _others(p)}]),
         [],
         [],
     ),
@@ -118,8 +96,8 @@ CASES = {
         [],
         [],
     ),
-    "momentum, renorm": (lambda p: torch.optim.SGD(p, LR, momentum=0.8), [], [_renorm]),
-    "adam, clamp": (lambda p: torch.optim.Adam(p, SMALL_LR, BETAS, eps=0), [], [_clamp]),
+    "momentum, renorm": (_momentum, [], [_renorm]),
+    "adam, clamp": (_adam, [], [_clamp]),
     "clip_grad_norm_, AdamW, renorm, clamp": (
         lambda p: torch.optim.AdamW(p, SMALL_LR, BETAS, eps=0, weight_decay=0.4),
         [_clip_norm],

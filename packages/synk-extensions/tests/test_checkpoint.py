@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+from _programs import zygote
 from _training import Model, StopAt, assert_same, dataset, without_seconds
 
 from synk_testing.engine import STREAMS, T, engine
@@ -35,7 +33,6 @@ GENERATORS = {
     "seed": lambda: 7,
     "PCG64": lambda: np.random.default_rng(7),
     "MT19937": lambda: np.random.Generator(np.random.MT19937(7)),
-    "Philox": lambda: np.random.Generator(np.random.Philox(7)),
     "SFC64": lambda: np.random.Generator(np.random.SFC64(7)),
     "RandomState": lambda: np.random.RandomState(7),
 }
@@ -61,9 +58,8 @@ LAST = [*STREAMS][-1]
     [
         (LAST, "adam", "seed", 1),
         pytest.param("numpy", "momentum", "PCG64", 6, marks=pytest.mark.nightly),
-        pytest.param(None, "rmsprop", "SFC64", 8, marks=pytest.mark.nightly),
         pytest.param("numpy", "adadelta", "MT19937", 4, marks=pytest.mark.nightly),
-        pytest.param(LAST, "adagrad", "Philox", 7, marks=pytest.mark.nightly),
+        pytest.param(LAST, "adagrad", "SFC64", 8, marks=pytest.mark.nightly),
         pytest.param(None, "sgd_nonflat", "RandomState", 5, marks=pytest.mark.nightly),
     ],
 )
@@ -264,99 +260,6 @@ def test_a_checkpoint_holds_no_pickles_and_numbers_to_the_last_bit(tmp_path):
     assert checkpoint_file.read_file(tmp_path / "c.npz")["big"] == content["big"]
 
 
-def turn_a_bit(path):
-    with zipfile.ZipFile(path) as file:
-        place = file.getinfo("variables.params.0.values.0.npy").header_offset
-    data = bytearray(path.read_bytes())
-    data[place + 200] ^= 1
-    path.write_bytes(data)
-
-
-def pickled(path):
-    np.savez(path, meta=np.array([{}], dtype=object))
-
-
-def edited(change):
-    def edit(path):
-        with np.load(path) as file:
-            arrays = dict(file)
-        told = json.loads(str(arrays["meta"]))
-        change(told, arrays)
-        np.savez(path, **{**arrays, "meta": np.array(json.dumps(told))})
-
-    return edit
-
-
-def with_memories(model, folder):
-    """A trainer whose schedule and callback remember something."""
-    return Trainer(
-        model.train,
-        dataset(),
-        25,
-        checkpoint=folder,
-        learning_rate=model.rate,
-        schedule=ReduceOnPlateau(0.1, patience=1),
-        callbacks=[EarlyStopping(1)],
-    )
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """A model, and the bytes of a checkpoint of when its values were others."""
-    folder = tmp_path_factory.mktemp("trained")
-    model = Model(noise=LAST, running=True)
-    with_memories(model, folder).run(1)
-    (path,) = Checkpoints(folder).paths()
-    plain(model).run(1)
-    trainer = with_memories(model, folder)
-    before = model.values()
-    assert trainer.resume(path)  # undamaged it would change everything
-    assert all((a != b).any() for a, b in zip(model.values()[:2], before))
-    plain(model).run(1)
-    return model, path.read_bytes()
-
-
-@pytest.mark.parametrize(
-    "damage, message",
-    [
-        (turn_a_bit, "CRC"),
-        (pickled, "allow_pickle"),
-        (lambda path: path.unlink(), "no such file"),
-        (edited(lambda told, _: told.update(version=2)), "version 2, expected .* version 1"),
-        (edited(lambda told, _: told["content"].pop("memory")), "'memory'"),
-        (edited(lambda told, _: told["content"]["memory"].pop("sums")), "sums"),
-        (edited(lambda told, _: told["content"]["variables"].pop("local")), "'local'"),
-        (
-            edited(lambda _, arrays: arrays.pop("variables.params.1.values.0")),
-            "params.1.*is missing",
-        ),
-        (
-            edited(lambda told, _: told["content"]["partners"][0]["state"].pop("best")),
-            "ReduceOnPlateau refused its state: KeyError",
-        ),
-        (
-            edited(lambda told, _: told["content"]["partners"][1]["state"].pop("best")),
-            "EarlyStopping refused its state: KeyError",
-        ),
-    ],
-)
-def test_a_damaged_file_changes_nothing(tmp_path, trained, damage, message):
-    model, checkpoint = trained
-    path = tmp_path / "step-000000002.npz"
-    path.write_bytes(checkpoint)
-    damage(path)
-    trainer = with_memories(model, tmp_path)
-    generator = trainer._sampler.get_state()
-    partners = [partner.state() for partner in trainer._contents._stateful]
-    before = [*model.values(), *random_values(model)]
-    with pytest.raises(CheckpointError, match=message):
-        trainer.resume(path)
-    assert_same([*model.values(), *random_values(model)], before)
-    assert trainer._sampler.get_state() == generator
-    assert [partner.state() for partner in trainer._contents._stateful] == partners
-    assert (trainer.epoch, trainer.step, trainer.records) == (0, 0, [])
-
-
 def test_a_folder_with_nothing_but_the_best_is_gone_on_with_too(tmp_path):
     def die(trainer, record):
         if trainer.epoch == 3:
@@ -380,9 +283,8 @@ def test_a_folder_with_nothing_but_the_best_is_gone_on_with_too(tmp_path):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-sys.path.insert(0, sys.argv[1])
 from synkhronos.extensions.train import _checkpoints as file
-path = Path(sys.argv[2])
+path = Path(sys.argv[1])
 file.write_file(path, {"old": 1})
 def die(*args):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -393,13 +295,7 @@ file.write_file(path, {"new": [0.0] * 100})
 
 def test_a_kill_before_the_new_file_takes_its_place_leaves_the_old_one(tmp_path):
     path = tmp_path / "step-000000001.npz"
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(Path(__file__).parent), str(path)],
-        timeout=120,
-        check=False,
-        env={**os.environ, "SYNKHRONOS_USE_GPU": "0"},
-    )
-    assert done.returncode == -signal.SIGKILL
+    assert zygote().run(KILLED, path).status == -signal.SIGKILL
     assert checkpoint_file.read_file(path) == {"old": 1}
     unfinished = [other for other in tmp_path.iterdir() if other != path]
     assert len(unfinished) == 1

@@ -21,8 +21,11 @@ from synkhronos.extensions import updates
 from synkhronos.extensions.train import Trainer, exponential
 
 
-def streams(model):
-    return model.train.state.random
+def states(trainer):
+    """The states of the random streams, which may be objects: arrays by rank, then by stream."""
+    ranks = trainer._ranks
+    streams = trainer.train.state.random
+    return list(zip(*ranks.perform([*map(ranks.get_states, streams)])))
 
 
 def test_a_checkpoint_of_two_ranks_goes_on_with_three_and_in_plain_theano(tmp_path):
@@ -60,20 +63,20 @@ def test_streams_and_local_values_on_another_number_of_ranks(tmp_path):
         model, trainer = parallel(tmp_path, stop=4, **kind)
         trainer.run(3)
         saved = everywhere([model.mean, model.count])
-        drawn = everywhere(streams(model))
+        drawn = states(trainer)
         path = trainer.save()
     with forked(2, random_streams="identical"):
         model, trainer = parallel(tmp_path / "same", **kind)
         assert trainer.resume(path)
-        for state in everywhere(streams(model)):
+        for state in states(trainer):
             assert_same(state, drawn[0])
         same = trainer.save()
     with forked(3):
         model, trainer = parallel(tmp_path, **kind)
         synk.distribute()
-        own = everywhere(streams(model))
+        own = states(trainer)
         assert trainer.resume()
-        now = everywhere(streams(model))
+        now = states(trainer)
         assert_same(now[0], drawn[0])
         assert_same(now[1], drawn[1])
         assert_same(now[2], own[2])
@@ -84,7 +87,7 @@ def test_streams_and_local_values_on_another_number_of_ranks(tmp_path):
             assert values[1] == saved[0][1] == 4
         # Ranks that drew the same no longer do: one of them continues the stream.
         assert trainer.resume(same)
-        again = everywhere(streams(model))
+        again = states(trainer)
         assert_same(again[0], drawn[0])
         assert_same(again[1], now[1])
         assert_same(again[2], own[2])

@@ -34,12 +34,6 @@ def test_help_names_every_command():
     assert "synkhronos doctor  " in done.stdout, "an example"
 
 
-def test_a_shell_completes_the_commands():
-    typed = {"COMP_WORDS": "synkhronos do", "COMP_CWORD": "1"}
-    done = command(_SYNKHRONOS_COMPLETE="bash_complete", **typed)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "plain,doctor\n", "")
-
-
 def test_in_a_pipe_no_path_is_broken_into_lines(monkeypatch, capsys):
     path = "/folder/" + "cpython-311/" * 30
     monkeypatch.delenv("COLUMNS", raising=False)
@@ -141,12 +135,6 @@ def test_a_demo_prints_what_is_documented(tmp_path):
     assert done.stdout.splitlines()[4:] == expected.splitlines()[4:]
     assert done.stdout.splitlines()[-1] == "All assertions passed."
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_status_of_a_demo_is_its_own():
-    done = command("demo", "data", "--no-such-option")
-    assert done.returncode == 2
-    assert "demo_2.py: error: unrecognized arguments: --no-such-option" in done.stderr
 
 
 def test_the_status_is_there_where_ended_children_are_ignored(tmp_path):

@@ -51,6 +51,7 @@ def test_training_arrives_where_a_plain_function_does(model):
     assert float(accuracy) > 50
 
 
+@pytest.mark.nightly  # half a minute; test_sync.py has the rules' numbers
 def test_platoons_rules_recognise_digits():
     arguments = ("--processes", "2", "--epochs", "4", "--every", "5")
     status, out, err = start("local_steps.py", *arguments)

@@ -108,13 +108,9 @@ def test_training_says_when_its_accuracy_is_not_reached(few):
     assert "110.0% NOT REACHED" in out
 
 
-# Above, the other one trains.
-@pytest.mark.parametrize(
-    "program", [PROGRAMS[0], pytest.param(PROGRAMS[1], marks=pytest.mark.nightly)]
-)
-def test_a_few_epochs_have_no_accuracy_to_reach(program, few):
+def test_a_few_epochs_have_no_accuracy_to_reach(few):
     options = ("--data", few, "--epochs", "1", "--learning-rate", "0")
-    printed = run(FOLDER / program, *options, *on_devices())
+    printed = run(FOLDER / PROGRAMS[0], *options, *on_devices())  # the other one trains above
     last = printed.splitlines()[-1]
     assert re.fullmatch(r"accuracy [\d.]+%", last)
     assert float(last.split()[1][:-1]) < 93
@@ -138,9 +134,13 @@ def test_of_a_single_split_a_tenth_is_held_out(mnist_data, tmp_path):
     np.testing.assert_allclose(digits.x_valid[:, 0], images[180:] / 255, rtol=1e-6)
 
 
-def test_scikit_learn_steps_in_if_no_folder_was_named(mnist_data, tmp_path, monkeypatch, capsys):
+def test_scikit_learn_steps_in_if_no_folder_was_named(mnist_data, mnist, monkeypatch, capsys):
     pytest.importorskip("sklearn")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    # The training split alone, as of a download that was cut off, is not taken for all.
+    (mnist / "mnist").mkdir()
+    for path in mnist.glob("train-*"):
+        path.rename(mnist / "mnist" / path.name)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(mnist))
     digits = mnist_data.load()
     assert digits.x_train.shape[1:] == (1, 8, 8)
     assert len(digits.x_train) + len(digits.x_valid) == 1797
@@ -148,12 +148,9 @@ def test_scikit_learn_steps_in_if_no_folder_was_named(mnist_data, tmp_path, monk
     assert "no route to host" in capsys.readouterr().out
 
 
-def test_a_named_folder_is_not_replaced(mnist_data, tmp_path):
+def test_without_digits_the_cure_is_reported(mnist_data, tmp_path, monkeypatch):
     with pytest.raises(mnist_data.NoDataError, match=r"no route to host.*--data digits"):
         mnist_data.load(str(tmp_path))
-
-
-def test_no_digits_anywhere(mnist_data, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setitem(sys.modules, "sklearn", None)
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
@@ -165,28 +162,15 @@ def test_a_damaged_file_is_refused(mnist_data, mnist):
     path = mnist / "train-images-idx3-ubyte.gz"
     for content, complaint in (
         (gzip.compress(b"<html>"), "begins with b'<htm'"),
-        (gzip.compress(idx(np.zeros((3, 2, 2)))[:-1]), r"has 11 items, expected \(3, 2, 2\)"),
-        (gzip.compress(b""), "begins with b''"),
+        (gzip.compress(idx(np.zeros((3, 2, 2)))[:-1]), r"size 11 into shape \(3,\s?2,\s?2\)"),
+        (gzip.compress(bytes([0, 0, 8])), "train-images"),
         (path.read_bytes()[:2000], "train-images"),
         (b"no gzip at all", "train-images"),
-        (b"", "train-images"),
         (gzip.compress(idx(np.zeros((5, 2, 2)))), r"\(5, 2, 2\).*\(600,\)"),
     ):
         path.write_bytes(content)
         with pytest.raises(mnist_data.NoDataError, match=complaint):
             mnist_data.load(str(mnist))
-
-
-def test_a_download_that_was_cut_off_is_not_taken_for_all(mnist_data, mnist, monkeypatch, capsys):
-    """In the cache the training split alone is half of it; without a network it is not used."""
-    pytest.importorskip("sklearn")
-    (mnist / "mnist").mkdir()
-    for path in mnist.glob("train-*"):
-        path.rename(mnist / "mnist" / path.name)
-    (mnist / "mnist" / "t10k-images-idx3-ubyte.gz.123").write_bytes(b"partial")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(mnist))
-    assert mnist_data.load().x_train.shape[1:] == (1, 8, 8)
-    assert "using scikit-learn's digits" in capsys.readouterr().out
 
 
 def test_without_digits_the_program_ends_with_one_line(tmp_path):

@@ -88,26 +88,24 @@ def trained(make, epochs, folder=None, resume=False):
     return model, list(rule.averages.values()), rule
 
 
-def test_two_ranks_have_the_averages_of_one_also_in_checkpoints_and_validation(tmp_path):
+@pytest.mark.parametrize("flat", [pytest.param(False, marks=pytest.mark.nightly), True])
+def test_two_ranks_have_the_averages_of_one_also_in_checkpoints_and_validation(tmp_path, flat):
+    """Moved apart, and by one computation."""
     _, expected, _ = trained(make_train_function_theano, 3)
     expected = [average.get_value() for average in expected]
-    x, y = dataset(9)
-    for flat in (False, True):  # moved apart, and by one computation
-        make = functools.partial(make_train_function, flat=flat)
-        folder = tmp_path / str(flat)
-        with forked(2):
-            _, whole, _ = trained(make, 3)
-            trained(make, 1, folder)
-            model, averages, rule = trained(make, 3, folder, resume=True)
-            assert {average.name for average in model.train.state.optimizer} >= {
-                "average(w)",
-                "average(b)",
-            }
-            again, once = everywhere(averages), everywhere(whole)
-            for values, others in zip(again, once):
-                assert_same(values, again[0])
-                assert_same(values, others)
-                assert_close(values, expected)
-            validate = synk.function([model.x, model.y], model.clean, givens=rule.averages)
-            loss = ((x @ expected[0] + expected[1] - y) ** 2).mean()
-            np.testing.assert_allclose(validate(x, y), loss)
+    make = functools.partial(make_train_function, flat=flat)
+    with forked(2):
+        _, whole, _ = trained(make, 3)
+        trained(make, 1, tmp_path)
+        model, averages, rule = trained(make, 3, tmp_path, resume=True)
+        names = {average.name for average in model.train.state.optimizer}
+        assert names >= {"average(w)", "average(b)"}
+        again, once = everywhere(averages), everywhere(whole)
+        for values, others in zip(again, once):
+            assert_same(values, again[0])
+            assert_same(values, others)
+            assert_close(values, expected)
+        x, y = dataset(9)
+        validate = synk.function([model.x, model.y], model.clean, givens=rule.averages)
+        loss = ((x @ expected[0] + expected[1] - y) ** 2).mean()
+        np.testing.assert_allclose(validate(x, y), loss)

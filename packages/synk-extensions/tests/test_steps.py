@@ -85,9 +85,7 @@ def test_steps_are_those_of_calls(twins, num_slices):
                 train.steps(*arguments)
 
 
-@pytest.mark.parametrize(
-    "form", ["rows", pytest.param("resident", marks=pytest.mark.nightly), "arrays"]
-)
+@pytest.mark.parametrize("form", ["rows", "arrays"])
 def test_the_steps_of_what_was_drawn_come_before_a_wait_for_more(twins, form):
     """Also of a program that decides by a step's loss what to draw next."""
     model, other, (x, y) = twins
@@ -100,8 +98,7 @@ def test_the_steps_of_what_was_drawn_come_before_a_wait_for_more(twins, form):
             yield (x[rows], y[rows]) if form == "arrays" else rows
 
     got = []
-    data = {"rows": (x, y), "resident": model.train.build_inputs(x, y), "arrays": ()}[form]
-    for loss in model.train.steps(*data, batches()):
+    for loss in model.train.steps(*((x, y) if form == "rows" else ()), batches()):
         got.append(loss)
         losses.put(loss)
     np.testing.assert_array_equal(got, [other.train(x, y, batch=rows) for rows in CUTS])
@@ -142,29 +139,21 @@ def test_rows_of_a_file_are_those_of_arrays(twins, kind, tmp_path):
 
 def refilled(kind, chosen, x):
     """Yield row numbers, or rows, in an object that is filled anew for each, and spoilt before."""
-    index, mask, listed, shuffled = np.empty(0, int), np.zeros(len(x), bool), [], np.array(x)
+    index, listed, shuffled = np.empty(0, int), [], np.array(x)
     for rows in chosen:
         if kind == "index":
             index.resize(len(rows), refcheck=False)
             index[:] = rows
             yield index
             index[:] = 0
-        elif kind == "mask":
-            mask[rows] = True
-            yield mask
-            mask[:] = False
         elif kind == "view":
             shuffled[: len(rows)] = x[rows]
             yield shuffled[: len(rows)]
             shuffled[:] = shuffled[::-1].copy()
-        elif kind == "list of values":
+        else:
             listed[:] = x[rows].tolist()
             yield (listed,)
             listed.clear()
-        else:
-            values = synk.data(x[rows])
-            yield values
-            values[:] = 0
 
 
 SEVERAL = st.lists(
@@ -172,8 +161,6 @@ SEVERAL = st.lists(
     min_size=1,
     max_size=7,
 )
-OF_ROWS = ("index", "mask")
-OF_VALUES = ("view", "list of values", "Data")
 
 
 @pytest.fixture(scope="module")
@@ -205,19 +192,15 @@ def for_each_rank(train, ranks, batches):
 
 
 @pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param(kind, marks=[] if kind in ("index", "view") else pytest.mark.nightly)
-        for kind in OF_ROWS + OF_VALUES
-    ],
+    "kind", ["index", "view", pytest.param("list of values", marks=pytest.mark.nightly)]
 )
 @given(chosen=SEVERAL)
 @settings(max_examples=5, deadline=None)
 def test_what_the_program_changes_is_taken_when_it_is_drawn(lines, processes, kind, chosen):
     x, made = lines
-    for train, w in made if kind in OF_ROWS else made[:2]:
+    for train, w in made if kind == "index" else made[:2]:
         ways = [train.steps, partial(trained, train)]
-        if train.n_scattered and kind in OF_ROWS:
+        if train.n_scattered and kind == "index":
             ways = [partial(train.steps, x)]
         elif train is made[2][0]:
             ways.append(partial(for_each_rank, train, processes))

@@ -49,12 +49,10 @@ try:
         threading.Thread(target=close).start()
     for loss in train.steps(batches()):
         waits.wait()
-        if way == "an error":
-            raise ZeroDivisionError
-        if way in ("break", "a call in C"):
+        if way == "a call in C":
             break
     print("done", flush=True)
-except (Closed, KeyboardInterrupt, ZeroDivisionError) as error:
+except (Closed, KeyboardInterrupt) as error:
     print(type(error).__name__, flush=True)
 """
 
@@ -64,14 +62,7 @@ except (Closed, KeyboardInterrupt, ZeroDivisionError) as error:
     [
         ("a call in C", "done"),
         ("Ctrl-C", "KeyboardInterrupt"),
-        *(
-            pytest.param(way, says, marks=pytest.mark.nightly)
-            for way, says in [
-                ("break", "done"),
-                ("an error", "ZeroDivisionError"),
-                ("close", "Closed"),
-            ]
-        ),
+        pytest.param("close", "Closed", marks=pytest.mark.nightly),
     ],
 )
 def test_the_program_ends_as_after_a_loop_of_calls(way, says):

@@ -72,13 +72,8 @@ def test_epochs_end_with_the_common_parameters_and_their_validation(two_ranks, n
     assert (replicas[0] == replicas[1]).all()
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["easgd", *(pytest.param(n, marks=pytest.mark.nightly) for n in ("average", "downpour"))],
-)
-def test_resuming_within_an_epoch_equals_an_uninterrupted_run_bit_for_bit(
-    two_ranks, tmp_path, name
-):
+def test_resuming_within_an_epoch_equals_an_uninterrupted_run_bit_for_bit(two_ranks, tmp_path):
+    name = "easgd"  # the one with a centre, and with replicas that never become equal
     whole = Training(name)
     history = whole.trainer.run(3)
     parts = Training(name, tmp_path, stop=STEPS + 2)

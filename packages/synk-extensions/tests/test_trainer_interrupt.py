@@ -44,7 +44,7 @@ def test_handlers_of_before_are_there_again_after_a_run():
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == usual
 
 
-def test_an_interrupted_run_keeps_its_last_parameters_to_go_on_from():
+def test_an_interrupted_run_keeps_its_last_parameters_to_go_on_from(ctrl_c):
     def build(*callbacks):
         model = Model()
         # By mode="max" the first epoch is the best.
@@ -57,11 +57,7 @@ def test_an_interrupted_run_keeps_its_last_parameters_to_go_on_from():
             signal.raise_signal(signal.SIGINT)
 
     model, trainer = build(interrupt)
-    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        assert trainer.run(3).interrupted
-    finally:
-        signal.signal(signal.SIGINT, usual)
+    assert trainer.run(3).interrupted
     twin = Model()
     Trainer(twin.train, dataset(), 50).run(2)
     assert_same(model.values(), twin.values())
@@ -71,7 +67,7 @@ def test_an_interrupted_run_keeps_its_last_parameters_to_go_on_from():
     assert_same(model.values()[:2], best.values()[:2])
 
 
-def test_ctrl_c_while_rows_are_shuffled_changes_nothing_of_the_rest():
+def test_ctrl_c_while_rows_are_shuffled_changes_nothing_of_the_rest(ctrl_c):
     class Shuffling(np.random.RandomState):
         epochs = 0
 
@@ -83,30 +79,22 @@ def test_ctrl_c_while_rows_are_shuffled_changes_nothing_of_the_rest():
             return order
 
     model, twin = Model(), Model()
-    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        trainer = Trainer(model.train, dataset(), 16, seed=Shuffling(5))
-        assert trainer.run(3).interrupted
-    finally:
-        signal.signal(signal.SIGINT, usual)
+    trainer = Trainer(model.train, dataset(), 16, seed=Shuffling(5))
+    assert trainer.run(3).interrupted
     trainer.run(3)
     Trainer(twin.train, dataset(), 16, seed=np.random.RandomState(5)).run(3)
     assert_same(model.values(), twin.values())
 
 
-@pytest.mark.parametrize("moment", ["on_run_begin", "on_step_end", "on_run_exit"])
-def test_ctrl_c_before_an_error_is_not_forgotten(moment):
+@pytest.mark.parametrize("moment", ["on_step_end", "on_run_exit"])
+def test_ctrl_c_before_an_error_is_not_forgotten(ctrl_c, moment):
     def fail(*_):
         signal.raise_signal(signal.SIGINT)
         raise OSError("the disk is gone")
 
     failing = Callback()
     setattr(failing, moment, fail)
-    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        trainer = Trainer(Model().train, dataset(), 16, callbacks=[failing])
-        with pytest.raises(KeyboardInterrupt) as raised:
-            trainer.run(1)
-    finally:
-        signal.signal(signal.SIGINT, usual)
+    trainer = Trainer(Model().train, dataset(), 16, callbacks=[failing])
+    with pytest.raises(KeyboardInterrupt) as raised:
+        trainer.run(1)
     assert isinstance(raised.value.__cause__, OSError)

@@ -16,7 +16,7 @@ import types
 import _trackers
 import numpy as np
 import pytest
-from _training import ROWS, Model, StopAt, dataset
+from _training import ROWS, Model, dataset
 
 from synk_testing import nothing_left
 from synkhronos.extensions.train import (
@@ -149,14 +149,10 @@ def fail(trainer, record):
         (interrupt, KeyboardInterrupt, "failed", "killed"),
     ],
 )
-def test_a_run_is_closed_with_how_it_ended(kind, callback, error, wandb, mlflow):
+def test_a_run_is_closed_with_how_it_ended(kind, ctrl_c, callback, error, wandb, mlflow):
     fake, make = kind
-    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with pytest.raises(error):
-            trained(make(), callback)
-    finally:
-        signal.signal(signal.SIGINT, usual)
+    with pytest.raises(error):
+        trained(make(), callback)
     assert _trackers.ends(fake) == [wandb if isinstance(fake, _trackers.FakeWandB) else mlflow]
     assert fake.open == 0
 
@@ -192,35 +188,6 @@ def test_a_missing_package_is_named_with_its_cure(monkeypatch):
         cure = rf"needs {name}, .* pip install 'synkhronos\[{name}\]'"
         with pytest.raises(ImportError, match=cure):
             make()
-
-
-class Noted(Callback):
-    """Note the beginning and the exit of each run."""
-
-    def __init__(self, name, notes, begin=None):
-        self.name, self.notes, self.begin = name, notes, begin
-
-    def on_run_begin(self, trainer):
-        self.notes.append(f"{self.name} begins")
-        if self.begin:
-            raise self.begin
-
-    def on_run_end(self, trainer, history):
-        self.notes.append(f"{self.name} ends")
-
-    def on_run_exit(self, trainer, error):
-        self.notes.append(f"{self.name} exits {type(error).__name__}")
-
-
-def test_callbacks_exit_in_reverse_order_if_they_began():
-    notes = []
-    trained(Noted("a", notes), Noted("b", notes), StopAt(2))
-    begun = ["a begins", "b begins"]
-    assert notes == [*begun, "a ends", "b ends", "b exits NoneType", "a exits NoneType"]
-    notes.clear()
-    with pytest.raises(OSError, match="full"):
-        trained(Noted("a", notes), Noted("b", notes, OSError("full")), Noted("c", notes))
-    assert notes == [*begun, "a exits OSError"]
 
 
 def accepts(real, fake):

@@ -117,8 +117,9 @@ def test_running_averages_are_averaged_after_each_epoch_unless_not_wanted(two_ra
             assert count == 1
 
 
-@pytest.mark.parametrize("when", ["on_epoch_end", "on_step_end"])
-@pytest.mark.parametrize("schedule", [None, lambda epoch: 0.05], ids=["free", "scheduled"])
+@pytest.mark.parametrize(
+    "when, schedule", [("on_epoch_end", None), ("on_step_end", lambda epoch: 0.05)]
+)
 def test_a_rate_that_a_callback_sets_reaches_all_ranks(two_ranks, when, schedule):
     """As in Keras: with set_value, which changes the variable of this process alone."""
     finals = []

@@ -30,6 +30,7 @@ import synkhronos as synk
 from synk_testing import children
 from synkhronos.extensions.train import Callback, Trainer, make_train_function
 from synkhronos.extensions.train import make_train_function_theano
+from synkhronos.extensions.train._interrupt import Interrupt
 
 folder, kind, gate = sys.argv[2:]
 os.environ["MASTER"] = str(os.getpid())
@@ -49,6 +50,10 @@ class Wait(Op):
             time.sleep(0.01)
         outputs[0][0] = inputs[0]
 
+if kind == "parallel, twice":
+    note = Interrupt._note
+    Interrupt._note = lambda self, number: (note(self, number), print("noted", flush=True))
+
 class Tell(Callback):
     def on_run_begin(self, trainer):
         print("begin", trainer.step, flush=True)
@@ -64,9 +69,10 @@ class Tell(Callback):
     def on_run_exit(self, trainer, error):
         print("exit", repr(error), flush=True)
 
-if kind == "parallel":
+make = make_train_function_theano
+if kind != "serial":
     synk.fork(2, use_gpu=False, verbose=False)
-make = make_train_function if kind == "parallel" else make_train_function_theano
+    make = make_train_function
 model = Model(make, slow=Wait())
 trainer = Trainer(
     model.train, dataset(), 16, checkpoint=folder, callbacks=[Tell()], on_sigterm="checkpoint"
@@ -121,6 +127,22 @@ def test_a_signal_finishes_the_step_and_saves(tmp_path, kind, number):
     same = assert_same if kind == "serial" else assert_close
     same(model.values(), whole.values())
     same([history["train_loss"]], [expected["train_loss"]])
+
+
+def test_the_second_ctrl_c_ends_a_parallel_step_at_once(tmp_path):
+    folder, gate = tmp_path / "kept", tmp_path / "gate"
+    arguments = (Path(__file__).parent, folder, "parallel, twice", gate)
+    with zygote().start(PROGRAM, *arguments, limit_s=LIMIT_S) as process:
+        while process.line() != "in the step":
+            pass
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.line() == "noted"
+        os.killpg(process.pid, signal.SIGINT)
+        gate.unlink()  # for the other rank, which may finish
+        done = process.finish()
+    assert done.out.splitlines() == ["exit KeyboardInterrupt()", "finally", "atexit 0"], done.err
+    assert done.status != 0
+    assert Checkpoints(folder).paths() == []
 
 
 def handler(number, frame):
@@ -197,19 +219,15 @@ def test_whenever_it_comes_the_program_ends_and_another_run_continues(
         ((signal.SIGINT, signal.SIGTERM, signal.SIGINT), KeyboardInterrupt),
     ],
 )
-def test_beside_ctrl_c(restored, tmp_path, numbers, error):
+def test_beside_ctrl_c(restored, ctrl_c, tmp_path, numbers, error):
     """The second Ctrl-C ends the run at once, in any case; SIGTERM never does."""
     _, trainer = trainer_of(tmp_path, Signals("on_step_end", *numbers, step=2))
-    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with pytest.raises(error):
+    with pytest.raises(error):
+        trainer.run(2)
+    assert len(Checkpoints(tmp_path).paths()) == (error is SystemExit)
+    if error is KeyboardInterrupt:
+        with pytest.raises(SystemExit):
             trainer.run(2)
-        assert len(Checkpoints(tmp_path).paths()) == (error is SystemExit)
-        if error is KeyboardInterrupt:
-            with pytest.raises(SystemExit):
-                trainer.run(2)
-    finally:
-        signal.signal(signal.SIGINT, usual)
 
 
 class Failing(Callback):

@@ -134,7 +134,7 @@ def state_of(model, trainer):
     return [*model.values(), *rows], repr((more, trainer._progress))
 
 
-@pytest.fixture(scope="module", params=["seed", "MT19937"])
+@pytest.fixture(scope="module", params=["seed", pytest.param("MT19937", marks=pytest.mark.nightly)])
 def good(request, tmp_path_factory):
     """A model, and its checkpoint within an epoch, as members by name."""
     folder, model = tmp_path_factory.mktemp("good"), Model(noise=LAST, running=True)
@@ -262,6 +262,59 @@ def change_zip(chance, data):
     if act.endswith(".npy"):
         members[act] = head((BOMB,), "|u1", bytes(BOMB))
     return packed(members, compression=how)
+
+
+def edited(change):
+    """Return a change of the JSON text's content, or of the other members."""
+
+    def edit(data):
+        members = unpacked(data)
+        header = json.loads(str(np.lib.format.read_array(io.BytesIO(members["meta.npy"]))))
+        change(header, header["content"], members)
+        members["meta.npy"] = npy(np.array(json.dumps(header)))
+        return packed(members)
+
+    return edit
+
+
+def turn_a_bit(data):
+    with zipfile.ZipFile(io.BytesIO(data)) as file:
+        place = file.getinfo("variables.params.0.values.0.npy").header_offset + 200
+    return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+
+
+DAMAGES = [
+    (turn_a_bit, "CRC"),
+    (lambda data: packed({"meta.npy": npy(np.array([{}]), pickled=True)}), "allow_pickle"),
+    (edited(lambda header, *_: header.update(version=2)), "version 2, expected .* version 1"),
+    (edited(lambda _, content, __: content.pop("memory")), "'memory'"),
+    (edited(lambda _, content, __: content["memory"].pop("sums")), "sums"),
+    (edited(lambda _, content, __: content["variables"].pop("local")), "'local'"),
+    (edited(lambda *_: _[2].pop("variables.params.1.values.0.npy")), "params.1.*is missing"),
+    *(
+        (
+            edited(lambda _, content, __, i=i: content["partners"][i]["state"].pop("best")),
+            f"{name} refused its state: KeyError",
+        )
+        for i, name in enumerate(["ReduceOnPlateau", "EarlyStopping"])
+    ),
+]
+
+
+def test_a_damaged_checkpoint_is_reported_and_changes_nothing(good, tmp_path):
+    model, path, generator = good
+    data, file = path.read_bytes(), tmp_path / "step-000000006.npz"
+    trainer = with_memories(model, tmp_path, seed=copy.deepcopy(generator))
+    before = state_of(model, trainer)
+    with pytest.raises(CheckpointError, match="no such file"):
+        trainer.resume(file)
+    for damage, message in DAMAGES:
+        file.write_bytes(damage(data))
+        with pytest.raises(CheckpointError, match=message):
+            trainer.resume(file)
+        after = state_of(model, trainer)
+        assert_same(after[0], before[0])
+        assert after[1] == before[1]
 
 
 HARMLESS = (flip, cut, change_zip)

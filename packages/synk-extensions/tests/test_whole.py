@@ -233,24 +233,20 @@ def results(model, trainer, folder):
 
 
 @pytest.mark.parametrize("step", [37, pytest.param(1, marks=pytest.mark.nightly)])
-def test_after_two_ctrl_c_the_next_run_goes_on_as_if_none_had_come(tmp_path, step):
-    model, usual = Model(rule=updates.adam), signal.getsignal(signal.SIGINT)
+def test_after_two_ctrl_c_the_next_run_goes_on_as_if_none_had_come(ctrl_c, tmp_path, step):
+    model = Model(rule=updates.adam)
     start = [v.get_value() for v in [*model.params, *model.train.state.optimizer]]
     codes = codes_of(_trainer, _callbacks, _history, _serial, _learning_rate, interrupts.whole)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        trainer = fresh(model, tmp_path / "whole", start)
-        places = places_of(codes, lambda: trainer.run(6), step)
-        expected = results(model, trainer, tmp_path / "whole")
-        assert 2 < trainer.epoch < 6  # it was stopped
-        ends = []
-        for place in places:
-            trainer = fresh(model, tmp_path / str(place), start)
-            lines, ended = struck(codes, {place, place + 1}, partial(trainer.run, 6))
-            ends.append(ended)
-            trainer.run(6)
-            assert results(model, trainer, tmp_path / str(place)) == expected, lines[place - 1]
-            assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        assert True in ends
-    finally:
-        signal.signal(signal.SIGINT, usual)
+    trainer = fresh(model, tmp_path / "whole", start)
+    places = places_of(codes, lambda: trainer.run(6), step)
+    expected = results(model, trainer, tmp_path / "whole")
+    assert 2 < trainer.epoch < 6  # it was stopped
+    ends = []
+    for place in places:
+        trainer = fresh(model, tmp_path / str(place), start)
+        lines, ended = struck(codes, {place, place + 1}, partial(trainer.run, 6))
+        ends.append(ended)
+        trainer.run(6)
+        assert results(model, trainer, tmp_path / str(place)) == expected, lines[place - 1]
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert True in ends

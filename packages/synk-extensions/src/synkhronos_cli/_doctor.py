@@ -105,10 +105,6 @@ def examine_software(compat: Answer) -> list[Item]:
         compat: The answer of ``python -m synk_theano_compat --json --activate``; empty without
             Theano.
     """
-    if not os.access(sys.executable or "", os.X_OK):
-        found = f"{sys.executable}: cannot be executed"
-        cure = "give this user the right to execute it, or make an environment of your own"
-        return [Item("Python", MISSING, found, cure)]  # everything else needs it
     items = [_python(), _packages()]
     if OF_THEANO:
         fits = _NUMPY_FITS.format("[1, 23] <= numbers < [1, 27]", "Theano needs 1.23 to 1.26")
@@ -198,7 +194,7 @@ def _theano(compat: Answer) -> Item:
         cure += " --install"
     if problem:
         return Item("Theano", MISSING, f"{found}: {problem}" if found else problem, cure)
-    found += f", {compat.get('compiledir')}"
+    found = f"{found}, {compat.get('compiledir')}"
     if compat.get("active"):
         return Item("Theano", GOOD, found)
     found += "; `import theano` works only after `import synkhronos`"

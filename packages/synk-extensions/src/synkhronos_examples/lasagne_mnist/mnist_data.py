@@ -148,19 +148,15 @@ def _read_idx(folder: Path, name: str) -> Any:
         content = path.read_bytes()
         if path == packed:
             content = gzip.decompress(content)
-    except (OSError, EOFError, zlib.error) as error:
+        if content[:3] != bytes([0, 0, BYTES]):
+            raise ValueError(f"it begins with {content[:4]!r}")
+        shape = np.frombuffer(content, ">u4", content[3], offset=4)
+        return np.frombuffer(content, np.uint8, offset=4 + 4 * content[3]).reshape(shape)
+    except (OSError, EOFError, IndexError, ValueError, zlib.error) as error:
         raise NoDataError(
-            f"{path} cannot be read ({type(error).__name__}: {error}); if it is damaged, remove "
-            f"it, and it will be downloaded"
+            f"{path} cannot be read as an IDX file of bytes ({type(error).__name__}: {error}); if "
+            "it is damaged, remove it, and it will be downloaded"
         ) from error
-    if len(content) < 4 or content[:3] != bytes([0, 0, BYTES]):
-        raise NoDataError(f"{path}: begins with {content[:4]!r}, expected an IDX file of bytes")
-    end = 4 + 4 * content[3]
-    shape = tuple(int(n) for n in np.frombuffer(content[4:end], dtype=">u4"))
-    items = np.frombuffer(content[end:], dtype=np.uint8)
-    if items.size != np.prod(shape, dtype=np.int64):
-        raise NoDataError(f"{path}: has {items.size} items, expected {shape} of them")
-    return items.reshape(shape)
 
 
 def _scikit_learn() -> Images:

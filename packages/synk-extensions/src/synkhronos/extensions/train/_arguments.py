@@ -123,13 +123,14 @@ def require_number(loss: float, step: int, terminate: bool) -> None:
     warnings.warn(f"{problem}. {_FIND}", stacklevel=8)
 
 
-def require_finite_params(params: Iterable[tuple[str | None, Any]], step: int) -> None:
+def require_finite_params(params: Iterable[dict[str, Any]], step: int) -> None:
     """Raise FloatingPointError if one is not finite, though the loss of the same step is."""
-    for name, value in params:
-        if not np.isfinite(value).all():
+    for param in params:
+        if not all(np.isfinite(value).all() for value in param["values"]):
+            name = param["name"] or "without a name"
             raise FloatingPointError(
-                f"the parameter {name or 'without a name'} is not finite after step {step}: "
-                f"stopped, without a checkpoint of it. {_CURE}"
+                f"the parameter {name} is not finite after step {step}: stopped, without a "
+                f"checkpoint of it. {_CURE}"
             )
 
 

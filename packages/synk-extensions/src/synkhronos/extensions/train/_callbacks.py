@@ -29,26 +29,9 @@ class EarlyStopping(Callback):
         restore_best: At the end of the run, unless it was interrupted, restore the parameters (and
             floats that each rank keeps for itself, such as running averages) of the best epoch
             on all ranks. They are kept in memory, and in each checkpoint.
-
-    Raises:
-        TypeError: ``patience`` is missing, or there is another argument.
     """
 
-    def __init__(
-        self,
-        patience: int | None = None,
-        min_delta: float = 0.0,
-        restore_best: bool = False,
-        **others: Any,
-    ) -> None:
-        if others:
-            raise TypeError(
-                f"EarlyStopping() got {', '.join(others)}; expected patience=, min_delta= and "
-                "restore_best= (Keras: restore_best_weights=). The Trainer chooses the quantity: "
-                "Trainer(monitor='valid_accuracy', mode='max')"
-            )
-        if patience is None:
-            raise TypeError("EarlyStopping() got no patience; expected a number of epochs")
+    def __init__(self, patience: int, min_delta: float = 0.0, restore_best: bool = False) -> None:
         self._patience = at_least_one("patience", patience)
         self._min_delta, self._restore_best = min_delta, restore_best
         self._best, self._waited = math.inf, 0

@@ -329,13 +329,6 @@ def _progress_of(memory: dict[str, Any], outputs: int) -> TrainingProgress:
     return progress
 
 
-def params_of(content: dict[str, Any]) -> Iterator[tuple[str | None, Any]]:
-    """Yield the names and values of the parameters in the contents of a checkpoint."""
-    for entry in content["variables"]["params"]:
-        for value in entry["values"]:
-            yield entry["name"], value
-
-
 def _differences(saved: dict[str, Any], here: dict[str, Any]) -> list[str]:
     return [
         f"{name}: {saved.get(name)!r} in the checkpoint, {value!r} here"

@@ -24,7 +24,7 @@ from synkhronos._progress import track
 
 from ._arguments import names_of_outputs, require, require_finite_params, require_number
 from ._batches import BatchMaker, BatchSampler
-from ._checkpoint_contents import CheckpointContents, SharedVariables, TrainingProgress, params_of
+from ._checkpoint_contents import CheckpointContents, SharedVariables, TrainingProgress
 from ._checkpoints import Checkpoints
 from ._data import Validation, as_list, placed, scalar
 from ._history import History, LogFile, ended, epoch_line
@@ -83,13 +83,6 @@ def _exit_run(callback: Callback, trainer: Trainer, _: Any, error: Any, __: Any)
     callback.on_run_exit(trainer, error)
 
 
-class _OnEpochEnd(Callback):
-    """Call a plain function after each epoch."""
-
-    def __init__(self, function: Any) -> None:
-        self.on_epoch_end = function  # type: ignore[method-assign]
-
-
 def _is_stateful(item: Any) -> bool:
     """Return whether a schedule, callback or rule of `sync` can load a state."""
     loads = getattr(type(item), "load_state", None) is not Callback.load_state
@@ -100,7 +93,9 @@ def _as_callback(callback: Any) -> Callback:
     if isinstance(callback, Callback):
         return callback
     if callable(callback) and not isinstance(callback, type):
-        return _OnEpochEnd(callback)
+        made = Callback()
+        made.on_epoch_end = callback  # type: ignore[method-assign]
+        return made
     raise TypeError(
         f"got {callback!r} among callbacks; expected a Callback object or a function "
         "f(trainer, record)"
@@ -555,7 +550,7 @@ class Trainer:
         self._pass_time()
         content = self._contents.collect(self._progress)
         if self._terminate_on_nan:
-            require_finite_params(params_of(content), self.step)
+            require_finite_params(content["variables"]["params"], self.step)
         return content
 
     def _save(self, checkpoints: Checkpoints) -> Path:
