@@ -100,7 +100,7 @@ class Copy:
         settings = {_MARK: str(self._folder), "TMPDIR": str(self._folder / "t"), **more}
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
             process = subprocess.Popen(
-                [self._python, *arguments],
+                [*_APART, self._python, *arguments],
                 cwd=self._folder,
                 env={"SYNKHRONOS_USE_GPU": "0", **os.environ, **settings},
                 stdin=subprocess.DEVNULL,
@@ -122,6 +122,22 @@ class Copy:
             end_all(self._folder)
             output.seek(0)
             return status, output.read()
+
+
+def _apart() -> list[str]:
+    """Return what gives a command a /dev/shm of its own, where this user may have that.
+
+    A fault may remove what belongs to living programs.
+    """
+    mount = 'mount -t tmpfs -o mode=1777 tmpfs /dev/shm && exec "$@"'
+    command = ["unshare", "--mount", "sh", "-c", mount, "sh"]
+    with suppress(OSError):
+        if subprocess.run([*command, "true"], capture_output=True, check=False).returncode == 0:
+            return command
+    return []
+
+
+_APART = _apart()
 
 
 def end_all(folder: Path) -> None:
