@@ -80,14 +80,6 @@ def left():
     return raised(comm.barrier)
 
 
-def interrupted():
-    comm = connected()
-    if comm.rank == 0:
-        threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT]).start()
-        return [raised(comm.barrier)[0], raised(comm.barrier)[0]]
-    return [raised(comm.barrier)[0], raised(comm.barrier)[0]]
-
-
 def watched():
     """What the watch raises ends the wait, and the group."""
 
@@ -224,7 +216,7 @@ def rounds():
 CASES = {
     case.__name__: case
     for case in (
-        *(exception, left, interrupted, watched, late, apart, many, old, one_thread),
+        *(exception, left, watched, late, apart, many, old, one_thread),
         *(alone, rounds, threads_in_turn, killed_while_begun),
     )
 }

@@ -421,7 +421,7 @@ def test_launch_in_threads():
 
 
 RANKS_WITH_CHILDREN = """
-    import os, signal, subprocess, sys, time
+    import os, signal, subprocess, sys, threading, time
     import synk_comm
 
     def work(comm, folder, how):
@@ -431,8 +431,6 @@ RANKS_WITH_CHILDREN = """
         try:
             if how == "stopped" and comm.rank == 1:
                 os.kill(os.getpid(), signal.SIGSTOP)
-            if how == "in a call" and comm.rank == 1:
-                comm.barrier()
             while True:  # a signal just before a long wait would not end it
                 time.sleep(0.01)
         except KeyboardInterrupt:
@@ -440,18 +438,15 @@ RANKS_WITH_CHILDREN = """
             raise
 
     if __name__ == "__main__":
+        for _ in range(60 if sys.argv[2] == "threads" else 0):
+            threading.Thread(target=time.sleep, args=(100,), daemon=True).start()
         synk_comm.launch(2, work, *sys.argv[1:])
 """
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        "stopped",
-        *(pytest.param(how, marks=pytest.mark.nightly) for how in ("in a call", "running")),
-    ],
-)
+@pytest.mark.parametrize("how", ["stopped", pytest.param("threads", marks=pytest.mark.nightly)])
 def test_nobody_outlives_a_killed_parent(tmp_path, how):
+    """Threads of a process end one by one, and its ranks with the one that has started them."""
     pids = tmp_path / "pids"
     pids.mkdir()
     path = program(tmp_path, RANKS_WITH_CHILDREN)
@@ -463,30 +458,6 @@ def test_nobody_outlives_a_killed_parent(tmp_path, how):
     finally:
         parent.kill()
         parent.wait(LIMIT_S)
-    wait_gone(family)
-
-
-@pytest.mark.nightly
-def test_nobody_outlives_a_killed_parent_that_has_threads(tmp_path):
-    """Its threads end one by one, and its ranks with the one that has started them."""
-    threads = "threading.Thread(target=time.sleep, args=(100,), daemon=True).start()"
-    start = f"[{threads} for _ in range(60)]; synk_comm.launch(4,"
-    text = RANKS_WITH_CHILDREN.replace("synk_comm.launch(2,", start)
-    path = program(tmp_path, text.replace("import os,", "import threading, os,"))
-    parents, family = [], []
-    try:
-        for number in range(3):
-            pids = tmp_path / f"pids{number}"
-            pids.mkdir()
-            arguments = [sys.executable, path, str(pids), "running"]
-            parents.append(subprocess.Popen(arguments, env=environment()))
-        for number in range(3):
-            family += pids_in(tmp_path / f"pids{number}", 8)
-        assert all(map(is_there, family))
-    finally:
-        for parent in parents:
-            parent.kill()
-            parent.wait(LIMIT_S)
     wait_gone(family)
 
 

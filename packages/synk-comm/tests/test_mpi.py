@@ -175,11 +175,6 @@ def test_a_rank_that_ends_without_a_word_is_lost():
         assert (kind, rank) == ("PeerLost", 1)
 
 
-def test_an_interrupted_rank_tells_the_others():
-    said, _ = seen("interrupted", 3)
-    assert said == [["KeyboardInterrupt", "AbortedError"]] + [["AbortedError"] * 2] * 2
-
-
 def test_what_the_watch_raises_ends_the_group():
     said, _ = seen("watched", 2)
     assert said[0] == ["RuntimeError", None, "the watch has seen it"]
