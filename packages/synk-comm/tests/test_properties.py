@@ -13,12 +13,13 @@ import os
 
 import numpy as np
 import pytest
+from contract.checks import in_all
 from contract.steps import LISTED, MOVES, REDUCTIONS, Step, check
 from contract.tools import bits
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
-from synk_comm.testing import in_threads, thread_group
+from synk_comm.testing import thread_group
 
 LONGER = os.environ.get("SYNK_TESTS") == "all"
 EXAMPLES = 80 if LONGER else 12
@@ -79,21 +80,11 @@ class Groups:
         """Return what a function returns on each rank; raise what failed first."""
         if (backend, size) not in self._made:
             self._made[backend, size] = thread_group(size, backend, timeout_s=20)
-        errors = []
-
-        def on_rank(comm):
-            try:
-                return function(comm)
-            except Exception as exc:
-                errors.append(exc)
-                comm.abort(f"{type(exc).__name__}: {exc}")
-                raise
-
         try:
-            return in_threads(self._made[backend, size], on_rank)
-        except BaseException as exc:
+            return in_all(self._made[backend, size], function)
+        except BaseException:
             self.drop()
-            raise (errors or [exc])[0]  # noqa: B904 - the others only followed
+            raise
 
     def drop(self):
         for comms in self._made.values():

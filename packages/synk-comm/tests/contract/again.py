@@ -11,15 +11,12 @@ from synk_comm.exceptions import MismatchError, PeerDeclined
 
 from .steps import ops_of
 from .tools import (
-    ANYTHING,
-    FOLDS,
     NUMBERS,
     Check,
     bits,
     data,
     equal,
     everywhere,
-    folded,
     raises,
 )
 
@@ -145,38 +142,9 @@ def _scalars(got: Sequence[Any], values: Sequence[Any]) -> None:
 
 
 def check_again_scalars(comm: Communicator) -> None:
-    """What is new and has no axes is a NumPy scalar, in each call of a kind; what was given is not,
-    nor what is in lists."""
+    """What numbers are combined to is a NumPy scalar, in each call; what was given is not, nor what
+    is in lists."""
     size, rank = comm.size, comm.rank
-    for dtype in ANYTHING:
-        parts = [data(r, (), dtype) for r in range(size)]
-        rows = np.zeros(size, dtype)
-        for r, part in enumerate(parts):
-            rows[r] = part
-        for given in (parts[rank], parts[rank][()]):
-            for turn in range(3):
-                root = turn % size
-                _scalars(comm.all_gather(given), parts)
-                there = comm.gather(given, root)
-                _scalars(there or parts[:0], parts if rank == root else [])
-                dealt = comm.scatter(rows if rank == root else None, root)
-                _scalars([dealt], [parts[rank]])
-                _scalars(comm.all_to_all(np.array([parts[rank]] * size, dtype)), parts)
-                got = comm.broadcast(given if rank == root else None, root)
-                assert got is given or isinstance(got, np.generic)
-                equal(got, parts[root])
-    for dtype in ("f2", "f4", ">f8", "g"):
-        parts = [data(r, (), dtype) for r in range(size)]
-        for op in FOLDS:
-            expected = folded(parts, op)
-            for given in (parts[rank], parts[rank][()]):
-                for turn in range(3):
-                    # A scalar is of native byte order.
-                    native = expected if given is parts[rank] else expected[()]
-                    _scalars([comm.all_reduce(given, op)], [native])
-                    reduced = comm.reduce(given, op, turn % size)
-                    _scalars([] if reduced is None else [reduced], [native] * (rank == turn % size))
-                    _scalars([comm.reduce_scatter([parts[rank]] * size, op)], [expected])
     numbers: list[Any] = [1, 2.5, 1j, True, np.float32(3)]
     for turn in range(3):
         for number in numbers:
