@@ -73,10 +73,6 @@ class FakeGpus:
         """Return how many pieces of work are left."""
         return sum(len(steps) for steps in self._streams.values())
 
-    def leaks(self) -> int:
-        """Return how many pieces of memory are in use."""
-        return len(self._memory)
-
     # -- the driver -----------------------------------------------------------------------
 
     def device_count(self) -> int:

@@ -62,12 +62,24 @@ class Op(NamedTuple):
     """One call, as it was given."""
 
     name: str
-    source: int
-    target: int
-    elements: int
-    dtype: int
+    source: int = 0
+    target: int = 0
+    elements: int = 0
+    dtype: int = 0
     op: int = 0
     root: int = -1
+
+
+_ARGUMENTS = {
+    "all_reduce": "source target elements dtype op",
+    "reduce": "source target elements dtype op root",
+    "reduce_scatter": "source target elements dtype op",
+    "broadcast": "source target elements dtype root",
+    "all_gather": "source target elements dtype",
+    "send": "source elements dtype root",
+    "recv": "target elements dtype root",
+}
+"""Of each call; ``elements`` are those sent to be gathered, and received of what is scattered."""
 
 
 class _Config:
@@ -224,50 +236,12 @@ class FakeNccl:
             self.groups.append(len(posted))
             self._begin(posted)
 
-    def all_reduce(
-        self, send: int, recv: int, count: int, dtype: int, op: int, comm: _Comm, stream: int
-    ) -> None:
-        self._give(comm, stream, Op("all_reduce", send, recv, count, dtype, op))
-
-    def reduce(
-        self,
-        send: int,
-        recv: int,
-        count: int,
-        dtype: int,
-        op: int,
-        root: int,
-        comm: _Comm,
-        stream: int,
-    ) -> None:
-        """Only the root's ``recv`` is written."""
-        self._give(comm, stream, Op("reduce", send, recv, count, dtype, op, root))
-
-    def reduce_scatter(
-        self, send: int, recv: int, count: int, dtype: int, op: int, comm: _Comm, stream: int
-    ) -> None:
-        """``count`` is of what each rank receives."""
-        self._give(comm, stream, Op("reduce_scatter", send, recv, count, dtype, op))
-
-    def broadcast(
-        self, send: int, recv: int, count: int, dtype: int, root: int, comm: _Comm, stream: int
-    ) -> None:
-        """Only the root's ``send`` is read."""
-        self._give(comm, stream, Op("broadcast", send, recv, count, dtype, 0, root))
-
-    def all_gather(
-        self, send: int, recv: int, count: int, dtype: int, comm: _Comm, stream: int
-    ) -> None:
-        """``count`` is of what each rank sends."""
-        self._give(comm, stream, Op("all_gather", send, recv, count, dtype))
-
-    def send(self, send: int, count: int, dtype: int, peer: int, comm: _Comm, stream: int) -> None:
-        """Wait for the peer's ``recv``."""
-        self._give(comm, stream, Op("send", send, 0, count, dtype, 0, peer))
-
-    def recv(self, recv: int, count: int, dtype: int, peer: int, comm: _Comm, stream: int) -> None:
-        """Wait for the peer's ``send``."""
-        self._give(comm, stream, Op("recv", 0, recv, count, dtype, 0, peer))
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        """Return a call of NCCL: its arguments, then the communicator and the stream."""
+        fields = _ARGUMENTS.get(name)
+        if fields is None:
+            raise AttributeError(name)
+        return lambda *given: self._give(*given[-2:], Op(name, **dict(zip(fields.split(), given))))
 
     def _give(self, comm: _Comm, stream: int, op: Op) -> None:
         if comm.over:

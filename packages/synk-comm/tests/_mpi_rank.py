@@ -48,22 +48,6 @@ def killed(length):
     return [seen, again[0], "lost rank" in repr(comm)]
 
 
-def killed_while_begun():
-    """The last rank is killed before it takes part in what the others have begun."""
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    comm = connected()
-    comm.ibarrier().wait()
-    if comm.rank == comm.size - 1:
-        for rank in range(comm.rank):
-            comm.recv(rank)
-        os.kill(os.getpid(), signal.SIGKILL)
-    request = comm.iall_reduce(np.ones(10))
-    comm.send(1, comm.size - 1)
-    seen = raised(request.wait)
-    again = raised(comm.barrier)
-    return [seen, again[0], "lost rank" in repr(comm)]
-
-
 def exception():
     """An exception that nobody catches on one rank ends the job; the others learn which."""
     with connected() as comm:
@@ -78,14 +62,6 @@ def left():
     if comm.rank == 1:
         sys.exit(3)
     return raised(comm.barrier)
-
-
-def interrupted():
-    comm = connected()
-    if comm.rank == 0:
-        threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT]).start()
-        return [raised(comm.barrier)[0], raised(comm.barrier)[0]]
-    return [raised(comm.barrier)[0], raised(comm.barrier)[0]]
 
 
 def watched():
@@ -224,8 +200,8 @@ def rounds():
 CASES = {
     case.__name__: case
     for case in (
-        *(exception, left, interrupted, watched, late, apart, many, old, one_thread),
-        *(alone, rounds, threads_in_turn, killed_while_begun),
+        *(exception, left, watched, late, apart, many, old, one_thread),
+        *(alone, rounds, threads_in_turn),
     )
 }
 CASES["killed"] = lambda: killed(10)

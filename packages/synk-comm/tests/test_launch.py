@@ -31,16 +31,6 @@ def program(folder, text, name="program.py"):
     return str(path)
 
 
-def run_program(path, *args):
-    return subprocess.run(
-        [sys.executable, path, *args],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-    )
-
-
 # -- what comes back ----------------------------------------------------------------------
 
 
@@ -103,10 +93,6 @@ def fail(comm, how, left=None):
             raise KeyError("nothing there")
         if how == "own":
             raise Own(1, 2)
-        if how == "exit":
-            sys.exit(4)
-        if how == "_exit":
-            os._exit(3)
         if how == "_exit 0":
             os._exit(0)
         os.kill(os.getpid(), getattr(signal, how))
@@ -124,8 +110,6 @@ def fail(comm, how, left=None):
     [
         ("raise", KeyError, 1, "KeyError: 'nothing there'"),
         pytest.param("own", None, 1, "Own: 1 and 2", marks=pytest.mark.nightly),
-        pytest.param("exit", SystemExit, 1, "SystemExit: 4", marks=pytest.mark.nightly),
-        pytest.param("_exit", None, 3, "ended with exit code 3", marks=pytest.mark.nightly),
         ("_exit 0", None, 0, "ended with exit code 0"),
         ("SIGKILL", None, -9, "was killed by SIGKILL"),
     ],
@@ -145,7 +129,7 @@ def test_first_cause_is_told_from_its_victims(how, cause, exitcode, text, tmp_pa
     assert re.search(r"\n  rank 0: (AbortedError|PeerLost): ", message)
     assert "\n  rank 2: was ended while it was still running" in message
     if not died:
-        assert f"in fail\n    {'sys.exit(4)' if how == 'exit' else 'raise '}" in error.traceback
+        assert "in fail\n    raise " in error.traceback
         assert "_processes/rank.py" not in error.traceback
     pids = pids_in(tmp_path, 2)
     wait_gone(pids)
@@ -287,13 +271,7 @@ def test_functions_of_no_file():
             import operator
             print(synk_comm.launch(2, operator.attrgetter("rank"), timeout_s=60))
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=LIMIT_S,
-    )
+    done = run_python("-c", textwrap.dedent(code))
     assert (done.returncode, done.stdout) == (0, "[0, 1]\n")
 
 
@@ -326,7 +304,7 @@ def test_functions_and_classes_of_the_main_script(tmp_path):
             print([point.x for point in got])
         """,
     )
-    done = run_program(path)
+    done = run_python(path)
     assert done.stderr == ""
     lines = done.stdout.splitlines()
     assert lines[0] == "loaded as __main__"
@@ -339,7 +317,7 @@ def test_main_script_is_not_loaded_for_functions_of_modules(tmp_path):
     path = program(
         tmp_path, "import mine, synk_comm\nprint(synk_comm.launch(2, mine.f, timeout_s=50))\n"
     )
-    done = run_program(path)
+    done = run_python(path)
     assert (done.stdout, done.stderr) == ("[0, 1]\n", "")
 
 
@@ -421,7 +399,7 @@ def test_launch_in_threads():
 
 
 RANKS_WITH_CHILDREN = """
-    import os, signal, subprocess, sys, time
+    import os, signal, subprocess, sys, threading, time
     import synk_comm
 
     def work(comm, folder, how):
@@ -431,8 +409,6 @@ RANKS_WITH_CHILDREN = """
         try:
             if how == "stopped" and comm.rank == 1:
                 os.kill(os.getpid(), signal.SIGSTOP)
-            if how == "in a call" and comm.rank == 1:
-                comm.barrier()
             while True:  # a signal just before a long wait would not end it
                 time.sleep(0.01)
         except KeyboardInterrupt:
@@ -440,18 +416,15 @@ RANKS_WITH_CHILDREN = """
             raise
 
     if __name__ == "__main__":
+        for _ in range(60 if sys.argv[2] == "threads" else 0):
+            threading.Thread(target=time.sleep, args=(100,), daemon=True).start()
         synk_comm.launch(2, work, *sys.argv[1:])
 """
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        "stopped",
-        *(pytest.param(how, marks=pytest.mark.nightly) for how in ("in a call", "running")),
-    ],
-)
+@pytest.mark.parametrize("how", ["stopped", pytest.param("threads", marks=pytest.mark.nightly)])
 def test_nobody_outlives_a_killed_parent(tmp_path, how):
+    """Threads of a process end one by one, and its ranks with the one that has started them."""
     pids = tmp_path / "pids"
     pids.mkdir()
     path = program(tmp_path, RANKS_WITH_CHILDREN)
@@ -463,30 +436,6 @@ def test_nobody_outlives_a_killed_parent(tmp_path, how):
     finally:
         parent.kill()
         parent.wait(LIMIT_S)
-    wait_gone(family)
-
-
-@pytest.mark.nightly
-def test_nobody_outlives_a_killed_parent_that_has_threads(tmp_path):
-    """Its threads end one by one, and its ranks with the one that has started them."""
-    threads = "threading.Thread(target=time.sleep, args=(100,), daemon=True).start()"
-    start = f"[{threads} for _ in range(60)]; synk_comm.launch(4,"
-    text = RANKS_WITH_CHILDREN.replace("synk_comm.launch(2,", start)
-    path = program(tmp_path, text.replace("import os,", "import threading, os,"))
-    parents, family = [], []
-    try:
-        for number in range(3):
-            pids = tmp_path / f"pids{number}"
-            pids.mkdir()
-            arguments = [sys.executable, path, str(pids), "running"]
-            parents.append(subprocess.Popen(arguments, env=environment()))
-        for number in range(3):
-            family += pids_in(tmp_path / f"pids{number}", 8)
-        assert all(map(is_there, family))
-    finally:
-        for parent in parents:
-            parent.kill()
-            parent.wait(LIMIT_S)
     wait_gone(family)
 
 

@@ -106,63 +106,28 @@ def test_neither_what_is_done_nor_an_error_keeps_an_array_alive():
         comm.close()
 
 
+@pytest.mark.parametrize("blocking", [True, False])
 @BOTH
-def test_what_takes_too_long_ends_both_groups(backend):
-    comms = thread_group(2, backend, timeout_s=0.5)
+def test_what_takes_too_long_ends_both_groups(backend, blocking):
+    comms = thread_group(2, backend, timeout_s=30 if blocking else 0.5)
     in_threads(comms, lambda comm: comm.ibarrier().wait())
     request, later = comms[0].iall_reduce(1), comms[0].ibarrier()
-    for _ in range(2):
-        error = raises(CommTimeout, "all_reduce", request.wait)
-        assert list(error.missing) == [1]
+    if blocking:
+        raises(CommTimeout, "barrier", lambda: comms[0].barrier(timeout_s=0.2))
+        raises(AbortedError, "CommTimeout", request.wait)
+    else:
+        for _ in range(2):
+            error = raises(CommTimeout, "all_reduce", request.wait)
+            assert list(error.missing) == [1]
+        raises(AbortedError, "CommTimeout", comms[0].barrier)
     raises(AbortedError, "CommTimeout", later.wait)
-    raises(AbortedError, "CommTimeout", comms[0].barrier)
     raises(AbortedError, "CommTimeout", lambda: comms[0].send(1, 1))
-    raises(AbortedError, "CommTimeout", lambda: [comms[1].barrier(), comms[1].barrier()])
-    for comm in comms:
-        comm.close()
-
-
-@BOTH
-def test_a_blocking_call_that_takes_too_long_ends_both_groups(backend):
-    comms = thread_group(2, backend, timeout_s=30)
-    in_threads(comms, lambda comm: comm.ibarrier().wait())
-    request = comms[0].iall_reduce(1)
-    raises(CommTimeout, "barrier", lambda: comms[0].barrier(timeout_s=0.2))
-    raises(AbortedError, "CommTimeout", request.wait)
     began = time.monotonic()
     raises(AbortedError, "CommTimeout", lambda: comms[1].iall_reduce(1).wait())
+    raises(AbortedError, "CommTimeout", comms[1].barrier)
     assert time.monotonic() - began < ENOUGH_S
     for comm in comms:
         comm.close()
-
-
-def die(comm, polls):
-    comm.ibarrier().wait()
-    if comm.rank == 1:
-        comm.recv(0)
-        os.kill(os.getpid(), signal.SIGKILL)
-    requests = [comm.iall_reduce(LONG), comm.iall_gather(LONG)]
-    if comm.rank == 0:
-        comm.send(1, 1)
-    began = time.monotonic()
-
-    def over():
-        while polls and not requests[0].test():
-            time.sleep(0.001)
-        requests[0].wait()
-
-    acts = [over, requests[1].wait, lambda: comm.send(1, 2 - comm.rank), comm.barrier]
-    ends = [raises(PeerLost, "rank 1", act) for act in acts]
-    assert time.monotonic() - began < ENOUGH_S
-    return [end.rank for end in ends], "lost rank 1" in repr(comm)
-
-
-@BOTH
-def test_killed_while_collectives_are_under_way(backend):
-    outcomes = run_ranks(3, die, backend == "shm", backend=backend, check=False)
-    assert outcomes[1].exitcode == -signal.SIGKILL
-    for rank in (0, 2):
-        assert (outcomes[rank].failure, outcomes[rank].value) == ("", ([1] * 4, True))
 
 
 def see_a_death(comm):
@@ -228,8 +193,9 @@ def interrupt_and_fork(comm):
         code = 1
         try:
             assert done.wait() == 2
-            for call in (waiting.wait, waiting.test, comm.ibarrier, lambda: waiting.wait(1)):
+            for call in (waiting.wait, waiting.test, comm.ibarrier, comm.barrier):
                 raises(MisuseError, "parent", call)
+            assert "parent" in repr(comm)
             comm.close()
             code = 0
         finally:
@@ -243,19 +209,6 @@ def interrupt_and_fork(comm):
 @BOTH
 def test_an_interrupt_ends_the_wait_alone_and_a_forked_child_does_no_harm(backend):
     assert run_ranks(2, interrupt_and_fork, backend=backend) == [(0, 2.0, None)] * 2
-
-
-def test_one_thread_at_a_time_begins_collectives():
-    comms = thread_group(2)
-    in_threads(comms, lambda comm: comm.ibarrier().wait())
-    inside = threading.Thread(target=comms[0].barrier, daemon=True)
-    inside.start()
-    gone(lambda: comms[0]._guard.lock)
-    raises(MisuseError, "another thread", comms[0].ibarrier)
-    comms[1].barrier()
-    inside.join()
-    for comm in comms:
-        comm.close()
 
 
 def test_close_in_another_thread_refuses_what_comes_later():

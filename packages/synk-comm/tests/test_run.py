@@ -205,13 +205,9 @@ def test_wrong_command_lines(capsys):
             main(args)
         assert caught.value.code == 2
         assert said in capsys.readouterr().err
-
-
-def test_help_has_examples():
-    assert run().returncode == 2
-    done = run("--help")
-    assert done.returncode == 0
-    assert b"python -m synk_comm.run -n 4 train.py" in done.stdout
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    assert "python -m synk_comm.run -n 4 train.py" in capsys.readouterr().out
 
 
 # -- failures -----------------------------------------------------------------------------
@@ -367,16 +363,12 @@ def waiting(script, tmp_path):
         process.communicate()
 
 
-@pytest.mark.parametrize(
-    "how, code", [pytest.param("polite", 0, marks=pytest.mark.nightly), ("plain", 130)]
-)
-def test_interrupt_goes_on_to_the_ranks(waiting, how, code):
-    process, family = waiting(how)
+def test_ranks_may_end_well_after_an_interrupt(waiting):
+    process, family = waiting("polite")
     process.send_signal(signal.SIGINT)
     output, error = process.communicate(timeout=LIMIT_S)
     assert sorted(output.splitlines()) == [b"[0] interrupted", b"[1] interrupted"]
-    assert process.returncode == code
-    assert (b"stopped by SIGINT" in error) == bool(code)
+    assert (process.returncode, b"stopped by SIGINT" in error) == (0, False)
     wait_gone(family)
 
 
@@ -404,12 +396,12 @@ def test_ctrl_c_in_a_terminal(waiting):
             "plain", wrap=[sys.executable, "-c", code], stdin=theirs, start_new_session=True
         )
         os.write(ours, b"\x03")
-        output, _ = process.communicate(timeout=LIMIT_S)
+        output, error = process.communicate(timeout=LIMIT_S)
     finally:
         os.close(ours)
         os.close(theirs)
     assert sorted(output.splitlines()) == [b"[0] interrupted", b"[1] interrupted"]
-    assert process.returncode == 130
+    assert (process.returncode, b"stopped by SIGINT" in error) == (130, True)
     wait_gone(family)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import pickle
 import shutil
 import signal
 import socket
@@ -16,7 +15,7 @@ import numpy as np
 import pytest
 import zmq
 
-from synk_comm import AbortedError, JoinError, PeerLost
+from synk_comm import AbortedError, PeerLost
 from synk_comm._backends.zmq.fabric import ZmqFabric
 from synk_comm._system.folder import SocketFolder
 from synk_comm.testing import in_threads, run_ranks
@@ -70,29 +69,6 @@ def bytes_of(rank, nbytes):
     return np.random.default_rng(rank).integers(0, 256, nbytes, np.uint8)
 
 
-@pytest.mark.parametrize(("part", "common"), [(0, 70_000), (64, 0), (90_000, 1)])
-def test_everybody_reads_its_part_and_what_is_for_all(trio, part, common):
-    size = len(trio)
-    nbytes = size * part + common
-    sent = [bytes_of(rank, nbytes) for rank in range(size)]
-
-    def rounds(fabric):
-        for turn in range(3):
-            fabric.slot()[:nbytes] = sent[fabric.rank] + turn
-            fabric.sync(None, nbytes, soon(), part=part)
-            for rank in range(size):
-                expected = sent[rank] + turn
-                mine = slice(fabric.rank * part, (fabric.rank + 1) * part)
-                np.testing.assert_array_equal(
-                    fabric.read(rank, mine.start, mine.stop), expected[mine]
-                )
-                np.testing.assert_array_equal(
-                    fabric.read(rank, size * part, nbytes), expected[size * part :]
-                )
-
-    together(trio, rounds)
-
-
 def test_what_was_not_sent_cannot_be_read(trio):
     def run(fabric):
         fabric.slot()[:300] = fabric.rank
@@ -124,53 +100,6 @@ def test_what_was_read_stays_until_the_next_round_although_the_sender_goes_on(pa
             assert theirs.min() == theirs.max() == turn
 
     together(pair, run)
-
-
-def push(fabric, dest, header, data, deadline):
-    """Send a piece, as soon as there is a place for it."""
-    fabric.attend(lambda: fabric.has_place(dest), dest, deadline, sending=True)
-    fabric.put(dest, header, data)
-
-
-def pull(fabric, source, deadline):
-    """Return the next piece, as soon as it has come."""
-    fabric.attend(lambda: fabric.has_come(source), source, deadline, sending=False)
-    return fabric.piece(source)
-
-
-# -- smaller groups -------------------------------------------------------------------------
-
-
-def sharing(fabric):
-    """Return an all_gather of objects over a fabric, as ``split`` wants it."""
-
-    def share(obj):
-        data = np.frombuffer(pickle.dumps(obj), np.uint8)
-        fabric.slot()[: data.size] = data
-        fabric.sync(b"%d" % data.size, data.size, soon())
-        sizes = [int(head) for head in fabric.heads()]
-        return [
-            pickle.loads(fabric.read(rank, 0, size).tobytes()) for rank, size in enumerate(sizes)
-        ]
-
-    return share
-
-
-def test_a_split_that_fails_on_one_rank_fails_on_all_of_its_group(trio, monkeypatch):
-    def make(self):
-        raise OSError("no folder for you")
-
-    monkeypatch.setattr(SocketFolder, "make", make)
-
-    def run(fabric):
-        try:
-            fabric.split([[1, 0], [2]], fabric.rank // 2, sharing(fabric)).close()
-        except JoinError as exc:
-            return "rank 1 could not" in str(exc) and "no folder for you" in str(exc)
-        return "fine"
-
-    assert together(trio, run) == [True, True, "fine"]
-    together(trio, lambda fabric: fabric.sync(None, 0, soon()))
 
 
 # -- failures -------------------------------------------------------------------------------
@@ -234,11 +163,11 @@ def test_what_follows_a_message_that_was_cut_short_is_not_taken_for_its_rest(pai
 
     monkeypatch.setattr(zmq.Socket, "send_multipart", struck)
     with pytest.raises(KeyboardInterrupt):
-        push(pair[0], 1, b"header", bytes_of(0, 40), soon())
+        pair[0].put(1, b"header", bytes_of(0, 40))
     monkeypatch.undo()
     pair[0].abort("given up")
     with pytest.raises(PeerLost, match="cut off"):
-        pull(pair[1], 0, soon())
+        pair[1].attend(lambda: pair[1].has_come(0), 0, soon(), sending=False)
 
 
 def test_a_message_without_the_cookie_of_its_sender_ends_the_group(pair):

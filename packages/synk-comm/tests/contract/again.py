@@ -9,41 +9,29 @@ import numpy as np
 from synk_comm.abc import Communicator
 from synk_comm.exceptions import MismatchError, PeerDeclined
 
+from .steps import ops_of
 from .tools import (
-    ANYTHING,
-    FOLDS,
     NUMBERS,
     Check,
     bits,
     data,
     equal,
     everywhere,
-    folded,
     raises,
 )
-
-SHAPES: list[tuple[int, ...]] = [(), (0,), (5,), (4, 3)]
 
 
 def check_again_the_same(comm: Communicator) -> None:
     """The first, second and hundredth call of a kind have the same result, to the last bit."""
     for dtype in NUMBERS:
-        for shape in SHAPES:
-            rng = np.random.default_rng([comm.rank, 3])
-            x = np.asarray(rng.standard_normal(shape) * 10).astype(dtype)
-            for op in FOLDS:
-                if op == "avg" and np.dtype(dtype).kind not in "fc":
-                    continue
-                with np.errstate(all="ignore"):
-                    first = comm.all_reduce(x, op)
-                    everywhere(comm, bits(first))
-                    for _ in range(3):
-                        again = comm.all_reduce(x, op)
-                        equal(again, first)
-                        assert bits(again) == bits(first), (dtype, shape, op)
-                        assert not np.may_share_memory(again, x)
-                    (listed,) = comm.all_reduce([x], op)
-                    assert bits(listed.astype(first.dtype)) == bits(first), (dtype, shape, op)
+        x = np.asarray(np.random.default_rng(comm.rank).standard_normal(5) * 10).astype(dtype)
+        for op in ops_of(dtype):
+            with np.errstate(all="ignore"):
+                results = [comm.all_reduce(x, op) for _ in range(3)]
+                results += comm.all_reduce([x], op)
+            assert not any(np.may_share_memory(result, x) for result in results)
+            everywhere(comm, [bits(result.astype(dtype)) for result in results])
+            assert len({bits(result.astype(dtype)) for result in results}) == 1, (dtype, op)
     for turn in range(100):
         equal(comm.all_reduce(np.full(3, turn)), np.full(3, turn * comm.size))
         x = np.full(3, comm.rank + turn)
@@ -154,38 +142,9 @@ def _scalars(got: Sequence[Any], values: Sequence[Any]) -> None:
 
 
 def check_again_scalars(comm: Communicator) -> None:
-    """What is new and has no axes is a NumPy scalar, in each call of a kind; what was given is not,
-    nor what is in lists."""
+    """What numbers are combined to is a NumPy scalar, in each call; what was given is not, nor what
+    is in lists."""
     size, rank = comm.size, comm.rank
-    for dtype in ANYTHING:
-        parts = [data(r, (), dtype) for r in range(size)]
-        rows = np.zeros(size, dtype)
-        for r, part in enumerate(parts):
-            rows[r] = part
-        for given in (parts[rank], parts[rank][()]):
-            for turn in range(3):
-                root = turn % size
-                _scalars(comm.all_gather(given), parts)
-                there = comm.gather(given, root)
-                _scalars(there or parts[:0], parts if rank == root else [])
-                dealt = comm.scatter(rows if rank == root else None, root)
-                _scalars([dealt], [parts[rank]])
-                _scalars(comm.all_to_all(np.array([parts[rank]] * size, dtype)), parts)
-                got = comm.broadcast(given if rank == root else None, root)
-                assert got is given or isinstance(got, np.generic)
-                equal(got, parts[root])
-    for dtype in ("f2", "f4", ">f8", "g"):
-        parts = [data(r, (), dtype) for r in range(size)]
-        for op in FOLDS:
-            expected = folded(parts, op)
-            for given in (parts[rank], parts[rank][()]):
-                for turn in range(3):
-                    # A scalar is of native byte order.
-                    native = expected if given is parts[rank] else expected[()]
-                    _scalars([comm.all_reduce(given, op)], [native])
-                    reduced = comm.reduce(given, op, turn % size)
-                    _scalars([] if reduced is None else [reduced], [native] * (rank == turn % size))
-                    _scalars([comm.reduce_scatter([parts[rank]] * size, op)], [expected])
     numbers: list[Any] = [1, 2.5, 1j, True, np.float32(3)]
     for turn in range(3):
         for number in numbers:

@@ -52,7 +52,7 @@ def check_theme(make_group, theme, size):
     try:
         for check in ENDS if theme == "ends" else THEMES[theme]:
             try:
-                _in_all(comms, check)
+                in_all(comms, check)
                 if theme != "ends":
                     assert in_threads(comms, lambda comm: comm.all_reduce(1)) == [size] * size
                     continue
@@ -67,20 +67,21 @@ def check_theme(make_group, theme, size):
     assert not failures, "\n\n".join(failures)
 
 
-def _in_all(comms, check):
-    """Run a check on all ranks; raise what went wrong first, without waiting for the others."""
+def in_all(comms, function):
+    """Return what a function returns on each rank, in threads; raise what went wrong first."""
     errors = []
 
     def run(comm):
         try:
-            check(comm)
+            return function(comm)
         except Exception as exc:
             errors.append(exc)
-            comm.abort(f"{check.__name__} failed")
+            comm.abort(f"{type(exc).__name__}: {exc}")  # nobody waits for the others
 
-    in_threads(comms, run)
+    results = in_threads(comms, run)
     if errors:
         raise errors[0]
+    return results
 
 
 def check_job(make, themes):

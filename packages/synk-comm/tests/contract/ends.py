@@ -297,6 +297,7 @@ def end_with_two_threads(comm: Communicator) -> None:
         raises(RuntimeError, "another thread", comm.barrier)
         raises(RuntimeError, "another thread", lambda: comm.send(np.ones(1), comm.size - 1))
         raises(RuntimeError, "another thread", lambda: comm.all_reduce(np.ones(1)))
+        raises(RuntimeError, "another thread", comm.ibarrier)
         first.join(10)
         assert not first.is_alive()
 

@@ -38,19 +38,10 @@ def check_long_letters(comm: Communicator) -> None:
 def check_tags(comm: Communicator) -> None:
     """Tags may be asked for in any order; within a tag the order is kept."""
     dest, source = ring(comm)
-    tags: list[Any] = [7, 0, 7, np.int64(2**40), 3, 7]
-    for first in range(0, len(tags), 2):  # a pair fits every channel
-        for n in (first, first + 1):
-            comm.send(np.array([comm.rank, n]), dest, tag=tags[n])
-        if first == 0:
-            equal(comm.recv(source, tag=0), [source, 1])  # tag 7 is kept
-            continue
-        comm.barrier()
-        wanted = {2: [(2**40, 3)], 4: [(3, 4)]}[first]
-        for tag, n in wanted:
-            equal(comm.recv(source, tag=tag), [source, n])
-    for n in (0, 2, 5):
-        equal(comm.recv(source, tag=7), [source, n])
+    comm.send(np.array(1), dest, tag=np.int64(2**40))  # type: ignore[arg-type]
+    comm.send(np.array(2), dest, tag=3)
+    equal(comm.recv(source, tag=3), 2)
+    equal(comm.recv(source, tag=2**40), 1)
     for kept in range(20):
         comm.send(np.array(kept), comm.rank, tag=kept % 2)
     for tag in (1, 0):

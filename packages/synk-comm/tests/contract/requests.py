@@ -51,27 +51,6 @@ def check_all_send_before_they_receive(comm: Communicator) -> None:
         assert time.monotonic() < deadline
 
 
-def check_tags_of_requests(comm: Communicator) -> None:
-    """Messages go to the receives of their tag in the order in which these were posted."""
-    dest, source = ring(comm)
-    tags = [4, 0, 4, 9, 0, 4]
-    got = [comm.irecv(source, tag=tag) for tag in tags]
-    for n, tag in reversed(list(enumerate(tags))):
-        comm.isend(np.array([comm.rank, n]), dest, tag=tag)
-    comm.isend(np.array([comm.rank, 99]), dest, tag=4)
-    equal(comm.recv(source, tag=4), [source, 99])  # after those that were posted before
-    for tag in sorted(set(tags)):
-        came = [int(request.wait()[1]) for request, its in zip(got, tags) if its == tag]
-        assert came == [n for n, its in reversed(list(enumerate(tags))) if its == tag]
-    settle(comm)
-    # A long message that began to arrive before anybody asked for it.
-    comm.isend(_long(1), dest, tag=1)
-    comm.isend(np.array(5), dest, tag=2)
-    equal(comm.recv(source, tag=2), 5)
-    equal(comm.irecv(source, tag=1).wait(), _long(1))
-    settle(comm)
-
-
 def check_dropped_requests(comm: Communicator) -> None:
     """A message whose request nobody keeps is sent and received all the same."""
     dest, source = ring(comm)
@@ -246,7 +225,6 @@ def check_random_programs(comm: Communicator) -> None:
 
 REQUESTS: list[Check] = [
     check_all_send_before_they_receive,
-    check_tags_of_requests,
     check_dropped_requests,
     check_half_a_message,
     check_requests_to_oneself,

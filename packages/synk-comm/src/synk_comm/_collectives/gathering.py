@@ -131,33 +131,18 @@ class Gathering:
             weight=float(given is not None),
             many=many,
         )
-        gather = self._gather(call, given, outs, root)
-
-        def run(timeout_s: float | None, *, resuming: bool = False) -> Result:
-            gathered = gather(timeout_s, resuming=resuming)
-            if not receives:
-                return None, None
-            return (gathered if out is None else out), None
-
-        return run
-
-    def _gather(
-        self,
-        call: CollectiveCall,
-        given: list[Array] | None,
-        outs: Sequence[Array | None] | None,
-        root: int | None,
-    ) -> Callable[..., list[Any]]:
-        steps = self._steps
         head = encode(call)
         source = None if given is None else _joined(given)
 
-        def run(timeout_s: float | None, *, resuming: bool = False) -> list[Any]:
+        def run(timeout_s: float | None, *, resuming: bool = False) -> Result:
             deadline = steps.deadline(timeout_s)
             with steps.passing(resuming):
                 fill = lambda: steps.fabric.post(source)  # noqa: E731
                 calls = steps.open(call, head, fill, deadline, root, resuming=resuming)
-                return self._collect(calls, source, outs, root, deadline)
+                gathered = self._collect(calls, source, outs, root, deadline)
+            if not receives:
+                return None, None
+            return (gathered if out is None else out), None
 
         return run
 

@@ -14,17 +14,20 @@ import json
 import operator
 from collections import deque
 from functools import lru_cache
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 import numpy as np
 
 from synk_comm._core.calls import Kind, kind_of, text_dtype
 from synk_comm._core.fabric import PIECE_HEAD_BYTES
-from synk_comm._core.lists import bare, contiguous, flat_bytes, typed
+from synk_comm._core.lists import as_array, bare, contiguous, flat_bytes, typed
 from synk_comm._core.ops import Array
-from synk_comm._core.steps import Steps
+from synk_comm._core.steps import Steps, check_out
 from synk_comm.abc import Request
 from synk_comm.exceptions import AbortedError, CommError, CommTimeout, MismatchError, PeerLost
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 _ROOM = PIECE_HEAD_BYTES - 8
 _NOTHING: Array = np.empty(0, np.uint8)
@@ -103,21 +106,24 @@ class PointToPoint:
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
-        self._early: dict[tuple[int, int], deque[Array]] = {}
-        self._outgoing: dict[int, deque[_ArrayRequest]] = {}  # by receiver
-        self._expected: dict[int, deque[_ArrayRequest]] = {}  # by sender
+        self._early: dict[tuple[int, int], deque[Array]] = {}  # by sender and tag
+        self._queues: dict[tuple[int, bool], deque[_ArrayRequest]] = {}  # by peer and ``sending``
         # By sender: the tag of a message of which some pieces have come, where it is written, and
         # the bytes of that which are still missing.
         self._arriving: dict[int, tuple[int, Array, Array]] = {}
         self._torn = False  # a blocking call gave up half-way
 
-    def to(self, x: Array, dest: int, tag: int) -> _ArrayRequest:
+    def to(self, x: ArrayLike, dest: int, tag: int) -> _ArrayRequest:
         """Return a message to be sent, for ``do`` or ``begin``."""
-        header = _header(_checked(tag), kind_of(x))
-        return _ArrayRequest(self, dest, tag, header, flat_bytes(contiguous(x)))
+        array, dest = as_array(x), self._steps.check_rank(dest, "dest")
+        header = _header(_checked(tag), kind_of(array))
+        return _ArrayRequest(self, dest, tag, header, flat_bytes(contiguous(array)))
 
     def of(self, source: int, tag: int, out: Array | None) -> _ArrayRequest:
         """Return a message to be received, for ``do`` or ``begin``."""
+        source = self._steps.check_rank(source, "source")
+        if out is not None:
+            check_out(out, None)
         return _ArrayRequest(self, source, _checked(tag), b"", out)
 
     def do(self, message: _ArrayRequest, timeout_s: float | None) -> Any:
@@ -127,7 +133,7 @@ class PointToPoint:
 
     def begin(self, message: _ArrayRequest) -> Request:
         """Begin to send or receive a message; see ``Communicator.isend`` and ``irecv``."""
-        self._inside(self._begin, message)
+        self._inside(self._run, message, self._steps.deadline(None), True)
         return message
 
     def wait(self, message: _ArrayRequest, timeout_s: float | None) -> None:
@@ -136,7 +142,7 @@ class PointToPoint:
 
     def test(self, message: _ArrayRequest) -> None:
         """Move what can be moved; raise if a message cannot be done any more."""
-        self._inside(self._try, message)
+        self._inside(self._try, message, self._steps.deadline(None))
 
     def finish(self) -> None:
         """Move everything out before this rank leaves, if there is somebody to take it.
@@ -144,8 +150,9 @@ class PointToPoint:
         Raises:
             CommTimeout: a rank has not taken its messages.
         """
+        last = [queue[-1] for (_, sending), queue in self._queues.items() if sending]
         guard = self._steps.guard
-        if not self._outgoing:
+        if not last:
             return
         try:
             guard.__enter__()
@@ -153,16 +160,15 @@ class PointToPoint:
             return
         try:
             deadline = self._steps.deadline(None)
-            for last in [queue[-1] for queue in self._outgoing.values()]:
+            for message in last:
                 with contextlib.suppress(AbortedError, PeerLost):
-                    self._attend(last, deadline)
+                    self._attend(message, deadline)
         finally:
             guard.leave(None, in_step=True)
 
     def forget(self) -> None:
         """Drop what keeps alive the memory of the channels, and the user's arrays."""
-        self._outgoing.clear()
-        self._expected.clear()
+        self._queues.clear()
         self._arriving.clear()
 
     # -- one call, from when it enters until it leaves --------------------------------------
@@ -178,43 +184,28 @@ class PointToPoint:
             raise
         guard.leave(None, in_step=True)
 
-    def _run(self, message: _ArrayRequest, deadline: float) -> None:
+    def _run(self, message: _ArrayRequest, deadline: float, once: bool = False) -> None:
         """Send or receive a message; take it back if the time is up before it has begun."""
         self._post(message)
         try:
-            self._attend(message, deadline)
+            self._attend(message, deadline, once)
         except CommTimeout:
             self._torn |= message.begun
             if not message.begun:
                 self._unpost(message)
             raise
 
-    def _begin(self, message: _ArrayRequest) -> None:
-        self._post(message)
-        self._move(message)
-
-    def _try(self, message: _ArrayRequest) -> None:
-        self._move(message)
+    def _try(self, message: _ArrayRequest, deadline: float) -> None:
+        self._attend(message, deadline, once=True)
         rank, peer = self._steps.rank, message.peer
         if not message.done and peer != rank and self._steps.fabric.gone((peer,)) is not None:
             # What it sent last, or the reason of its end, may be on the way here.
-            self._attend(message, self._steps.deadline(None))
+            self._attend(message, deadline)
 
-    def _move(self, message: _ArrayRequest) -> None:
-        """Move what can be moved now."""
-
-        def once() -> bool:
-            self._advance()
-            return True
-
-        if not message.done and message.peer != self._steps.rank:
-            attend, deadline = self._steps.fabric.attend, self._steps.deadline(None)
-            attend(once, message.peer, deadline, sending=message.sending)
-
-    def _attend(self, message: _ArrayRequest, deadline: float) -> None:
-        """Wait until a message is done."""
+    def _attend(self, message: _ArrayRequest, deadline: float, once: bool = False) -> None:
+        """Move what can be moved, until a message is done; or ``once``."""
         rank, peer = self._steps.rank, message.peer
-        if message.done:
+        if message.done or (once and peer == rank):
             return
         if peer == rank:
             raise CommTimeout(
@@ -224,7 +215,7 @@ class PointToPoint:
 
         def is_done() -> bool:
             self._advance()
-            return message.done
+            return once or message.done
 
         self._steps.fabric.attend(is_done, peer, deadline, sending=message.sending)
 
@@ -245,21 +236,18 @@ class PointToPoint:
             if not early:
                 del self._early[peer, message.tag]
             return
-        self._queues(message).setdefault(peer, deque()).append(message)
-
-    def _queues(self, message: _ArrayRequest) -> dict[int, deque[_ArrayRequest]]:
-        return self._outgoing if message.sending else self._expected
+        self._queues.setdefault((peer, message.sending), deque()).append(message)
 
     def _unpost(self, message: _ArrayRequest) -> None:
         """Take a message out of its queue."""
-        queues = self._queues(message)
-        queues[message.peer].remove(message)
-        if not queues[message.peer]:
-            del queues[message.peer]
+        way = message.peer, message.sending
+        self._queues[way].remove(message)
+        if not self._queues[way]:
+            del self._queues[way]
 
     def _first_expected(self, source: int, tag: int) -> _ArrayRequest | None:
         """Return the receive that is to get the next message of a tag, if one was posted."""
-        for message in self._expected.get(source, ()):
+        for message in self._queues.get((source, False), ()):
             if message.tag == tag:
                 return message
         return None
@@ -267,12 +255,14 @@ class PointToPoint:
     def _advance(self) -> None:
         """Move what can be moved now; inside ``Fabric.attend`` only."""
         rank, pieces = self._steps.rank, self._steps.fabric.pieces
-        for dest in list(self._outgoing):
-            while dest in self._outgoing and pieces.has_place(dest):
-                self._put(self._outgoing[dest][0])
-        for source in list(self._expected):
-            while source in self._expected and source != rank and pieces.has_come(source):
-                self._take_in(source)
+        for way in list(self._queues):
+            peer, sending = way
+            is_ready = pieces.has_place if sending else pieces.has_come
+            while peer != rank and way in self._queues and is_ready(peer):
+                if sending:
+                    self._put(self._queues[way][0])
+                else:
+                    self._take_in(peer)
 
     def _put(self, message: _ArrayRequest) -> None:
         """Put the next piece of a message, the first of its queue, into the channel."""

@@ -26,7 +26,7 @@ from synk_comm._core.calls import CollectiveCall, declined, decode, encode, enco
 from synk_comm._core.fabric import Again, Fabric, RepeatedCall, Share, Shortcut, is_of_watch
 from synk_comm._core.lists import as_array
 from synk_comm._core.ops import Array, ReduceOp
-from synk_comm._core.steps import Result, Run, Steps, check_out
+from synk_comm._core.steps import Result, Run, Steps
 from synk_comm.abc import Request
 from synk_comm.exceptions import AbortedError, CommError, MisuseError, PeerLost
 
@@ -111,7 +111,7 @@ class RoundCommunicator(ObjectMoves):
         self.why = why or f"{fabric.backend}: asked for"
         self._steps = Steps(fabric, timeout_s)
         self._guard = self._steps.guard
-        self._point_to_point = PointToPoint(self._steps)
+        self._letters = PointToPoint(self._steps)
         self._reducing = Reducing(self._steps)
         self._gathering = Gathering(self._steps)
         self._quick = Learned(self._steps)
@@ -165,12 +165,12 @@ class RoundCommunicator(ObjectMoves):
 
     def close(self) -> None:
         try:
-            self._point_to_point.finish()
+            self._letters.finish()
         finally:
             is_open = self._guard.ended() is None
             self._quick.clear()  # they keep the memory of the slots, to be unmapped below
             self._guard.close()
-            self._point_to_point.forget()
+            self._letters.forget()
             # At last: who waits for this rank in this group need not wait for that.
             if self._background is not None:
                 self._background.close(is_open)
@@ -312,7 +312,7 @@ class RoundCommunicator(ObjectMoves):
     def send(
         self, x: ArrayLike, dest: int, *, tag: int = 0, timeout_s: float | None = None
     ) -> None:
-        self._point_to_point.do(self._outgoing(x, dest, tag), timeout_s)
+        self._letters.do(self._letters.to(x, dest, tag), timeout_s)
 
     def recv(
         self,
@@ -322,22 +322,13 @@ class RoundCommunicator(ObjectMoves):
         out: Array | None = None,
         timeout_s: float | None = None,
     ) -> Any:
-        return self._point_to_point.do(self._expected(source, tag, out), timeout_s)
+        return self._letters.do(self._letters.of(source, tag, out), timeout_s)
 
     def isend(self, x: ArrayLike, dest: int, *, tag: int = 0) -> Request:
-        return self._point_to_point.begin(self._outgoing(x, dest, tag))
+        return self._letters.begin(self._letters.to(x, dest, tag))
 
     def irecv(self, source: int, *, tag: int = 0, out: Array | None = None) -> Request:
-        return self._point_to_point.begin(self._expected(source, tag, out))
-
-    def _outgoing(self, x: ArrayLike, dest: int, tag: int) -> Any:
-        return self._point_to_point.to(as_array(x), self._steps.check_rank(dest, "dest"), tag)
-
-    def _expected(self, source: int, tag: int, out: Array | None) -> Any:
-        source = self._steps.check_rank(source, "source")
-        if out is not None:
-            check_out(out, None)
-        return self._point_to_point.of(source, tag, out)
+        return self._letters.begin(self._letters.of(source, tag, out))
 
     # -- smaller groups -----------------------------------------------------------------------
 

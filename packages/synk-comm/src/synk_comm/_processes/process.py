@@ -15,6 +15,7 @@ import subprocess
 import time
 from typing import Mapping, NamedTuple, Sequence
 
+from synk_comm._system.liveness import cores
 from synk_comm.starting import NO_RANKS, interpreter
 
 from .lifeline import Lifeline
@@ -67,15 +68,9 @@ def rank_environment(size: int, rank: int, extra: Mapping[str, str] | None) -> d
     environment.pop("SYNK_COMM_TICKET", None)
     environment.update(SYNK_COMM_RANK=str(rank), SYNK_COMM_SIZE=str(size))
     if size > 1:
-        environment.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // size)))
+        environment.setdefault("OMP_NUM_THREADS", str(max(1, cores() // size)))
     environment.update(extra or {})
     return environment
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 class RankProcess:

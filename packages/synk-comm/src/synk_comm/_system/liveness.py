@@ -1,4 +1,4 @@
-"""Detection of ended processes by pidfds, which pid reuse cannot confuse."""
+"""What the system says of processes: their cores, who they are, and, by pidfds, that they ended."""
 
 from __future__ import annotations
 
@@ -14,6 +14,13 @@ class Identity(NamedTuple):
     pid: int
     started: int
     namespace: int
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def identity() -> Identity:

@@ -56,7 +56,16 @@ def run_ranks(
     Raises:
         AssertionError: some rank failed; holds all tracebacks.
     """
-    outcomes = _outcomes(size, function, args, backend, timeout_s)
+    work = packed(function, args)
+    with create_group(size, backend) as group, Crew() as crew:
+        try:
+            # A rank that fails leaves: how peers take that is what tests are about.
+            start(crew, group, work, timeout_s, tell=False)
+            crew.wait(time.monotonic() + timeout_s, grace_s=0.0, end_on_failure=False)
+        finally:
+            crew.kill()
+            group.discard()
+    outcomes = [_outcome(rank) for rank in crew.ranks]
     if not check:
         return outcomes
     failures = [
@@ -67,26 +76,6 @@ def run_ranks(
     if failures:
         raise AssertionError("\n".join(failures))
     return [outcome.value for outcome in outcomes]
-
-
-def _outcomes(
-    size: int,
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-    backend: str,
-    timeout_s: float,
-) -> list[Outcome]:
-    """Run all ranks to their ends, even if some fail."""
-    work = packed(function, args)
-    with create_group(size, backend) as group, Crew() as crew:
-        try:
-            # A rank that fails leaves: how peers take that is what tests are about.
-            start(crew, group, work, timeout_s, tell=False)
-            crew.wait(time.monotonic() + timeout_s, grace_s=0.0, end_on_failure=False)
-        finally:
-            crew.kill()
-            group.discard()
-    return [_outcome(rank) for rank in crew.ranks]
 
 
 def _outcome(rank: RankProcess) -> Outcome:

@@ -244,13 +244,15 @@ class ShmFabric(Fabric):
     def attend(
         self, done: Callable[[], bool], rank: int, deadline: float, *, sending: bool
     ) -> None:
+        if done():  # mostly: what follows costs as much again
+            return
         pair = self._layout.pair
         # The word that the other rank changes.
         index = pair(self.rank, rank) + TAKEN if sending else pair(rank, self.rank) + PUSHED
-        doing = moving(rank, sending)
 
         def check(began: float) -> None:
-            self._check(lambda: [] if done() else [rank], began, deadline, doing)
+            missing = lambda: [] if done() else [rank]  # noqa: E731
+            self._check(missing, began, deadline, moving(rank, sending))
 
         self.waiter.until(index, lambda _: done(), check, deadline)
 

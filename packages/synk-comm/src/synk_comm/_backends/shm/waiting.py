@@ -12,6 +12,7 @@ from typing import Callable
 
 from synk_comm._core.fabric import SLICE_S
 from synk_comm._system.futex import Futex
+from synk_comm._system.liveness import cores
 
 from .block import ALERT, Block
 
@@ -38,7 +39,7 @@ class Waiter:
         self._futex = Futex()
         self._crowded = False
         self.spins = _SPINS
-        if _cores() < size:
+        if cores() < size:
             self.give_way()
 
     def give_way(self) -> None:
@@ -93,9 +94,3 @@ class Waiter:
     def wake(self, index: int) -> None:
         """Wake those who sleep on a word."""
         self._futex.wake(self._block.word_address(index))
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
