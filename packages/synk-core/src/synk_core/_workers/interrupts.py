@@ -50,6 +50,8 @@ _UNDIVIDED = ("__enter__", "__exit__", "leave", "whole")
 """Functions of ours that no interrupt may divide, such as those that take the key of a guard and
 give it back: it comes before them or after."""
 
+_COMM = ("synk_comm",)
+
 _SIGINT = int(signal.SIGINT)
 
 T = TypeVar("T")
@@ -166,7 +168,8 @@ class DelayedInterrupt:
         """
         module = frame.f_globals.get("__name__") if frame is not None else None
         ours = not within and str(module).partition(".")[0] in PACKAGES
-        if (_is_undivided(frame) or _is_lost_at(frame)) and (again or self._since is None):
+        undivided = _is_undivided(frame, _COMM if within else (*_COMM, *PACKAGES))
+        if (undivided or _is_lost_at(frame)) and (again or self._since is None):
             if self._since is None:
                 self.put_off()
             return False
@@ -426,24 +429,24 @@ def _replace(handler: Any = None) -> Any:
     return current
 
 
-def _is_undivided(frame: Any) -> bool:
-    """Return whether a signal has come within one of `_UNDIVIDED`."""
+def _is_undivided(frame: Any, packages: Sequence[str]) -> bool:
+    """Return whether a signal has come within one of `_UNDIVIDED` of these packages."""
     if frame is None or frame.f_code.co_name not in _UNDIVIDED:
         return False
-    package = str(frame.f_globals.get("__name__")).partition(".")[0]
-    return package == "synk_comm" or package in PACKAGES
+    return str(frame.f_globals.get("__name__")).partition(".")[0] in packages
 
 
 def _waits(number: int, frame: Any) -> bool:
     """Return whether the master's signal has come at a wrong moment; then it comes again."""
     if SHIELD.holds(number):
         return True
-    if not _is_undivided(frame):
+    if not _is_undivided(frame, _COMM):
         return False
 
     def send_again(thread: int) -> None:
         time.sleep(AGAIN_S)
-        signal.pthread_kill(thread, number)
+        if callable(signal.getsignal(number)):  # else it would kill the process
+            signal.pthread_kill(thread, number)
 
     _thread.start_new_thread(send_again, (threading.get_ident(),))
     return True
