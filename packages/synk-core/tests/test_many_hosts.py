@@ -198,7 +198,7 @@ IN_A_CALL, BETWEEN_CALLS, CLOSED, AT_EXIT = range(4)
         pytest.param(2, 7, IN_A_CALL, 2, id="a worker of another host"),
         pytest.param(2, -9, IN_A_CALL, 2, id="a worker that is killed", marks=NIGHTLY),
         pytest.param(0, 0, CLOSED, 2, id="the master, between runtimes", marks=NIGHTLY),
-        pytest.param(1, 0, AT_EXIT, 2, id="a worker, in an exit handler", marks=NIGHTLY),
+        pytest.param(1, 0, AT_EXIT, 2, id="a worker, in an exit handler"),
     ],
 )
 def test_a_rank_that_is_lost_ends_the_job(job, rank, status, when, on_a_host):
