@@ -16,9 +16,7 @@ ROWS, FEATURES, HIDDEN, CLASSES = 60, 6, 5, 4
 RULES = {
     "sgd": {"learning_rate": 0.3},
     "momentum": {"learning_rate": 0.1, "momentum": 0.5},
-    "nesterov_momentum": {"learning_rate": 0.1},
     "adam": {"lr": 0.02},
-    "sgd_nonflat": {"learning_rate": 0.3},
 }
 
 
@@ -68,16 +66,15 @@ def steps_of(rule, settings):
         moved = []
         for i, (w, g) in enumerate(zip(params, gradients)):
             v, m = state.get(("v", i), np.zeros_like(w)), state.get(("m", i), np.zeros_like(w))
-            if rule.startswith("sgd"):
+            if rule == "sgd":
                 w = w - settings["learning_rate"] * g
             elif rule == "adam":
                 m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
                 rate = settings["lr"] * np.sqrt(1 - 0.999**t) / (1 - 0.9**t)
                 w = w - rate * m / (np.sqrt(v) + 1e-8)
             else:
-                mu, step = settings.get("momentum", 0.9), settings["learning_rate"] * g
-                v = mu * v - step
-                w = w + (mu * v - step if rule == "nesterov_momentum" else v)
+                v = settings["momentum"] * v - settings["learning_rate"] * g
+                w = w + v
             state["v", i], state["m", i] = v, m
             moved.append(w)
         return moved
@@ -92,7 +89,7 @@ def dataset(dtype):
 
 @pytest.mark.parametrize(
     "rule, dtype",
-    [*((rule, "float32") for rule in RULES), ("adam", "float64"), ("momentum", "float64")],
+    [*((rule, "float32") for rule in RULES), ("adam", "float64")],
 )
 def test_training_is_the_serial_training_on_the_same_rows(synk, n, device_set, rule, dtype):
     """Even and uneven batches, fewer rows than ranks, slices, rows from shared memory or not."""

@@ -17,7 +17,7 @@ MODE = theano.Mode(linker="py", optimizer=None)
 CASES = [
     ("adadelta", "float32", False),
     ("amsgrad", "float32", False),
-    ("adamax", "float32", False),
+    ("nesterov_momentum", "float32", False),
     ("sgd_nonflat", "float32", True),
     ("amsgrad", "float64", True),
 ]
