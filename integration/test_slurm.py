@@ -223,6 +223,7 @@ asked = []
 signal.signal(signal.SIGTERM, lambda *_: asked.append("SIGTERM"))
 synk.fork(verbose=False, use_gpu=False)
 f = synk.function([x], (x.sum(), "sum"))
+f(X)
 say(ready=True)
 while not asked:
     f(X)
