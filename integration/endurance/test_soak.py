@@ -85,14 +85,6 @@ def test_what_a_runtime_leaks_shows_although_it_goes_with_it() -> None:
     assert soak.growing(result) == ["largest worker's memory"]
 
 
-def test_the_slope_is_robust_and_that_of_the_line() -> None:
-    x = np.arange(100.0)
-    y = 3.0 * x + 7.0
-    assert soak.slope(x, y) == pytest.approx(3.0)
-    y[::7] += 1e6
-    assert soak.slope(x, y) == pytest.approx(3.0, rel=0.1)
-
-
 @pytest.mark.parametrize("seconds", [[0.0], [0.0, 10.0], [0.0, 10.0, 100.0]])
 def test_few_samples_have_a_growth_too(seconds: list[float]) -> None:
     """Of runs of some seconds: nan would be no larger than anything."""
