@@ -25,16 +25,6 @@ SYSTEMS = {
         f"{APT} g++ make python3 python3-venv python3-dev",
         f"{APT} pipx && pipx install uv && {UV}",
     ),
-    "mint": (
-        "ID=linuxmint\nID_LIKE='ubuntu debian'",
-        f"{APT} g++ make python3 python3-venv python3-dev",
-        f"{APT} pipx && pipx install uv && {UV}",
-    ),
-    "fedora": (
-        "ID=fedora\nVERSION_ID=42",
-        f"{DNF} gcc-c++ make python3 python3-devel",
-        f"{DNF} python3-pip && {PIP} && {UV}",
-    ),
     "rocky": (
         "ID=rocky\nID_LIKE='rhel centos fedora'",
         f"{DNF} gcc-c++ make python3 python3-devel",
@@ -138,23 +128,11 @@ def test_an_unknown_system_is_told_in_general_words(tools: Path) -> None:
     )
 
 
-def test_a_system_without_a_description_is_told_something(tools: Path) -> None:
-    (tools / "empty").write_text("")
-    assert "missing: g++, make" in the_line(check(tools, OS_RELEASE=str(tools / "empty")))
-
-
-def test_only_what_is_missing_is_installed(complete: Path) -> None:
-    python_that_answers(complete, "python3", "ok 3.11")
-    (complete / "g++").unlink()
-    line = the_line(check(complete))
-    assert line == "missing: g++. Install with: apt update && apt install --yes g++"
-
-
 def test_sudo_is_named_to_who_is_not_root(tools: Path) -> None:
     add(tools, "id", "echo 1000")
     line = the_line(check(tools))
     assert "sudo apt update && sudo apt install --yes g++ make python3 python3-venv" in line
-    assert "sudo dnf install" in the_line(check(tools, "fedora"))
+    assert "sudo dnf install" in the_line(check(tools, "rocky"))
 
 
 def test_a_uv_that_is_there_is_used(complete: Path) -> None:
@@ -167,32 +145,11 @@ def test_a_uv_that_is_there_is_used(complete: Path) -> None:
     assert line.endswith(" 3.9 to 3.14. Install with: uv python install 3.11")
 
 
-@pytest.mark.parametrize(
-    ("answer", "words", "cure"),
-    [
-        ("lacks 3.11 venv", "the venv module of", "python3.11-venv"),
-        ("lacks 3.10 headers", "the C headers of", "python3.10-dev"),
-        (
-            "lacks 3.11 venv headers",
-            "the venv module and the C headers of",
-            "python3.11-venv python3.11-dev",
-        ),
-    ],
-)
-def test_an_incomplete_python_is_named_with_its_cure(
-    complete: Path, answer: str, words: str, cure: str
-) -> None:
-    python_that_answers(complete, "python3", answer)
+def test_an_incomplete_python_is_named_with_its_cure(complete: Path) -> None:
+    python_that_answers(complete, "python3", "lacks 3.11 venv headers")
     line = the_line(check(complete))
-    assert f"{words} Python {answer.split()[1]}." in line
-    assert line.endswith(f"apt install --yes {cure}")
-
-
-def test_a_shim_that_cannot_run_is_passed_over(complete: Path) -> None:
-    add(complete, "python3.11", "echo 'command not found' >&2; exit 127")
-    python_that_answers(complete, "python3.10", "lacks 3.10 headers")
-    python_that_answers(complete, "python3.9", "ok 3.9")
-    assert found(check(complete)).endswith(f"{complete}/python3.9")
+    assert "the venv module and the C headers of Python 3.11." in line
+    assert line.endswith("apt install --yes python3.11-venv python3.11-dev")
 
 
 def test_a_second_python_of_the_same_name_further_down_path_is_found(
@@ -200,7 +157,6 @@ def test_a_second_python_of_the_same_name_further_down_path_is_found(
 ) -> None:
     add(complete, "python3.11", "exit 127")
     later = tmp_path / "later * with spaces"
-    python_that_answers(later.parent, "unused", "")
     later.mkdir()
     python_that_answers(later, "python3.11", "ok 3.11")
     assert found(check(complete, PATH=f"{complete}{os.pathsep}{later}")).endswith(
@@ -211,9 +167,7 @@ def test_a_second_python_of_the_same_name_further_down_path_is_found(
 @pytest.mark.parametrize(
     ("place", "environment"),
     [
-        (".local/bin", {}),
         (".local/share/uv/python/cpython-3.11.14-linux-x86_64-gnu/bin", {}),
-        ("data/uv/python/cpython-3.11-linux-x86_64-gnu/bin", {"XDG_DATA_HOME": "data"}),
         ("a b/cpython-3.11.9-linux-x86_64-gnu/bin", {"UV_PYTHON_INSTALL_DIR": "a b"}),
     ],
 )
@@ -243,9 +197,7 @@ def test_theanos_python_is_taken_wherever_it_is(complete: Path) -> None:
     ("version", "system", "other", "cure"),
     [
         ("3.12", "debian", "lacks 3.11 headers", f"{APT} python3.11-dev"),
-        ("3.13", "debian", "lacks 3.14 venv", f"{APT} pipx && pipx install uv && {UV}"),
-        ("3.14", "fedora", "broken", f"{DNF} python3-pip && {PIP} && {UV}"),
-        ("3.14", "unknown", "broken", "uv python install 3.11"),
+        ("3.14", "rocky", "broken", f"{DNF} python3-pip && {PIP} && {UV}"),
     ],
 )
 def test_without_a_python_for_theano_a_newer_one_is_for_pytensor(
@@ -260,13 +212,6 @@ def test_without_a_python_for_theano_a_newer_one_is_for_pytensor(
     assert line == (
         f"Using PyTensor, on Python {version}.1. For Theano: {cure} && make clean setup"
     )
-
-
-def test_a_newer_python_that_lacks_something_is_named_with_its_cure(complete: Path) -> None:
-    python_that_answers(complete, "python3", "lacks 3.13 venv headers")
-    line = the_line(check(complete))
-    assert "missing: the venv module and the C headers of Python 3.13." in line
-    assert line.endswith("apt install --yes python3.13-venv python3.13-dev")
 
 
 def test_this_interpreter_is_good_enough(complete: Path) -> None:
@@ -434,9 +379,7 @@ def test_what_was_moved_or_not_finished_gets_a_new_environment(
 @pytest.mark.parametrize(
     "told",
     [
-        "NewConnectionError(': Failed to establish a new connection: Connection refused')",
         "NameResolutionError(': Failed to resolve: Temporary failure in name resolution')",
-        "ConnectTimeoutError(': Connection timed out. (connect timeout=15)')",
         "ProxyError('Unable to connect to proxy', OSError('Tunnel connection failed: 403'))",
     ],
 )
@@ -464,11 +407,3 @@ def test_a_package_that_is_built_with_other_tools_gets_them(checkout: Checkout) 
     assert said.splitlines()[-1] == "Ready: Python 3.11.9 in .venv"
     assert [call.count("--no-build-isolation") for call in calls] == [0, 0, 1, 0, 0]
     assert calls[2].replace("--prefer-binary --no-build-isolation ", "") == calls[3]
-
-
-def test_nothing_is_begun_on_a_machine_that_lacks_something(checkout: Checkout) -> None:
-    (checkout.tools / "g++").unlink()
-    said, told, calls = checkout.set_up()
-    assert (said, calls) == ("", [])
-    assert told.startswith("missing: g++. Install with")
-    assert not (checkout.root / ".venv").exists()

@@ -63,21 +63,3 @@ def test_each_python_gets_the_adapter_that_supports_it(python: str) -> None:
     }
     assert adapters == supporting
     assert len(adapters) == 1
-
-
-@pytest.mark.parametrize(
-    ("folder", "allowed", "refused"),
-    [
-        ("theano-compat", ["3.9", "3.11"], ["3.8", "3.12"]),
-        ("synk-shm", ["3.9", "3.11", "3.13"], ["3.8"]),
-        ("synk-comm", ["3.9", "3.11", "3.13"], ["3.8"]),
-        ("synk-core", ["3.9", "3.11", "3.14"], ["3.8", "3.15"]),
-        ("synk-theano", ["3.9", "3.11"], ["3.8", "3.12"]),
-        ("synk-pytensor", ["3.12", "3.14"], ["3.11", "3.15"]),
-        ("synk-extensions", ["3.9", "3.11", "3.14"], ["3.8", "3.15"]),
-    ],
-)
-def test_supported_pythons(folder: str, allowed: list[str], refused: list[str]) -> None:
-    specifier = Requirement("x" + project(folder)["requires-python"]).specifier
-    assert [version for version in allowed if not specifier.contains(version)] == []
-    assert [version for version in refused if specifier.contains(version)] == []

@@ -20,7 +20,7 @@ from nbclient import NotebookClient
 
 from synk_testing import is_there
 
-NOTEBOOKS = sorted((ROOT / "docs/notebooks").glob("*.ipynb"))
+NOTEBOOK = ROOT / "docs/notebooks/first.ipynb"
 LIMIT_S = 60
 PNG = "iVBORw0KGgo"
 
@@ -136,13 +136,12 @@ class Kernel:
         assert cell.error, cell
         return cell.error
 
-    def busy(self) -> Kernel:
+    def busy(self) -> None:
         """Give it workers and a function `call(of_master, of_worker)`."""
         self.run(START)
         self.define()
         for mark in [*self.folder.glob("began.*"), *self.folder.glob("ended.*")]:
             mark.unlink()
-        return self
 
     def define(self) -> None:
         """Run the cell that defines `call`."""
@@ -150,11 +149,6 @@ class Kernel:
 
     def wait_for(self, *marks: str) -> None:
         wait_until(lambda: all((self.folder / mark).exists() for mark in marks), f"no {marks}")
-
-    def interrupt(self, cell: str) -> Cell:
-        """Press the stop button while a cell runs; return what the cell gave."""
-        self.manager.interrupt_kernel()
-        return self.finish(cell)
 
     def end(self) -> None:
         # As a server does it: a kernel that is killed after its workers have gone cannot clean up.
@@ -193,26 +187,11 @@ def kernel(tmp_path: Path) -> Iterator[Kernel]:
     started.end()
 
 
-@pytest.fixture(scope="module")
-def kept(folders: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
-    """A kernel for several tests."""
-    started = Kernel(tmp_path_factory.mktemp("kept"))
-    yield started
-    started.end()
-
-
-@pytest.fixture
-def warm(kept: Kernel) -> Iterator[Kernel]:
-    """A kernel in which nothing is forked: others may have been, and were closed."""
-    yield kept
-    kept.run("synk.close()")
-
-
 # The notebook of the documentation.
 
 
 def test_the_notebook_runs_and_shows_what_it_promises(tmp_path: Path) -> None:
-    notebook = nbformat.read(ROOT / "docs/notebooks/first.ipynb", as_version=4)
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
     NotebookClient(
         notebook, timeout=LIMIT_S, resources={"metadata": {"path": str(tmp_path)}}
     ).execute()
@@ -240,9 +219,8 @@ def test_the_notebook_runs_and_shows_what_it_promises(tmp_path: Path) -> None:
     assert results["synk.close()"] == []
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
-def test_notebooks_are_kept_without_outputs(path: Path) -> None:
-    notebook = nbformat.read(path, as_version=4)
+def test_the_notebook_is_kept_without_outputs() -> None:
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
     nbformat.validate(notebook)
     for cell in notebook.cells:
         assert not cell.get("outputs"), cell.id
@@ -254,72 +232,39 @@ def test_notebooks_are_kept_without_outputs(path: Path) -> None:
 # Cells.
 
 
-def test_what_cells_define_reaches_the_workers_and_fork_twice_is_told(warm: Kernel) -> None:
-    warm.busy()
-    assert warm.run("call(0.25, 0.5)").result == "0.75"
-    pids = {int(mark.suffix[1:]) for mark in warm.folder.glob("began.*")}
-    assert pids == {warm.pid, *warm.workers()}, "both computed"
-    (table,) = warm.run("synk.stats()").shown
+def test_what_cells_define_reaches_the_workers_and_fork_twice_is_told(kernel: Kernel) -> None:
+    kernel.busy()
+    assert kernel.run("call(0.25, 0.5)").result == "0.75"
+    pids = {int(mark.suffix[1:]) for mark in kernel.folder.glob("began.*")}
+    assert pids == {kernel.pid, *kernel.workers()}, "both computed"
+    (table,) = kernel.run("synk.stats()").shown
     for text in (table["text/plain"], table["text/html"]):
         assert {"calls", "busy"} <= set(re.split(r"[^a-z]+", text))
     # A cell that is run once more defines its class anew; so do functions with it.
-    warm.define()
-    assert warm.run("call(0.25, 0)").result == "0.25"
-    workers = warm.workers()
-    assert re.match(r"AlreadyForked: .*call close\(\) first", warm.fails(START))
-    assert warm.workers() == workers
-    again = warm.run(START.replace("synk.fork", "synk.close(); synk.fork"))
+    kernel.define()
+    assert kernel.run("call(0.25, 0)").result == "0.25"
+    workers = kernel.workers()
+    assert re.match(r"AlreadyForked: .*call close\(\) first", kernel.fails(START))
+    assert kernel.workers() == workers
+    again = kernel.run(START.replace("synk.fork", "synk.close(); synk.fork"))
     assert "use 2 of" in again.printed or "use 2 processes" in again.printed
-    assert not set(workers) & set(warm.workers())
+    assert not set(workers) & set(kernel.workers())
     wait_until(lambda: not any(map(is_there, workers)), "close() left workers")
-    assert "call fork() to start a new one" in warm.fails("call(0, 0)")
+    assert "call fork() to start a new one" in kernel.fails("call(0, 0)")
 
 
-# Interrupts: what the stop button does.
-
-
-@pytest.mark.parametrize(
-    ("call", "marks"),
-    [("call(60, 0.25)", ["began.{0}"]), ("call(0, 60)", ["ended.{0}", "began.{1}"])],
-    ids=["it computes", "it waits"],
-)
-def test_an_interrupt_of_the_master_ends_the_call_on_all_ranks_and_all_goes_on(
-    warm: Kernel, call: str, marks: list[str]
-) -> None:
-    warm.busy()
-    workers = warm.workers()
-    cell = warm.begin(call)
-    warm.wait_for(*(mark.format(warm.pid, *workers) for mark in marks))
+def test_the_stop_button_ends_a_call_on_all_ranks_and_all_goes_on(kernel: Kernel) -> None:
+    """The master waits for its worker, which computes."""
+    kernel.busy()
+    workers = kernel.workers()
+    cell = kernel.begin("call(0, 60)")
+    kernel.wait_for(f"ended.{kernel.pid}", f"began.{workers[0]}")
     time.sleep(0.3)  # until it waits
-    assert warm.interrupt(cell).error.startswith("KeyboardInterrupt")
+    kernel.manager.interrupt_kernel()
+    assert kernel.finish(cell).error.startswith("KeyboardInterrupt")
     assert all(map(is_there, workers))
-    assert warm.run("call(0.25, 0.5)").result == "0.75"
-    assert warm.workers() == workers
-
-
-def test_an_interrupt_ends_a_training_after_its_step(kernel: Kernel) -> None:
-    kernel.run(START)
-    kernel.run(
-        """
-from synkhronos.extensions import updates
-from synkhronos.extensions.train import Trainer, make_train_function
-
-x = T.matrix("x")
-w = theano.shared(np.ones(3, dtype=theano.config.floatX))
-train = make_train_function(T.sqr(x.dot(w)).mean(), [w], [x], updates.sgd, learning_rate=1e-6)
-rows = np.ones((64, 3), dtype=theano.config.floatX)
-touch = lambda *_: Path("epoch").touch()
-trainer = Trainer(train, rows, batch_size=8, callbacks=[touch], verbose=False)
-"""
-    )
-    cell = kernel.begin("history = trainer.run(epochs=10**9); print(history)")
-    kernel.wait_for("epoch")
-    done = kernel.interrupt(cell)
-    assert not done.error
-    assert "interrupted" in done.printed
-    # The step was whole on all ranks.
-    ranks = kernel.run("all(np.array_equal(synk.get_value(k, w), w.get_value()) for k in (0, 1))")
-    assert ranks.result == "True"
+    assert kernel.run("call(0.25, 0.5)").result == "0.75"
+    assert kernel.workers() == workers
 
 
 # Ends.
@@ -333,7 +278,6 @@ def kill_in_a_call(kernel: Kernel) -> None:
 
 ENDS: dict[str, Callable[[Kernel], None]] = {
     "restart": lambda kernel: kernel.manager.restart_kernel(),
-    "exit()": lambda kernel: kernel.begin("exit()") and None,
     "group killed": lambda kernel: os.killpg(kernel.pid, signal.SIGKILL),
     "killed in a call": kill_in_a_call,
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import Any, Callable
@@ -37,14 +36,6 @@ SUITES = {
         "import subprocess, sys\n\ndef test_it():\n"
         "    code = 'import time\\nwhile time.process_time() < 6: pass'\n"
         "    subprocess.run([sys.executable, '-c', code], check=True)"
-    ),
-    "signals": (
-        "import signal, subprocess, sys\n\n"
-        "def test_all_as_usual():\n"
-        "    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler\n"
-        "    code = 'import signal; print(*(int(signal.getsignal(n)) for n in (1, 3)))'\n"
-        "    said = subprocess.check_output([sys.executable, '-c', code], text=True)\n"
-        "    assert said.split() == ['0', '0']"
     ),
 }
 # The program, with suites of its own and its logs elsewhere.
@@ -154,24 +145,16 @@ def test_without_theano_what_needs_it_is_left_out_and_named(start: Start) -> Non
     assert said.splitlines()[-1] == "1 passed, 0 failed, 1 skipped"
 
 
-def test_who_asks_for_what_cannot_run_is_told(start: Start) -> None:
-    status, said, error = run(start, "good", "bad", arguments=("bad",), has_theano=False)
-    assert (status, said) == (1, "")
-    assert error == "bad: needs Theano, and that Python 3.9 to 3.11\n"
-
-
-def test_an_unknown_name_is_refused(start: Start) -> None:
-    status, said, error = run(start, "good", "bad", arguments=("nowhere",))
-    assert (status, said) == (1, "")
-    assert "no such suite: nowhere; known are bad, good" in error
-
-
-def test_signals_that_are_ignored_have_their_effect_again(start: Start) -> None:
-    # As nohup and a shell's "&" have them.
-    ignoring = "import os, signal, sys\nfor n in (1, 2, 3):\n    signal.signal(n, signal.SIG_IGN)\n"
-    ignoring += "os.execv(sys.argv[1], sys.argv[1:])"
-    status, said, _ = run(start, "signals", prefix=(sys.executable, "-c", ignoring))
-    assert status == 0, said
+@pytest.mark.parametrize(
+    ("asked", "answer"),
+    [
+        ("bad", "bad: needs Theano, and that Python 3.9 to 3.11\n"),
+        ("nowhere", "no such suite: nowhere; known are bad, good\n"),
+    ],
+)
+def test_who_asks_for_what_cannot_run_is_told(start: Start, asked: str, answer: str) -> None:
+    status, said, error = run(start, "good", "bad", arguments=(asked,), has_theano=False)
+    assert (status, said, error) == (1, "", answer)
 
 
 @pytest.mark.parametrize(

@@ -31,10 +31,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import xml.etree.ElementTree as ET
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 KNOWN = Path(__file__).with_name("foreign_suites.json")
@@ -47,13 +46,12 @@ NEWER_LASAGNE = (
     "https://github.com/Lasagne/Lasagne/archive/5d3c63cb315c50b1cbd27a6bc8664b406f34dd99.zip"
 )
 """The last state of its repository, which names itself 0.2.dev1."""
+MENDED_FILE = "lasagne/tests/layers/test_conv.py"
 MENDED = {
-    "lasagne/tests/layers/test_conv.py": {
-        "output[slices]": "output[tuple(slices)]",
-        "[[slice(None, None, factor) for factor in factors]]": (
-            "[tuple(slice(None, None, factor) for factor in factors)]"
-        ),
-    }
+    "output[slices]": "output[tuple(slices)]",
+    "[[slice(None, None, factor) for factor in factors]]": (
+        "[tuple(slice(None, None, factor) for factor in factors)]"
+    ),
 }
 """Lines of Lasagne 0.2.dev1's tests that index NumPy with lists: none of the file would run."""
 # setuptools, because Theano and Lasagne ask pkg_resources and distutils; mock, for Lasagne's tests.
@@ -63,7 +61,6 @@ NEEDED = (
 )
 NEEDED_BY_PYTENSOR = ("pytest>=8", "pytest-mock")
 SUITE_LIMIT_S = 4 * 3600
-FAILURES = ("failure", "error")
 
 
 class Suite(NamedTuple):
@@ -81,12 +78,17 @@ class Suite(NamedTuple):
         """The suite's name in the comparison."""
         return f"{self.name} -k '{self.select}'" if self.select else self.name
 
+    @property
+    def figures(self) -> str:
+        """How many tests passed, are known to fail, and were skipped."""
+        return f"{self.passed} / {len(self.failing)} / {self.skipped}"
+
 
 class Result(NamedTuple):
-    """What became of a suite: names of tests, and a reason if there are none."""
+    """What became of a suite: numbers, names of tests that failed, and why there are none."""
 
-    passed: list[str]
-    skipped: list[str]
+    passed: int
+    skipped: int
     failed: list[str]
     problem: str = ""
 
@@ -120,13 +122,6 @@ def make_environment(folder: Path) -> Path:
     return python
 
 
-def folder_of_theano(python: Path) -> Path:
-    """Return where the installed Theano is, which brings its tests along."""
-    code = "import importlib.util as u; print(u.find_spec('theano').submodule_search_locations[0])"
-    done = subprocess.run([str(python), "-c", code], check=True, capture_output=True, text=True)
-    return Path(done.stdout.strip())
-
-
 def unpack_lasagne(python: Path, requirement: str, folder: Path) -> Path:
     """Fetch Lasagne's sources, which alone have its tests, and unpack them."""
     folder.mkdir()
@@ -137,19 +132,13 @@ def unpack_lasagne(python: Path, requirement: str, folder: Path) -> Path:
     (archive,) = folder.iterdir()
     shutil.unpack_archive(archive, folder)
     (unpacked,) = (path for path in folder.iterdir() if path.is_dir())
-    return unpacked
-
-
-def mended(sources: Path, folder: Path) -> Path:
-    """Return a copy of Lasagne 0.2.dev1's sources whose tests today's NumPy can run."""
-    shutil.copytree(sources, folder, ignore=shutil.ignore_patterns(".git"))
-    for name, changes in MENDED.items():
-        file = folder / name
+    if requirement == NEWER_LASAGNE:
+        file = unpacked / MENDED_FILE
         text = file.read_text(encoding="utf-8")
-        for old, new in changes.items():
+        for old, new in MENDED.items():
             text = text.replace(old, new)
         file.write_text(text, encoding="utf-8")
-    return folder
+    return unpacked
 
 
 def run_suite(suite: Suite, python: Path, top: Path, flags: str, scratch: Path) -> Result:
@@ -171,17 +160,12 @@ def run_suite(suite: Suite, python: Path, top: Path, flags: str, scratch: Path) 
         # One thread: the numbers of the tests are small, and the machine may have other work.
         **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
     }
+    problem = ""
     with log.open("w+", encoding="utf-8", errors="replace") as output:
-        process = subprocess.Popen(
-            command,
-            cwd=scratch,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # so that it is ended with the compilers it started
-        )
-        problem = ""
+        # A session, so that it is ended with the compilers that it started.
+        how: dict[str, Any] = {"cwd": scratch, "env": environment, "start_new_session": True}
+        streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
+        process = subprocess.Popen(command, **how, **streams)
         try:
             status = process.wait(timeout=SUITE_LIMIT_S)
             if status not in (0, 1):
@@ -194,25 +178,25 @@ def run_suite(suite: Suite, python: Path, top: Path, flags: str, scratch: Path) 
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
     if not report.exists():
-        return Result([], [], [], problem or "pytest wrote no report")
+        return Result(0, 0, [], problem or "pytest wrote no report")
     return read_report(report)._replace(problem=problem)
 
 
 def read_report(report: Path) -> Result:
     """Sort the tests of a JUnit report by what became of them."""
-    result = Result([], [], [])
+    passed, skipped, failed = 0, 0, []
     # The report was written by our own pytest a moment ago.
     for case in ET.parse(report).getroot().iter("testcase"):  # noqa: S314
         owner = case.get("classname", "").rpartition(".")[2]
         name = f"{owner}::{case.get('name')}"
         tags = {child.tag for child in case}
-        if tags & set(FAILURES):
-            result.failed.append(name)
+        if tags & {"failure", "error"}:
+            failed.append(name)
         elif "skipped" in tags:
-            result.skipped.append(name)
+            skipped += 1
         else:
-            result.passed.append(name)
-    return result
+            passed += 1
+    return Result(passed, skipped, failed)
 
 
 def compare(suite: Suite, result: Result) -> list[str]:
@@ -223,36 +207,21 @@ def compare(suite: Suite, result: Result) -> list[str]:
         for name in result.failed
         if not any(fnmatch.fnmatchcase(name, pattern) for pattern in suite.failing)
     ]
-    if len(result.passed) < suite.passed:
-        worse.append(f"{suite.label}: {len(result.passed)} passed, it was {suite.passed}")
+    if result.passed < suite.passed:
+        worse.append(f"{suite.label}: {result.passed} passed, it was {suite.passed}")
     return worse
 
 
-def line_of(suite: Suite, result: Result, seconds: float) -> str:
-    """Return a line of the comparison."""
-    now = f"{len(result.passed)} / {len(result.failed)} / {len(result.skipped)}"
-    then = f"{suite.passed} / {len(suite.failing)} / {suite.skipped}"
-    verdict = "worse" if compare(suite, result) else "ok"
-    return f"{suite.label:<56} {now:<16} (known {then:<15}) {seconds:7.0f} s  {verdict}"
-
-
-def parse(arguments: list[str]) -> argparse.Namespace:
-    """Read the command line."""
+def main(arguments: list[str]) -> int:
+    """Run the suites and print the comparison; return 1 if something is worse than it was."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("suites", nargs="*", help="parts of names; all suites if none is given")
     parser.add_argument("--list", action="store_true", help="show the table and stop")
     parser.add_argument("--venv", type=Path, help="run in this environment, made if absent")
     parser.add_argument("--cache", type=Path, help="Theano's base_compiledir; kept if given")
-    parser.add_argument("--lasagne", type=Path, help="Lasagne 0.1's unpacked source distribution")
-    parser.add_argument("--newer-lasagne", type=Path, help="a checkout of Lasagne 0.2.dev1")
     parser.add_argument("--pytensor", type=Path, help="a checkout of PyTensor")
     parser.add_argument("--quick", action="store_true", help="compile without optimisation (-O0)")
-    return parser.parse_args(arguments)
-
-
-def main(arguments: list[str]) -> int:
-    """Run the suites and print the comparison; return 1 if something is worse than it was."""
-    options = parse(arguments)
+    options = parser.parse_args(arguments)
     suites = [
         suite
         for suite in known_suites()
@@ -263,7 +232,7 @@ def main(arguments: list[str]) -> int:
         return 2
     if options.list:
         for suite in suites:
-            print(f"{suite.label:<56} {suite.passed} / {len(suite.failing)} / {suite.skipped}")
+            print(f"{suite.label:<56} {suite.figures}")
         return 0
     if not HAS_THEANO and not options.pytensor:
         print("PyTensor's tests are in a checkout of it: --pytensor FOLDER", file=sys.stderr)
@@ -274,29 +243,30 @@ def main(arguments: list[str]) -> int:
     print("suite: passed / failed / skipped", flush=True)
     with tempfile.TemporaryDirectory(prefix="foreign-suites-") as folder:
         scratch = Path(folder)
-        own = folder_of_theano(python).parent if HAS_THEANO else options.pytensor.resolve()
-        lasagne: Optional[Path] = options.lasagne
-        newer: Optional[Path] = None
+        # Theano's distribution has its tests.
+        find = "import importlib.util as u; print(u.find_spec('theano').origin)"
+        done = subprocess.check_output([str(python), "-c", find], text=True) if HAS_THEANO else ""
+        own = Path(done).parents[1] if HAS_THEANO else options.pytensor.resolve()
+        lasagne: dict[str, Path] = {}
         cache = (options.cache or scratch / "cache").resolve()
         quick = "gcc.cxxflags=-O0" if HAS_THEANO else "gcc__cxxflags=-O0,linker=cvm"
         flags = f"base_compiledir={cache}" + (f",{quick}" if options.quick else "")
         flags += "" if HAS_THEANO else ",blas__ldflags="  # or it warns that pip brings no BLAS
         for suite in suites:
             top = own
-            if suite.name.startswith("lasagne/"):
-                lasagne = lasagne or unpack_lasagne(python, LASAGNE, scratch / "0.1")
-                top = lasagne.resolve()
-            elif suite.name.startswith(NEWER):
-                newer = newer or mended(
-                    options.newer_lasagne or unpack_lasagne(python, NEWER_LASAGNE, scratch / "0.2"),
-                    scratch / "mended",
-                )
-                top = newer
-            begin = time.monotonic()
+            if suite.name.startswith("lasagne"):
+                release = NEWER_LASAGNE if suite.name.startswith(NEWER) else LASAGNE
+                if release not in lasagne:
+                    place = scratch / f"lasagne-{len(lasagne)}"
+                    lasagne[release] = unpack_lasagne(python, release, place)
+                top = lasagne[release]
             own_python = Path(sys.executable) if is_ours(suite) else python
             result = run_suite(suite, own_python, top, flags, scratch)
-            print(line_of(suite, result, time.monotonic() - begin), flush=True)
-            worse += compare(suite, result)
+            found = compare(suite, result)
+            verdict = "worse" if found else "ok"
+            now = f"{result.passed} / {len(result.failed)} / {result.skipped}"
+            print(f"{suite.label:<56} {now:<16} (known {suite.figures:<15}) {verdict}", flush=True)
+            worse += found
     print("\n" + ("\n".join(worse) if worse else "nothing is worse than it was"), flush=True)
     return 1 if worse else 0
 

@@ -11,7 +11,7 @@ import numpy as np
 import theano
 import theano.tensor as T
 
-from synk_core import BatchError, Data, InputTypeError, Runtime, SynkError, WorkerFailed
+from synk_core import Data, Runtime, WorkerFailed
 
 WIDTH = 7
 ROWS = 600
@@ -318,23 +318,6 @@ class Life:
         assert raised == (rank, ArithmeticError)
         np.testing.assert_array_equal(self.runtime.collectives.gather(self._u), before)
 
-    def mistake(self) -> None:
-        """Make a call that is refused before anything is sent."""
-        x, y = self._matrix(), np.ones(WIDTH)
-        wrong: list[tuple[type[SynkError], Callable[[], Any]]] = [
-            (InputTypeError, lambda: self._plain(x)),
-            (InputTypeError, lambda: self._plain(x[0], y)),
-            (BatchError, lambda: self._plain(x, y, batch=[len(x)])),
-            (SynkError, lambda: self.runtime.collectives.all_reduce(self._s, "median")),
-            (SynkError, lambda: self.runtime.collectives.broadcast(x)),
-        ]
-        kind, do = wrong[self.rng.integers(len(wrong))]
-        try:
-            do()
-        except kind:
-            return
-        raise AssertionError("nothing was raised")
-
 
 ACTS = {
     "call": 30,
@@ -344,7 +327,6 @@ ACTS = {
     "collective": 30,
     "data_changes": 20,
     "failure": 3,
-    "mistake": 3,
     "distribute": 5,
     "timeline": 1,
     "verify": 0.5,

@@ -10,16 +10,13 @@ import ctypes
 import faulthandler
 import gc
 import json
-import os
 import random
 import signal
 import sys
-import threading
 import time
 from typing import Any, Callable, Optional
 
 import numpy as np
-import psutil
 import theano
 import theano.tensor as T
 from _victims import STATES
@@ -280,7 +277,6 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
         "type": type(error).__name__,
         "rank": getattr(error, "rank", None),
         "signal": getattr(error, "signal", None),
-        "doing": getattr(error, "doing", None),
         "message": str(error)[:2000],
         "closed": runtime is None or runtime.closed,
     }
@@ -292,8 +288,8 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def went_on(doing: Watched) -> dict[str, Any]:
-    """Work on after an interrupt, and close: what was wrong, and whether the runtime was open."""
-    told = {"undone": len(doing.after) == 1, "went_on": not doing.runtime.closed, "wrong": ""}
+    """Work on after an interrupt, and close: return what was wrong."""
+    told = {"wrong": ""}
     if not doing.runtime.closed:
         told["wrong"] = doing.wrong()
         doing.updating()
@@ -315,11 +311,8 @@ def main() -> None:
         tell(
             "caught",
             **caught,
-            alone_s=time.monotonic() - caught["caught_at"],
             children=len(children()),
             descriptors=len(descriptors()),
-            threads=threading.active_count(),
-            rss=psutil.Process(os.getpid()).memory_info().rss,
         )
 
 

@@ -90,11 +90,10 @@ def reaped() -> bool:
     return True
 
 
-def in_memory(family: Optional[str]) -> tuple[list[str], list[str]]:
-    """Return a family's segments in shared memory, and its lock files, which hold no memory."""
+def in_memory(family: Optional[str]) -> list[str]:
+    """Return a family's segments in shared memory, but for its lock files: they hold no memory."""
     names = shared_memory(f".{family}.") if family else []
-    locks = [name for name in names if name.endswith(".lock")]
-    return sorted({*names} - {*locks}), locks
+    return [name for name in names if not name.endswith(".lock")]
 
 
 def taken_away(folder: Path) -> list[str]:

@@ -128,10 +128,8 @@ class Trials:
             signal.pidfd_send_signal(fd, signal.SIGKILL)
         os.close(fd)
         event = self._caught(program, killed_at, family, trial)
-        trial["since_kill_s"] = event["caught_at"] - killed_at
         if event["caught_at"] > killed_at:
             trial["seconds"] = event["caught_at"] - max(killed_at, event["called_at"])
-        trial["doing"] = event["doing"]
         if job["state"] == "closing" and event["type"] == "Finished":
             return
         if (event["type"], event["rank"], event["signal"]) != ("WorkerDied", victim, "SIGKILL"):
@@ -152,8 +150,6 @@ class Trials:
             program.descriptors = event["descriptors"]
         descriptors = max(event["descriptors"] - program.descriptors, 0)
         self._look(program, family, trial, event["children"], descriptors)
-        trial["rss_mib"] = event["rss"] // 2**20
-        trial["alone_s"] = event["alone_s"]
         if not event["closed"]:
             raise Trouble(f"the runtime is still open after {event['type']}: {event['message']}")
         return event
@@ -171,7 +167,6 @@ class Trials:
         trial["seconds"] = event["caught_at"] - struck_at
         if event["type"] != "KeyboardInterrupt":
             raise Trouble(f"got {event['type']}: {event['message']}")
-        trial.update({name: event[name] for name in ("undone", "went_on") if name in event})
         if event.get("wrong"):
             raise Trouble(event["wrong"])
 
@@ -179,17 +174,14 @@ class Trials:
         self, program: Victim, job: dict[str, Any], moment: float, trial: dict
     ) -> None:
         starting = job["state"] == "starting"
-        told = self._begin(program, job, "starting" if starting else "at work")
+        self._begin(program, job, "starting" if starting else "at work")
         self._nap(job, moment)
         family = program.family()
-        workers = set(told.get("workers", {}).values())
         killed_at = time.monotonic()
         program.kill()
         # The orphans are children of this process now.
         while True:
             left = reaped()
-            if "workers_s" not in trial and workers and not workers & children():
-                trial["workers_s"] = time.monotonic() - killed_at
             if not left:
                 break
             if time.monotonic() > killed_at + HANG_S:
@@ -197,13 +189,12 @@ class Trials:
             time.sleep(0.002)
         trial["seconds"] = time.monotonic() - killed_at
         self._look(program, family, trial, len(children()), 0)  # a dead process has none open
-        trial["lock_files"] = len(in_memory(family)[1])
         program.close()
 
     def _look(
         self, program: Victim, family: Optional[str], trial: dict, processes: int, descriptors: int
     ) -> None:
-        left = (processes, in_memory(family)[0], descriptors, taken_away(program.temporary))
+        left = (processes, in_memory(family), descriptors, taken_away(program.temporary))
         trial["left"] = dict(zip(LEAKS, left))
 
     def end(self) -> None:
@@ -212,7 +203,7 @@ class Trials:
 
 
 def summary(trials: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the figures: by what was killed, and in which state."""
+    """Return the figures, by what was killed."""
     told: dict[str, Any] = {"trials": len(trials)}
     told["wrong"] = sum("trouble" in trial for trial in trials)
     told["leaks"] = dict.fromkeys(LEAKS, 0)
@@ -220,20 +211,13 @@ def summary(trials: list[dict[str, Any]]) -> dict[str, Any]:
         for what, left in trial.get("left", {}).items():
             told["leaks"][what] += left if isinstance(left, int) else len(left)
     for killed in KILLED:
-        of = [t for t in trials if t["killed"] == killed and "seconds" in t]
-        told[killed] = {"all": figures([t["seconds"] for t in of])}
-        for state in STATES:
-            told[killed][state] = figures([t["seconds"] for t in of if t["state"] == state])
+        seconds = [t["seconds"] for t in trials if t["killed"] == killed and "seconds" in t]
+        told[killed] = {"trials": len(seconds)}
+        if seconds:
+            middle, high = np.percentile(seconds, [50, 99])
+            times = {"median_s": middle, "p99_s": high, "worst_s": max(seconds)}
+            told[killed].update({name: round(float(v), 4) for name, v in times.items()})
     return told
-
-
-def figures(seconds: list[float]) -> dict[str, Any]:
-    """Return median, 99th percentile and the worst of some times."""
-    if not seconds:
-        return {"trials": 0}
-    middle, high = np.percentile(seconds, [50, 99])
-    values = {"median_s": middle, "p99_s": high, "worst_s": max(seconds)}
-    return {"trials": len(seconds), **{name: round(float(v), 4) for name, v in values.items()}}
 
 
 def main() -> int:
@@ -272,7 +256,7 @@ def main() -> int:
             _results.write(arguments.json, {"seed": seed, "summary": told, "trials": done})
     print(json.dumps({name: told[name] for name in ("trials", "wrong", "leaks")}))
     for killed in KILLED:
-        print(f"{killed}: {json.dumps(told[killed]['all'])}")
+        print(f"{killed}: {json.dumps(told[killed])}")
     return 1 if told["wrong"] or any(told["leaks"].values()) or len(done) < len(todo) else 0
 
 

@@ -44,8 +44,7 @@ def attempt(act, *args, **kwargs):
     except BaseException as error:
         return {"error": type(error).__name__, "kinds": [k.__name__ for k in type(error).__mro__],
                 "text": str(error)[:2000], "seconds": time.monotonic() - start,
-                "signal": getattr(error, "signal", None), "rank": getattr(error, "rank", None),
-            "doing": getattr(error, "doing", None)}
+                "signal": getattr(error, "signal", None), "rank": getattr(error, "rank", None)}
     return {"error": None, "seconds": time.monotonic() - start}
 """
 

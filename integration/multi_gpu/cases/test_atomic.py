@@ -154,26 +154,6 @@ def test_a_collective_leaves_the_array_that_was_there(synk, n, place):
                 same(got, want, "float32")
 
 
-def test_a_collective_of_shapes_that_differ_changes_nothing(synk, n, place):
-    if n == 1:
-        pytest.skip("one rank has one shape")
-    s, held = spread(synk, n, values("float32", (6, 2)), place)
-    t, held_t = spread(synk, n, values("float32", (5,)), place, "t")
-    odd = values("float32", (4, 2))
-    synk.set_value(n - 1, s, odd)
-    held[-1] = odd
-    for act in (synk.all_reduce, synk.reduce):
-        with pytest.raises(synk.SynkError, match="shape"):
-            act([t, s], op="sum")
-        for variable, all_held in ((s, held), (t, held_t)):
-            for got, want in zip(on_all(synk, n, variable), all_held):
-                np.testing.assert_array_equal(got, want)
-    synk.broadcast(s)
-    synk.all_reduce([t, s], op="max")
-    for got in on_all(synk, n, s):
-        np.testing.assert_array_equal(got, held[0])
-
-
 class Program:
     """Three variables, two functions, and the same in NumPy: `state[k][r]` is rank r's value."""
 

@@ -79,14 +79,3 @@ def test_training_steps_are_those_of_calls(synk, n, form):
         trained.append((losses, synk.get_value(0, w)))
     same(np.array(trained[1][0]), np.array(trained[0][0]))
     same(trained[1][1], trained[0][1])
-
-
-def test_functions_that_are_gone_leave_no_copy_behind(synk, n, place):
-    data, labels = values("float32", (ROWS, FEATURES)), np.arange(ROWS, dtype="int32")
-    for i in range(6):
-        f, _ = functions(synk, place)
-        x, y = synk.data(data + i), synk.data(labels)
-        synk.step(f.delayed(x, y, batch=[1, 2, 3] * 30).prefetch())
-        del f, x, y
-        y = T.fmatrix("y")
-        same(synk.function([y], (y.sum(), "sum"))(data[:64]), data[:64].sum(dtype="float64"))

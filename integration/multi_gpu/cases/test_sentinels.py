@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import theano.tensor as T
-from _lib import FLOATS, shared, values
+from _lib import shared, values
 
 from synkhronos.exceptions import NotFinite, ReplicasDiffer, WorkerFailed
 
 
-@pytest.mark.parametrize("dtype", [*FLOATS, "int32", "bool"])
+@pytest.mark.parametrize("dtype", ["float32", "bool"])
 def test_one_bit_on_one_rank_is_seen(synk, n, place, dtype):
     variable = shared(values(dtype, (70, 41)), place, name="watched")
     with synk.watch_replicas(variable, action="raise") as watch:
@@ -30,13 +30,12 @@ def test_one_bit_on_one_rank_is_seen(synk, n, place, dtype):
 
 
 @pytest.mark.parametrize("num_slices", [1, 3])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_the_row_of_a_nan(synk, n, place, dtype, num_slices):
-    x = T.TensorType(dtype, (False, False))("x")
-    w = shared(np.ones(3, dtype), place, name="w")
+def test_the_row_of_a_nan(synk, place, num_slices):
+    x = T.fmatrix("x")
+    w = shared(np.ones(3, "float32"), place, name="w")
     cost = T.log(x.dot(w)).mean()
     f = synk.function([x], cost, updates=[(w, w + T.grad(cost, w))], name="logs")
-    rows = np.random.RandomState(0).uniform(1, 2, (53, 3)).astype(dtype)
+    rows = np.random.RandomState(0).uniform(1, 2, (53, 3)).astype("float32")
     f(rows, num_slices=num_slices)
     synk.broadcast(w)
     before = synk.gather(w)

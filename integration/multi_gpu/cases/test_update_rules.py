@@ -1,4 +1,4 @@
-"""Update rules, plain and wrapped, take the same steps on the device as on the host."""
+"""Training is the serial training on the host, step for step, by update rules plain and wrapped."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from synkhronos.extensions.train import make_train_function
 
 # On the host, in NumPy.
 MODE = theano.Mode(linker="py", optimizer=None)
-# Those whose arithmetic test_training.py does not have.
 CASES = [
+    ("sgd", "float32", False),
+    ("momentum", "float32", False),
+    ("adam", "float64", False),
     ("adadelta", "float32", False),
     ("amsgrad", "float32", False),
-    ("adamax", "float32", False),
+    ("nesterov_momentum", "float32", False),
     ("sgd_nonflat", "float32", True),
     ("amsgrad", "float64", True),
 ]
@@ -39,6 +41,7 @@ def _model(place, dtype):
 @pytest.mark.parametrize("flat", [False, True])
 @pytest.mark.parametrize("rule, dtype, is_wrapped", CASES)
 def test_steps_are_those_on_the_host(synk, n, device_set, rule, dtype, is_wrapped, flat):
+    """Even and uneven batches, fewer rows than ranks, slices, rows from shared memory or not."""
     place = "host" if device_set.kind == "cpu" else "device"
     chosen = getattr(updates, rule)
     chosen = _wrapped(chosen) if is_wrapped else chosen
@@ -50,11 +53,14 @@ def test_steps_are_those_on_the_host(synk, n, device_set, rule, dtype, is_wrappe
     f_grad = theano.function([y], twin_loss, updates=split.grad_updates, mode=MODE)
     f_step = theano.function([], updates=split.param_updates, mode=MODE)
 
-    for rows in (7, 4 * n, 1):
-        batch = values(dtype, (rows, 4), seed=rows)
-        expected = f_grad(batch)
+    data = values(dtype, (5 * n, 4))
+    for step, (size, num_slices) in enumerate([(7, 1), (4 * n, 1), (4 * n + 1, 3), (1, 2)]):
+        rows = np.random.RandomState(step).randint(0, len(data), size)
+        expected = f_grad(data[rows])
         f_step()
-        assert abs(float(train(batch)) - expected) <= 10 * TOLERANCE[dtype] * max(1, expected)
+        given = synk.data(data) if step % 2 else data
+        got = float(train(given, batch=rows, num_slices=num_slices))
+        assert abs(got - expected) <= 10 * TOLERANCE[dtype] * max(1, expected)
     for param, twin in zip(params, twins):
         results = on_all(synk, n, param)
         assert np.abs(results[0] - twin.get_value()).max() <= 10 * TOLERANCE[dtype]

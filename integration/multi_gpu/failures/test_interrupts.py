@@ -1,11 +1,9 @@
-"""Ctrl-C, once and twice, at work and in collectives; and what a failure leaves of variables."""
+"""Ctrl-C, once and twice, at work and in collectives."""
 
 from __future__ import annotations
 
-import json
-
 import pytest
-from _program import run_program, told_by
+from _program import told_by
 
 SOON_S = 15
 
@@ -28,7 +26,7 @@ def slow(array):
         time.sleep(30)
     return array
 
-fork(**json.loads(os.environ.get("MORE", "{}")))
+fork()
 x = T.fmatrix("x")
 w = theano.shared(np.arange(500_000, dtype="float32"), name="w")
 g = theano.shared(np.zeros(500_000, "float32"), name="g")
@@ -99,63 +97,3 @@ tell(result=result, after=attempt(once, good), left=len(workers()))
     assert told["result"]["seconds"] < SOON_S, told
     assert told["after"]["error"] == "Closed", told
     assert told["left"] == 0
-
-
-def test_ctrl_c_at_any_moment_leaves_the_ranks_equal(several):
-    """Steps one after the other, interrupted again and again: each is done on all ranks or none."""
-    told = told_by(several, SLOW)("""
-count = theano.shared(np.zeros(3, "float32"), name="count")
-rising = synk.function([], updates=[(count, count + 1), (w, w + 1)])
-steps = [0]
-
-def endless():
-    while True:
-        synk.step(rising, synk.delayed.all_reduce([count, w]))
-        steps[0] += 1
-
-synk.broadcast(w, np.zeros(500_000, "float32"))
-errors, off = [], []
-for k in range(12):
-    strike(0.05 + 0.037 * k)
-    errors.append(attempt(endless)["error"])
-    counts, values = synk.gather(count), synk.gather(w)
-    assert (counts == counts[0, 0]).all() and (values == values[0, 0]).all(), (counts, values)
-    assert values[0, 0] == counts[0, 0], (counts, values)
-    # The step that was interrupted may have been done.
-    off.append(float(counts[0, 0]) - steps[0])
-    steps[0] = int(counts[0, 0])
-tell(errors=errors, off=off, steps=steps[0], pids=len(workers()))
-""")
-    assert told["errors"] == ["KeyboardInterrupt"] * 12, told
-    assert set(told["off"]) <= {0.0, 1.0}, told
-    assert told["steps"] > 0
-    assert told["pids"] == several.ranks - 1
-
-
-def test_a_worker_that_is_stopped_is_named_with_what_it_did(several, limit_s):
-    told = told_by(several, SLOW, MORE=json.dumps({"timeout_s": limit_s}))("""
-def stop():
-    time.sleep(1)
-    os.kill(workers()[-1], signal.SIGSTOP)
-
-threading.Thread(target=stop).start()
-result = attempt(once, bad(0.5, -1))
-tell(result=result, left=len(workers()))
-""")
-    last = several.ranks - 1
-    result = told["result"]
-    assert result["error"] == "WorkerStalled", told
-    assert (result["rank"], result["doing"]) == (last, "computing function 'slow'"), told
-    assert "stopped" in result["text"], told
-    assert result["seconds"] < limit_s + SOON_S
-    assert told["left"] == 0
-
-
-def test_a_master_that_is_killed_in_the_midst_of_steps(several):
-    """Nobody is left, whatever they waited for on their devices (`run_program` looks)."""
-    ended = run_program(several, SLOW)("""
-threading.Timer(1.5, os.kill, (MASTER, signal.SIGKILL)).start()
-while True:
-    once(good)
-""")
-    assert ended.status == -9, str(ended)
