@@ -80,13 +80,15 @@ def environment(unit: Unit, record: Path, options: argparse.Namespace) -> dict[s
     """What the processes of a unit are started with."""
     # Python's own implementations where there is no device: to compile takes most of the time.
     flags = "linker=py" if unit.device_set.kind == "cpu" else "gcc.cxxflags=-O0"
+    # One cache has one lock, which all shards would wait for most of the time.
+    own = f"base_compiledir={record.with_suffix('')}" if options.split > 1 else ""
     given = os.environ.get("THEANO_FLAGS", "")
     return {
         **os.environ,
         # What fork() takes by itself is among what is tested.
         "SYNKHRONOS_USE_GPU": "",
         **({"SYNK_DEVICE_ALONE": "1"} if options.jobs == 1 else {}),
-        "THEANO_FLAGS": ",".join(part for part in (flags, given) if part),
+        "THEANO_FLAGS": ",".join(part for part in (flags, given, own) if part),
         "SYNK_DEVICE_SET": unit.device_set.name,
         "SYNK_DEVICE_SHARD": unit.shard,
         "SYNK_DEVICE_RECORD": str(record),
@@ -191,7 +193,8 @@ def run_all(chosen: list[DeviceSet], folder: Path, options: argparse.Namespace) 
             if reason or alone:
                 outcomes.append(Outcome(device_set.name, part, reason=reason or alone))
                 continue
-            count = SHARDS if part == "failures" and options.jobs > 1 else 1
+            least = SHARDS if part == "failures" and options.jobs > 1 else 1
+            count = max(least, options.split)
             units += [Unit(device_set, part, f"{k}/{count}") for k in range(count)]
     # What takes longest first.
     units.sort(key=lambda unit: unit.part)
@@ -258,6 +261,8 @@ def arguments(given: list[str]) -> argparse.Namespace:
         "--jobs", type=int, default=max(1, cores // 4), help="processes of tests at a time"
     )
     parser.add_argument("--limit", type=float, default=1800, help="seconds for a part of a set")
+    split = "divide a set among so many processes, each with compiled code of its own (default: 1)"
+    parser.add_argument("--split", type=int, default=1, help=split)
     parser.add_argument("--test-limit", type=float, default=180, help="seconds for one test")
     return parser.parse_args(given)
 
