@@ -52,7 +52,7 @@ LATEST: tuple[Fault, ...] = (
         'b"cmd=abort exitcode=%d\\n" % (abs(code) or int(not leaving))',
         'b"cmd=abort exitcode=%d\\n" % abs(code)',
         "A job of MPI ends well when a rank has left it without a word.",
-        "many_hosts::test_a_rank_that_leaves_without_a_word_ends_the_job",
+        "many_hosts::test_a_rank_that_is_lost_ends_the_job",
     ),
     _of_core(
         "core-batch-of-the-program",

@@ -183,7 +183,7 @@ IN_A_CALL, BETWEEN_CALLS, CLOSED = range(3)
     ("rank", "status", "when", "on_a_host"),
     [
         pytest.param(0, 6, BETWEEN_CALLS, 1, id="the master, alone on its host"),
-        pytest.param(2, 7, IN_A_CALL, 2, id="a worker of another host"),
+        pytest.param(2, 0, IN_A_CALL, 2, id="a worker of another host, without a word"),
         pytest.param(2, -9, IN_A_CALL, 2, id="a worker that is killed", marks=NIGHTLY),
         pytest.param(0, 0, CLOSED, 2, id="the master, between runtimes", marks=NIGHTLY),
     ],
