@@ -6,7 +6,6 @@ import dis
 import signal
 import sys
 import time
-import weakref
 from collections import OrderedDict
 
 import numpy as np
@@ -430,12 +429,6 @@ class Gone:
         strike()
 
 
-class Members(set):
-    """A set as weak ones have it."""
-
-    discard = strike
-
-
 class Alike:
     """All have one hash, so that a look for one compares it with another."""
 
@@ -477,19 +470,11 @@ def test_ctrl_c_in_a_comparison_of_keys_comes_once_after_it(pair, number):
     await_no_other(pair)
 
 
-@pytest.mark.parametrize("kind", ["__del__", "finalize", "set", "array"])
+@pytest.mark.parametrize("kind", ["__del__", "array"])
 def test_ctrl_c_in_a_finalizer_comes_once_after_it(pair, kind, monkeypatch):
     """What is raised there Python only prints."""
-    several = weakref.WeakSet()
     if kind == "__del__":
         kept = Gone()
-    elif kind == "finalize":
-        kept = engine.shared(0)
-        weakref.finalize(kept, strike)
-    elif kind == "set":
-        kept = engine.shared(0)
-        several.add(kept)
-        several.data = Members(several.data)
     else:
         kept = synk_shm.ones(3)
         remove = segment.posix.remove
@@ -504,48 +489,6 @@ def test_ctrl_c_in_a_finalizer_comes_once_after_it(pair, kind, monkeypatch):
         del kept
         await_interrupt()
     await_no_other(pair)
-
-
-def test_ctrl_c_that_is_put_off_comes_once_however_late_a_thread_is(pair, monkeypatch):
-    """Two signals of the thread that strikes again, the second after the first was raised."""
-    kill = signal.pthread_kill
-
-    def twice(thread, number):
-        kill(thread, number)
-        time.sleep(0.03)
-        kill(thread, number)
-
-    monkeypatch.setattr(signal, "pthread_kill", twice)
-    kept = Gone()
-    with pytest.raises(KeyboardInterrupt):
-        del kept
-        await_interrupt()
-    await_no_other(pair)
-
-
-def test_ctrl_c_in_a_finalizer_comes_once_also_if_the_runtime_ends_meanwhile(pair, monkeypatch):
-    usual = signal.getsignal(signal.SIGINT)
-    runtime = Runtime(2)
-    runtime.distribute()
-    stop = WorkerPool.stop
-
-    class Struck:
-        def __del__(self):
-            signal.raise_signal(signal.SIGINT)
-
-    def struck(pool):
-        monkeypatch.undo()  # once, also if that comes before the runtime is closed
-        stop(pool)
-        Struck()
-
-    monkeypatch.setattr(WorkerPool, "stop", struck)
-    with pytest.raises(KeyboardInterrupt):
-        runtime.close()
-        await_interrupt()
-    assert signal.getsignal(signal.SIGINT) == usual
-    await_no_other(pair)
-    runtime.close()
-    assert runtime.closed
 
 
 STARTS = [Runtime.__init__, Controller.__init__, WorkerPool.__init__, Worker.__init__]

@@ -35,7 +35,6 @@ from synk_core._graph.devices.captured import (
     CapturedFunction,
     difference,
 )
-from synk_core._graph.devices.device import Cpu
 from synk_core._graph.devices.graphs import USE_GRAPHS, checked_policy
 from synk_core._graph.values import at_least_1d
 from synk_core._shield import SHIELD
@@ -497,23 +496,6 @@ def test_an_interrupt_while_graphs_are_dropped_comes_after_that(graphs, train, m
     assert train.recorded.state == REPLAYED
 
 
-def test_a_graph_whose_recording_was_interrupted_is_not_replayed(graphs, train, monkeypatch):
-    """Even if nothing could be dropped, because a second interrupt came right after the first."""
-
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    for number, batch in enumerate(batches(9)):
-        if number == 1:
-            with monkeypatch.context() as patch:
-                patch.setattr(graphs, "record", interrupt)
-                patch.setattr(graphs, "reset", interrupt)
-                with pytest.raises(KeyboardInterrupt):
-                    train.recorded(*batch)
-        train.check(batch)
-    assert train.recorded.state == REPLAYED
-
-
 def test_functions_that_overwrite_values_in_place(graphs):
     """Without `atomic`, Theano works in place on variables and on arguments."""
     x = T.dmatrix("x")
@@ -661,12 +643,3 @@ def test_when_results_differ():
     ):
         found = difference(*map(np.array, (plain, again, replayed)))
         assert (text in found) if text else not found
-
-
-def test_a_rank_that_closes_asks_nothing_of_a_device_that_recorded_nothing(monkeypatch):
-    """It may have failed."""
-    with Runtime(1, use_gpu=False) as runtime:
-        x = T.dvector("x")
-        runtime.function([x], x.sum())(np.ones(3))
-        monkeypatch.setattr(Cpu, "graphs", property(lambda _self: pytest.fail("asked")))
-        runtime.close()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from synk_core.exceptions import InputTypeError, InputValueError
-from synk_testing.engine import T, engine
+from synk_testing.engine import T
 
 
 def test_it_reads_and_writes_like_an_array(pair):
@@ -85,15 +85,3 @@ def test_bad_shapes_are_refused(pair):
     ):
         with pytest.raises(error, match=match):
             act()
-
-
-def test_freed_memory_is_unmapped_with_the_next_command(pair):
-    x = T.vector("x")
-    f = pair.function([x], x.sum())
-    data = pair.data(np.ones(1000))
-    f(data)
-    key = data._ref().key
-    assert key in pair._rank.arrays._held
-    data.free_memory()
-    pair.collectives.get_shapes(engine.shared(1.0))
-    assert key not in pair._rank.arrays._held

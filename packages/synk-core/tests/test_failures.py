@@ -21,7 +21,6 @@ import synk_comm
 from synk_comm.cuda import CudaError
 from synk_core import Runtime
 from synk_core._shield import SHIELD
-from synk_core._tracebacks import without_ours
 from synk_core._watch.flight import Phase
 from synk_core._wire.channel import ChannelClosed
 from synk_core._wire.messages import GiveUp
@@ -177,21 +176,6 @@ def test_a_traceback_shows_the_users_frames_only_unless_python_is_told_to_show_m
     assert "_rank/call.py" in error.traceback
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="each instruction has a line")
-def test_an_interrupt_between_two_lines_is_shown_at_the_first_of_its_function():
-    def strike():
-        raise KeyboardInterrupt
-
-    code = strike.__code__
-    no_lines = b"\xff" * (len(code.co_code) // 16 + 1)  # each for eight instructions
-    strike.__code__ = code.replace(co_linetable=no_lines)
-    with pytest.raises(KeyboardInterrupt) as caught:
-        strike()
-    assert caught.value.__traceback__.tb_next.tb_lineno is None
-    shown = traceback.extract_tb(without_ours(caught.value.__traceback__))
-    assert (shown[-1].name, shown[-1].lineno) == ("strike", code.co_firstlineno)
-
-
 class Mute(BaseException):
     """Not an `Exception`: Theano hands it on as it is."""
 
@@ -269,33 +253,6 @@ def test_what_batch_systems_send_to_all_processes_is_the_masters_business(pair):
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         os.kill(pair.worker_pids[0], number)
         assert f(np.ones(4)).tolist() == [2] * 4
-
-
-@pytest.mark.parametrize("how", ["ignores SIGCHLD", by_night("waits for any child")])
-def test_an_exit_status_that_the_program_has_taken_is_not_made_up(how):
-    """For subprocess it would be 0."""
-    before = signal.getsignal(signal.SIGCHLD)
-    with no_ranks_left():
-        runtime = Runtime(2)
-        runtime.distribute()
-        (pid,) = runtime.worker_pids
-        try:
-            if how == "ignores SIGCHLD":
-                signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-            os.kill(pid, signal.SIGKILL)
-            if how == "waits for any child":
-                os.waitpid(pid, 0)
-            words = r"rank 1 (ended, or closed its connect|was killed by SIGKILL)"
-            with pytest.raises(WorkerDied, match=words) as caught:
-                runtime.collectives.get_shapes(engine.shared(1.0))
-        finally:
-            signal.signal(signal.SIGCHLD, before)
-        told = (caught.value.exitcode, caught.value.signal)
-        # The kernel tells it of a process that has not quite ended.
-        assert told == (None, None) or (how, *told) == ("ignores SIGCHLD", -9, "SIGKILL")
-        assert runtime.closed
-    with Runtime(2) as again:
-        again.distribute()
 
 
 def test_an_exception_out_of_a_signal_handler_in_a_worker_names_it():

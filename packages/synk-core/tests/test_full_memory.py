@@ -15,6 +15,7 @@ from _leaks import no_ranks_left
 
 import synk_shm
 from synk_core import Runtime, SharedMemoryFull, SynkError
+from synk_core._text import with_cure
 from synk_testing.engine import T
 
 FULL = "asked for 38.2 MiB in /dev/shm: 1.0 MiB are free of 16.0 MiB in total"
@@ -105,23 +106,6 @@ def test_no_room_at_all_names_the_input_and_the_function(pair):
     assert data.data.sum() == 6
 
 
-def test_where_nothing_but_dev_shm_can_be_had_it_is_to_be_larger(pair, refuse):
-    refuse(full(), ValueError('backend="memfd" exists on Linux only; use backend="shm"'))
-    with pytest.raises(
-        SharedMemoryFull, match=r"16.0 MiB in total; .*docker run --shm-size="
-    ) as caught:
-        pair.data(np.ones(3))
-    assert caught.value.errno == errno.ENOSPC
-
-
-def test_what_is_no_want_of_room_stays_what_it_is(pair, refuse):
-    refused = synk_shm.ShmError(errno.EMFILE, "Too many open files", "/x")
-    refuse(refused, synk_shm.ShmError(errno.EMFILE, "Too many open files", "/y"))
-    with pytest.raises(synk_shm.ShmError) as caught:
-        pair.data(np.ones(3))
-    assert caught.value.filename == "/x"
-
-
 @contextlib.contextmanager
 def limited(name, soft):
     kind = getattr(resource, "RLIMIT_" + name)
@@ -147,42 +131,14 @@ def test_a_limit_on_memory_is_named_with_its_cure(pair):
     assert f(large) == 1
 
 
-LIMITS = """
-import gc, os, resource, sys
-from synk_core import Runtime
-from synk_core.exceptions import SharedMemoryFull, StartError
-
-def open_files():
-    gc.collect()  # errors keep frames, and these what they have
-    return len(os.listdir("/proc/self/fd"))
-
-kind, cure = getattr(resource, sys.argv[1]), sys.argv[2]
-with Runtime(2, use_gpu=False) as runtime:  # what stays open after the first one
-    runtime.distribute()
-before = open_files()
-hard = resource.getrlimit(kind)[1]
-limits = range(before, before + 8) if "NOFILE" in sys.argv[1] else [0, 1 << 16, 1 << 20]
-for limit in limits:
-    resource.setrlimit(kind, (limit, hard))
-    try:
-        Runtime(2, use_gpu=False)
-    except (StartError, SharedMemoryFull) as error:
-        assert cure in str(error), error
-    else:
-        raise AssertionError(f"{limit}: it has started")
-    resource.setrlimit(kind, (hard, hard))
-    assert open_files() == before, (open_files(), before)
-Runtime(2, use_gpu=False).close()
-"""
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("kind", "cure"), [("RLIMIT_NOFILE", "ulimit -n"), ("RLIMIT_FSIZE", "ulimit -f")]
-)
-def test_a_limit_of_the_process_is_named_with_its_cure(run_script, kind, cure):
-    status, _, err = run_script(LIMITS, kind, cure)
-    assert status == 0, err
+def test_a_limit_of_the_system_is_named_with_its_cure():
+    for error, cure in (
+        (OSError(errno.EMFILE, "Too many open files"), "ulimit -n"),
+        (OSError(errno.EAGAIN, "Resource temporarily unavailable"), "ulimit -u"),
+        (RuntimeError("can't start new thread"), "ulimit -u"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "ulimit -v"),
+    ):
+        assert cure in with_cure(error)
 
 
 @pytest.mark.nightly

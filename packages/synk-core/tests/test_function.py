@@ -208,19 +208,6 @@ def test_values_that_no_row_goes_into_are_not_averaged(trio, reduces):
     np.testing.assert_array_equal(f(np.ones((4, 2)), num_slices=2)[0], np.full(3, 11 / 4))
 
 
-@pytest.mark.nightly
-@pytest.mark.c_code
-def test_debug_mode_takes_the_values_of_each_rank(pair):
-    own, count = engine.shared(np.zeros(2), "own"), engine.shared(np.float64(0), "count")
-    total = ((x.sum(axis=1, keepdims=True) * own).sum(), "sum")
-    f = pair.function([x], total, updates=[(count, count + 1)], mode="DebugMode")
-    value = rows(5)
-    for factor in (1.0, 2.0):
-        pair.collectives.set_value(1, own, np.full(2, factor))
-        np.testing.assert_allclose(f(value), factor * value[3:].sum() * 2, rtol=1e-12)
-    assert pair.collectives.gather(count).tolist() == [2, 2]
-
-
 def test_updates_without_rows(trio):
     """Counters, rates and running schedules go on everywhere; what rows go into stays."""
     x, rate = T.vector("x"), T.scalar("rate")

@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 
 from synk_core import Runtime, in_graph
-from synk_core._graph.reduce_op import AllReduce, in_one_order, reductions_of
-from synk_core._graph.transfer.flat import flatten, rebuild
+from synk_core._graph.reduce_op import AllReduce
 from synk_core._plan.rows import split_rows
-from synk_core._rank.in_graph import rounds_of
 from synk_core.exceptions import InputValueError, OpError, SpecError, WorkerDied, WorkerFailed
 from synk_testing.engine import NAME, T, as_op, engine, ifelse
 
@@ -121,16 +119,6 @@ def test_many_reductions_meet_in_one_order(trio):
         np.testing.assert_allclose(got, factor * total, rtol=1e-12)
 
 
-def test_each_reduction_depends_on_the_one_before():
-    parts = [in_graph.all_reduce((x * k).sum()) for k in (1, 2, 3)]
-    ordered = in_one_order(engine.function([x], parts))
-    first, second, third = reductions_of(rebuild(flatten(ordered)))
-    assert len(first.inputs) == 1
-    assert second.inputs[1:] == [first.outputs[1]]
-    assert third.inputs[1:] == [second.outputs[1]]
-    np.testing.assert_allclose(ordered(np.ones((2, 2))), [4, 8, 12])
-
-
 def test_updates_are_equal_on_all_ranks(trio):
     """Also where a rank has no rows; what depends on a rank's own rows stays its own."""
     running = engine.shared(np.ones(3), name="running")
@@ -229,12 +217,6 @@ def test_numbers_and_nothing_are_reduced_to_arrays(pair):
 def test_constants_are_not_folded(pair, recwarn):
     f = pair.function([x], (x.sum() * 0 + in_graph.all_reduce(T.constant(2.0)), "max"))
     assert f(data(4)) == 4
-
-
-def test_rounds():
-    assert rounds_of([4, 3, 1], 2) == [(2, 2, 1), (2, 1, 0)]
-    assert rounds_of([1, 1, 0], 3) == [(1, 1, 0)]
-    assert rounds_of([0, 0], 3) == []
 
 
 def touchy(act):

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
-import sys
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
 from synk_core._rank.undo import Journal
-from synk_testing.engine import theano_only
 
 
 @pytest.fixture
@@ -73,33 +68,6 @@ def test_what_another_variable_had_is_not_written_to(journal, taken):
             journal.begin()
         assert w[0] is before
         assert before.tolist() == [0.0, 1.0, 2.0]
-
-
-@theano_only("there are no devices")
-def test_a_view_of_a_devices_array_is_no_spare(journal, monkeypatch):
-    """Such views have no base; as `theano.shared(whole[2:4], borrow=True)` of arrays on a GPU."""
-
-    class DeviceArray:
-        base, shape, dtype, flags = None, (2,), "f4", {"C_CONTIGUOUS": True, "WRITEABLE": True}
-
-        def __init__(self, offset=0):
-            self.offset = offset
-
-    gpuarray = SimpleNamespace(GpuArray=DeviceArray)
-    monkeypatch.setitem(sys.modules, "pygpu.gpuarray", gpuarray)
-    made = itertools.count()
-    monkeypatch.setattr(
-        "synk_core._rank.undo.empty_like", lambda *_: next(made) >= 0 and DeviceArray()
-    )
-    storage = [DeviceArray(offset=8)]
-    for _ in range(4):
-        room = journal.room(0, storage)
-        assert room.offset == 0
-        journal.keep([storage])
-        storage[0] = room
-        del room
-        journal.begin()
-    assert next(made) == 2  # these take turns
 
 
 def test_an_array_that_somebody_has_is_no_spare(journal):

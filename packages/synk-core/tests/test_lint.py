@@ -7,11 +7,10 @@ from typing import NamedTuple
 import numpy as np
 
 from synk_core._graph.facts import Event, FunctionFacts, facts_of
-from synk_core._graph.leaves import draws, lineage_of
 from synk_core._graph.spec import make_spec
 from synk_core._watch.findings import Finding
 from synk_core._watch.lint import lint
-from synk_testing.engine import STREAMS, T, engine
+from synk_testing.engine import T, engine
 
 x = T.matrix("x")
 
@@ -199,48 +198,6 @@ def test_facts_of_a_training_step():
     found, reads, own, sources = facts(["w", "g"], [], updates=[(w, w - g)])
     assert (found.name, found.has_rows) == ("function 7", False)
     assert (reads, own, sources) == ({"w", "g"}, set(), {"w": {"w", "g"}})
-
-
-def test_random_numbers_differ_by_rank_and_their_states_are_no_variables():
-    for streams in STREAMS.values():
-        noise, w = shared("noise", "w")
-        draw = streams(seed=3).uniform(size=(3,))
-        _, reads, own, sources = facts(["noise", "w"], [], updates=[(noise, draw), (w, w + 1)])
-        assert (reads, own, sources) == ({"w"}, {"noise"}, {"noise": set(), "w": {"w"}})
-        lineage = lineage_of(make_spec([x], [draw.sum() * x, x]))
-        assert [draws(leaves) for leaves in lineage.outputs] == [True, False]
-        ((state, leaves),) = lineage.updates
-        assert draws(leaves)
-        assert draws([state])
-
-
-def test_default_updates_count_unless_they_are_ruled_out():
-    a, b, c = shared("a", "b", "c")
-    a.default_update = a + b
-    b.default_update = b * c
-    names = ["a", "b", "c"]
-    _, reads, own, sources = facts(names, [], a.sum())
-    assert (reads, own) == ({"a", "b", "c"}, set())
-    assert sources == {"a": {"a", "b"}, "b": {"b", "c"}}
-    for more, expected in (
-        ({"no_default_updates": True}, {}),
-        ({"no_default_updates": [a]}, {}),
-        ({"updates": [(a, a * 3)]}, {"a": {"a"}}),
-    ):
-        _, reads, _, sources = facts(names, [], a.sum(), **more)
-        assert (reads, sources) == ({"a"}, expected)
-
-
-def test_zeros_like_a_variable_do_not_read_it():
-    x = T.dmatrix("x")
-    h = engine.shared(np.zeros((2, 3)), name="h")
-    carry = make_spec([x], None, updates=[(h, T.tanh(h + x))])
-    clear = make_spec([], None, updates=[(h, T.zeros_like(h))])
-    numbers = {h: 0}.__getitem__
-    assert facts_of(clear, numbers, 1).reads == frozenset()
-    facts = [facts_of(carry, numbers, 0), facts_of(clear, numbers, 1)]
-    events = [Event("call", 0), Event("call", 0), Event("call", 1)]
-    assert [f.rule for f in lint(facts, events, {0: "h"})] == ["own-averages"]
 
 
 def test_what_is_multiplied_by_zero_counts_for_its_default_update_only():

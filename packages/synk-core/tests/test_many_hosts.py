@@ -72,14 +72,6 @@ def facts(done):
     return [json.loads(line[1:]) for line in lines]
 
 
-def finished(program):
-    """Wait for the end of a program that must succeed; return the facts that it said."""
-    with program:
-        done = program.finish()
-    assert done.status == 0, f"{done.out}\n{done.err}"
-    return facts(done)
-
-
 WHOLE = """
 print("before fork", os.environ["PMI_RANK"], flush=True)
 runtime = Runtime()
@@ -155,16 +147,12 @@ def test_a_program_runs_on_hosts_of_different_sizes(job, tmp_path):
 
 
 VANISHES = """
-import atexit
 who, status, when = map(int, sys.argv[1:4])
 
 def vanish():
     if status < 0:
         os.kill(os.getpid(), -status)
     os._exit(status)
-
-if os.environ["PMI_RANK"] == sys.argv[1] and when == AT_EXIT:
-    atexit.register(vanish)  # so late that the other ranks have been told to end
 
 @as_op([T.dmatrix], [T.dmatrix])
 def vanishing(rows):
@@ -188,21 +176,20 @@ if when == CLOSED:
 if when in (BETWEEN_CALLS, CLOSED):
     vanish()
 """
-IN_A_CALL, BETWEEN_CALLS, CLOSED, AT_EXIT = range(4)
+IN_A_CALL, BETWEEN_CALLS, CLOSED = range(3)
 
 
 @pytest.mark.parametrize(
     ("rank", "status", "when", "on_a_host"),
     [
         pytest.param(0, 6, BETWEEN_CALLS, 1, id="the master, alone on its host"),
-        pytest.param(2, 7, IN_A_CALL, 2, id="a worker of another host"),
+        pytest.param(2, 0, IN_A_CALL, 2, id="a worker of another host, without a word"),
         pytest.param(2, -9, IN_A_CALL, 2, id="a worker that is killed", marks=NIGHTLY),
         pytest.param(0, 0, CLOSED, 2, id="the master, between runtimes", marks=NIGHTLY),
-        pytest.param(1, 0, AT_EXIT, 2, id="a worker, in an exit handler"),
     ],
 )
 def test_a_rank_that_is_lost_ends_the_job(job, rank, status, when, on_a_host):
-    code = f"IN_A_CALL, BETWEEN_CALLS, CLOSED, AT_EXIT = range(4)\n{VANISHES}"
+    code = f"IN_A_CALL, BETWEEN_CALLS, CLOSED = range(3)\n{VANISHES}"
     with job(code, rank, status, when, on_a_host=on_a_host, limit_s=60) as program:
         done = program.finish()
     said = done.out + done.err
@@ -213,28 +200,6 @@ def test_a_rank_that_is_lost_ends_the_job(job, rank, status, when, on_a_host):
     named = [line for line in said.splitlines() if "without MPI_Finalize" in line]
     assert all(f"synkhronos: rank {rank} on host" in line for line in named), said
     synk_shm.cleanup()  # as the next program would: ranks that were killed have left some
-
-
-BETWEEN = """
-runtime = Runtime()
-runtime.function([x], (x.sum(), "sum"))(X)
-pid = runtime.worker_pids[0]
-runtime.close()
-os.kill(pid, signal.SIGKILL)
-while os.path.exists(f"/proc/{pid}"):
-    time.sleep(0.01)
-say(said=outcome(lambda: Runtime().distribute()))
-"""
-
-
-@pytest.mark.nightly
-def test_a_rank_that_died_between_two_runtimes_is_named(job):
-    with job(BETWEEN, options=["-disable-auto-cleanup"], outlives=True) as program:
-        done = program.finish()
-    assert done.status != 0
-    ((name, text),) = (found["said"] for found in facts(done))
-    assert name == "StartError"
-    assert "rank 1 on host hosta is gone" in text
 
 
 INTERRUPTED = """
@@ -282,75 +247,6 @@ def test_ctrl_c_interrupts_a_rank_of_another_host_unless_the_program_handles_it(
     assert said["error"] is None if handled else said["error"][0] == "KeyboardInterrupt"
     assert said["w"] == [1.0 + handled] * 3
     assert abs(said["fine"]) < 1e-9
-
-
-STARTS = """
-import synk_core._graph.environment as environment
-from synk_core._wire.channel import ChannelClosed
-from synk_core._wire.world import MpiChannel
-
-send = MpiChannel.send
-
-def refuse(self, payload):
-    raise ChannelClosed("rank 1 is out of reach")
-
-if os.environ["PMI_RANK"] == "0":
-    MpiChannel.send = refuse
-said = [outcome(Runtime)]
-MpiChannel.send = send
-said.append(outcome(Runtime, n_parallel=5))
-for arguments in (dict(backend="shm", n_parallel=2), {}):
-    with Runtime(**arguments) as runtime:
-        said.append(float(runtime.function([x], (x.sum(), "sum"))(X) - X.sum()))
-environment.current_folder = lambda: "/nowhere/at/all"
-said.append(outcome(Runtime().distribute))
-say(said=said)
-"""
-
-
-@pytest.mark.nightly
-def test_runtimes_that_cannot_start_say_why_and_the_next_one_starts(job):
-    (found,) = finished(job(STARTS, size=2, on_a_host=1))
-    unreached, number, own, difference, folder = found["said"]
-    assert unreached == ["StartError", "rank 1 is out of reach; start the program again"]
-    assert number[0] == "InputValueError"
-    assert "has started 2 processes" in number[1]
-    assert (own, difference) == (pytest.approx(0, abs=1e-9), pytest.approx(0, abs=1e-9))
-    assert folder[0] == "StartError"
-    assert "rank 1 on host hostb" in folder[1]
-    assert "/nowhere/at/all" in folder[1]
-
-
-STALL = """
-@as_op([T.dmatrix], [T.dmatrix])
-def slow(rows):
-    if rows.max() > 50:
-        time.sleep(1.5)
-    return rows
-
-with Runtime(stall_s=0.3) as runtime:
-    f = runtime.function([x], (slow(x).sum(), "sum"), name="f")
-    f(X)
-    for row in (15, -1):
-        bad = X.copy()
-        bad[row] = 99
-        runtime.stats(reset=True)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            f(bad)
-        told = [str(w.message) for w in caught if w.category is synk_core.StallWarning]
-        say(told=told[0], slowest=runtime.stats()["f"].slowest)
-"""
-
-
-@pytest.mark.nightly
-def test_a_rank_that_keeps_others_waiting_is_shown_or_named(job):
-    near, far = finished(job(STALL))
-    assert "rank 1 has been computing function" in near["told"]
-    assert "in slow" in near["told"]
-    assert "on host hostb" in far["told"]
-    assert "py-spy dump --pid" in far["told"]
-    assert [near["slowest"], far["slowest"]] == [[0, 1, 0], [0, 0, 1]]
 
 
 # The launcher, without MPI.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import sys
 import weakref
 
@@ -25,7 +24,7 @@ from synk_core import DecompositionWarning, InputValueError, Runtime, WorkerFail
 from synk_core._graph.devices import parts
 from synk_core._graph.devices.captured import REPLAYED
 from synk_core._graph.devices.device import Cpu
-from synk_core._graph.devices.parts import in_parts, pieces_of
+from synk_core._graph.devices.parts import in_parts
 from synk_core._plan.rows import split_rows
 from synk_core._rank import distribute, outputs
 
@@ -202,35 +201,6 @@ def require_everywhere(runtime, v, want):
     """All ranks have this value."""
     held = runtime.collectives.gather(v, nd_up=1)
     np.testing.assert_allclose(held, [want] * runtime.size, rtol=1e-12)
-
-
-def test_pieces_make_up_the_vector_the_end_first():
-    least = parts.SMALLEST_PIECE // 8
-    assert pieces_of([100], 8) == ()
-    assert pieces_of([least - 1, 1], 8) == ()
-    assert pieces_of([], 8) == pieces_of([0, 0], 8) == ()
-    assert pieces_of([least, 1], 8) == ((least, least + 1, -1), (0, least, 0))
-    random = np.random.RandomState(0)
-    for _ in range(200):
-        sizes = (10 ** random.uniform(0, 7, random.randint(1, 30))).astype(int).tolist()
-        found = pieces_of(sizes, 8)
-        begins = np.cumsum([0, *sizes])
-        if not found:
-            assert sum(sizes) <= least
-            continue
-        assert found[0].end == sum(sizes)
-        assert found[-1].begin == 0
-        assert all(one.begin == other.end for one, other in zip(found, found[1:]))
-        longest = max(least, -(-sum(sizes) // parts.MOST_PIECES))
-        for begin, end, part in found:
-            assert 0 < end - begin <= longest
-            if part >= 0:
-                assert begins[part] <= begin < end <= begins[part + 1]
-                assert sizes[part] >= least
-            else:
-                assert not any(
-                    size >= least and b < end and begin < b + size for b, size in zip(begins, sizes)
-                )
 
 
 def test_the_average_begins_amid_the_function_and_is_exact(overlapping):
@@ -565,24 +535,6 @@ def test_functions_that_cannot_tell_of_parts():
             np.testing.assert_array_equal(v.get_value(), np.arange(4.0))
 
 
-class Unwilling:
-    """A value that no other process can take."""
-
-    def __reduce__(self):
-        return _unwilling, (os.getpid(),)
-
-
-def _unwilling(pid):
-    if pid != os.getpid():
-        raise ValueError("not here")
-    return Unwilling()
-
-
-@as_op([theano.gof.generic, T.dvector], [T.dvector])
-def beside(_thing, values):
-    return values
-
-
 def test_values_on_devices_come_to_new_ranks_from_device_to_device(overlapping, monkeypatch):
     runtime, random = overlapping.runtime, np.random.RandomState(0)
     broadcast, moved = RoundCommunicator.broadcast, []
@@ -606,14 +558,3 @@ def test_values_on_devices_come_to_new_ranks_from_device_to_device(overlapping, 
     for v, value in zip(held, values):
         for got in runtime.collectives.gather(v):
             np.testing.assert_array_equal(got, value)
-
-
-def test_a_rank_that_cannot_take_a_value_stops_all_before_the_values_come(overlapping):
-    runtime = overlapping.runtime
-    x, v = T.dvector("x"), theano.shared(np.arange(5.0), "v")
-    thing = theano.shared(Unwilling(), "thing")
-    f = runtime.function([x], (beside(thing, x) + v.sum(), "gather"), name="unwilling")
-    with pytest.raises(WorkerFailed, match="not here"):
-        f(np.zeros(runtime.size))
-    thing.set_value(None)
-    np.testing.assert_array_equal(f(np.zeros(runtime.size)), np.full(runtime.size, 10.0))

@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 import pickle
 import signal
-import subprocess
-import sys
 import threading
 import time
 from contextlib import contextmanager
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from _busy import await_stacks, computing, hold_the_lock
 from _leaks import no_ranks_left
@@ -27,7 +24,6 @@ from synk_core._workers import worker as _worker
 from synk_core._workers.pool import KILL_TIMEOUT_S, STOP_TIMEOUT_S
 from synk_core.exceptions import StartError, WorkerDied
 from synk_testing import Mark, descriptors, wait_gone
-from synk_testing.engine import T, as_op
 from synk_testing.processes import stat
 
 END_S = 2.9
@@ -71,25 +67,6 @@ def test_stop_is_quick_whatever_the_workers_do():
     print(f"{took_s:.3f} s")
 
 
-@pytest.mark.nightly
-def test_what_the_kernel_takes_long_to_end_is_left_to_a_thread(monkeypatch, caplog):
-    with started(3) as (runtime, pool):
-        processes = [worker.process for worker in pool._workers]
-        monkeypatch.setattr(os, "killpg", lambda *_: None)
-        os.kill(processes[0].pid, signal.SIGSTOP)
-        began = time.monotonic()
-        pool.stop()
-        assert STOP_TIMEOUT_S <= time.monotonic() - began < END_S + BUSY_S
-        monkeypatch.undo()
-        assert f"process {processes[0].pid} is killed, but not gone yet" in caplog.text
-        assert str(processes[1].pid) not in caplog.text
-        assert pool.pids == ()
-        os.kill(processes[0].pid, signal.SIGKILL)
-        # Reaped, though nobody has called anything.
-        wait_gone([processes[0].pid])
-        runtime.close()
-
-
 def test_what_the_kernel_takes_long_to_end_is_named_with_its_signal(monkeypatch):
     """Such as a process whose GPU is busy: it is waited for in vain."""
     with started(3) as (_, pool):
@@ -111,24 +88,6 @@ def test_what_the_kernel_takes_long_to_end_is_named_with_its_signal(monkeypatch)
             patch.setattr(_processes, "_status_while_ending", ending.get)
             with pytest.raises(WorkerDied, match="rank 1 was killed by SIGKILL"):
                 pool.check("at rest")
-
-
-def test_a_lifeline_is_closed_once_whoever_closes_it(monkeypatch):
-    with no_ranks_left(), Runtime(2) as runtime:
-        (worker,) = runtime._controller._pool._workers
-        closed, close = [], os.close
-        (lifeline,) = worker._lifeline
-
-        def counted(fd):
-            if fd == lifeline:
-                closed.append(fd)
-                worker.close()  # as another thread might, at this moment
-            close(fd)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "close", counted)
-            worker.close()
-        assert closed == [lifeline]
 
 
 def test_who_waits_for_workers_to_start_has_a_limit_is_called_meanwhile_and_hears_of_the_killed():
@@ -285,14 +244,6 @@ def test_nothing_that_workers_inherit_stays_open():
         assert len(descriptors()) <= before
 
 
-@pytest.mark.nightly
-def test_workers_of_a_daemon_that_has_closed_its_streams_end_without_a_word():
-    code = "import synk_core\nwith synk_core.Runtime(2, use_gpu=False) as r: r.distribute()"
-    command = ["sh", "-c", 'exec "$0" -c "$1" >&-', sys.executable, code]
-    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=120)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 TALKATIVE = """
 import contextlib, logging, os, signal, sys
 import numpy as np
@@ -353,26 +304,3 @@ def test_a_program_whose_streams_are_closed_or_whose_terminal_goes_away_goes_on(
         os.close(terminal)
         Mark(tmp_path / "gone").set()
         assert program.wait(60) == 7, program.printed()
-
-
-@pytest.mark.nightly
-def test_a_worker_finds_setuptools_and_garbage_collection_as_anywhere(pair):
-    """Its imports go without, to be quick."""
-    pytest.importorskip("setuptools")
-
-    @as_op([T.dvector], [T.dvector])
-    def look(rows):
-        import gc
-        import warnings
-
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            warnings.filterwarnings("ignore", "pkg_resources is deprecated")
-            import distutils
-
-            import setuptools  # noqa: F401
-        ours = "setuptools" in distutils.__file__ or sys.version_info >= (3, 12)
-        return np.full(len(rows), float(ours and gc.isenabled()))
-
-    x = T.dvector("x")
-    assert pair.function([x], (look(x), "gather"))([1.0, 2.0])[1] == 1

@@ -6,7 +6,6 @@ a GPU does, and the one between them is not.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import sys
 import weakref
@@ -19,9 +18,7 @@ import pytest
 import synk_shm
 from synk_core import BatchError, WorkerFailed
 from synk_core._graph.devices.device import Cpu
-from synk_core._graph.devices.host_memory import LockedPages
-from synk_core._graph.devices.uploads import Uploads
-from synk_testing.engine import T, as_op, engine, theano_only
+from synk_testing.engine import T, as_op, engine
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -191,86 +188,3 @@ def test_a_prefetch_updates_nothing_and_has_no_figures(made):
     assert stats["g"].reduce_s > 0
     made.runtime.step(call)
     np.testing.assert_array_equal(made.runtime.collectives.gather(total), made.values[:3])
-
-
-class Array:
-    """Of pygpu, one that lies nowhere."""
-
-    def __init__(self, shape, dtype, address):
-        self.shape, self.dtype, self.gpudata = tuple(shape), np.dtype(dtype), address
-
-    def __len__(self):
-        return self.shape[0]
-
-    def __getitem__(self, rows):
-        return Array((min(rows.stop, len(self)), *self.shape[1:]), self.dtype, self.gpudata)
-
-
-class Driver:
-    """Of CUDA's driver, one that writes down what it is asked for."""
-
-    def __init__(self):
-        self.asked, self.events = [], 100
-
-    def entered(self, device):
-        assert device == 3
-        return contextlib.nullcontext()
-
-    def stream(self):
-        return 22
-
-    def event(self):
-        self.events += 1
-        return self.events
-
-    def __getattr__(self, name):
-        return lambda *arguments: self.asked.append((name, *arguments))
-
-    def take(self):
-        asked, self.asked = self.asked, []
-        return asked
-
-
-@theano_only("arrays on GPUs")
-def test_copies_wait_for_what_reads_the_buffer_and_calls_for_the_copies(monkeypatch):
-    sizes = []
-
-    def empty(shape, dtype, context):
-        assert context == "context"
-        sizes.append(shape)
-        return Array(shape, dtype, 1000 * len(sizes))
-
-    monkeypatch.setitem(sys.modules, "pygpu", SimpleNamespace(empty=empty))
-    driver = Driver()
-    pages = LockedPages(driver, 3, 11)
-    uploads = Uploads(driver, pages, "context")
-    rows = np.zeros((8, 2))
-    address = rows.__array_interface__["data"][0]
-    first = uploads.start((5, 0, 1), rows)
-    assert len(first) == 8
-    copied, used = 101, 102
-    copy = [
-        ("wait_for", 22, used),
-        ("upload_on", 22, 1000, address, 128),
-        ("record", copied, 22),
-    ]
-    assert driver.take() == [("record", used, 11), *copy]
-    assert uploads.take(first).gpudata == 1000
-    assert driver.take() == [("wait_for", 11, copied)]
-    assert uploads.release() == [copied]
-    assert driver.take() == [("record", used, 11)]
-    assert uploads.release() == []
-    # Fewer rows take the same buffer; more, or others, a new one.
-    fewer = uploads.start((5, 0, 1), rows[:3])
-    assert (len(fewer), fewer.value.gpudata) == (3, 1000)
-    assert driver.take()[:2] == [copy[0], ("upload_on", 22, 1000, address, 48)]
-    for other in (np.zeros((9, 2)), np.zeros((9, 2), "f4")):
-        assert uploads.start((5, 0, 1), other).value.shape == other.shape
-        assert driver.take()[0] == ("record", used, 11)
-    assert sizes == [(8, 2), (9, 2), (9, 2)]
-    # What locked memory has to outlive.
-    second = uploads.start((6, 0, 1), rows)
-    assert pages.uploads == [copied, second.buffer.copied]
-    assert uploads.events([(5, 0, 1), (7, 0, 1)]) == [copied]
-    assert uploads.forget(5) == [copied]
-    assert pages.uploads == [second.buffer.copied]

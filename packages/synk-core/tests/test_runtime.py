@@ -15,7 +15,6 @@ import synk_comm
 import synk_core
 import synk_shm
 from synk_core import Runtime
-from synk_core._master.store import DataStore
 from synk_testing.engine import T, as_op, engine
 
 x = T.dvector("x")
@@ -135,28 +134,6 @@ def test_an_array_that_is_gone_is_forgotten_though_ctrl_c_came_in_between(monkey
         monkeypatch.undo()
         assert f(np.ones(2)) == 2.0
         assert key not in runtime._rank.arrays._held
-
-
-def test_a_store_hears_of_data_that_move_or_end_until_it_is_closed():
-    one, other = DataStore(), DataStore()
-    data = one.make(np.ones(3))
-    key = data.key
-    one.forget(one.released_keys())
-    for _ in range(2):
-        assert other.ref(data) == one.ref(data)
-    data.set_length(100)
-    assert one.released_keys() == other.released_keys() == (key,)
-    other.forget((key,))
-    other.close()
-    data.set_length(10_000)
-    assert one.released_keys() == (key, key)
-    one.forget((key, key))
-    del data
-    gc.collect()
-    assert one.released_keys() == (key,)
-    assert other.released_keys() == ()
-    one.forget((key,))
-    assert (len(one.released), one._watched, other._watched) == (0, {}, {})
 
 
 def test_closing_before_the_workers_have_started_does_not_wait_for_them(tmp_path, monkeypatch):

@@ -8,16 +8,8 @@ import warnings
 import numpy as np
 import pytest
 
-from synk_core import (
-    Closed,
-    InputTypeError,
-    InputValueError,
-    NotSharedVariable,
-    ReplicasDiffer,
-    ReplicaWarning,
-    Runtime,
-)
-from synk_testing.engine import STREAMS, T, engine
+from synk_core import Closed, ReplicasDiffer, ReplicaWarning, Runtime
+from synk_testing.engine import T, engine
 
 x = T.dvector("x")
 
@@ -104,27 +96,6 @@ def test_raise(pair):
     # Nobody is kept from using what differs: it is the program's, not a failure's.
     error = ReplicasDiffer("text", (1,))
     assert pickle.loads(pickle.dumps(error)).differences == (1,)
-
-
-def test_bad_arguments(pair):
-    w = engine.shared(np.zeros(2), name="w")
-    stream = STREAMS["numpy"](3)
-    stream.normal(size=(2,))
-    state = stream.state_updates[0][0]
-    for error, words, variables, options in (
-        *((InputValueError, "every", w, {"every": n}) for n in (0, -1, 1.5, True, "often", None)),
-        *(
-            (InputValueError, "action", w, {"action": action})
-            for action in ("explode", None, 3, np.array(["warn", "raise"]))
-        ),
-        (NotSharedVariable, "", [w, T.dvector()], {}),
-        (InputValueError, "", [], {}),
-        (InputValueError, "twice", [w, w], {}),
-        (InputValueError, "row_share", [w, pair.row_share()], {}),
-        (InputTypeError, "", state, {}),
-    ):
-        with pytest.raises(error, match=words):
-            pair.watch_replicas(variables, **options)
 
 
 def test_it_ends_with_the_runtime():

@@ -232,37 +232,6 @@ def test_what_was_written_travels_again_and_nothing_else(hosts):
         assert perform(hosts, data, slice(None)) == 0
 
 
-def test_set_value_and_growth_travel_again(hosts):
-    data = big(hosts)
-    perform(hosts, data, slice(None))
-    data.set_value(data.array + 1)
-    assert perform(hosts, data, slice(None)) == 32 * ROW
-    data.set_length(16)
-    assert perform(hosts, data, slice(None)) == 8 * ROW  # rows 8 to 15
-    data[-1] = 5.0
-    data.set_length(64)
-    assert perform(hosts, data, slice(None)) == 0
-    data[-1] = 6.0
-    assert perform(hosts, data, slice(None)) == 1 * ROW
-    data.set_length(200)  # other memory
-    assert perform(hosts, data, slice(None)) == 100 * ROW
-
-
-def test_views_make_all_rows_travel_until_the_promise(hosts):
-    data = big(hosts)
-    for expose in (lambda: data.data, lambda: np.asarray(data), lambda: data[2:4], lambda: data[5]):
-        perform(hosts, data, slice(None))
-        assert perform(hosts, data, slice(None)) == 0
-        view = expose()
-        view[...] = 7.0
-        assert perform(hosts, data, slice(None)) == 32 * ROW
-        view[...] = 8.0
-        assert perform(hosts, data, slice(None)) == 32 * ROW
-        data.seal()
-        assert perform(hosts, data, slice(None)) == 32 * ROW
-        assert perform(hosts, data, slice(None)) == 0
-
-
 def test_arrays_of_calls_travel_with_each(hosts):
     rows = Rows(tuple(split_rows(8, 4)))
     for value in (1.0, 2.0):

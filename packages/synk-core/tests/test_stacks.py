@@ -10,18 +10,11 @@ import time
 from contextlib import contextmanager
 
 import pytest
-from _busy import (
-    await_stacks,
-    calling_in_threads,
-    computing,
-    hold_the_lock,
-    sleep_beside_a_thread,
-)
+from _busy import await_stacks, computing, hold_the_lock, sleep_beside_a_thread
 from _leaks import no_ranks_left
 
 from synk_core import Runtime
 from synk_core._workers import stacks as _stacks
-from synk_testing import descriptors
 
 BEGINNING = "in <module>\n"
 SIGNALS = [int(_stacks.BETWEEN_BYTECODES), int(_stacks.AT_ONCE)]
@@ -111,38 +104,3 @@ def test_of_a_process_that_does_not_answer_is_said_what_the_system_knows(monkeyp
         assert f"process {deaf.pid} is in uninterruptible sleep in the kernel" in text
     assert "is gone: it exited with status 0" in _stacks.Stacks().gather({1: (deaf, file)}, 9)[1]
     file.close()
-
-
-def test_without_files_in_memory_there_is_a_temporary_one_without_a_name(monkeypatch, tmp_path):
-    monkeypatch.delattr(os, "memfd_create")
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    before = len(descriptors())
-    file = _stacks.StackFile()
-    assert list(tmp_path.iterdir()) == []
-    tells = "[faulthandler.register(int(n), int(sys.argv[1])) for n in sys.argv[2:]]"
-    # Calls, of which the last are shown without waiting for more.
-    deep = "def deep(n):\n    if n: return deep(n - 1)\n    print(flush=True); sys.stdin.read()"
-    with answering(f"{tells}\n{deep}\ndeep(150)", file) as process:
-        for _ in range(3):
-            text = _stacks.Stacks().gather({1: (process, file)}, 0.3)[1]
-            assert text.count("Current thread") == 1
-            assert text.endswith("  ...\n")
-    file.close()
-    assert len(descriptors()) <= before
-
-
-@pytest.mark.nightly
-def test_several_threads_may_ask_and_another_one_may_close():
-    with computing(hold_the_lock) as pool:
-        texts = []
-
-        def ask():
-            for _ in range(30):
-                texts.extend(pool.stacks(timeout_s=10.0).values())
-
-        with calling_in_threads([ask] * 4):
-            time.sleep(0.05)
-            pool.kill()
-        assert texts
-        for text in texts:
-            assert text.endswith(BEGINNING) or "is gone" in text or "not written" in text, text

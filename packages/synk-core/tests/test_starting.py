@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 
 import pytest
 
+from synk_comm.starting import NO_RANKS
 from synk_core._graph import environment
 from synk_core.exceptions import StartError
-from synk_testing import run
 
 GUARD = 'put the call under `if __name__ == "__main__":`'
 
@@ -45,53 +46,14 @@ def test_a_module_that_starts_workers_is_refused_in_a_worker(zygote, tmp_path):
     assert "synkhronos run" in said
 
 
-ATTEMPTS = (
-    BOUND
-    + """
-import subprocess, sys
-import numpy as np
-import synk_comm, synk_core
-from synk_testing.engine import T, as_op
-
-@as_op([T.dvector], [T.dvector])
-def attempts(values):
-    if values[0]:
-        def refused(act):
-            try: act()
-            except (synk_core.StartError, synk_comm.MisuseError) as error: print(error, flush=True)
-        os.environ.clear()
-        refused(lambda: synk_comm.launch(2, os.path.exists))
-        child = os.fork()
-        if not child:
-            refused(lambda: synk_core.Runtime(1, use_gpu=False))
-            os._exit(0)
-        os.waitpid(child, 0)
-        words = [sys.executable, "-m", "synk_comm.run", "-n", "2", "-m", "this"]
-        done = subprocess.run(words, env={}, capture_output=True)
-        print(done.stderr.decode().splitlines()[-1], flush=True)
-    return values
-
-x = T.dvector()
-with synk_core.Runtime(2, use_gpu=False) as runtime:
-    runtime.function([x], (attempts(x), "gather"))([0.0, 1.0])
-    # The master starts what it likes.
-    done = subprocess.run([sys.executable, "-c", "import synk_core; synk_core.Runtime(1).close()"])
-    print(done.returncode)
-"""
-)
-
-
-@pytest.mark.nightly
-def test_nothing_below_a_worker_starts_ranks(zygote):
+def test_nothing_below_a_worker_starts_ranks():
     """Whatever it does with its environment."""
-    status, out, err = zygote.run(ATTEMPTS)
-    assert status == 0, err
-    *refused, last = out.splitlines()
-    run = "python -m synk_comm.run: error: python -m synk_comm.run"
-    for line, call in zip(refused, ["launch()", "fork()", run]):
-        assert line.startswith(f"{call} was called in a worker, or below it")
-        assert GUARD in line
-    assert (len(refused), last) == (3, "0")
+    code = "from synk_comm.starting import require_leave; require_leave('fork()')"
+    below = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}], env={{}})"
+    command = [sys.executable, "-c", below]
+    done = subprocess.run(command, env={NO_RANKS: "a worker"}, capture_output=True, text=True)
+    assert "fork() was called in a worker, or below it" in done.stderr
+    assert GUARD in done.stderr
 
 
 WITHOUT = """
@@ -197,36 +159,6 @@ def test_workers_find_the_modules_that_the_master_has(zygote, tmp_path):
     assert folder == "folder [1.0, 2.0]"
     assert vain.startswith("1 Rank 1 does not find the module 'made': on every host, install it")
     assert "sys.path.append('/its/folder')" in vain
-
-
-SPAWNED = """
-import multiprocessing
-from synk_testing.engine import T, as_op
-from synk_core import Runtime
-
-def twice(x): return FACTOR * x
-FACTOR = 2
-
-def child():
-    x = T.dvector()
-    with Runtime(2, use_gpu=False) as runtime:
-        f = runtime.function([x], (as_op([T.dvector], [T.dvector])(twice)(x), "gather"))
-        print(f([1.0, 2.0]), flush=True)
-
-if __name__ == "__main__":
-    process = multiprocessing.get_context("spawn").Process(target=child)
-    process.start()
-    process.join()
-"""
-
-
-@pytest.mark.nightly
-def test_functions_of_the_main_script_get_to_the_workers_of_a_spawned_process(tmp_path):
-    """There the script is the module `__mp_main__`."""
-    script = tmp_path / "script.py"
-    script.write_text(SPAWNED)
-    status, out, err = run(script)
-    assert (status, out) == (0, "[2. 4.]\n"), err
 
 
 def test_a_folder_that_is_gone_is_no_affair_of_hosts_on_one_machine(tmp_path):
