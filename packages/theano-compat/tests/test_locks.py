@@ -92,6 +92,27 @@ def test_lock_is_polled_fast_and_quietly(spawn, uncompiled: str):
     assert "Waiting" not in err
 
 
+def test_a_long_wait_is_said(run, uncompiled: str):
+    code = (
+        "import theano\n"
+        "from synk_theano_compat import locks\n"
+        "import logging, time\n"
+        "log = logging.getLogger('theano.gof.compilelock')\n"
+        "(messages,) = [f for f in log.filters if isinstance(f, locks._LockMessages)]\n"
+        "clock = [0.0]\n"
+        "time.monotonic = lambda: clock[0]\n"
+        "messages.begin()\n"
+        "for second in (1, 6, 7, 65, 67):\n"
+        "    clock[0] = second\n"
+        "    log.info('Waiting for existing lock by %s', second)\n"
+        "    log.info('To manually release the lock, delete %s', second)\n"
+        "log.info('Refreshing lock %s', 0)\n"
+    )
+    lines = run(code, flags=uncompiled).stderr.splitlines()
+    said = [line.rsplit(" ", 1)[1] for line in lines if line.startswith("INFO")]
+    assert said == ["6", "6", "67", "67", "0"]
+
+
 def test_each_process_waits_in_its_own_way_unless_the_user_has_set_one(run, uncompiled: str):
     code = (
         "import theano\nfrom theano.gof import compilelock\n"
