@@ -126,7 +126,6 @@ class FakeNccl:
     Attributes:
         gpus: the devices; give it as ``driver``.
         calls: (rank, Op) of every call on arrays, in the order of their coming.
-        groups: how many calls each ``group_end`` let begin.
         mistakes: what NCCL would not have told.
         deaf: ranks whose start does not end, as if a peer had died meanwhile.
         stuck: ranks whose next call does not return before it is aborted.
@@ -137,7 +136,6 @@ class FakeNccl:
     def __init__(self, devices: int) -> None:
         self.gpus = FakeGpus(devices)
         self.calls: list[tuple[int, Op]] = []
-        self.groups: list[int] = []
         self.mistakes: list[str] = []
         self.deaf: set[int] = set()
         self.stuck: set[int] = set()
@@ -232,9 +230,7 @@ class FakeNccl:
             raise FakeNcclError(INVALID_USAGE, "not in a group")
         self._group.depth = depth - 1
         if depth == 1:
-            posted = self._group.__dict__.pop("posted", [])
-            self.groups.append(len(posted))
-            self._begin(posted)
+            self._begin(self._group.__dict__.pop("posted", []))
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         """Return a call of NCCL: its arguments, then the communicator and the stream."""

@@ -6,12 +6,10 @@ import pickle
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 
 import synk_comm
 from synk_comm import exceptions
-from synk_comm._core import calls
 
 
 def test_all_lists_what_is_there():
@@ -51,39 +49,3 @@ def test_errors_travel_with_all_they_know(error, kind):
     assert type(copy) is type(error)
     assert str(copy) == str(error) == "m"
     assert vars(copy) == vars(error)
-
-
-@pytest.mark.parametrize(
-    "dtype",
-    [
-        "f4",
-        ">i2",
-        "?",
-        "M8[25us]",
-        "U7",
-        "S0",
-        "V3",
-        [("a", "i4"), ("b", "f8", (2, 3))],
-        np.dtype([("a", "i1"), ("b", "f8")], align=True),
-    ],
-)
-def test_dtypes_survive_description(dtype):
-    dtype = np.dtype(dtype)
-    assert calls.text_dtype(calls.dtype_text(dtype)) == dtype
-
-
-def test_heads_survive_encoding():
-    arrays = (("<f4", (3, 0)), ("|b1", ()))
-    outs = (("<f4", (3, 0)), None)
-    call = calls.CollectiveCall(
-        "gather", "", 1, arrays, outs, 0.1, True, "2+64", "text \N{SNOWMAN} \"'|"
-    )
-    assert calls.decode(calls.encode(call)) == call
-    long = calls.CollectiveCall("scatter", arrays=(("<f4", (1,) * 9),) * 2000)
-    assert len(calls.encode(long)) < 4096
-    assert calls.decode(calls.encode(long)) == long
-    with pytest.raises(ValueError, match="can be sent"):
-        calls.encode(
-            calls.CollectiveCall("scatter", arrays=tuple(("<f4", (n**5,)) for n in range(5000)))
-        )
-    assert len(calls.encode_decline("\N{SNOWMAN}" * 10**6)) <= calls.HEAD_BYTES

@@ -42,16 +42,3 @@ def test_program(tmp_path, page):
     for rank in range(SIZE):
         mine = [line[4:] for line in printed if line.startswith(f"[{rank}] ")]
         assert mine == promised(program(page), rank) != []
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("page", PAGES)
-def test_program_under_mpi(page):
-    from _jobs import job
-
-    code = program(page).replace("connect()", 'connect(backend="mpi")')
-    with job(code, size=SIZE, on_a_host=2) as started:
-        done = started.finish()
-    assert done.status == 0, done.err
-    expected = [line for rank in range(SIZE) for line in promised(code, rank)]
-    assert sorted(done.out.splitlines()) == sorted(expected)

@@ -16,7 +16,7 @@ import time
 
 import numpy as np
 import pytest
-from _helpers import environment, pids_in, printed_by, run_python
+from _helpers import environment, pids_in, run_python
 
 import synk_comm
 from synk_comm import CommTimeout, PeerLost, RankDied, RankFailed, launch
@@ -192,22 +192,6 @@ def test_death_after_the_result_counts():
         launch(2, die_at_the_end, timeout_s=LIMIT_S)
 
 
-def ignore_sigterm(comm):
-    if comm.rank == 0:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        comm.barrier()
-        while True:
-            time.sleep(1)
-    comm.barrier()
-    raise ValueError("now")
-
-
-@pytest.mark.nightly
-def test_who_ignores_the_request_is_killed():
-    with pytest.raises(RankFailed, match="rank 1 of 2 failed: ValueError"):
-        launch(2, ignore_sigterm, grace_s=0.3, timeout_s=LIMIT_S)
-
-
 def test_zmq_ranks_that_never_join_leave_no_folder():
     with pytest.raises(RankFailed, match="cannot be found"):
         launch(2, add_up, Unreadable(), backend="zmq", timeout_s=LIMIT_S)
@@ -256,23 +240,6 @@ def test_what_cannot_be_sent_is_said_clearly():
         launch(1, give_a_lock, timeout_s=LIMIT_S)
     with pytest.raises(RankFailed, match="cannot be unpickled here: LookupError"):
         launch(1, give_unreadable, timeout_s=LIMIT_S)
-
-
-@pytest.mark.nightly
-def test_functions_of_no_file():
-    code = """
-        import synk_comm
-        def f(comm): pass
-        try:
-            synk_comm.launch(1, f)
-        except TypeError as exc:
-            assert "interactive session" in str(exc), exc
-            # Functions of modules can be launched from here.
-            import operator
-            print(synk_comm.launch(2, operator.attrgetter("rank"), timeout_s=60))
-    """
-    done = run_python("-c", textwrap.dedent(code))
-    assert (done.returncode, done.stdout) == (0, "[0, 1]\n")
 
 
 # -- the main script ----------------------------------------------------------------------
@@ -363,39 +330,6 @@ def test_ranks_of_a_rank_start_no_more():
     said = r"MisuseError: launch\(\) was called in a rank that a rank has started"
     with pytest.raises(RankFailed, match=said):
         launch(1, without_end, timeout_s=LIMIT_S)
-
-
-@pytest.mark.nightly
-def test_ranks_find_what_was_imported_from_a_folder_of_before(tmp_path):
-    """Entries that Python ignores do no harm."""
-    (tmp_path / "lib").mkdir()
-    program(tmp_path / "lib", "def rank(comm): return comm.rank\n", "mine.py")
-    code = """
-        import os, pathlib, sys
-        sys.path.append("lib")
-        import mine, importlib
-        importlib.invalidate_caches()
-        os.chdir("/")
-        import synk_comm
-        sys.path += [pathlib.Path("lib"), lambda: 0]
-        print(synk_comm.launch(2, mine.rank, timeout_s=60))
-    """
-    assert printed_by("-c", textwrap.dedent(code), cwd=tmp_path) == "[0, 1]\n"
-
-
-@pytest.mark.nightly
-def test_launch_in_threads():
-    got = {}
-
-    def start(number):
-        got[number] = launch(2, add_up, np.ones(1) * number, timeout_s=LIMIT_S)
-
-    threads = [threading.Thread(target=start, args=(number,)) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT_S)
-    assert {number: both[0][1] for number, both in got.items()} == {0: 1.0, 1: 3.0}
 
 
 RANKS_WITH_CHILDREN = """

@@ -17,7 +17,6 @@ from contract.tools import raises
 
 from synk_comm import (
     AbortedError,
-    ClosedError,
     CommTimeout,
     MismatchError,
     MisuseError,
@@ -209,47 +208,6 @@ def interrupt_and_fork(comm):
 @BOTH
 def test_an_interrupt_ends_the_wait_alone_and_a_forked_child_does_no_harm(backend):
     assert run_ranks(2, interrupt_and_fork, backend=backend) == [(0, 2.0, None)] * 2
-
-
-def test_close_in_another_thread_refuses_what_comes_later():
-    """What was begun is made, or refused; none of it is waited for in vain."""
-    for _ in range(20):
-        (comm,) = local_group()
-        comm.ibarrier().wait()
-        closer = threading.Thread(target=comm.close)
-        made = 0
-        with pytest.raises((ClosedError, AbortedError)):
-            while True:
-                assert comm.iall_reduce(1).wait(ENOUGH_S) == 1
-                made += 1
-                if made == 3:
-                    closer.start()
-        closer.join()
-        raises(ClosedError, "closed", comm.ibarrier)
-    assert not threads()
-
-
-def test_without_a_thread_all_ranks_hear_of_it(monkeypatch):
-    start, refusals, outcomes = threading.Thread.start, [], []
-
-    def refuse_first(thread):
-        if thread.name == "synk-comm" and not refusals:
-            refusals.append(thread)
-            raise RuntimeError("no more threads")
-        start(thread)
-
-    def run(comm):
-        try:
-            comm.iall_reduce(1).wait()
-        except (RuntimeError, AbortedError) as error:
-            outcomes.append((type(error), "no more threads" in str(error)))
-        comm.close()
-
-    comms = thread_group(2)
-    monkeypatch.setattr(threading.Thread, "start", refuse_first)
-    in_threads(comms, run)
-    assert set(outcomes) == {(RuntimeError, True), (AbortedError, True)}
-    gone(threads)
 
 
 class Fire(Exception):

@@ -121,28 +121,3 @@ def test_programs_are_what_numpy_says(groups, drawn):
     kinds = [step.kind for step in program for _ in range(step.times)]
     for kind, *results in zip(kinds, *seen[0]):
         assert kind != "all_reduce" or all(theirs == results[0] for theirs in results)
-
-
-@settings(quick, max_examples=max(2, EXAMPLES // 5))
-@given(
-    st.integers(2, 4),
-    st.sampled_from(["f4", "f8", "f2", "c8"]),
-    st.sampled_from([("sum", None), ("avg", None), ("avg", 0.3), ("prod", None)]),
-    st.lists(st.tuples(st.integers(0, 400_000), st.integers(1, 300_000)), min_size=1, max_size=5),
-)
-def test_an_element_does_not_feel_how_long_its_array_is(groups, size, dtype, how, cuts):
-    rng, (op, weight) = np.random.default_rng(size), how
-    scale = [10.0 ** rng.integers(-2, 2) for _ in range(size)]
-    whole = [(rng.standard_normal(400_000) * scale[r]).astype(dtype) for r in range(size)]
-
-    def reduce(comm):
-        x, own = whole[comm.rank], None if weight is None else weight + comm.rank
-        all_of_it = comm.all_reduce(x, op, weight=own)
-        for start, length in cuts:
-            for _ in range(2):
-                piece = comm.all_reduce(x[start : start + length], op, weight=own)
-                assert piece.tobytes() == all_of_it[start : start + length].tobytes()
-        return all_of_it.tobytes()
-
-    results = [groups.run(backend, size, reduce) for backend in ("shm", "zmq")]
-    assert len({bits for of_backend in results for bits in of_backend}) == 1

@@ -154,16 +154,6 @@ def test_a_reader_that_leaves_ends_all(script, tmp_path):
     wait_gone(family)
 
 
-@pytest.mark.nightly
-def test_a_child_that_keeps_the_output_open_is_not_waited_for(script):
-    path = script("subprocess.Popen(['sleep', '100']); print('done')")
-    began = time.monotonic()
-    done = run("-n", 2, path)
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert sorted(done.stdout.splitlines()) == [b"[0] done", b"[1] done"]
-    assert time.monotonic() - began < 50
-
-
 # -- programs and arguments ---------------------------------------------------------------
 
 
@@ -286,21 +276,6 @@ def test_what_all_ranks_raise_shows_lines_of_the_script_only(script):
     assert "_collectives/rounds.py" not in error
 
 
-@pytest.mark.nightly
-def test_an_error_in_the_handling_of_another_is_shown_whole(script):
-    path = script("""
-        if rank == 1:
-            sys.exit(3)
-        try:
-            comm.barrier()
-        except synk_comm.PeerLost:
-            misspelt
-    """)
-    error = run("-n", 2, path).stderr.decode()
-    assert "[0] NameError: name 'misspelt' is not defined" in error
-    assert "[0]     misspelt" in error
-
-
 def test_late_ranks_are_ended(script):
     path = script("""
         def i_am_late():
@@ -403,18 +378,3 @@ def test_ctrl_c_in_a_terminal(waiting):
     assert sorted(output.splitlines()) == [b"[0] interrupted", b"[1] interrupted"]
     assert (process.returncode, b"stopped by SIGINT" in error) == (130, True)
     wait_gone(family)
-
-
-@pytest.mark.nightly
-def test_rank_0_reads_from_a_terminal(script):
-    path = script("print('got', input()) if rank == 0 else comm.barrier(); rank or comm.barrier()")
-    ours, theirs = pty.openpty()
-    try:
-        process = start("-n", 2, path, stdin=theirs)
-        os.write(ours, b"typed\n")
-        output, error = process.communicate(timeout=LIMIT_S)
-    finally:
-        os.close(ours)
-        os.close(theirs)
-    assert (process.returncode, error) == (0, b"")
-    assert output == b"[0] got typed\n"

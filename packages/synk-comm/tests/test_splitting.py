@@ -14,7 +14,6 @@ import pytest
 from synk_comm import (
     AbortedError,
     ClosedError,
-    CommError,
     CommTimeout,
     JoinError,
     PeerLost,
@@ -85,13 +84,6 @@ def test_errors_are_told_in_the_ranks_of_the_old_group(kind):
     assert (again.rank, again.reason, str(again)) == (7, "why", str(error))
     unknown = kind("nobody knows who", rank=-1)
     assert in_ranks_of_the_old(unknown, [5, 7]) is unknown
-
-
-def test_a_text_with_ranks_of_the_new_group_says_so():
-    error = in_ranks_of_the_old(JoinError("rank 1: no device"), [5, 7])
-    assert type(error) is JoinError
-    assert "rank 1: no device" in str(error)
-    assert "ranks [5, 7] of this one" in str(error)
 
 
 def outcome(comm, *, late_s=0.0, struck=None, timeout_s=None, watch=None, color=None):
@@ -191,67 +183,6 @@ def test_one_does_not_come(backend):
         assert kind is AbortedError, text
         assert blamed == FIRST, text
         assert "CommTimeout" in text
-
-
-class Stop(CommError):
-    """A user's own, which cannot be made from a text alone."""
-
-    def __init__(self, first, second):
-        super().__init__(f"{first} {second}")
-
-
-OUTSIDE = {
-    "memory": MemoryError("not of this group"),
-    "lost": PeerLost("not of this group", rank=7),
-    "own": Stop("not of", "this group"),
-}
-
-
-def watch_what_fails(comm, name):
-    def watch():
-        raise OUTSIDE[name]
-
-    late = comm.rank == LAST
-    return outcome(comm, late_s=0.3 * late, watch=watch if comm.rank == FIRST else None)
-
-
-@pytest.mark.parametrize(
-    ("name", "backend"),
-    [("memory", "shm"), ("lost", "zmq"), pytest.param("own", "shm", marks=pytest.mark.nightly)],
-)
-def test_what_a_watch_raises_is_not_about_this_group(name, backend):
-    outcomes = run_ranks(3, watch_what_fails, name, backend=backend, timeout_s=20)
-    kind, _, text, took = outcomes[FIRST]
-    assert kind.__name__ == type(OUTSIDE[name]).__name__
-    assert text == "not of this group"
-    assert took < SOON_S
-    for rank in (ALONE, LAST):
-        kind, blamed, text, took = outcomes[rank]
-        assert kind is AbortedError, text
-        assert blamed == FIRST, text
-        assert f"{type(OUTSIDE[name]).__name__}: not of this group" in text
-        assert took < SOON_S
-
-
-def die_alone(comm):
-    if comm.rank == ALONE:
-        part = type(comm._steps.fabric).split
-
-        def die(self, groups, mine, share):
-            part(self, groups, mine, share)
-            time.sleep(0.2)  # what ZeroMQ has not sent yet goes with it
-            os.kill(os.getpid(), signal.SIGKILL)
-
-        type(comm._steps.fabric).split = die
-    comm.split(comm.rank % 2).close()
-
-
-@BOTH
-def test_one_that_is_alone_in_its_group_leaves_nothing_behind(backend):
-    outcomes = run_ranks(3, die_alone, backend=backend, check=False)
-    assert outcomes[ALONE].exitcode == -signal.SIGKILL
-    for rank in (FIRST, LAST):  # on a busy machine it may not have been sent even so
-        assert not outcomes[rank].failure or "PeerLost: rank 1 is lost" in outcomes[rank].failure
 
 
 def fail_to_wire(comm):

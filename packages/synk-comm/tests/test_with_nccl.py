@@ -7,8 +7,7 @@ import types
 
 import pytest
 
-from synk_comm import CommError, JoinError, connect, create_group, join
-from synk_comm._backends.nccl.start import BINDING
+from synk_comm import CommError, JoinError, connect, create_group
 from synk_comm.testing import thread_group
 
 MODULE = "synk_comm._backends.nccl.communicator"
@@ -39,13 +38,6 @@ def test_nccl_is_put_around_what_the_group_was_made_for(made_for, fake_nccl, mon
         carrier = "zmq" if made_for == "zmq" else "shm"
         assert comm.why.startswith(f"nccl over {carrier}: ")
         comm.inner.close()
-
-
-def test_without_nccl_the_cure_is_told(monkeypatch):
-    monkeypatch.setitem(sys.modules, BINDING, None)
-    with create_group(1, "nccl") as group, pytest.raises(CommError) as caught:
-        join(group.ticket(0))
-    assert "pip install 'synk-comm[nccl]'" in str(caught.value)
 
 
 def test_nccl_that_fails_on_a_rank_ends_the_group_on_all(fake_nccl):

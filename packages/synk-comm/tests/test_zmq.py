@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-import shutil
 import signal
-import socket
 import threading
 import time
 import warnings
@@ -50,14 +48,6 @@ def together(fabrics, function):
 
 
 @pytest.fixture
-def trio():
-    fabrics = wired(3)
-    yield fabrics
-    for fabric in fabrics:
-        fabric.close()
-
-
-@pytest.fixture
 def pair():
     fabrics = wired(2)
     yield fabrics
@@ -67,39 +57,6 @@ def pair():
 
 def bytes_of(rank, nbytes):
     return np.random.default_rng(rank).integers(0, 256, nbytes, np.uint8)
-
-
-def test_what_was_not_sent_cannot_be_read(trio):
-    def run(fabric):
-        fabric.slot()[:300] = fabric.rank
-        fabric.sync(None, 300, soon(), part=100)
-        other = (fabric.rank + 1) % 3
-        with pytest.raises(PeerLost, match="did not send"):
-            fabric.read(other, other * 100, (other + 1) * 100)
-        fabric.slot()[:300] = fabric.rank
-        fabric.sync(None, 300, soon(), to=1)
-        if fabric.rank == 1:
-            assert set(fabric.read(0, 0, 300)) == {0}
-        elif fabric.rank == 2:
-            with pytest.raises(PeerLost, match="did not send"):
-                fabric.read(0, 0, 300)
-
-    together(trio, run)
-
-
-def test_what_was_read_stays_until_the_next_round_although_the_sender_goes_on(pair):
-    nbytes = pair[0].slot_bytes
-
-    def run(fabric):
-        for turn in range(30):
-            fabric.slot()[:] = turn
-            fabric.sync(None, nbytes, soon())
-            if fabric.rank == 0:
-                time.sleep(0.002)
-            theirs = fabric.read(1 - fabric.rank, 0, nbytes)
-            assert theirs.min() == theirs.max() == turn
-
-    together(pair, run)
 
 
 # -- failures -------------------------------------------------------------------------------
@@ -122,25 +79,6 @@ def stop_for_a_while(comm):
     total = float(comm.all_reduce(1.0))
     waker.join()
     return time.monotonic() - began > 2.0, total
-
-
-def test_who_has_lost_a_peer_does_not_knock_at_its_place_any_more():
-    """Another process could make a folder of the same name."""
-    fabrics = wired(2)
-    endpoint = fabrics[0]._peers[1].socket.getsockopt(zmq.LAST_ENDPOINT)
-    path = endpoint.rstrip(b"\0").decode()[len("ipc://") :]
-    fabrics[0].close()
-    with pytest.raises(PeerLost):
-        fabrics[1].sync(None, 0, soon())
-    os.mkdir(os.path.dirname(path))
-    with socket.socket(socket.AF_UNIX) as stranger:
-        stranger.bind(path)
-        stranger.listen()
-        stranger.settimeout(0.5)
-        with pytest.raises(socket.timeout):  # half a second, and nobody has come
-            stranger.accept()
-    fabrics[1].close()
-    shutil.rmtree(os.path.dirname(path))
 
 
 @pytest.mark.parametrize("length", [0, 10, 25])
@@ -255,20 +193,6 @@ def test_a_fabric_that_was_forgotten_goes_without_hanging():
     context = forget()
     gc.collect()
     assert context.closed
-
-
-def test_at_the_end_of_a_process_a_fabric_that_is_shut_can_be_closed(pair):
-    """Python may shut it before the program's own handlers come."""
-    pair[0]._shut()
-    deadline = time.monotonic() + 60
-    for act in (
-        lambda: pair[0].sync(b"head", 0, deadline),
-        lambda: pair[0].gone([1]),
-        lambda: pair[0].attend(lambda: False, 1, deadline, sending=False),
-    ):
-        with pytest.raises(AbortedError, match="process is ending"):
-            act()
-    pair[0].close()
 
 
 class Struck(Exception):

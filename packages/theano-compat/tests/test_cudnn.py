@@ -124,114 +124,6 @@ def test_the_users_own_paths_come_first(run, install, tmp_path: Path):
     run(lead + code, flags=f"dnn.include_path={tmp_path}")
 
 
-def test_without_cudas_headers_theano_is_left_alone(forked, install, tmp_path: Path):
-    root = install(tmp_path / "nvidia", (9, 14, 0))
-    code = (
-        "from synk_theano_compat._cuda import cudnn\n"
-        "cudnn.header_folders = lambda *_: None\n"
-        "config.dnn.library_path = config.dnn.bin_path = ''\n"
-        "assert 'not CUDA' in patches.set_paths() and config.dnn.bin_path == ''\n"
-    )
-    forked(LEAD.format(cache=str(tmp_path / "cache"), path=str(root)) + code)
-
-
-@pytest.mark.parametrize(
-    "flags, setup, said",
-    [
-        ("dnn.enabled=False", "sys.modules['pygpu'] = object()", "dnn.enabled=False"),
-        ("", "sys.modules['pygpu'] = None", "not needed: there is no pygpu"),
-    ],
-)
-def test_nothing_is_searched_where_nothing_is_needed(run, flags, setup, said):
-    code = (
-        f"import sys, theano\n{setup}\nfrom synk_theano_compat._cuda import find\n"
-        "from synk_theano_compat._patches.gpu import cudnn as patches\n"
-        f"find.scan = find.linker_folders = None\nassert patches.set_paths() == {said!r}\n"
-    )
-    run(code, flags=flags)
-
-
-SUMS = """
-import types
-import numpy as np
-import theano.gpuarray
-import theano.tensor as T
-from theano import scalar
-from theano.gpuarray import basic_ops, dnn
-from synk_theano_compat._patches.gpu import sums
-
-class Own:
-    # Theano's kernel, as far as it matters: computed by the processor.
-    def __init__(self, scalar_op, axis, reduce_mask, dtype, acc_dtype, pre_scalar_op=None):
-        self.scalar_op, self.axis, self.pre_scalar_op = scalar_op, axis, pre_scalar_op
-        self.dtype, self.acc_dtype = dtype, acc_dtype
-        assert [a for a, goes in enumerate(reduce_mask) if goes] == list(axis)
-
-    def __call__(self, x):
-        assert dnn.local_dnn_reduction.transform(node(self, x)) is None, "a step went to cuDNN"
-        return T.sum(x, axis=self.axis, dtype=self.dtype, acc_dtype=self.acc_dtype)
-
-def node(op, x):
-    return types.SimpleNamespace(op=op, inputs=[x])
-
-def total(x, *axes, scalar_op=scalar.add, pre=None):
-    mask = [int(axis in axes) for axis in range(x.ndim)]
-    return node(Own(scalar_op, axes, mask, "float32", "float32", pre), x)
-
-basic_ops.GpuReshape = T.basic.Reshape
-answer = ["cuDNN's"]
-dnn.local_dnn_reduction.transform = lambda node: answer
-sums.quick_channel_sums()
-lower = dnn.local_dnn_reduction.transform
-x = T.ftensor4()
-everything = types.SimpleNamespace(scalar_op=scalar.add, axis=None, pre_scalar_op=None)
-for kept in (
-    node(everything, x), total(x, 0, 2), total(x, 0, 1, 2, 3), total(T.fmatrix(), 0), total(x, 1),
-    total(x, 0, 2, 3, scalar_op=scalar.maximum), total(x, 0, 2, 3, pre=scalar.sqr),
-    total(T.TensorType("float32", (False, True, False, False))(), 0, 2, 3),
-):
-    assert lower(kept) is answer
-random = np.random.RandomState(0)
-for shape in ((3, 5, 7, 2), (2, 3, 4, 3, 2), (4, 3, 6), (0, 3, 2, 2), (2, 3, 0, 4), (1, 1, 1, 1)):
-    x = T.TensorType("float32", (False,) * len(shape))()
-    axes = [axis for axis in range(len(shape)) if axis != 1]
-    (quick,) = lower(total(x, *axes))
-    assert quick.dtype == "float32" and quick.broadcastable == (False,)
-    value = random.standard_normal(shape).astype("float32")
-    found, right = theano.function([x], quick)(value), value.sum(axis=tuple(axes), dtype="f8")
-    assert found.shape == right.shape and np.allclose(found, right, atol=1e-5), (shape, found)
-answer = None  # what Theano would not give to cuDNN stays as it is
-assert lower(total(x, *axes)) is None
-"""
-
-
-def test_sums_by_channels_are_made_in_two_steps_and_no_others(run):
-    run(SUMS)
-
-
-VERSION = """
-import types
-import theano.tensor as T
-from theano import scalar
-from theano.gpuarray.elemwise import GpuCAReduceCuda
-
-def versions(verbose):
-    GpuCAReduceCuda.verbose = verbose
-    for operation in (scalar.add, scalar.mul, scalar.maximum, scalar.minimum):
-        for pre in (None, scalar.sqr):
-            op = GpuCAReduceCuda(operation, (0,), (1, 0), "float32", "float32", pre)
-            node = types.SimpleNamespace(inputs=[T.fmatrix()], outputs=[T.fvector()], op=op)
-            yield op.c_code_cache_version_apply(node)
-
-assert all(versions(0)) and not set(versions(0)) & set(versions(1))
-"""
-
-
-def test_reductions_have_a_version_and_so_are_compiled_once(run):
-    run(VERSION)
-    assert "AssertionError" in run(VERSION, skip="G14", fails=True).stderr
-
-
 PATCHED = """
 import theano.gpuarray
 from theano.gpuarray import dnn
@@ -247,25 +139,6 @@ def test_patches_are_applied_where_there_is_no_gpu(run):
     wanted = " ".join(f"G{number}" for number in range(2, 16))
     assert done.stdout in (f"{wanted}\n", f"G1 {wanted}\n")
     assert done.stderr == ""
-
-
-def test_version_is_told_without_a_program(forked):
-    code = (
-        "import pytest, theano\nfrom synk_theano_compat._patches.gpu import cudnn as patches\n"
-        "plain, patches.found[:], dnn.dnn_present = theano.function, [91400], lambda: True\n"
-        "asked, x, dnn.version.v = [], theano.tensor.scalar(), None\n"
-        "from synk_theano_compat._cuda import cudnn\n"
-        "cudnn.library_version = lambda name: asked.append(name) or 91400\n"
-        "assert patches.insert_version() == 'theano.function'\n"
-        "assert dnn.version() == 91400 and theano.function([x], 2 * x)(3) == 6\n"
-        "patches.remove_version()\nassert theano.function is plain\n"
-        "assert patches.remove_version() == 'nothing to do'\n"
-        "assert asked == ['libcudnn.so.9']\n"
-        "cudnn.library_version = lambda name: 91000\n"
-        "assert 'another' in patches.insert_version() and theano.function is plain\n"
-        "patches.found.clear()\npatches.insert_version()\nassert theano.function is plain\n"
-    )
-    forked(PATCHED + code)
 
 
 def test_compute_capability(forked):
@@ -293,20 +166,6 @@ def test_recurrent_networks_are_refused_with_a_cure(forked):
         "    assert 'got cuDNN 91400, expected 5 to 8' in text and 'theano.scan' in text\n"
         "dnn.version = lambda raises=True: 8907\n"
         "assert dnn.GpuDnnRNNOp('lstm', 'unidirectional').num_dirs == 1\n"
-    )
-
-
-def test_other_ops_are_made_whatever_is_gone(forked):
-    forked(
-        PATCHED + "dnn.version = lambda raises=True: 91400\n"
-        "version = dnn.GpuDnnConv().c_code_cache_version()\n"
-        "assert dnn.GpuDnnConv().algo == 'time_on_shape_change' and version[-1] > 2**32, version\n"
-        "assert dnn.GpuDnnConvGradW(num_groups=2).algo == 'time_on_shape_change'\n"
-        "assert dnn.GpuDnnConvGradI(algo='none').algo == 'none'\n"
-        "dnn.GpuDnnPool(), dnn.GpuDnnBatchNorm(), dnn.GpuDnnSoftmax('accurate', 'channel')\n"
-        "made = dnn.GpuDnnReduction('add', (0,), 'float32', 'float32', False)\n"
-        "code = made.code_sections['support_code_struct']\n"
-        "assert 'zero-size array' in code and 'zero-size array' in made.func_codes[-1]\n"
     )
 
 

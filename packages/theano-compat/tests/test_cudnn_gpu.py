@@ -190,26 +190,6 @@ for got, expected in zip(f(value), g(value)):
     )
 
 
-def test_recurrent_networks():
-    code = """
-try:
-    assert dnn.RNNBlock("float32", 4, 1, "lstm").get_param_size((2, 3)) > 0
-    assert dnn.version() < 9000
-except RuntimeError as error:
-    assert f"got cuDNN {dnn.version()}" in str(error) and "theano.scan" in str(error)
-# A recurrent network without cuDNN, whatever its version.
-x = T.ftensor3()
-states, _ = theano.scan(lambda row, state: T.tanh(row + state), sequences=x,
-                        outputs_info=T.zeros_like(x[0]))
-value = random.normal(size=(3, 2, 4)).astype("float32")
-got, expected = theano.function([x], states[-1])(value), np.zeros((2, 4))
-for row in value:
-    expected = np.tanh(row + expected)
-close(got, expected)
-"""
-    run(code)
-
-
 def test_cudnn_works_on_libgpuarrays_stream():
     code = """
 import ctypes

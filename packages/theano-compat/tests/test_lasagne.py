@@ -1,4 +1,4 @@
-"""Lasagne 0.1 and 0.2.dev1: what they miss, and a recurrent network against NumPy.
+"""Lasagne 0.1 and 0.2.dev1: what of Theano they miss.
 
 Their own tests, and those of this repository that train networks with Lasagne, say the rest.
 """
@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-
-import pytest
 
 SPEC = importlib.util.find_spec("lasagne")
 # As strict as can be about what our user would see: none of these warnings is ours to give.
@@ -53,40 +51,6 @@ assert np.count_nonzero(same) == 2
 def test_downsample(run, forked):
     forked("import theano; theano.config.linker = 'py'\n" + STRICT + DOWNSAMPLE)
     assert "downsample" in run(STRICT + DOWNSAMPLE, skip="downsample", fails=True).stderr
-
-
-RECURRENT = """
-import theano, theano.tensor as T, numpy as np
-import lasagne
-from lasagne.layers import *
-lasagne.random.set_rng(np.random.RandomState(3))
-x = T.tensor3()
-X = np.random.RandomState(1).randn(3, 5, 4).astype(x.dtype)
-lstm = LSTMLayer(InputLayer((None, 5, 4), x), 6)
-p = {q.name.split(".")[-1]: q.get_value() for q in lstm.get_params()}
-sigmoid = lambda a: 1 / (1 + np.exp(-a))
-h, c = np.zeros((3, 6)), np.zeros((3, 6))
-states = []
-for t in range(5):
-    def gate(n, peep=None):
-        a = X[:, t].dot(p["W_in_to_" + n]) + h.dot(p["W_hid_to_" + n]) + p["b_" + n]
-        return a if peep is None else a + peep * p["W_cell_to_" + n]
-    i, f = sigmoid(gate("ingate", c)), sigmoid(gate("forgetgate", c))
-    c = f * c + i * np.tanh(gate("cell"))
-    outgate = sigmoid(gate("outgate", c))
-    if lasagne.__version__ == "0.1":  # it adds this peephole behind the sigmoid
-        outgate = sigmoid(gate("outgate")) + c * p["W_cell_to_outgate"]
-    h = outgate * np.tanh(c)
-    states.append(h)
-out = get_output(lstm)
-np.testing.assert_allclose(theano.function([x], out)(X), np.stack(states, axis=1), rtol=1e-8)
-"""
-
-
-@pytest.mark.skipif(SPEC is None, reason="Lasagne is not installed")
-def test_numbers_of_a_recurrent_network(run):
-    """What Lasagne builds is in question here, not the C code: compiling that takes minutes."""
-    run(STRICT + RECURRENT, flags="linker=py,optimizer=fast_compile")
 
 
 # As the layers of 0.2.dev1 do it: the module is reached, but imported nowhere.
