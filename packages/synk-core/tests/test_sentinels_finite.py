@@ -215,7 +215,9 @@ def test_rows_of_sliceable_variables(watched_pair):
         ):
             error = failure(f, **settings)
             assert (error.rank, error.row) == (1, None if np.isnan(bad) else row), settings
-            assert source in error.source or (row is None and "no rows can be searched" in error.source)
+            assert source in error.source or (
+                row is None and "no rows can be searched" in error.source
+            )
         np.testing.assert_array_equal(watched_pair.collectives.gather(s, nd_up=0), rows)
         assert np.isfinite(f(batch_s=slice(8, 15)))
 

@@ -363,6 +363,15 @@ def test_what_is_zero_but_for_rounding_is_not_judged_by_its_digits(pair):
     assert wrong(check(pair, pair.function([x], x.std(axis=0), **FAST), rows(300, 7)))
 
 
+def test_sums_that_cancel_are_not_judged_by_their_digits(pair):
+    terms = x * T.constant(1 / 3)
+    f = pair.function([x], [(terms.sum(), "sum"), terms.mean()], **FAST)
+    whole = np.round(rows(1000) * 10)  # whole numbers, which are not disturbed
+    for value in (rows(1000) * 1e6, whole):
+        right(pair, f, value - value.mean(axis=0).round())
+        right(pair, f, np.concatenate([value, -value[::-1]]))
+
+
 def test_random_runs_stay_within_the_limits_and_wrong_weights_never(trio):
     dtype = "float32"
     x = T.fmatrix("x")
@@ -412,6 +421,7 @@ def test_differences_are_counted_in_ulps_of_the_largest_number():
     found = measure(np.array([1.0, 2.0, 1e-20]), np.array([1.0, 2.0, 3e-20]))
     assert found.index == (2,)
     assert found.ulps == pytest.approx(2e-20 / 2 / 2.220446049250313e-16)
+    assert measure(np.array([1e-20]), np.array([3e-20]), scale=2.0).ulps == found.ulps
 
 
 def test_differences_of_what_is_no_number_or_no_float():

@@ -30,7 +30,7 @@ class Difference:
     expected: str = ""
 
 
-def _largest_magnitude(array: Any) -> float:
+def largest_magnitude(array: Any) -> float:
     """Return the largest finite magnitude in the array, 0 if there is none."""
     array = np.asarray(array)
     if array.dtype.kind not in "fc":
@@ -40,8 +40,12 @@ def _largest_magnitude(array: Any) -> float:
     return float(np.max(magnitudes[np.isfinite(magnitudes)], initial=0.0))
 
 
-def measure(got: Any, expected: Any) -> Difference:
-    """Return the difference between two arrays."""
+def measure(got: Any, expected: Any, scale: float = 0.0) -> Difference:
+    """Return the difference between two arrays.
+
+    Args:
+        scale: the magnitude of the summands, if it is larger than that of the result.
+    """
     got, expected = np.asarray(got), np.asarray(expected)
     if got.shape != expected.shape or got.dtype != expected.dtype:
         ours, theirs = (f"{array.dtype} of shape {array.shape}" for array in (got, expected))
@@ -49,7 +53,7 @@ def measure(got: Any, expected: Any) -> Difference:
     if not got.size:
         return Difference(0.0)
     if got.dtype.kind in "fc":
-        ulps = _ulps(got, expected)
+        ulps = _ulps(got, expected, scale)
     else:
         ulps = np.where(got != expected, np.inf, 0.0)
     place = np.unravel_index(int(np.argmax(ulps)), ulps.shape)
@@ -59,12 +63,12 @@ def measure(got: Any, expected: Any) -> Difference:
     )
 
 
-def _ulps(got: np.ndarray, expected: np.ndarray) -> Any:
+def _ulps(got: np.ndarray, expected: np.ndarray, scale: float) -> Any:
     wide = np.clongdouble if got.dtype.kind == "c" else np.longdouble
     kind = np.finfo(got.dtype)
     # No difference is smaller than one step between the smallest numbers.
     smallest = np.nextafter(kind.dtype.type(0), kind.dtype.type(1))
-    unit = np.longdouble(_largest_magnitude(expected)) * kind.eps
+    unit = np.longdouble(max(scale, largest_magnitude(expected))) * kind.eps
     with np.errstate(invalid="ignore", over="ignore"):
         ulps = np.abs(got.astype(wide) - expected.astype(wide)) / max(unit, smallest)
         odd = ~(np.isfinite(got) & np.isfinite(expected))

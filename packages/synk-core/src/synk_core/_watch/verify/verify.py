@@ -10,9 +10,9 @@ as an all_reduce() would, are compared with the serial one. A rank without rows 
 updates that do not depend on rows.
 
 Differences are counted in epsilons of the largest magnitude in the array, because entries that
-cancel to nearly nothing have no more digits. Whole results may do so, too. Therefore where one
-exceeds the limit, the serial run is made again from numbers that differ by one rounding, and the
-limit grows by what that changes.
+cancel to nearly nothing have no more digits. Whole results may do so, too: where one exceeds the
+limit, the magnitude of each rank's part counts. And if a serial run from numbers that differ by one
+rounding changes it by more than that, so may the order.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from synk_core._plan.rows import is_int
 from synk_core._text import shown
 from synk_core.exceptions import InputValueError
 
-from .report import Comparison, Difference, Report, measure
+from .report import Comparison, Difference, Report, largest_magnitude, measure
 from .rows import sliced_rows, whole_inputs
 
 MOST_SLICINGS = 100
 """Numbers of slices that are tried at most: each is a run."""
 
 ROUNDING = 16.0
-"""Ulps by which results may differ, besides the root of the number of rows for the order of sums."""
+"""Ulps by which results may differ, plus the root of the number of rows for the order of sums."""
 
 
 class Run(NamedTuple):
@@ -151,7 +151,7 @@ class _Verification:
         whole = whole_inputs(spec, self._args, self._kwargs, self._options["batch"])
         sliced = sliced_rows(self._start, self._sliceable, self._options["batch_s"])
         joined = {i: np.concatenate([part[i] for part in sliced]) for i in self._sliceable}
-        self._all = whole, joined
+        self._all, self._sliced = (whole, joined), sliced
         self._whole = self._serial(*self._all)
         self._limit = ROUNDING + np.sqrt(sum(rows)) if limit is None else limit
         if not spec.n_scattered and not spec.sliceable:
@@ -230,6 +230,17 @@ class _Verification:
     def _disturbed(self) -> Run:
         return self._serial(*self._all, is_disturbed=True)
 
+    @cached_property
+    def _parts(self) -> List[Run]:
+        """The rows of each rank alone; for magnitudes only, so `row_share()` is 1."""
+        n, whole, stop, runs = self._spec.n_scattered, self._all[0], 0, []
+        for rows, sliced in zip(self._rows, self._sliced):
+            start, stop = stop, stop + rows
+            own = [value[start:stop] for value in whole[:n]]
+            if rows:
+                runs.append(self._serial(own + whole[n:], sliced))
+        return runs
+
     def _compare_output(self, i: int, got: np.ndarray) -> None:
         op, leaves = self._spec.output_ops[i], self._lineage.outputs[i]
         variable = self._spec.outputs[i]
@@ -280,7 +291,9 @@ class _Verification:
         wanted, limit = pick(self._whole), self._limit
         difference = measure(got, wanted)
         if limit < difference.ulps < np.inf:
-            noise = measure(pick(self._disturbed), wanted).ulps
+            scale = _scale(op, [pick(run) for run in self._parts])
+            difference = measure(got, wanted, scale)
+            noise = measure(pick(self._disturbed), wanted, scale).ulps
             # No digit of a gradient that is 0 but for rounding has a meaning.
             limit *= max(noise, 1.0) if np.isfinite(noise) else 1.0
         self._add(what, op, "serial", difference, limit)
@@ -311,16 +324,9 @@ def combine(op: Optional[str], parts: Sequence[Any], weights: Sequence[float]) -
     arrays = [np.asarray(part) for part in parts]
     if op is None or op == "last":
         return arrays[-1]
-    try:
-        if op == "gather":
-            return np.concatenate([np.atleast_1d(array) for array in arrays])
-        stacked = np.stack(arrays)
-    except ValueError as error:
-        raise InputValueError(
-            f"results of the pieces, of shapes {[array.shape for array in arrays]}, cannot be "
-            f"combined by op {op!r}; an output with an entry for each row needs op 'gather', as "
-            f"in (variable, 'gather')"
-        ) from error
+    if op == "gather":
+        return np.concatenate([np.atleast_1d(array) for array in arrays])
+    stacked = np.stack(arrays)
     if op in ("max", "min"):
         return np.asarray(stacked.max(axis=0) if op == "max" else stacked.min(axis=0))
     dtype = stacked.dtype
@@ -333,3 +339,11 @@ def combine(op: Optional[str], parts: Sequence[Any], weights: Sequence[float]) -
         else:
             result = (np.sum if op == "sum" else np.prod)(stacked, axis=0, dtype=wide)
         return np.asarray(result).astype(dtype)
+
+
+def _scale(op: Optional[str], parts: Sequence[Any]) -> float:
+    """Return the magnitude of the summands; 0 for other ops, for which the result's counts."""
+    magnitudes = [largest_magnitude(part) for part in parts]
+    if op == "sum":
+        return sum(magnitudes)
+    return max(magnitudes, default=0.0) if op in ("avg", "last") else 0.0
