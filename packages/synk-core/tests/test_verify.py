@@ -38,7 +38,7 @@ def values_of(runtime, f):
 
 def check(runtime, f, *args, **kwargs):
     """Verify, and require that nothing has changed."""
-    names = ("batch", "batch_s", "num_slices", "output_subset", "sync")
+    names = ("batch", "batch_s", "num_slices", "output_subset")
     options = {name: kwargs.pop(name) for name in names if name in kwargs}
     before, rows_before = values_of(runtime, f), f.rows
     report = verify(f, runtime, args, kwargs, **options)
@@ -94,7 +94,7 @@ def test_a_training_step_with_all_ops_is_right(pair):
     f = training_step(pair)
     report = right(pair, f, rows(7), 2.0)
     assert report.raise_if_wrong() is report
-    assert (report.rows, report.drifts, report.notes) == ((4, 3), (), ())
+    assert (report.rows, report.notes) == ((4, 3), ())
     assert list(reasons(report)) == ["output 8"]
     compared = {
         (c.what.partition(" (")[0], c.run, c.against) for c in report.comparisons if c.difference
@@ -102,12 +102,12 @@ def test_a_training_step_with_all_ops_is_right(pair):
     assert compared >= {
         ("update of velocity", "3 slices", "serial"),
         ("update of steps on rank 1", "2 slices", "serial"),
-        ("update of w on rank 1", "parallel", "pieces"),
+        ("update of w", "parallel", "serial"),
     }
     for i in range(8):
         for run in ("parallel", "2 slices", "3 slices"):
-            assert compared >= {(f"output {i}", run, against) for against in ("pieces", "serial")}
-    assert 0 < report.worst.difference.error < report.worst.limit
+            assert (f"output {i}", run, "serial") in compared
+    assert 0 < report.worst.difference.ulps < report.worst.limit
     lines = str(report).splitlines()
     assert lines[0] == f"'train' on 2 ranks with (4, 3) rows, against plain {TITLE}: ok"
     assert any("update of velocity" in line for line in lines)
@@ -130,7 +130,7 @@ def test_functions_without_inputs_or_outputs_or_anything(pair):
     s = engine.shared(np.arange(3.0), name="s")
     report = right(pair, pair.function([], [s.sum(), (s, "gather")], updates=[(s, s * 2)]))
     assert report.notes == ("not run in slices: the function has no rows to slice",)
-    assert "nothing to compare" in str(check(pair, pair.function([], [])))
+    assert "nothing could be compared" in str(check(pair, pair.function([], [])))
 
 
 def test_givens_subsets_and_kinds_of_numbers(pair):
@@ -230,9 +230,9 @@ def test_what_cannot_be_split_is_found(pair):
         *(f"output {i}" for i in (0, 1, 2, 3, 5)),
         *(f"update of {name}" for name in ("v", "last", "whole")),
     }
-    # The ranks did what they were told: it is the function.
     assert {c.against for c in report.wrong} == {"serial"}
-    assert "of the parts is not the whole" in str(report)
+    assert "of the ranks' parts is not the whole" in str(report)
+    assert "update is not linear in the rows" in str(report)
     with pytest.raises(VerifyError, match="WRONG") as caught:
         report.raise_if_wrong()
     assert caught.value.report is report
@@ -266,9 +266,7 @@ def test_ranks_that_compute_something_else_are_found(pair):
         return function(*args, **kwargs)
 
     report = verify(Tampered(f, with_a_replica_off), pair, (rows(5),), {})
-    assert wrong(report) >= {"output 0", "update of w on rank 1"}
-    assert "pieces" in {c.against for c in report.wrong}
-    assert f"the ranks did not compute what plain {TITLE} does" in str(report)
+    assert wrong(report) == {"output 0", "update of w"}
     np.testing.assert_array_equal(pair.collectives.get_value(1, w), np.ones(3))
 
     def updating_idle_ranks(function, *args, **kwargs):
@@ -280,6 +278,7 @@ def test_ranks_that_compute_something_else_are_found(pair):
     assert wrong(report) == {"update of w on rank 1"}
     assert report.worst.against == "before"
     assert report.worst.difference.ulps == 1
+    assert "a rank without rows makes no update" in str(report)
 
 
 def test_replicas_that_differ_are_named(pair):
@@ -293,21 +292,15 @@ def test_replicas_that_differ_are_named(pair):
         pair.collectives.set_value(1, variable, value)
     report = check(pair, f, rows(6))
     assert not report.ok
-    assert not report.wrong
-    drifts = {drift.variable: drift for drift in report.drifts}
-    assert {name: drift.tolerated for name, drift in drifts.items()} == {"w": False, "state": True}
-    assert (drifts["w"].difference.ulps, drifts["w"].difference.index) == (1, (2,))
-    assert "rank 1's w differs from the master's at (2,): 1.0000000000000002, not 1.0" in str(
-        report
-    )
-
+    # The others are updated from each rank's own rows, or not read.
+    assert wrong(report) == {"w on rank 1"}
+    found = report.worst.difference
+    assert (found.ulps, found.index) == (1, (2,))
+    assert "w on rank 1: WRONG, 1 ulp at [2]" in str(report)
+    assert "1.0000000000000002, not 1.0: a value set on the master stays there" in str(report)
     pair.collectives.set_value(1, w, np.full(3, 2.0))
     report = check(pair, f, rows(6))
-    assert not report.wrong, "the runs start from the master's values"
-    assert {d.variable: d.difference.got for d in report.drifts}["w"] == "2.0"
-    report = check(pair, f, rows(6), sync=False)
-    assert any(what.startswith("output 0") for what in wrong(report))
-    assert {c.against for c in report.wrong} == {"serial"}
+    assert wrong(report) == {"w on rank 1"}, "the runs start from the master's values"
     pair.collectives.broadcast(w)
     right(pair, f, rows(6))
 
@@ -324,7 +317,7 @@ def test_everything_is_put_back_when_a_rank_fails(pair):
         with pytest.raises(error):
             verify(f, pair, arguments, {})
         assert values_of(pair, f) == before
-    assert check(pair, f, rows(4)).wrong == ()
+    assert wrong(check(pair, f, rows(4))) == {"s on rank 1"}
 
 
 def test_another_master_and_a_worker_that_dies():
@@ -336,8 +329,7 @@ def test_another_master_and_a_worker_that_dies():
         assert report.rows == (3, 2)
         right(runtime, f, np.empty((0, 3)), output_subset=[0])
         runtime.collectives.set_value(0, w, np.zeros(3))
-        (drift,) = check(runtime, f, rows(5)).drifts
-        assert (drift.rank, drift.tolerated) == (0, True)
+        right(runtime, f, rows(5))  # from the master's value of w, which rows may update
 
         def dying(function, *args, **kwargs):
             function(*args, **kwargs)
@@ -365,11 +357,19 @@ def test_what_is_zero_but_for_rounding_is_not_judged_by_its_digits(pair):
     gradient = T.grad(T.exp(centred).sum(axis=1).mean(), c)
     f = pair.function([x], gradient, **FAST)
     report = check(pair, f, rows(300, 7))
-    serial = [c.difference for c in report.comparisons if c.against == "serial"]
     assert report.ok, str(report)
-    assert max(d.noise for d in serial) > 1e6, "the case is not what it should be"
+    assert max(c.limit for c in report.comparisons) > 1e6 * 16, "the case is not what it should be"
     # The excuse holds for nothing else.
     assert wrong(check(pair, pair.function([x], x.std(axis=0), **FAST), rows(300, 7)))
+
+
+def test_sums_that_cancel_are_not_judged_by_their_digits(pair):
+    terms = x * T.constant(1 / 3)
+    f = pair.function([x], [(terms.sum(), "sum"), terms.mean()], **FAST)
+    whole = np.round(rows(1000) * 10)  # whole numbers, which are not disturbed
+    for value in (rows(1000) * 1e6, whole):
+        right(pair, f, value - value.mean(axis=0).round())
+        right(pair, f, np.concatenate([value, -value[::-1]]))
 
 
 def test_random_runs_stay_within_the_limits_and_wrong_weights_never(trio):
@@ -394,7 +394,7 @@ def test_random_runs_stay_within_the_limits_and_wrong_weights_never(trio):
 
     unweighted = Tampered(f, with_equal_weights)
     random = np.random.RandomState(3)
-    worst = {"pieces": 0.0, "serial": 0.0, "before": 0.0}
+    worst = {"serial": 0.0, "before": 0.0}
     for _ in range(100 if ALL else 25):
         count = int(random.choice([1, 2, 4, 5, 7, 8, 31, 100, 400]))
         value = random.standard_normal((count, 3)) * random.choice([0.01, 1.0, 3.0])
@@ -402,36 +402,26 @@ def test_random_runs_stay_within_the_limits_and_wrong_weights_never(trio):
         report = verify(f, trio, (value,), {}, num_slices=(2,))
         assert report.ok, str(report)
         for comparison in report.comparisons:
-            assert comparison.difference.noise == 1.0
             part = comparison.severity
             worst[comparison.against] = max(worst[comparison.against], part)
         if count % 3 and count > 1 and np.ptp([r for r in report.rows if r]):
             report = verify(unweighted, trio, (value,), {}, num_slices=())
             assert "output 3" in wrong(report), f"{count} rows: {report}"
     # A wide margin, but one that means something.
-    assert 0.005 < worst["pieces"] < 0.5
     assert 0.005 < worst["serial"] < 0.5
     assert worst["before"] == 0.0
 
 
-def test_differences_are_counted_in_steps_between_numbers():
-    everything = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
-    finite = np.unique(everything[np.isfinite(everything)])  # sorted, one zero
-    places = np.arange(len(finite))
-    random = np.random.RandomState(0)
-    for _ in range(200):
-        i, j = random.randint(0, len(finite), 2)
-        assert measure(finite[[i]], finite[[j]]).ulps == abs(places[i] - places[j])
-    for dtype in ("float32", "float64"):
+def test_differences_are_counted_in_ulps_of_the_largest_number():
+    for dtype in ("float16", "float32", "float64"):
         one = np.asarray(1.0, dtype)
         found = measure(np.nextafter(one, np.asarray(2, dtype)), one)
-        assert (found.ulps, found.error, found.index) == (1, 1.0, ())
+        assert (found.ulps, found.index) == (1.0, ())
         assert measure(np.asarray(-0.0, dtype), np.asarray(0.0, dtype)).ulps == 0
     found = measure(np.array([1.0, 2.0, 1e-20]), np.array([1.0, 2.0, 3e-20]))
     assert found.index == (2,)
-    assert found.error < 1e-3 < 1e10 < found.ulps
-    found = measure(np.array([1e-20]), np.array([3e-20]), scale=1.0)
-    assert found.error == pytest.approx(2e-20 / 2.220446049250313e-16)
+    assert found.ulps == pytest.approx(2e-20 / 2 / 2.220446049250313e-16)
+    assert measure(np.array([1e-20]), np.array([3e-20]), scale=2.0).ulps == found.ulps
 
 
 def test_differences_of_what_is_no_number_or_no_float():
@@ -449,11 +439,11 @@ def test_differences_of_what_is_no_number_or_no_float():
         ([1 + 1j], [1 + 1j], 0),
         (5e-324, 0.0, 1.0),
     ):
-        assert measure(np.array(got), np.array(expected)).error == error, (got, expected)
-    assert measure(np.array([1 + 2j]), np.array([1 + 1j])).error > 1e15
+        assert measure(np.array(got), np.array(expected)).ulps == error, (got, expected)
+    assert measure(np.array([1 + 2j]), np.array([1 + 1j])).ulps > 1e15
     assert measure(np.zeros(2), np.zeros(3)).expected == "float64 of shape (3,)"
     found = measure(np.int64([2**62, 1]), np.int64([2**62, 4]))
-    assert (found.error, found.ulps, found.index) == (inf, 3, (1,))
+    assert (found.ulps, found.index) == (inf, (1,))
 
 
 def test_parts_are_combined_by_their_weights():
@@ -479,9 +469,8 @@ def test_wrong_settings_are_refused_before_anything_runs(pair):
     for name, values in {
         "num_slices": (range(10**12), [2, 0], "23", 1.5, None),
         "limit": ("much", float("nan"), -1),
-        "sync": ("yes", np.array([True, False])),
     }.items():
         for value in values:
             with pytest.raises((InputValueError, InputTypeError), match=f"{name}: got"):
                 f.verify(np.ones((4, 2)), **{name: value})
-    assert f.verify(np.ones((4, 2)), num_slices=np.int64(2), limit=np.float32(64), sync=True).ok
+    assert f.verify(np.ones((4, 2)), num_slices=np.int64(2), limit=np.float32(64)).ok

@@ -126,9 +126,6 @@ class NotFinite(SynkError, FloatingPointError):
         what: the output or updated variable, in words.
         source: the cause, in words.
         row: the first row that causes it, counted in the call; None if no row does.
-        rows: (start, stop) of it; where no single row does it, of the smallest beginning of the
-            execution's rows that does, whose last row is `row`.
-        array_row: the same row of the array or `Data` itself; None if it is unknown.
         share: (start, stop) of the rank's rows among those that the call uses, or None.
     """
 
@@ -136,8 +133,6 @@ class NotFinite(SynkError, FloatingPointError):
     piece: Optional[int] = None
     what = source = ""
     row: Optional[int] = None
-    rows: Optional[Tuple[int, int]] = None
-    array_row: Optional[int] = None
     share: Optional[Tuple[int, int]] = None
 
     def __init__(self, message: str, **attributes: Any) -> None:

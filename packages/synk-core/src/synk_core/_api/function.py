@@ -279,11 +279,11 @@ class Function:
         batch_s: Any = None,
         num_slices: Union[int, Sequence[int]] = (2, 3),
         limit: Optional[float] = None,
-        sync: bool = True,
         **kwargs: Any,
     ) -> Report:
         """Compute serially, in parallel and sliced, and compare; blocks until all is done.
 
+        All ranks start from the master's values; where others should have been equal, it is wrong.
         Outputs are compared, and what the function updates. Afterwards every shared variable has
         its old value on every rank, states of random streams included. The selected rows and
         several copies of the shared variables are held in the master meanwhile.
@@ -292,10 +292,7 @@ class Function:
             *args, **kwargs: inputs, as in `__call__`.
             output_subset, batch, batch_s: as in `__call__`.
             num_slices: with how many slices to compute, besides without.
-            limit: machine epsilons that are taken for rounding. By default 16 for the same
-                computation elsewhere, and 16 * sqrt(rows) for sums in another order.
-            sync: start all ranks from the master's values. False leaves them as they are, which
-                may then be the cause of a difference. Either way it is reported where they differ.
+            limit: machine epsilons that are taken for rounding, by default 16 + sqrt(rows).
 
         Returns:
             A `Report`: print it; `Report.ok`; `Report.raise_if_wrong()`.
@@ -313,7 +310,6 @@ class Function:
             num_slices=num_slices,
             output_subset=output_subset,
             limit=limit,
-            sync=sync,
         )
 
     @brief_traceback

@@ -254,7 +254,7 @@ class PreparedCall:
             self._origin = origin
         if arguments is None:
             arguments = self._arguments
-        results = self._run(self._quick, arguments, origin, start)
+        results = self._run(self._quick, arguments, start)
         wanted = self._call.outputs
         return results if wanted is None else [results[i] for i in wanted]
 
@@ -286,16 +286,14 @@ class PreparedCall:
         """Have the call take its rows itself, as if nothing had been prefetched."""
         self._ahead = None
 
-    def _run(
-        self, function: Any, arguments: Sequence[np.ndarray], origin: int, begin: int
-    ) -> List[Any]:
+    def _run(self, function: Any, arguments: Sequence[np.ndarray], begin: int) -> List[Any]:
         """Run the function on rows of the selection, from row `begin`."""
         check, reductions = self._here.check_finite[0], self._reductions
         try:
             if check is None:
                 return self._launch(function, arguments, reductions)
             loaded, call, launch = self._loaded, self._call, partial(self._launch, function)
-            about = loaded, call, origin, begin, self._piece, reductions, launch, arguments
+            about = loaded, call, begin, self._piece, reductions, launch, arguments
             return check(Execution(*about))
         except Exception as error:
             if self._scattered and not isinstance(error, SynkError):
@@ -456,7 +454,7 @@ class PreparedCall:
     ) -> List[Any]:
         arguments = self._inputs(origin, first + start, first + stop)
         arguments += selecting(self._call.form.select, selection, start, stop)
-        results = self._run(self._careful, arguments, origin, first + start)
+        results = self._run(self._careful, arguments, first + start)
         if self._call.outputs is None:
             return results
         # Not every linker takes output_subset, and updates have to run whatever is wanted.

@@ -2,10 +2,9 @@
 
 Each rank checks its own results. A value that is not finite fails the call on that rank, like any
 error in a function, and all ranks get their old values back. Before that the rank looks for the
-cause: in the inputs, in the shared variables that the function reads, and if all of these are
-finite, by running the function again on fewer rows. Before each run the variables get their old
-values back, states of random streams included. Only this rank computes: in-graph reductions return
-its own contribution.
+cause: in the inputs, in the shared variables, and then by running the function again on fewer of
+its first rows, each time from the old values, states of random streams included. Only this rank
+computes: in-graph reductions return its own contribution.
 """
 
 from __future__ import annotations
@@ -26,15 +25,13 @@ from .functions import LoadedFunction
 from .workplace import OwnAct, Workplace
 
 Suspect = Tuple[str, int]
-"""What a value is, and its place: "output", "update" (of a variable, by its number), or "sent" (to
-an in-graph reduction)."""
+"""An "output", "update" or "sent" (to an in-graph reduction), and its place or variable number."""
 
 
 class Execution(NamedTuple):
     """One execution of a compiled function, of some of the rank's rows.
 
     Attributes:
-        origin: the lowest row of the call's selection.
         begin: the row of the selection that is row 0 here.
         piece: the number of the slice, from 1; 0 without slices.
         in_graph: the function's `GraphReductions`, or None.
@@ -44,17 +41,11 @@ class Execution(NamedTuple):
 
     loaded: LoadedFunction
     call: Call
-    origin: int
     begin: int
     piece: int
     in_graph: Any
     launch: Callable[[Sequence[Any], Any], List[Any]]
     arguments: Sequence[Any]
-
-    @property
-    def function(self) -> Any:
-        """The compiled function."""
-        return self.loaded.forms[self.call.form]
 
 
 class PreparedFiniteWatch(OwnAct):
@@ -77,13 +68,34 @@ class _NotSent(Exception):
     """A contribution of this rank to an in-graph reduction is not finite: its place and value."""
 
 
-class _Cause(NamedTuple):
-    """A cause in words; the (start, stop) of the execution's rows that are it, if some are; and the
-    scattered input that it lies in."""
+class _Contributions:
+    """Checks this rank's contributions to one execution's in-graph reductions.
 
-    source: str
-    rows: Optional[Tuple[int, int]] = None
-    place: int = 0
+    In place of `GraphReductions`, each reduction returns the contribution, as on one rank.
+    """
+
+    def __init__(self) -> None:
+        self._places = itertools.count()
+
+    def check(self, value: np.ndarray) -> None:
+        """Raise `_NotSent` if the next contribution is not finite."""
+        place = next(self._places)
+        if not is_finite(value):
+            raise _NotSent(place, value)
+
+    def execute(self, function: Any, arguments: Sequence[Any]) -> Any:
+        """Run the function."""
+        with meeting(self):
+            return function(*arguments)
+
+    def all_reduce(self, x: np.ndarray, op: AllReduce) -> np.ndarray:  # noqa: ARG002 - as there
+        """Return the input; called in the middle of a graph."""
+        self.check(x)
+        return np.array(x)
+
+
+Cause = Tuple[str, Optional[int]]
+"""A cause in words, and the row of the execution that it is, if it is one."""
 
 
 class _Check:
@@ -93,7 +105,8 @@ class _Check:
         self._here, self._execution = here, execution
         self._call, self._arguments = execution.call, execution.arguments
         self._select = execution.call.form.select
-        self._changed = [(storage, storage[0]) for storage in changed_by(execution.function)]
+        self._function = function = execution.loaded.forms[execution.call.form]
+        self._changed = [(storage, storage[0]) for storage in changed_by(function)]
 
     def run(self) -> List[Any]:
         """Run the function, and check its results.
@@ -101,15 +114,9 @@ class _Check:
         Raises:
             NotFinite: some are not finite, or a contribution to an in-graph reduction is not.
         """
-        reductions, places = self._execution.in_graph, itertools.count()
-
-        def watch(value: np.ndarray) -> None:
-            place = next(places)
-            if not is_finite(value):
-                raise _NotSent(place, value)
-
+        reductions = self._execution.in_graph
         if reductions is not None:
-            reductions.watch = watch
+            reductions.watch = _Contributions().check
         try:
             results = self._execution.launch(self._arguments, reductions)
         except _NotSent as sent:
@@ -141,253 +148,125 @@ class _Check:
         execution, rank, got = self._execution, self._here.rank, _described(value)
         kind, place = suspect
         if kind == "output":
-            name = execution.function.maker.outputs[place].variable.name
+            name = self._function.maker.outputs[place].variable.name
             what = f"output {place}" + (f" ({name!r})" if name else "")
         elif kind == "update":
             what = f"the new value of {self._here.registry.label(place)!r}"
         else:
             what = f"the input of in-graph all_reduce {place}"
         self._restore()
-        cause = self._of_inputs() or self._of_variables() or self._of_rows(suspect)
+        source, bad_row = self._of_inputs() or self._of_variables() or self._of_rows(suspect)
         share = None if self._call.rows is None else self._call.rows.bounds[rank]
-        row = array_row = rows = None
-        where = ""
-        if cause.rows is not None:
-            start, stop = rows = cause.rows[0] + execution.begin, cause.rows[1] + execution.begin
-            row, array_row = stop - 1, self._array_row(stop - 1, cause.place)
-            where = f"Caused by rows {start} to {row} of the call"
-            if start == row:
-                where = f"Caused by row {row} of the call"
-                if not self._call.scattered:
-                    where += f" (row {array_row} of the variables on this rank)"
-                elif array_row is None:
-                    where += f" (row batch[{row}] of the arrays)"
-                elif array_row != row:
-                    where += f" (row {array_row} of the arrays)"
-            if share is not None:
-                where += f", of this rank's rows {share[0]} to {share[1] - 1}"
-            where += ": "
+        row = None if bad_row is None else execution.begin + bad_row
+        where = "" if row is None else f"Caused by row {row} of the call: "
+        of_rows = f", rows {share[0]} to {share[1] - 1}" if share and share[1] > share[0] else ""
         of_slice = f", slice {execution.piece}" if execution.piece else ""
         undone = ". Nothing has changed on any rank" if self._here.journal.on else ""
         return NotFinite(
-            f"function {execution.loaded.recipe.name!r} on rank {rank}{of_slice}: got {got} in "
-            f"{what}, expected finite numbers. {where}{cause.source}{undone}.",
+            f"function {execution.loaded.recipe.name!r} on rank {rank}{of_rows}{of_slice}: "
+            f"got {got} in {what}, expected finite numbers. {where}{source}{undone}.",
             rank=rank,
             piece=execution.piece or None,
             what=what,
-            source=cause.source,
+            source=source,
             row=row,
-            rows=rows,
-            array_row=array_row,
             share=share,
         )
 
     # The causes, in the order in which they are looked for.
 
-    def _of_inputs(self) -> Optional[_Cause]:
-        inputs = self._execution.function.maker.inputs
+    def _of_inputs(self) -> Optional[Cause]:
+        inputs = self._function.maker.inputs
         # What comes after the inputs selects rows, and is made of whole numbers.
         for place, array in enumerate(self._arguments):
             if is_finite(array):
                 continue
             name = inputs[place].variable.name or inputs[place].name or f"number {place}"
             if place < len(self._call.scattered):
-                row, text = _first_row(array)
-                return _Cause(f"input {name!r} has {text} of it", (row, row + 1), place)
-            return _Cause(f"Broadcast input {name!r} has {_described(array)}")
+                row = _first_bad(array)[0]
+                return f"input {name!r} has {_described(array[row])} of it", row
+            return f"Broadcast input {name!r} has {_described(array)}", None
         return None
 
-    def _of_variables(self) -> Optional[_Cause]:
-        sliceable, registry = self._execution.loaded.recipe.sliceable, self._here.registry
-        for variable in self._execution.function.get_shared():
+    def _of_variables(self) -> Optional[Cause]:
+        for variable in self._function.get_shared():
             value = value_of(variable)
-            if not is_array(value) or is_finite(value):
-                continue
-            name = repr(variable.name) if variable.name else str(variable)
-            if registry.known_number(variable.container.storage) in sliceable:
-                rows = on_host(value) if self._select is None else on_host(value)[self._selected]
-                if is_finite(rows):
-                    continue
-                if len(rows) == self._count_rows():
-                    row, text = _first_row(rows)
-                    source = f"sliceable shared variable {name} has {text} of it"
-                    return _Cause(source, (row, row + 1))
-            return _Cause(f"Shared variable {name} had {_described(value)} before the call")
+            if is_array(value) and not is_finite(value):
+                name = repr(str(variable))
+                return f"Shared variable {name} had {_described(value)} before the call", None
         return None
 
-    def _of_rows(self, suspect: Suspect) -> _Cause:
+    def _of_rows(self, suspect: Suspect) -> Cause:
         count = self._count_rows()
-        if not count:
-            return _Cause("all inputs and variables are finite, and there are no rows")
-        if not self._here.journal.on:
-            return _Cause(
-                "all inputs are finite; fork(atomic=False) overwrites the old values, so the row "
-                "that causes it cannot be searched for"
-            )
+        if not count or not self._here.journal.on:
+            # Without a journal there are no old values to begin with again.
+            return "all inputs and variables are finite, and no rows can be searched", None
         try:
-            found = search(lambda start, stop: self._is_bad(suspect, start, stop), count)
+            row = last_of_bad(lambda stop: self._is_bad(suspect, stop), count)
         except Exception as error:  # noqa: BLE001 - whatever a function does with fewer rows
-            return _Cause(
+            return (
                 f"all inputs and variables are finite; the row that causes it was not found, "
                 f"because for fewer rows the function raised {type(error).__name__}"
-            )
+            ), None
         finally:
             self._restore()
-        if found is None:
-            return _Cause(
-                "all inputs and variables are finite, and when the same rows were computed again "
-                "the result was finite as well: the cause is random numbers, or the other ranks' "
-                "contributions"
-            )
-        if not found.alone:
-            source = "together they reproduce it, without the last one they do not"
-            return _Cause(source, (0, found.length))
-        if count == 1:
-            source = "it is the only row that was computed, and its inputs are finite"
-        elif found.every:
-            source = (
-                "that row alone reproduces it, but so does every other row that was tried: look at "
-                "the variables and constants that all rows share"
-            )
-        else:
-            source = "that row alone reproduces it"
-        return _Cause(source, (found.length - 1, found.length))
+        if row is None:
+            return (
+                "all inputs and variables are finite, and the same rows computed again give finite "
+                "numbers: the cause is random numbers, or the other ranks' contributions"
+            ), None
+        return "the rows before it give finite numbers, with it they do not", row
 
-    def _is_bad(self, suspect: Suspect, start: int, stop: int) -> bool:
-        """Return whether the suspect is not finite either if only these rows are computed."""
+    def _is_bad(self, suspect: Suspect, stop: int) -> bool:
+        """Return whether the suspect of the rows before `stop` alone is not finite either."""
         self._here.flight.heed(self._here.serial)
         self._restore()
-        probe, arguments, kept = _Probe(), list(self._arguments), []
+        arguments = list(self._arguments)
         for place in range(len(self._call.scattered)):
-            arguments[place] = arguments[place][start:stop]
+            arguments[place] = arguments[place][:stop]
         if self._select == "range":
-            first = int(arguments[-2])
-            arguments[-2:] = [np.asarray(first + start), np.asarray(first + stop)]
+            arguments[-1] = np.asarray(int(arguments[-2]) + stop)
         elif self._select == "index":
-            arguments[-1] = arguments[-1][start:stop]
-        else:
-            whole = self._count_rows()
-            kept = [(held, held[0]) for held in self._sliceables() if held[0].shape[0] == whole]
+            arguments[-1] = arguments[-1][:stop]
         try:
-            for storage, value in kept:
-                storage[0] = value[start:stop]
-            results = self._execution.launch(arguments, probe)
-            if suspect[0] == "sent":
-                return suspect[1] in probe.bad
-            computed = self._computed(results)
-            return any(one == suspect and not is_finite(value) for one, value in computed)
-        finally:
-            for storage, value in kept:
-                storage[0] = value
+            results = self._execution.launch(arguments, _Contributions())
+        except _NotSent:
+            return True
+        computed = self._computed(results)
+        return any(one == suspect and not is_finite(value) for one, value in computed)
 
     def _restore(self) -> None:
         for storage, value in self._changed:
             storage[0] = value
 
-    # The rows of an execution.
-
-    def _sliceables(self) -> List[List[Any]]:
-        """Return the storages of sliceable variables."""
-        numbers = self._execution.loaded.recipe.sliceable
-        return [self._here.registry[number].container.storage for number in numbers]
-
-    @property
-    def _selected(self) -> np.ndarray:
-        """The rows of sliceable variables that the execution uses, where it selects some."""
-        if self._select == "range":
-            return np.arange(int(self._arguments[-2]), int(self._arguments[-1]))
-        return self._arguments[-1]
-
-    def _count_rows(self) -> Optional[int]:
-        """Count the rows; None for an execution that has none."""
+    def _count_rows(self) -> int:
+        """Count the rows that the execution was given: 0 for whole sliceable variables."""
         if self._call.scattered:
             return len(self._arguments[0])
-        if self._select is not None:
-            return len(self._selected)
-        return min((int(held[0].shape[0]) for held in self._sliceables()), default=None)
-
-    def _array_row(self, row: int, place: int) -> Optional[int]:
-        """Return the row of the user's array for a row of the selection; None if it is unknown."""
-        execution, rows = self._execution, self._call.rows
-        if rows is None or not self._call.scattered:
-            return row if self._select is None else int(self._selected[row - execution.begin])
-        item = self._call.scattered[place]
-        if item.minibatch and item.selected:
-            return row
-        if rows.index is not None:
-            found = int(self._here.arrays.get(rows.index)[row])
-        elif rows.is_regular:
-            found = rows.first(execution.origin) + row * rows.step
-        else:
-            return None
-        return found - (execution.origin if item.minibatch else 0)
+        if self._select == "range":
+            return int(self._arguments[-1]) - int(self._arguments[-2])
+        return len(self._arguments[-1]) if self._select == "index" else 0
 
 
-class _Probe:
-    """In place of `GraphReductions`: each reduction returns its input, as on one rank.
+def last_of_bad(is_bad: Callable[[int], bool], count: int) -> Optional[int]:
+    """Return the last row of the smallest bad beginning of ``range(count)``; None if all is good.
 
-    Attributes:
-        bad: places of the reductions whose input was not finite.
+    Asks about log2(count) times whether a beginning of some length is bad. Assumes that rows added
+    to a bad beginning leave it bad, as where one NaN makes all NaN.
+
+    >>> last_of_bad(lambda stop: stop > 5, 100)
+    5
     """
-
-    def __init__(self) -> None:
-        self.bad: List[int] = []
-        self._place = 0
-
-    def execute(self, function: Any, arguments: Sequence[Any]) -> Any:
-        """Run the function."""
-        with meeting(self):
-            return function(*arguments)
-
-    def all_reduce(self, x: np.ndarray, op: AllReduce) -> np.ndarray:  # noqa: ARG002 - as there
-        """Return the input; called in the middle of a graph."""
-        if not is_finite(x):
-            self.bad.append(self._place)
-        self._place += 1
-        return np.array(x)
-
-
-class Found(NamedTuple):
-    """The result of a search for rows.
-
-    Attributes:
-        length: rows from the beginning that are bad together; one row fewer is not.
-        alone: whether the last of these rows is bad by itself.
-        every: whether other rows are bad by themselves too: then no single row is the cause.
-    """
-
-    length: int
-    alone: bool
-    every: bool
-
-
-def search(is_bad: Callable[[int, int], bool], count: int) -> Optional[Found]:
-    """Find the smallest beginning of ``range(count)`` that is bad, in about log2(count) tests.
-
-    Assumes that rows added to a bad beginning leave it bad, as where one NaN makes all NaN.
-
-    Args:
-        is_bad: whether the rows ``start:stop``, never empty, are bad by themselves.
-
-    Returns:
-        None if all rows together are not bad (any more).
-
-    >>> search(lambda start, stop: start <= 5 < stop, 100)
-    Found(length=6, alone=True, every=False)
-    """
-    if not count or not is_bad(0, count):
+    if not is_bad(count):
         return None
     good, bad = 0, count
     while bad - good > 1:
         middle = (good + bad) // 2
-        if is_bad(0, middle):
+        if is_bad(middle):
             bad = middle
         else:
             good = middle
-    alone = bad == 1 or is_bad(bad - 1, bad)
-    others = {count // 2, count - 1} - {0}
-    every = bad == 1 and bool(others) and all(is_bad(row, row + 1) for row in others)
-    return Found(bad, alone, every)
+    return bad - 1
 
 
 def is_finite(value: Any) -> bool:
@@ -407,16 +286,15 @@ def is_finite(value: Any) -> bool:
     return bool(np.isfinite(total)) or bool(np.isfinite(array).all())
 
 
-def _first_row(array: np.ndarray) -> Tuple[int, str]:
-    """Return the first row of an array that is not finite, and its first bad element in words."""
-    finite = np.isfinite(array).reshape(len(array), -1).all(axis=1)
-    row = int(np.argmin(finite))
-    return row, _described(np.asarray(array[row]))
+def _first_bad(array: np.ndarray) -> Tuple[int, ...]:
+    """Return the index of the first element that is not finite."""
+    place = np.unravel_index(int(np.argmin(np.isfinite(array))), array.shape)
+    return tuple(int(i) for i in place)
 
 
 def _described(value: Any) -> str:
     """Describe the first element that is not finite: "nan at [0, 3]"."""
     array = np.asarray(on_host(value))
-    place = np.unravel_index(int(np.argmin(np.isfinite(array))), array.shape)
+    place = _first_bad(array)
     kind = "nan" if np.isnan(array[place]) else "inf"
-    return kind + (f" at {[int(i) for i in place]}" if array.ndim else "")
+    return kind + (f" at {list(place)}" if place else "")
