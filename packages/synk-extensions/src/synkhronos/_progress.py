@@ -100,7 +100,8 @@ class _Display:
 
     def forget(self) -> None:
         """Drop the bars: in a forked child they, and threads that hold locks, are the parent's."""
-        self._lock, self._bars = threading.RLock(), None
+        self._lock = threading.RLock()
+        self._bars: Any = None
         for name in ("stdout", "stderr"):
             stream = getattr(sys, name)
             setattr(sys, name, getattr(stream, "rich_proxied_file", stream))

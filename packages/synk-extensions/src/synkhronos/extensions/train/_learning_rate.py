@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import numbers
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Callable, NamedTuple
@@ -38,7 +37,7 @@ def step_decay(rate: float, every: int | Sequence[int], factor: float = 0.1) -> 
             the epochs of the changes, where ``n`` is the number of those up to ``t``.
         factor: Factor of each change.
     """
-    if isinstance(every, numbers.Integral):
+    if isinstance(every, (int, np.integer)):
         length = at_least_one("every", int(every))
         return lambda t: rate * factor ** (t // length)
     changes = sorted(every)
