@@ -163,7 +163,6 @@ def test_the_last_and_the_best_are_kept(tmp_path):
     trainer.run(3)
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["best.npz", "step-000000012.npz"]
-    assert repr(Checkpoints(tmp_path)) == f"<Checkpoints '{tmp_path}', 1 files>"
 
 
 @pytest.mark.parametrize(
@@ -198,31 +197,8 @@ def test_a_folder_of_another_training_is_not_mixed_with(tmp_path):
         plain(model).resume()
     with pytest.raises(ValueError, match="no folder"):
         plain(model).save()
-    for settings in ({"every_epochs": -1}, {"every_steps": 0}, {"keep": 0}):
-        with pytest.raises(ValueError, match="expected at least"):
-            Checkpoints(tmp_path, **settings)
-
-
-def test_the_second_of_two_trainings_in_one_folder_is_refused(tmp_path):
-    """They would delete each other's, and mix."""
-    first = plain(Model(), tmp_path / "a")
-
-    def begin_another(trainer, record):
-        if trainer.epoch == 1:
-            first.run(2)
-
-    second = plain(Model(), tmp_path / "a", callbacks=[begin_another])
-    with pytest.raises(CheckpointError, match=r"step-000000008\.npz, which another training has"):
-        second.run(3)
-    names = {path.name for path in (tmp_path / "a").iterdir()}
-    assert names == {"best.npz", "step-000000004.npz", "step-000000008.npz"}
-    best = checkpoint_file.read_file(tmp_path / "a" / "best.npz")
-    assert best["memory"]["step"] == 8  # the first's
-    assert first.run(3).status == "finished"
-    # A third continues it; then the first is the one that has not seen all.
-    plain(Model(), tmp_path / "a").run(4, resume=True)
-    with pytest.raises(CheckpointError, match=r"step-000000016\.npz, which another"):
-        first.run(4)
+    with pytest.raises(ValueError, match="keep is 0; expected at least 1"):
+        Checkpoints(tmp_path, keep=0)
 
 
 def test_a_checkpoint_holds_no_pickles_and_numbers_to_the_last_bit(tmp_path):
@@ -250,12 +226,8 @@ def test_a_checkpoint_holds_no_pickles_and_numbers_to_the_last_bit(tmp_path):
     assert_same([back["nested"][0]["a"]], [np.arange(3)])
     assert back["nested"][1]["b"][0] == np.float32(0.1)
     assert back["nested"][1]["b"][1].shape == (0, 2)
-    dots = {"a.b": np.zeros(1), "a": {"b": np.ones(1), "b'": np.full(1, 2)}}
-    checkpoint_file.write_file(tmp_path / "d.npz", dots)
-    back = checkpoint_file.read_file(tmp_path / "d.npz")
-    assert_same([back["a.b"], back["a"]["b"], back["a"]["b'"]], [[0], [1], [2]])
-    for wrong in ({"a": object()}, {"a": np.array([None])}, {"a": {1: 2}}):
-        with pytest.raises(TypeError, match=r"^a: "):
+    for wrong in ({"a": object()}, {"a": np.array([None])}):
+        with pytest.raises(TypeError, match="a checkpoint keeps numbers, strings"):
             checkpoint_file.write_file(tmp_path / "c.npz", wrong)
     assert checkpoint_file.read_file(tmp_path / "c.npz")["big"] == content["big"]
 
@@ -332,18 +304,22 @@ def test_a_checkpoint_of_another_training_changes_nothing(tmp_path):
 
     build()[1].run(1)
     other = np.random.Generator(np.random.MT19937(0))
-    names = r"params: 2 variables in the checkpoint \(w, v\), 1 here \(w\)"
+    names = r"params: w .*, v .* in the checkpoint, w float64\(3,\) here"
     for here, settings, messages in [
         (
             {"params": ("w", "u")},
             {},
-            [r"params\[1\]: v float64\(3,\) in the checkpoint, u float64"],
+            [r"params: .*, v float64\(3,\) in the checkpoint, .*, u float64"],
         ),
-        ({"width": 4}, {}, [r"params\[0\]: w float64\(3,\)", r"optimizer\[1\].*velocity\(v\)"]),
-        ({"dtype": "float32"}, {}, [r"v float64\(3,\) in the checkpoint, v float32\(3,\) here"]),
-        ({"params": ("w",), "rule": updates.sgd}, {}, [names, "optimizer: 2 variables", "0 here"]),
-        ({}, {"learning_rate": None}, ["learning_rate: 1 variables", "0 here"]),
-        ({}, {"batch_size": 5}, ["batch_size: 4 in the checkpoint, 5 here .*within an epoch"]),
+        ({"width": 4}, {}, [r"params: w float64\(3,\)", r"optimizer: .*velocity\(v\)"]),
+        ({"dtype": "float32"}, {}, [r"v float64\(3,\) in the checkpoint, .*v float32\(3,\) here"]),
+        (
+            {"params": ("w",), "rule": updates.sgd},
+            {},
+            [names, "optimizer: .* in the checkpoint, none here"],
+        ),
+        ({}, {"learning_rate": None}, ["learning_rate: .* in the checkpoint, none here"]),
+        ({}, {"batch_size": 5}, ["batch_size: 4 in the checkpoint, 5 here"]),
         ({}, {"seed": np.random.RandomState(0)}, ["rows were shuffled by a Generator"]),
         ({}, {"seed": other}, ["seed: the generator refuses its state"]),
         ({}, {"callbacks": []}, ["callback or sync: EarlyStopping in the checkpoint, none"]),

@@ -151,7 +151,6 @@ def test_a_stream_that_can_do_little_ends_no_program(display, monkeypatch, strea
     bar.tell()
     bar.show()
     bar.advance()
-    bar.hide()
     display.stop()
 
 
@@ -161,7 +160,7 @@ held = threading.Event()
 
 def hold():
     display = _progress._display
-    with display.lock, display._bars.console._lock:  # as threads do at any moment
+    with display._lock, display._bars.console._lock:  # as threads do at any moment
         held.set()
         time.sleep(0.3)
 

@@ -105,7 +105,7 @@ def test_a_checkpoint_of_another_rule_is_refused(two_ranks, tmp_path):
     Training("downpour", tmp_path).trainer.run(1)
     for rule, match in (
         ("easgd", r"got the state of sync.downpour\(\), expected easgd\(\)"),
-        ("average", "centre: 2 variables in the checkpoint .*, 0 here"),
+        ("average", "centre: .* in the checkpoint, none here"),
         (None, "schedule, callback or sync: SyncRule in the checkpoint, none here"),
     ):
         training = Training(rule, tmp_path)
@@ -132,5 +132,5 @@ def test_a_checkpoint_without_a_rule(two_ranks, tmp_path):
     for one, other in zip(training.values(), values):
         assert_same(one, other)
     assert len(training.trainer.run(2)) == 2
-    with pytest.raises(CheckpointError, match=r"centre: 0 variables in .*, 2 here \(centre"):
+    with pytest.raises(CheckpointError, match="centre: none in the checkpoint, centre"):
         Training("easgd").trainer.resume(tmp_path / "step-000000005.npz")

@@ -8,7 +8,6 @@ import io
 import json
 import os
 import random
-import select
 import stat
 import tracemalloc
 import zipfile
@@ -61,28 +60,6 @@ def test_what_a_training_writes_is_its_users_alone_and_follows_no_planted_link(t
     assert modes == {path: 0o700 if path.is_dir() else 0o600 for path in modes}
     files = {path.name for path in shared.iterdir() if path.is_file() and not path.is_symlink()}
     assert files == {"best.npz", "step-000000004.npz", "step-000000008.npz", "log.csv"}
-
-
-def test_a_log_may_be_a_fifo(tmp_path):
-    """It stays open between epochs, so that its reader does not see an end."""
-    path = tmp_path / "log.jsonl"
-    os.mkfifo(path)
-    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    ends = []
-    trainer, history = trained(log=path, callbacks=[lambda *_: ends.append(_is_at_end(reader))])
-    lines = os.read(reader, 1 << 20).splitlines()
-    assert [json.loads(line) for line in lines] == history.records
-    assert ends == [False, False]
-    assert stat.S_ISFIFO(path.stat().st_mode)
-    del trainer
-    os.close(reader)
-
-
-def _is_at_end(reader):
-    """Whether nobody has the other end of a FIFO open."""
-    poll = select.poll()
-    poll.register(reader)
-    return any(event & select.POLLHUP for _, event in poll.poll(0))
 
 
 @pytest.mark.parametrize("planted", ["link", "folder"])
@@ -279,7 +256,7 @@ def edited(change):
 
 def turn_a_bit(data):
     with zipfile.ZipFile(io.BytesIO(data)) as file:
-        place = file.getinfo("variables.params.0.values.0.npy").header_offset + 200
+        place = file.getinfo("array_0.npy").header_offset + 190
     return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
 
 
@@ -290,7 +267,7 @@ DAMAGES = [
     (edited(lambda _, content, __: content.pop("memory")), "'memory'"),
     (edited(lambda _, content, __: content["memory"].pop("sums")), "sums"),
     (edited(lambda _, content, __: content["variables"].pop("local")), "'local'"),
-    (edited(lambda *_: _[2].pop("variables.params.1.values.0.npy")), "params.1.*is missing"),
+    (edited(lambda *_: _[2].pop("array_1.npy")), "array_1.*in the archive"),
     *(
         (
             edited(lambda _, content, __, i=i: content["partners"][i]["state"].pop("best")),
@@ -306,7 +283,7 @@ def test_a_damaged_checkpoint_is_reported_and_changes_nothing(good, tmp_path):
     data, file = path.read_bytes(), tmp_path / "step-000000006.npz"
     trainer = with_memories(model, tmp_path, seed=copy.deepcopy(generator))
     before = state_of(model, trainer)
-    with pytest.raises(CheckpointError, match="no such file"):
+    with pytest.raises(CheckpointError, match="No such file"):
         trainer.resume(file)
     for damage, message in DAMAGES:
         file.write_bytes(damage(data))

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import importlib.util
 import logging
 import os
 import sys
 import threading
 from collections.abc import Iterator
-from typing import Any, Dict, Optional
+from typing import Any, Optional
 
 from synk_core import InputTypeError, InputValueError
 
@@ -25,10 +24,10 @@ def progress(on: Optional[bool] = None) -> None:
     """Switch progress bars on or off for this process.
 
     Args:
-        on: True shows them on any output, False never. None, the default, shows them on terminals
-            and in notebooks, and elsewhere a line of text for what takes more than five seconds;
-            unless the level of the logger ``"synkhronos"`` is above ``logging.INFO``.
-            SYNKHRONOS_PROGRESS, 0 or 1 in the environment, is another default.
+        on: True shows them on any output, False never. None, the default, shows them on terminals,
+            and elsewhere a line of text for what takes more than five seconds; unless the level of
+            the logger ``"synkhronos"`` is above ``logging.INFO``. SYNKHRONOS_PROGRESS, 0 or 1 in
+            the environment, is another default.
 
     Raises:
         InputTypeError: `on` has another value.
@@ -62,44 +61,34 @@ def track(description: str, total: Optional[float] = None) -> Iterator[Bar]:
         yield bar
     finally:
         timer.cancel()
-        bar.hide()
+        if timer.is_alive():
+            timer.join()  # it may be about to draw
+        _display.draw("remove_task", bar.task)
 
 
 class Bar:
     """One piece of work, created by `track`."""
 
     def __init__(self, description: str, total: Optional[float]) -> None:
-        self._fields: Dict[str, Any] = {"total": total, "completed": 0.0, "text": ""}
-        self._description, self._over = description, False
-        self._task: Any = None
+        self._description = description
+        self._fields: dict[str, Any] = {"total": total, "completed": 0.0, "text": ""}
+        self.task: Any = None
 
     def advance(self, steps: float = 1, text: str = "") -> None:
         """Count finished steps, and set the text beside the bar."""
         self._fields.update(completed=self._fields["completed"] + steps, text=text)
-        if self._task is not None:
-            _display.draw("update", self._task, **self._fields)
+        _display.draw("update", self.task, **self._fields)
 
     def show(self) -> None:
-        """Draw the bar, unless the work is over."""
-        with _display.lock:
-            if not self._over:
-                self._task = _display.draw("add_task", self._description, **self._fields)
-                # What changed while the display started.
-                _display.draw("update", self._task, **self._fields)
+        """Draw the bar."""
+        self.task = _display.draw("add_task", self._description, **self._fields)
+        self.advance(0, self._fields["text"])  # what changed while the display started
 
     def tell(self) -> None:
-        """Write a line, unless the work is over."""
+        """Write a line."""
         with contextlib.suppress(Exception):  # no stream, closed, or a program's own
-            if not self._over:
-                sys.stderr.write(f"Synkhronos: {self._description}, for {LINE_S:.0f} s so far\n")
-                sys.stderr.flush()
-
-    def hide(self) -> None:
-        """Remove the bar."""
-        with _display.lock:
-            self._over = True
-            if self._task is not None:
-                _display.draw("remove_task", self._task)
+            sys.stderr.write(f"Synkhronos: {self._description}, for {LINE_S:.0f} s so far\n")
+            sys.stderr.flush()
 
 
 class _Display:
@@ -111,7 +100,7 @@ class _Display:
 
     def forget(self) -> None:
         """Drop the bars: in a forked child they, and threads that hold locks, are the parent's."""
-        self.lock = threading.RLock()
+        self._lock = threading.RLock()
         self._bars: Any = None
         for name in ("stdout", "stderr"):
             stream = getattr(sys, name)
@@ -128,14 +117,11 @@ class _Display:
             return "bar" if setting else None
         if logging.getLogger("synkhronos").level > logging.INFO:
             return None
-        shell = sys.modules.get("IPython")
-        if shell is not None and type(shell.get_ipython()).__name__ == "ZMQInteractiveShell":
-            return "bar" if importlib.util.find_spec("ipywidgets") else "line"
         return "bar" if _is_terminal(sys.stderr) else "line"
 
     def draw(self, act: str, *arguments: Any, **fields: Any) -> Any:
         """Call a method of rich's bars; they start with the first bar, and end with the last."""
-        with self.lock, contextlib.suppress(Exception):  # no terminal any more, or a stand-in
+        with self._lock, contextlib.suppress(Exception):  # no terminal any more, or a stand-in
             if self._bars is None and act == "add_task":
                 self._bars = _started()
             task = getattr(self._bars, act)(*arguments, **fields)
@@ -147,8 +133,7 @@ class _Display:
         """Restore the cursor and the streams, also when a program ends while a thread draws."""
         bars, self._bars = self._bars, None
         with contextlib.suppress(Exception):
-            if bars is not None:
-                bars.stop()
+            bars.stop()
 
 
 def _started() -> Any:
@@ -156,12 +141,10 @@ def _started() -> Any:
     from rich.console import Console
 
     bars = of_rich.Progress(
-        of_rich.SpinnerColumn(),
         of_rich.TextColumn("{task.description}", markup=False),
         of_rich.BarColumn(bar_width=24),
         of_rich.MofNCompleteColumn(),
         of_rich.TimeElapsedColumn(),
-        of_rich.TimeRemainingColumn(),
         of_rich.TextColumn("{task.fields[text]}", markup=False),
         console=Console(stderr=True),
         transient=True,

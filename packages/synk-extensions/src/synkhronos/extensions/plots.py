@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 import os
 import statistics
@@ -44,7 +43,7 @@ _CURE = (
 )
 _LOG = (
     "expected a log of the Trainer: CSV with the header "
-    "epoch,step,seconds,train_loss,valid_loss,...,learning_rate or JSON lines with these keys; "
+    "epoch,step,seconds,train_loss,valid_loss,...,learning_rate; "
     "give the path of the Trainer's argument log=, after at least one epoch"
 )
 
@@ -154,9 +153,8 @@ def plot_training(
     marked. A missing value leaves a gap.
 
     Args:
-        log_path: a log of the Trainer: CSV with a header, or JSON lines. Columns are ``epoch``,
-            ``train_loss`` and others; ``step`` and ``seconds`` are not drawn, and
-            ``learning_rate`` has its own axis.
+        log_path: a log of the Trainer: CSV with a header. Columns are ``epoch``, ``train_loss`` and
+            others; ``step`` and ``seconds`` are not drawn, and ``learning_rate`` has its own axis.
         path: file for the figure.
         title: heading.
 
@@ -234,13 +232,10 @@ def _columns(path: PathLike) -> Dict[str, List[float]]:
     """Read a log: columns of numbers, one entry for each epoch, NaN where a value is missing."""
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
-        if text.lstrip().startswith("{"):
-            rows = [dict(json.loads(line)) for line in text.splitlines() if line.strip()]
-        else:
-            rows = list(csv.DictReader(text.splitlines()))
+        rows = list(csv.DictReader(text.splitlines()))
         names = list(dict.fromkeys(name for row in rows for name in row))
         columns = {name: [_value(row.get(name)) for row in rows] for name in names}
-    except (TypeError, ValueError, OverflowError, RecursionError, csv.Error) as error:
+    except (TypeError, ValueError, csv.Error) as error:
         raise InputValueError(f"{path}: got no log ({error}), {_LOG}") from None
     if "epoch" not in columns or any(map(math.isnan, columns["epoch"])):
         raise InputValueError(f"{path}: got columns {names} without an epoch, {_LOG}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import numbers
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -80,8 +79,6 @@ def require(value: str, what: str, known: Sequence[str]) -> None:
 
 def require_distinct(names: Sequence[str], what: str) -> None:
     """Raise ValueError if two columns of the log would have one name."""
-    if isinstance(names, str):
-        raise TypeError(f"{what} is {names!r}; expected a list of names, such as [{names!r}]")
     if len({_LOSS, *names}) != 1 + len(names):
         raise ValueError(
             f"{what} is {list(names)}; expected different names, none of them {_LOSS!r}, which "
@@ -136,10 +133,7 @@ def require_finite_params(params: Iterable[dict[str, Any]], step: int) -> None:
 
 def finite(value: Any, what: str) -> float:
     """Return the value as a float, if it is a finite number."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise TypeError(f"{what} is {value!r}; expected a number") from None
+    number = float(value)
     if not math.isfinite(number):
         raise ValueError(f"{what} is {number}; expected a finite number")
     return number
@@ -147,8 +141,6 @@ def finite(value: Any, what: str) -> float:
 
 def at_least_one(name: str, number: Any) -> Any:
     """Return the number of epochs (or steps), if it is one."""
-    if not isinstance(number, numbers.Real):
-        raise TypeError(f"{name} is {number!r}; expected a number of epochs (or steps)")
     if number < 1:
         raise ValueError(f"{name} is {number}; expected at least 1")
     return number

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import numbers
 import os
 import time
 from collections.abc import Iterable, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +99,7 @@ class ExperimentLog(Callback):
         self._config = dict(config or {})
         self._id: str | None = None
         self._run: Any = None
-        self._owned = False  # whether the callback opened the run, and is to close it
+        self._owned = True  # whether the callback opened the run, and is to close it
 
     def on_run_begin(self, trainer: Trainer) -> None:
         """Open the run of this training, or a new one for a new training."""
@@ -154,12 +154,11 @@ class TensorBoard(ExperimentLog):
         self, folder: str | os.PathLike[str], config: Mapping[str, Any] | None = None
     ) -> None:
         super().__init__(config)
-        self._folder, self._owned = Path(folder), True
-        name = "tensorboard"
-        self._event = _required(f"{name}.compat.proto.event_pb2", name)
-        self._summary = _required(f"{name}.compat.proto.summary_pb2", name)
-        self._writers = _required(f"{name}.summary.writer.event_file_writer", name)
-        self._hparams = _required(f"{name}.plugins.hparams.summary_v2", name)
+        self._folder = Path(folder)
+        self._event = import_module("tensorboard.compat.proto.event_pb2")
+        self._summary = import_module("tensorboard.compat.proto.summary_pb2")
+        self._writers = import_module("tensorboard.summary.writer.event_file_writer")
+        self._hparams = import_module("tensorboard.plugins.hparams.summary_v2")
 
     def _open(self, step: int, config: dict[str, Any]) -> None:
         self._run = self._writers.EventFileWriter(str(self._folder))
@@ -204,7 +203,7 @@ class WandB(ExperimentLog):
         **settings: Any,
     ) -> None:
         super().__init__(config)
-        self._wandb = _required("wandb", "wandb")
+        self._wandb = import_module("wandb")
         self._settings = {"project": project, "name": name, **settings}
 
     def _open(self, step: int, config: dict[str, Any]) -> None:  # noqa: ARG002 - the id identifies it
@@ -251,7 +250,7 @@ class MLflow(ExperimentLog):
         config: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(config)
-        self._mlflow = _required("mlflow", "mlflow")
+        self._mlflow = import_module("mlflow")
         self._experiment, self._name = experiment, name
 
     def _open(self, step: int, config: dict[str, Any]) -> None:  # noqa: ARG002 - the id identifies it
@@ -277,14 +276,3 @@ class MLflow(ExperimentLog):
         if error is not None:
             status = "FAILED" if isinstance(error, Exception) else "KILLED"
         self._mlflow.end_run(status)
-
-
-def _required(module: str, package: str) -> Any:
-    """Import a module of an optional package; an ImportError names the cure."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise ImportError(
-            f"this callback needs {package}, which cannot be imported ({error}); install it with "
-            f"pip install 'synkhronos[{package}]'"
-        ) from error

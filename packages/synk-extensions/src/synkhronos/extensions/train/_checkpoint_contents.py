@@ -115,9 +115,16 @@ class CheckpointContents:
 
     def load(self, path: Path, use: Callable[[TrainingProgress], None]) -> None:
         """Read a file, restore everything, and `use` the progress: all of it, or nothing."""
-        here = self._variables.read()
-        content = read_file(path, partial(self._checked, path, here, is_read=False))
-        progress = self._checked(path, here, content, is_read=True)
+        content, here = read_file(path), self._variables.read()
+        try:
+            progress = _progress_of(content["memory"], len(self._course["train_columns"]))
+            misfits = list(self._misfits(content, progress, here))
+        except Exception as error:  # whatever is in a damaged or hostile file
+            raise CheckpointError(
+                f"{path}: a part is missing or of the wrong type ({error!r}); the file is damaged"
+            ) from error
+        if misfits:
+            raise CheckpointError(f"{path} does not fit this training: " + "; ".join(misfits))
         set_variables = self._variables.setting(content["variables"])
         shuffle = self._sampler.get_state()
         done: list[Any] = []
@@ -135,34 +142,13 @@ class CheckpointContents:
 
         whole(act, undo)
 
-    def _checked(
-        self, path: Path, here: dict[str, Any], content: Any, is_read: bool
-    ) -> TrainingProgress:
-        """Return the progress; raise CheckpointError unless all fits.
-
-        Args:
-            here: The present contents of the variables.
-            is_read: Whether arrays have their values. Before, they are zeros of the same shapes.
-        """
-        try:
-            progress = _progress_of(content["memory"], len(self._course["train_columns"]))
-            misfits = list(self._misfits(content, progress, here, is_read))
-        except Exception as error:  # whatever is in a damaged or hostile file
-            raise CheckpointError(
-                f"{path}: a part is missing or of the wrong type ({error!r}); the file is damaged"
-            ) from error
-        if misfits:
-            raise CheckpointError(f"{path} does not fit this training: " + "; ".join(misfits))
-        return progress
-
     def _misfits(
-        self, content: dict[str, Any], progress: TrainingProgress, here: dict[str, Any], read: bool
+        self, content: dict[str, Any], progress: TrainingProgress, here: dict[str, Any]
     ) -> Iterator[str]:
         yield from _differences(content["course"], self._course)
-        if progress.batch:
-            for text in _differences(content["order"], self._sampler.settings):
-                yield f"{text} (it was written within an epoch)"
-        yield from self._variables.misfits(content["variables"], here, read)
+        if progress.batch:  # it was written within an epoch
+            yield from _differences(content["order"], self._sampler.settings)
+        yield from self._variables.misfits(content["variables"], here)
         refusal = self._sampler.refusal(progress.shuffle)
         if refusal:
             yield refusal
@@ -237,30 +223,18 @@ class SharedVariables:
     def _ranks_of(self, kind: str) -> Sequence[int]:
         return range(self._ranks.size) if kind in self._own else [self._ranks.master]
 
-    def misfits(
-        self, content: dict[str, Any], current: dict[str, Any], is_read: bool
-    ) -> Iterator[str]:
+    def misfits(self, content: dict[str, Any], current: dict[str, Any]) -> Iterator[str]:
         """Yield a sentence for each difference from the present variables, as `read` has them."""
         size = number_in(content, "ranks", least=1, most=_MOST_RANKS)
         for kind in (*self._kinds, "random"):
-            saved, present = content[kind], current[kind]
-            if len(saved) != len(present):
-                yield (
-                    f"{kind}: {len(saved)} variables in the checkpoint ({_names(saved)}), "
-                    f"{len(present)} here ({_names(present)})"
-                )
-                continue
-            for i, (there, here) in enumerate(zip(saved, present)):
-                expected = _described(here["name"], here["values"][0])
-                found = [_described(there["name"], value) for value in there["values"]]
-                wrong = [one for one in found if one != expected]
-                if wrong:
-                    yield f"{kind}[{i}]: {wrong[0]} in the checkpoint, {expected} here"
-                if len(found) != size and (len(found) != 1 or kind == "random"):
-                    yield f"{kind}[{i}]: {len(found)} values for {size} ranks"
-        for entry in content["random"] if is_read else ():
-            if not all(map(is_state, entry["values"])):
-                yield f"random: the states of {entry['name'] or 'unnamed'} are none"
+            there, here = (", ".join(map(_described, part[kind])) for part in (content, current))
+            if there != here:
+                yield f"{kind}: {there or 'none'} in the checkpoint, {here or 'none'} here"
+            counts = {len(entry["values"]) for entry in content[kind]}
+            if not counts <= ({size} if kind == "random" else {1, size}):
+                yield f"{kind}: not a value for each of {size} ranks"
+        if not all(is_state(value) for entry in content["random"] for value in entry["values"]):
+            yield "random: a state that no generator can have"
 
     def setting(self, content: dict[str, Any]) -> Callable[[], Any]:
         """Return a function that sets all values in one order; `misfits` has found none."""
@@ -310,22 +284,17 @@ def _progress_of(memory: dict[str, Any], outputs: int) -> TrainingProgress:
         number_in(memory, name)
     number_in(memory, "seconds", float)
     number_in(memory, "best", float, -math.inf, math.inf)
-    if len(progress.sums) != outputs or not {type(total) for total in progress.sums} <= {float}:
+    if [type(total) for total in progress.sums] != [float] * outputs:
         raise ValueError(f"sums is {progress.sums!r:.80}; expected {outputs} floats")
-    if type(progress.records) is not list:
-        raise TypeError(f"records is {progress.records!r:.80}; expected a list")
-    last = {"epoch": 0, "step": 0, "seconds": 0.0}
     for record in progress.records:
-        number_in(record, "epoch", int, last["epoch"] + 1, progress.epoch)
-        number_in(record, "step", int, last["step"], progress.step - progress.batch)
-        number_in(record, "seconds", float, last["seconds"])
+        number_in(record, "seconds", float)
         for name, value in record.items():
-            if name in ("train_loss", "valid_loss", "learning_rate") and value is not None:
+            if name.startswith(("train_", "valid_", "learning_rate")) and value is not None:
                 float(value + 0)
-        last = record
-    begun = last["step"] if last["epoch"] == progress.epoch else progress.step - progress.batch
-    if (progress.sum_rows > 0) != (progress.batch > 0) or begun + progress.batch != progress.step:
-        raise ValueError("epoch, step, batch and sum_rows contradict each other")
+    epochs = [record["epoch"] for record in progress.records]
+    whole_epochs = len(epochs) == progress.epoch and epochs == [*range(1, len(epochs) + 1)]
+    if not whole_epochs or (progress.sum_rows > 0) != (progress.batch > 0):
+        raise ValueError("epoch, records, batch and sum_rows contradict each other")
     return progress
 
 
@@ -341,12 +310,10 @@ def _value_of(values: Sequence[Any], rank: int) -> Any:
     return values[rank] if len(values) > 1 else values[0]
 
 
-def _names(entries: Sequence[dict[str, Any]]) -> str:
-    return ", ".join(str(entry["name"]) for entry in entries)
-
-
-def _described(name: str | None, value: Any) -> str:
-    return f"{name or 'unnamed'} {value.dtype}{tuple(value.shape)}"
+def _described(entry: dict[str, Any]) -> str:
+    """Return a variable's name, and the dtypes and shapes of its values, each once."""
+    kinds = {f"{value.dtype}{tuple(value.shape)}" for value in entry["values"]}
+    return " ".join([entry["name"] or "unnamed", *sorted(kinds)])
 
 
 def _all_equal(values: Sequence[Any]) -> bool:

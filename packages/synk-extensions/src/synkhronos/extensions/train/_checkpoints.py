@@ -15,7 +15,6 @@ import os
 import re
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,6 @@ VERSION = 1
 META = "meta"  # the JSON text's name among the arrays
 _ARRAY = "__array__"  # stands in the JSON text for an array
 _NAME = re.compile(r"step-(\d+)\.npz")
-_UNFINISHED = re.compile(r"\.(step-\d+|best)\.npz\.(\w+\.)?tmp")
 
 
 class CheckpointError(SynkError, ValueError):
@@ -50,12 +48,13 @@ class Checkpoints:
         folder: Folder for the files; created if it does not exist.
         every_epochs: Epochs between two checkpoints; 0 for none. A run that ends or is interrupted
             always writes one.
-        every_steps: Steps between two further checkpoints, which may fall within epochs.
+        every_steps: Steps between two further checkpoints, which may fall within epochs; None or 0
+            for none.
         keep: Number of newest checkpoints to keep; None for all. ``best.npz`` does not count.
         best: Write ``best.npz``.
 
     Raises:
-        ValueError: A number is out of range.
+        ValueError: ``keep`` is less than 1.
     """
 
     def __init__(
@@ -66,19 +65,13 @@ class Checkpoints:
         keep: int | None = 3,
         best: bool = True,
     ) -> None:
-        for name, number, least in [
-            ("every_epochs", every_epochs, 0),
-            ("every_steps", every_steps, 1),
-            ("keep", keep, 1),
-        ]:
-            if number is not None and number < least:
-                raise ValueError(f"{name} is {number}; expected at least {least}")
+        if keep is not None and keep < 1:
+            raise ValueError(f"keep is {keep}; expected at least 1, or None")
         self.folder = Path(folder)
         self.every_epochs = every_epochs
         self.every_steps = every_steps
         self.keep = keep
         self.best = best
-        self._own: set[Path] | None = None  # None until the folder was looked at
 
     @property
     def best_path(self) -> Path:
@@ -101,30 +94,24 @@ class Checkpoints:
 
         Those of later steps are deleted, too: they belong to a run that was taken back.
         """
-        self._require_own()
+        make_folder(self.folder)
         path = self.folder / f"step-{step:09d}.npz"
-        if self._own is not None:
-            self._own.add(path)  # before it is there
         write_file(path, content)
         paths = self.paths()
         present = paths.index(path) + 1
         kept = paths[:present] if self.keep is None else paths[:present][-self.keep :]
         for other in set(paths) - set(kept):
             other.unlink(missing_ok=True)
-        self._own = set(kept)
-        for unfinished in [p for p in self.folder.iterdir() if _UNFINISHED.fullmatch(p.name)]:
-            with contextlib.suppress(OSError):  # it may have become a folder
-                unfinished.unlink()
+        for name in (".step-*.npz.*tmp", ".best.npz.*tmp"):  # of a run that was killed
+            for unfinished in self.folder.glob(name):
+                with contextlib.suppress(OSError):  # it may have become a folder
+                    unfinished.unlink()
         return path
 
     def write_best(self, content: Any) -> None:
         """Write ``best.npz``."""
-        self._require_own()
+        make_folder(self.folder)
         write_file(self.best_path, content)
-
-    def take(self, paths: Iterable[Path]) -> None:
-        """Treat these files as those of this training."""
-        self._own = set(paths)
 
     def require_empty(self) -> None:
         """Raise CheckpointError if a new training would mix with an earlier one."""
@@ -135,32 +122,12 @@ class Checkpoints:
                 f"{newest.name}): continue it with run(..., resume=True), use another folder, "
                 "or delete them"
             )
-        self.take([])
 
     def require_writable(self) -> None:
         """Create the folder and try to write a file there, before there is anything to lose."""
-        try:
-            make_folder(self.folder)
-            with tempfile.TemporaryFile(dir=self.folder):
-                pass
-        except OSError as error:
-            raise OSError(
-                f"checkpoint={str(self.folder)!r}: got {type(error).__name__}: {error}; expected a "
-                "folder that can be created and written: choose another, or change its permissions"
-            ) from error
-
-    def _require_own(self) -> None:
-        """Create the folder; raise CheckpointError if another training wrote to it meanwhile."""
         make_folder(self.folder)
-        strangers = [] if self._own is None else sorted(set(self.paths()) - self._own)
-        if strangers:
-            raise CheckpointError(
-                f"{self.folder} has {strangers[-1].name}, which another training has written since "
-                "this one looked: use a folder for each, or resume() to continue the other"
-            )
-
-    def __repr__(self) -> str:
-        return f"<Checkpoints {str(self.folder)!r}, {len(self.paths())} files>"
+        with tempfile.TemporaryFile(dir=self.folder):
+            pass
 
 
 def write_file(path: Path, content: dict[str, Any]) -> None:
@@ -169,10 +136,22 @@ def write_file(path: Path, content: dict[str, Any]) -> None:
     The new file replaces an old one as a whole: see :func:`write_arrays`.
     """
     arrays: dict[str, Any] = {}
-    plain = {name: _without_arrays(value, name, arrays) for name, value in content.items()}
-    header = {"format": FORMAT, "version": VERSION, "content": plain}
-    arrays[META] = np.array(json.dumps(header))
-    write_arrays(path, arrays, follow=False)
+
+    def for_json(value: Any) -> Any:
+        if isinstance(value, np.generic):
+            return value.item()
+        if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+            name = f"array_{len(arrays)}"
+            arrays[name] = value
+            return {_ARRAY: name}
+        raise TypeError(
+            f"got {value!r:.60}; a checkpoint keeps numbers, strings, None, arrays, and lists and "
+            "dicts of them"
+        )
+
+    header = {"format": FORMAT, "version": VERSION, "content": content}
+    text = json.dumps(header, default=for_json)
+    write_arrays(path, {**arrays, META: np.array(text)}, follow=False)
 
 
 def write_arrays(path: Path, arrays: dict[str, Any], follow: bool = True) -> None:
@@ -235,31 +214,26 @@ class ArrayFile:
         return self._members.open(info)
 
 
-def read_file(path: Path, check: Callable[[Any], object] = bool) -> Any:
-    """Return the content of a file, floats to the last bit; raise CheckpointError if it is bad.
-
-    Args:
-        check: Called with the content before any of its arrays is read; they are zeros there.
-    """
+def read_file(path: Path) -> Any:
+    """Return the content of a file, floats to the last bit; raise CheckpointError if it is bad."""
     try:
         with ArrayFile(path) as arrays:
-            header = json.loads(str(arrays.read(META)))
-            kind, version, content = header["format"], header["version"], header["content"]
+            text = str(arrays.read(META))
+            header = json.loads(text)
+            kind, version = header["format"], header["version"]
             if (kind, version) != (FORMAT, VERSION):
                 raise CheckpointError(
                     f"{path}: got {kind!r:.80} version {version!r:.80}, expected {FORMAT!r} "
                     f"version {VERSION}; read it with the release of synkhronos that wrote it"
                 )
-            check(_with_arrays(content, functools.cache(arrays.like)))
-            return _with_arrays(content, functools.cache(arrays.read))
+            read = functools.cache(arrays.read)
+
+            def with_arrays(value: dict[str, Any]) -> Any:
+                return read(value[_ARRAY]) if _ARRAY in value else value
+
+            return json.loads(text, object_hook=with_arrays)["content"]
     except CheckpointError:
         raise
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: no such file") from None
-    except KeyError as error:
-        raise CheckpointError(
-            f"{path}: cannot be read as a checkpoint: {error} is missing in the file"
-        ) from error
     except Exception as error:  # whatever a damaged or hostile file makes NumPy raise
         raise CheckpointError(
             f"{path}: cannot be read as a checkpoint ({type(error).__name__}: {error}); it is "
@@ -276,40 +250,3 @@ def number_in(
     if not is_number or isinstance(value, bool) or not least <= value <= most:
         raise ValueError(f"{name} is {value!r:.80}; expected {kind.__name__}s, {least} to {most}")
     return kind(value)
-
-
-def _without_arrays(value: Any, place: str, arrays: dict[str, Any]) -> Any:
-    """Return ``value`` for JSON; move its arrays to ``arrays``, named after their places."""
-    if isinstance(value, dict):
-        for key in value:
-            if not isinstance(key, str):
-                # JSON would turn the key into a string, and lookups would fail.
-                raise TypeError(f"{place}: got the key {key!r}; a checkpoint keeps strings as keys")
-        return {k: _without_arrays(v, f"{place}.{k}", arrays) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_without_arrays(v, f"{place}.{i}", arrays) for i, v in enumerate(value)]
-    if isinstance(value, np.ndarray):
-        if value.dtype.hasobject:
-            raise TypeError(f"{place}: an array of objects cannot be kept in a checkpoint")
-        while place in arrays:  # "a.b" is b within a, or a key with a dot
-            place += "'"
-        arrays[place] = value
-        return {_ARRAY: place}
-    if isinstance(value, np.generic):
-        return value.item()
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    raise TypeError(
-        f"{place}: got a {type(value).__name__}; a checkpoint keeps numbers, strings, None, "
-        "arrays, and lists and dicts of them"
-    )
-
-
-def _with_arrays(value: Any, read: Callable[[str], Any]) -> Any:
-    if isinstance(value, dict):
-        if set(value) == {_ARRAY}:
-            return read(value[_ARRAY])
-        return {key: _with_arrays(item, read) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_with_arrays(item, read) for item in value]
-    return value

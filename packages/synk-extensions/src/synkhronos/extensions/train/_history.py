@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import logging
-import math
 import os
-import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-import numpy as np
-
-from synk_core.files import make_folder, place_of, stream_of, whole_file
-
-_JSON_LINES = (".jsonl", ".ndjson", ".json")
+from synk_core.files import make_folder, place_of, whole_file
 
 _logger = logging.getLogger("synkhronos")
 
@@ -93,48 +86,30 @@ def epoch_line(records: Sequence[dict[str, Any]], epochs: int) -> str:
 
 
 class LogFile:
-    """Write records to a file, one line per epoch, as soon as the epoch is over.
+    """Write records to a CSV file, one line per epoch, as soon as the epoch is over.
 
     Args:
-        path: JSON lines if it ends with .jsonl, .ndjson or .json; else CSV with a header.
-        columns: The columns of the CSV, in order. JSON lines have every entry of a record.
+        columns: The columns, in order.
     """
 
     def __init__(self, path: str | os.PathLike[str], columns: Sequence[str]) -> None:
         self._path = Path(path)
         self._columns = list(columns)
-        self._stream: BinaryIO | None = None
-        self._is_json = self._path.suffix.lower() in _JSON_LINES
 
     def begin(self, records: Sequence[dict[str, Any]]) -> None:
         """Rewrite the file with these records: none, or those of a checkpoint.
 
-        Lines of epochs after the checkpoint are dropped, since these are trained again. A device
-        or FIFO gets the records once.
+        Lines of epochs after the checkpoint are dropped, since these are trained again.
         """
-        text = "" if self._is_json else _csv(self._columns)
-        text += "".join(self._line(record) for record in records)
-        try:
-            if self._stream is not None:
-                return  # what has been written stays
-            make_folder(self._path.parent)
-            self._stream = stream_of(self._path)
-            if self._stream is not None:
-                weakref.finalize(self, self._stream.close)
-            if not self._streamed(text):
-                with whole_file(self._path) as file:
-                    file.write(text.encode())
-        except OSError as error:
-            raise OSError(
-                f"log={str(self._path)!r}: got {type(error).__name__}: {error}; expected a file "
-                "that can be created and written: choose another, or change its permissions"
-            ) from error
+        if self._path.exists() and not self._path.is_file():
+            raise OSError(f"log={str(self._path)!r} is no file; expected the name of one")
+        make_folder(self._path.parent)
+        with whole_file(self._path) as file:
+            file.write(_csv(self._columns))
+            file.writelines(map(self._line, records))
 
     def append(self, records: Sequence[dict[str, Any]]) -> None:
         """Add a line for the last record; write all lines if the file no longer exists."""
-        line = self._line(records[-1])
-        if self._streamed(line):
-            return
         # Not a link, which others may have put there since.
         flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
@@ -143,35 +118,13 @@ class LogFile:
             self.begin(records)
             return
         with open(descriptor, "ab") as file:
-            file.write(line.encode())
+            file.write(self._line(records[-1]))
 
-    def _streamed(self, text: str) -> bool:
-        """Write to a device or FIFO, if the log is one. It stays open, or readers would end."""
-        if self._stream is not None:
-            self._stream.write(text.encode())
-            self._stream.flush()
-        return self._stream is not None
-
-    def _line(self, record: dict[str, Any]) -> str:
-        if self._is_json:
-            return json.dumps(_plain(record), allow_nan=False) + "\n"
+    def _line(self, record: dict[str, Any]) -> bytes:
         return _csv([record.get(column) for column in self._columns])
 
 
-def _csv(values: Sequence[Any]) -> str:
+def _csv(values: Sequence[Any]) -> bytes:
     line = io.StringIO()
     csv.writer(line, lineterminator="\n").writerow(values)
-    return line.getvalue()
-
-
-def _plain(value: Any) -> Any:
-    """Convert a value for JSON: None for infinity and NaN, lists for arrays."""
-    if isinstance(value, (np.ndarray, np.generic)):
-        value = value.tolist()
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value if value is None or isinstance(value, (bool, int, str)) else str(value)
+    return line.getvalue().encode()

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-import numbers
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Callable, NamedTuple
 
@@ -38,14 +37,9 @@ def step_decay(rate: float, every: int | Sequence[int], factor: float = 0.1) -> 
             the epochs of the changes, where ``n`` is the number of those up to ``t``.
         factor: Factor of each change.
     """
-    if isinstance(every, numbers.Integral):
+    if isinstance(every, (int, np.integer)):
         length = at_least_one("every", int(every))
         return lambda t: rate * factor ** (t // length)
-    if isinstance(every, (str, numbers.Number)) or not isinstance(every, Iterable):
-        raise TypeError(
-            f"every is {every!r}; expected a number of epochs or a list of them, as in "
-            "step_decay(rate, every, factor)"
-        )
     changes = sorted(every)
     return lambda t: rate * factor ** sum(change <= t for change in changes)
 

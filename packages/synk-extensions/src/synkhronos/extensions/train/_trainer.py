@@ -57,7 +57,7 @@ class Callback:
     def on_epoch_end(self, trainer: Trainer, record: dict[str, Any]) -> None:
         """Run after an epoch and its validation; ``record`` is the line for the log.
 
-        Entries that you add to ``record`` are kept in the history, and in a log of JSON lines.
+        Entries that you add to ``record`` are kept in the history.
         """
 
     def on_run_end(self, trainer: Trainer, history: History) -> None:
@@ -71,7 +71,10 @@ class Callback:
         """
 
     def state(self) -> dict[str, Any]:
-        """Return the state to save: numbers, strings, None, arrays, lists and dicts of them."""
+        """Return the state to save: numbers, strings, None, arrays, lists and dicts of them.
+
+        The keys of a dict are strings: others come back as strings.
+        """
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -163,7 +166,7 @@ class Trainer:
         callbacks: :class:`Callback` objects, or functions ``f(trainer, record)`` to call after
             each epoch; called in this order.
         checkpoint: A folder, or :class:`Checkpoints`.
-        log: File that gets a line per epoch: JSON lines if its name ends with .jsonl, else CSV.
+        log: CSV file that gets a line per epoch.
         verbose: Print a line for each finished epoch on standard output.
 
     Attributes:
@@ -231,8 +234,6 @@ class Trainer:
         require(self.monitor, "monitor", [*self._train_columns, *valid_columns])
         self._mode, self._average_local = mode, average_local
         self._terminate_on_nan = terminate_on_nan
-        if isinstance(callbacks, Callback) or callable(callbacks):
-            raise TypeError(f"callbacks is {callbacks!r}; expected a list: callbacks=[...]")
         self._callbacks = [_as_callback(callback) for callback in callbacks]
         if checkpoint is not None and not isinstance(checkpoint, Checkpoints):
             checkpoint = Checkpoints(checkpoint)
@@ -302,8 +303,7 @@ class Trainer:
         validation if that is under way: the Trainer writes a checkpoint, calls the callbacks as
         after Ctrl-C, and ends the program by SystemExit with the status 143. An error of the step,
         or of a callback after it, is logged, and the program ends all the same; after any other
-        error, the next run of any Trainer ends it. A signal to a run within a callback of another
-        Trainer ends both.
+        error, the next run of any Trainer ends it.
 
         Args:
             epochs: Total number of epochs.
@@ -326,8 +326,6 @@ class Trainer:
         self._require_idle("run()")
         if not hasattr(epochs, "__index__") or epochs < 0:
             raise TypeError(f"epochs is {epochs!r}; expected an integer of at least 0")
-        if resume and not self._checkpoints:
-            raise ValueError("run(resume=True) needs a folder to look in: Trainer(checkpoint=...)")
         if resume:
             self.resume()
         elif not self._begun and self._checkpoints:
@@ -389,14 +387,11 @@ class Trainer:
             path = self._checkpoints.newest()
             if path is None:
                 return False
-        paths = self._checkpoints.paths() if self._checkpoints else []
 
         def use(progress: TrainingProgress) -> None:
             self._progress, self._begun = progress, True
             self._saved = (self.epoch, self.step)
             self._due.clear()
-            if self._checkpoints:
-                self._checkpoints.take(paths)
 
         self._contents.load(Path(path), use)
         return True
