@@ -51,8 +51,8 @@ class Wait(Op):
         outputs[0][0] = inputs[0]
 
 if kind == "parallel, twice":
-    take = Interrupt._take
-    Interrupt._take = lambda *given: (take(*given), print("noted", flush=True))
+    note = Interrupt._note
+    Interrupt._note = lambda self, number: (note(self, number), print("noted", flush=True))
 
 class Tell(Callback):
     def on_run_begin(self, trainer):
@@ -269,6 +269,19 @@ def test_after_other_errors_the_next_run_ends_the_program(restored, tmp_path, mo
     assert trainer.step == saved
     assert len(Checkpoints(tmp_path).paths()) == (saved > 0) + (saved == 8)
     assert trainer.run(2).status == "finished"
+
+
+def test_a_signal_to_a_run_within_a_run_ends_both(restored, tmp_path):
+    def search(trainer, record):
+        term = Signals("on_step_end", signal.SIGTERM, step=2)
+        _, inner = trainer_of(tmp_path / "inner", term)
+        assert inner.run(2).status == "interrupted"
+
+    _, trainer = trainer_of(tmp_path, search)
+    with pytest.raises(SystemExit):
+        trainer.run(3)
+    kept = [path.name for place in ("inner", ".") for path in Checkpoints(tmp_path / place).paths()]
+    assert kept == ["step-000000002.npz", "step-000000004.npz"]
 
 
 def test_a_child_that_a_run_has_forked_obeys_the_signal(restored, tmp_path):

@@ -16,6 +16,7 @@ class _NoBatch(KeyboardInterrupt):
 class Interrupt:
     """A context in which the first Ctrl-C only sets :attr:`by`; the second works as usual.
 
+    A context within another one passes signals on to it, which then ends the program in its place.
     If an error kept a SIGTERM from ending the program, the end of the next context in this process
     does it. If a Ctrl-C came before an error, the error is the cause of a KeyboardInterrupt.
 
@@ -65,7 +66,7 @@ class Interrupt:
         if kind is None:
             self.end_program()
         elif self.by == "SIGTERM":
-            Interrupt._missed = not issubclass(kind, SystemExit)
+            Interrupt._missed = not self._outer(signal.SIGTERM) and not issubclass(kind, SystemExit)
         elif self.by and issubclass(kind, Exception):
             raise KeyboardInterrupt from error
 
@@ -88,8 +89,8 @@ class Interrupt:
             raise _NoBatch
 
     def end_program(self) -> None:
-        """Raise SystemExit if SIGTERM came."""
-        if self.by == "SIGTERM":
+        """Raise SystemExit if SIGTERM came, unless an outer context is to do it."""
+        if self.by == "SIGTERM" and not self._outer(signal.SIGTERM):
             raise SystemExit(128 + signal.SIGTERM)  # as shells report a program that it ended
 
     def _take(self, number: int, _frame: Any) -> None:
@@ -97,9 +98,24 @@ class Interrupt:
         if (number == signal.SIGINT and self._ctrl_c) or os.getpid() != self._pid:
             signal.signal(number, self._usual[number])
             signal.raise_signal(number)
-            return
+        else:
+            self._note(number)
+            self.end_wait()
+
+    def _note(self, number: int) -> None:
+        outer = self._outer(number)
+        if outer:
+            outer._note(number)
         if number == signal.SIGTERM:
             self.by = "SIGTERM"
         else:
             self.by, self._ctrl_c = self.by or "Ctrl-C", True
-        self.end_wait()
+        self._over = True
+
+    def _outer(self, number: int) -> Interrupt | None:
+        """Return the context around this one that would have got the signal."""
+        handler: Any = self._usual.get(number)
+        while hasattr(handler, "handler"):  # `whole` holds signals back
+            handler = handler.handler
+        outer = getattr(handler, "__self__", None)
+        return outer if isinstance(outer, Interrupt) and outer._pid == self._pid else None
