@@ -10,11 +10,9 @@ from pathlib import Path
 import pytest
 from _checkout import ROOT, ran
 
-HELPERS = {"display", "plain"}  # imported by the programs
 # The first takes minutes, the second needs PyMC: the tests of synk-extensions run them, shorter.
 RUN_ELSEWHERE = {"train_digits.py", "pymc_regression.py"}
-EXAMPLES = sorted(p for p in (ROOT / "examples").glob("*.py") if p.stem not in HELPERS)
-BY_NIGHT = {"masked_lstm"}  # Theano compiles its loop for three minutes
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 DOCUMENTED = {"intro", "shared_variables"}  # with what they print
 LIMIT_S = 280
 
@@ -35,11 +33,7 @@ def test_there_are_examples() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "program",
-    [
-        pytest.param(path, id=path.stem, marks=[pytest.mark.nightly] * (path.stem in BY_NIGHT))
-        for path in EXAMPLES
-        if path.name not in RUN_ELSEWHERE
-    ],
+    [pytest.param(path, id=path.stem) for path in EXAMPLES if path.name not in RUN_ELSEWHERE],
 )
 def test_example_runs(program: Path, tmp_path: Path) -> None:
     printed = run(program, tmp_path)

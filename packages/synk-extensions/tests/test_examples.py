@@ -51,17 +51,6 @@ def test_training_arrives_where_a_plain_function_does(model):
     assert float(accuracy) > 50
 
 
-@pytest.mark.nightly  # half a minute; test_sync.py has the rules' numbers
-def test_platoons_rules_recognise_digits():
-    arguments = ("--processes", "2", "--epochs", "4", "--every", "5")
-    status, out, err = start("local_steps.py", *arguments)
-    assert (status, err) == (0, ""), out
-    title, _, *table = out.splitlines()
-    assert title == "2 processes"
-    assert [row.split()[0] for row in table] == ["exact", "average", "easgd", "downpour"]
-    assert all(float(row.split()[1].rstrip("%")) >= 90 for row in table)
-
-
 @pytest.mark.nightly
 def test_training_fails_if_the_parameters_differ():
     done = zygote().run(
