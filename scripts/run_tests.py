@@ -147,7 +147,6 @@ SMOKE = (
         "test_pymc.py::test_the_maximum_is_that_of_pymc[2-L-BFGS-B]",
         "test_pymc.py::test_what_does_not_divide_is_refused[2-centred]",
         "test_pymc.py::test_draws_are_those_of_pymc[2]",
-        "test_pymc_example.py",
     ),
 )
 
