@@ -180,7 +180,6 @@ def test_a_case_knows_the_right_result_from_a_wrong_one(monkeypatch: pytest.Monk
             *("waits", "--quick --only posterior", "two halves apart"),
             marks=pytest.mark.skipif(not find_spec("pymc"), reason="needs PyMC"),
         ),
-        ("hosts", "--quick --plain --rounds 2 --only orders", "an order"),
         ("gpu", "--out {folder} --device cpu --tiny --gpus 2 --only resnet", "synkhronos, steps()"),
     ],
 )
