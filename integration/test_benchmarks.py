@@ -173,7 +173,7 @@ def test_a_case_knows_the_right_result_from_a_wrong_one(monkeypatch: pytest.Monk
             "--quick --ranks 2 --sizes 1K --only all_reduce mismatch",
             "all_reduce, 2 ranks",
         ),
-        ("shm", "--quick --large 4 --only create pass left RawArray", "arrays left"),
+        ("shm", "--quick --large 4 --only create pass RawArray", "bytes of a message"),
         ("theano", "--quick --rounds 1 --only calls", "two Barrier waits"),
         ("waits", "--quick --only call start", "first result"),
         pytest.param(
