@@ -157,7 +157,7 @@ def test_a_python_that_uv_installed_is_found(complete: Path) -> None:
     place = complete / "home/.local/share/uv/python/cpython-3.11.14-linux-x86_64-gnu/bin"
     place.mkdir(parents=True)
     python_that_answers(place, "python3.11", "ok 3.11")
-    assert found(check(complete)) == f"{place}/python3.11"
+    assert found(check(complete)).endswith(f"{place}/python3.11")
 
 
 def test_theanos_python_is_taken_wherever_it_is(complete: Path) -> None:
