@@ -131,12 +131,6 @@ def test_processor_time_is_noted_and_what_grows_is_a_warning(start: Start, tmp_p
     assert noted["night"] == {"good": 1}
 
 
-def test_a_selection_may_leave_suites_empty(start: Start) -> None:
-    status, said, _ = run(start, "good", "bad", arguments=("--", "-k", "right"))
-    assert status == 0, said
-    assert said.splitlines()[-1] == "1 passed, 0 failed, 0 skipped"
-
-
 def test_without_theano_what_needs_it_is_left_out_and_named(start: Start) -> None:
     status, said, _ = run(start, "good", "bad", "dead", has_theano=False)
     assert status == 0, said

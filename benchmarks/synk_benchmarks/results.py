@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-SECONDS, BYTES, COUNT = "s", "B", "1"
+SECONDS, BYTES = "s", "B"
 """Units of a row's numbers."""
 KB, MB, GB = 1 << 10, 1 << 20, 1 << 30
 FAILED = "failed: "

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from .results import BYTES, KB, MB, SECONDS, Cell, Row, ratio
+from .results import KB, MB, SECONDS, Cell, Row, ratio
 
 LEGEND = (
     "Medians of all rounds. 'to X': our number to X's, the median of the rounds' own ratios; "
@@ -106,18 +106,18 @@ def _remarks(rows: Sequence[Row]) -> list[str]:
 
 
 def amount(value: float, unit: str = SECONDS) -> str:
-    """Write a number in the unit that suits it: 1.31 us, 154 ms, 1,175 B, 3.8 MB, 2,581."""
+    """Write a number in the unit that suits it: 1.31 us, 154 ms, 1,175 B, 3.8 MB."""
     if unit == SECONDS:
         for factor, name in ((1e9, "ns"), (1e6, "us"), (1e3, "ms")):
             if abs(value) * factor < 999.5:
                 return f"{value * factor:.3g} {name}"
         return f"{value:.2f} s"
-    if unit == BYTES and abs(value) >= 1e4:
+    if abs(value) >= 1e4:
         for factor, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
             if abs(value) >= factor:
                 return f"{value / factor:.3g} {name}"
     count = f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"
-    return f"{count} B" if unit == BYTES else count
+    return f"{count} B"
 
 
 def number(value: float) -> str:

@@ -1,6 +1,6 @@
-"""What users of either engine wait for: a call, a program's start, a step, a posterior.
+"""What users of either engine wait for: a call, a program's start, a posterior.
 
-    python integration/benchmarks/waits.py [--only call start step posterior] [--quick]
+    python integration/benchmarks/waits.py [--only call start posterior] [--quick]
 
 With Theano, or with PyTensor where that is installed; `PYTENSOR_FLAGS=linker=cvm` measures its C
 code. Every way takes turns with what it is compared with. One BLAS thread for each process.
@@ -12,9 +12,6 @@ the path of a call alone, and hardly changes on a busy machine.
 **start.** A program from its first line to the first result of a training step on two ranks, and to
 the end of each part of that, in a process of its own: with warm caches; and the first one, which
 may have to compile.
-
-**step.** A training step of an MLP on two ranks: gradients, an average, an update, in three orders
-and in one, beside a plain function.
 
 **posterior.** The log probability of a PyMC model and its gradient, a linear regression of
 1,000,000 rows and 10 columns: by PyMC alone, on one rank and on two, each in processes of its own.
@@ -36,7 +33,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable
+from typing import Callable
 
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[_name] = "1"
@@ -54,7 +51,6 @@ ROUNDS, QUICK_ROUNDS = 21, 3
 STARTS, QUICK_STARTS = 5, 1
 EVALUATIONS, QUICK_EVALUATIONS = 15, 3
 ROWS, QUICK_ROWS = 1_000_000, 10_000
-STEP_ROWS = 2000
 LIMIT_S = 3600
 OURS, PLAIN = "ours", "plain"
 Options = argparse.Namespace
@@ -157,54 +153,6 @@ def start(options: Options) -> Iterator[Row]:
         yield row_of("start", what, {"warm": warm, "the first one": [first[what]]})
 
 
-def step(options: Options) -> Iterator[Row]:
-    """A step of an MLP: gradients by all ranks, averaged, and applied by all ranks."""
-    import synkhronos as synk
-    from synkhronos.engine import T, engine
-
-    synk.fork(2, use_gpu=False, verbose=False)
-    images = np.random.RandomState(1).standard_normal((STEP_ROWS, 784)).astype("float32")
-    targets = np.random.RandomState(2).standard_normal(STEP_ROWS).astype("float32")
-    rate = np.float32(1e-3)
-    x, y, params, loss = _mlp()
-    steps = [(p, p - rate * g) for p, g in zip(params, T.grad(loss, params))]
-    plain = partial(engine.function([x, y], loss, updates=steps), images, targets)
-    x, y, params, loss = _mlp()
-    gradients = [engine.shared(np.zeros_like(p.get_value()), f"{p.name}.g") for p in params]
-    take = list(zip(gradients, T.grad(loss, params)))
-    compute = synk.function([x, y], loss, updates=take)
-    apply = synk.function([], updates=[(p, p - rate * g) for p, g in zip(params, gradients)])
-    shared = synk.data(images), synk.data(targets)
-
-    def three_orders() -> Any:
-        result = compute(*shared)
-        synk.all_reduce(gradients)
-        apply()
-        return result
-
-    def one_order() -> Any:
-        reduction = synk.delayed.all_reduce(gradients, weights=compute)
-        return synk.step(compute.delayed(*shared), reduction, apply)[0]
-
-    for _ in range(3):  # all begin with the same weights and have to stay together
-        for way in (three_orders, one_order):
-            np.testing.assert_allclose(way(), plain(), rtol=1e-3)
-    for label, way in (("in three orders", three_orders), ("in one order", one_order)):
-        yield row_of("step", label, time_in_turns({OURS: way, PLAIN: plain}, options.rounds, 0.3))
-    synk.close()
-
-
-def _mlp() -> tuple[Any, Any, list[Any], Any]:
-    """Return a network with one hidden layer, always with the same weights."""
-    from synkhronos.engine import T, engine
-
-    draw = np.random.RandomState(0).standard_normal
-    x, y = T.fmatrix("x"), T.fvector("y")
-    v = engine.shared(draw((784, 800)).astype("float32") / 28, "v")
-    w = engine.shared(draw((800, 1)).astype("float32") / 28, "w")
-    return x, y, [v, w], T.sqr(T.dot(T.tanh(T.dot(x, v)), w)[:, 0] - y).mean()
-
-
 def posterior(options: Options) -> Iterator[Row]:
     """A PyMC model's log probability and gradient, of many rows."""
     rows = QUICK_ROWS if options.quick else ROWS
@@ -243,7 +191,6 @@ def posterior(options: Options) -> Iterator[Row]:
 PARTS: dict[str, Callable[[Options], Iterator[Row]]] = {
     "call": call,
     "start": start,
-    "step": step,
     "posterior": posterior,
 }
 

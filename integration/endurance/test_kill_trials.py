@@ -7,7 +7,6 @@ import os
 import random
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from _checkout import ran
@@ -34,31 +33,6 @@ def test_some_random_kills(tmp_path: Path) -> None:
     assert told["interrupted"]["trials"] == TRIALS
     assert told["wrong"] == 0
     assert told["leaks"] == dict.fromkeys(kill_trials.LEAKS, 0)
-
-
-def trial(killed: str, seconds: float, **left: Any) -> dict[str, Any]:
-    nothing = {"processes": 0, "segments": [], "descriptors": 0, "files": []}
-    return {"killed": killed, "state": "idle", "seconds": seconds, "left": {**nothing, **left}}
-
-
-def test_leaks_and_times_are_counted() -> None:
-    told = kill_trials.summary(
-        [
-            *(trial("worker", 0.01 * i) for i in range(1, 101)),
-            trial("master", 0.5, segments=["a", "b"], processes=1),
-            trial("master", 1.5, files=["c"]),
-            {"killed": "worker", "state": "idle", "trouble": "nothing was raised"},
-        ]
-    )
-    assert told["trials"] == 103
-    assert told["wrong"] == 1
-    assert told["leaks"] == {"processes": 1, "segments": 2, "descriptors": 0, "files": 1}
-    worker = told["worker"]
-    assert (worker["trials"], worker["worst_s"]) == (100, 1.0)
-    assert worker["median_s"] == pytest.approx(0.505)
-    assert worker["p99_s"] == pytest.approx(0.9901)
-    assert told["master"]["worst_s"] == 1.5
-    assert told["interrupted"] == {"trials": 0}
 
 
 def test_a_call_that_happened_on_some_ranks_only_is_noticed() -> None:

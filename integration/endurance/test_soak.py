@@ -83,11 +83,3 @@ def test_what_a_runtime_leaks_shows_although_it_goes_with_it() -> None:
     result = {"growths": soak.growths(found), "growths_in_one_runtime": soak.growths(alone)}
     assert not any(map(grows, result["growths"].values()))
     assert soak.growing(result) == ["largest worker's memory"]
-
-
-@pytest.mark.parametrize("seconds", [[0.0], [0.0, 10.0], [0.0, 10.0, 100.0]])
-def test_few_samples_have_a_growth_too(seconds: list[float]) -> None:
-    """Of runs of some seconds: nan would be no larger than anything."""
-    found = [{**dict.fromkeys(soak.BOUNDS, 100 * s), "seconds": s, "runtime": 0.0} for s in seconds]
-    rows = soak.growths(found).values()
-    assert [row["growth"] for row in rows] == [100 * seconds[-1]] * len(soak.BOUNDS)

@@ -87,22 +87,6 @@ def test_its_status_is_told(start, code, status):
     assert finish(start(code)).status == status
 
 
-def test_it_leaves_the_interpreter_in_the_ordinary_way(start):
-    code = """
-import atexit, threading, time
-atexit.register(print, "last")
-threading.Thread(target=lambda: (time.sleep(0.1), print("thread"))).start()
-print(input())
-"""
-    assert finish(start(code), "told") == (0, "told\nthread\nlast\n", "")
-
-
-def test_what_is_decided_at_import_is_obeyed(zygote):
-    code = "import sys; print(sys.flags.optimize, sys.flags.dev_mode, sys.warnoptions)"
-    assert zygote.run(code, options=["-O"]).out == "1 False []\n"
-    assert zygote.run(code, environment={"PYTHONDEVMODE": "1"}).out.startswith("0 True")
-
-
 def test_one_that_hangs_tells_where_and_is_killed(start):
     code = """
 import os, subprocess, sys, time
@@ -135,17 +119,6 @@ child.returncode = 0
     assert not is_there(child)
 
 
-def test_all_that_runs_is_killed_with_it(start):
-    code = "import os, time; os.write(1, b'%d\\n' % os.fork()); time.sleep(60)"
-    with start(code) as program:
-        pids = {int(program.line()), int(program.line())} - {0}
-        assert set(program.members()) == {program.pid, *pids}
-    assert not any(map(is_there, pids))
-    with start(code) as program:
-        program.kill_group()
-        assert program.members() == []
-
-
 def test_a_zygote_takes_its_programs_along():
     with nothing_left():
         with Zygote(PREPARE) as zygote:
@@ -155,15 +128,6 @@ def test_a_zygote_takes_its_programs_along():
             assert time.monotonic() < deadline
         assert program.wait(10) == -signal.SIGKILL
         program.close()
-
-
-def test_one_that_cannot_prepare_says_why():
-    code = "import threading, time; threading.Thread(target=time.sleep, args=[0.5]).start()"
-    with Zygote(code) as zygote:
-        with pytest.raises(AssertionError, match="2 threads"):
-            zygote.run("")
-    with Zygote("1 / 0") as zygote, pytest.raises(AssertionError, match="ZeroDivisionError"):
-        zygote.run("")
 
 
 def test_what_is_left_is_named(tmp_path):

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 
 from side_by_side import cases, job
-from side_by_side.cases import METRICS
+from side_by_side.cases import METRICS, WITHOUT_SIZE
 from side_by_side.contender import OURS, OVER_MPI
 from side_by_side.peers import CONTENDERS, GLOO, MPICH, mpi_version, mpiexec
 from synk_benchmarks import machine, program
@@ -49,7 +49,7 @@ def main() -> int:
         "contenders": contenders,
         "rounds": options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS),
         "budget_s": QUICK_BUDGET_S if options.quick else BUDGET_S,
-        "metrics": [(name, METRICS[name].sizes(options.sizes)) for name in metrics],
+        "metrics": [(name, [0] if name in WITHOUT_SIZE else options.sizes) for name in metrics],
     }
     parts = {
         f"{ranks} ranks": functools.partial(

@@ -13,7 +13,7 @@ import contextlib
 import functools
 import sys
 
-from side_by_side import fresh, metrics
+from side_by_side import metrics
 from side_by_side.contenders import CONTENDERS, OURS
 from side_by_side.metrics import Bench
 from synk_benchmarks import machine, program
@@ -24,7 +24,6 @@ METRICS = {
     "attach": metrics.attach,
     "pass": metrics.passing,
     "compute": metrics.compute,
-    "left": fresh.left,
 }
 PACKAGES = ("synk-shm", "numpy", "posix_ipc", "SharedArray", "joblib")
 

@@ -212,13 +212,6 @@ class Program:
         self.send_signal(number)
         return self.wait()
 
-    def kill_group(self) -> None:
-        """Kill it and what it has started in its own group at once; wait for all."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
-        self.wait()
-        self.wait_alone()
-
     def kill_all(self) -> None:
         """Kill it and all that it has started, in any session."""
         deadline = time.monotonic() + self.grace_s

@@ -6,7 +6,6 @@ gives repeats with a period that is prime: no chunk of a transfer looks like ano
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,40 +17,17 @@ PERIOD = 4099
 ROOT = 0
 
 # Which ranks give one array, or one for each rank; and which receive.
-_REDUCED = {"all_reduce", "all_reduce_in_place", "all_reduce_zmq"}
+_REDUCED = {"all_reduce", "all_reduce_in_place"}
 _STACKED = {"all_gather", "all_to_all"}
 _BLOCKS = {"reduce_scatter", "all_to_all"}
 
 
-@dataclass(frozen=True)
-class Metric:
-    """One thing to measure: a method of the contenders.
-
-    Attributes:
-        smallest, largest: sizes beyond are left out; 0 for a metric without a size.
-    """
-
-    smallest: int = 4
-    largest: int = 1 << 62
-
-    def sizes(self, wanted: list[int]) -> list[int]:
-        """Return the sizes, of these, that it is measured for; [0] if it has no size."""
-        return [n for n in wanted if self.smallest <= n <= self.largest] if self.largest else [0]
-
-
-METRICS = {
-    "barrier": Metric(largest=0),
-    "all_reduce": Metric(),
-    "all_reduce_in_place": Metric(),
-    "all_reduce_zmq": Metric(KB, 16 * MB),
-    "reduce_scatter": Metric(),
-    "broadcast": Metric(),
-    "all_gather": Metric(),
-    "all_to_all": Metric(),
-    "ping_pong": Metric(),
-    "mismatch": Metric(largest=0),
-    "order": Metric(largest=0),
-}
+METRICS = (
+    *("barrier", "all_reduce", "all_reduce_in_place", "reduce_scatter", "broadcast"),
+    *("all_gather", "all_to_all", "ping_pong", "mismatch", "order"),
+)
+"""What is measured: methods of the contenders."""
+WITHOUT_SIZE = {"barrier", "mismatch", "order"}
 OVER_MPI = ("order", "barrier", "broadcast", "all_reduce", "ping_pong")
 """What is measured over MPI."""
 MPI_SIZES = (KB, MB, 100 * MB)
@@ -84,7 +60,7 @@ class Case:
         self.count = nbytes // 4
         self._given = size if op in _BLOCKS else 1
         self._received = size if op in _STACKED else 1
-        if op in ("barrier", "mismatch", "order"):
+        if op in WITHOUT_SIZE:
             self._received = 0
         if op == "ping_pong" and rank > 1:
             self._received = 0

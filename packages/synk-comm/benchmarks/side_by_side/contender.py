@@ -68,12 +68,10 @@ class Contender:
 
     Attributes:
         name: of its column; ``--only`` takes it.
-        by_default: whether it takes part in every metric.
         broken: what went wrong, if it can do nothing any more.
     """
 
     name = ""
-    by_default = True
 
     def __init__(self, world: World) -> None:
         self.world = world

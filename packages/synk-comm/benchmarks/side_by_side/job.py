@@ -30,8 +30,7 @@ import synk_comm
 
 from .cases import Case
 from .contender import OURS, OVER_MPI, Act, Contender, World
-from .ours import SynkZmq
-from .peers import CONTENDERS, GLOO, MPICH, mpiexec
+from .peers import CONTENDERS, MPICH, mpiexec
 
 FOLDER = str(Path(__file__).resolve().parent.parent)
 LIMIT_S = 3600.0
@@ -79,18 +78,10 @@ def measure_as_rank(control: Any, name: str) -> None:
 
 def _measure(order: dict[str, Any], world: World, folder: Path) -> None:
     made = [contender for name in order["contenders"] if (contender := _made(name, world))]
-    ours = made[0]
-    over_mpi = ours.name == OVER_MPI
-    if any(metric == "all_reduce_zmq" for metric, _ in order["metrics"]):
-        made.append(SynkZmq(world))
     for metric, sizes in order["metrics"]:
-        taking_part = [one for one in made if one.by_default or over_mpi]
-        if metric == "all_reduce_zmq":
-            # The others' way through memory would be another race.
-            taking_part = [made[-1], *(one for one in made if one.name == GLOO)]
         for nbytes in sizes:
             case = Case(metric, nbytes, world.rank, world.size)
-            cells = _cells(case, taking_part, order["rounds"], order["budget_s"])
+            cells = _cells(case, made, order["rounds"], order["budget_s"])
             if world.rank == 0:
                 group = f"{metric}, {world.size} ranks"
                 label = size_name(nbytes) if nbytes else ""

@@ -1,4 +1,4 @@
-"""synk-comm as a contender: by shared memory, by ZeroMQ, and over MPI."""
+"""synk-comm as a contender: by shared memory, and over MPI."""
 
 # ruff: noqa: D102 - what a method does, the metric of its name and the base class say
 
@@ -17,7 +17,6 @@ class Synk(Contender):
     """synk-comm by shared memory, through its public calls."""
 
     name = OURS
-    backend = "shm"
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
@@ -26,7 +25,7 @@ class Synk(Contender):
         self._mismatch = synk_comm.MismatchError
         group, tickets = None, None
         if world.rank == 0:
-            group = synk_comm.create_group(world.size, self.backend)
+            group = synk_comm.create_group(world.size, "shm")
             tickets = [group.ticket(rank) for rank in range(world.size)]
         ticket = world.share(tickets)[0][world.rank]
         self.comm: Any = synk_comm.join(ticket, timeout_s=TIMEOUT_S)
@@ -87,21 +86,10 @@ class Synk(Contender):
         return Act(call, case.x, case.out, checked=False)
 
 
-class SynkZmq(Synk):
-    """synk-comm by ZeroMQ."""
-
-    backend = "zmq"
-    by_default = False
-
-    def all_reduce_zmq(self, case: Case) -> Act:
-        return self.all_reduce(case)
-
-
 class SynkMpi(Synk):
     """synk-comm over MPI, between the ranks that mpiexec has started."""
 
     name = OVER_MPI
-    by_default = False
 
     def __init__(self, world: World) -> None:
         Contender.__init__(self, world)

@@ -165,8 +165,6 @@ class Gloo(Contender):
     def all_reduce_in_place(self, case: Case) -> Act:
         return self._in_place(case.x)
 
-    all_reduce_zmq = all_reduce
-
     def _in_place(self, x: Any) -> Act:
         return Act(partial(self._dist.all_reduce, self._tensor(x)), x, x)
 

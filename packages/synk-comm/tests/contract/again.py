@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Sequence
+from typing import Any, Callable
 
 import numpy as np
 
@@ -134,36 +134,6 @@ def check_again_with_weights(comm: Communicator) -> None:
         np.testing.assert_allclose(got, np.mean(parts[1:] or parts, axis=0), rtol=1e-14)
 
 
-def _scalars(got: Sequence[Any], values: Sequence[Any]) -> None:
-    assert len(got) == len(values)
-    for one, value in zip(got, values):
-        assert isinstance(one, np.generic), type(one)
-        equal(one, value)
-
-
-def check_again_scalars(comm: Communicator) -> None:
-    """What numbers are combined to is a NumPy scalar, in each call; what was given is not, nor what
-    is in lists."""
-    size, rank = comm.size, comm.rank
-    numbers: list[Any] = [1, 2.5, 1j, True, np.float32(3)]
-    for turn in range(3):
-        for number in numbers:
-            expected = np.asarray(number) * np.asarray(size, np.asarray(number).dtype)
-            _scalars([comm.all_reduce(number, "max" if number is True else "sum")], [expected])
-            own, root = type(number)(number * (rank + 1)), turn % size
-            _scalars([comm.broadcast(own, root)], [type(number)(number * (root + 1))])
-        out, row = np.zeros(()), np.zeros(())
-        assert comm.all_reduce(1.0, out=out) is out
-        assert comm.broadcast(out) is out
-        assert comm.scatter(np.arange(1.0, size + 1) if rank == 0 else None, out=row) is row
-        equal(out, float(size))
-        equal(row, rank + 1.0)
-        arrays = [np.array(float(rank)), np.zeros(2)]
-        for _ in range(2):  # what comes back can be given again
-            arrays = comm.all_reduce(arrays, "max")
-            assert [type(array) for array in arrays] == [np.ndarray] * 2
-
-
 def check_again_with_bad_arguments(comm: Communicator) -> None:
     """Mistakes are found, here alone, also in calls that were right before."""
     x, fixed = np.ones(3), np.ones(3)
@@ -192,7 +162,6 @@ def check_again_with_bad_arguments(comm: Communicator) -> None:
 
 AGAIN: list[Check] = [
     check_again_the_same,
-    check_again_scalars,
     check_again_but_not_all,
     check_again_with_weights,
     check_again_with_bad_arguments,

@@ -4,7 +4,7 @@
 
     ../run.py               the command
        |
-    metrics  fresh          functions from a Bench to rows; those that need fresh processes
+    metrics                 functions from a Bench to rows
        |
      child                  a process that attaches and answers
        |

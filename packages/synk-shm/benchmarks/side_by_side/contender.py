@@ -8,7 +8,7 @@ All arrays are one-dimensional float64.
 from __future__ import annotations
 
 import importlib
-from typing import Any, Callable, Tuple
+from typing import Any, Tuple
 
 import numpy as np
 from synk_benchmarks.results import NotOfferedError
@@ -27,13 +27,11 @@ class Contender:
         name: of its column; ``--only`` takes it.
         package: the distribution to install, if any.
         modules: that its user imports.
-        can_leak: whether a killed process can leave anything.
     """
 
     name = ""
     package = ""
     modules: tuple[str, ...] = ()
-    can_leak = True
 
     @classmethod
     def missing(cls) -> str:
@@ -76,12 +74,6 @@ class Contender:
     def receive(self, message: Any) -> Pair:
         """Return the array of a message, in another process."""
         return self.attach(message)
-
-    def hold(self, count: int, wait: Callable[[Array], None]) -> None:
-        """Make an array and call `wait` on it."""
-        pair = self.create(count)
-        pair[0].fill(1)
-        wait(pair[0])
 
     def close(self) -> None:
         """Free what it took. Called in any case, also after an error."""

@@ -15,7 +15,7 @@ import itertools
 import os
 import shutil
 import tempfile
-from typing import Any, Callable
+from typing import Any
 
 import numpy as np
 from synk_benchmarks.results import NotOfferedError
@@ -187,12 +187,6 @@ class Joblib(Contender):
         path, dtype, offset, shape = address
         return np.memmap(path, dtype, "r", offset, shape), None
 
-    def hold(self, count: int, wait: Callable[[Array], None]) -> None:
-        """Make the array an argument of two workers, in joblib's own folder."""
-        work = self._joblib.delayed(wait)
-        array = np.ones(count)
-        self._joblib.Parallel(n_jobs=2, max_nbytes="100K")(work(array) for _ in range(2))
-
     def close(self) -> None:
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -208,7 +202,6 @@ class NumPy(Contender):
     """Ordinary private memory, which a Pipe pickles."""
 
     name = "NumPy"
-    can_leak = False
 
     def create(self, count: int) -> Pair:
         return np.empty(count), None
