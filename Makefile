@@ -14,7 +14,7 @@ SUITES :=
 SOAK_S := 3600
 TRIALS := 1000
 
-.PHONY: help setup tools demo test nightly lasagne endurance $(PACKAGE_TESTS) test-integration test-devices lint format bench bench-shm bench-comm bench-theano bench-gpu docs build clean
+.PHONY: help setup tools demo test nightly lasagne endurance $(PACKAGE_TESTS) test-integration test-devices lint format bench bench-shm bench-comm bench-theano bench-gpu bench-hosts docs build clean
 
 ## help: this list
 help:
@@ -92,6 +92,10 @@ bench-theano: setup
 ## bench-gpu: 1, 2 and 4 GPUs beside plain Theano, bare NCCL and PyTorch DDP, into build/bench-gpu
 bench-gpu: setup
 	$(PY) integration/benchmarks/gpu/run.py --out build/bench-gpu $(ARGS)
+
+## bench-hosts: orders and collectives on two simulated hosts beside plain mpi4py (needs root; see integration/benchmarks/hosts.md)
+bench-hosts: setup
+	$(PY) integration/benchmarks/hosts.py $(ARGS)
 
 ## docs: the documentation as HTML in docs/_build/html, warnings are errors
 docs: tools

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from _checkout import ROOT, ran
-from _hosts import Hosts, hosts
+from hostbench.network import Hosts, hosts
 
 from synk_testing import Program
 from synk_testing.mpi import SETTINGS

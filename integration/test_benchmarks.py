@@ -133,6 +133,7 @@ def test_the_page_on_performance_shows_the_kept_figures() -> None:
             *("waits", "--quick --only posterior", "two halves apart"),
             marks=pytest.mark.skipif(not find_spec("pymc"), reason="needs PyMC"),
         ),
+        ("hosts", "--quick --plain --rounds 2 --only orders", "an order"),
         ("gpu", "--out {folder} --device cpu --tiny --gpus 2 --only resnet", "synkhronos, steps()"),
     ],
 )

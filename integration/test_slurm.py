@@ -8,12 +8,16 @@ import sys
 import time
 from pathlib import Path
 
-import _hosts
-import _slurm
 import pytest
-from _slurm import facts, pid_of
+from _checkout import ROOT
 
 from synk_testing import why_no_mpi
+
+sys.path.append(str(ROOT / "integration/benchmarks"))
+
+import _slurm
+from _slurm import facts, pid_of
+from hostbench import network
 
 pytestmark = pytest.mark.nightly
 
@@ -45,7 +49,7 @@ except (Exception, KeyboardInterrupt) as error:
 @pytest.fixture
 def slurm(request):
     """Two hosts, and Slurm on them; a parameter is how it binds ranks to cores."""
-    problem = why_no_mpi() or _hosts.missing() or _slurm.missing()
+    problem = why_no_mpi() or network.missing() or _slurm.missing()
     if problem:
         pytest.skip(f"no Slurm: {problem}")
     with _slurm.cluster(*getattr(request, "param", ())) as made:

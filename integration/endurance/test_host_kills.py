@@ -15,13 +15,16 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Iterator
 
-import _hosts
-import _slurm
 import pytest
-from _checkout import ran
+from _checkout import ROOT, ran
 
 from synk_testing import Program, why_no_mpi
 from synk_testing.mpi import SETTINGS
+
+sys.path.append(str(ROOT / "integration/benchmarks"))
+
+import _slurm
+from hostbench import network
 
 pytestmark = pytest.mark.nightly
 
@@ -39,16 +42,16 @@ Start = Callable[[int], Program]
 
 
 @contextlib.contextmanager
-def mpich() -> Iterator[tuple[_hosts.Hosts, Start]]:
+def mpich() -> Iterator[tuple[network.Hosts, Start]]:
     """Yield hosts, and what starts the program there: by MPICH's mpiexec."""
-    with _hosts.hosts(2) as made:
+    with network.hosts(2) as made:
         prefix = made.command(str(Path(sys.executable).with_name("mpiexec.hydra")), 2)
         environment = {**SETTINGS, **FLAGS}
         yield made, lambda seed: Program(SOURCE, seed, prefix=prefix, environment=environment)
 
 
 @contextlib.contextmanager
-def slurm() -> Iterator[tuple[_hosts.Hosts, Start]]:
+def slurm() -> Iterator[tuple[network.Hosts, Start]]:
     """The same by srun, as docs/clusters.md advises."""
     with _slurm.cluster() as made:
         starts = ("srun", "--mpi=pmi2", "--kill-on-bad-exit=1", "-N2", "--ntasks-per-node=2")
@@ -88,7 +91,7 @@ def kill_a_rank(start: Start, rng: random.Random, whole_s: float) -> bool:
     return True
 
 
-def left(made: _hosts.Hosts) -> list[str]:
+def left(made: network.Hosts) -> list[str]:
     """Return our shared memory on the hosts, when the next program has run there."""
     found = []
     for name in made.names:
@@ -103,7 +106,7 @@ def left(made: _hosts.Hosts) -> list[str]:
 
 @pytest.mark.parametrize("launcher", [mpich, slurm])
 def test_some_random_kills(launcher: Callable[[], Any]) -> None:
-    problem = why_no_mpi() or _hosts.missing()
+    problem = why_no_mpi() or network.missing()
     if problem := problem or (launcher is slurm and _slurm.missing()):
         pytest.skip(f"no hosts: {problem}")
     rng = random.Random()
