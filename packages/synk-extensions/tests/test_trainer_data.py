@@ -222,13 +222,14 @@ def test_a_signal_ends_the_wait_for_a_batch(model, ctrl_c, tmp_path, number, ste
 def test_validation_reads_a_file_slice_by_slice(model):
     x, y = dataset(23, seed=2)
     _, records = trained(model, dataset())
-    source = StandIn(x)
-    _, same = trained(model, dataset(), valid_data=(source, y), valid_slices=4)
-    assert source.read == [6, 6, 6, 5] * 3
     columns = ["valid_loss", "valid_error"]
-    assert_close(
-        *([record[name] for record in each for name in columns] for each in (records, same))
-    )
+    for slices, lengths in ((4, [6, 6, 6, 5]), (40, [1] * 23)):
+        source = StandIn(x)
+        _, same = trained(model, dataset(), valid_data=(source, y), valid_slices=slices)
+        assert source.read == lengths * 3
+        assert_close(
+            *([record[name] for record in each for name in columns] for each in (records, same))
+        )
 
 
 def test_a_range_test_reads_rows_of_a_file(model):
