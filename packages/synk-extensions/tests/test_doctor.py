@@ -61,17 +61,6 @@ def test_this_machine(tmp_path: Path):
         assert item["found"].startswith("none")
 
 
-@pytest.mark.nightly  # by day, test_answers_of_no_sense and test_probes
-@theano_only("PyTensor is not Theano")
-def test_a_broken_machine(tmp_path: Path):
-    (tmp_path / "theano.py").write_text("import os\nos.abort()\n")
-    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH", "")]))
-    done = command("doctor", PYTHONPATH=path, COLUMNS="200")
-    assert (done.returncode, done.stderr) == (1, "")
-    assert "Needed, and missing or broken:" in done.stdout
-    assert "died of SIGABRT" in done.stdout
-
-
 def test_version():
     try:
         expected = f"synkhronos {version('synkhronos')}\n"
@@ -308,17 +297,6 @@ def test_the_numpy_that_the_engine_can_use(wanted, state):
     assert item.found.startswith(version("numpy"))
 
 
-def test_packages_of_ours_are_installed_or_on_the_path(monkeypatch):
-    def unknown(name):
-        raise PackageNotFoundError(name)
-
-    monkeypatch.setattr(doctor, "version", unknown)
-    assert doctor._packages().state == GOOD
-    monkeypatch.setattr(doctor, "find_spec", lambda name: None if name == "synk_shm" else 1)
-    item = doctor._packages()
-    assert (item.state, item.cure) == (MISSING, "pip install synk-shm")
-
-
 def test_the_version_of_lasagne_and_what_0_1_lacks():
     compat = {"versions": {"Lasagne": "0.1"}}
     newer = doctor._lasagne(compat, {"version": "0.2.dev1", "path": "/l"})
@@ -433,14 +411,6 @@ def test_mpi4py_is_needed_by_who_uses_several_hosts(hosts, monkeypatch):
     assert hosts()["mpi4py"].state == MISSING
 
 
-def test_mpi4py_without_an_mpi(hosts):
-    for launched, state in ((None, WARNING), (LAUNCHED, MISSING)):
-        item = hosts({"problem": "RuntimeError: cannot load MPI library"}, launched)["mpi4py"]
-        assert (item.state, item.fix) == (state, []), "which MPI is for a person to decide"
-        assert "cannot load MPI library" in item.found
-        assert "module load" in item.cure
-
-
 @pytest.mark.parametrize(
     "library, program, printed, state, found",
     [
@@ -469,9 +439,3 @@ def test_the_mpiexec_beside_python_is_offered(hosts, tmp_path):
     beside.chmod(0o755)
     assert hosts(MPICH)["mpiexec"].cure == f"export PATH={tmp_path}:$PATH"
     assert hosts(OPEN_MPI)["mpiexec"].cure == "start with the mpiexec of Open MPI v5.0.11"
-
-
-def test_a_launcher_that_does_not_answer(hosts, monkeypatch):
-    monkeypatch.setattr(doctor, "VERSION_TIMEOUT_S", 1.0)
-    item = hosts(MPICH, mpiexec="'; /bin/sleep 600; echo '")["mpiexec"]
-    assert (item.state, "no answer in 1 s" in item.found) == (WARNING, True)

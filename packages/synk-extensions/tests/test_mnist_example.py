@@ -39,13 +39,10 @@ def drawn_digits(rows, seed):
     return 150 * patterns[labels] + rng.randint(100, size=(rows, 12, 12)), labels
 
 
-def write_split(folder, split, rows, seed, packed=True):
+def write_split(folder, split, rows, seed):
     images, labels = drawn_digits(rows, seed)
     for name, array in (("images-idx3", images), ("labels-idx1", labels)):
-        content = idx(array)
-        path = folder / f"{split}-{name}-ubyte{'.gz' if packed else ''}"
-        path.write_bytes(gzip.compress(content) if packed else content)
-    return images, labels
+        (folder / f"{split}-{name}-ubyte.gz").write_bytes(gzip.compress(idx(array)))
 
 
 @pytest.fixture
@@ -125,27 +122,6 @@ def test_a_folder_is_read(mnist_data, mnist, monkeypatch, capsys):
     np.testing.assert_array_equal(digits.y_train, labels)
     assert digits.x_valid.shape == (120, 1, 12, 12)
     assert "12 x 12 pixels, 600 to train with, 120 held out" in capsys.readouterr().out
-
-
-def test_of_a_single_split_a_tenth_is_held_out(mnist_data, tmp_path):
-    images, _ = write_split(tmp_path, "t10k", rows=200, seed=4, packed=False)
-    digits = mnist_data.load(str(tmp_path))
-    assert (len(digits.x_train), len(digits.x_valid)) == (180, 20)
-    np.testing.assert_allclose(digits.x_valid[:, 0], images[180:] / 255, rtol=1e-6)
-
-
-def test_scikit_learn_steps_in_if_no_folder_was_named(mnist_data, mnist, monkeypatch, capsys):
-    pytest.importorskip("sklearn")
-    # The training split alone, as of a download that was cut off, is not taken for all.
-    (mnist / "mnist").mkdir()
-    for path in mnist.glob("train-*"):
-        path.rename(mnist / "mnist" / path.name)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(mnist))
-    digits = mnist_data.load()
-    assert digits.x_train.shape[1:] == (1, 8, 8)
-    assert len(digits.x_train) + len(digits.x_valid) == 1797
-    assert digits.x_train.max() == 1
-    assert "no route to host" in capsys.readouterr().out
 
 
 def test_without_digits_the_cure_is_reported(mnist_data, tmp_path, monkeypatch):

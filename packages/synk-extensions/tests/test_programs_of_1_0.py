@@ -143,14 +143,6 @@ def test_what_is_missing_or_too_much_is_said(make):
         train(x, x_data=x, y_data=y)
 
 
-def test_values_of_different_lengths_are_scattered_in_one_call():
-    values = [np.arange(9.0), np.arange(8.0).reshape(4, 2)]
-    shareds = [theano.shared(value[:1]) for value in values]
-    synk.scatter(shareds, values)
-    for shared, value in zip(shareds, values):
-        np.testing.assert_array_equal(synk.gather(shared, nd_up=0), value)
-
-
 def test_some_outputs_in_the_master_alone():
     x = T.dvector("x")
     f = synk.function([x], [(x.sum(), "sum"), (x.max(), "max"), (x, "gather")])
@@ -158,16 +150,6 @@ def test_some_outputs_in_the_master_alone():
     assert [float(value) for value in f.as_theano(x=[1.0, 5.0], output_subset=(0,))] == [6]
     with pytest.raises(ValueError, match="output_subset"):
         f.as_theano([1.0], output_subset=[3])
-
-
-def test_rows_that_are_not_there_are_a_value_error():
-    x = T.dvector("x")
-    f = synk.function([x], x.mean())
-    for batch in ([0, 4], slice(0, 9), 5):
-        with pytest.raises(ValueError, match="4"):
-            f(np.zeros(4), batch=batch)
-    with pytest.raises(IndexError):
-        f(np.zeros(4), batch=[4])
 
 
 def test_floats_that_are_whole_numbers():

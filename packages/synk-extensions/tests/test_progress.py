@@ -191,18 +191,6 @@ def test_a_child_that_is_forked_meanwhile_is_free():
     assert "the child ended with 0" in shown
 
 
-def test_a_line_of_a_thread_that_is_left_behind_gives_the_cursor_back():
-    work = (
-        "import threading\n"
-        "def work():\n"
-        "    with _progress.track('for ever'):\n"
-        "        time.sleep(600)\n"
-        "threading.Thread(target=work, daemon=True).start()\n"
-    )
-    shown = on_a_terminal(work)
-    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
-
-
 def test_a_terminal_that_goes_takes_no_program_with_it(tmp_path):
     work = (
         "import os\n"
