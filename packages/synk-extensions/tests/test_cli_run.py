@@ -40,24 +40,16 @@ sys.exit(3)
 """
 
 
-def test_a_script_runs_as_python_runs_it(script):
-    path = script(SHOW)
+@pytest.mark.parametrize("as_module", [False, True])
+def test_a_script_and_a_module_run_as_python_runs_them(script, tmp_path, as_module):
+    path = script(SHOW, "module.py")
     script("", "beside.py")
-    words = (path, "--rate", "0.1", "--help", "-m", "x")
-    done = command("run", *words, **NO_LAUNCHER)
-    plain = command(*words, program=())
+    words = [*(["-m", "module"] if as_module else [path]), "--rate", "0.1", "--help", "-m", "x"]
+    done = command("run", *words, folder=tmp_path, **NO_LAUNCHER)
+    plain = command(*words, program=(), folder=tmp_path)
     assert (done.returncode, done.stdout) == (plain.returncode, plain.stdout) == (3, plain.stdout)
     assert plain.stdout.startswith(f"['{path}', '--rate', '0.1', '--help', '-m', 'x'] __main__ ")
     assert done.stderr == ""
-
-
-def test_a_module_runs_as_python_runs_it(script, tmp_path):
-    script(SHOW, "module.py")
-    script("", "beside.py")
-    done = command("run", "-m", "module", "--rate", "0.1", folder=tmp_path, **NO_LAUNCHER)
-    plain = command("-m", "module", "--rate", "0.1", program=(), folder=tmp_path)
-    assert (done.returncode, done.stdout) == (plain.returncode, plain.stdout) == (3, plain.stdout)
-    assert plain.stdout.startswith(f"['{tmp_path}/module.py', '--rate', '0.1'] __main__ ")
 
 
 HERE = """
