@@ -149,15 +149,6 @@ def test_a_damaged_file_is_refused(mnist_data, mnist):
             mnist_data.load(str(mnist))
 
 
-def test_without_digits_the_program_ends_with_one_line(tmp_path):
-    (tmp_path / "train-images-idx3-ubyte").write_bytes(b"")
-    (tmp_path / "train-labels-idx1-ubyte").write_bytes(b"")
-    status, _, err = start(FOLDER / "train_cpu_data.py", "--data", tmp_path, *on_devices())
-    assert status == 1
-    assert err.startswith("no digits to train with: ")
-    assert "Traceback" not in err
-
-
 def test_download_checks_what_it_gets(mnist_data, mnist, tmp_path, monkeypatch):
     """The first source lacks one file, has a wrong one of another, and breaks off in a third."""
     files = {path.name: path.read_bytes() for path in mnist.glob("*.gz")}

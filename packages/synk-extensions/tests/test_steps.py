@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import synkhronos as synk
-from synk_core import InputTypeError, RowSource
+from synk_core import InputTypeError
 from synk_testing.engine import T, engine
 from synk_testing.files import KINDS, StandIn, in_file
 from synkhronos.extensions import updates
@@ -139,21 +139,17 @@ def test_rows_of_a_file_are_those_of_arrays(twins, kind, tmp_path):
 
 def refilled(kind, chosen, x):
     """Yield row numbers, or rows, in an object that is filled anew for each, and spoilt before."""
-    index, listed, shuffled = np.empty(0, int), [], np.array(x)
+    index, shuffled = np.empty(0, int), np.array(x)
     for rows in chosen:
         if kind == "index":
             index.resize(len(rows), refcheck=False)
             index[:] = rows
             yield index
             index[:] = 0
-        elif kind == "view":
+        else:
             shuffled[: len(rows)] = x[rows]
             yield shuffled[: len(rows)]
             shuffled[:] = shuffled[::-1].copy()
-        else:
-            listed[:] = x[rows].tolist()
-            yield (listed,)
-            listed.clear()
 
 
 SEVERAL = st.lists(
@@ -191,9 +187,7 @@ def for_each_rank(train, ranks, batches):
     return train.steps([rows] * ranks for rows in batches)
 
 
-@pytest.mark.parametrize(
-    "kind", ["index", "view", pytest.param("list of values", marks=pytest.mark.nightly)]
-)
+@pytest.mark.parametrize("kind", ["index", "view"])
 @given(chosen=SEVERAL)
 @settings(max_examples=5, deadline=None)
 def test_what_the_program_changes_is_taken_when_it_is_drawn(lines, processes, kind, chosen):
@@ -305,21 +299,3 @@ def test_places_are_kept_until_they_are_needed_again(processes, prefetches):
             np.testing.assert_array_equal(second.data, source[j][1])
     assert i == len(lengths) - 1
     assert len(made) == 3  # three sets, which grow where they have to
-
-
-def test_rows_of_a_file_are_read_to_where_they_are_to_lie(processes):
-    values = np.arange(40.0).reshape(20, 2)
-    source, targets = RowSource(values), []
-    read = source.read
-
-    def noted(chosen, target):
-        targets.append(target)
-        read(chosen, target)
-
-    source.read = noted
-    batches = np.random.RandomState(0).permutation(20).reshape(5, 4)
-
-    drawn = drawn_from(batches, lambda array: (synk.data(array),), [source])
-    for batch, (data,) in zip(batches, drawn):
-        np.testing.assert_array_equal(data.data, values[batch])
-    assert any(np.shares_memory(target, data.data) for target in targets)
