@@ -84,26 +84,35 @@ def test_plateau_goes_on_from_its_state_also_within_a_warm_up(t_kept):
     assert len(set(expected)) > 4
 
 
-def test_the_schedule_is_asked_by_epochs_or_by_steps():
-    for by, expected in [("epoch", [0, 1]), ("step", [0, 1, 2, 3])]:
-        asked = []
+@pytest.mark.parametrize("by, expected", [("epoch", [0, 1]), ("step", [0, 1, 2, 3])])
+def test_the_schedule_decides_the_rate_of_each_epoch_or_step(by, expected):
+    """Whatever a callback sets in between; a value that is no rate ends the run before."""
+    asked, wrong, model = [], {}, Model()
 
-        def schedule(t, asked=asked):
-            asked.append(t)
-            return 0.1 / (1 + t)
+    def schedule(t):
+        asked.append(t)
+        return wrong.get(t, 0.1 / (1 + t))
 
-        model = Model()
-        trainer = Trainer(
-            model.train,
-            dataset(),
-            25,
-            learning_rate=model.rate,
-            schedule=schedule,
-            schedule_by=by,
-        )
-        history = trainer.run(2)
-        assert asked == expected
-        assert history["learning_rate"][-1] == model.rate.get_value() == 0.1 / (1 + expected[-1])
+    trainer = Trainer(
+        model.train,
+        dataset(),
+        25,
+        learning_rate=model.rate,
+        schedule=schedule,
+        schedule_by=by,
+        callbacks=[lambda *_: model.rate.set_value(0.5)],
+    )
+    history = trainer.run(2)
+    assert asked == expected
+    assert history["learning_rate"][-1] == 0.1 / (1 + expected[-1])
+    for value, error, message in [
+        (None, TypeError, "not 'NoneType'"),
+        (float("nan"), ValueError, f"rate for {by} {len(expected)} is nan; expected"),
+    ]:
+        wrong[len(expected)] = value
+        with pytest.raises(error, match=message):
+            trainer.run(3)
+        assert trainer.step == 4
 
 
 @pytest.mark.parametrize(

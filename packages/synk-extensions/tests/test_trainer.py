@@ -437,30 +437,6 @@ def test_warnings_name_the_line_of_the_program():
     assert {one.filename for one in caught} == {__file__}
 
 
-def test_the_schedule_decides_the_rate_of_each_epoch():
-    """Whatever a callback set it to in between; a value that is no rate ends the run before."""
-    model, rates, seen = one_model(), [0.05, 0.04, None], []
-
-    def note(trainer, record):
-        seen.append(record["learning_rate"])
-        model.rate.set_value(0.5)
-
-    trainer = Trainer(
-        model.train,
-        dataset(),
-        50,
-        learning_rate=model.rate,
-        schedule=lambda epoch: rates[epoch],
-        callbacks=[note],
-    )
-    with pytest.raises(TypeError, match="not 'NoneType'"):
-        trainer.run(3)
-    assert (seen, trainer.step) == ([0.05, 0.04], 2)
-    rates[2] = math.nan
-    with pytest.raises(ValueError, match="rate for epoch 2 is nan; expected"):
-        trainer.run(3)
-
-
 def test_a_callback_cannot_begin_another_run_within_the_run():
     """Rows would be seen twice, and means be of other rows than they say."""
     refused = []
