@@ -122,21 +122,6 @@ def test_parameters_are_apart_unless_that_is_quicker(processes, flat):
         assert (len(bases) == 1) == bool(flat)
 
 
-def test_flat_grad_holds_the_whole_batchs_gradient_in_every_rank(processes):
-    model = Model()
-    x, y = dataset(5)
-    expected = engine.function([model.x, model.y], T.grad(model.loss, model.params))(x, y)
-    train = make_train_function(model.loss, model.params, [model.x, model.y], updates.sgd, 0.1)
-    train(x, y)
-    for rank in range(processes):
-        np.testing.assert_allclose(
-            synk.get_value(rank, train.flat_grad),
-            np.concatenate([grad.ravel() for grad in expected]),
-            rtol=0,
-            atol=TOLERANCE,
-        )
-
-
 @with_two
 def test_further_outputs_broadcast_inputs_and_names(processes):
     results = []
