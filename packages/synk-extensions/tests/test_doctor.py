@@ -297,6 +297,17 @@ def test_the_numpy_that_the_engine_can_use(wanted, state):
     assert item.found.startswith(version("numpy"))
 
 
+def test_packages_of_ours_are_installed_or_on_the_path(monkeypatch):
+    def unknown(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(doctor, "version", unknown)
+    assert doctor._packages().state == GOOD
+    monkeypatch.setattr(doctor, "find_spec", lambda name: None if name == "synk_shm" else 1)
+    item = doctor._packages()
+    assert (item.state, item.cure) == (MISSING, "pip install synk-shm")
+
+
 def test_the_version_of_lasagne_and_what_0_1_lacks():
     compat = {"versions": {"Lasagne": "0.1"}}
     newer = doctor._lasagne(compat, {"version": "0.2.dev1", "path": "/l"})
@@ -409,6 +420,14 @@ def test_mpi4py_is_needed_by_who_uses_several_hosts(hosts, monkeypatch):
     assert items["launcher"].found == "srun has started 8 processes; this is rank 3"
     monkeypatch.setenv("SYNKHRONOS_BACKEND", "mpi")
     assert hosts()["mpi4py"].state == MISSING
+
+
+def test_mpi4py_without_an_mpi(hosts):
+    for launched, state in ((None, WARNING), (LAUNCHED, MISSING)):
+        item = hosts({"problem": "RuntimeError: cannot load MPI library"}, launched)["mpi4py"]
+        assert (item.state, item.fix) == (state, []), "which MPI is for a person to decide"
+        assert "cannot load MPI library" in item.found
+        assert "module load" in item.cure
 
 
 @pytest.mark.parametrize(

@@ -164,6 +164,13 @@ def test_the_maximum_from_given_values_and_in_few_steps():
 
 
 @nightly
+def test_a_start_without_density_is_refused():
+    model, rows = linear()
+    with pytest.raises(pm.SamplingError, match="s_log__"):
+        find_MAP(model, rows, initvals={"s": -1.0})
+
+
+@nightly
 @pytest.mark.parametrize("start", ["fork", "forkserver"])
 def test_chains_in_processes_are_refused(start):
     model, rows = linear()
@@ -251,6 +258,11 @@ REFUSED = {
     "without use": (
         lambda: besides(lambda: pm.Data("idle", np.zeros(N)), lambda _, added: [added]),
         r"no observed variable of \['obs'\] uses the rows \['idle'\]",
+    ),
+    "nothing free": (lambda: of(lambda y: normal(0, y), y=Y_VALUES), "no free variables"),
+    "a point": (
+        lambda: of(lambda y: normal(pm.Normal("a"), y), y=3.0),
+        r"\['y'\] are scalars",
     ),
     "discrete": (lambda: besides(lambda: pm.Bernoulli("coin", 0.5)), r"\['coin'\] are discrete"),
     "empty": (lambda: linear(0), r"no rows.*'x': 0"),
