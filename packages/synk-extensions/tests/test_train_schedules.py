@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from _training import FEATURES, ROWS, Model, assert_same, dataset, everywhere, forked
+from _training import FEATURES, ROWS, Model, assert_same, dataset
 
 from synkhronos.extensions import updates
 from synkhronos.extensions.train import (
@@ -20,7 +20,6 @@ from synkhronos.extensions.train import (
     cosine,
     exponential,
     find_learning_rate,
-    make_train_function,
     step_decay,
     warm_up,
 )
@@ -202,44 +201,4 @@ def test_a_range_test_takes_steps_at_growing_rates_and_undoes_them():
     ]:
         with pytest.raises(error, match=text):
             find_learning_rate(**{**given, **arguments})
-    assert_same(model.values(), before)
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [pytest.param({}, marks=pytest.mark.nightly), {"noise": "numpy", "running": True}],
-    ids=["plain", "random"],
-)
-def test_training_after_a_range_test_is_as_if_there_had_been_none(kind):
-    def trained(searching):
-        with forked(2):
-            model = Model(make_train_function, updates.adam, **kind)
-            if searching:
-                find_learning_rate(model.train, model.rate, dataset(), 17, 1e-3, 1.0, steps=5)
-            for rows in np.arange(48).reshape(3, 16):
-                model.train(*dataset(), batch=rows)
-            state = model.train.state
-            return everywhere([*state.params, *state.optimizer, *state.local, model.rate])
-
-    searched, plain = trained(True), trained(False)
-    assert len(searched) == len(plain) == 2
-    for values, others in zip(searched, plain):
-        assert_same(values, others)
-
-
-def test_a_range_test_whose_step_raises_leaves_everything(monkeypatch):
-    model = Model(rule=updates.momentum)
-    before = model.values()
-    calls = []
-
-    def raising(*data, **more):
-        calls.append(more)
-        if len(calls) > 3:
-            raise ArithmeticError
-        return call(*data, **more)
-
-    call = type(model.train).__call__
-    monkeypatch.setattr(type(model.train), "__call__", raising)
-    with pytest.raises(ArithmeticError):
-        find_learning_rate(model.train, model.rate, dataset(), 20)
     assert_same(model.values(), before)
