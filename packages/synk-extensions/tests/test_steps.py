@@ -256,10 +256,10 @@ def test_a_stop_of_what_gives_the_values_is_an_error(twins):
 
 def test_rows_of_resident_data_are_selected_on_each_rank(processes):
     rows = np.arange(8.0 * processes).reshape(-1, 2)
-    data = engine.shared(rows[:1], "data")
+    data, x = engine.shared(rows[:1], "data"), T.dmatrix("x")
     w = engine.shared(np.zeros(2), "w")
-    loss = T.sqr(data - w).mean()
-    train = make_train_function(loss, [w], [], updates.sgd, 0.1, sliceable_shareds=[data])
+    how = {"givens": {x: data}, "sliceable_shareds": [data]}
+    train = make_train_function(T.sqr(x - w).mean(), [w], [], updates.sgd, 0.1, **how)
     synk.scatter(data, rows)
     expected = np.zeros(2)
     for chosen, got in zip(([0, 1], slice(1, 3)), train.steps([[0, 1], slice(1, 3)])):
