@@ -127,20 +127,11 @@ def test_training_functions_by_the_names_of_their_arguments(make):
     for loss, w in results:
         assert loss == results[0][0]
         np.testing.assert_array_equal(w, results[0][1])
-
-
-@pytest.mark.parametrize("make", [make_train_function, make_train_function_theano])
-def test_what_is_missing_or_too_much_is_said(make):
-    model, (x, y) = Model(), dataset()
     with pytest.raises(TypeError, match="inputs are missing"):
         make(model.loss, model.params, update_rule=updates.sgd, learning_rate=0.1)
-    with pytest.raises(TypeError, match="update_rule is None"):
-        make(model.loss, model.params, model.x, model.y)
-    train = make(model.loss, model.params, model.x, model.y, updates.sgd, 0.1)
-    with pytest.raises(TypeError):
-        train(x, y, [1, 2], x)
-    with pytest.raises((TypeError, ValueError)):
-        train(x, x_data=x, y_data=y)
+    for wrong in (lambda: train(x, y, rows, x), lambda: train(x, x_data=x, y_data=y)):
+        with pytest.raises((TypeError, ValueError)):
+            wrong()
 
 
 def test_some_outputs_in_the_master_alone():
