@@ -1,4 +1,4 @@
-"""Stand-ins for tensorboard, wandb and mlflow: their signatures, and a memory of what was logged.
+"""Stand-ins for tensorboard, wandb and mlflow: what is called, and a memory of what was logged.
 
 Each has `logged()`: for each name of a metric its values by step, as the library would show them.
 """
@@ -25,7 +25,7 @@ class FakeTensorBoard:
         fake = self
 
         class EventFileWriter:
-            def __init__(self, logdir, max_queue_size=10, flush_secs=120, filename_suffix=""):
+            def __init__(self, logdir):
                 fake.open += 1
 
             def add_event(self, event):
@@ -37,7 +37,7 @@ class FakeTensorBoard:
             def close(self):
                 fake.open -= 1
 
-        def hparams_pb(hparams, trial_id=None, start_time_secs=None):
+        def hparams_pb(hparams, trial_id):
             return Message(value=[], hparams=hparams)
 
         summary = type("Summary", (Message,), {"Value": Message})
@@ -65,7 +65,7 @@ class FakeTensorBoard:
 
 
 class WandBConfig(dict):
-    def update(self, d, allow_val_change=None):
+    def update(self, d, allow_val_change=False):
         super().update(d)
 
 
@@ -74,12 +74,10 @@ class WandBRun:
         self.id, self.names, self.config = run_id, names, WandBConfig()
         self._wandb, self._rows, self._metrics, self.ends = wandb, [], {}, []
 
-    def define_metric(self, name, step_metric=None, step_sync=None, hidden=None):
+    def define_metric(self, name, step_metric=None, step_sync=None):
         self._metrics[name] = step_metric
 
-    def log(self, data, step=None, commit=None):
-        # Rows whose number is not above the last one's are dropped, so the caller gives none.
-        assert step is None
+    def log(self, data):
         self._rows.append(dict(data))
 
     def finish(self, exit_code=None):
@@ -91,7 +89,7 @@ class FakeWandB:
     def __init__(self):
         self.run, self.runs, self.modules = None, [], {"wandb": self}
 
-    def init(self, entity=None, project=None, id=None, name=None, config=None, resume=None):  # noqa: A002 - wandb's
+    def init(self, project=None, name=None, config=None, id=None, resume=None):  # noqa: A002 - wandb's
         again = [run for run in self.runs if run.id == id]
         assert bool(again) == (resume == "allow")
         if not again:
@@ -124,7 +122,7 @@ class FakeMLflow:
     def active_run(self):
         return self._active
 
-    def start_run(self, run_id=None, experiment_id=None, run_name=None, nested=False):
+    def start_run(self, run_id=None, experiment_id=None, run_name=None):
         assert self._active is None
         if run_id is None:
             info = types.SimpleNamespace(run_id=f"id-{len(self.runs)}")
@@ -139,11 +137,11 @@ class FakeMLflow:
         self._active.ends.append(status.lower())
         self._active = None
 
-    def log_metrics(self, metrics, step=None, synchronous=None):
+    def log_metrics(self, metrics, step):
         for name, value in metrics.items():
             self._active.data.metrics.setdefault(name, {})[step] = value
 
-    def log_params(self, params, synchronous=None):
+    def log_params(self, params):
         assert not params.keys() & self._active.data.params, "params cannot be changed"
         self._active.data.params.update({name: str(value) for name, value in params.items()})
 
@@ -154,7 +152,7 @@ class FakeMLflow:
     def get_experiment_by_name(self, name):
         return self.experiments.get(name)
 
-    def create_experiment(self, name, artifact_location=None, tags=None):
+    def create_experiment(self, name):
         self.experiments[name] = types.SimpleNamespace(experiment_id=f"of {name}")
         return self.experiments[name].experiment_id
 

@@ -83,19 +83,6 @@ def test_completion_shows_what_is_public():
     assert {*dir(synk)} == {*synk.__all__, "exceptions", "extensions", "in_graph"}
 
 
-def test_completion_of_functions_and_data_shows_what_is_for_users(two):
-    x = T.matrix("x")
-    shown = {name for name in dir(synk.function([x], x.mean())) if not name.startswith("_")}
-    modes = {"output_modes", "update_modes"}
-    methods = {"as_theano", "build_inputs", "delayed", "get_shared", "verify"}
-    assert shown == methods | modes | {"name", "rows"}
-    shown = {name for name in dir(synk.data(np.ones((2, 3)))) if not name.startswith("_")}
-    of_arrays = {"data", "dtype", "name", "nbytes", "ndim", "shape", "size"}
-    changes = {"free_memory", "seal", "set_length", "set_shape", "set_value"}
-    others = {"alloc_size", "array", "condition_data", "is_exposed", "minibatch"}
-    assert shown == of_arrays | changes | others
-
-
 def test_a_forked_child_gets_the_cure_for_ranks_of_its_own(two):
     child = os.fork()
     if child == 0:

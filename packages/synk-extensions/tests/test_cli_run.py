@@ -40,24 +40,16 @@ sys.exit(3)
 """
 
 
-def test_a_script_runs_as_python_runs_it(script):
-    path = script(SHOW)
+@pytest.mark.parametrize("as_module", [False, True])
+def test_a_script_and_a_module_run_as_python_runs_them(script, tmp_path, as_module):
+    path = script(SHOW, "module.py")
     script("", "beside.py")
-    words = (path, "--rate", "0.1", "--help", "-m", "x")
-    done = command("run", *words, **NO_LAUNCHER)
-    plain = command(*words, program=())
+    words = [*(["-m", "module"] if as_module else [path]), "--rate", "0.1", "--help", "-m", "x"]
+    done = command("run", *words, folder=tmp_path, **NO_LAUNCHER)
+    plain = command(*words, program=(), folder=tmp_path)
     assert (done.returncode, done.stdout) == (plain.returncode, plain.stdout) == (3, plain.stdout)
     assert plain.stdout.startswith(f"['{path}', '--rate', '0.1', '--help', '-m', 'x'] __main__ ")
     assert done.stderr == ""
-
-
-def test_a_module_runs_as_python_runs_it(script, tmp_path):
-    script(SHOW, "module.py")
-    script("", "beside.py")
-    done = command("run", "-m", "module", "--rate", "0.1", folder=tmp_path, **NO_LAUNCHER)
-    plain = command("-m", "module", "--rate", "0.1", program=(), folder=tmp_path)
-    assert (done.returncode, done.stdout) == (plain.returncode, plain.stdout) == (3, plain.stdout)
-    assert plain.stdout.startswith(f"['{tmp_path}/module.py', '--rate', '0.1'] __main__ ")
 
 
 HERE = """
@@ -165,28 +157,18 @@ def started(hosts, *arguments, **changes):
     return words
 
 
-def test_hosts_by_mpich(launchers):
-    launchers("mpiexec", HYDRA)
-    words = started("a:4,b.site:2,c", "train.py", "--rate", "0.1")
-    expected = ["-hosts", "a:4,b.site:2,c:1", "-n", "7"]
-    assert words == [*expected, *RUNNING, "train.py", "--rate", "0.1"]
-
-
-def test_hosts_by_open_mpi(launchers):
-    launchers("mpiexec", OPEN_MPI)
-    words = started("a:4,b:4", "-m", "train", "x")
-    expected = ["--host", "a:4,b:4", "-n", "8", "--with-ft", "ulfm", "--bind-to", "none"]
-    assert words == [*expected, *RUNNING, "-m", "train", "x"]
-
-
-def test_hosts_in_a_slurm_job(launchers):
+def test_hosts_by_each_launcher(launchers):
     launchers("mpiexec", HYDRA)
     launchers("srun")
-    words = started("a:4,b:4", "train.py", SLURM_JOB_ID="77")
-    expected = ["--kill-on-bad-exit=1", "--nodelist=a,b", "--ntasks-per-node=4", "-n", "8"]
-    assert words == [*expected, *RUNNING, "train.py"]
+    of_mpich = ["-hosts", "a:4,b.site:2,c:1", "-n", "7"]
+    of_srun = ["--kill-on-bad-exit=1", "--nodelist=a,b", "--ntasks-per-node=4", "-n", "8"]
+    of_open_mpi = ["--host", "a:4,b:4", "-n", "8", "--with-ft", "ulfm", "--bind-to", "none"]
+    script = ["train.py", "--rate", "0.1"]
     # An installed srun alone is no job.
-    assert started("a:4,b:4", "train.py")[0] == "-hosts"
+    assert started("a:4,b.site:2,c", *script) == [*of_mpich, *RUNNING, *script]
+    assert started("a:4,b:4", *script, SLURM_JOB_ID="77") == [*of_srun, *RUNNING, *script]
+    launchers("mpiexec", OPEN_MPI)
+    assert started("a:4,b:4", "-m", "train", "x") == [*of_open_mpi, *RUNNING, "-m", "train", "x"]
 
 
 def test_hosts_that_are_none(launchers):
@@ -306,17 +288,3 @@ def test_a_script_that_forks_twice_runs_on_rank_0_alone(mpiexec, script):
     assert (done.status, done.out) == (0, "below\n"), done.err
     assert len(used) > 1, "the master's array and its copy on the other host"
     assert not [name for name in used if os.path.exists(name)]
-
-
-def test_without_the_command_ranks_run_a_script_up_to_fork(mpiexec, script):
-    with job(mpiexec, script(TWICE), "x") as program:
-        lines = [program.line() for _ in range(4)]
-        assert lines == ["above ['x']"] * 2 + [RESULT] * 2
-        done = program.finish("")
-    assert (done.status, done.out) == (0, "below\n"), done.err
-
-
-@pytest.mark.nightly
-def test_without_the_command_a_script_that_never_forks_runs_on_every_rank(mpiexec, script):
-    done = ended(mpiexec, script("import sys, synkhronos\nsys.stdout.write('here\\n')\n"))
-    assert (done.status, done.out) == (0, "here\n" * 2), done.err

@@ -61,17 +61,6 @@ def test_this_machine(tmp_path: Path):
         assert item["found"].startswith("none")
 
 
-@pytest.mark.nightly  # by day, test_answers_of_no_sense and test_probes
-@theano_only("PyTensor is not Theano")
-def test_a_broken_machine(tmp_path: Path):
-    (tmp_path / "theano.py").write_text("import os\nos.abort()\n")
-    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH", "")]))
-    done = command("doctor", PYTHONPATH=path, COLUMNS="200")
-    assert (done.returncode, done.stderr) == (1, "")
-    assert "Needed, and missing or broken:" in done.stdout
-    assert "died of SIGABRT" in done.stdout
-
-
 def test_version():
     try:
         expected = f"synkhronos {version('synkhronos')}\n"
@@ -469,9 +458,3 @@ def test_the_mpiexec_beside_python_is_offered(hosts, tmp_path):
     beside.chmod(0o755)
     assert hosts(MPICH)["mpiexec"].cure == f"export PATH={tmp_path}:$PATH"
     assert hosts(OPEN_MPI)["mpiexec"].cure == "start with the mpiexec of Open MPI v5.0.11"
-
-
-def test_a_launcher_that_does_not_answer(hosts, monkeypatch):
-    monkeypatch.setattr(doctor, "VERSION_TIMEOUT_S", 1.0)
-    item = hosts(MPICH, mpiexec="'; /bin/sleep 600; echo '")["mpiexec"]
-    assert (item.state, "no answer in 1 s" in item.found) == (WARNING, True)

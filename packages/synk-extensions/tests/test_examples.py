@@ -6,7 +6,7 @@ import importlib.util
 import re
 
 import pytest
-from _programs import EXAMPLES, IN_C, start, zygote
+from _programs import EXAMPLES, IN_C, start
 
 from synk_testing.engine import IS_THEANO
 from synkhronos.engine import TITLE
@@ -49,15 +49,3 @@ def test_training_arrives_where_a_plain_function_does(model):
     assert float(speed_up) == pytest.approx(float(ours) / float(plain), rel=0.01, abs=0.005)
     (accuracy,) = re.findall(r"accuracy ([\d.]+)%", out)
     assert float(accuracy) > 50
-
-
-@pytest.mark.nightly
-def test_training_fails_if_the_parameters_differ():
-    done = zygote().run(
-        "import sys, train_digits;"
-        "train_digits.LARGEST_DIFFERENCE = -1.0;"
-        "sys.exit(train_digits.main(['--model', 'mlp', '--epochs', '1', '--processes', '1']))",
-        folder=EXAMPLES,
-    )
-    assert done.status == 1
-    assert "MORE THAN" in done.out

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import http.client
 import importlib.util
 import io
 import re
@@ -39,13 +38,10 @@ def drawn_digits(rows, seed):
     return 150 * patterns[labels] + rng.randint(100, size=(rows, 12, 12)), labels
 
 
-def write_split(folder, split, rows, seed, packed=True):
+def write_split(folder, split, rows, seed):
     images, labels = drawn_digits(rows, seed)
     for name, array in (("images-idx3", images), ("labels-idx1", labels)):
-        content = idx(array)
-        path = folder / f"{split}-{name}-ubyte{'.gz' if packed else ''}"
-        path.write_bytes(gzip.compress(content) if packed else content)
-    return images, labels
+        (folder / f"{split}-{name}-ubyte.gz").write_bytes(gzip.compress(idx(array)))
 
 
 @pytest.fixture
@@ -127,27 +123,6 @@ def test_a_folder_is_read(mnist_data, mnist, monkeypatch, capsys):
     assert "12 x 12 pixels, 600 to train with, 120 held out" in capsys.readouterr().out
 
 
-def test_of_a_single_split_a_tenth_is_held_out(mnist_data, tmp_path):
-    images, _ = write_split(tmp_path, "t10k", rows=200, seed=4, packed=False)
-    digits = mnist_data.load(str(tmp_path))
-    assert (len(digits.x_train), len(digits.x_valid)) == (180, 20)
-    np.testing.assert_allclose(digits.x_valid[:, 0], images[180:] / 255, rtol=1e-6)
-
-
-def test_scikit_learn_steps_in_if_no_folder_was_named(mnist_data, mnist, monkeypatch, capsys):
-    pytest.importorskip("sklearn")
-    # The training split alone, as of a download that was cut off, is not taken for all.
-    (mnist / "mnist").mkdir()
-    for path in mnist.glob("train-*"):
-        path.rename(mnist / "mnist" / path.name)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(mnist))
-    digits = mnist_data.load()
-    assert digits.x_train.shape[1:] == (1, 8, 8)
-    assert len(digits.x_train) + len(digits.x_valid) == 1797
-    assert digits.x_train.max() == 1
-    assert "no route to host" in capsys.readouterr().out
-
-
 def test_without_digits_the_cure_is_reported(mnist_data, tmp_path, monkeypatch):
     with pytest.raises(mnist_data.NoDataError, match=r"no route to host.*--data digits"):
         mnist_data.load(str(tmp_path))
@@ -163,8 +138,6 @@ def test_a_damaged_file_is_refused(mnist_data, mnist):
     for content, complaint in (
         (gzip.compress(b"<html>"), "begins with b'<htm'"),
         (gzip.compress(idx(np.zeros((3, 2, 2)))[:-1]), r"size 11 into shape \(3,\s?2,\s?2\)"),
-        (gzip.compress(bytes([0, 0, 8])), "train-images"),
-        (path.read_bytes()[:2000], "train-images"),
         (b"no gzip at all", "train-images"),
         (gzip.compress(idx(np.zeros((5, 2, 2)))), r"\(5, 2, 2\).*\(600,\)"),
     ):
@@ -173,31 +146,16 @@ def test_a_damaged_file_is_refused(mnist_data, mnist):
             mnist_data.load(str(mnist))
 
 
-def test_without_digits_the_program_ends_with_one_line(tmp_path):
-    (tmp_path / "train-images-idx3-ubyte").write_bytes(b"")
-    (tmp_path / "train-labels-idx1-ubyte").write_bytes(b"")
-    status, _, err = start(FOLDER / "train_cpu_data.py", "--data", tmp_path, *on_devices())
-    assert status == 1
-    assert err.startswith("no digits to train with: ")
-    assert "Traceback" not in err
-
-
 def test_download_checks_what_it_gets(mnist_data, mnist, tmp_path, monkeypatch):
-    """The first source lacks one file, has a wrong one of another, and breaks off in a third."""
+    """The first source lacks one file, and has a wrong one of another."""
     files = {path.name: path.read_bytes() for path in mnist.glob("*.gz")}
     sums = {name[:-3]: hashlib.sha256(content).hexdigest() for name, content in files.items()}
     monkeypatch.setattr(mnist_data, "SHA256", sums)
     first, _ = mnist_data.SOURCES
 
-    class Cut(io.BytesIO):
-        def read(self, *_):
-            raise http.client.IncompleteRead(b"1")
-
     def answer(url, timeout):
         if url == f"{first}train-images-idx3-ubyte.gz":
             raise urllib.error.URLError("gone")
-        if url == f"{first}t10k-images-idx3-ubyte.gz":
-            return Cut()
         if url == f"{first}t10k-labels-idx1-ubyte.gz":
             return io.BytesIO(b"something else")
         return io.BytesIO(files[url.rsplit("/", 1)[1]])

@@ -41,13 +41,12 @@ print("the end")
 """
 
 
-def on_a_terminal(before="", to_file="", afresh=False):
+def on_a_terminal(before="", to_file=""):
     """What a program shows on a terminal; what it prints may go to a file."""
     master, slave = pty.openpty()
     try:
         settings = {"TERM": "xterm", "COLUMNS": "100", "SYNKHRONOS_PROGRESS": ""}
-        how = {"terminal": slave, "environment": settings, "stacks": False}
-        how["zygote"] = None if afresh else zygote()
+        how = {"terminal": slave, "environment": settings, "stacks": False, "zygote": zygote()}
         with synk_testing.Program(PROGRAM, before, to_file, **how) as process:
             os.close(slave)
             slave = -1
@@ -189,36 +188,6 @@ def test_a_child_that_is_forked_meanwhile_is_free():
     shown = on_a_terminal(FORK)
     assert "a line of the child" in shown
     assert "the child ended with 0" in shown
-
-
-def test_a_line_of_a_thread_that_is_left_behind_gives_the_cursor_back():
-    work = (
-        "import threading\n"
-        "def work():\n"
-        "    with _progress.track('for ever'):\n"
-        "        time.sleep(600)\n"
-        "threading.Thread(target=work, daemon=True).start()\n"
-    )
-    shown = on_a_terminal(work)
-    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
-
-
-def test_a_terminal_that_goes_takes_no_program_with_it(tmp_path):
-    work = (
-        "import os\n"
-        "with _progress.track('training', total=3) as bar:\n"
-        "    time.sleep(0.5)\n"
-        "    os.close(2)\n"
-        "    bar.advance(1)\n"
-        "    time.sleep(0.5)\n"
-        "    print('a line')\n"
-        "assert type(sys.stdout).__name__ == 'TextIOWrapper'\n"
-    )
-    path = tmp_path / "printed"
-    on_a_terminal(work, to_file=path, afresh=True)  # with Python's own streams
-    printed = path.read_text()
-    assert printed.splitlines()[0] == "a line"
-    assert printed.endswith("the end\n")
 
 
 def test_an_error_in_the_work_is_the_users(display, monkeypatch):

@@ -79,13 +79,6 @@ def mixture():
     return model, [y]
 
 
-def multivariate():
-    with pm.Model() as model:
-        x = pm.Data("x", X_VALUES)
-        pm.MvNormal("obs", pm.Normal("b", 0, 1, shape=3), np.eye(3), observed=x)
-    return model, [x]
-
-
 def same_as_pymc(model, f):
     own = model.logp_dlogp_function(ravel_inputs=True)
     size = sum(np.size(value) for value in model.initial_point(0).values())
@@ -100,7 +93,7 @@ def same_as_pymc(model, f):
 @pytest.mark.parametrize(
     "make",
     [
-        *(pytest.param(make, marks=nightly) for make in (grouped, mixture, multivariate)),
+        *(pytest.param(make, marks=nightly) for make in (grouped, mixture)),
         pytest.param(lambda: linear(1), marks=nightly, id="one row"),
     ],
 )
@@ -131,22 +124,6 @@ def test_parameters_out_of_range_are_infinitely_improbable():
     f = logp_dlogp(model, [y])
     same_as_pymc(model, f)
     assert f([-1.0])[0] == -np.inf
-
-
-@nightly
-@pytest.mark.slow
-def test_numba_computes_it():
-    model, rows = linear()
-    same_as_pymc(model, logp_dlogp(model, rows, mode="NUMBA"))
-
-
-@nightly
-def test_what_looks_like_rows_and_is_not_is_no_obstacle():
-    with pm.Model() as model:
-        x, y = pm.Data("x", X_VALUES[:3]), pm.Data("y", Y_VALUES[:3])
-        b = pm.Normal("b", 0, 1, shape=3)  # as many columns as rows
-        pm.Normal("obs", x @ (b * np.arange(1.0, 4.0)), 1, observed=y)
-    same_as_pymc(model, logp_dlogp(model, [x, y]))
 
 
 # ---- sampling and maximizing -----------------------------------------------------------------
@@ -272,13 +249,6 @@ REFUSED = {
         ),
         r"\['obs'\] is no sum over rows.*test_pymc\.py.* combines each row.*X\.mean\(0\)",
     ),
-    "series": (
-        lambda: of(
-            lambda y: pm.AR("obs", [pm.Normal("r")], 1.0, init_dist=pm.Normal.dist(), observed=y),
-            y=Y_VALUES,
-        ),
-        r"\['obs'\] is no sum over rows",
-    ),
     "lengths": (
         lambda: besides(
             lambda: pm.Data("short", np.zeros(N - 1)), lambda usual, added: [usual[0], added]
@@ -289,13 +259,13 @@ REFUSED = {
         lambda: besides(lambda: pm.Data("idle", np.zeros(N)), lambda _, added: [added]),
         r"no observed variable of \['obs'\] uses the rows \['idle'\]",
     ),
-    "discrete": (lambda: besides(lambda: pm.Bernoulli("coin", 0.5)), r"\['coin'\] are discrete"),
     "nothing free": (lambda: of(lambda y: normal(0, y), y=Y_VALUES), "no free variables"),
-    "empty": (lambda: linear(0), r"no rows.*'x': 0"),
     "a point": (
         lambda: of(lambda y: normal(pm.Normal("a"), y), y=3.0),
         r"\['y'\] are scalars",
     ),
+    "discrete": (lambda: besides(lambda: pm.Bernoulli("coin", 0.5)), r"\['coin'\] are discrete"),
+    "empty": (lambda: linear(0), r"no rows.*'x': 0"),
     "infinite": (  # its graph has an operation that `check` does not know
         lambda: of(
             lambda y: pm.Exponential(

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import synkhronos as synk
-from synk_core import InputTypeError, RowSource
+from synk_core import InputTypeError
 from synk_testing.engine import T, engine
 from synk_testing.files import KINDS, StandIn, in_file
 from synkhronos.extensions import updates
@@ -26,7 +26,7 @@ from synkhronos.extensions.train import (
     make_train_function,
     make_train_function_theano,
 )
-from synkhronos.extensions.train._batches import drawn_batches, with_next
+from synkhronos.extensions.train._batches import drawn_batches
 
 SIZE = 16  # of batches; 50 rows make three and a smaller one
 CUTS = [slice(0, 16), slice(16, 18), slice(18, 50), slice(3, 30), slice(49, 50)]
@@ -139,21 +139,17 @@ def test_rows_of_a_file_are_those_of_arrays(twins, kind, tmp_path):
 
 def refilled(kind, chosen, x):
     """Yield row numbers, or rows, in an object that is filled anew for each, and spoilt before."""
-    index, listed, shuffled = np.empty(0, int), [], np.array(x)
+    index, shuffled = np.empty(0, int), np.array(x)
     for rows in chosen:
         if kind == "index":
             index.resize(len(rows), refcheck=False)
             index[:] = rows
             yield index
             index[:] = 0
-        elif kind == "view":
+        else:
             shuffled[: len(rows)] = x[rows]
             yield shuffled[: len(rows)]
             shuffled[:] = shuffled[::-1].copy()
-        else:
-            listed[:] = x[rows].tolist()
-            yield (listed,)
-            listed.clear()
 
 
 SEVERAL = st.lists(
@@ -191,9 +187,7 @@ def for_each_rank(train, ranks, batches):
     return train.steps([rows] * ranks for rows in batches)
 
 
-@pytest.mark.parametrize(
-    "kind", ["index", "view", pytest.param("list of values", marks=pytest.mark.nightly)]
-)
+@pytest.mark.parametrize("kind", ["index", "view"])
 @given(chosen=SEVERAL)
 @settings(max_examples=5, deadline=None)
 def test_what_the_program_changes_is_taken_when_it_is_drawn(lines, processes, kind, chosen):
@@ -214,20 +208,32 @@ def test_what_the_program_changes_is_taken_when_it_is_drawn(lines, processes, ki
 
 
 @pytest.mark.parametrize("form", ["rows", "file", "arrays"])
-def test_an_error_of_the_batches_comes_after_the_steps_before_it(twins, form):
+def test_a_loop_that_is_left_and_one_that_fails_leave_all_usable(twins, form):
+    """An error of the batches, and of a step, comes after the steps before it."""
     model, other, (x, y) = twins
+    arguments = {"rows": (x, y), "file": (StandIn(x), y), "arrays": ()}[form]
+    wrong = (x[:4, :2], y[:4]) if form == "arrays" else [999]
 
-    def batches():
+    def batches(then=None):
         for rows in CUTS[:3]:
             yield (x[rows], y[rows]) if form == "arrays" else rows
+        if then is not None:
+            yield then
         raise OSError("the disk is gone")
 
-    arguments = {"rows": (x, y), "file": (StandIn(x), y), "arrays": ()}[form]
-    losses = []
-    with pytest.raises(OSError, match="the disk is gone"):
-        losses.extend(model.train.steps(*arguments, batches()))
-    np.testing.assert_array_equal(losses, [other.train(x, y, batch=rows) for rows in CUTS[:3]])
+    for _ in model.train.steps(*arguments, batches()):
+        break
+    other.train(x, y, batch=CUTS[0])
     require_same(model, other)
+    for then, errors in [
+        (None, OSError),
+        (wrong, (InputTypeError, ValueError, IndexError)),
+    ]:
+        losses = []
+        with pytest.raises(errors):
+            losses.extend(model.train.steps(*arguments, batches(then)))
+        np.testing.assert_array_equal(losses, [other.train(x, y, batch=rows) for rows in CUTS[:3]])
+        require_same(model, other)
 
 
 def test_a_stop_of_what_gives_the_values_is_an_error(twins):
@@ -248,50 +254,12 @@ def test_a_stop_of_what_gives_the_values_is_an_error(twins):
         np.testing.assert_array_equal(one, two)
 
 
-@pytest.mark.parametrize("form", ["rows", "file", "arrays"])
-def test_a_loop_that_is_left_and_a_step_that_fails_leave_all_usable(twins, form):
-    model, other, (x, y) = twins
-
-    def batches(wrong=False):
-        for rows in CUTS:
-            yield (x[rows], y[rows]) if form == "arrays" else rows
-            if wrong:
-                yield (x[:4, :2], y[:4]) if form == "arrays" else [999]
-
-    arguments = {"rows": (x, y), "file": (StandIn(x), y), "arrays": ()}[form]
-    for _ in model.train.steps(*arguments, batches()):
-        break
-    other.train(x, y, batch=CUTS[0])
-    require_same(model, other)
-    steps = model.train.steps(*arguments, batches(wrong=True))
-    next(steps)
-    other.train(x, y, batch=CUTS[0])
-    with pytest.raises((InputTypeError, ValueError, IndexError)):
-        next(steps)
-    require_same(model, other)
-    losses = list(model.train.steps(*arguments, batches()))
-    np.testing.assert_array_equal(losses, [other.train(x, y, batch=rows) for rows in CUTS])
-    require_same(model, other)
-
-
-def test_the_serial_function_takes_the_same_steps(twins):
-    model, _, (x, y) = twins
-    serial = Model()
-    for batches in ((x, y, CUTS), (StandIn(x), y, CUTS), (([x[rows], y[rows]] for rows in CUTS),)):
-        expected = list(serial.train.steps(*batches))
-        if len(batches) == 1:
-            batches = (((x[rows], y[rows]) for rows in CUTS),)
-        np.testing.assert_allclose(list(model.train.steps(*batches)), expected, rtol=1e-12)
-    for one, two in zip(values(model), values(serial)):
-        np.testing.assert_allclose(one, two, rtol=1e-12)
-
-
 def test_rows_of_resident_data_are_selected_on_each_rank(processes):
     rows = np.arange(8.0 * processes).reshape(-1, 2)
-    data = engine.shared(rows[:1], "data")
+    data, x = engine.shared(rows[:1], "data"), T.dmatrix("x")
     w = engine.shared(np.zeros(2), "w")
-    loss = T.sqr(data - w).mean()
-    train = make_train_function(loss, [w], [], updates.sgd, 0.1, sliceable_shareds=[data])
+    how = {"givens": {x: data}, "sliceable_shareds": [data]}
+    train = make_train_function(T.sqr(x - w).mean(), [w], [], updates.sgd, 0.1, **how)
     synk.scatter(data, rows)
     expected = np.zeros(2)
     for chosen, got in zip(([0, 1], slice(1, 3)), train.steps([[0, 1], slice(1, 3)])):
@@ -304,13 +272,6 @@ def test_rows_of_resident_data_are_selected_on_each_rank(processes):
     none_but_of_the_last = [*[[]] * (processes - 1), [0, 1]]
     taken = np.split(rows, processes)[-1][:2]
     np.testing.assert_allclose(trained(train, [none_but_of_the_last]), (taken**2).mean())
-
-
-@pytest.mark.parametrize("ahead", [True, False])
-def test_pairs_with_the_next(ahead):
-    assert list(with_next(iter([]), lambda: ahead)) == []
-    pairs = [("a", "b"), ("b", "c"), ("c", None)] if ahead else [(letter, None) for letter in "abc"]
-    assert list(with_next(iter("abc"), lambda: ahead)) == pairs
 
 
 def drawn_from(batches, place, sources=(), prefetches=False):
@@ -338,21 +299,3 @@ def test_places_are_kept_until_they_are_needed_again(processes, prefetches):
             np.testing.assert_array_equal(second.data, source[j][1])
     assert i == len(lengths) - 1
     assert len(made) == 3  # three sets, which grow where they have to
-
-
-def test_rows_of_a_file_are_read_to_where_they_are_to_lie(processes):
-    values = np.arange(40.0).reshape(20, 2)
-    source, targets = RowSource(values), []
-    read = source.read
-
-    def noted(chosen, target):
-        targets.append(target)
-        read(chosen, target)
-
-    source.read = noted
-    batches = np.random.RandomState(0).permutation(20).reshape(5, 4)
-
-    drawn = drawn_from(batches, lambda array: (synk.data(array),), [source])
-    for batch, (data,) in zip(batches, drawn):
-        np.testing.assert_array_equal(data.data, values[batch])
-    assert any(np.shares_memory(target, data.data) for target in targets)

@@ -85,8 +85,7 @@ class Net:
             layer = InputLayer((None, 4), self.x)
         else:
             layer = InputLayer((None, 2, 5, 5), self.x)
-            if kind == "convolutions":
-                layer = Conv2DLayer(layer, 3, (3, 3), nonlinearity=None)
+            layer = Conv2DLayer(layer, 3, (3, 3), nonlinearity=None)
             layer = NonlinearityLayer(normalized(layer), T.nnet.relu)
         layer = DenseLayer(layer, 6, nonlinearity=None)
         layer = normalized(layer)
@@ -147,10 +146,7 @@ with_three = pytest.mark.parametrize("processes", [3], indirect=True, ids=["3-pr
 CONVOLUTIONS = pytest.param("convolutions", marks=[pytest.mark.c_code, pytest.mark.nightly])
 
 
-IMAGES = pytest.param("images", marks=pytest.mark.nightly)
-
-
-@pytest.mark.parametrize("kind", ["dense", IMAGES, CONVOLUTIONS])
+@pytest.mark.parametrize("kind", ["dense", CONVOLUTIONS])
 def test_ten_steps_equal_the_serial_ones(processes, kind):
     serial, parallel = Net(ORDINARY, kind), Net(SyncBatchNormLayer, kind)
     assert largest(zip(serial.values(), parallel.values())) == 0

@@ -113,33 +113,6 @@ def test_rows_come_in_their_order_without_a_smaller_batch_if_that_is_asked_for(m
     assert batches == [[0, 1, 2], [3, 4, 5]] * 2
 
 
-@pytest.mark.parametrize("rows, slices", [(23, 4), (3, 7)])
-def test_validation_means_are_exact_for_uneven_slices(rows, slices):
-    model = one_model()
-    x_valid, y_valid = dataset(rows, seed=2)
-    sizes = []
-
-    def valid(x, y):
-        sizes.append(len(x))
-        return np.float32(len(x)), (x.sum(axis=1) * y).mean()
-
-    trainer = Trainer(
-        model.train,
-        dataset(),
-        50,
-        valid=valid,
-        valid_data=(x_valid, y_valid),
-        valid_slices=slices,
-        valid_names=["product"],
-    )
-    record = trainer.run(1).records[0]
-    assert sum(sizes) == rows
-    assert len(sizes) == min(slices, rows)
-    np.testing.assert_allclose(record["valid_loss"], sum(n * n for n in sizes) / rows, rtol=1e-14)
-    product = (x_valid.sum(axis=1) * y_valid).mean()
-    np.testing.assert_allclose(record["valid_product"], product, rtol=1e-12)
-
-
 class Notes(Callback):
     def __init__(self, name, seen, error=None):
         self.name, self.seen, self.losses, self.error = name, seen, [], error
@@ -462,30 +435,6 @@ def test_warnings_name_the_line_of_the_program():
     assert len(texts) == len(set(texts)) <= 3  # the loss is inf first, then nan
     assert all("synkhronos.watch_finite()" in text for text in texts[1:])
     assert {one.filename for one in caught} == {__file__}
-
-
-def test_the_schedule_decides_the_rate_of_each_epoch():
-    """Whatever a callback set it to in between; a value that is no rate ends the run before."""
-    model, rates, seen = one_model(), [0.05, 0.04, None], []
-
-    def note(trainer, record):
-        seen.append(record["learning_rate"])
-        model.rate.set_value(0.5)
-
-    trainer = Trainer(
-        model.train,
-        dataset(),
-        50,
-        learning_rate=model.rate,
-        schedule=lambda epoch: rates[epoch],
-        callbacks=[note],
-    )
-    with pytest.raises(TypeError, match="not 'NoneType'"):
-        trainer.run(3)
-    assert (seen, trainer.step) == ([0.05, 0.04], 2)
-    rates[2] = math.nan
-    with pytest.raises(ValueError, match="rate for epoch 2 is nan; expected"):
-        trainer.run(3)
 
 
 def test_a_callback_cannot_begin_another_run_within_the_run():

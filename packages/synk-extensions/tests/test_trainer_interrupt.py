@@ -12,7 +12,6 @@ import pytest
 from _training import Model, assert_same, dataset
 
 from synkhronos.extensions.train import Callback, EarlyStopping, Trainer
-from synkhronos.extensions.train._interrupt import Interrupt
 
 
 def test_a_handler_of_the_users_is_asked_the_second_time_and_restored():
@@ -37,13 +36,6 @@ def test_a_handler_of_the_users_is_asked_the_second_time_and_restored():
     assert np.isfinite(history["train_loss"]).all()
 
 
-def test_handlers_of_before_are_there_again_after_a_run():
-    usual = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    with Interrupt(on_sigterm=True):
-        assert signal.getsignal(signal.SIGINT) is not usual[0]
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == usual
-
-
 def test_an_interrupted_run_keeps_its_last_parameters_to_go_on_from(ctrl_c):
     def build(*callbacks):
         model = Model()
@@ -65,25 +57,6 @@ def test_an_interrupted_run_keeps_its_last_parameters_to_go_on_from(ctrl_c):
     best = Model()
     Trainer(best.train, dataset(), 50).run(1)
     assert_same(model.values()[:2], best.values()[:2])
-
-
-def test_ctrl_c_while_rows_are_shuffled_changes_nothing_of_the_rest(ctrl_c):
-    class Shuffling(np.random.RandomState):
-        epochs = 0
-
-        def permutation(self, rows):
-            order = super().permutation(rows)
-            self.epochs += 1
-            if self.epochs == 2:
-                signal.raise_signal(signal.SIGINT)
-            return order
-
-    model, twin = Model(), Model()
-    trainer = Trainer(model.train, dataset(), 16, seed=Shuffling(5))
-    assert trainer.run(3).interrupted
-    trainer.run(3)
-    Trainer(twin.train, dataset(), 16, seed=np.random.RandomState(5)).run(3)
-    assert_same(model.values(), twin.values())
 
 
 @pytest.mark.parametrize("moment", ["on_step_end", "on_run_exit"])

@@ -1,7 +1,11 @@
 """Ten steps of each wrapper equal those of PyTorch's CPU optimisers.
 
-test_updates.py has each rule's formula. torch_reference.json has PyTorch's numbers:
-make_torch_reference.py made it, and says in which settings the definitions agree.
+test_updates.py has each rule's formula. torch_reference.json has PyTorch's numbers, in the
+settings in which the definitions agree:
+
+* epsilon is 0, because PyTorch adds it at another place than the paper of Adam does;
+* ``clip_grad_norm_`` divides by the norm plus 1e-6 and ``renorm`` by the norm plus 1e-7: their
+  limits were made larger by the same factor, which leaves the ratio of limit and norm.
 """
 
 from __future__ import annotations
