@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytensor.tensor as T
 from _check_cases import ROWS, Case, b, e, t, v, w, x, y
-from _check_pytensor import checked, drawn, of_graph
 from pytensor.compile.builders import OpFromGraph
+from pytensor.raise_op import CheckAndRaise
+from pytensor.tensor.random.type import random_generator_type
+
+
+def of_graph(build: Any, variable: Any) -> Any:
+    """The result of an operation that is made of a graph."""
+    inner = variable.type()
+    return OpFromGraph([inner], [build(inner)])(variable)
+
+
+def drawn(name: str, *parameters: Any, **settings: Any) -> Any:
+    """Draws that can have one value only, so that they do not depend on the generator's state."""
+    rng = random_generator_type.make_constant(np.random.default_rng(1))
+    return getattr(T.random, name)(*parameters, **settings, rng=rng)
+
+
+checked = CheckAndRaise(ValueError, "refused")
 
 _n = x.shape[0]
 _places = T.arange(_n)
@@ -19,7 +37,6 @@ _flat = OpFromGraph([_given], [_given.reshape((_count,)), T.arange(_count)])
 CASES = [
     # Blockwise.
     Case("a product of batches", t @ t.dimshuffle(0, 2, 1), "gather", "exact"),
-    Case("batches of rows by one matrix", t @ w, "gather", "exact"),
     Case("rows in the batches", (_transposed @ w).dimshuffle(1, 0, 2), "gather", "exact"),
     Case("batches that are summed over rows", t.dimshuffle(1, 2, 0) @ _transposed,
          "sum", "exact"),
@@ -29,7 +46,6 @@ CASES = [
     Case("batches by a fixed number", t @ T.as_tensor_variable(np.ones((11, 3, 2))), "gather",
          "unknown", "fixed number"),
     Case("a solution for each row", T.linalg.solve(_matrix, x, b_ndim=1), "gather", "exact"),
-    Case("a solution for a mean", T.linalg.solve(_matrix, x.mean(axis=0)), "avg", "exact"),
     Case("least squares", T.linalg.solve(x.T @ x, x.T @ v), "avg", "unknown"),
     Case("an inverse of each row's matrix", T.linalg.inv(x[:, None] * x[:, :, None] + np.eye(3)),
          "gather", "exact"),
@@ -39,7 +55,6 @@ CASES = [
     Case("a solution for all rows", T.linalg.solve(2 * np.eye(ROWS), x), "gather", "unknown",
          "equations of all rows"),
     # Graphs as operations.
-    Case("softmax over columns", T.special.softmax(x, axis=1), "gather", "exact"),
     Case("softmax over everything", T.special.softmax(x), "gather", "wrong", "Softmax"),
     Case("its gradient", T.grad(T.logsumexp(x @ w, axis=1).sum(), w), "sum", "exact"),
     Case("log of sums over rows", T.logsumexp(x, axis=0), "sum", "unknown", "LogSumExp"),
@@ -54,7 +69,6 @@ CASES = [
     Case("a product of Einstein", T.einsum("ij,jk->ik", x, w), "gather", "exact"),
     Case("a diagonal for each row", T.diag(v), "gather", "unknown"),
     # Axes that are joined and split.
-    Case("joined after the rows", T.join_dims(t, 1), "gather", "exact"),
     Case("joined in front of rows", T.join_dims(_transposed, 0, 2), "gather", "wrong",
          "not in the order"),
     Case("and split again", T.split_dims(T.join_dims(_transposed, 0, 2), (_transposed.shape[0], _n),
@@ -71,7 +85,6 @@ CASES = [
          "x.shape[0]"),
     Case("chosen columns apart", t.dimshuffle(1, 0, 2)[[0, 2], :, [1, 1]].T, "gather", "exact"),
     Case("parameters by labels in columns", e[:, y].T, "gather", "exact"),
-    Case("its gradient", T.grad(T.tanh(e[:, y]).mean(), e), "avg", "exact"),
     Case("one entry for each row", T.take_along_axis(x, y[:, None], axis=1), "gather", "exact"),
     Case("slices of a place that is a number of rows", w[: x.shape[0], [0]], "avg", "unknown"),
     Case("every row, and chosen columns", x[_places[:, None], [2, 0]], "gather", "exact"),
@@ -96,11 +109,10 @@ CASES = [
     # Values that are passed on.
     Case("of a known shape", T.specify_shape(x, (None, 3)).mean(), "avg", "exact"),
     Case("checked by every row", checked(x.sum(), T.all(v > 0)), "sum", "exact"),
-    Case("checked by all rows", checked(x.sum(), v.mean() > 0), "sum", "unknown", "hold"),
     Case("checked by any row", checked(x.sum(), T.any(x > 1)), "sum", "unknown", "hold"),
+    Case("checked by all rows", checked(x.sum(), v.mean() > 0), "sum", "unknown", "hold"),
     Case("largest, from nothing on", T.max(x, axis=0, initial=-np.inf), "max", "exact"),
     Case("split rows", T.split(x, [4, 7], n_splits=2, axis=0)[1], "gather", "unknown"),
-    Case("sorted in every row", T.sort(x, axis=1)[:, ::-1], "gather", "exact"),
     Case("ranks of rows", T.argsort(x, axis=0), "gather", "wrong", "sorts"),
     Case("sums accumulated", x.sum(axis=0).cumsum(), "sum", "exact"),
     Case("log of one minus an exponential", T.log1mexp(-v.sum()), "sum", "wrong", "not linear"),

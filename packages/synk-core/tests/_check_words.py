@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict
+from typing import Any
 
-from synk_testing.engine import IS_THEANO, T, change_flags, engine, ifelse
+from synk_testing.engine import IS_THEANO, T, change_flags, engine
 
 
 def in_python() -> Any:
@@ -15,15 +15,13 @@ def in_python() -> Any:
 
 if IS_THEANO:
     io_toposort = engine.gof.graph.io_toposort
-    inv, sigmoid, softplus = T.inv, T.nnet.sigmoid, T.nnet.softplus
     softmax, log_softmax = T.nnet.softmax, T.nnet.logsoftmax
-    trace, det, batched_dot = T.nlinalg.trace, T.nlinalg.det, T.batched_dot
+    det, batched_dot = T.nlinalg.det, T.batched_dot
     categorical_crossentropy, scan = T.nnet.categorical_crossentropy, engine.scan
 
 else:
     io_toposort = engine.graph.traversal.io_toposort
-    inv, sigmoid, softplus = T.reciprocal, T.sigmoid, T.softplus
-    trace, det, batched_dot = T.linalg.trace, T.linalg.det, T.matmul
+    det, batched_dot = T.linalg.det, T.matmul
 
     def softmax(z: Any, axis: Any = -1) -> Any:
         return T.special.softmax(z, axis=axis)
@@ -36,17 +34,3 @@ else:
 
     def scan(*arguments: Any, **settings: Any) -> Any:
         return engine.scan(*arguments, return_updates=False, **settings), {}
-
-
-WORDS: Dict[str, Any] = {
-    "batched_dot": batched_dot,
-    "ifelse": ifelse,
-    "inv": inv,
-    "log_softmax": log_softmax,
-    "scan": scan,
-    "sigmoid": sigmoid,
-    "softmax": softmax,
-    "softplus": softplus,
-    "trace": trace,
-}
-"""Those of templates, by name."""

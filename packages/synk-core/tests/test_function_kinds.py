@@ -38,16 +38,6 @@ def test_scan_that_updates_shared_variables(pair, x):
     assert pair.collectives.gather(n).tolist() == [4, 3]
 
 
-def test_scan_that_draws_random_numbers(pair, x):
-    stream = RandomStreams(11)
-    noisy, updates = theano.scan(lambda row: row + stream.uniform((3,)), x)
-    f = pair.function([x], (noisy - x, "gather"), updates=updates, **QUICK)
-    zeros = np.zeros((8, 3))
-    first, second = f(zeros), f(zeros, num_slices=2)
-    assert len(np.unique(np.concatenate([first, second]))) == 48
-    assert ((first >= 0) & (first < 1)).all()
-
-
 # Random numbers
 
 

@@ -65,21 +65,6 @@ def test_who_never_averages_is_told_at_the_second_call_once_unless_it_is_declare
             runtime.close()
 
 
-@pytest.mark.parametrize("size", [1, 2])
-def test_who_averages_now_and_then_is_told_once_and_who_is_alone_never(size):
-    with Runtime(size) as runtime, warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("ignore")
-        warnings.simplefilter("always", LintWarning)
-        step, w = training(runtime)
-        for _ in range(3):
-            step(ROWS)
-            step(ROWS)
-            if size > 1:
-                runtime.collectives.all_reduce(w)
-        runtime.close()
-    assert [warning.category for warning in caught] == [LintWarning] * (size - 1)
-
-
 def test_a_reminder_that_is_an_error_takes_nothing_away(monkeypatch, tmp_path):
     path = tmp_path / "trace.json"
     with Runtime(2, timeline=str(path)) as runtime:

@@ -8,7 +8,6 @@ import numpy as np
 
 from synk_core._graph.facts import Event, FunctionFacts, facts_of
 from synk_core._graph.spec import make_spec
-from synk_core._watch.findings import Finding
 from synk_core._watch.lint import lint
 from synk_testing.engine import T, engine
 
@@ -56,15 +55,13 @@ FUNCTIONS = {
 
 
 class Program(NamedTuple):
-    """`text`: calls and collectives; `says`: findings, as severity, rule and variable; `drift`:
-    what the program has declared to drift."""
+    """`text`: calls and collectives; `says`: findings, as severity, rule and variable."""
 
     what: str
     text: str
     says: str = ""
     size: object = None
     uncalled: str = ""
-    drift: str = ""
 
     @property
     def functions(self):
@@ -94,7 +91,6 @@ PROGRAMS = [
         "warning unreduced-read w",
     ),
     Program("never averaged", "broadcast w;" + 3 * "local step;", "warning replicas-drift w"),
-    Program("which is declared", 3 * "local step;", drift="w"),
     Program(
         "a step of the master, which is broadcast",
         3 * "gradient; reduce grad; update; broadcast w;",
@@ -141,9 +137,8 @@ def events_of(program):
 
 def test_programs():
     for program in PROGRAMS:
-        drift = frozenset(NUMBERS[name] for name in program.drift.split())
         events = events_of(program)
-        findings = lint(program.functions, events, NAMES, program.size, let_drift=drift)
+        findings = lint(program.functions, events, NAMES, program.size)
         found = [f"{f.severity} {f.rule} {NAMES[f.variables[0]]}" for f in findings]
         assert sorted(found) == sorted(parts(program.says)), (program.what, findings)
         ids = {f.function_id: f.name for f in program.functions}
@@ -154,58 +149,13 @@ def test_programs():
             assert all(ids[number] in finding.message for number in finding.functions)
 
 
-def test_messages_say_what_to_do():
-    program = next(p for p in PROGRAMS if p.text == UNREDUCED)
-    (finding,) = lint(program.functions, events_of(program), NAMES)
-    assert isinstance(finding, Finding)
-    assert str(finding) == (
-        "error [unreduced-read]: update reads 'grad', which gradient computed on each rank from "
-        "the rank's own rows, and no all_reduce() came between; call all_reduce('grad') after "
-        "gradient. Until then 'w' will differ between ranks"
-    )
-
-
-# facts_of
-
-
-def facts(numbers, *args, **kwargs):
-    """Facts by name: a variable's number is its place in `numbers`."""
-    spec = make_spec(*args, **kwargs)
-    found = facts_of(spec, lambda variable: numbers.index(variable.name), 7)
-
-    def named(chosen):
-        return {numbers[n] for n in chosen}
-
-    sources = {numbers[u]: named(read) for u, read in found.sources.items()}
-    return found, named(found.reads), named(found.rank_dependent_updates), sources
-
-
-def shared(*names):
-    return [engine.shared(np.ones(3), name=name) for name in names]
-
-
-def test_facts_of_a_training_step():
-    x, y = T.matrix("x"), T.scalar("y")
-    w, g, lr, n, _unused = shared("w", "g", "lr", "n", "unused")
-    loss = T.tanh(x.dot(w)).mean() * y
-    updates = [(g, T.grad(loss, w)), (n, n + 1), (lr, lr * y)]
-    found, reads, own, sources = facts(
-        ["w", "g", "lr", "n"], [x], loss, bcast_inputs=[y], updates=updates, name="step"
-    )
-    assert (found.function_id, found.name, found.has_rows) == (7, "step", True)
-    assert (reads, own, found.sliceable) == ({"w", "n", "lr"}, {"g"}, frozenset())
-    assert sources == {"g": {"w"}, "n": {"n"}, "lr": {"lr"}}
-    found, reads, own, sources = facts(["w", "g"], [], updates=[(w, w - g)])
-    assert (found.name, found.has_rows) == ("function 7", False)
-    assert (reads, own, sources) == ({"w", "g"}, set(), {"w": {"w", "g"}})
-
-
 def test_what_is_multiplied_by_zero_counts_for_its_default_update_only():
     """Lasagne's batch normalization has its running averages in the graph that way."""
-    w, mean = shared("w", "mean")
+    w, mean = (engine.shared(np.ones(3), name=name) for name in ("w", "mean"))
     mean.default_update = 0.9 * mean + 0.1 * x.mean(axis=0)
     output = T.sum(w * (x - x.mean(axis=0) + 0 * mean))
-    _, reads, own, sources = facts(["w", "mean"], [x], output, updates=[(w, T.grad(output, w))])
-    assert reads == {"w", "mean"}
-    assert own == {"w", "mean"}
-    assert sources == {"w": {"w"}, "mean": {"mean"}}
+    spec = make_spec([x], output, updates=[(w, T.grad(output, w))])
+    found = facts_of(spec, lambda variable: ["w", "mean"].index(variable.name), 7)
+    assert found.reads == {0, 1}
+    assert found.rank_dependent_updates == {0, 1}
+    assert found.sources == {0: {0}, 1: {1}}

@@ -8,7 +8,7 @@ import warnings
 import numpy as np
 import pytest
 
-from synk_core import Closed, ReplicasDiffer, ReplicaWarning, Runtime
+from synk_core import ReplicasDiffer, ReplicaWarning
 from synk_testing.engine import T, engine
 
 x = T.dvector("x")
@@ -64,21 +64,6 @@ def test_one_ulp_on_one_rank_is_named(trio, trained, name):
             f(0.0)
 
 
-def test_groups_of_ranks_and_collectives(trio, trained):
-    _, w, v = trained
-    for rank in (1, 2):
-        trio.collectives.set_value(rank, w, np.full((3, 2), 7.0))
-    trio.collectives.reduce(v, "sum")
-    with trio.watch_replicas([v, w], action="raise") as watch:
-        with pytest.raises(ReplicasDiffer) as caught:
-            watch.check()
-        of_v, of_w = caught.value.differences
-        assert of_v.groups == of_w.groups == ((0,), (1, 2))
-        assert (of_v.written, of_w.written) == ("reduce()", "set_value() on rank 2")
-        trio.collectives.broadcast([v, w])
-        assert watch.check() == []
-
-
 def test_raise(pair):
     w = engine.shared(np.zeros(2), name="w")
     f = pair.function([x], (x.sum(), "sum"), updates=[(w, w + x.mean())], name="apart", **FAST)
@@ -96,18 +81,3 @@ def test_raise(pair):
     # Nobody is kept from using what differs: it is the program's, not a failure's.
     error = ReplicasDiffer("text", (1,))
     assert pickle.loads(pickle.dumps(error)).differences == (1,)
-
-
-def test_it_ends_with_the_runtime():
-    w = engine.shared(np.zeros(2), name="w")
-    with Runtime(2) as runtime:
-        watch = runtime.watch_replicas(w)
-        assert watch.check() == []
-        assert "get_digests" not in str(runtime.stats())
-        assert runtime.stats()["watch_replicas()"].calls == 1
-        assert repr(watch) == "<ReplicaWatch of 1 variables, every 100 calls>"
-    watch.stop()
-    for act in (watch.check, lambda: runtime.watch_replicas(w)):
-        with pytest.raises(Closed):
-            act()
-    assert repr(watch) == "<ReplicaWatch of 1 variables, stopped>"

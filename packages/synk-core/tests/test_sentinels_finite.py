@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 import threading
 import time
@@ -105,19 +104,6 @@ def test_a_row_that_the_function_cannot_stand_is_found(watched, row, num_slices)
     f(rows, num_slices=num_slices)
 
 
-def test_every_rank_that_found_one_is_named(trio):
-    f, _, _ = logs(trio)
-    bad = good(12)
-    bad[[5, 9]] = -1
-    with trio.watch_finite(), pytest.raises(WorkerFailed) as caught:
-        f(bad)
-    error = caught.value
-    rows = {1: 5, 2: 9}
-    assert error.__cause__.row == rows.pop(error.rank)
-    for rank, row in rows.items():  # unless it was interrupted in its search
-        assert f"row {row} of the call" in error.others.get(rank, f"row {row} of the call")
-
-
 def test_the_row_is_that_of_the_call(watched_pair):
     f, _, _ = logs(watched_pair)
     rows = good(100)
@@ -187,18 +173,6 @@ def test_rows_that_only_together_are_too_much(watched_pair):
     assert (error.rank, error.row) == (1, 15)
     assert "on rank 1, rows 10 to 19: got inf in output 0" in str(error)
     assert "the rows before it give finite numbers, with it they do not" in error.source
-
-
-def test_functions_without_rows(watched_pair):
-    w = engine.shared(np.array([1.0, -1.0]), name="w")
-    f = watched_pair.function([], T.log(w).sum(), name="no rows")
-    error = failure(f)
-    assert (error.row, error.share) == (None, None)
-    assert error.source == "all inputs and variables are finite, and no rows can be searched"
-    g = watched_pair.function([x], x.mean(), name="empty")
-    error = failure(g, np.zeros(0))
-    assert "no rows can be searched" in error.source
-    assert g(np.ones(3)) == 1
 
 
 def test_rows_of_sliceable_variables(watched_pair):
@@ -375,9 +349,3 @@ def test_without_atomic_calls_rows_are_not_looked_for():
         assert runtime.stats()["watch_finite()"].calls == 1
     with pytest.raises(Closed):
         runtime.watch_finite()
-
-
-def test_the_error_travels():
-    error = NotFinite("text", rank=2, row=3, share=(0, 5), what="w", source="s")
-    again = pickle.loads(pickle.dumps(error))
-    assert (str(again), vars(again)) == (str(error), vars(error))

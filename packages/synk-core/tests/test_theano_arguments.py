@@ -28,7 +28,6 @@ from theano.tensor import inplace
 
 from synk_core import Runtime
 from synk_core.exceptions import (
-    BatchError,
     InputTypeError,
     InputValueError,
     SynkError,
@@ -222,9 +221,6 @@ def test_inputs_of_one_name_or_with_the_name_of_an_option_go_by_position(pair):
         f(values[0], values[2], a=values[1])
 
 
-# Values that can be used
-
-
 # What cannot be used
 
 
@@ -253,10 +249,6 @@ BAD_CALLS = {
     "words": (lambda: (np.array([["a", "b"]]), 1), {}, InputTypeError, "<U1"),
     "long doubles": (lambda: (X.astype("longdouble"), 1), {}, InputTypeError, "float128"),
     "a masked scalar": (lambda: (X, np.ma.masked), {}, InputTypeError, "mask"),
-    "batch longer than data": (lambda: (X, 1), {"batch": 7}, BatchError, "only 6 rows"),
-    "the length as index": (lambda: (X, 1), {"batch": [0, 6]}, BatchError, "index 6"),
-    "a short mask": (lambda: (X, 1), {"batch": [True] * 5}, BatchError, "mask of 5 entries"),
-    "a fraction": (lambda: (X, 1), {"batch": 2.0}, InputValueError, "expected an int, a slice"),
     "batch_s for nothing": (lambda: (X, 1), {"batch_s": 2}, InputTypeError, "sliceable_shareds"),
     "no slices": (lambda: (X, 1), {"num_slices": 0}, InputValueError, "num_slices"),
     "a true slice": (lambda: (X, 1), {"num_slices": True}, InputValueError, "num_slices"),

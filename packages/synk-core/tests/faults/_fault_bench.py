@@ -67,7 +67,6 @@ class Bench:
     def reset(self) -> Values:
         """Make all as it is before every act; return the variables' values."""
         collectives = self.runtime.collectives
-        # First: after a failure that was not atomic, nothing else may use them.
         collectives.broadcast([self.w, self.v])
         self.growing = self.runtime.data(self.rows)
         self.quiet(self.growing)

@@ -125,7 +125,6 @@ class Setting(NamedTuple):
     n_parallel: int = 2
     backend: str = "shm"
     master_rank: int = 0
-    atomic: bool = True
 
     @property
     def struck(self):
@@ -136,7 +135,6 @@ class Setting(NamedTuple):
 SETTINGS = [
     Setting(""),
     Setting("3-zmq-master1", n_parallel=3, backend="zmq", master_rank=1),
-    Setting("in-place", atomic=False),
 ]
 
 BY_DAY = {
@@ -262,7 +260,7 @@ class Struck:
         call_s, since: how long it took, and since the fault; None if there was none.
         closed: whether the runtime is.
         found: which values there are.
-        next_call, again: what came of the next call, and whether all works after a reset.
+        again: whether all works after a reset.
     """
 
     def __init__(self, bench, setting, state, fault):
@@ -275,13 +273,8 @@ class Struck:
         self.observe(self.lay())
         self.closed = bench.runtime.closed
         self.found = bench.verdict(state.act)
-        self.next_call = self.again = None
+        self.again = None
         if not self.closed:
-            if not setting.atomic and self.error is not None:
-                try:
-                    self.next_call = bench.call()
-                except Exception as error:
-                    self.next_call = type(error).__name__
             bench.reset()
             acts = (bench.gather, bench.copy, bench.slice, bench.step, bench.distribute, bench.grow)
             self.again = all(act() for act in acts)
@@ -357,7 +350,7 @@ class Struck:
         assert self.state.doing in error.doing
         assert self.state.doing in error.message
         assert self.closed
-        self.is_as_before_if_atomic()
+        assert self.found <= {"same", "before"}, self.found
         assert self.since < NOTICE_S
 
     def is_a_stall(self):
@@ -368,7 +361,7 @@ class Struck:
         assert "stopped" in error.message
         assert self.closed
         self.is_told("stopped")
-        self.is_as_before_if_atomic()
+        assert self.found <= {"same", "before"}, self.found
         assert self.since < HASTY_S + NOTICE_S
 
     def is_late(self):
@@ -388,8 +381,7 @@ class Struck:
         self.is_undone()
 
     def is_an_interrupt(self):
-        """Ctrl-C: KeyboardInterrupt; an order has happened on all ranks or on none. Where it is not
-        atomic, what may differ is refused."""
+        """Ctrl-C: KeyboardInterrupt; an order has happened on all ranks or on none."""
         self.raised("KeyboardInterrupt")
         if self.state.name == "closing":
             assert self.closed
@@ -397,9 +389,8 @@ class Struck:
             return
         assert not self.closed, "it had time to listen"
         assert self.again
-        refused = not self.setting.atomic and self.next_call == "ReplicasDiffer"
         whole = self.found <= {"same", "before"} or self.found <= {"same", "after"}
-        assert refused or whole, self.found
+        assert whole, self.found
         assert self.since < NOTICE_S + (0 if self.state.interrupts else SHORT_S)
 
     def is_an_end(self):
@@ -408,7 +399,7 @@ class Struck:
         error = self.raised("KeyboardInterrupt")
         assert self.fault.name != "ctrl-c-fatal" or error.cause == "WorkerDied"
         assert self.closed
-        self.is_as_before_if_atomic()
+        assert self.found <= {"same", "before"}, self.found
         assert self.since < (DEAF_S if self.fault.argument == 1 else CLOSE_S)
 
     # Parts of the above.
@@ -423,20 +414,9 @@ class Struck:
 
     def is_undone(self):
         assert not self.closed
-        if self.setting.atomic:
-            assert self.found <= {"same", "before"}
-        else:
-            # The next call uses what this one updates.
-            alike = self.state.name in {"distributing", "all_reduce"}
-            # Data may be taken in by an order of its own, after which nothing has changed.
-            unchanged = self.state.name == "growing" and self.found <= {"same", "before"}
-            if not (unchanged and self.next_call is True):
-                assert self.next_call == (alike or "ReplicasDiffer")
+        assert self.found <= {"same", "before"}
         assert self.again
         assert self.since < NOTICE_S
-
-    def is_as_before_if_atomic(self):
-        assert not self.setting.atomic or self.found <= {"same", "before"}, self.found
 
     def is_told(self, text):
         late = f"rank {self.setting.struck} has been"
