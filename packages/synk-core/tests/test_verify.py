@@ -404,7 +404,7 @@ def test_random_runs_stay_within_the_limits_and_wrong_weights_never(trio):
         for comparison in report.comparisons:
             part = comparison.severity
             worst[comparison.against] = max(worst[comparison.against], part)
-        if count % 3 and count > 1 and np.ptp([r for r in report.rows if r]):
+        if count % 3 and 1 < count < 32 and np.ptp([r for r in report.rows if r]):
             report = verify(unweighted, trio, (value,), {}, num_slices=())
             assert "output 3" in wrong(report), f"{count} rows: {report}"
     # A wide margin, but one that means something.

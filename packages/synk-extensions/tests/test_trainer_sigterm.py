@@ -51,8 +51,8 @@ class Wait(Op):
         outputs[0][0] = inputs[0]
 
 if kind == "parallel, twice":
-    note = Interrupt._note
-    Interrupt._note = lambda self, number: (note(self, number), print("noted", flush=True))
+    note = Interrupt._note  # print() may be what the signal interrupts
+    Interrupt._note = lambda self, number: (note(self, number), os.write(1, b"noted\\n"))
 
 class Tell(Callback):
     def on_run_begin(self, trainer):

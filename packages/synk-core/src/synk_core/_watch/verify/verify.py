@@ -36,7 +36,7 @@ MOST_SLICINGS = 100
 """Numbers of slices that are tried at most: each is a run."""
 
 ROUNDING = 16.0
-"""Ulps by which results may differ, plus the root of the number of rows for the order of sums."""
+"""Ulps by which results may differ, times the root of the number of rows for the order of sums."""
 
 
 class Run(NamedTuple):
@@ -153,7 +153,7 @@ class _Verification:
         joined = {i: np.concatenate([part[i] for part in sliced]) for i in self._sliceable}
         self._all, self._sliced = (whole, joined), sliced
         self._whole = self._serial(*self._all)
-        self._limit = ROUNDING + np.sqrt(sum(rows)) if limit is None else limit
+        self._limit = ROUNDING * max(1.0, np.sqrt(sum(rows))) if limit is None else limit
         if not spec.n_scattered and not spec.sliceable:
             notes = ["not run in slices: the function has no rows to slice"]
         elif self._lineage.has_reductions:
