@@ -17,13 +17,14 @@ from .exceptions import (
     DecompositionWarning,
     InputTypeError,
     InputValueError,
-    LintWarning,
     NestedCall,
     NotFinite,
+    NotExact,
     NotForked,
     NotSharedVariable,
     OpError,
     PerformanceWarning,
+    ProofWarning,
     ReplicasDiffer,
     ReplicaWarning,
     SharedMemoryFull,
@@ -40,16 +41,14 @@ from .exceptions import (
 if TYPE_CHECKING:
     from ._api.collectives import Collectives, DelayedCollectives
     from ._api.function import Delayed, Function
-    from ._api.replica_watch import ReplicaDifference, ReplicaWatch
     from ._api.runtime import Runtime
     from ._api.watches import FiniteWatch
     from ._graph.flat_updates import flat_updates
     from ._graph.rowwise.check import Verdict, Verdicts, check_outputs
     from ._tracebacks import brief_traceback
-    from ._watch.findings import Finding, Findings
     from ._watch.stats import FunctionStats, Stats
     from ._watch.timeline import Timeline
-    from ._watch.verify import Report
+    from ._watch.proof.report import Report
     from ._wire.data import Data
     from ._wire.sources import RowSource
     from ._workers.interrupts import whole
@@ -62,15 +61,13 @@ _HOMES = {
     "._wire.data": "Data",
     "._wire.sources": "RowSource",
     "._api.function": "Delayed Function",
-    "._watch.findings": "Finding Findings",
     "._api.runtime": "Runtime",
     "._api.watches": "FiniteWatch",
-    "._api.replica_watch": "ReplicaDifference ReplicaWatch",
     "._api.collectives": "Collectives DelayedCollectives",
     "._watch.stats": "FunctionStats Stats",
     "._watch.timeline": "Timeline",
     "._tracebacks": "brief_traceback",
-    "._watch.verify": "Report",
+    "._watch.proof.report": "Report",
     "._workers.interrupts": "whole",
 }
 """Where what users meet is defined. Workers, which need half of the package, import no more."""
@@ -86,23 +83,20 @@ __all__ = [
     "DecompositionWarning",
     "Delayed",
     "DelayedCollectives",
-    "Finding",
-    "Findings",
     "FiniteWatch",
     "Function",
     "FunctionStats",
     "InputTypeError",
     "InputValueError",
-    "LintWarning",
     "NestedCall",
+    "NotExact",
     "NotFinite",
     "NotForked",
     "NotSharedVariable",
     "OpError",
     "PerformanceWarning",
-    "ReplicaDifference",
+    "ProofWarning",
     "ReplicaWarning",
-    "ReplicaWatch",
     "ReplicasDiffer",
     "Report",
     "RowSource",

@@ -70,8 +70,10 @@ class StartError(SynkError, RuntimeError):
     """A worker process could not be started; the message names the rank and the cause."""
 
 
-class VerifyError(SynkError, AssertionError):
-    """A function does not compute in parallel what it computes serially.
+class NotExact(SynkError, AssertionError):
+    """A call does not give what one process would, or ranks differ in values or code.
+
+    Nothing has changed on any rank. See ``fork(proof=...)``.
 
     Attributes:
         report: the `Report`.
@@ -82,12 +84,16 @@ class VerifyError(SynkError, AssertionError):
         self.report = report
 
 
+class VerifyError(NotExact):
+    """A report of `verify()` is wrong."""
+
+
 class DecompositionWarning(UserWarning):
     """An output of a function cannot be computed from the ranks' shares of rows."""
 
 
-class LintWarning(UserWarning):
-    """`lint()`, run unasked, found that the ranks' parameters become different."""
+class ProofWarning(UserWarning):
+    """A call is not exact, with ``fork(proof="warn")``; or it cannot be proved."""
 
 
 class PerformanceWarning(UserWarning):
@@ -103,16 +109,7 @@ class ReplicaWarning(UserWarning):
 
 
 class ReplicasDiffer(SynkError, RuntimeError):
-    """The ranks' values of a variable differ, or may after a failure; `broadcast()` cures that.
-
-    Attributes:
-        differences: a `ReplicaDifference` for each variable that `watch_replicas()` found; empty
-            after a failure.
-    """
-
-    def __init__(self, message: str, differences: Sequence[Any] = ()) -> None:
-        super().__init__(message)
-        self.differences = tuple(differences)
+    """The ranks' values of a variable may differ after a failure; `broadcast()` cures that."""
 
 
 class NotFinite(SynkError, FloatingPointError):

@@ -27,13 +27,11 @@ from ._api import (
     distribute,
     fork,
     function,
-    lint,
     row_share,
     stats,
     step,
     timeline,
     watch_finite,
-    watch_replicas,
 )
 
 # Collectives over shared variables.
@@ -79,7 +77,6 @@ __all__ = [
     "get_lengths",
     "get_shapes",
     "get_value",
-    "lint",
     "progress",
     "reduce",
     "row_share",
@@ -89,7 +86,6 @@ __all__ = [
     "step",
     "timeline",
     "watch_finite",
-    "watch_replicas",
 ]
 
 

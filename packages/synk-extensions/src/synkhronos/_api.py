@@ -10,10 +10,8 @@ from typing import Any, List, Optional, Sequence, Union
 
 from synk_core import (
     Data,
-    Findings,
     FiniteWatch,
     Function,
-    ReplicaWatch,
     Stats,
     Timeline,
     Verdicts,
@@ -44,6 +42,7 @@ def fork(
     nccl: Optional[bool] = None,
     graphs: Union[str, bool] = "auto",
     precision: str = "default",
+    proof: Union[str, bool, None] = None,
 ) -> int:
     """Start the worker processes, and initialise this process's GPU if there are GPUs.
 
@@ -89,6 +88,13 @@ def fork(
             ``SYNKHRONOS_PRECISION`` says) lets cuDNN round factors of convolutions to TF32, and
             computes matrix products in full; "float32" computes all in full; "tf32" lets factors
             of matrix products be rounded, too. Before Ampere all is in full.
+        proof: what becomes of a call that does not give what one process would. Calls 1, 2, 4, 8
+            ... of each function are proved: on their own rows, what the graph does not show to be
+            exact is compared with the result of one process, and the ranks compare the variables
+            that they should agree on and the code of your own operations. "raise" (or what the
+            environment variable ``SYNKHRONOS_PROOF`` says: ``raise``, ``warn`` or ``0``) raises
+            `NotExact` before anything has changed on any rank; "warn" warns (`ProofWarning`); False
+            proves nothing.
 
     Returns:
         The number of ranks.
@@ -104,6 +110,7 @@ def fork(
     if n_parallel is None and devices is None:
         settings["n_parallel"] = _default.processes_from_environment()
     settings["backend"] = backend or os.environ.get("SYNKHRONOS_BACKEND", "").strip() or None
+    settings["proof"] = _default.proof_from_environment() if proof is None else proof
     settings["timeline"] = _default.timeline_from_environment()
     settings["report"] = _default.reporter(verbose)
     runtime = _default.open_default(**settings, track=track)
@@ -138,6 +145,7 @@ def function(
     accept_inplace: Optional[bool] = None,
     rebuild_strict: Optional[bool] = None,
     trust_input: Optional[bool] = None,
+    proof: Union[str, bool, None] = None,
 ) -> Function:
     """Build a function that all ranks compute together: replaces `theano.function()`.
 
@@ -158,6 +166,8 @@ def function(
         mode, on_unused_input, allow_input_downcast, no_default_updates, profile: as in
             `theano.function()` or `pytensor.function()`. None leaves the choice to it.
         accept_inplace, rebuild_strict, trust_input: likewise; PyTensor alone has `trust_input`.
+        proof: "raise", "warn" or False, for this function in place of that of `fork`; False for one
+            that takes steps of each rank's own on purpose (local SGD).
 
     Raises:
         NotForked, Closed: no `fork()` before (RuntimeErrors).
@@ -248,24 +258,11 @@ def check(function: Function) -> Verdicts:
     or a softmax over axis 0, does not. `function()` warns if an output is certain to be wrong.
 
     Returns:
-        A list with a verdict for each output: "exact", "wrong" or "unknown", with the reason and a
-        cure. Its attribute `updates` has one for each update: "exact" if all ranks have the same
-        value after a call, or "differs". Print it.
+        A list with a verdict for each output: "exact", "wrong" or "unknown" (it is proved when the
+        function is called, see `fork`), with the reason and a cure. Its attribute `updates` has one
+        for each update. Print it.
     """
     return _default.default().check(function)
-
-
-@brief_traceback
-def lint() -> Findings:
-    """Search all functions, and the calls and collectives since `fork()`, for mistakes.
-
-    For example: a gradient is read without an all_reduce after it was written; parameters were set
-    on one rank, but never broadcast.
-
-    Returns:
-        A list of findings, errors first; empty if there are none. Print it.
-    """
-    return _default.default().lint()
 
 
 @brief_traceback
@@ -312,41 +309,6 @@ def timeline(path: Union[str, os.PathLike[str]]) -> Timeline:
             recording is running.
     """
     return _default.default().timeline(path)
-
-
-@brief_traceback
-def watch_replicas(shared_vars: Any, every: int = 100, action: str = "warn") -> ReplicaWatch:
-    """Compare the ranks' values of shared variables, bit by bit, at regular intervals.
-
-    ::
-
-        synk.watch_replicas(lasagne.layers.get_all_params(network), every=500)
-
-    Every rank computes a digest of its values, which takes about twice as long as to sum them, and
-    the digests are compared. A report names each variable that differs, the ranks that agree with
-    each other, the number of calls, and the last writer of the variable. 0.0 and -0.0 have
-    different bits, and so do NaNs with different payloads. You can use several watches; a watch
-    has no cost between comparisons.
-
-    Calls are counted by orders: a `step()` with several calls counts once. Calls of `verify()` and
-    failed calls do not count.
-
-    Args:
-        shared_vars: a shared variable or a list of them, of any dtype and shape, also on GPUs.
-            States of random streams are refused, since they should differ.
-        every: number of calls between comparisons.
-        action: reaction to a difference: "warn" (`ReplicaWarning`); "raise" `ReplicasDiffer`,
-            from the call after which it was found, which itself is complete; or "broadcast":
-            give all ranks the master's values, and warn.
-
-    Returns:
-        The watch: a context manager, with `stop()`, and `check()` to compare now.
-
-    Raises:
-        NotForked, Closed: no `fork()` before (RuntimeErrors).
-        NotSharedVariable, InputTypeError, InputValueError: bad arguments.
-    """
-    return _default.default().watch_replicas(shared_vars, every, action)
 
 
 @brief_traceback

@@ -8,7 +8,7 @@ import functools
 import inspect
 import os
 import threading
-from typing import Any, Callable, Optional, TypeVar, cast
+from typing import Any, Callable, Optional, TypeVar, Union, cast
 
 from synk_core import AlreadyForked, InputValueError, NotForked, Runtime
 
@@ -101,6 +101,12 @@ def timeline_from_environment() -> Optional[str]:
     _recorded += 1
     stem, suffix = os.path.splitext(path)
     return path if _recorded == 1 else f"{stem}.{_recorded}{suffix}"
+
+
+def proof_from_environment() -> Union[str, bool]:
+    """Return what SYNKHRONOS_PROOF says, "raise" if it is not set; checked later."""
+    text = os.environ.get("SYNKHRONOS_PROOF", "").strip().lower() or "raise"
+    return False if text in ("0", "off", "false") else text
 
 
 def processes_from_environment() -> Optional[int]:

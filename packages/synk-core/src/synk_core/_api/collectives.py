@@ -204,7 +204,7 @@ class Collectives:
             name = (kind, numbers, *given.items()) if again else None
             number = self._executor.enter(Collective(kind, numbers, given), name)
             event = Event(
-                # What does not change the variables is all one to `lint()`.
+                # What does not change the variables is all one to those who follow it.
                 "gather" if given.get("in_place") is False else kind,
                 variables=numbers,
                 rank=given.get("rank"),

@@ -13,7 +13,8 @@ from synk_core._master.executor import Executor, Prepared, Standing
 from synk_core._plan.rows import kept
 from synk_core._text import shown
 from synk_core._tracebacks import brief_traceback, shortened
-from synk_core._watch.verify import Report, verify
+from synk_core._watch.proof.prover import Prover
+from synk_core._watch.proof.report import Report
 from synk_core._wire.data import Data
 from synk_core._wire.messages import Prefetch, Step
 from synk_core.exceptions import InputTypeError
@@ -40,6 +41,9 @@ class Delayed:
         self.prepare = prepare
         self.function = function
 
+    def rehearse(self) -> None:
+        """Prove what cannot be proved within the step."""
+
 
 class DelayedCall(Delayed):
     """A call for `step()`, whose rows can be taken before; made by ``f.delayed(...)``."""
@@ -52,6 +56,12 @@ class DelayedCall(Delayed):
         self._place: Optional[int] = None
         self._staged: Optional[Tuple[Plan, Step]] = None
         self._ready = False
+
+    def rehearse(self) -> None:
+        """Prove it before the step, if it has to be."""
+        prover = self._function.prover
+        if prover.is_due():
+            prover.rehearse(self._values, self._options)
 
     def prefetch(self) -> Delayed:
         """Return an act that takes the rows of this call, and starts to copy them to the GPUs.
@@ -104,8 +114,8 @@ class DelayedCall(Delayed):
         return prepared._replace(finish=finish)
 
 
-OF_THE_RUNTIME = {"belongs_to", "close", "copiers", "executor", "number"}
-OF_THE_RUNTIME |= {"planner", "prepared", "spec", "tally"}
+OF_THE_RUNTIME = {"belongs_to", "close", "executor", "number"}
+OF_THE_RUNTIME |= {"planner", "prepared", "prover", "spec", "tally"}
 """Attributes that completion leaves out."""
 
 
@@ -121,22 +131,27 @@ class Function:
         executor: of the runtime.
         tally: adds up its figures.
         planner: checks its calls, and copies their arrays.
-        copiers: functions that `verify` has made to copy this one's states.
+        prover: proves its calls.
     """
 
     def __init__(
-        self, spec: FunctionSpec, function_id: int, plain: Any, executor: Executor, runtime: Any
+        self,
+        spec: FunctionSpec,
+        function_id: int,
+        plain: Any,
+        executor: Executor,
+        runtime: Any,
+        policy: Union[str, bool],
     ) -> None:
         self.spec = spec
         self.number = function_id
         self._plain = plain
         self.executor = executor
-        self._runtime = runtime
         self._signature = Signature(spec)
         self.planner = Planner(spec, function_id, self._signature, executor, repr(self))
         self._event = Event("call", function_id)
         self.tally = executor.ledger.tally(spec.name or unnamed(function_id))
-        self.copiers: Dict[str, Any] = {}
+        self.prover = Prover(self, plain, runtime, policy)
         self.rows: Optional[Tuple[int, ...]] = None
 
     @property
@@ -153,6 +168,15 @@ class Function:
     def update_modes(self) -> Tuple[str, ...]:
         """The operation with which each update accumulates over slices."""
         return tuple(op for _, _, op in self.spec.updates)
+
+    @property
+    def proof(self) -> Optional[Report]:
+        """What the latest proof has compared, at which call; None before the first.
+
+        None, too, where the graph shows that all is exact, and reads no variable on which the ranks
+        should agree. See ``fork(proof=...)``.
+        """
+        return self.prover.report
 
     def get_shared(self) -> List[Any]:
         """Return the shared variables that the function reads or updates."""
@@ -214,6 +238,8 @@ class Function:
         Raises:
             InputTypeError, InputValueError, BatchError, OpError: bad arguments; nothing was sent.
             NestedCall: the runtime is at work already, in this thread.
+            NotExact: one process would compute something else; see ``fork(proof=...)``. Nothing has
+                changed on any rank.
             WorkerFailed: the computation raised on a worker.
             WorkerDied: a worker process is gone, and the runtime is closed.
         """
@@ -228,6 +254,8 @@ class Function:
         try:
             with self.executor.lock:
                 values = self._signature.ordered(args, kwargs)
+                if self.prover.is_due():
+                    self.prover.rehearse(values, options)
                 plan, step = self.planner.prepare(values, options, 0)
                 return self.executor.perform((self.prepared(plan, step, options),))[0]
         except BaseException as error:  # noqa: BLE001 - it is raised again
@@ -283,16 +311,15 @@ class Function:
     ) -> Report:
         """Compute serially, in parallel and sliced, and compare; blocks until all is done.
 
-        All ranks start from the master's values; where others should have been equal, it is wrong.
-        Outputs are compared, and what the function updates. Afterwards every shared variable has
-        its old value on every rank, states of random streams included. The selected rows and
-        several copies of the shared variables are held in the master meanwhile.
+        It proves a call as ``fork(proof=...)`` has some proved, but all of it: each output that is
+        not drawn, what the function updates, and whether the ranks agree on what it reads. The call
+        is undone on all ranks, states of random streams included, and counts nowhere.
 
         Args:
             *args, **kwargs: inputs, as in `__call__`.
             output_subset, batch, batch_s: as in `__call__`.
             num_slices: with how many slices to compute, besides without.
-            limit: machine epsilons that are taken for rounding, by default 16 + sqrt(rows).
+            limit: machine epsilons that are taken for rounding, by default 16 * sqrt(rows).
 
         Returns:
             A `Report`: print it; `Report.ok`; `Report.raise_if_wrong()`.
@@ -300,17 +327,9 @@ class Function:
         Raises:
             What a call raises.
         """
-        return verify(
-            self,
-            self._runtime,
-            args,
-            kwargs,
-            batch=batch,
-            batch_s=batch_s,
-            num_slices=num_slices,
-            output_subset=output_subset,
-            limit=limit,
-        )
+        values = self._signature.ordered(args, kwargs)
+        options = Options(output_subset, batch, batch_s)
+        return self.prover.verify(values, options, num_slices, limit)
 
     @brief_traceback
     def build_inputs(
@@ -361,7 +380,9 @@ class Function:
         self.planner.clear()
 
     def prepared(self, plan: Plan, step: Step, options: Options) -> Prepared:
-        """Return a planned call for the executor."""
+        """Return a planned call for the executor, with its proof if that is due."""
+        if self.prover.calls >= self.prover.due:
+            step = self.prover.proving(step, options.output_subset)
         if step is plan.step and plan.prepared is not None:
             prepared: Prepared = plan.prepared
             return prepared
@@ -374,6 +395,7 @@ class Function:
 
     def _finish(self, as_list: bool, result: Any) -> Any:
         values, self.rows = result.values, result.counts
+        self.prover.done(result.report)
         return self._returned(values, as_list)
 
     def _returned(self, values: List[Any], as_list: bool) -> Any:

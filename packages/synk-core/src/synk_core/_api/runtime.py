@@ -47,8 +47,7 @@ from synk_core._graph.devices.assignment import (
 from synk_core._graph.devices.graphs import checked_policy
 from synk_core._graph.devices.precision import checked_precision
 from synk_core._graph.environment import compiler_note
-from synk_core._graph.facts import unequal_replicas
-from synk_core._graph.rowwise.check import Verdicts, check_spec, check_updates, warn_of_wrong
+from synk_core._graph.rowwise.check import Verdicts, check_spec, warn_of_wrong
 from synk_core._graph.spec import FunctionSpec, make_spec
 from synk_core._master.builder import Builder
 from synk_core._master.controller import Controller
@@ -57,8 +56,8 @@ from synk_core._master.store import DataStore
 from synk_core._plan.arguments import checked_flag, checked_path, checked_seconds
 from synk_core._shield import require_frames
 from synk_core._text import shown
-from synk_core._watch.findings import Findings
-from synk_core._watch.history import CallHistory
+from synk_core._watch.proof.origins import Origins
+from synk_core._watch.proof.prover import checked_policy as checked_proof
 from synk_core._watch.stats import Stats
 from synk_core._watch.timeline import Timeline
 from synk_core._wire.data import Data
@@ -72,7 +71,6 @@ from synk_core.mpi import world_for
 from .collectives import Collectives, DelayedCollectives, listed_variables
 from .function import Function, as_delayed
 from .recordings import Recordings
-from .replica_watch import ReplicaWatch
 from .watches import FiniteWatch, Watches
 
 T = TypeVar("T")
@@ -113,6 +111,7 @@ class Runtime:
         nccl: Optional[bool] = None,
         graphs: Union[str, bool] = "auto",
         precision: str = "default",
+        proof: Union[str, bool] = "raise",
         timeline: Optional[str] = None,
         report: Optional[Callable[[str], None]] = None,
         track: Callable[[str], ContextManager[Any]] = nullcontext,
@@ -138,6 +137,7 @@ class Runtime:
             ranks = choose_in_world(world, n_parallel, use_gpu, master_rank, devices)
         self.size, self.master = ranks.size, int(master_rank)
         self._records = timeline is not None
+        self._proof = checked_proof(proof)
         through_nccl, note = choose_nccl(ranks, nccl)
         settings = Settings(
             backend=backend or ("shm" if world is None else "mpi"),
@@ -168,12 +168,13 @@ class Runtime:
                 world=world,
             )
             self._rank = self._controller.rank
-            self._history = CallHistory(self._rank.registry, self._specs, self.size)
+            self.registry = self._rank.registry
+            self.origins = Origins(self.registry, self._specs, self.size)
             self._builder = Builder(self._rank, self._specs, track)
-            self._executor = Executor(self._controller, self._store, self._builder, self._history)
+            self._executor = Executor(self._controller, self._store, self._builder, self.origins)
             self._recordings = Recordings(self._controller, self._executor, timeline)
             atexit.register(self.close)
-            self._watches = Watches(self._executor, self._rank, self._history)
+            self._watches = Watches(self._executor, self._rank)
             self._controller.garbage.on_function = self._forget
             self.collectives = Collectives(self._executor)
             self.delayed = DelayedCollectives(self._executor)
@@ -210,25 +211,14 @@ class Runtime:
         require_frames()
         atexit.unregister(self.close)
         try:
-            if not self.closed:
-                self._history.remind()
+            self._recordings.close()
         finally:
-            try:
-                self._recordings.close()
-            finally:
-                self._controller.close()
+            self._controller.close()
 
     def timeline(self, path: Union[str, os.PathLike[str]]) -> Timeline:
         """Record what all ranks do; see `synkhronos.timeline`."""
         self._records = True
         return self._recordings.begin(path)
-
-    def watch_replicas(
-        self, shared_vars: Any, every: int = 100, action: str = "warn"
-    ) -> ReplicaWatch:
-        """Compare the ranks' values every so many calls; see `synkhronos.watch_replicas`."""
-        self._controller.require_open()
-        return self._watches.watch_replicas(shared_vars, every, action)
 
     def watch_finite(self, on: bool = True) -> FiniteWatch:
         """Find the first NaN or infinity; see `synkhronos.watch_finite`."""
@@ -236,9 +226,9 @@ class Runtime:
         return self._watches.watch_finite(on)
 
     def _forget(self, function_id: int) -> None:
-        """Forget a function that the program has dropped; its spec last, which history reads."""
+        """Forget a function that the program has dropped; its spec last, which others read."""
         executor = self._executor
-        for one in (self._history, executor.distributor, executor.ledger, self._builder):
+        for one in (self.origins, executor.distributor, executor.ledger, self._builder):
             one.forget(function_id)
 
     def _forget_all(self) -> None:
@@ -246,17 +236,32 @@ class Runtime:
         if not self._records:
             atexit.unregister(self.close)
 
-    def function(self, inputs: Any, outputs: Any = None, **kwargs: Any) -> Function:
+    def function(
+        self,
+        inputs: Any,
+        outputs: Any = None,
+        *,
+        proof: Union[str, bool, None] = None,
+        **kwargs: Any,
+    ) -> Function:
         """Build a function; see `synkhronos.function`."""
         self._controller.require_open()
+        policy = self._proof if proof is None else checked_proof(proof)
         spec, plain = self._builder.compile(make_spec(inputs, outputs, **kwargs))
         with self._controller.lock:
-            function_id = self._builder.enter(spec, plain)
-            self._history.hide(function_id)
-            function = Function(spec, function_id, plain, self._executor, self)
-            self._controller.garbage.watch(function, function_id)
+            function = self._entered(spec, plain, policy)
         if self.size > 1:
             warn_of_wrong(spec)
+        return function
+
+    def twin(self, spec: FunctionSpec) -> Function:
+        """Build a function for a proof; the caller holds the lock."""
+        return self._entered(*self._builder.compile(spec), self._proof)
+
+    def _entered(self, spec: FunctionSpec, plain: Any, policy: Union[str, bool]) -> Function:
+        function_id = self._builder.enter(spec, plain)
+        function = Function(spec, function_id, plain, self._executor, self, policy)
+        self._controller.garbage.watch(function, function_id)
         return function
 
     def row_share(self) -> Any:
@@ -285,6 +290,8 @@ class Runtime:
         executor = self._executor
         with executor.lock:
             delayed = [as_delayed(act, place, executor) for place, act in enumerate(acts)]
+            for act in delayed:
+                act.rehearse()
             called = [act.function for act in delayed]
             prepared = [
                 act.prepare(Standing(i, frozenset(n for n in called[:i] if n is not None)))
@@ -300,55 +307,19 @@ class Runtime:
                 f"returned, not a {TITLE} function"
                 + ("; check its grad_function" if hasattr(function, "grad_function") else "")
             )
-        return Verdicts(check_spec(function.spec), check_updates(function.spec))
-
-    def lint(self) -> Findings:
-        """Look for mistakes over all functions and recorded calls; see `synkhronos.lint`."""
-
-        def look() -> Findings:
-            self._controller.require_open()
-            if not len(self._history):
-                return self._history.findings()
-            with self._rank.registry.held() as variables:
-                return self._history.findings(unequal_replicas(self.collectives, variables))
-
-        return self.unrecorded(look)
-
-    def unrecorded(self, act: Callable[[], T], *restore: Callable[[], Any]) -> T:
-        """Return the result of `act`, whose several calls `lint()` and the watches ignore.
-
-        Args:
-            restore: called at its end, whatever ends it; see `whole`.
-        """
-        lock, replicas = self._controller.lock, self._controller.replicas
-
-        def begin() -> T:
-            self._history.on, lock.several, replicas.on = False, True, False
-            if checked:
-                self._watches.restore_finite(False)
-            return act()
-
-        def end() -> None:
-            self._history.on, lock.several, replicas.on = True, False, True
-            replicas.see_all()
-
-        with lock:
-            checked = self._watches.checks_finite
-            if checked:
-                restore = (*restore, partial(self._watches.restore_finite, True))
-            return whole(begin, *restore, end, always=True, ends=True)
+        return check_spec(function.spec)
 
     def let_drift(self, shared_vars: Any) -> None:
         """Declare that the ranks' values of these variables drift apart on purpose.
 
-        A rule that combines them now and then does so (`synkhronos.extensions.sync`): `lint()` and
-        its warnings accept the drift of them, and of what only they are computed from.
+        A rule that combines them now and then does so (`synkhronos.extensions.sync`): proofs accept
+        that the ranks differ in them, and in what only they are computed from.
 
         Args:
             shared_vars: one variable or a list of them.
         """
         with self._controller.lock:
-            self._history.let_drift(self._executor.numbers(listed_variables(shared_vars)[0]))
+            self.origins.let_drift(self._executor.numbers(listed_variables(shared_vars)[0]))
 
     def stats(self, reset: bool = False) -> Stats:
         """Return the times of calls; see `synkhronos.stats`."""

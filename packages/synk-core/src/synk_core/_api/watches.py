@@ -1,19 +1,15 @@
-"""The watches of a runtime: of values that are not finite, and of replicas that differ."""
+"""Switch the watch for values that are not finite."""
 
 from __future__ import annotations
 
-from typing import Any, List
+from typing import Any
 
 from synk_core._master.executor import Executor
 from synk_core._rank.workplace import Workplace
 from synk_core._text import shown
-from synk_core._watch.history import CallHistory
-from synk_core._watch.stats import Performed
 from synk_core._wire.messages import WatchFinite
-from synk_core._workers.interrupts import LATER, whole
+from synk_core._workers.interrupts import whole
 from synk_core.exceptions import InputTypeError
-
-from .replica_watch import ReplicaWatch, Writers
 
 
 class FiniteWatch:
@@ -53,34 +49,9 @@ class FiniteWatch:
 class Watches:
     """The watches of one runtime."""
 
-    def __init__(self, executor: Executor, here: Workplace, history: CallHistory) -> None:
+    def __init__(self, executor: Executor, here: Workplace) -> None:
         self._executor = executor
         self._here = here
-        self._history = history
-        self._writers = Writers(history)
-        self._watches: List[ReplicaWatch] = []
-
-    def watch_replicas(self, shared_vars: Any, every: Any, action: Any) -> ReplicaWatch:
-        """Compare variables from now on."""
-        watch = ReplicaWatch(self._executor, self._writers, shared_vars, every, action)
-        self._watches.append(watch)
-        if self._observe not in self._executor.observers:
-            self._executor.observers = [*self._executor.observers, self._observe]
-        return watch
-
-    def _observe(self, performed: Performed) -> None:
-        """Count an order of the program."""
-        if not self._history.on:
-            return
-        self._watches = [watch for watch in self._watches if watch.watching]
-        if not self._watches:
-            self._executor.observers = [o for o in self._executor.observers if o != self._observe]
-        elif any(act.event.kind == "call" for act in performed.prepared):
-            try:
-                for watch in self._watches:
-                    watch.called()
-            except KeyboardInterrupt:  # the order itself is done
-                LATER.put_off()
 
     def watch_finite(self, on: Any) -> FiniteWatch:
         """Have all ranks check from now on, or stop checking."""

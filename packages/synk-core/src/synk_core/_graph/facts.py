@@ -1,4 +1,4 @@
-"""The facts that `lint()` checks: properties of functions, and the calls and collectives made."""
+"""What proofs know of a program: its functions, and the calls and collectives made."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from synk_core.engine import SharedVariable
 
 from .leaves import differs_by_rank, is_row_share, lineage_of
 from .random_streams import is_random_state
-from .shared import value_of
 from .spec import FunctionSpec, unnamed
-from .values import is_array
 
 
 @dataclass(frozen=True)
 class FunctionFacts:
-    """The properties of a function that the lint rules use; variables are given by their numbers.
+    """The properties of a function; variables are given by their numbers.
 
     States of random streams and `row_share()` are left out: they should differ between ranks.
 
@@ -43,12 +41,6 @@ class FunctionFacts:
     shown: FrozenSet[int] = frozenset()
     built_at: Optional[Place] = None
 
-    @property
-    def drifting(self) -> FrozenSet[int]:
-        """Variables whose next value is computed from their own and the rank's rows: unless they
-        are combined between two calls, the ranks' values diverge."""
-        return frozenset(u for u in self.rank_dependent_updates if u in self.reads)
-
     def consumers(self, variable: int) -> List[int]:
         """Return the variables whose new value is computed from `variable`."""
         return sorted(u for u in self.updates if variable in self.sources.get(u, self.reads))
@@ -72,24 +64,6 @@ class Event:
     function_id: Optional[int] = None
     variables: Tuple[int, ...] = ()
     rank: Optional[int] = None
-
-
-def unequal_replicas(collectives: Any, variables: Mapping[int, Any]) -> FrozenSet[int]:
-    """Return the numbers of those variables whose values differ between the ranks now.
-
-    States of random streams and `row_share()` are left out: they should differ.
-    """
-    asked = {
-        number: variable
-        for number, variable in variables.items()
-        if is_array(value_of(variable))
-        and not is_random_state(variable)
-        and not is_row_share(variable)
-    }
-    if not asked:
-        return frozenset()
-    digests = collectives.get_digests(list(asked.values()))
-    return frozenset(number for number, ranks in zip(asked, digests) if len(set(ranks)) > 1)
 
 
 def facts_of(spec: FunctionSpec, numbers: Callable[[Any], int], function_id: int) -> FunctionFacts:

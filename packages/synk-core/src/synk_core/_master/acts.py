@@ -45,14 +45,11 @@ class OrderLock(_RLock):  # type: ignore[misc] # Any, because some versions' stu
 
     Attributes:
         running: whether an order is being performed.
-        several: the holder makes several calls one after the other, as `verify()` does.
-        began: when the lock was taken, or the latest of several calls began, in seconds of
-            `time.perf_counter`.
+        began: when the lock was taken, in seconds of `time.perf_counter`.
     """
 
     def __init__(self) -> None:
         self.running = False
-        self.several = False
         self.began = 0.0
         self._pid = os.getpid()
 
@@ -61,8 +58,7 @@ class OrderLock(_RLock):  # type: ignore[misc] # Any, because some versions' stu
         if os.getpid() != self._pid:  # a child, without the thread that may hold the lock
             self._at_fork_reinit()
             self._pid = os.getpid()
-        nested = self._is_owned()
-        if nested and (self.running or not self.several):
+        if self._is_owned():
             raise NestedCall(
                 "got a call inside a call: this thread is at work on another one of the same "
                 "runtime (the inner one comes from an Op's perform, a callback or a signal "
@@ -70,10 +66,9 @@ class OrderLock(_RLock):  # type: ignore[misc] # Any, because some versions' stu
             )
         try:
             self.acquire()
-            if not nested or self.several:
-                self.began = perf_counter()
+            self.began = perf_counter()
         except BaseException:  # a signal: `__exit__` will not run
-            if not nested and self._is_owned():
+            if self._is_owned():
                 self.release()
             raise
 
@@ -114,7 +109,7 @@ class ActTable:
         """Return a number for `act`; a known `name` has the same as before.
 
         When the act is forgotten, its `holder`, if it still exists, is closed by its `close()`. An
-        act that is no call and has no name is kept for one order only.
+        act that is proved, or is no call and has no name, is kept for one order only.
         """
         if name is not None and name in self._named:
             return self._named[name]
@@ -123,7 +118,7 @@ class ActTable:
         self._unsent.append(number)
         if holder is not None:
             self._holders[number] = holder
-        if isinstance(act, Call):
+        if isinstance(act, Call) and act.proof is None:
             for ref in act.arrays():
                 self._users.setdefault(ref.key, set()).add(number)
         elif name is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import weakref
+from dataclasses import replace
 from time import perf_counter
 from typing import (
     Any,
@@ -22,10 +23,12 @@ import numpy as np
 
 from synk_core._graph.facts import Event
 from synk_core._plan.rows import Bounds, Selection
-from synk_core._watch.history import CallHistory
+from synk_core._rank.proof import Rehearsed
+from synk_core._watch.proof.origins import Origins
+from synk_core._watch.proof.report import Report
 from synk_core._watch.stats import DISTRIBUTE, Ledger, Performed, Tally
 from synk_core._wire.data import Data
-from synk_core._wire.messages import Act, ArrayRef, Form, Rows, Step, TakeTimes
+from synk_core._wire.messages import Act, ArrayRef, Call, Form, Proof, Rows, Step, TakeTimes
 from synk_core.exceptions import NestedCall
 
 from .builder import Builder
@@ -54,7 +57,7 @@ class Prepared(NamedTuple):
 
     Attributes:
         finish: makes the caller's result of the ranks' result.
-        event: for the history that `lint()` reads.
+        event: for those who follow what the program does.
         nbytes: of inputs that the ranks read.
     """
 
@@ -79,13 +82,13 @@ class Executor:
     """
 
     def __init__(
-        self, controller: Controller, store: DataStore, builder: Builder, history: CallHistory
+        self, controller: Controller, store: DataStore, builder: Builder, origins: Origins
     ) -> None:
         rank = controller.rank
         self.size, self.master = rank.size, rank.master
         self.lock = controller.lock
         self.ledger = Ledger(self.size, self.master, is_whole=rank.mirror is None)
-        self.observers: List[Callable[[Performed], None]] = [self.ledger.observe, history.observe]
+        self.observers: List[Callable[[Performed], None]] = [self.ledger.observe, origins.observe]
         self.distributor = Distributor(rank, self.run_act, store, controller.garbage.collect)
         self._controller = controller
         self.store = store
@@ -130,6 +133,21 @@ class Executor:
         """Return whether an act has not been forgotten."""
         self._collect()
         return number in self._acts
+
+    def proving(self, step: Step, proof: Proof) -> Step:
+        """Return a step that performs a call once, and proves it."""
+        call = self._acts.get(step.number)
+        assert isinstance(call, Call)
+        return Step(self._acts.enter(replace(call, proof=proof)), step.origin)
+
+    def rehearse(self, step: Step, proof: Proof) -> Report:
+        """Have all ranks perform a call and undo it; return what it proves. The caller holds the
+        lock, and has staged no other act."""
+        try:
+            self._controller.run([self.proving(step, replace(proof, rehearses=True))])
+        except Rehearsed as done:
+            return done.report
+        raise AssertionError("a rehearsal was not undone")
 
     def perform(self, prepared: Sequence[Prepared]) -> List[Any]:
         """Have all ranks perform acts, in order; blocks until they have. The caller holds the lock.

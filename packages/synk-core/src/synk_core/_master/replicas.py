@@ -81,6 +81,8 @@ class Replicas:
         if self._atomic:
             return
         for act in acts:
+            if isinstance(act, Call) and act.proof is not None:
+                continue  # a proof can be undone
             if isinstance(act, Call):
                 self._differ.update(self._functions[act.function_id].recipe.updated)
                 if self._same_streams:  # drawing a number is no update of the recipe

@@ -51,12 +51,14 @@ class CallResult(NamedTuple):
     Attributes:
         later: places of those outputs that are still this rank's own, by op.
         weight: of these, in averages.
+        report: of its proof, if it was proved.
     """
 
     values: Sequence[Any]
     counts: Tuple[int, ...]
     later: Mapping[str, Sequence[int]] = MappingProxyType({})
     weight: float = 1.0
+    report: Any = None
 
     def collected(self, comm: Any, master: int) -> CallResult:
         """Return the result with all ranks' outputs, which are in host memory by now.

@@ -41,13 +41,14 @@ from .call import CallResult, PreparedCall, PreparedPrefetch
 from .collectives import PreparedCollective
 from .distribute import PreparedDistribution, PreparedRecording, PreparedTimes
 from .finite import PreparedFiniteWatch
+from .proof import PreparedProof
 from .workplace import NotJoined, Workplace
 
 # Members of enums are slow to look up in some versions of Python.
 _IDLE, _END, _DONE = Phase.IDLE, Phase.END, ActOutcome.DONE
 
 _PREPARED: Dict[type, Callable[[Workplace, Any], Any]] = {
-    Call: PreparedCall,
+    Call: lambda here, act: (PreparedProof if act.proof else PreparedCall)(here, act),
     Prefetch: PreparedPrefetch,
     Collective: PreparedCollective,
     Distribute: PreparedDistribution,

@@ -7,6 +7,7 @@ find that another one failed.
 
 from __future__ import annotations
 
+import copy
 import sys
 from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
@@ -44,10 +45,15 @@ class Journal:
                 old = self._orders - SPARE_ORDERS
                 self._spares = {n: spare for n, spare in self._spares.items() if spare[1] > old}
 
-    def keep(self, storages: Sequence[Storage]) -> None:
-        """Keep the values of variables that are about to get new ones."""
-        if storages and self.on:
-            self._kept.append((storages, [storage[0] for storage in storages]))
+    def keep(self, storages: Sequence[Storage], always: bool = False) -> None:
+        """Keep the values of variables that are about to get new ones.
+
+        Args:
+            always: keep copies of them where values are overwritten.
+        """
+        if storages and (self.on or always):
+            values = [storage[0] for storage in storages]
+            self._kept.append((storages, values if self.on else copy.deepcopy(values)))
             self._known = None
 
     def room(self, number: int, storage: Storage) -> Any:

@@ -1,1 +1,1 @@
-"""What looks on and reports: flight ring, spans, statistics, history, lint, verification."""
+"""What looks on and reports: flight ring, spans, statistics, proofs."""

@@ -155,10 +155,37 @@ class Distribute:
 
 
 @dataclass(frozen=True)
+class Proof:
+    """What is compared in a call that is proved; see `_rank.proof`.
+
+    Attributes:
+        call: the number of the function's call, from 1; 0 for one that the program has not made.
+        outputs: places among the wanted outputs; `names` has names of all of these.
+        updates: updated variables that differ by rank, each with its name.
+        replicas: variables on which the ranks should agree, each with what is wrong if they do not.
+        compares_code: whether the ranks compare the code of users' operations.
+        limit: ulps that count as rounding; None for those that the number of rows asks for.
+        raises: whether a difference fails the call; else it is reported.
+        rehearses: whether the call is undone in any case.
+    """
+
+    call: int
+    outputs: Tuple[int, ...] = ()
+    names: Tuple[str, ...] = ()
+    updates: Tuple[Tuple[int, str], ...] = ()
+    replicas: Tuple[Tuple[int, str], ...] = ()
+    compares_code: bool = False
+    limit: Optional[float] = None
+    raises: bool = True
+    rehearses: bool = False
+
+
+@dataclass(frozen=True)
 class Call:
     """Compute a function; see `_rank.call.PreparedCall`.
 
     Attributes:
+        proof: what to prove of it, once; None for a call like any other.
         outputs: positions of the outputs that are wanted; None for all of them.
         selectors: `batch_s` by rank, or () for all rows everywhere.
     """
@@ -171,6 +198,7 @@ class Call:
     outputs: Optional[Tuple[int, ...]]
     num_slices: int
     selectors: Tuple[StagedSelector, ...]
+    proof: Optional[Proof] = None
 
     def arrays(self) -> List[ArrayRef]:
         """Return all arrays that the call refers to."""

@@ -43,7 +43,7 @@ class SyncRule:
     """A rule that combines the ranks' parameters every few steps; made by the functions below.
 
     It belongs to the runtime in which it was made. Its first step gives all ranks the master's
-    parameters, and declares that they drift from then on: no ``LintWarning`` is given for them.
+    parameters, and declares that they drift from then on: proofs accept it.
 
     Attributes:
         name: The function that made it.

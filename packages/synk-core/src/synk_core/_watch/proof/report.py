@@ -1,4 +1,4 @@
-"""The difference between two arrays, and the report that `verify()` returns. Pure."""
+"""The difference between two arrays, and the report of a proof. Pure."""
 
 from __future__ import annotations
 
@@ -78,81 +78,88 @@ def _ulps(got: np.ndarray, expected: np.ndarray, scale: float) -> Any:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One comparison of a run with the expected result.
+    """One comparison of a call with what it should have been.
 
     Attributes:
-        what: ``"output 0 (loss)"`` or ``"update of w"``, ``"... on rank 1"``.
-        op: the op that combines it over ranks, None for the master's own result.
-        run: ``"parallel"`` or ``"3 slices"``; ``"start"`` before any.
-        against: ``"serial"``: plain Theano on all rows; or ``"before"``: the value before the call,
-            which a rank without rows keeps; or ``"master"``: the master's value at the start.
-        difference: None if nothing was compared, for the `reason`.
+        what: ``"output 0 (loss)"``, ``"update of w"``, ``"w on rank 1"`` (a replica), or
+            ``"operations"`` (their code).
+        op: the op that combines it over ranks; of an update, a way of the program to combine it.
+        run: ``"parallel"`` or ``"3 slices"``.
+        difference: from the result of one process; None if that was not compared.
         limit: the largest `Difference.ulps` that counts as rounding.
+        reason: why nothing was compared, or what is wrong.
+        is_wrong: whether it is wrong without a difference in numbers.
     """
 
     what: str
     op: Optional[str]
     run: str = ""
-    against: str = ""
     difference: Optional[Difference] = None
     limit: float = 0.0
     reason: str = ""
+    is_wrong: bool = False
 
     @property
     def ok(self) -> bool:
         """Whether the difference is rounding, or nothing was compared."""
-        return self.difference is None or self.difference.ulps <= self.limit
+        return self.severity <= 1
 
     @property
     def severity(self) -> float:
         """The difference divided by the limit: wrong if above 1."""
         if self.difference is None:
-            return -1.0
+            return np.inf if self.is_wrong else -1.0
         ulps = self.difference.ulps
         return ulps / self.limit if self.limit else (np.inf if ulps else 0.0)
 
     def __str__(self) -> str:
         found = self.difference
         if found is None:
-            return f"{self.what}: not compared: {self.reason}"
+            return f"{self.what}: {'WRONG' if self.is_wrong else 'not compared'}: {self.reason}"
         text = f"{self.what}: {'ok' if self.ok else 'WRONG'}, {found.ulps:.3g} ulp"
         if found.index and found.ulps:
             text += f" at {list(found.index)}"
-        text += f", limit {self.limit:.3g} ({self.run}/{self.against})"
-        return text if self.ok else f"{text}: {found.got}, not {found.expected}: {self._cause()}"
+        text += f", limit {self.limit:.3g} ({self.run})"
+        if self.ok:
+            return text
+        return f"{text}: {found.got}, {found.expected} in one process: {self._cause()}"
 
     def _cause(self) -> str:
-        if self.against == "master":
-            return "a value set on the master stays there: broadcast() what all ranks should share"
-        if self.against == "before":
-            return "a rank without rows makes no update that depends on rows"
         if self.what.startswith("update of"):
             return (
-                f"{self.op!r} of the ranks' values is not that of all rows. If the update is not "
-                f"linear in the rows, let the function store the gradient, all_reduce() that, and "
-                f"update from it (see make_train_function)"
+                "no collective over the ranks' values gives that of all rows. Let the function "
+                "store a gradient that is a mean over rows, all_reduce() that, and update from it: "
+                "make_train_function(loss, params, inputs, updates.adam) does so. Where rows need "
+                "each other (negatives, neighbours, a denominator), take them from all ranks by "
+                "in_graph.all_gather() or in_graph.all_reduce()"
             )
         return (
-            f"{self.op!r} of the ranks' parts is not the whole: use another op, or an expression "
-            f"whose parts combine by it"
+            f"{self.op!r} of the ranks' parts is not the whole. Use another op; weights; an "
+            f"expression whose parts combine by the op; or, where rows need each other, "
+            f"in_graph.all_gather() or in_graph.all_reduce()"
         )
 
 
 @dataclass(frozen=True)
 class Report:
-    """The result of `verify()`; ``str(report)`` has a line for each output and update.
+    """What a proof has compared; ``str(report)`` has a line for each output and update.
 
     Attributes:
         name: name of the function.
         rows: the number of rows that each rank computed.
         comparisons: all comparisons, and what was not compared, with the reason.
-        notes: runs that were not made, and why.
+        notes: what could not be done, and why.
+        call: the number of the function's call, from 1; 0 for `verify()`.
+        how: "whole" if one process computed all rows at once; "5 pieces" if they did not fit into
+            its memory.
     """
 
     name: str
     rows: Tuple[int, ...]
     comparisons: Tuple[Comparison, ...]
     notes: Tuple[str, ...] = ()
+    call: int = 0
+    how: str = "whole"
 
     @property
     def wrong(self) -> Tuple[Comparison, ...]:
@@ -167,7 +174,7 @@ class Report:
     @property
     def worst(self) -> Optional[Comparison]:
         """The comparison with the largest severity; None if nothing was compared."""
-        compared = [c for c in self.comparisons if c.difference is not None]
+        compared = [c for c in self.comparisons if c.severity >= 0]
         return max(compared, key=lambda c: c.severity, default=None)
 
     def raise_if_wrong(self) -> Report:
@@ -184,8 +191,11 @@ class Report:
         verdict = "ok" if self.ok else "WRONG"
         if self.worst is None:
             verdict = "nothing could be compared"
-        on = f"{self.name} on {len(self.rows)} ranks with {self.rows} rows"
-        lines = [f"{on}, against plain {TITLE}: {verdict}"]
+        on = f"{self.name!r} on {len(self.rows)} ranks with {self.rows} rows"
+        if self.how != "whole":
+            verdict += f" (one process in {self.how})"
+        call = f"call {self.call} of " if self.call else ""
+        lines = [f"{call}{on}, against one process of {TITLE}: {verdict}"]
         return "\n  ".join([*lines, *map(str, self._worst_of_each()), *self.notes])
 
     def _worst_of_each(self) -> List[Comparison]:

@@ -1,0 +1,91 @@
+"""A function's twin that draws nothing: each draw has a fixed value, the same in each entry.
+
+Parts of the rows then combine as those of the drawing function do, and the results can be compared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, List, Sequence
+
+import numpy as np
+
+from synk_core.engine import Apply, DisconnectedType, Op, ancestors, clone, inner_outputs
+
+from .spec import FunctionSpec
+
+_UNIFORM = 0.05
+"""Of uniform draws, which dropout keeps where they are below its probability to keep."""
+
+_WITH_ONES = ("bernoulli", "binomial")
+"""Draws of whole numbers among which 1 is one."""
+
+_DRAWS = ("mrg_uniform", "GPUA_mrg_uniform", "RandomFunction")
+
+
+class Fixed(Op):  # type: ignore[misc] # engines have no types
+    """An array of the shape and dtype of the input, with a fixed number in each entry."""
+
+    __props__ = ()
+
+    def make_node(self, x: Any) -> Any:
+        """Apply it to a tensor."""
+        return Apply(self, [x], [x.type()])
+
+    def perform(self, node: Any, inputs: Sequence[Any], outputs: Any, _params: Any = None) -> None:  # noqa: ARG002
+        """Fill the output."""
+        x = np.asarray(inputs[0])
+        outputs[0][0] = np.full_like(x, _UNIFORM if x.dtype.kind == "f" else 1)
+
+    def connection_pattern(self, node: Any) -> List[List[bool]]:  # noqa: ARG002
+        """Return that the output depends on the input's shape alone."""
+        return [[False]]
+
+    def grad(self, inputs: Any, gradients: Any) -> List[Any]:  # noqa: ARG002
+        """Return none."""
+        return [DisconnectedType()()]
+
+
+def still(spec: FunctionSpec) -> FunctionSpec:
+    """Return the spec of a function's twin.
+
+    Raises:
+        ValueError: some draws cannot be replaced.
+    """
+    values = [*spec.outputs, *(value for _, value, _ in spec.updates)]
+    values += [value for _, value in spec.givens]
+    nodes = {v.owner for v in ancestors(values) if v.owner is not None}
+    fixed = {}
+    for node in nodes:
+        if _is_draw(node):
+            kind = f"{type(node.op).__name__} {getattr(node.op, 'fn', '')}".lower()
+            sample = node.outputs[-1]
+            if not sample.dtype.startswith("float") and not any(w in kind for w in _WITH_ONES):
+                raise ValueError(f"{node.op} draws whole numbers")
+            fixed[sample] = Fixed()(node.clone().outputs[-1])
+        elif any(map(_is_draw, _inside(node.op))):
+            raise ValueError(f"{node.op} draws inside of it")
+    made = clone(values, replace=fixed)
+    outputs, rest = made[: len(spec.outputs)], made[len(spec.outputs) :]
+    updates = [(t, v, op) for (t, _, op), v in zip(spec.updates, rest)]
+    givens = [(key, v) for (key, _), v in zip(spec.givens, rest[len(updates) :])]
+    new = {id(target): value for target, value, _ in updates}
+    accumulated = tuple((t, new.get(id(t), v), op) for t, v, op in spec.accumulated)
+    return replace(
+        spec,
+        outputs=tuple(outputs),
+        updates=tuple(updates),
+        givens=tuple(givens),
+        accumulated=accumulated,
+    )
+
+
+def _is_draw(node: Any) -> bool:
+    names = {base.__name__ for base in type(node.op).__mro__}
+    return "RandomVariable" in names or not names.isdisjoint(_DRAWS)
+
+
+def _inside(op: Any) -> List[Any]:
+    """Return the nodes of the graphs inside of an operation."""
+    inner = {v.owner for v in ancestors(list(inner_outputs(op))) if v.owner is not None}
+    return [*inner, *(deep for node in inner for deep in _inside(node.op))]

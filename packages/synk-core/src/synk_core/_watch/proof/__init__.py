@@ -1,0 +1,1 @@
+"""Proofs: whether calls give what one process would; see `_rank.proof` and `prover`."""

@@ -1,0 +1,266 @@
+"""Decide which calls of a function are proved, and what of them; and `verify()`.
+
+What the graph shows to be exact needs no proof; what it shows to be wrong was said when the
+function was built. The rest is proved at calls 1, 2, 4, 8 ... At these, the ranks also compare the
+values of the variables that they should agree on, and the code of users' operations.
+
+A result that is drawn cannot be compared. Where it has to be proved, a twin of the function is
+called with the same inputs, and undone: it has a fixed value in place of each draw.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
+
+import numpy as np
+
+from synk_core._graph.leaves import depends_on_rows, draws, lineage_of
+from synk_core._graph.random_streams import is_random_state
+from synk_core._graph.rowwise.check import check_spec
+from synk_core._graph.still import still
+from synk_core._graph.users_code import code_of, has_users_code
+from synk_core._plan.rows import is_int
+from synk_core._text import shown
+from synk_core._warn import warn_user
+from synk_core._wire.messages import Proof, Step
+from synk_core.exceptions import InputValueError, NotExact, ProofWarning
+
+from .report import Comparison, Report
+
+MOST_SLICINGS = 100
+"""Numbers of slices that `verify` tries at most: each is a run."""
+
+_NEVER = 1 << 62
+
+
+def checked_policy(policy: Any) -> Union[str, bool]:
+    """Return what becomes of a call that is not exact: "raise", "warn" or False.
+
+    Raises:
+        InputValueError: it is something else.
+    """
+    if policy in ("raise", "warn") or policy is False:
+        return policy
+    raise InputValueError(f"proof: got {shown(policy)}, expected 'raise', 'warn' or False")
+
+
+class _Part(NamedTuple):
+    """An output or an update.
+
+    Attributes:
+        place: among the outputs; of an update, the number of the variable.
+        is_open: whether its graph leaves something to prove.
+        reason: why it cannot be compared.
+    """
+
+    place: int
+    name: str
+    op: Optional[str]
+    is_open: bool
+    reason: str
+
+
+class Prover:
+    """Proves the calls of one function.
+
+    Args:
+        function: the `Function`.
+        plain: its compiled form.
+        runtime: whose ranks compute it.
+        policy: see `checked_policy`.
+
+    Attributes:
+        calls: that were performed.
+        due: the number of calls before the next one that is proved.
+        report: of the latest proof.
+    """
+
+    def __init__(self, function: Any, plain: Any, runtime: Any, policy: Union[str, bool]) -> None:
+        self._function, self._plain, self._runtime = function, plain, runtime
+        self._policy = policy
+        self.calls = 0
+        self.due = 0 if policy and runtime.size > 1 else _NEVER
+        self.report: Optional[Report] = None
+        self._twin: Any = None
+        self._code: Any = None
+        self._said: Set[str] = set()
+
+    @cached_property
+    def _parts(self) -> Tuple[List[_Part], List[_Part]]:
+        """The outputs and the updates."""
+        spec, lineage = self._function.spec, lineage_of(self._function.spec)
+        has_rows = bool(spec.n_scattered or spec.sliceable)
+        verdicts = check_spec(spec)
+        outputs, updates = [], []
+        for i, (variable, op, leaves) in enumerate(
+            zip(spec.outputs, spec.output_ops, lineage.outputs)
+        ):
+            reason = _DRAWN if draws(leaves) else "" if has_rows else _NO_ROWS
+            if op is None:
+                reason = "it is the master's own result"
+            name = f"output {i}" + (f" ({variable.name})" if variable.name else "")
+            is_open = op is not None and has_rows and verdicts[i].verdict == "unknown"
+            outputs.append(_Part(i, name, op, is_open, reason))
+        known = {verdict.position: verdict.verdict for verdict in verdicts.updates}
+        for i, (target, leaves) in enumerate(lineage.updates):
+            if is_random_state(target) or not depends_on_rows(leaves, spec):
+                continue
+            number = self._runtime.registry.number_of(target)
+            name = self._runtime.registry.label(number)
+            reason = _DRAWN if draws(leaves) else ""
+            updates.append(_Part(number, name, None, known.get(i) == "unknown", reason))
+        return outputs, updates
+
+    @cached_property
+    def _has_users_code(self) -> bool:
+        return bool(has_users_code(self._plain))
+
+    def is_due(self) -> bool:
+        """Return whether the next call is proved: its number says so, or code has changed here."""
+        if self.calls >= self.due:
+            return True
+        if self._code is None or self._code == code_of(self._plain):
+            return False
+        self.due = self.calls
+        return True
+
+    def rehearse(self, values: Sequence[Any], options: Any) -> None:
+        """Before a call that is due, prove what is drawn. Nothing may be staged yet.
+
+        Raises:
+            NotExact: it is not exact.
+        """
+        parts = [part for several in self._parts for part in several]
+        if not any(part.is_open and part.reason == _DRAWN for part in parts):
+            return
+        if self._twin is None:
+            try:
+                self._twin = self._runtime.twin(still(self._function.spec))
+            except Exception as error:  # noqa: BLE001 - whatever the engine makes of it
+                self._twin = False
+                self._say(f"{self._label} is not proved: {type(error).__name__}: {error}")
+        if self._twin is not False:
+            plan, step = self._twin.planner.prepare(values, options, 0)
+            proof = self._twin.prover.proof(options.output_subset, self.calls + 1)
+            report = self._function.executor.rehearse(step, proof)
+            if not report.ok and self._policy == "raise":
+                raise NotExact(report)
+            self._judge(report)
+
+    def proving(self, step: Step, output_subset: Any) -> Step:
+        """Return the step that performs a planned call and proves it; the same step, if there is
+        nothing to prove."""
+        proof = self.proof(output_subset, self.calls + 1)
+        if proof.outputs or proof.updates or proof.replicas or proof.compares_code:
+            return self._function.executor.proving(step, proof)
+        self._go_on()
+        return step
+
+    def proof(self, output_subset: Any, call: int, everything: bool = False) -> Proof:
+        """Return what is to be proved of a call.
+
+        Args:
+            everything: also what the graph shows to be exact, or wrong.
+        """
+        outputs, updates = self._parts
+        wanted = outputs if output_subset is None else [outputs[i] for i in output_subset]
+        number, origins = self._function.number, self._runtime.origins
+        to_agree = origins.to_agree(number, is_first=call <= 1)
+        return Proof(
+            call,
+            tuple(
+                i for i, p in enumerate(wanted) if not p.reason and (p.is_open or everything)
+            ),
+            tuple(p.name for p in wanted),
+            tuple(
+                (p.place, p.name) for p in updates if not p.reason and (p.is_open or everything)
+            ),
+            tuple((variable, origins.because(variable, number)) for variable in to_agree),
+            self._has_users_code,
+            raises=self._policy == "raise",
+        )
+
+    def done(self, report: Optional[Report]) -> None:
+        """Take note of a call that was performed, and of its proof."""
+        self.calls += 1
+        if report is not None:
+            self._judge(report)
+            self._go_on()
+
+    def _go_on(self) -> None:
+        self.due = max(2 * self.calls, self.calls + 1)
+        if self._has_users_code:
+            self._code = code_of(self._plain)
+
+    @property
+    def _label(self) -> str:
+        name = self._function.name
+        return f"function {name!r}" if name else "this function"
+
+    def _judge(self, report: Report) -> None:
+        """Keep a report; warn once of what is wrong, and of what cannot be proved."""
+        self.report = report
+        for text in (*map(str, report.wrong), *report.notes):
+            self._say(f"call {report.call} of {self._label}: {text}")
+
+    def _say(self, text: str) -> None:
+        key = text.partition(": ")[2]
+        if key not in self._said:
+            self._said.add(key)
+            warn_user(text, ProofWarning, self._function.spec.built_at)
+
+    def verify(
+        self, values: Sequence[Any], options: Any, num_slices: Any, limit: Optional[float]
+    ) -> Report:
+        """Perform a call, also in slices, prove all of it, and undo it; see `Function.verify`."""
+        several = _checked_slices(num_slices)
+        # NaN is not at least 0.
+        is_number = isinstance(limit, (int, float, np.integer, np.floating))
+        if limit is not None and not (is_number and limit >= 0):
+            raise InputValueError(f"limit: got {shown(limit)}, expected a number of ulps, or None")
+        spec, executor, planner = self._function.spec, self._function.executor, None
+        notes: Tuple[str, ...] = ()
+        if not spec.n_scattered and not spec.sliceable:
+            notes = ("not run in slices: the function has no rows to slice",)
+        elif lineage_of(spec).has_reductions:
+            notes = ("not run in slices: its in-graph reductions would reduce slice by slice",)
+        found: List[Comparison] = []
+        with executor.lock:
+            for count in [1] if notes else [1, *several]:
+                wanted = self._function.planner.wanted(options.output_subset)
+                if count > 1:
+                    every = range(len(spec.outputs)) if wanted is None else wanted
+                    wanted = tuple(i for i in every if spec.output_ops[i] is not None)
+                of_it = options._replace(output_subset=wanted, num_slices=count)
+                _plan, step = self._function.planner.prepare(values, of_it, 0)
+                proof = replace(self.proof(wanted, 0, everything=True), limit=limit)
+                report = executor.rehearse(step, proof)
+                # The ranks' values are the same in each run.
+                found += [c for c in report.comparisons if count == 1 or c.difference]
+                if count == 1:
+                    first = report
+        outputs, updates = self._parts
+        shown_ones = outputs if options.output_subset is None else [outputs[i] for i in wanted]
+        for part, what in [*((p, p.name) for p in shown_ones), *((p, f"update of {p.name}") for p in updates)]:
+            if part.reason:
+                found.append(Comparison(what, part.op, reason=part.reason))
+        notes = (*first.notes, *(notes if several else ()))
+        return replace(first, comparisons=tuple(found), notes=notes)
+
+
+_DRAWN = "it draws random numbers"
+_NO_ROWS = "there are no rows: each rank computes the same"
+
+
+def _checked_slices(num_slices: Any) -> List[int]:
+    """Return the numbers of slices to try."""
+    several = [num_slices] if is_int(num_slices) else num_slices
+    is_list = isinstance(several, (list, tuple, range)) and len(several) <= MOST_SLICINGS
+    if not is_list or not all(is_int(n) and n > 0 for n in several):
+        raise InputValueError(
+            f"num_slices: got {shown(num_slices)}, expected an int of at least 1, or a list of at "
+            f"most {MOST_SLICINGS} of these"
+        )
+    return [int(n) for n in several if n > 1]
