@@ -1,0 +1,359 @@
+"""The code of users' modules that a compiled function runs, to compare it between ranks.
+
+A worker finds the operations of a user's module by import, so it may have other code than the
+master, or other values of what the code reads. Listed is what runs: `perform`, the C code, and
+what these name, as far as it is of users' modules: not of the engine, its adapters or Python, and
+not installed. What the code changes itself, counters and caches, is each rank's own.
+"""
+
+from __future__ import annotations
+
+import dis
+import hashlib
+import sys
+import sysconfig
+from collections import deque
+from contextlib import suppress
+from functools import cached_property, lru_cache, partial
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FunctionType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+)
+from typing import Any, Callable, Deque, Dict, FrozenSet, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from synk_core._rank.digest import digest
+from synk_core.engine import FromFunctionOp, Op, ancestors, held_by, inner_outputs, library
+
+MOST = 1_000
+"""Rows of an operation; items in a value, of which only the type is compared if it has more."""
+
+MOST_BYTES = 10_000_000
+"""Bytes of arrays whose content is compared, of an operation."""
+
+MOST_QUICK = 100
+"""Items of a list, dict or array in which `is_as_before` sees a change."""
+
+_OURS = ("synkhronos", "theano_compat")
+_RUN = frozenset(("perform", "impl", "make_thunk", "make_py_thunk", "prepare_node", "get_params"))
+_PLAIN = (bool, int, float, complex, str, bytes, range, slice, type(None), type(...))
+_PARTS = ("__func__", "__self__", "func", "args", "keywords", "fget", "fset", "fdel")
+_PARTS += ("__wrapped__", "pyfunc", "py_func")
+_CHANGING = frozenset("add append clear extend insert pop popitem remove setdefault update".split())
+# What changes an item of the value that lies under so many others on the stack.
+_STORES = {"STORE_SUBSCR": 1, "DELETE_SUBSCR": 1, "STORE_SLICE": 2}
+
+_CURES = (
+    "make a value that changes an input of the operation, or a shared variable",
+    "close() and fork() again after an edit, so that workers import the file as it is now, or "
+    "define the operation in the program itself: then it is sent by value",
+)
+
+_Watch = Tuple[Callable[[str], Any], str, Any]
+_By = Tuple[FrozenSet[str], str]
+_Code = Tuple[str, FrozenSet[str], FrozenSet[str], FrozenSet[str]]
+_codes: Dict[int, Tuple[CodeType, _Code]] = {}
+
+
+def _read(code: CodeType) -> _Code:
+    """Return a digest of code and of the code within, and what they name, read and change."""
+    if id(code) not in _codes:
+        steps = list(dis.get_instructions(code))
+        within = [_read(const)[1:] for const in code.co_consts if isinstance(const, CodeType)]
+        shape = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
+        variables = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
+        jumps = getattr(code, "co_exceptiontable", b"")
+        whole = (code.co_code, _constant(code.co_consts), shape, variables, jumps)
+        reads = [s.argval for s in steps if s.opname in ("LOAD_GLOBAL", "IMPORT_NAME")]
+        sets = (code.co_names, reads, _changed(steps)), *within
+        names, read, changed = (frozenset().union(*parts) for parts in zip(*sets))
+        _codes[id(code)] = code, (_hashed(repr(whole)), names, read, changed)
+    return _codes[id(code)][1]
+
+
+def _changed(steps: Sequence[dis.Instruction]) -> Iterator[str]:
+    """Yield the names that code assigns to, and those of the containers that it changes."""
+    for place, step in enumerate(steps, 1):
+        if step.opname in ("STORE_GLOBAL", "STORE_DEREF", "STORE_ATTR"):
+            yield step.argval
+        above = 0 if step.opname in ("LOAD_GLOBAL", "LOAD_DEREF", "LOAD_ATTR") else -1
+        for after in steps[place:]:
+            calls = after.opname in ("LOAD_ATTR", "LOAD_METHOD") and after.argval in _CHANGING
+            if above < 0 or above == _STORES.get(after.opname, 0 if calls else -1):
+                break
+            above += dis.stack_effect(after.opcode, after.arg)
+        else:
+            above = -1
+        if above >= 0:
+            yield step.argval
+
+
+def _constant(value: Any) -> str:
+    if isinstance(value, CodeType):
+        return _read(value)[0]
+    if isinstance(value, (tuple, frozenset)):
+        items = [_constant(item) for item in value]
+        return f"{type(value).__name__} {items if type(value) is tuple else sorted(items)}"
+    return f"{type(value).__name__} {value!r}"
+
+
+def _hashed(text: str) -> str:
+    return "#" + hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
+
+
+@lru_cache(None)
+def _is_users(name: str) -> bool:
+    """Return whether a module is the user's own: also one that is not there, sent by value."""
+    root = str(name).partition(".")[0]
+    files = [getattr(sys.modules.get(n), "__file__", None) for n in (name, root)]
+    file = str(files[0] or files[1])
+    if name == "__main__" or root.startswith("synk_") or root in (library.__name__, *_OURS):
+        return name == "__main__"
+    is_installed = "site-packages" in file or "dist-packages" in file
+    is_pythons = root in sys.builtin_module_names or file.startswith(sysconfig.get_path("stdlib"))
+    return not (is_installed or is_pythons)
+
+
+def _name(thing: Any) -> str:
+    return f"{thing.__module__}.{getattr(thing, '__qualname__', thing.__name__)}"
+
+
+def _is_special(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    """Return the items of a sequence, and the functions in a method, property or decorator."""
+    if isinstance(value, (list, tuple, deque)):
+        return value
+    if isinstance(value, (MethodType, partial, staticmethod, classmethod, property)):
+        return [getattr(value, name) for name in _PARTS if hasattr(value, name)]
+    held = {} if isinstance(value, type) else getattr(value, "__dict__", {})
+    return [held[name] for name in _PARTS if name in held]
+
+
+def _functions(value: Any) -> List[FunctionType]:
+    found = (value, *_parts(value))
+    return [f for f in found if type(f) is FunctionType and _is_users(f.__module__)]
+
+
+class _Table:
+    """The rows of an operation, in the order found. `by` is who reads: the names in its code, and
+    its own."""
+
+    def __init__(self, op: Any) -> None:
+        self._rows: List[Tuple[str, str, str]] = []
+        self._first: Dict[int, str] = {}
+        self._seen: Set[Any] = set()
+        self._changed: Set[str] = set()
+        self._later: Deque[Callable[[], Any]] = deque()
+        self._watched: List[_Watch] = []
+        self._bytes, self._items, self._depth = MOST_BYTES, 0, 0
+        self._instance(f"{_name(type(op))}()", (frozenset(), ""), op)
+        while self._later and len(self._rows) < MOST:
+            self._later.popleft()()
+        kept = ((what, text) for name, what, text in self._rows if name not in self._changed)
+        self.rows = list(dict.fromkeys(kept))
+        self.watched = [watch for watch in self._watched if watch[1] not in self._changed]
+
+    def _add(self, what: str, reader: str, text: str) -> None:
+        text = _hashed(text) if len(text) > 60 else text
+        row = f"{what}, which {reader} reads," if reader else what
+        self._rows.append((what.rpartition(".")[2], row, text))
+
+    def _value(self, what: str, by: _By, value: Any) -> None:
+        self._items = 0
+        text = self._text(what, by, value)
+        # Which of a set's items would be left out depends on their order.
+        self._add(what, by[1], text if self._items <= MOST else _name(type(value)))
+        size = value.size if isinstance(value, np.ndarray) else self._items
+        if isinstance(value, (list, dict, set, np.ndarray)) and size <= MOST_QUICK:
+            again = partial(self._again, what, by, value, text)
+            self._watched.append((again, what.rpartition(".")[2], text))
+
+    def _again(self, what: str, by: _By, value: Any, before: str, _name: str) -> Optional[str]:
+        self._items, self._bytes = 0, MOST_BYTES
+        text = self._text(what, by, value)
+        self._later.clear()
+        return before if text == before else None
+
+    def _values(self, what: str, by: _By, held: Mapping[str, Any], names: Iterable[str]) -> None:
+        for name in sorted(names):
+            if name in held and not _is_special(name):
+                self._watched.append((held.get, name, held[name]))
+                self._value(f"{what}.{name}", by, held[name])
+
+    def _function(self, function: FunctionType) -> None:
+        if id(function) in self._seen:
+            return
+        self._seen.add(id(function))
+        text, names, reads, changed = _read(function.__code__)
+        by, held = (names, _name(function)), function.__globals__
+        self._add(f"the code of {by[1]}", "", text)
+        if function.__name__ not in ("__init__", "__new__"):
+            self._changed |= changed
+        for name in ("__code__", "__defaults__", "__kwdefaults__"):
+            self._watched.append((partial(getattr, function), name, getattr(function, name)))
+        defaults = [function.__defaults__, function.__kwdefaults__]
+        if any(defaults):
+            self._value(f"the defaults of {by[1]}", (names, ""), defaults)
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
+            with suppress(ValueError):  # it is empty
+                self._watched.append((lambda _, c=cell: c.cell_contents, name, cell.cell_contents))
+                self._value(name, by, cell.cell_contents)
+        self._values(function.__module__, by, held, reads)
+        for name in sorted(reads.difference(held)):
+            for path in (name, f"{held.get('__package__')}.{name}".strip(".")):
+                self._module(by, sys.modules.get(path))  # which it imports
+
+    def _module(self, by: _By, module: Any) -> None:
+        key = (id(module), by[1])
+        if module is not None and _is_users(module.__name__) and key not in self._seen:
+            self._seen.add(key)
+            act = partial(self._values, module.__name__, by, vars(module), by[0])
+            self._later.append(act)
+
+    def _class(self, by: _By, cls: Any) -> _By:
+        """Take in what runs of a class: what `by` names, what that names, and operators."""
+        names, is_op, size = by[0], issubclass(cls, Op), -1
+        if is_op:
+            names |= _RUN.union(name for name in dir(cls) if name.startswith("c_"))
+        bases = [base for base in cls.__mro__ if _is_users(base.__module__)]
+        items = [(base, *item) for base in bases for item in sorted(vars(base).items())]
+        while size < len(names):
+            size = len(names)
+            run = [i for i in items if i[1] in names or (_is_special(i[1]) and not is_op)]
+            functions = [function for *_, held in run for function in _functions(held)]
+            names = names.union(*(_read(function.__code__)[1] for function in functions))
+        self._changed.update(name for _, name, held in run if isinstance(held, cached_property))
+        self._add(f"the methods of {_name(cls)}", by[1], " ".join(map(_name, functions)))
+        for function in functions:
+            self._function(function)
+        for base, name, held in run:
+            self._watched.append((vars(base).get, name, held))
+            if not _functions(held):
+                self._values(_name(base), (names, by[1]), vars(base), [name])
+        return names, by[1]
+
+    def _instance(self, what: str, by: _By, value: Any) -> None:
+        by = self._class(by, type(value))
+        held = getattr(value, "__dict__", {})
+        self._values(what, by, held, held)
+        self._watched.append((partial(getattr, value), "__class__", type(value)))
+        for name, slot in [item for base in type(value).__mro__ for item in vars(base).items()]:
+            if isinstance(slot, MemberDescriptorType) and hasattr(value, name):
+                self._watched.append((partial(getattr, value), name, getattr(value, name)))
+                self._value(f"{what}.{name}", by, getattr(value, name))
+
+    def _text(self, what: str, by: _By, value: Any) -> str:
+        """Return a value in short, and take in later the user's things that are in it."""
+        kind, item = type(value), partial(self._text, what, by)
+        self._items += 1
+        if kind in _PLAIN:
+            return _constant(value)
+        if self._items > MOST or self._depth > 20:
+            return _name(kind)
+        self._depth += 1
+        content: Any
+        if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+            self._bytes -= value.nbytes
+            content = (value.dtype, value.shape, self._bytes >= 0 and digest(np.asarray(value)))
+        elif isinstance(value, np.ndarray):
+            content = [value.shape, *map(item, value.flat)]
+        elif isinstance(value, (np.generic, np.dtype)):
+            content = value
+        elif isinstance(value, dict):
+            content = sorted((item(key), item(held)) for key, held in value.items())
+        elif isinstance(value, (set, frozenset)):
+            content = sorted(map(item, value))
+        elif isinstance(value, ModuleType):
+            content = value.__name__
+            self._module(by, value)
+        elif isinstance(value, (FunctionType, type, BuiltinFunctionType, np.ufunc)):
+            content = _name(value)
+        else:
+            content = [item(part) for part in _parts(value)]
+        self._depth -= 1
+        if isinstance(value, (FunctionType, type)):
+            if _is_users(value.__module__):
+                take_in = partial(self._class, by) if kind is not FunctionType else self._function
+                self._later.append(partial(take_in, value))
+        elif _is_users(kind.__module__):
+            first = self._first.setdefault(id(value), what)
+            if first is what:
+                self._later.append(partial(self._instance, what, by, value))
+            return f"{_name(kind)} {content!r} {first}"
+        return f"{_name(kind)} {content!r}"
+
+
+_found: WeakKeyDictionary[Any, List[Any]] = WeakKeyDictionary()
+_watched: WeakKeyDictionary[Any, List[_Watch]] = WeakKeyDictionary()
+
+
+def _operations(compiled: Any) -> List[Any]:
+    """Return the operations of users' modules in a function's graph, and in their inner graphs."""
+    known = _found.get(held_by(compiled))
+    if known is None:
+        known, todo, seen = [], [node.op for node in compiled.maker.fgraph.apply_nodes], set()
+        while todo:
+            op = todo.pop()
+            if id(op) not in seen:
+                seen.add(id(op))
+                if isinstance(op, FromFunctionOp) or _is_users(type(op).__module__):
+                    known.append(op)
+                todo += [v.owner.op for v in ancestors(list(inner_outputs(op))) if v.owner]
+                todo += [op.scalar_op] if hasattr(op, "scalar_op") else []
+        _found[held_by(compiled)] = known
+    return known
+
+
+def has_users_code(compiled: Any) -> bool:
+    """Return whether a compiled function has operations of users' modules."""
+    return bool(_operations(compiled))
+
+
+def code_of(compiled: Any) -> List[Tuple[str, str]]:
+    """Return the user's code that a compiled function runs, and the values that it reads.
+
+    Returns:
+        Pairs of what it is, in words, and a text that is the same in all processes where it is:
+        a short value itself, else a digest, which begins with "#".
+    """
+    tables = [_Table(op) for op in _operations(compiled)]
+    _watched[held_by(compiled)] = [watch for table in tables for watch in table.watched]
+    return list(dict.fromkeys(row for rows in sorted(table.rows for table in tables) for row in rows))
+
+
+def is_as_before(compiled: Any) -> bool:
+    """Return quickly whether `code_of` would return the same again, but for large values."""
+    with suppress(AttributeError, ValueError):  # deleted; an empty cell
+        return all(get(name) is held for get, name, held in _watched.get(held_by(compiled), ()))
+    return False
+
+
+def differing(tables: Sequence[Sequence[Tuple[str, str]]]) -> List[str]:
+    """Compare what `code_of` returned on each rank; what a rank has not found is left out.
+
+    Returns:
+        In words, what differs on which ranks, and at last the cures; nothing if all is equal.
+    """
+    held: Dict[str, Dict[int, List[str]]] = {}
+    for rank, table in enumerate(tables):
+        for what, text in table:
+            held.setdefault(what, {}).setdefault(rank, []).append(text)
+    words, cures = [], {}
+    for what, texts in held.items():
+        ranks: Dict[str, List[str]] = {}
+        for rank, parts in texts.items():
+            ranks.setdefault(" and ".join(parts), []).append(str(rank))
+        if len(ranks) > 1:
+            shown = (f"{text} on rank {', '.join(who)}" for text, who in ranks.items())
+            words.append(f"{what} differs: {'; '.join(shown)}")
+            cures[_CURES[what.startswith(("the code of", "the methods of"))]] = None
+    return [*words, *cures]
