@@ -308,6 +308,7 @@ class Settings:
         nccl: whether collectives of devices go through NCCL.
         profile: whether each worker writes a profile.
         records: whether all ranks record spans of time from the start.
+        seed: of the workers' global generators, with their rank.
     """
 
     backend: str = "shm"
@@ -320,6 +321,7 @@ class Settings:
     precision: str = "default"
     profile: bool = False
     records: bool = False
+    seed: int = 0
 
     @property
     def reseeds(self) -> bool:
