@@ -238,7 +238,7 @@ ARGUMENTS = {
 
 def test_the_table_of_collectives_says_what_each_does_to_the_values(pair):
     assert set(PERFORMERS) == set(COLLECTIVES)
-    for name in COLLECTIVES:
+    for name in set(COLLECTIVES) - {"reseed"}:
         w = engine.shared(np.zeros(3), "w")
         before = [np.arange(3.0) + 10 * rank for rank in range(2)]
         for rank, value in enumerate(before):

@@ -13,6 +13,7 @@ import theano.sparse
 import theano.tensor as T
 from theano.sandbox import rng_mrg
 from theano.sandbox.rng_mrg import MRG_RandomStreams
+from theano.tensor import raw_random
 from theano.tensor.shared_randomstreams import RandomStreams
 
 from synk_core._graph import random_streams
@@ -74,6 +75,10 @@ def test_one_random_state_goes_on_over_functions_and_rounds(pair, x):
     serial = theano.function([], drawn()[0])
     np.testing.assert_array_equal(numbers[:, :2], [serial() for _ in numbers])
     assert len(np.unique(numbers)) == 16
+    own = theano.shared(np.random.RandomState(3))  # no stream's, and not marked as one
+    state, draw = raw_random.uniform(own, (2,))
+    f = pair.function([], [(draw, "gather")], updates=[(own, state)], **QUICK)
+    assert len(np.unique(f()[0])) == 4
 
 
 def test_sparse_constants_and_sparse_variables(pair, x):

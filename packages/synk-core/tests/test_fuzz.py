@@ -139,7 +139,7 @@ VALUES = st.one_of(
 @given(data=st.data())
 def test_collectives(house, data):
     draw, collectives = data.draw, house.runtime.collectives
-    kind = draw(st.sampled_from([*COLLECTIVES, "get_lengths"]))
+    kind = draw(st.sampled_from([*list(COLLECTIVES)[:-1], "get_lengths"]))
     several = st.lists(st.sampled_from(house.variables), min_size=1, max_size=3)
     arguments = [draw(mostly(st.sampled_from(house.variables) | several))]
     options = {}

@@ -128,7 +128,7 @@ acts = [
     lambda: synk.broadcast(s), lambda: synk.scatter(s, [1.0]), lambda: synk.gather(s),
     lambda: synk.all_gather(s), lambda: synk.reduce(s), lambda: synk.all_reduce(s),
     lambda: synk.set_value(0, s, 1.0), lambda: synk.get_value(0, s),
-    lambda: synk.get_lengths(s), lambda: synk.get_shapes(s),
+    lambda: synk.get_lengths(s), lambda: synk.get_shapes(s), lambda: synk.seed(1),
 ]
 for act in acts:
     try:
@@ -140,7 +140,7 @@ for act in acts:
 synk.close()
 print(len(acts))
 """
-    assert zygote().run(code) == (0, "14\n", "")
+    assert zygote().run(code) == (0, "15\n", "")
 
 
 def test_fork_after_close_works_again_with_another_number():

@@ -82,6 +82,14 @@ def test_states_by_which_all_ranks_would_draw_the_same_are_refused(pair):
     odd = engine.shared(np.random.Generator(Odd(7)), name="odd")
     with pytest.raises(SpecError, match=r"odd is a Generator of Odd, .*identical"):
         drawing(pair, odd)
+    rng = T.random.shared_rng(seed=7)
+    f = drawing(pair, rng)
+    first = f(np.zeros(20))
+    rng.set_value(odd.get_value())
+    with pytest.raises(SpecError, match=r"a Generator of Odd"):
+        f(np.zeros(20))
+    rng.set_value(np.random.default_rng(7))
+    np.testing.assert_array_equal(f(np.zeros(20)), first)
     fixed = odd.type.make_constant(np.random.default_rng(7))
     draws = T.random.uniform(size=(), rng=fixed)
     with pytest.raises(SpecError, match=r"constant of the graph of fixed, .*pytensor\.shared"):

@@ -312,6 +312,35 @@ def timeline(path: Union[str, os.PathLike[str]]) -> Timeline:
 
 
 @brief_traceback
+def seed(n: int) -> None:
+    """Seed what draws random numbers, on every rank.
+
+    ::
+
+        synk.seed(7)
+
+    - The random streams of all functions built so far. A stream's own ``seed(n)``, and a state that
+      you set in this process, also reach all ranks, with the next call that uses it: this process
+      draws the same numbers as in serial Theano, each other rank draws from a stream made from that
+      state and its rank (with ``fork(random_streams="identical")``, from that state).
+    - NumPy's and Python's global generators, for operations that use them: here as with
+      ``np.random.seed(n)`` and ``random.seed(n)``, elsewhere from `n` and the rank. Those functions
+      themselves seed this process alone, because nobody notices them; but `fork()` seeds the
+      workers from the state of NumPy's global generator at that moment.
+
+    Blocks until the workers have started. If it fails, streams keep their states on all ranks.
+
+    Args:
+        n: from 0 to 2**32 - 1.
+
+    Raises:
+        NotForked, Closed: no `fork()` before (RuntimeErrors).
+        InputValueError: `n` is something else.
+    """
+    _default.default().seed(n)
+
+
+@brief_traceback
 def watch_finite(on: bool = True) -> FiniteWatch:
     """Find the first NaN or infinity from now on, with its rank, slice and row.
 

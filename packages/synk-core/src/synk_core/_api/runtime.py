@@ -47,6 +47,7 @@ from synk_core._graph.devices.assignment import (
 from synk_core._graph.devices.graphs import checked_policy
 from synk_core._graph.devices.precision import checked_precision
 from synk_core._graph.environment import compiler_note
+from synk_core._graph.random_streams import global_seed, is_random_state
 from synk_core._graph.rowwise.check import Verdicts, check_spec, warn_of_wrong
 from synk_core._graph.spec import FunctionSpec, make_spec
 from synk_core._master.builder import Builder
@@ -54,6 +55,7 @@ from synk_core._master.controller import Controller
 from synk_core._master.executor import Executor, Standing
 from synk_core._master.store import DataStore
 from synk_core._plan.arguments import checked_flag, checked_path, checked_seconds
+from synk_core._plan.rows import is_int
 from synk_core._shield import require_frames
 from synk_core._text import shown
 from synk_core._watch.proof.origins import Origins
@@ -61,7 +63,7 @@ from synk_core._watch.proof.prover import checked_policy as checked_proof
 from synk_core._watch.stats import Stats
 from synk_core._watch.timeline import Timeline
 from synk_core._wire.data import Data
-from synk_core._wire.messages import Settings
+from synk_core._wire.messages import Collective, Settings
 from synk_core._workers.interrupts import whole
 from synk_core._workers.mpi_worker import serve_world
 from synk_core.engine import TITLE
@@ -150,6 +152,7 @@ class Runtime:
             precision=checked_precision(precision),
             profile=bool(profile_workers),
             records=timeline is not None,
+            seed=global_seed(),
         )
         self._report, self._track = report or (lambda _line: None), track
         self._specs: Dict[int, FunctionSpec] = {}
@@ -298,6 +301,15 @@ class Runtime:
                 for i, act in enumerate(delayed)
             ]
             return executor.perform(prepared) if prepared else []
+
+    def seed(self, n: int) -> None:
+        """Seed on every rank what draws random numbers; see `synkhronos.seed`."""
+        if not is_int(n) or not 0 <= n < 2**32:
+            raise InputValueError(f"seed(): got {shown(n)}, expected an int from 0 to 2**32 - 1")
+        with self._controller.lock, self._rank.registry.held() as variables:
+            states = [variable for variable in variables.values() if is_random_state(variable)]
+            numbers = self._executor.numbers(states)
+            self._executor.run_act(Collective("reseed", numbers, {"seed": int(n)}), "seed()")
 
     def check(self, function: Function) -> Verdicts:
         """Check whether each output is decomposable over rows; see `synkhronos.check`."""

@@ -10,10 +10,12 @@ model's successive draws at such distances already, so ranks would draw each oth
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
+import random
 import zlib
 from collections.abc import Mapping
-from typing import Any, Iterable, Iterator
+from typing import Any, Iterable, Iterator, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -27,6 +29,8 @@ from synk_core.engine import (
 )
 from synk_core.exceptions import SpecError
 
+from .values import is_array
+
 _MRG_M1 = 2147483647
 _MRG_M2 = 2147462579
 _MRG_A1 = ((0, 1 << 22, (1 << 7) + 1), (1, 0, 0), (0, 1, 0))
@@ -36,6 +40,9 @@ which the halves of a state make a step."""
 
 _MRG_DISTANCE = 72
 """Two streams are 2 to this power steps apart."""
+
+_MT19937_BYTES = 625 * 4
+"""Of a Mersenne twister's state in memory: its words, and the position among them."""
 
 
 _BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
@@ -48,29 +55,62 @@ def is_random_state(variable: Any) -> bool:
     return is_random(variable) or isinstance(variable.type, RandomStateType)
 
 
-def reseed(state: Any, rank: int) -> Any:
-    """Return a state of the same kind and shape, determined by `state` and `rank`.
+def reseed(state: Any, rank: Optional[int]) -> Any:
+    """Return a state of the same kind and shape, determined by `state` and `rank`, if any."""
+    if rank is None:
+        return state
+    digest = hashlib.sha256(b"".join(_words(state))).digest()
+    return seeded(state, [*np.frombuffer(digest, np.uint32), rank])
+
+
+def seeded(state: Any, seeds: Sequence[int]) -> Any:
+    """Return a state of the same kind and shape, determined by `seeds`.
 
     Args:
         state: a numpy Generator or RandomState, or the int32 array of shape (streams, 6) (or (6,))
             of MRG_RandomStreams. Anything else is returned unchanged.
     """
+    sequence = np.random.SeedSequence(seeds)
     if isinstance(state, np.random.Generator):
-        bits: Any = state.bit_generator
-        digest = hashlib.sha256(b"".join(_words(bits.state))).digest()
-        seeds = np.random.SeedSequence([*np.frombuffer(digest, np.uint32), rank])
-        return np.random.Generator(type(bits)(seeds))
+        bits: Any = type(state.bit_generator)
+        return np.random.Generator(bits(sequence))
     if isinstance(state, np.random.RandomState):
-        _, key, position, _, _ = state.get_state(legacy=True)
-        seeds = _seed_sequence(np.asarray(key), int(position), rank)
-        return np.random.RandomState(np.random.MT19937(seeds))
+        return np.random.RandomState(np.random.MT19937(sequence))
     if isinstance(state, np.ndarray) and state.dtype == np.int32 and state.shape[-1:] == (6,):
-        return _reseed_mrg(state, rank)
+        return _seeded_mrg(state.shape, np.random.Generator(np.random.PCG64(sequence)))
     return state
 
 
+def content(state: Any) -> bytes:
+    """Return the content of a NumPy object, which a program may have changed; b"" for arrays."""
+    if is_array(state):
+        return b""
+    bits = state._bit_generator
+    if type(bits) is np.random.MT19937:  # its `state` takes as long as a whole call
+        return ctypes.string_at(bits.ctypes.state_address, _MT19937_BYTES)
+    return repr(bits.state).encode()
+
+
+def global_seed() -> int:
+    """Return a number that follows from the state of NumPy's global generator; draws nothing."""
+    state = np.random.get_state(legacy=False)  # noqa: NPY002 - it is the global one
+    return zlib.crc32(b"".join(_words(state)))
+
+
+def seed_globals(seed: int, rank: Optional[int]) -> None:
+    """Seed NumPy's and Python's global generators: with `seed` itself, if there is no rank."""
+    if rank is not None:
+        seed = int(np.random.SeedSequence([seed, rank]).generate_state(1)[0])
+    np.random.seed(seed)  # noqa: NPY002 - it is the global one
+    random.seed(seed)
+
+
 def _words(state: Any) -> Iterator[bytes]:
-    """Yield the content of a bit generator's state, the same in each process."""
+    """Yield the content of a state, the same in each process."""
+    if isinstance(state, np.random.Generator):
+        state = state.bit_generator.state
+    elif isinstance(state, np.random.RandomState):
+        state = state.get_state(legacy=False)
     if isinstance(state, Mapping):
         for key in sorted(state):
             yield from (key.encode(), *_words(state[key]))
@@ -89,22 +129,31 @@ def require_reseedable(compiled: Any, values: Iterable[Any]) -> None:
         SpecError: all ranks would draw the same numbers.
     """
     for variable in compiled.get_shared():
-        value = variable.container.storage[0]
-        bits = type(getattr(value, "bit_generator", None)).__name__
-        if isinstance(variable.type, RandomStateType) and not (
-            isinstance(value, np.random.RandomState) or bits in _BIT_GENERATORS
-        ):
-            raise SpecError(
-                f"the random state {variable} is a {type(value).__name__} of {bits}, which cannot "
-                f"be seeded for each rank, so all would draw the same numbers; expected a numpy "
-                f"Generator of one of {', '.join(_BIT_GENERATORS)}, or "
-                f"fork(random_streams='identical')"
-            )
+        require_seedable(variable)
     if any(isinstance(constant.type, RandomStateType) for constant in _constants(values)):
         raise SpecError(
             f"a random state is a constant of the graph of {compiled.name or 'this function'}, so "
             f"all ranks would draw the same numbers; make it a shared variable: "
             f"{NAME}.shared(state)"
+        )
+
+
+def require_seedable(variable: Any) -> None:
+    """Return if the value of a variable is no random state, or one that each rank can have anew.
+
+    Raises:
+        SpecError: all ranks would draw the same numbers.
+    """
+    value = variable.container.storage[0]
+    bits = type(getattr(value, "bit_generator", None)).__name__
+    if isinstance(variable.type, RandomStateType) and not (
+        isinstance(value, np.random.RandomState) or bits in _BIT_GENERATORS
+    ):
+        raise SpecError(
+            f"the random state {variable} is a {type(value).__name__} of {bits}, which cannot "
+            f"be seeded for each rank, so all would draw the same numbers; expected a numpy "
+            f"Generator of one of {', '.join(_BIT_GENERATORS)}, or "
+            f"fork(random_streams='identical')"
         )
 
 
@@ -117,15 +166,9 @@ def _constants(outputs: Iterable[Any]) -> Iterator[Any]:
             yield from _constants(inner_outputs(variable.owner.op))
 
 
-def _seed_sequence(words: np.ndarray, extra: int, rank: int) -> np.random.SeedSequence:
-    data = np.ascontiguousarray(words).tobytes()
-    return np.random.SeedSequence([zlib.crc32(data), zlib.adler32(data), extra, rank])
-
-
-def _reseed_mrg(state: np.ndarray, rank: int) -> np.ndarray:
-    """Draw row 0 anew; the others follow at the distances of Theano's streams."""
-    generator = np.random.Generator(np.random.PCG64(_seed_sequence(state, state.size, rank)))
-    rows = np.empty((state.size // 6, 6), dtype=np.int64)
+def _seeded_mrg(shape: Tuple[int, ...], generator: np.random.Generator) -> np.ndarray:
+    """Draw row 0; the others follow at the distances of Theano's streams."""
+    rows = np.empty((int(np.prod(shape[:-1])), 6), dtype=np.int64)
     for half, matrix, modulus in (
         (rows[:, :3], _MRG_A1, _MRG_M1),
         (rows[:, 3:], _MRG_A2, _MRG_M2),
@@ -139,7 +182,7 @@ def _reseed_mrg(state: np.ndarray, rank: int) -> np.ndarray:
             half[done : 2 * done] = _multiplied(half[: len(half) - done][:done], jump.T, modulus)
             jump = _multiplied(jump, jump, modulus)
             done *= 2
-    return rows.astype(np.int32).reshape(state.shape)
+    return rows.astype(np.int32).reshape(shape)
 
 
 def _multiplied(a: np.ndarray, b: np.ndarray, modulus: int) -> np.ndarray:

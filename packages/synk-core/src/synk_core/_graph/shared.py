@@ -29,9 +29,10 @@ from typing import (
 
 from synk_core._text import shown
 from synk_core._weakqueue import QueuedRef
-from synk_core.engine import NAME, TITLE, SharedVariable, is_random
+from synk_core.engine import NAME, TITLE, SharedVariable
 from synk_core.exceptions import NotSharedVariable
 
+from .random_streams import is_random_state
 from .values import is_array, on_host
 
 Storage = List[Any]
@@ -201,7 +202,7 @@ class VariableRegistry:
         for number, variable in self.variables.items():
             if number < start:
                 continue
-            value, random = value_of(variable), is_random(self._user(number))
+            value, random = value_of(variable), is_random_state(self._user(number))
             apart = not random and is_array(value) and goes_apart([value])
             record = VariableRecord(
                 number=number,

@@ -30,6 +30,7 @@ from synk_core._text import text_of
 from synk_core._watch.flight import WORDS, Flight
 from synk_core._wire.messages import (
     JOIN,
+    Act,
     ArrayRef,
     Call,
     Collective,
@@ -270,6 +271,7 @@ class Controller:
         if not self.joined:
             self.await_workers()
         acts = [self.acts.get(step.number) for step in steps]
+        self._reseed(acts)
         self.replicas.require_equal(acts)
         if self._threads.seen != len(sys.modules):
             self._threads.apply()
@@ -310,6 +312,12 @@ class Controller:
         if self._interrupts.end():
             LATER.put_off()
         return results or []
+
+    def _reseed(self, acts: List[Optional[Act]]) -> None:
+        """Have all ranks take the random states that the program has set in the master alone."""
+        changed = self.replicas.changed_states(acts)
+        if changed:
+            self.run([Step(self.acts.enter(Collective("reseed", changed)))])
 
     def await_thread(self, thread: threading.Thread, made: Any, makes: str) -> Any:
         """Return the next item that a thread of the program queues; blocks until it does."""

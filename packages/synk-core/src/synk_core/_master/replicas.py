@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Set, Tuple
 
-from numpy.random import RandomState
-
 from synk_core._graph.leaves import is_row_share
-from synk_core._graph.random_streams import is_random_state
+from synk_core._graph.random_streams import content, is_random_state, require_seedable
 from synk_core._graph.shared import Storage, value_of
 from synk_core._graph.values import is_array, on_host
 from synk_core._plan.collectives import RESTORING, WRITING
@@ -16,6 +14,9 @@ from synk_core._warn import warn_user
 from synk_core._wire.messages import PLAIN, Act, Call, Collective, Distribute, Settings
 from synk_core.engine import TITLE
 from synk_core.exceptions import ReplicasDiffer, ReplicaWarning
+
+_Used = List[Tuple[int, Storage]]
+"""Number and storage of the variables that a function uses."""
 
 
 class Replicas:
@@ -40,7 +41,35 @@ class Replicas:
         self._same_streams = not settings.reseeds
         self._differ: Set[int] = set()
         self._seen: Dict[int, Any] = {}
-        self._uses: Dict[int, List[Tuple[int, Storage]]] = {}
+        self._contents: Dict[int, bytes] = {}  # of random states, seen or changed in place
+        self._uses: Dict[int, Tuple[_Used, _Used]] = {}
+
+    def changed_states(self, acts: Sequence[Optional[Act]]) -> Tuple[int, ...]:
+        """Return the random states of an order that the program has set, in the master alone.
+
+        Raises:
+            SpecError: one of them cannot be seeded for each rank.
+        """
+        changed: Dict[int, Any] = {}
+        if self._is_alone:
+            return ()
+        for act in acts:
+            if isinstance(act, Call):
+                states = self._use(act.function_id)[1]
+            elif isinstance(act, Collective) and act.kind != "reseed":
+                states = self._states(act.variables)
+            else:
+                continue
+            for number, storage in states:
+                state = storage[0]
+                if number in self._seen and (
+                    state is not self._seen[number] or content(state) != self._contents[number]
+                ):
+                    changed[number] = self._registry[number]
+        if not self._same_streams:
+            for variable in changed.values():
+                require_seedable(variable)
+        return tuple(changed)
 
     def require_equal(self, acts: Sequence[Optional[Act]]) -> None:
         """Check the variables of an order before it is given.
@@ -55,7 +84,7 @@ class Replicas:
         seen = self._seen
         for act in acts:
             if isinstance(act, Call):
-                for number, storage in self._use(act.function_id):
+                for number, storage in self._use(act.function_id)[0]:
                     if storage[0] is not seen.get(number, storage[0]):
                         self._tell_of_changes(act)
                         break
@@ -66,11 +95,13 @@ class Replicas:
         for act in acts:
             if isinstance(act, Call):
                 # Operations may change variables without an update.
-                for number, storage in self._use(act.function_id):
+                values, states = self._use(act.function_id)
+                for number, storage in values:
                     seen[number] = storage[0]
+                self._see(number for number, _ in states)
             elif isinstance(act, Collective):
                 self._see(act.variables)
-                if act.kind == "broadcast":
+                if act.kind in ("broadcast", "reseed"):
                     self._differ.difference_update(act.variables)
             elif isinstance(act, Distribute):
                 known = self._seen
@@ -85,9 +116,10 @@ class Replicas:
                 continue  # a proof can be undone
             if isinstance(act, Call):
                 self._differ.update(self._functions[act.function_id].recipe.updated)
+                values, states = self._use(act.function_id)
                 if self._same_streams:  # drawing a number is no update of the recipe
-                    self._differ.update(self._states(act.function_id))
-                self._see(number for number, _ in self._use(act.function_id))
+                    self._differ.update(number for number, _ in states)
+                self._see(number for number, _ in (*values, *states))
             elif isinstance(act, Collective) and act.kind in WRITING:
                 self._differ.update(act.variables)
 
@@ -103,21 +135,22 @@ class Replicas:
         """Forget shared variables that the program has dropped."""
         for number in numbers:
             self._seen.pop(number, None)
+            self._contents.pop(number, None)
             self._differ.discard(number)
 
     def close(self) -> None:
         """Drop everything: the runtime has ended."""
         self._differ.clear()
         self._seen.clear()
+        self._contents.clear()
         self._uses.clear()
 
     def _require_all(self, acts: Sequence[Optional[Act]]) -> None:
         mended: Set[int] = set()
         for act in acts:
             if isinstance(act, Call):
-                used = [number for number, _ in self._use(act.function_id)]
-                if self._same_streams:
-                    used += self._states(act.function_id)
+                values, states = self._use(act.function_id)
+                used = [n for n, _ in (*values, *(states if self._same_streams else ()))]
                 self._require(used, mended, f"function {self._name(act)!r}")
             elif isinstance(act, Collective):
                 if act.kind == "broadcast":
@@ -133,11 +166,8 @@ class Replicas:
             cure = (
                 "use broadcast() of it first, which gives all ranks the master's values, or close()"
             )
-            if any(isinstance(value_of(self._registry[n]), RandomState) for n in differing):
-                cure = (
-                    "close() and fork() again: states of RandomStreams cannot be sent, those of "
-                    "MRG_RandomStreams can, by broadcast()"
-                )
+            if self._states(differing):
+                cure = "use synkhronos.seed(n), or seed(n) of the streams themselves"
             raise ReplicasDiffer(
                 f"got {what}, which uses {names}: an earlier call that updates this failed when "
                 f"some ranks had finished, so their values may differ; {cure}. "
@@ -149,7 +179,7 @@ class Replicas:
         seen, registry = self._seen, self._registry
         changed = [
             number
-            for number, storage in self._use(act.function_id)
+            for number, storage in self._use(act.function_id)[0]
             if number in seen and seen[number] is not storage[0]
         ]
         # An equal value is no change, as after `as_theano()` and the old value again.
@@ -170,24 +200,32 @@ class Replicas:
     def _see(self, numbers: Iterable[int]) -> None:
         seen, registry = self._seen, self._registry
         for number in numbers:
-            seen[number] = registry[number].container.storage[0]
+            seen[number] = value = registry[number].container.storage[0]
+            if is_random_state(registry[number]):
+                self._contents[number] = content(value)
 
-    def _use(self, function_id: int) -> List[Tuple[int, Storage]]:
-        """Return number and storage of the variables of a function that ranks have in common."""
+    def _use(self, function_id: int) -> Tuple[_Used, _Used]:
+        """Return the variables of a function that ranks have in common, and its random states."""
         use = self._uses.get(function_id)
         if use is None:
             loaded = self._functions[function_id]
-            use = self._uses[function_id] = [
+            shared = loaded.forms[PLAIN].get_shared()
+            values = [
                 (self._registry.number_of(variable), variable.container.storage)
-                for variable in loaded.forms[PLAIN].get_shared()
+                for variable in shared
                 if not is_random_state(variable) and not is_row_share(variable)
             ]
+            states = self._states(self._registry.number_of(variable) for variable in shared)
+            use = self._uses[function_id] = values, states
         return use
 
-    def _states(self, function_id: int) -> List[int]:
-        """Return the numbers of the random states that a function uses."""
-        shared = self._functions[function_id].forms[PLAIN].get_shared()
-        return [self._registry.number_of(v) for v in shared if is_random_state(v)]
+    def _states(self, numbers: Iterable[int]) -> _Used:
+        """Return the random states among variables."""
+        return [
+            (number, self._registry[number].container.storage)
+            for number in numbers
+            if is_random_state(self._registry[number])
+        ]
 
     def _name(self, act: Call) -> str:
         return self._functions[act.function_id].recipe.name

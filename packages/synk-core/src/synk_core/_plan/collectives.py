@@ -35,6 +35,7 @@ COLLECTIVES: Dict[str, CollectiveKind] = {
     "all_reduce": CollectiveKind(writes=True, equalizes=True, on_devices=True),
     "get_shapes": _READS,
     "get_digests": _READS,
+    "reseed": CollectiveKind(writes=True, restores=True),
 }
 
 WRITING = frozenset(name for name, kind in COLLECTIVES.items() if kind.writes)

@@ -12,6 +12,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
+from synk_core._graph import random_streams
 from synk_core._graph.shared import store, value_of
 from synk_core._graph.values import (
     array_of,
@@ -285,6 +286,26 @@ def get_digests(here: Workplace, variables: Sequence[int]) -> Optional[List[Tupl
     return None if by_rank is None else list(zip(*by_rank))
 
 
+def reseed(here: Workplace, variables: Sequence[int], seed: Optional[int] = None) -> None:
+    """Give each rank its own substreams of the master's random states, made from a seed if any.
+
+    With a seed, NumPy's and Python's global generators are seeded as well.
+    """
+    states = None
+    if here.is_master:
+        states = [on_host(value_of(here.registry[number])) for number in variables]
+        if seed is not None:
+            states = [random_streams.seeded(state, (seed, i)) for i, state in enumerate(states)]
+    states = here.comm.broadcast_object(states, here.master)
+    for number, state in zip(variables, states):
+        if seed is not None or not here.is_master:
+            state = random_streams.reseed(state, here.seed)
+            stays = is_on_default_device(value_of(here.registry[number]))
+            _store(here, number, here.device.bring(state) if stays else state)
+    if seed is not None:
+        random_streams.seed_globals(seed, here.seed)
+
+
 def _values(
     here: Workplace, variables: Sequence[int], through_host: bool = False, reducible: bool = False
 ) -> List[Any]:
@@ -367,5 +388,6 @@ PERFORMERS: Dict[str, Callable[..., Any]] = {
         all_reduce,
         get_shapes,
         get_digests,
+        reseed,
     )
 }

@@ -74,7 +74,7 @@ class PreparedDistribution(OwnAct):
             value = record.value
             if record.shape is not None:
                 value = empty_of(record.type, record.shape)
-            elif record.is_random and here.seed is not None:
+            elif record.is_random:
                 value = random_streams.reseed(value, here.seed)
             if not is_device_type(record.type):
                 # A copy for each: pickle keeps two variables with one array together.

@@ -336,6 +336,7 @@ class Settings:
         nccl: whether collectives of devices go through NCCL.
         profile: whether each worker writes a profile.
         records: whether all ranks record spans of time from the start.
+        seed: of the workers' global generators, with their rank.
     """
 
     backend: str = "shm"
@@ -348,6 +349,7 @@ class Settings:
     precision: str = "default"
     profile: bool = False
     records: bool = False
+    seed: int = 0
 
     @property
     def reseeds(self) -> bool:

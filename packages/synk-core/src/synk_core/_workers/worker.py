@@ -228,6 +228,7 @@ def _prepare(hello: Hello, world: Optional[World]) -> Any:
 
     engine.load(hello.adapter)
     from synk_core._graph.devices.assignment import take
+    from synk_core._graph.random_streams import seed_globals
     from synk_core._rank.rank import Rank
     from synk_core._watch.flight import Flight
     from synk_core._wire.orders import STEPS_IN_LINE
@@ -251,6 +252,7 @@ def _prepare(hello: Hello, world: Optional[World]) -> Any:
         rank.recorder.start()
     if is_near:
         obey(rank)
+    seed_globals(settings.seed, rank.seed)
     # What is imported stays: to look through it whenever a function goes would take longer.
     gc.freeze()
     gc.enable()  # see _boot
