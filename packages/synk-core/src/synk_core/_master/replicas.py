@@ -23,7 +23,6 @@ class Replicas:
     """Checks orders before and after they are performed.
 
     Attributes:
-        on: whether to warn of values that the program has changed in the master alone.
         note: added to the message of a failure that was not atomic.
     """
 
@@ -33,7 +32,6 @@ class Replicas:
     )
 
     def __init__(self, here: Workplace, settings: Settings) -> None:
-        self.on = True
         self._registry = here.registry
         self._functions = here.functions
         self._is_alone = here.size == 1
@@ -79,7 +77,7 @@ class Replicas:
         """
         if self._differ:
             self._require_all(acts)
-        if not self.on or self._is_alone:
+        if self._is_alone:
             return
         seen = self._seen
         for act in acts:
@@ -112,20 +110,15 @@ class Replicas:
         if self._atomic:
             return
         for act in acts:
-            if isinstance(act, Call) and act.proof is not None:
-                continue  # a proof can be undone
             if isinstance(act, Call):
-                self._differ.update(self._functions[act.function_id].recipe.updated)
                 values, states = self._use(act.function_id)
-                if self._same_streams:  # drawing a number is no update of the recipe
-                    self._differ.update(number for number, _ in states)
+                if act.proof is None:  # which is undone even so
+                    self._differ.update(self._functions[act.function_id].recipe.updated)
+                    if self._same_streams:  # drawing a number is no update of the recipe
+                        self._differ.update(number for number, _ in states)
                 self._see(number for number, _ in (*values, *states))
             elif isinstance(act, Collective) and act.kind in WRITING:
                 self._differ.update(act.variables)
-
-    def see_all(self) -> None:
-        """Remember all values as they are now."""
-        self._see(list(self._seen))
 
     def forget_function(self, number: int) -> None:
         """Forget a function that the program has dropped."""
