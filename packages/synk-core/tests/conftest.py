@@ -18,6 +18,7 @@ from _fixtures import (  # noqa: F401
     run_script,
     runtime,
     trio,
+    unproved,
     zygote,
 )
 

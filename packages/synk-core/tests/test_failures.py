@@ -46,6 +46,8 @@ x = T.vector("x")
 def by_night(*values):
     return pytest.param(*values, marks=pytest.mark.nightly)
 
+pytestmark = pytest.mark.usefixtures("unproved")
+
 
 def misbehaving(act):
     """A function of one vector: on values above 0 `act` is called; else it doubles."""

@@ -27,6 +27,7 @@ from synk_core.engine import (
 from .random_streams import is_random_state
 from .reduce_op import AllReduce, is_reduced
 from .spec import FunctionSpec
+from .still import Fixed
 
 Leaves = Tuple[Any, ...]
 
@@ -265,6 +266,8 @@ class _LeafSets:
         owner = variable.owner
         if owner is None:
             return []
+        if isinstance(owner.op, Fixed):
+            return []  # nothing that is drawn
         if _takes_only_a_shape(owner):
             return list(owner.inputs[1:])
         if isinstance(owner.op, BatchNormTrain):

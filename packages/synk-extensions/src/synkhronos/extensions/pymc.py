@@ -128,8 +128,8 @@ def logp_dlogp(
         potentials: what the model's Potentials are: "rows" (sums over rows, like a likelihood) or
             "once" (terms of the whole model). Needed if it has any.
         check: find out by its graph whether the log-likelihood is a sum over rows, and if that
-            does not show it, by computing it of a few rows, as a whole and in two parts. False
-            trusts you.
+            does not show it, by comparing the ranks' sum at the initial point with that of one
+            process, and again at calls 1, 2, 4, 8 ... (see ``synkhronos.fork``). False trusts you.
         mode: PyTensor's mode of both functions, such as "NUMBA".
 
     Raises:
@@ -263,8 +263,7 @@ def _build(
         [term.sum() for term in terms], replace=dict(zip(data, inputs)), rebuild_strict=False
     )
     point = model.initial_point(0)
-    if check:
-        _check_sums(model, of_rows, terms, inputs, data, point)
+    is_known = not check or _are_sums(model, of_rows, terms, inputs, data)
     prior = model.logp(vars=[*model.free_RVs, *once], jacobian=jacobian)
     mode = _mode(mode, model)
     outputs, q = _with_gradient(sum(terms[1:], terms[0]), model, point)
@@ -279,10 +278,15 @@ def _build(
             mode=mode,
             # A likelihood of constants does not use q.
             on_unused_input="ignore",
+            proof=None if check else False,
         )
     outputs, q = _with_gradient(prior, model, point)
     on_master = pytensor.function([q], outputs, mode=mode, on_unused_input="ignore")
-    return RowLogp(likelihood, on_master, [synk.data(item.get_value(borrow=True)) for item in data])
+    shared = [synk.data(item.get_value(borrow=True)) for item in data]
+    if not is_known:
+        free = {value.name: point[value.name] for value in model.continuous_value_vars}
+        _prove(model, of_rows, data, likelihood, shared, DictToArrayBijection.map(free).data)
+    return RowLogp(likelihood, on_master, shared)
 
 
 def _require_all_observed(model: Any) -> None:
@@ -408,64 +412,33 @@ def _mode(mode: Any, model: Any) -> Any:
 
 # ---- checking --------------------------------------------------------------------------------
 
-_ROWS = 24
-"""How many rows are computed as a whole and in two parts."""
-_SCALES = (1.0, 1.0, 0.1, 0.0)
-"""How far from the initial point, in PyMC's transformed space."""
-
-
-def _check_sums(
-    model: Any, variables: Any, terms: Any, inputs: Any, data: Any, point: Mapping[str, Any]
-) -> None:
-    """Refuse terms that are no sums over rows.
-
-    The graph decides; if it has something unknown to `check_outputs`, a few rows as a whole and in
-    two parts. Gradients of sums over rows are sums over rows.
-    """
-    free = model.value_vars
-    verdicts = check_outputs(inputs, [(term, "sum") for term in terms], bcast_inputs=free)
-    if all(verdict.verdict == "exact" for verdict in verdicts):
-        return
+def _are_sums(model: Any, variables: Any, terms: Any, inputs: Any, data: Any) -> bool:
+    """Return whether the graph shows that terms, and so their gradients, are sums over rows; refuse
+    those of which it shows that they are not."""
+    ops = [(term, "sum") for term in terms]
+    verdicts = check_outputs(inputs, ops, bcast_inputs=model.value_vars)
     found = [verdict.verdict == "wrong" for verdict in verdicts]
     if any(found):
         reasons = " ".join(v.reason for v in verdicts if v.verdict == "wrong")
         _refuse(model, variables, data, found, reasons)
-    values = [item.get_value(borrow=True) for item in data]
-    n = len(values[0])
-    picked = np.linspace(0, n - 1, min(n, _ROWS)).astype(int)
-    few = [value[picked] for value in values]
-    # Of one row, the first part has none, as has a rank.
-    cut = (len(picked) + 1) // 3
-    mode = _mode(_QUICK, model)
-    f = pytensor.function([*inputs, *free], list(terms), mode=mode, on_unused_input="ignore")
-    rng = np.random.default_rng(0)
-    decided = False
-    for scale in _SCALES:
-        q = [_jittered(point[v.name], scale, rng, v.dtype) for v in free]
-        try:
-            whole, first, last = (
-                np.array(f(*[value[part] for value in few], *q), float)
-                for part in (slice(None), slice(cut), slice(cut, None))
-            )
-        except Exception as error:
-            raise InputValueError(
-                f"the log-likelihood cannot be computed from a part of the {n} rows"
-                f"{_suspects(model, variables, data, n)}"
-            ) from error
-        with np.errstate(invalid="ignore"):
-            size = np.maximum(1, np.abs([whole, first, last]).max(axis=0))
-            difference = np.abs(whole - first - last) / size
-        decided = decided or bool(np.isfinite(difference).all())
-        # Far above rounding, because this is compiled quickly, not well.
-        wrong = difference > 10 * np.sqrt(np.finfo(free[0].dtype).eps)
-        if wrong.any():
-            differs = "Of a few rows it differs from the sum of its parts."
-            _refuse(model, variables, data, wrong, differs)
-    if not decided:
+    return all(verdict.verdict == "exact" for verdict in verdicts)
+
+
+def _prove(
+    model: Any, variables: Any, data: Any, likelihood: Any, shared: Sequence[Any], q: np.ndarray
+) -> None:
+    """Compare the ranks' sum with that of one process, of all rows at the initial point; calls
+    are proved later, too."""
+    n = len(data[0].get_value(borrow=True))
+    try:
+        report = likelihood.verify(*shared, q.astype(pytensor.config.floatX), num_slices=())
+    except Exception as error:
         raise InputValueError(
-            "the log-likelihood could not be checked, because it is infinite or NaN near the "
-            "initial point; give initial values (initval=) at which it is finite, or check=False"
-        )
+            f"the log-likelihood cannot be computed from a part of the {n} rows"
+            f"{_suspects(model, variables, data, n)}"
+        ) from error
+    if not report.ok:
+        _refuse(model, variables, data, [True] * len(variables), str(report))
 
 
 def _refuse(
@@ -479,10 +452,6 @@ def _refuse(
         f"X.mean(0), have to be computed before the model; Gaussian processes and time series do "
         f'not divide; a Potential that uses no rows is potentials="once"'
     )
-
-
-def _jittered(value: Any, scale: float, rng: np.random.Generator, dtype: Any) -> np.ndarray:
-    return np.asarray(value + scale * rng.uniform(-1, 1, np.shape(value)), dtype)
 
 
 def _suspects(model: Any, variables: Sequence[Any], data: Sequence[Any], n: int) -> str:

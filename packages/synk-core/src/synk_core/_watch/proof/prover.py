@@ -16,11 +16,13 @@ from typing import Any, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 import numpy as np
 
-from synk_core._graph.leaves import depends_on_rows, draws, lineage_of
+from synk_core._graph.leaves import differs_by_rank, draws, lineage_of
 from synk_core._graph.random_streams import is_random_state
 from synk_core._graph.rowwise.check import check_spec
+from synk_core._graph.shared import value_of
 from synk_core._graph.still import still
 from synk_core._graph.users_code import code_of, has_users_code
+from synk_core._graph.values import is_array
 from synk_core._plan.rows import is_int
 from synk_core._text import shown
 from synk_core._warn import warn_user
@@ -85,6 +87,7 @@ class Prover:
         self.report: Optional[Report] = None
         self._twin: Any = None
         self._code: Any = None
+        self._rehearsed: Tuple[Comparison, ...] = ()
         self._said: Set[str] = set()
 
     @cached_property
@@ -105,7 +108,7 @@ class Prover:
             outputs.append(_Part(i, name, op, is_open, reason))
         known = {verdict.position: verdict.verdict for verdict in verdicts.updates}
         for i, (target, leaves) in enumerate(lineage.updates):
-            if is_random_state(target) or not depends_on_rows(leaves, spec):
+            if is_random_state(target) or not differs_by_rank(leaves, spec):
                 continue
             number = self._runtime.registry.number_of(target)
             name = self._runtime.registry.label(number)
@@ -147,6 +150,7 @@ class Prover:
             report = self._function.executor.rehearse(step, proof)
             if not report.ok and self._policy == "raise":
                 raise NotExact(report)
+            self._rehearsed = report.comparisons
             self._judge(report)
 
     def proving(self, step: Step, output_subset: Any) -> Step:
@@ -155,7 +159,7 @@ class Prover:
         proof = self.proof(output_subset, self.calls + 1)
         if proof.outputs or proof.updates or proof.replicas or proof.compares_code:
             return self._function.executor.proving(step, proof)
-        self._go_on()
+        self._go_on(self.calls + 1)
         return step
 
     def proof(self, output_subset: Any, call: int, everything: bool = False) -> Proof:
@@ -167,7 +171,12 @@ class Prover:
         outputs, updates = self._parts
         wanted = outputs if output_subset is None else [outputs[i] for i in output_subset]
         number, origins = self._function.number, self._runtime.origins
-        to_agree = origins.to_agree(number, is_first=call <= 1)
+        registry = self._runtime.registry
+        to_agree = [
+            variable
+            for variable in origins.to_agree(number, is_first=call <= 1)
+            if variable in registry.variables and is_array(value_of(registry[variable]))
+        ]
         return Proof(
             call,
             tuple(
@@ -186,11 +195,13 @@ class Prover:
         """Take note of a call that was performed, and of its proof."""
         self.calls += 1
         if report is not None:
-            self._judge(report)
-            self._go_on()
+            found = (*self._rehearsed, *report.comparisons)
+            self._judge(replace(report, comparisons=found))
+            self._go_on(self.calls)
 
-    def _go_on(self) -> None:
-        self.due = max(2 * self.calls, self.calls + 1)
+    def _go_on(self, call: int) -> None:
+        self._rehearsed = ()
+        self.due = 2 * call - 1
         if self._has_users_code:
             self._code = code_of(self._plain)
 
