@@ -18,12 +18,13 @@ from synk_core._graph.users_code import code_of, differing, has_users_code, is_a
 from synk_testing.engine import T, engine
 
 SOURCE = """
-import collections, dataclasses, enum, functools, threading
+import collections, dataclasses, enum, functools, threading, types
 import numpy as np
 from synk_testing.engine import T, as_op, engine
 from synk_core.engine import Apply, Op
 
-K, COUNT, CACHE, LOCK = 3.0, 0, {}, threading.Lock()
+K, FACTOR, COUNT, CACHE, LOCK = 3.0, 1, 0, {}, threading.Lock()
+CONFIG = types.SimpleNamespace(rate=1)
 TABLE = {"a": 1, "b": [1, {3, 4}], "words": {"x", "y", "zz", "long"}}
 ARRAY = np.arange(10.0)
 
@@ -65,13 +66,14 @@ class Base(Op):
 class Scale(Base):
     def perform(self, node, inputs, outputs):
         global COUNT
+        from userslib import FACTOR
         COUNT += 1
         self.calls += 1
         with LOCK:
             CACHE[COUNT] = CACHE.get(COUNT, 0) + 1
         values = TABLE["a"], ARRAY.sum(), memo(2), scaled(3), square(2), SETTINGS.scaled()
-        more = SLOTTED.go(), MODE is Mode.SLOW, PAIR.a, part(3), float(vectorized(2))
-        outputs[0][0] = self.extra(inputs[0] * K) * self.k + np.exp(sum(values + more) * 0.0)
+        more = FACTOR, CONFIG.rate, SLOTTED.go(), MODE.name, PAIR.a, part(3), *vectorized([2])
+        outputs[0][0] = self.extra(inputs[0] * K) * self.k + np.exp(0 * len(values + more))
 
 @as_op([T.dvector], [T.dvector])
 def plain(x): return x * scaled(1.0)
@@ -141,6 +143,8 @@ def test_equal_code_is_equal_in_other_processes_by_import_and_by_value(lib, path
         ("ARRAY[3] = 7", "userslib.ARRAY"),
         ("MODE = Mode.FAST", "userslib.MODE"),
         ("SLOTTED.u = 2", "userslib.SLOTTED.u"),
+        ("CONFIG.rate = 2", "userslib.CONFIG.rate"),
+        ("FACTOR = 2", "userslib.FACTOR"),
         ("OP.k = 3", "userslib.Scale().k"),
         ("Base.HIDDEN = 8", "userslib.Base.HIDDEN"),
         ("Base.extra = lambda self, v: v", "the methods of userslib.Scale"),

@@ -107,7 +107,7 @@ def _constant(value: Any) -> str:
 
 
 def _hashed(text: str) -> str:
-    return "#" + hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
+    return "#" + hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).hexdigest()
 
 
 @lru_cache(None)
@@ -124,7 +124,8 @@ def _is_users(name: str) -> bool:
 
 
 def _name(thing: Any) -> str:
-    return f"{thing.__module__}.{getattr(thing, '__qualname__', thing.__name__)}"
+    name = getattr(thing, "__qualname__", thing.__name__)
+    return str(name) if thing.__module__ == "builtins" else f"{thing.__module__}.{name}"
 
 
 def _is_special(name: str) -> bool:
@@ -177,7 +178,7 @@ class _Table:
         text = self._whole(what, by, value)
         self._add(what, by[1], text)
         size = value.size if isinstance(value, np.ndarray) else self._items
-        if isinstance(value, (list, dict, set, np.ndarray)) and size <= MOST_QUICK:
+        if isinstance(value, (list, tuple, dict, set, np.ndarray)) and size <= MOST_QUICK:
             name, again = what.rpartition(".")[2], partial(self._again, what, by, value, text)
             self._watched.append((again, name, text))
 
@@ -257,13 +258,13 @@ class _Table:
 
     def _instance(self, what: str, by: _By, value: Any) -> None:
         by = self._class(by, type(value))
+        self._watched.append((partial(getattr, value), "__class__", type(value)))
         held = getattr(value, "__dict__", {})
         self._values(what, by, held, held)
-        self._watched.append((partial(getattr, value), "__class__", type(value)))
         for name, slot in [item for base in type(value).__mro__ for item in vars(base).items()]:
             if isinstance(slot, MemberDescriptorType) and hasattr(value, name):
                 self._watched.append((partial(getattr, value), name, getattr(value, name)))
-                self._value(f"{what}.{name}", by, getattr(value, name))
+                self._values(what, by, {name: getattr(value, name)}, [name])
 
     def _text(self, what: str, by: _By, value: Any) -> str:
         """Return a value in short, and take in later the user's things that are in it."""
