@@ -13,18 +13,10 @@ import dis
 import hashlib
 import sys
 import sysconfig
+import types
 from contextlib import suppress
 from functools import cached_property, lru_cache, partial
 from itertools import chain
-from types import (
-    BuiltinFunctionType,
-    CodeType,
-    FunctionType,
-    MemberDescriptorType,
-    MethodType,
-    ModuleType,
-    SimpleNamespace,
-)
 from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, Sequence, Set, Tuple
 from weakref import WeakKeyDictionary
 
@@ -65,10 +57,10 @@ _Code = Tuple[str, FrozenSet[str], FrozenSet[str], FrozenSet[str]]
 
 
 @lru_cache(10_000)
-def _read(code: CodeType) -> _Code:
+def _read(code: types.CodeType) -> _Code:
     """Return a digest of code and of the code within, and what they name, read and change."""
     steps = list(dis.get_instructions(code))
-    within = [_read(const)[1:] for const in code.co_consts if isinstance(const, CodeType)]
+    within = [_read(const)[1:] for const in code.co_consts if isinstance(const, types.CodeType)]
     shape = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
     variables = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
     jumps = getattr(code, "co_exceptiontable", b"")
@@ -98,7 +90,7 @@ def _changed(steps: Sequence[dis.Instruction]) -> Iterable[str]:
 
 
 def _constant(value: Any) -> str:
-    if isinstance(value, CodeType):
+    if isinstance(value, types.CodeType):
         return _read(value)[0]
     if isinstance(value, (tuple, frozenset)):
         items = [_constant(item) for item in value]
@@ -136,15 +128,15 @@ def _parts(value: Any) -> Iterable[Any]:
     """Return the items of a sequence, and the functions in a method, property or decorator."""
     if isinstance(value, (list, tuple)):
         return value
-    if isinstance(value, (MethodType, partial, staticmethod, classmethod, property)):
+    if isinstance(value, (types.MethodType, partial, staticmethod, classmethod, property)):
         return [getattr(value, name) for name in _PARTS if hasattr(value, name)]
     held = {} if isinstance(value, type) else getattr(value, "__dict__", {})
     return [held[name] for name in _PARTS if name in held]
 
 
-def _functions(value: Any) -> List[FunctionType]:
+def _functions(value: Any) -> List[types.FunctionType]:
     found = (value, *_parts(value))
-    return [f for f in found if type(f) is FunctionType and _is_users(f.__module__)]
+    return [f for f in found if type(f) is types.FunctionType and _is_users(f.__module__)]
 
 
 class _Table:
@@ -207,7 +199,7 @@ class _Table:
             self._seen.add(key)
             self._later.append(partial(act, *arguments))
 
-    def _function(self, function: FunctionType) -> None:
+    def _function(self, function: types.FunctionType) -> None:
         text, names, reads, changed = _read(function.__code__)
         by, held = (names, _name(function)), function.__globals__
         if "@pytest_ar" not in names:  # which a worker's code lacks
@@ -230,7 +222,7 @@ class _Table:
                 self._module(by, sys.modules.get(path))  # which it imports
 
     def _module(self, by: _By, module: Any) -> None:
-        if isinstance(module, ModuleType) and _is_users(module.__name__):
+        if isinstance(module, types.ModuleType) and _is_users(module.__name__):
             held = vars(module)
             self._take_in((id(module), by[1]), self._values, module.__name__, by, held, by[0])
 
@@ -262,7 +254,7 @@ class _Table:
         held = getattr(value, "__dict__", {})
         self._values(what, by, held, held)
         for name, slot in [item for base in type(value).__mro__ for item in vars(base).items()]:
-            if isinstance(slot, MemberDescriptorType) and hasattr(value, name):
+            if isinstance(slot, types.MemberDescriptorType) and hasattr(value, name):
                 self._watched.append((partial(getattr, value), name, getattr(value, name)))
                 self._values(what, by, {name: getattr(value, name)}, [name])
 
@@ -277,13 +269,13 @@ class _Table:
         self._depth += 1
         text = f"{_name(kind)} {_content(value, partial(self._text, what, by))}"
         self._depth -= 1
-        if isinstance(value, ModuleType):
+        if isinstance(value, types.ModuleType):
             self._module(by, value)
-        elif isinstance(value, FunctionType) and _is_users(value.__module__):
+        elif isinstance(value, types.FunctionType) and _is_users(value.__module__):
             self._take_in(id(value), self._function, value)
         elif isinstance(value, type) and _is_users(value.__module__):
             self._take_in((id(value), by[1]), self._class, by, value)
-        elif kind in (SimpleNamespace, argparse.Namespace) or _is_users(kind.__module__):
+        elif kind in (types.SimpleNamespace, argparse.Namespace) or _is_users(kind.__module__):
             text += f" {self._first.setdefault(id(value), what)}"
             self._take_in(id(value), self._instance, what, by, value)
         return text
@@ -300,9 +292,9 @@ def _content(value: Any, item: Callable[[Any], str]) -> Any:
         return sorted((item(key), item(held)) for key, held in value.items())
     if isinstance(value, (set, frozenset)):
         return sorted(map(item, value))
-    if isinstance(value, ModuleType):
+    if isinstance(value, types.ModuleType):
         return value.__name__
-    if isinstance(value, (FunctionType, type, BuiltinFunctionType, np.ufunc)):
+    if isinstance(value, (types.FunctionType, type, types.BuiltinFunctionType, np.ufunc)):
         return _name(value)
     return [item(part) for part in _parts(value)]
 
