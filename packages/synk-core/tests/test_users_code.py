@@ -18,12 +18,13 @@ from synk_core._graph.users_code import code_of, differing, has_users_code, is_a
 from synk_testing.engine import T, engine
 
 SOURCE = """
-import collections, dataclasses, enum, functools, threading
+import collections, dataclasses, enum, functools, threading, types
 import numpy as np
 from synk_testing.engine import T, as_op, engine
 from synk_core.engine import Apply, Op
 
-K, COUNT, CACHE, LOCK = 3.0, 0, {}, threading.Lock()
+K, FACTOR, COUNT, CACHE, LOCK = 3.0, 1, 0, {}, threading.Lock()
+CONFIG = types.SimpleNamespace(rate=1)
 TABLE = {"a": 1, "b": [1, {3, 4}], "words": {"x", "y", "zz", "long"}}
 ARRAY = np.arange(10.0)
 
@@ -50,7 +51,8 @@ def make(factor):
     def scaled(v): return v * factor + K
     return scaled
 
-SETTINGS, SLOTTED, MODE, PAIR = Settings(), Slotted(), Mode.SLOW, collections.namedtuple("P", "a")(1)
+SETTINGS, SLOTTED, MODE = Settings(), Slotted(), Mode.SLOW
+PAIR = collections.namedtuple("Pair", "a")(1)
 scaled, square, part = make(4), lambda v: v**2, functools.partial(helper, by=5)
 vectorized = np.vectorize(square)
 
@@ -64,13 +66,14 @@ class Base(Op):
 class Scale(Base):
     def perform(self, node, inputs, outputs):
         global COUNT
+        from userslib import FACTOR
         COUNT += 1
         self.calls += 1
         with LOCK:
             CACHE[COUNT] = CACHE.get(COUNT, 0) + 1
         values = TABLE["a"], ARRAY.sum(), memo(2), scaled(3), square(2), SETTINGS.scaled()
-        more = SLOTTED.go(), MODE is Mode.SLOW, PAIR.a, part(3), float(vectorized(2))
-        outputs[0][0] = self.extra(inputs[0] * K) * self.k + np.exp(sum(values + more) * 0.0)
+        more = FACTOR, CONFIG.rate, SLOTTED.go(), MODE.name, PAIR.a, part(3), *vectorized([2])
+        outputs[0][0] = self.extra(inputs[0] * K) * self.k + np.exp(0 * len(values + more))
 
 @as_op([T.dvector], [T.dvector])
 def plain(x): return x * scaled(1.0)
@@ -135,11 +138,13 @@ def test_equal_code_is_equal_in_other_processes_by_import_and_by_value(lib, path
 @pytest.mark.parametrize(
     ("change", "found"),
     [
-        ("K = 7.0", "userslib.K, which userslib.Scale.perform reads, differs: float 3.0 on rank 0, 2; float 7"),
+        ("K = 7.0", "userslib.Scale.perform reads, differs: float 3.0 on rank 0, 2; float 7.0"),
         ("TABLE['b'][1].add(5)", "userslib.TABLE"),
         ("ARRAY[3] = 7", "userslib.ARRAY"),
         ("MODE = Mode.FAST", "userslib.MODE"),
         ("SLOTTED.u = 2", "userslib.SLOTTED.u"),
+        ("CONFIG.rate = 2", "userslib.CONFIG.rate"),
+        ("FACTOR = 2", "userslib.FACTOR"),
         ("OP.k = 3", "userslib.Scale().k"),
         ("Base.HIDDEN = 8", "userslib.Base.HIDDEN"),
         ("Base.extra = lambda self, v: v", "the methods of userslib.Scale"),
@@ -185,7 +190,7 @@ def test_an_edited_module(lib, path):
 def test_operations_in_loops_are_found_and_the_engines_are_not(lib):
     x = T.dvector("x")
     assert not has_users_code(engine.function([x], T.exp(x).sum()))
-    looped, _ = engine.scan(lambda v: lib.OP(v), outputs_info=[x], n_steps=3)
+    looped, _ = engine.scan(lib.OP, outputs_info=[x], n_steps=3)
     function = engine.function([x], looped[-1])
     assert has_users_code(function)
     assert any("userslib.K" in what for what, _ in code_of(function))

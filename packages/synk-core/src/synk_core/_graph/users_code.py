@@ -8,22 +8,16 @@ not installed. What the code changes itself, counters and caches, is each rank's
 
 from __future__ import annotations
 
+import argparse
 import dis
 import hashlib
 import sys
 import sysconfig
-from collections import deque
+import types
 from contextlib import suppress
 from functools import cached_property, lru_cache, partial
-from types import (
-    BuiltinFunctionType,
-    CodeType,
-    FunctionType,
-    MemberDescriptorType,
-    MethodType,
-    ModuleType,
-)
-from typing import Any, Callable, Deque, Dict, FrozenSet, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
+from itertools import chain
+from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, Sequence, Set, Tuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -34,8 +28,8 @@ from synk_core.engine import FromFunctionOp, Op, ancestors, held_by, inner_outpu
 MOST = 1_000
 """Rows of an operation; items in a value, of which only the type is compared if it has more."""
 
-MOST_BYTES = 10_000_000
-"""Bytes of arrays whose content is compared, of an operation."""
+MOST_ELEMENTS = 1_000_000
+"""Elements of an array that are compared, the first."""
 
 MOST_QUICK = 100
 """Items of a list, dict or array in which `is_as_before` sees a change."""
@@ -43,59 +37,60 @@ MOST_QUICK = 100
 _OURS = ("synkhronos", "theano_compat")
 _RUN = frozenset(("perform", "impl", "make_thunk", "make_py_thunk", "prepare_node", "get_params"))
 _PLAIN = (bool, int, float, complex, str, bytes, range, slice, type(None), type(...))
-_PARTS = ("__func__", "__self__", "func", "args", "keywords", "fget", "fset", "fdel")
-_PARTS += ("__wrapped__", "pyfunc", "py_func")
-_CHANGING = frozenset("add append clear extend insert pop popitem remove setdefault update".split())
+_PARTS = (
+    *("__func__", "__self__", "func", "args", "keywords", "fget", "fset", "fdel"),
+    *("__wrapped__", "pyfunc", "py_func"),
+)
+_CHANGING = ("add", "append", "clear", "extend", "insert", "pop", "remove", "setdefault", "update")
 # What changes an item of the value that lies under so many others on the stack.
 _STORES = {"STORE_SUBSCR": 1, "DELETE_SUBSCR": 1, "STORE_SLICE": 2}
 
-_CURES = (
-    "make a value that changes an input of the operation, or a shared variable",
-    "close() and fork() again after an edit, so that workers import the file as it is now, or "
-    "define the operation in the program itself: then it is sent by value",
-)
+_CURES = {
+    False: "make a value that changes an input of the operation, or a shared variable",
+    True: "close() and fork() again after an edit, so that workers import the file as it is now; "
+    "or define the operation in the program itself, which is sent by value",
+}
 
 _Watch = Tuple[Callable[[str], Any], str, Any]
 _By = Tuple[FrozenSet[str], str]
 _Code = Tuple[str, FrozenSet[str], FrozenSet[str], FrozenSet[str]]
-_codes: Dict[int, Tuple[CodeType, _Code]] = {}
 
 
-def _read(code: CodeType) -> _Code:
+@lru_cache(10_000)
+def _read(code: types.CodeType) -> _Code:
     """Return a digest of code and of the code within, and what they name, read and change."""
-    if id(code) not in _codes:
-        steps = list(dis.get_instructions(code))
-        within = [_read(const)[1:] for const in code.co_consts if isinstance(const, CodeType)]
-        shape = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
-        variables = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
-        jumps = getattr(code, "co_exceptiontable", b"")
-        whole = (code.co_code, _constant(code.co_consts), shape, variables, jumps)
-        reads = [s.argval for s in steps if s.opname in ("LOAD_GLOBAL", "IMPORT_NAME")]
-        sets = (code.co_names, reads, _changed(steps)), *within
-        names, read, changed = (frozenset().union(*parts) for parts in zip(*sets))
-        _codes[id(code)] = code, (_hashed(repr(whole)), names, read, changed)
-    return _codes[id(code)][1]
+    steps = list(dis.get_instructions(code))
+    within = [_read(const)[1:] for const in code.co_consts if isinstance(const, types.CodeType)]
+    shape = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
+    variables = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
+    jumps = getattr(code, "co_exceptiontable", b"")
+    whole = (code.co_code, _constant(code.co_consts), shape, variables, jumps)
+    reads = [step.argval for step in steps if step.opname in ("LOAD_GLOBAL", "IMPORT_NAME")]
+    sets = (code.co_names, reads, _changed(steps)), *within
+    names, read, changed = (frozenset().union(*parts) for parts in zip(*sets))
+    return _hashed(repr(whole)), names, read, changed
 
 
-def _changed(steps: Sequence[dis.Instruction]) -> Iterator[str]:
+def _changed(steps: Sequence[dis.Instruction]) -> Iterable[str]:
     """Yield the names that code assigns to, and those of the containers that it changes."""
     for place, step in enumerate(steps, 1):
         if step.opname in ("STORE_GLOBAL", "STORE_DEREF", "STORE_ATTR"):
             yield step.argval
-        above = 0 if step.opname in ("LOAD_GLOBAL", "LOAD_DEREF", "LOAD_ATTR") else -1
+        above, before = 0 if step.opname in ("LOAD_GLOBAL", "LOAD_DEREF", "LOAD_ATTR") else -1, ""
         for after in steps[place:]:
-            calls = after.opname in ("LOAD_ATTR", "LOAD_METHOD") and after.argval in _CHANGING
-            if above < 0 or above == _STORES.get(after.opname, 0 if calls else -1):
+            is_call = after.opname in ("LOAD_ATTR", "LOAD_METHOD") and after.argval in _CHANGING
+            at = _STORES.get(after.opname, 0 if is_call else -1)
+            if at >= 0 and above == at + (before in ("SWAP", "ROT_THREE")):  # as in x[i] += 1
+                yield step.argval
+                break
+            if above < 0:
                 break
             above += dis.stack_effect(after.opcode, after.arg)
-        else:
-            above = -1
-        if above >= 0:
-            yield step.argval
+            before = after.opname
 
 
 def _constant(value: Any) -> str:
-    if isinstance(value, CodeType):
+    if isinstance(value, types.CodeType):
         return _read(value)[0]
     if isinstance(value, (tuple, frozenset)):
         items = [_constant(item) for item in value]
@@ -104,7 +99,7 @@ def _constant(value: Any) -> str:
 
 
 def _hashed(text: str) -> str:
-    return "#" + hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
+    return "#" + hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).hexdigest()
 
 
 @lru_cache(None)
@@ -121,7 +116,8 @@ def _is_users(name: str) -> bool:
 
 
 def _name(thing: Any) -> str:
-    return f"{thing.__module__}.{getattr(thing, '__qualname__', thing.__name__)}"
+    name = getattr(thing, "__qualname__", thing.__name__)
+    return str(name) if thing.__module__ == "builtins" else f"{thing.__module__}.{name}"
 
 
 def _is_special(name: str) -> bool:
@@ -130,34 +126,37 @@ def _is_special(name: str) -> bool:
 
 def _parts(value: Any) -> Iterable[Any]:
     """Return the items of a sequence, and the functions in a method, property or decorator."""
-    if isinstance(value, (list, tuple, deque)):
+    if isinstance(value, (list, tuple)):
         return value
-    if isinstance(value, (MethodType, partial, staticmethod, classmethod, property)):
+    if isinstance(value, (types.MethodType, partial, staticmethod, classmethod, property)):
         return [getattr(value, name) for name in _PARTS if hasattr(value, name)]
     held = {} if isinstance(value, type) else getattr(value, "__dict__", {})
     return [held[name] for name in _PARTS if name in held]
 
 
-def _functions(value: Any) -> List[FunctionType]:
+def _functions(value: Any) -> List[types.FunctionType]:
     found = (value, *_parts(value))
-    return [f for f in found if type(f) is FunctionType and _is_users(f.__module__)]
+    return [f for f in found if type(f) is types.FunctionType and _is_users(f.__module__)]
 
 
 class _Table:
-    """The rows of an operation, in the order found. `by` is who reads: the names in its code, and
-    its own."""
+    """The rows of an operation, in the order found, and what to look at again.
+
+    A thing is found by what reads it, `by`: the names in the reader's code, and its own name.
+    """
 
     def __init__(self, op: Any) -> None:
         self._rows: List[Tuple[str, str, str]] = []
         self._first: Dict[int, str] = {}
         self._seen: Set[Any] = set()
         self._changed: Set[str] = set()
-        self._later: Deque[Callable[[], Any]] = deque()
+        self._later: List[Callable[[], Any]] = []
         self._watched: List[_Watch] = []
-        self._bytes, self._items, self._depth = MOST_BYTES, 0, 0
+        self._items = self._depth = 0
         self._instance(f"{_name(type(op))}()", (frozenset(), ""), op)
-        while self._later and len(self._rows) < MOST:
-            self._later.popleft()()
+        for act in self._later:  # which each of them may make longer
+            if len(self._rows) < MOST:
+                act()
         kept = ((what, text) for name, what, text in self._rows if name not in self._changed)
         self.rows = list(dict.fromkeys(kept))
         self.watched = [watch for watch in self._watched if watch[1] not in self._changed]
@@ -168,18 +167,24 @@ class _Table:
         self._rows.append((what.rpartition(".")[2], row, text))
 
     def _value(self, what: str, by: _By, value: Any) -> None:
-        self._items = 0
-        text = self._text(what, by, value)
-        # Which of a set's items would be left out depends on their order.
-        self._add(what, by[1], text if self._items <= MOST else _name(type(value)))
+        text = self._whole(what, by, value)
+        self._add(what, by[1], text)
         size = value.size if isinstance(value, np.ndarray) else self._items
-        if isinstance(value, (list, dict, set, np.ndarray)) and size <= MOST_QUICK:
-            again = partial(self._again, what, by, value, text)
-            self._watched.append((again, what.rpartition(".")[2], text))
+        if isinstance(value, (list, tuple, dict, set, np.ndarray)) and size <= MOST_QUICK:
+            name, again = what.rpartition(".")[2], partial(self._again, what, by, value, text)
+            self._watched.append((again, name, text))
 
-    def _again(self, what: str, by: _By, value: Any, before: str, _name: str) -> Optional[str]:
-        self._items, self._bytes = 0, MOST_BYTES
-        text = self._text(what, by, value)
+    def _whole(self, what: str, by: _By, value: Any) -> str:
+        self._items = self._depth = 0
+        try:
+            text = self._text(what, by, value)
+        except Exception:  # noqa: BLE001 - a user's class may do anything
+            return _name(type(value))
+        # Which of a set's items would be left out depends on their order.
+        return text if self._items <= MOST else _name(type(value))
+
+    def _again(self, what: str, by: _By, value: Any, before: str, _name: str) -> Any:
+        text = self._whole(what, by, value)
         self._later.clear()
         return before if text == before else None
 
@@ -189,13 +194,16 @@ class _Table:
                 self._watched.append((held.get, name, held[name]))
                 self._value(f"{what}.{name}", by, held[name])
 
-    def _function(self, function: FunctionType) -> None:
-        if id(function) in self._seen:
-            return
-        self._seen.add(id(function))
+    def _take_in(self, key: Any, act: Callable[..., Any], *arguments: Any) -> None:
+        if key not in self._seen:
+            self._seen.add(key)
+            self._later.append(partial(act, *arguments))
+
+    def _function(self, function: types.FunctionType) -> None:
         text, names, reads, changed = _read(function.__code__)
         by, held = (names, _name(function)), function.__globals__
-        self._add(f"the code of {by[1]}", "", text)
+        if "@pytest_ar" not in names:  # which a worker's code lacks
+            self._add(f"the code of {by[1]}", "", text)
         if function.__name__ not in ("__init__", "__new__"):
             self._changed |= changed
         for name in ("__code__", "__defaults__", "__kwdefaults__"):
@@ -205,19 +213,18 @@ class _Table:
             self._value(f"the defaults of {by[1]}", (names, ""), defaults)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
             with suppress(ValueError):  # it is empty
-                self._watched.append((lambda _, c=cell: c.cell_contents, name, cell.cell_contents))
                 self._value(name, by, cell.cell_contents)
+                content = partial(getattr, cell, "cell_contents")
+                self._watched.append((content, name, cell.cell_contents))
         self._values(function.__module__, by, held, reads)
         for name in sorted(reads.difference(held)):
             for path in (name, f"{held.get('__package__')}.{name}".strip(".")):
                 self._module(by, sys.modules.get(path))  # which it imports
 
     def _module(self, by: _By, module: Any) -> None:
-        key = (id(module), by[1])
-        if module is not None and _is_users(module.__name__) and key not in self._seen:
-            self._seen.add(key)
-            act = partial(self._values, module.__name__, by, vars(module), by[0])
-            self._later.append(act)
+        if isinstance(module, types.ModuleType) and _is_users(module.__name__):
+            held = vars(module)
+            self._take_in((id(module), by[1]), self._values, module.__name__, by, held, by[0])
 
     def _class(self, by: _By, cls: Any) -> _By:
         """Take in what runs of a class: what `by` names, what that names, and operators."""
@@ -234,7 +241,7 @@ class _Table:
         self._changed.update(name for _, name, held in run if isinstance(held, cached_property))
         self._add(f"the methods of {_name(cls)}", by[1], " ".join(map(_name, functions)))
         for function in functions:
-            self._function(function)
+            self._take_in(id(function), self._function, function)
         for base, name, held in run:
             self._watched.append((vars(base).get, name, held))
             if not _functions(held):
@@ -243,53 +250,53 @@ class _Table:
 
     def _instance(self, what: str, by: _By, value: Any) -> None:
         by = self._class(by, type(value))
+        self._watched.append((partial(getattr, value), "__class__", type(value)))
         held = getattr(value, "__dict__", {})
         self._values(what, by, held, held)
-        self._watched.append((partial(getattr, value), "__class__", type(value)))
         for name, slot in [item for base in type(value).__mro__ for item in vars(base).items()]:
-            if isinstance(slot, MemberDescriptorType) and hasattr(value, name):
+            if isinstance(slot, types.MemberDescriptorType) and hasattr(value, name):
                 self._watched.append((partial(getattr, value), name, getattr(value, name)))
-                self._value(f"{what}.{name}", by, getattr(value, name))
+                self._values(what, by, {name: getattr(value, name)}, [name])
 
     def _text(self, what: str, by: _By, value: Any) -> str:
         """Return a value in short, and take in later the user's things that are in it."""
-        kind, item = type(value), partial(self._text, what, by)
         self._items += 1
+        kind = type(value)
         if kind in _PLAIN:
             return _constant(value)
         if self._items > MOST or self._depth > 20:
             return _name(kind)
         self._depth += 1
-        content: Any
-        if isinstance(value, np.ndarray) and not value.dtype.hasobject:
-            self._bytes -= value.nbytes
-            content = (value.dtype, value.shape, self._bytes >= 0 and digest(np.asarray(value)))
-        elif isinstance(value, np.ndarray):
-            content = [value.shape, *map(item, value.flat)]
-        elif isinstance(value, (np.generic, np.dtype)):
-            content = value
-        elif isinstance(value, dict):
-            content = sorted((item(key), item(held)) for key, held in value.items())
-        elif isinstance(value, (set, frozenset)):
-            content = sorted(map(item, value))
-        elif isinstance(value, ModuleType):
-            content = value.__name__
-            self._module(by, value)
-        elif isinstance(value, (FunctionType, type, BuiltinFunctionType, np.ufunc)):
-            content = _name(value)
-        else:
-            content = [item(part) for part in _parts(value)]
+        text = f"{_name(kind)} {_content(value, partial(self._text, what, by))}"
         self._depth -= 1
-        if isinstance(value, (FunctionType, type)):
-            if _is_users(value.__module__):
-                take_in = partial(self._class, by) if kind is not FunctionType else self._function
-                self._later.append(partial(take_in, value))
-        elif _is_users(kind.__module__):
-            first = self._first.setdefault(id(value), what)
-            if first is what:
-                self._later.append(partial(self._instance, what, by, value))
-            return f"{_name(kind)} {content!r} {first}"
-        return f"{_name(kind)} {content!r}"
+        if isinstance(value, types.ModuleType):
+            self._module(by, value)
+        elif isinstance(value, types.FunctionType) and _is_users(value.__module__):
+            self._take_in(id(value), self._function, value)
+        elif isinstance(value, type) and _is_users(value.__module__):
+            self._take_in((id(value), by[1]), self._class, by, value)
+        elif kind in (types.SimpleNamespace, argparse.Namespace) or _is_users(kind.__module__):
+            text += f" {self._first.setdefault(id(value), what)}"
+            self._take_in(id(value), self._instance, what, by, value)
+        return text
+
+
+def _content(value: Any, item: Callable[[Any], str]) -> Any:
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        return value.dtype, value.shape, digest(np.asarray(value).flat[:MOST_ELEMENTS])
+    if isinstance(value, np.ndarray):
+        return item([value.shape, *value.flat])
+    if isinstance(value, (np.generic, np.dtype)):
+        return repr(value)
+    if isinstance(value, dict):
+        return sorted((item(key), item(held)) for key, held in value.items())
+    if isinstance(value, (set, frozenset)):
+        return sorted(map(item, value))
+    if isinstance(value, types.ModuleType):
+        return value.__name__
+    if isinstance(value, (types.FunctionType, type, types.BuiltinFunctionType, np.ufunc)):
+        return _name(value)
+    return [item(part) for part in _parts(value)]
 
 
 _found: WeakKeyDictionary[Any, List[Any]] = WeakKeyDictionary()
@@ -327,7 +334,7 @@ def code_of(compiled: Any) -> List[Tuple[str, str]]:
     """
     tables = [_Table(op) for op in _operations(compiled)]
     _watched[held_by(compiled)] = [watch for table in tables for watch in table.watched]
-    return list(dict.fromkeys(row for rows in sorted(table.rows for table in tables) for row in rows))
+    return list(dict.fromkeys(chain.from_iterable(sorted(table.rows for table in tables))))
 
 
 def is_as_before(compiled: Any) -> bool:
@@ -347,7 +354,8 @@ def differing(tables: Sequence[Sequence[Tuple[str, str]]]) -> List[str]:
     for rank, table in enumerate(tables):
         for what, text in table:
             held.setdefault(what, {}).setdefault(rank, []).append(text)
-    words, cures = [], {}
+    words: List[str] = []
+    cures: Dict[str, None] = {}
     for what, texts in held.items():
         ranks: Dict[str, List[str]] = {}
         for rank, parts in texts.items():
