@@ -88,6 +88,8 @@ class Case:
             self.targets.append(engine.shared(zeros, name=f"t{len(self.targets)}"))
         self.held = [[t.get_value() for t in self.targets]] * runtime.size
         self.olds: List[Any] = []
+        if self.targets:
+            runtime.let_drift(self.targets)  # ranks keep what they have of their own rows
         self.function = self._function()
         self.serial = self._serial()
 

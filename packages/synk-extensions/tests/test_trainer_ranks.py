@@ -71,7 +71,6 @@ def test_training_on_two_ranks_is_the_serial_one(two_ranks):
     residual = x_valid @ values[0] + values[1] - y_valid
     assert_close([history["valid_loss"][0]], [(residual**2).mean()])
     assert_close([history["valid_error"][0]], [abs(residual).mean()])
-    assert [finding for finding in synk.lint() if "error" in repr(finding).lower()] == []
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,9 @@ class PreparedProof(PreparedCall):
             self._limit = ROUNDING * max(1.0, np.sqrt(sum(counts)))
         before = {n: np.array(on_host(value_of(here.registry[n]))) for n, _ in proof.updates}
         whole = None
-        if here.is_master and (proof.outputs or proof.updates):
+        # In-graph reductions reduce slice by slice: one process has no such slices.
+        by_slices = self._reductions is not None and self._call.num_slices > 1
+        if here.is_master and (proof.outputs or proof.updates) and not by_slices:
             here.flight.enter(Phase.COMPUTE)
             whole = self._computed(origin, counts, {} if joined is None else joined[1])
         result = super().__call__(origin, place)
@@ -142,7 +144,7 @@ class PreparedProof(PreparedCall):
 
     def _compare_code(self) -> None:
         if self._proof.compares_code:
-            tables = self._comm.all_gather_object(code_of(self._function))
+            tables = self._comm.all_gather_object(code_of(self._loaded.forms[PLAIN]))
             if self._here.is_master:
                 for text in differing(tables):
                     self._comparisons.append(Comparison("operations", None, reason=text, is_wrong=True))

@@ -21,7 +21,7 @@ from synk_core._graph.random_streams import is_random_state
 from synk_core._graph.rowwise.check import check_spec
 from synk_core._graph.shared import value_of
 from synk_core._graph.still import still
-from synk_core._graph.users_code import code_of, has_users_code
+from synk_core._graph.users_code import has_users_code, is_as_before
 from synk_core._graph.values import is_array
 from synk_core._plan.rows import is_int
 from synk_core._text import shown
@@ -85,8 +85,8 @@ class Prover:
         self.calls = 0
         self.due = 0 if policy and runtime.size > 1 else _NEVER
         self.report: Optional[Report] = None
+        self._compares_code = self.due < _NEVER and has_users_code(plain)
         self._twin: Any = None
-        self._code: Any = None
         self._rehearsed: Tuple[Comparison, ...] = ()
         self._said: Set[str] = set()
 
@@ -116,15 +116,11 @@ class Prover:
             updates.append(_Part(number, name, None, known.get(i) == "unknown", reason))
         return outputs, updates
 
-    @cached_property
-    def _has_users_code(self) -> bool:
-        return bool(has_users_code(self._plain))
-
     def is_due(self) -> bool:
         """Return whether the next call is proved: its number says so, or code has changed here."""
         if self.calls >= self.due:
             return True
-        if self._code is None or self._code == code_of(self._plain):
+        if not self._compares_code or is_as_before(self._plain):
             return False
         self.due = self.calls
         return True
@@ -187,7 +183,7 @@ class Prover:
                 (p.place, p.name) for p in updates if not p.reason and (p.is_open or everything)
             ),
             tuple((variable, origins.because(variable, number)) for variable in to_agree),
-            self._has_users_code,
+            self._compares_code,
             raises=self._policy == "raise",
         )
 
@@ -202,8 +198,6 @@ class Prover:
     def _go_on(self, call: int) -> None:
         self._rehearsed = ()
         self.due = 2 * call - 1
-        if self._has_users_code:
-            self._code = code_of(self._plain)
 
     @property
     def _label(self) -> str:
