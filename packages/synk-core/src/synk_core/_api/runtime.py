@@ -48,7 +48,7 @@ from synk_core._graph.devices.graphs import checked_policy
 from synk_core._graph.devices.precision import checked_precision
 from synk_core._graph.environment import compiler_note
 from synk_core._graph.facts import unequal_replicas
-from synk_core._graph.rowwise.check import Verdicts, check_spec, check_updates, warn_of_wrong
+from synk_core._graph.rowwise.check import Verdicts, check_spec, warn_of_wrong
 from synk_core._graph.spec import FunctionSpec, make_spec
 from synk_core._master.builder import Builder
 from synk_core._master.controller import Controller
@@ -300,7 +300,7 @@ class Runtime:
                 f"returned, not a {TITLE} function"
                 + ("; check its grad_function" if hasattr(function, "grad_function") else "")
             )
-        return Verdicts(check_spec(function.spec), check_updates(function.spec))
+        return check_spec(function.spec)
 
     def lint(self) -> Findings:
         """Look for mistakes over all functions and recorded calls; see `synkhronos.lint`."""
