@@ -17,7 +17,7 @@ if IS_THEANO:
     io_toposort = engine.gof.graph.io_toposort
     softmax, log_softmax = T.nnet.softmax, T.nnet.logsoftmax
     det, batched_dot = T.nlinalg.det, T.batched_dot
-    categorical_crossentropy, scan = T.nnet.categorical_crossentropy, engine.scan
+    categorical_crossentropy = T.nnet.categorical_crossentropy
 
 else:
     io_toposort = engine.graph.traversal.io_toposort
@@ -31,6 +31,3 @@ else:
 
     def categorical_crossentropy(probability: Any, labels: Any) -> Any:
         return -T.log(probability)[T.arange(labels.shape[0]), labels]
-
-    def scan(*arguments: Any, **settings: Any) -> Any:
-        return engine.scan(*arguments, return_updates=False, **settings), {}

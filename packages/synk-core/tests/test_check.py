@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from collections import Counter
 from typing import Any
 
@@ -38,9 +39,10 @@ from _check_cases import (
     zero,
 )
 
-from synk_core._graph.rowwise.check import check_spec, check_updates, describe, wrong
+from synk_core._graph.rowwise.check import check_spec, describe, warn_of_wrong
 from synk_core._graph.rowwise.walk import FAILED
 from synk_core._graph.spec import make_spec
+from synk_core.exceptions import DecompositionWarning
 from synk_core.in_graph import all_reduce
 from synk_testing.engine import IS_THEANO, STREAMS, T, change_flags, engine
 
@@ -203,34 +205,43 @@ def test_draws_for_each_row_are_row_wise_and_do_not_hide_a_mixed_result():
 # ---- updates ------------------------------------------------------------------------------------
 
 
-def test_updates_from_a_ranks_own_rows_differ_and_the_cure_is_said():
-    g, count = engine.shared(np.zeros((3, 3)), name="g"), engine.shared(0, name="count")
+def test_updates_from_a_ranks_own_rows():
+    g, count, old = (engine.shared(np.zeros(shape)) for shape in ((3, 3), (), (3,)))
     gradient = T.grad(loss, w)
-    updates = [(g, gradient), (w, w - 0.1 * gradient), (count, count + 1)]
-    verdicts = check_updates(make_spec([x, y], updates=updates))
-    found = {verdict.output: (verdict.verdict, verdict.reason) for verdict in verdicts}
-    assert {name: verdict for name, (verdict, _) in found.items()} == {
-        "g": "differs",
-        "w": "differs",
-        "count": "exact",
-    }
-    assert "make_train_function" in found["w"][1]
-    assert "all_reduce() it before it is used" in found["g"][1]
-    report = describe(check_spec(make_spec([x, y], loss)), verdicts)
-    assert "differs  [1] update w\n" in report
-    # The whole batch on each rank: all have the same.
-    (verdict,) = check_updates(make_spec([], updates=updates[1:2], bcast_inputs=[x, y]))
-    assert verdict.verdict == "exact"
+    for target, value, expected in (
+        (w, w - 0.1 * gradient, "exact"),
+        (g, 0.9 * g + gradient, "exact"),
+        (count, count + x.sum() - v.sum(), "exact"),
+        (count, count + x.shape[0], "exact"),
+        (old, T.maximum(old, x.max(axis=0)), "exact"),
+        (g, 0.9 * g + T.sqr(gradient), "wrong"),
+        (count, 0.9 * count + x.sum(), "wrong"),
+        (old, x.std(axis=0), "wrong"),
+        (old, T.sort(x, axis=0)[0], "unknown"),
+    ):
+        (verdict,) = check_spec(make_spec([x, y, v], updates=[(target, value)])).updates
+        assert (verdict.verdict, verdict.differs) == (expected, True), verdict.reason
+        # The whole batch on each rank: all have the same.
+        whole = make_spec([], updates=[(target, value)], bcast_inputs=[x, y, v])
+        (verdict,) = check_spec(whole).updates
+        assert (verdict.verdict, verdict.differs) == ("exact", False)
+    plain, squares = (w, w - gradient), (g, g + T.sqr(gradient))
+    with pytest.warns(DecompositionWarning, match="update.*\n.*make_train_function"):
+        warn_of_wrong(make_spec([x, y], loss, updates=[plain, squares]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_wrong(make_spec([x, y], loss, updates=[plain]))
 
 
 def test_updates_that_are_reduced_in_the_graph_are_the_same_on_all_ranks():
-    updates = [(w, w - 0.1 * all_reduce(T.grad(loss, w)))]
-    (verdict,) = check_updates(make_spec([x, y], updates=updates))
-    assert verdict.verdict == "exact"
-    assert "reduced in the graph" in verdict.reason
+    squares = all_reduce(T.grad(loss, w), "avg") ** 2
+    for value, expected in ((squares, ("exact", False)), (w + 1, ("unknown", True))):
+        given = [(w, value, "sum")] if value is not squares else [(w, value)]
+        (verdict,) = check_spec(make_spec([x, y], updates=given)).updates
+        assert (verdict.verdict, verdict.differs) == expected, verdict.reason
     srng = STREAMS["numpy"](1)
     output = srng.normal(size=(3,)).sum() + x.mean()
-    assert check_updates(make_spec([x], [output], updates=srng.updates())) == []
+    assert check_spec(make_spec([x], [output], updates=srng.updates())).updates == []
 
 
 # ---- reports, users' operations, big graphs -----------------------------------------------------
@@ -241,7 +252,7 @@ def test_a_report_names_the_node_its_line_and_the_cure():
         spread = x.std(axis=0)
     verdicts = check_spec(make_spec([x], [spread, x.mean(), (x.mean(), "sum")]))
     report = describe(verdicts)
-    assert [verdict.position for verdict in wrong(verdicts)] == [0, 2]
+    assert [verdict.verdict for verdict in verdicts] == ["wrong", "exact", "wrong"]
     assert f"{SUB} at test_check.py:" in report
     assert "exact    [1] mean, op 'avg'" in report
     assert report.count("To be exact") + report.count("to be exact") == 2

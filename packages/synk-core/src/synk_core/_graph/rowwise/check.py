@@ -18,17 +18,9 @@ from synk_core._warn import warn_user
 from synk_core.engine import ADAPTER, NAME
 from synk_core.exceptions import DecompositionWarning
 
-from . import (
-    Reason,
-    Value,
-    Walk,
-    describe_value,
-    find_reshapes,
-    layout_kind,
-    plain,
-    rows,
-    unknown,
-)
+from . import nets, tensors  # noqa: F401 - they register their rules
+from .scalars import added, describe_value
+from .walk import FIXED, REDUCED, Reason, Value, Walk, rows, scalar_name, unknown
 
 
 @dataclass(frozen=True)
@@ -39,9 +31,11 @@ class Verdict:
         position: index among the outputs, or among the updates.
         output: the output's name, or a short form; of an update, the shared variable's.
         op: the op that collects it; of an update, the op over slices.
-        verdict: "exact", "wrong", or "unknown" (the check cannot decide); of an update "exact" if
-            all ranks have the same value after a call, or "differs".
+        verdict: "exact", "wrong", or "unknown" (the check cannot decide). An update is "exact" if
+            it is the same on all ranks after a call, or if a collective over the ranks' new values,
+            or what was added to the old one, makes it that of one process.
         reason: a description of it, the node that matters, and the cure.
+        differs: whether ranks have different values after a call, of an update.
     """
 
     position: int
@@ -49,74 +43,96 @@ class Verdict:
     op: Optional[str]
     verdict: str
     reason: str
+    differs: bool = False
 
 
-def check_spec(spec: FunctionSpec) -> List[Verdict]:
-    """Return a verdict for each output, in their order.
+class Verdicts(List[Verdict]):
+    """One verdict for each output; as text, a report.
+
+    Attributes:
+        updates: one for each update.
+    """
+
+    def __init__(self, outputs: Sequence[Verdict] = (), updates: Sequence[Verdict] = ()) -> None:
+        super().__init__(outputs)
+        self.updates = list(updates)
+
+    def __str__(self) -> str:
+        return describe(self, self.updates)
+
+
+def check_spec(spec: FunctionSpec) -> Verdicts:
+    """Return a verdict for each output, and for each update but those of random states.
 
     Rows are axis 0 of the scattered inputs and of the sliceable shared variables. With neither
     there are no rows to split, and every output is exact.
     """
-    walk = _walk(spec)
-    found = Verdicts(
-        _verdict(walk, place, variable, variable, op)
-        for place, (variable, op) in enumerate(zip(spec.outputs, spec.output_ops))
-    )
-    # TEMPORARY
-    values = {id(t): v for t, v, _ in spec.updates}
-    for place, (target, _) in enumerate(lineage_of(spec).updates):
-        value = values.get(id(target))
-        kind = "unknown" if walk is None or value is None else plain(walk.value(value)).kind
-        verdict = {"unknown": "unknown", "noise": "unknown", "mixed": "wrong", "shuffled": "wrong"}.get(kind, "exact")
-        found.updates.append(Verdict(place, str(target), None, verdict, kind))
-    return found
-
-
-def check_updates(spec: FunctionSpec) -> List[Verdict]:
-    """Return a verdict for each update: whether all ranks have the same new value after a call.
-
-    Updates of random states are left out: they should differ.
-    """
+    walk, lineage = _walk(spec), lineage_of(spec)
+    pairs = enumerate(zip(spec.outputs, spec.output_ops))
+    outputs = [_verdict(walk, place, variable, op) for place, (variable, op) in pairs]
     ops = {id(target): op for target, _, op in spec.accumulated}
-    lineage = lineage_of(spec)
-    behind = {id(target): leaves for target, leaves in lineage.updates}
-    verdicts = []
+    values = {id(target): value for target, value, _ in spec.updates}
+    updates = []
     for place, (target, leaves) in enumerate(lineage.since_reduced):
         if is_random_state(target):
             continue
         op = ops.get(id(target))
-        verdict, reason = "exact", "It is the same on all ranks: it does not depend on rows."
-        if differs_by_rank(leaves, spec):
-            verdict = "differs"
-            carried = any(leaf is target for leaf in leaves)
-            reason = _OF_OWN_ROWS.format("its old value and " if carried else "")
-            reason += _CURE_OF_CARRIED if carried else "all_reduce() it before it is used."
-        elif differs_by_rank(behind[id(target)], spec):
-            reason = "It is the same on all ranks: its terms of rows are reduced in the graph."
-        elif op in ("sum", "prod") and not lineage.has_reductions:
-            verdict, reason = "differs", f"Op {op!r} takes it once for each slice; use op 'last'."
+        new = values.get(id(target), getattr(target, "default_update", None))
+        value = FIXED if walk is None else _of_update(walk, target, new)
+        differs = differs_by_rank(leaves, spec)
+        by_slice = not differs and op in ("sum", "prod") and not lineage.has_reductions
+        verdict, reason = "exact", "It is the same on all ranks."
+        if value.kind == "mixed":
+            verdict, reason = "wrong", f"{_described(value.reason)}. {_CURE_OF_UPDATES}"
+        elif by_slice:
+            verdict, reason = "unknown", f"Op {op!r} takes it once for each slice; use op 'last'."
+        elif differs and not (value.steady or _is_combined(value)):
+            verdict, reason = "unknown", _cannot_tell(value)
+        elif differs:
+            reason = f"It is {describe_value(value)}, of each rank: combine them after each call."
         name = _shorten(str(target))
-        verdicts.append(Verdict(place, name, op, verdict, reason))
-    return verdicts
+        updates.append(Verdict(place, name, op, verdict, reason, differs or by_slice))
+    return Verdicts(outputs, updates)
 
 
-_OF_OWN_ROWS = "It is computed from {}the rank's own rows, so each rank has another value: "
-
-_CURE_OF_CARRIED = (
-    "all_reduce() it after each call; to train, build the step with make_train_function(loss, "
-    "params, inputs, updates.adam) of synkhronos.extensions, which makes those of one process."
+_CURE_OF_UPDATES = (
+    "No collective makes it that of one process. To train, build the step with "
+    "make_train_function(loss, params, inputs, updates.adam) of synkhronos.extensions."
 )
+
+
+def _of_update(walk: Walk, target: Any, new: Any) -> Value:
+    """Return the value of an update; of what it adds to the old value if only that is combined."""
+    value, terms = walk.value(new), []
+    while not _is_combined(value) and new is not target:
+        name = scalar_name(new.owner)
+        if name not in ("Add", "Sub"):
+            return value
+        others = list(new.owner.inputs)
+        new = others.pop(others.index(target) if name == "Add" and target in others else 0)
+        terms += [walk.value(other) for other in others]
+    if not terms or any(term.kind not in ("sum", "fixed") for term in terms):
+        return value
+    more = added(None, "Add", terms)
+    return more if _is_combined(more) else value
+
+
+def _is_combined(value: Value) -> bool:
+    """Return whether some op, or a concatenation, makes such values of parts that of all rows."""
+    if value.kind in ("sum", "fixed"):
+        return value.degree in (0, 1)
+    return value.kind in REDUCED or (value.kind == "rows" and value.axis == 0)
 
 
 def describe(verdicts: Sequence[Verdict], updates: Sequence[Verdict] = ()) -> str:
     """Return a report: a line for each verdict, and its reason below."""
-    lines = [] if verdicts else ["no outputs: nothing to check"]
-    for several, what in ((verdicts, ""), (updates, "update ")):
-        for verdict in several:
-            mark = "WRONG" if verdict.verdict == "wrong" else verdict.verdict
-            op = f"{what}{verdict.output}" + ("" if what else f", op {verdict.op!r}")
-            lines.append(f"{mark:<7}  [{verdict.position}] {op}")
-            lines.append(f"         {verdict.reason}")
+    lines = [] if verdicts or updates else ["no outputs: nothing to check"]
+    for verdict in (*verdicts, *updates):
+        mark = "WRONG" if verdict.verdict == "wrong" else verdict.verdict
+        text = f"{verdict.output}, op {verdict.op!r}"
+        if any(verdict is update for update in updates):
+            text = f"update {verdict.output}" + ", differs between ranks" * verdict.differs
+        lines += [f"{mark:<7}  [{verdict.position}] {text}", f"         {verdict.reason}"]
     return "\n".join(lines)
 
 
@@ -125,10 +141,7 @@ def _walk(spec: FunctionSpec) -> Optional[Walk]:
     sources = [*spec.variables[: spec.n_scattered], *spec.sliceable]
     if not sources:
         return None
-    ends = [*spec.outputs, *(value for _, value, _ in spec.updates)]
-    ends += [replacement for _, replacement in spec.givens]
-    known = {variable: _source(variable) for variable in sources}
-    walk = Walk(known, find_reshapes(ends))
+    walk = Walk({variable: _source(variable) for variable in sources})
     # As in the engine, each replacement is built with those before it in place.
     for key, replacement in spec.givens:
         walk.values[key] = walk.value(replacement)
@@ -141,18 +154,19 @@ def _source(variable: Any) -> Value:
     broadcastable = getattr(variable.type, "broadcastable", None)
     if broadcastable is None or not broadcastable or broadcastable[0]:
         return unknown(None, f"rows of {variable} ({variable.type}) are not along axis 0")
-    return rows()
+    return rows(0)
 
 
-def _verdict(
-    walk: Optional[Walk], place: int, named: Any, variable: Any, op: Optional[str]
-) -> Verdict:
-    name = _shorten(str(named))
-    if op is None:
-        return Verdict(place, name, op, "exact", "It is the master's own result, of its own rows.")
-    if walk is None:
-        return Verdict(place, name, op, "exact", "No input is scattered: there are no rows.")
-    value = plain(walk.value(variable))
+def _verdict(walk: Optional[Walk], place: int, variable: Any, op: Optional[str]) -> Verdict:
+    name = _shorten(str(variable))
+    if op is None or walk is None:
+        masters = "It is the master's own result, of its own rows."
+        reason = masters if op is None else "No input is scattered: there are no rows."
+        return Verdict(place, name, op, "exact", reason)
+    value = walk.value(variable)
+    if value.items is not None:
+        steady = all(item.steady for item in value.items)
+        value = FIXED if steady else unknown(None, "uses a shape as data")
     verdict, reason = _judge(value, op)
     if variable in walk.random and verdict == "exact":
         reason += " Random draws are part of it: equal in distribution, not in numbers."
@@ -166,28 +180,22 @@ def _verdict(
 
 def _fitting(value: Value) -> FrozenSet[str]:
     """Return the ops that are exact for a value."""
-    if value.kind == "fixed" and value.steady:
-        always = {"avg", "max", "min", "last"}
-        if value.zero:
-            return frozenset(always | {"sum", "prod"})
-        return frozenset(always | {"prod"} if value.literal == 1 else always)
+    if value.steady:
+        of_equal = {0.0: ["sum", "prod"], 1.0: ["prod"]}.get(value.literal, [])  # type: ignore[arg-type]
+        return frozenset(["avg", "max", "min", "last", *of_equal])
     if value.kind in ("sum", "fixed"):
         return frozenset({0.0: ["avg"], 1.0: ["sum"]}.get(value.degree, []))
-    if value.kind in ("max", "min", "prod"):
-        return frozenset([value.kind])
-    in_order = layout_kind(value.layout) in ("", "block", "any")
-    if value.kind == "rows" and value.axis == 0 and in_order and (not value.degree or value.zero):
-        return frozenset(["gather"])
-    return frozenset()
+    if value.kind == "rows":
+        in_order = value.axis == 0 and (not value.degree or value.zero)
+        return frozenset(["gather"] if in_order else [])
+    return frozenset([value.kind])
 
 
 def _judge(value: Value, op: str) -> Tuple[str, str]:
     """Return the verdict, and its reason."""
-    if value.kind == "noise":
-        return "unknown", "Cannot tell: it is random draws of an unknown shape."
-    if value.kind == "unknown":
-        return "unknown", f"Cannot tell: {_described(value.reason)}."
-    if value.kind in ("mixed", "shuffled"):
+    if value.kind in ("unknown", "noise", "position"):
+        return "unknown", _cannot_tell(value)
+    if value.kind == "mixed":
         cure = value.reason.cure if value.reason is not None else ""
         return "wrong", f"{_described(value.reason)}." + (f" To be exact, {cure}." if cure else "")
     what = describe_value(value)
@@ -199,42 +207,37 @@ def _judge(value: Value, op: str) -> Tuple[str, str]:
     return "wrong", f"It is {what}, declared {op!r}: {_cure(value, op, fitting)}."
 
 
+def _cannot_tell(value: Value) -> str:
+    return f"Cannot tell: {_described(value.reason)}."
+
+
 def _cure(value: Value, op: str, fitting: FrozenSet[str]) -> str:
-    if value.kind == "fixed" and value.steady:
-        once = "it would count once for each rank"
-        why = "each rank would add a copy" if op == "gather" else once
+    if value.steady:
+        why = (
+            "each rank would add a copy" if op == "gather" else "it would count once for each rank"
+        )
         return f"{why}. To be exact, declare it 'avg'"
+    if value.kind == "rows" and value.degree:
+        return (
+            "each row was divided (or multiplied) by its rank's number of rows, as in the gradient "
+            "of a mean. To be exact, use a sum over rows in place of the mean, declare it "
+            "'gather', and divide after the call"
+        )
+    if value.kind == "rows" and value.axis:
+        return (
+            f"its rows lie along axis {value.axis}. To be exact, transpose it so that they lie "
+            f"along axis 0, and declare it 'gather'"
+        )
     if value.kind == "rows":
-        if value.degree:
-            return (
-                "each row was divided (or multiplied) by its rank's number of rows, as in the "
-                "gradient of a mean. To be exact, use a sum over rows in place of the mean, "
-                "declare it 'gather', and divide after the call"
-            )
-        if value.axis != 0:
-            return (
-                f"its rows lie along axis {value.axis}. To be exact, transpose it so that they "
-                f"lie along axis 0, and declare it 'gather'"
-            )
-        if not fitting:
-            return (
-                "its rows are not in the order of the inputs. To be exact, gather them in that "
-                "order, and reorder them after the call"
-            )
         return "to be exact, declare it 'gather', or return its mean or sum over axis 0"
     if fitting == {"sum"} and op == "avg":
         return "to be exact, declare it 'sum', or take the mean over rows, as a training loss needs"
     if fitting:
         return "to be exact, declare it " + " or ".join(repr(name) for name in sorted(fitting))
-    if value.kind == "position":
-        return "to be exact, count the rows after the call"
     return (
         "no op fits. To be exact, return the sum over rows with 'sum', the number of rows too, "
         "and scale after the call"
     )
-
-
-# ---- naming nodes ----------------------------------------------------------------------------
 
 
 def _described(reason: Optional[Reason]) -> str:
@@ -276,21 +279,6 @@ def wrong(verdicts: Sequence[Verdict]) -> List[Verdict]:
     return [verdict for verdict in verdicts if verdict.verdict == "wrong"]
 
 
-class Verdicts(List[Verdict]):
-    """One verdict for each output; as text, a report.
-
-    Attributes:
-        updates: one for each update.
-    """
-
-    def __init__(self, outputs: Sequence[Verdict] = (), updates: Sequence[Verdict] = ()) -> None:
-        super().__init__(outputs)
-        self.updates = list(updates)
-
-    def __str__(self) -> str:
-        return describe(self, self.updates)
-
-
 def check_outputs(inputs: Any, outputs: Any, *, bcast_inputs: Any = ()) -> Verdicts:
     """Check outputs before a function is built of them; it needs no runtime.
 
@@ -303,18 +291,19 @@ def check_outputs(inputs: Any, outputs: Any, *, bcast_inputs: Any = ()) -> Verdi
     Raises:
         SpecError, InputTypeError, OpError: as `Runtime.function`.
     """
-    return Verdicts(check_spec(make_spec(inputs, outputs, bcast_inputs=bcast_inputs)))
+    return check_spec(make_spec(inputs, outputs, bcast_inputs=bcast_inputs))
 
 
 def warn_of_wrong(spec: FunctionSpec) -> None:
-    """Warn of outputs that are certainly wrong, at the user's line."""
+    """Warn of outputs and updates that are certainly wrong, at the user's line."""
     what = f"function {spec.name!r}" if spec.name else "this function"
     try:
-        bad = wrong(check_spec(spec))
+        verdicts = check_spec(spec)
     except Exception as error:  # noqa: BLE001 - a bug of the check must not refuse a function
         text = f"could not be checked ({type(error).__name__}: {error}); please report it"
         warn_user(f"{what} {text}", DecompositionWarning)
         return
-    if bad:
-        text = f"{what} cannot be split over rows as it is:\n{describe(bad)}"
+    found = describe(wrong(verdicts), wrong(verdicts.updates))
+    if wrong([*verdicts, *verdicts.updates]):
+        text = f"{what} cannot be split over rows as it is:\n{found}"
         warn_user(text, DecompositionWarning)

@@ -8,37 +8,25 @@ kind       the variable is
 =========  ======================================================================================
 fixed      n^degree times something that does not depend on rows (degree 0: parameters, constants;
            degree 1: the number of rows, a row share)
-rows       n^degree times a row-wise result: entry i along `axis` depends on row i alone
+rows       n^degree times a row-wise result: entry i along `axis` depends on one row alone, and
+           entries are in the order of rows, the same number for each
 sum        n^(degree - 1) times a sum over rows (degree 1: a sum, degree 0: a mean)
 max, min   the largest or smallest over rows of a row-wise result
 prod       the product over rows of a row-wise result
-position   the numbers 0 ... n - 1 along `axis`
+position   the numbers 0 ... n - 1, along `axis`
 noise      random draws, independent of rows, of an unknown shape
-shuffled   rows whose order depends on all of them (sorted, for example)
 mixed      none of these for certain: `reason` has the node that is the cause
 unknown    not known: `reason` has the node that the check cannot follow
 =========  ======================================================================================
 
 The degree is what makes gradients of means right: they spread 1/n over the rows, so each row has
-degree -1, and their sum has degree 0, that of a mean. The rules are in `elemwise` and `reduced`
-(scalar functions), `shape`, `index`, `tensor`, `products`, `nnet` and `scan`; verdicts in `check`.
+degree -1, and their sum has degree 0, that of a mean. There are rules for what is frequent
+(`scalars`, `tensors`, `nets`); all else is unknown, and has to be proved by numbers.
 """
 
 from __future__ import annotations
 
-from typing import (
-    Any,
-    Callable,
-    Dict,
-    Iterable,
-    List,
-    NamedTuple,
-    Optional,
-    Sequence,
-    Set,
-    Tuple,
-    Union,
-)
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 import numpy as np
 
@@ -46,17 +34,11 @@ from synk_core._graph.reduce_op import AllReduce
 from synk_core.engine import RULED, Apply, Constant, RandomStateType, Variable
 
 ROW = "row"
-"""Layout of an axis with one entry per row, in order. Others are:
+"""Layout of an axis with one entry per row. Any other names an unknown number per row, equal for
+equal layouts. A fixed value that is the length of such an axis has its layout."""
 
-- ("block", key): several adjacent entries per row;
-- ("outer", dims, layout): all rows, several times, as when (time, rows) become one axis;
-- ("any", length layout): entries that are equal or drawn, so that they may belong to any row;
-- ("reversed", layout), ("joined", layout, ...): in reverse order, one after the other;
-- ("several",): of mixed values whose shape is unknown at least in part.
 
-A fixed value that is the length of such an axis has its layout, or ("times", dims, layout) for the
-length of a layout times other lengths. Any other identified length has ("dims", identities).
-"""
+NOT_LINEAR = "is not linear in"
 
 
 class Reason(NamedTuple):
@@ -71,11 +53,9 @@ class Value(NamedTuple):
     """How a variable depends on the rows.
 
     Attributes:
-        axis: axis of the rows (of rows and positions; of mixed and shuffled values if known).
-        layout: relation of the entries along `axis` to rows; of a fixed value of degree 1 that is a
-            length, the layout of that axis.
+        axis: axis of the rows (of rows and positions; of mixed values with entries for each row).
         literal: number that every entry of a fixed or row-wise value equals, if known.
-        items: entries of a short vector (a shape). The other fields have no meaning then.
+        items: entries of a short vector (a shape), all fixed. The other fields say nothing then.
     """
 
     kind: str
@@ -98,53 +78,51 @@ class Value(NamedTuple):
 
 
 FIXED = Value("fixed")
-ZERO = FIXED._replace(literal=0.0)
 NOISE = Value("noise")
+REDUCED = ("sum", "max", "min", "prod")
 
 
-def rows(axis: int = 0, layout: Any = ROW, degree: float = 0.0) -> Value:
+def rows(axis: int, layout: Any = ROW, degree: float = 0.0) -> Value:
     """Return a row-wise value."""
     return Value("rows", degree, axis, layout)
 
 
-def mixed(node: Any, text: str, cure: str = "", axis: Optional[int] = None) -> Value:
+def mixed(
+    node: Any, text: str, cure: str = "", axis: Optional[int] = None, layout: Any = None
+) -> Value:
     """Return a value that parts of the rows do not combine to; without `axis` it has no rows."""
-    return Value("mixed", axis=axis, reason=Reason(node, text, cure))
+    return Value("mixed", axis=axis, layout=layout, reason=Reason(node, text, cure))
 
 
-def several(value: Value) -> Value:
-    """Return a mixed value of unknown shape: it may have several axes of rows, or parts of one."""
-    return value._replace(layout=("several",))
-
-
-def pairs_of_rows(node: Any) -> Value:
-    """Return the value of a node that combines each row with each other row."""
-    text = "combines each row with each other row"
-    return several(mixed(node, text, "return the rows with 'gather'"))
-
-
-def along(value: Value, axis: Optional[int], layout: Any) -> Value:
-    """Return a mixed value with its rows along `axis`, in `layout` if its shape is known."""
-    return value._replace(axis=axis, layout=layout if has_shape(value) else value.layout)
-
-
-def unknown(node: Any, text: str = "") -> Value:
+def unknown(node: Any, text: str = "is an operation unknown to this check") -> Value:
     """Return a value that the check cannot follow."""
-    return Value("unknown", reason=Reason(node, text or "is an operation unknown to this check"))
+    return Value("unknown", reason=Reason(node, text))
+
+
+class Unfollowed(Exception):
+    """A rule does not follow a node, which does what the text says."""
+
+
+def refuse(unfollowed: bool, text: str) -> None:
+    """Make the value of the node, whose rule calls this, unknown if it does what the text says."""
+    if unfollowed:
+        raise Unfollowed(text)
 
 
 def plain(value: Value) -> Value:
     """Return a short vector as one value, without its entries; any other value unchanged."""
     if value.items is None:
         return value
-    if all(item.kind == "fixed" for item in value.items):
-        degrees = {item.degree for item in value.items if not item.zero}
-        if len(degrees) <= 1:
-            return Value("fixed", degrees.pop() if degrees else 0.0)
-    for item in value.items:
-        if item.kind == "unknown":
-            return item._replace(axis=None)
-    return Value("unknown", reason=Reason(None, "a shape is used as data"))
+    degrees = {item.degree for item in value.items if not item.zero}
+    if len(degrees) > 1:
+        raise Unfollowed("uses a shape as data")
+    return Value("fixed", degrees.pop() if degrees else 0.0)
+
+
+def merged(values: Sequence[Value]) -> Any:
+    """Return the layout of row-wise values of equal length."""
+    layouts = [value.layout for value in values if value.axis is not None]
+    return ROW if ROW in layouts else layouts[0]
 
 
 Handler = Callable[..., Union[Value, Sequence[Value]]]
@@ -153,28 +131,24 @@ Handler = Callable[..., Union[Value, Sequence[Value]]]
 
 class _Rule(NamedTuple):
     handler: Handler
-    takes: str
-    with_walk: bool
+    takes: Tuple[str, ...]
 
 
 _RULES: Dict[str, _Rule] = {}
 
 
-def rule(
-    *names: str, takes: str = "known", with_walk: bool = False
-) -> Callable[[Handler], Handler]:
+def rule(*names: str, takes: Sequence[str] = ()) -> Callable[[Handler], Handler]:
     """Register the rule of the engine's own operations with these class names.
 
     Args:
-        takes: the inputs that the rule takes: "known" ones; "mixed" ones, too; or "all", unknown
-            and shuffled ones and the entries of short vectors included. A node with other inputs is
-            unknown.
-        with_walk: whether the rule also takes the walk.
+        takes: what inputs may be besides fixed, of rows, and reduced: "position", "noise", "items"
+            (else short vectors are plain values), or "all". A node with others is unknown. Mixed
+            inputs are row-wise or sums to a rule, and what is computed from them is mixed.
     """
 
     def register(handler: Handler) -> Handler:
         for name in names:
-            _RULES[name] = _Rule(handler, takes, with_walk)
+            _RULES[name] = _Rule(handler, tuple(takes))
         return handler
 
     return register
@@ -185,102 +159,29 @@ def _find_rule(op_class: type) -> Optional[_Rule]:
     if op_class.__module__.split(".")[0] not in (*RULED, "synk_core"):
         return None
     names = [base.__name__ for base in op_class.__mro__]
-    # Its graph says more than its name.
-    if OF_A_GRAPH in names:
-        return _RULES[OF_A_GRAPH]
+    # The graph that an operation is made of says more than its name.
+    names.sort(key=lambda name: name != "OpFromGraph")
     return next((_RULES[name] for name in names if name in _RULES), None)
 
 
-OF_A_GRAPH = "OpFromGraph"
-"""Name of the operations that are made of a graph."""
+def scalar_name(node: Any) -> str:
+    """Return the name of an elementwise operation's scalar function; "" of other operations."""
+    scalar = getattr(node.op, "scalar_op", None) if node is not None else None
+    return "" if scalar is None or hasattr(node.op, "axis") else type(scalar).__name__
 
 
-def first_mixed(values: Sequence[Value]) -> Optional[Value]:
-    """Return a mixed value among the values, if there is one; first one of unknown shape."""
-    found = [value for value in values if value.kind == "mixed"]
-    unshaped = [value for value in found if layout_kind(value.layout) == "several"]
-    return unshaped[0] if unshaped else found[0] if found else None
-
-
-def is_accumulated(value: Value) -> bool:
-    """Return whether rows were accumulated: the last one, which may be the largest, is of all."""
-    made = value.reason.node if value.kind == "mixed" and value.reason is not None else None
-    return made is not None and type(made.op).__name__ == "CumOp"
-
-
-def has_shape(value: Value) -> bool:
-    """Return whether it is known which axes have the length of the number of rows."""
-    if value.kind == "mixed":
-        return layout_kind(value.layout) != "several"
-    return value.kind not in ("unknown", "noise")
-
-
-def first_of(kind: str, values: Iterable[Value]) -> Optional[Value]:
-    """Return the first of the values that has this kind, if there is one."""
-    return next((value for value in values if value.kind == kind), None)
-
-
-def obstacle(node: Any, values: Sequence[Value]) -> Optional[Value]:
-    """Return the value of a node with unknown or shuffled inputs; None if it has none."""
-    spoiled = first_of("unknown", values)
-    if spoiled is not None:
-        return spoiled._replace(axis=None)
-    if first_of("shuffled", values) is not None:
-        return unknown(node, "uses rows in an order that depends on all of them")
-    return None
-
-
-def layout_kind(layout: Any) -> str:
-    """Return the first word of a layout; "" for one entry per row, in order."""
-    return "" if layout is None or isinstance(layout, str) else str(layout[0])
-
-
-def unruled(node: Any, values: Sequence[Value]) -> Value:
-    """Return the value of a node without a rule: fixed if all inputs are."""
-    values = [plain(value) for value in values]
-    if all(value.steady for value in values):
+def _leaf(variable: Variable) -> Value:
+    """Return the value of a shared variable, an input without rows, or a constant."""
+    if not isinstance(variable, Constant):
+        is_share = getattr(variable.tag, "synk_row_share", False)
+        return Value("fixed", 1.0) if is_share else FIXED
+    if not isinstance(variable.data, (np.ndarray, np.number, np.bool_, int, float)):
         return FIXED
-    spoiled = obstacle(node, values)
-    if spoiled is not None:
-        return spoiled
-    if all(value.steady or value.kind == "noise" for value in values):
-        return NOISE
-    already = first_mixed(values)
-    return unknown(node) if already is None else Value("unknown", reason=already.reason)
-
-
-def constant_value(variable: Any) -> Value:
-    """Return the value of a constant."""
-    data = variable.data
-    if not isinstance(data, (np.ndarray, np.number, np.bool_, int, float)):
-        return FIXED
-    array = np.asarray(data)
+    array = np.asarray(variable.data)
     if array.ndim == 1 and array.size <= 16 and array.dtype.kind in "iu":
-        return FIXED._replace(items=tuple(_uniform(item) for item in array))
-    return _uniform(array)
-
-
-def _uniform(array: Any) -> Value:
-    """Return the value of a constant, with its number if all entries are equal."""
-    flat = np.asarray(array).reshape(-1)
-    if flat.size and flat.dtype.kind in "biuf" and (flat == flat[0]).all():
-        return FIXED._replace(literal=float(flat[0]))
-    return FIXED
-
-
-def find_reshapes(variables: Iterable[Any]) -> Dict[Any, List[Any]]:
-    """Return the nodes that reshape a variable, by that variable, among all ancestors."""
-    found: Dict[Any, List[Any]] = {}
-    seen: Set[Any] = set()
-    stack = list(variables)
-    while stack:
-        node = stack.pop().owner
-        if node is not None and node not in seen:
-            seen.add(node)
-            stack.extend(node.inputs)
-            if type(node.op).__name__ == "Reshape":
-                found.setdefault(node.inputs[0], []).append(node)
-    return found
+        return FIXED._replace(items=tuple(FIXED._replace(literal=float(n)) for n in array))
+    equal = array.size and array.dtype.kind in "biuf" and (array == array.flat[0]).all()
+    return FIXED._replace(literal=float(array.flat[0])) if equal else FIXED
 
 
 class Walk:
@@ -289,24 +190,17 @@ class Walk:
     Args:
         known: values to start from (scattered inputs). Variables that are neither in it nor
             computed are fixed.
-        reshapes: nodes that reshape a variable, by variable.
 
     Attributes:
         random: variables that depend on random draws.
         met: variables that depend on a reduction over ranks.
     """
 
-    def __init__(
-        self,
-        known: Optional[Dict[Any, Value]] = None,
-        reshapes: Optional[Dict[Any, List[Any]]] = None,
-    ) -> None:
-        self.values: Dict[Any, Value] = dict(known or {})
-        self.reshapes = reshapes or {}
+    def __init__(self, known: Dict[Any, Value]) -> None:
+        self.values: Dict[Any, Value] = dict(known)
         self.random: Set[Any] = set()
         self.met: Set[Any] = set()
         self._rules: Dict[type, Optional[_Rule]] = {}
-        self._kept: List[Any] = []
 
     def value(self, variable: Any) -> Value:
         """Return the value of a variable, after those of all its ancestors."""
@@ -316,7 +210,7 @@ class Walk:
             if current in self.values:
                 stack.pop()
             elif current.owner is None:
-                self.values[current] = self._leaf(current)
+                self.values[current] = _leaf(current)
                 stack.pop()
             else:
                 missing = [v for v in current.owner.inputs if v not in self.values]
@@ -327,17 +221,8 @@ class Walk:
                     stack.pop()
         return self.values[variable]
 
-    @staticmethod
-    def _leaf(variable: Variable) -> Value:
-        if isinstance(variable, Constant):
-            return constant_value(variable)
-        if getattr(variable.tag, "synk_row_share", False):
-            return Value("fixed", 1.0)
-        return FIXED
-
     def _compute(self, node: Apply) -> None:
-        values = [self.values[variable] for variable in node.inputs]
-        result = self.apply(node, values)
+        result = self.apply(node, [self.values[variable] for variable in node.inputs])
         draws = type(node.op).__name__ in _RANDOM or any(
             v in self.random or isinstance(v.type, RandomStateType) for v in node.inputs
         )
@@ -350,35 +235,20 @@ class Walk:
             if meets:
                 self.met.add(output)
 
-    def apply(self, node: Apply, values: List[Value]) -> Sequence[Value]:
+    def apply(self, node: Apply, values: Sequence[Value]) -> Sequence[Value]:
         """Return the values of a node's outputs, by those of its inputs."""
-        result = self._result(node, values)
-        return [result] * len(node.outputs) if isinstance(result, Value) else result
-
-    def keep(self, graph: Any) -> None:
-        """Keep a graph that is made for the walk: layouts have the ids of its variables."""
-        self._kept.append(graph)
-
-    def _result(self, node: Apply, values: List[Value]) -> Union[Value, Sequence[Value]]:
         op_class = type(node.op)
         if op_class not in self._rules:
             self._rules[op_class] = _find_rule(op_class)
         found = self._rules[op_class]
-        if found is None:
-            return unruled(node, values)
-        if found.takes != "all":
-            values = [plain(value) for value in values]
-            spoiled = obstacle(node, values)
-            if spoiled is not None:
-                return spoiled
-            if found.takes != "mixed" and first_mixed(values) is not None:
-                return unruled(node, values)
-        extra = (self,) if found.with_walk else ()
         try:
-            return found.handler(node, values, *extra)
+            result = _result(node, found, values)
+        except Unfollowed as reason:
+            result = unknown(node, str(reason))
         except (AttributeError, IndexError, KeyError, TypeError, ValueError):
             # The rule does not expect this form of the operation, which must not refuse a function.
-            return unknown(node, FAILED)
+            result = unknown(node, FAILED)
+        return [result] * len(node.outputs) if isinstance(result, Value) else result
 
 
 FAILED = "has a form that this check does not expect"
@@ -386,13 +256,67 @@ FAILED = "has a form that this check does not expect"
 _RANDOM = frozenset(["mrg_uniform", "GPUA_mrg_uniform"])
 """Names of the operations that draw numbers from states without a type of their own."""
 
+_OF_DRAWS = frozenset(["Elemwise", "Subtensor", "Join", "DimShuffle", "Shape", "Prod"])
+"""Names of the operations that streams apply to draws of an unknown shape."""
 
-def blamed(node: Any, value: Value, given: Iterable[Value]) -> Value:
-    """Return a value of a graph inside of a node, with the node as the cause of what is new there.
 
-    Args:
-        given: the values that the graph starts from.
-    """
-    if value.reason is None or any(value.reason is other.reason for other in given):
-        return value
-    return value._replace(reason=value.reason._replace(node=node))
+def _result(
+    node: Any, found: Optional[_Rule], values: Sequence[Value]
+) -> Union[Value, Sequence[Value]]:
+    takes = () if found is None else found.takes
+    if found is not None and "all" in takes:
+        return found.handler(node, values)
+    if "items" not in takes:
+        values = [plain(value) for value in values]
+    names = {base.__name__ for base in type(node.op).__mro__}
+    kinds = {value.kind for value in values}
+    if "noise" in kinds and "noise" not in takes:
+        of_draws = "Subtensor" in names or (kinds <= {"noise", "fixed"} and names & _OF_DRAWS)
+        refuse(not of_draws, "combines draws of an unknown shape")
+        return NOISE
+    if scalar_name(node) == "Second" and all(node.inputs[0].broadcastable):
+        return values[1]
+    if "unknown" in kinds:
+        return next(value for value in values if value.kind == "unknown")
+    if found is None:
+        reasons = [value.reason for value in values if value.kind == "mixed"]
+        steady = all(value.steady for value in values)
+        return FIXED if steady else Value("unknown", reason=[*reasons, unknown(node).reason][0])
+    by_place = "position" in kinds and "position" not in takes
+    refuse(by_place, "computes with the positions of rows, which each rank counts from 0")
+    return _of_mixed(node, found, values) if "mixed" in kinds else found.handler(node, values)
+
+
+def _of_mixed(node: Any, found: _Rule, values: Sequence[Value]) -> Union[Value, Sequence[Value]]:
+    """Return the values of a node some of whose inputs are mixed: those of rows or sums, mixed."""
+    given = [value for value in values if value.kind == "mixed"]
+    reason = given[0].reason
+    if any(value.layout == "unshaped" for value in given):
+        return Value("unknown", reason=reason)
+    like = [
+        v
+        if v.kind != "mixed"
+        else v._replace(kind="sum" if v.axis is None else "rows", reason=None)
+        for v in values
+    ]
+    result, name = found.handler(node, like), scalar_name(node)
+    outputs = [result] if isinstance(result, Value) else result
+    # Shapes do not depend on what entries are, nor does what is filled in a shape.
+    if type(node.op).__name__.startswith("Shape") or (name == "Second" and values[1] is like[1]):
+        return result
+    undoes = name and _may_undo(values, given, outputs[0])
+    refuse(bool(undoes), "may undo what was done to a value that was reduced over rows")
+    refuse(any(value.zero for value in outputs), "is zero unless a rank's part is infinite")
+    spoiled = [Value("mixed", v.degree, v.axis, v.layout, reason=reason) for v in outputs]
+    known = [v if v.kind == "unknown" else s for v, s in zip(outputs, spoiled)]
+    return known[0] if isinstance(result, Value) else known
+
+
+def _may_undo(values: Sequence[Value], given: Sequence[Value], result: Value) -> bool:
+    """Return whether a scalar function may undo what made its arguments mixed, as in the square of
+    a root, the mean added to differences from it, or a variance added to a square of the mean."""
+    if result.axis is not None:
+        return any(v.axis is not None for v in given) and any(v.kind in REDUCED for v in values)
+    if result.kind not in ("mixed", "prod"):
+        return len({id(value.reason) for value in given}) > 1
+    return any(v.reason is not None and v.reason.text.startswith(NOT_LINEAR) for v in given)

@@ -1,0 +1,224 @@
+"""Rules for products, neural networks, random draws, and what passes values on."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Sequence, Tuple, Union
+
+from synk_core.engine import NoneTypeT, inner_graph
+
+from .scalars import coupled, fixed_rows, pairs_of_rows
+from .tensors import drawn
+from .walk import FIXED, REDUCED, Value, Walk, merged, mixed, plain, refuse, rows, rule, unknown
+
+_PASSING = (
+    "ScalarFromTensor", "TensorFromScalar", "Rebroadcast", "SpecifyShape", "DeepCopyOp",
+    "GpuFromHost", "GpuToGpu", "HostFromGpu", "Print", "ViewOp", "Assert",
+)  # fmt: skip
+
+
+@rule(*_PASSING, takes=["all"])
+def passes(_node: Any, values: Sequence[Value]) -> Value:
+    """Return the first input."""
+    return values[0]
+
+
+@rule("CheckAndRaise", takes=["items"])
+def checks(_node: Any, values: Sequence[Value]) -> Value:
+    """Return the first input if all others are true, of all rows and so of each part of them.
+
+    PyMC makes -inf of a value whose condition does not hold.
+    """
+    hold = all(value.steady or value.kind == "min" for value in values[1:])
+    refuse(not hold, "checks what may hold for all rows and not for a part of them")
+    return values[0]
+
+
+@rule("Dot", "Dot22")
+def dot(node: Any, values: List[Value]) -> Value:
+    """Contract the last axis of the left and the first of the right, which sums over rows."""
+    return _product(node, values, node.inputs[0].ndim - 1)
+
+
+def _product(node: Any, values: Sequence[Value], last: int) -> Value:
+    left, right = values
+    of_rows = (left.axis == last) + (right.axis == 0)
+    degree, kinds = left.degree + right.degree, {left.kind, right.kind}
+    refuse(of_rows == 1, "multiplies rows with a fixed number of rows")
+    if of_rows == 2:
+        return Value("sum", degree + 1)
+    if left.axis is not None and right.axis is not None:
+        return pairs_of_rows(node)
+    if left.axis is not None or right.axis is not None:
+        axis, layout = last if left.axis is None else left.axis, merged(values)
+        of_fixed = "fixed" in kinds
+        return rows(axis, layout, degree) if of_fixed else coupled(node, axis, layout)
+    if kinds == {"sum"}:
+        cure = "return each as an output, and compute this after the call"
+        return mixed(node, "multiplies reductions over rows", cure)
+    refuse(not kinds <= {"fixed", "sum"}, "multiplies reductions over rows")
+    return Value("sum" if "sum" in kinds else "fixed", degree)
+
+
+_BATCHED: Dict[str, Tuple[Sequence[int], Sequence[int]]] = {
+    "Softmax": ([0], []),
+    "LogSoftmax": ([0], []),
+    "SoftmaxWithBias": ([0], []),
+    "SoftmaxGrad": ([0, 1], [0]),
+    "CrossentropySoftmaxArgmax1HotWithBias": ([0, 2], []),
+    "CrossentropySoftmax1HotWithBiasDx": ([0, 1, 2], [0]),
+    "CrossentropyCategorical1Hot": ([0, 1], []),
+    "CrossentropyCategorical1HotGrad": ([0, 1, 2], [0]),
+    "BatchedDot": ([0, 1], [0, 1]),
+    "AbstractConv": ([0], [0]),
+    "AbstractConv_gradInputs": ([1], [1]),
+    "Pool": ([0], [0]),
+    "MaxPoolGrad": ([0, 1, 2], [2]),
+    "AveragePoolGrad": ([0, 1], [1]),
+}
+"""The inputs with rows, and those of them in which the operation is linear, as a product."""
+
+
+@rule(*_BATCHED)
+def batched(node: Any, values: List[Value]) -> Value:
+    """Apply an operation to each row (of axis 0) by itself."""
+    name = next(base.__name__ for base in type(node.op).__mro__ if base.__name__ in _BATCHED)
+    places, linear = _BATCHED[name]
+    spread = [values[i] for i in places if values[i].axis is not None]
+    if "Softmax" in name and {value.axis for value in spread} == {1}:
+        text = "is a softmax over rows: each rank normalizes by its own rows only"
+        cure = "return its input with 'gather' and take the softmax after the call"
+        return mixed(node, text, cure, 1, merged(spread))
+    refuse("Pool" in name and node.inputs[0].ndim <= node.op.ndim, "pools over rows")
+    others = [value for i, value in enumerate(values) if i not in places]
+    return _row_by_row(node, spread, others, len(places), [values[i].degree for i in linear])
+
+
+def _row_by_row(
+    node: Any, spread: Sequence[Value], others: Sequence[Value], count: int, linear: Sequence[float]
+) -> Value:
+    """Return the value of an operation on one row at a time.
+
+    Args:
+        spread: the values with rows, of `count` that should have some.
+        others: values that should have none.
+        linear: degrees of the values in which it is linear, as a product.
+    """
+    if not spread and all(value.steady for value in others):
+        return FIXED
+    axes = {value.axis for value in spread}
+    refuse(axes != {0}, "works on a value whose first axis is not that of the rows")
+    if any(value.kind in REDUCED for value in others):
+        return coupled(node, 0, merged(spread))
+    kinds = len(spread) == count and all(value.steady for value in others)
+    refuse(not kinds, "combines rows with a value of another kind")
+    if sum(value.degree != 0 for value in spread) > sum(degree != 0 for degree in linear):
+        text = "is not linear in a value that was divided by the number of rows"
+        return mixed(node, text, "use a sum over rows in place of the mean", 0, merged(spread))
+    return rows(0, merged(spread), sum(linear))
+
+
+@rule("Blockwise")
+def blockwise(node: Any, values: List[Value]) -> Value:
+    """Apply an operation to each item of a batch, whose axes come first."""
+    batch = node.outputs[0].ndim - len(node.op.outputs_sig[0])
+    is_product = type(node.op.core_op).__name__ == "Dot"
+    if is_product and all(value.axis is None or value.axis >= batch for value in values):
+        inside = [v if v.axis is None else v._replace(axis=v.axis - batch) for v in values]
+        result = _product(node, inside, 1)
+        return result if result.axis is None else result._replace(axis=result.axis + batch)
+    axes = {value.axis for value in values if value.axis is not None}
+    refuse(len(axes) > 1 or max(axes, default=-1) >= batch, "combines rows with each other")
+    axis = max(axes, default=0)
+    spread = [value._replace(axis=0) for value in values if value.axis is not None]
+    refuse(bool(axes) and fixed_rows(node, values, axis), "combines rows with a fixed number")
+    others = [value for value in values if value.axis is None]
+    linear = [value.degree for value in values]
+    refuse(any(linear) and not is_product, "works on values scaled by the number of rows")
+    result = _row_by_row(node, spread, others, len(spread), linear)
+    return result if result.axis is None else result._replace(axis=axis)
+
+
+@rule("AbstractConv_gradWeights")
+def filter_gradient(_node: Any, values: List[Value]) -> Value:
+    """Return the gradient of a convolution's filters: a sum over the images."""
+    images, above = values[:2]
+    steady = all(value.steady for value in values[2:])
+    refuse(not steady or images.axis != 0 or above.axis != 0, "works on something but rows")
+    return Value("sum", images.degree + above.degree + 1)
+
+
+@rule("AbstractBatchNormTrain", "AbstractBatchNormTrainGrad", "AbstractBatchNormInference")
+def batch_norm(node: Any, values: List[Value]) -> Union[Value, Sequence[Value]]:
+    """Normalize by statistics of the batch (and return them), or by others."""
+    x, name = values[0], type(node.op).__name__
+    refuse(x.axis is None or x.axis not in node.op.axes or x.degree != 0, "normalizes no rows")
+    if name.endswith("Inference"):
+        refuse(not all(value.steady for value in values[1:]), "normalizes by what is of rows")
+        return x
+    text = "normalizes by mean and variance of the rows of one rank"
+    cure = "use stored statistics (batch_normalization_test), or accept that they are per rank"
+    spoiled = mixed(node, text, cure)
+    mean = spoiled if name.endswith("Grad") else Value("sum", 0.0)
+    of_rows = spoiled._replace(axis=x.axis, layout=x.layout)
+    return [of_rows, mean, spoiled, mean, spoiled][: len(node.outputs)]
+
+
+@rule("OpFromGraph", takes=["all"])
+def of_a_graph(node: Any, values: Sequence[Value]) -> List[Value]:
+    """Compute a graph; the node is the cause of what is new in it."""
+    inputs, outputs = inner_graph(node.op)
+    inner, given = Walk(dict(zip(inputs, values))), [value.reason for value in values]
+    found = [inner.value(output) for output in outputs]
+    return [
+        value
+        if value.reason is None or any(value.reason is reason for reason in given)
+        else value._replace(reason=value.reason._replace(node=node))
+        for value in found
+    ]
+
+
+@rule("AllReduce")
+def all_reduce(node: Any, values: List[Value]) -> Sequence[Value]:
+    """Return a sum or average over ranks, times a power of the rank's share of the rows."""
+    value, op = values[0], node.op
+    if value.zero:
+        return [value, FIXED]
+    if value.kind not in ("sum", "fixed"):
+        return [unknown(node, "reduces what was not reduced over rows"), FIXED]
+    if value.degree == (1.0 if op.op == "sum" else 0.0):
+        return [Value("fixed", float(op.power)), FIXED]
+    text = f"takes the {op.op} over ranks of a value that is no mean, or no sum over rows"
+    cure = "reduce a mean over rows, or what does not depend on them, with 'avg', a sum with 'sum'"
+    return [mixed(node, text, cure), FIXED]
+
+
+@rule("mrg_uniform", takes=["all"])
+def mrg_uniform(node: Any, values: List[Value]) -> List[Value]:
+    """Draw from MRG31k3p: the generator's state, a shape -> the state, draws."""
+    return [FIXED, drawn(node, values[1].items)]
+
+
+@rule("RandomFunction", "RandomVariable", takes=["items"])
+def random_variable(node: Any, values: List[Value]) -> List[Value]:
+    """Draw from NumPy's generator: generator, shape, parameters -> generator, draws.
+
+    Each item of the batch is drawn by itself, with its own parameters, which are aligned with the
+    draws from the last axis backwards.
+    """
+    batch = node.outputs[1].ndim - getattr(node.op, "ndim_supp", 0)
+    given = [plain(value) for value in values[2:]]
+    own = getattr(node.op, "ndims_params", [0] * len(given))
+    before = [batch - (v.ndim - n) for v, n in zip(node.inputs[2:], own)]
+    axes = {value.axis + b for value, b in zip(given, before) if value.axis is not None}
+    by_size = not isinstance(node.inputs[1].type, NoneTypeT)
+    draws = drawn(node, values[1].items if by_size else (FIXED,) * batch)
+    if axes and draws.axis is None and draws.steady:
+        draws = rows(min(axes), merged(given))
+    kinds = all(value.kind in ("rows", "fixed") and not value.degree for value in given)
+    fits = kinds and axes <= {draws.axis} and (draws.axis is None or draws.axis < batch)
+    refuse(not fits, "draws with parameters of another kind")
+    for value, variable, place in zip(given, node.inputs[2:], before):
+        at = -1 if draws.axis is None else draws.axis - place
+        several = value.axis is None and at >= 0 and not variable.broadcastable[at]
+        refuse(several, "draws with a fixed number of parameters")
+    return [FIXED, draws]

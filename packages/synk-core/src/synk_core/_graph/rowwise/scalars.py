@@ -1,0 +1,286 @@
+"""Rules for scalar functions, entry by entry.
+
+Of rows alone every such function is row-wise. f(sum over rows) can be combined from parts if f is
+linear; a function of a maximum, minimum or product over rows is only known in a few cases. Of a
+piecewise function (a clip, an absolute value) the graph does not show whether it changes a sum.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Dict, List, Optional, Sequence
+
+import numpy as np
+
+from .walk import (
+    FIXED,
+    NOT_LINEAR,
+    REDUCED,
+    Unfollowed,
+    Value,
+    merged,
+    mixed,
+    plain,
+    refuse,
+    rows,
+    rule,
+    scalar_name,
+)
+
+_ALIASES = {"Composite": "", "Reciprocal": "Inv"}  # several functions work entry by entry, too
+_LINEAR = ("Identity", "Cast", "Neg", "Real", "Imag", "Conj", "Deg2Rad", "Rad2Deg")
+_COMPARISONS = ("LT", "GT", "LE", "GE", "EQ", "NEQ")
+_POWERS = {"Sqr": 2.0, "Sqrt": 0.5, "Inv": -1.0}
+_FOLDS = {
+    "Add": sum,
+    "Neg": lambda numbers: -numbers[0],
+    "Sub": lambda numbers: numbers[0] - numbers[1],
+    "Mul": math.prod,
+    "Identity": lambda numbers: numbers[0],
+    "Cast": lambda numbers: numbers[0] if numbers[0].is_integer() else None,
+}
+_SMOOTH = (
+    "Exp", "Expm1", "Log", "Log2", "Log10", "Log1p", "Sqrt", "Sqr", "Inv", "Tanh", "Sin", "Cos",
+    "Sigmoid", "ScalarSigmoid", "Softplus", "ScalarSoftplus", "Erf", "Erfc", "GammaLn", "Log1mexp",
+    "Pow", "Mul", "TrueDiv",
+)  # fmt: skip
+"""Functions that are no piecewise linear ones."""
+
+CURE = "return its terms as outputs (sums over rows with 'sum'), and compute this after the call"
+_ONCE_PER_RANK = (
+    "multiply the constant by row_share(), or add it after the call; or return the mean with 'avg'"
+)
+_CURE_OF_COUPLED = (
+    "reduce over all ranks in the graph, with in_graph.all_reduce() (batch normalisation: "
+    f"convert(network) of synkhronos.extensions.lasagne, before get_output()), or {CURE}"
+)
+
+
+@rule("Elemwise", takes=["items"])
+def elemwise(node: Any, values: Sequence[Value]) -> Value:
+    """Apply a scalar function to the entries at each place."""
+    name = _ALIASES.get(scalar_name(node), scalar_name(node))
+    lengths = {len(value.items) for value in values if value.items is not None}
+    if len(lengths) == 1 and all(value.kind == "fixed" for value in values):
+        # A value without entries stands for all of them.
+        columns = zip(*(value.items or (value,) * max(lengths) for value in values))
+        entries = [_combined(node, name, list(column)) for column in columns]
+        if all(entry.kind == "fixed" for entry in entries):
+            return FIXED._replace(items=tuple(entries))
+    return _combined(node, name, [plain(value) for value in values])
+
+
+def _combined(node: Any, name: str, values: List[Value]) -> Value:
+    if name == "Second":
+        return _filled(node, *values)
+    spread = [value for value in values if value.axis is not None]
+    if any(value.axis != spread[0].axis for value in spread):
+        return pairs_of_rows(node)
+    numbers = [value.literal for value in values]
+    zero = name == "Mul" and 0 in numbers
+    if spread:
+        result = _with_rows(node, name, values, spread[0].axis or 0, zero)
+    else:
+        result = FIXED if zero else of_reduced(node, name, values)
+    if result.kind not in ("fixed", "rows"):
+        return result
+    folds = name in _FOLDS and None not in numbers
+    folded = _FOLDS[name](numbers) if folds else None  # type: ignore[operator]
+    return result._replace(literal=0.0 if zero else folded)
+
+
+def _filled(node: Any, shape: Value, value: Value) -> Value:
+    """Return the value of filling a shape, that of another."""
+    if shape.axis is None or value.axis == shape.axis:
+        return value
+    if value.axis is not None:
+        return pairs_of_rows(node)
+    if value.kind != "fixed":
+        return coupled(node, shape.axis, shape.layout)
+    refuse(not node.inputs[1].broadcastable[shape.axis], "has a fixed number of rows")
+    return shape._replace(degree=value.degree, literal=value.literal)
+
+
+def pairs_of_rows(node: Any) -> Value:
+    """Return the value of a node that combines each row with each other row."""
+    text, cure = "combines each row with each other row", "return the rows with 'gather'"
+    return mixed(node, text, cure, layout="unshaped")
+
+
+def coupled(node: Any, axis: int, layout: Any) -> Value:
+    """Return the value of a node that combines rows with a reduction over them."""
+    text = "combines each row with a reduction over all rows, which on a rank covers only its own"
+    return mixed(node, text, _CURE_OF_COUPLED, axis, layout)
+
+
+def fixed_rows(node: Any, values: Sequence[Value], axis: int) -> bool:
+    """Return whether a value has entries along the axis of the rows, but no rows."""
+    pairs = zip(node.inputs, values)
+    return any(v.axis is None and not variable.broadcastable[axis] for variable, v in pairs)
+
+
+def _with_rows(node: Any, name: str, values: Sequence[Value], axis: int, zero: bool) -> Value:
+    layout = merged(values)
+    if zero:
+        return rows(axis, layout)
+    by_reduced = name == "Switch" and values[0].axis is None and not values[0].steady
+    refuse(by_reduced, "chooses by a value that was reduced over rows")
+    refuse(fixed_rows(node, values, axis), "combines rows with a fixed number of rows")
+    if any(value.kind in REDUCED for value in values):
+        may_be = name in ("Maximum", "Minimum", "Clip", "")
+        refuse(may_be, "may or may not combine rows with a reduction over rows")
+        return coupled(node, axis, layout)
+    degree = _degree(known_linear(node, name), values)
+    if degree is None:
+        refuse(name not in _SMOOTH, "may or may not change a value divided by the number of rows")
+        text = f"{NOT_LINEAR} a value that was divided or multiplied by the number of rows"
+        return mixed(node, text, "use a sum over rows in place of the mean", axis, layout)
+    return rows(axis, layout, degree)
+
+
+def _degree(name: str, values: Sequence[Value]) -> Optional[float]:
+    """Return the power of n of a scalar function of such values; None if it has none."""
+    degrees = [value.degree for value in values]
+    if name in _LINEAR or name == "Abs":
+        return degrees[0]
+    if name == "Mul":
+        return sum(degrees)
+    if name == "TrueDiv":
+        return degrees[0] - degrees[1]
+    if name in _POWERS:
+        return _POWERS[name] * degrees[0]
+    if name == "Pow" and degrees[1] == 0 and values[1].literal is not None:
+        return values[1].literal * degrees[0]
+    if name == "Switch" and degrees[0]:
+        return None
+    found = {v.degree for v in values[name == "Switch" :] if not v.zero}
+    if name in ("Add", "Sub", "Maximum", "Minimum", "Switch") or name in _COMPARISONS:
+        if len(found) > 1:
+            return None
+        return 0.0 if name in _COMPARISONS or not found else found.pop()
+    return 0.0 if found <= {0.0} else None
+
+
+def known_linear(node: Any, name: str) -> str:
+    """Return the name of a scalar function; "" for a cast that loses fractions."""
+    if name != "Cast":
+        return name
+    target, source = str(node.outputs[0].dtype), str(node.inputs[0].dtype)
+    whole = source.startswith(("int", "uint", "bool")) and target != "bool"
+    return name if target.startswith(("float", "complex")) or whole else ""
+
+
+def of_reduced(node: Any, name: str, values: List[Value]) -> Value:
+    """Return the value of a scalar function of values without rows."""
+    if name == "Pow" and values[1].literal in (1.0, 2.0, 0.5, -1.0):
+        powers: Dict[Any, str] = {1.0: "Identity", 2.0: "Sqr", 0.5: "Sqrt", -1.0: "Inv"}
+        name, values = powers[values[1].literal], values[:1]
+    name = known_linear(node, name) or "Floor"
+    moving = [value for value in values if value.kind != "fixed"]
+    if not moving:
+        degree = _degree(name, values)
+        refuse(degree is None, "is a function of the number of rows that is not followed")
+        # A length times one stays it.
+        lengths = [value.layout for value in values if value.literal != 1]
+        kept = name in ("Identity", "Cast", "Mul") and degree == 1 and len(lengths) == 1
+        return Value("fixed", degree or 0.0, layout=lengths[0] if kept else None)
+    if name in ("Add", "Sub"):
+        return added(node, name, values)
+    if name == "Switch":
+        refuse(not values[0].steady, "chooses by a value that was reduced over rows")
+        return union(values[1:])
+    whole, what = moving[0], describe_value(moving[0])
+    if {value.kind for value in moving} != {"sum"}:
+        return _extreme(node, name, values, moving)
+    if name in _LINEAR:
+        return whole
+    refuse(name == "TrueDiv" and values[1].zero, "divides by zero")
+    if len(moving) == 1 and (name == "Mul" or (name == "TrueDiv" and whole is values[0])):
+        return Value("sum", _degree(name, values) or 0.0)
+    if name == "Exp" and whole.degree == 1:
+        return Value("prod")
+    smooth = name in _SMOOTH and not (name == "Pow" and whole is not values[0])
+    refuse(not smooth, "may or may not change a value that was reduced over rows")
+    what = what if len(moving) == 1 else "several reductions over rows"
+    return mixed(node, f"{NOT_LINEAR} {what}", CURE)
+
+
+def added(node: Any, name: str, values: Sequence[Value]) -> Value:
+    """Return the value of a sum or difference of values without rows."""
+    flipped = {"max": "min", "min": "max"} if name == "Sub" else {}
+    terms = [values[0], *(v._replace(kind=flipped.get(v.kind, v.kind)) for v in values[1:])]
+    moved = [term for term in terms if not term.zero]
+    if len(moved) == 1 and (name == "Add" or moved[0] is terms[0]):
+        return moved[0]
+    kinds, degrees = {term.kind for term in moved}, {term.degree for term in moved}
+    if kinds <= {"sum", "fixed"}:
+        if len(degrees) == 1:
+            return Value("sum", degrees.pop())
+        if any(term.steady for term in moved) and 1 in degrees:
+            text = "adds a term that does not depend on the rows to a sum over rows: it would count"
+            return mixed(node, f"{text} once for each rank", _ONCE_PER_RANK)
+        text = "adds terms that grow differently with the number of rows (a sum and a mean)"
+        return mixed(node, text, "make both sums or both means")
+    extremes = [term for term in moved if term.kind in ("max", "min")]
+    others_steady = all(term.steady for term in moved if term not in extremes)
+    refuse(len(extremes) != 1 or not others_steady, "adds reductions over rows of different kinds")
+    refuse(not _is_float(node), "may exceed the range of its integers, of a maximum or minimum")
+    return extremes[0]
+
+
+def _is_float(node: Any) -> bool:
+    """Return whether the results are floats, which do not wrap around as integers do."""
+    return str(node.outputs[0].dtype).startswith("float")
+
+
+def _extreme(node: Any, name: str, values: Sequence[Value], moving: Sequence[Value]) -> Value:
+    """Return the value of a function of maxima, minima, or products over rows."""
+    whole, kinds = moving[0], {value.kind for value in moving}
+    others = [value for value in values if value.kind == "fixed"]
+    if name == "Mul" and kinds == {"prod"} and not others:
+        return whole
+    text = "is a function of a maximum, minimum or product over rows"
+    monotone = kinds in ({"max"}, {"min"}) and all(value.steady for value in others)
+    refuse(not monotone, text)
+    if name in ("AND", "OR") and all(v.dtype == "bool" for v in node.inputs):
+        name = "Minimum" if name == "AND" else "Maximum"
+    if name == "Invert" or (name == "Neg" and _is_float(node)):
+        return Value("min" if whole.kind == "max" else "max")
+    safe = np.can_cast(str(node.inputs[0].dtype), str(node.outputs[0].dtype), "safe")
+    kept = name == "Identity" or (name == "Cast" and (_is_float(node) or safe))
+    bounded = len(moving) == 1 or name[:3].lower() == whole.kind
+    refuse(not (kept or (name in ("Maximum", "Minimum") and bounded)), text)
+    return whole
+
+
+def describe_value(value: Value) -> str:
+    """Return a phrase that describes a value."""
+    if value.kind == "sum":
+        scaled = "a sum over rows, scaled by the number of rows"
+        return {1.0: "a sum over rows", 0.0: "a mean over rows"}.get(value.degree, scaled)
+    if value.kind == "fixed":
+        if value.steady:
+            return "something that does not depend on the rows"
+        of_number = "a function of the number of rows"
+        return "proportional to the number of rows" if value.degree == 1 else of_number
+    names = {"max": "a maximum", "min": "a minimum", "prod": "a product"}
+    return f"{names[value.kind]} over rows" if value.kind in names else "a row-wise result"
+
+
+def union(values: Sequence[Value]) -> Value:
+    """Return the value of entries that come from any of the values."""
+    moved = [value for value in values if not value.zero] or list(values[:1])
+    kinds, degrees = {v.kind for v in moved}, {v.degree for v in moved}
+    axes, literals = {v.axis for v in values}, {v.literal for v in values}
+    literal = literals.pop() if len(literals) == 1 else None
+    if len(axes) == len(degrees) == 1:
+        if axes != {None}:
+            return rows(moved[0].axis or 0, merged(values), degrees.pop())._replace(literal=literal)
+        if kinds <= {"sum", "fixed"}:
+            return Value("sum" if "sum" in kinds else "fixed", degrees.pop(), literal=literal)
+        steady = all(value.kind in ("max", "min") or value.steady for value in values)
+        if len(kinds - {"fixed"}) == 1 and steady:
+            return Value((kinds - {"fixed"}).pop())
+        if kinds == {"prod"} and len(moved) == len(values):
+            return moved[0]
+    raise Unfollowed("puts together values of different kinds")
