@@ -41,9 +41,8 @@ from synkhronos.extensions.train import make_train_function  # noqa: E402
 
 RATE = 0.1
 TOLERANCE = 1e-7
+# A result that moves beyond the tolerance when inputs move by so much has no digits to compare.
 JITTER = 1e-13
-"""Relative. A result that moves by more than the tolerance when its inputs move by so much has no
-digits that could be compared."""
 OPS: dict[str, Callable[[Any, Any], Any]] = {
     "avg": lambda parts, counts: sum(p * i for p, i in zip(parts, counts)) / sum(counts),
     "gather": lambda parts, counts: np.concatenate(parts),
@@ -60,13 +59,12 @@ n = x.shape[0]
 
 
 def scan(step: Any, a: Any, start: Any = None) -> Any:
-    """Return the results of a recursion over axis 0."""
     found = engine.scan(step, sequences=[a], outputs_info=[start])
     return found[0] if isinstance(found, (tuple, list)) else found
 
 
 def listed(text: str) -> list[str]:
-    """Return what stands two blanks or a line apart."""
+    """Return the expressions: they stand two blanks or a line apart."""
     return re.split(r"  +|\n", text.strip())
 
 
@@ -84,7 +82,6 @@ p[n - 1]  p[k]  p[k % n]  p[T.arange(n), k % 3]  p[m.nonzero()[0]]  p[(p > 0).no
 p[T.argsort(v)]  p[T.argmax(v)]  (p > 0).nonzero()[0]  T.arange(p.shape[0])  T.eye(p.shape[0])
 T.cast(p.shape[0], "float64")  p / p.shape[0]  p * n  p / T.cast(n, "float64")
 (p.T * T.arange(n)).T  T.diag(p)  T.tril(p)  p.dot(p.T)  p.T.dot(p)  softmax(p)  softmax(p.T).T
-T.outer(p, p)
 p.dimshuffle(0, "x") - p.dimshuffle("x", 0)  abs(p.dimshuffle(0, "x", 1) - p).sum(axis=2)
 p - p.mean(axis=0)  (p - p.mean(axis=0)) / (p.std(axis=0) + 1)  p - p.mean(axis=-1, keepdims=True)
 (p.T * m).sum() / T.maximum(m.sum(), 1)  (p.T * m).T  p / (abs(p).sum(axis=0) + 1)
@@ -95,7 +92,8 @@ T.argsort(p, axis=0)  T.roll(p, 1, axis=0)  T.repeat(p, 2, axis=0)  T.tile(p, 2)
 T.concatenate([T.zeros_like(p[:1]), p[:-1]], axis=0)  T.switch(v.sum() > 0, p, 0)
 T.switch(n > 3, p, 2 * p)  scan(lambda a, s: a + s / 2, p, T.zeros_like(p[0]))
 scan(lambda a: T.tanh(a).sum(), p)  in_graph.all_reduce(p, "sum")  in_graph.all_reduce(p, "avg")
-T.grad(p.sum(), w)  T.grad(p.mean(), w)  T.grad(p.sum(), x)  T.grad(p.mean(), x)
+in_graph.all_gather(p)  in_graph.positions(p)  T.grad(p.sum(), w)  T.grad(p.mean(), w)
+T.grad(p.sum(), x)  T.grad(p.mean(), x)  T.outer(p, p)
 p + q  p + q  p - q  p * q  p * q  p / (1 + abs(q))  T.maximum(p, q)  T.minimum(p, q)  T.dot(p, q)
 T.switch(p > q, p, q)  T.switch(q > 0, p, 0)  T.cast(p < q, "float64")  p[q]  p.T.dot(q)
 T.outer(p, q)  (p.T * q).T  T.concatenate([p, q], axis=0)  T.concatenate([p, q], axis=-1)
@@ -112,15 +110,13 @@ def drawn(rng: Any) -> tuple[Any, list[str]]:
     while len(made) < wanted:
         text = str(rng.choice(LEAVES if len(made) < 2 else ACTS))
         places = {"p": len(made) - 1 - rng.randint(2), "q": rng.randint(max(1, len(made)))}
-        places = {name: place for name, place in places.items() if made and f"{name}" in text}
+        bound = {name: f"g{places[name]}" for name in places if re.search(rf"\b{name}\b", text)}
         try:
-            names = {**globals(), **{name: made[place] for name, place in places.items()}}
-            value = T.as_tensor_variable(eval(text, names))
+            names = {name: made[places[name]] for name in bound}
+            made.append(T.as_tensor_variable(eval(text, {**globals(), **names})))
         except Exception:  # it does not fit
             continue
-        made.append(value)
-        bound = "".join(f"{name} = g{place}; " for name, place in places.items())
-        lines.append(f"{bound}g{len(made) - 1} = {text}")
+        lines.append("".join(f"{a} = {g}; " for a, g in bound.items()) + f"g{len(lines)} = {text}")
     return made[-1], lines
 
 
@@ -132,7 +128,6 @@ def batches(rng: Any) -> Iterator[list[Any]]:
 
 
 def is_close(values: Sequence[Any], others: Sequence[Any]) -> bool:
-    """Return whether all are equal to rounding."""
     return all(
         np.shape(a) == np.shape(b) and np.allclose(a, b, TOLERANCE, TOLERANCE, equal_nan=True)
         for a, b in zip(values, others)
@@ -140,39 +135,31 @@ def is_close(values: Sequence[Any], others: Sequence[Any]) -> bool:
 
 
 class Case:
-    """A graph, its function in one process, and what its parts give there.
-
-    Args:
-        rng: draws all of it.
-        ranks: number of parts.
-    """
+    """A graph, its function in one process, and the operations that make the whole of its parts."""
 
     def __init__(self, rng: Any, ranks: int) -> None:
-        value, self.program = drawn(rng)
-        self.batches = list(batches(rng))
-        self.is_trained = value.ndim == 0 and value.dtype == "float64" and rng.rand() < 0.5
-        self.outputs = [value]
+        self.output, self.program = drawn(rng)
+        self.batches, self.slices = list(batches(rng)), int(rng.choice([1, 1, 2]))
+        outputs, self.is_trained = [self.output], self.output.type == T.dscalar and rng.rand() < 0.5
         if self.is_trained:
             # There are a gradient of each parameter and a use of each input.
-            unused = 0 * (x.mean() + v.mean() + k.mean() + m.mean() + b.sum())
-            self.outputs = [value + 0.01 * (T.sqr(w).sum() + T.sqr(c).sum()) + unused]
-        self.serial = engine.function([x, v, k, m, b], self._all(), on_unused_input="ignore")
+            used = 0.01 * sum(T.sqr(param).sum() for param in PARAMS)
+            self.output += used + 0 * (x.mean() + v.mean() + k.mean() + m.mean() + b.sum())
+            outputs = [self.output, *(p - RATE * T.grad(self.output, p) for p in PARAMS)]
+        self.serial = engine.function([x, v, k, m, b], outputs, on_unused_input="ignore")
         self.fits = {op for op in OPS if all(self._fits(op, d, ranks) for d in self.batches)}
-        self.op = str(rng.choice(["avg"] if self.is_trained else list(OPS)))
-        if self.fits and rng.rand() < 0.7 and not self.is_trained:
-            self.op = str(rng.choice(sorted(self.fits)))
-        self.program.append(f"train({self.op})" if self.is_trained else f"output {self.op}")
-
-    def _all(self) -> list[Any]:
-        moved = [p - RATE * T.grad(self.outputs[0], p) for p in PARAMS] if self.is_trained else []
-        return self.outputs + moved
+        likely = sorted(self.fits) if self.fits and rng.rand() < 0.7 else list(OPS)
+        self.op = "avg" if self.is_trained else str(rng.choice(likely))
+        end = "train" if self.is_trained else f"output {self.op}"
+        self.program.append(
+            f"{end}, slices {self.slices}, rows {[len(d[0]) for d in self.batches]}"
+        )
 
     def _fits(self, op: str, data: Sequence[Any], ranks: int) -> bool:
-        """Return whether this operation makes the whole of the parts."""
         shares = zip(*(np.array_split(array, ranks) for array in data[:-1]))
-        whole = self.serial(*data)
         given = [share for share in shares if len(share[0])]
         parts = zip(*(self.serial(*share, data[-1]) for share in given))
+        whole = self.serial(*data)
         try:
             return is_close([OPS[op](p, [len(s[0]) for s in given]) for p in parts], whole)
         except ValueError:  # their shapes
@@ -183,54 +170,51 @@ class Case:
         moved = [a * (1 + JITTER * rng.randn(*a.shape)) if a.dtype == float else a for a in data]
         return is_close(self.serial(*data), self.serial(*moved))
 
-    def parallel(self) -> Any:
-        """Return the function over ranks, of all that `serial` returns."""
+    def parallel(self) -> Callable[..., list[Any]]:
+        """Return a function over ranks of all that `serial` returns."""
         if not self.is_trained:
             return synk.function(
-                [x, v, k, m],
-                [(self.outputs[0], self.op)],
-                bcast_inputs=[b],
-                on_unused_input="ignore",
+                [x, v, k, m], [(self.output, self.op)], bcast_inputs=[b], on_unused_input="ignore"
             )
         train = make_train_function(
-            self.outputs[0], list(PARAMS), [x, v, k, m], updates.sgd, RATE, bcast_inputs=[b]
+            self.output, list(PARAMS), [x, v, k, m], updates.sgd, RATE, bcast_inputs=[b]
         )
-        return lambda *data: [train(*data), *(p.get_value() for p in PARAMS)]
+        return lambda *data, **how: [train(*data, **how), *(p.get_value() for p in PARAMS)]
 
 
-def outcome(rng: Any, ranks: int) -> tuple[str, Sequence[str]]:
+def outcome(rng: Any, ranks: int) -> tuple[str, list[str]]:
     """Draw a graph, compute it over ranks; return what came of it, and the graph."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             case = Case(rng, ranks)
     except Exception:  # not even one process can compute it
-        return "no graph", ()
-    ranked, said = any("all_reduce" in line for line in case.program), case.program
+        return "no graph", []
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             function = case.parallel()
         if any(issubclass(warning.category, DecompositionWarning) for warning in caught):
-            return "warned of", said
+            return "warned of", case.program
         for data in case.batches:
             whole = case.serial(*data)
-            if not is_close(function(*data), whole) and case.has_digits(data, rng):
-                return "WRONG", said
+            if not is_close(function(*data, num_slices=case.slices), whole):
+                return "WRONG" if case.has_digits(data, rng) else "no digits", case.program
     except NotExact:
-        return "refused" if ranked or case.op not in case.fits else "FALSE ALARM", said
+        # Of what ranks or slices exchange, parts in one process know nothing.
+        unknown = case.slices > 1 or "in_graph" in str(case.program)
+        return "refused" if unknown or case.op not in case.fits else "FALSE ALARM", case.program
     except Exception as error:  # a call that raises gives no wrong number
-        return f"raised {type(error).__mro__[1].__name__}", [*said, repr(error)[:500]]
+        return f"raised {type(error).__name__}", [*case.program, str(error)[:500]]
     finally:
         if case.is_trained:
             for param, value in PARAMS.items():
                 param.set_value(value)
                 synk.broadcast(param)
-    return "right", said
+    return "right", case.program
 
 
 def main() -> int:
-    """Draw as many as asked for; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=int(time.strftime("%Y%m%d")))
@@ -246,9 +230,8 @@ def main() -> int:
         result, program = outcome(np.random.RandomState([options.seed, number]), options.ranks)
         counts[result] += 1
         if result.isupper() or options.count == 1:
-            print(
-                f"{result}: graph {number} of seed {options.seed}", *program, sep="\n  ", flush=True
-            )
+            print(f"{result}: graph {number} of seed {options.seed}", *program, sep="\n  ")
+            sys.stdout.flush()
     synk.close()
     seconds = time.monotonic() - begin
     print(f"seed {options.seed}: {dict(counts)}, {seconds:.0f} s")
