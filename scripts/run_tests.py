@@ -44,6 +44,8 @@ NEWER = ROOT / ".venv-newer" / "bin" / "python"
 """The newest Python that was found, for the smoke suite of PyTensor."""
 HAS_THEANO = sys.version_info < (3, 12)
 NO_TESTS_COLLECTED = 5
+GRAPHS = 10000
+"""Random graphs a night, of each engine."""
 TIMED_OUT = 124
 LIMIT_S = int(os.environ.get("SYNK_SUITE_LIMIT_S", "2400"))
 NIGHTLY_LIMIT_S = 4 * 3600
@@ -173,7 +175,7 @@ def all_suites() -> list[Suite]:
         "synk-extensions/pytensor": (tests_of("synk-extensions"), PYMC),
         # Apart from the others: PyMC raises the limit of recursion.
         "synk-extensions/pymc": (PYMC, ()),
-        "integration/pytensor": (PAGES, ()),
+        "integration/pytensor": ((*PAGES, "integration/exactness"), ()),
     }
     suites = [Suite(name, tests_of(name)) for name in ("synk-shm", "synk-comm")]
     for name, places in theano.items():
@@ -200,7 +202,7 @@ def programs(soak_s: int, trials: int) -> list[Suite]:
         "planted-faults": ("scripts/planted_faults.py",),
         "endurance/kill_trials": ("integration/endurance/kill_trials.py", *kills),
     }
-    return [
+    suites = [
         Suite(
             name,
             program=(*command, "--json", str(ENDURANCE / f"{Path(command[0]).stem}.json")),
@@ -208,6 +210,13 @@ def programs(soak_s: int, trials: int) -> list[Suite]:
         )
         for name, command in commands.items()
     ]
+    graphs = ("integration/exactness/random_graphs.py", "--count", str(GRAPHS))
+    pythons = {"pytensor": str(NEWER)} if NEWER.exists() else {}
+    pythons["theano" if HAS_THEANO else "pytensor"] = sys.executable
+    for engine, python in pythons.items():
+        into = ("--json", str(ENDURANCE / f"random_graphs_{engine}.json"))
+        suites.append(Suite(f"random-graphs/{engine}", program=(*graphs, *into), python=python))
+    return suites
 
 
 class Run:
