@@ -46,6 +46,7 @@ x = T.vector("x")
 def by_night(*values):
     return pytest.param(*values, marks=pytest.mark.nightly)
 
+
 pytestmark = pytest.mark.usefixtures("unproved")
 
 

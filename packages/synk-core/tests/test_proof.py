@@ -187,7 +187,9 @@ def test_what_cannot_be_proved_is_said_once_and_computed(pair):
         return values
 
     f = pair.function([x], (choosy(x), "gather"), name="choosy")
-    with pytest.warns(ProofWarning, match="all rows in one process raise ArithmeticError: too many"):
+    with pytest.warns(
+        ProofWarning, match="all rows in one process raise ArithmeticError: too many"
+    ):
         np.testing.assert_array_equal(f(rows(8)), rows(8))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -217,7 +219,9 @@ def test_replicas_that_differ_are_named_with_the_cause(pair):
         f(rows(4))
     pair.collectives.broadcast(w)
     pair.collectives.set_value(1, v, np.zeros(3))
-    with pytest.raises(NotExact, match=r"v on rank 1: WRONG: .*set_value\(\) changed on rank 1 only"):
+    with pytest.raises(
+        NotExact, match=r"v on rank 1: WRONG: .*set_value\(\) changed on rank 1 only"
+    ):
         f(rows(4))
     pair.collectives.set_value(0, v, np.ones(3))
     f(rows(4))  # each rank was given a value of its own

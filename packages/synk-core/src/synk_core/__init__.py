@@ -18,8 +18,8 @@ from .exceptions import (
     InputTypeError,
     InputValueError,
     NestedCall,
-    NotFinite,
     NotExact,
+    NotFinite,
     NotForked,
     NotSharedVariable,
     OpError,
@@ -46,9 +46,9 @@ if TYPE_CHECKING:
     from ._graph.flat_updates import flat_updates
     from ._graph.rowwise.check import Verdict, Verdicts, check_outputs
     from ._tracebacks import brief_traceback
+    from ._watch.proof.report import Report
     from ._watch.stats import FunctionStats, Stats
     from ._watch.timeline import Timeline
-    from ._watch.proof.report import Report
     from ._wire.data import Data
     from ._wire.sources import RowSource
     from ._workers.interrupts import whole

@@ -23,7 +23,6 @@ from __future__ import annotations
 import atexit
 import os
 from contextlib import nullcontext
-from functools import partial
 from time import perf_counter
 from typing import (
     Any,

@@ -147,7 +147,9 @@ class PreparedProof(PreparedCall):
             tables = self._comm.all_gather_object(code_of(self._loaded.forms[PLAIN]))
             if self._here.is_master:
                 for text in differing(tables):
-                    self._comparisons.append(Comparison("operations", None, reason=text, is_wrong=True))
+                    self._comparisons.append(
+                        Comparison("operations", None, reason=text, is_wrong=True)
+                    )
 
     def _compare_replicas(self) -> List[int]:
         """Compare variables on which the ranks should agree; return those, among the updated ones,
@@ -337,7 +339,7 @@ class PreparedProof(PreparedCall):
             fits = fits and (way != "avg" or own.dtype.kind in "fc")
             fits = fits and (way != "gather" or own.ndim > 0)
             fits = fits and (way != "increments" or np.array_equal(*used[0]))
-            if not fits or own.dtype.kind == "b" and way == "increments":
+            if not fits or (own.dtype.kind == "b" and way == "increments"):
                 continue
             mine = own if counts[comm.rank] else None
             got, scale = self._combined(way, mine, before, counts)

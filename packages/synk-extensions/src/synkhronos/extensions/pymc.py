@@ -412,6 +412,7 @@ def _mode(mode: Any, model: Any) -> Any:
 
 # ---- checking --------------------------------------------------------------------------------
 
+
 def _are_sums(model: Any, variables: Any, terms: Any, inputs: Any, data: Any) -> bool:
     """Return whether the graph shows that terms, and so their gradients, are sums over rows; refuse
     those of which it shows that they are not."""

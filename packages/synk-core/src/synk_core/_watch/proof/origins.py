@@ -8,7 +8,7 @@ what was known before alone; it is looked up if it has happened before, as in an
 from __future__ import annotations
 
 import os
-from typing import Any, Callable, Dict, FrozenSet, Hashable, Iterable, List, NamedTuple, Optional
+from typing import Any, Dict, FrozenSet, Hashable, Iterable, List, NamedTuple, Optional
 
 from synk_core._graph.facts import Event, FunctionFacts, facts_of
 from synk_core._graph.shared import VariableRegistry
@@ -156,7 +156,11 @@ class Origins:
         for variable in event.variables:
             old = parted.get(variable)
             if event.kind in EQUALIZING:
-                if parted.pop(variable, None) and old and old.kind in ("update", "derived", "reduce"):
+                if (
+                    parted.pop(variable, None)
+                    and old
+                    and old.kind in ("update", "derived", "reduce")
+                ):
                     averaged.add(variable)
             elif event.kind == "scatter":
                 parted[variable] = Parted(variable, event.kind)
@@ -197,9 +201,7 @@ class Origins:
         return others <= averaged if others else one.variable not in facts.shown
 
 
-def _with_stages(
-    variables: FrozenSet[int], functions: List[FunctionFacts]
-) -> FrozenSet[int]:
+def _with_stages(variables: FrozenSet[int], functions: List[FunctionFacts]) -> FrozenSet[int]:
     """Return variables, and those that only these consume, and they themselves: gradients, and the
     state of a local update rule."""
     found = set(variables)

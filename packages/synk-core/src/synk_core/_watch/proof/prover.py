@@ -175,13 +175,9 @@ class Prover:
         ]
         return Proof(
             call,
-            tuple(
-                i for i, p in enumerate(wanted) if not p.reason and (p.is_open or everything)
-            ),
+            tuple(i for i, p in enumerate(wanted) if not p.reason and (p.is_open or everything)),
             tuple(p.name for p in wanted),
-            tuple(
-                (p.place, p.name) for p in updates if not p.reason and (p.is_open or everything)
-            ),
+            tuple((p.place, p.name) for p in updates if not p.reason and (p.is_open or everything)),
             tuple((variable, origins.because(variable, number)) for variable in to_agree),
             self._compares_code,
             raises=self._policy == "raise",
@@ -248,7 +244,10 @@ class Prover:
                     first = report
         outputs, updates = self._parts
         shown_ones = outputs if options.output_subset is None else [outputs[i] for i in wanted]
-        for part, what in [*((p, p.name) for p in shown_ones), *((p, f"update of {p.name}") for p in updates)]:
+        for part, what in [
+            *((p, p.name) for p in shown_ones),
+            *((p, f"update of {p.name}") for p in updates),
+        ]:
             if part.reason:
                 found.append(Comparison(what, part.op, reason=part.reason))
         notes = (*first.notes, *(notes if several else ()))
