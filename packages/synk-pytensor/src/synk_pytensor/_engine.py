@@ -130,18 +130,6 @@ def inner_graph(op: Any) -> Tuple[Sequence[Any], Sequence[Any]]:
     return graph.inputs, graph.outputs
 
 
-def taps_of(op: Any) -> Dict[str, Tuple[Sequence[Any], Sequence[Any]]]:
-    """As with Theano."""
-    several = (op.info.mit_mot_in_slices, op.info.mit_mot_out_slices)
-    states = {"mitmot": several, "mitsot": (op.info.mit_sot_in_slices, ())}
-    return {**states, "sitsot": ((), ()), "untraced_sit_sot": ((), ())}
-
-
-def has_condition(op: Any) -> bool:
-    """As with Theano."""
-    return bool(op.info.as_while)
-
-
 def indices_of(op: Any, inputs: Sequence[Any]) -> Sequence[Any]:
     """As with Theano."""
     return get_idx_list([None, *inputs], op.idx_list)

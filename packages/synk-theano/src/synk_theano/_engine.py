@@ -136,23 +136,6 @@ def inner_graph(op: Any) -> Tuple[Sequence[Any], Sequence[Any]]:
 _ENDS = ("inputs", "outputs")
 
 
-def taps_of(op: Any) -> Dict[str, Tuple[Sequence[Any], Sequence[Any]]]:
-    """Return for each kind of a Scan's states which steps each of them reads, and which it writes.
-
-    () stands for one step. The last kind are those of which only the last value is kept.
-    """
-    several = (op.mitmot_taps(), op.mitmot_out_taps())
-    return {"mitmot": several, "mitsot": (op.mitsot_taps(), ()), "sitsot": _ONE, "shared": _ONE}
-
-
-_ONE: Tuple[Sequence[Any], Sequence[Any]] = ((), ())
-
-
-def has_condition(op: Any) -> bool:
-    """Return whether a Scan ends when a condition of data holds."""
-    return bool(op.info.get("as_while"))
-
-
 def indices_of(_op: Any, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the indices of an AdvancedSubtensor of these inputs: variables, and slices of them.
 

@@ -213,9 +213,8 @@ def _cannot_tell(value: Value) -> str:
 
 def _cure(value: Value, op: str, fitting: FrozenSet[str]) -> str:
     if value.steady:
-        why = (
-            "each rank would add a copy" if op == "gather" else "it would count once for each rank"
-        )
+        once = "it would count once for each rank"
+        why = "each rank would add a copy" if op == "gather" else once
         return f"{why}. To be exact, declare it 'avg'"
     if value.kind == "rows" and value.degree:
         return (
@@ -274,11 +273,6 @@ def _shorten(text: str, length: int = 60) -> str:
     return text if len(text) <= length else text[: length - 3] + "..."
 
 
-def wrong(verdicts: Sequence[Verdict]) -> List[Verdict]:
-    """Return the verdicts to warn of when a function is built."""
-    return [verdict for verdict in verdicts if verdict.verdict == "wrong"]
-
-
 def check_outputs(inputs: Any, outputs: Any, *, bcast_inputs: Any = ()) -> Verdicts:
     """Check outputs before a function is built of them; it needs no runtime.
 
@@ -303,7 +297,10 @@ def warn_of_wrong(spec: FunctionSpec) -> None:
         text = f"could not be checked ({type(error).__name__}: {error}); please report it"
         warn_user(f"{what} {text}", DecompositionWarning)
         return
-    found = describe(wrong(verdicts), wrong(verdicts.updates))
-    if wrong([*verdicts, *verdicts.updates]):
-        text = f"{what} cannot be split over rows as it is:\n{found}"
+    bad, updates = (
+        [verdict for verdict in several if verdict.verdict == "wrong"]
+        for several in (verdicts, verdicts.updates)
+    )
+    if bad or updates:
+        text = f"{what} cannot be split over rows as it is:\n{describe(bad, updates)}"
         warn_user(text, DecompositionWarning)

@@ -12,29 +12,13 @@ from typing import Any, Dict, List, Optional, Sequence
 
 import numpy as np
 
-from .walk import (
-    FIXED,
-    NOT_LINEAR,
-    REDUCED,
-    Unfollowed,
-    Value,
-    merged,
-    mixed,
-    plain,
-    refuse,
-    rows,
-    rule,
-    scalar_name,
-)
+from .walk import FIXED, REDUCED, Value, merged, mixed, plain, refuse, rows, rule, scalar_name
 
 _ALIASES = {"Composite": "", "Reciprocal": "Inv"}  # several functions work entry by entry, too
 _LINEAR = ("Identity", "Cast", "Neg", "Real", "Imag", "Conj", "Deg2Rad", "Rad2Deg")
 _COMPARISONS = ("LT", "GT", "LE", "GE", "EQ", "NEQ")
 _POWERS = {"Sqr": 2.0, "Sqrt": 0.5, "Inv": -1.0}
 _FOLDS = {
-    "Add": sum,
-    "Neg": lambda numbers: -numbers[0],
-    "Sub": lambda numbers: numbers[0] - numbers[1],
     "Mul": math.prod,
     "Identity": lambda numbers: numbers[0],
     "Cast": lambda numbers: numbers[0] if numbers[0].is_integer() else None,
@@ -127,38 +111,36 @@ def _with_rows(node: Any, name: str, values: Sequence[Value], axis: int, zero: b
     refuse(by_reduced, "chooses by a value that was reduced over rows")
     refuse(fixed_rows(node, values, axis), "combines rows with a fixed number of rows")
     if any(value.kind in REDUCED for value in values):
-        may_be = name in ("Maximum", "Minimum", "Clip", "")
+        may_be = name in ("Maximum", "Minimum", "Clip", "Switch", "", *_COMPARISONS)
         refuse(may_be, "may or may not combine rows with a reduction over rows")
         return coupled(node, axis, layout)
     degree = _degree(known_linear(node, name), values)
     if degree is None:
         refuse(name not in _SMOOTH, "may or may not change a value divided by the number of rows")
-        text = f"{NOT_LINEAR} a value that was divided or multiplied by the number of rows"
+        text = "is not linear in a value that was divided or multiplied by the number of rows"
         return mixed(node, text, "use a sum over rows in place of the mean", axis, layout)
     return rows(axis, layout, degree)
 
 
 def _degree(name: str, values: Sequence[Value]) -> Optional[float]:
     """Return the power of n of a scalar function of such values; None if it has none."""
-    degrees = [value.degree for value in values]
+    first, last = values[0].degree, values[-1].degree
     if name in _LINEAR or name == "Abs":
-        return degrees[0]
-    if name == "Mul":
-        return sum(degrees)
-    if name == "TrueDiv":
-        return degrees[0] - degrees[1]
+        return first
+    if name in ("Mul", "TrueDiv"):
+        return sum(value.degree for value in values) if name == "Mul" else first - last
     if name in _POWERS:
-        return _POWERS[name] * degrees[0]
-    if name == "Pow" and degrees[1] == 0 and values[1].literal is not None:
-        return values[1].literal * degrees[0]
-    if name == "Switch" and degrees[0]:
-        return None
-    found = {v.degree for v in values[name == "Switch" :] if not v.zero}
-    if name in ("Add", "Sub", "Maximum", "Minimum", "Switch") or name in _COMPARISONS:
-        if len(found) > 1:
-            return None
-        return 0.0 if name in _COMPARISONS or not found else found.pop()
-    return 0.0 if found <= {0.0} else None
+        return _POWERS[name] * first
+    if name == "Pow" and last == 0 and values[1].literal is not None:
+        return values[1].literal * first
+    found = {value.degree for value in values if not value.zero}
+    if name in ("Add", "Sub", "Maximum", "Minimum") and len(found) == 1:
+        return found.pop()
+    if name == "Switch" and not first:
+        found = {value.degree for value in values[1:] if not value.zero} or {0.0}
+        return found.pop() if len(found) == 1 else None
+    compares = name in _COMPARISONS and len(found) == 1
+    return 0.0 if found <= {0.0} or compares else None
 
 
 def known_linear(node: Any, name: str) -> str:
@@ -202,7 +184,7 @@ def of_reduced(node: Any, name: str, values: List[Value]) -> Value:
     smooth = name in _SMOOTH and not (name == "Pow" and whole is not values[0])
     refuse(not smooth, "may or may not change a value that was reduced over rows")
     what = what if len(moving) == 1 else "several reductions over rows"
-    return mixed(node, f"{NOT_LINEAR} {what}", CURE)
+    return mixed(node, f"is not linear in {what}", CURE)
 
 
 def added(node: Any, name: str, values: Sequence[Value]) -> Value:
@@ -273,14 +255,13 @@ def union(values: Sequence[Value]) -> Value:
     kinds, degrees = {v.kind for v in moved}, {v.degree for v in moved}
     axes, literals = {v.axis for v in values}, {v.literal for v in values}
     literal = literals.pop() if len(literals) == 1 else None
-    if len(axes) == len(degrees) == 1:
-        if axes != {None}:
-            return rows(moved[0].axis or 0, merged(values), degrees.pop())._replace(literal=literal)
-        if kinds <= {"sum", "fixed"}:
-            return Value("sum" if "sum" in kinds else "fixed", degrees.pop(), literal=literal)
-        steady = all(value.kind in ("max", "min") or value.steady for value in values)
-        if len(kinds - {"fixed"}) == 1 and steady:
-            return Value((kinds - {"fixed"}).pop())
-        if kinds == {"prod"} and len(moved) == len(values):
-            return moved[0]
-    raise Unfollowed("puts together values of different kinds")
+    steady = all(value.kind in ("max", "min") or value.steady for value in values)
+    extremes, text = kinds - {"fixed"}, "puts together values of different kinds"
+    refuse(len(axes) > 1 or len(degrees) > 1, text)
+    if axes != {None}:
+        return rows(moved[0].axis or 0, merged(values), degrees.pop())._replace(literal=literal)
+    if kinds <= {"sum", "fixed"}:
+        return Value("sum" if "sum" in kinds else "fixed", degrees.pop(), literal=literal)
+    of_products = kinds == {"prod"} and len(moved) == len(values)
+    refuse(len(extremes) > 1 or not (steady or of_products), text)
+    return Value(extremes.pop())

@@ -263,7 +263,8 @@ def subtensor(node: Any, values: List[Value]) -> Value:
         # All rows, or p[:n] of n rows.
         start, stop, step = (*_bounds(entries[axis]), 0, 0)[:3]
         number = lookup.get(stop, FIXED)
-        whole = number.degree == 1 and number.layout is not None and number.layout == value.layout
+        by_rows = number.degree == 1 and number.layout is not None
+        whole = stop is None or (by_rows and number.layout == value.layout)
         from_first = start is None or lookup.get(start, FIXED._replace(literal=start)).zero
         text = "selects rows by their positions, which each rank counts from 0"
         refuse(not (whole and from_first and step is None), text)

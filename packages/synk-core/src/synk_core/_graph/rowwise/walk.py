@@ -38,9 +38,6 @@ ROW = "row"
 equal layouts. A fixed value that is the length of such an axis has its layout."""
 
 
-NOT_LINEAR = "is not linear in"
-
-
 class Reason(NamedTuple):
     """The node that made a value mixed or unknown, with a text about it and the cure."""
 
@@ -245,7 +242,7 @@ class Walk:
             result = _result(node, found, values)
         except Unfollowed as reason:
             result = unknown(node, str(reason))
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
             # The rule does not expect this form of the operation, which must not refuse a function.
             result = unknown(node, FAILED)
         return [result] * len(node.outputs) if isinstance(result, Value) else result
@@ -268,9 +265,9 @@ def _result(
         return found.handler(node, values)
     if "items" not in takes:
         values = [plain(value) for value in values]
-    names = {base.__name__ for base in type(node.op).__mro__}
     kinds = {value.kind for value in values}
     if "noise" in kinds and "noise" not in takes:
+        names = {base.__name__ for base in type(node.op).__mro__}
         of_draws = "Subtensor" in names or (kinds <= {"noise", "fixed"} and names & _OF_DRAWS)
         refuse(not of_draws, "combines draws of an unknown shape")
         return NOISE
@@ -293,10 +290,9 @@ def _of_mixed(node: Any, found: _Rule, values: Sequence[Value]) -> Union[Value, 
     reason = given[0].reason
     if any(value.layout == "unshaped" for value in given):
         return Value("unknown", reason=reason)
+    kinds: Dict[Any, str] = {None: "sum"}
     like = [
-        v
-        if v.kind != "mixed"
-        else v._replace(kind="sum" if v.axis is None else "rows", reason=None)
+        v._replace(kind=kinds.get(v.axis, "rows"), reason=None) if v.kind == "mixed" else v
         for v in values
     ]
     result, name = found.handler(node, like), scalar_name(node)
@@ -319,4 +315,4 @@ def _may_undo(values: Sequence[Value], given: Sequence[Value], result: Value) ->
         return any(v.axis is not None for v in given) and any(v.kind in REDUCED for v in values)
     if result.kind not in ("mixed", "prod"):
         return len({id(value.reason) for value in given}) > 1
-    return any(v.reason is not None and v.reason.text.startswith(NOT_LINEAR) for v in given)
+    return any(v.reason is not None and v.reason.text.startswith("is not linear") for v in given)
