@@ -54,8 +54,8 @@ class Verdict:
 def check_spec(spec: FunctionSpec) -> List[Verdict]:
     """Return a verdict for each output, in their order.
 
-    Rows are axis 0 of the scattered inputs and of the sliceable shared variables. With neither
-    there are no rows to split, and every output is exact.
+    Rows are along axis 0, or `row_axes`, of the scattered inputs, and along axis 0 of the sliceable
+    shared variables. With neither there are no rows to split, and every output is exact.
     """
     walk = _walk(spec)
     return [
@@ -119,7 +119,8 @@ def _walk(spec: FunctionSpec) -> Optional[Walk]:
         return None
     ends = [*spec.outputs, *(value for _, value, _ in spec.updates)]
     ends += [replacement for _, replacement in spec.givens]
-    known = {variable: _source(variable) for variable in sources}
+    axes = [*spec.row_axes, *(0 for _ in spec.sliceable)]
+    known = {variable: _source(variable, axis) for variable, axis in zip(sources, axes)}
     walk = Walk(known, find_reshapes(ends))
     # As in the engine, each replacement is built with those before it in place.
     for key, replacement in spec.givens:
@@ -129,11 +130,11 @@ def _walk(spec: FunctionSpec) -> Optional[Walk]:
     return walk
 
 
-def _source(variable: Any) -> Value:
+def _source(variable: Any, axis: int) -> Value:
     broadcastable = getattr(variable.type, "broadcastable", None)
-    if broadcastable is None or not broadcastable or broadcastable[0]:
-        return unknown(None, f"rows of {variable} ({variable.type}) are not along axis 0")
-    return rows()
+    if broadcastable is None or not broadcastable or broadcastable[axis]:
+        return unknown(None, f"rows of {variable} ({variable.type}) are not along axis {axis}")
+    return rows(axis)
 
 
 def _verdict(
@@ -150,8 +151,8 @@ def _verdict(
         reason += " Random draws are part of it: equal in distribution, not in numbers."
     if variable in walk.met and verdict == "exact":
         reason += (
-            " It is computed with an in-graph all_reduce: exact on any split over ranks; of each "
-            "slice if the call is sliced."
+            " It is computed with an in-graph all_reduce or all_gather: exact on any split over "
+            "ranks; of each slice if the call is sliced."
         )
     return Verdict(place, name, op, verdict, reason)
 

@@ -21,6 +21,7 @@ from .walk import (
     mixed,
     obstacle,
     plain,
+    rows,
     rule,
     unknown,
 )
@@ -352,6 +353,10 @@ def all_reduce(node: Any, values: List[Value]) -> Union[Value, Sequence[Value]]:
     """Return a sum or average over ranks, times a power of the rank's share of the rows."""
     value, op = plain(values[0]), node.op
     wanted = 1.0 if op.op == "sum" else 0.0
+    if op.op in ("gather", "before"):
+        if op.op == "gather" and value == rows():
+            return [FIXED, FIXED]
+        return [unknown(node, "puts together, or counts, what are not the rows in order"), FIXED]
     if value.zero:
         return [value, FIXED]
     if value.kind in ("sum", "fixed"):
