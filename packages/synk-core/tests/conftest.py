@@ -26,7 +26,7 @@ from synk_testing.engine import is_left_out
 
 ON_BOTH = (
     *("atomic", "collectives", "failures", "flat", "function", "in_graph", "sequences", "step"),
-    *("adapters", "bad_input", "bare", "check", "data", "seeds", "spec", "verify"),
+    *("adapters", "bad_input", "bare", "check", "data", "proof", "row_axis", "seeds", "spec"),
 )
 """Tests, by the names of their files, that run on any engine, whenever tests run. Of the others,
 those that import no Theano do so at night."""

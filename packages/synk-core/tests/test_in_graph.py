@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 
@@ -280,6 +281,11 @@ def test_refusals(pair):
     ):
         with pytest.raises(error, match=words):
             in_graph.all_reduce(*arguments, **options)
+    with pytest.raises(OpError, match="got cost 'median'"):
+        in_graph.all_gather(x, cost="median")
+    for make in (in_graph.all_gather, in_graph.positions):
+        with pytest.raises(SpecError, match="a scalar, which has no rows"):
+            make(x.sum())
     scanned, _ = engine.scan(in_graph.all_reduce, sequences=[x])
     twice, _ = engine.scan(lambda row: engine.scan(in_graph.all_reduce, [row])[0].sum(), [x])
     total = in_graph.all_reduce(x.sum())
@@ -331,6 +337,10 @@ def test_what_check_says(pair, recwarn):
         (lambda x: in_graph.all_reduce(x.sum(axis=0)).sum(), "exact"),
         (lambda x: (x / in_graph.all_reduce(x.shape[0])).sum() * 0, "exact"),
         (lambda x: in_graph.all_reduce(T.constant(1.0), "avg") + 0 * x.sum(), "exact"),
+        (lambda x: T.tanh(T.dot(x, in_graph.all_gather(x).T)).max(axis=1).mean(), "exact"),
+        (lambda x: (x / in_graph.all_gather(x).shape[0]).sum(), "wrong"),
+        (lambda x: in_graph.all_gather(x.sum(axis=0)).sum() + 0 * x.sum(), "unknown"),
+        (lambda x: in_graph.all_gather(x[::-1])[0].sum() + 0 * x.sum(), "unknown"),
     ):
         (found,) = pair.check(pair.function([x], make(x)))
         assert found.verdict == verdict, found.reason
@@ -359,3 +369,88 @@ def test_ctrl_c_while_ranks_reduce_is_heeded_right_after(pair, monkeypatch):
     for count in (1, 2):
         np.testing.assert_allclose(values_of(pair, s), [count * value.sum(axis=0)] * 2)
         f(value)
+
+
+def test_gathered_rows_and_positions(runtime, monkeypatch):
+    monkeypatch.setattr(engine.config, "on_opt_error", "raise")
+    flags = T.TensorType("bool", (False,))("flags")
+    everything = in_graph.all_gather(x)
+    outputs = [
+        (T.dot(x, everything.T), "gather"),
+        (everything, None),
+        (in_graph.positions(x), "gather"),
+        (in_graph.all_gather(flags).astype("int8"), "max"),
+    ]
+    f = runtime.function([x, flags], outputs)
+    for rows in COUNTS:
+        value, flag = data(rows), np.arange(rows) % 3 == 0
+        expected = [value @ value.T, value, np.arange(rows), flag]
+        for got, wanted in zip(f(value, flag), expected):
+            np.testing.assert_allclose(got, wanted, atol=1e-14)
+        for got, wanted in zip(f.as_theano(value, flag), expected):
+            np.testing.assert_allclose(got, wanted, atol=1e-14)
+    g = runtime.function([x], (in_graph.all_gather(x).sum(axis=0), "max"))
+    np.testing.assert_array_equal(g(np.zeros((0, 3))), np.zeros(3))
+
+
+def test_slices_are_gathered_together(trio):
+    f = trio.function([x], [(in_graph.all_gather(x).sum(axis=0), "avg"), (x, "gather")])
+    value = data(5)  # shares of 2, 2 and 1 rows
+    got, _ = f(value, num_slices=2)
+    first, second = value[[0, 2, 4]].sum(axis=0), value[[1, 3]].sum(axis=0)
+    np.testing.assert_allclose(got, (3 * first + 2 * second) / 5, rtol=1e-13)
+
+
+labels = T.lvector("labels")
+
+
+def in_batch_negatives(z, gather, positions):
+    logits = T.dot(z, gather(T.tanh(z * 2)).T)
+    top = logits.max(axis=1, keepdims=True)
+    lse = T.log(T.exp(logits - top).sum(axis=1)) + top[:, 0]
+    return lse - logits[T.arange(z.shape[0]), positions(z)]
+
+
+def hardest_triplets(z, gather, positions):
+    z_all, same = gather(z), T.eq(labels.dimshuffle(0, "x"), gather(labels))
+    distance = T.sqr(z.dimshuffle(0, "x", 1) - z_all).sum(axis=2)
+    farthest = (distance * same).max(axis=1)
+    nearest = (distance + 1e6 * same).min(axis=1)
+    return T.maximum(farthest - nearest + 1.0, 0.0)
+
+
+def whole_on_every_rank(z, gather, positions):
+    z_all = gather(z)
+    return T.sqr(z_all.dimshuffle(0, "x", 1) - z_all).sum(axis=2).mean() + 0 * z[:, 0]
+
+
+@pytest.mark.parametrize(
+    ("loss", "cost"),
+    [
+        *((in_batch_negatives, cost) for cost in ("mean", "sum")),
+        *((hardest_triplets, cost) for cost in ("mean", "sum")),
+        (whole_on_every_rank, "mean"),  # it is no sum of the ranks' costs
+    ],
+)
+def test_gradients_through_gathered_rows(pair, trio, loss, cost):
+    """Those of the same loss in the plain engine, on all rows: second derivatives, too."""
+    W, v = engine.shared(np.random.RandomState(1).randn(3, 2)), np.random.RandomState(3).randn(3, 2)
+    settings = {"on_unused_input": "ignore", "mode": "FAST_COMPILE"}
+
+    def outputs(gather, positions):
+        value = getattr(loss(T.tanh(T.dot(x, W)), gather, positions), cost)()
+        gradient = T.grad(value, W)
+        twice = [] if loss is hardest_triplets else [T.grad((gradient * v).sum(), W)]
+        return [value, gradient, *twice]
+
+    serial = outputs(lambda z: z, lambda z: T.arange(z.shape[0]))
+    plain = engine.function([x, labels], serial, **settings)
+    gather = functools.partial(in_graph.all_gather, cost=cost)
+    ops = {"mean": "avg", "sum": "sum"}
+    for runtime in (pair, trio):
+        made = [(output, ops[cost]) for output in outputs(gather, in_graph.positions)]
+        f = runtime.function([x, labels], made, **settings)
+        for rows in (5, 12, 2):
+            value, classes = data(rows), np.arange(rows) % 3
+            for got, wanted in zip(f(value, classes), plain(value, classes)):
+                np.testing.assert_allclose(got, wanted, rtol=1e-9, atol=1e-11)

@@ -85,6 +85,10 @@ np.testing.assert_allclose(got, X.mean(), rtol=1e-14)
 np.testing.assert_array_equal(rows, X * 2)
 index = np.array([39, 1, 5, 5, 0, 17, 30])
 np.testing.assert_array_equal(mean(d, batch=index)[1], X[index] * 2)
+across = runtime.function([x], (x.T * 2, "gather"), row_axis={x: 1})
+for given in (X.T, runtime.data(X.T)):
+    np.testing.assert_array_equal(across(given), X * 2)
+    np.testing.assert_array_equal(across(given, batch=index), X[index] * 2)
 d[30] = 7.0
 np.testing.assert_array_equal(mean(d, batch=index)[1][6], np.full(3, 14.0))
 step(d)

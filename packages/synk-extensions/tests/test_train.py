@@ -10,9 +10,11 @@ import pytest
 import synkhronos as synk
 from synk_testing import children
 from synk_testing.engine import IS_THEANO, T, engine, softmax
+from synkhronos import in_graph
 from synkhronos.extensions import updates
 from synkhronos.extensions.batches import index_batches
 from synkhronos.extensions.train import (
+    Trainer,
     TrainFunction,
     make_train_function,
     make_train_function_theano,
@@ -216,3 +218,27 @@ def test_a_generator_goes_on_from_a_row_of_numbers(name):
     again = from_row(to_row(state))
     assert type(again.bit_generator) is type(state.bit_generator)
     np.testing.assert_array_equal(again.random(100, np.float32), state.random(100, np.float32))
+
+
+def test_time_major_data_and_a_loss_over_the_whole_batch(processes):
+    """The steps of a plain function, whose data have their rows first."""
+    series = np.random.RandomState(8).randn(3, 21, FEATURES)
+
+    def trained(make, gather, is_major):
+        x, W = T.dtensor3("x"), engine.shared(np.random.RandomState(9).randn(FEATURES, 4) * 0.2)
+        by_time = x if is_major else x.dimshuffle(1, 0, 2)
+        z = T.tanh(by_time.sum(axis=0).dot(W))
+        scores = z.dot(gather(z).T)
+        loss = (T.log(T.exp(scores).sum(axis=1)) - T.sqr(z).sum(axis=1)).mean()
+        train = make(loss, [W], [x], updates.adam, row_axis={x: 1} if is_major else None)
+        data = series if is_major else np.moveaxis(series, 1, 0)
+        losses = [train(data, batch=rows) for rows in index_batches(21, 5, drop_last=False)]
+        losses += [*train.steps(data, [slice(0, 4), [9, 3, 20]]), train(data, batch=5)]
+        Trainer(train, data, 8, seed=1, verbose=False).run(2)
+        return [*losses, *W.get_value().ravel()]
+
+    plain, parallel = make_train_function_theano, make_train_function
+    wanted = trained(plain, lambda z: z, False)
+    for make, gather in ((plain, lambda z: z), (parallel, in_graph.all_gather)):
+        got = trained(make, gather, True)
+        np.testing.assert_allclose(got, wanted, rtol=TOLERANCE, atol=TOLERANCE)

@@ -17,7 +17,7 @@ from ._plan.ops import normalize
 from .engine import NAME, T
 from .exceptions import OpError, SpecError
 
-__all__ = ["all_reduce"]
+__all__ = ["all_gather", "all_reduce", "positions"]
 
 
 def all_reduce(x: Any, op: str = "sum", *, cost: str = "mean") -> Any:
@@ -60,8 +60,7 @@ def all_reduce(x: Any, op: str = "sum", *, cost: str = "mean") -> Any:
     the ranks' shapes differ.
     """
     plain = normalize(op, ("sum", "avg"), "in_graph.all_reduce()")
-    if cost not in ("mean", "sum"):
-        raise OpError(f"in_graph.all_reduce(): got cost {cost!r}, expected 'mean' or 'sum'")
+    _require_cost(cost, "all_reduce")
     x = T.as_tensor_variable(x)
     wrong = x.dtype == "bool" or (
         plain == "avg" and not str(x.dtype).startswith(("float", "complex"))
@@ -72,3 +71,59 @@ def all_reduce(x: Any, op: str = "sum", *, cost: str = "mean") -> Any:
             f"result in it; cast x, e.g. T.cast(x, {NAME}.config.floatX)"
         )
     return AllReduce(str(plain), cost)(x)[0]
+
+
+def all_gather(x: Any, *, cost: str = "mean") -> Any:
+    """Concatenate the rows of an expression over the ranks; every rank gets all of them.
+
+    ::
+
+        z_all = in_graph.all_gather(z)                   # the embeddings of the whole batch
+        logits = T.dot(z, z_all.T)                       # own rows against all rows
+
+    The rows are in the order of the inputs, whatever number each rank has. All that `all_reduce`
+    says of other ranks, slices, gradients and errors holds here: a rank gets, for its own rows,
+    the sum of all ranks' gradients. A loss of own rows against all rows, or of all rows on every
+    rank, is trained exactly, if it is a mean over rows (or `cost` is "sum").
+
+    Args:
+        x: expression, a tensor with rows along axis 0; other lengths are the same on all ranks.
+        cost: how the costs that are differentiated combine over ranks: "mean" or "sum".
+
+    Returns:
+        An expression of the dtype and number of dimensions of `x`.
+
+    Raises:
+        OpError: another `cost`.
+        SpecError: (a TypeError) `x` has no rows. When a function is built: as of `all_reduce`.
+    """
+    _require_cost(cost, "all_gather")
+    return AllReduce("gather", cost)(_with_rows(x, "all_gather"))[0]
+
+
+def positions(x: Any) -> Any:
+    """Return where the rank's own rows are in ``all_gather(x)``: an int64 vector, a number a row.
+
+    It is ``T.arange(x.shape[0])`` where there are no other ranks. Ranks tell each other their
+    number of rows, no more.
+
+    Raises:
+        SpecError: (a TypeError) `x` has no rows. When a function is built: as of `all_reduce`.
+    """
+    count = _with_rows(x, "positions").shape[0]
+    return AllReduce("before", "mean")(count)[0] + T.arange(count)
+
+
+def _require_cost(cost: str, name: str) -> None:
+    if cost not in ("mean", "sum"):
+        raise OpError(f"in_graph.{name}(): got cost {cost!r}, expected 'mean' or 'sum'")
+
+
+def _with_rows(x: Any, name: str) -> Any:
+    x = T.as_tensor_variable(x)
+    if x.ndim == 0:
+        raise SpecError(
+            f"in_graph.{name}(): got a scalar, which has no rows; expected a tensor with rows "
+            f"along axis 0 (of one value per rank, x.dimshuffle('x'))"
+        )
+    return x

@@ -6,7 +6,7 @@ Arguments of 1.0 without an effect (`nccl`, `max_n_var`, `max_dim`) are accepted
 from __future__ import annotations
 
 import os
-from typing import Any, List, Optional, Sequence, Union
+from typing import Any, List, Mapping, Optional, Sequence, Union
 
 from synk_core import (
     Data,
@@ -136,6 +136,7 @@ def function(
     givens: Any = None,
     sliceable_shareds: Any = None,
     *,
+    row_axis: Optional[Mapping[Any, int]] = None,
     name: Optional[str] = None,
     mode: Any = None,
     on_unused_input: Optional[str] = None,
@@ -162,6 +163,9 @@ def function(
             "max", "min", "prod"). Each rank updates its own variables.
         givens: as in Theano.
         sliceable_shareds: list of shared variables that hold data rows, for `batch_s` and slices.
+        row_axis: dict from inputs to the axis along which their rows lie, as in ``{x: 1}`` for x of
+            shape (time, rows, features); 0 for the others. The function gets x with its axes as
+            they are, and no copy has to be made.
         name: for messages, `stats()` and timelines.
         mode, on_unused_input, allow_input_downcast, no_default_updates, profile: as in
             `theano.function()` or `pytensor.function()`. None leaves the choice to it.

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from synk_core.in_graph import all_reduce
+from synk_core.in_graph import all_gather, all_reduce, positions
 
-__all__ = ["all_reduce"]
+__all__ = ["all_gather", "all_reduce", "positions"]

@@ -187,7 +187,8 @@ class Planner:
         """Return the token of accepted inputs, and their lengths."""
         scattered = inputs[: self._spec.n_scattered]
         is_minibatch = [isinstance(item, Data) and item.minibatch for item in scattered]
-        known = Known([len(item) for item in scattered], is_minibatch)
+        lengths = [item.shape[axis] for item, axis in zip(scattered, self._spec.row_axes)]
+        known = Known(lengths, is_minibatch)
         token = tokens(inputs)
         if len(self._known) >= PLANS:
             self._known.clear()
@@ -214,22 +215,25 @@ class Planner:
         copies: List[Copy] = []
         scattered: List[ScatteredInput] = []
         broadcast: List[ArrayRef] = []
+        nbytes = 0
         for i, item in enumerate(inputs):
+            axis = self._spec.row_axes[i] if i < n else 0
+            shape = item.shape
+            if i < n and selection is not None:
+                shape = (*shape[:axis], selection.count, *shape[axis + 1 :])
+            nbytes += item.dtype.itemsize * math.prod(shape)
             if isinstance(item, Data):
                 ref = self._executor.store.ref(item)
                 # It has one row for each entry of an index: nothing to select.
                 selects = item.minibatch and selection is not None and selection.index is not None
-                scattered.append(ScatteredInput(ref, item.minibatch, selects))
+                scattered.append(ScatteredInput(ref, item.minibatch, selects, axis))
             else:
                 # The copy takes the selected rows alone.
-                selects = i < n and selection is not None and not selection.covers(len(item))
-                shape = item.shape
-                if selects and selection is not None:
-                    shape = (selection.count, *shape[1:])
+                selects = i < n and selection is not None and not selection.covers(item.shape[axis])
                 slot, what = (self._number, i, place), self._signature.what(i)
                 target, ref = self._executor.room(slot, item.dtype, shape, what)
-                copies.append(Copy(i, target, selects))
-                scattered.append(ScatteredInput(ref, selected=selects))
+                copies.append(Copy(i, target, selects, axis))
+                scattered.append(ScatteredInput(ref, selected=selects, axis=axis))
             if i >= n:
                 broadcast.append(scattered.pop().array)
         index, rows = None, None
@@ -256,20 +260,14 @@ class Planner:
                 for (_, ref), chosen in zip(staged, selectors)
             ),
         )
-        nbytes = sum(
-            item.nbytes
-            if selection is None or i >= n
-            else item.dtype.itemsize * math.prod(item.shape[1:]) * selection.count
-            for i, item in enumerate(inputs)
-        )
         targets = [target for target, _ in staged]
         return Plan(call, self._executor, copies, index, targets, nbytes)
 
     def _check_rows(
         self, selection: Optional[Selection], wanted: Optional[Tuple[int, ...]]
     ) -> None:
-        """Refuse several rows of an input that is broadcastable along axis 0, and a selection that
-        leaves the master without the row that it needs."""
+        """Refuse several rows of an input that is broadcastable along their axis, and a selection
+        that leaves the master without the row that it needs."""
         if selection is None:
             return
         bounds = split_rows(selection.count, self._executor.size)
@@ -280,12 +278,13 @@ class Planner:
         if selection.count < 2:
             return
         signature = self._signature
-        for label, variable in zip(signature.labels, signature.variables[: self._spec.n_scattered]):
-            if variable.broadcastable[0]:
+        named = zip(signature.labels, signature.variables, self._spec.row_axes)
+        for label, variable, axis in named:
+            if variable.broadcastable[axis]:
                 raise InputValueError(
-                    f"input {label} of {self._label} has length 1 along axis 0 by its type (it is "
-                    f"broadcastable there), but {selection.count} rows are selected; list it in "
-                    f"bcast_inputs, or declare it with more than one row"
+                    f"input {label} of {self._label} has length 1 along axis {axis} by its type "
+                    f"(it is broadcastable there), but {selection.count} rows are selected; list "
+                    f"it in bcast_inputs, or declare it with more than one row"
                 )
 
     def wanted(self, output_subset: Any) -> Optional[Tuple[int, ...]]:

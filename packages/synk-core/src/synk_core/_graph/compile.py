@@ -157,7 +157,7 @@ def without_rows(spec: FunctionSpec) -> FunctionSpec:
     return replace(
         spec,
         inputs=spec.inputs[spec.n_scattered :],
-        n_scattered=0,
+        row_axes=(),
         outputs=(),
         output_ops=(),
         host_outputs=(),

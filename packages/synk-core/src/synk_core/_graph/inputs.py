@@ -27,7 +27,7 @@ class Signature:
             for i, v in zip(spec.inputs, self.variables)
         ]
         self.labels = [name or f"{i}" for i, name in enumerate(self._names)]
-        self.n_scattered = spec.n_scattered
+        self._row_axes = spec.row_axes
         self._name = f"function {spec.name!r}" if spec.name else "this function"
         self._dtypes = [np.dtype(v.dtype) for v in self.variables]
         self._ndims = [v.ndim for v in self.variables]
@@ -129,8 +129,13 @@ class Signature:
                 f"{self.what(place)}: got {type(value).__name__}, expected an ndarray or Data, "
                 f"because it is declared strict"
             )
-        source = RowSource.of(value) if place < self.n_scattered else None
+        source = RowSource.of(value) if place < len(self._row_axes) else None
         if source is not None:
+            if self._row_axes[place]:
+                raise InputTypeError(
+                    f"{self.what(place)}: got {shown(value)}, of which rows are read along axis 0, "
+                    f"but row_axis is {self._row_axes[place]}; pass numpy.asarray(...) of it"
+                )
             return source
         try:
             variable, downcast = self.variables[place], self._downcasts[place]
@@ -168,15 +173,19 @@ class Copy:
 
     Args:
         selects: whether to copy only the selected rows, in their order.
+        axis: along which the rows lie, in the target too.
     """
 
-    def __init__(self, place: int, target: np.ndarray, selects: bool) -> None:
+    def __init__(self, place: int, target: np.ndarray, selects: bool, axis: int = 0) -> None:
         self.place = place
-        self._target = target
+        self._target = np.moveaxis(target, axis, 0) if axis else target
         self._selects = selects
+        self._axis = axis
 
     def __call__(self, value: Any, selection: Optional[Selection]) -> None:
         """Copy `value`, or its selected rows: each row once. Blocks until a source is read."""
+        if self._axis:
+            value = np.moveaxis(value, self._axis, 0)
         if isinstance(value, RowSource) and selection is not None:
             value.read(selection, self._target)
         elif not self._target.ndim:

@@ -1,7 +1,7 @@
 """The operation that reduces over ranks in the middle of a graph, and graphs that have it.
 
 `_rank.in_graph` connects it to the other ranks. Outside of a call of this library, as in the plain
-engine, in `as_theano()` and on a single rank, it returns its input.
+engine, in `as_theano()` and on a single rank, it computes what a single rank gets.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Iterator, List, Sequence
+from typing import Any, Callable, Iterator, List, Sequence
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from synk_core.engine import (
     foreign_linker,
     inner_outputs,
     run_in_python,
+    with_pattern,
 )
 from synk_core.exceptions import SpecError
 
@@ -45,9 +46,14 @@ def meeting(others: Any) -> Iterator[None]:
         _this_thread.others = None
 
 
+def alone(x: Any, op: AllReduce) -> np.ndarray:
+    """Return the result of an `AllReduce` on a single rank."""
+    return np.zeros_like(x) if op.op == "before" else np.array(x)
+
+
 def _reduced(x: Any, op: AllReduce) -> np.ndarray:
     others = getattr(_this_thread, "others", None)
-    return np.array(x) if others is None else others.all_reduce(x, op)
+    return alone(x, op) if others is None else others.all_reduce(x, op)
 
 
 class AllReduce(Op):  # type: ignore[misc] # engines have no types
@@ -57,7 +63,9 @@ class AllReduce(Op):  # type: ignore[misc] # engines have no types
     ranks meet in the same order. It has no meaning as a value.
 
     Args:
-        op: "avg" (q = 1) or "sum" (q = 0).
+        op: "avg" (q = 1) or "sum" (q = 0); "gather": the sum (q = p = 0) of the ranks' rows, each
+            at its place among zeros, so that the gradient is the own rows of that of a sum; or
+            "before", which has no gradient: the sum over the ranks before this one.
         cost: "mean" if the cost over all ranks is :math:`\sum_r s_r c_r` of the ranks' own costs
             (m = 1), "sum" if it is :math:`\sum_r c_r` (m = 0).
         power: p.
@@ -76,25 +84,39 @@ class AllReduce(Op):  # type: ignore[misc] # engines have no types
 
     def make_node(self, x: Any, *before: Any) -> Any:
         """Apply it to a tensor; `before` are tokens."""
-        return Apply(self, [T.as_tensor_variable(x), *before], [x.type(), T.bscalar()])
+        x = T.as_tensor_variable(x)
+        like = x[T.lvector()] if self.op == "gather" else x  # of any number of rows
+        return Apply(self, [x, *before], [like.type(), T.bscalar()])
 
     def perform(self, node: Any, inputs: Sequence[Any], outputs: Any) -> None:  # noqa: ARG002
         """Reduce over the ranks, if there is a meeting."""
         outputs[0][0] = _reduced(inputs[0], self)
         outputs[1][0] = np.zeros((), np.int8)
 
-    def infer_shape(self, node: Any, shapes: Sequence[Any]) -> List[Any]:  # noqa: ARG002 - the engine's
-        """Return the input's shape, and a scalar's."""
-        return [shapes[0], ()]
+    @property
+    def infer_shape(self) -> Callable[[Any, Any], List[Any]]:
+        """Return what gives the input's shape, and a scalar's.
+
+        Raises:
+            AttributeError: there is none: the rows of all ranks are counted when they are there.
+        """
+        if self.op == "gather":
+            raise AttributeError("infer_shape")
+        return lambda _node, shapes: [shapes[0], ()]
 
     def connection_pattern(self, node: Any) -> List[List[bool]]:
         """Return that only the first output depends on the first input: tokens are constants."""
-        return [[True, False]] + [[False, False]] * (len(node.inputs) - 1)
+        return [[self.op != "before", False]] + [[False, False]] * (len(node.inputs) - 1)
 
     def grad(self, inputs: Sequence[Any], gradients: Sequence[Any]) -> List[Any]:
         """Return the gradients; see the class."""
-        h = gradients[0]
-        result = h if isinstance(h.type, DisconnectedType) else self._adjoint()(h)[0]
+        result = h = gradients[0]
+        if not isinstance(h.type, DisconnectedType):
+            result = self._adjoint()(h)[0]
+            if self.op == "gather":
+                count = inputs[0].shape[0]
+                start = AllReduce("before", self.cost)(count)[0]
+                result = with_pattern(result[start : start + count], inputs[0])
         return [result] + [DisconnectedType()() for _ in inputs[1:]]
 
     def pullback(
@@ -134,10 +156,13 @@ def reduced_by(x: Any, dtype: str, op: str, cost: str, power: int) -> np.ndarray
 run_in_python(AllReduce, reduced_by)
 
 
+_ONE = "an in-graph all_reduce or all_gather"
+
+
 def is_reduced(variable: Any) -> bool:
     """Return whether a variable is equal on all ranks because it was reduced over them."""
-    owner = variable.owner
-    return owner is not None and isinstance(owner.op, AllReduce) and owner.op.power == 0
+    op = variable.owner and variable.owner.op
+    return isinstance(op, AllReduce) and op.power == 0 and op.op != "before"
 
 
 def reductions_of(function: Any) -> List[Any]:
@@ -162,26 +187,26 @@ def in_one_order(function: Any) -> Any:
     for node in nodes:
         if _reduces_inside(node.op):
             raise SpecError(
-                f"{name} has an in-graph all_reduce inside {node.op}, which may run it a different "
-                f"number of times on each rank; move it out of there, so that all ranks run it once"
+                f"{name} has {_ONE} inside {node.op}, which may run it a different number of times "
+                f"on each rank; move it out of there, so that all ranks run it once"
             )
     found = reductions_of(function)
     if not found:
         return function
     if foreign := foreign_linker(function):
         raise SpecError(
-            f"{name} has an in-graph all_reduce and is compiled by {foreign}, in which a rank "
-            f'cannot wait for others; use mode="NUMBA" or mode="CVM"'
+            f"{name} has {_ONE} and is compiled by {foreign}, in which a rank cannot wait for "
+            f'others; use mode="NUMBA" or mode="CVM"'
         )
     if any(type(node.op).__name__ in ("IfElse", "LazyIfElse") for node in nodes):
         raise SpecError(
-            f"{name} has an in-graph all_reduce and an ifelse, so a rank may skip a reduction that "
-            f"others wait in; use {NAME}.tensor.switch in place of ifelse"
+            f"{name} has {_ONE} and an ifelse, so a rank may skip one that others wait in; use "
+            f"{NAME}.tensor.switch in place of ifelse"
         )
     if not is_flat_able(function):
         raise SpecError(
-            f"{name} has an in-graph all_reduce and is compiled in {function.maker.mode}, which "
-            f"runs nodes more than once; use another mode"
+            f"{name} has {_ONE} and is compiled in {function.maker.mode}, which runs nodes more "
+            f"than once; use another mode"
         )
     if len(found) == 1:
         return function

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from synk_core._plan.ops import OUTPUT_OPS, UPDATE_OPS, check_dtype, is_through_host, normalize
+from synk_core._plan.rows import is_int
 from synk_core._text import shown
 from synk_core._warn import Place, user_place
 from synk_core.engine import NAME, TITLE, In, SharedVariable, T, Variable, is_random, library
@@ -21,6 +22,7 @@ class FunctionSpec:
 
     Attributes:
         inputs: scattered, then broadcast ones (variables, or `In`).
+        row_axes: for each scattered input, the axis along which its rows lie.
         host_outputs: for each output, whether it is collected through host memory even if it is
             computed on a device: "c_avg" and the like.
         returns: form of the results: "single", "list" or "none".
@@ -32,7 +34,7 @@ class FunctionSpec:
     """
 
     inputs: Tuple[Any, ...]
-    n_scattered: int
+    row_axes: Tuple[int, ...]
     outputs: Tuple[Any, ...]
     output_ops: Tuple[Optional[str], ...]
     host_outputs: Tuple[bool, ...]
@@ -46,12 +48,17 @@ class FunctionSpec:
     built_at: Optional[Place] = None
 
     @property
+    def n_scattered(self) -> int:
+        """Number of scattered inputs."""
+        return len(self.row_axes)
+
+    @property
     def variables(self) -> Tuple[Any, ...]:
         """The inputs' variables."""
         return tuple(i.variable if isinstance(i, In) else i for i in self.inputs)
 
 
-_OWN_NAMES = ("bcast_inputs", "sliceable_shareds")
+_OWN_NAMES = ("bcast_inputs", "sliceable_shareds", "row_axis")
 """Arguments of `function()` that the engine's `function()` does not have."""
 
 
@@ -68,6 +75,7 @@ def make_spec(
     givens: Any = None,
     sliceable_shareds: Any = None,
     name: Optional[str] = None,
+    row_axis: Optional[Mapping[Any, Any]] = None,
     **kwargs: Any,
 ) -> FunctionSpec:
     """Check and canonicalize the arguments of `function()`.
@@ -106,7 +114,7 @@ def make_spec(
             )
     return FunctionSpec(
         inputs=tuple(scattered + broadcast),
-        n_scattered=len(scattered),
+        row_axes=_row_axes(row_axis, scattered),
         outputs=tuple(variable for variable, _, _ in pairs),
         output_ops=tuple(op for _, op, _ in pairs),
         host_outputs=tuple(through_host for _, _, through_host in pairs),
@@ -173,6 +181,24 @@ def _inputs(value: Any, what: str) -> List[Any]:
                 f"{TITLE} shared variable"
             )
     return items
+
+
+def _row_axes(row_axis: Any, scattered: Sequence[Any]) -> Tuple[int, ...]:
+    if row_axis is not None and not isinstance(row_axis, Mapping):
+        raise SpecError(f"row_axis: got {shown(row_axis)}, expected a dict such as {{x: 1}}")
+    variables = [i.variable if isinstance(i, In) else i for i in scattered]
+    axes = [0] * len(variables)
+    for key, axis in (row_axis or {}).items():
+        place = next((i for i, variable in enumerate(variables) if variable is key), None)
+        if place is None:
+            raise SpecError(f"row_axis: got {shown(key)}, expected variables listed in inputs")
+        if not is_int(axis) or not -key.ndim <= axis < key.ndim:
+            raise SpecError(
+                f"row_axis: got axis {shown(axis)} for {key}, expected an int from 0 to "
+                f"{key.ndim - 1}, because it has {key.ndim} dimensions"
+            )
+        axes[place] = int(axis) % key.ndim
+    return tuple(axes)
 
 
 _Output = Tuple[Any, Optional[str], bool]

@@ -159,8 +159,10 @@ class Shipping:
             for selector in act.selectors:
                 yield selector.array, None
             for item in act.scattered:
-                if act.rows is None:
-                    yield item.array, None
+                if act.rows is None or item.axis:
+                    yield item.array, None  # rows along another axis lie in pieces
+                    if act.rows is not None and act.rows.index is not None:
+                        yield act.rows.index, None
                     continue
                 for rank in ranks:
                     bounds = act.rows.bounds[rank]

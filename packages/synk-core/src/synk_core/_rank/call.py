@@ -299,7 +299,8 @@ class PreparedCall:
             return check(Execution(*about))
         except Exception as error:
             if self._scattered and not isinstance(error, SynkError):
-                end, total = begin + len(arguments[0]) - 1, sum(self._counts)
+                rows = arguments[0].shape[self._scattered[0][1].axis]
+                end, total = begin + rows - 1, sum(self._counts)
                 self._here.doing = f"{self.doing}, rows {begin} to {end} of the call's {total}"
             raise
 
@@ -475,15 +476,22 @@ class PreparedCall:
     def _excerpt(self, position: int, origin: int, start: int, stop: int, turn: int) -> np.ndarray:
         """Return rows ``start:stop`` of the selection: a view, or a copy in a reused buffer."""
         array, item = self._scattered[position]
+        if not item.axis:
+            return self._rows_of(position, array, origin, start, stop, turn)
+        array = np.moveaxis(array, item.axis, 0)
+        rows = self._rows_of(position, array, origin, start, stop, turn)
+        return np.moveaxis(rows, 0, item.axis)
+
+    def _rows_of(
+        self, position: int, array: np.ndarray, origin: int, start: int, stop: int, turn: int
+    ) -> np.ndarray:
+        item = self._scattered[position][1]
         if item.selected:
             return array[start:stop]
         if self._index is not None:
             buffer = self._buffer(position, array, stop - start, turn)
             return self._here.arrays.take(array, self._index[start:stop], buffer)
-        step, offset = self._rows.step, origin if item.minibatch else 0
-        begin = self._rows.first(origin) - offset + start * step
-        end = begin + (stop - start) * step
-        rows = array[begin : (None if end < 0 else end) : step]
+        rows = array[self._rows.span(start, stop, origin, origin if item.minibatch else 0)]
         if self._copies and self._brought[position]:
             buffer = self._buffer(position, array, stop - start, turn)
             np.copyto(buffer, rows)

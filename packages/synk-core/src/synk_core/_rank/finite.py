@@ -14,7 +14,7 @@ from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 
-from synk_core._graph.reduce_op import AllReduce, meeting
+from synk_core._graph.reduce_op import AllReduce, alone, meeting
 from synk_core._graph.shared import changed_by, value_of
 from synk_core._graph.values import is_array, on_host
 from synk_core._watch.flight import KINDS
@@ -88,10 +88,10 @@ class _Contributions:
         with meeting(self):
             return function(*arguments)
 
-    def all_reduce(self, x: np.ndarray, op: AllReduce) -> np.ndarray:  # noqa: ARG002 - as there
-        """Return the input; called in the middle of a graph."""
+    def all_reduce(self, x: np.ndarray, op: AllReduce) -> np.ndarray:
+        """Return what a single rank gets; called in the middle of a graph."""
         self.check(x)
-        return np.array(x)
+        return alone(x, op)
 
 
 Cause = Tuple[str, Optional[int]]
@@ -183,6 +183,7 @@ class _Check:
                 continue
             name = inputs[place].variable.name or inputs[place].name or f"number {place}"
             if place < len(self._call.scattered):
+                array = np.moveaxis(array, self._call.scattered[place].axis, 0)
                 row = _first_bad(array)[0]
                 return f"input {name!r} has {_described(array[row])} of it", row
             return f"Broadcast input {name!r} has {_described(array)}", None
@@ -222,8 +223,8 @@ class _Check:
         self._here.flight.heed(self._here.serial)
         self._restore()
         arguments = list(self._arguments)
-        for place in range(len(self._call.scattered)):
-            arguments[place] = arguments[place][:stop]
+        for place, item in enumerate(self._call.scattered):
+            arguments[place] = arguments[place][(slice(None),) * item.axis + (slice(stop),)]
         if self._select == "range":
             arguments[-1] = np.asarray(int(arguments[-2]) + stop)
         elif self._select == "index":
@@ -242,7 +243,7 @@ class _Check:
     def _count_rows(self) -> int:
         """Count the rows that the execution was given: 0 for whole sliceable variables."""
         if self._call.scattered:
-            return len(self._arguments[0])
+            return int(self._arguments[0].shape[self._call.scattered[0].axis])
         if self._select == "range":
             return int(self._arguments[-1]) - int(self._arguments[-2])
         return len(self._arguments[-1]) if self._select == "index" else 0

@@ -84,7 +84,7 @@ class GraphReductions:
             if self.watch is not None:
                 self.watch(x)
             self._here.flight.enter(Phase.COLLECTIVE)
-            result = self._comm.all_reduce(np.asarray(x, wide), op.op, **weight)
+            result = self._meet(np.asarray(x, wide), op.op, **weight)
         except BaseException as error:
             self._failure = error
             raise
@@ -95,11 +95,22 @@ class GraphReductions:
             result = result * np.asarray((own / sum(rows)) ** op.power, wide)
         return np.asarray(result, x.dtype)  # compiled code takes no NumPy scalar
 
+    def _meet(self, x: Optional[np.ndarray], op: str, **weight: float) -> Any:
+        if op in ("sum", "avg"):
+            return self._comm.all_reduce(x, op, **weight)
+        parts = self._comm.all_gather(x)
+        if x is None:
+            return None
+        before = [part for part in parts[: self._comm.rank] if part is not None]
+        if op == "before":
+            return sum(before, np.zeros_like(x))
+        return np.concatenate([part for part in parts if part is not None])
+
     def finish(self) -> None:
         """Join the rounds that others run without this rank; then make replicated values equal."""
         for _ in self._rounds[self._done :]:
             for node in self._nodes:
-                self._comm.all_reduce(None, node.op.op)
+                self._meet(None, node.op.op)
         if len(self._rounds) > 1 or (self._rounds and 0 in self._counts):
             for number, op in self._replicated:
                 self._make_equal(self._here.registry[number], op)

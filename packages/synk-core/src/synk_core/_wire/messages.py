@@ -116,11 +116,13 @@ class ScatteredInput:
         minibatch: it holds just the rows of the batch; unless it is `selected`, its row 0 is the
             order's origin.
         selected: it holds just the selected rows, in the order of the selection.
+        axis: along which the rows lie.
     """
 
     array: ArrayRef
     minibatch: bool = False
     selected: bool = False
+    axis: int = 0
 
 
 @dataclass(frozen=True)

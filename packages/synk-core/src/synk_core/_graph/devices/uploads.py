@@ -45,8 +45,10 @@ class Upload:
         self.value = value
         self.buffer = buffer
 
-    def __len__(self) -> int:
-        return len(self.value)
+    @property
+    def shape(self) -> Tuple[int, ...]:
+        """As of the array on the host."""
+        return tuple(self.value.shape)
 
 
 class Uploads:

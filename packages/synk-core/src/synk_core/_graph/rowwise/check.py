@@ -64,8 +64,8 @@ class Verdicts(List[Verdict]):
 def check_spec(spec: FunctionSpec) -> Verdicts:
     """Return a verdict for each output, and for each update but those of random states.
 
-    Rows are axis 0 of the scattered inputs and of the sliceable shared variables. With neither
-    there are no rows to split, and every output is exact.
+    Rows are along axis 0, or `row_axes`, of the scattered inputs, and along axis 0 of the sliceable
+    shared variables. With neither there are no rows to split, and every output is exact.
     """
     walk, lineage = _walk(spec), lineage_of(spec)
     pairs = enumerate(zip(spec.outputs, spec.output_ops))
@@ -141,7 +141,8 @@ def _walk(spec: FunctionSpec) -> Optional[Walk]:
     sources = [*spec.variables[: spec.n_scattered], *spec.sliceable]
     if not sources:
         return None
-    walk = Walk({variable: _source(variable) for variable in sources})
+    axes = [*spec.row_axes, *(0 for _ in spec.sliceable)]
+    walk = Walk({variable: _source(variable, axis) for variable, axis in zip(sources, axes)})
     # As in the engine, each replacement is built with those before it in place.
     for key, replacement in spec.givens:
         walk.values[key] = walk.value(replacement)
@@ -150,11 +151,11 @@ def _walk(spec: FunctionSpec) -> Optional[Walk]:
     return walk
 
 
-def _source(variable: Any) -> Value:
+def _source(variable: Any, axis: int) -> Value:
     broadcastable = getattr(variable.type, "broadcastable", None)
-    if broadcastable is None or not broadcastable or broadcastable[0]:
-        return unknown(None, f"rows of {variable} ({variable.type}) are not along axis 0")
-    return rows(0)
+    if broadcastable is None or not broadcastable or broadcastable[axis]:
+        return unknown(None, f"rows of {variable} ({variable.type}) are not along axis {axis}")
+    return rows(axis)
 
 
 def _verdict(walk: Optional[Walk], place: int, variable: Any, op: Optional[str]) -> Verdict:
@@ -172,8 +173,8 @@ def _verdict(walk: Optional[Walk], place: int, variable: Any, op: Optional[str])
         reason += " Random draws are part of it: equal in distribution, not in numbers."
     if variable in walk.met and verdict == "exact":
         reason += (
-            " It is computed with an in-graph all_reduce: exact on any split over ranks; of each "
-            "slice if the call is sliced."
+            " It is computed with an in-graph all_reduce or all_gather: exact on any split over "
+            "ranks; of each slice if the call is sliced."
         )
     return Verdict(place, name, op, verdict, reason)
 

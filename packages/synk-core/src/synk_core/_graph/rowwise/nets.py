@@ -181,6 +181,10 @@ def of_a_graph(node: Any, values: Sequence[Value]) -> List[Value]:
 def all_reduce(node: Any, values: List[Value]) -> Sequence[Value]:
     """Return a sum or average over ranks, times a power of the rank's share of the rows."""
     value, op = values[0], node.op
+    if op.op == "gather" and value == rows(0):
+        return [FIXED, FIXED]
+    if op.op not in ("sum", "avg"):
+        return [unknown(node, "puts together, or counts, what are not the rows in order"), FIXED]
     if value.zero:
         return [value, FIXED]
     if value.kind not in ("sum", "fixed"):

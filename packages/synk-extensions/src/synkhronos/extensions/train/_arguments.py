@@ -86,11 +86,20 @@ def require_distinct(names: Sequence[str], what: str) -> None:
         )
 
 
-def require_rows(data: Sequence[Any], what: str) -> None:
-    """Raise ValueError unless all have the same number of rows."""
-    rows = [len(item) if item.ndim else "no" for item in data]
+def require_rows(data: Sequence[Any], axes: Sequence[int], what: str) -> None:
+    """Raise ValueError unless all have the same number of rows, along these axes."""
+    rows = [item.shape[axis] if item.ndim > axis else "no" for item, axis in zip(data, axes)]
     if len(set(rows)) > 1 or "no" in rows:
         raise ValueError(f"{what} has {rows} rows; expected the same number for all inputs")
+
+
+def require_first_axis(axes: Sequence[int]) -> None:
+    """Raise TypeError unless rows lie along axis 0, by which they are read from files."""
+    if any(axes):
+        raise TypeError(
+            f"the rows lie along the axes {list(axes)}, by row_axis, and some are in a file, of "
+            "which only rows along axis 0 are read; expected arrays in memory, or rows first"
+        )
 
 
 def require_rate(rate: Any, state: TrainingState) -> None:

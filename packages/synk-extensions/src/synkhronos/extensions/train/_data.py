@@ -10,7 +10,7 @@ import numpy as np
 import synkhronos as synk
 from synk_core import RowSource
 
-from ._arguments import require_distinct, require_rows
+from ._arguments import require_distinct, require_first_axis, require_rows
 from ._serial import combine
 
 
@@ -30,8 +30,10 @@ def placed(function: Any, values: Any, what: str) -> tuple[Any, ...]:
         raise ValueError(f"{what} is empty; expected one array or Data for each input")
     # A plain function divides all inputs, the others only those that are scattered.
     divided = function.spec if isinstance(function, synk.Function) else function
-    scattered = getattr(divided, "n_scattered", len(values))
+    axes = getattr(divided, "row_axes", (0,) * len(values))
+    scattered = len(axes)
     if any_source(values[:scattered]):
+        require_first_axis(axes)
         whole = tuple(np.asarray(value) for value in values[scattered:])
         values = (*map(as_source, values[:scattered]), *whole)
     elif not all(isinstance(value, synk.Data) for value in values):
@@ -40,8 +42,13 @@ def placed(function: Any, values: Any, what: str) -> tuple[Any, ...]:
             values = built if isinstance(built, tuple) else (built,)
         else:
             values = tuple(np.asarray(value) for value in values)
-    require_rows(values[:scattered], what)
+    require_rows(values[:scattered], axes, what)
     return values
+
+
+def number_of_rows(function: Any, values: Sequence[Any]) -> int:
+    """Return the number of rows of data sets that are `placed`."""
+    return int(values[0].shape[(*getattr(function, "row_axes", ()), 0)[0]])
 
 
 def any_source(values: Sequence[Any]) -> bool:

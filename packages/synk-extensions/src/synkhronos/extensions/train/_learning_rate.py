@@ -21,7 +21,7 @@ from ._arguments import at_least_one, finite, require, require_rate
 from ._batches import BatchSampler
 from ._checkpoint_contents import SharedVariables
 from ._checkpoints import number_in
-from ._data import as_list, placed, scalar
+from ._data import as_list, number_of_rows, placed, scalar
 from ._ranks import RankVariables, ranks_of
 from ._state import TrainingState
 
@@ -275,7 +275,9 @@ def find_learning_rate(
     if int(at_least_one("steps", steps)) < 2:
         raise ValueError(f"steps is {steps}; expected at least 2")
     data = placed(train, data, "data")
-    sampler = BatchSampler(len(data[0]), batch_size, seed, shuffle=True, drop_last=False)
+    sampler = BatchSampler(
+        number_of_rows(train, data), batch_size, seed, shuffle=True, drop_last=False
+    )
     epochs = iter(lambda: sampler.epoch(sampler.get_state()), None)
     rates = np.geomspace(lowest, highest, int(steps))
     losses: list[float] = []

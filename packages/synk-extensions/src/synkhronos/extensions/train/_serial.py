@@ -33,6 +33,7 @@ class SerialTrainFunction:
         state: :class:`TrainingState`: the shared variables that a step changes.
         output_names: For each output of a call, the name of its expression, or None.
         n_scattered: Number of inputs whose rows ``batch`` selects; they come first.
+        row_axes: The axis along which the rows of each of these lie.
         rows: Number of rows of the last step; 0 where none are divided.
         sync: None, as of a ``TrainFunction`` without a rule.
     """
@@ -48,6 +49,7 @@ class SerialTrainFunction:
         updates: Sequence[Any],
         givens: Sequence[Any],
         sliceable_shareds: Sequence[Any],
+        row_axes: Sequence[int],
         name: str,
         state: TrainingState,
         output_names: Sequence[Any],
@@ -59,6 +61,7 @@ class SerialTrainFunction:
         pairs = [_with_op(output) for output in ([outputs] if self._single else outputs)]
         self._ops = [op for _, op in pairs]
         self.n_scattered = len(inputs)
+        self.row_axes = tuple(row_axes)
         self.rows = 0
         self._sliceable = list(sliceable_shareds)
         rows = [T.lvector("rows")] if self._sliceable else []
@@ -109,7 +112,9 @@ class SerialTrainFunction:
             results, weights, gradients = [], [], []
             for part in slices:
                 arguments = [array[part] for array in [*rows, *scattered]]
-                results.append(self.grad_function(*arguments, *bcast))
+                axes = [*(0 for _ in rows), *self.row_axes]
+                declared = [np.moveaxis(array, 0, axis) for array, axis in zip(arguments, axes)]
+                results.append(self.grad_function(*declared, *bcast))
                 weights.append(len(arguments[0]) if arguments else 1)
                 if len(slices) > 1:
                     gradients.append([shared.get_value() for shared in self._flat_grads()])
@@ -150,7 +155,7 @@ class SerialTrainFunction:
                 f"got {len(data)} positional values and the unused names {sorted(named_data)}; "
                 f"expected one for each of the inputs {self._names}"
             )
-        scattered = [_rows_of(value) for value in values[: self.n_scattered]]
+        scattered = [_rows_of(value, axis) for value, axis in zip(values, self.row_axes)]
         return scattered, [np.asarray(value) for value in values[self.n_scattered :]]
 
     def _rows(self, batch_s: Any) -> list[Any]:
@@ -172,9 +177,10 @@ def _with_op(output: Any) -> tuple[Any, Any]:
     return expression, op[2:] if op is not None and op.startswith("c_") else op
 
 
-def _rows_of(value: Any) -> Any:
-    source = RowSource.of(value)
-    return np.asarray(value) if source is None else source
+def _rows_of(value: Any, axis: int) -> Any:
+    """Return what has the value's rows first."""
+    source = None if axis else RowSource.of(value)
+    return np.moveaxis(np.asarray(value), axis, 0) if source is None else source
 
 
 def _key(batch: Any) -> Any:

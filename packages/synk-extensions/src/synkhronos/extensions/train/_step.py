@@ -16,7 +16,7 @@ own gradient, and the rule combines the ranks' parameters every few steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -31,7 +31,7 @@ from synk_core.engine import T, Variable, library
 from synkhronos.extensions.sync import SyncRule
 from synkhronos.extensions.updates._wrapping import three_parts
 
-from ._arguments import call_of_1_0, data_and_rows
+from ._arguments import call_of_1_0, data_and_rows, require_first_axis
 from ._batches import drawn_batches, with_next
 from ._data import any_source, as_source
 from ._serial import SerialTrainFunction
@@ -69,7 +69,13 @@ class TrainFunction:
     @property
     def n_scattered(self) -> int:
         """Number of inputs whose rows are scattered; they come first."""
-        return int(self.grad_function.spec.n_scattered)
+        return len(self.row_axes)
+
+    @property
+    def row_axes(self) -> tuple[int, ...]:
+        """The axis along which the rows of each scattered input lie."""
+        axes: tuple[int, ...] = self.grad_function.spec.row_axes
+        return axes
 
     @property
     def rows(self) -> int:
@@ -152,6 +158,7 @@ class TrainFunction:
             calls = (delayed(*data, **{option: rows}) for rows in batches)
             return self._each(calls, lambda: executor.prefetches)
         if data:
+            require_first_axis(self.row_axes)
             sources = [as_source(item) for item in scattered]
             whole = [item if isinstance(item, synk.Data) else np.asarray(item) for item in whole]
             place = _as_they_are
@@ -194,6 +201,7 @@ def make_train_function(
     updates: Any = None,
     givens: Any = None,
     sliceable_shareds: Sequence[Any] | None = None,
+    row_axis: Mapping[Any, int] | None = None,
     name: str = "train",
     flat: bool | None = None,
     sync: SyncRule | None = None,
@@ -212,7 +220,7 @@ def make_train_function(
         params: Shared variables to train, equal on all ranks. They are equal if you create them
             after ``fork()`` or distribute them with this function; otherwise call
             ``synkhronos.broadcast`` on them.
-        inputs: Variables whose values are scattered along axis 0; a list, or a single variable.
+        inputs: Variables whose values are scattered along their rows; a list, or a single one.
         update_rule: A rule of :mod:`synkhronos.extensions.updates`, or a function with the same
             interface: ``rule(loss, params, ...) -> (grad_updates, param_updates, flat_grad)``.
         *args: Further positional arguments of the rule.
@@ -222,6 +230,8 @@ def make_train_function(
             ``synkhronos.function``; they stay local to each rank.
         givens: As in Theano.
         sliceable_shareds: Shared variables that hold scattered data.
+        row_axis: The axis along which rows of an input lie, where it is not 0, as in
+            ``synkhronos.function``: ``{x: 1}``.
         name: Prefix of the two functions' names: "<name>: gradient" and "<name>: update".
         flat: Whether one computation moves all parameters that the rule moves alike, elementwise.
             Their values become views of one array, and so do those of each kind of the rule's
@@ -256,6 +266,7 @@ def make_train_function(
         updates=[(target, value, "avg") for target, value in grad_updates] + pairs,
         givens=givens,
         sliceable_shareds=sliceable_shareds,
+        row_axis=row_axis,
         name=f"{name}: gradient",
     )
     if flat is not False:
@@ -278,6 +289,7 @@ def make_train_function_theano(
     updates: Any = None,
     givens: Any = None,
     sliceable_shareds: Sequence[Any] | None = None,
+    row_axis: Mapping[Any, int] | None = None,
     name: str = "train",
     flat: bool | None = None,  # noqa: ARG001 - of no effect in plain Theano
     **kwargs: Any,
@@ -300,6 +312,7 @@ def make_train_function_theano(
         updates=pairs,
         givens=given,
         sliceable_shareds=list(sliceable_shareds or []),
+        row_axes=[(row_axis or {}).get(variable, 0) for variable in inputs],
         name=name,
         state=_state(params, split, every, pairs, given),
         output_names=_names(every),

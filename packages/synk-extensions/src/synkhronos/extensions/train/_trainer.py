@@ -26,7 +26,7 @@ from ._arguments import names_of_outputs, require, require_finite_params, requir
 from ._batches import BatchMaker, BatchSampler
 from ._checkpoint_contents import CheckpointContents, SharedVariables, TrainingProgress
 from ._checkpoints import Checkpoints
-from ._data import Validation, as_list, placed, scalar
+from ._data import Validation, as_list, number_of_rows, placed, scalar
 from ._history import History, LogFile, ended, epoch_line
 from ._interrupt import Interrupt
 from ._learning_rate import LearningRate
@@ -217,12 +217,13 @@ class Trainer:
         self._interrupt = Interrupt(on_sigterm is not None)
         self.train = train
         makes = BatchMaker.makes(data)
-        self._data = () if makes else placed(train, data, "data")
-        self._sampler: BatchMaker | BatchSampler = (
-            BatchMaker(data, batch_size)
-            if makes
-            else BatchSampler(len(self._data[0]), batch_size, seed, shuffle, drop_last)
-        )
+        self._sampler: BatchMaker | BatchSampler
+        if makes:
+            self._data, self._sampler = (), BatchMaker(data, batch_size)
+        else:
+            self._data = placed(train, data, "data")
+            rows = number_of_rows(train, self._data)
+            self._sampler = BatchSampler(rows, batch_size, seed, shuffle, drop_last)
         self._num_slices, self._seed = num_slices, seed
         names = names_of_outputs(train.output_names, output_names)
         self._train_columns = ["train_loss", *(f"train_{name}" for name in names)]
