@@ -91,7 +91,7 @@ def pair():
 
 @pytest.fixture
 def unproved(monkeypatch):
-    """Prove no calls: operations misbehave by their rows, and a proof has all rows in the master."""
+    """Prove no calls: operations misbehave by their rows, and the master would compute all."""
     function = Runtime.function
 
     def without(self, *args, **kwargs):

@@ -97,7 +97,7 @@ def unlike(runtime, **options):
 
 
 def test_a_call_that_one_process_would_not_make_raises_and_changes_nothing(trio):
-    f, w, g = unlike(trio)
+    f, _, g = unlike(trio)
     u = engine.shared(np.zeros(3), name="u")
     before = trio.function([], updates=[(u, u + 1)])
     for call in (lambda: f(rows(7)), lambda: trio.step(before, f.delayed(rows(7)))):

@@ -17,6 +17,7 @@ from typing import (
     Optional,
     Sequence,
     Tuple,
+    cast,
 )
 
 import numpy as np
@@ -136,8 +137,7 @@ class Executor:
 
     def proving(self, step: Step, proof: Proof) -> Step:
         """Return a step that performs a call once, and proves it."""
-        call = self._acts.get(step.number)
-        assert isinstance(call, Call)
+        call = cast("Call", self._acts.get(step.number))
         return Step(self._acts.enter(replace(call, proof=proof)), step.origin)
 
     def rehearse(self, step: Step, proof: Proof) -> Report:

@@ -19,7 +19,7 @@ of one process by more than that, so may the order.
 from __future__ import annotations
 
 import copy
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
@@ -33,7 +33,7 @@ from synk_core._plan.ops import ROWLESS_OP
 from synk_core._plan.rows import split_rows
 from synk_core._watch.flight import Phase
 from synk_core._watch.proof.report import Comparison, Report, largest_magnitude, measure
-from synk_core._wire.messages import PLAIN, Call
+from synk_core._wire.messages import PLAIN, Call, Proof
 from synk_core.exceptions import NotExact, SynkError
 
 from .call import CallResult, PreparedCall
@@ -78,8 +78,7 @@ class PreparedProof(PreparedCall):
 
     def __init__(self, here: Workplace, call: Call) -> None:
         super().__init__(here, call)
-        assert call.proof is not None
-        self._proof = call.proof
+        self._proof = call.proof or Proof(0)
         self._magnitudes: List[float] = []
         self._comparisons: List[Comparison] = []
         self._notes: List[str] = []
@@ -101,26 +100,23 @@ class PreparedProof(PreparedCall):
             self._loaded.ahead.drop_prefetched()
         self._compare_code()
         uneven = self._compare_replicas()
-        counts, joined = self._counts, self._join_rows()
-        if joined is not None:
-            counts = joined[0]
-        self._limit = proof.limit
-        if proof.limit is None:
-            self._limit = ROUNDING * max(1.0, np.sqrt(sum(counts)))
+        counts, joined = self._join_rows() if self._selects else (self._counts, {})
+        limit = ROUNDING * max(1.0, float(np.sqrt(sum(counts))))
+        self._limit = limit if proof.limit is None else proof.limit
         before = {n: np.array(on_host(value_of(here.registry[n]))) for n, _ in proof.updates}
         whole = None
         # In-graph reductions reduce slice by slice: one process has no such slices.
         by_slices = self._reductions is not None and self._call.num_slices > 1
         if here.is_master and (proof.outputs or proof.updates) and not by_slices:
             here.flight.enter(Phase.COMPUTE)
-            whole = self._computed(origin, counts, {} if joined is None else joined[1])
+            whole = self._computed(origin, counts, joined)
         result = super().__call__(origin, place)
         if here.device.is_gpu:
             (result,) = here.device.fetch([result])
         if result is not None and result.later:
             result = result.collected(self._comm, here.master)
         here.flight.enter(Phase.COLLECTIVE)
-        self._compare_outputs(result, whole, counts)
+        self._compare_outputs(result, whole)
         for number, name in proof.updates if any(counts) else ():
             if number in uneven:
                 why = "ranks start from different values of it"
@@ -129,14 +125,16 @@ class PreparedProof(PreparedCall):
                 self._compare_update(number, f"update of {name}", before[number], whole, counts)
         for key in [key for key in self._loaded.buffers if key[1] == _TURN]:
             del self._loaded.buffers[key]
-        if not here.is_master or result is None:
-            return result
-        name, rows = self._loaded.recipe.name, tuple(counts)
+        return None if result is None else self._reported(result, counts)
+
+    def _reported(self, result: CallResult, counts: Sequence[int]) -> CallResult:
+        """Return the result with the report, in the master; or raise that."""
+        name, proof = self._loaded.recipe.name, self._proof
         found, notes = tuple(self._comparisons), tuple(self._notes)
-        report = Report(name, rows, found, notes, proof.call, self._how)
-        if proof.rehearses:
+        report = Report(name, tuple(counts), found, notes, proof.call, self._how)
+        if self._here.is_master and proof.rehearses:
             raise Rehearsed(report)
-        if proof.raises and not report.ok:
+        if self._here.is_master and proof.raises and not report.ok:
             raise NotExact(report)
         return result._replace(report=report)
 
@@ -145,11 +143,10 @@ class PreparedProof(PreparedCall):
     def _compare_code(self) -> None:
         if self._proof.compares_code:
             tables = self._comm.all_gather_object(code_of(self._loaded.forms[PLAIN]))
-            if self._here.is_master:
-                for text in differing(tables):
-                    self._comparisons.append(
-                        Comparison("operations", None, reason=text, is_wrong=True)
-                    )
+            texts = differing(tables) if self._here.is_master else []
+            self._comparisons += [
+                Comparison("operations", None, reason=text, is_wrong=True) for text in texts
+            ]
 
     def _compare_replicas(self) -> List[int]:
         """Compare variables on which the ranks should agree; return those, among the updated ones,
@@ -176,11 +173,9 @@ class PreparedProof(PreparedCall):
                 uneven.append(number)
         return uneven
 
-    def _join_rows(self) -> Optional[Tuple[Sequence[int], Dict[int, np.ndarray]]]:
-        """Return the rows of each rank, and in the master the rows of sliceable variables, of all
-        ranks; None if there are no such variables."""
-        if not self._selects:
-            return None
+    def _join_rows(self) -> Tuple[Tuple[int, ...], Dict[int, np.ndarray]]:
+        """Return the number of rows of each rank, and in the master the rows of sliceable variables
+        of all ranks."""
         selection, counts = self._select_rows()
         self._here.flight.enter(Phase.COLLECTIVE)
         joined = {}
@@ -300,13 +295,11 @@ class PreparedProof(PreparedCall):
 
     def _collect(self, values: Optional[List[Any]], counts: Tuple[int, ...]) -> CallResult:
         self._magnitudes = [0.0] * len(self._ops)
-        for place in self._proof.outputs if values is not None else ():
+        for place in self._proof.outputs if values else ():
             self._magnitudes[place] = largest_magnitude(on_host(values[place]))
         return super()._collect(values, counts)
 
-    def _compare_outputs(
-        self, result: Optional[CallResult], whole: Optional[Whole], counts: Sequence[int]
-    ) -> None:
+    def _compare_outputs(self, result: Optional[CallResult], whole: Optional[Whole]) -> None:
         if not self._proof.outputs:
             return
         magnitudes = self._comm.gather(np.array(self._magnitudes), root=self._here.master)
@@ -316,8 +309,7 @@ class PreparedProof(PreparedCall):
             op, ranks = self._ops[place], [float(sizes[place]) for sizes in magnitudes]
             scale = sum(ranks) if op == "sum" else max(ranks) if op in ("avg", ROWLESS_OP) else 0.0
             got = np.asarray(on_host(result.values[place]))
-            pick: Callable[[Whole], Any] = lambda run, i=place: run.outputs[i]  # noqa: E731
-            name = self._proof.names[place]
+            name, pick = self._proof.names[place], partial(_output, place)
             self._comparisons.append(self._judged(name, op, got, scale, whole, pick))
 
     def _compare_update(
@@ -345,8 +337,7 @@ class PreparedProof(PreparedCall):
             got, scale = self._combined(way, mine, before, counts)
             is_right = np.ones((), np.int8)
             if whole is not None:
-                pick: Callable[[Whole], Any] = lambda run: run.updated[number]  # noqa: E731
-                found = self._judged(what, way, got, scale, whole, pick)
+                found = self._judged(what, way, got, scale, whole, partial(_new_value, number))
                 is_right[...] = found.ok
                 best = found if best is None or found.severity < best.severity else best
             comm.broadcast(is_right, root=self._here.master)
@@ -411,6 +402,14 @@ class PreparedProof(PreparedCall):
 
 def _as_it_is(value: Any) -> Any:
     return value
+
+
+def _output(place: int, run: Whole) -> Any:
+    return run.outputs[place]
+
+
+def _new_value(number: int, run: Whole) -> Any:
+    return run.updated[number]
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

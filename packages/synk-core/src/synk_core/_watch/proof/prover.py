@@ -141,7 +141,7 @@ class Prover:
                 self._twin = False
                 self._say(f"{self._label} is not proved: {type(error).__name__}: {error}")
         if self._twin is not False:
-            plan, step = self._twin.planner.prepare(values, options, 0)
+            _plan, step = self._twin.planner.prepare(values, options, 0)
             proof = self._twin.prover.proof(options.output_subset, self.calls + 1)
             report = self._function.executor.rehearse(step, proof)
             if not report.ok and self._policy == "raise":
@@ -221,7 +221,7 @@ class Prover:
         is_number = isinstance(limit, (int, float, np.integer, np.floating))
         if limit is not None and not (is_number and limit >= 0):
             raise InputValueError(f"limit: got {shown(limit)}, expected a number of ulps, or None")
-        spec, executor, planner = self._function.spec, self._function.executor, None
+        spec, executor = self._function.spec, self._function.executor
         notes: Tuple[str, ...] = ()
         if not spec.n_scattered and not spec.sliceable:
             notes = ("not run in slices: the function has no rows to slice",)
@@ -243,11 +243,9 @@ class Prover:
                 if count == 1:
                     first = report
         outputs, updates = self._parts
-        shown_ones = outputs if options.output_subset is None else [outputs[i] for i in wanted]
-        for part, what in [
-            *((p, p.name) for p in shown_ones),
-            *((p, f"update of {p.name}") for p in updates),
-        ]:
+        asked = outputs if options.output_subset is None else [outputs[i] for i in wanted]
+        named = [(part, part.name) for part in asked]
+        for part, what in [*named, *((part, f"update of {part.name}") for part in updates)]:
             if part.reason:
                 found.append(Comparison(what, part.op, reason=part.reason))
         notes = (*first.notes, *(notes if several else ()))
