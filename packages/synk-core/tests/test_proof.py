@@ -121,6 +121,11 @@ def test_calls_1_2_4_8_are_proved_and_what_is_known_to_be_exact_is_not(pair):
         open_one(rows(4))
         proved.append(open_one.proof.call)
     assert proved == [1, 2, 2, 4, 4, 4, 4, 8, 8]
+    with pytest.raises(InputValueError, match="proof_every: got 0"):
+        Runtime(2, proof_every=0)
+    with Runtime(2, proof_every=3) as runtime:
+        f = runtime.function([x], (opaque(x) * s).sum(axis=1).mean())
+        assert [f(rows(4)) and f.proof.call for _ in range(9)] == [1, 2, 2, 4, 4, 4, 7, 7, 7]
     known = pair.function([x], x.mean(), **FAST)
     known(rows(4))
     assert known.proof is None

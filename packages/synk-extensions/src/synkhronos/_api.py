@@ -43,6 +43,7 @@ def fork(
     graphs: Union[str, bool] = "auto",
     precision: str = "default",
     proof: Union[str, bool, None] = None,
+    proof_every: Optional[int] = None,
 ) -> int:
     """Start the worker processes, and initialise this process's GPU if there are GPUs.
 
@@ -95,6 +96,7 @@ def fork(
             environment variable ``SYNKHRONOS_PROOF`` says: ``raise``, ``warn`` or ``0``) raises
             `NotExact` before anything has changed on any rank; "warn" warns (`ProofWarning`); False
             proves nothing.
+        proof_every: prove at least one of so many calls, besides those; for long trainings.
 
     Returns:
         The number of ranks.

@@ -142,6 +142,7 @@ class Function:
         executor: Executor,
         runtime: Any,
         policy: Union[str, bool],
+        every: Optional[int] = None,
     ) -> None:
         self.spec = spec
         self.number = function_id
@@ -151,7 +152,7 @@ class Function:
         self.planner = Planner(spec, function_id, self._signature, executor, repr(self))
         self._event = Event("call", function_id)
         self.tally = executor.ledger.tally(spec.name or unnamed(function_id))
-        self.prover = Prover(self, plain, runtime, policy)
+        self.prover = Prover(self, plain, runtime, policy, every)
         self.rows: Optional[Tuple[int, ...]] = None
 
     @property

@@ -113,6 +113,7 @@ class Runtime:
         graphs: Union[str, bool] = "auto",
         precision: str = "default",
         proof: Union[str, bool] = "raise",
+        proof_every: Optional[int] = None,
         timeline: Optional[str] = None,
         report: Optional[Callable[[str], None]] = None,
         track: Callable[[str], ContextManager[Any]] = nullcontext,
@@ -139,6 +140,9 @@ class Runtime:
         self.size, self.master = ranks.size, int(master_rank)
         self._records = timeline is not None
         self._proof = checked_proof(proof)
+        if proof_every is not None and not (is_int(proof_every) and proof_every > 0):
+            raise InputValueError(f"proof_every: got {shown(proof_every)}, expected 1 or more")
+        self._proof_every = proof_every
         through_nccl, note = choose_nccl(ranks, nccl)
         settings = Settings(
             backend=backend or ("shm" if world is None else "mpi"),
@@ -262,7 +266,9 @@ class Runtime:
 
     def _entered(self, spec: FunctionSpec, plain: Any, policy: Union[str, bool]) -> Function:
         function_id = self._builder.enter(spec, plain)
-        function = Function(spec, function_id, plain, self._executor, self, policy)
+        function = Function(
+            spec, function_id, plain, self._executor, self, policy, self._proof_every
+        )
         self._controller.garbage.watch(function, function_id)
         return function
 

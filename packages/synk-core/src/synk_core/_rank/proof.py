@@ -295,8 +295,9 @@ class PreparedProof(PreparedCall):
 
     def _collect(self, values: Optional[List[Any]], counts: Tuple[int, ...]) -> CallResult:
         self._magnitudes = [0.0] * len(self._ops)
-        for place in self._proof.outputs if values else ():
-            self._magnitudes[place] = largest_magnitude(on_host(values[place]))
+        if values is not None:
+            for place in self._proof.outputs:
+                self._magnitudes[place] = largest_magnitude(on_host(values[place]))
         return super()._collect(values, counts)
 
     def _compare_outputs(self, result: Optional[CallResult], whole: Optional[Whole]) -> None:

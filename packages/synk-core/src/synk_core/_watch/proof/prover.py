@@ -72,6 +72,7 @@ class Prover:
         plain: its compiled form.
         runtime: whose ranks compute it.
         policy: see `checked_policy`.
+        every: calls after which one is proved at the latest; None for no limit.
 
     Attributes:
         calls: that were performed.
@@ -79,8 +80,16 @@ class Prover:
         report: of the latest proof.
     """
 
-    def __init__(self, function: Any, plain: Any, runtime: Any, policy: Union[str, bool]) -> None:
+    def __init__(
+        self,
+        function: Any,
+        plain: Any,
+        runtime: Any,
+        policy: Union[str, bool],
+        every: Optional[int] = None,
+    ) -> None:
         self._function, self._plain, self._runtime = function, plain, runtime
+        self._every = every or _NEVER
         self._policy = policy
         self.calls = 0
         self.due = 0 if policy and runtime.size > 1 else _NEVER
@@ -193,7 +202,7 @@ class Prover:
 
     def _go_on(self, call: int) -> None:
         self._rehearsed = ()
-        self.due = 2 * call - 1
+        self.due = min(2 * call, call + self._every) - 1
 
     @property
     def _label(self) -> str:
