@@ -26,8 +26,9 @@ from synk_core.engine import FromFunctionOp, Op, ancestors, held_by, inner_outpu
 MOST, MOST_ELEMENTS = 1_000, 1_000_000
 """Items in a value, of which only the type is compared if it has more; elements of an array."""
 
-_RUN = "perform impl make_thunk make_py_thunk prepare_node get_params _name_ _value_ __wrapped__"
-_PARTS = ("__func__", "__self__", "func", "args", "keywords", "fget", "pyfunc", "py_func")
+_CODE = "argcount posonlyargcount kwonlyargcount flags names varnames freevars cellvars code"
+_RUN = "perform impl make_thunk make_py_thunk prepare_node get_params _name_ _value_ pyfunc"
+_PARTS = ("__name__", "__func__", "__self__", "func", "args", "keywords", "fget", "__wrapped__")
 _PLAIN = (int, float, complex, str, bytes, range, slice, type(None), np.generic, np.dtype)
 _CHANGING = ("add", "append", "clear", "extend", "insert", "pop", "remove", "setdefault", "update")
 # How many values lie on that whose item is changed; x[i] += 1 has copied it.
@@ -45,10 +46,8 @@ def _read(code: CodeType) -> Tuple[Any, ...]:
     within = [_read(const) for const in code.co_consts if isinstance(const, CodeType)]
     others = [const for const in code.co_consts if not isinstance(const, CodeType)]
     constants = [sorted(map(repr, c)) if isinstance(c, frozenset) else repr(c) for c in others]
-    shape = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
-    variables = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
-    jumps = getattr(code, "co_exceptiontable", b"")
-    text = str((code.co_code, jumps, constants, shape, variables, [text for text, *_ in within]))
+    fields = [getattr(code, f"co_{name}", "") for name in (*_CODE.split(), "exceptiontable")]
+    text = str((fields, constants, [text for text, *_ in within]))
     reads = [step.argval for step in steps if step.opname in ("LOAD_GLOBAL", "IMPORT_NAME")]
     sets = zip((code.co_names, reads, list(_changed(steps))), *(parts for _, *parts in within))
     return (text, *(frozenset().union(*parts) for parts in sets))
@@ -61,14 +60,13 @@ def _changed(steps: Sequence[dis.Instruction]) -> Iterator[Any]:
             yield step.argval
         is_call = step.opname in ("LOAD_ATTR", "LOAD_METHOD") and step.argval in _CHANGING
         above = 0 if is_call else _ITEMS.get(step.opname, -1)
-        if above == 3 and steps[place - 1].opname not in ("COPY", "DUP_TOP_TWO"):
+        if above < 0 or (above == 3 and steps[place - 1].opname not in ("COPY", "DUP_TOP_TWO")):
             continue
         while above > 0 and place > 1:
             place -= 1
             above -= dis.stack_effect(steps[place].opcode, steps[place].arg)
-        loaded = steps[place - 1]
-        if above == 0 or step.opname in _ITEMS:
-            yield from loaded.argval if isinstance(loaded.argval, tuple) else (loaded.argval,)
+        name = steps[place - 1].argval
+        yield from name if isinstance(name, tuple) else (name,)
 
 
 @lru_cache(None)
@@ -85,7 +83,7 @@ def _is_users(name: str) -> bool:
 
 def _name(thing: Any) -> str:
     name = getattr(thing, "__qualname__", thing.__name__)
-    return ".".join(part for part in (getattr(thing, "__module__", ""), name) if part)
+    return f"{getattr(thing, '__module__', '')}.{name}".strip(".")
 
 
 class _Table:
@@ -96,10 +94,9 @@ class _Table:
         self.found, self.found_changed = set(names), set(changed)
         self.rows: _Rows = []
         self.watched: _Watched = []
-        self._todo: Dict[int, Any] = {}
-        self._within: List[int] = []
+        self._within: List[int]
+        self._todo: Dict[int, Any] = {id(type(op)): type(op) for op in ops}
         for op in ops:
-            self._todo[id(type(op))] = type(op)
             self.watched.append((partial(getattr, op), "__class__", type(op)))
             self._take(_name(type(op)), vars(op).__getitem__, vars(op))
         done: Dict[int, Any] = {}
@@ -107,7 +104,7 @@ class _Table:
             key, thing = self._todo.popitem()
             if key not in done:
                 done[key] = thing
-                self._function(thing) if type(thing) is FunctionType else self._members(thing)
+                (self._function if type(thing) is FunctionType else self._members)(thing)
 
     def _take(self, what: str, get: Callable[[Any], Any], names: Iterable[str]) -> None:
         for name in sorted(set(names) - self.changed):
@@ -138,25 +135,10 @@ class _Table:
         if id(value) in self._within:
             return "..."
         self._within.append(id(value))
-        items: List[str] = []
-        if isinstance(value, np.ndarray) and not value.dtype.hasobject:
-            items = [str(value.dtype), str(value.shape), digest(np.asarray(value).flat[:MOST_ELEMENTS])]
-            if value.size <= MOST:
-                self.watched.append((lambda was: value.tobytes() == was, value.tobytes(), True))
-        elif isinstance(value, dict):
-            items = sorted(f"{self._text(key)}: {self._text(value[key])}" for key in value)
-        elif isinstance(value, (set, frozenset)):
-            items = sorted(map(self._text, value))
-        elif isinstance(value, (list, tuple, np.ndarray)):
-            items = list(map(self._text, getattr(value, "flat", value)))
-        else:
-            parts = [getattr(value, part, None) for part in ("__name__", *_PARTS)]
-            items = [self._text(part) for part in parts if part is not None]
-        if isinstance(value, (list, dict, set)):
-            self.watched.append((value.__eq__, value.copy(), True))
-        held = getattr(value, "__dict__", {})
+        items = self._items(value)
         for name in sorted(self.names - self.changed):
-            if name in held or type(getattr(kind, name, None)) is MemberDescriptorType:
+            is_slot = type(getattr(kind, name, None)) is MemberDescriptorType
+            if is_slot or name in getattr(value, "__dict__", ()):
                 self.watched.append((partial(getattr, value), name, getattr(value, name)))
                 items.append(f"{name}={self._text(getattr(value, name))}")
         if _is_users(kind.__module__):
@@ -164,6 +146,21 @@ class _Table:
             self.watched.append((partial(getattr, value), "__class__", kind))
         self._within.pop()
         return f"{_name(kind)}({', '.join(items)})"
+
+    def _items(self, value: Any) -> List[str]:
+        if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+            if value.size <= MOST:
+                self.watched.append((lambda was: value.tobytes() == was, value.tobytes(), True))
+            first = digest(np.asarray(value).flat[:MOST_ELEMENTS])
+            return [str(value.dtype), str(value.shape), first]
+        if isinstance(value, (list, dict, set)) and len(value) <= MOST:
+            self.watched.append((value.__eq__, value.copy(), True))
+        if isinstance(value, (dict, set, frozenset)):
+            return sorted(map(self._text, value.items() if isinstance(value, dict) else value))
+        if not isinstance(value, (list, tuple, np.ndarray)):
+            parts = (getattr(value, part, None) for part in _PARTS)
+            value = [part for part in parts if part is not None]
+        return list(map(self._text, getattr(value, "flat", value)))
 
     def _function(self, function: FunctionType) -> None:
         code, held, name = function.__code__, function.__globals__, _name(function)
@@ -202,24 +199,20 @@ _watched: WeakKeyDictionary[Any, _Watched] = WeakKeyDictionary()
 
 def has_users_code(compiled: Any) -> bool:
     """Return whether a compiled function has operations of users' modules."""
-    return bool(_operations(compiled))
-
-
-def _operations(compiled: Any) -> List[Any]:
-    """Return the operations of users' modules in a function's graph, and in their inner graphs."""
-    known = _found.get(held_by(compiled))
-    if known is None:
-        known, todo, seen = [], [node.op for node in compiled.maker.fgraph.apply_nodes], set()
+    if held_by(compiled) not in _found:
+        known, todo = {}, [node.op for node in compiled.maker.fgraph.apply_nodes]
         while todo:
             op = todo.pop()
-            if id(op) not in seen:
-                seen.add(id(op))
-                if isinstance(op, FromFunctionOp) or _is_users(type(op).__module__):
-                    known.append(op)
+            if id(op) not in known:
+                known[id(op)] = op
                 todo += [v.owner.op for v in ancestors(list(inner_outputs(op))) if v.owner]
                 todo += [op.scalar_op] if hasattr(op, "scalar_op") else []
-        _found[held_by(compiled)] = known
-    return known
+        _found[held_by(compiled)] = [
+            op
+            for op in known.values()
+            if isinstance(op, FromFunctionOp) or _is_users(type(op).__module__)
+        ]
+    return bool(_found[held_by(compiled)])
 
 
 def code_of(compiled: Any) -> _Rows:
@@ -228,7 +221,7 @@ def code_of(compiled: Any) -> _Rows:
     Returns:
         Pairs of what it is, in words, and a text that is the same in all processes where it is.
     """
-    ops = _operations(compiled)
+    ops = _found[held_by(compiled)] if has_users_code(compiled) else []
     names = {name for op in ops for name in dir(type(op)) if name.startswith("c_")}
     table, size = _Table(ops, names.union(_RUN.split()), {"__file__", "__path__"}), -1
     while size < len(table.found) + len(table.found_changed):
@@ -250,10 +243,10 @@ def differing(tables: Sequence[_Rows]) -> List[str]:
     """Return a line with the cure for each thing that is not the same on all ranks that have it."""
     ranks: Dict[str, Dict[str, List[str]]] = {}
     for rank, table in enumerate(tables):
-        texts: Dict[str, str] = {}
+        texts: Dict[str, List[str]] = {}
         for what, text in table:
-            texts[what] = f"{texts[what]} and {text}" if what in texts else text
-        for what, text in texts.items():
-            ranks.setdefault(what, {}).setdefault(text, []).append(str(rank))
-    shown = {w: [f"{t} on rank {', '.join(r)}" for t, r in held.items()] for w, held in ranks.items()}
-    return [f"{w} differs: {'; '.join(t)}: {_CURE}" for w, t in shown.items() if len(t) > 1]
+            texts.setdefault(what, []).append(text)
+        for what, held in texts.items():
+            ranks.setdefault(what, {}).setdefault(" and ".join(held), []).append(str(rank))
+    shown = ((w, [f"{t} on rank {', '.join(r)}" for t, r in of.items()]) for w, of in ranks.items())
+    return [f"{what} differs: {'; '.join(t)}: {_CURE}" for what, t in shown if len(t) > 1]
