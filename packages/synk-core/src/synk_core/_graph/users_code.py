@@ -158,8 +158,8 @@ class _Table:
         if isinstance(value, (dict, set, frozenset)):
             return sorted(map(self._text, value.items() if isinstance(value, dict) else value))
         if not isinstance(value, (list, tuple, np.ndarray)):
-            parts = (getattr(value, part, None) for part in _PARTS)
-            value = [part for part in parts if part is not None]
+            names = () if _is_users(type(value).__module__) else _PARTS
+            value = [getattr(value, name) for name in names if hasattr(value, name)]
         return list(map(self._text, getattr(value, "flat", value)))
 
     def _function(self, function: FunctionType) -> None:
