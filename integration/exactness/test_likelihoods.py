@@ -86,7 +86,6 @@ LIKELIHOODS = {
         GROUPS,
         lambda eta, s, y: pm.OrderedLogistic("o", eta, [-1.0, 0.0, 1.0], observed=y),
     ),
-    "two": (Y, lambda e, s, y: [pm.Normal(n, e, s, observed=y) for n in ("o", "p")]),
     "Dirichlet": (
         np.stack([SHARES, 1 - SHARES], axis=1),
         lambda e, s, y: pm.Dirichlet("o", pt.stack([pt.exp(e), s + 0 * e], axis=1), observed=y),
@@ -104,7 +103,9 @@ REFUSED = {
     "totals of groups": lambda eta, s, y: pm.Normal(
         "o", pt.inc_subtensor(pt.zeros(2)[pt.cast(y > 0, "int64")], eta)[0], s, observed=y
     ),
-    "unique": lambda eta, s, y: pm.Normal("o", eta, pt.unique(y > 0).shape[0] + s, observed=y),
+    "unique": lambda eta, s, y: pm.Normal(
+        "o", eta, s + pt.unique(pt.round(y)).shape[0] / 9, observed=y
+    ),
     "number of rows": lambda eta, s, y: pm.Normal(
         "o", eta, pt.switch(y.shape[0] > 30, s, 2 * s), observed=y
     ),
