@@ -19,6 +19,7 @@ of one process by more than that, so may the order.
 from __future__ import annotations
 
 import copy
+import random
 from functools import cached_property, partial
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -226,6 +227,11 @@ class PreparedProof(PreparedCall):
         except Exception:  # noqa: BLE001 - then the limit is not raised
             return None
 
+    @cached_property
+    def _again(self) -> Optional[Whole]:
+        """The results of one process once more; None if that cannot be had."""
+        return self._run_all() if self._how == "whole" else None
+
     def _run_all(self, is_disturbed: bool = False) -> Whole:
         origin, total, joined = self._all
         arguments, given = self._inputs(origin, 0, total, _TURN), joined
@@ -270,6 +276,7 @@ class PreparedProof(PreparedCall):
         storages: List[Storage] = [*changed_by(function)]
         storages += [registry[number].container.storage for number in given]
         before = [(storage, storage[0]) for storage in storages]
+        drawn = np.random.get_state(), random.getstate()  # by operations of the user's
         keep = _as_it_is if here.journal.on else copy.deepcopy
         try:
             for storage, value in self._start:
@@ -286,6 +293,8 @@ class PreparedProof(PreparedCall):
             }
             return Whole(outputs, updated)
         finally:
+            np.random.set_state(drawn[0])
+            random.setstate(drawn[1])
             for storage, value in reversed(before):
                 storage[0] = value
             for container in function.input_storage[: len(arguments)]:
@@ -397,6 +406,10 @@ class PreparedProof(PreparedCall):
                 noise = measure(pick(self._disturbed), pick(whole), scale).ulps
                 # No digit of a gradient that is 0 but for rounding has a meaning.
                 limit *= max(noise, 1.0) if np.isfinite(noise) else 1.0
+        if difference.ulps > limit and self._again is not None:
+            if measure(pick(self._again), pick(whole)).ulps > limit:
+                self._notes.append(f"{what} is not the same twice in one process: it is not proved")
+                return Comparison(what, op, reason="an operation draws numbers of its own")
         run = f"{slices} slices" if slices > 1 else "parallel"
         return Comparison(what, op, run, difference, limit)
 
