@@ -228,9 +228,9 @@ class PreparedProof(PreparedCall):
             return None
 
     @cached_property
-    def _again(self) -> Optional[Whole]:
-        """The results of one process once more; None if that cannot be had."""
-        return self._run_all() if self._how == "whole" else None
+    def _again(self) -> Whole:
+        """The results of one process once more."""
+        return self._run_all()
 
     def _run_all(self, is_disturbed: bool = False) -> Whole:
         origin, total, joined = self._all
@@ -276,7 +276,7 @@ class PreparedProof(PreparedCall):
         storages: List[Storage] = [*changed_by(function)]
         storages += [registry[number].container.storage for number in given]
         before = [(storage, storage[0]) for storage in storages]
-        drawn = np.random.get_state(), random.getstate()  # by operations of the user's
+        drawn = np.random.get_state(), random.getstate()  # noqa: NPY002 - users' operations
         keep = _as_it_is if here.journal.on else copy.deepcopy
         try:
             for storage, value in self._start:
@@ -293,7 +293,7 @@ class PreparedProof(PreparedCall):
             }
             return Whole(outputs, updated)
         finally:
-            np.random.set_state(drawn[0])
+            np.random.set_state(drawn[0])  # noqa: NPY002
             random.setstate(drawn[1])
             for storage, value in reversed(before):
                 storage[0] = value
@@ -400,16 +400,18 @@ class PreparedProof(PreparedCall):
         if op == "gather":
             wanted = np.atleast_1d(wanted)
         difference, limit = measure(got, wanted), self._limit
-        if limit < difference.ulps < np.inf and self._how == "whole":
-            difference = measure(got, wanted, scale)
-            if difference.ulps > limit and self._disturbed is not None:
-                noise = measure(pick(self._disturbed), pick(whole), scale).ulps
-                # No digit of a gradient that is 0 but for rounding has a meaning.
-                limit *= max(noise, 1.0) if np.isfinite(noise) else 1.0
-        if difference.ulps > limit and self._again is not None:
+        if difference.ulps > limit and self._how == "whole":
             if measure(pick(self._again), pick(whole)).ulps > limit:
                 self._notes.append(f"{what} is not the same twice in one process: it is not proved")
                 return Comparison(what, op, reason="an operation draws numbers of its own")
+            if difference.ulps < np.inf:
+                difference = measure(got, wanted, scale)
+        if limit < difference.ulps < np.inf and self._how == "whole":
+            noise = 0.0
+            if self._disturbed is not None:
+                noise = measure(pick(self._disturbed), pick(whole), scale).ulps
+            # No digit of a gradient that is 0 but for rounding has a meaning.
+            limit *= max(noise, 1.0) if np.isfinite(noise) else 1.0
         run = f"{slices} slices" if slices > 1 else "parallel"
         return Comparison(what, op, run, difference, limit)
 
