@@ -24,15 +24,18 @@ COUNTS, SHARES, GROUPS = RNG.poisson(3, ROWS), RNG.uniform(0.05, 0.95, ROWS), np
 # Of a linear predictor, a positive parameter and the observed values.
 LIKELIHOODS = {
     "Normal": (Y, lambda eta, s, y: pm.Normal("o", eta, s, observed=y)),
-    "StudentT": (Y, lambda eta, s, y: pm.StudentT("o", 4, eta, s, observed=y)),
+    "StudentT": (Y, lambda eta, s, y: pm.StudentT("o", 4, mu=eta, sigma=s, observed=y)),
     "Laplace": (Y, lambda eta, s, y: pm.Laplace("o", eta, s, observed=y)),
     "Cauchy": (Y, lambda eta, s, y: pm.Cauchy("o", eta, s, observed=y)),
     "Logistic": (Y, lambda eta, s, y: pm.Logistic("o", eta, s, observed=y)),
     "Gumbel": (Y, lambda eta, s, y: pm.Gumbel("o", eta, s, observed=y)),
     "Moyal": (Y, lambda eta, s, y: pm.Moyal("o", eta, s, observed=y)),
-    "SkewNormal": (Y, lambda eta, s, y: pm.SkewNormal("o", eta, s, alpha=1, observed=y)),
-    "ExGaussian": (Y, lambda eta, s, y: pm.ExGaussian("o", eta, 1, s, observed=y)),
-    "AsymmetricLaplace": (Y, lambda e, s, y: pm.AsymmetricLaplace("o", s, 1, e, observed=y)),
+    "SkewNormal": (Y, lambda eta, s, y: pm.SkewNormal("o", mu=eta, sigma=s, alpha=1, observed=y)),
+    "ExGaussian": (Y, lambda eta, s, y: pm.ExGaussian("o", mu=eta, sigma=1, nu=s, observed=y)),
+    "AsymmetricLaplace": (
+        Y,
+        lambda e, s, y: pm.AsymmetricLaplace("o", kappa=1, mu=e, b=s, observed=y),
+    ),
     "Mixture": (
         Y,
         lambda eta, s, y: pm.NormalMixture(
@@ -61,7 +64,7 @@ LIKELIHOODS = {
     "LogitNormal": (SHARES, lambda e, s, y: pm.LogitNormal("o", e, s, observed=y)),
     "Triangular": (
         SHARES,
-        lambda e, s, y: pm.Triangular("o", 0, 1, pm.math.sigmoid(e), observed=y),
+        lambda e, s, y: pm.Triangular("o", lower=0, upper=1, c=pm.math.sigmoid(e), observed=y),
     ),
     "VonMises": (np.clip(Y, -3, 3), lambda e, s, y: pm.VonMises("o", e, s, observed=y)),
     "Poisson": (COUNTS, lambda eta, s, y: pm.Poisson("o", pt.exp(eta), observed=y)),
@@ -86,7 +89,6 @@ LIKELIHOODS = {
         GROUPS,
         lambda eta, s, y: pm.OrderedLogistic("o", eta, [-1.0, 0.0, 1.0], observed=y),
     ),
-    "two": (Y, lambda e, s, y: [pm.Normal(n, e, s, observed=y) for n in ("o", "p")]),
     "Dirichlet": (
         np.stack([SHARES, 1 - SHARES], axis=1),
         lambda e, s, y: pm.Dirichlet("o", pt.stack([pt.exp(e), s + 0 * e], axis=1), observed=y),
@@ -104,7 +106,9 @@ REFUSED = {
     "totals of groups": lambda eta, s, y: pm.Normal(
         "o", pt.inc_subtensor(pt.zeros(2)[pt.cast(y > 0, "int64")], eta)[0], s, observed=y
     ),
-    "unique": lambda eta, s, y: pm.Normal("o", eta, pt.unique(y > 0).shape[0] + s, observed=y),
+    "unique": lambda eta, s, y: pm.Normal(
+        "o", eta, s + pt.unique(pt.round(y)).shape[0] / 9, observed=y
+    ),
     "number of rows": lambda eta, s, y: pm.Normal(
         "o", eta, pt.switch(y.shape[0] > 30, s, 2 * s), observed=y
     ),
