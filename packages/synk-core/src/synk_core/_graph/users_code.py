@@ -65,7 +65,7 @@ def _changed(steps: Sequence[dis.Instruction]) -> Iterator[Any]:
         while above > 0 and place > 1:
             place -= 1
             above -= dis.stack_effect(steps[place].opcode, steps[place].arg)
-        name = steps[place - 1].argval
+        name = steps[place - (above == 0)].argval  # or one step loads both
         yield from name if isinstance(name, tuple) else (name,)
 
 
@@ -87,17 +87,18 @@ def _name(thing: Any) -> str:
 
 
 class _Table:
-    """What operations run and read, of what has one of the names and is not among the changed."""
+    """What operations run and read, of what has one of the names and is not among the changed.
+
+    Both grow by what the code names and changes; then another table may have other rows.
+    """
 
     def __init__(self, ops: Iterable[Any], names: Set[str], changed: Set[str]) -> None:
         self.names, self.changed = names, changed
-        self.found, self.found_changed = set(names), set(changed)
         self.rows: _Rows = []
         self.watched: _Watched = []
         self._within: List[int]
         self._todo: Dict[int, Any] = {id(type(op)): type(op) for op in ops}
         for op in ops:
-            self.watched.append((partial(getattr, op), "__class__", type(op)))
             self._take(_name(type(op)), vars(op).__getitem__, vars(op))
         done: Dict[int, Any] = {}
         while self._todo:
@@ -143,7 +144,6 @@ class _Table:
                 items.append(f"{name}={self._text(getattr(value, name))}")
         if _is_users(kind.__module__):
             self._todo[id(kind)] = kind
-            self.watched.append((partial(getattr, value), "__class__", kind))
         self._within.pop()
         return f"{_name(kind)}({', '.join(items)})"
 
@@ -165,9 +165,9 @@ class _Table:
     def _function(self, function: FunctionType) -> None:
         code, held, name = function.__code__, function.__globals__, _name(function)
         _, names, reads, changed = _read(code)
-        self.found |= names
+        self.names |= names
         if function.__name__ not in ("__init__", "__new__", "__post_init__", "__setstate__"):
-            self.found_changed |= changed
+            self.changed |= changed
         arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         parts = () if self.changed.intersection(arguments) else ("__defaults__", "__kwdefaults__")
         self._take(name, partial(getattr, function), ("__code__", *parts))
@@ -188,7 +188,7 @@ class _Table:
                 if isinstance(thing, type) and not issubclass(thing, Op):
                     names |= {name for name in acts if name.startswith("__")}
                 self._take(_name(base), held.__getitem__, names)
-                self.found_changed |= {n for n in names if type(held[n]) is cached_property}
+                self.changed |= {n for n in names if type(held[n]) is cached_property}
                 members += [f"{_name(base)}.{name}" for name in sorted(acts & names)]
         self.rows.append((_name(thing), str(members)))
 
@@ -200,33 +200,26 @@ _watched: WeakKeyDictionary[Any, _Watched] = WeakKeyDictionary()
 def has_users_code(compiled: Any) -> bool:
     """Return whether a compiled function has operations of users' modules."""
     if held_by(compiled) not in _found:
-        known, todo = {}, [node.op for node in compiled.maker.fgraph.apply_nodes]
+        ops, todo = {}, [node.op for node in compiled.maker.fgraph.apply_nodes]
         while todo:
             op = todo.pop()
-            if id(op) not in known:
-                known[id(op)] = op
+            if id(op) not in ops:
+                ops[id(op)] = op, isinstance(op, FromFunctionOp) or _is_users(type(op).__module__)
                 todo += [v.owner.op for v in ancestors(list(inner_outputs(op))) if v.owner]
                 todo += [op.scalar_op] if hasattr(op, "scalar_op") else []
-        _found[held_by(compiled)] = [
-            op
-            for op in known.values()
-            if isinstance(op, FromFunctionOp) or _is_users(type(op).__module__)
-        ]
+        _found[held_by(compiled)] = [op for op, is_users in ops.values() if is_users]
     return bool(_found[held_by(compiled)])
 
 
 def code_of(compiled: Any) -> _Rows:
-    """Return the user's code that a compiled function runs, and the values that it reads.
-
-    Returns:
-        Pairs of what it is, in words, and a text that is the same in all processes where it is.
-    """
+    """Return the user's code that a compiled function runs, and the values that it reads: in words,
+    and a text that is the same in all processes where it is."""
     ops = _found[held_by(compiled)] if has_users_code(compiled) else []
     names = {name for op in ops for name in dir(type(op)) if name.startswith("c_")}
-    table, size = _Table(ops, names.union(_RUN.split()), {"__file__", "__path__"}), -1
-    while size < len(table.found) + len(table.found_changed):
-        size = len(table.found) + len(table.found_changed)
-        table = _Table(ops, table.found, table.found_changed)
+    names, changed, size = names.union(_RUN.split()), {"__file__", "__path__"}, -1
+    while size < len(names) + len(changed):
+        size = len(names) + len(changed)
+        table = _Table(ops, names, changed)
     _watched[held_by(compiled)] = table.watched
     digests = {t: hashlib.blake2b(repr(t).encode(), digest_size=8) for _, t in table.rows}
     return sorted({(w, t if len(t) < 60 else f"#{digests[t].hexdigest()}") for w, t in table.rows})
@@ -243,10 +236,10 @@ def differing(tables: Sequence[_Rows]) -> List[str]:
     """Return a line with the cure for each thing that is not the same on all ranks that have it."""
     ranks: Dict[str, Dict[str, List[str]]] = {}
     for rank, table in enumerate(tables):
-        texts: Dict[str, List[str]] = {}
+        texts: Dict[str, str] = {}
         for what, text in table:
-            texts.setdefault(what, []).append(text)
-        for what, held in texts.items():
-            ranks.setdefault(what, {}).setdefault(" and ".join(held), []).append(str(rank))
+            texts[what] = f"{texts[what]} and {text}" if what in texts else text
+        for what, text in texts.items():
+            ranks.setdefault(what, {}).setdefault(text, []).append(str(rank))
     shown = ((w, [f"{t} on rank {', '.join(r)}" for t, r in of.items()]) for w, of in ranks.items())
     return [f"{what} differs: {'; '.join(t)}: {_CURE}" for what, t in shown if len(t) > 1]
