@@ -22,6 +22,7 @@ from synk_core import (
     VerifyError,
     WorkerDied,
     WorkerFailed,
+    in_graph,
 )
 from synk_core._watch.proof.report import measure
 from synk_core.engine import TITLE, Assert
@@ -175,16 +176,32 @@ def test_all_rows_in_pieces_where_they_do_not_fit_into_memory(pair):
             raise MemoryError("no room")
         return values
 
-    f = pair.function([x], [(hungry(x).sum(axis=0), "sum"), (hungry(x), "gather")])
+    s = engine.shared(np.ones(()), name="s")
+    updates = [(s, s + hungry(x).sum())]
+    f = pair.function([x], [(hungry(x).sum(axis=0), "sum"), (hungry(x), "gather")], updates=updates)
     f(rows(8))
     assert (f.proof.ok, f.proof.how) == (True, "5 pieces")
-    assert len([c for c in f.proof.comparisons if c.difference]) == 2
+    assert len([c for c in f.proof.comparisons if c.difference]) == 3
     bad = pair.function([x], spread(hungry(x)).mean(), **FAST)
     with pytest.raises(NotExact, match="in 5 pieces"):
         bad(rows(8))
 
 
+def test_flags_that_no_collective_combines(pair):
+    b = engine.shared(np.zeros(3, bool), name="b")
+    spread_out = T.gt(opaque(x).max(axis=0) - opaque(x).min(axis=0), 1.5)
+    with pytest.raises(NotExact, match="update of b"):
+        pair.function([x], updates=[(b, spread_out)], **FAST)(
+            np.diag([2.0, 2, 2])[[0, 1, 2, 2]] - 1
+        )
+
+
 def test_what_cannot_be_proved_is_said_once_and_computed(pair):
+    total = in_graph.all_reduce(opaque(x).sum(), "sum")
+    sliced = pair.function([x], (opaque(x) * total, "gather"))
+    with pytest.warns(ProofWarning, match="not compared: in-graph reductions"):
+        sliced(rows(8), num_slices=2)
+
     @as_op([T.dmatrix], [T.dmatrix])
     def choosy(values):
         if len(values) > 4:

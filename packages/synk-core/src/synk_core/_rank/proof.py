@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import copy
 import random
+from contextlib import suppress
 from functools import cached_property, partial
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -68,10 +69,11 @@ class Rehearsed(SynkError):
 
 
 class Whole(NamedTuple):
-    """The results of one process: the wanted outputs, and new values by the variable's number."""
+    """The results of one process: the wanted outputs, and new values by the variable's number; in
+    pieces, the values of each and its rows."""
 
     outputs: List[Any]
-    updated: Dict[int, np.ndarray]
+    updated: Dict[int, Any]
 
 
 class PreparedProof(PreparedCall):
@@ -108,7 +110,9 @@ class PreparedProof(PreparedCall):
         whole = None
         # In-graph reductions reduce slice by slice: one process has no such slices.
         by_slices = self._reductions is not None and self._call.num_slices > 1
-        if here.is_master and (proof.outputs or proof.updates) and not by_slices:
+        if by_slices and (proof.outputs or proof.updates):
+            self._notes.append("not compared: in-graph reductions reduce slice by slice")
+        elif here.is_master and (proof.outputs or proof.updates):
             here.flight.enter(Phase.COMPUTE)
             whole = self._computed(origin, counts, joined)
         result = super().__call__(origin, place)
@@ -222,15 +226,16 @@ class PreparedProof(PreparedCall):
     @cached_property
     def _disturbed(self) -> Optional[Whole]:
         """The results of one process from numbers that differ by one rounding; None without."""
-        try:
+        with suppress(Exception):  # then the limit is not raised
             return self._run_all(is_disturbed=True)
-        except Exception:  # noqa: BLE001 - then the limit is not raised
-            return None
+        return None
 
     @cached_property
-    def _again(self) -> Whole:
-        """The results of one process once more."""
-        return self._run_all()
+    def _again(self) -> Optional[Whole]:
+        """The results of one process once more; None without."""
+        with suppress(Exception):
+            return self._run_all()
+        return None
 
     def _run_all(self, is_disturbed: bool = False) -> Whole:
         origin, total, joined = self._all
@@ -251,20 +256,19 @@ class PreparedProof(PreparedCall):
     def _run_in_pieces(self, origin: int, total: int) -> Whole:
         pieces = split_rows(total, min(2 * self._comm.size + 1, total))
         self._how = f"{len(pieces)} pieces"
-        ops: List[Any] = [self._ops[place] or "last" for place in self._proof.outputs]
-        ops += ["avg"] * len(self._proof.updates)
-        sums = [Accumulator(op, self.doing) for op in ops]
+        places = self._proof.outputs
+        updated: Dict[int, List[Any]] = {number: [] for number, _ in self._proof.updates}
+        sums = [Accumulator(self._ops[place] or "last", self.doing) for place in places]
         for start, stop in pieces:
             part = self._plainly(self._inputs(origin, start, stop, _TURN), {})
-            values = [part.outputs[place] for place in self._proof.outputs]
-            for one, value in zip(sums, [*values, *part.updated.values()]):
-                one.add(value, stop - start)
-        results = [one.result() for one in sums]
+            for one, place in zip(sums, places):
+                one.add(part.outputs[place], stop - start)
+            for number, value in part.updated.items():
+                updated[number].append((value, stop - start))
         outputs: List[Any] = [None] * len(self._ops)
-        for place, value in zip(self._proof.outputs, results):
-            outputs[place] = value
-        updated = [number for number, _ in self._proof.updates]
-        return Whole(outputs, dict(zip(updated, results[len(self._proof.outputs) :])))
+        for one, place in zip(sums, places):
+            outputs[place] = one.result()
+        return Whole(outputs, updated)
 
     def _plainly(self, arguments: Sequence[Any], given: Dict[int, np.ndarray]) -> Whole:
         """Run the plain function in this process, and undo its updates.
@@ -341,13 +345,14 @@ class PreparedProof(PreparedCall):
             fits = fits and (way != "avg" or own.dtype.kind in "fc")
             fits = fits and (way != "gather" or own.ndim > 0)
             fits = fits and (way != "increments" or np.array_equal(*used[0]))
-            if not fits or (own.dtype.kind == "b" and way == "increments"):
+            if not fits or (own.dtype.kind == "b" and way not in ("max", "min", "gather")):
                 continue
             mine = own if counts[comm.rank] else None
             got, scale = self._combined(way, mine, before, counts)
             is_right = np.ones((), np.int8)
             if whole is not None:
-                found = self._judged(what, way, got, scale, whole, partial(_new_value, number))
+                pick = partial(self._new_value, number, way, before)
+                found = self._judged(what, way, got, scale, whole, pick)
                 is_right[...] = found.ok
                 best = found if best is None or found.severity < best.severity else best
             comm.broadcast(is_right, root=self._here.master)
@@ -355,6 +360,16 @@ class PreparedProof(PreparedCall):
                 break
         if best is not None:
             self._comparisons.append(best)
+
+    def _new_value(self, number: int, way: str, before: np.ndarray, run: Whole) -> Any:
+        """Return a variable's new value in one process: pieces are combined as the ranks' are."""
+        if self._how == "whole":
+            return run.updated[number]
+        one = Accumulator("sum" if way == "increments" else way, self.doing)
+        for value, rows in run.updated[number]:
+            one.add(value - before if way == "increments" else value, rows)
+        got = one.result()
+        return np.asarray(before + got, before.dtype) if way == "increments" else got
 
     def _combined(
         self, way: str, own: Optional[np.ndarray], before: np.ndarray, counts: Sequence[int]
@@ -401,7 +416,7 @@ class PreparedProof(PreparedCall):
             wanted = np.atleast_1d(wanted)
         difference, limit = measure(got, wanted), self._limit
         if difference.ulps > limit and self._how == "whole":
-            if measure(pick(self._again), pick(whole)).ulps > limit:
+            if self._again is None or measure(pick(self._again), pick(whole)).ulps > limit:
                 self._notes.append(f"{what} is not the same twice in one process: it is not proved")
                 return Comparison(what, op, reason="an operation draws numbers of its own")
             if difference.ulps < np.inf:
@@ -422,10 +437,6 @@ def _as_it_is(value: Any) -> Any:
 
 def _output(place: int, run: Whole) -> Any:
     return run.outputs[place]
-
-
-def _new_value(number: int, run: Whole) -> Any:
-    return run.updated[number]
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
