@@ -14,6 +14,9 @@ from synk_testing.engine import IS_THEANO, PROGRAM, STREAMS, T, as_op, engine
 x = T.dvector("x")
 FAST = {"mode": "FAST_COMPILE"}
 
+# They show what each rank draws, which one process would not.
+pytestmark = pytest.mark.usefixtures("unproved")
+
 
 @as_op([T.dvector], [T.dvector])
 def touchy(values):
@@ -133,7 +136,7 @@ def draw(values):
 for seed in (3, 3, 4):
     np.random.seed(seed)
     with Runtime(2, use_gpu=False) as runtime:
-        f = runtime.function([x], [(draw(x), "gather")])
+        f = runtime.function([x], [(draw(x), "gather")], proof=False)
         print(*f(np.zeros(2))[0])
 """
 

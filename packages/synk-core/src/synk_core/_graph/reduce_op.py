@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Callable, Iterator, List, Sequence
+from typing import Any, Iterator, List, Sequence
 
 import numpy as np
 
@@ -93,16 +93,15 @@ class AllReduce(Op):  # type: ignore[misc] # engines have no types
         outputs[0][0] = _reduced(inputs[0], self)
         outputs[1][0] = np.zeros((), np.int8)
 
-    @property
-    def infer_shape(self) -> Callable[[Any, Any], List[Any]]:
-        """Return what gives the input's shape, and a scalar's.
+    def infer_shape(self, node: Any, shapes: Sequence[Any]) -> List[Any]:  # noqa: ARG002 - the engine's
+        """Return the input's shape, and a scalar's.
 
         Raises:
-            AttributeError: there is none: the rows of all ranks are counted when they are there.
+            ShapeError: Theano's, or what PyTensor takes for it: rows of others are not known yet.
         """
         if self.op == "gather":
-            raise AttributeError("infer_shape")
-        return lambda _node, shapes: [shapes[0], ()]
+            raise getattr(T, "ShapeError", NotImplementedError)
+        return [shapes[0], ()]
 
     def connection_pattern(self, node: Any) -> List[List[bool]]:
         """Return that only the first output depends on the first input: tokens are constants."""

@@ -19,6 +19,9 @@ _LINEAR = ("Identity", "Cast", "Neg", "Real", "Imag", "Conj", "Deg2Rad", "Rad2De
 _COMPARISONS = ("LT", "GT", "LE", "GE", "EQ", "NEQ")
 _POWERS = {"Sqr": 2.0, "Sqrt": 0.5, "Inv": -1.0}
 _FOLDS = {
+    "Add": sum,
+    "Neg": lambda numbers: -numbers[0],
+    "Sub": lambda numbers: numbers[0] - numbers[1],
     "Mul": math.prod,
     "Identity": lambda numbers: numbers[0],
     "Cast": lambda numbers: numbers[0] if numbers[0].is_integer() else None,
