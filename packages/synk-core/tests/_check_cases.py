@@ -9,7 +9,7 @@ import numpy as np
 from synk_testing.engine import IS_THEANO, T, change_flags, engine, softmax
 
 if IS_THEANO:
-    from theano.tensor.nnet.bn import batch_normalization_test, batch_normalization_train  # noqa: F401
+    from theano.tensor.nnet.bn import batch_normalization_test, batch_normalization_train
     from theano.tensor.shared_randomstreams import RandomStreams  # noqa: F401 - in the table
     from theano.tensor.signal.pool import pool_2d  # noqa: F401
 else:
