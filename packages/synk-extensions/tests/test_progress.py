@@ -14,6 +14,7 @@ import pytest
 from _programs import zygote
 
 import synk_testing
+from synk_testing import engine
 from synkhronos import _progress, progress
 from synkhronos._default import say
 from synkhronos._progress import track
@@ -199,8 +200,8 @@ def test_an_error_in_the_work_is_the_users(display, monkeypatch):
     assert display._bars is None
 
 
-TRACED = """
-import numpy as np, theano.tensor as T, synkhronos as synk
+TRACED = engine.PROGRAM + """
+import synkhronos as synk
 for n in (2, 1):
     synk.fork(n, use_gpu=False, verbose=False)
     x = T.dvector("x")
