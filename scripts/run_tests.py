@@ -140,7 +140,6 @@ SMOKE = (
         "test_flat.py::test_scan_and_its_gradient",
         "test_step.py::test_a_training_step_is_one_order_and_exact",
         "test_check.py::test_draws_for_each_row_are_row_wise_and_do_not_hide_a_mixed_result",
-        "test_verify.py::test_a_training_step_with_all_ops_is_right",
         "test_atomic.py::test_a_step_is_done_whole_or_not_at_all",
     ),
     *tests_of(

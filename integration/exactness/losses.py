@@ -76,10 +76,6 @@ def covariance(a: Any) -> Any:
     return T.dot(centred.T, centred) / rows(a)
 
 
-def off_diagonal(a: Any) -> Any:
-    return a * (1 - T.eye(a.shape[0]))
-
-
 def kernel(a: Any, b: Any) -> Any:
     return T.exp(-distances(a, b)).mean()
 
@@ -113,36 +109,6 @@ def correlation(z: Any, t: Any) -> Any:
     return (a * b).mean() / T.sqrt(T.sqr(a).mean() * T.sqr(b).mean())
 
 
-def concordance(z: Any, t: Any) -> Any:
-    shift = T.sqr(z.mean() - t.mean())
-    return 2 * ((z - z.mean()) * (t - t.mean())).mean() / (z.var() + t.var() + shift)
-
-
-def nt_xent(z: Any, t: Any) -> Any:
-    both = unit(T.concatenate([z, t], axis=0))
-    close = T.exp(off_diagonal(T.dot(both, both.T)) - 9 * T.eye(both.shape[0]))
-    return (T.log(close.sum(axis=1)) - (both * T.roll(both, z.shape[0], axis=0)).sum(axis=1)).mean()
-
-
-def sinkhorn(z: Any, t: Any) -> Any:
-    cost = distances(z, t)
-    plan = T.exp(-cost)
-    for _ in range(3):
-        plan = plan / plan.sum(axis=0, keepdims=True)
-        plan = plan / plan.sum(axis=1, keepdims=True)
-    return (plan * cost).mean()
-
-
-def lovasz(z: Any, t: Any) -> Any:
-    errors, truth = abs(z - t)[:, 0], T.cast(t[:, 0] > 0, "float64")
-    order = T.argsort(-errors)
-    truth = truth[order]
-    union = truth.sum() + T.cumsum(1 - truth)
-    jaccard = 1 - (truth.sum() - T.cumsum(truth)) / T.maximum(union, 1)
-    steps = T.concatenate([jaccard[:1], jaccard[1:] - jaccard[:-1]], axis=0)
-    return (errors[order] * steps).sum()
-
-
 def clustered(z: Any) -> Any:
     q = softmax(z)
     sharp = T.sqr(q) / q.sum(axis=0)
@@ -157,41 +123,24 @@ def table(text: str) -> dict[str, Any]:
 
 
 RIGHT = table("""
-squared: T.sqr(z - t).mean()
-absolute: abs(z - t).mean()
 sum over n: squares(z, t).sum() / z.shape[0]
 sum over size: T.sqr(z - t).sum() / T.cast(z.size, "float64")
 huber: elastic(z - t, 1).mean()
-epsilon: T.maximum(abs(z - t) - 0.1, 0).mean()
-log cosh: T.log(T.cosh(z - t)).mean()
-wing: (10 * T.log1p(abs(z - t) / 2)).sum(axis=1).mean()
 tukey: (1 - (1 - T.clip(T.sqr(z - t) / 22, 0, 1)) ** 3).mean()
 pinball: T.maximum(0.9 * (t - z), 0.1 * (z - t)).mean()
-expectile: (abs(0.8 - T.cast(t < z, "float64")) * T.sqr(z - t)).mean()
 poisson: (T.exp(z) - abs(t) * z).mean()
-gamma: (z + abs(t) * T.exp(-z)).mean()
-tweedie: (T.exp(0.5 * z) * 2 + 2 * abs(t) * T.exp(-0.5 * z)).mean()
-gaussian: (z[:, 2:] + T.sqr(z[:, :2] - t[:, :2]) * T.exp(-z[:, 2:])).sum(axis=1).mean()
 mixture density: -lse(logp(z[:, :2]) - T.sqr(z[:, 2:] - t[:, 0].dimshuffle(0, "x")), axis=1).mean()
 variational: (squares(z, t) + (T.exp(z[:, 2:]) + T.sqr(z[:, :2]) - 1 - z[:,
     2:]).sum(axis=1)).mean()
 cross-entropy: entropy(z, y).mean()
 one-hot: -(one_hot(y) * logp(z)).sum(axis=1).mean()
-smoothed: -((0.9 * one_hot(y) + 0.025) * logp(z)).sum(axis=1).mean()
-bootstrapped: -((0.8 * one_hot(y) + 0.2 * softmax(z)) * logp(z)).sum(axis=1).mean()
 focal: ((1 - of_label(softmax(z), y)) ** 2 * entropy(z, y)).mean()
-generalised: ((1 - of_label(softmax(z), y) ** 0.7) / 0.7).mean()
-binary: (softplus(z) - z * one_hot(y)).mean()
 class weights: (T.as_tensor_variable(np.array([1.0, 2, 3, 4]))[y] * entropy(z, y)).mean()
 hinge: T.maximum((z + 1 - one_hot(y)).max(axis=1) - of_label(z, y), 0).mean()
 top two: (T.sort(z, axis=1)[:, -2:].sum(axis=1) - of_label(z, y)).mean()
 distilled: (softmax(t) * (logp(t) - logp(z))).sum(axis=1).mean()
-jensen-shannon: (softmax(z) * (logp(z) - T.log(softmax(z) + softmax(t)))).sum(axis=1).mean()
-confidence: (entropy(z, y) + 0.1 * (softmax(z) * logp(z)).sum(axis=1)).mean()
 earth mover: T.sqr(T.cumsum(softmax(z) - softmax(t), axis=1)).sum(axis=1).mean()
-cosine: (1 - (unit(z) * unit(t)).sum(axis=1)).mean()
 dice of rows: overlap(sigmoid(z), one_hot(y), axis=1).mean()
-given pairs: (m * squares(z, t) + (1 - m) * T.sqr(T.maximum(2 - T.sqrt(squares(z, t)), 0))).mean()
 given triplets: T.maximum(squares(z, t) - squares(z, t[:, ::-1]) + 1, 0).mean()
 total variation: abs(z[:, 1:] - z[:, :-1]).sum(axis=1).mean()
 correlation of rows: (1 - (unit(z - z.mean(axis=1, keepdims=True)) * unit(t)).sum(axis=1)).mean()
@@ -201,22 +150,14 @@ masked, over n: (m * squares(z, t)).mean()
 
 WRONG = table("""
 sum: squares(z, t).sum()
-sum over batch size: squares(z, t).sum() / 16
 root: T.sqrt(squares(z, t).mean())
 perplexity: T.exp(entropy(z, y).mean())
-geometric: T.exp(T.log(squares(z, t)).mean())
 masked: masked(squares(z, t), m)
-masked, unguarded: (squares(z, t) * m).sum() / m.sum()
 selected: squares(z, t)[m.nonzero()[0]].mean()
-ignored label: masked(entropy(z, y), T.neq(y, 0))
 weighted mean: masked(entropy(z, y), 1.0 + y)
-focal, normalised: ((1 - of_label(softmax(z), y)) ** 2 * entropy(z, y)).sum() /
-    T.maximum(T.cast(T.neq(y, 0).sum(), "float64"), 1)
 class-balanced: (entropy(z, y) / T.cast(T.bincount(y, minlength=CLASSES)[y], "float64")).mean()
-effective number: (entropy(z, y) / (1 - 0.9 ** one_hot(y).sum(axis=0))[y]).mean()
 in-batch negatives: -T.log(T.diag(softmax(T.dot(z, t.T)))).mean()
 n pairs: T.log(T.exp(T.dot(z, t.T)).sum(axis=1)).mean() - (z * t).mean()
-nt-xent: nt_xent(z, t)
 supervised contrast: (-(alike(y) * T.log(softmax(T.dot(unit(z), unit(z).T)))).sum(axis=1) /
     alike(y).sum(axis=1)).mean()
 neighbourhood: -T.log((softmax(-distances(z, z) - 9 * T.eye(z.shape[0])) *
@@ -225,9 +166,6 @@ batch hard: T.maximum((distances(z, z) * alike(y)).max(axis=1) - (distances(z, z
     alike(y)).min(axis=1) + 5, 0).mean()
 batch all: softplus((distances(z, z) * alike(y)).dimshuffle(0, 1, "x") - (distances(z, z) * (1 -
     alike(y))).dimshuffle(0, "x", 1)).mean()
-all pairs: (alike(y) * distances(z, z) + (1 - alike(y)) * T.maximum(2 - distances(z, z), 0)).mean()
-lifted: T.log((T.exp(1 - distances(z, z)) * (1 - alike(y))).sum()) + (alike(y) * distances(z,
-    z)).mean()
 rank pairs: (softplus(-differences(z[:, 0])) * T.cast(differences(t[:, 0]) > 0, "float64")).mean()
 auc: masked(T.sqr(1 - differences(z[:, 0])), m.dimshuffle(0, "x") * (1 - m.dimshuffle("x", 0)))
 list of the batch: lse(z[:, 0]) - (softmax(t[:, :1].T).T * z[:, :1]).sum()
@@ -236,64 +174,38 @@ list, by order: (T.log(T.cumsum(T.exp(z[:, 0][T.argsort(t[:, 0])]))) - z[:, 0][T
 survival: -masked(z[:, 0] - T.log((T.exp(z[:, 0]) * T.cast(differences(t[:, 0]) <= 0,
     "float64")).sum(axis=1)), m)
 discrepancy: kernel(z, z) + kernel(t, t) - 2 * kernel(z, t)
-independence: (off_diagonal(T.exp(-distances(z, z))) * off_diagonal(T.exp(-distances(t,
-    t)))).mean()
-transport: sinkhorn(z, t)
 sliced transport: T.sqr(T.sort(z, axis=0) - T.sort(t, axis=0)).mean()
 covariances: T.sqr(covariance(z) - covariance(t)).sum()
-moments: (T.sqr(z.mean(axis=0)) + z.var(axis=0) - T.log(z.var(axis=0))).sum()
 mean of features: T.sqr(z.mean(axis=0) - t.mean(axis=0)).sum()
-decorrelated: T.sqr(off_diagonal(covariance(z))).sum()
-norm of covariance: squares(z, t).mean() - T.log(covariance(z).norm(2) + 1)
 barlow twins: T.sqr(T.dot(standardised(z).T, standardised(t)) / rows(z) - T.eye(CLASSES)).sum()
-vicreg: T.sqr(z - t).mean() + T.maximum(1 - T.sqrt(z.var(axis=0) + 1e-4), 0).mean() +
-    T.sqr(off_diagonal(covariance(z))).sum()
 centres of the batch: squares(z, means(z, y)[y]).mean()
 prototypes: entropy(-distances(z, means(t, y)), y).mean()
 first as anchor: squares(z, z[0]).mean()
 last left out: squares(z[:-1], t[:-1]).mean()
 halves: squares(z[:z.shape[0] // 2], z[-(z.shape[0] // 2):]).mean()
-interleaved pairs: squares(z[:-1:2], z[1::2]).mean()
 median: T.sort(squares(z, t))[z.shape[0] // 2]
-quantile: T.sort(squares(z, t))[9 * z.shape[0] // 10]
 trimmed: T.sort(squares(z, t))[:4 * z.shape[0] // 5].mean()
 top three: T.sort(squares(z, t))[-3:].mean()
-hard share: T.sort(entropy(z, y))[z.shape[0] // 2:].mean()
 hard negatives: masked(squares(z, t), m) + T.sort(squares(z, t) * (1 - m))[-T.cast(m.sum(),
     "int64"):].mean()
 above the mean: masked(squares(z, t), T.cast(squares(z, t) > squares(z, t).mean(), "float64"))
 worst: squares(z, t).max()
 soft worst: lse(squares(z, t))
-tilted: T.log(T.exp(squares(z, t)).mean())
 worst group: means(squares(z, t).dimshuffle(0, "x"), y).max()
-risk of groups: means(squares(z, t).dimshuffle(0, "x"), y).var()
 variance of losses: squares(z, t).mean() + squares(z, t).var()
-dice: overlap(sigmoid(z), one_hot(y))
 dice of classes: overlap(sigmoid(z), one_hot(y), axis=0).mean()
-jaccard: 1 - (sigmoid(z) * one_hot(y)).sum() / (sigmoid(z) + one_hot(y) - sigmoid(z) *
-    one_hot(y)).sum()
-soft f1: 1 - 2 * (sigmoid(z[:, 0]) * m).sum() / (sigmoid(z[:, 0]) + m).sum()
-lovasz: lovasz(z, t)
 pearson: 1 - correlation(z, t)
-concordance: 1 - concordance(z, t)
-unexplained: T.sqr(z - t).sum() / T.sqr(t - t.mean()).sum()
 relative: abs(z - t).sum() / abs(t).sum()
 mean prediction: (softmax(z).mean(axis=0) * T.log(softmax(z).mean(axis=0))).sum()
-information: (softmax(z) * (T.log(softmax(z).mean(axis=0)) - logp(z))).sum(axis=1).mean()
 clusters: clustered(z)
-relativistic: softplus(t.mean(axis=0) - z).mean()
-standardised targets: squares(z, standardised(t)).mean()
 standardised output: squares(standardised(z), t).mean()
 scaled to one: squares(z / abs(z).max(), t).mean()
 norm of the batch: z.norm(2)
 mixup: (0.7 * squares(z, t) + 0.3 * squares(z, t[::-1])).mean()
-manifold mixup: squares(0.7 * z + 0.3 * z[::-1], t).mean()
 temporal neighbours: squares(z[1:], z[:-1]).mean()
-rolled: squares(z, T.roll(t, 1, axis=0)).mean()
 padded: squares(z, T.concatenate([T.zeros_like(z[:1]), z[:-1]], axis=0)).mean()
 cumulated: T.sqr(T.cumsum(z - t, axis=0)).mean()
 recurrent over rows: squares(scanned(lambda now, past: T.tanh(now + 0.5 * past), z), t).mean()
 returns: (scanned(lambda now, past: now + 0.9 * past, m[::-1])[::-1] * entropy(z, y)).mean()
-advantages: ((m - m.mean()) * entropy(z, y)).mean()
 by position: (T.cast(T.arange(z.shape[0]), "float64") * squares(z, t)).mean()
 """)

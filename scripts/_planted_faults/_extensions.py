@@ -97,7 +97,7 @@ EXTENSIONS = (
         'all_reduce(self.flat_grad, op="avg", weights=self.grad_function)',
         'all_reduce(self.flat_grad, op="avg")',
         "Ranks count alike in the gradient's average, however many rows each of them has.",
-        "train updates_ranks",
+        "train",
     ),
     _fault(
         "ext-clean-status",

@@ -121,21 +121,6 @@ def test_inputs_variables_and_doubles_as_outputs_are_the_callers_own(pair, x):
     np.testing.assert_array_equal(pair.collectives.gather(s), [np.arange(3.0) + 5] * 2)
 
 
-@pytest.mark.parametrize("dtype", ["int8", "float16"])
-def test_narrow_outputs_keep_their_dtype(pair, dtype):
-    v = T.TensorType(dtype, (False, False))("v")
-    value = np.arange(14).reshape(7, 2).astype(dtype)
-    names = ("max", "min", "prod", "sum")
-    outputs = [(getattr(v, name)(axis=0).astype(dtype), name) for name in names]
-    f = pair.function([v], [*outputs, (v, "gather")], **QUICK)
-    with np.errstate(over="ignore"):
-        expected = [getattr(value, name)(axis=0).astype(dtype) for name in names]
-    for num_slices in (1, 3):
-        for result, wanted in zip(f(value, num_slices=num_slices), [*expected, value]):
-            assert result.dtype == dtype
-            np.testing.assert_array_equal(result, wanted)
-
-
 def test_truth_values_and_complex_numbers(pair, x):
     z = x + 1j * x[:, ::-1]
     f = pair.function(

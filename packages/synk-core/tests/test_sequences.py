@@ -200,12 +200,6 @@ def test_what_is_no_number_is_refused_in_words(pair):
             collective([])
 
 
-def test_check_works_after_the_end():
-    with Runtime(1) as runtime:
-        f = runtime.function([x], x.mean(), **FAST)
-    assert runtime.check(f)[0].verdict == "exact"
-
-
 def test_threads_that_distribute_at_the_start_take_turns():
     with Runtime(2) as runtime, calling_in_threads([runtime.distribute] * 3):
         pass

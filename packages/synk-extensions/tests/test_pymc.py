@@ -71,14 +71,6 @@ def grouped():
     return model, [group, y]
 
 
-def mixture():
-    with pm.Model() as model:
-        y = pm.Data("y", Y_VALUES)
-        w, mu = pm.Dirichlet("w", np.ones(2)), pm.Normal("mu", 0, 1, shape=2)
-        pm.NormalMixture("obs", w, mu, sigma=1, observed=y)
-    return model, [y]
-
-
 def same_as_pymc(model, f):
     own = model.logp_dlogp_function(ravel_inputs=True)
     size = sum(np.size(value) for value in model.initial_point(0).values())
@@ -93,7 +85,7 @@ def same_as_pymc(model, f):
 @pytest.mark.parametrize(
     "make",
     [
-        *(pytest.param(make, marks=nightly) for make in (grouped, mixture)),
+        pytest.param(grouped, marks=nightly),
         pytest.param(lambda: linear(1), marks=nightly, id="one row"),
     ],
 )

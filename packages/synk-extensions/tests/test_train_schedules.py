@@ -32,16 +32,6 @@ def rates(schedule, n=EPOCHS):
     return [schedule(t) for t in range(n)]
 
 
-def test_schedules_by_hand():
-    """Where PyTorch's figures end."""
-    assert rates(step_decay(1.0, np.array([3, 1]), 0.25), 5) == [1.0, 0.25, 0.25, 0.0625, 0.0625]
-    assert rates(step_decay(0.8, np.int64(2), 0.5), 4) == [0.8, 0.8, 0.4, 0.4]
-    assert rates(cosine(0.2, 8, 0.01), 11)[8:] == pytest.approx([0.01] * 3)
-    assert rates(warm_up(0.8, 4), 6) == pytest.approx([0.0, 0.2, 0.4, 0.6, 0.8, 0.8])
-    after = cosine(0.8, 5)
-    assert rates(warm_up(after, 3), 9)[3:] == rates(after, 6)
-
-
 def test_schedules_refuse_what_makes_no_sense():
     for make in (
         lambda: step_decay(0.1, 0),

@@ -29,7 +29,6 @@ from synkhronos.extensions.train import (
     CheckpointError,
     Trainer,
     exponential,
-    find_learning_rate,
     make_train_function,
     make_train_function_theano,
 )
@@ -226,15 +225,6 @@ def test_validation_reads_a_file_slice_by_slice(model):
         assert_close(
             *([record[name] for record in each for name in columns] for each in (records, same))
         )
-
-
-def test_a_range_test_reads_rows_of_a_file(model):
-    x, y = dataset()
-    losses = []
-    for data in ((x, y), (StandIn(x), y)):
-        found = find_learning_rate(model.train, model.rate, data, SIZE, steps=5)
-        losses.append(found.losses)
-    assert_same(*([each] for each in losses))
 
 
 def test_other_data_is_refused_at_once(model):

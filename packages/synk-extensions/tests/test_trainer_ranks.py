@@ -14,7 +14,6 @@ from _training import (
     everywhere,
     forked,
     parallel,
-    serial,
     without_seconds,
 )
 
@@ -23,9 +22,7 @@ from synk_testing.engine import STREAMS, T, engine, theano_only
 from synkhronos.extensions import updates
 from synkhronos.extensions.train import (
     Callback,
-    EarlyStopping,
     Trainer,
-    exponential,
     make_train_function,
     make_train_function_theano,
 )
@@ -41,36 +38,6 @@ def masks(model):
     """What the two ranks draw next, as an array of two rows; this draws it."""
     f = synk.function([model.x], (model.seen, "gather"))
     return f(np.ones((2, FEATURES)))
-
-
-def test_training_on_two_ranks_is_the_serial_one(two_ranks):
-    model = Model(make_train_function, updates.adam)
-    valid = synk.function([model.x, model.y], [model.clean, model.error])
-    x_valid, y_valid = dataset(23, seed=2)
-    trainer = Trainer(
-        model.train,
-        dataset(),
-        17,
-        valid=valid,
-        valid_data=valid.build_inputs(x_valid, y_valid),
-        valid_slices=3,  # of 12 rows in one rank, and of 11 in the other
-        valid_names=["error"],
-        learning_rate=model.rate,
-        schedule=exponential(0.1, 0.7),
-        callbacks=[EarlyStopping(1, min_delta=1e9, restore_best=True)],
-    )
-    history = trainer.run(3)
-    # The first epoch is the best, and the second not better: its parameters come back.
-    assert (len(history), history.status) == (2, "stopped")
-    twin, expected = serial(1)
-    values, other = everywhere(model.params)
-    assert_same(values, other)
-    assert_close(values, twin.values()[:2])
-    assert [float(v) for v in synk.gather(model.rate)] == [0.1 * 0.7] * 2
-    assert_close([history["train_loss"][:1]], [expected["train_loss"]])
-    residual = x_valid @ values[0] + values[1] - y_valid
-    assert_close([history["valid_loss"][0]], [(residual**2).mean()])
-    assert_close([history["valid_error"][0]], [abs(residual).mean()])
 
 
 @pytest.mark.parametrize(

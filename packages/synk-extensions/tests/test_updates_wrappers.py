@@ -1,6 +1,6 @@
 """Clipping, decay and constraints around a rule.
 
-test_updates_torch.py has their numbers around flat rules, test_updates_ranks.py over ranks.
+test_updates_torch.py has their numbers around flat rules; over ranks see test_train.
 """
 
 from __future__ import annotations
