@@ -22,7 +22,7 @@ PACKAGES = (
 OF_THEANO = ("theano-compat", "synk-theano")
 """Those that need Theano; synk-pytensor needs PyTensor, and the others neither."""
 
-LIMIT_S = 60
+LIMIT_S = 280
 
 
 def project(folder: str) -> dict[str, Any]:

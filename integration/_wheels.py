@@ -13,7 +13,7 @@ from _checkout import PACKAGES, ROOT, ran
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-INSTALL_LIMIT_S = 240
+INSTALL_LIMIT_S = 1000
 ALL = os.environ.get("SYNK_TESTS") == "all"
 PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
 

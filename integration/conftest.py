@@ -24,7 +24,7 @@ from synk_testing.processes import described, kill
 SHARED_MEMORY = Path("/dev/shm")
 PREFIX = "synk."
 LIMIT_S = 300
-GRACE_S = 10
+GRACE_S = 120  # what others leave of killed programs goes when their next one begins
 
 
 def _segments() -> set[str]:

@@ -21,7 +21,7 @@ from nbclient import NotebookClient
 from synk_testing import is_there
 
 NOTEBOOK = ROOT / "docs/notebooks/first.ipynb"
-LIMIT_S = 60
+LIMIT_S = 280
 PNG = "iVBORw0KGgo"
 
 START = """

@@ -131,7 +131,7 @@ def test_the_status_is_that_of_the_program(start):
 
 STATES = """
 state, go = sys.argv[1:]
-synk.fork(verbose=False, use_gpu=False, timeout_s=5)
+synk.fork(verbose=False, use_gpu=False, timeout_s=4)
 f = synk.function([x], (x.sum(), "sum"))
 f(X)
 if state == "between":
@@ -142,7 +142,7 @@ while state == "in a call":
 while not os.path.exists(go):
     time.sleep(0.01)
 if state == "between":
-    synk.fork(verbose=False, use_gpu=False, timeout_s=5)
+    synk.fork(verbose=False, use_gpu=False, timeout_s=4)
     f = synk.function([x], (x.sum(), "sum"))
 f(X)
 """
@@ -153,7 +153,8 @@ def wait_until_ready(program):
         pass
 
 
-# Rank 1 is on the master's host, rank 3 is not. Without -K the end of rank 3 may show by timeout.
+# Rank 1 is on the master's host, rank 3 is not. Without -K the end of rank 3 shows by timeout, if
+# that is over before the 5 s after which the helper of rank 3 has the job aborted.
 KILLED = [
     (0, "in a call", ()),
     (1, "between two calls", ()),
@@ -173,12 +174,12 @@ def test_a_killed_rank_ends_the_job(slurm, start, tmp_path, rank, state, options
     assert done.status != 0, done.out + done.err
     assert f"task {rank}: Killed" in done.err or "tasks" in done.err
     slurm.wait_until_idle()
-    if rank and state == "between two calls":
-        (said,) = facts(done.out)
+    for said in facts(done.out) if state == "between two calls" else ():
         name, text = said["error"]
         assert name == {1: "WorkerDied", 3: "WorkerStalled"}[rank]
         assert f"rank {rank} " in text
         assert f"on host {'h1' if rank == 1 else 'h2'}" in text
+    assert rank != 1 or facts(done.out)
 
 
 # ---- signals -------------------------------------------------------------------------------------

@@ -157,7 +157,7 @@ def test_this():
     code = "import pytest, sys; sys.exit(pytest.main(['-p', 'no:cacheprovider', sys.argv[1]]))"
     status, out, _ = run(code, path, folder=tmp_path)
     assert status == 1
-    assert "took longer than 0.3 s" in out
+    assert "took longer than" in out
     assert "time.sleep(60)" in out
 
 

@@ -12,11 +12,12 @@ from contract.checks import THEMES, check_all, check_theme
 from synk_comm import local_group
 from synk_comm.testing import run_ranks, thread_group
 
+LIMIT_S = 200
 ALL = os.environ.get("SYNK_TESTS") == "all"
 GROUPS = {
-    "shm": lambda size: thread_group(size, timeout_s=20),
-    "zmq": lambda size: thread_group(size, "zmq", timeout_s=20),
-    "local": lambda size: local_group(size, timeout_s=20),
+    "shm": lambda size: thread_group(size, timeout_s=LIMIT_S),
+    "zmq": lambda size: thread_group(size, "zmq", timeout_s=LIMIT_S),
+    "local": lambda size: local_group(size, timeout_s=LIMIT_S),
     "nccl": lambda size: open_group(size)[1],  # arrays in host memory go the host's way
 }
 SIZES = {"shm": (2, 3, 4, 5), "zmq": (2, 3, 5), "local": (1,), "nccl": (2, 3)}
@@ -52,7 +53,7 @@ def test_theme(backend, theme, size):
 @pytest.mark.nightly
 @pytest.mark.parametrize("backend", ["shm", "zmq"])
 def test_all_of_it_in_processes(backend):
-    run_ranks(2, check_all, backend=backend, timeout_s=50)
+    run_ranks(2, check_all, backend=backend, timeout_s=LIMIT_S)
 
 
 @pytest.mark.parametrize(

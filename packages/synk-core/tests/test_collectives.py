@@ -105,7 +105,7 @@ def test_gather_stacks_or_concatenates_also_ragged_values(runtime):
         tuple((n,) for n in range(1, runtime.size + 1)),
     )
     if runtime.size > 1:
-        with pytest.raises(InputValueError, match=r"0: \(1,\), 1: \(2,\), 2: \(3,\)"):
+        with pytest.raises(InputValueError, match=r"0: \(1,\), 1: \(2,\)"):
             runtime.collectives.gather(vector)
         for reduce in (runtime.collectives.all_reduce, runtime.collectives.reduce):
             with pytest.raises(InputValueError, match="do not fit together") as caught:

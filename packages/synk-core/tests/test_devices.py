@@ -15,6 +15,9 @@ from synk_comm import cuda
 from synk_core import InputTypeError, InputValueError, Runtime, StartError
 from synk_core._graph.devices import assignment, host_memory
 from synk_core._graph.environment import worker_environment
+from synk_testing.engine import theano_only
+
+has_gpus = theano_only("PyTensor computes on no GPU")
 
 
 @pytest.fixture
@@ -58,6 +61,7 @@ def test_the_environment_says_what_is_meant_if_the_program_does_not(gpus, monkey
         assignment.choose(2, None, 0, None)
 
 
+@has_gpus
 def test_gpus_that_cannot_be_used_are_mentioned_or_refused(gpus):
     gpus(2, "Theano's GPU back end needs pygpu, which cannot be imported (gone)")
     ranks = assignment.choose(2, None, 0, None)
@@ -96,6 +100,7 @@ def test_bad_arguments(gpus):
             assignment.choose(*arguments)
 
 
+@has_gpus
 def test_named_devices_one_or_several_for_each_rank(gpus, monkeypatch):
     ranks = assignment.choose(None, None, 1, [("cuda0", "cuda1"), ["cuda2", "cuda3"], "cuda4"])
     assert (ranks.size, ranks.devices) == (3, ("cuda0", "cuda2", "cuda4"))
@@ -235,6 +240,7 @@ def test_what_cannot_be_locked_is_copied_the_other_way(driver, pages, monkeypatc
     assert list(driver.locked.values()) == [small.nbytes]
 
 
+@has_gpus
 def test_workers_take_no_device_that_the_users_flags_name(monkeypatch):
     monkeypatch.setenv("THEANO_FLAGS", "device=cuda0,floatX=float32")
     monkeypatch.setenv("THEANO_GPU_IS_ALREADY_ACTIVE", "Yes")

@@ -300,7 +300,7 @@ def test_a_program_whose_streams_are_closed_or_whose_terminal_goes_away_goes_on(
     with no_ranks_left(), zygote.start(TALKATIVE, tmp_path, streams, terminal=theirs) as program:
         os.close(theirs)
         if streams == "gone":
-            Mark(tmp_path / "ready").wait(60)
+            Mark(tmp_path / "ready").wait(200)
         os.close(terminal)
         Mark(tmp_path / "gone").set()
-        assert program.wait(60) == 7, program.printed()
+        assert program.wait(200) == 7, program.printed()

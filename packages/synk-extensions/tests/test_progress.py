@@ -14,6 +14,7 @@ import pytest
 from _programs import zygote
 
 import synk_testing
+from synk_testing import engine
 from synkhronos import _progress, progress
 from synkhronos._default import say
 from synkhronos._progress import track
@@ -200,7 +201,7 @@ def test_an_error_in_the_work_is_the_users(display, monkeypatch):
 
 
 TRACED = """
-import numpy as np, theano.tensor as T, synkhronos as synk
+import synkhronos as synk
 for n in (2, 1):
     synk.fork(n, use_gpu=False, verbose=False)
     x = T.dvector("x")
@@ -212,7 +213,7 @@ for n in (2, 1):
 
 def test_the_environment_has_every_fork_recorded(tmp_path):
     path = tmp_path / "trace.json"
-    done = zygote().run(TRACED, environment={"SYNKHRONOS_TIMELINE": str(path)})
+    done = zygote().run(engine.PROGRAM + TRACED, environment={"SYNKHRONOS_TIMELINE": str(path)})
     assert done.status == 0, done.err
     for file, ranks, name in ((path, 2, "f2"), (tmp_path / "trace.2.json", 1, "f1")):
         trace = json.loads(file.read_text())

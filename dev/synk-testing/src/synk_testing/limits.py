@@ -21,11 +21,13 @@ def hard_limit(limit_s: float, last_resort: bool = False) -> Any:
     Write ``_limit = hard_limit(300)`` into a conftest.py. The stacks of all threads are printed.
 
     Args:
-        limit_s: seconds that a test may take.
+        limit_s: seconds that a test may take; four times as many if all suites run, many at once.
         last_resort: end the whole run, with all its processes, if a test goes on even then. It
             takes a thread.
     """
     import pytest
+
+    limit_s *= 4 if os.environ.get("SYNK_TESTS") == "all" else 1
 
     @pytest.fixture(autouse=True)
     def limit(request: Any) -> Iterator[None]:

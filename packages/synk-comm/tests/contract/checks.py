@@ -78,7 +78,7 @@ def in_all(comms, function):
             errors.append(exc)
             comm.abort(f"{type(exc).__name__}: {exc}")  # nobody waits for the others
 
-    results = in_threads(comms, run)
+    results = in_threads(comms, run, timeout_s=200)
     if errors:
         raise errors[0]
     return results
