@@ -188,13 +188,12 @@ gather unknown drawn("multivariate_normal", v, T.outer(0 * v, v), method="svd")
 """)
 
 
-def values_of(output: Any) -> tuple[Any, list[Any]]:
+def values_of(output: Any, in_c: bool) -> tuple[Any, list[Any]]:
     """The output on all rows, and on parts of them; None for a part that cannot be computed."""
     whole_q = q.get_value()
     flags = {"mode": "FAST_COMPILE", "linker": "py", **({} if IS_THEANO else {"cxx": ""})}
     with change_flags(**flags):
-        # Convolutions and pools exist in C only.
-        mode = engine.compile.mode.Mode("cvm", "fast_compile") if IS_THEANO else "FAST_COMPILE"
+        mode = engine.compile.mode.Mode("cvm", "fast_compile") if in_c else "FAST_COMPILE"
         f = engine.function([*scattered, c], output, mode=mode, on_unused_input="ignore")
     values = []
     try:

@@ -32,7 +32,8 @@ def test_verdicts_are_right_and_agree_with_numbers_on_every_op(case):
     verdict = _verdict(case.output, case.op)
     assert verdict.verdict == case.verdict, verdict.reason
     assert case.says in verdict.reason
-    whole, parts = values_of(case.output)
+    # Convolutions exist in C only.
+    whole, parts = values_of(case.output, in_c="conv2d" in case.text or "maps" in case.text)
     for op in ("max", "min", "gather") if case.output.dtype == "bool" else OPS:
         if op == "avg" and not case.output.dtype.startswith("float"):
             continue
