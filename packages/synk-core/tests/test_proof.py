@@ -135,6 +135,7 @@ def test_calls_1_2_4_8_are_proved_and_what_is_known_to_be_exact_is_not(pair):
         f, _, _ = unlike(alone)
         assert np.isfinite(f(rows(7)))
         assert f.proof is None
+    assert pair.stats()[open_one.tally_name].proof == "call 8"
 
 
 def test_warnings_in_place_of_errors_or_nothing(pair):

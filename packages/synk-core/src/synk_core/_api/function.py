@@ -115,7 +115,7 @@ class DelayedCall(Delayed):
 
 
 OF_THE_RUNTIME = {"belongs_to", "close", "executor", "number"}
-OF_THE_RUNTIME |= {"planner", "prepared", "prover", "spec", "tally"}
+OF_THE_RUNTIME |= {"planner", "prepared", "prover", "spec", "tally", "tally_name"}
 """Attributes that completion leaves out."""
 
 
@@ -129,7 +129,7 @@ class Function:
         number: of the function in its runtime.
         spec: the arguments of ``function()``.
         executor: of the runtime.
-        tally: adds up its figures.
+        tally, tally_name: add up its figures, under this name.
         planner: checks its calls, and copies their arrays.
         prover: proves its calls.
     """
@@ -151,7 +151,8 @@ class Function:
         self._signature = Signature(spec)
         self.planner = Planner(spec, function_id, self._signature, executor, repr(self))
         self._event = Event("call", function_id)
-        self.tally = executor.ledger.tally(spec.name or unnamed(function_id))
+        self.tally_name = spec.name or unnamed(function_id)
+        self.tally = executor.ledger.tally(self.tally_name)
         self.prover = Prover(self, plain, runtime, policy, every)
         self.rows: Optional[Tuple[int, ...]] = None
 

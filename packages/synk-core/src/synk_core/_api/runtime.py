@@ -346,5 +346,10 @@ class Runtime:
             name = loaded.recipe.name
             if name in stats:
                 stats[name] = stats[name]._replace(graph=loaded.replay)
+        for function in self._controller.garbage.watched():
+            name, report = function.tally_name, function.proof
+            if name in stats and report is not None:
+                how = f"call {report.call}" + f", {report.how}" * (report.how != "whole")
+                stats[name] = stats[name]._replace(proof=how if report.ok else f"{how}: WRONG")
         stats.precision = self._rank.device.precision
         return stats

@@ -64,6 +64,7 @@ class FunctionStats(NamedTuple):
         slowest: by rank, how often it was the one that computed longest.
         graph: "replayed" if the master replays it as a CUDA graph, or why not; "" on processors.
         ranks_s: seconds in which ranks computed, of all ranks together.
+        proof: the last call that was proved, and how; "" for none.
     """
 
     calls: int
@@ -75,6 +76,7 @@ class FunctionStats(NamedTuple):
     slowest: Tuple[int, ...]
     graph: str = ""
     ranks_s: float = 0.0
+    proof: str = ""
 
     @property
     def total_s(self) -> float:
@@ -130,22 +132,23 @@ class Stats(Dict[str, FunctionStats]):
         table.add_column("")
         for title in _TITLES:
             table.add_column(title, justify="right", no_wrap=True)
-        with_graphs = any(item.graph for item in self.values())
-        if with_graphs:
-            table.add_column("CUDA graph")
-        for name, item in self.items():
+        more = {"CUDA graph": "graph", "proved": "proof"}
+        more = {t: n for t, n in more.items() if any(getattr(item, n) for item in self.values())}
+        for title in more:
+            table.add_column(title)
+        for label, item in self.items():
             times = (item.total_s, item.scatter_s, item.compute_s, item.wait_s, item.reduce_s)
             most = max(item.slowest, default=0)
             slowest = (
                 f"{item.slowest.index(most)} ({most / sum(item.slowest):.0%})" if most else "-"
             )
             table.add_row(
-                name,
+                label,
                 str(item.calls),
                 *(f"{seconds:.3f} s" for seconds in times),
                 f"{item.input_bytes / 1e6:.1f}",
                 slowest,
-                *([item.graph] if with_graphs else ()),
+                *(getattr(item, name) for name in more.values()),
             )
         return table
 
