@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from synk_core._rank.digest import NARROW, WIDE, digest
+from synk_core._graph.digest import NARROW, WIDE, digest
 
 EXAMPLES = 2000 if os.environ.get("SYNK_TESTS") == "all" else 150
 DTYPES = (

@@ -330,9 +330,7 @@ def foreign(mode):
 def test_what_another_library_cannot_do_on_ranks_is_refused(pair, mode):
     linker = {"JAX": "JAXLinker", "PYTORCH": "PytorchLinker", "MLX": "MLXLinker"}[mode]
     mean = all_reduce(x.mean(), "avg")
-    with pytest.raises(
-        SpecError, match=f"in-graph all_reduce or all_gather and is compiled by {linker}"
-    ):
+    with pytest.raises(SpecError, match=f"all_gather and is compiled by {linker}"):
         pair.function([x], (x - mean).sum(), mode=mode)
     with pytest.raises(SpecError, match=f"draws random numbers from .*, of which {linker} keeps"):
         drawing(pair, T.random.shared_rng(seed=7), mode=mode)

@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from synk_core._rank.digest import digest
+from synk_core._graph.digest import digest
 from synk_core.engine import FromFunctionOp, Op, ancestors, held_by, inner_outputs, library
 
 MOST, MOST_ELEMENTS = 1_000, 1_000_000

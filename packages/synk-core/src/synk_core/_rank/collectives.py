@@ -13,6 +13,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 
 from synk_core._graph import random_streams
+from synk_core._graph.digest import digest
 from synk_core._graph.shared import store, value_of
 from synk_core._graph.values import (
     array_of,
@@ -28,7 +29,6 @@ from synk_core._watch.flight import KINDS, Phase
 from synk_core._wire.messages import ArrayRef, Collective, Rows
 from synk_core.exceptions import InputValueError
 
-from .digest import digest
 from .workplace import Workplace
 
 

@@ -12,6 +12,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 
 from synk_core._graph.devices.device import takes_reduction
+from synk_core._graph.digest import digest
 from synk_core._graph.values import (
     array_of,
     at_least_1d,
@@ -24,8 +25,6 @@ from synk_core._plan.ops import ROWLESS_OP
 from synk_core._text import shown
 from synk_core.engine import DEVICES
 from synk_core.exceptions import InputValueError, OpError
-
-from .digest import digest
 
 _COMBINE: Dict[str, Callable[[Any, Any], Any]] = {
     "sum": np.add,

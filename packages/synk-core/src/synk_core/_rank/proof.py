@@ -26,6 +26,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 
 import numpy as np
 
+from synk_core._graph.digest import digest
 from synk_core._graph.leaves import is_row_share
 from synk_core._graph.random_streams import is_random_state
 from synk_core._graph.shared import Storage, changed_by, store, value_of
@@ -39,7 +40,6 @@ from synk_core._wire.messages import PLAIN, Call, Proof
 from synk_core.exceptions import NotExact, SynkError
 
 from .call import CallResult, PreparedCall
-from .digest import digest
 from .outputs import Accumulator
 from .workplace import Workplace
 

@@ -48,7 +48,7 @@ def checked_policy(policy: Any) -> Union[str, bool]:
     raise InputValueError(f"proof: got {shown(policy)}, expected 'raise', 'warn' or False")
 
 
-class _Part(NamedTuple):
+class _Provable(NamedTuple):
     """An output or an update.
 
     Attributes:
@@ -100,7 +100,7 @@ class Prover:
         self._said: Set[str] = set()
 
     @cached_property
-    def _parts(self) -> Tuple[List[_Part], List[_Part]]:
+    def _parts(self) -> Tuple[List[_Provable], List[_Provable]]:
         """The outputs and the updates."""
         spec, lineage = self._function.spec, lineage_of(self._function.spec)
         has_rows = bool(spec.n_scattered or spec.sliceable)
@@ -114,7 +114,7 @@ class Prover:
                 reason = "it is the master's own result"
             name = f"output {i}" + (f" ({variable.name})" if variable.name else "")
             is_open = op is not None and has_rows and verdicts[i].verdict == "unknown"
-            outputs.append(_Part(i, name, op, is_open, reason))
+            outputs.append(_Provable(i, name, op, is_open, reason))
         known = {verdict.position: verdict.verdict for verdict in verdicts.updates}
         for i, (target, leaves) in enumerate(lineage.updates):
             if is_random_state(target) or not differs_by_rank(leaves, spec):
@@ -122,7 +122,7 @@ class Prover:
             number = self._runtime.registry.number_of(target)
             name = self._runtime.registry.label(number)
             reason = _DRAWN if draws(leaves) else ""
-            updates.append(_Part(number, name, None, known.get(i) == "unknown", reason))
+            updates.append(_Provable(number, name, None, known.get(i) == "unknown", reason))
         return outputs, updates
 
     def is_due(self) -> bool:
