@@ -58,7 +58,11 @@ def slurm(request):
 
 @pytest.fixture
 def start(slurm, tmp_path):
-    """Start a program on ranks: by `synkhronos run`, or by Python."""
+    """Start a program on ranks: by `synkhronos run`, or by Python.
+
+    About one job in fifty says nothing on a busy machine: all its ranks turn in MPI_Init, that of
+    `from mpi4py import MPI`, before any code of ours communicates.
+    """
 
     def started(body, *arguments, starts=SRUN, by=RUN):
         script = tmp_path / "train.py"
