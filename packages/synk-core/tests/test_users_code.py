@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import pytest
 
-from synk_core._graph.users_code import code_of, differing, has_users_code, is_as_before
+from synk_core._graph.transfer.users_code import code_of, differing, has_users_code, is_as_before
 from synk_testing.engine import T, engine
 
 SOURCE = """
@@ -60,7 +60,7 @@ FACTOR, OP, x = 1, Scale(2), T.dvector("x")
 def build(): return engine.function([x], [OP(x), plain(x)])
 """
 
-ELSEWHERE = """import userslib, synk_core._graph.users_code as code
+ELSEWHERE = """import userslib, synk_core._graph.transfer.users_code as code
 print(code.code_of(userslib.build()))"""
 
 CHANGES = """

@@ -30,7 +30,7 @@ from synk_core._graph.digest import digest
 from synk_core._graph.leaves import is_row_share
 from synk_core._graph.random_streams import is_random_state
 from synk_core._graph.shared import Storage, changed_by, store, value_of
-from synk_core._graph.users_code import code_of, differing
+from synk_core._graph.transfer.users_code import code_of, differing
 from synk_core._graph.values import is_array, on_host
 from synk_core._plan.ops import ROWLESS_OP
 from synk_core._plan.rows import split_rows

@@ -21,7 +21,7 @@ from synk_core._graph.random_streams import is_random_state
 from synk_core._graph.rowwise.check import check_spec
 from synk_core._graph.shared import value_of
 from synk_core._graph.still import still
-from synk_core._graph.users_code import has_users_code, is_as_before
+from synk_core._graph.transfer.users_code import has_users_code, is_as_before
 from synk_core._graph.values import is_array
 from synk_core._plan.rows import is_int
 from synk_core._text import shown
