@@ -135,6 +135,12 @@ class Executor:
         self._collect()
         return number in self._acts
 
+    def is_divided(self, step: Step) -> bool:
+        """Return whether a call has several parts: else it is what one process computes."""
+        call = cast("Call", self._acts.get(step.number))
+        parts = 2 if call.rows is None else sum(map(bool, call.rows.counts))
+        return parts > 1 or call.num_slices > 1
+
     def proving(self, step: Step, proof: Proof) -> Step:
         """Return a step that performs a call once, and proves it."""
         call = cast("Call", self._acts.get(step.number))

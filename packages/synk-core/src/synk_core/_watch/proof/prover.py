@@ -160,7 +160,9 @@ class Prover:
 
     def proving(self, step: Step, output_subset: Any) -> Step:
         """Return the step that performs a planned call and proves it; the same step, if there is
-        nothing to prove."""
+        nothing to prove. A call of one part proves nothing, and the next one is due."""
+        if not self._function.executor.is_divided(step):
+            return step
         proof = self.proof(output_subset, self.calls + 1)
         if proof.outputs or proof.updates or proof.replicas or proof.compares_code:
             return self._function.executor.proving(step, proof)
