@@ -110,7 +110,7 @@ def test_the_caller_may_write_to_inputs_as_soon_as_a_call_returns(synk, n, place
     """Copies to a device are complete by then, also of calls without outputs."""
     x = T.matrix("x", dtype="float32")
     s = shared(np.zeros(size, "float32"), place)
-    f = synk.function([x], updates=[(s, s + T.tanh(x[0]) + T.tanh(x[1]))])
+    f = synk.function([x], updates=[(s, s + T.tanh(x[0]) + T.tanh(x[1]))], proof=False)
     array = np.zeros((2 * n, size), "float32")
     held = synk.data(array)
     expected = np.zeros((n, size))
@@ -135,7 +135,7 @@ def test_no_update_is_lost_between_calls_and_collectives(synk, n, place):
     x = T.matrix("x", dtype="float32")
     size = 20_000
     s, g = (shared(np.zeros(size, "float32"), place, name) for name in "sg")
-    f = synk.function([x], updates=[(g, x[0] * 1)])
+    f = synk.function([x], updates=[(g, x[0] * 1)], proof=False)
     h = synk.function([], updates=[(s, s + g)])
     expected = 0
     for call in range(40):

@@ -115,14 +115,16 @@ class Prover:
             name = f"output {i}" + (f" ({variable.name})" if variable.name else "")
             is_open = op is not None and has_rows and verdicts[i].verdict == "unknown"
             outputs.append(_Provable(i, name, op, is_open, reason))
-        known = {verdict.position: verdict.verdict for verdict in verdicts.updates}
+        known = {verdict.position: verdict for verdict in verdicts.updates}
         for i, (target, leaves) in enumerate(lineage.updates):
             if is_random_state(target) or not differs_by_rank(leaves, spec):
                 continue
             number = self._runtime.registry.number_of(target)
             name = self._runtime.registry.label(number)
-            reason = _DRAWN if draws(leaves) else ""
-            updates.append(_Provable(number, name, None, known.get(i) == "unknown", reason))
+            verdict = known[i]
+            reason = _DRAWN if draws(leaves) else _LAST if verdict.op == "last" else ""
+            is_open = verdict.verdict == "unknown"
+            updates.append(_Provable(number, name, verdict.op, is_open, reason))
         return outputs, updates
 
     def is_due(self) -> bool:
@@ -140,6 +142,7 @@ class Prover:
         Raises:
             NotExact: it is not exact.
         """
+        self._function.executor.require_ready()  # first: a child of the program has locks of others
         parts = [part for several in self._parts for part in several]
         if not any(part.is_open and part.reason == _DRAWN for part in parts):
             return
@@ -264,6 +267,7 @@ class Prover:
 
 
 _DRAWN = "it draws random numbers"
+_LAST = "op 'last' takes one part for the whole"
 _NO_ROWS = "there are no rows: each rank computes the same"
 
 
