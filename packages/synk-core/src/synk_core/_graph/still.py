@@ -10,7 +10,7 @@ from typing import Any, List, Sequence
 
 import numpy as np
 
-from synk_core.engine import Apply, DisconnectedType, Op, ancestors, clone, inner_outputs
+from synk_core.engine import Apply, Op, ancestors, clone, inner_outputs
 
 from .spec import FunctionSpec
 
@@ -36,14 +36,6 @@ class Fixed(Op):  # type: ignore[misc] # engines have no types
         """Fill the output."""
         x = np.asarray(inputs[0])
         outputs[0][0] = np.full_like(x, _UNIFORM if x.dtype.kind == "f" else 1)
-
-    def connection_pattern(self, node: Any) -> List[List[bool]]:  # noqa: ARG002
-        """Return that the output depends on the input's shape alone."""
-        return [[False]]
-
-    def grad(self, inputs: Any, gradients: Any) -> List[Any]:  # noqa: ARG002
-        """Return none."""
-        return [DisconnectedType()()]
 
 
 def still(spec: FunctionSpec) -> FunctionSpec:
