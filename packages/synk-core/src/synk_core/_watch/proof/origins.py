@@ -150,17 +150,13 @@ class Origins:
     def _after(self, event: Event) -> _State:
         parted = {one.variable: one for one in self._state.parted}
         averaged = set(self._state.averaged)
-        if event.function_id is not None:
-            if event.function_id in self._specs:
-                self._call(self.facts(event.function_id), parted)
+        if event.function_id in self._specs:
+            self._call(self.facts(event.function_id), parted)
         for variable in event.variables:
             old = parted.get(variable)
             if event.kind in EQUALIZING:
-                if (
-                    parted.pop(variable, None)
-                    and old
-                    and old.kind in ("update", "derived", "reduce")
-                ):
+                parted.pop(variable, None)
+                if old is not None and old.kind in ("update", "derived", "reduce"):
                     averaged.add(variable)
             elif event.kind == "scatter":
                 parted[variable] = Parted(variable, event.kind)
