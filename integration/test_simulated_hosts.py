@@ -47,7 +47,8 @@ synk.fork(verbose=False, use_gpu=False)
 x = T.dmatrix("x")
 w = theano.shared(np.zeros(3), "w")
 step = [(w, w + x.sum(axis=0))]
-function = synk.function([x], [(places(x), "gather"), (x.sum(axis=0), "sum")], updates=step)
+shown = [(places(x), "gather"), (x.sum(axis=0), "sum")]
+function = synk.function([x], shown, updates=step, proof=False)
 data = synk.data(np.arange(24.0).reshape(8, 3))
 first = function(data)
 data[7] = 100

@@ -34,6 +34,7 @@ def main(settings: Settings, report: Report) -> None:
         learning_rate=networks.RATE,
         momentum=networks.MOMENTUM,
         updates=network.updates,
+        proof=False if part == "resnet" else None,  # normalization by rank, as of DDP
     )
     report.row(part, "make_train_function()", OURS, time.perf_counter() - began)
     shapes = networks.shapes(network)

@@ -129,7 +129,8 @@ class Function:
         number: of the function in its runtime.
         spec: the arguments of ``function()``.
         executor: of the runtime.
-        tally, tally_name: add up its figures, under this name.
+        tally: adds up its figures.
+        tally_name: the name of these.
         planner: checks its calls, and copies their arrays.
         prover: proves its calls.
     """
@@ -388,6 +389,8 @@ class Function:
         if step is plan.step and plan.prepared is not None:
             prepared: Prepared = plan.prepared
             return prepared
+        if options.num_slices > 1:
+            self.prover.warn_of_slices()
         as_list = options.output_subset is not None
         finish = partial(self._finish, as_list)
         prepared = Prepared(step, finish, self.tally, self._event, plan.nbytes)

@@ -45,6 +45,9 @@ _MT19937_BYTES = 625 * 4
 """Of a Mersenne twister's state in memory: its words, and the position among them."""
 
 
+_DRAWS = frozenset(["mrg_uniform", "GPUA_mrg_uniform", "RandomFunction", "RandomVariable"])
+"""Names of the operations, or of their parents, that draw."""
+
 _BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
 """NumPy's own, by name: each can be made from a `SeedSequence`."""
 
@@ -53,6 +56,11 @@ def is_random_state(variable: Any) -> bool:
     """Return whether a variable holds the state of a random stream, even if the engine's streams
     do not know it."""
     return is_random(variable) or isinstance(variable.type, RandomStateType)
+
+
+def is_draw(op: Any) -> bool:
+    """Return whether an operation draws random numbers."""
+    return not _DRAWS.isdisjoint(base.__name__ for base in type(op).__mro__)
 
 
 def reseed(state: Any, rank: Optional[int]) -> Any:

@@ -12,6 +12,7 @@ import numpy as np
 
 from synk_core.engine import Apply, Op, ancestors, clone, inner_outputs
 
+from .random_streams import is_draw
 from .spec import FunctionSpec
 
 _UNIFORM = 0.05
@@ -19,8 +20,6 @@ _UNIFORM = 0.05
 
 _WITH_ONES = ("bernoulli", "binomial")
 """Draws of whole numbers among which 1 is one."""
-
-_DRAWS = ("mrg_uniform", "GPUA_mrg_uniform", "RandomFunction")
 
 
 class Fixed(Op):  # type: ignore[misc] # engines have no types
@@ -49,13 +48,13 @@ def still(spec: FunctionSpec) -> FunctionSpec:
     nodes = {v.owner for v in ancestors(values) if v.owner is not None}
     fixed = {}
     for node in nodes:
-        if _is_draw(node):
+        if is_draw(node.op):
             kind = f"{type(node.op).__name__} {getattr(node.op, 'fn', '')}".lower()
             sample = node.outputs[-1]
             if not sample.dtype.startswith("float") and not any(w in kind for w in _WITH_ONES):
                 raise ValueError(f"{node.op} draws whole numbers")
             fixed[sample] = Fixed()(node.clone().outputs[-1])
-        elif any(map(_is_draw, _inside(node.op))):
+        elif any(map(is_draw, _inside(node.op))):
             raise ValueError(f"{node.op} draws inside of it")
     made = clone(values, replace=fixed)
     outputs, rest = made[: len(spec.outputs)], made[len(spec.outputs) :]
@@ -72,12 +71,7 @@ def still(spec: FunctionSpec) -> FunctionSpec:
     )
 
 
-def _is_draw(node: Any) -> bool:
-    names = {base.__name__ for base in type(node.op).__mro__}
-    return "RandomVariable" in names or not names.isdisjoint(_DRAWS)
-
-
 def _inside(op: Any) -> List[Any]:
-    """Return the nodes of the graphs inside of an operation."""
-    inner = {v.owner for v in ancestors(list(inner_outputs(op))) if v.owner is not None}
-    return [*inner, *(deep for node in inner for deep in _inside(node.op))]
+    """Return the operations of the graphs inside of an operation."""
+    inner = {v.owner.op for v in ancestors(list(inner_outputs(op))) if v.owner is not None}
+    return [*inner, *(deep for each in inner for deep in _inside(each))]

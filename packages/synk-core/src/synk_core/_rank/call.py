@@ -9,7 +9,6 @@ every execution.
 
 from __future__ import annotations
 
-import copy
 from functools import partial
 from time import perf_counter
 from types import MappingProxyType
@@ -431,8 +430,8 @@ class PreparedCall:
         """
         values = None
         if not any(counts) and self._comm.rank == self._here.master:
-            keep = copy.copy if self._here.journal.on else copy.deepcopy
-            before = [(storage, keep(storage)[0]) for storage in self._changed]
+            kept = self._here.journal.kept
+            before = [(storage, kept(storage[0])) for storage in self._changed]
             try:
                 values = self._compute(origin, counts, selection)
             finally:
@@ -440,8 +439,8 @@ class PreparedCall:
                     storage[0] = value
         rowless = self._loaded.forms.get(ROWLESS)
         if rowless is not None:
-            self._here.flight.heed(self._here.serial)
             self._here.flight.enter(_COMPUTE)
+            self._here.flight.heed(self._here.serial)
             brought = self._brought[len(self._scattered) :]
             bring = self._here.device.bring
             rowless(*(bring(a) if b else a for a, b in zip(self._broadcast, brought)))

@@ -18,7 +18,6 @@ of one process by more than that, so may the order.
 
 from __future__ import annotations
 
-import copy
 import random
 from contextlib import suppress
 from functools import cached_property, partial
@@ -35,7 +34,7 @@ from synk_core._graph.values import is_array, on_host
 from synk_core._plan.ops import ROWLESS_OP
 from synk_core._plan.rows import split_rows
 from synk_core._watch.flight import Phase
-from synk_core._watch.proof.report import Comparison, Report, largest_magnitude, measure
+from synk_core._watch.proof.report import BY_SLICES, Comparison, Report, largest_magnitude, measure
 from synk_core._wire.messages import PLAIN, Call, Proof
 from synk_core.exceptions import NotExact, SynkError
 
@@ -97,10 +96,18 @@ class PreparedProof(PreparedCall):
         Raises:
             NotExact: in the master; the other ranks learn that it has declined.
         """
+        try:
+            return self._prove(origin, place)
+        finally:
+            for key in [key for key in self._loaded.buffers if key[1] == _TURN]:
+                del self._loaded.buffers[key]
+
+    def _prove(self, origin: int, place: int) -> Optional[CallResult]:
         here, proof = self._here, self._proof
         here.journal.keep(self._changed, always=True)
         if self._loaded.ahead is not None:
             self._loaded.ahead.drop_prefetched()
+        here.flight.enter(Phase.COLLECTIVE)
         self._compare_code()
         uneven = self._compare_replicas()
         counts, joined = self._join_rows() if self._selects else (self._counts, {})
@@ -108,12 +115,9 @@ class PreparedProof(PreparedCall):
         self._limit = limit if proof.limit is None else proof.limit
         before = {n: np.array(on_host(value_of(here.registry[n]))) for n, _ in proof.updates}
         whole = None
-        # In-graph reductions reduce slice by slice: one process has no such slices.
-        by_slices = self._reductions is not None and self._call.num_slices > 1
-        if by_slices and (proof.outputs or proof.updates):
-            self._notes.append("not compared: in-graph reductions reduce slice by slice")
+        if self._reductions is not None and self._call.num_slices > 1:
+            self._notes.append(BY_SLICES)
         elif here.is_master and (proof.outputs or proof.updates):
-            here.flight.enter(Phase.COMPUTE)
             whole = self._computed(origin, counts, joined)
         result = super().__call__(origin, place)
         if here.device.is_gpu:
@@ -128,8 +132,6 @@ class PreparedProof(PreparedCall):
                 self._comparisons.append(Comparison(f"update of {name}", None, reason=why))
             else:
                 self._compare_update(number, f"update of {name}", before[number], whole, counts)
-        for key in [key for key in self._loaded.buffers if key[1] == _TURN]:
-            del self._loaded.buffers[key]
         return None if result is None else self._reported(result, counts)
 
     def _reported(self, result: CallResult, counts: Sequence[int]) -> CallResult:
@@ -182,7 +184,6 @@ class PreparedProof(PreparedCall):
         """Return the number of rows of each rank, and in the master the rows of sliceable variables
         of all ranks."""
         selection, counts = self._select_rows()
-        self._here.flight.enter(Phase.COLLECTIVE)
         joined = {}
         for number in self._loaded.recipe.sliceable:
             own = on_host(value_of(self._here.registry[number]))[selection.positions]
@@ -205,9 +206,8 @@ class PreparedProof(PreparedCall):
         if not total:
             self._notes.append("there are no rows")
             return None
-        keep = _as_it_is if self._here.journal.on else copy.deepcopy
         changed = changed_by(self._loaded.forms[PLAIN])
-        self._start = [(storage, keep(storage[0])) for storage in changed]
+        self._start = [(storage, self._here.journal.kept(storage[0])) for storage in changed]
         self._all = origin, total if self._call.rows is not None else 0, joined
         try:
             try:
@@ -281,10 +281,11 @@ class PreparedProof(PreparedCall):
         storages += [registry[number].container.storage for number in given]
         before = [(storage, storage[0]) for storage in storages]
         drawn = np.random.get_state(), random.getstate()  # noqa: NPY002 - users' operations
-        keep = _as_it_is if here.journal.on else copy.deepcopy
         try:
+            here.flight.enter(Phase.COMPUTE)
+            here.flight.heed(here.serial)  # a Ctrl-C of before, which waited
             for storage, value in self._start:
-                storage[0] = keep(value)
+                storage[0] = here.journal.kept(value)
             for number, value in given.items():
                 store(registry[number], value)
             results = function(*arguments)
@@ -297,6 +298,7 @@ class PreparedProof(PreparedCall):
             }
             return Whole(outputs, updated)
         finally:
+            here.flight.enter(Phase.COLLECTIVE)
             np.random.set_state(drawn[0])  # noqa: NPY002
             random.setstate(drawn[1])
             for storage, value in reversed(before):
@@ -429,10 +431,6 @@ class PreparedProof(PreparedCall):
             limit *= max(noise, 1.0) if np.isfinite(noise) else 1.0
         run = f"{slices} slices" if slices > 1 else "parallel"
         return Comparison(what, op, run, difference, limit)
-
-
-def _as_it_is(value: Any) -> Any:
-    return value
 
 
 def _output(place: int, run: Whole) -> Any:

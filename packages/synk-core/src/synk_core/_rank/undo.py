@@ -52,9 +52,12 @@ class Journal:
             always: keep copies of them where values are overwritten.
         """
         if storages and (self.on or always):
-            values = [storage[0] for storage in storages]
-            self._kept.append((storages, values if self.on else copy.deepcopy(values)))
+            self._kept.append((storages, [self.kept(storage[0]) for storage in storages]))
             self._known = None
+
+    def kept(self, value: Any) -> Any:
+        """Return a value that stays as it is now: a copy where values are overwritten."""
+        return value if self.on else copy.deepcopy(value)
 
     def room(self, number: int, storage: Storage) -> Any:
         """Return an array for a variable's new value; for collectives that fill arrays.

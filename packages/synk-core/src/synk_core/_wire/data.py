@@ -255,7 +255,7 @@ class Data:
         if type(oversize) is not int or oversize < 1:
             _check_oversize(oversize)
         size = math.prod(shape)
-        if size * self._dtype.itemsize * oversize > sys.maxsize:
+        if size * self._dtype.itemsize >= sys.maxsize / oversize:
             raise InputValueError(
                 f"{self!r}: got shape {shown(shape)}"
                 + (f" with oversize {oversize}" if oversize != 1 else "")

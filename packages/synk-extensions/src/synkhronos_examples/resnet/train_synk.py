@@ -18,14 +18,14 @@ from synkhronos.extensions.updates import nesterov_momentum
 import resnet
 
 # Every device normalizes by mean and variance of its own part of a batch: so does all training of
-# this kind, but the step is then not quite that of one device, and synk says so.
+# this kind, but the step is then not quite that of one device. synk says so, and would not go on.
 warnings.filterwarnings("ignore", "(?s).*BatchNorm", DecompositionWarning)
 
 
 def make_training(model, learning_rate):
     """The functions that take a step, and that return loss and accuracy."""
     arguments = (model.loss, model.params, model.inputs, nesterov_momentum, learning_rate, 0.9)
-    train = make_train_function(*arguments, updates=model.running_updates)
+    train = make_train_function(*arguments, updates=model.running_updates, proof=False)
     validate = synk.function(model.inputs, model.validation)
     return train, validate
 

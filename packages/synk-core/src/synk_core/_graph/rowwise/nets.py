@@ -155,7 +155,10 @@ def batch_norm(node: Any, values: List[Value]) -> Union[Value, Sequence[Value]]:
     if name.endswith("Inference"):
         refuse(not all(value.steady for value in values[1:]), "normalizes by what is of rows")
         return x
-    text = "normalizes by mean and variance of the rows of one rank"
+    text = (
+        "normalizes by mean and variance of the rows of one rank (sync_batch_norm() of "
+        "synkhronos.extensions.lasagne: of all ranks)"
+    )
     cure = "use stored statistics (batch_normalization_test), or accept that they are per rank"
     spoiled = mixed(node, text, cure)
     mean = spoiled if name.endswith("Grad") else Value("sum", 0.0)

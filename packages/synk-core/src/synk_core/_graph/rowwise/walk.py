@@ -30,8 +30,9 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Se
 
 import numpy as np
 
+from synk_core._graph.random_streams import is_draw
 from synk_core._graph.reduce_op import AllReduce
-from synk_core.engine import RULED, Apply, Constant, RandomStateType, Variable
+from synk_core.engine import RULED, Apply, Constant, Variable
 
 ROW = "row"
 """Layout of an axis with one entry per row. Any other names an unknown number per row, equal for
@@ -220,9 +221,7 @@ class Walk:
 
     def _compute(self, node: Apply) -> None:
         result = self.apply(node, [self.values[variable] for variable in node.inputs])
-        draws = type(node.op).__name__ in _RANDOM or any(
-            v in self.random or isinstance(v.type, RandomStateType) for v in node.inputs
-        )
+        draws = is_draw(node.op) or any(v in self.random for v in node.inputs)
         meets = type(node.op) is AllReduce or any(v in self.met for v in node.inputs)
         for output, value in zip(node.outputs, result):
             # A variable may have a value already, because givens may replace results, too.
@@ -249,9 +248,6 @@ class Walk:
 
 
 FAILED = "has a form that this check does not expect"
-
-_RANDOM = frozenset(["mrg_uniform", "GPUA_mrg_uniform"])
-"""Names of the operations that draw numbers from states without a type of their own."""
 
 _OF_DRAWS = frozenset(["Elemwise", "Subtensor", "Join", "DimShuffle", "Shape", "Prod"])
 """Names of the operations that streams apply to draws of an unknown shape."""

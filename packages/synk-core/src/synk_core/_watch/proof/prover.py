@@ -16,7 +16,7 @@ from typing import Any, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 import numpy as np
 
-from synk_core._graph.leaves import differs_by_rank, draws, lineage_of
+from synk_core._graph.leaves import Lineage, differs_by_rank, draws, lineage_of
 from synk_core._graph.random_streams import is_random_state
 from synk_core._graph.rowwise.check import check_spec
 from synk_core._graph.shared import value_of
@@ -29,7 +29,7 @@ from synk_core._warn import warn_user
 from synk_core._wire.messages import Proof, Step
 from synk_core.exceptions import InputValueError, NotExact, ProofWarning
 
-from .report import Comparison, Report
+from .report import BY_SLICES, Comparison, Report
 
 MOST_SLICINGS = 100
 """Numbers of slices that `verify` tries at most: each is a run."""
@@ -100,9 +100,13 @@ class Prover:
         self._said: Set[str] = set()
 
     @cached_property
+    def _lineage(self) -> Lineage:
+        return lineage_of(self._function.spec)
+
+    @cached_property
     def _parts(self) -> Tuple[List[_Provable], List[_Provable]]:
         """The outputs and the updates."""
-        spec, lineage = self._function.spec, lineage_of(self._function.spec)
+        spec, lineage = self._function.spec, self._lineage
         has_rows = bool(spec.n_scattered or spec.sliceable)
         verdicts = check_spec(spec)
         outputs, updates = [], []
@@ -126,6 +130,11 @@ class Prover:
             is_open = verdict.verdict == "unknown"
             updates.append(_Provable(number, name, verdict.op, is_open, reason))
         return outputs, updates
+
+    def warn_of_slices(self) -> None:
+        """Before a call in slices: say once if these change what in-graph reductions reduce."""
+        if self._policy and self._lineage.has_reductions:
+            self._say(f"{self._label}: {BY_SLICES}")
 
     def is_due(self) -> bool:
         """Return whether the next call is proved: its number says so, or code has changed here."""
@@ -154,6 +163,8 @@ class Prover:
                 self._say(f"{self._label} is not proved: {type(error).__name__}: {error}")
         if self._twin is not False:
             _plan, step = self._twin.planner.prepare(values, options, 0)
+            if not self._function.executor.is_divided(step):
+                return
             proof = self._twin.prover.proof(options.output_subset, self.calls + 1)
             report = self._function.executor.rehearse(step, proof)
             if not report.ok and self._policy == "raise":
@@ -239,7 +250,7 @@ class Prover:
         notes: Tuple[str, ...] = ()
         if not spec.n_scattered and not spec.sliceable:
             notes = ("not run in slices: the function has no rows to slice",)
-        elif lineage_of(spec).has_reductions:
+        elif self._lineage.has_reductions:
             notes = ("not run in slices: its in-graph reductions would reduce slice by slice",)
         found: List[Comparison] = []
         with executor.lock:
@@ -257,7 +268,8 @@ class Prover:
                 if count == 1:
                     first = report
         outputs, updates = self._parts
-        asked = outputs if options.output_subset is None else [outputs[i] for i in wanted]
+        asked = self._function.planner.wanted(options.output_subset)
+        asked = outputs if asked is None else [outputs[i] for i in asked]
         named = [(part, part.name) for part in asked]
         for part, what in [*named, *((part, f"update of {part.name}") for part in updates)]:
             if part.reason:

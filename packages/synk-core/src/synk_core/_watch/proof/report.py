@@ -10,6 +10,9 @@ import numpy as np
 from synk_core.engine import TITLE
 from synk_core.exceptions import VerifyError
 
+BY_SLICES = "not compared: in-graph reductions reduce slice by slice, which one process does not"
+"""A note of calls in slices."""
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -129,15 +132,19 @@ class Comparison:
             return (
                 "no collective over the ranks' values gives that of all rows. Let the function "
                 "store a gradient that is a mean over rows, all_reduce() that, and update from it: "
-                "make_train_function(loss, params, inputs, updates.adam) does so. Where rows need "
-                "each other (negatives, neighbours, a denominator), take them from all ranks by "
-                "in_graph.all_gather() or in_graph.all_reduce()"
+                "make_train_function(loss, params, inputs, updates.adam) does so. " + _CURE_OF_ROWS
             )
         return (
-            f"{self.op!r} of the ranks' parts is not the whole. Use another op; weights; an "
-            f"expression whose parts combine by the op; or, where rows need each other, "
-            f"in_graph.all_gather() or in_graph.all_reduce()"
+            f"{self.op!r} of the ranks' parts is not the whole. Use another op; weights; or an "
+            f"expression whose parts combine by the op. {_CURE_OF_ROWS}"
         )
+
+
+_CURE_OF_ROWS = (
+    "Where rows need each other (negatives, neighbours, a denominator, batch normalization), take "
+    "them from all ranks by in_graph.all_gather() or in_graph.all_reduce(). To go on as it is, "
+    "build the function with proof=False"
+)
 
 
 @dataclass(frozen=True)

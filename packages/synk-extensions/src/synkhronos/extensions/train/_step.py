@@ -205,6 +205,7 @@ def make_train_function(
     name: str = "train",
     flat: bool | None = None,
     sync: SyncRule | None = None,
+    proof: str | bool | None = None,
     **kwargs: Any,
 ) -> TrainFunction:
     """Build a data-parallel training step; call it like a compiled Theano training function.
@@ -241,6 +242,8 @@ def make_train_function(
             then takes the step of its own rows, and the rule combines the parameters every few
             steps; the state of the update rule stays with its rank. The loss is the mean over the
             batch, each row by its rank's parameters.
+        proof: What becomes of a step that is not that of one process, as in
+            ``synkhronos.function``: False for batch normalization by each rank's own rows.
         **kwargs: Further arguments of the rule, such as ``learning_rate``.
 
     The form of release 1.0, ``make_train_function(loss, params, x, y, update_rule, *args,
@@ -268,10 +271,11 @@ def make_train_function(
         sliceable_shareds=sliceable_shareds,
         row_axis=row_axis,
         name=f"{name}: gradient",
+        proof=proof,
     )
     if flat is not False:
         together = flat_updates(together, 2 if flat else None)
-    update_function = synk.function([], updates=together, name=f"{name}: update")
+    update_function = synk.function([], updates=together, name=f"{name}: update", proof=proof)
     state = _state(params, split, every, pairs, _pairs(givens))
     if sync is not None:
         state = replace(state, centre=tuple(sync.centre), takes_local_steps=True)
@@ -292,13 +296,14 @@ def make_train_function_theano(
     row_axis: Mapping[Any, int] | None = None,
     name: str = "train",
     flat: bool | None = None,  # noqa: ARG001 - of no effect in plain Theano
+    proof: str | bool | None = None,  # noqa: ARG001 - likewise
     **kwargs: Any,
 ) -> SerialTrainFunction:
     """Build the same training step in plain Theano, in this process alone.
 
     Use it for comparison, and for programs that run either way: all arguments, and the call with
     ``batch``, ``batch_s`` and ``num_slices``, are those of :func:`make_train_function` (``flat``
-    has no effect, and there is no ``sync``). It needs no ``fork()``. It has its own optimiser
+    and ``proof`` have no effect, and there is no ``sync``). It needs no ``fork()``. It has its own optimiser
     state, but the parameters are the same variables.
     """
     inputs, update_rule, args = _call_form(inputs, update_rule, args, kwargs)
