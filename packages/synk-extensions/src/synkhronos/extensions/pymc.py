@@ -29,6 +29,7 @@ import numpy as np
 
 import synkhronos as synk
 from synk_core import check_outputs
+from synkhronos import _default
 from synkhronos.exceptions import (
     DecompositionWarning,
     InputTypeError,
@@ -428,11 +429,12 @@ def _are_sums(model: Any, variables: Any, terms: Any, inputs: Any, data: Any) ->
 def _prove(
     model: Any, variables: Any, data: Any, likelihood: Any, shared: Sequence[Any], q: np.ndarray
 ) -> None:
-    """Compare the ranks' sum with that of one process, of all rows at the initial point; calls
-    are proved later, too."""
+    """Compare the ranks' sum, or that of slices where there is one rank, with that of one process,
+    of all rows at the initial point; calls are proved later, too."""
     n = len(data[0].get_value(borrow=True))
+    slices = () if _default.default().size > 1 else 2
     try:
-        report = likelihood.verify(*shared, q.astype(pytensor.config.floatX), num_slices=())
+        report = likelihood.verify(*shared, q.astype(pytensor.config.floatX), num_slices=slices)
     except Exception as error:
         raise InputValueError(
             f"the log-likelihood cannot be computed from a part of the {n} rows"
