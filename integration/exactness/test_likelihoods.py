@@ -24,14 +24,14 @@ COUNTS, SHARES, GROUPS = RNG.poisson(3, ROWS), RNG.uniform(0.05, 0.95, ROWS), np
 # Observed values, a distribution, and its parameters by a linear predictor e and a positive s.
 LIKELIHOODS = """
 Y Normal e, s
-Y StudentT 4, e, s
+Y StudentT 4, e, sigma=s
 Y Laplace e, s
 Y Cauchy e, s
 Y Logistic e, s
 Y Gumbel e, s
 Y Moyal e, s
-Y SkewNormal e, s, alpha=1
-Y ExGaussian e, 1, s
+Y SkewNormal mu=e, sigma=s, alpha=1
+Y ExGaussian e, sigma=1, nu=s
 Y AsymmetricLaplace s, 1, e
 Y NormalMixture [0.3, 0.7], pt.stack([e, -e], axis=1), sigma=s
 Y Normal e, pt.exp(0.1 * e) + s

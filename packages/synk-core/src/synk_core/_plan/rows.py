@@ -145,7 +145,10 @@ def kept(batch: Any) -> Any:
         return slice(*map(kept, _bounds(batch)))
     if batch is None or isinstance(batch, (int, np.generic, range)):
         return batch
-    index = np.array(np.asarray(batch))  # some objects cannot be asked for a copy
+    try:
+        index = np.array(np.asarray(batch))  # some objects cannot be asked for a copy
+    except (TypeError, ValueError):  # the call raises it, with what was expected
+        return batch
     return index if index.dtype.kind in "iub" else batch
 
 
