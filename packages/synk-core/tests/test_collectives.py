@@ -193,6 +193,8 @@ def test_bad_arguments_are_refused_before_anything_is_sent(pair):
         (BatchError, "only 2 rows", both.scatter, (variable, value), {"batch": [0, 2]}),
         (BatchError, "only 2 rows", both.set_value, (1, variable, value), {"batch": [0, 2]}),
         (InputValueError, "weights", both.all_reduce, (variable,), {"weights": [1.0]}),
+        (InputTypeError, "one number for", both.all_reduce, (variable,), {"weights": [1, "b"]}),
+        (InputValueError, "at least one", both.broadcast, ([],), {}),
         (InputValueError, "twice", both.all_reduce, ([variable, variable],), {}),
     ):
         with pytest.raises(error, match=words):

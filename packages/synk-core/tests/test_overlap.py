@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from _ops import picky
 from test_captured import Graphs, mode, stand_ins
 from theano.compile.ops import as_op
 
@@ -28,7 +29,6 @@ from synk_core._graph.devices.parts import in_parts
 from synk_core._plan.rows import split_rows
 from synk_core._rank import distribute, outputs
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(sys.modules["test_captured"])
 
 OPEN = []
@@ -108,13 +108,6 @@ def events(values):
 def left_open(values):
     """Return how many reductions this rank has left open."""
     return values + len(OPEN)
-
-
-@as_op([T.dvector], [T.dvector])
-def picky(values):
-    if values.size and values.max() > 100:
-        raise ValueError("not this")
-    return values
 
 
 class Overlapping:
@@ -533,28 +526,3 @@ def test_functions_that_cannot_tell_of_parts():
         if can:
             found[0](np.arange(4.0))
             np.testing.assert_array_equal(v.get_value(), np.arange(4.0))
-
-
-def test_values_on_devices_come_to_new_ranks_from_device_to_device(overlapping, monkeypatch):
-    runtime, random = overlapping.runtime, np.random.RandomState(0)
-    broadcast, moved = RoundCommunicator.broadcast, []
-
-    def counted(comm, x, root):
-        moved.append([array.shape for array in x])
-        return broadcast(comm, x, root)
-
-    monkeypatch.setattr(RoundCommunicator, "broadcast", counted)
-    values = [random.rand(30, 40), np.asfortranarray(random.rand(5, 7)), random.rand(10, 3)[::2]]
-    values += [np.float64(2.5), np.zeros((0, 3)), np.arange(6)]
-    held = [theano.shared(value, f"v{i}", borrow=True) for i, value in enumerate(values)]
-    x, stream = T.dvector("x"), T.shared_randomstreams.RandomStreams(1)
-    total = sum(v.sum() for v in held) + stream.uniform((2,)).sum() * 0
-    f = runtime.function([x], (x + total, "gather"), name="total")
-    runtime.distribute()
-    shapes = [np.shape(value) for value in values]
-    assert moved == [shapes[:2], shapes[2:4], shapes[4:]]
-    expected = sum(float(np.sum(value)) for value in values)
-    np.testing.assert_allclose(f(np.zeros(runtime.size)), np.full(runtime.size, expected))
-    for v, value in zip(held, values):
-        for got in runtime.collectives.gather(v):
-            np.testing.assert_array_equal(got, value)

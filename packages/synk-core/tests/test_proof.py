@@ -158,17 +158,23 @@ def test_warnings_in_place_of_errors_or_nothing(pair):
 def test_what_is_drawn_is_proved_with_fixed_values_and_streams_go_on(pair):
     stream = [*STREAMS.values()][-1](seed=6)
     mask = stream.uniform(size=x.shape) < 0.7
-    fine = pair.function([x], (opaque(x * mask), "gather"), **FAST)
-    draws = fine(rows(4))
+    noise = engine.shared(np.zeros(()), name="noise")
+    outputs = [(opaque(x * mask), "gather"), (x.sum(), "sum")]
+    updates = [(noise, STREAMS["numpy"](seed=5).normal(size=(1,)).sum())]
+    fine = pair.function([x], outputs, updates=updates, **FAST)
     other = [*STREAMS.values()][-1](seed=6)
     plain = engine.function([x], x * (other.uniform(size=x.shape) < 0.7))
-    np.testing.assert_array_equal(draws[:2], plain(rows(4)[:2]))
-    assert fine.proof.ok
-    assert fine.proof.worst is not None
+    for _ in range(3):
+        np.testing.assert_array_equal(fine(rows(4))[0][:2], plain(rows(4)[:2]))
+        assert fine.proof.ok
+        assert fine.proof.worst is not None
+        report = right(pair, fine, rows(4))  # which takes what is drawn as it comes
+        for what in ("output 0", "update of noise"):
+            assert reasons(report)[what] == "it draws random numbers"
+        assert [c.what for c in report.comparisons if c.difference] == ["output 1"] * 3
     bad = pair.function([x], spread(x * mask).mean(), name="bad", **FAST)
     with pytest.raises(NotExact, match="'bad'"):
         bad(rows(6))
-    assert np.isfinite(fine(rows(4))).all()
 
 
 def test_all_rows_in_pieces_where_they_do_not_fit_into_memory(pair):
@@ -502,34 +508,6 @@ def test_row_shares_make_a_mean_a_sum(trio):
     assert share.get_value() == 1.0
 
 
-def drawing(runtime):
-    old, new = STREAMS["numpy"](seed=5), [*STREAMS.values()][-1](seed=6)
-    noise = engine.shared(np.zeros(()), name="noise")
-    return runtime.function(
-        [x],
-        [
-            (x * old.uniform(size=x.shape), "gather"),
-            (x * new.uniform(size=x.shape), "gather"),
-            (x.sum(), "sum"),
-        ],
-        updates=[(noise, old.normal(size=(1,)).sum())],
-        **FAST,
-    )
-
-
-def test_random_numbers_are_not_compared_and_streams_go_on_as_before(pair):
-    value = rows(5)
-    undisturbed = drawing(pair)
-    expected = [undisturbed(value)[:2] for _ in range(3)]
-    f = drawing(pair)
-    for draws in expected:
-        report = right(pair, f, value)
-        for what in ("output 0", "output 1", "update of noise"):
-            assert reasons(report)[what] == "it draws random numbers"
-        assert [c.what for c in report.comparisons if c.difference] == ["output 2"] * 3
-        np.testing.assert_array_equal(f(value)[:2], draws)
-
-
 def test_what_cannot_be_split_is_found(pair):
     w, v, whole = (engine.shared(np.ones(3), name=name) for name in ("w", "v", "whole"))
     last = engine.shared(np.int64(3), name="last")
@@ -573,27 +551,16 @@ def test_what_is_zero_but_for_rounding_is_not_judged_by_its_digits(pair):
     assert wrong(check(pair, pair.function([x], x.std(axis=0), **FAST), rows(300, 7)))
 
 
-def test_sums_that_cancel_are_not_judged_by_their_digits(pair):
-    terms = x * T.constant(1 / 3)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_sums_that_cancel_are_not_judged_by_their_digits(pair, dtype):
+    x = T.matrix("x", dtype=dtype)
+    terms = x * T.constant(1 / 3, dtype=dtype)
     f = pair.function([x], [(terms.sum(), "sum"), terms.mean()], **FAST)
     whole = np.round(rows(1000) * 10)  # whole numbers, which are not disturbed
     for value in (rows(1000) * 1e6, whole):
+        value = value.astype(dtype)
         right(pair, f, value - value.mean(axis=0).round())
         right(pair, f, np.concatenate([value, -value[::-1]]))
-
-
-@pytest.mark.parametrize("count", [1, 2, 31, 400])
-def test_random_runs_stay_well_within_the_limits(trio, count):
-    x = T.fmatrix("x")
-    w = engine.shared(rows(3, 4, "float32", seed=1), name="w")
-    v = engine.shared(np.zeros((3, 4), "float32"), name="v")
-    loss = T.tanh(x.dot(w)).sum(axis=1).mean()
-    new = np.float32(0.9) * v - np.float32(0.1) * T.grad(loss, w)
-    outputs = [loss, (T.exp(x.dot(w)), "gather"), (x.sum(axis=0), "sum"), (x**2).mean(axis=0)]
-    f = trio.function([x], outputs, updates=[(v, new), (w, w + new)])
-    for seed, scale in enumerate((0.01, 1.0, 3.0)):
-        report = right(trio, f, scale * rows(count, 3, "float32", seed) + seed, num_slices=2)
-        assert report.worst.severity < 0.5
 
 
 def test_differences_are_counted_in_ulps_of_the_largest_number():

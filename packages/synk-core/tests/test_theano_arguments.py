@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import os
 import pickle
 import threading
 import warnings
@@ -271,17 +270,14 @@ def test_a_shared_variable_of_two_runtimes_has_replicas_in_each(pair, trio, x):
 # Calls that meet
 
 
-class Acts:
-    """What is done during a call, here only: it does not travel."""
-
-    home = os.getpid()
-    now = staticmethod(lambda: None)
+AMID_CALLS = []
+"""Acts, here only: it is empty when it travels."""
 
 
 @as_op([T.dvector], [T.dvector])
 def meet(values):
-    if os.getpid() == Acts.home:
-        Acts.now()
+    for act in AMID_CALLS:
+        act()
     return values * 2
 
 
@@ -291,7 +287,7 @@ def test_closing_inside_a_call_ends_it_with_an_error(monkeypatch):
         with Runtime(2) as runtime:
             outer = runtime.function([v], (meet(v), "gather"), **QUICK)
             outer(np.arange(4.0))
-            monkeypatch.setattr(Acts, "now", staticmethod(runtime.close))
+            monkeypatch.setitem(globals(), "AMID_CALLS", [runtime.close])
             with pytest.raises(SynkError):
                 outer(np.arange(4.0))
         del outer
