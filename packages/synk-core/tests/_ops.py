@@ -1,4 +1,4 @@
-"""Operations that misbehave if their rows say so."""
+"""Operations that misbehave if their rows say so, and how most functions are compiled."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from synk_testing.engine import T, as_op
 
 # Workers do not find the folder of the tests.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+FAST = {"mode": "FAST_COMPILE"}
 
 
 @as_op([T.dvector], [T.dvector])

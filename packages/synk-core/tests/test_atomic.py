@@ -11,7 +11,7 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 from _leaks import no_ranks_left
-from _ops import picky
+from _ops import FAST, picky
 
 import synk_shm
 from synk_core import Function, Runtime
@@ -31,8 +31,6 @@ from synk_testing.engine import STREAMS, T, as_op, engine
 x = T.dvector("x")
 
 pytestmark = pytest.mark.c_code
-
-FAST = {"mode": "FAST_COMPILE"}
 
 
 @pytest.fixture(scope="module")

@@ -11,38 +11,11 @@ from synk_core import Runtime
 from synk_core.exceptions import (
     BatchError,
     Closed,
-    InputTypeError,
     InputValueError,
     SpecError,
     SynkError,
 )
 from synk_testing.engine import NAME, T, engine
-
-
-@pytest.fixture(scope="module")
-def f(pair):
-    x, y = T.fmatrix("x"), T.fscalar("y")
-    return pair.function([x], [(x * y).mean(), (x, None)], bcast_inputs=[y], name="f")
-
-
-X = np.ones((4, 3), "float32")
-
-
-def test_what_is_no_name_no_flag_and_no_number_is_refused_in_few_words(pair, f):
-    x, s = T.vector("x"), engine.shared(np.zeros(3), "s")
-    before = len(pair._rank.functions)
-    with pytest.raises(SpecError, match="expected a str"):
-        pair.function([x], (x.sum(), "sum"), name=slice(None))
-    assert len(pair._rank.functions) == before
-    with pytest.raises(InputTypeError, match="True or False"):
-        f.build_inputs(X, 1, minibatch=[np.ones((2, 2), bool), False])
-    with pytest.raises(InputTypeError, match="input y of function 'f': got None, expected a value"):
-        f.build_inputs(X, None)
-    with pytest.raises(InputTypeError, match="expected numbers"):
-        pair.collectives.broadcast(s, np.zeros(3, object))
-    with pytest.raises(InputValueError) as caught:
-        pair.data(np.zeros(3), name="x" * 5000).set_shape((-1,))
-    assert len(str(caught.value)) < 400
 
 
 def test_sparse_inputs_are_refused_with_a_sentence(pair):

@@ -31,7 +31,6 @@ from synk_core.exceptions import (
     InputValueError,
     Interrupted,
     SpecError,
-    StallWarning,
     StartError,
     WorkerDied,
     WorkerFailed,
@@ -301,29 +300,6 @@ def test_a_time_that_nobody_can_wait_is_refused():
                 Runtime(2, **{what: seconds})
 
 
-@pytest.mark.filterwarnings("ignore::synk_core.exceptions.StallWarning")
-def test_a_stall_is_told_while_it_lasts_and_is_given_up():
-    x, y = misbehaving(lambda values: time.sleep(values.max()))
-    with no_ranks_left():
-        runtime = Runtime(3, stall_s=0.3, timeout_s=5.0)  # in which a busy machine starts one
-        f = runtime.function([x], (y, "gather"), name="slow")
-        f(np.zeros(3))
-        computing = "rank 2 has been computing function 'slow'"
-        with pytest.warns(StallWarning, match=computing) as told:
-            f(np.array([0.0, 0.0, 1.0]))
-        text = next(str(one.message) for one in told if computing in str(one.message))
-        assert "in behave" in text
-        assert "rank 1" not in text
-        assert f(np.zeros(3)).tolist() == [0, 0, 0]
-        with pytest.raises(WorkerStalled, match="computing function 'slow'") as caught:
-            f(np.array([0.0, 0.0, 60.0]))
-        assert isinstance(caught.value, TimeoutError)
-        assert caught.value.ranks == (2,)
-        assert "in behave" in caught.value.stacks[2]
-        assert "in behave" in str(caught.value)
-        assert runtime.closed
-
-
 EARLY = """
 import os, signal, time, warnings
 import numpy as np
@@ -514,24 +490,6 @@ def test_what_no_rank_has_time_to_say_does_not_pile_up(pair):
     with pytest.raises(WorkerFailed) as caught:
         f(np.array([0.0, 1.0]))
     assert len(str(caught.value)) < 300_000
-
-
-def test_an_interrupt_between_sending_and_doing_ends_the_runtime(monkeypatch):
-    with no_ranks_left():
-        runtime = Runtime(2)
-        f = runtime.function([x], (x, "gather"))
-        f(np.zeros(2))
-        give = runtime._rank.line.give
-
-        def interrupt(*order):
-            give(*order)
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr(runtime._rank.line, "give", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            f(np.ones(2))
-        with pytest.raises(Closed, match="KeyboardInterrupt in"):
-            f(np.ones(2))
 
 
 def test_a_forked_child_cannot_use_its_parents_runtime_and_does_it_no_harm(pair):

@@ -139,15 +139,3 @@ def test_a_limit_of_the_system_is_named_with_its_cure():
         (OSError(errno.ENOMEM, "Cannot allocate memory"), "ulimit -v"),
     ):
         assert cure in with_cure(error)
-
-
-@pytest.mark.nightly
-def test_many_arrays_need_few_descriptors():
-    with limited("NOFILE", 256):
-        for size in (1, 2):
-            with no_ranks_left(), Runtime(size, use_gpu=False) as runtime:
-                x = T.dvector()
-                total = runtime.function([x], (x.sum(), "sum"))
-                several = [runtime.data(np.full(2, float(i))) for i in range(600)]
-                assert [total(one) for one in several] == [2.0 * i for i in range(600)]
-                del several

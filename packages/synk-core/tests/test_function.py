@@ -8,19 +8,17 @@ import warnings
 
 import numpy as np
 import pytest
-from _ops import picky
+from _ops import FAST, picky
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from synk_core import DecompositionWarning, Runtime, in_graph
 from synk_core._plan.rows import split_rows
 from synk_core._rank.outputs import Accumulator
-from synk_core.exceptions import BatchError, InputValueError, WorkerFailed
+from synk_core.exceptions import BatchError, InputTypeError, InputValueError, WorkerFailed
 from synk_testing.engine import STREAMS, T, engine
 
 x = T.matrix("x")
-
-FAST = {"mode": "FAST_COMPILE"}
 
 
 def rows(count, columns=3, seed=0):
@@ -34,7 +32,8 @@ def all_ops(runtime):
     z = x * y
     outputs = [z.mean(axis=0), (z.mean(), "avg"), (z.sum(axis=0), "sum"), (z.max(axis=0), "max")]
     outputs += [(z.min(), "c_min"), (z.prod(axis=0), "prod"), (z.sum(axis=1), "gather")]
-    outputs += [(T.cast(T.gt(z, 0).sum(), "int64"), "sum")]
+    outputs += [(T.cast(T.gt(z, 0).sum(), "int64"), "sum"), (T.gt(z, 0), "gather")]
+    outputs += [(T.gt(z, 1).any(axis=0), "max"), (T.gt(z, -1).all(), "min")]
     return runtime.function([x], outputs, bcast_inputs=[y], name="all_ops")
 
 
@@ -58,10 +57,11 @@ def test_any_batch_in_slices_gives_what_numpy_gives_for_its_rows(all_ops, runtim
     results = all_ops(x, y, batch=batch, num_slices=data.draw(st.integers(1, 5)))
     z = chosen * y
     expected = [z.mean(axis=0), z.mean(), z.sum(axis=0), z.max(axis=0), z.min(), z.prod(axis=0)]
-    expected += [z.sum(axis=1), (z > 0).sum()]
+    expected += [z.sum(axis=1), (z > 0).sum(), z > 0, (z > 1).any(axis=0), (z > -1).all()]
     assert len(results) == len(expected)
     for result, value in zip(results, expected):
         assert np.shape(result) == np.shape(value)
+        assert np.asarray(result).dtype == value.dtype
         np.testing.assert_allclose(result, value, rtol=1e-12, atol=1e-14)
     assert list(all_ops.rows) == [b - a for a, b in split_rows(len(chosen), runtime.size)]
 
@@ -296,6 +296,10 @@ def test_build_inputs_and_as_theano(pair):
     assert (a.dtype, a.minibatch, a.alloc_size) == (np.float32, True, 27)
     assert (b.dtype, b.minibatch, b.name) == (np.int32, False, "y")
     np.testing.assert_allclose(f.as_theano(a, labels), f(a, b), rtol=1e-6)
+    with pytest.raises(InputTypeError, match="True or False"):
+        f.build_inputs(value, labels, minibatch=[np.ones((2, 2), bool), False])
+    with pytest.raises(InputTypeError, match="got None, expected a value"):
+        f.build_inputs(value, None)
     single = pair.function([x], x.mean()).build_inputs(value.astype(float), force_cast=True)
     np.testing.assert_array_equal(single.data, value)
     # Data of float32 are taken by variables of float64.

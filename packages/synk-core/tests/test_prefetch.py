@@ -12,14 +12,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from _ops import picky
+from _ops import FAST, picky
 
 import synk_shm
 from synk_core import BatchError, WorkerFailed
 from synk_core._graph.devices.device import Cpu
 from synk_testing.engine import T, as_op, engine
-
-FAST = {"mode": "FAST_COMPILE"}
 
 
 @as_op([T.dvector], [T.dvector])

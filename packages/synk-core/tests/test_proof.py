@@ -13,6 +13,7 @@ import warnings
 import numpy as np
 import pytest
 import scipy.sparse
+from _ops import FAST
 
 from synk_core import (
     NotExact,
@@ -30,8 +31,6 @@ from synk_core.exceptions import InputTypeError, InputValueError
 from synk_testing.engine import STREAMS, T, as_op, engine, softmax
 
 x = T.matrix("x")
-
-FAST = {"mode": "FAST_COMPILE"}
 
 
 def rows(count, columns=3, dtype="float64", seed=0):

@@ -10,6 +10,7 @@ import warnings
 
 import numpy as np
 import pytest
+from _ops import FAST
 
 from synk_core import (
     Closed,
@@ -24,8 +25,6 @@ from synk_core._plan.rows import split_rows
 from synk_testing.engine import STREAMS, T, as_op, engine
 
 x = T.dvector("x")
-
-FAST = {"mode": "FAST_COMPILE"}
 
 
 @pytest.fixture

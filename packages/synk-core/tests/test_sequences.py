@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 from _busy import calling_in_threads
-from _ops import picky
+from _ops import FAST, picky
 
 import synk_shm
 from synk_core import Runtime
@@ -23,8 +23,6 @@ from synk_core.exceptions import (
 from synk_testing.engine import T, engine
 
 x = T.dvector("x")
-
-FAST = {"mode": "FAST_COMPILE"}
 
 
 def test_weights_are_those_of_the_last_call_that_succeeded(pair):

@@ -5,14 +5,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import numpy as np
-from _ops import nap
+from _ops import FAST, nap
 
 from synk_core._master.acts import LIMIT, ActTable
 from synk_core._watch.stats import Ledger, Performed, Stats
 from synk_core._wire.messages import ArrayRef, Call, Collective, Form, Step, Stop
 from synk_testing.engine import T, engine
-
-FAST = {"mode": "FAST_COMPILE"}
 
 
 def test_the_slowest_rank_and_the_time_for_it_are_told(trio):

@@ -18,6 +18,7 @@ import theano
 import theano.tensor as T
 from _busy import calling_in_threads
 from _leaks import no_ranks_left
+from _ops import FAST
 from theano.compile.ops import as_op
 from theano.tensor import inplace
 
@@ -30,7 +31,6 @@ from synk_core.exceptions import (
 )
 
 NIGHTLY = pytest.mark.nightly
-QUICK = {"mode": "FAST_COMPILE"}
 X = np.arange(12.0).reshape(6, 2)
 
 
@@ -76,7 +76,7 @@ def test_nan_guard_mode_guards_on_every_rank(pair, x):
 def test_unused_inputs_are_an_error_a_warning_or_nothing(pair, x):
     unused = T.dvector("unused")
     for inputs in ({"inputs": [x, unused]}, {"inputs": [x], "bcast_inputs": [unused]}):
-        build = dict(outputs=(x.sum(), "sum"), **inputs, **QUICK)
+        build = dict(outputs=(x.sum(), "sum"), **inputs, **FAST)
         with pytest.raises(theano.compile.UnusedInputError, match="unused"):
             pair.function(**build)
         with pytest.warns(UserWarning, match="unused"):
@@ -104,7 +104,7 @@ def test_values_convert_where_theano_converts_them(pair):
     values += [[1.5, 2.0], [1, 2], [1, 300], range(3), [True, False], [1 + 2j]]
     for variable, downcast in (("bvector", True), ("ivector", False), ("fvector", None)):
         x = getattr(T, variable)("x")
-        options = dict(allow_input_downcast=downcast, **QUICK)
+        options = dict(allow_input_downcast=downcast, **FAST)
         serial = theano.function([x], theano.compile.deep_copy_op(x), **options)
         f = pair.function([x], (x, "gather"), **options)
         refused = 0
@@ -123,8 +123,8 @@ def test_values_convert_where_theano_converts_them(pair):
 def test_inputs_have_the_options_and_names_of_in(pair):
     x, y, z = T.fvector("x"), T.fvector("y"), T.fvector("z")
     inputs = [theano.In(x, allow_downcast=True), y, theano.In(z, strict=True, name="rows")]
-    serial = theano.function(inputs, x + y + z, **QUICK)
-    f = pair.function(inputs, (x + y + z, "gather"), **QUICK)
+    serial = theano.function(inputs, x + y + z, **FAST)
+    f = pair.function(inputs, (x + y + z, "gather"), **FAST)
     wide, narrow = np.array([0.1, 0.2, 0.3]), np.ones(3, "float32")
     for function in (serial, f):
         result = function(wide, narrow, rows=narrow)
@@ -142,7 +142,7 @@ def test_inputs_have_the_options_and_names_of_in(pair):
 
 def test_givens_of_another_type_need_rebuild_strict_false(pair, x):
     narrow = T.fmatrix("narrow")
-    build = dict(inputs=[narrow], outputs=(x * 2, "gather"), givens={x: narrow}, **QUICK)
+    build = dict(inputs=[narrow], outputs=(x * 2, "gather"), givens={x: narrow}, **FAST)
     with pytest.raises(TypeError, match="Cannot convert"):
         pair.function(**build)
     result = pair.function(**build, rebuild_strict=False)(X.astype("float32"))
@@ -155,7 +155,7 @@ def test_default_updates_can_be_left_out(pair, x):
     a.default_update, b.default_update = a + 1, b + 1
     output = (x.sum() + 0 * (a + b), "sum")
     for left_out, counts in (([a], (0, 1)), (True, (0, 1)), (False, (1, 2))):
-        pair.function([x], output, no_default_updates=left_out, **QUICK)(X, num_slices=2)
+        pair.function([x], output, no_default_updates=left_out, **FAST)(X, num_slices=2)
         assert (a.get_value(), b.get_value()) == counts
     assert pair.collectives.gather(b).tolist() == [2, 2]
 
@@ -164,7 +164,7 @@ def test_operations_in_place_are_accepted_on_request_and_spoil_no_input(pair, x)
     """Inputs lie in memory that the ranks share: they are copied before they are written to."""
     outputs = [(inplace.exp_inplace(x + 0), "gather"), (x.sort(axis=1), "gather")]
     with pytest.raises(TypeError, match="inplace"):
-        pair.function([x], outputs, **QUICK)
+        pair.function([x], outputs, **FAST)
     f = pair.function([x], outputs, accept_inplace=True, mode="FAST_RUN")
     value, data = X.copy(), pair.data(X)
     for given in (value, data, data):
@@ -176,7 +176,7 @@ def test_operations_in_place_are_accepted_on_request_and_spoil_no_input(pair, x)
 
 def test_inputs_of_one_name_or_with_the_name_of_an_option_go_by_position(pair):
     a, b, batch = T.dvector("a"), T.dvector("a"), T.dvector("batch")
-    f = pair.function([a, b, batch], (a - b + batch, "gather"), **QUICK)
+    f = pair.function([a, b, batch], (a - b + batch, "gather"), **FAST)
     values = np.arange(4.0), np.ones(4), np.full(4, 10.0)
     np.testing.assert_array_equal(f(*values), values[0] + 9)
     np.testing.assert_array_equal(f(*values, batch=[2]), [11.0])
@@ -193,7 +193,7 @@ def f(pair):
     rows, factor = T.dmatrix("rows"), T.dscalar("factor")
     product = rows * factor
     return pair.function(
-        [rows], [(product, "gather"), (product.sum(), "sum")], bcast_inputs=[factor], **QUICK
+        [rows], [(product, "gather"), (product.sum(), "sum")], bcast_inputs=[factor], **FAST
     )
 
 
@@ -254,10 +254,10 @@ def test_masked_values_are_refused_wherever_they_come_in(pair):
 def test_a_shared_variable_of_two_runtimes_has_replicas_in_each(pair, trio, x):
     """They are replicas of the one value that it has here when each first needs it."""
     s = theano.shared(np.zeros(2), "s")
-    add = pair.function([x], updates=[(s, s + x.sum(axis=0))], **QUICK)
+    add = pair.function([x], updates=[(s, s + x.sum(axis=0))], **FAST)
     add(X)
     here, there = X[:3].sum(axis=0), X[3:].sum(axis=0)
-    read = trio.function([x], [(s, "gather"), (x, "gather")], **QUICK)
+    read = trio.function([x], [(s, "gather"), (x, "gather")], **FAST)
     data = pair.data(X)
     for value in (trio.data(X + 1), data):
         held, rows = read(value)
@@ -285,7 +285,7 @@ def test_closing_inside_a_call_ends_it_with_an_error(monkeypatch):
     v = T.dvector("v")
     with no_ranks_left():
         with Runtime(2) as runtime:
-            outer = runtime.function([v], (meet(v), "gather"), **QUICK)
+            outer = runtime.function([v], (meet(v), "gather"), **FAST)
             outer(np.arange(4.0))
             monkeypatch.setitem(globals(), "AMID_CALLS", [runtime.close])
             with pytest.raises(SynkError):
@@ -304,7 +304,7 @@ def test_only_one_thread_at_a_time_builds_a_function(pair, x, monkeypatch):
         return build(*arguments, **options)
 
     monkeypatch.setattr(theano, "function", meet)
-    work = lambda: built.append(pair.function([x], x.mean(), **QUICK))  # noqa: E731
+    work = lambda: built.append(pair.function([x], x.mean(), **FAST))  # noqa: E731
     with calling_in_threads([work] * 2):
         pass
     assert (len(built), met) == (2, [])
@@ -317,7 +317,7 @@ def test_test_values_are_the_users_alone(pair):
         x, s = T.dmatrix("x"), theano.shared(rows, name="s")
         x.tag.test_value = rows
         outputs = [(x.sum(axis=0), "sum"), (s.sum(axis=0), "sum")]
-        f = pair.function([x], outputs, sliceable_shareds=[s], **QUICK)
+        f = pair.function([x], outputs, sliceable_shareds=[s], **FAST)
         for num_slices in (1, 2):
             total, resident = f(rows[:4], batch_s=[2, 0], num_slices=num_slices)
             np.testing.assert_allclose(total, rows[:4].sum(axis=0))
@@ -325,7 +325,7 @@ def test_test_values_are_the_users_alone(pair):
 
 
 def test_functions_cannot_be_copied_or_pickled(pair, x):
-    f = pair.function([x], (x.sum(), "sum"), name="total", **QUICK)
+    f = pair.function([x], (x.sum(), "sum"), name="total", **FAST)
     for act in (pickle.dumps, copy.copy, copy.deepcopy):
         with pytest.raises(TypeError, match=r"function total.*build it again with"):
             act(f)

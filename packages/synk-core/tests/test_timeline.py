@@ -8,14 +8,13 @@ import signal
 
 import numpy as np
 import pytest
-from _ops import nap
+from _ops import FAST, nap
 
 from synk_core import Closed, InputTypeError, InputValueError, Runtime, WorkerDied
 from synk_core._watch.spans import Recorder
 from synk_core._watch.timeline import trace_of
 from synk_testing.engine import T, engine
 
-FAST = {"mode": "FAST_COMPILE"}
 NAP_S = 0.15
 
 
@@ -169,32 +168,20 @@ def test_close_ends_a_recording_that_began_with_the_runtime(tmp_path):
     assert len(spans(trace, "compile", 0)) == 2
 
 
-def test_a_runtime_that_a_failure_has_closed_leaves_what_the_master_knows(tmp_path):
-    path = tmp_path / "trace.json"
-    with Runtime(2) as runtime:
-        mean, *_ = mean_and_rows(runtime)
-        mean(np.ones((4, 3)))
-        timeline = runtime.timeline(path)
-        mean(np.ones((4, 3)))
-        os.kill(runtime.worker_pids[0], signal.SIGKILL)
-        with pytest.raises(WorkerDied):
-            for _ in range(1000):
-                mean(np.ones((4, 3)))
-        timeline.stop()
-        with pytest.raises(Closed):
-            runtime.timeline(tmp_path / "another.json")
-    trace = loaded(path)
-    assert trace["otherData"]["missing ranks"] == [1]
-    assert spans(trace, "compute", 0)
-
-
-def test_closing_leaves_a_file_whatever_has_become_of_a_worker(tmp_path, monkeypatch):
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_of_a_rank_that_is_lost_there_is_what_the_master_knows(tmp_path, monkeypatch, number):
     monkeypatch.setattr("synk_core._api.recordings.CLOSE_TIMEOUT_S", 0.3)
     path = tmp_path / "trace.json"
     with Runtime(2, timeline=str(path), timeout_s=60.0) as runtime:
         mean, *_ = mean_and_rows(runtime)
         mean(np.ones((4, 3)))
-        os.kill(runtime.worker_pids[0], signal.SIGSTOP)
+        os.kill(runtime.worker_pids[0], number)
+        if number == signal.SIGKILL:
+            with pytest.raises(WorkerDied):
+                for _ in range(1000):
+                    mean(np.ones((4, 3)))
+    with pytest.raises(Closed):
+        runtime.timeline(tmp_path / "another.json")
     trace = loaded(path)
     assert trace["otherData"]["missing ranks"] == [1]
     assert spans(trace, "compute", 0)

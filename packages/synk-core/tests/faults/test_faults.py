@@ -139,6 +139,7 @@ SETTINGS = [
 
 BY_DAY = {
     ("computing", "raises", ""),
+    ("computing", "slow", ""),
     ("all_reduce", "SIGKILL", ""),
     ("reducing", "SIGSTOP", ""),
     ("step", "ctrl-c", ""),
@@ -419,7 +420,7 @@ class Struck:
         assert self.since < NOTICE_S
 
     def is_told(self, text):
-        late = f"rank {self.setting.struck} has been"
+        late = f"rank {self.setting.struck} has been {self.state.doing}"
         assert any(late in one and text in one for one in self.told), self.told
 
 
