@@ -8,14 +8,12 @@ import signal
 
 import numpy as np
 import pytest
-from _ops import FAST, nap
+from _ops import FAST
 
 from synk_core import Closed, InputTypeError, InputValueError, Runtime, WorkerDied
 from synk_core._watch.spans import Recorder
 from synk_core._watch.timeline import trace_of
 from synk_testing.engine import T, engine
-
-NAP_S = 0.15
 
 
 def loaded(path):
@@ -104,25 +102,6 @@ def test_everything_that_ranks_do_is_there_on_one_clock(trio, tmp_path):
             assert whole["ts"] <= event["ts"]
             if event["cat"] == "compute":
                 assert ends(event) <= ends(whole)
-
-
-def test_waiting_for_the_slowest_rank_is_waiting(pair, tmp_path):
-    x = T.dvector("x")
-    f = pair.function([x], (nap(x), "gather"), name="slow", **FAST)
-    f(np.zeros(2))
-    path = tmp_path / "trace.json"
-    with pair.timeline(path):
-        f(np.array([NAP_S, 0.0]))
-        f(np.array([0.0, NAP_S]))
-    trace = loaded(path)
-    waited = [
-        sum(e["dur"] for e in spans(trace, "wait", rank) if e["name"] == "for the last rank")
-        for rank in (0, 1)
-    ]
-    for rank, microseconds in enumerate(waited):
-        naps = [e["dur"] for e in spans(trace, "compute", rank) if e["dur"] > NAP_S * 1e6]
-        assert len(naps) == 1
-        assert microseconds > 0.5 * NAP_S * 1e6
 
 
 def test_one_recording_at_a_time_each_in_its_own_file(pair, tmp_path):
