@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from theano.compile.nanguardmode import NanGuardMode
 from theano.compile.ops import as_op
 from theano.tensor import TensorType
 
@@ -26,7 +27,6 @@ from synk_comm import PeerLost
 from synk_core import InputValueError, Runtime, flat_updates
 from synk_core._graph.compile import out_of_place
 from synk_core._graph.devices import capturable, captured
-from synk_core._graph.devices.capturable import NotCapturableError, pure_form
 from synk_core._graph.devices.captured import (
     MOST_SHAPES,
     MOST_UNUSED,
@@ -564,53 +564,38 @@ def test_values_in_host_memory_are_read_in_each_call(graphs):
     assert recorded.state == REPLAYED
 
 
-def test_what_the_host_must_not_compute(graphs):
-    x, n, count = T.dmatrix("x"), T.lscalar("n"), theano.shared(0, "count")
-    function = theano.function([x], [x * 2], updates=[(count, count + 1)])
-    recorded = CapturedFunction(function, graphs, "f")
-    assert recorded.state == "it may overwrite count in host memory"
+def test_what_is_not_recorded(graphs):
+    """What cannot be repeated; what the host must not compute; modes that do more than compute."""
+    x, m, n, i = T.dvector("x"), T.dmatrix("m"), T.lscalar("n"), T.lvector("i")
+    count, three = theano.shared(0, "count"), theano.shared(3, "three")
+    doubled = as_op([T.dvector], [T.dvector])(lambda x: 2 * x)
     # The shape of what the device computes: the host's part would have to compute there.
-    mode = theano.compile.mode.get_default_mode().clone(optimizer=None)
-    outputs = [x * to_device(T.dot(x, x).shape[0] + n)]
-    recorded = CapturedFunction(theano.function([x, n], outputs, mode=mode), graphs, "f")
-    assert recorded.state == "the host computes with what depends on the device"
-
-
-@as_op([T.dvector], [T.dvector])
-def doubled(x):
-    return 2 * x
-
-
-def test_what_cannot_be_repeated_is_not_recorded(graphs):
-    x, n, i, count = T.dvector("x"), T.lscalar("n"), T.lvector("i"), theano.shared(3, "count")
-    for inputs, output, reason in (
-        ([x, n], (x[:n] * 2).sum(), "depends on the value of n in host memory"),
-        ([x], (x[:count] * 2).sum(), "depends on the value of count in host memory"),
-        ([x], doubled(x + 1), "FromFunctionOp may do more"),
-        ([x, n], x * to_device(T.cast(x.sum(), "int64") + n), "Elemwise copies a value to host"),
-        ([x, i], x[i] * 2, "depends on the value of i in host memory"),
-        ([x], theano.printing.Print("x")(x) * 2, "Print may do more"),
+    shape = m * to_device(T.dot(m, m).shape[0] + n)
+    plain = theano.compile.mode.get_default_mode().clone(optimizer=None)
+    watched = theano.Mode(
+        theano.gof.vm.VM_Linker(use_cloop=False, callback=lambda **_: None), "fast_compile"
+    )
+    for inputs, output, options, reason in (
+        ([x, n], (x[:n] * 2).sum(), {}, "depends on the value of n in host memory"),
+        ([x], (x[:three] * 2).sum(), {}, "depends on the value of three in host memory"),
+        ([x, i], x[i] * 2, {}, "depends on the value of i in host memory"),
+        ([x], doubled(x + 1), {}, "FromFunctionOp may do more"),
+        ([x], theano.printing.Print("x")(x) * 2, {}, "Print may do more"),
+        (
+            [x, n],
+            x * to_device(T.cast(x.sum(), "int64") + n),
+            {},
+            "Elemwise copies a value to host",
+        ),
+        ([x], x * 2, {"updates": [(count, count + 1)]}, "it may overwrite count in host memory"),
+        ([m, n], shape, {"mode": plain}, "the host computes with what depends on the device"),
+        *(([x], x * 2, {"mode": mode}, "") for mode in ("DebugMode", NanGuardMode(), watched)),
+        ([x], x * 2, {"profile": True}, ""),
     ):
-        function = theano.function(inputs, [output])
-        with pytest.raises(NotCapturableError, match=reason):
-            pure_form(function)
-        assert not CapturedFunction(function, graphs, "f").is_possible
+        recorded = CapturedFunction(theano.function(inputs, [output], **options), graphs, "f")
+        assert not recorded.is_possible
+        assert reason in recorded.state
         assert not graphs.functions
-
-
-def test_modes_that_do_more_than_compute(graphs):
-    from theano.compile.nanguardmode import NanGuardMode
-
-    linker = theano.gof.vm.VM_Linker(use_cloop=False, callback=lambda **_: None)
-    for options in (
-        {"mode": "DebugMode"},
-        {"mode": NanGuardMode()},
-        {"profile": True},
-        {"mode": theano.Mode(linker, "fast_compile")},
-    ):
-        x = T.dvector("x")
-        function = theano.function([x], [x * 2], **options)
-        assert not CapturedFunction(function, graphs, "f").is_possible, options
 
 
 def test_when_results_differ():
