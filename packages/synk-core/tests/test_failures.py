@@ -42,10 +42,6 @@ from synk_testing.engine import T, as_op, engine
 x = T.vector("x")
 
 
-def by_night(*values):
-    return pytest.param(*values, marks=pytest.mark.nightly)
-
-
 pytestmark = pytest.mark.usefixtures("unproved")
 
 
@@ -427,7 +423,9 @@ f(np.ones(2))
 """
 
 
-@pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", by_night("runtime.close()")])
+@pytest.mark.parametrize(
+    "end", ["os.kill(os.getpid(), 9)", pytest.param("runtime.close()", marks=pytest.mark.nightly)]
+)
 def test_workers_that_end_while_they_compute_take_along_what_they_have_started(run_script, end):
     """As a compiler."""
     with no_ranks_left():

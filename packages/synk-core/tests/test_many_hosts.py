@@ -23,10 +23,7 @@ NIGHTLY = pytest.mark.nightly
 PREAMBLE = """
 import json, os, signal, sys, time, warnings
 import numpy as np
-from synk_testing.engine import engine
-from synk_testing.engine import T
-from synk_testing.engine import as_op
-import synk_core
+from synk_testing.engine import T, as_op, engine
 from synk_core import Runtime
 
 def say(**facts):

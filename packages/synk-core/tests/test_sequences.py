@@ -118,11 +118,13 @@ def test_delayed_collectives_read_their_values_when_the_step_begins(pair):
     assert pair.collectives.get_lengths(w) == (0, 0)
 
 
-def test_data_are_not_copied_by_accident(pair):
-    data = pair.data(np.arange(4.0))
+def test_neither_data_nor_functions_are_copied_by_accident(pair):
+    data, f = pair.data(np.arange(4.0)), pair.function([x], (x.sum(), "sum"), name="total", **FAST)
     for way in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError, match="copy its array"):
             way(data)
+        with pytest.raises(TypeError, match=r"function total.*build it again with"):
+            way(f)
 
 
 def test_one_row_by_type_stays_one_row(pair):

@@ -7,8 +7,6 @@ for anything.
 from __future__ import annotations
 
 import contextlib
-import copy
-import pickle
 import threading
 import warnings
 
@@ -38,12 +36,8 @@ from synk_core.exceptions import (
 
 NIGHTLY = pytest.mark.nightly
 X = np.arange(12.0).reshape(6, 2)
+x = T.dmatrix("x")
 ROWS = np.random.RandomState(0).uniform(-1, 1, (7, 3))
-
-
-@pytest.fixture
-def x():
-    return T.dmatrix("x")
 
 
 # Keywords of theano.function
@@ -57,7 +51,7 @@ def x():
         pytest.param(theano.Mode("vm_nogc", "fast_run"), id="vm_nogc", marks=NIGHTLY),
     ],
 )
-def test_modes_by_name_or_object(pair, x, mode):
+def test_modes_by_name_or_object(pair, mode):
     w = theano.shared(np.ones(2), "w")
     f = pair.function([x], (x * w).mean(), updates=[(w, w / 2)], mode=mode)
     for step in (1.0, 0.5):
@@ -67,7 +61,7 @@ def test_modes_by_name_or_object(pair, x, mode):
         pair.function([x], x.mean(), mode="NO_SUCH_MODE")
 
 
-def test_nan_guard_mode_guards_on_every_rank(pair, x):
+def test_nan_guard_mode_guards_on_every_rank(pair):
     from theano.compile.nanguardmode import NanGuardMode
 
     mode = NanGuardMode(nan_is_error=True, inf_is_error=False, big_is_error=False)
@@ -80,7 +74,7 @@ def test_nan_guard_mode_guards_on_every_rank(pair, x):
         assert f(X) == 2 * X.sum()
 
 
-def test_unused_inputs_are_an_error_a_warning_or_nothing(pair, x):
+def test_unused_inputs_are_an_error_a_warning_or_nothing(pair):
     unused = T.dvector("unused")
     for inputs in ({"inputs": [x, unused]}, {"inputs": [x], "bcast_inputs": [unused]}):
         build = dict(outputs=(x.sum(), "sum"), **inputs, **FAST)
@@ -147,7 +141,7 @@ def test_inputs_have_the_options_and_names_of_in(pair):
         f(wide, narrow, [1, 2, 3])
 
 
-def test_givens_of_another_type_need_rebuild_strict_false(pair, x):
+def test_givens_of_another_type_need_rebuild_strict_false(pair):
     narrow = T.fmatrix("narrow")
     build = dict(inputs=[narrow], outputs=(x * 2, "gather"), givens={x: narrow}, **FAST)
     with pytest.raises(TypeError, match="Cannot convert"):
@@ -157,7 +151,7 @@ def test_givens_of_another_type_need_rebuild_strict_false(pair, x):
     assert result.dtype == np.float32
 
 
-def test_default_updates_can_be_left_out(pair, x):
+def test_default_updates_can_be_left_out(pair):
     a, b = (theano.shared(np.asarray(0), name) for name in "ab")
     a.default_update, b.default_update = a + 1, b + 1
     output = (x.sum() + 0 * (a + b), "sum")
@@ -167,7 +161,7 @@ def test_default_updates_can_be_left_out(pair, x):
     assert pair.collectives.gather(b).tolist() == [2, 2]
 
 
-def test_operations_in_place_are_accepted_on_request_and_spoil_no_input(pair, x):
+def test_operations_in_place_are_accepted_on_request_and_spoil_no_input(pair):
     """Inputs lie in memory that the ranks share: they are copied before they are written to."""
     outputs = [(inplace.exp_inplace(x + 0), "gather"), (x.sort(axis=1), "gather")]
     with pytest.raises(TypeError, match="inplace"):
@@ -211,20 +205,16 @@ def masked():
 BAD_CALLS = {
     "no inputs": (lambda: (), {}, InputTypeError, "0 inputs, expected 2: rows, factor"),
     "an input too many": (lambda: (X, 1, 1), {}, InputTypeError, "got 3 inputs, expected 2"),
-    "None": (lambda: (None, 1), {}, InputTypeError, "input rows"),
     "a ragged list": (lambda: ([[1.0, 2.0], [3.0]], 1), {}, SynkError, "input rows"),
     "too large a number": (lambda: ([[1e300]], [1e300]), {}, SynkError, "input factor"),
     "0-d for rows": (lambda: (np.array(1.0), 1), {}, InputTypeError, "got 0 dimensions"),
     "objects": (lambda: (X.astype(object), 1), {}, InputTypeError, "dtype object"),
-    "words": (lambda: (np.array([["a", "b"]]), 1), {}, InputTypeError, "<U1"),
     "long doubles": (lambda: (X.astype("longdouble"), 1), {}, InputTypeError, "float128"),
     "a masked scalar": (lambda: (X, np.ma.masked), {}, InputTypeError, "mask"),
     "batch_s for nothing": (lambda: (X, 1), {"batch_s": 2}, InputTypeError, "sliceable_shareds"),
     "no slices": (lambda: (X, 1), {"num_slices": 0}, InputValueError, "num_slices"),
-    "a true slice": (lambda: (X, 1), {"num_slices": True}, InputValueError, "num_slices"),
     "a negative output": (lambda: (X, 1), {"output_subset": [-1]}, InputValueError, "from 0 to 1"),
     "a true output": (lambda: (X, 1), {"output_subset": [True]}, InputValueError, "True"),
-    "a bare output": (lambda: (X, 1), {"output_subset": 1}, SynkError, "output_subset"),
     "a strange keyword": (lambda: (X, 1), {"rosw": 1}, InputTypeError, "unknown keyword 'rosw'"),
     "an input twice": (lambda: (X, 1), {"rows": X}, InputTypeError, "by position and by keyword"),
 }
@@ -258,7 +248,7 @@ def test_masked_values_are_refused_wherever_they_come_in(pair):
     np.testing.assert_array_equal(data.data, X)
 
 
-def test_a_shared_variable_of_two_runtimes_has_replicas_in_each(pair, trio, x):
+def test_a_shared_variable_of_two_runtimes_has_replicas_in_each(pair, trio):
     """They are replicas of the one value that it has here when each first needs it."""
     s = theano.shared(np.zeros(2), "s")
     add = pair.function([x], updates=[(s, s + x.sum(axis=0))], **FAST)
@@ -300,7 +290,7 @@ def test_closing_inside_a_call_ends_it_with_an_error(monkeypatch):
         del outer
 
 
-def test_only_one_thread_at_a_time_builds_a_function(pair, x, monkeypatch):
+def test_only_one_thread_at_a_time_builds_a_function(pair, monkeypatch):
     """What Theano does is set for all threads: another one's functions would work in place."""
     both, met, built, build = threading.Barrier(2), [], [], theano.function
 
@@ -331,17 +321,10 @@ def test_test_values_are_the_users_alone(pair):
             np.testing.assert_allclose(resident, 2 * rows[[2, 0]].sum(axis=0))
 
 
-def test_functions_cannot_be_copied_or_pickled(pair, x):
-    f = pair.function([x], (x.sum(), "sum"), name="total", **FAST)
-    for act in (pickle.dumps, copy.copy, copy.deepcopy):
-        with pytest.raises(TypeError, match=r"function total.*build it again with"):
-            act(f)
-
-
 # Loops and branches
 
 
-def test_scan_that_updates_shared_variables(pair, x):
+def test_scan_that_updates_shared_variables(pair):
     """The inner function's own updates are applied once a call; in slices, once as well."""
     n = theano.shared(np.asarray(0), "n")
     terms, updates = theano.scan(lambda row: (row.sum(), {n: n + 1}), x)
@@ -371,7 +354,7 @@ def test_other_ranks_streams_are_as_far_apart_as_theanos(monkeypatch):
 
 # What it asks for is no result over rows, and is told so.
 @pytest.mark.filterwarnings("ignore:this function cannot be split")
-def test_one_random_state_goes_on_over_functions_and_rounds(pair, x):
+def test_one_random_state_goes_on_over_functions_and_rounds(pair):
     """Functions that share a stream draw on from each other; the master's numbers are Theano's."""
 
     def drawn():
@@ -392,7 +375,7 @@ def test_one_random_state_goes_on_over_functions_and_rounds(pair, x):
     assert len(np.unique(f()[0])) == 4
 
 
-def test_sparse_constants_and_sparse_variables(pair, x):
+def test_sparse_constants_and_sparse_variables(pair):
     matrix = scipy.sparse.random(3, 5, 0.5, "csr", random_state=1)
     constant = theano.sparse.as_sparse_variable(matrix)
     dense = T.as_tensor_variable(matrix.toarray())
@@ -409,7 +392,7 @@ def test_sparse_constants_and_sparse_variables(pair, x):
 
 # What it asks for is no result over rows, and is told so.
 @pytest.mark.filterwarnings("ignore:this function cannot be split")
-def test_inputs_variables_and_doubles_as_outputs_are_the_callers_own(pair, x):
+def test_inputs_variables_and_doubles_as_outputs_are_the_callers_own(pair):
     s, c, total = theano.shared(np.arange(3.0), "s"), T.dscalar("c"), x.sum()
     outputs = [(x, "gather"), (x, "gather"), (s, "sum"), s, (c, "max"), (total, "sum")]
     outputs += [(total, "max"), (x * 1, None)]
