@@ -203,7 +203,7 @@ def test_parts_that_differ_are_a_mismatch_and_a_decline_leaves_them(pair):
 
 
 def test_a_rank_that_fails_amid_its_parts_ends_the_group_for_all():
-    def run(comm, fake):
+    def run(comm, fake, _):
         out = CudaArray.of(fake.gpus, np.zeros(10), comm.device)
         reduction = comm.partitioned_all_reduce(out, bounds=BOUNDS)
         reduction.ready()
@@ -415,10 +415,11 @@ def test_streams():
 
 
 def broken_group(function, size=2):
-    """Run on a group that is not in order afterwards."""
+    """Run, with an array of ones, on a group that is not in order afterwards."""
     fake, comms = open_group(size)
+    ones = [CudaArray.of(fake.gpus, np.ones(2), comm.device) for comm in comms]
     try:
-        in_threads(comms, lambda comm: function(comm, fake))
+        in_threads(comms, lambda comm: function(comm, fake, ones[comm.rank]))
     finally:
         for comm in comms:
             comm.close()
@@ -426,8 +427,7 @@ def broken_group(function, size=2):
 
 
 def test_a_call_returns_before_it_has_happened_and_synchronize_is_bounded():
-    def run(comm, fake):
-        x = CudaArray.of(fake.gpus, np.ones(2), comm.device)
+    def run(comm, fake, x):
         if comm.rank:
             comm._link.run = lambda calls, stream, deadline: None  # it is stuck somewhere
         comm.all_reduce(x, out=x)
@@ -453,8 +453,7 @@ def comm_ended(comm, x):
 
 
 def test_a_peer_that_fails_half_way_frees_those_who_wait_for_the_gpu():
-    def run(comm, fake):
-        x = CudaArray.of(fake.gpus, np.ones(2), comm.device)
+    def run(comm, fake, x):
         if comm.rank:
 
             def fail(calls, stream, deadline):
@@ -473,8 +472,7 @@ def test_a_peer_that_fails_half_way_frees_those_who_wait_for_the_gpu():
 
 
 def test_a_call_that_never_returns_from_nccl_is_stopped_in_time():
-    def run(comm, fake):
-        x = CudaArray.of(fake.gpus, np.ones(2), comm.device)
+    def run(comm, fake, x):
         comm.barrier()
         if comm.rank == 0:
             fake.stuck.add(0)
@@ -491,38 +489,21 @@ def test_a_call_that_never_returns_from_nccl_is_stopped_in_time():
     assert sorted(broken_group(run).aborted) == [0, 1]
 
 
-def with_a_dying_peer(wait):
-    """Let rank 1 die while rank 0's GPU waits for it, which calls ``wait``; return the stand-in."""
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_dead_process_is_noticed_while_the_gpu_waits_for_it(asked):
+    """Also where nobody asks this communicator: a library may wait for the GPU by itself."""
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
 
-    def run(comm, fake):
-        x = CudaArray.of(fake.gpus, np.ones(2), comm.device)
+    def run(comm, fake, x):
         if comm.rank:
             comm._link.run = lambda calls, stream, deadline: None
             comm.all_reduce(x)
             time.sleep(0.2)
             child.kill()
-        else:
-            # As if rank 1 lived in that process.
-            comm._link._pidfds.add(1, Identity(child.pid, 0, identity().namespace))
-            comm.all_reduce(x)
-            wait(comm, fake)
-            with pytest.raises(PeerLost):
-                comm.all_reduce(x)
-
-    try:
-        return broken_group(run)
-    finally:
-        child.kill()
-        child.wait()
-        child.stdin.close()
-
-
-@pytest.mark.parametrize("asked", [True, False])
-def test_a_dead_process_is_noticed_while_the_gpu_waits_for_it(asked):
-    """Also where nobody asks this communicator: a library may wait for the GPU by itself."""
-
-    def wait(comm, fake):
+            return
+        # As if rank 1 lived in that process.
+        comm._link._pidfds.add(1, Identity(child.pid, 0, identity().namespace))
+        comm.all_reduce(x)
         deadline = time.monotonic() + 10
         while not asked and fake.gpus.pending() and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -531,15 +512,21 @@ def test_a_dead_process_is_noticed_while_the_gpu_waits_for_it(asked):
             comm.synchronize(10)
         assert caught.value.rank == 1
         assert "lost rank 1" in repr(comm)
+        with pytest.raises(PeerLost):
+            comm.all_reduce(x)
 
-    assert 0 in with_a_dying_peer(wait).aborted
+    try:
+        assert 0 in broken_group(run).aborted
+    finally:
+        child.kill()
+        child.wait()
+        child.stdin.close()
 
 
 def test_synchronize_waits_for_an_event_alone():
     asked = []
 
-    def run(comm, fake):
-        x = CudaArray.of(fake.gpus, np.ones(2), comm.device)
+    def run(comm, fake, x):
         comm.all_reduce(x)
         if comm.rank == 0:
             # The event happens at the third look.
@@ -555,8 +542,7 @@ def test_synchronize_waits_for_an_event_alone():
 
 @pytest.mark.parametrize("event", [None, 77])
 def test_an_interrupt_ends_a_wait_for_the_gpu_and_not_the_group(event):
-    def run(comm, fake):
-        x = CudaArray.of(fake.gpus, np.ones(2), comm.device)
+    def run(comm, fake, x):
         comm.all_reduce(x, out=x)
         if comm.rank == 0:
             wait = comm._link._wait
@@ -578,8 +564,7 @@ def test_an_interrupt_ends_a_wait_for_the_gpu_and_not_the_group(event):
 
 
 def test_what_nccl_reports_ends_the_group():
-    def run(comm, fake):
-        x = CudaArray.of(fake.gpus, np.ones(2), comm.device)
+    def run(comm, fake, x):
         comm.barrier()
         if comm.rank:
             fake.fail(1, 6)
@@ -593,8 +578,7 @@ def test_what_nccl_reports_ends_the_group():
 
 
 def test_a_closed_peer_is_lost_and_a_closed_communicator_closed():
-    def run(comm, fake):
-        x = CudaArray.of(fake.gpus, np.ones(2), comm.device)
+    def run(comm, fake, x):
         comm.all_reduce(x)
         comm.synchronize()
         comm.barrier()
