@@ -6,30 +6,23 @@ so later. What only GPUs show is in `integration/multi_gpu`.
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import sys
 import weakref
 
-import cloudpickle
 import numpy as np
 import pytest
 import theano
 import theano.tensor as T
 from _ops import picky
-from test_captured import Graphs, mode, stand_ins
 from theano.compile.ops import as_op
 
 from synk_comm._collectives.rounds import RoundCommunicator
 from synk_core import DecompositionWarning, InputValueError, Runtime, WorkerFailed
 from synk_core._graph.devices import parts
-from synk_core._graph.devices.captured import REPLAYED
 from synk_core._graph.devices.device import Cpu
 from synk_core._graph.devices.parts import in_parts
 from synk_core._plan.rows import split_rows
-from synk_core._rank import distribute, outputs
-
-cloudpickle.register_pickle_by_value(sys.modules["test_captured"])
+from synk_core._rank import outputs
 
 OPEN = []
 """Reductions of this rank that were begun, and whose end it has not said."""
@@ -78,7 +71,6 @@ def changes():
         (Cpu, "takes", lambda _self, _values, reducible=False: True),
         (outputs, "is_on_default_device", lambda value: isinstance(value, np.ndarray)),
         (parts, "SMALLEST_PIECE", 64),
-        (distribute, "MOST_AT_ONCE", 2),
     ]
 
 
@@ -87,12 +79,9 @@ RoundCommunicator.partitioned_all_reduce = None  # so that it can be replaced on
 
 @as_op([T.dvector], [T.dvector])
 def overlap_here(values):
-    """Have this rank overlap from now on; it records its functions, too, if it gets a 1."""
-    more = stand_ins() if values[0] else []
-    for owner, name, value in [*changes(), *more]:
+    """Have this rank overlap from now on."""
+    for owner, name, value in changes():
         setattr(owner, name, value)
-    if values[0]:
-        Cpu.graphs = Graphs()
     return values
 
 
@@ -113,10 +102,10 @@ def left_open(values):
 class Overlapping:
     """A runtime whose ranks overlap."""
 
-    def __init__(self, runtime, recording):
+    def __init__(self, runtime):
         self.runtime = runtime
         x = T.dvector("x")
-        runtime.function([x], (overlap_here(x), "gather"))(np.full(runtime.size, recording))
+        runtime.function([x], (overlap_here(x), "gather"))(np.zeros(runtime.size))
         self._events = runtime.function([x], (events(x), None))
         self._left_open = runtime.function([x], (left_open(x), "gather"))
 
@@ -128,21 +117,14 @@ class Overlapping:
         return [int(n) for n in self._events(np.zeros(self.runtime.size))]
 
 
-@contextlib.contextmanager
-def overlapping_ranks(recording=0.0):
-    """Three ranks that overlap until the end; this process does as ever after that."""
-    with pytest.MonkeyPatch.context() as patch:
-        for owner, name, _ in [*changes(), *stand_ins()]:
-            patch.setattr(owner, name, getattr(owner, name))  # to be restored
-        patch.setattr(Cpu, "graphs", None)
-        with Runtime(3) as runtime:
-            yield Overlapping(runtime, recording)
-
-
 @pytest.fixture(scope="module")
 def ranks():
-    with overlapping_ranks() as made:
-        yield made
+    """Three ranks that overlap until the end; this process does as ever after that."""
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name, _ in changes():
+            patch.setattr(owner, name, getattr(owner, name))  # to be restored
+        with Runtime(3) as runtime:
+            yield Overlapping(runtime)
 
 
 @pytest.fixture
@@ -328,40 +310,6 @@ def test_parts_of_other_sizes(overlapping):
     runtime.collectives.broadcast(a)
     for _ in range(3):
         check(25)
-
-
-def test_a_gradient_that_is_replayed_overlaps_too():
-    """Uneven shares, slices, a call that fails: by serial Theano."""
-    random, x = np.random.RandomState(3), T.dmatrix("x")
-    params = [theano.shared(random.randn(6, 6) / 2) for _ in range(3)]
-    h = x
-    for w in params:
-        h = T.tanh(T.dot(h, w))
-    loss = T.sqr(h).mean()
-    gradient = T.concatenate([g.flatten() for g in T.grad(loss, params)])
-    serial, v = theano.function([x], [loss, gradient]), theano.shared(np.zeros(3 * 36), "v")
-    with overlapping_ranks(recording=1.0) as overlapping:
-        runtime, overlapped = overlapping.runtime, 0
-        options = {"name": "gradient", "mode": mode(), "proof": False}
-        f = runtime.function([x], loss, updates=[(v, gradient)], **options)
-        average = runtime.delayed.all_reduce(v, weights=f)
-        for call in range(20):
-            rows = random.randn(12 if call % 5 else 7, 6)
-            if call == 13:
-                with pytest.raises(ValueError, match=r"shapes|dimension|broadcast"):
-                    step(runtime, f, v, rows[:, :2])
-            sliced = {"num_slices": 2} if call == 15 else {}
-            got, expected = runtime.step(f.delayed(rows, **sliced), average)[0], serial(rows)
-            np.testing.assert_allclose(got, expected[0], rtol=1e-10)
-            for held in runtime.collectives.gather(v, nd_up=1):
-                np.testing.assert_allclose(held, expected[1], rtol=1e-9, atol=1e-12)
-            overlapped += overlapping.events() == [*9 * [2], 0]
-        assert overlapped >= 16
-        loaded = runtime._rank.functions[f.number]
-        assert loaded.replay == runtime.stats()["gradient"].graph == REPLAYED
-        (average,) = loaded.averages.values()
-        recorded = loaded.captured(average.function, None)._shapes.values()
-        assert 5 in {len(shape._recorded) for shape in recorded}  # one ends with the loss
 
 
 def test_only_the_average_that_follows_is_done(overlapping):
