@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import signal
-import time
 
 import numpy as np
 import pytest
@@ -48,7 +46,7 @@ def test_weights_are_those_of_the_last_call_that_succeeded(pair):
 
 
 def test_a_call_while_another_is_prepared_is_refused(pair):
-    """From an input that computes itself, or from a signal handler."""
+    """From an input that computes itself."""
     y = T.dvector("y")
     f = pair.function([y], (y.sum(), "sum"), **FAST)
     f(np.ones(5))
@@ -61,25 +59,6 @@ def test_a_call_while_another_is_prepared_is_refused(pair):
     with pytest.raises(NestedCall, match="inside a call"):
         pair.step(f.delayed(np.ones(5)), f.delayed(Lazy()))
     assert pair.step(f.delayed(np.ones(5)), f.delayed(np.ones(3))) == [5.0, 3.0]
-
-    refused = []
-
-    def ring(_number, _frame):
-        try:
-            f(np.full(5, 1000.0))
-        except NestedCall:
-            refused.append(1)
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, 0.0007, 0.0007)
-    try:
-        deadline = time.monotonic() + 20
-        while len(refused) < 20 and time.monotonic() < deadline:
-            assert f(np.ones(5)) == 5.0
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    assert refused
 
 
 def test_no_room_for_one_input_does_no_harm_to_the_next_call(pair, monkeypatch):
