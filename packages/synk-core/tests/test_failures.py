@@ -297,13 +297,8 @@ def test_a_time_that_nobody_can_wait_is_refused():
 
 
 EARLY = """
-import os, signal, time, warnings
-import numpy as np
-from synk_testing.engine import T
-from synk_core import Runtime
 assert os.getpgrp() == os.getpid()
 warnings.simplefilter("ignore")
-x = T.dvector("x")
 with Runtime(3) as runtime:
     for _ in range(10):
         try:
@@ -398,11 +393,6 @@ def test_ctrl_c_that_is_held_back_is_not_lost_by_an_error():
 
 
 COMPILING = """
-import os, signal, subprocess, sys, threading, time
-import numpy as np
-from synk_testing.engine import T, as_op
-from synk_core import Runtime
-
 @as_op([T.dvector], [T.dvector])
 def compile_in_workers(values, master=os.getpid()):
     if os.getpid() != master:
@@ -417,7 +407,7 @@ def end(*_):
     os._exit(0)
 
 signal.signal(signal.SIGUSR1, end)
-x, runtime = T.dvector("x"), Runtime(2)
+runtime = Runtime(2)
 f = runtime.function([x], (compile_in_workers(x), "gather"))
 f(np.ones(2))
 """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import threading
@@ -21,7 +20,6 @@ from synk_core import (
     Runtime,
     SynkError,
     VerifyError,
-    WorkerDied,
     WorkerFailed,
     in_graph,
 )
@@ -376,7 +374,7 @@ def test_an_interrupt_amid_the_rows_of_all_ranks_changes_nothing(pair):
     np.testing.assert_array_equal(f(rows(4)), rows(4))
 
 
-def test_a_worker_that_dies_and_another_master():
+def test_another_master():
     w = engine.shared(np.ones(3), name="w")
     mean = T.tanh(x.dot(w)).mean()
     with Runtime(2, master_rank=1) as runtime:
@@ -386,11 +384,6 @@ def test_a_worker_that_dies_and_another_master():
         bad, _, _ = unlike(runtime)
         with pytest.raises(NotExact):
             bad(rows(5))
-        os.kill(runtime.worker_pids[0], signal.SIGKILL)
-        with pytest.raises(WorkerDied):
-            f.verify(rows(5))
-        assert runtime.closed
-        np.testing.assert_array_equal(w.get_value(), np.ones(3))
 
 
 # ---- verify() ------------------------------------------------------------------------------------

@@ -80,11 +80,6 @@ def test_a_call_copies_many_rows_by_several_threads(gather, threads, tmp_path, v
 
 
 AT_EXIT = """
-import atexit
-import numpy as np
-from synk_core import Runtime
-from synk_testing.engine import T
-
 x = T.fmatrix("x")
 runtime = Runtime(1)
 f = runtime.function([x], (x.sum(), "sum"), mode="FAST_COMPILE")

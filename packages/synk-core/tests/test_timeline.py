@@ -178,11 +178,7 @@ def test_a_file_that_cannot_be_written_at_the_end_is_a_warning(tmp_path):
 
 
 PROGRAM = """
-import sys, numpy as np
-from synk_testing.engine import T
-from synk_core import Runtime
 runtime = Runtime(2)
-x = T.dvector("x")
 f = runtime.function([x], x.mean(), name="f", mode="FAST_COMPILE")
 f(np.ones(4))
 runtime.timeline(sys.argv[1])
