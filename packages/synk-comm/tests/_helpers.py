@@ -7,6 +7,10 @@ import subprocess
 import sys
 import time
 
+import pytest
+
+BOTH = pytest.mark.parametrize("backend", ["shm", pytest.param("zmq", marks=pytest.mark.nightly)])
+
 
 def environment(**more):
     """Return this process's environment, for a program that is no rank and finds its modules."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from _helpers import environment
+from _helpers import run_python
 
 from synk_comm import connect, create_group
 
@@ -24,38 +23,30 @@ with synk_comm.connect(timeout_s=20) as comm:
 """
 
 
-def start(**variables):
-    return subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", SCRIPT],
-        env=environment(**variables),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def said(child):
-    out, err = child.communicate(timeout=60)
-    return out.strip() or err.strip().splitlines()[-1]
+def said(**variables):
+    done = run_python("-W", "error", "-c", SCRIPT, **variables)
+    return done.stdout.strip() or done.stderr.strip().splitlines()[-1]
 
 
 def test_a_ticket_in_the_environment():
     with create_group(2, "zmq") as group:
-        children = [start(SYNK_COMM_TICKET=group.ticket(rank)) for rank in range(2)]
-        assert [said(child) for child in children] == [
+        tickets = [{"SYNK_COMM_TICKET": group.ticket(rank)} for rank in range(2)]
+        with ThreadPoolExecutor() as pool:
+            told = [*pool.map(lambda ticket: said(**ticket), tickets)]
+        assert told == [
             f"{rank} 2 zmq | zmq: the group was made without shared memory | 3" for rank in range(2)
         ]
 
 
 def test_by_itself_a_script_is_a_group_of_one():
-    assert said(start()) == (
+    assert said() == (
         "0 1 local | local: no variable SYNK_COMM_* is set, so this process is a group of one | 1"
     )
 
 
 @pytest.mark.parametrize("name", ["RANK", "SIZE"])
 def test_half_an_environment_is_an_error_that_tells_the_cure(name):
-    told = said(start(**{f"SYNK_COMM_{name}": "0"}))
+    told = said(**{f"SYNK_COMM_{name}": "0"})
     assert f"SYNK_COMM_{name} is set, but not SYNK_COMM_TICKET" in told
     assert "python -m synk_comm.run -n 4 script.py" in told
 

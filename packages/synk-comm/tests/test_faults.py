@@ -21,11 +21,10 @@ import warnings
 
 import numpy as np
 import pytest
+from _helpers import BOTH
 
 from synk_comm import AbortedError, create_group, join
 from synk_comm.testing import run_ranks, thread_group
-
-BOTH = pytest.mark.parametrize("backend", ["shm", pytest.param("zmq", marks=pytest.mark.nightly)])
 
 
 class Fire(Exception):

@@ -11,8 +11,9 @@ import time
 import numpy as np
 import pytest
 from _cuda_array import CudaArray
+from _every_call import MOVED, REDUCED, compare
 from _fake_nccl import FakeNccl, open_group
-from contract.tools import data, equal
+from contract.tools import data
 
 from synk_comm import (
     AbortedError,
@@ -30,8 +31,6 @@ from synk_comm._backends.nccl.start import load_binding
 from synk_comm._system.liveness import Identity, identity
 from synk_comm.cuda import CudaError, Driver
 from synk_comm.testing import in_threads, thread_group
-
-STRUCT = np.dtype([("a", "i2"), ("b", "f8", (2,))], align=True)
 
 
 class Ranks:
@@ -73,95 +72,16 @@ def read(comm, array):
     return array.host()
 
 
-REDUCED = {
-    "i": ["sum", "prod", "min", "max"],
-    "u": ["sum", "prod", "min", "max"],
-    "f": ["sum", "prod", "min", "max", "avg"],
-    "c": ["sum", "avg"],
-    "b": ["min", "max"],
-}
-MOVED = ["?", ">i4", "M8[ns]", "U3", "V7", STRUCT]
-
-
 # -- what every call gives ------------------------------------------------------------------
-
-
-def results(comm, put, dtype):
-    """Make every call with arrays that ``put`` makes; return what came and what was overwritten."""
-    me, size, last = comm.rank, comm.size, comm.size - 1
-    whole = STRUCT if dtype is STRUCT else np.dtype(dtype)
-
-    def array(*shape):
-        return put(data(me, shape, whole))
-
-    def zeros(*shape):
-        return put(np.zeros(shape, whole))
-
-    x, rows, ragged = array(7, 5), array(2 * size, 3), [array(rank, 2) for rank in range(size)]
-    got = []
-    for op in REDUCED.get(whole.kind, []) if whole.isnative else []:
-        for shape in [(), (0,), (3, 1, 2)]:
-            y = array(*shape)
-            got += [comm.all_reduce(y, op), comm.reduce(y, op, last), y]
-            assert comm.all_reduce(y, op, out=y) is y
-            got += [y, *comm.all_reduce([x, y], op)]
-        mine, unused = (x, None) if me == last else (None, zeros(1))
-        got += [comm.all_reduce(mine, op, out=zeros(7, 5)), comm.reduce(mine, op, last, out=unused)]
-        got.append(comm.reduce_scatter(rows, op))
-        out = zeros(me, 2)
-        assert comm.reduce_scatter(ragged, op, out=out) is out
-        got.append(out)
-        if op == "avg":
-            weight = 1e200 * (1.0 + 3 * me)
-            got.append(comm.all_reduce(x, op, weight=weight))
-            got.append(comm.reduce_scatter(rows, op, weight=weight))
-            nothing = put(np.full((7, 5), np.nan, whole)) if me else x
-            comm.all_reduce(nothing, op, weight=float(not me), out=nothing)
-            got.append(nothing)
-    block, places = array(size, 7, 5), [zeros(rank, 2) for rank in range(size)]
-    comm.all_gather(block[me], out=block)
-    got += [*comm.all_gather(x), block, *comm.all_gather(ragged[me])]
-    for arrays in comm.all_gather([x, rows]):
-        got += arrays
-    got += comm.all_gather(ragged[me], out=places)
-    for root in range(size):
-        quiet = me == (root + 1) % size and size > 1
-        unused = None if me == root else zeros(1)
-        got += comm.gather(None if quiet else ragged[me], root, out=unused) or []
-        dealt = comm.scatter(ragged if me == root else None, root, out=zeros(me, 2))
-        table = array(size, 2) if me == root else None
-        got += [dealt, comm.scatter(table, root, out=zeros(2))]
-        moved = [array(3), array(2, 2)]
-        assert comm.broadcast(moved, root) is moved
-        got += moved
-    mine = [array(me + 2 * rank) for rank in range(size)]
-    theirs = [zeros(rank + 2 * me) for rank in range(size)]
-    got += [*comm.all_to_all(mine), *comm.all_to_all(mine, out=theirs)]
-    return got + comm.all_to_all(array(size, 3))
 
 
 def test_every_call_gives_what_it_gives_for_host_arrays(ranks):
     """Those go the host's way, which the contract compares with NumPy."""
+    dtypes = ["i1", "u1", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "c8", "c16", *MOVED]
 
     def run(comm):
-        for dtype in ["i1", "u1", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "c8", "c16", *MOVED]:
-            with np.errstate(over="ignore"):  # products of float16
-                expected = results(comm, np.array, dtype)
-                got = results(comm, lambda values: ranks.put(comm, values), dtype)
-            assert len(got) == len(expected), dtype
-            for number, (one, other) in enumerate(zip(got, expected)):
-                assert (one is None) == (other is None), (dtype, number)
-                if one is None:
-                    continue
-                one, other = read(comm, one), np.asarray(other)
-                assert (one.shape, one.dtype) == (other.shape, other.dtype), (dtype, number)
-                if one.dtype.kind in "fc":
-                    eps = 8 * float(np.finfo(one.dtype).eps)
-                    np.testing.assert_allclose(one, other, eps, eps, err_msg=f"{dtype}, {number}")
-                elif one.dtype.names is None:
-                    assert one.tobytes() == other.tobytes(), (dtype, number)
-                else:
-                    equal(one, other)
+        put = lambda values: ranks.put(comm, values)  # noqa: E731
+        compare(comm, put, lambda array: read(comm, array), dtypes)
 
     ranks.run(run)
 
@@ -283,7 +203,7 @@ def test_parts_that_differ_are_a_mismatch_and_a_decline_leaves_them(pair):
 
 
 def test_a_rank_that_fails_amid_its_parts_ends_the_group_for_all():
-    def run(comm, fake):
+    def run(comm, fake, _):
         out = CudaArray.of(fake.gpus, np.zeros(10), comm.device)
         reduction = comm.partitioned_all_reduce(out, bounds=BOUNDS)
         reduction.ready()
@@ -495,10 +415,11 @@ def test_streams():
 
 
 def broken_group(function, size=2):
-    """Run on a group that is not in order afterwards."""
+    """Run, with an array of ones, on a group that is not in order afterwards."""
     fake, comms = open_group(size)
+    ones = [CudaArray.of(fake.gpus, np.ones(2), comm.device) for comm in comms]
     try:
-        in_threads(comms, lambda comm: function(comm, fake))
+        in_threads(comms, lambda comm: function(comm, fake, ones[comm.rank]))
     finally:
         for comm in comms:
             comm.close()
@@ -506,8 +427,7 @@ def broken_group(function, size=2):
 
 
 def test_a_call_returns_before_it_has_happened_and_synchronize_is_bounded():
-    def run(comm, fake):
-        x = CudaArray.of(fake.gpus, np.ones(2), comm.device)
+    def run(comm, fake, x):
         if comm.rank:
             comm._link.run = lambda calls, stream, deadline: None  # it is stuck somewhere
         comm.all_reduce(x, out=x)
@@ -533,8 +453,7 @@ def comm_ended(comm, x):
 
 
 def test_a_peer_that_fails_half_way_frees_those_who_wait_for_the_gpu():
-    def run(comm, fake):
-        x = CudaArray.of(fake.gpus, np.ones(2), comm.device)
+    def run(comm, fake, x):
         if comm.rank:
 
             def fail(calls, stream, deadline):
@@ -553,8 +472,7 @@ def test_a_peer_that_fails_half_way_frees_those_who_wait_for_the_gpu():
 
 
 def test_a_call_that_never_returns_from_nccl_is_stopped_in_time():
-    def run(comm, fake):
-        x = CudaArray.of(fake.gpus, np.ones(2), comm.device)
+    def run(comm, fake, x):
         comm.barrier()
         if comm.rank == 0:
             fake.stuck.add(0)
@@ -571,38 +489,21 @@ def test_a_call_that_never_returns_from_nccl_is_stopped_in_time():
     assert sorted(broken_group(run).aborted) == [0, 1]
 
 
-def with_a_dying_peer(wait):
-    """Let rank 1 die while rank 0's GPU waits for it, which calls ``wait``; return the stand-in."""
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_dead_process_is_noticed_while_the_gpu_waits_for_it(asked):
+    """Also where nobody asks this communicator: a library may wait for the GPU by itself."""
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
 
-    def run(comm, fake):
-        x = CudaArray.of(fake.gpus, np.ones(2), comm.device)
+    def run(comm, fake, x):
         if comm.rank:
             comm._link.run = lambda calls, stream, deadline: None
             comm.all_reduce(x)
             time.sleep(0.2)
             child.kill()
-        else:
-            # As if rank 1 lived in that process.
-            comm._link._pidfds.add(1, Identity(child.pid, 0, identity().namespace))
-            comm.all_reduce(x)
-            wait(comm, fake)
-            with pytest.raises(PeerLost):
-                comm.all_reduce(x)
-
-    try:
-        return broken_group(run)
-    finally:
-        child.kill()
-        child.wait()
-        child.stdin.close()
-
-
-@pytest.mark.parametrize("asked", [True, False])
-def test_a_dead_process_is_noticed_while_the_gpu_waits_for_it(asked):
-    """Also where nobody asks this communicator: a library may wait for the GPU by itself."""
-
-    def wait(comm, fake):
+            return
+        # As if rank 1 lived in that process.
+        comm._link._pidfds.add(1, Identity(child.pid, 0, identity().namespace))
+        comm.all_reduce(x)
         deadline = time.monotonic() + 10
         while not asked and fake.gpus.pending() and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -611,15 +512,21 @@ def test_a_dead_process_is_noticed_while_the_gpu_waits_for_it(asked):
             comm.synchronize(10)
         assert caught.value.rank == 1
         assert "lost rank 1" in repr(comm)
+        with pytest.raises(PeerLost):
+            comm.all_reduce(x)
 
-    assert 0 in with_a_dying_peer(wait).aborted
+    try:
+        assert 0 in broken_group(run).aborted
+    finally:
+        child.kill()
+        child.wait()
+        child.stdin.close()
 
 
 def test_synchronize_waits_for_an_event_alone():
     asked = []
 
-    def run(comm, fake):
-        x = CudaArray.of(fake.gpus, np.ones(2), comm.device)
+    def run(comm, fake, x):
         comm.all_reduce(x)
         if comm.rank == 0:
             # The event happens at the third look.
@@ -635,8 +542,7 @@ def test_synchronize_waits_for_an_event_alone():
 
 @pytest.mark.parametrize("event", [None, 77])
 def test_an_interrupt_ends_a_wait_for_the_gpu_and_not_the_group(event):
-    def run(comm, fake):
-        x = CudaArray.of(fake.gpus, np.ones(2), comm.device)
+    def run(comm, fake, x):
         comm.all_reduce(x, out=x)
         if comm.rank == 0:
             wait = comm._link._wait
@@ -658,8 +564,7 @@ def test_an_interrupt_ends_a_wait_for_the_gpu_and_not_the_group(event):
 
 
 def test_what_nccl_reports_ends_the_group():
-    def run(comm, fake):
-        x = CudaArray.of(fake.gpus, np.ones(2), comm.device)
+    def run(comm, fake, x):
         comm.barrier()
         if comm.rank:
             fake.fail(1, 6)
@@ -673,8 +578,7 @@ def test_what_nccl_reports_ends_the_group():
 
 
 def test_a_closed_peer_is_lost_and_a_closed_communicator_closed():
-    def run(comm, fake):
-        x = CudaArray.of(fake.gpus, np.ones(2), comm.device)
+    def run(comm, fake, x):
         comm.all_reduce(x)
         comm.synchronize()
         comm.barrier()

@@ -13,6 +13,7 @@ import weakref
 
 import numpy as np
 import pytest
+from _helpers import BOTH
 from contract.tools import raises
 
 from synk_comm import (
@@ -28,7 +29,6 @@ from synk_comm.testing import in_threads, run_ranks, thread_group
 
 LONG = np.ones(200_000)
 ENOUGH_S = 4.0
-BOTH = pytest.mark.parametrize("backend", ["shm", pytest.param("zmq", marks=pytest.mark.nightly)])
 
 
 def threads():

@@ -30,20 +30,6 @@ def test_scaling_weights_changes_nothing_but_the_range(weights):
         assert less / top == pytest.approx(weight / max(weights), rel=1e-15)
 
 
-@pytest.mark.parametrize("dtype", ["<f2", ">f2"])
-def test_float16_is_accumulated_in_a_wider_type(comms, dtype):
-    """Against float64: of more digits than float16 has, and beyond its range on the way."""
-    parts = np.array([[2048, 6e4], [0.75, 6e4], [0.75, -6e4]])
-
-    def reduced(comm):
-        own = parts[comm.rank].astype(dtype)
-        return [comm.all_reduce(own, op) for op in ("sum", "avg")], comm.iall_reduce(own).wait()
-
-    total, mean = parts.sum(axis=0).astype(dtype), parts.mean(axis=0).astype(dtype)
-    for got, later in in_threads(comms, reduced):
-        np.testing.assert_array_equal([*got, later], [total, mean, total])
-
-
 def test_infinities_and_overflow_raise_no_warning():
     out = np.empty(1, "f4")
     with np.errstate(all="raise"):

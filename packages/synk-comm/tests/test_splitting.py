@@ -10,6 +10,7 @@ import threading
 import time
 
 import pytest
+from _helpers import BOTH
 
 from synk_comm import (
     AbortedError,
@@ -21,7 +22,6 @@ from synk_comm import (
 from synk_comm._collectives.splitting import _look_at, in_ranks_of_the_old
 from synk_comm.testing import run_ranks
 
-BOTH = pytest.mark.parametrize("backend", ["shm", pytest.param("zmq", marks=pytest.mark.nightly)])
 SHARED = {"shm": 2, "zmq": 1}
 """How often the ranks tell each other something before they enter their new groups."""
 SOON_S = 4.0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import threading
 import time
 import warnings
 
@@ -16,7 +15,7 @@ import zmq
 from synk_comm import AbortedError, PeerLost
 from synk_comm._backends.zmq.fabric import ZmqFabric
 from synk_comm._system.folder import SocketFolder
-from synk_comm.testing import in_threads, run_ranks
+from synk_comm.testing import in_threads
 
 KEY = b"k" * 32
 
@@ -60,25 +59,6 @@ def bytes_of(rank, nbytes):
 
 
 # -- failures -------------------------------------------------------------------------------
-
-
-def test_a_stopped_rank_on_this_machine_is_late_not_lost():
-    values = run_ranks(2, stop_for_a_while, backend="zmq")
-    assert values[0] == (True, 2.0)
-
-
-def stop_for_a_while(comm):
-    pids = comm.all_gather_object(os.getpid())
-    if comm.rank == 1:
-        time.sleep(0.5)  # what ZeroMQ has not sent yet would be stopped too
-        os.kill(os.getpid(), signal.SIGSTOP)
-        return float(comm.all_reduce(1.0))
-    waker = threading.Timer(3.0, os.kill, [pids[1], signal.SIGCONT])
-    waker.start()
-    began = time.monotonic()
-    total = float(comm.all_reduce(1.0))
-    waker.join()
-    return time.monotonic() - began > 2.0, total
 
 
 @pytest.mark.parametrize("length", [0, 10, 25])

@@ -47,10 +47,19 @@ def zygote():
         yield made
 
 
+BEGIN = """
+import atexit, os, signal, subprocess, sys, threading, time, warnings
+import numpy as np
+from synk_core import Runtime
+from synk_testing.engine import T, as_op
+x = T.dvector("x")
+"""
+
+
 @pytest.fixture(scope="session")
 def run_script(zygote):
-    """Run Python code to its end: (exit status, standard output, error output)."""
-    return zygote.run
+    """Run Python code to its end, with usual imports: (exit status, standard output, errors)."""
+    return lambda code, *arguments: zygote.run(BEGIN + code, *arguments)
 
 
 # Three have uneven shares and one in the middle; two are there as `pair`.

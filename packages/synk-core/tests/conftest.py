@@ -8,6 +8,7 @@ from typing import Optional
 
 # Modules of the tests' own, whose names begin with "_", are imported by name.
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent / "faults"))
 
 from _fixtures import (  # noqa: F401
     by_value,
@@ -26,7 +27,7 @@ from synk_testing.engine import is_left_out
 
 ON_BOTH = (
     *("atomic", "collectives", "failures", "flat", "function", "in_graph", "sequences", "step"),
-    *("adapters", "bad_input", "bare", "check", "data", "proof", "row_axis", "seeds", "spec"),
+    *("adapters", "bare", "check", "data", "proof", "row_axis", "seeds", "spec"),
 )
 """Tests, by the names of their files, that run on any engine, whenever tests run. Of the others,
 those that import no Theano do so at night."""

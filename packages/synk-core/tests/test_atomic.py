@@ -11,6 +11,7 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 from _leaks import no_ranks_left
+from _ops import FAST, picky
 
 import synk_shm
 from synk_core import Function, Runtime
@@ -30,15 +31,6 @@ from synk_testing.engine import STREAMS, T, as_op, engine
 x = T.dvector("x")
 
 pytestmark = pytest.mark.c_code
-
-FAST = {"mode": "FAST_COMPILE"}
-
-
-@as_op([T.dvector], [T.dvector])
-def picky(values):
-    if values.size and values.max() > 100:
-        raise ValueError("not this")
-    return values
 
 
 @pytest.fixture(scope="module")
@@ -121,26 +113,6 @@ def test_an_all_reduce_that_a_worker_fails_to_take_is_undone_in_the_master_too(p
     assert ranks_of(pair, v) == [[[0.5] * 3] * 2]
 
 
-def content(state):
-    return state.bit_generator.state if isinstance(state, np.random.Generator) else state
-
-
-def test_random_streams_are_put_back_too(trio):
-    stream = [*STREAMS.values()][-1](3)
-    drawn = stream.uniform(size=(2,))
-    f, g = [trio.function([x], [(picky(x), "gather"), (drawn, "gather")]) for _ in range(2)]
-    states = [state for state, *_ in stream.state_updates]
-    kept = [state.get_value() for state in states]
-    for bad in 200 * np.eye(3):
-        with pytest.raises((WorkerFailed, ValueError), match="not this"):
-            f(bad)
-        for state, value in zip(states, kept):
-            np.testing.assert_equal(content(state.get_value()), content(value))
-    # The other function's numbers are those of a stream from which none were drawn.
-    first = g(np.zeros(3))[1]
-    assert len(set(first.tolist())) == 6
-
-
 def test_a_step_is_done_whole_or_not_at_all(trio):
     gradient = engine.shared(np.zeros(2), name="gradient")
     weights = engine.shared(np.ones(2), name="weights")
@@ -176,22 +148,6 @@ def test_a_step_is_done_whole_or_not_at_all(trio):
     assert ranks_of(trio, gradient, weights) == before
     once(rows, rows)
     assert ranks_of(trio, weights) == [[[-1.0, -1.0]] * 3]
-
-
-def test_a_rank_without_rows_gets_back_what_a_collective_has_changed(trio):
-    w = engine.shared(np.arange(3.0), name="w")
-    f = trio.function([x], updates=[(w, w * 2 + x.sum())], **FAST)
-    g = trio.function([x], (picky(x), "gather"), **FAST)
-    f(np.arange(3.0))
-    before = ranks_of(trio, w)
-    for op in ("avg", "sum"):
-        with pytest.raises(WorkerFailed, match="not this"):
-            trio.step(
-                f.delayed(np.ones(1)),
-                trio.delayed.all_reduce(w, op=op),
-                g.delayed(np.array([0.0, 0.0, 200.0])),
-            )
-        assert ranks_of(trio, w) == before
 
 
 def test_what_interrupts_after_all_are_done_closes_and_never_undoes_one_rank_alone(monkeypatch):

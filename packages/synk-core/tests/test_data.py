@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from synk_core.exceptions import InputTypeError, InputValueError
+from synk_core.exceptions import InputTypeError, InputValueError, SynkError
 from synk_testing.engine import T
 
 
@@ -75,13 +75,21 @@ def test_growing_keeps_contents_and_uses_the_allocation(pair):
     assert (data.alloc_size, data.shape) == (0, (0,))
 
 
-def test_bad_shapes_are_refused(pair):
+def test_bad_shapes_and_settings_are_refused(pair):
     data = pair.data(np.zeros((2, 2)))
     for error, match, act in (
         (InputValueError, "non-negative", lambda: data.set_shape((2, -1))),
         (InputValueError, "expected 2", lambda: data.set_shape((2,))),
         (InputValueError, "oversize", lambda: data.set_value(np.zeros((9, 9)), oversize=0.5)),
         (InputTypeError, "scalar", lambda: pair.data(1.0).set_length(3)),
+        (SynkError, "a NumPy dtype", lambda: pair.data(dtype="nonsense", ndim=1)),
+        (SynkError, "numbers or booleans", lambda: pair.data("abc")),
+        (SynkError, "from 0 to 32", lambda: pair.data(dtype=float, ndim=True)),
+        (SynkError, "expected a str", lambda: pair.data(1.0, name=5)),
+        (SynkError, "True or False", lambda: pair.data([1.0], minibatch="yes")),
+        (SynkError, "address space", lambda: pair.data(dtype=float, shape=(2**40, 2**40))),
+        (SynkError, "tuple of 1 ints", lambda: pair.data(dtype=float, shape=(2.5,))),
+        (SynkError, "cannot be cast", lambda: pair.data("a", dtype=float, ndim=0, force_cast=True)),
     ):
         with pytest.raises(error, match=match):
             act()

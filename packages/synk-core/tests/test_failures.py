@@ -31,7 +31,6 @@ from synk_core.exceptions import (
     InputValueError,
     Interrupted,
     SpecError,
-    StallWarning,
     StartError,
     WorkerDied,
     WorkerFailed,
@@ -41,10 +40,6 @@ from synk_testing import wait_gone
 from synk_testing.engine import T, as_op, engine
 
 x = T.vector("x")
-
-
-def by_night(*values):
-    return pytest.param(*values, marks=pytest.mark.nightly)
 
 
 pytestmark = pytest.mark.usefixtures("unproved")
@@ -301,37 +296,9 @@ def test_a_time_that_nobody_can_wait_is_refused():
                 Runtime(2, **{what: seconds})
 
 
-@pytest.mark.filterwarnings("ignore::synk_core.exceptions.StallWarning")
-def test_a_stall_is_told_while_it_lasts_and_is_given_up():
-    x, y = misbehaving(lambda values: time.sleep(values.max()))
-    with no_ranks_left():
-        runtime = Runtime(3, stall_s=0.3, timeout_s=5.0)  # in which a busy machine starts one
-        f = runtime.function([x], (y, "gather"), name="slow")
-        f(np.zeros(3))
-        computing = "rank 2 has been computing function 'slow'"
-        with pytest.warns(StallWarning, match=computing) as told:
-            f(np.array([0.0, 0.0, 1.0]))
-        text = next(str(one.message) for one in told if computing in str(one.message))
-        assert "in behave" in text
-        assert "rank 1" not in text
-        assert f(np.zeros(3)).tolist() == [0, 0, 0]
-        with pytest.raises(WorkerStalled, match="computing function 'slow'") as caught:
-            f(np.array([0.0, 0.0, 60.0]))
-        assert isinstance(caught.value, TimeoutError)
-        assert caught.value.ranks == (2,)
-        assert "in behave" in caught.value.stacks[2]
-        assert "in behave" in str(caught.value)
-        assert runtime.closed
-
-
 EARLY = """
-import os, signal, time, warnings
-import numpy as np
-from synk_testing.engine import T
-from synk_core import Runtime
 assert os.getpgrp() == os.getpid()
 warnings.simplefilter("ignore")
-x = T.dvector("x")
 with Runtime(3) as runtime:
     for _ in range(10):
         try:
@@ -426,11 +393,6 @@ def test_ctrl_c_that_is_held_back_is_not_lost_by_an_error():
 
 
 COMPILING = """
-import os, signal, subprocess, sys, threading, time
-import numpy as np
-from synk_testing.engine import T, as_op
-from synk_core import Runtime
-
 @as_op([T.dvector], [T.dvector])
 def compile_in_workers(values, master=os.getpid()):
     if os.getpid() != master:
@@ -445,13 +407,15 @@ def end(*_):
     os._exit(0)
 
 signal.signal(signal.SIGUSR1, end)
-x, runtime = T.dvector("x"), Runtime(2)
+runtime = Runtime(2)
 f = runtime.function([x], (compile_in_workers(x), "gather"))
 f(np.ones(2))
 """
 
 
-@pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", by_night("runtime.close()")])
+@pytest.mark.parametrize(
+    "end", ["os.kill(os.getpid(), 9)", pytest.param("runtime.close()", marks=pytest.mark.nightly)]
+)
 def test_workers_that_end_while_they_compute_take_along_what_they_have_started(run_script, end):
     """As a compiler."""
     with no_ranks_left():
@@ -514,24 +478,6 @@ def test_what_no_rank_has_time_to_say_does_not_pile_up(pair):
     with pytest.raises(WorkerFailed) as caught:
         f(np.array([0.0, 1.0]))
     assert len(str(caught.value)) < 300_000
-
-
-def test_an_interrupt_between_sending_and_doing_ends_the_runtime(monkeypatch):
-    with no_ranks_left():
-        runtime = Runtime(2)
-        f = runtime.function([x], (x, "gather"))
-        f(np.zeros(2))
-        give = runtime._rank.line.give
-
-        def interrupt(*order):
-            give(*order)
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr(runtime._rank.line, "give", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            f(np.ones(2))
-        with pytest.raises(Closed, match="KeyboardInterrupt in"):
-            f(np.ones(2))
 
 
 def test_a_forked_child_cannot_use_its_parents_runtime_and_does_it_no_harm(pair):

@@ -106,28 +106,20 @@ def test_no_room_at_all_names_the_input_and_the_function(pair):
     assert data.data.sum() == 6
 
 
-@contextlib.contextmanager
-def limited(name, soft):
-    kind = getattr(resource, "RLIMIT_" + name)
-    before = resource.getrlimit(kind)
-    resource.setrlimit(kind, (soft, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(kind, before)
-
-
 def test_a_limit_on_memory_is_named_with_its_cure(pair):
     x, large = T.dvector("x"), np.broadcast_to(1.0, 8 << 20)
     f = pair.function([x], x.mean())
     f(np.ones(4))
     with open("/proc/self/statm") as file:
         used = int(file.read().split()[0]) * resource.getpagesize()
-    with limited("AS", used + (24 << 20)):
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + (24 << 20), before[1]))
+    try:
         for act in (lambda: pair.data(large), lambda: f(large)):
-            with pytest.raises(SharedMemoryFull, match="ulimit -v") as caught:
+            with pytest.raises(SharedMemoryFull, match="ulimit -v"):
                 act()
-            assert isinstance(caught.value, MemoryError)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
     assert f(large) == 1
 
 
@@ -139,15 +131,3 @@ def test_a_limit_of_the_system_is_named_with_its_cure():
         (OSError(errno.ENOMEM, "Cannot allocate memory"), "ulimit -v"),
     ):
         assert cure in with_cure(error)
-
-
-@pytest.mark.nightly
-def test_many_arrays_need_few_descriptors():
-    with limited("NOFILE", 256):
-        for size in (1, 2):
-            with no_ranks_left(), Runtime(size, use_gpu=False) as runtime:
-                x = T.dvector()
-                total = runtime.function([x], (x.sum(), "sum"))
-                several = [runtime.data(np.full(2, float(i))) for i in range(600)]
-                assert [total(one) for one in several] == [2.0 * i for i in range(600)]
-                del several

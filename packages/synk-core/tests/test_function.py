@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import re
 import warnings
 
 import numpy as np
 import pytest
+from _ops import FAST, picky
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from synk_core import DecompositionWarning, Runtime, in_graph
 from synk_core._plan.rows import split_rows
 from synk_core._rank.outputs import Accumulator
-from synk_core.exceptions import BatchError, InputValueError, WorkerFailed
-from synk_testing.engine import STREAMS, T, as_op, engine
+from synk_core.exceptions import (
+    BatchError,
+    Closed,
+    InputTypeError,
+    InputValueError,
+    SpecError,
+    SynkError,
+    WorkerFailed,
+)
+from synk_testing.engine import NAME, STREAMS, T, engine
 
 x = T.matrix("x")
-
-FAST = {"mode": "FAST_COMPILE"}
 
 
 def rows(count, columns=3, seed=0):
@@ -33,7 +41,8 @@ def all_ops(runtime):
     z = x * y
     outputs = [z.mean(axis=0), (z.mean(), "avg"), (z.sum(axis=0), "sum"), (z.max(axis=0), "max")]
     outputs += [(z.min(), "c_min"), (z.prod(axis=0), "prod"), (z.sum(axis=1), "gather")]
-    outputs += [(T.cast(T.gt(z, 0).sum(), "int64"), "sum")]
+    outputs += [(T.cast(T.gt(z, 0).sum(), "int64"), "sum"), (T.gt(z, 0), "gather")]
+    outputs += [(T.gt(z, 1).any(axis=0), "max"), (T.gt(z, -1).all(), "min")]
     return runtime.function([x], outputs, bcast_inputs=[y], name="all_ops")
 
 
@@ -57,10 +66,11 @@ def test_any_batch_in_slices_gives_what_numpy_gives_for_its_rows(all_ops, runtim
     results = all_ops(x, y, batch=batch, num_slices=data.draw(st.integers(1, 5)))
     z = chosen * y
     expected = [z.mean(axis=0), z.mean(), z.sum(axis=0), z.max(axis=0), z.min(), z.prod(axis=0)]
-    expected += [z.sum(axis=1), (z > 0).sum()]
+    expected += [z.sum(axis=1), (z > 0).sum(), z > 0, (z > 1).any(axis=0), (z > -1).all()]
     assert len(results) == len(expected)
     for result, value in zip(results, expected):
         assert np.shape(result) == np.shape(value)
+        assert np.asarray(result).dtype == value.dtype
         np.testing.assert_allclose(result, value, rtol=1e-12, atol=1e-14)
     assert list(all_ops.rows) == [b - a for a, b in split_rows(len(chosen), runtime.size)]
 
@@ -278,13 +288,8 @@ def test_minibatch_data_has_a_row_for_each_entry_or_begins_at_the_lowest_selecte
     np.testing.assert_array_equal(got, [5.0, 60.0, 700.0])
     (got,) = f(whole, mini, batch=2)
     np.testing.assert_array_equal(got, [0.0, 10.0])
-    # Arrays are copied selected, Data are not; and all inputs may hold the minibatch only.
-    (got,) = f(whole.data, mini, batch=[4, 2])
+    (got,) = f(whole.data, mini, batch=[4, 2])  # arrays are copied selected, Data are not
     np.testing.assert_array_equal(got, [4.0, 20.0])
-    (got,) = f(mini, mini, batch=[4, 2, 7])
-    np.testing.assert_array_equal(got, [1.0, 100.0, 10000.0])
-    with pytest.raises(BatchError, match="got 3 rows, expected at least 4"):
-        f(whole, mini, batch=[1, 1, 1, 1])
 
 
 def test_build_inputs_and_as_theano(pair):
@@ -295,6 +300,10 @@ def test_build_inputs_and_as_theano(pair):
     assert (a.dtype, a.minibatch, a.alloc_size) == (np.float32, True, 27)
     assert (b.dtype, b.minibatch, b.name) == (np.int32, False, "y")
     np.testing.assert_allclose(f.as_theano(a, labels), f(a, b), rtol=1e-6)
+    with pytest.raises(InputTypeError, match="True or False"):
+        f.build_inputs(value, labels, minibatch=[np.ones((2, 2), bool), False])
+    with pytest.raises(InputTypeError, match="got None, expected a value"):
+        f.build_inputs(value, None)
     single = pair.function([x], x.mean()).build_inputs(value.astype(float), force_cast=True)
     np.testing.assert_array_equal(single.data, value)
     # Data of float32 are taken by variables of float64.
@@ -388,19 +397,13 @@ def test_explicit_updates_of_random_states_advance_with_every_slice(pair):
 
 
 def test_row_share_is_one_again_after_a_failure_and_in_another_runtime(pair):
-    @as_op([T.dvector], [T.dvector])
-    def touchy(values):
-        if values.max() > 0:
-            raise ValueError("no")
-        return values
-
-    touchy_op, x = touchy, T.dvector("x")
+    x = T.dvector("x")
     with Runtime(1) as runtime:
         share = runtime.row_share()
-        total = share * touchy_op(x).sum()
+        total = share * picky(x).sum()
         f = runtime.function([x], (total, "sum"))
-        with pytest.raises(ValueError, match="no"):
-            f(np.array([0.0, 0, 0, 1]), num_slices=4)
+        with pytest.raises(ValueError, match="not this"):
+            f(np.array([0.0, 0, 0, 200]), num_slices=4)
         assert share.get_value() == 1
         assert f.as_theano(np.array([-1.0, -1])) == -2
     mean = pair.function([x], (share * x.mean(), "sum"))
@@ -438,3 +441,63 @@ def test_slices_may_lie_in_the_same_memory():
         result = accumulator.result()
         held[:] = -1
         assert result.tolist() == wanted.get(op, [4, 1]), op
+
+
+# Wrong use: a clear error before anything is sent, and the runtime stays usable.
+
+
+def test_sparse_inputs_are_refused_with_a_sentence(pair):
+    sparse = importlib.import_module(f"{NAME}.sparse")
+    x, m = T.vector("x"), sparse.csr_matrix("m")
+    total = sparse.sp_sum(m)
+    for inputs, whole in (([m], []), ([x], [m])):
+        with pytest.raises(SpecError, match="expected a tensor, whose rows"):
+            pair.function(inputs, (total, "sum"), bcast_inputs=whole, on_unused_input="ignore")
+
+
+def test_variables_that_are_no_inputs_are_named(pair):
+    x, y, z, v = T.vectors("x", "y", "z", "v")
+    w = engine.shared(np.zeros(3), "w")
+    before = len(pair._rank.functions)
+    with pytest.raises(SpecError, match=r"function 'f' needs values of y, .*bcast_inputs="):
+        pair.function([x], (x * y).sum(), name="f")
+    with pytest.raises(SpecError, match=r"needs values of (y, z|z, y), expected"):
+        pair.function([x], (v * w).sum(), updates=[(w, w + y)], givens=[(v, x * z)])
+    assert len(pair._rank.functions) == before
+    given = pair.function([x], (x + y).sum(), givens=[(y, x * 2)])
+    assert given(np.ones(4)) == 6.0
+
+
+def test_wrong_batch_s_is_refused_on_all_ranks_before_any_computes(pair):
+    s = engine.shared(np.zeros(1), name="s")
+    n = engine.shared(np.zeros(()), name="n")
+    g = pair.function([], (s.sum(), "sum"), updates=[(n, n + 1)], sliceable_shareds=[s])
+    pair.collectives.scatter(s, np.arange(5.0))
+    with pytest.raises(SynkError, match="batch_s on rank 1") as caught:
+        g(batch_s=slice(0, 3))
+    assert isinstance(caught.value.__cause__, BatchError)
+    with pytest.raises(BatchError, match="batch_s on rank 0"):
+        g(batch_s=[[7], [0]])
+    with pytest.raises(InputValueError, match="one for each of 2 ranks"):
+        g(batch_s=[[0], [0], [0]])
+    assert pair.collectives.gather(n).tolist() == [0.0, 0.0]
+
+
+def test_a_closed_runtime_says_so():
+    x = T.vector("x")
+    runtime = Runtime(2)
+    g = runtime.function([x], x.sum())
+    data = runtime.data(np.ones(4))
+    runtime.close()
+    runtime.close()
+    assert runtime.closed
+    for act in (
+        *(lambda how=how: g(data, **how) for how in ({}, {"num_slices": 2}, {"batch": [0]})),
+        lambda: runtime.function([x], x.sum()),
+        lambda: runtime.data(1.0),
+        runtime.distribute,
+        lambda: runtime.collectives.broadcast(engine.shared(1.0)),
+    ):
+        with pytest.raises(Closed, match=r"closed \(by close\(\)\); call fork\(\)"):
+            act()
+    np.testing.assert_array_equal(data.data, np.ones(4))

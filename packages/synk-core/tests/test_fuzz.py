@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 import synk_shm
 from synk_core._plan.collectives import COLLECTIVES
 from synk_core.engine import MissingInputError
-from synk_core.exceptions import SynkError
 from synk_testing.engine import T
 
 RANKS = 3
@@ -244,24 +243,3 @@ def test_items_of_data_are_as_those_of_arrays(house, key, value):
     assert str(first) == str(second)
     np.testing.assert_array_equal(held.data, plain)
     house.check()
-
-
-def test_wrong_settings_are_told_in_words(house):
-    for arguments, words in (
-        ({"dtype": "nonsense", "ndim": 1}, "expected a NumPy dtype"),
-        ({"value": "abc"}, r"dtype <U3, expected one of numbers or booleans"),
-        ({"value": [None, 1.0]}, "dtype object, expected one of numbers"),
-        ({"value": np.zeros(2, "M8[D]")}, "expected one of numbers"),
-        ({"dtype": "U3", "shape": (2,)}, "expected one of numbers"),
-        ({"dtype": float, "ndim": 10**9}, "from 0 to 32"),
-        ({"dtype": float, "ndim": True}, "from 0 to 32"),
-        ({"dtype": float, "ndim": 1, "name": 5}, "expected a str"),
-        ({"dtype": float, "ndim": 1, "minibatch": "yes"}, "True or False"),
-        ({"dtype": float, "shape": (2**40, 2**40)}, "address space"),
-        ({"dtype": float, "shape": (2.5,)}, "tuple of 1 ints"),
-        ({"value": 1.0, "oversize": float("inf")}, "finite"),
-        ({"value": 1.0, "oversize": float("nan")}, "at least 1"),
-        ({"value": "abc", "dtype": float, "ndim": 0, "force_cast": True}, "cannot be cast"),
-    ):
-        with pytest.raises(SynkError, match=words):
-            house.runtime.data(**arguments)

@@ -24,10 +24,6 @@ def data(rows, seed=0):
     return np.random.RandomState(seed).randn(rows, 3)
 
 
-def values_of(runtime, variable):
-    return [runtime.collectives.get_value(rank, variable) for rank in range(runtime.size)]
-
-
 def test_rows_of_all_ranks(runtime):
     total = in_graph.all_reduce(x.sum(axis=0))
     mean = in_graph.all_reduce(x.mean(axis=0), "avg")
@@ -41,54 +37,6 @@ def test_rows_of_all_ranks(runtime):
         np.testing.assert_allclose(got_mean, value.mean(axis=0), atol=1e-14)
         assert got_count == rows
         np.testing.assert_array_equal(f.as_theano(value)[1], value.sum(axis=0))
-
-
-def numerical_gradient(cost, at, step=1e-6):
-    gradient = np.zeros_like(at)
-    for place in np.ndindex(*at.shape):
-        for sign in (1, -1):
-            moved = at.copy()
-            moved[place] += sign * step
-            gradient[place] += sign * cost(moved) / (2 * step)
-    return gradient
-
-
-@pytest.mark.parametrize(("op", "cost"), [("sum", "mean"), ("avg", "sum")])
-def test_gradients_and_second_derivatives(trio, op, cost):
-    """Combined over ranks as costs are, they are those of the whole cost.
-
-    With the other two costs, their adjoints are the operation itself: see below.
-    """
-    reduce_rows = {"sum": "sum", "avg": "mean"}[op]
-    reduce_costs = {"sum": "sum", "mean": "mean"}[cost]
-    combine = {"sum": "sum", "mean": "avg"}[cost]
-    x, v = T.dmatrix("x"), np.random.RandomState(3).randn(3, 2)
-    W = engine.shared(np.random.RandomState(1).randn(3, 2), name="W")
-
-    def whole(weights, value):
-        h = np.tanh(value @ weights)
-        statistic = getattr(h**2, reduce_rows)(axis=0)
-        return getattr((h * np.sin(statistic)).sum(axis=1) + statistic.sum(), reduce_costs)()
-
-    h = T.tanh(T.dot(x, W))
-    statistic = in_graph.all_reduce(getattr(T.sqr(h), reduce_rows)(axis=0), op, cost=cost)
-    own = getattr((h * T.sin(statistic)).sum(axis=1) + statistic.sum(), reduce_costs)()
-    gradient = T.grad(own, W)
-    hessian_v = T.grad((gradient * v).sum(), W)
-    f = trio.function([x], [(own, combine), (gradient, combine), (hessian_v, combine)])
-    for rows in (11, 2):
-        value = data(rows)
-        got_cost, got, got_hv = f(value)
-        at = W.get_value()
-        np.testing.assert_allclose(got_cost, whole(at, value), rtol=1e-12)
-        expected = numerical_gradient(lambda w, rows=value: whole(w, rows), at)
-        np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-7)
-        serial = f.as_theano(value)
-        np.testing.assert_allclose(got, serial[1], rtol=1e-11, atol=1e-12)
-        np.testing.assert_allclose(got_hv, serial[2], rtol=1e-11, atol=1e-11)
-    # Without the way back through it, it would be another one: the comparison can fail.
-    blind = T.grad(own, W, consider_constant=[statistic]).eval({x: value})
-    assert abs(got - blind).max() > 1e-3
 
 
 def test_the_adjoint_of_the_adjoint_is_the_operation():
@@ -134,9 +82,9 @@ def test_updates_are_equal_on_all_ranks(trio):
         value = data(rows)
         f(value)
         expected = 0.9 * expected + 0.1 * value.mean(axis=0)
-        np.testing.assert_allclose(values_of(trio, running), [expected] * 3, rtol=1e-13)
-    assert [int(n) for n in values_of(trio, steps)] == [len(COUNTS)] * 3
-    np.testing.assert_array_equal(values_of(trio, own)[0], data(1)[0])
+        np.testing.assert_allclose(trio.collectives.gather(running), [expected] * 3, rtol=1e-13)
+    assert [int(n) for n in trio.collectives.gather(steps)] == [len(COUNTS)] * 3
+    np.testing.assert_array_equal(trio.collectives.gather(own)[0], data(1)[0])
 
 
 def test_slices_are_reduced_together(trio):
@@ -157,7 +105,7 @@ def test_slices_are_reduced_together(trio):
                     expected[a:b] -= together.mean(axis=0)
                 held = held + len(together) / rows * together.mean(axis=0)
         np.testing.assert_allclose(f(value, num_slices=2), expected, atol=1e-14)
-        np.testing.assert_allclose(values_of(trio, running), [held] * 3, rtol=1e-13)
+        np.testing.assert_allclose(trio.collectives.gather(running), [held] * 3, rtol=1e-13)
 
 
 def test_rows_of_sliceable_variables(trio):
@@ -171,7 +119,7 @@ def test_rows_of_sliceable_variables(trio):
     trio.collectives.scatter(s, value)
     expected = value[[6, 12, 13]].mean(axis=0)
     np.testing.assert_allclose(f(batch_s=[[], [0], [0, 1]]), expected, rtol=1e-13)
-    np.testing.assert_allclose(values_of(trio, running), [expected] * 3, rtol=1e-13)
+    np.testing.assert_allclose(trio.collectives.gather(running), [expected] * 3, rtol=1e-13)
 
 
 def test_functions_without_rows(trio):
@@ -367,7 +315,7 @@ def test_ctrl_c_while_ranks_reduce_is_heeded_right_after(pair, monkeypatch):
         assert rank.flight.interrupted == rank.serial
     # It was not waited for the end: nothing of the call is left.
     for count in (1, 2):
-        np.testing.assert_allclose(values_of(pair, s), [count * value.sum(axis=0)] * 2)
+        np.testing.assert_allclose(pair.collectives.gather(s), [count * value.sum(axis=0)] * 2)
         f(value)
 
 
@@ -404,14 +352,19 @@ def test_slices_are_gathered_together(trio):
 labels = T.lvector("labels")
 
 
-def in_batch_negatives(z, gather, positions):
+def of_statistics(z, gather, positions, reduce):
+    total, mean = reduce(T.sqr(z).sum(axis=0), "sum"), reduce(T.tanh(z).mean(axis=0), "avg")
+    return (z * T.sin(total)).sum(axis=1) * mean.sum()
+
+
+def in_batch_negatives(z, gather, positions, reduce):
     logits = T.dot(z, gather(T.tanh(z * 2)).T)
     top = logits.max(axis=1, keepdims=True)
     lse = T.log(T.exp(logits - top).sum(axis=1)) + top[:, 0]
     return lse - logits[T.arange(z.shape[0]), positions(z)]
 
 
-def hardest_triplets(z, gather, positions):
+def hardest_triplets(z, gather, positions, reduce):
     z_all, same = gather(z), T.eq(labels.dimshuffle(0, "x"), gather(labels))
     distance = T.sqr(z.dimshuffle(0, "x", 1) - z_all).sum(axis=2)
     farthest = (distance * same).max(axis=1)
@@ -419,7 +372,7 @@ def hardest_triplets(z, gather, positions):
     return T.maximum(farthest - nearest + 1.0, 0.0)
 
 
-def whole_on_every_rank(z, gather, positions):
+def whole_on_every_rank(z, gather, positions, reduce):
     z_all = gather(z)
     return T.sqr(z_all.dimshuffle(0, "x", 1) - z_all).sum(axis=2).mean() + 0 * z[:, 0]
 
@@ -427,28 +380,30 @@ def whole_on_every_rank(z, gather, positions):
 @pytest.mark.parametrize(
     ("loss", "cost"),
     [
+        *((of_statistics, cost) for cost in ("mean", "sum")),
         *((in_batch_negatives, cost) for cost in ("mean", "sum")),
         *((hardest_triplets, cost) for cost in ("mean", "sum")),
         (whole_on_every_rank, "mean"),  # it is no sum of the ranks' costs
     ],
 )
-def test_gradients_through_gathered_rows(pair, trio, loss, cost):
+def test_gradients_through_what_ranks_exchange(pair, trio, loss, cost):
     """Those of the same loss in the plain engine, on all rows: second derivatives, too."""
     W, v = engine.shared(np.random.RandomState(1).randn(3, 2)), np.random.RandomState(3).randn(3, 2)
     settings = {"on_unused_input": "ignore", "mode": "FAST_COMPILE"}
 
-    def outputs(gather, positions):
-        value = getattr(loss(T.tanh(T.dot(x, W)), gather, positions), cost)()
+    def outputs(*exchanges):
+        value = getattr(loss(T.tanh(T.dot(x, W)), *exchanges), cost)()
         gradient = T.grad(value, W)
         twice = [] if loss is hardest_triplets else [T.grad((gradient * v).sum(), W)]
         return [value, gradient, *twice]
 
-    serial = outputs(lambda z: z, lambda z: T.arange(z.shape[0]))
+    serial = outputs(lambda z: z, lambda z: T.arange(z.shape[0]), lambda z, op: z)
     plain = engine.function([x, labels], serial, **settings)
     gather = functools.partial(in_graph.all_gather, cost=cost)
+    reduce = functools.partial(in_graph.all_reduce, cost=cost)
     ops = {"mean": "avg", "sum": "sum"}
     for runtime in (pair, trio):
-        made = [(output, ops[cost]) for output in outputs(gather, in_graph.positions)]
+        made = [(output, ops[cost]) for output in outputs(gather, in_graph.positions, reduce)]
         f = runtime.function([x, labels], made, **settings)
         for rows in (5, 12, 2):
             value, classes = data(rows), np.arange(rows) % 3

@@ -23,10 +23,7 @@ NIGHTLY = pytest.mark.nightly
 PREAMBLE = """
 import json, os, signal, sys, time, warnings
 import numpy as np
-from synk_testing.engine import engine
-from synk_testing.engine import T
-from synk_testing.engine import as_op
-import synk_core
+from synk_testing.engine import T, as_op, engine
 from synk_core import Runtime
 
 def say(**facts):
@@ -151,7 +148,7 @@ def test_a_program_runs_on_hosts_of_different_sizes(job, tmp_path):
 
 
 VANISHES = """
-who, status, when = map(int, sys.argv[1:4])
+(who, status), when = map(int, sys.argv[1:3]), sys.argv[3]
 
 def vanish():
     if status < 0:
@@ -170,31 +167,29 @@ f(X)
 say(ready=True)
 bad = X.copy()
 bad[(0, 20, 39)[who]] = 99
-if when == IN_A_CALL:
+if when == "in a call":
     try:
         f(bad)
     finally:
         time.sleep(999)  # nobody but the lost rank's own host is to end the job
-if when == CLOSED:
+if when == "closed":
     runtime.close()
-if when in (BETWEEN_CALLS, CLOSED):
+if when != "in a call":
     vanish()
 """
-IN_A_CALL, BETWEEN_CALLS, CLOSED = range(3)
 
 
 @pytest.mark.parametrize(
     ("rank", "status", "when", "on_a_host"),
     [
-        pytest.param(0, 6, BETWEEN_CALLS, 1, id="the master, alone on its host"),
-        pytest.param(2, 0, IN_A_CALL, 2, id="a worker of another host, without a word"),
-        pytest.param(2, -9, IN_A_CALL, 2, id="a worker that is killed", marks=NIGHTLY),
-        pytest.param(0, 0, CLOSED, 2, id="the master, between runtimes", marks=NIGHTLY),
+        pytest.param(0, 6, "between calls", 1, id="the master, alone on its host"),
+        pytest.param(2, 0, "in a call", 2, id="a worker of another host, without a word"),
+        pytest.param(2, -9, "in a call", 2, id="a worker that is killed", marks=NIGHTLY),
+        pytest.param(0, 0, "closed", 2, id="the master, between runtimes", marks=NIGHTLY),
     ],
 )
 def test_a_rank_that_is_lost_ends_the_job(job, rank, status, when, on_a_host):
-    code = f"IN_A_CALL, BETWEEN_CALLS, CLOSED = range(3)\n{VANISHES}"
-    with job(code, rank, status, when, on_a_host=on_a_host, limit_s=60) as program:
+    with job(VANISHES, rank, status, when, on_a_host=on_a_host, limit_s=60) as program:
         done = program.finish()
     said = done.out + done.err
     assert done.status != 0

@@ -6,30 +6,23 @@ so later. What only GPUs show is in `integration/multi_gpu`.
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import sys
 import weakref
 
-import cloudpickle
 import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from test_captured import Graphs, mode, stand_ins
+from _ops import picky
 from theano.compile.ops import as_op
 
 from synk_comm._collectives.rounds import RoundCommunicator
 from synk_core import DecompositionWarning, InputValueError, Runtime, WorkerFailed
 from synk_core._graph.devices import parts
-from synk_core._graph.devices.captured import REPLAYED
 from synk_core._graph.devices.device import Cpu
 from synk_core._graph.devices.parts import in_parts
 from synk_core._plan.rows import split_rows
-from synk_core._rank import distribute, outputs
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
-cloudpickle.register_pickle_by_value(sys.modules["test_captured"])
+from synk_core._rank import outputs
 
 OPEN = []
 """Reductions of this rank that were begun, and whose end it has not said."""
@@ -78,7 +71,6 @@ def changes():
         (Cpu, "takes", lambda _self, _values, reducible=False: True),
         (outputs, "is_on_default_device", lambda value: isinstance(value, np.ndarray)),
         (parts, "SMALLEST_PIECE", 64),
-        (distribute, "MOST_AT_ONCE", 2),
     ]
 
 
@@ -87,12 +79,9 @@ RoundCommunicator.partitioned_all_reduce = None  # so that it can be replaced on
 
 @as_op([T.dvector], [T.dvector])
 def overlap_here(values):
-    """Have this rank overlap from now on; it records its functions, too, if it gets a 1."""
-    more = stand_ins() if values[0] else []
-    for owner, name, value in [*changes(), *more]:
+    """Have this rank overlap from now on."""
+    for owner, name, value in changes():
         setattr(owner, name, value)
-    if values[0]:
-        Cpu.graphs = Graphs()
     return values
 
 
@@ -110,20 +99,13 @@ def left_open(values):
     return values + len(OPEN)
 
 
-@as_op([T.dvector], [T.dvector])
-def picky(values):
-    if values.size and values.max() > 100:
-        raise ValueError("not this")
-    return values
-
-
 class Overlapping:
     """A runtime whose ranks overlap."""
 
-    def __init__(self, runtime, recording):
+    def __init__(self, runtime):
         self.runtime = runtime
         x = T.dvector("x")
-        runtime.function([x], (overlap_here(x), "gather"))(np.full(runtime.size, recording))
+        runtime.function([x], (overlap_here(x), "gather"))(np.zeros(runtime.size))
         self._events = runtime.function([x], (events(x), None))
         self._left_open = runtime.function([x], (left_open(x), "gather"))
 
@@ -135,21 +117,14 @@ class Overlapping:
         return [int(n) for n in self._events(np.zeros(self.runtime.size))]
 
 
-@contextlib.contextmanager
-def overlapping_ranks(recording=0.0):
-    """Three ranks that overlap until the end; this process does as ever after that."""
-    with pytest.MonkeyPatch.context() as patch:
-        for owner, name, _ in [*changes(), *stand_ins()]:
-            patch.setattr(owner, name, getattr(owner, name))  # to be restored
-        patch.setattr(Cpu, "graphs", None)
-        with Runtime(3) as runtime:
-            yield Overlapping(runtime, recording)
-
-
 @pytest.fixture(scope="module")
 def ranks():
-    with overlapping_ranks() as made:
-        yield made
+    """Three ranks that overlap until the end; this process does as ever after that."""
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name, _ in changes():
+            patch.setattr(owner, name, getattr(owner, name))  # to be restored
+        with Runtime(3) as runtime:
+            yield Overlapping(runtime)
 
 
 @pytest.fixture
@@ -337,61 +312,6 @@ def test_parts_of_other_sizes(overlapping):
         check(25)
 
 
-def test_training_that_is_replayed_too():
-    """Uneven rows, slices, values that are set, calls that fail: those of serial Theano."""
-    random = np.random.RandomState(3)
-    x, y = T.dmatrix("x"), T.dmatrix("y")
-
-    def made():
-        values = [np.random.RandomState(i).randn(6, 6) / 2 for i in range(3)]
-        params = [theano.shared(value, f"w{i}") for i, value in enumerate(values)]
-        h = x
-        for w in params:
-            h = T.tanh(T.dot(h, w))
-        loss = T.sqr(h - y).mean()
-        return params, loss, T.concatenate([g.flatten() for g in T.grad(loss, params)])
-
-    def moved(params, vector):
-        parts = enumerate(params)
-        return [(w, w - 0.1 * vector[36 * i : 36 * i + 36].reshape((6, 6))) for i, w in parts]
-
-    theirs, loss, gradient = made()
-    serial = theano.function([x, y], loss, updates=moved(theirs, gradient))
-    params, loss, gradient = made()
-    v = theano.shared(np.zeros(3 * 36), "v")
-    data = random.randn(40, 6), random.randn(40, 6)
-    with overlapping_ranks(recording=1.0) as overlapping:
-        runtime = overlapping.runtime
-        options = {"name": "gradient", "mode": mode(), "proof": False}
-        f = runtime.function([x, y], loss, updates=[(v, gradient)], **options)
-        update = runtime.function([], updates=moved(params, v), name="update")
-        average = runtime.delayed.all_reduce(v, weights=f)
-        overlapped = 0
-        for call in range(20):
-            rows = random.permutation(40)[: 12 if call % 5 else 7]
-            if call == 13:
-                with pytest.raises(ValueError, match=r"shapes|dimension|broadcast"):
-                    runtime.step(f.delayed(data[0], data[1][:, :2], batch=rows), average, update)
-            sliced = {"num_slices": 2} if call == 15 else {}
-            loss = runtime.step(f.delayed(*data, batch=rows, **sliced), average, update)[0]
-            np.testing.assert_allclose(loss, serial(*(d[rows] for d in data)), rtol=1e-10)
-            if call == 11:
-                for w in (params[0], theirs[0]):
-                    w.set_value(np.eye(6))
-                runtime.collectives.broadcast(params[0])
-            for one, other in zip(params, theirs):
-                value = one.get_value()
-                np.testing.assert_allclose(value, other.get_value(), rtol=1e-9, atol=1e-12)
-                assert (runtime.collectives.gather(one, nd_up=1) == value).all()
-            overlapped += overlapping.events() == [*9 * [2], 0]
-        assert overlapped >= 16
-        loaded = runtime._rank.functions[f.number]
-        assert loaded.replay == runtime.stats()["gradient"].graph == REPLAYED
-        (average,) = loaded.averages.values()
-        recorded = loaded.captured(average.function, None)._shapes.values()
-        assert 5 in {len(shape._recorded) for shape in recorded}  # one ends with the loss
-
-
 def test_only_the_average_that_follows_is_done(overlapping):
     """Another variable's, and a second one after the value has changed, are done themselves."""
     runtime, size = overlapping.runtime, overlapping.runtime.size
@@ -533,28 +453,3 @@ def test_functions_that_cannot_tell_of_parts():
         if can:
             found[0](np.arange(4.0))
             np.testing.assert_array_equal(v.get_value(), np.arange(4.0))
-
-
-def test_values_on_devices_come_to_new_ranks_from_device_to_device(overlapping, monkeypatch):
-    runtime, random = overlapping.runtime, np.random.RandomState(0)
-    broadcast, moved = RoundCommunicator.broadcast, []
-
-    def counted(comm, x, root):
-        moved.append([array.shape for array in x])
-        return broadcast(comm, x, root)
-
-    monkeypatch.setattr(RoundCommunicator, "broadcast", counted)
-    values = [random.rand(30, 40), np.asfortranarray(random.rand(5, 7)), random.rand(10, 3)[::2]]
-    values += [np.float64(2.5), np.zeros((0, 3)), np.arange(6)]
-    held = [theano.shared(value, f"v{i}", borrow=True) for i, value in enumerate(values)]
-    x, stream = T.dvector("x"), T.shared_randomstreams.RandomStreams(1)
-    total = sum(v.sum() for v in held) + stream.uniform((2,)).sum() * 0
-    f = runtime.function([x], (x + total, "gather"), name="total")
-    runtime.distribute()
-    shapes = [np.shape(value) for value in values]
-    assert moved == [shapes[:2], shapes[2:4], shapes[4:]]
-    expected = sum(float(np.sum(value)) for value in values)
-    np.testing.assert_allclose(f(np.zeros(runtime.size)), np.full(runtime.size, expected))
-    for v, value in zip(held, values):
-        for got in runtime.collectives.gather(v):
-            np.testing.assert_array_equal(got, value)

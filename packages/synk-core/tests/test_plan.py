@@ -54,7 +54,8 @@ def test_masks_and_first_rows_select_what_numpy_selects(mask, count):
 
 
 def test_rows_that_are_not_there_are_refused():
-    for batch in (11, -11, slice(0, 11), slice(-11, None), [10], [-11], np.ones(9, bool)):
+    huge = np.array([2**64 - 1], np.uint64)
+    for batch in (11, -11, slice(0, 11), slice(-11, None), [10], [-11], np.ones(9, bool), huge):
         with pytest.raises(BatchError, match="10"):
             select(batch, 10)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import threading
@@ -13,6 +12,7 @@ import warnings
 import numpy as np
 import pytest
 import scipy.sparse
+from _ops import FAST
 
 from synk_core import (
     NotExact,
@@ -20,7 +20,6 @@ from synk_core import (
     Runtime,
     SynkError,
     VerifyError,
-    WorkerDied,
     WorkerFailed,
     in_graph,
 )
@@ -30,8 +29,6 @@ from synk_core.exceptions import InputTypeError, InputValueError
 from synk_testing.engine import STREAMS, T, as_op, engine, softmax
 
 x = T.matrix("x")
-
-FAST = {"mode": "FAST_COMPILE"}
 
 
 def rows(count, columns=3, dtype="float64", seed=0):
@@ -158,17 +155,23 @@ def test_warnings_in_place_of_errors_or_nothing(pair):
 def test_what_is_drawn_is_proved_with_fixed_values_and_streams_go_on(pair):
     stream = [*STREAMS.values()][-1](seed=6)
     mask = stream.uniform(size=x.shape) < 0.7
-    fine = pair.function([x], (opaque(x * mask), "gather"), **FAST)
-    draws = fine(rows(4))
+    noise = engine.shared(np.zeros(()), name="noise")
+    outputs = [(opaque(x * mask), "gather"), (x.sum(), "sum")]
+    updates = [(noise, STREAMS["numpy"](seed=5).normal(size=(1,)).sum())]
+    fine = pair.function([x], outputs, updates=updates, **FAST)
     other = [*STREAMS.values()][-1](seed=6)
     plain = engine.function([x], x * (other.uniform(size=x.shape) < 0.7))
-    np.testing.assert_array_equal(draws[:2], plain(rows(4)[:2]))
-    assert fine.proof.ok
-    assert fine.proof.worst is not None
+    for _ in range(3):
+        np.testing.assert_array_equal(fine(rows(4))[0][:2], plain(rows(4)[:2]))
+        assert fine.proof.ok
+        assert fine.proof.worst is not None
+        report = right(pair, fine, rows(4))  # which takes what is drawn as it comes
+        for what in ("output 0", "update of noise"):
+            assert reasons(report)[what] == "it draws random numbers"
+        assert [c.what for c in report.comparisons if c.difference] == ["output 1"] * 3
     bad = pair.function([x], spread(x * mask).mean(), name="bad", **FAST)
     with pytest.raises(NotExact, match="'bad'"):
         bad(rows(6))
-    assert np.isfinite(fine(rows(4))).all()
 
 
 def test_all_rows_in_pieces_where_they_do_not_fit_into_memory(pair):
@@ -371,7 +374,7 @@ def test_an_interrupt_amid_the_rows_of_all_ranks_changes_nothing(pair):
     np.testing.assert_array_equal(f(rows(4)), rows(4))
 
 
-def test_a_worker_that_dies_and_another_master():
+def test_another_master():
     w = engine.shared(np.ones(3), name="w")
     mean = T.tanh(x.dot(w)).mean()
     with Runtime(2, master_rank=1) as runtime:
@@ -381,11 +384,6 @@ def test_a_worker_that_dies_and_another_master():
         bad, _, _ = unlike(runtime)
         with pytest.raises(NotExact):
             bad(rows(5))
-        os.kill(runtime.worker_pids[0], signal.SIGKILL)
-        with pytest.raises(WorkerDied):
-            f.verify(rows(5))
-        assert runtime.closed
-        np.testing.assert_array_equal(w.get_value(), np.ones(3))
 
 
 # ---- verify() ------------------------------------------------------------------------------------
@@ -418,11 +416,12 @@ def training_step(runtime):
     )
 
 
-def test_a_training_step_with_all_ops_is_right(pair):
-    f = training_step(pair)
-    report = right(pair, f, rows(7), 2.0)
+def test_a_training_step_with_all_ops_is_right(trio):
+    """Also of fewer rows than ranks, in more slices than rows."""
+    f = training_step(trio)
+    report = right(trio, f, rows(7), 2.0)
     assert report.raise_if_wrong() is report
-    assert (report.rows, report.notes) == ((4, 3), ())
+    assert (report.rows, report.notes) == ((3, 2, 2), ())
     assert list(reasons(report)) == ["output 8"]
     compared = {(c.what.partition(" (")[0], c.run) for c in report.comparisons if c.difference}
     assert compared >= {("update of velocity", "3 slices"), ("update of w", "parallel")}
@@ -431,14 +430,11 @@ def test_a_training_step_with_all_ops_is_right(pair):
             assert (f"output {i}", run) in compared
     assert 0 < report.worst.difference.ulps < report.worst.limit
     lines = str(report).splitlines()
-    assert lines[0] == f"'train' on 2 ranks with (4, 3) rows, against one process of {TITLE}: ok"
+    said = f"'train' on 3 ranks with (3, 2, 2) rows, against one process of {TITLE}: ok"
+    assert lines[0] == said
     assert any("update of velocity" in line for line in lines)
-    report = right(pair, f, pair.data(rows(9)), 2.0, batch=[5, 0, 0, 3, 2])
-    assert report.rows == (3, 2)
-
-
-def test_fewer_rows_than_ranks_and_more_slices_than_rows(trio):
-    f = training_step(trio)
+    report = right(trio, f, trio.data(rows(9)), 2.0, batch=[5, 0, 0, 3, 2])
+    assert report.rows == (2, 2, 1)
     for count in (1, 2, 4):
         right(trio, f, rows(count), 1.0, num_slices=(2, 9))
 
@@ -502,34 +498,6 @@ def test_row_shares_make_a_mean_a_sum(trio):
     assert share.get_value() == 1.0
 
 
-def drawing(runtime):
-    old, new = STREAMS["numpy"](seed=5), [*STREAMS.values()][-1](seed=6)
-    noise = engine.shared(np.zeros(()), name="noise")
-    return runtime.function(
-        [x],
-        [
-            (x * old.uniform(size=x.shape), "gather"),
-            (x * new.uniform(size=x.shape), "gather"),
-            (x.sum(), "sum"),
-        ],
-        updates=[(noise, old.normal(size=(1,)).sum())],
-        **FAST,
-    )
-
-
-def test_random_numbers_are_not_compared_and_streams_go_on_as_before(pair):
-    value = rows(5)
-    undisturbed = drawing(pair)
-    expected = [undisturbed(value)[:2] for _ in range(3)]
-    f = drawing(pair)
-    for draws in expected:
-        report = right(pair, f, value)
-        for what in ("output 0", "output 1", "update of noise"):
-            assert reasons(report)[what] == "it draws random numbers"
-        assert [c.what for c in report.comparisons if c.difference] == ["output 2"] * 3
-        np.testing.assert_array_equal(f(value)[:2], draws)
-
-
 def test_what_cannot_be_split_is_found(pair):
     w, v, whole = (engine.shared(np.ones(3), name=name) for name in ("w", "v", "whole"))
     last = engine.shared(np.int64(3), name="last")
@@ -573,27 +541,16 @@ def test_what_is_zero_but_for_rounding_is_not_judged_by_its_digits(pair):
     assert wrong(check(pair, pair.function([x], x.std(axis=0), **FAST), rows(300, 7)))
 
 
-def test_sums_that_cancel_are_not_judged_by_their_digits(pair):
-    terms = x * T.constant(1 / 3)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_sums_that_cancel_are_not_judged_by_their_digits(pair, dtype):
+    x = T.matrix("x", dtype=dtype)
+    terms = x * T.constant(1 / 3, dtype=dtype)
     f = pair.function([x], [(terms.sum(), "sum"), terms.mean()], **FAST)
     whole = np.round(rows(1000) * 10)  # whole numbers, which are not disturbed
     for value in (rows(1000) * 1e6, whole):
+        value = value.astype(dtype)
         right(pair, f, value - value.mean(axis=0).round())
         right(pair, f, np.concatenate([value, -value[::-1]]))
-
-
-@pytest.mark.parametrize("count", [1, 2, 31, 400])
-def test_random_runs_stay_well_within_the_limits(trio, count):
-    x = T.fmatrix("x")
-    w = engine.shared(rows(3, 4, "float32", seed=1), name="w")
-    v = engine.shared(np.zeros((3, 4), "float32"), name="v")
-    loss = T.tanh(x.dot(w)).sum(axis=1).mean()
-    new = np.float32(0.9) * v - np.float32(0.1) * T.grad(loss, w)
-    outputs = [loss, (T.exp(x.dot(w)), "gather"), (x.sum(axis=0), "sum"), (x**2).mean(axis=0)]
-    f = trio.function([x], outputs, updates=[(v, new), (w, w + new)])
-    for seed, scale in enumerate((0.01, 1.0, 3.0)):
-        report = right(trio, f, scale * rows(count, 3, "float32", seed) + seed, num_slices=2)
-        assert report.worst.severity < 0.5
 
 
 def test_differences_are_counted_in_ulps_of_the_largest_number():

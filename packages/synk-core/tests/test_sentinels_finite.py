@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import doctest
 import os
 import signal
 import threading
 import time
 import warnings
 
+import hypothesis
 import numpy as np
 import pytest
+from _ops import FAST
+from hypothesis import strategies as st
 
 from synk_core import (
     Closed,
@@ -21,11 +25,11 @@ from synk_core import (
     in_graph,
 )
 from synk_core._plan.rows import split_rows
+from synk_core._rank import finite
+from synk_core._rank.finite import last_of_bad
 from synk_testing.engine import STREAMS, T, as_op, engine
 
 x = T.dvector("x")
-
-FAST = {"mode": "FAST_COMPILE"}
 
 
 @pytest.fixture
@@ -349,3 +353,24 @@ def test_without_atomic_calls_rows_are_not_looked_for():
         assert runtime.stats()["watch_finite()"].calls == 1
     with pytest.raises(Closed):
         runtime.watch_finite()
+
+
+# The search for the row, without ranks.
+
+
+def test_the_example_of_a_search():
+    assert doctest.testmod(finite).failed == 0
+
+
+@hypothesis.given(st.integers(1, 3000).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n))))
+def test_the_first_row_that_makes_it_bad_is_found(case):
+    count, first = case
+    looks = []
+
+    def is_bad(stop):
+        assert 0 < stop <= count
+        looks.append(stop)
+        return stop > first
+
+    assert last_of_bad(is_bad, count) == (first if first < count else None)
+    assert len(looks) <= count.bit_length() + 1

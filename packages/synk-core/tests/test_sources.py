@@ -6,6 +6,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from _ops import FAST
 
 from synk_core import BatchError, InputTypeError, RowSource
 from synk_core._wire import arrays as arrays_module
@@ -13,7 +14,6 @@ from synk_testing.engine import T
 from synk_testing.files import KINDS, StandIn, in_file
 
 ROWS = 50
-FAST = {"mode": "FAST_COMPILE"}
 BATCHES = [
     *(10, slice(3, 20), slice(40, 3, -4), [31, 4, 4, 17, 49, 31, 0], [-1, -50, 3]),
     *(np.arange(ROWS) % 3 == 1, [], None),
@@ -80,11 +80,6 @@ def test_a_call_copies_many_rows_by_several_threads(gather, threads, tmp_path, v
 
 
 AT_EXIT = """
-import atexit
-import numpy as np
-from synk_core import Runtime
-from synk_testing.engine import T
-
 x = T.fmatrix("x")
 runtime = Runtime(1)
 f = runtime.function([x], (x.sum(), "sum"), mode="FAST_COMPILE")

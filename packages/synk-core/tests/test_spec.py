@@ -11,24 +11,11 @@ from synk_core.exceptions import OpError, SpecError
 from synk_testing.engine import T, engine
 
 LAYER = type("DenseLayer", (), {"get_output_for": None})()
+x, counter = T.matrix("x"), engine.shared(np.asarray(0), name="counter")
+weight = engine.shared(np.zeros(3), name="weight")
 
 
-@pytest.fixture
-def x():
-    return T.matrix("x")
-
-
-@pytest.fixture
-def counter():
-    return engine.shared(np.asarray(0), name="counter")
-
-
-@pytest.fixture
-def weight():
-    return engine.shared(np.zeros(3), name="weight")
-
-
-def test_outputs_in_all_forms(x):
+def test_outputs_in_all_forms():
     mean, total = x.mean(), x.sum()
     assert make_spec([x]).returns == "none"
     assert make_spec([x], mean).output_ops == ("avg",)
@@ -39,20 +26,20 @@ def test_outputs_in_all_forms(x):
     assert make_spec([x], (mean, total)).returns == "list"
 
 
-def test_updates_in_all_forms(x, weight, counter):
+def test_updates_in_all_forms():
     pairs = make_spec([x], updates=[(weight, weight + 1), (counter, counter + 1)]).updates
     assert [op for _, _, op in pairs] == ["avg", "last"]
     assert make_spec([x], updates=[(weight, weight + 1, "sum")]).updates[0][2] == "sum"
     assert make_spec([x], updates={counter: counter + 1}).updates[0][0] is counter
 
 
-def test_unknown_ops_are_refused(x):
+def test_unknown_ops_are_refused():
     for op in ("mean", "AVG", "c_", ""):
         with pytest.raises(OpError, match="expected one of 'avg', 'sum'"):
             make_spec([x], [(x.mean(), op)])
 
 
-def test_averages_of_integers_are_refused(x, counter):
+def test_averages_of_integers_are_refused():
     total = T.cast(x.sum(), "int64")
     for words, outputs, updates in (
         ("an average of integers is no integer", total, []),
@@ -65,7 +52,7 @@ def test_averages_of_integers_are_refused(x, counter):
     make_spec([x], (total, "sum"))
 
 
-def test_wrong_forms_are_refused(x, weight):
+def test_wrong_forms_are_refused():
     mean = x.mean()
     stateful = engine.In(x, update=x + 1)
     for words, inputs, outputs, options in (
@@ -88,7 +75,7 @@ def test_wrong_forms_are_refused(x, weight):
             make_spec(inputs, outputs, **options)
 
 
-def test_sliceables_that_cannot_be_sliced_are_refused(x, weight, counter):
+def test_sliceables_that_cannot_be_sliced_are_refused():
     for words, variable, options in (
         ("shared variable", x, {}),
         ("no rows", counter, {}),

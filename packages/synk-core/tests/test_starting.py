@@ -14,16 +14,10 @@ from synk_core.exceptions import StartError
 
 GUARD = 'put the call under `if __name__ == "__main__":`'
 
-# Should workers start workers, this is their end.
-BOUND = """
+UNGUARDED = """
 import os
 os.environ["DEPTH"] = str(int(os.environ.get("DEPTH", 0)) + 1)
-assert int(os.environ["DEPTH"]) < 4
-"""
-
-UNGUARDED = (
-    BOUND
-    + """
+assert int(os.environ["DEPTH"]) < 4  # the end, should workers start workers
 import synk_core
 from synk_testing.engine import T, as_op
 def twice(x): return 2 * x
@@ -32,7 +26,6 @@ x = T.dvector()
 f = runtime.function([x], (as_op([T.dvector], [T.dvector])(twice)(x), "gather"))
 f([1.0, 2.0])
 """
-)
 
 
 def test_a_module_that_starts_workers_is_refused_in_a_worker(zygote, tmp_path):

@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
-import time
+import json
 from types import SimpleNamespace
 
 import numpy as np
+from _ops import FAST, nap
 
 from synk_core._master.acts import LIMIT, ActTable
 from synk_core._watch.stats import Ledger, Performed, Stats
 from synk_core._wire.messages import ArrayRef, Call, Collective, Form, Step, Stop
-from synk_testing.engine import T, as_op, engine
-
-FAST = {"mode": "FAST_COMPILE"}
+from synk_testing.engine import T, engine
 
 
-def test_the_slowest_rank_and_the_time_for_it_are_told(trio):
-    @as_op([T.dvector], [T.dvector])
-    def slow(values):
-        time.sleep(float(values.sum()))
-        return values
-
+def test_the_slowest_rank_and_the_time_for_it_are_told(trio, tmp_path):
+    """And in a recording, waiting for it is waiting."""
     x = T.dvector("x")
-    f = trio.function([x], (slow(x), "gather"), name="slow", **FAST)
+    f = trio.function([x], (nap(x), "gather"), name="slow", **FAST)
     values = np.zeros(3)
     f(values)
     trio.stats(reset=True)
     assert not trio.stats()
     values[2] = 0.1
-    for _ in range(3):
-        f(values)
+    with trio.timeline(tmp_path / "trace.json"):
+        for _ in range(3):
+            f(values)
+    spans = json.loads((tmp_path / "trace.json").read_text("utf-8"))["traceEvents"]
+    for rank in range(3):
+        mine = [event for event in spans if event["ph"] == "X" and event["pid"] == rank]
+        waited_s = sum(e["dur"] for e in mine if e["name"] == "for the last rank") / 1e6
+        assert rank == 2 or waited_s > 0.05
+        naps = [e for e in mine if e["cat"] == "compute" and e["dur"] > 0.1e6]
+        assert len(naps) == 3 * (rank == 2)
     trio.collectives.get_shapes(engine.shared(1.0))
     stats = trio.stats()
     assert set(stats) - {"distribute()"} == {"slow", "get_shapes()"}

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from _ops import FAST
 
 from synk_core import Runtime
 from synk_core.exceptions import InputTypeError, InputValueError, WorkerFailed
 from synk_testing.engine import T, engine
 
 x = T.vector("x")
-
-FAST = {"mode": "FAST_COMPILE"}
 
 
 @pytest.mark.parametrize("rows", [1, 5])

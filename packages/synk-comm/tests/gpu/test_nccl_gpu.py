@@ -14,6 +14,7 @@ import time
 import numpy as np
 import pytest
 from _cuda_array import CudaArray
+from _every_call import compare
 
 from synk_comm import CommTimeout, JoinError, MismatchError, PeerLost
 from synk_comm._backends.nccl.communicator import nccl
@@ -61,87 +62,23 @@ class Library:
             self.get = lambda x: x.host()
 
 
-def every_rule(host, name):  # noqa: C901 - one start of NCCL for all of it
-    """Check all collectives against NumPy; return how often."""
+def every_rule(host, name):
+    """Every call, by what the host's way gives; and what libraries do before and after it."""
     size, rank = host.size, host.rank
     library = Library(name, rank)
     put, get = library.put, library.get
     with nccl(host, device=rank) as comm:
-        checked = 0
-        rng = np.random.default_rng(size)
-        folds = {"sum": np.sum, "prod": np.prod, "min": np.min, "max": np.max, "avg": np.mean}
-        dtypes = ["f4", "f8", "f2", "i4", "i8", "u1", "i1"]
-        for dtype in [*dtypes, "c8"] if name in ("torch", "plain") else dtypes:
-            for shape in [(7, 5), (), (0, 3), (2, 300_001)]:
-                parts = [rng.integers(1, 4, shape).astype(dtype) for _ in range(size)]
-                for op, fold in folds.items():
-                    kind = np.dtype(dtype).kind
-                    if (op == "avg" and kind in "iu") or (op not in ("sum", "avg") and kind == "c"):
-                        continue
-                    expected = fold(np.stack(parts), axis=0).astype(dtype)
-                    x = put(parts[rank])
-                    got = get(comm.all_reduce(x, op))
-                    assert got.dtype == expected.dtype
-                    assert got.shape == shape
-                    np.testing.assert_allclose(got, expected, rtol=2e-3 if dtype == "f2" else 1e-6)
-                    comm.all_reduce(x, op, out=x)
-                    np.testing.assert_array_equal(get(x), got)
-                    checked += 2
-        parts = [rng.standard_normal(1000).astype("f4") for _ in range(size)]
-        weights = [1.0 + r for r in range(size)]
-        got = get(comm.all_reduce(put(parts[rank]), "avg", weight=weights[rank]))
-        np.testing.assert_allclose(
-            got, np.average(parts, axis=0, weights=weights), rtol=1e-5, atol=1e-6
-        )
-        assert len(set(comm.all_gather_object(got.tobytes()))) == 1
-        for op in ("sum", "prod", "min", "max", "avg"):  # one rank gives, all receive
-            for dtype in ("f4", "f8", "i8", "f2"):
-                if op == "avg" and dtype == "i8":
-                    continue
-                values = np.arange(3, 1003).astype(dtype)
-                mine = put(values) if rank == size - 1 else None
-                out = put(np.zeros(1000, dtype))
-                comm.all_reduce(mine, op, out=out)
-                np.testing.assert_array_equal(get(out), values)
-                if mine is None:
-                    assert comm.reduce(None, op, size - 1, out=out) is None
-                else:
-                    np.testing.assert_array_equal(get(comm.reduce(mine, op, size - 1)), values)
-                checked += 2
+        dtypes = ["f4", "f8", "f2", "i4", "i8", "u1", "i1", "?"]
+        compare(comm, put, get, dtypes if name == "pygpu" else [*dtypes, "c8"])
+        large = np.random.default_rng(rank).standard_normal((2, 300_001)).astype("f4")
+        for op, weight in (("sum", None), ("max", None), ("avg", 1.0 + rank)):
+            got = get(comm.all_reduce(put(large), op, weight=weight))
+            expected = comm.all_reduce(large, op, weight=weight)
+            np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+            assert len(set(comm.all_gather_object(got.tobytes()))) == 1
         xs = [put(np.full(3 + n, rank, "f4")) for n in range(50)]
         for n, got in enumerate(comm.all_reduce(xs, "max")):
             np.testing.assert_array_equal(get(got), np.full(3 + n, size - 1, "f4"))
-        whole = put(np.arange(2.0 * size) + rank)
-        expected = (np.arange(2.0 * size) * size + sum(range(size)))[2 * rank : 2 * rank + 2]
-        np.testing.assert_array_equal(get(comm.reduce_scatter(whole)), expected)
-        pieces = [put(np.full(r + 1, rank, "i4")) for r in range(size)]
-        np.testing.assert_array_equal(
-            get(comm.reduce_scatter(pieces)), [sum(range(size))] * (rank + 1)
-        )
-        for root in range(size):
-            x = put(np.full((3, 2), rank, "i4"))
-            assert comm.broadcast(x, root) is x
-            np.testing.assert_array_equal(get(x), np.full((3, 2), root))
-            for shape in [(4,), (rank + 1, 2)]:
-                x = put(np.full(shape, rank, "f8"))
-                everyone = comm.all_gather(x)
-                assert [float(get(got).ravel()[0]) for got in everyone] == [*range(size)]
-                rows = comm.gather(x, root)
-                assert (rows is None) == (rank != root)
-                assert [float(get(got).ravel()[0]) for got in rows or []] == [*range(size)][
-                    : len(rows or [])
-                ]
-            xs = [put(np.full(r + 1, 10 * rank + r, "i8")) for r in range(size)]
-            out = put(np.zeros(rank + 1, "i8"))
-            comm.scatter(xs if rank == root else None, root, out=out)
-            np.testing.assert_array_equal(get(out), np.full(rank + 1, 10 * root + rank))
-            received = comm.all_to_all(xs)
-            assert [int(get(got)[0]) for got in received] == [10 * r + rank for r in range(size)]
-            checked += 6
-        for dtype in ("?", "u1"):
-            x = put(np.full(5, rank == 0, dtype))
-            np.testing.assert_array_equal(get(comm.all_reduce(x, "max")), np.ones(5, dtype))
-            checked += 1
         if size > 1:
             x = put(np.ones(4 + rank % 2, "f4"))
             with pytest.raises(MismatchError, match="different shapes"):
@@ -170,15 +107,12 @@ def every_rule(host, name):  # noqa: C901 - one start of NCCL for all of it
                 x += np.float32(1)
             np.testing.assert_allclose(get(x)[:: 1 << 18], 21.0)
         comm.synchronize(30)
-        return checked
 
 
 @pytest.mark.parametrize("size", [n for n in (1, 2, 4) if n <= COUNT] or [1])
 @pytest.mark.parametrize("name", KINDS)
 def test_every_rule(size, name):
-    counts = run_ranks(size, every_rule, name, timeout_s=120)
-    assert len(set(counts)) == 1
-    assert counts[0] > 200
+    run_ranks(size, every_rule, name, timeout_s=120)
 
 
 def of_other_libraries(host):

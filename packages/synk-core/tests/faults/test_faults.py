@@ -28,21 +28,13 @@ pytestmark = pytest.mark.filterwarnings("ignore::synk_core.exceptions.StallWarni
 
 
 class State(NamedTuple):
-    """What a runtime does when a fault strikes.
-
-    Attributes:
-        name: of the state.
-        act: of `Bench`, that leads into it.
-        place: phase, detail and how often it is passed before.
-        doing: what `WorkerDied` says that the worker was doing.
-        interrupts: whether a Ctrl-C reaches a worker there at once.
-    """
+    """What a runtime does when a fault strikes."""
 
     name: str
-    act: str
-    place: Tuple[int, int, int]
-    doing: str
-    interrupts: bool = False
+    act: str  # of `Bench`, that leads into it
+    place: Tuple[int, int, int]  # phase, detail and how often it is passed before
+    doing: str  # what `WorkerDied` says that the worker was doing
+    interrupts: bool = False  # whether a Ctrl-C reaches a worker there at once
 
     @property
     def is_order(self):
@@ -74,19 +66,15 @@ STATES = [
 class Fault(NamedTuple):
     """What strikes.
 
-    Attributes:
-        name: of the fault.
-        who: "worker" or "master": who does something to itself; "ctrl-c": the master gets
-            `argument` of them while a worker does something to itself.
-        deed: of `_fault_inflict`, and its argument.
-        outcome: of `Struck`, the method that says what is to come of it.
+    ``who``, "worker" or "master", does something to itself; "ctrl-c": the master gets `argument` of
+    them while a worker does something to itself.
     """
 
     name: str
     who: str
-    deed: str
+    deed: str  # of `_fault_inflict`
     argument: float
-    outcome: str
+    outcome: str  # of `Struck`, the method that says what is to come of it
 
 
 SLOW_S = 0.8
@@ -139,6 +127,7 @@ SETTINGS = [
 
 BY_DAY = {
     ("computing", "raises", ""),
+    ("computing", "slow", ""),
     ("all_reduce", "SIGKILL", ""),
     ("reducing", "SIGSTOP", ""),
     ("step", "ctrl-c", ""),
@@ -249,19 +238,8 @@ def test_a_fault(benches, monkeypatch, setting, state, fault):
 
 
 class Struck:
-    """A case, run.
-
-    Args:
-        bench: that is struck.
-        setting, state, fault: of the tables.
-
-    Attributes:
-        error, told, right: what was raised, the warnings, whether the result was right.
-        call_s, since: how long it took, and since the fault; None if there was none.
-        closed: whether the runtime is.
-        found: which values there are.
-        again: whether all works after a reset.
-    """
+    """A case, run: what was raised, the warnings, whether the result was right; how long it took,
+    and since the fault; which values there are, and whether all works after a reset."""
 
     def __init__(self, bench, setting, state, fault):
         self.bench = bench
@@ -419,7 +397,7 @@ class Struck:
         assert self.since < NOTICE_S
 
     def is_told(self, text):
-        late = f"rank {self.setting.struck} has been"
+        late = f"rank {self.setting.struck} has been {self.state.doing}"
         assert any(late in one and text in one for one in self.told), self.told
 
 
