@@ -28,9 +28,9 @@ import synkhronos
 from synkhronos import _progress
 _progress.DELAY_S = 0.2
 exec(sys.argv[1])
-with _progress.track("training", total=4) as bar:
+with _progress.track("training", total=4) as advance:
     for step in range(4):
-        bar.advance(1, f"loss {step}")
+        advance(1, f"loss {step}")
         time.sleep(1.0 if step == 3 else 0.1)  # drawn ten times a second, on a quiet machine
         if step == 2:
             with _progress.track("compiling 'f'"):
@@ -85,24 +85,23 @@ def test_what_is_printed_to_a_file_is_not_touched(tmp_path):
 
 
 @pytest.fixture
-def display(monkeypatch):
-    """The display of this process, without settings of tests."""
+def state(monkeypatch):
+    """The state of this process, without settings of tests."""
     monkeypatch.setenv("SYNKHRONOS_PROGRESS", "")
-    monkeypatch.setattr(_progress, "_display", _progress._Display())
-    return _progress._display
+    monkeypatch.setattr(_progress._State, "setting", None)
+    return _progress._State
 
 
-def test_what_is_shown(display, monkeypatch):
+def test_what_is_shown(state, monkeypatch):
     """The program decides, then the environment, then logging."""
-    assert display.style() == "line"
+    assert _progress._are_drawn() is None
     monkeypatch.setattr(logging.getLogger("synkhronos"), "level", logging.WARNING)
-    assert display.style() is None
-    for given, shown in (("0", None), ("1", "bar")):
+    assert _progress._are_drawn() is False
+    for given, shown in (("0", False), ("1", True)):
         monkeypatch.setenv("SYNKHRONOS_PROGRESS", given)
-        assert display.style() == shown
-        for setting, chosen in ((True, "bar"), (False, None), (None, shown)):
+        for setting, chosen in ((None, shown), (True, True), (False, False), (None, shown)):
             progress(setting)
-            assert display.style() == chosen
+            assert _progress._are_drawn() is chosen
     with pytest.raises(InputTypeError, match="got 'yes', expected True, False or None"):
         progress("yes")
     monkeypatch.setenv("SYNKHRONOS_PROGRESS", "maybe")
@@ -111,11 +110,11 @@ def test_what_is_shown(display, monkeypatch):
             pass
 
 
-def test_elsewhere_a_line_tells_of_what_takes_long(display, monkeypatch, capsys):
+def test_elsewhere_a_line_tells_of_what_takes_long(state, monkeypatch, capsys):
     monkeypatch.setattr(_progress, "LINE_S", 0.0)
     written = threading.Event()
-    tell = _progress.Bar.tell
-    monkeypatch.setattr(_progress.Bar, "tell", lambda bar: (tell(bar), written.set()))
+    tell = _progress._tell
+    monkeypatch.setattr(_progress, "_tell", lambda description: (tell(description), written.set()))
     with track("compiling 'f'"):
         assert written.wait(60)
     assert capsys.readouterr().err == "Synkhronos: compiling 'f', for 0 s so far\n"
@@ -142,16 +141,17 @@ def closed():
 
 
 @pytest.mark.parametrize("stream", [WriteOnly(), None, closed()])
-def test_a_stream_that_can_do_little_ends_no_program(display, monkeypatch, stream):
+def test_a_stream_that_can_do_little_ends_no_program(state, monkeypatch, stream):
     monkeypatch.setattr("sys.stdout", stream)
     monkeypatch.setattr("sys.stderr", stream)
     say("a line")
-    assert display.style() == "line"
-    bar = _progress.Bar("work", None)
-    bar.tell()
-    bar.show()
-    bar.advance()
-    display.stop()
+    assert _progress._are_drawn() is None
+    _progress._tell("work")
+    state.setting = True
+    monkeypatch.setattr(_progress, "DELAY_S", 0.0)
+    with track("work") as advance:
+        time.sleep(0.05)
+        advance()
 
 
 FORK = """
@@ -159,12 +159,12 @@ import os, threading
 held = threading.Event()
 
 def hold():
-    display = _progress._display
-    with display._lock, display._bars.console._lock:  # as threads do at any moment
+    bars = _progress._State.bars
+    with bars._lock, bars.console._lock:  # as threads do at any moment
         held.set()
         time.sleep(0.3)
 
-with _progress.track("epoch", total=2) as bar:
+with _progress.track("epoch", total=2) as advance:
     time.sleep(0.5)
     threading.Thread(target=hold).start()
     held.wait()
@@ -173,7 +173,7 @@ with _progress.track("epoch", total=2) as bar:
         with _progress.track("of the child"):
             time.sleep(0.2)
             print("a line of the child", flush=True)
-        bar.advance(1)
+        advance(1)
         os._exit(0)
     deadline = time.monotonic() + 20
     while not (gone := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < deadline:
@@ -191,13 +191,13 @@ def test_a_child_that_is_forked_meanwhile_is_free():
     assert "the child ended with 0" in shown
 
 
-def test_an_error_in_the_work_is_the_users(display, monkeypatch):
+def test_an_error_in_the_work_is_the_users(state, monkeypatch):
     monkeypatch.setattr(_progress, "DELAY_S", 0.0)
-    display.setting = True
+    state.setting = True
     with pytest.raises(KeyError), track("work"):
         time.sleep(0.05)
         raise KeyError
-    assert display._bars is None
+    assert state.bars is None
 
 
 TRACED = """

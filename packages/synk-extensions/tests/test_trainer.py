@@ -387,6 +387,7 @@ WRONG = [
     ({"batch_size": 16.0}, TypeError, "batch_size is 16.0; expected an integer"),
     ({"batch_size": dataset()[1]}, TypeError, r"one tuple: Trainer\(train, \(x, y\), 64\)"),
     ({"validation_data": dataset()}, TypeError, "did you mean valid_data="),
+    ({"log": "run.jsonl"}, ValueError, r"log is 'run\.jsonl'; expected .* CSV .* 'run\.csv'"),
     ({"learning_rate": 0.1}, TypeError, "learning_rate is 0.1; expected the scalar shared"),
     ({"learning_rate": engine.shared(0.1)}, ValueError, "which the training step does not read"),
 ]

@@ -248,7 +248,7 @@ DAMAGES = [
     *(
         (
             edited(lambda _, content, __, i=i: content["partners"][i]["state"].pop("best")),
-            f"{name} refused its state: KeyError",
+            f"{name} refused its state .KeyError",
         )
         for i, name in enumerate(["ReduceOnPlateau", "EarlyStopping"])
     ),

@@ -15,6 +15,7 @@ import os
 import re
 import tempfile
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,17 @@ class CheckpointError(SynkError, ValueError):
 
     The attempt has changed nothing.
     """
+
+
+@contextlib.contextmanager
+def refusing(problem: str, cure: str = "") -> Iterator[None]:
+    """Make a CheckpointError of whatever a damaged, hostile or other file makes the block raise."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except Exception as error:
+        raise CheckpointError(f"{problem} ({type(error).__name__}: {error}){cure}") from error
 
 
 class Checkpoints:
@@ -68,10 +80,8 @@ class Checkpoints:
         if keep is not None and keep < 1:
             raise ValueError(f"keep is {keep}; expected at least 1, or None")
         self.folder = Path(folder)
-        self.every_epochs = every_epochs
-        self.every_steps = every_steps
-        self.keep = keep
-        self.best = best
+        self.every_epochs, self.every_steps = every_epochs, every_steps
+        self.keep, self.best = keep, best
 
     @property
     def best_path(self) -> Path:
@@ -166,7 +176,7 @@ def write_arrays(path: Path, arrays: dict[str, Any], follow: bool = True) -> Non
                 np.lib.format.write_array(member, array, (1, 0), allow_pickle=False)  # type: ignore[no-untyped-call]
 
 
-class ArrayFile:
+class ArrayFile(zipfile.ZipFile):
     """The arrays of a .npz file, of which nothing is read before its dtype and shape are known.
 
     A damaged or hostile file may make Python and NumPy raise any exception here.
@@ -175,15 +185,9 @@ class ArrayFile:
     def __init__(self, path: Path) -> None:
         if path.exists() and not path.is_file():
             raise ValueError("it is not a file")
-        self._members = zipfile.ZipFile(path)
+        super().__init__(path)
         self._size = self._left = path.stat().st_size
-        self.names = [n[:-4] for n in self._members.namelist() if n.endswith(".npy")]
-
-    def __enter__(self) -> ArrayFile:  # noqa: PYI034 - typing.Self is not there on Python 3.9
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._members.close()
+        self.names = [name[:-4] for name in self.namelist() if name.endswith(".npy")]
 
     def like(self, name: str) -> Any:
         """Return an array of zeros of the same dtype and shape, which takes no memory."""
@@ -196,7 +200,7 @@ class ArrayFile:
             raise ValueError(f"{name} is of {dtype!r:.80}; it would need allow_pickle, or no file")
         return np.broadcast_to(np.zeros((), dtype), shape)
 
-    def read(self, name: str, known: bool = False) -> Any:
+    def array(self, name: str, known: bool = False) -> Any:
         """Return an array, all bytes of which are in the file unless its size is ``known``."""
         self._left -= 0 if known else self.like(name).nbytes
         if self._left < 0:
@@ -208,37 +212,31 @@ class ArrayFile:
         return array
 
     def _opened(self, name: str) -> Any:
-        info = self._members.getinfo(f"{name}.npy")
+        info = self.getinfo(f"{name}.npy")
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise ValueError(f"{name} is compressed in another way than NumPy does")
-        return self._members.open(info)
+        return self.open(info)
 
 
 def read_file(path: Path) -> Any:
     """Return the content of a file, floats to the last bit; raise CheckpointError if it is bad."""
-    try:
-        with ArrayFile(path) as arrays:
-            text = str(arrays.read(META))
-            header = json.loads(text)
-            kind, version = header["format"], header["version"]
-            if (kind, version) != (FORMAT, VERSION):
-                raise CheckpointError(
-                    f"{path}: got {kind!r:.80} version {version!r:.80}, expected {FORMAT!r} "
-                    f"version {VERSION}; read it with the release of synkhronos that wrote it"
-                )
-            read = functools.cache(arrays.read)
+    problem = f"{path}: cannot be read as a checkpoint"
+    cure = "; it is damaged, or not a checkpoint. Resume from another file of the folder"
+    with refusing(problem, f"{cure}: resume(path)"), ArrayFile(path) as arrays:
+        text = str(arrays.array(META))
+        header = json.loads(text)
+        kind, version = header["format"], header["version"]
+        if (kind, version) != (FORMAT, VERSION):
+            raise CheckpointError(
+                f"{path}: got {kind!r:.80} version {version!r:.80}, expected {FORMAT!r} version "
+                f"{VERSION}; read it with the release of synkhronos that wrote it"
+            )
+        read = functools.cache(arrays.array)
 
-            def with_arrays(value: dict[str, Any]) -> Any:
-                return read(value[_ARRAY]) if _ARRAY in value else value
+        def with_arrays(value: dict[str, Any]) -> Any:
+            return read(value[_ARRAY]) if _ARRAY in value else value
 
-            return json.loads(text, object_hook=with_arrays)["content"]
-    except CheckpointError:
-        raise
-    except Exception as error:  # whatever a damaged or hostile file makes NumPy raise
-        raise CheckpointError(
-            f"{path}: cannot be read as a checkpoint ({type(error).__name__}: {error}); it is "
-            "damaged, or not a checkpoint. Resume from another file of the folder: resume(path)"
-        ) from error
+        return json.loads(text, object_hook=with_arrays)["content"]
 
 
 def number_in(
