@@ -7,12 +7,12 @@ import re
 
 import numpy as np
 import pytest
-from _training import Model, assert_same, dataset, everywhere, forked
+from _training import Model, assert_same, dataset, everywhere, forked, plain
 
 import synkhronos as synk
 from synk_testing.engine import STREAMS, T, engine
 from synkhronos.exceptions import InputTypeError, InputValueError
-from synkhronos.extensions.train import Trainer, make_train_function
+from synkhronos.extensions.train import make_train_function
 from synkhronos.extensions.weights import load_weights, save_weights
 
 VALUES = {
@@ -29,11 +29,8 @@ VALUES = {
 }
 
 
-def shareds(values=None, zero=False):
-    values = VALUES if values is None else values
-    return [
-        engine.shared(value * 0 if zero else value, name=name) for name, value in values.items()
-    ]
+def shareds(values):
+    return [engine.shared(value, name=name) for name, value in values.items()]
 
 
 def values_of(variables):
@@ -45,16 +42,15 @@ def assert_identical(values, others):
     assert [value.dtype for value in values] == [other.dtype for other in others]
 
 
-@pytest.mark.parametrize("form", ["list", "dict"])
-def test_values_come_back_as_they_were(tmp_path, form):
-    saved = shareds(VALUES)
-    loaded = shareds({name: np.zeros_like(value) for name, value in VALUES.items()})
-    by_name = (lambda each: {v.name: v for v in each}) if form == "dict" else list
-    path = tmp_path / "weights"
-    assert save_weights(path, by_name(saved)) == list(VALUES)
-    assert load_weights(path, by_name(loaded)[::-1] if form == "list" else by_name(loaded))
-    assert_identical(values_of(loaded), values_of(saved))
-    assert [entry.name for entry in tmp_path.iterdir()] == ["weights"]
+def test_values_come_back_as_they_were(tmp_path):
+    """By a list in another order, and by a dict."""
+    saved, path = shareds(VALUES), tmp_path / "weights"
+    for by_name in (list, lambda each: {v.name: v for v in each}):
+        loaded = shareds({name: np.zeros_like(value) for name, value in VALUES.items()})
+        assert save_weights(path, by_name(saved)) == list(VALUES)
+        assert load_weights(path, by_name(loaded[::-1])) == list(VALUES)[::-1]
+        assert_identical(values_of(loaded), values_of(saved))
+        assert [entry.name for entry in tmp_path.iterdir()] == ["weights"]
     with np.load(path, allow_pickle=False) as file:
         assert_identical([file[name] for name in VALUES], values_of(saved))
 
@@ -117,28 +113,24 @@ def test_wrong_params_are_refused(tmp_path, call):
     assert path.read_bytes() == before
 
 
-def test_other_files_are_refused(tmp_path):
-    """test_training_files.py has more hostile ones."""
-    path, w = tmp_path / "file.npz", engine.shared(1.0, name="w")
-    path.write_bytes(b"PK\x03\x04 no")
-    kept = Trainer(Model().train, dataset(), 16, checkpoint=tmp_path / "kept").save()
+def test_other_files_are_refused(tmp_path, monkeypatch):
+    """test_training_files.py has more hostile ones. Those that cannot be used are OSErrors."""
+    path, none, w = tmp_path / "w.npz", tmp_path / "none", engine.shared(1.0, name="w")
+    none.mkdir()
+    (none / "no.npz").write_bytes(b"PK\x03\x04 no")
+    kept = plain(Model(), checkpoint=tmp_path / "kept").save()
     for file, message in [
-        (path, "cannot be read"),
+        (none / "no.npz", "cannot be read"),
         (kept, r"is a checkpoint of a Trainer; .*trainer\.resume\(path\)"),
     ]:
         with pytest.raises(InputValueError, match=rf"{re.escape(str(file))} {message}"):
             load_weights(file, w)
+    for call in (load_weights, save_weights):
+        with pytest.raises(FileNotFoundError):
+            call(none / "there" / "w.npz", w)
     assert w.get_value() == 1
-
-
-def test_files_that_cannot_be_used_are_oserrors(tmp_path, monkeypatch):
-    w = engine.shared(1.0, name="w")
-    with pytest.raises(FileNotFoundError):
-        load_weights(tmp_path / "none.npz", w)
-    with pytest.raises(FileNotFoundError):
-        save_weights(tmp_path / "none" / "w.npz", w)
-    save_weights(tmp_path / "w.npz", w)
-    before = (tmp_path / "w.npz").read_bytes()
+    save_weights(path, w)
+    before = path.read_bytes()
 
     def full(descriptor):
         raise OSError(28, "No space left on device")
@@ -146,14 +138,15 @@ def test_files_that_cannot_be_used_are_oserrors(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", full)
     w.set_value(2.0)
     with pytest.raises(OSError, match="No space left"):
-        save_weights(tmp_path / "w.npz", w)
-    assert [(entry.name, entry.read_bytes()) for entry in tmp_path.iterdir()] == [("w.npz", before)]
+        save_weights(path, w)
+    assert path.read_bytes() == before
+    assert {entry.name for entry in tmp_path.iterdir()} == {"w.npz", "none", "kept"}
 
 
 def test_all_ranks_get_the_values(tmp_path):
     path = tmp_path / "w.npz"
     trained = Model()
-    Trainer(trained.train, dataset(), 16, verbose=False).run(1)
+    plain(trained).run(1)
     save_weights(path, trained.params)
     expected = values_of(trained.params)
     early = Model()
@@ -194,8 +187,8 @@ def network(lasagne, names, units=3):
 @pytest.mark.parametrize(
     "names, prefixes",
     [
-        ((None, None, None), ("DenseLayer_0", "DenseLayer_1", "DenseLayer_2")),
-        (("a", None, "c"), ("a", "DenseLayer_0", "c")),
+        ([None] * 3, ("DenseLayer_0", "DenseLayer_1", "DenseLayer_2")),
+        (["a", None, "c"], ("a", "DenseLayer_0", "c")),
     ],
 )
 def test_parameters_of_lasagnes_layers_have_the_names_of_their_layers(tmp_path, names, prefixes):
