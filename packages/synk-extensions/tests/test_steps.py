@@ -89,7 +89,7 @@ def test_steps_are_those_of_calls(twins, num_slices):
 def test_the_steps_of_what_was_drawn_come_before_a_wait_for_more(twins, form):
     """Also of a program that decides by a step's loss what to draw next."""
     model, other, (x, y) = twins
-    losses = SimpleQueue()
+    losses, got = SimpleQueue(), []
 
     def batches():
         for place, rows in enumerate(CUTS):
@@ -97,7 +97,6 @@ def test_the_steps_of_what_was_drawn_come_before_a_wait_for_more(twins, form):
                 losses.get(timeout=60)
             yield (x[rows], y[rows]) if form == "arrays" else rows
 
-    got = []
     for loss in model.train.steps(*((x, y) if form == "rows" else ()), batches()):
         got.append(loss)
         losses.put(loss)
@@ -119,10 +118,10 @@ def test_arrays_are_drawn_in_a_thread_while_the_ranks_compute(twins):
     steps = model.train.steps(batches())
     next(steps)  # returns while the third batch is being drawn
     assert started.wait(60)
-    assert threading.main_thread() not in threads
     release.set()
     assert len(list(steps)) == len(CUTS) - 1
     (thread,) = threads
+    assert thread is not threading.main_thread()
     thread.join(60)
     assert not thread.is_alive()
 
