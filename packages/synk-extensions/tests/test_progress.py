@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import logging
@@ -45,43 +46,33 @@ print("the end")
 def on_a_terminal(before="", to_file=""):
     """What a program shows on a terminal; what it prints may go to a file."""
     master, slave = pty.openpty()
-    try:
-        settings = {"TERM": "xterm", "COLUMNS": "100", "SYNKHRONOS_PROGRESS": ""}
-        how = {"terminal": slave, "environment": settings, "stacks": False, "zygote": zygote()}
+    settings = {"TERM": "xterm", "COLUMNS": "100", "SYNKHRONOS_PROGRESS": ""}
+    how = {"terminal": slave, "environment": settings, "stacks": False, "zygote": zygote()}
+    with os.fdopen(master, "rb", 0) as terminal, contextlib.ExitStack() as ends:
+        ends.callback(os.close, slave)
         with synk_testing.Program(PROGRAM, before, to_file, **how) as process:
-            os.close(slave)
-            slave = -1
+            ends.close()
             shown = bytearray()
-            while True:
-                try:
-                    piece = os.read(master, 65536)
-                except OSError:  # nobody has the terminal open any more
-                    break
-                if not piece:
-                    break
-                shown += piece
+            with contextlib.suppress(OSError):  # nobody has the terminal open any more
+                while piece := terminal.read(65536):
+                    shown += piece
             assert process.wait() == 0, shown.decode()
-        return shown.decode()
-    finally:
-        os.close(master)
-        if slave >= 0:
-            os.close(slave)
+    return shown.decode()
 
 
-def test_on_a_terminal_work_is_shown_while_it_lasts():
-    shown = on_a_terminal()
-    for text in ("training", "4/4", "loss 2", "compiling 'f'", "a documented line", "the end"):
-        assert text in shown
-    assert "short" not in shown
-    assert shown.rstrip().endswith("the end")
-    assert "\x1b[?25h" in shown  # the cursor is back
-
-
-def test_what_is_printed_to_a_file_is_not_touched(tmp_path):
+@pytest.mark.parametrize("to_file", [False, True])
+def test_on_a_terminal_work_is_shown_while_it_lasts(tmp_path, to_file):
+    """What is printed to a file is not touched."""
     path = tmp_path / "printed"
-    shown = on_a_terminal(to_file=path)
-    assert "training" in shown
-    assert path.read_text() == "a documented line\nthe end\n"
+    shown = on_a_terminal(to_file=path if to_file else "")
+    texts = ("training", "4/4", "loss 2", "compiling 'f'")
+    printed = path.read_text() if to_file else shown
+    assert all(text in shown for text in texts)
+    assert "short" not in shown
+    assert "a documented line" in printed
+    assert printed.rstrip().endswith("the end")
+    assert not to_file or printed == "a documented line\nthe end\n"
+    assert "\x1b[?25h" in shown  # the cursor is back
 
 
 @pytest.fixture
@@ -134,14 +125,14 @@ class WriteOnly:
         pass
 
 
-def closed():
-    stream = io.StringIO()
-    stream.close()
-    return stream
+closed = io.StringIO()
+closed.close()
 
 
-@pytest.mark.parametrize("stream", [WriteOnly(), None, closed()])
-def test_a_stream_that_can_do_little_ends_no_program(state, monkeypatch, stream):
+@pytest.mark.parametrize("stream", [WriteOnly(), None, closed, io.StringIO()])
+def test_a_stream_that_can_do_little_ends_no_program_and_errors_are_the_users(
+    state, monkeypatch, stream
+):
     monkeypatch.setattr("sys.stdout", stream)
     monkeypatch.setattr("sys.stderr", stream)
     say("a line")
@@ -149,9 +140,11 @@ def test_a_stream_that_can_do_little_ends_no_program(state, monkeypatch, stream)
     _progress._tell("work")
     state.setting = True
     monkeypatch.setattr(_progress, "DELAY_S", 0.0)
-    with track("work") as advance:
+    with pytest.raises(KeyError), track("work") as advance:
         time.sleep(0.05)
         advance()
+        raise KeyError
+    assert state.bars is None
 
 
 FORK = """
@@ -189,15 +182,6 @@ def test_a_child_that_is_forked_meanwhile_is_free():
     shown = on_a_terminal(FORK)
     assert "a line of the child" in shown
     assert "the child ended with 0" in shown
-
-
-def test_an_error_in_the_work_is_the_users(state, monkeypatch):
-    monkeypatch.setattr(_progress, "DELAY_S", 0.0)
-    state.setting = True
-    with pytest.raises(KeyError), track("work"):
-        time.sleep(0.05)
-        raise KeyError
-    assert state.bars is None
 
 
 TRACED = """

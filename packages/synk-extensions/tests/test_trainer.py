@@ -25,6 +25,7 @@ from _training import (
 )
 
 from synk_testing.engine import engine
+from synk_testing.files import StandIn
 from synkhronos.extensions import updates
 from synkhronos.extensions.train import (
     Callback,
@@ -89,17 +90,11 @@ def test_epochs_are_those_of_numpy(capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_rows_come_in_their_order_without_a_smaller_batch_if_that_is_asked_for(monkeypatch):
-    batches, train = [], Model().train
-    call = type(train).__call__
-
-    def noted(self, *data, batch, **options):
-        batches.append(list(batch))
-        return call(self, *data, batch=batch, **options)
-
-    monkeypatch.setattr(type(train), "__call__", noted)
-    Trainer(train, dataset(7), 3, shuffle=False, drop_last=True).run(2)
-    assert batches == [[0, 1, 2], [3, 4, 5]] * 2
+def test_rows_come_in_their_order_without_a_smaller_batch_if_that_is_asked_for():
+    trainer = Trainer(one_model().train, dataset(7), 3, shuffle=False, drop_last=True)
+    assert trainer.run(1)["step"] == [2]
+    sampler = trainer._sampler
+    assert [[*rows] for rows in sampler.epoch(sampler.get_state())] == [[0, 1, 2], [3, 4, 5]]
 
 
 class Notes(Callback):
@@ -322,6 +317,12 @@ WRONG = [
     ({"batch_size": 16.0}, TypeError, "batch_size is 16.0; expected an integer"),
     ({"batch_size": dataset()[1]}, TypeError, r"one tuple: Trainer\(train, \(x, y\), 64\)"),
     ({"validation_data": dataset()}, TypeError, "did you mean valid_data="),
+    ({"data": iter([1])}, TypeError, r"ends after one epoch; expected .* lambda epoch: batches"),
+    ({"data": lambda epoch: []}, TypeError, "batch_size is 16, but data yields batches.* None"),
+    ({"data": (StandIn(dataset()[0]), dataset(9)[1])}, ValueError, r"data has \[50, 9\] rows"),
+    ({"batch_size": None}, TypeError, "batch_size is None; expected an integer"),
+    ({"on_sigterm": "checkpoint"}, ValueError, r"needs a folder: Trainer\(checkpoint=\.\.\.\)"),
+    ({"on_sigterm": "stop"}, ValueError, "on_sigterm is 'stop'; expected one of 'checkpoint'"),
     ({"log": "run.jsonl"}, ValueError, r"log is 'run\.jsonl'; expected .* CSV .* 'run\.csv'"),
     ({"learning_rate": 0.1}, TypeError, "learning_rate is 0.1; expected the scalar shared"),
     ({"learning_rate": engine.shared(0.1)}, ValueError, "which the training step does not read"),

@@ -204,18 +204,6 @@ def test_validation_reads_a_file_slice_by_slice(model):
         assert source.read == lengths * 3
 
 
-def test_other_data_is_refused_at_once(model):
-    rows = (StandIn(dataset()[0]), dataset(9)[1])
-    for data, size, error, text in [
-        (iter([1]), None, TypeError, r"ends after one epoch; expected .* lambda epoch: batches"),
-        (batches, 16, TypeError, "batch_size is 16, but data yields batches.* expected None"),
-        (rows, 16, ValueError, r"data has \[50, 9\] rows"),
-        (dataset(), None, TypeError, "batch_size is None; expected an integer"),
-    ]:
-        with pytest.raises(error, match=text):
-            Trainer(model.train, data, size)
-
-
 def test_a_function_that_makes_no_batches_is_reported(model):
     before = model.values()
     for data, error, text in [
