@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 import zipfile
 
 import numpy as np
 import pytest
-from _programs import zygote
 from _training import Model, StopAt, assert_same, dataset, plain, without_seconds
 
 from synk_testing.engine import STREAMS, T, engine
@@ -222,28 +220,14 @@ def test_a_folder_with_nothing_but_the_best_is_gone_on_with_too(tmp_path):
     assert_same(model.values(), whole.values())
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from synkhronos.extensions.train import _checkpoints as file
-path = Path(sys.argv[1])
-file.write_file(path, {"old": 1})
-def die(*args):
-    os.kill(os.getpid(), signal.SIGKILL)
-os.replace = die
-file.write_file(path, {"new": [0.0] * 100})
-"""
-
-
-def test_a_kill_before_the_new_file_takes_its_place_leaves_the_old_one(tmp_path):
-    path = tmp_path / "step-000000001.npz"
-    assert zygote().run(KILLED, path).status == -signal.SIGKILL
-    assert checkpoint_file.read_file(path) == {"old": 1}
-    unfinished = [other for other in tmp_path.iterdir() if other != path]
-    assert len(unfinished) == 1
-    assert Checkpoints(tmp_path).paths() == [path]
-    Checkpoints(tmp_path).write(2, {"new": 2})  # sweeps it up
-    assert not unfinished[0].exists()
+def test_what_a_killed_run_left_unfinished_is_no_checkpoint_and_goes(tmp_path):
+    """That the old file stays until then: test_files.py of synk-core."""
+    for name in ("step-000000001", "best"):
+        (tmp_path / f".{name}.npz.abc.tmp").touch()
+    folder = Checkpoints(tmp_path)
+    assert folder.newest() is None
+    folder.write(2, {"new": 2})
+    assert names_in(tmp_path) == ["step-000000002.npz"]
 
 
 def test_a_checkpoint_of_another_training_changes_nothing(tmp_path):

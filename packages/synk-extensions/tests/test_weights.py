@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 
 import numpy as np
@@ -68,11 +67,9 @@ def test_what_does_not_fit_changes_nothing(tmp_path, strict):
         ({"v": np.ones(1)}, missing),
     ]:
         variables = shareds(params)
-        with pytest.raises(
-            InputValueError, match=rf"w\.npz does not fit params: .*{message}"
-        ) as got:
+        message = rf"w\.npz does not fit params: .*{message}.*Nothing was changed"
+        with pytest.raises(InputValueError, match=message):
             load_weights(path, variables, strict=strict)
-        assert "Nothing was changed" in str(got.value)
         assert_same(values_of(variables), list(params.values()))
 
 
@@ -81,9 +78,8 @@ def test_names_of_dicts_and_of_what_is_in_both(tmp_path):
     save_weights(tmp_path / "w.npz", {"encoder": w, "other": w})
     assert load_weights(tmp_path / "w.npz", {"encoder": v, "c": w}, strict=False) == ["encoder"]
     assert_identical(values_of([v]), [np.float32([0.1, 1e-30, 3])])
-    with pytest.raises(
-        InputValueError, match=r"c: missing in the file; other: in the file.*strict="
-    ):
+    message = r"c: missing in the file; other: in the file.*strict="
+    with pytest.raises(InputValueError, match=message):
         load_weights(tmp_path / "w.npz", {"encoder": v, "c": w})
 
 
@@ -113,34 +109,21 @@ def test_wrong_params_are_refused(tmp_path, call):
     assert path.read_bytes() == before
 
 
-def test_other_files_are_refused(tmp_path, monkeypatch):
-    """test_training_files.py has more hostile ones. Those that cannot be used are OSErrors."""
-    path, none, w = tmp_path / "w.npz", tmp_path / "none", engine.shared(1.0, name="w")
-    none.mkdir()
-    (none / "no.npz").write_bytes(b"PK\x03\x04 no")
+def test_other_files_are_refused(tmp_path):
+    """test_training_files.py has more hostile ones; test_files.py of synk-core, disks that fail."""
+    path, w = tmp_path / "file.npz", engine.shared(1.0, name="w")
+    path.write_bytes(b"PK\x03\x04 no")
     kept = plain(Model(), checkpoint=tmp_path / "kept").save()
     for file, message in [
-        (none / "no.npz", "cannot be read"),
+        (path, "cannot be read"),
         (kept, r"is a checkpoint of a Trainer; .*trainer\.resume\(path\)"),
     ]:
         with pytest.raises(InputValueError, match=rf"{re.escape(str(file))} {message}"):
             load_weights(file, w)
     for call in (load_weights, save_weights):
         with pytest.raises(FileNotFoundError):
-            call(none / "there" / "w.npz", w)
+            call(tmp_path / "none" / "w.npz", w)
     assert w.get_value() == 1
-    save_weights(path, w)
-    before = path.read_bytes()
-
-    def full(descriptor):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    w.set_value(2.0)
-    with pytest.raises(OSError, match="No space left"):
-        save_weights(path, w)
-    assert path.read_bytes() == before
-    assert {entry.name for entry in tmp_path.iterdir()} == {"w.npz", "none", "kept"}
 
 
 def test_all_ranks_get_the_values(tmp_path):
