@@ -114,11 +114,18 @@ class CheckpointContents:
         with refusing(f"{path}: a part is missing or of the wrong type", "; it is damaged"):
             progress = _progress_of(content["memory"], len(self._course["train_columns"]))
             partners = self._partners_of(content["partners"])
-            misfits = [*self._misfits(content, progress, here)]
-            misfits += [
-                f"schedule, callback or sync: {part['kind']} in the checkpoint, none here"
-                for item, part in partners
-                if item is None and part["required"]
+            refusal = self._sampler.refusal(progress.shuffle)
+            order = self._sampler.settings if progress.batch else {}  # written within an epoch
+            misfits = [
+                *_differences(content["course"], self._course),
+                *_differences(content["order"], order),
+                *self._variables.misfits(content["variables"], here),
+                *([refusal] if refusal else []),
+                *(
+                    f"schedule, callback or sync: {part['kind']} in the checkpoint, none here"
+                    for item, part in partners
+                    if item is None and part["required"]
+                ),
             ]
         if misfits:
             raise CheckpointError(f"{path} does not fit this training: " + "; ".join(misfits))
@@ -142,17 +149,6 @@ class CheckpointContents:
                 item.load_state(state)
 
         whole(act, undo)
-
-    def _misfits(
-        self, content: dict[str, Any], progress: TrainingProgress, here: dict[str, Any]
-    ) -> Iterator[str]:
-        yield from _differences(content["course"], self._course)
-        if progress.batch:  # it was written within an epoch
-            yield from _differences(content["order"], self._sampler.settings)
-        yield from self._variables.misfits(content["variables"], here)
-        refusal = self._sampler.refusal(progress.shuffle)
-        if refusal:
-            yield refusal
 
     def _partners_of(self, parts: Sequence[Any]) -> list[tuple[Any, Any]]:
         """Return pairs of an object, or None, and its part: those of one class in their order."""

@@ -53,8 +53,9 @@ def refusing(problem: str, cure: str = "") -> Iterator[None]:
 class Checkpoints:
     """Choose when to write checkpoints and which to keep: an argument of :class:`Trainer`.
 
-    File names contain the number of steps taken, ``step-000001200.npz``; ``best.npz`` is the
-    checkpoint of the best epoch so far, by the Trainer's ``monitor``.
+    File names contain the number of steps taken, ``step-000001200.npz``; ``best.npz``, the
+    attribute ``best_path``, is the checkpoint of the best epoch so far, by the Trainer's
+    ``monitor``.
 
     Args:
         folder: Folder for the files; created if it does not exist.
@@ -80,13 +81,9 @@ class Checkpoints:
         if keep is not None and keep < 1:
             raise ValueError(f"keep is {keep}; expected at least 1, or None")
         self.folder = Path(folder)
+        self.best_path = self.folder / "best.npz"
         self.every_epochs, self.every_steps = every_epochs, every_steps
         self.keep, self.best = keep, best
-
-    @property
-    def best_path(self) -> Path:
-        """Path of the best checkpoint."""
-        return self.folder / "best.npz"
 
     def paths(self) -> list[Path]:
         """Return the numbered files in the folder, oldest first."""
@@ -104,7 +101,6 @@ class Checkpoints:
 
         Those of later steps are deleted, too: they belong to a run that was taken back.
         """
-        make_folder(self.folder)
         path = self.folder / f"step-{step:09d}.npz"
         write_file(path, content)
         paths = self.paths()
@@ -117,11 +113,6 @@ class Checkpoints:
                 with contextlib.suppress(OSError):  # it may have become a folder
                     unfinished.unlink()
         return path
-
-    def write_best(self, content: Any) -> None:
-        """Write ``best.npz``."""
-        make_folder(self.folder)
-        write_file(self.best_path, content)
 
     def require_empty(self) -> None:
         """Raise CheckpointError if a new training would mix with an earlier one."""
@@ -143,7 +134,7 @@ class Checkpoints:
 def write_file(path: Path, content: dict[str, Any]) -> None:
     """Write ``content``: dicts with strings as keys, lists, numbers, strings, None, and arrays.
 
-    The new file replaces an old one as a whole: see :func:`write_arrays`.
+    The new file replaces an old one as a whole: see :func:`write_arrays`. A folder is created.
     """
     arrays: dict[str, Any] = {}
 
@@ -161,6 +152,7 @@ def write_file(path: Path, content: dict[str, Any]) -> None:
 
     header = {"format": FORMAT, "version": VERSION, "content": content}
     text = json.dumps(header, default=for_json)
+    make_folder(path.parent)
     write_arrays(path, {**arrays, META: np.array(text)}, follow=False)
 
 

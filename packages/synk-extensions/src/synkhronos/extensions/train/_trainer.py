@@ -25,7 +25,7 @@ from synkhronos._progress import track
 from ._arguments import names_of_outputs, require, require_finite_params, require_number
 from ._batches import BatchMaker, BatchSampler
 from ._checkpoint_contents import CheckpointContents, SharedVariables, TrainingProgress
-from ._checkpoints import Checkpoints
+from ._checkpoints import Checkpoints, write_file
 from ._data import Validation, as_list, number_of_rows, placed, scalar
 from ._history import History, LogFile, ended, epoch_line
 from ._interrupt import Interrupt
@@ -502,7 +502,7 @@ class Trainer:
                 content = self._content()
                 content["memory"]["best"] = score
                 # First: if the run ended in between, it would resume before the best epoch.
-                self._checkpoints.write_best(content)
+                write_file(self._checkpoints.best_path, content)
             self._progress.best = score
         self._save_each(getattr(self._checkpoints, "every_epochs", 0), self.epoch)
 
