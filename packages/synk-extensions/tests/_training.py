@@ -149,26 +149,15 @@ def forked(n, **settings):
     assert children() <= before
 
 
-def parallel(folder=None, stop=None, **kind):
+def parallel(folder=None, stop=None, make=make_train_function, **kind):
     """A model, and a trainer of it over the ranks there are; three steps make an epoch."""
-    model = Model(make_train_function, updates.adam, **kind)
-    trainer = Trainer(
-        model.train,
-        dataset(),
-        17,
-        learning_rate=model.rate,
-        schedule=exponential(0.1, 0.7),
-        checkpoint=folder,
-        callbacks=[StopAt(stop)],
-    )
-    return model, trainer
+    model = Model(make, updates.adam, **kind)
+    how = {"learning_rate": model.rate, "schedule": exponential(0.1, 0.7)}
+    return model, plain(model, 17, checkpoint=folder, callbacks=[StopAt(stop)], **how)
 
 
 def serial(epochs):
-    model = Model(rule=updates.adam)
-    trainer = Trainer(
-        model.train, dataset(), 17, learning_rate=model.rate, schedule=exponential(0.1, 0.7)
-    )
+    model, trainer = parallel(make=make_train_function_theano)
     return model, trainer.run(epochs)
 
 
