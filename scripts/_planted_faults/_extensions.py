@@ -123,7 +123,7 @@ EXTENSIONS = (
         "synkhronos/extensions/train/_interrupt.py",
         "            signal.signal(number, usual)",
         "            self._usual = {}",
-        "After a run, Ctrl-C still goes to the run's handler.",
-        "trainer_interrupt trainer",
+        "After a run, SIGTERM still goes to the run's handler (Ctrl-C is given back twice).",
+        "trainer_sigterm",
     ),
 )
