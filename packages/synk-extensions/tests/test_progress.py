@@ -79,8 +79,8 @@ def test_on_a_terminal_work_is_shown_while_it_lasts(tmp_path, to_file):
 def state(monkeypatch):
     """The state of this process, without settings of tests."""
     monkeypatch.setenv("SYNKHRONOS_PROGRESS", "")
-    monkeypatch.setattr(_progress._State, "setting", None)
-    return _progress._State
+    monkeypatch.setattr(_progress._Display, "setting", None)
+    return _progress._Display
 
 
 def test_what_is_shown(state, monkeypatch):
@@ -152,7 +152,7 @@ import os, threading
 held = threading.Event()
 
 def hold():
-    bars = _progress._State.bars
+    bars = _progress._Display.bars
     with bars._lock, bars.console._lock:  # as threads do at any moment
         held.set()
         time.sleep(0.3)

@@ -17,7 +17,7 @@ DELAY_S, LINE_S = 0.7, 5.0
 """Seconds until a bar is drawn, and until a line is written; shorter work has none."""
 
 
-class _State:
+class _Display:
     """Of this process: what `progress` has set, and rich's bars of the work that is under way."""
 
     setting: Optional[bool] = None
@@ -38,7 +38,7 @@ def progress(on: Optional[bool] = None) -> None:
     """
     if on not in (True, False, None):
         raise InputTypeError(f"progress(): got {on!r}, expected True, False or None")
-    _State.setting = on
+    _Display.setting = on
 
 
 @contextlib.contextmanager
@@ -66,8 +66,8 @@ def track(description: str, total: Optional[float] = None) -> Iterator[Callable[
 
 def _are_drawn() -> Optional[bool]:
     """Return whether there are bars; None for lines in their place."""
-    if _State.setting is not None:
-        return _State.setting
+    if _Display.setting is not None:
+        return _Display.setting
     given = os.environ.get("SYNKHRONOS_PROGRESS", "").strip()
     if given not in ("", "0", "1"):
         raise InputValueError(f"SYNKHRONOS_PROGRESS: got {given!r}, expected 0 or 1")
@@ -81,21 +81,21 @@ def _are_drawn() -> Optional[bool]:
 def _draw(act: str, *arguments: Any, **fields: Any) -> Any:
     """Call a method of rich's bars. Nothing that goes wrong with them reaches the program."""
     with contextlib.suppress(Exception):
-        if _State.bars is None and act == "add_task":
+        if _Display.bars is None and act == "add_task":
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
-            _State.bars = Progress(
+            _Display.bars = Progress(
                 *("{task.description}", BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn()),
                 "{task.fields[text]}",
                 console=Console(stderr=True, markup=False, emoji=False, highlight=False),
                 transient=True,
                 redirect_stdout=sys.stdout.isatty(),  # a file gets its output unchanged
             )
-        result = getattr(_State.bars, act)(*arguments, **fields)
-        if not _State.bars.tasks:
-            _State.bars.stop()
-            _State.bars = None
+        result = getattr(_Display.bars, act)(*arguments, **fields)
+        if not _Display.bars.tasks:
+            _Display.bars.stop()
+            _Display.bars = None
         return result
 
 
@@ -106,7 +106,7 @@ def _tell(description: str) -> None:
 
 def _forget() -> None:
     """In a forked child, drop bars and streams: threads of the parent may hold their locks."""
-    _State.bars = None
+    _Display.bars = None
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         setattr(sys, name, getattr(stream, "rich_proxied_file", stream))

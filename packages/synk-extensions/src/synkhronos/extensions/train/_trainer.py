@@ -91,15 +91,16 @@ def _is_stateful(item: Any) -> bool:
     return loads and hasattr(item, "load_state")
 
 
-def _as_callback(given: Any) -> Callback:
-    made = given if isinstance(given, Callback) else Callback()
-    if made is not given:
-        if not callable(given) or isinstance(given, type):
-            raise TypeError(
-                f"got {given!r} among callbacks; expected a Callback object or a function "
-                "f(trainer, record)"
-            )
-        made.on_epoch_end = given  # type: ignore[method-assign]
+def _as_callback(callback: Any) -> Callback:
+    if isinstance(callback, Callback):
+        return callback
+    if not callable(callback) or isinstance(callback, type):
+        raise TypeError(
+            f"got {callback!r} among callbacks; expected a Callback object or a function "
+            "f(trainer, record)"
+        )
+    made = Callback()
+    made.on_epoch_end = callback  # type: ignore[method-assign]
     return made
 
 
@@ -466,7 +467,8 @@ class Trainer:
         require_number(loss, self.step, self._terminate_on_nan)
         for callback in self._callbacks:
             callback.on_step_end(self, loss)
-        self._save_each(getattr(self._checkpoints, "every_steps", 0), self.step)
+        if self._checkpoints:
+            self._save_each(self._checkpoints.every_steps, self.step)
         return loss
 
     def _count_epoch(self, validated: dict[str, Any]) -> None:
@@ -497,14 +499,16 @@ class Trainer:
 
     def _keep(self, score: float) -> None:
         """Write the checkpoints of the end of an epoch."""
+        checkpoints = self._checkpoints
         if score < self._progress.best:
-            if self._checkpoints and self._checkpoints.best:
+            if checkpoints and checkpoints.best:
                 content = self._content()
                 content["memory"]["best"] = score
                 # First: if the run ended in between, it would resume before the best epoch.
-                write_file(self._checkpoints.best_path, content)
+                write_file(checkpoints.best_path, content)
             self._progress.best = score
-        self._save_each(getattr(self._checkpoints, "every_epochs", 0), self.epoch)
+        if checkpoints:
+            self._save_each(checkpoints.every_epochs, self.epoch)
 
     def _save_each(self, every: int | None, count: int) -> None:
         """Save if that is due; and again if a callback saved before others ran."""
