@@ -1,11 +1,69 @@
-"""Stand-ins for tensorboard, wandb and mlflow: what is called, and a memory of what was logged.
-
-Each has `logged()`: for each name of a metric its values by step, as the library would show them.
-"""
+"""Stand-ins for tensorboard, wandb and mlflow: what is called, and a memory of what was logged."""
 
 from __future__ import annotations
 
-import types
+from types import SimpleNamespace
+
+
+class Config(dict):
+    def update(self, d, allow_val_change=False):
+        super().update(d)
+
+
+class Run:
+    """A run of a log.
+
+    Attributes:
+        names: Of its project or experiment, and its own.
+        values: By the name of a metric, then by step, as the library would show them.
+        ends: How it was closed, each time.
+    """
+
+    def __init__(self, fake, number, *names):
+        self.fake, self.id, self.names = fake, f"id-{number}", names
+        self.values, self.config, self.ends, self.metrics = {}, Config(), [], {}
+        self.info = SimpleNamespace(run_id=self.id)
+        self.data = SimpleNamespace(params=self.config)
+
+    def write(self, values, step):
+        for name, value in values.items():
+            self.values.setdefault(name, {})[step] = value
+
+    # Of wandb.
+
+    def define_metric(self, name, step_metric=None, step_sync=None):
+        self.metrics[name] = step_metric
+
+    def log(self, data):
+        assert self.metrics == {"step": None, "*": "step"}
+        self.write({name: data[name] for name in data.keys() - {"step"}}, data["step"])
+
+    def finish(self, exit_code=None):
+        self.fake.end("failed" if exit_code else "finished")
+
+
+class Fake:
+    """Attributes: `runs`; and `run`, which is under way, or None."""
+
+    def __init__(self):
+        self.runs, self.run = [], None
+
+    def begin(self, run_id, *names):
+        """Continue a run, or begin another."""
+        again = [run for run in self.runs if run.id == run_id]
+        assert self.run is None
+        assert bool(again) == (run_id is not None)
+        if not again:
+            self.runs.append(Run(self, len(self.runs), *names))
+        self.run = (again or self.runs)[-1]
+        return self.run
+
+    def end(self, how):
+        self.run.ends.append(how)
+        self.run = None
+
+    def logged(self):
+        return {name: values for name, values in self.runs[-1].values.items() if values}
 
 
 class Message:
@@ -17,30 +75,36 @@ class Message:
         self.__dict__.update(fields)
 
 
-class FakeTensorBoard:
-    """Its modules, and the events of all its files, in their order."""
+class FakeTensorBoard(Fake):
+    """One run is all files of a folder."""
 
     def __init__(self):
-        self.events, self.open, self.flushed = [], 0, 0
-        fake = self
+        super().__init__()
+        self.flushed, fake = 0, self
+        summary = type("Summary", (Message,), {"Value": Message})
 
         class EventFileWriter:
             def __init__(self, logdir):
-                fake.open += 1
+                fake.begin("id-0" if fake.runs else None)
 
             def add_event(self, event):
-                fake.events.append(event)
+                values = fake.run.values
+                if hasattr(event, "session_log"):  # it hides what is not before it
+                    for name, known in values.items():
+                        values[name] = {step: v for step, v in known.items() if step < event.step}
+                for value in event.summary.value if hasattr(event, "summary") else []:
+                    fake.run.write({value.tag: value.simple_value}, event.step)
 
             def flush(self):
                 fake.flushed += 1
 
             def close(self):
-                fake.open -= 1
+                fake.end("closed")
 
         def hparams_pb(hparams, trial_id):
-            return Message(value=[], hparams=hparams)
+            fake.run.config = hparams
+            return Message(value=[])
 
-        summary = type("Summary", (Message,), {"Value": Message})
         self.modules = {
             "tensorboard.compat.proto.event_pb2": {"Event": Message, "SessionLog": Message},
             "tensorboard.compat.proto.summary_pb2": {"Summary": summary},
@@ -48,124 +112,44 @@ class FakeTensorBoard:
             "tensorboard.plugins.hparams.summary_v2": {"hparams_pb": hparams_pb},
         }
 
-    def logged(self):
-        shown = {}
-        for event in self.events:
-            if hasattr(event, "session_log"):
-                shown = {
-                    tag: {step: value for step, value in values.items() if step < event.step}
-                    for tag, values in shown.items()
-                }
-            for value in event.summary.value if hasattr(event, "summary") else []:
-                shown.setdefault(value.tag, {})[event.step] = value.simple_value
-        return {tag: values for tag, values in shown.items() if values}
 
-    def config(self):
-        return next(event.summary.hparams for event in self.events if hasattr(event, "summary"))
-
-
-class WandBConfig(dict):
-    def update(self, d, allow_val_change=False):
-        super().update(d)
-
-
-class WandBRun:
-    def __init__(self, wandb, run_id, names):
-        self.id, self.names, self.config = run_id, names, WandBConfig()
-        self._wandb, self._rows, self._metrics, self.ends = wandb, [], {}, []
-
-    def define_metric(self, name, step_metric=None, step_sync=None):
-        self._metrics[name] = step_metric
-
-    def log(self, data):
-        self._rows.append(dict(data))
-
-    def finish(self, exit_code=None):
-        self.ends.append("failed" if exit_code else "finished")
-        self._wandb.run = None
-
-
-class FakeWandB:
+class FakeWandB(Fake):
     def __init__(self):
-        self.run, self.runs, self.modules = None, [], {"wandb": self}
+        super().__init__()
+        self.modules = {"wandb": self}
 
     def init(self, project=None, name=None, config=None, id=None, resume=None):  # noqa: A002 - wandb's
-        again = [run for run in self.runs if run.id == id]
-        assert bool(again) == (resume == "allow")
-        if not again:
-            self.runs.append(WandBRun(self, f"id-{len(self.runs)}", (project, name)))
-        self.run = again[0] if again else self.runs[-1]
-        self.run.config.update(config or {})
+        assert (id is None) == (resume is None) == (resume != "allow")
+        self.begin(id, project, name).config.update(config or {})
         return self.run
 
-    def logged(self):
-        run, shown = self.runs[-1], {}
-        assert run._metrics == {"step": None, "*": "step"}
-        for row in run._rows:
-            for name in row.keys() - {"step"}:
-                shown.setdefault(name, {})[row["step"]] = row[name]
-        return shown
 
-    def config(self):
-        return self.runs[-1].config
-
-    @property
-    def open(self):
-        return int(self.run is not None)
-
-
-class FakeMLflow:
+class FakeMLflow(Fake):
     def __init__(self):
-        self.runs, self.experiments, self._active = [], {}, None
-        self.modules = {"mlflow": self}
-
-    def active_run(self):
-        return self._active
-
-    def start_run(self, run_id=None, experiment_id=None, run_name=None):
-        assert self._active is None
-        if run_id is None:
-            info = types.SimpleNamespace(run_id=f"id-{len(self.runs)}")
-            run = types.SimpleNamespace(info=info, names=(experiment_id, run_name), ends=[])
-            run.data = types.SimpleNamespace(params={}, metrics={})
-            self.runs.append(run)
-            run_id = info.run_id
-        self._active = self.get_run(run_id)
-        return self._active
-
-    def end_run(self, status="FINISHED"):
-        self._active.ends.append(status.lower())
-        self._active = None
-
-    def log_metrics(self, metrics, step):
-        for name, value in metrics.items():
-            self._active.data.metrics.setdefault(name, {})[step] = value
-
-    def log_params(self, params):
-        assert not params.keys() & self._active.data.params, "params cannot be changed"
-        self._active.data.params.update({name: str(value) for name, value in params.items()})
-
-    def get_run(self, run_id):
-        (run,) = (run for run in self.runs if run.info.run_id == run_id)
-        return run
-
-    def get_experiment_by_name(self, name):
-        return self.experiments.get(name)
+        super().__init__()
+        self.experiments, self.modules = {}, {"mlflow": self}
+        self.get_experiment_by_name = self.experiments.get
 
     def create_experiment(self, name):
-        self.experiments[name] = types.SimpleNamespace(experiment_id=f"of {name}")
+        self.experiments[name] = SimpleNamespace(experiment_id=f"of {name}")
         return self.experiments[name].experiment_id
 
-    def logged(self):
-        return self.runs[-1].data.metrics
+    def active_run(self):
+        return self.run
 
-    def config(self):
-        return self.runs[-1].data.params
+    def start_run(self, run_id=None, experiment_id=None, run_name=None):
+        return self.begin(run_id, experiment_id, run_name)
 
-    @property
-    def open(self):
-        return int(self._active is not None)
+    def end_run(self, status="FINISHED"):
+        self.end(status.lower())
 
+    def log_metrics(self, metrics, step):
+        self.run.write(metrics, step)
 
-def ends(fake):
-    return [end for run in fake.runs for end in run.ends]
+    def log_params(self, params):
+        assert not params.keys() & self.run.config, "params cannot be changed"
+        self.run.config.update({name: str(value) for name, value in params.items()})
+
+    def get_run(self, run_id):
+        (run,) = (run for run in self.runs if run.id == run_id)
+        return run

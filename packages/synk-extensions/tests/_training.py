@@ -27,6 +27,26 @@ def dataset(rows=ROWS, seed=1):
     return x, x.dot([1.0, -2.0, 0.5, 3.0]) + 0.1 * rng.randn(rows)
 
 
+def numpy_training(rates, batch_size, seed=0):
+    """Gradient descent on the mean squared error, by hand: a step for each rate.
+
+    Returns: the loss before each step; then w and b.
+    """
+    x, y = dataset()
+    rng, batches = np.random.default_rng(seed), []
+    w, b, losses = np.zeros(FEATURES), 0.0, []
+    for rate in rates:
+        if not batches:
+            order = rng.permutation(ROWS)
+            batches = [order[start : start + batch_size] for start in range(0, ROWS, batch_size)]
+        rows = batches.pop(0)
+        residual = x[rows] @ w + b - y[rows]
+        losses.append((residual**2).mean())
+        w = w - rate * 2 * x[rows].T @ residual / len(rows)
+        b = b - rate * 2 * residual.mean()
+    return losses, w, b
+
+
 class Model:
     """Its parameters, rate and training function; two of them start equal.
 
@@ -88,6 +108,11 @@ class Model:
         return [np.array(shared.get_value()) for shared in shareds]
 
 
+def plain(model, size=16, **settings):
+    """A quiet trainer of a model; by default four steps make an epoch."""
+    return Trainer(model.train, dataset(), size, **{"verbose": False, **settings})
+
+
 def assert_same(values, others):
     assert len(values) == len(others)
     for value, other in zip(values, others):
@@ -124,26 +149,15 @@ def forked(n, **settings):
     assert children() <= before
 
 
-def parallel(folder=None, stop=None, **kind):
+def parallel(folder=None, stop=None, make=make_train_function, **kind):
     """A model, and a trainer of it over the ranks there are; three steps make an epoch."""
-    model = Model(make_train_function, updates.adam, **kind)
-    trainer = Trainer(
-        model.train,
-        dataset(),
-        17,
-        learning_rate=model.rate,
-        schedule=exponential(0.1, 0.7),
-        checkpoint=folder,
-        callbacks=[StopAt(stop)],
-    )
-    return model, trainer
+    model = Model(make, updates.adam, **kind)
+    how = {"learning_rate": model.rate, "schedule": exponential(0.1, 0.7)}
+    return model, plain(model, 17, checkpoint=folder, callbacks=[StopAt(stop)], **how)
 
 
 def serial(epochs):
-    model = Model(rule=updates.adam)
-    trainer = Trainer(
-        model.train, dataset(), 17, learning_rate=model.rate, schedule=exponential(0.1, 0.7)
-    )
+    model, trainer = parallel(make=make_train_function_theano)
     return model, trainer.run(epochs)
 
 

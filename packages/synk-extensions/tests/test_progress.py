@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import logging
@@ -28,9 +29,9 @@ import synkhronos
 from synkhronos import _progress
 _progress.DELAY_S = 0.2
 exec(sys.argv[1])
-with _progress.track("training", total=4) as bar:
+with _progress.track("training", total=4) as advance:
     for step in range(4):
-        bar.advance(1, f"loss {step}")
+        advance(1, f"loss {step}")
         time.sleep(1.0 if step == 3 else 0.1)  # drawn ten times a second, on a quiet machine
         if step == 2:
             with _progress.track("compiling 'f'"):
@@ -45,64 +46,53 @@ print("the end")
 def on_a_terminal(before="", to_file=""):
     """What a program shows on a terminal; what it prints may go to a file."""
     master, slave = pty.openpty()
-    try:
-        settings = {"TERM": "xterm", "COLUMNS": "100", "SYNKHRONOS_PROGRESS": ""}
-        how = {"terminal": slave, "environment": settings, "stacks": False, "zygote": zygote()}
+    settings = {"TERM": "xterm", "COLUMNS": "100", "SYNKHRONOS_PROGRESS": ""}
+    how = {"terminal": slave, "environment": settings, "stacks": False, "zygote": zygote()}
+    with os.fdopen(master, "rb", 0) as terminal, contextlib.ExitStack() as ends:
+        ends.callback(os.close, slave)
         with synk_testing.Program(PROGRAM, before, to_file, **how) as process:
-            os.close(slave)
-            slave = -1
+            ends.close()
             shown = bytearray()
-            while True:
-                try:
-                    piece = os.read(master, 65536)
-                except OSError:  # nobody has the terminal open any more
-                    break
-                if not piece:
-                    break
-                shown += piece
+            with contextlib.suppress(OSError):  # nobody has the terminal open any more
+                while piece := terminal.read(65536):
+                    shown += piece
             assert process.wait() == 0, shown.decode()
-        return shown.decode()
-    finally:
-        os.close(master)
-        if slave >= 0:
-            os.close(slave)
+    return shown.decode()
 
 
-def test_on_a_terminal_work_is_shown_while_it_lasts():
-    shown = on_a_terminal()
-    for text in ("training", "4/4", "loss 2", "compiling 'f'", "a documented line", "the end"):
-        assert text in shown
+@pytest.mark.parametrize("to_file", [False, True])
+def test_on_a_terminal_work_is_shown_while_it_lasts(tmp_path, to_file):
+    """What is printed to a file is not touched."""
+    path = tmp_path / "printed"
+    shown = on_a_terminal(to_file=path if to_file else "")
+    texts = ("training", "4/4", "loss 2", "compiling 'f'")
+    printed = path.read_text() if to_file else shown
+    assert all(text in shown for text in texts)
     assert "short" not in shown
-    assert shown.rstrip().endswith("the end")
+    assert "a documented line" in printed
+    assert printed.rstrip().endswith("the end")
+    assert not to_file or printed == "a documented line\nthe end\n"
     assert "\x1b[?25h" in shown  # the cursor is back
 
 
-def test_what_is_printed_to_a_file_is_not_touched(tmp_path):
-    path = tmp_path / "printed"
-    shown = on_a_terminal(to_file=path)
-    assert "training" in shown
-    assert path.read_text() == "a documented line\nthe end\n"
-
-
 @pytest.fixture
-def display(monkeypatch):
-    """The display of this process, without settings of tests."""
+def state(monkeypatch):
+    """The state of this process, without settings of tests."""
     monkeypatch.setenv("SYNKHRONOS_PROGRESS", "")
-    monkeypatch.setattr(_progress, "_display", _progress._Display())
-    return _progress._display
+    monkeypatch.setattr(_progress._Display, "setting", None)
+    return _progress._Display
 
 
-def test_what_is_shown(display, monkeypatch):
+def test_what_is_shown(state, monkeypatch):
     """The program decides, then the environment, then logging."""
-    assert display.style() == "line"
+    assert _progress._are_drawn() is None
     monkeypatch.setattr(logging.getLogger("synkhronos"), "level", logging.WARNING)
-    assert display.style() is None
-    for given, shown in (("0", None), ("1", "bar")):
+    assert _progress._are_drawn() is False
+    for given, shown in (("0", False), ("1", True)):
         monkeypatch.setenv("SYNKHRONOS_PROGRESS", given)
-        assert display.style() == shown
-        for setting, chosen in ((True, "bar"), (False, None), (None, shown)):
+        for setting, chosen in ((None, shown), (True, True), (False, False), (None, shown)):
             progress(setting)
-            assert display.style() == chosen
+            assert _progress._are_drawn() is chosen
     with pytest.raises(InputTypeError, match="got 'yes', expected True, False or None"):
         progress("yes")
     monkeypatch.setenv("SYNKHRONOS_PROGRESS", "maybe")
@@ -111,11 +101,11 @@ def test_what_is_shown(display, monkeypatch):
             pass
 
 
-def test_elsewhere_a_line_tells_of_what_takes_long(display, monkeypatch, capsys):
+def test_elsewhere_a_line_tells_of_what_takes_long(state, monkeypatch, capsys):
     monkeypatch.setattr(_progress, "LINE_S", 0.0)
     written = threading.Event()
-    tell = _progress.Bar.tell
-    monkeypatch.setattr(_progress.Bar, "tell", lambda bar: (tell(bar), written.set()))
+    tell = _progress._tell
+    monkeypatch.setattr(_progress, "_tell", lambda description: (tell(description), written.set()))
     with track("compiling 'f'"):
         assert written.wait(60)
     assert capsys.readouterr().err == "Synkhronos: compiling 'f', for 0 s so far\n"
@@ -135,23 +125,26 @@ class WriteOnly:
         pass
 
 
-def closed():
-    stream = io.StringIO()
-    stream.close()
-    return stream
+closed = io.StringIO()
+closed.close()
 
 
-@pytest.mark.parametrize("stream", [WriteOnly(), None, closed()])
-def test_a_stream_that_can_do_little_ends_no_program(display, monkeypatch, stream):
+@pytest.mark.parametrize("stream", [WriteOnly(), None, closed, io.StringIO()])
+def test_a_stream_that_can_do_little_ends_no_program_and_errors_are_the_users(
+    state, monkeypatch, stream
+):
     monkeypatch.setattr("sys.stdout", stream)
     monkeypatch.setattr("sys.stderr", stream)
     say("a line")
-    assert display.style() == "line"
-    bar = _progress.Bar("work", None)
-    bar.tell()
-    bar.show()
-    bar.advance()
-    display.stop()
+    assert _progress._are_drawn() is None
+    _progress._tell("work")
+    state.setting = True
+    monkeypatch.setattr(_progress, "DELAY_S", 0.0)
+    with pytest.raises(KeyError), track("work") as advance:
+        time.sleep(0.05)
+        advance()
+        raise KeyError
+    assert state.bars is None
 
 
 FORK = """
@@ -159,12 +152,12 @@ import os, threading
 held = threading.Event()
 
 def hold():
-    display = _progress._display
-    with display._lock, display._bars.console._lock:  # as threads do at any moment
+    bars = _progress._Display.bars
+    with bars._lock, bars.console._lock:  # as threads do at any moment
         held.set()
         time.sleep(0.3)
 
-with _progress.track("epoch", total=2) as bar:
+with _progress.track("epoch", total=2) as advance:
     time.sleep(0.5)
     threading.Thread(target=hold).start()
     held.wait()
@@ -173,7 +166,7 @@ with _progress.track("epoch", total=2) as bar:
         with _progress.track("of the child"):
             time.sleep(0.2)
             print("a line of the child", flush=True)
-        bar.advance(1)
+        advance(1)
         os._exit(0)
     deadline = time.monotonic() + 20
     while not (gone := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < deadline:
@@ -189,15 +182,6 @@ def test_a_child_that_is_forked_meanwhile_is_free():
     shown = on_a_terminal(FORK)
     assert "a line of the child" in shown
     assert "the child ended with 0" in shown
-
-
-def test_an_error_in_the_work_is_the_users(display, monkeypatch):
-    monkeypatch.setattr(_progress, "DELAY_S", 0.0)
-    display.setting = True
-    with pytest.raises(KeyError), track("work"):
-        time.sleep(0.05)
-        raise KeyError
-    assert display._bars is None
 
 
 TRACED = """

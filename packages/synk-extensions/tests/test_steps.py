@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from _training import FEATURES, Model, dataset
+from _training import FEATURES, Model, assert_same, dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -49,15 +49,6 @@ def twins(processes):
     return Model(make_train_function), Model(make_train_function), dataset()
 
 
-def values(model):
-    return [param.get_value() for param in model.params]
-
-
-def require_same(model, other):
-    for one, two in zip(values(model), values(other)):
-        np.testing.assert_array_equal(one, two)
-
-
 SERIAL = functools.cache(Model)
 
 
@@ -74,11 +65,11 @@ def test_steps_are_those_of_calls(twins, num_slices):
         np.testing.assert_array_equal(
             list(other.train.steps(*data, batches, num_slices=num_slices)), losses
         )
-        require_same(one, other)
+        assert_same(one.values(), other.values())
     losses = [one.train(x[rows], y[rows]) for rows in CUTS]
     drawn = list(other.train.steps((x[rows], y[rows].tolist()) for rows in CUTS))
     np.testing.assert_array_equal(drawn, losses)
-    require_same(one, other)
+    assert_same(one.values(), other.values())
     for arguments in [(), (1,), (x, [1]), (x, y, 3), (x, y, y, [1])]:
         for train in (one.train, SERIAL().train):
             with pytest.raises(TypeError, match=rf"steps\(\): got {len(arguments)} arg.* 2 inp"):
@@ -89,7 +80,7 @@ def test_steps_are_those_of_calls(twins, num_slices):
 def test_the_steps_of_what_was_drawn_come_before_a_wait_for_more(twins, form):
     """Also of a program that decides by a step's loss what to draw next."""
     model, other, (x, y) = twins
-    losses = SimpleQueue()
+    losses, got = SimpleQueue(), []
 
     def batches():
         for place, rows in enumerate(CUTS):
@@ -97,7 +88,6 @@ def test_the_steps_of_what_was_drawn_come_before_a_wait_for_more(twins, form):
                 losses.get(timeout=60)
             yield (x[rows], y[rows]) if form == "arrays" else rows
 
-    got = []
     for loss in model.train.steps(*((x, y) if form == "rows" else ()), batches()):
         got.append(loss)
         losses.put(loss)
@@ -119,10 +109,10 @@ def test_arrays_are_drawn_in_a_thread_while_the_ranks_compute(twins):
     steps = model.train.steps(batches())
     next(steps)  # returns while the third batch is being drawn
     assert started.wait(60)
-    assert threading.main_thread() not in threads
     release.set()
     assert len(list(steps)) == len(CUTS) - 1
     (thread,) = threads
+    assert thread is not threading.main_thread()
     thread.join(60)
     assert not thread.is_alive()
 
@@ -134,7 +124,7 @@ def test_rows_of_a_file_are_those_of_arrays(twins, kind, tmp_path):
     for batches in (CUTS, [[3, 49, 3, 0], np.arange(50) % 2 == 0, 7]):
         losses = [one.train(x, y, batch=rows) for rows in batches]
         np.testing.assert_array_equal(list(other.train.steps(source, labels, batches)), losses)
-        require_same(one, other)
+        assert_same(one.values(), other.values())
 
 
 def refilled(kind, chosen, x):
@@ -224,16 +214,13 @@ def test_a_loop_that_is_left_and_one_that_fails_leave_all_usable(twins, form):
     for _ in model.train.steps(*arguments, batches()):
         break
     other.train(x, y, batch=CUTS[0])
-    require_same(model, other)
-    for then, errors in [
-        (None, OSError),
-        (wrong, (InputTypeError, ValueError, IndexError)),
-    ]:
+    assert_same(model.values(), other.values())
+    for then, errors in [(None, OSError), (wrong, (InputTypeError, ValueError, IndexError))]:
         losses = []
         with pytest.raises(errors):
             losses.extend(model.train.steps(*arguments, batches(then)))
         np.testing.assert_array_equal(losses, [other.train(x, y, batch=rows) for rows in CUTS[:3]])
-        require_same(model, other)
+        assert_same(model.values(), other.values())
 
 
 def test_a_stop_of_what_gives_the_values_is_an_error(twins):
@@ -246,12 +233,11 @@ def test_a_stop_of_what_gives_the_values_is_an_error(twins):
         def __array__(self, dtype=None, copy=None):
             return next(iter(()))
 
-    before = values(model)
+    before = model.values()
     for arguments in ([Ended(x), y, CUTS], [[(x, Ended(y))]]):
         with pytest.raises(RuntimeError, match="raised StopIteration"):
             next(model.train.steps(*arguments))
-    for one, two in zip(values(model), before):
-        np.testing.assert_array_equal(one, two)
+    assert_same(model.values(), before)
 
 
 def test_rows_of_resident_data_are_selected_on_each_rank(processes):

@@ -59,14 +59,10 @@ def largest_difference(model, other):
 
 def twins(rule, flat=None, **settings):
     """Two equal models, with a serial and a parallel training function."""
-    serial, parallel = Model(), Model()
-    f = make_train_function_theano(
-        serial.loss, serial.params, [serial.x, serial.y], rule, **settings
-    )
-    g = make_train_function(
-        parallel.loss, parallel.params, [parallel.x, parallel.y], rule, flat=flat, **settings
-    )
-    return serial, parallel, f, g
+    one, two = Model(), Model()
+    f = make_train_function_theano(one.loss, one.params, [one.x, one.y], rule, **settings)
+    g = make_train_function(two.loss, two.params, [two.x, two.y], rule, flat=flat, **settings)
+    return one, two, f, g
 
 
 @pytest.fixture(

@@ -8,16 +8,24 @@ import logging
 import math
 import re
 import shutil
-import signal
-import threading
 import time
 import warnings
 
 import numpy as np
 import pytest
-from _training import FEATURES, ROWS, Model, assert_close, assert_same, dataset, without_seconds
+from _training import (
+    ROWS,
+    Model,
+    assert_close,
+    assert_same,
+    dataset,
+    numpy_training,
+    plain,
+    without_seconds,
+)
 
 from synk_testing.engine import engine
+from synk_testing.files import StandIn
 from synkhronos.extensions import updates
 from synkhronos.extensions.train import (
     Callback,
@@ -35,25 +43,6 @@ ENGINE = engine.__name__
 def one_model():
     """For tests that do not ask for values."""
     return Model()
-
-
-def numpy_training(epochs, batch_size, rates, seed=0):
-    """Gradient descent on the mean squared error, by hand; losses by epoch, then w and b."""
-    x, y = dataset()
-    rng = np.random.default_rng(seed)
-    w, b = np.zeros(FEATURES), 0.0
-    losses = []
-    for epoch in range(epochs):
-        order = rng.permutation(ROWS)
-        squares = 0.0
-        for start in range(0, ROWS, batch_size):
-            rows = order[start : start + batch_size]
-            residual = x[rows] @ w + b - y[rows]
-            squares += (residual**2).sum()
-            w = w - rates[epoch] * 2 * x[rows].T @ residual / len(rows)
-            b = b - rates[epoch] * 2 * residual.mean()
-        losses.append(squares / ROWS)
-    return losses, w, b
 
 
 def test_epochs_are_those_of_numpy(capsys):
@@ -82,7 +71,8 @@ def test_epochs_are_those_of_numpy(capsys):
         f"valid_error {history['valid_error'][i]:.4g}, {seconds[i]:.1f} s"
         for i in range(3)
     ]
-    losses, w, b = numpy_training(3, 16, [0.1, 0.05, 0.025], seed=3)
+    losses, w, b = numpy_training(np.repeat([0.1, 0.05, 0.025], 4), 16, seed=3)
+    losses = np.average(np.reshape(losses, (3, 4)), axis=1, weights=[16, 16, 16, 2])
     assert_close([history["train_loss"], model.w.get_value(), model.b.get_value()], [losses, w, b])
     residual = x_valid @ w + b - y_valid
     assert_close(
@@ -100,82 +90,70 @@ def test_epochs_are_those_of_numpy(capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_rows_come_in_their_order_without_a_smaller_batch_if_that_is_asked_for(monkeypatch):
-    batches, train = [], Model().train
-    call = type(train).__call__
-
-    def noted(self, *data, batch, **options):
-        batches.append(list(batch))
-        return call(self, *data, batch=batch, **options)
-
-    monkeypatch.setattr(type(train), "__call__", noted)
-    Trainer(train, dataset(7), 3, shuffle=False, drop_last=True).run(2)
-    assert batches == [[0, 1, 2], [3, 4, 5]] * 2
+def test_rows_come_in_their_order_without_a_smaller_batch_if_that_is_asked_for():
+    trainer = Trainer(one_model().train, dataset(7), 3, shuffle=False, drop_last=True)
+    assert trainer.run(1)["step"] == [2]
+    sampler = trainer._sampler
+    assert [[*rows] for rows in sampler.epoch(sampler.get_state())] == [[0, 1, 2], [3, 4, 5]]
 
 
 class Notes(Callback):
     def __init__(self, name, seen, error=None):
-        self.name, self.seen, self.losses, self.error = name, seen, [], error
+        self.name, self.seen, self.error = name, seen, error
+
+    def note(self, *what):
+        self.seen.append(" ".join(map(str, (self.name, *what))))
 
     def on_run_begin(self, trainer):
-        self.seen.append(f"{self.name} begins")
+        self.note("begins")
         if self.error:
             raise self.error
 
     def on_step_end(self, trainer, loss):
-        self.losses.append(loss)
-        self.seen.append(f"{self.name} {trainer.step}")
+        self.note(trainer.step, f"{loss:.12g}")
 
     def on_epoch_end(self, trainer, record):
-        self.seen.append(f"{self.name} epoch {record['epoch']}")
+        self.note("epoch", record["epoch"])
         record["half"] = record["epoch"] / 2
 
     def on_run_end(self, trainer, history):
-        self.seen.append(f"{self.name} ends")
+        self.note("ends")
 
     def on_run_exit(self, trainer, error):
-        self.seen.append(f"{self.name} exits {type(error).__name__}")
+        self.note("exits", type(error).__name__)
 
 
 def test_callbacks_are_called_in_their_order_and_exit_in_reverse():
     seen = []
-    first = Notes("a", seen)
-
-    def function(trainer, record):
-        seen.append((trainer.epoch, record["half"]))
-
-    callbacks = [first, function, Notes("b", seen)]
-    history = Trainer(Model().train, dataset(), 25, callbacks=callbacks).run(1)
-    steps = ["a 1", "b 1", "a 2", "b 2"]
+    callbacks = [Notes("a", seen), lambda *got: seen.append(got), Notes("b", seen)]
+    trainer = plain(Model(rule=updates.sgd), 25, callbacks=callbacks)
+    history = trainer.run(1)
+    one, two = (f"{loss:.12g}" for loss in numpy_training([0.05] * 2, 25)[0])
     assert seen == [
-        *("a begins", "b begins", *steps, "a epoch 1", (1, 0.5), "b epoch 1", "a ends", "b ends"),
+        *("a begins", "b begins", f"a 1 {one}", f"b 1 {one}", f"a 2 {two}", f"b 2 {two}"),
+        *("a epoch 1", (trainer, history.records[0]), "b epoch 1", "a ends", "b ends"),
         *("b exits NoneType", "a exits NoneType"),
     ]
-    assert_close([history["train_loss"]], [[sum(first.losses) / 2]])
     assert history["half"] == [0.5]
     seen.clear()
     callbacks[1:] = [Notes("b", seen, OSError("full")), Notes("c", seen)]
     with pytest.raises(OSError, match="full"):
-        Trainer(Model().train, dataset(), 25, callbacks=callbacks).run(1)
+        plain(Model(), callbacks=callbacks).run(1)
     assert seen == ["a begins", "b begins", "a exits OSError"]
 
 
 def test_stop_ends_after_the_step_and_the_next_run_goes_on(caplog):
     caplog.set_level(logging.INFO, logger="synkhronos")
-
-    class StopAt(Callback):
-        def on_step_end(self, trainer, loss):
-            if trainer.step in (2, 4):
-                trainer.stop("enough")
-
+    stopping = Callback()
+    stopping.on_step_end = lambda trainer, _: trainer.step in (2, 4) and trainer.stop("enough")
     model, other = Model(), Model()
-    trainer = Trainer(model.train, dataset(), 16, callbacks=[StopAt()])
+    trainer = plain(model, callbacks=[stopping])
     first, second, third = trainer.run(2), trainer.run(2), trainer.run(2)
     assert (first.status, first.reason, len(first)) == ("stopped", "enough", 0)
     assert (second.status, len(second)) == ("stopped", 0)  # all steps, but no validation yet
     assert (third.status, len(third), trainer.step) == ("finished", 2, 8)
     assert [record.getMessage() for record in caplog.records] == ["training stopped: enough"] * 2
-    history = Trainer(other.train, dataset(), 16).run(2)
+    history = plain(other).run(2)
     assert_same(model.values(), other.values())
     assert history["train_loss"] == third["train_loss"]
 
@@ -195,19 +173,10 @@ def test_stop_ends_after_the_step_and_the_next_run_goes_on(caplog):
 def test_early_stopping(losses, settings, mode, epochs, best):
     model = one_model()
     waiting, after = iter(losses), []
-    trainer = Trainer(
-        model.train,
-        dataset(),
-        25,
-        valid=lambda *_: next(waiting),
-        valid_data=dataset(3),
-        mode=mode,
-        callbacks=[
-            lambda *_: after.append(model.w.get_value()),
-            EarlyStopping(**{"restore_best": True, **settings}),
-        ],
-    )
-    history = trainer.run(len(losses))
+    stopping = EarlyStopping(**{"restore_best": True, **settings})
+    how = {"valid": lambda *_: next(waiting), "valid_data": dataset(3), "mode": mode}
+    callbacks = [lambda *_: after.append(model.w.get_value()), stopping]
+    history = plain(model, 25, callbacks=callbacks, **how).run(len(losses))
     assert len(history) == (epochs or len(losses))
     assert history.status == ("stopped" if epochs else "finished")
     if epochs:
@@ -230,7 +199,7 @@ def test_a_log_has_a_line_per_epoch(tmp_path):
         "valid_names": ["error"],
     }
     settings = {"learning_rate": model.rate, "log": path, "callbacks": [note]}
-    history = Trainer(model.train, dataset(), 16, **valid, **settings).run(3)
+    history = plain(model, **valid, **settings).run(3)
     assert history["number"] == [None, 0.5, None]
     with path.open(newline="") as file:
         header, *lines = csv.reader(file)
@@ -238,10 +207,9 @@ def test_a_log_has_a_line_per_epoch(tmp_path):
         "epoch", "step", "seconds", "train_loss", "valid_loss", "train_error", "valid_error",
         "learning_rate",
     ]  # fmt: skip
-    assert [[float(text) for text in line] for line in lines] == [
-        [record[name] for name in header] for record in history
-    ]
-    Trainer(model.train, dataset(), 16, log=path).run(1)  # another training begins the file anew
+    expected = [[record[name] for name in header] for record in history]
+    assert [[*map(float, line)] for line in lines] == expected
+    plain(model, log=path).run(1)  # another training begins the file anew
     assert len(path.read_text().splitlines()) == 2
 
 
@@ -249,58 +217,25 @@ def test_what_cannot_be_written_is_an_error_before_the_first_step(tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
     before = sorted(tmp_path.rglob("*"))
-    for name, place in [
-        ("checkpoint", "file/there"),
-        ("checkpoint", "file"),
-        ("log", "file/there"),
-        ("log", "folder"),
-    ]:
-        path = tmp_path / place
-        trainer = Trainer(one_model().train, dataset(), 16, **{name: path})
+    wrong = {"checkpoint": ("file/there", "file"), "log": ("file/there", "folder")}
+    for name, place in [(name, place) for name, places in wrong.items() for place in places]:
+        trainer = plain(one_model(), **{name: tmp_path / place})
         with pytest.raises(OSError, match=re.escape(str(tmp_path / "f"))):
             trainer.run(1)
         assert trainer.step == 0
         assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_ctrl_c_is_left_alone_in_threads_and_where_it_is_ignored():
-    usual, sigterm = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    seen = []
-
-    def look(trainer, record):
-        seen.append(signal.getsignal(signal.SIGINT))
-        assert signal.getsignal(signal.SIGTERM) is sigterm
-
-    trainer = Trainer(one_model().train, dataset(), 50, callbacks=[look])
-    trainer.run(1)
-    assert signal.getsignal(signal.SIGINT) is usual
-    thread = threading.Thread(target=trainer.run, args=(2,))
-    thread.start()
-    thread.join()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        trainer.run(3)
-    finally:
-        signal.signal(signal.SIGINT, usual)
-    assert seen[0] is not usual
-    assert seen[1:] == [usual, signal.SIG_IGN]
-
-
 def test_a_loss_that_is_no_number_ends_the_run(tmp_path):
     """The first such step is the last one, and no checkpoint has what it left."""
-    x, y = dataset()
-    data = (x, y.copy())
-    trainer = Trainer(Model().train, data, 16, shuffle=False, checkpoint=tmp_path, seed=0)
+    trainer = plain(Model(), shuffle=False, checkpoint=tmp_path)
     trainer.run(1)
     kept = sorted(tmp_path.iterdir())
-    data = trainer._data
-    with pytest.raises(
-        FloatingPointError, match=r"loss is inf.*step 8, .*resume\(\).*watch_finite"
-    ):
-        data[1][-1] = math.inf
+    trainer._data[1][-1] = math.inf
+    message = r"loss is inf.*step 8, .*resume\(\).*watch_finite"
+    with pytest.raises(FloatingPointError, match=message):
         trainer.run(3)
-    assert trainer.epoch == 1
-    assert trainer.step == 2 * (len(x) // 16 + bool(len(x) % 16))
+    assert (trainer.epoch, trainer.step) == (1, 8)
     assert sorted(tmp_path.iterdir()) == kept
 
 
@@ -314,11 +249,11 @@ def test_a_callback_that_raises_loses_no_line_and_no_step(tmp_path):
 
     failed = []
     model, other = Model(), Model()
-    trainer = Trainer(model.train, dataset(), 16, callbacks=[fail], log=log)
+    trainer = plain(model, callbacks=[fail], log=log)
     with pytest.raises(ZeroDivisionError):
         trainer.run(3)
     history = trainer.run(3)
-    expected = Trainer(other.train, dataset(), 16).run(3)
+    expected = plain(other).run(3)
     assert_same(model.values(), other.values())
     assert without_seconds(history) == without_seconds(expected)
     epochs = [line["epoch"] for line in csv.DictReader(log.read_text().splitlines())]
@@ -330,13 +265,14 @@ def test_seconds_are_those_of_training(monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
 
-    class Work(Callback):
-        def on_step_end(self, trainer, loss):
-            clock[0] += 1.0
-            if trainer.step == 3:
-                raise ZeroDivisionError
+    def work(trainer, loss):
+        clock[0] += 1.0
+        if trainer.step == 3:
+            raise ZeroDivisionError
 
-    trainer = Trainer(Model().train, dataset(), 25, callbacks=[Work()])  # two steps in an epoch
+    working = Callback()
+    working.on_step_end = work
+    trainer = plain(Model(), 25, callbacks=[working])  # two steps in an epoch
     with pytest.raises(ZeroDivisionError):
         trainer.run(2)
     clock[0] += 1000.0
@@ -349,15 +285,9 @@ def test_early_stopping_and_plateau_begin_anew_with_another_training():
     histories, models = [], []
     for _ in range(2):
         model = Model()
-        trainer = Trainer(
-            model.train,
-            dataset(),
-            16,
-            mode="max",  # so that the first epoch is the best
-            callbacks=[stopping],
-            learning_rate=model.rate,
-            schedule=warm_up(plateau, 1),
-        )
+        how = {"learning_rate": model.rate, "schedule": warm_up(plateau, 1)}
+        # By mode="max" the first epoch is the best.
+        trainer = plain(model, mode="max", callbacks=[stopping], **how)
         histories.append(without_seconds(trainer.run(9)))
         models.append(model.values())
         assert trainer.run(9).status == "stopped"  # the same training stays stopped
@@ -387,6 +317,13 @@ WRONG = [
     ({"batch_size": 16.0}, TypeError, "batch_size is 16.0; expected an integer"),
     ({"batch_size": dataset()[1]}, TypeError, r"one tuple: Trainer\(train, \(x, y\), 64\)"),
     ({"validation_data": dataset()}, TypeError, "did you mean valid_data="),
+    ({"data": iter([1])}, TypeError, r"ends after one epoch; expected .* lambda epoch: batches"),
+    ({"data": lambda epoch: []}, TypeError, "batch_size is 16, but data yields batches.* None"),
+    ({"data": (StandIn(dataset()[0]), dataset(9)[1])}, ValueError, r"data has \[50, 9\] rows"),
+    ({"batch_size": None}, TypeError, "batch_size is None; expected an integer"),
+    ({"on_sigterm": "checkpoint"}, ValueError, r"needs a folder: Trainer\(checkpoint=\.\.\.\)"),
+    ({"on_sigterm": "stop"}, ValueError, "on_sigterm is 'stop'; expected one of 'checkpoint'"),
+    ({"log": "run.jsonl"}, ValueError, r"log is 'run\.jsonl'; expected .* CSV .* 'run\.csv'"),
     ({"learning_rate": 0.1}, TypeError, "learning_rate is 0.1; expected the scalar shared"),
     ({"learning_rate": engine.shared(0.1)}, ValueError, "which the training step does not read"),
 ]
@@ -410,15 +347,12 @@ def test_outputs_that_no_log_can_hold_are_refused(monkeypatch):
     model = one_model()
     valid = engine.function([model.x, model.y], [model.clean, model.error])
     with pytest.raises(ValueError, match=r"valid returns 2 outputs; expected 1.*valid_names"):
-        Trainer(model.train, dataset(), 16, valid=valid, valid_data=dataset(3))
-    trainer = Trainer(
-        model.train, dataset(), 16, valid=lambda x, y: x.sum(axis=0), valid_data=dataset(3)
-    )
+        plain(model, valid=valid, valid_data=dataset(3))
     with pytest.raises(TypeError, match=r"valid_loss has the shape \(4,\)"):
-        trainer.run(1)
+        plain(model, valid=lambda x, y: x.sum(axis=0), valid_data=dataset(3)).run(1)
     # Columns are named after the expressions, which may have the same name.
     monkeypatch.setattr(model.train, "output_names", ("loss", "loss"))
-    (record,) = Trainer(model.train, dataset(), 16).run(1)
+    (record,) = plain(model).run(1)
     assert {"train_loss", "train_output_1"} <= record.keys()
 
 
@@ -450,6 +384,5 @@ def test_a_callback_cannot_begin_another_run_within_the_run():
     recursive = Callback()
     for when in ("on_run_begin", "on_step_end", "on_epoch_end", "on_run_end"):
         setattr(recursive, when, begin)
-    trainer = Trainer(one_model().train, dataset(), 50, callbacks=[recursive])
-    assert trainer.run(1).status == "finished"
+    assert plain(one_model(), 50, callbacks=[recursive]).run(1).status == "finished"
     assert len(refused) == 8

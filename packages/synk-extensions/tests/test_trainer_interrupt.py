@@ -6,12 +6,36 @@ test_trainer_sigterm.py sends it to a program on two ranks.
 from __future__ import annotations
 
 import signal
+import threading
 
 import numpy as np
 import pytest
-from _training import Model, assert_same, dataset
+from _training import Model, assert_same, plain
 
-from synkhronos.extensions.train import Callback, EarlyStopping, Trainer
+from synkhronos.extensions.train import Callback, EarlyStopping
+
+
+def test_ctrl_c_is_left_alone_in_threads_and_where_it_is_ignored():
+    usual, sigterm = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    seen = []
+
+    def look(trainer, record):
+        seen.append(signal.getsignal(signal.SIGINT))
+        assert signal.getsignal(signal.SIGTERM) is sigterm
+
+    trainer = plain(Model(), 50, callbacks=[look])
+    trainer.run(1)
+    assert signal.getsignal(signal.SIGINT) is usual
+    thread = threading.Thread(target=trainer.run, args=(2,))
+    thread.start()
+    thread.join()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        trainer.run(3)
+    finally:
+        signal.signal(signal.SIGINT, usual)
+    assert seen[0] is not usual
+    assert seen[1:] == [usual, signal.SIG_IGN]
 
 
 def test_a_handler_of_the_users_is_asked_the_second_time_and_restored():
@@ -26,8 +50,7 @@ def test_a_handler_of_the_users_is_asked_the_second_time_and_restored():
 
     usual = signal.signal(signal.SIGINT, handler)
     try:
-        trainer = Trainer(Model().train, dataset(), 50, callbacks=[interrupt])
-        history = trainer.run(5)
+        history = plain(Model(), 50, callbacks=[interrupt]).run(5)
         assert signal.getsignal(signal.SIGINT) is handler
     finally:
         signal.signal(signal.SIGINT, usual)
@@ -37,25 +60,19 @@ def test_a_handler_of_the_users_is_asked_the_second_time_and_restored():
 
 
 def test_an_interrupted_run_keeps_its_last_parameters_to_go_on_from(ctrl_c):
-    def build(*callbacks):
-        model = Model()
-        # By mode="max" the first epoch is the best.
-        stopping = EarlyStopping(9, restore_best=True)
-        callbacks = [stopping, *callbacks]
-        return model, Trainer(model.train, dataset(), 50, mode="max", callbacks=callbacks)
-
     def interrupt(trainer, record):
         if trainer.epoch == 2:
             signal.raise_signal(signal.SIGINT)
 
-    model, trainer = build(interrupt)
+    model, twin, best = Model(), Model(), Model()
+    # By mode="max" the first epoch is the best.
+    callbacks = [EarlyStopping(9, restore_best=True), interrupt]
+    trainer = plain(model, 50, mode="max", callbacks=callbacks)
     assert trainer.run(3).interrupted
-    twin = Model()
-    Trainer(twin.train, dataset(), 50).run(2)
+    plain(twin, 50).run(2)
     assert_same(model.values(), twin.values())
     assert trainer.run(3).status == "finished"
-    best = Model()
-    Trainer(best.train, dataset(), 50).run(1)
+    plain(best, 50).run(1)
     assert_same(model.values()[:2], best.values()[:2])
 
 
@@ -67,7 +84,6 @@ def test_ctrl_c_before_an_error_is_not_forgotten(ctrl_c, moment):
 
     failing = Callback()
     setattr(failing, moment, fail)
-    trainer = Trainer(Model().train, dataset(), 16, callbacks=[failing])
     with pytest.raises(KeyboardInterrupt) as raised:
-        trainer.run(1)
+        plain(Model(), callbacks=[failing]).run(1)
     assert isinstance(raised.value.__cause__, OSError)

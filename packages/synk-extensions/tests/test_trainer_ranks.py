@@ -14,6 +14,7 @@ from _training import (
     everywhere,
     forked,
     parallel,
+    plain,
     without_seconds,
 )
 
@@ -93,15 +94,8 @@ def test_a_rate_that_a_callback_sets_reaches_all_ranks(two_ranks, when, schedule
         model = Model(make, rule=updates.sgd)
         lower = Callback()
         setattr(lower, when, lambda t, _, rate=model.rate: rate.set_value(0.05 / (1 + t.step)))
-        trainer = Trainer(
-            model.train,
-            dataset(),
-            17,
-            learning_rate=model.rate,
-            schedule=schedule,
-            callbacks=[lower],
-        )
-        trainer.run(2)
+        how = {"learning_rate": model.rate, "schedule": schedule, "callbacks": [lower]}
+        plain(model, 17, **how).run(2)
         finals.append(model)
     parallel, serial = finals
     for values in everywhere(parallel.params):
@@ -113,9 +107,8 @@ def test_data_in_shared_memory_is_taken_as_it_is(two_ranks):
     data = model.train.build_inputs(*dataset())
     trainer = Trainer(model.train, data, 17)
     assert all(one is another for one, another in zip(trainer._data, data))
-    mixed = Trainer(other.train, (data[0], dataset()[1]), 17)
     trainer.run(1)
-    mixed.run(1)
+    Trainer(other.train, (data[0], dataset()[1]), 17).run(1)
     assert_close(model.values(), other.values())
 
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from _programs import zygote
-from _training import Model, assert_close, assert_same, dataset, without_seconds
+from _training import Model, assert_close, assert_same, plain, without_seconds
 
 from synk_testing import nothing_left
-from synkhronos.extensions.train import Callback, Checkpoints, EarlyStopping, Trainer
+from synkhronos.extensions.train import Callback, Checkpoints, EarlyStopping
 
 LIMIT_S = 120
 STATUS = 143  # as a shell reports a program that SIGTERM ended
@@ -86,63 +86,64 @@ finally:
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("kind", [pytest.param("serial", marks=pytest.mark.nightly), "parallel"])
-def test_a_signal_finishes_the_step_and_saves(tmp_path, kind, number):
-    """Sent to all processes, as batch systems and terminals do; SIGTERM twice."""
-    folder, gate = tmp_path / "kept", tmp_path / "gate"
-    arguments = (Path(__file__).parent, folder, kind, gate)
+@contextlib.contextmanager
+def started(folder, kind):
+    """The program, in the middle of its third step on all ranks; its lines; and what ends that."""
+    gate = folder / "gate"
+    arguments = (Path(__file__).parent, folder / "kept", kind, gate)
     with zygote().start(PROGRAM, *arguments, limit_s=LIMIT_S) as process:
         lines = [process.line()]
         while lines[-1] != "in the step":
             lines.append(process.line())
+        yield process, lines, gate.unlink
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("kind", [pytest.param("serial", marks=pytest.mark.nightly), "parallel"])
+def test_a_signal_finishes_the_step_and_saves(tmp_path, kind, number):
+    """Sent to all processes, as batch systems and terminals do; SIGTERM twice."""
+    with started(tmp_path, kind) as (process, lines, open_the_gate):
         for _ in range(2 if number == signal.SIGTERM else 1):
             os.killpg(process.pid, number)
-        gate.unlink()
+        open_the_gate()
         done = process.finish()
     lines += done.out.splitlines()
-    by, ends = "Ctrl-C", ["exit None", "returned"]
+    by, ends, status = "Ctrl-C", ["exit None", "returned"], 0
     if number == signal.SIGTERM:
-        by, ends = "SIGTERM", ["exit SystemExit(143)"]
+        by, ends, status = "SIGTERM", ["exit SystemExit(143)"], STATUS
     assert lines == [
-        "begin 0",
-        "end of step 1",
-        "end of step 2",
-        "in the step",
-        "end of step 3",
-        f"interrupted {by}, after step 3",
-        *ends,
-        "finally",
-        "atexit 0",
+        *("begin 0", "end of step 1", "end of step 2", "in the step", "end of step 3"),
+        *(f"interrupted {by}, after step 3", *ends, "finally", "atexit 0"),
     ], done.err
-    assert done.status == (STATUS if number == signal.SIGTERM else 0)
+    assert done.status == status
     assert f"training interrupted: {by}, after step 3" in done.err
     assert "Traceback" not in done.err
-    assert [path.name for path in Checkpoints(folder).paths()] == ["step-000000003.npz"]
+    assert saved_in(tmp_path / "kept") == [3]
 
     # What it wrote goes on here, as a run that nothing ended.
     model, whole = Model(), Model()
-    history = Trainer(model.train, dataset(), 16, checkpoint=folder).run(2, resume=True)
-    expected = Trainer(whole.train, dataset(), 16).run(2)
+    history = plain(model, checkpoint=tmp_path / "kept").run(2, resume=True)
+    expected = plain(whole).run(2)
     same = assert_same if kind == "serial" else assert_close
     same(model.values(), whole.values())
     same([history["train_loss"]], [expected["train_loss"]])
 
 
 def test_the_second_ctrl_c_ends_a_parallel_step_at_once(tmp_path):
-    folder, gate = tmp_path / "kept", tmp_path / "gate"
-    arguments = (Path(__file__).parent, folder, "parallel, twice", gate)
-    with zygote().start(PROGRAM, *arguments, limit_s=LIMIT_S) as process:
-        while process.line() != "in the step":
-            pass
+    with started(tmp_path, "parallel, twice") as (process, _, open_the_gate):
         os.killpg(process.pid, signal.SIGINT)
         assert process.line() == "noted"
         os.killpg(process.pid, signal.SIGINT)
-        gate.unlink()  # for the other rank, which may finish
+        open_the_gate()  # for the other rank, which may finish
         done = process.finish()
     assert done.out.splitlines() == ["exit KeyboardInterrupt()", "finally", "atexit 0"], done.err
     assert done.status != 0
-    assert Checkpoints(folder).paths() == []
+    assert saved_in(tmp_path / "kept") == []
+
+
+def saved_in(folder):
+    """The steps of its checkpoints."""
+    return [int(path.stem[5:]) for path in Checkpoints(folder).paths()]
 
 
 def handler(number, frame):
@@ -161,26 +162,26 @@ def restored():
         signal.signal(signal.SIGTERM, usual)
 
 
-def trainer_of(folder, *callbacks, **settings):
-    model = Model()
-    settings.setdefault("on_sigterm", "checkpoint")
-    trainer = Trainer(
-        model.train, dataset(), 16, checkpoint=folder, callbacks=callbacks, **settings
-    )
-    return model, trainer
+def saving(folder, *callbacks, model=None):
+    how = {"checkpoint": folder, "callbacks": callbacks, "on_sigterm": "checkpoint"}
+    return plain(model or Model(), **how)
 
 
-class Signals(Callback):
-    """Send signals at a moment of the run."""
+class At(Callback):
+    """Send signals at a moment of the run, and raise an error then; once."""
 
-    def __init__(self, moment, *numbers, step=0):
-        self.numbers, self.step = numbers, step
-        setattr(self, moment, self._send)
+    def __init__(self, moment, *numbers, step=0, error=None):
+        self.numbers, self.step, self.error = numbers, step, error
+        setattr(self, moment, self._act)
 
-    def _send(self, trainer, *_):
-        if trainer.step == self.step:
-            for number in self.numbers:
+    def _act(self, trainer, *_):
+        numbers, error = self.numbers, self.error
+        if trainer.step >= self.step:
+            self.numbers, self.error = (), None
+            for number in numbers:
                 signal.raise_signal(number)
+            if error is not None:
+                raise error
 
 
 @pytest.mark.parametrize(
@@ -195,18 +196,14 @@ class Signals(Callback):
 def test_whenever_it_comes_the_program_ends_and_another_run_continues(
     restored, tmp_path, moment, at, saved
 ):
-    _, trainer = trainer_of(tmp_path, Signals(moment, signal.SIGTERM, step=at))
     with pytest.raises(SystemExit) as ended:
-        trainer.run(2)
+        saving(tmp_path, At(moment, signal.SIGTERM, step=at)).run(2)
     assert ended.value.code == STATUS
     assert signal.getsignal(signal.SIGTERM) is handler
-    assert [path.name for path in Checkpoints(tmp_path).paths()] == [
-        f"step-{step:09d}.npz" for step in saved
-    ]
-    model, trainer = trainer_of(tmp_path)
-    history = trainer.run(2, resume=True)
-    whole = Model()
-    expected = Trainer(whole.train, dataset(), 16).run(2)
+    assert saved_in(tmp_path) == saved
+    model, whole = Model(), Model()
+    history = saving(tmp_path, model=model).run(2, resume=True)
+    expected = plain(whole).run(2)
     assert_same(model.values(), whole.values())
     assert without_seconds(history) == without_seconds(expected)
 
@@ -221,67 +218,50 @@ def test_whenever_it_comes_the_program_ends_and_another_run_continues(
 )
 def test_beside_ctrl_c(restored, ctrl_c, tmp_path, numbers, error):
     """The second Ctrl-C ends the run at once, in any case; SIGTERM never does."""
-    _, trainer = trainer_of(tmp_path, Signals("on_step_end", *numbers, step=2))
+    trainer = saving(tmp_path, At("on_step_end", *numbers, step=2))
     with pytest.raises(error):
         trainer.run(2)
-    assert len(Checkpoints(tmp_path).paths()) == (error is SystemExit)
+    assert len(saved_in(tmp_path)) == (error is SystemExit)
     if error is KeyboardInterrupt:
         with pytest.raises(SystemExit):
             trainer.run(2)
 
 
-class Failing(Callback):
-    """Raise an error at a moment of the run, once, after SIGTERM."""
-
-    def __init__(self, moment, error):
-        self.error = error
-        setattr(self, moment, self._fail)
-
-    def _fail(self, trainer, *_):
-        error, self.error = self.error, None
-        if error is not None:
-            signal.raise_signal(signal.SIGTERM)
-            raise error
-
-
-def test_an_error_after_the_signal_does_not_keep_the_program(restored, tmp_path, caplog):
-    _, trainer = trainer_of(tmp_path, Failing("on_step_end", RuntimeError("a bad batch")))
-    with pytest.raises(SystemExit, match=str(STATUS)):
-        trainer.run(2)
-    assert [path.name for path in Checkpoints(tmp_path).paths()] == ["step-000000001.npz"]
-    assert "RuntimeError: a bad batch" in caplog.text
-
-
 @pytest.mark.parametrize(
     "moment, error, saved",
     [
-        ("on_run_begin", OSError(), 0),
-        ("on_step_end", FloatingPointError(), 1),
-        ("on_run_exit", OSError(), 8),
+        ("on_step_end", RuntimeError("a bad batch"), [1]),
+        ("on_run_begin", OSError(), []),
+        ("on_step_end", FloatingPointError(), [1]),
+        ("on_run_exit", OSError(), [4, 8]),
     ],
 )
-def test_after_other_errors_the_next_run_ends_the_program(restored, tmp_path, moment, error, saved):
-    _, trainer = trainer_of(tmp_path, Failing(moment, error))
-    with pytest.raises(type(error)):
-        trainer.run(2)
-    with pytest.raises(SystemExit, match=str(STATUS)):
-        trainer.run(9)
-    assert trainer.step == saved
-    assert len(Checkpoints(tmp_path).paths()) == (saved > 0) + (saved == 8)
+def test_after_an_error_the_program_ends_or_the_next_run_ends_it(
+    restored, tmp_path, caplog, moment, error, saved
+):
+    trainer = saving(tmp_path, At(moment, signal.SIGTERM, error=error))
+    if isinstance(error, RuntimeError):
+        with pytest.raises(SystemExit, match=str(STATUS)):
+            trainer.run(2)
+        assert "RuntimeError: a bad batch" in caplog.text
+    else:
+        with pytest.raises(type(error)):
+            trainer.run(2)
+        with pytest.raises(SystemExit, match=str(STATUS)):
+            trainer.run(9)
+    assert saved_in(tmp_path) == saved
+    assert trainer.step == max([0, *saved])
     assert trainer.run(2).status == "finished"
 
 
 def test_a_signal_to_a_run_within_a_run_ends_both(restored, tmp_path):
     def search(trainer, record):
-        term = Signals("on_step_end", signal.SIGTERM, step=2)
-        _, inner = trainer_of(tmp_path / "inner", term)
+        inner = saving(tmp_path / "inner", At("on_step_end", signal.SIGTERM, step=2))
         assert inner.run(2).status == "interrupted"
 
-    _, trainer = trainer_of(tmp_path, search)
     with pytest.raises(SystemExit):
-        trainer.run(3)
-    kept = [path.name for place in ("inner", ".") for path in Checkpoints(tmp_path / place).paths()]
-    assert kept == ["step-000000002.npz", "step-000000004.npz"]
+        saving(tmp_path, search).run(3)
+    assert [saved_in(tmp_path / "inner"), saved_in(tmp_path)] == [[2], [4]]
 
 
 def test_a_child_that_a_run_has_forked_obeys_the_signal(restored, tmp_path):
@@ -299,45 +279,24 @@ def test_a_child_that_a_run_has_forked_obeys_the_signal(restored, tmp_path):
             os._exit(7)
         ended.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
-    _, trainer = trainer_of(tmp_path, fork)
-    assert trainer.run(1).status == "finished"
+    assert saving(tmp_path, fork).run(1).status == "finished"
     assert ended == [7]
 
 
-def test_what_cannot_be_done_is_refused_before_the_first_step(restored, tmp_path):
-    model = Model()
-    with pytest.raises(ValueError, match=r"needs a folder: Trainer\(checkpoint=\.\.\.\)"):
-        Trainer(model.train, dataset(), 16, on_sigterm="checkpoint")
-    with pytest.raises(ValueError, match="on_sigterm is 'stop'; expected one of 'checkpoint'"):
-        trainer_of(tmp_path, on_sigterm="stop")
-    _, trainer = trainer_of(tmp_path)
-    errors = []
-
-    def run():
-        try:
-            trainer.run(1)
-        except RuntimeError as error:
-            errors.append(str(error))
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
+def test_a_run_in_another_thread_is_refused_before_the_first_step(restored, tmp_path):
+    trainer = saving(tmp_path)
+    with ThreadPoolExecutor() as threads, pytest.raises(RuntimeError) as refused:
+        threads.submit(trainer.run, 1).result()
+    assert "on_sigterm='checkpoint' needs run() in the main thread" in str(refused.value)
     assert trainer.step == 0
-    assert "on_sigterm='checkpoint' needs run() in the main thread" in errors[0]
 
 
 def test_after_an_error_the_rest_of_an_epochs_end_is_done_and_saved(restored, tmp_path):
-    stopping = EarlyStopping(3)
-
-    def fail(_trainer, _record):
-        raise OSError("the disk is full")
-
-    signals = Signals("on_epoch_end", signal.SIGTERM, step=4)
-    _, trainer = trainer_of(tmp_path, signals, fail, stopping)
+    stopping, again = EarlyStopping(3), EarlyStopping(3)
+    failing = At("on_epoch_end", signal.SIGTERM, error=OSError("the disk is full"))
     with pytest.raises(SystemExit):
-        trainer.run(2)
-    best = stopping.state()["best"]
-    again = EarlyStopping(3)
-    _, other = trainer_of(tmp_path, again)
+        saving(tmp_path, failing, stopping).run(2)
+    other = saving(tmp_path, again)
     assert other.resume()
+    best = stopping.state()["best"]
     assert again.state()["best"] == best == other.score(other.records[-1])

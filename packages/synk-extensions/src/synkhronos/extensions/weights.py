@@ -171,8 +171,8 @@ def _read(path: Path, variables: dict[str, Any], strict: bool) -> dict[str, Any]
             common = [name for name in variables if name in members]
             wrong = list(_misfits(file, members, variables, strict or not common))
             if not wrong:
-                return {name: file.read(members[name], known=True) for name in common}
-            is_checkpoint = META in members and FORMAT in str(file.read(META))
+                return {name: file.array(members[name], known=True) for name in common}
+            is_checkpoint = META in members and FORMAT in str(file.array(META))
     except OSError:
         raise
     except Exception as error:  # whatever a damaged or hostile file makes NumPy raise

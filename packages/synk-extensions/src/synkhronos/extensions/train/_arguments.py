@@ -126,7 +126,7 @@ def require_number(loss: float, step: int, terminate: bool) -> None:
             f"{problem}: stopped after step {step}, without a checkpoint of it. {_CURE}"
         )
     # The same text for every step.
-    warnings.warn(f"{problem}. {_FIND}", stacklevel=8)
+    warnings.warn(f"{problem}. {_FIND}", stacklevel=7)
 
 
 def require_finite_params(params: Iterable[dict[str, Any]], step: int) -> None:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import numbers
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable, Optional
 
 from ._arguments import at_least_one
 from ._checkpoints import CheckpointError, number_in
 from ._history import History
 from ._trainer import Callback, Trainer
+
+Logged = Generator[Callable[[int, "dict[str, float]"], Any], Optional[BaseException], None]
+"""Yields once, what writes numbers at a step; gets the error that ends the run, or None."""
 
 
 class EarlyStopping(Callback):
@@ -87,7 +91,7 @@ class ExperimentLog(Callback):
     """Base class of logs: an epoch's record goes to a run of the log.
 
     Checkpoints keep the id of the run, so that a resumed training continues it; epochs after the
-    checkpoint are logged again. A subclass opens the run, writes numbers, and closes it.
+    checkpoint are logged again. A subclass has the one hook :meth:`_logged`.
 
     Args:
         config: Your hyperparameters, by name. The Trainer's ``settings`` are logged with them.
@@ -98,14 +102,17 @@ class ExperimentLog(Callback):
     def __init__(self, config: Mapping[str, Any] | None) -> None:
         self._config = dict(config or {})
         self._id: str | None = None
-        self._run: Any = None
-        self._owned = True  # whether the callback opened the run, and is to close it
+
+    def _logged(self, step: int, config: dict[str, Any]) -> Logged:
+        """Open the run of a training that has taken ``step`` steps; close it in the end."""
+        raise NotImplementedError
 
     def on_run_begin(self, trainer: Trainer) -> None:
         """Open the run of this training, or a new one for a new training."""
         if trainer.step == 0:
             self._id = None
-        self._open(trainer.step, {**trainer.settings, **self._config})
+        self._run = self._logged(trainer.step, {**trainer.settings, **self._config})
+        self._write = next(self._run)
 
     def on_epoch_end(self, trainer: Trainer, record: dict[str, Any]) -> None:
         """Write the numbers of the record."""
@@ -115,8 +122,8 @@ class ExperimentLog(Callback):
 
     def on_run_exit(self, trainer: Trainer, error: BaseException | None) -> None:  # noqa: ARG002 - the log knows what it opened
         """Close the run if the callback opened it."""
-        if self._owned:
-            self._close(error)
+        with contextlib.suppress(StopIteration):
+            self._run.send(error)
 
     def state(self) -> dict[str, Any]:
         """Return the state that a checkpoint keeps."""
@@ -125,16 +132,6 @@ class ExperimentLog(Callback):
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore a state that :meth:`state` returned."""
         self._id = state["id"]
-
-    def _open(self, step: int, config: dict[str, Any]) -> None:
-        """Open the run of a training that has taken ``step`` steps."""
-        raise NotImplementedError
-
-    def _write(self, step: int, values: dict[str, float]) -> None:
-        raise NotImplementedError
-
-    def _close(self, error: BaseException | None) -> None:
-        raise NotImplementedError
 
 
 class TensorBoard(ExperimentLog):
@@ -156,28 +153,27 @@ class TensorBoard(ExperimentLog):
         super().__init__(config)
         self._folder = Path(folder)
         self._event = import_module("tensorboard.compat.proto.event_pb2")
-        self._summary = import_module("tensorboard.compat.proto.summary_pb2")
+        self._summary = import_module("tensorboard.compat.proto.summary_pb2").Summary
         self._writers = import_module("tensorboard.summary.writer.event_file_writer")
         self._hparams = import_module("tensorboard.plugins.hparams.summary_v2")
 
-    def _open(self, step: int, config: dict[str, Any]) -> None:
-        self._run = self._writers.EventFileWriter(str(self._folder))
+    def _logged(self, step: int, config: dict[str, Any]) -> Logged:
+        file = self._writers.EventFileWriter(str(self._folder))
+
+        def add(step: int, **content: Any) -> None:
+            file.add_event(self._event.Event(wall_time=time.time(), step=step, **content))
+
+        def write(step: int, values: dict[str, float]) -> None:
+            scalars = [self._summary.Value(tag=k, simple_value=v) for k, v in values.items()]
+            add(step, summary=self._summary(value=scalars))
+            file.flush()
+
         # Readers drop what has this number of a step, or a higher one.
-        start = self._event.SessionLog(status=self._event.SessionLog.START)
-        self._add(step + 1, session_log=start)
+        add(step + 1, session_log=self._event.SessionLog(status=self._event.SessionLog.START))
         plain = {k: v if isinstance(v, (int, float, str)) else str(v) for k, v in config.items()}
-        self._add(step, summary=self._hparams.hparams_pb(plain, trial_id=self._folder.name))
-
-    def _write(self, step: int, values: dict[str, float]) -> None:
-        scalars = [self._summary.Summary.Value(tag=k, simple_value=v) for k, v in values.items()]
-        self._add(step, summary=self._summary.Summary(value=scalars))
-        self._run.flush()
-
-    def _add(self, step: int, **content: Any) -> None:
-        self._run.add_event(self._event.Event(wall_time=time.time(), step=step, **content))
-
-    def _close(self, error: BaseException | None) -> None:  # noqa: ARG002 - the file is the same
-        self._run.close()
+        add(step, summary=self._hparams.hparams_pb(plain, trial_id=self._folder.name))
+        yield write
+        file.close()
 
 
 class WandB(ExperimentLog):
@@ -206,24 +202,20 @@ class WandB(ExperimentLog):
         self._wandb = import_module("wandb")
         self._settings = {"project": project, "name": name, **settings}
 
-    def _open(self, step: int, config: dict[str, Any]) -> None:  # noqa: ARG002 - the id identifies it
-        self._run = self._wandb.run
-        self._owned = self._run is None
-        if self._owned:
+    def _logged(self, step: int, config: dict[str, Any]) -> Logged:  # noqa: ARG002 - the id identifies it
+        run = found = self._wandb.run
+        if found is None:
             again = {} if self._id is None else {"id": self._id, "resume": "allow"}
-            self._run = self._wandb.init(config=config, **{**again, **self._settings})
+            run = self._wandb.init(config=config, **{**again, **self._settings})
         else:
-            self._run.config.update(config, allow_val_change=True)
-        self._id = self._run.id
+            run.config.update(config, allow_val_change=True)
+        self._id = run.id
         # wandb's own count only increases, and a resumed training may go back by some steps.
-        self._run.define_metric("step")
-        self._run.define_metric("*", step_metric="step", step_sync=True)
-
-    def _write(self, step: int, values: dict[str, float]) -> None:
-        self._run.log({**values, "step": step})
-
-    def _close(self, error: BaseException | None) -> None:
-        self._run.finish(exit_code=0 if error is None else 1)
+        run.define_metric("step")
+        run.define_metric("*", step_metric="step", step_sync=True)
+        error = yield lambda step, values: run.log({**values, "step": step})
+        if found is None:
+            run.finish(exit_code=0 if error is None else 1)
 
 
 class MLflow(ExperimentLog):
@@ -253,26 +245,19 @@ class MLflow(ExperimentLog):
         self._mlflow = import_module("mlflow")
         self._experiment, self._name = experiment, name
 
-    def _open(self, step: int, config: dict[str, Any]) -> None:  # noqa: ARG002 - the id identifies it
-        run = self._mlflow.active_run()
-        self._owned = run is None
-        if self._owned and self._id is not None:
-            run = self._mlflow.start_run(run_id=self._id)
-        elif self._owned:
-            found = self._experiment and self._mlflow.get_experiment_by_name(self._experiment)
-            place = found.experiment_id if found else None
-            if self._experiment and not found:
-                place = self._mlflow.create_experiment(self._experiment)
-            run = self._mlflow.start_run(run_name=self._name, experiment_id=place)
+    def _logged(self, step: int, config: dict[str, Any]) -> Logged:  # noqa: ARG002 - the id identifies it
+        mlflow, name = self._mlflow, self._experiment
+        run = found = mlflow.active_run()
+        if found is None and self._id is not None:
+            run = mlflow.start_run(run_id=self._id)
+        elif found is None:
+            known = name and mlflow.get_experiment_by_name(name)
+            place = known.experiment_id if known else name and mlflow.create_experiment(name)
+            run = mlflow.start_run(run_name=self._name, experiment_id=place)
         self._id = run.info.run_id
-        known = self._mlflow.get_run(self._id).data.params
-        self._mlflow.log_params({k: v for k, v in config.items() if k not in known})
-
-    def _write(self, step: int, values: dict[str, float]) -> None:
-        self._mlflow.log_metrics(values, step=step)
-
-    def _close(self, error: BaseException | None) -> None:
-        status = "FINISHED"
-        if error is not None:
-            status = "FAILED" if isinstance(error, Exception) else "KILLED"
-        self._mlflow.end_run(status)
+        params = mlflow.get_run(self._id).data.params
+        mlflow.log_params({k: v for k, v in config.items() if k not in params})
+        error = yield lambda step, values: mlflow.log_metrics(values, step=step)
+        if found is None:
+            failed = "FAILED" if isinstance(error, Exception) else "KILLED"
+            mlflow.end_run("FINISHED" if error is None else failed)

@@ -23,7 +23,7 @@ import numpy as np
 from synk_core import whole
 
 from ._batches import BatchMaker, BatchSampler
-from ._checkpoints import CheckpointError, number_in, read_file
+from ._checkpoints import CheckpointError, number_in, read_file, refusing
 from ._ranks import RankVariables, is_float, is_state
 from ._state import TrainingState, storage_of
 
@@ -35,19 +35,19 @@ class TrainingProgress:
     """How far a training has come. Loading a checkpoint replaces it as a whole.
 
     Attributes:
-        epoch: Number of finished epochs.
-        step: Number of steps taken.
-        batch: Number of finished batches of the present epoch.
-        sums: For each output of the step, the sum of value times rows over these batches.
+        sums: For each output of the step, the sum of value times rows over the finished batches of
+            the present epoch.
+        shuffle: The generator's state before it shuffled the rows of the present epoch; None
+            until it does.
+        epoch, step, batch: Number of finished epochs, of steps, and of these batches.
         sum_rows: Number of rows in these batches.
         best: Best score of an epoch.
         seconds: Seconds of training, up to the end of the last run or checkpoint.
-        shuffle: The generator's state before it shuffled the rows of the present epoch.
         records: The records of the finished epochs.
     """
 
     sums: list[float]
-    shuffle: dict[str, Any]
+    shuffle: Any = None
     epoch: int = 0
     step: int = 0
     batch: int = 0
@@ -68,7 +68,7 @@ class TrainingProgress:
         means = [total / self.sum_rows for total in self.sums]
         self.sums, self.sum_rows = [0.0] * len(self.sums), 0
         self.epoch += 1
-        self.batch = 0
+        self.batch, self.shuffle = 0, None
         return means
 
 
@@ -87,19 +87,14 @@ class CheckpointContents:
         course: dict[str, Any],
         stateful: Sequence[Any],
     ) -> None:
-        self._variables = variables
-        self._sampler = sampler
-        self._course = course
-        self._stateful = stateful
+        self._variables, self._sampler = variables, sampler
+        self._course, self._stateful = course, stateful
 
     def collect(self, progress: TrainingProgress) -> dict[str, Any]:
         """Return the contents of a checkpoint."""
-        saved = asdict(progress)
-        if not progress.batch:
-            # The next epoch's rows are not shuffled yet.
-            saved["shuffle"] = self._sampler.get_state()
+        shuffle = progress.shuffle or self._sampler.get_state()
         return {
-            "memory": saved,
+            "memory": {**asdict(progress), "shuffle": shuffle},
             "course": self._course,
             "order": self._sampler.settings,
             "partners": [
@@ -116,21 +111,34 @@ class CheckpointContents:
     def load(self, path: Path, use: Callable[[TrainingProgress], None]) -> None:
         """Read a file, restore everything, and `use` the progress: all of it, or nothing."""
         content, here = read_file(path), self._variables.read()
-        try:
+        with refusing(f"{path}: a part is missing or of the wrong type", "; it is damaged"):
             progress = _progress_of(content["memory"], len(self._course["train_columns"]))
-            misfits = list(self._misfits(content, progress, here))
-        except Exception as error:  # whatever is in a damaged or hostile file
-            raise CheckpointError(
-                f"{path}: a part is missing or of the wrong type ({error!r}); the file is damaged"
-            ) from error
+            partners = self._partners_of(content["partners"])
+            refusal = self._sampler.refusal(progress.shuffle)
+            order = self._sampler.settings if progress.batch else {}  # written within an epoch
+            misfits = [
+                *_differences(content["course"], self._course),
+                *_differences(content["order"], order),
+                *self._variables.misfits(content["variables"], here),
+                *([refusal] if refusal else []),
+                *(
+                    f"schedule, callback or sync: {part['kind']} in the checkpoint, none here"
+                    for item, part in partners
+                    if item is None and part["required"]
+                ),
+            ]
         if misfits:
             raise CheckpointError(f"{path} does not fit this training: " + "; ".join(misfits))
         set_variables = self._variables.setting(content["variables"])
         shuffle = self._sampler.get_state()
-        done: list[Any] = []
+        done: list[Any] = []  # objects that may have loaded a state, and their states of before
 
         def act() -> None:
-            self._load_states(content["partners"], path, done)
+            for item, part in partners:
+                if item is not None:
+                    with refusing(f"{path} does not fit: {part['kind']} refused its state"):
+                        done.append((item, copy.deepcopy(item.state())))
+                        item.load_state(part["state"])
             self._sampler.set_state(progress.shuffle)
             set_variables()  # last of what may fail
             use(progress)
@@ -142,42 +150,14 @@ class CheckpointContents:
 
         whole(act, undo)
 
-    def _misfits(
-        self, content: dict[str, Any], progress: TrainingProgress, here: dict[str, Any]
-    ) -> Iterator[str]:
-        yield from _differences(content["course"], self._course)
-        if progress.batch:  # it was written within an epoch
-            yield from _differences(content["order"], self._sampler.settings)
-        yield from self._variables.misfits(content["variables"], here)
-        refusal = self._sampler.refusal(progress.shuffle)
-        if refusal:
-            yield refusal
-        known = [type(item).__name__ for item in self._stateful]
-        for part in content["partners"]:
-            if part["kind"] in known:
-                known.remove(part["kind"])
-            elif part["required"]:
-                yield f"schedule, callback or sync: {part['kind']} in the checkpoint, none here"
-
-    def _load_states(self, states: Sequence[dict[str, Any]], path: Path, done: list[Any]) -> None:
-        """Load each object's state, those of one class in their order. New ones keep their own.
-
-        Append to `done` those that may have loaded one, with their states of before.
-        """
-        waiting = list(self._stateful)
-        try:
-            for part in states:
-                alike = [item for item in waiting if type(item).__name__ == part["kind"]]
-                if not alike:
-                    continue  # it is not required
-                item = alike[0]
-                waiting.remove(item)
-                done.append((item, copy.deepcopy(item.state())))
-                item.load_state(part["state"])
-        except Exception as error:
-            raise CheckpointError(
-                f"{path} does not fit this training: {part['kind']} refused its state: {error!r}"
-            ) from error
+    def _partners_of(self, parts: Sequence[Any]) -> list[tuple[Any, Any]]:
+        """Return pairs of an object, or None, and its part: those of one class in their order."""
+        waiting, found = list(self._stateful), []
+        for part in parts:
+            kinds = [type(item).__name__ for item in waiting]
+            known = part["kind"] in kinds
+            found.append((waiting.pop(kinds.index(part["kind"])) if known else None, part))
+        return found
 
 
 class SharedVariables:
@@ -188,7 +168,6 @@ class SharedVariables:
 
     def __init__(self, ranks: RankVariables, state: TrainingState, rate: Any) -> None:
         self._ranks = ranks
-        self._random = list(state.random)
         known = {storage_of(variable) for variable in (*state.params, *state.optimizer)}
         self._kinds: dict[str, Sequence[Any]] = {
             "learning_rate": [] if rate is None or storage_of(rate) in known else [rate],
@@ -196,6 +175,7 @@ class SharedVariables:
             "params": state.params,
             "optimizer": state.optimizer,
             "local": state.local,
+            "random": state.random,
         }
         self._own = {"local"}  # kinds of which each rank has its own values
         if state.takes_local_steps:
@@ -204,29 +184,30 @@ class SharedVariables:
     def read(self) -> dict[str, Any]:
         """Return all values, for a checkpoint: of one moment, on all ranks."""
         ranks = self._ranks
-        acts = [
-            ranks.get(rank, listed)
-            for kind, listed in self._kinds.items()
-            for rank in self._ranks_of(kind)
-        ]
-        results = iter(ranks.perform([*acts, *map(ranks.get_states, self._random)]))
+        acts = {kind: self._reading(kind) for kind in self._kinds}
+        results = iter(ranks.perform([act for listed in acts.values() for act in listed]))
         content: dict[str, Any] = {"ranks": ranks.size}
         for kind, listed in self._kinds.items():
-            by_rank = [next(results) for _ in self._ranks_of(kind)]
+            found = [next(results) for _ in acts[kind]]
+            values = found if kind == "random" else zip(*found)  # by variable
             content[kind] = [
-                {"name": variable.name, "values": [values[i] for values in by_rank]}
-                for i, variable in enumerate(listed)
+                {"name": variable.name, "values": list(each)}
+                for variable, each in zip(listed, values)
             ]
-        content["random"] = [{"name": v.name, "values": list(next(results))} for v in self._random]
         return content
 
-    def _ranks_of(self, kind: str) -> Sequence[int]:
-        return range(self._ranks.size) if kind in self._own else [self._ranks.master]
+    def _reading(self, kind: str) -> list[Any]:
+        """Return acts, one for each random state, or for each rank that is read."""
+        ranks, listed = self._ranks, self._kinds[kind]
+        if kind == "random":
+            return [*map(ranks.get_states, listed)]
+        of = range(ranks.size) if kind in self._own else [ranks.master]
+        return [ranks.get(rank, listed) for rank in of]
 
     def misfits(self, content: dict[str, Any], current: dict[str, Any]) -> Iterator[str]:
         """Yield a sentence for each difference from the present variables, as `read` has them."""
         size = number_in(content, "ranks", least=1, most=_MOST_RANKS)
-        for kind in (*self._kinds, "random"):
+        for kind in self._kinds:
             there, here = (", ".join(map(_described, part[kind])) for part in (content, current))
             if there != here:
                 yield f"{kind}: {there or 'none'} in the checkpoint, {here or 'none'} here"
@@ -242,30 +223,23 @@ class SharedVariables:
         acts: list[Any] = []
         here: list[Any] = []
         place = min(ranks.master, saved_ranks - 1)
-        for kind, listed in {**self._kinds, "random": self._random}.items():
+        for kind, listed in self._kinds.items():
             saved = [entry["values"] for entry in content[kind]]
-            here.append((listed, [_value_of(values, place) for values in saved]))
+            here.append((listed, [*map(partial(_value_of, place), listed, saved)]))
+            is_own = kind in self._own and saved_ranks == ranks.size
             if kind == "random":
                 acts += self._set_random(saved, saved_ranks)
-            elif kind in self._own and saved_ranks == ranks.size:
-                for rank in range(ranks.size):
-                    own = [_value_of(values, rank) for values in saved]
-                    acts.append(ranks.set(rank, listed, own))
-            else:
-                common = [
-                    np.mean(values, axis=0, dtype="float64").astype(values[0].dtype)
-                    if is_float(variable) and len(values) > 1
-                    else values[0]
-                    for variable, values in zip(listed, saved)
-                ]
-                acts.append(ranks.set(None, listed, common))
+                continue
+            for rank in range(ranks.size) if is_own else [None]:
+                values = [*map(partial(_value_of, rank), listed, saved)]
+                acts.append(ranks.set(rank, listed, values))
         return partial(ranks.perform, acts, here)
 
     def _set_random(self, saved: Sequence[Sequence[Any]], saved_ranks: int) -> list[Any]:
-        ranks = self._ranks
-        if not self._random:
+        ranks, listed = self._ranks, self._kinds["random"]
+        if not listed:
             return []
-        current = [list(states) for states in ranks.perform([*map(ranks.get_states, self._random)])]
+        current = [list(states) for states in ranks.perform(self._reading("random"))]
         # The ranks drew the same then, and must not now: only one of them continues the stream.
         distinct = 1 if saved_ranks > 1 and all(map(_all_equal, saved)) else saved_ranks
         news = [
@@ -274,7 +248,7 @@ class SharedVariables:
         ]
         if ranks.size > 1 and all(map(_all_equal, current)):
             news = [[values[0]] * ranks.size for values in saved]
-        return [act for pair in zip(self._random, news) for act in ranks.set_states(*pair)]
+        return [act for pair in zip(listed, news) for act in ranks.set_states(*pair)]
 
 
 def _progress_of(memory: dict[str, Any], outputs: int) -> TrainingProgress:
@@ -306,8 +280,11 @@ def _differences(saved: dict[str, Any], here: dict[str, Any]) -> list[str]:
     ]
 
 
-def _value_of(values: Sequence[Any], rank: int) -> Any:
-    return values[rank] if len(values) > 1 else values[0]
+def _value_of(rank: int | None, variable: Any, values: Sequence[Any]) -> Any:
+    """Return a rank's value, or that of all ranks: the mean of floats, else rank 0's."""
+    if rank is None and len(values) > 1 and is_float(variable):
+        return np.mean(values, axis=0, dtype="float64").astype(values[0].dtype)
+    return values[rank or 0] if len(values) > 1 else values[0]
 
 
 def _described(entry: dict[str, Any]) -> str:

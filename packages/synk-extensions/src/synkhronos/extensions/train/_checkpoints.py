@@ -15,6 +15,7 @@ import os
 import re
 import tempfile
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +39,23 @@ class CheckpointError(SynkError, ValueError):
     """
 
 
+@contextlib.contextmanager
+def refusing(problem: str, cure: str = "") -> Iterator[None]:
+    """Make a CheckpointError of whatever a damaged, hostile or other file makes the block raise."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except Exception as error:
+        raise CheckpointError(f"{problem} ({type(error).__name__}: {error}){cure}") from error
+
+
 class Checkpoints:
     """Choose when to write checkpoints and which to keep: an argument of :class:`Trainer`.
 
-    File names contain the number of steps taken, ``step-000001200.npz``; ``best.npz`` is the
-    checkpoint of the best epoch so far, by the Trainer's ``monitor``.
+    File names contain the number of steps taken, ``step-000001200.npz``; ``best.npz``, the
+    attribute ``best_path``, is the checkpoint of the best epoch so far, by the Trainer's
+    ``monitor``.
 
     Args:
         folder: Folder for the files; created if it does not exist.
@@ -68,15 +81,9 @@ class Checkpoints:
         if keep is not None and keep < 1:
             raise ValueError(f"keep is {keep}; expected at least 1, or None")
         self.folder = Path(folder)
-        self.every_epochs = every_epochs
-        self.every_steps = every_steps
-        self.keep = keep
-        self.best = best
-
-    @property
-    def best_path(self) -> Path:
-        """Path of the best checkpoint."""
-        return self.folder / "best.npz"
+        self.best_path = self.folder / "best.npz"
+        self.every_epochs, self.every_steps = every_epochs, every_steps
+        self.keep, self.best = keep, best
 
     def paths(self) -> list[Path]:
         """Return the numbered files in the folder, oldest first."""
@@ -94,7 +101,6 @@ class Checkpoints:
 
         Those of later steps are deleted, too: they belong to a run that was taken back.
         """
-        make_folder(self.folder)
         path = self.folder / f"step-{step:09d}.npz"
         write_file(path, content)
         paths = self.paths()
@@ -107,11 +113,6 @@ class Checkpoints:
                 with contextlib.suppress(OSError):  # it may have become a folder
                     unfinished.unlink()
         return path
-
-    def write_best(self, content: Any) -> None:
-        """Write ``best.npz``."""
-        make_folder(self.folder)
-        write_file(self.best_path, content)
 
     def require_empty(self) -> None:
         """Raise CheckpointError if a new training would mix with an earlier one."""
@@ -133,7 +134,7 @@ class Checkpoints:
 def write_file(path: Path, content: dict[str, Any]) -> None:
     """Write ``content``: dicts with strings as keys, lists, numbers, strings, None, and arrays.
 
-    The new file replaces an old one as a whole: see :func:`write_arrays`.
+    The new file replaces an old one as a whole: see :func:`write_arrays`. A folder is created.
     """
     arrays: dict[str, Any] = {}
 
@@ -151,6 +152,7 @@ def write_file(path: Path, content: dict[str, Any]) -> None:
 
     header = {"format": FORMAT, "version": VERSION, "content": content}
     text = json.dumps(header, default=for_json)
+    make_folder(path.parent)
     write_arrays(path, {**arrays, META: np.array(text)}, follow=False)
 
 
@@ -166,7 +168,7 @@ def write_arrays(path: Path, arrays: dict[str, Any], follow: bool = True) -> Non
                 np.lib.format.write_array(member, array, (1, 0), allow_pickle=False)  # type: ignore[no-untyped-call]
 
 
-class ArrayFile:
+class ArrayFile(zipfile.ZipFile):
     """The arrays of a .npz file, of which nothing is read before its dtype and shape are known.
 
     A damaged or hostile file may make Python and NumPy raise any exception here.
@@ -175,15 +177,9 @@ class ArrayFile:
     def __init__(self, path: Path) -> None:
         if path.exists() and not path.is_file():
             raise ValueError("it is not a file")
-        self._members = zipfile.ZipFile(path)
+        super().__init__(path)
         self._size = self._left = path.stat().st_size
-        self.names = [n[:-4] for n in self._members.namelist() if n.endswith(".npy")]
-
-    def __enter__(self) -> ArrayFile:  # noqa: PYI034 - typing.Self is not there on Python 3.9
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._members.close()
+        self.names = [name[:-4] for name in self.namelist() if name.endswith(".npy")]
 
     def like(self, name: str) -> Any:
         """Return an array of zeros of the same dtype and shape, which takes no memory."""
@@ -196,7 +192,7 @@ class ArrayFile:
             raise ValueError(f"{name} is of {dtype!r:.80}; it would need allow_pickle, or no file")
         return np.broadcast_to(np.zeros((), dtype), shape)
 
-    def read(self, name: str, known: bool = False) -> Any:
+    def array(self, name: str, known: bool = False) -> Any:
         """Return an array, all bytes of which are in the file unless its size is ``known``."""
         self._left -= 0 if known else self.like(name).nbytes
         if self._left < 0:
@@ -208,37 +204,31 @@ class ArrayFile:
         return array
 
     def _opened(self, name: str) -> Any:
-        info = self._members.getinfo(f"{name}.npy")
+        info = self.getinfo(f"{name}.npy")
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise ValueError(f"{name} is compressed in another way than NumPy does")
-        return self._members.open(info)
+        return self.open(info)
 
 
 def read_file(path: Path) -> Any:
     """Return the content of a file, floats to the last bit; raise CheckpointError if it is bad."""
-    try:
-        with ArrayFile(path) as arrays:
-            text = str(arrays.read(META))
-            header = json.loads(text)
-            kind, version = header["format"], header["version"]
-            if (kind, version) != (FORMAT, VERSION):
-                raise CheckpointError(
-                    f"{path}: got {kind!r:.80} version {version!r:.80}, expected {FORMAT!r} "
-                    f"version {VERSION}; read it with the release of synkhronos that wrote it"
-                )
-            read = functools.cache(arrays.read)
+    problem = f"{path}: cannot be read as a checkpoint"
+    cure = "; it is damaged, or not a checkpoint. Resume from another file of the folder"
+    with refusing(problem, f"{cure}: resume(path)"), ArrayFile(path) as arrays:
+        text = str(arrays.array(META))
+        header = json.loads(text)
+        kind, version = header["format"], header["version"]
+        if (kind, version) != (FORMAT, VERSION):
+            raise CheckpointError(
+                f"{path}: got {kind!r:.80} version {version!r:.80}, expected {FORMAT!r} version "
+                f"{VERSION}; read it with the release of synkhronos that wrote it"
+            )
+        read = functools.cache(arrays.array)
 
-            def with_arrays(value: dict[str, Any]) -> Any:
-                return read(value[_ARRAY]) if _ARRAY in value else value
+        def with_arrays(value: dict[str, Any]) -> Any:
+            return read(value[_ARRAY]) if _ARRAY in value else value
 
-            return json.loads(text, object_hook=with_arrays)["content"]
-    except CheckpointError:
-        raise
-    except Exception as error:  # whatever a damaged or hostile file makes NumPy raise
-        raise CheckpointError(
-            f"{path}: cannot be read as a checkpoint ({type(error).__name__}: {error}); it is "
-            "damaged, or not a checkpoint. Resume from another file of the folder: resume(path)"
-        ) from error
+        return json.loads(text, object_hook=with_arrays)["content"]
 
 
 def number_in(

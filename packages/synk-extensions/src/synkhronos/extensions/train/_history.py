@@ -13,8 +13,6 @@ from typing import Any
 
 from synk_core.files import make_folder, place_of, whole_file
 
-_logger = logging.getLogger("synkhronos")
-
 
 @dataclass
 class History:
@@ -56,18 +54,16 @@ class History:
         return f"<History of {len(self.records)} epochs, {ended}>"
 
 
-def ended(
-    records: Sequence[dict[str, Any]], step: int, interrupted_by: str, stop_reason: str | None
-) -> History:
-    """Return the history of a run that ends now; log an early end."""
+def ended(records: Sequence[Any], step: int, by: str, stop_reason: str | None) -> History:
+    """Return the history of a run that ends now; log an early end, such as `by` Ctrl-C."""
     status, reason = "finished", ""
-    if interrupted_by:
-        status, reason = "interrupted", f"{interrupted_by}, after step {step}"
+    if by:
+        status, reason = "interrupted", f"{by}, after step {step}"
     elif stop_reason is not None:
         status, reason = "stopped", stop_reason
     if status != "finished":
-        level = logging.WARNING if interrupted_by else logging.INFO
-        _logger.log(level, "training %s: %s", status, reason)
+        level = logging.WARNING if by else logging.INFO
+        logging.getLogger("synkhronos").log(level, "training %s: %s", status, reason)
     return History(list(records), status, reason)
 
 
@@ -90,11 +86,18 @@ class LogFile:
 
     Args:
         columns: The columns, in order.
+
+    Raises:
+        ValueError: The name says that the file is of another kind.
     """
 
     def __init__(self, path: str | os.PathLike[str], columns: Sequence[str]) -> None:
-        self._path = Path(path)
-        self._columns = list(columns)
+        self._path, self._columns = Path(path), columns
+        if self._path.suffix in (".json", ".jsonl"):
+            raise ValueError(
+                f"log is {str(path)!r}; expected the name of a CSV file, such as "
+                f"{self._path.stem + '.csv'!r}"
+            )
 
     def begin(self, records: Sequence[dict[str, Any]]) -> None:
         """Rewrite the file with these records: none, or those of a checkpoint.
@@ -104,9 +107,9 @@ class LogFile:
         if self._path.exists() and not self._path.is_file():
             raise OSError(f"log={str(self._path)!r} is no file; expected the name of one")
         make_folder(self._path.parent)
+        header = dict(zip(self._columns, self._columns))
         with whole_file(self._path) as file:
-            file.write(_csv(self._columns))
-            file.writelines(map(self._line, records))
+            file.write(self._lines([header, *records]))
 
     def append(self, records: Sequence[dict[str, Any]]) -> None:
         """Add a line for the last record; write all lines if the file no longer exists."""
@@ -118,13 +121,10 @@ class LogFile:
             self.begin(records)
             return
         with open(descriptor, "ab") as file:
-            file.write(self._line(records[-1]))
+            file.write(self._lines(records[-1:]))
 
-    def _line(self, record: dict[str, Any]) -> bytes:
-        return _csv([record.get(column) for column in self._columns])
-
-
-def _csv(values: Sequence[Any]) -> bytes:
-    line = io.StringIO()
-    csv.writer(line, lineterminator="\n").writerow(values)
-    return line.getvalue().encode()
+    def _lines(self, records: Sequence[dict[str, Any]]) -> bytes:
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerows([record.get(name) for name in self._columns] for record in records)
+        return text.getvalue().encode()

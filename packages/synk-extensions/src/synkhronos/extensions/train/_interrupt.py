@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -18,10 +19,10 @@ class Interrupt:
 
     A context within another one passes signals on to it, which then ends the program in its place.
     If an error kept a SIGTERM from ending the program, the end of the next context in this process
-    does it. If a Ctrl-C came before an error, the error is the cause of a KeyboardInterrupt.
+    does it. An error after a Ctrl-C is the cause of a KeyboardInterrupt.
 
-    Python delivers signals to the main thread, so in others nothing changes; nor where Ctrl-C is
-    ignored, or has a handler that is not in Python.
+    Nothing changes in other threads than the main one, to which Python delivers signals; nor where
+    Ctrl-C is ignored, or has a handler that is not in Python.
 
     Attributes:
         by: "SIGTERM" if it came, else "Ctrl-C" if that did, else "".
@@ -72,14 +73,13 @@ class Interrupt:
 
     def drawn(self, items: Iterator[Any]) -> Any:
         """Return the next item; None after the last, or at once when the run is to end."""
-        try:
+        with contextlib.suppress(_NoBatch):
             try:
                 self._draws = True
                 return None if self._over else next(items, None)
             finally:
                 self._draws = False
-        except _NoBatch:
-            return None
+        return None
 
     def end_wait(self) -> None:
         """End `drawn`; in a handler of a signal that has interrupted it, by an exception."""
@@ -106,10 +106,8 @@ class Interrupt:
         outer = self._outer(number)
         if outer:
             outer._note(number)
-        if number == signal.SIGTERM:
-            self.by = "SIGTERM"
-        else:
-            self.by, self._ctrl_c = self.by or "Ctrl-C", True
+        self._ctrl_c |= number == signal.SIGINT
+        self.by = "SIGTERM" if number == signal.SIGTERM else self.by or "Ctrl-C"
         self._over = True
 
     def _outer(self, number: int) -> Interrupt | None:

@@ -25,7 +25,7 @@ from synkhronos._progress import track
 from ._arguments import names_of_outputs, require, require_finite_params, require_number
 from ._batches import BatchMaker, BatchSampler
 from ._checkpoint_contents import CheckpointContents, SharedVariables, TrainingProgress
-from ._checkpoints import Checkpoints
+from ._checkpoints import Checkpoints, write_file
 from ._data import Validation, as_list, number_of_rows, placed, scalar
 from ._history import History, LogFile, ended, epoch_line
 from ._interrupt import Interrupt
@@ -36,10 +36,9 @@ from ._ranks import is_float, ranks_of
 class Callback:
     """Base class of callbacks: override the methods you need.
 
-    The Trainer calls them from its own process and thread. A callback with a state of its own
-    overrides :meth:`state` and :meth:`load_state`; checkpoints then save and restore it. The list
-    of callbacks may also contain plain functions ``f(trainer, record)``, which are called like
-    :meth:`on_epoch_end`.
+    The Trainer calls them from its own process and thread. Checkpoints save and restore what
+    :meth:`state` returns, if :meth:`load_state` is overridden. A plain function
+    ``f(trainer, record)`` among the callbacks is called like :meth:`on_epoch_end`.
 
     Attributes:
         required: Whether a checkpoint with this callback's state can only be loaded if there is
@@ -95,14 +94,14 @@ def _is_stateful(item: Any) -> bool:
 def _as_callback(callback: Any) -> Callback:
     if isinstance(callback, Callback):
         return callback
-    if callable(callback) and not isinstance(callback, type):
-        made = Callback()
-        made.on_epoch_end = callback  # type: ignore[method-assign]
-        return made
-    raise TypeError(
-        f"got {callback!r} among callbacks; expected a Callback object or a function "
-        "f(trainer, record)"
-    )
+    if not callable(callback) or isinstance(callback, type):
+        raise TypeError(
+            f"got {callback!r} among callbacks; expected a Callback object or a function "
+            "f(trainer, record)"
+        )
+    made = Callback()
+    made.on_epoch_end = callback  # type: ignore[method-assign]
+    return made
 
 
 class Trainer:
@@ -126,12 +125,10 @@ class Trainer:
             each epoch, before validation (``settle()``).
         data: An array or ``Data`` for each input of ``train``, in a tuple; or a single one. All but
             those of ``bcast_inputs`` have the same number of rows. Arrays are copied to shared
-            memory once. If the rows of one are in a file (a memory map, an HDF5 dataset, a Zarr
-            array), a thread reads the rows of each batch ahead instead. Or batches that you make:
-            a function ``f(epoch)`` from the number of finished epochs to an iterable of them, or
-            an iterable such as a list-like loader, which is iterated anew for each epoch. A batch
-            is what ``train.steps`` takes: an array for each input, in a tuple, or a single one; a
-            thread draws them ahead.
+            memory once; a thread reads the rows of files (a memory map, an HDF5 dataset, a Zarr
+            array) ahead instead. Or batches that you make: a function ``f(epoch)`` from the number
+            of finished epochs to an iterable of them, or an object that can be iterated once per
+            epoch. A batch is what ``train.steps`` takes; a thread draws them ahead.
         batch_size: Rows per step, for all ranks together. None if you make the batches.
         valid: Function of the validation set, called after each epoch: a
             ``synkhronos.Function``, or any callable such as a compiled Theano function. Its first
@@ -155,14 +152,12 @@ class Trainer:
             :class:`ReduceOnPlateau`; by default "valid_loss", without ``valid`` "train_loss".
         mode: "min" if a low ``monitor`` is good, "max" if a high one is, such as an accuracy.
         average_local: After each epoch, before validation, average the floats that each rank keeps
-            for itself (``train.state.local``), such as the running averages of batch
-            normalisation. They differ because each rank saw different rows.
+            for itself (``train.state.local``), such as the running averages of batch normalisation.
         terminate_on_nan: Raise FloatingPointError if the loss of a step, or a parameter that would
-            be saved, is not finite. No checkpoint is written or deleted then, and ``resume()``
-            goes back to the newest one. If False, warn once and continue.
-        on_sigterm: "checkpoint" to save and end the program at SIGTERM, by which Slurm, Kubernetes
-            and others announce that they will kill it: see :meth:`run`. None to leave the signal
-            alone.
+            be saved, is not finite. No checkpoint is written or deleted then. If False, warn once
+            and continue.
+        on_sigterm: "checkpoint" to save and end the program at SIGTERM: see :meth:`run`. None to
+            leave the signal alone.
         callbacks: :class:`Callback` objects, or functions ``f(trainer, record)`` to call after
             each epoch; called in this order.
         checkpoint: A folder, or :class:`Checkpoints`.
@@ -206,7 +201,7 @@ class Trainer:
         log: str | os.PathLike[str] | None = None,
         verbose: bool = True,
     ) -> None:
-        self._ranks = ranks_of(train)
+        self.train, self._ranks = train, ranks_of(train)
         if (valid is None) != (valid_data is None):
             raise ValueError("got one of valid and valid_data; expected both or neither")
         require(mode, "mode", ("min", "max"))
@@ -215,10 +210,8 @@ class Trainer:
             if checkpoint is None:
                 raise ValueError("on_sigterm='checkpoint' needs a folder: Trainer(checkpoint=...)")
         self._interrupt = Interrupt(on_sigterm is not None)
-        self.train = train
-        makes = BatchMaker.makes(data)
         self._sampler: BatchMaker | BatchSampler
-        if makes:
+        if BatchMaker.makes(data):
             self._data, self._sampler = (), BatchMaker(data, batch_size)
         else:
             self._data = placed(train, data, "data")
@@ -227,26 +220,24 @@ class Trainer:
         self._num_slices, self._seed = num_slices, seed
         names = names_of_outputs(train.output_names, output_names)
         self._train_columns = ["train_loss", *(f"train_{name}" for name in names)]
-        self._valid, valid_columns = None, []
+        known, self._valid = self._train_columns, None
         if valid is not None:
             self._valid = Validation(valid, valid_data, valid_slices, valid_names)
-            valid_columns = self._valid.columns
+            known = [*known, *self._valid.columns]
+        self._columns = list(dict.fromkeys(["train_loss", "valid_loss", *known]))
         self.monitor = monitor or ("valid_loss" if self._valid else "train_loss")
-        require(self.monitor, "monitor", [*self._train_columns, *valid_columns])
-        self._mode, self._average_local = mode, average_local
-        self._terminate_on_nan = terminate_on_nan
+        require(self.monitor, "monitor", known)
+        self._mode, self._terminate_on_nan = mode, terminate_on_nan
         self._callbacks = [_as_callback(callback) for callback in callbacks]
         if checkpoint is not None and not isinstance(checkpoint, Checkpoints):
             checkpoint = Checkpoints(checkpoint)
         self._checkpoints = checkpoint
-        self._log = None
-        if log is not None:
-            further = [*self._train_columns[1:], *valid_columns[1:]]
-            columns = ["epoch", "step", "seconds", "train_loss", "valid_loss", *further]
-            self._log = LogFile(log, [*columns, "learning_rate"])
+        columns = ["epoch", "step", "seconds", *self._columns, "learning_rate"]
+        self._log = None if log is None else LogFile(log, columns)
         self._report = reporter(verbose)
-        self._local_floats = [variable for variable in train.state.local if is_float(variable)]
-        self._valued = [*train.state.params, *train.state.centre, *self._local_floats]
+        floats = [variable for variable in train.state.local if is_float(variable)]
+        self._averaged = floats if average_local else []
+        self._valued = [*train.state.params, *train.state.centre, *floats]
         self._rate = LearningRate(learning_rate, schedule, schedule_by, self._ranks, train.state)
         self._contents = CheckpointContents(
             SharedVariables(self._ranks, train.state, learning_rate),
@@ -254,9 +245,8 @@ class Trainer:
             course={"monitor": self.monitor, "mode": mode, "train_columns": self._train_columns},
             stateful=[*filter(_is_stateful, [schedule, *self._callbacks, train.sync])],
         )
-        sums = [0.0] * len(self._train_columns)
-        self._progress = TrainingProgress(sums, self._sampler.get_state())
-        self._since: float | None = None  # when seconds were last added; None between runs
+        self._progress = TrainingProgress([0.0] * len(self._train_columns))
+        self._since: float | None = None  # of a run under way, when its seconds were 0
         self._begun = False  # whether this object has trained or loaded anything
         self._saved: tuple[int, int] | None = None
         self._due: deque[tuple[bool, Callable[[], Any]]] = deque()  # at the end of an epoch
@@ -329,36 +319,11 @@ class Trainer:
             raise TypeError(f"epochs is {epochs!r}; expected an integer of at least 0")
         if resume:
             self.resume()
-        elif not self._begun and self._checkpoints:
-            self._checkpoints.require_empty()
+        self._begin()
         if self._checkpoints and self.epoch < epochs:
             self._checkpoints.require_writable()
-        self._begun, self._stop_reason = True, None
+        self._stop_reason = None
         return whole(partial(self._run, epochs), self._idle, always=True, ends=True)
-
-    def _run(self, epochs: int) -> History:
-        self._since = time.perf_counter()
-        if self._log:
-            self._log.begin(self.records)
-        with self._interrupt as interrupt, contextlib.ExitStack() as exits:
-            for callback in self._callbacks:
-                callback.on_run_begin(self)
-                exits.push(partial(_exit_run, callback, self))
-            try:
-                self._do_due()
-                while self.epoch < epochs and not self._ending(interrupt):
-                    whole(partial(self._run_epoch, epochs, interrupt), self._unshuffle, ends=True)
-            except Exception as error:
-                if interrupt.by != "SIGTERM" or isinstance(error, FloatingPointError):
-                    raise
-                logging.getLogger("synkhronos").exception("SIGTERM came, and then an error")
-                with contextlib.suppress(Exception):  # one is logged already
-                    self._do_due()
-            return self._end(interrupt)
-
-    def _idle(self) -> None:
-        self._pass_time()
-        self._since = None
 
     def resume(self, path: str | os.PathLike[str] | None = None) -> bool:
         """Load a checkpoint: the next run continues where it was written, also within an epoch.
@@ -382,19 +347,18 @@ class Trainer:
             RuntimeError: A callback called it.
         """
         self._require_idle("resume()")
-        if path is None:
-            if self._checkpoints is None:
-                raise ValueError("resume() without path needs a folder: Trainer(checkpoint=...)")
-            path = self._checkpoints.newest()
-            if path is None:
-                return False
+        if path is None and self._checkpoints is None:
+            raise ValueError("resume() without path needs a folder: Trainer(checkpoint=...)")
+        found = self._checkpoints.newest() if path is None and self._checkpoints else path
+        if found is None:
+            return False
 
         def use(progress: TrainingProgress) -> None:
             self._progress, self._begun = progress, True
             self._saved = (self.epoch, self.step)
             self._due.clear()
 
-        self._contents.load(Path(path), use)
+        self._contents.load(Path(found), use)
         return True
 
     def stop(self, reason: str = "stop() was called") -> None:
@@ -427,55 +391,62 @@ class Trainer:
         """
         if self._checkpoints is None:
             raise ValueError("there is no folder for checkpoints: Trainer(checkpoint=...)")
-        if not self._begun:
-            self._checkpoints.require_empty()
-            self._begun = True
-        return self._save(self._checkpoints)
+        self._begin()
+        path = self._checkpoints.write(self.step, self._content())
+        self._saved = (self.epoch, self.step)
+        return path
 
-    def _run_epoch(self, epochs: int, interrupt: Interrupt) -> None:
+    def _begin(self) -> None:
+        if self._checkpoints and not self._begun:
+            self._checkpoints.require_empty()
+        self._begun = True
+
+    def _run(self, epochs: int) -> History:
+        self._since = time.perf_counter() - self._progress.seconds
+        if self._log:
+            self._log.begin(self.records)
+        with self._interrupt as interrupt, contextlib.ExitStack() as exits:
+            for callback in self._callbacks:
+                callback.on_run_begin(self)
+                exits.push(partial(_exit_run, callback, self))
+            try:
+                self._do_due()
+                while self.epoch < epochs and not self._is_ending():
+                    self._run_epoch(epochs)
+            except Exception as error:
+                if interrupt.by != "SIGTERM" or isinstance(error, FloatingPointError):
+                    raise
+                logging.getLogger("synkhronos").exception("SIGTERM came, and then an error")
+                with contextlib.suppress(Exception):  # one is logged already
+                    self._do_due()
+            if self._checkpoints and self.step and self._saved != (self.epoch, self.step):
+                self.save()
+            history = ended(self.records, self.step, interrupt.by, self._stop_reason)
+            for callback in self._callbacks:
+                callback.on_run_end(self, history)
+            interrupt.end_program()
+            return history
+
+    def _run_epoch(self, epochs: int) -> None:
         """Take the remaining steps of an epoch; finish it unless the run has to end."""
         progress = self._progress
-        if not progress.batch:
+        if progress.shuffle is None:
             progress.shuffle = self._sampler.get_state()
         self._rate.set_for("epoch", progress.epoch)
-        with track(f"epoch {self.epoch + 1}", total=self._sampler.batches) as bar:
-            bar.advance(progress.batch)
+        with track(f"epoch {self.epoch + 1}", total=self._sampler.batches) as advance:
+            advance(progress.batch)
             batches = self._sampler.epoch(progress.shuffle, progress.batch)
             steps = self.train.each_step(*self._data, batches, num_slices=self._num_slices)
-            while (take := interrupt.drawn(steps)) is not None:
-                loss = self._take_step(take)
-                bar.advance(1, f"loss {loss:.4g}")
-                if self._ending(interrupt):
-                    return
-        if self._ending(interrupt):
-            self._unshuffle()
+            while not self._is_ending() and (take := self._interrupt.drawn(steps)) is not None:
+                advance(1, f"loss {self._take_step(take):.4g}")
+        if self._is_ending():
             return
         if not progress.batch:
             raise ValueError(f"data gave no batch for epoch {self.epoch}; expected at least one")
-        self._finish_epoch(epochs)
-
-    def _take_step(self, take: Callable[[], Any]) -> float:
-        self._rate.set_for("step", self.step)
-
-        def counted() -> list[float]:
-            values = [scalar(*pair) for pair in zip(self._train_columns, as_list(take()))]
-            self._progress.add(values, self.train.rows or 1)
-            return values
-
-        values = whole(counted)
-        require_number(values[0], self.step, self._terminate_on_nan)
-        for callback in self._callbacks:
-            callback.on_step_end(self, values[0])
-        if self._checkpoints and self._is_due(self._checkpoints.every_steps, self.step):
-            self._save(self._checkpoints)
-        return values[0]
-
-    def _finish_epoch(self, epochs: int) -> None:
         if self.train.sync is not None:
             self.train.sync.settle()
-        if self._average_local:
-            self._ranks.average(self._local_floats)
-        validated = self._valid() if self._valid else {"valid_loss": None}
+        self._ranks.average(self._averaged)
+        validated = self._valid() if self._valid else {}
         whole(partial(self._count_epoch, validated), ends=False)
         self._report(epoch_line(self.records, epochs))
         try:
@@ -484,20 +455,31 @@ class Trainer:
             if self._log:
                 self._log.append(self.records)
 
+    def _take_step(self, take: Callable[[], Any]) -> float:
+        self._rate.set_for("step", self.step)
+
+        def counted() -> float:
+            values = [scalar(*pair) for pair in zip(self._train_columns, as_list(take()))]
+            self._progress.add(values, self.train.rows or 1)
+            return values[0]
+
+        loss = whole(counted)
+        require_number(loss, self.step, self._terminate_on_nan)
+        for callback in self._callbacks:
+            callback.on_step_end(self, loss)
+        if self._checkpoints:
+            self._save_each(self._checkpoints.every_steps, self.step)
+        return loss
+
     def _count_epoch(self, validated: dict[str, Any]) -> None:
-        progress = self._progress
-        trained = dict(zip(self._train_columns, progress.end_epoch()))
-        losses = {"train_loss": trained["train_loss"], "valid_loss": validated["valid_loss"]}
+        means = {**dict(zip(self._train_columns, self._progress.end_epoch())), **validated}
         record: dict[str, Any] = {
             "epoch": self.epoch,
             "step": self.step,
-            "seconds": round(self._pass_time(), 3),
-            **losses,  # before further outputs
-            **trained,
-            **validated,
+            "seconds": round(self._seconds(), 3),
+            **{name: means.get(name) for name in self._columns},
             "learning_rate": self._rate.value(),
         }
-        progress.shuffle = self._sampler.get_state()
         score = self.score(record)
         self.records.append(record)
         self._due.append((True, partial(self._rate.observe, score)))
@@ -517,61 +499,46 @@ class Trainer:
 
     def _keep(self, score: float) -> None:
         """Write the checkpoints of the end of an epoch."""
-        progress, checkpoints = self._progress, self._checkpoints
-        if score < progress.best:
+        checkpoints = self._checkpoints
+        if score < self._progress.best:
             if checkpoints and checkpoints.best:
                 content = self._content()
                 content["memory"]["best"] = score
                 # First: if the run ended in between, it would resume before the best epoch.
-                checkpoints.write_best(content)
-            progress.best = score
-        if checkpoints and self._is_due(checkpoints.every_epochs, self.epoch):
-            self._save(checkpoints)
+                write_file(checkpoints.best_path, content)
+            self._progress.best = score
+        if checkpoints:
+            self._save_each(checkpoints.every_epochs, self.epoch)
 
-    def _unshuffle(self) -> None:
-        if not self._progress.batch:
-            self._sampler.set_state(self._progress.shuffle)
-
-    def _end(self, interrupt: Interrupt) -> History:
-        if self._checkpoints and self.step and self._saved != (self.epoch, self.step):
-            self._save(self._checkpoints)
-        history = ended(self.records, self.step, interrupt.by, self._stop_reason)
-        for callback in self._callbacks:
-            callback.on_run_end(self, history)
-        interrupt.end_program()
-        return history
+    def _save_each(self, every: int | None, count: int) -> None:
+        """Save if that is due; and again if a callback saved before others ran."""
+        if (every and count % every == 0) or self._saved == (self.epoch, self.step):
+            self.save()
 
     def _content(self) -> dict[str, Any]:
         """Return the contents of a checkpoint. All are from here, so none has bad parameters."""
-        self._pass_time()
+        self._seconds()
         content = self._contents.collect(self._progress)
         if self._terminate_on_nan:
             require_finite_params(content["variables"]["params"], self.step)
         return content
 
-    def _save(self, checkpoints: Checkpoints) -> Path:
-        path = checkpoints.write(self.step, self._content())
-        self._saved = (self.epoch, self.step)
-        return path
+    def _seconds(self) -> float:
+        """Return the seconds of training until now."""
+        if self._since is not None:
+            self._progress.seconds = time.perf_counter() - self._since
+        return self._progress.seconds
 
-    def _is_due(self, every: int | None, count: int) -> bool:
-        """Return whether to save: as usual, or again if a callback saved before others ran."""
-        return bool(every and count % every == 0) or self._saved == (self.epoch, self.step)
+    def _idle(self) -> None:
+        self._seconds()
+        self._since = None
 
     def _require_idle(self, what: str) -> None:
         if self._since is not None:
             raise RuntimeError(f"{what} while run() is under way; let a callback call stop() first")
 
-    def _ending(self, interrupt: Interrupt) -> bool:
-        return bool(interrupt.by) or self._stop_reason is not None
-
-    def _pass_time(self) -> float:
-        """Add the seconds since the last call; return the seconds of training."""
-        if self._since is not None:
-            now = time.perf_counter()
-            self._progress.seconds += now - self._since
-            self._since = now
-        return self._progress.seconds
+    def _is_ending(self) -> bool:
+        return bool(self._interrupt.by) or self._stop_reason is not None
 
     def __repr__(self) -> str:
         return f"<Trainer at epoch {self.epoch}, step {self.step}, of {self.train!r}>"
