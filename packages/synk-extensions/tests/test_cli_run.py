@@ -30,8 +30,6 @@ def script(tmp_path):
     return write
 
 
-# ---- without a launcher ------------------------------------------------------------------------
-
 SHOW = """
 import os, sys, beside
 import __main__
@@ -108,21 +106,6 @@ def test_workers_of_one_machine_are_started_without_a_launcher(script):
     assert (done.status, done.out) == (0, "2\n10.0\n"), done.err
 
 
-def test_a_mistake_is_reported_in_one_line():
-    for words, complaint in (
-        ("", "no SCRIPT: synkhronos run train.py"),
-        ("no_such.py", "no such script: no_such.py"),
-        (".", ". is a folder"),
-        ("--hosts a:2", "no SCRIPT"),
-    ):
-        done = invoke("run", *words.split())
-        assert (done.exit_code, done.stdout) == (2, "")
-        assert done.stderr.startswith(f"synkhronos: {complaint}")
-        assert done.stderr.count("\n") == 1
-
-
-# ---- --hosts -----------------------------------------------------------------------------------
-
 HYDRA = "HYDRA build details:\n    Version:                                 5.0.2"
 OPEN_MPI = "mpiexec (Open MPI) 5.0.11"
 RUNNING = [sys.executable, "-m", "synkhronos._running"]
@@ -171,15 +154,6 @@ def test_hosts_by_each_launcher(launchers):
     assert started("a:4,b:4", "-m", "train", "x") == [*of_open_mpi, *RUNNING, "-m", "train", "x"]
 
 
-def test_hosts_that_are_none(launchers):
-    launchers("mpiexec", HYDRA)
-    for hosts in ("a:0", "a:b", "", "a:4,,b", "-x:2", "a;b", "a:-1", "a b:2"):
-        done = invoke("run", "--hosts", hosts, "train.py")
-        assert (done.exit_code, done.stdout) == (2, "")
-        assert done.stderr.startswith(f"synkhronos: --hosts {hosts}: got '"), done.stderr
-        assert done.stderr.endswith("expected a host and its ranks, as in a:4\n")
-
-
 def test_hosts_that_no_launcher_can_use(launchers, monkeypatch, tmp_path):
     for name in NO_LAUNCHER:
         monkeypatch.delenv(name, raising=False)
@@ -201,9 +175,6 @@ def test_hosts_that_no_launcher_can_use(launchers, monkeypatch, tmp_path):
     launchers("srun")
     monkeypatch.setenv("SLURM_JOB_ID", "77")
     assert "each host needs as many ranks as the others" in refused("a:2,b:1")
-
-
-# ---- ranks of a launcher -----------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
