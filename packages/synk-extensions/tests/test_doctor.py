@@ -59,15 +59,18 @@ def test_this_machine(tmp_path: Path):
         assert gpus["found"].startswith(("none: functions run", "not looked for: PyTensor has no"))
 
 
-@pytest.mark.parametrize("answer", [{"versions": [1], "compiler": {}, "hardware": 5}, {}])
-def test_answers_of_no_sense(monkeypatch, capsys, answer: dict):
+@pytest.mark.parametrize("answer", [{"versions": [1], "hardware": 5}, {"problem": "no answer"}])
+def test_answers_of_no_sense_or_none(monkeypatch, capsys, answer: dict):
     """Whatever a probe says, there is a report, and it does not say that all is well."""
+    monkeypatch.setattr(doctor, "OF_THEANO", True)
+    monkeypatch.setattr(doctor, "glob", lambda _: ["/dev/nvidia0"])
     for name in ("ask_python", "ask"):
         monkeypatch.setattr(doctor, name, lambda *_: answer)
     report = doctor.examine()
     report.print_table()
     assert "Needed, and missing or broken" in capsys.readouterr().out
-    json.dumps(report.as_json())
+    (gpus,) = report.as_json()["sections"]["GPUs"]
+    assert gpus["needed"], "a driver that hangs is no machine without GPUs"
 
 
 # ---- --fix ---------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import shutil
 import sys
 import sysconfig
 import tempfile
+from glob import glob
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,8 +37,8 @@ def examine() -> DoctorReport:
     if OF_THEANO:
         compat = ask_python(["-m", "synk_theano_compat", "--json", "--activate"], COMPILE_TIMEOUT_S)
         cuda = ask_python(["-m", "synk_theano_compat", "--cuda"])
-        if not (cuda.get("hardware") or cuda.get("devices")):
-            cuda = {}
+        found = glob("/dev/nvidia[0-9]*") if "problem" in cuda else cuda.get("hardware")
+        cuda = cuda if found or cuda.get("devices") else {}
     report = DoctorReport(flags=compat.get("flags") or {})
     sections = {
         "Software": examine_software(compat),
