@@ -177,43 +177,39 @@ def test_hosts_that_no_launcher_can_use(launchers, monkeypatch, tmp_path):
     assert "each host needs as many ranks as the others" in refused("a:2,b:1")
 
 
-@pytest.fixture(scope="module")
-def mpiexec():
-    """The words that start two ranks on two hosts, as MPICH and the ranks believe."""
-    problem = synk_testing.why_no_mpi()
-    if problem:
-        pytest.skip(problem)
-    return synk_testing.job_command(2, 1)
+needs_mpi = pytest.mark.skipif(bool(synk_testing.why_no_mpi()), reason=synk_testing.why_no_mpi())
 
 
-def job(mpiexec, *words, **how):
-    """Return a program of Python's words that runs on both ranks."""
-    environment = {**SETTINGS, "SYNKHRONOS_N_PARALLEL": None, "UCX_LOG_LEVEL": "error"}
-    how = {"environment": environment, "limit_s": LIMIT_S, "stacks": False, **how}
-    return synk_testing.Program([str(word) for word in words], prefix=mpiexec, **how)
+def job(*words):
+    """Return a program of Python's words that runs on two hosts, as MPICH and the ranks believe."""
+    environment = {**SETTINGS, "SYNKHRONOS_N_PARALLEL": None}
+    how = {"environment": environment, "limit_s": LIMIT_S, "stacks": False}
+    return synk_testing.mpi_job([*map(str, words)], size=2, **how)
 
 
-def ended(mpiexec, *words):
+def ended(*words):
     """Run a job to its end. Nothing of it may be left then."""
-    with job(mpiexec, *words) as program:
+    with job(*words) as program:
         return program.finish()
 
 
 RUN = ("-m", "synkhronos_cli", "run")
 
 
-def test_a_script_that_never_forks_runs_once(mpiexec, script):
-    done = ended(mpiexec, *RUN, script("import sys\nprint(sys.argv)\nsys.exit(3)\n"), "x")
+@needs_mpi
+def test_a_script_that_never_forks_runs_once(script):
+    done = ended(*RUN, script("import sys\nprint(sys.argv)\nsys.exit(3)\n"), "x")
     assert done.status == 3, done.err
     assert len(done.out.splitlines()) == 1
     assert "'x']" in done.out
 
 
+@needs_mpi
 @pytest.mark.parametrize("forks", [True, pytest.param(False, marks=pytest.mark.nightly)])
-def test_an_error_of_the_script_ends_the_job(mpiexec, script, forks):
+def test_an_error_of_the_script_ends_the_job(script, forks):
     fork = "import synkhronos as synk\nsynk.fork(verbose=False)\n" if forks else ""
     path = script(f"{fork}raise ValueError('mine')\n")
-    done = ended(mpiexec, *RUN, path)
+    done = ended(*RUN, path)
     assert done.status == 1, done.err
     assert done.err.count("ValueError: mine") == 1
     shown = re.findall(r'^  File "(.*)", line', done.err, re.MULTILINE)
@@ -251,8 +247,9 @@ def segments(pids):
     return set(re.findall(r"/dev/shm/synk\S+", maps))
 
 
-def test_a_script_that_forks_twice_runs_on_rank_0_alone(mpiexec, script):
-    with job(mpiexec, *RUN, script(TWICE), "x") as program:
+@needs_mpi
+def test_a_script_that_forks_twice_runs_on_rank_0_alone(script):
+    with job(*RUN, script(TWICE), "x") as program:
         assert [program.line() for _ in range(3)] == ["above ['x']", RESULT, RESULT]
         used = segments(program.members())
         done = program.finish("")
