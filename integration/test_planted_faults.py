@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 import time
 
 import pytest
@@ -64,6 +65,7 @@ def start(tmp_path):
     hook.write_text("def install(): pass\n")
     (tmp_path / "root/packages/all/tests").mkdir()
     (tmp_path / "root/packages/all/tests/test_value.py").write_text(TEST)
+    subprocess.run(["git", "init", "--quiet", tmp_path / "root"], check=True)
     (tmp_path / "t").mkdir()
     program = PROGRAM.format(scripts=str(SCRIPTS), began=str(tmp_path / "began"))
 
