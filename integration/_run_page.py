@@ -25,6 +25,7 @@ is `import pytensor as theano`, `as_op` is `wrap_py`, and all else is the same.
 from __future__ import annotations
 
 import ast
+import contextlib
 import doctest
 import io
 import re
@@ -108,16 +109,12 @@ def blocks(page: str) -> Iterator[Block]:
             mark, detail = comment.group(1), comment.group(2).strip(" :")
         elif fence and fence.group(2).startswith("`"):
             indent = len(fence.group(1))
-            end = next(n for n in range(number, len(lines)) if _closes(lines[n], fence.group(2)))
+            end = next(n for n in range(number, len(lines)) if lines[n].strip() == fence[2])
             text = "\n".join(line[indent:] for line in lines[number:end])
             yield Block(fence.group(3), text, number + 1, mark, detail, only)
             mark, detail, only, number = "", "", "", end + 1
         elif lines[number - 1].strip() and (mark or only):
             raise ValueError(f"line {number}: no block follows the mark {mark or only!r}")
-
-
-def _closes(line: str, fence: str) -> bool:
-    return line.strip() == fence
 
 
 class Page:
@@ -163,16 +160,15 @@ class Page:
         text = _here(block.text, TRANSLATED)
         tree = ast.parse("\n" * (block.line - 1) + text, str(self.path))
         code = compile(tree, str(self.path), "exec")
-        stdout, sys.stdout = sys.stdout, _Tee(sys.stdout, self._printed)
-        self._printed.seek(0)
-        self._printed.truncate()
+        self._printed = io.StringIO()
         try:
-            if block.mark == "raises":
-                self._expect(code, block)
-            else:
-                exec(code, self.names)
+            with contextlib.redirect_stdout(self._printed):
+                if block.mark == "raises":
+                    self._expect(code, block)
+                else:
+                    exec(code, self.names)
         finally:
-            sys.stdout = stdout
+            print(self._printed.getvalue(), end="", flush=True)
 
     def _expect(self, code: Any, block: Block) -> None:
         try:
@@ -210,25 +206,6 @@ def _here(text: str, translated: Iterable[tuple[re.Pattern[str], str]]) -> str:
     for pattern, words in translated if ENGINE == "PyTensor" else ():
         text = pattern.sub(words, text)
     return text
-
-
-class _Tee(io.TextIOBase):
-    """A file that writes to several files."""
-
-    def __init__(self, *files: Any) -> None:
-        self._files = files
-
-    def write(self, text: str) -> int:
-        for file in self._files:
-            file.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        for file in self._files:
-            file.flush()
-
-    def isatty(self) -> bool:
-        return False
 
 
 def alike(expected: str, printed: str) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -43,12 +42,14 @@ SYSTEMS = {
 # An interpreter that notes what it is asked to do, and a pip that fails if FAIL says so.
 PYTHON = """\
 echo "$*" >>"$CALLS"
+version=${VERSION:-3.11}
+case "$0" in *3.13) version=3.13 ;; esac
 case "$1 ${2:-}" in
-    "- ") cat >/dev/null; echo "ok ${VERSION:-3.11}" ;;
-    "-c "*) case "$2" in *ensurepip*) ;; *) echo "$REAL" ;; esac ;;
-    "-m venv") for new; do :; done; mkdir -p "$new/bin" && cp "$REAL" "$new/bin/python" ;;
+    "- ") cat >/dev/null; echo "ok $version" ;;
+    "-c "*) case "$2" in *ensurepip*) ;; *) echo "$0" ;; esac ;;
+    "-m venv") for new; do :; done; mkdir -p "$new/bin" && cp "$0" "$new/bin/python" ;;
     "-m pip") case "${FAIL:+$*}" in *"${ONLY:-}"?*) echo "$FAIL"; exit 3 ;; esac ;;
-    --version*) echo "Python ${VERSION:-3.11}.9" ;;
+    --version*) echo "Python $version.9" ;;
 esac"""
 
 
@@ -73,119 +74,97 @@ def complete(tools: Path) -> Path:
     return tools
 
 
-def add(folder: Path, name: str, script: str) -> Path:
+def add(folder: Path, name: str, script: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / name
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
-    return path
 
 
-def python_that_answers(folder: Path, name: str, answer: str) -> None:
-    add(folder, name, f"cat >/dev/null\necho '{answer}'")
+def python_that_answers(path: Path, answer: str) -> None:
+    add(path.parent, path.name, f"cat >/dev/null\necho '{answer}'")
 
 
-def check(
-    folder: Path, system: str = "debian", **environment: str
-) -> subprocess.CompletedProcess[str]:
+def check(folder: Path, system: str = "debian", status: int = 1, **environment: str) -> list[str]:
+    """Look for what is missing; return the lines about it, or else of the Python chosen."""
     release = folder / "os-release"
     release.write_text(SYSTEMS.get(system, ("ID=plan9",))[0] + "\n")
     own = {"PATH": str(folder), "HOME": str(folder / "home"), "OS_RELEASE": str(release)}
-    return ran("sh", SCRIPT, "--check", env={**own, **environment})
-
-
-def found(done: subprocess.CompletedProcess[str]) -> str:
-    """Return the Python that was chosen."""
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
-def the_line(done: subprocess.CompletedProcess[str]) -> str:
-    assert done.returncode == 1
-    assert done.stdout == ""
-    (line,) = done.stderr.splitlines()
-    return line
+    done = ran("sh", SCRIPT, "--check", env={**own, **environment})
+    said, nothing = (done.stderr, done.stdout) if status else (done.stdout, done.stderr)
+    assert (done.returncode, nothing) == (status, ""), said
+    return said.splitlines()
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_what_is_missing_is_named_in_one_line_with_its_cure(tools: Path, system: str) -> None:
     _, all_of_it, python_alone = SYSTEMS[system]
     missing = "missing: g++, make, Python 3.9 to 3.14. Install with: "
-    assert the_line(check(tools, system)) == missing + all_of_it
+    assert check(tools, system) == [missing + all_of_it]
     add(tools, "g++", "true")
     add(tools, "make", "true")
-    python_that_answers(tools, "python3", "version")
-    line = the_line(check(tools, system))
+    python_that_answers(tools / "python3", "version")
+    (line,) = check(tools, system)
     assert line == f"missing: Python 3.9 to 3.14. Install with: {python_alone}"
 
 
-def test_an_unknown_system_is_told_in_general_words(tools: Path) -> None:
-    assert the_line(check(tools, "unknown")) == (
+def test_an_unknown_system_is_told_in_general_words_and_sudo_to_who_is_not_root(
+    tools: Path,
+) -> None:
+    (line,) = check(tools, "unknown")
+    assert line == (
         "missing: g++, make, Python 3.9 to 3.14."
         " Install with the package manager of this system: g++ make;"
         " and then: uv python install 3.11"
     )
-
-
-def test_sudo_is_named_to_who_is_not_root(tools: Path) -> None:
     add(tools, "id", "echo 1000")
-    line = the_line(check(tools))
+    (line,) = check(tools)
     assert "sudo apt update && sudo apt install --yes g++ make python3 python3-venv" in line
-    assert "sudo dnf install" in the_line(check(tools, "rocky"))
+    assert "sudo dnf install" in check(tools, "rocky")[0]
 
 
-def test_an_incomplete_python_is_named_with_its_cure(complete: Path) -> None:
-    python_that_answers(complete, "python3", "lacks 3.11 venv headers")
-    line = the_line(check(complete))
+def test_an_incomplete_or_a_wrong_python_is_named_with_its_cure(complete: Path) -> None:
+    python_that_answers(complete / "python3", "lacks 3.11 venv headers")
+    (line,) = check(complete)
     assert "the venv module and the C headers of Python 3.11." in line
     assert line.endswith("apt install --yes python3.11-venv python3.11-dev")
+    python_that_answers(complete / "python3.11", "ok 3.11")
+    (line,) = check(complete, PYTHON="/nonexistent/python")
+    assert "Python 3.9 to 3.14 (PYTHON=/nonexistent/python is not one)" in line
 
 
-def test_a_second_python_of_the_same_name_further_down_path_is_found(
-    complete: Path, tmp_path: Path
-) -> None:
-    add(complete, "python3.11", "exit 127")
-    later = tmp_path / "later * with spaces"
-    later.mkdir()
-    python_that_answers(later, "python3.11", "ok 3.11")
-    assert found(check(complete, PATH=f"{complete}{os.pathsep}{later}")).endswith(
-        f"{later}/python3.11"
-    )
+LATER = "later * with spaces"
 
 
-def test_a_python_that_uv_installed_is_found(complete: Path) -> None:
-    place = complete / "home/.local/share/uv/python/cpython-3.11.14-linux-x86_64-gnu/bin"
-    place.mkdir(parents=True)
-    python_that_answers(place, "python3.11", "ok 3.11")
-    assert found(check(complete)).endswith(f"{place}/python3.11")
-
-
-def test_theanos_python_is_taken_wherever_it_is(complete: Path) -> None:
-    python_that_answers(complete, "python3", "ok 3.13")
-    python_that_answers(complete, "python3.14", "ok 3.14")
-    pyenv = complete / "home/.pyenv/versions/3.9.18/bin"
-    pyenv.mkdir(parents=True)
-    python_that_answers(pyenv, "python", "ok 3.9")
-    done = check(complete)
-    assert found(done).endswith("3.9.18/bin/python")
-    assert "PyTensor" not in done.stdout
+@pytest.mark.parametrize(
+    "answers",
+    [
+        {"python3.11": "no Python", f"{LATER}/python3.11": "ok 3.11"},
+        {"home/.local/share/uv/python/cpython-3.11.14-linux-x86_64-gnu/bin/python3.11": "ok 3.11"},
+        {
+            "python3": "ok 3.13",
+            "python3.14": "ok 3.14",
+            "home/.pyenv/versions/3.9.18/bin/python": "ok 3.9",
+        },
+    ],
+    ids=["further down PATH", "of uv", "for Theano"],
+)
+def test_the_best_python_is_taken_wherever_it_is(complete: Path, answers: dict[str, str]) -> None:
+    for name, answer in answers.items():
+        python_that_answers(complete / name, answer)
+    path = os.pathsep.join([str(complete), str(complete / LATER)])
+    (line,) = check(complete, status=0, PATH=path)
+    assert line.endswith(f"/{name}")
 
 
 def test_without_a_python_for_theano_a_newer_one_is_for_pytensor(complete: Path) -> None:
     answer = "if [ $1 = --version ]; then echo Python 3.12.1; exit; fi; cat >/dev/null"
     add(complete, "python3", f"{answer}; echo ok 3.12")
-    python_that_answers(complete, "python3.11", "lacks 3.11 headers")
-    done = check(complete)
-    assert found(done).endswith(f"{complete}/python3")
-    (line, _) = done.stdout.splitlines()
+    python_that_answers(complete / "python3.11", "lacks 3.11 headers")
+    (line, chosen) = check(complete, status=0)
+    assert chosen.endswith(f"{complete}/python3")
     cure = f"{APT} python3.11-dev && make clean setup"
     assert line == f"Using PyTensor, on Python 3.12.1. For Theano: {cure}"
-
-
-def test_a_chosen_python_is_not_replaced_by_another(complete: Path) -> None:
-    python_that_answers(complete, "python3.11", "ok 3.11")
-    line = the_line(check(complete, PYTHON="/nonexistent/python"))
-    assert "Python 3.9 to 3.14 (PYTHON=/nonexistent/python is not one)" in line
 
 
 class Checkout:
@@ -194,15 +173,12 @@ class Checkout:
     def __init__(self, root: Path, tools: Path) -> None:
         self.root = root
         self.tools = tools
-        self.python = add(tools, "python3.11", PYTHON)
+        add(tools, "python3.11", PYTHON)
         self.log = tools / "calls"
         (root / "scripts").mkdir(parents=True)
         shutil.copy(SCRIPT, root / "scripts")
         shutil.copy(ROOT / "pyproject.toml", root)
-        for description in (
-            *ROOT.glob("packages/*/pyproject.toml"),
-            *ROOT.glob("dev/*/pyproject.toml"),
-        ):
+        for description in ROOT.glob("*/*/pyproject.toml"):
             folder = root / description.parent.relative_to(ROOT)
             folder.mkdir(parents=True)
             shutil.copy(description, folder)
@@ -216,7 +192,6 @@ class Checkout:
             "PATH": str(self.tools),
             "HOME": "/proc",  # where nobody can write
             "CALLS": str(self.log),
-            "REAL": str(self.python),
             "PWD": str(root or self.root),
         }
         words = ["sh", "scripts/bootstrap.sh", *filter(None, [option])]
@@ -261,20 +236,11 @@ def test_a_newer_python_alone_gets_an_environment_for_pytensor(checkout: Checkou
     assert not any("synk_theano_compat" in call or ".venv-newer" in call for call in calls)
 
 
-NEWER = """\
-echo "$*" >>"$CALLS"
-case "$1 ${2:-}" in
-    "- ") cat >/dev/null; echo ok 3.13 ;;
-    "-c "*) echo "$NEWER" ;;
-    "-m venv") mkdir -p "$4/bin" && cp "$NEWER" "$4/bin/python" ;;
-esac"""
-
-
 def test_a_newer_python_gets_an_environment_for_what_does_without_theano(
     checkout: Checkout,
 ) -> None:
-    newer = add(checkout.tools, "python3.13", NEWER)
-    said, _, calls = checkout.set_up(NEWER=str(newer))
+    add(checkout.tools, "python3.13", PYTHON)
+    said, _, calls = checkout.set_up()
     assert "Creating .venv-newer, with Python 3.13" in said
     assert "-m venv --without-pip .venv-newer" in calls
     into = [call for call in calls if call.startswith("-m pip --python .venv-newer/bin/python")]
@@ -283,38 +249,32 @@ def test_a_newer_python_gets_an_environment_for_what_does_without_theano(
     assert into[1].count("--editable") == 6
     # What cannot be had is left out, and holds up nothing.
     (checkout.root / ".venv" / ".ready").unlink()
-    said, _, _ = checkout.set_up(NEWER=str(newer), FAIL="no network", ONLY="--python")
+    said, _, _ = checkout.set_up(FAIL="no network", ONLY="--python")
     assert "is left out" in said
     assert said.splitlines()[-1] == "Ready: Python 3.11.9 in .venv"
     assert not (checkout.root / ".venv-newer").exists()
 
 
-def test_the_tools_are_installed_once_and_when_they_are_asked_for(checkout: Checkout) -> None:
+def test_a_ready_environment_is_left_alone_until_something_else_is_asked_for(
+    checkout: Checkout, tmp_path: Path
+) -> None:
+    nothing: tuple[str, str, list[str]] = ("", "", [])
     checkout.set_up()
+    assert checkout.set_up() == nothing
+    (tmp_path / "link").symlink_to(checkout.root)
+    assert checkout.set_up(tmp_path / "link") == nothing
+    (tmp_path / "scripts").mkdir()
+    assert checkout.set_up(CDPATH=str(tmp_path)) == nothing
     said, _, calls = checkout.set_up(option="--tools")
     assert said == "Installing the tools ...\n"
     assert calls == ["-m pip install --no-compile --group dev"]
-    assert checkout.set_up(option="--tools") == ("", "", [])
-
-
-def test_a_ready_environment_is_left_alone_by_every_path(
-    checkout: Checkout, tmp_path: Path
-) -> None:
-    checkout.set_up()
-    assert checkout.set_up() == ("", "", [])
-    (tmp_path / "link").symlink_to(checkout.root)
-    assert checkout.set_up(tmp_path / "link") == ("", "", [])
-    (tmp_path / "scripts").mkdir()
-    assert checkout.set_up(CDPATH=str(tmp_path)) == ("", "", [])
-
-
-def test_another_dependency_refreshes_the_same_environment(checkout: Checkout) -> None:
-    checkout.set_up()
+    assert checkout.set_up(option="--tools") == nothing
+    # Another dependency refreshes the same environment.
     with (checkout.root / "pyproject.toml").open("a") as description:
         description.write("# more\n")
     _, _, calls = checkout.set_up()
     assert [call.split()[1] for call in calls] == ["pip", "pip", "synk_theano_compat"]
-    assert checkout.set_up() == ("", "", [])
+    assert checkout.set_up() == nothing
 
 
 def test_what_was_moved_or_not_finished_gets_a_new_environment(

@@ -41,7 +41,7 @@ import numpy as np
 from _victims import STATES, Trouble, Victim, in_memory, reaped, taken_away
 
 from synk_testing import children, descendants
-from synk_testing.processes import described
+from synk_testing.processes import described, kill
 
 KILLED = ("worker", "master", "interrupted")
 LEAKS = ("processes", "segments", "descriptors", "files")
@@ -70,7 +70,8 @@ class Trials:
         """Do one trial; return what was killed, how long it took, and what was left."""
         rng = self._rng
         size = rng.choice([2, 2, 3])
-        job = {
+        trial = {
+            "trial": number,
             "state": rng.choice(STATES),
             "size": size,
             "master": rng.randrange(size),
@@ -78,51 +79,44 @@ class Trials:
             "seed": rng.randrange(2**31),
             "killed": killed,
         }
-        victim = rng.choice([rank for rank in range(size) if rank != job["master"]])
-        moment = rng.random()
-        trial = {"trial": number, **job, "victim": victim}
-        if self._program is None:
-            self._program = Victim(self._folder)
-        program = self._program
+        victims = {
+            "worker": [rank for rank in range(size) if rank != trial["master"]],
+            "interrupted": ["master", "all"],
+            "master": [trial["master"]],
+        }
+        trial["victim"] = rng.choice(victims[killed])
+        program = self._program = self._program or Victim(self._folder)
+        kinds = {"worker": self._kill_worker, "interrupted": self._interrupt}
         try:
-            if killed == "worker":
-                self._kill_worker(program, job, victim, moment, trial)
-            elif killed == "interrupted":
-                trial["victim"] = rng.choice(["master", "all"])
-                self._interrupt(program, job, moment, trial)
-            else:
-                trial["victim"] = job["master"]
-                self._program = None
-                self._kill_master(program, job, moment, trial)
+            kinds.get(killed, self._kill_master)(program, trial)
         except Trouble as trouble:
             trial["trouble"] = str(trouble)
             self.printed = program.abort()
-            program.close()
-            self._program = None
+        if killed == "master" or "trouble" in trial:
+            self.end()
         return trial
 
-    def _begin(self, program: Victim, job: dict[str, Any], event: str) -> dict[str, Any]:
-        began = time.monotonic()
-        program.tell(**job)
-        told = program.await_event("starting", began + START_LIMIT_S)
-        if event != "starting":
-            told = program.await_event("started", began + START_LIMIT_S)
-        if event == "at work":
-            at_work = program.await_event("at work", began + START_LIMIT_S)
-            self._start_s = at_work["at"] - told["at"]
+    def _begin(self, program: Victim, trial: dict[str, Any]) -> dict[str, Any]:
+        """Give the program its work; return what it said when it began."""
+        until = time.monotonic() + START_LIMIT_S
+        program.tell(**trial)
+        told = program.await_event("starting", until)
+        if trial["killed"] == "worker" or trial["state"] != "starting":
+            told = program.await_event("started", until)
+        if trial["state"] != "starting":
+            self._start_s = program.await_event("at work", until)["at"] - told["at"]
         return told
 
-    def _nap(self, job: dict[str, Any], moment: float) -> None:
-        time.sleep(moment * (1.2 * self._start_s if job["state"] == "starting" else 0.6))
+    def _nap(self, trial: dict[str, Any]) -> None:
+        most_s = 1.2 * self._start_s if trial["state"] == "starting" else 0.6
+        time.sleep(self._rng.random() * most_s)
 
-    def _kill_worker(
-        self, program: Victim, job: dict[str, Any], victim: int, moment: float, trial: dict
-    ) -> None:
-        told = self._begin(program, job, "started" if job["state"] == "starting" else "at work")
+    def _kill_worker(self, program: Victim, trial: dict[str, Any]) -> None:
+        told, victim = self._begin(program, trial), trial["victim"]
         family = program.family()
         # It may have ended by itself when the time has come: no other process shall be hit.
         fd = os.pidfd_open(told["workers"][str(victim)])
-        self._nap(job, moment)
+        self._nap(trial)
         killed_at = time.monotonic()
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(fd, signal.SIGKILL)
@@ -130,7 +124,7 @@ class Trials:
         event = self._caught(program, killed_at, family, trial)
         if event["caught_at"] > killed_at:
             trial["seconds"] = event["caught_at"] - max(killed_at, event["called_at"])
-        if job["state"] == "closing" and event["type"] == "Finished":
+        if trial["state"] == "closing" and event["type"] == "Finished":
             return
         if (event["type"], event["rank"], event["signal"]) != ("WorkerDied", victim, "SIGKILL"):
             raise Trouble(
@@ -139,7 +133,7 @@ class Trials:
             )
 
     def _caught(
-        self, program: Victim, struck_at: float, family: Optional[str], trial: dict
+        self, program: Victim, struck_at: float, family: Optional[str], trial: dict[str, Any]
     ) -> dict[str, Any]:
         """Return what the program has caught; put into the trial what was left by then."""
         while (event := program.event(struck_at + HANG_S)) and event["event"] != "caught":
@@ -154,15 +148,13 @@ class Trials:
             raise Trouble(f"the runtime is still open after {event['type']}: {event['message']}")
         return event
 
-    def _interrupt(self, program: Victim, job: dict[str, Any], moment: float, trial: dict) -> None:
-        self._begin(program, job, "starting" if job["state"] == "starting" else "at work")
-        self._nap(job, moment)
+    def _interrupt(self, program: Victim, trial: dict[str, Any]) -> None:
+        self._begin(program, trial)
+        self._nap(trial)
         family = program.family()
-        struck = [program.pid] if trial["victim"] == "master" else [*descendants(program.pid)]
+        workers = descendants(program.pid) if trial["victim"] == "all" else []
         struck_at = time.monotonic()
-        for pid in {program.pid, *struck}:
-            with contextlib.suppress(ProcessLookupError):  # some helper's, and gone
-                os.kill(pid, signal.SIGINT)
+        kill([program.pid, *workers], signal.SIGINT)
         event = self._caught(program, struck_at, family, trial)
         trial["seconds"] = event["caught_at"] - struck_at
         if event["type"] != "KeyboardInterrupt":
@@ -170,36 +162,35 @@ class Trials:
         if event.get("wrong"):
             raise Trouble(event["wrong"])
 
-    def _kill_master(
-        self, program: Victim, job: dict[str, Any], moment: float, trial: dict
-    ) -> None:
-        starting = job["state"] == "starting"
-        self._begin(program, job, "starting" if starting else "at work")
-        self._nap(job, moment)
+    def _kill_master(self, program: Victim, trial: dict[str, Any]) -> None:
+        self._begin(program, trial)
+        self._nap(trial)
         family = program.family()
         killed_at = time.monotonic()
         program.kill()
-        # The orphans are children of this process now.
-        while True:
-            left = reaped()
-            if not left:
-                break
+        while reaped():  # the orphans are children of this process now
             if time.monotonic() > killed_at + HANG_S:
                 raise Trouble(f"left behind: {described(descendants(os.getpid()))}")
             time.sleep(0.002)
         trial["seconds"] = time.monotonic() - killed_at
         self._look(program, family, trial, len(children()), 0)  # a dead process has none open
-        program.close()
 
     def _look(
-        self, program: Victim, family: Optional[str], trial: dict, processes: int, descriptors: int
+        self,
+        program: Victim,
+        family: Optional[str],
+        trial: dict[str, Any],
+        processes: int,
+        descriptors: int,
     ) -> None:
         left = (processes, in_memory(family), descriptors, taken_away(program.temporary))
         trial["left"] = dict(zip(LEAKS, left))
 
     def end(self) -> None:
+        """End the program, if there is one."""
         if self._program is not None:
             self._program.close()
+        self._program = None
 
 
 def summary(trials: list[dict[str, Any]]) -> dict[str, Any]:

@@ -6,17 +6,15 @@ one, the cases are not collected: `test_device_sets.py` stands for them in the u
 
 from __future__ import annotations
 
-import faulthandler
 import json
 import os
 import sys
-import threading
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any
 
 import pytest
 
-from synk_testing import usual_signals
+from synk_testing import hard_limit, usual_signals
 
 HERE = Path(__file__).parent
 # Helpers, whose names begin with "_", are imported by name.
@@ -69,21 +67,8 @@ if NAME is not None:
                 output=report.capstderr[-4000:] if report.failed else "",
             )
 
-    @pytest.fixture(autouse=True)
-    def no_endless_wait(capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
-        """End this process, with all stacks, when one test takes too long."""
-
-        def end_it() -> None:
-            with capfd.disabled():
-                os.write(2, f"a test took longer than {LIMIT_S:.0f} s\n".encode())
-                faulthandler.dump_traceback(file=2)
-            os._exit(70)
-
-        timer = threading.Timer(LIMIT_S, end_it)
-        timer.daemon = True
-        timer.start()
-        yield
-        timer.cancel()
+    # What waits where no signal comes through, such as for a device, ends this process.
+    _limit = hard_limit(LIMIT_S, last_resort=True)
 
     @pytest.fixture(scope="session")
     def device_set() -> Any:

@@ -21,7 +21,6 @@ from ._fault import Fault
 _MARK = "PLANTED_FAULT_COPY"  # in the environment of all that runs in a copy
 _FIRST_FAILURE = re.compile(r"^(?:FAILED|ERROR) (\S+\.py(?:::.*?)?)(?: - .*)?$", re.MULTILINE)
 _NOTHING_TRIED = (4, 5)  # what pytest ends with after wrong usage, or without tests
-_NOT_COPIED = {".git", ".venv", ".hypothesis", "__pycache__", "build", "dist"}
 _PYTEST = ("-m", "pytest", "-x", "-q", "-rfE", "--tb=no", "-p", "no:cacheprovider")
 _PROBE = """
 import importlib.util, sys
@@ -156,16 +155,10 @@ def end_all(folder: Path) -> None:
 
 
 def _files(root: Path) -> list[str]:
-    """Return all files that belong to a checkout: those that git does not ignore, or else all."""
+    """Return all files of a checkout that git does not ignore."""
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    done = subprocess.run(listed, cwd=root, capture_output=True, text=True, check=False)
-    found = {name for name in done.stdout.split("\0") if name and os.path.lexists(root / name)}
-    if not found:
-        for folder, folders, files in os.walk(root):
-            links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
-            folders[:] = [name for name in folders if name not in _NOT_COPIED]
-            found |= {os.path.relpath(os.path.join(folder, name), root) for name in files + links}
-    return sorted(found)
+    names = subprocess.check_output(listed, cwd=root, text=True).split("\0")
+    return sorted({name for name in names if name and os.path.lexists(root / name)})
 
 
 def _write(path: Path, text: str) -> None:

@@ -24,7 +24,6 @@ class Fault(NamedTuple):
         tests: what to run after editing that file: arguments of pytest, paths from the root.
         nightly: why it is enough that tests of nightly runs catch it; empty if those of every day
             have to.
-        known_missed: why no test catches it; empty if one has to.
     """
 
     name: str
@@ -36,7 +35,6 @@ class Fault(NamedTuple):
     says: str
     tests: tuple[str, ...]
     nightly: str = ""
-    known_missed: str = ""
 
 
 def faults_of(package: str, source: str = "", test: str = "test_{}.py") -> Callable[..., Fault]:

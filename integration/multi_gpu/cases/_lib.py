@@ -7,7 +7,6 @@ from typing import Any, Sequence
 import numpy as np
 import pytest
 import theano
-import theano.tensor as T
 
 TOLERANCE = {"float16": 1e-2, "float32": 1e-5, "float64": 1e-10}
 FLOATS = list(TOLERANCE)
@@ -57,11 +56,6 @@ def same(got: Any, expected: Any, dtype: str | None = None, what: str = "") -> N
     )
 
 
-def shares(rows: Any, n: int) -> list[Any]:
-    """Contiguous shares whose sizes differ by at most one, larger ones first."""
-    return np.array_split(rows, n)
-
-
 def shared(value: Any, place: str, name: str = "s") -> Any:
     """A shared variable on the device or on the host, whatever its dtype."""
     value = np.asarray(value)
@@ -103,14 +97,20 @@ def needs_reductions(device_set: Any, dtype: str) -> None:
         pytest.skip("pygpu does not reduce float16 on OpenCL")
 
 
-def cross_entropy(device_set: Any, p: Any, y: Any, classes: int) -> Any:
-    """Mean over rows; in words of Theano's that the device has a kernel for."""
-    if device_set.kind == "opencl":
-        chosen = T.eq(y.dimshuffle(0, "x"), np.arange(classes, dtype="int32"))
-        return -T.switch(chosen, T.log(p), np.zeros((), p.dtype)).sum(axis=1).mean()
-    return T.nnet.categorical_crossentropy(p, y).mean()
-
-
 def on_all(synk: Any, n: int, variable: Any) -> list[Any]:
     """The value on each rank."""
     return [synk.get_value(rank, variable) for rank in range(n)]
+
+
+def ranks_have(synk: Any, n: int, variable: Any, wanted: Any, dtype: str | None = None) -> None:
+    """Assert what ranks have: one value for all, or a list of one for each.
+
+    Args:
+        dtype: that it has to have, equal to its rounding; by default values are exactly equal.
+    """
+    each = wanted if isinstance(wanted, list) else [wanted] * n
+    for rank, (got, want) in enumerate(zip(on_all(synk, n, variable), each)):
+        if dtype is None:
+            np.testing.assert_array_equal(got, want, err_msg=f"{variable} of rank {rank}")
+        else:
+            same(got, want, dtype, f"{variable} of rank {rank}")

@@ -5,25 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import theano.tensor as T
-from _lib import exact, on_all, same, shared, shares, still_there, values
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16", "int32"])
-def test_an_input_is_an_output(synk, dtype):
-    """Also twice, and through views; later calls and writing change no result."""
-    x = T.TensorType(dtype, (False, False))("x")
-    f = synk.function([x], [(x, "gather"), (x, "gather"), (x.T.T, "gather"), (x[:, 1:], "gather")])
-    rows = values(dtype, (7, 3))
-    held = synk.data(rows)
-    for given in (rows, held):
-        first = f(given)
-        held[:] = 0
-        f(values(dtype, (7, 3), 9))
-        for result, expected in zip(first, (rows, rows, rows, rows[:, 1:])):
-            np.testing.assert_array_equal(result, expected)
-        first[0][:] = 1
-        np.testing.assert_array_equal(first[1], rows)
-        held[:] = rows
+from _lib import exact, ranks_have, same, shared, still_there, values
 
 
 def test_a_shared_variable_is_an_output(synk, n, place):
@@ -35,31 +17,9 @@ def test_a_shared_variable_is_an_output(synk, n, place):
     f()
     for result, expected in zip(results, (np.tile(before, (n, 1)), before, before, n * before.T)):
         same(result, expected, "float32")
-    for got in on_all(synk, n, s):
-        same(got, before + 2, "float32")
+    ranks_have(synk, n, s, before + 2, "float32")
     results[1][:] = 0
     same(s.get_value(), before + 2, "float32")
-
-
-def test_shared_variables_that_are_parts_of_one_array(synk, n, place):
-    """Collectives on one of them leave the others, and the whole, as they are."""
-    whole = shared(values("float32", (12,)), place, "whole")
-    array = whole.get_value(borrow=True, return_internal_type=True)
-    make = type(whole)  # of the type of its value, without a copy
-    parts = [
-        make(f"part{i}", whole.type, array[4 * i : 4 * i + 4], strict=False) for i in range(1, 3)
-    ]
-    before = exact(whole.get_value())
-    for variable in (whole, *parts):
-        synk.broadcast(variable)
-    for times in range(1, 4):
-        synk.all_reduce(parts[0], op="sum")
-        for got in on_all(synk, n, parts[0]):
-            same(got, before[4:8] * n**times, "float32")
-        for got in on_all(synk, n, parts[1]):
-            same(got, before[8:], "float32")
-        for got in on_all(synk, n, whole):
-            same(got, before, "float32")
 
 
 def test_a_shared_variable_becomes_an_input(synk, n, place):
@@ -73,7 +33,7 @@ def test_a_shared_variable_becomes_an_input(synk, n, place):
     for source in (given, held):
         f(source)
         source[:] = -7
-        parts = shares(rows, n)
+        parts = np.array_split(rows, n)
         np.testing.assert_array_equal(synk.gather(s, nd_up=0), rows)
         np.testing.assert_array_equal(
             synk.gather(t, nd_up=0), np.concatenate([part[::-1] for part in parts])
@@ -83,26 +43,7 @@ def test_a_shared_variable_becomes_an_input(synk, n, place):
     g = synk.function([], bcast_inputs=[x], updates=[(s, x)])
     g(held)
     held[:] = 4
-    for got in on_all(synk, n, s):
-        np.testing.assert_array_equal(got, np.full_like(rows, -7))
-
-
-def test_two_shared_variables_swap(synk, n, place):
-    a, b = shared(np.zeros(3, "float32"), place, "a"), shared(np.zeros(3, "float32"), place, "b")
-    for rank in range(n):
-        synk.set_value(
-            rank, [a, b], [np.full(3, rank, "float32"), np.full(3, -rank - 1, "float32")]
-        )
-    f = synk.function([], [(a, "gather"), (b, "gather")], updates=[(a, b), (b, a)])
-    for call in range(1, 4):
-        f()
-        for rank in range(n):
-            swapped = (rank, -rank - 1)[:: -1 if call % 2 else 1]
-            np.testing.assert_array_equal(synk.get_value(rank, a), np.full(3, swapped[0]))
-            np.testing.assert_array_equal(synk.get_value(rank, b), np.full(3, swapped[1]))
-    synk.all_reduce([a, b], op="sum")
-    f()
-    np.testing.assert_array_equal(a.get_value(), np.full(3, n * (n - 1) / 2))
+    ranks_have(synk, n, s, np.full_like(rows, -7))
 
 
 @pytest.mark.parametrize("size", [16, 300_000])
@@ -121,13 +62,12 @@ def test_the_caller_may_write_to_inputs_as_soon_as_a_call_returns(synk, n, place
         source[:] = rows
         if call % 3:
             f(source)
-            expected += [np.tanh(part).sum(axis=0) for part in shares(exact(rows), n)]
+            expected += [np.tanh(part).sum(axis=0) for part in np.array_split(exact(rows), n)]
         else:
             f(source, batch=np.arange(2 * n)[::-1])
-            expected += [np.tanh(part).sum(axis=0) for part in shares(exact(rows)[::-1], n)]
+            expected += [np.tanh(part).sum(axis=0) for part in np.array_split(exact(rows)[::-1], n)]
         source[:] = np.nan
-    for got, want in zip(on_all(synk, n, s), expected):
-        same(got, want, "float32")
+    ranks_have(synk, n, s, list(expected), "float32")
 
 
 def test_no_update_is_lost_between_calls_and_collectives(synk, n, place):
@@ -143,5 +83,4 @@ def test_no_update_is_lost_between_calls_and_collectives(synk, n, place):
         synk.all_reduce(g, op="avg")
         h()
         expected += (call + 1) * (n + 1) / 2
-    for got in on_all(synk, n, s):
-        same(got, np.full(size, float(expected)), "float32")
+    ranks_have(synk, n, s, np.full(size, float(expected)), "float32")

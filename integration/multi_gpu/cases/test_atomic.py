@@ -8,7 +8,7 @@ import cloudpickle
 import numpy as np
 import pytest
 import theano.tensor as T
-from _lib import exact, on_all, same, shared, spread, still_there, values
+from _lib import exact, on_all, ranks_have, same, shared, spread, still_there, values
 from theano.compile.ops import as_op
 
 # Workers cannot import the tests' modules.
@@ -58,10 +58,8 @@ def test_a_failed_call_leaves_all_variables_as_they_were(synk, n, place, refused
     for rank in range(n):
         internal = w.get_value(borrow=True, return_internal_type=True)
         refused(f, bad_rows(rows, rank, n), num_slices=num_slices)
-        for got, want in zip(on_all(synk, n, w), held):
-            np.testing.assert_array_equal(got, want)
-        for got in on_all(synk, n, v):
-            np.testing.assert_array_equal(got, 0)
+        ranks_have(synk, n, w, held)
+        ranks_have(synk, n, v, 0)
         assert w.get_value(borrow=True, return_internal_type=True) is internal
     still_there(w, place)
     total, gathered = f(rows, num_slices=num_slices)
@@ -101,11 +99,9 @@ def test_a_failed_step_leaves_all_variables_as_they_were(synk, n, place, refused
     ]
 
     def unchanged():
-        for variable, values_held in ((w, held), (g, held_g)):
-            for rank, (got, want) in enumerate(zip(on_all(synk, n, variable), values_held)):
-                np.testing.assert_array_equal(got, want, err_msg=f"{variable} of rank {rank}")
-        for got in on_all(synk, n, other):
-            np.testing.assert_array_equal(got, 1)
+        ranks_have(synk, n, w, held)
+        ranks_have(synk, n, g, held_g)
+        ranks_have(synk, n, other, 1)
 
     for k, collective in enumerate(collectives):
         rank = k % n
@@ -121,10 +117,8 @@ def test_a_failed_step_leaves_all_variables_as_they_were(synk, n, place, refused
     refused(synk.step, delayed.all_reduce([w, g], op="sum"), fail.delayed(bad_rows(rows, 0, n)))
     unchanged()
     synk.step(delayed.all_reduce([w, g], op="sum"), fail.delayed(rows))
-    for got in on_all(synk, n, w):
-        same(got, sum(map(exact, held)), "float32")
-    for got in on_all(synk, n, g):
-        same(got, sum(map(exact, held_g)) - 1, "float32")
+    ranks_have(synk, n, w, sum(map(exact, held)), "float32")
+    ranks_have(synk, n, g, sum(map(exact, held_g)) - 1, "float32")
     still_there(w, place)
 
 
@@ -150,80 +144,4 @@ def test_a_collective_leaves_the_array_that_was_there(synk, n, place):
             if k % 2:
                 synk.set_value(n - 1, s, held[-1])
                 expected[-1] = exact(held[-1])
-            for got, want in zip(on_all(synk, n, s), expected):
-                same(got, want, "float32")
-
-
-class Program:
-    """Three variables, two functions, and the same in NumPy: `state[k][r]` is rank r's value."""
-
-    def __init__(self, synk, n, seed, place):
-        self.synk, self.n = synk, n
-        self.random = np.random.RandomState(seed)
-        made = [
-            spread(synk, n, values("float32", (5, k + 1), seed), where, name)
-            for k, (name, where) in enumerate(zip("abc", [place, place, "host"]))
-        ]
-        self.variables = [variable for variable, _ in made]
-        self.state = [[exact(value) for value in held] for _, held in made]
-        a, b, c = self.variables
-        x = T.fmatrix("x")
-        self.halve = synk.function(
-            [x], updates=[(a, a * 0.5 + x.mean()), (c, c * 0.25 + b.mean())], proof=False
-        )
-        mean = a.sum(axis=0).mean()
-        self.mix = synk.function([], [(a.sum(), "sum")], updates=[(b, b * 0.5 + mean)], proof=False)
-        self.fail = synk.function([x], picky(x * 1).mean(), updates=[(a, -a)], proof=False)
-        self.rows = values("float32", (2 * n, 3), seed)
-
-    def halved(self, old):
-        a, b, c = old
-        shares = np.array_split(exact(self.rows), self.n)
-        new_a = [v * 0.5 + share.mean() for v, share in zip(a, shares)]
-        return [new_a, b, [v * 0.25 + w.mean() for v, w in zip(c, b)]]
-
-    def mixed(self, old):
-        a, b, c = old
-        return [a, [w * 0.5 + v.sum(axis=0).mean() for v, w in zip(a, b)], c]
-
-    def any_act(self):
-        """An act of a step, and what it makes of the state."""
-        kind = self.random.randint(5)
-        if kind == 0:
-            return self.halve.delayed(self.rows), self.halved
-        if kind == 1:
-            return self.mix.delayed(), self.mixed
-        # Some in one place, or of both.
-        which = [[0], [1], [0, 1], [2], [0, 2], [0, 1, 2]][self.random.randint(6)]
-        chosen = [self.variables[k] for k in which]
-        delayed = self.synk.delayed
-        act, combine = {
-            2: (delayed.broadcast(chosen), lambda held: held[0]),
-            3: (delayed.all_reduce(chosen, op="max"), lambda held: np.max(held, axis=0)),
-            4: (delayed.all_reduce(chosen, op="avg"), lambda held: np.mean(held, axis=0)),
-        }[kind]
-
-        def apply(old):
-            return [[combine(held)] * self.n if k in which else held for k, held in enumerate(old)]
-
-        return act, apply
-
-
-@pytest.mark.parametrize("seed", [0, 1])
-def test_random_steps_are_done_whole_or_not_at_all(synk, n, seed, refused, device_set):
-    """Calls and collectives in any order, a rank failing in every third step; and in NumPy."""
-    program = Program(synk, n, seed, "host" if device_set.kind == "cpu" else "device")
-    random = program.random
-    for number in range(30):
-        acts, effects = zip(*(program.any_act() for _ in range(random.randint(1, 5))))
-        if number % 3 == 2:
-            where = random.randint(len(acts) + 1)
-            bad = program.fail.delayed(bad_rows(program.rows, random.randint(n), n))
-            refused(synk.step, *acts[:where], bad, *acts[where:])
-        else:
-            synk.step(*acts)
-            for effect in effects:
-                program.state = effect(program.state)
-        for variable, held in zip(program.variables, program.state):
-            for rank, (got, want) in enumerate(zip(on_all(synk, n, variable), held)):
-                same(got, want, "float32", f"step {number}: {variable} of rank {rank}")
+            ranks_have(synk, n, s, expected, "float32")

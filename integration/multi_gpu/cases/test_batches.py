@@ -1,53 +1,23 @@
-"""Which rows are used: `batch`, `batch_s`, `num_slices`, `Data` and arrays."""
+"""Rows of arrays on devices: `batch_s` and `num_slices`."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import theano.tensor as T
-from _lib import exact, needs_reductions, same, shared, shares, still_there, values
-
-LENGTH = 23
-BATCHES = [
-    None,
-    slice(20, 4, -2),
-    [5, 0, 0, 3, -1],
-    np.arange(LENGTH) % 3 == 0,
-    [],
-]
+from _lib import exact, needs_reductions, same, shared, still_there, values
 
 
 def chosen_by(batch, value):
-    if batch is None:
-        return value
     return value[np.array(batch, int) if isinstance(batch, list) else batch]
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16", "int32"])
-@pytest.mark.parametrize("batch", BATCHES, ids=lambda batch: str(batch)[:24])
-def test_batches_select_rows(synk, n, device_set, dtype, batch):
-    needs_reductions(device_set, dtype)
-    x, y = T.TensorType(dtype, (False, False))("x"), T.TensorType(dtype, (False,))("y")
-    f = synk.function([x, y], [((x + x).sum(axis=0), "sum"), (x * 2, "gather"), (y + y, "gather")])
-    rows, more = values(dtype, (LENGTH, 3)), values(dtype, (LENGTH,), 1)
-    chosen, other = chosen_by(batch, rows), chosen_by(batch, more)
-    for a, b in ((rows, more), (synk.data(rows), synk.data(more)), (rows, synk.data(more))):
-        for num_slices in (1, 2):
-            total, doubled, ys = f(a, b, batch=batch, num_slices=num_slices)
-            assert f.rows == tuple(len(share) for share in shares(chosen, n))
-            same(total, 2 * exact(chosen).sum(axis=0))
-            same(doubled, 2 * exact(chosen), dtype)
-            same(ys, 2 * exact(other), dtype)
 
 
 # Of the lengths of the ranks' rows: one for all ranks, and others.
 FOR_ALL = {
-    "all": lambda lengths: None,
     "steps": lambda lengths: slice(None, None, -2),
     "indexes": lambda lengths: [0, min(lengths) - 1, 0],
 }
 FOR_EACH = {
-    "a range": lambda lengths: [slice(r % 2, k) for r, k in enumerate(lengths)],
     "masks": lambda lengths: [np.arange(k) % 2 == 0 for k in lengths],
     "uneven": lambda lengths: [[0, 1, 1, 2, 0]] + [[0]] * (len(lengths) - 1),
     "none on the last": lambda lengths: [[0, 1]] + [[]] * (len(lengths) - 1),
@@ -70,7 +40,7 @@ def test_rows_of_resident_data_are_selected_on_each_rank(synk, n, place, dtype, 
         sliceable_shareds=[s_x, s_y],
     )  # fmt: skip
     synk.scatter([s_x, s_y], [rows, labels])
-    held, marks = shares(rows, n), shares(labels, n)
+    held, marks = np.array_split(rows, n), np.array_split(labels, n)
     lengths = [len(part) for part in held]
     selection = {**FOR_ALL, **FOR_EACH}[kind](lengths)
     parts = [selection] * n if kind in FOR_ALL else selection
@@ -108,7 +78,7 @@ def test_updates_accumulate_over_slices_by_their_ops(synk, n, device_set, place,
         for num_slices in (1, 3, 7):
             synk.broadcast(list(targets.values()), [start] * len(ops))
             same(f(rows, num_slices=num_slices), exact(rows).mean(), dtype)
-            for rank, part in enumerate(shares(exact(rows), n)):
+            for rank, part in enumerate(np.array_split(exact(rows), n)):
                 for op, target in targets.items():
                     want = ops[op][1](part) if len(part) else exact(start)
                     what = f"{op}, {count} rows, {num_slices} slices, rank {rank}"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from _lib import on_all, same, shared, values
+from _lib import ranks_have, same, shared, values
 
 from synkhronos.extensions import updates
 from synkhronos.extensions.train import make_train_function
@@ -51,8 +51,7 @@ def test_each_call_gets_its_own_rows(synk, n, place, form):
         same(whole, data[rows[i]].sum(dtype="float64"))
         expected += data[rows[i]].sum(axis=0)
     synk.all_reduce(total, op="sum")
-    for value in on_all(synk, n, total):
-        same(value, expected)
+    ranks_have(synk, n, total, expected, "float32")
 
 
 @pytest.mark.parametrize("form", ["rows", "arrays"])
@@ -74,8 +73,7 @@ def test_training_steps_are_those_of_calls(synk, n, form):
             losses = list(train.steps(synk.data(data), synk.data(labels), rows))
         else:
             losses = list(train.steps((data[batch], labels[batch]) for batch in rows))
-        for value in on_all(synk, n, w):
-            same(value, on_all(synk, n, w)[0])
+        ranks_have(synk, n, w, synk.get_value(0, w), "float32")
         trained.append((losses, synk.get_value(0, w)))
     same(np.array(trained[1][0]), np.array(trained[0][0]))
     same(trained[1][1], trained[0][1])

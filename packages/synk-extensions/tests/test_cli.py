@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import signal
 import subprocess
 import sys
-from importlib.metadata import version
 
 import pytest
 from _cli import command, invoke
 
 import synk_testing
-from synk_testing.engine import IS_THEANO
 from synkhronos_cli import _programs, _terminal
 
 COMMANDS = ("doctor", "demo", "run", "clean")
-
-
-# ---- all commands ------------------------------------------------------------------------------
+NO_HOSTS = ("a:0", "a:b", "a:4,,b", "-x:2", "a;b", "a:-1")
 
 
 def test_help_names_every_command():
@@ -32,6 +27,13 @@ def test_help_names_every_command():
         assert help_.exit_code == 0
         assert f"\n  synkhronos {name}" in help_.stdout, "an example"
     assert "synkhronos doctor  " in done.stdout, "an example"
+    assert invoke("--version").stdout.startswith("synkhronos")
+
+
+def test_closed_streams():
+    code = "import os, sys; os.close(1); os.close(2); os.execv(sys.executable, sys.argv[1:])"
+    words = [sys.executable, "-c", code, sys.executable, "-m", "synkhronos_cli", "demo"]
+    assert subprocess.run(words, capture_output=True, timeout=60).returncode == 0
 
 
 def test_in_a_pipe_no_path_is_broken_into_lines(monkeypatch, capsys):
@@ -55,6 +57,11 @@ def test_a_mistake_is_reported_in_one_line():
         ("clean --nothing", "--nothing"),
         ("cure", "'cure'"),
         ("train.py", "got train.py, expected a command: synkhronos run train.py"),
+        ("run", "no SCRIPT: synkhronos run train.py"),
+        ("run no_such.py", "no such script: no_such.py"),
+        ("run .", ". is a folder"),
+        ("run --hosts a:2", "no SCRIPT"),
+        *((f"run --hosts {hosts} train.py", f"--hosts {hosts}: got '") for hosts in NO_HOSTS),
     ):
         done = invoke(*words.split())
         assert (done.exit_code, done.stdout) == (2, "")
@@ -72,9 +79,6 @@ def test_the_start_imports_nothing_heavy():
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-
-
-# ---- demo --------------------------------------------------------------------------------------
 
 
 def test_demos_are_listed_and_there():
@@ -149,7 +153,7 @@ def test_the_status_is_there_where_ended_children_are_ignored(tmp_path):
 
 STARTS = """
 import sys
-from synkhronos_cli import _app, _probe, _report
+from synkhronos_cli import _app, _probe
 
 CODE = '''
 import os, subprocess, sys, time
@@ -159,31 +163,22 @@ if "alone" not in sys.argv:
 os.write(fd, b"x")
 time.sleep(600)
 '''
-words = ["-c", CODE, *sys.argv[2:]]
-_app._app = lambda prog_name: {
-    "probe": lambda: _probe._answer(words, 600),
-    "fix": lambda: _report._run([sys.executable, *words]),
-}[sys.argv[1]]()
+_app._app = lambda prog_name: _probe.ask_python(["-c", CODE, *sys.argv[1:]], 600)
 _app.main()
 """
 
 
-@pytest.mark.parametrize(
-    "how, number",
-    [
-        ("probe", signal.SIGTERM),
-        ("probe", signal.SIGKILL),
-        pytest.param("probe", signal.SIGHUP, marks=pytest.mark.nightly),
-        pytest.param("fix", signal.SIGTERM, marks=pytest.mark.nightly),
-    ],
-)
-def test_what_a_command_has_started_ends_with_it(tmp_path, how, number):
+HANG_UP = pytest.param(signal.SIGHUP, marks=pytest.mark.nightly)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, HANG_UP])
+def test_what_a_command_has_started_ends_with_it(tmp_path, number):
     """Also what that has started, but after SIGKILL."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
     alone = ["alone"] if number == signal.SIGKILL else []
-    with synk_testing.Program(["-c", STARTS, how, *alone, str(fifo)]) as program:
+    with synk_testing.Program(["-c", STARTS, *alone, str(fifo)]) as program:
         assert select.select([reader], [], [], 60)[0]
         assert os.read(reader, 9) == b"x"
         program.send_signal(number)
@@ -192,20 +187,3 @@ def test_what_a_command_has_started_ends_with_it(tmp_path, how, number):
         assert select.select([reader], [], [], 60)[0]
         assert os.read(reader, 9) == b""
     os.close(reader)
-
-
-# ---- with PyTensor -----------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(IS_THEANO, reason="PyTensor only")
-def test_the_doctor_examines_pytensor_and_nothing_of_theanos():
-    done = command("doctor", "--json")
-    report = json.loads(done.stdout)
-    assert (done.returncode, done.stderr) == (0, "")
-    found = {item["name"]: item for item in report["sections"]["Software"]}
-    assert found["PyTensor"]["found"].startswith(version("pytensor"))
-    assert not {"Theano", "BLAS"} & set(found)
-    assert found["Lasagne"]["state"] == "good"
-    assert "its extra installs nothing here" in found["Lasagne"]["found"]
-    (gpus,) = report["sections"]["GPUs"]
-    assert gpus["found"].startswith("not looked for: PyTensor has no back end for them")

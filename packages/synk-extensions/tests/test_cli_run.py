@@ -30,8 +30,6 @@ def script(tmp_path):
     return write
 
 
-# ---- without a launcher ------------------------------------------------------------------------
-
 SHOW = """
 import os, sys, beside
 import __main__
@@ -108,21 +106,6 @@ def test_workers_of_one_machine_are_started_without_a_launcher(script):
     assert (done.status, done.out) == (0, "2\n10.0\n"), done.err
 
 
-def test_a_mistake_is_reported_in_one_line():
-    for words, complaint in (
-        ("", "no SCRIPT: synkhronos run train.py"),
-        ("no_such.py", "no such script: no_such.py"),
-        (".", ". is a folder"),
-        ("--hosts a:2", "no SCRIPT"),
-    ):
-        done = invoke("run", *words.split())
-        assert (done.exit_code, done.stdout) == (2, "")
-        assert done.stderr.startswith(f"synkhronos: {complaint}")
-        assert done.stderr.count("\n") == 1
-
-
-# ---- --hosts -----------------------------------------------------------------------------------
-
 HYDRA = "HYDRA build details:\n    Version:                                 5.0.2"
 OPEN_MPI = "mpiexec (Open MPI) 5.0.11"
 RUNNING = [sys.executable, "-m", "synkhronos._running"]
@@ -171,15 +154,6 @@ def test_hosts_by_each_launcher(launchers):
     assert started("a:4,b:4", "-m", "train", "x") == [*of_open_mpi, *RUNNING, "-m", "train", "x"]
 
 
-def test_hosts_that_are_none(launchers):
-    launchers("mpiexec", HYDRA)
-    for hosts in ("a:0", "a:b", "", "a:4,,b", "-x:2", "a;b", "a:-1", "a b:2"):
-        done = invoke("run", "--hosts", hosts, "train.py")
-        assert (done.exit_code, done.stdout) == (2, "")
-        assert done.stderr.startswith(f"synkhronos: --hosts {hosts}: got '"), done.stderr
-        assert done.stderr.endswith("expected a host and its ranks, as in a:4\n")
-
-
 def test_hosts_that_no_launcher_can_use(launchers, monkeypatch, tmp_path):
     for name in NO_LAUNCHER:
         monkeypatch.delenv(name, raising=False)
@@ -203,46 +177,39 @@ def test_hosts_that_no_launcher_can_use(launchers, monkeypatch, tmp_path):
     assert "each host needs as many ranks as the others" in refused("a:2,b:1")
 
 
-# ---- ranks of a launcher -----------------------------------------------------------------------
+needs_mpi = pytest.mark.skipif(bool(synk_testing.why_no_mpi()), reason=synk_testing.why_no_mpi())
 
 
-@pytest.fixture(scope="module")
-def mpiexec():
-    """The words that start two ranks on two hosts, as MPICH and the ranks believe."""
-    problem = synk_testing.why_no_mpi()
-    if problem:
-        pytest.skip(problem)
-    return synk_testing.job_command(2, 1)
+def job(*words):
+    """Return a program of Python's words that runs on two hosts, as MPICH and the ranks believe."""
+    environment = {**SETTINGS, "SYNKHRONOS_N_PARALLEL": None}
+    how = {"environment": environment, "limit_s": LIMIT_S, "stacks": False}
+    return synk_testing.mpi_job([*map(str, words)], size=2, **how)
 
 
-def job(mpiexec, *words, **how):
-    """Return a program of Python's words that runs on both ranks."""
-    environment = {**SETTINGS, "SYNKHRONOS_N_PARALLEL": None, "UCX_LOG_LEVEL": "error"}
-    how = {"environment": environment, "limit_s": LIMIT_S, "stacks": False, **how}
-    return synk_testing.Program([str(word) for word in words], prefix=mpiexec, **how)
-
-
-def ended(mpiexec, *words):
+def ended(*words):
     """Run a job to its end. Nothing of it may be left then."""
-    with job(mpiexec, *words) as program:
+    with job(*words) as program:
         return program.finish()
 
 
 RUN = ("-m", "synkhronos_cli", "run")
 
 
-def test_a_script_that_never_forks_runs_once(mpiexec, script):
-    done = ended(mpiexec, *RUN, script("import sys\nprint(sys.argv)\nsys.exit(3)\n"), "x")
+@needs_mpi
+def test_a_script_that_never_forks_runs_once(script):
+    done = ended(*RUN, script("import sys\nprint(sys.argv)\nsys.exit(3)\n"), "x")
     assert done.status == 3, done.err
     assert len(done.out.splitlines()) == 1
     assert "'x']" in done.out
 
 
+@needs_mpi
 @pytest.mark.parametrize("forks", [True, pytest.param(False, marks=pytest.mark.nightly)])
-def test_an_error_of_the_script_ends_the_job(mpiexec, script, forks):
+def test_an_error_of_the_script_ends_the_job(script, forks):
     fork = "import synkhronos as synk\nsynk.fork(verbose=False)\n" if forks else ""
     path = script(f"{fork}raise ValueError('mine')\n")
-    done = ended(mpiexec, *RUN, path)
+    done = ended(*RUN, path)
     assert done.status == 1, done.err
     assert done.err.count("ValueError: mine") == 1
     shown = re.findall(r'^  File "(.*)", line', done.err, re.MULTILINE)
@@ -280,8 +247,9 @@ def segments(pids):
     return set(re.findall(r"/dev/shm/synk\S+", maps))
 
 
-def test_a_script_that_forks_twice_runs_on_rank_0_alone(mpiexec, script):
-    with job(mpiexec, *RUN, script(TWICE), "x") as program:
+@needs_mpi
+def test_a_script_that_forks_twice_runs_on_rank_0_alone(script):
+    with job(*RUN, script(TWICE), "x") as program:
         assert [program.line() for _ in range(3)] == ["above ['x']", RESULT, RESULT]
         used = segments(program.members())
         done = program.finish("")

@@ -20,56 +20,49 @@ import json
 def answer(**values):
     print("\\n" + json.dumps(values), flush=True)
 """
+TIMEOUT_S = 60.0
+"""Until a program is killed, with all that it has started."""
+
 _LONGEST_ERROR = 400  # characters
 _PR_SET_PDEATHSIG = 1
+_SIGNALS = {one.value: one.name for one in signal.Signals}
 
 
-def ask(code: str, timeout_s: float) -> Answer:
-    """Run Python code that calls ``answer(name=value, ...)`` once; return the values.
-
-    Args:
-        code: Source, in which ``answer`` is defined and takes values of JSON's types.
-        timeout_s: Seconds until it is killed, with all that it has started.
-    """
-    return _answer(["-c", _ANSWER + code], timeout_s)
+def ask(code: str, timeout_s: float = TIMEOUT_S) -> Answer:
+    """Run Python code that calls ``answer(name=value, ...)`` once; return the values."""
+    return ask_python(["-c", _ANSWER + code], timeout_s)
 
 
-def ask_module(arguments: List[str], timeout_s: float) -> Answer:
-    """Run ``python -m ...``, which prints a JSON object; return it."""
-    return _answer(["-m", *arguments], timeout_s)
-
-
-def _answer(arguments: List[str], timeout_s: float) -> Answer:
-    output, errors, problem = _ended([sys.executable, *arguments], timeout_s)
+def ask_python(arguments: List[str], timeout_s: float = TIMEOUT_S) -> Answer:
+    """Run ``python`` with these arguments, which prints a JSON object; return it."""
+    output, errors, problem = output_of([sys.executable, *arguments], timeout_s)
     text = f"\n{output}"
     try:
-        values, _ = json.JSONDecoder().raw_decode(text, text.rindex("\n{") + 1)
+        return dict(json.JSONDecoder().raw_decode(text, text.rindex("\n{") + 1)[0])
     except ValueError:
         return {"problem": problem or _how_it_ended(0, errors)}
-    return dict(values)
 
 
-def output_of(command: List[str], timeout_s: float) -> Tuple[str, str]:
-    """Run another program; return what it prints, and "" or what went wrong."""
-    output, errors, problem = _ended(command, timeout_s)
-    return output + errors, problem
-
-
-def _ended(command: List[str], timeout_s: float) -> Tuple[str, str, str]:
+def output_of(command: List[str], timeout_s: float) -> Tuple[str, str, str]:
     """Run a program to its end; return its output, its errors, and "" or what went wrong."""
     # Files, not pipes: a process that a killed probe has started could keep a pipe open.
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         env = {**os.environ, "PYTHONIOENCODING": "utf-8"}
-        # The descriptors that a launcher gave to this process show a probe that there is one.
-        how = {"env": env, "stdout": output, "stderr": errors, "close_fds": False}
         try:
-            status = run_to_end(command, timeout_s, **how)
+            # The descriptors that a launcher gave to this process show a probe that there is one.
+            status = run_to_end(
+                command, timeout_s, env=env, stdout=output, stderr=errors, close_fds=False
+            )
         except subprocess.TimeoutExpired:
             return "", "", f"no answer in {timeout_s:g} s"
         except OSError as error:
             return "", "", f"could not be started: {error}"
-        printed, complaint = _text(output), _text(errors)
-        return printed, complaint, _how_it_ended(status, complaint or printed) if status else ""
+        texts = []
+        for file in (output, errors):
+            file.seek(0)
+            texts.append(file.read().decode(errors="replace"))
+    printed, complaint = texts
+    return printed, complaint, _how_it_ended(status, complaint or printed) if status else ""
 
 
 def run_to_end(command: List[str], timeout_s: Optional[float] = None, **how: Any) -> int:
@@ -82,8 +75,7 @@ def run_to_end(command: List[str], timeout_s: Optional[float] = None, **how: Any
         subprocess.TimeoutExpired: It was killed, with all that it has started.
         OSError: It could not be started.
     """
-    parent = os.getpid()
-    prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else lambda *_: None
+    parent, prctl = os.getpid(), ctypes.CDLL(None).prctl
 
     def prepare() -> None:
         prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
@@ -100,17 +92,10 @@ def run_to_end(command: List[str], timeout_s: Optional[float] = None, **how: Any
             process.wait()
 
 
-def _text(file: Any) -> str:
-    file.seek(0)
-    return str(file.read().decode(errors="replace"))
-
-
 def _how_it_ended(status: int, printed: str) -> str:
     """Return the signal, the last line or the exit status with which a program ended."""
     if status < 0:
-        try:
-            return f"died of {signal.Signals(-status).name}"
-        except ValueError:
-            return f"died of signal {-status}"
-    lines = [line.strip() for line in printed.splitlines() if line.strip()]
-    return lines[-1][:_LONGEST_ERROR] if lines else f"ended with status {status} and no message"
+        return f"died of {_SIGNALS.get(-status, f'signal {-status}')}"
+    lines = printed.split("\n")
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return last[:_LONGEST_ERROR] or f"ended with status {status} and no message"

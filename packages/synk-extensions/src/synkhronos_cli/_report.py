@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import sys
 from dataclasses import asdict, dataclass, field
@@ -11,7 +10,7 @@ from typing import Any
 
 import click
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from ._probe import run_to_end
 from ._terminal import console
@@ -19,21 +18,19 @@ from ._terminal import console
 GOOD, WARNING, MISSING = "good", "warning", "missing"
 _SIGNS = {GOOD: "[green]good[/]", WARNING: "[yellow]warning[/]", MISSING: "[red]missing[/]"}
 
-# Cures that need neither root nor an answer: a whole command, and nothing after it.
-_COMMAND = re.compile(r"(pip install|python -m synk_theano_compat --install|synkhronos clean)\b")
-_MODULES = {"pip": ["-m", "pip"], "synkhronos": ["-m", "synkhronos_cli"], "python": []}
+# The beginnings of cures that need neither root nor an answer, as this Python runs them.
+_FIXES = {
+    "pip install ": ["-m", "pip"],
+    "python -m synk_theano_compat --install": [],
+    "synkhronos clean": ["-m", "synkhronos_cli"],
+}
 
 
 @dataclass(frozen=True)
 class Item:
-    """One thing that was examined.
+    """One thing that was examined: what was found, in words, and what to do if it is not good.
 
-    Args:
-        name: Such as ``cuDNN``.
-        state: ``good``; ``warning`` if it works but could be better; ``missing`` if this machine
-            needs it, and it is absent or does not work.
-        found: What was found, in words.
-        cure: The command to type, or what else to do, if it is not good.
+    It is ``missing`` if this machine needs it and it does not work; a ``warning`` could be better.
     """
 
     name: str
@@ -42,17 +39,22 @@ class Item:
     cure: str = ""
 
     @property
+    def is_missing(self) -> bool:
+        """Whether this machine needs it, and does not have it."""
+        return self.state == MISSING
+
+    @property
     def fix(self) -> list[str]:
         """The cure as a command line with this Python; empty if a person has to do it."""
-        if self.state == GOOD or not _COMMAND.match(self.cure):
-            return []
-        program, *rest = shlex.split(self.cure)
-        return [sys.executable, *_MODULES[program], *rest]
+        for beginning, words in _FIXES.items() if self.state != GOOD else ():
+            if self.cure.startswith(beginning):
+                return [sys.executable, *words, *shlex.split(self.cure)[1:]]
+        return []
 
 
-def needed(name: str, problem: str, cure: str, found: str) -> Item:
-    """Return the item of something that this machine needs: missing if there is a problem."""
-    return Item(name, MISSING, problem, cure) if problem else Item(name, GOOD, found)
+def checked(name: str, found: str, problem: str, cure: str, state: str = MISSING) -> Item:
+    """Return a good item; if there is a problem, one of this state that shows it, and a cure."""
+    return Item(name, state, problem, cure) if problem else Item(name, GOOD, found)
 
 
 @dataclass
@@ -65,21 +67,17 @@ class DoctorReport:
     @property
     def broken(self) -> list[str]:
         """The names of what is needed and missing."""
-        return [item.name for item in self._items if item.state == MISSING]
+        return [one.name for items in self.sections.values() for one in items if one.is_missing]
 
     @property
     def fixes(self) -> dict[str, list[str]]:
         """The commands that need no root, by the cures that are printed."""
-        return {item.cure: item.fix for item in self._items if item.fix}
-
-    @property
-    def _items(self) -> list[Item]:
-        return [item for items in self.sections.values() for item in items]
+        return {one.cure: one.fix for items in self.sections.values() for one in items if one.fix}
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as values for JSON."""
         sections = {
-            name: [{**asdict(item), "needed": item.state == MISSING} for item in items]
+            name: [{**asdict(item), "needed": item.is_missing} for item in items]
             for name, items in self.sections.items()
         }
         return {"ok": not self.broken, "sections": sections, "flags": self.flags}
@@ -87,16 +85,16 @@ class DoctorReport:
     def print_table(self) -> None:
         """Print the report for people: a table for each section, the flags, the verdict."""
         out = console()
-        for name, items in self.sections.items():
-            table = _table(name, "", "", "found")
+        flags = [
+            Item(name, GOOD, f"{flag['value']}, set by {flag['set_by']}")
+            for name, flag in self.flags.items()
+        ]
+        for title, items in [*self.sections.items(), *([("Theano's flags", flags)] * bool(flags))]:
+            columns = [Column(name, overflow="fold") for name in ("", "", "found")]
+            table = Table(*columns, title=title, title_justify="left", box=None, pad_edge=False)
             for item in items:
                 cure = f"\n[cyan]-> {escape(item.cure)}[/]" if item.cure else ""
                 table.add_row(_SIGNS[item.state], escape(item.name), escape(item.found) + cure)
-            out.print(table, "")
-        if self.flags:
-            table = _table("Theano's flags", "flag", "value", "set by")
-            for name, flag in self.flags.items():
-                table.add_row(escape(name), escape(flag["value"]), escape(flag["set_by"]))
             out.print(table, "")
         if self.broken:
             out.print(f"[red]Needed, and missing or broken: {escape(', '.join(self.broken))}[/]")
@@ -106,28 +104,15 @@ class DoctorReport:
             out.print("synkhronos doctor --fix fixes what it can without root.")
 
 
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table
-
-
 def run_fixes(commands: dict[str, list[str]], *, yes: bool) -> bool:
-    """List the commands, ask, and run them in order; return False if none was run.
+    """List the `fixes` of a report, ask unless `yes`, run them; return False if none was run.
 
     All messages, and the commands' output, go to standard error: standard output is for the report.
-
-    Args:
-        commands: The `fixes` of a report.
-        yes: Do not ask.
     """
     if not commands:
         click.echo("There is nothing to fix without root.", err=True)
         return False
-    click.echo("Fixes that need no root:", err=True)
-    for shown in commands:
-        click.echo(f"  {shown}", err=True)
+    click.echo("\n  ".join(["Fixes that need no root:", *commands]), err=True)
     try:
         if not yes and not click.confirm("Apply them?", err=True):
             return False
@@ -136,17 +121,7 @@ def run_fixes(commands: dict[str, list[str]], *, yes: bool) -> bool:
         return False
     for shown, command in commands.items():
         click.echo(f"$ {shown}", err=True)
-        failure = _run(command)
-        if failure:
-            click.echo(f"  failed: {failure} ({shlex.join(command)})", err=True)
-    return True
-
-
-def _run(command: list[str]) -> str:
-    try:
-        # Descriptor 2: its output goes to standard error, like the messages above.
         env = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-        status = run_to_end(command, stdout=2, env=env)
-    except OSError as error:
-        return str(error)
-    return f"status {status}" if status else ""
+        if status := run_to_end(command, stdout=2, env=env):  # 2: standard error
+            click.echo(f"  failed: status {status} ({shlex.join(command)})", err=True)
+    return True
