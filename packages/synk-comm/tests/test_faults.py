@@ -270,7 +270,8 @@ def test_whatever_happens(backend, call, victim, fault, moment, tmp_path):
             continue
         if fault == "stop":
             assert kind in ("CommTimeout", "AbortedError"), text
-            assert "CommTimeout" in text or victim in waited_for([(value, 0)]), text
+            # One may wait for another, which waits for the victim.
+            assert "CommTimeout" in text or waited_for([(value, 0)]) - {rank}, text
             continue
         if call == "send and recv":  # a peer that was let go ends, too, before the next looks
             assert blamed != rank, text

@@ -81,6 +81,7 @@ def test_bad_shapes_and_settings_are_refused(pair):
         (InputValueError, "non-negative", lambda: data.set_shape((2, -1))),
         (InputValueError, "expected 2", lambda: data.set_shape((2,))),
         (InputValueError, "oversize", lambda: data.set_value(np.zeros((9, 9)), oversize=0.5)),
+        (InputValueError, "address space", lambda: data.set_length(10**308, oversize=1e308)),
         (InputTypeError, "scalar", lambda: pair.data(1.0).set_length(3)),
         (SynkError, "a NumPy dtype", lambda: pair.data(dtype="nonsense", ndim=1)),
         (SynkError, "numbers or booleans", lambda: pair.data("abc")),

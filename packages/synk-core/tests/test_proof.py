@@ -23,6 +23,7 @@ from synk_core import (
     WorkerFailed,
     in_graph,
 )
+from synk_core._rank.proof import PreparedProof
 from synk_core._watch.proof.report import measure
 from synk_core.engine import TITLE, Assert
 from synk_core.exceptions import InputTypeError, InputValueError
@@ -201,11 +202,33 @@ def test_flags_that_no_collective_combines(pair):
         )
 
 
+def test_ctrl_c_while_ranks_compare_comes_before_all_rows_are_computed(pair, monkeypatch):
+    computed = []
+
+    @as_op([T.dmatrix], [T.dmatrix])
+    def noted(values):
+        computed.append(len(values))
+        return values
+
+    def struck(proof, compare=PreparedProof._compare_code):
+        compare(proof)
+        signal.raise_signal(signal.SIGINT)
+
+    f = pair.function([x], (noted(x), "gather"))
+    with monkeypatch.context() as patch:
+        patch.setattr(PreparedProof, "_compare_code", struck)
+        with pytest.raises(KeyboardInterrupt):
+            f(rows(8))
+    assert computed == []
+    np.testing.assert_array_equal(f(rows(8)), rows(8))
+
+
 def test_what_cannot_be_proved_is_said_once_and_computed(pair):
     total = in_graph.all_reduce(opaque(x).sum(), "sum")
-    sliced = pair.function([x], (opaque(x) * total, "gather"))
-    with pytest.warns(ProofWarning, match="not compared: in-graph reductions"):
-        sliced(rows(8), num_slices=2)
+    for value in (opaque(x), x):  # the graph shows the second to be exact, but for slices
+        sliced = pair.function([x], (value * total, "gather"))
+        with pytest.warns(ProofWarning, match="not compared: in-graph reductions"):
+            sliced(rows(8), num_slices=2)
 
     @as_op([T.dmatrix], [T.dmatrix])
     def choosy(values):
@@ -456,12 +479,14 @@ def test_givens_subsets_and_kinds_of_numbers(pair):
         (k.prod(dtype="int32"), "prod"),
         (x.sum(axis=1).astype("complex128") * 1j).mean(),
         (x.std(axis=0), "avg"),
+        (x.shape[0], None),
     ]
     updates = [(count, T.cast(k.sum(), "int8"), "sum")]
     f = pair.function([x, k], outputs, updates=updates, givens={s: s * 3}, **FAST)
     k_value = np.arange(1, 8, dtype="int32") * 40  # the sum does not fit into an int8
-    report = right(pair, f, rows(7), k_value, output_subset=[3, 0, 2, 1])
+    report = right(pair, f, rows(7), k_value, output_subset=[3, 0, 5, 2, 1])
     assert not any(c.what.startswith("output 4") for c in report.comparisons)
+    assert "output 5: not compared: it is the master's own result" in str(report)
     assert wrong(check(pair, f, x=rows(7), k=k_value)) == {"output 4"}
 
 

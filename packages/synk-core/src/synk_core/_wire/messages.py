@@ -103,6 +103,8 @@ class Rows:
         Args:
             offset: the row of the data that is row 0 of the array.
         """
+        if start == stop:
+            return slice(0, 0)  # where none begins there may be no row of the array
         begin = self.first(origin) - offset + start * self.step
         end = begin + (stop - start) * self.step
         return slice(begin, None if end < 0 else end, self.step)

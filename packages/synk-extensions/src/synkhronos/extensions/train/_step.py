@@ -303,8 +303,8 @@ def make_train_function_theano(
 
     Use it for comparison, and for programs that run either way: all arguments, and the call with
     ``batch``, ``batch_s`` and ``num_slices``, are those of :func:`make_train_function` (``flat``
-    and ``proof`` have no effect, and there is no ``sync``). It needs no ``fork()``. It has its own optimiser
-    state, but the parameters are the same variables.
+    and ``proof`` have no effect, and there is no ``sync``). It needs no ``fork()``. It has its own
+    optimiser state, but the parameters are the same variables.
     """
     inputs, update_rule, args = _call_form(inputs, update_rule, args, kwargs)
     split = three_parts(update_rule, update_rule(loss, params, *args, **kwargs))
