@@ -45,8 +45,9 @@ from .workplace import Workplace
 ROUNDING = 16.0
 """Ulps by which results may differ, times the root of the number of rows for the order of sums."""
 
-TF32 = 2.0**-11
-"""Relative rounding of factors where the device may use TF32."""
+TF32, MOST_COARSE = 2.0**-11, 0.25
+"""Relative rounding of factors where the device may use TF32; and the largest limit, relative to
+the result, that proves something there."""
 
 WAYS = ("avg", "sum", "increments", "max", "min", "prod", "gather")
 """Ways in which a program may combine the ranks' new values; "increments": the old value, and the
@@ -85,6 +86,7 @@ class PreparedProof(PreparedCall):
         self._comparisons: List[Comparison] = []
         self._notes: List[str] = []
         self._how = "whole"
+        self._is_coarse = here.device.is_gpu and here.device.precision != "float32"
 
     def precede(self, following: Any) -> None:  # noqa: ARG002 - as of any call
         """Begin no collective early: the proof needs the rank's own values."""
@@ -241,7 +243,7 @@ class PreparedProof(PreparedCall):
         origin, total, joined = self._all
         arguments, given = self._inputs(origin, 0, total, _TURN), joined
         if is_disturbed:
-            coarse = self._here.device.is_gpu and self._here.device.precision != "float32"
+            coarse = self._is_coarse
             arguments = [_disturbed(value, coarse) for value in arguments]
             given = {n: _disturbed(value, coarse) for n, value in joined.items()}
             start = {id(storage): value for storage, value in self._start}
@@ -411,14 +413,17 @@ class PreparedProof(PreparedCall):
             scale: the magnitude of the parts.
             pick: finds the result in a run.
         """
-        wanted, slices = pick(whole), self._call.num_slices
+        slices, limit = self._call.num_slices, self._limit
         if got.dtype == object:
             return Comparison(what, op, reason="it is no array")
-        if op == "gather":
-            wanted = np.atleast_1d(wanted)
-        difference, limit = measure(got, wanted), self._limit
+
+        def of(run: Whole) -> Any:
+            return np.atleast_1d(pick(run)) if op == "gather" else pick(run)
+
+        wanted = of(whole)
+        difference = measure(got, wanted)
         if difference.ulps > limit and self._how == "whole":
-            if self._again is None or measure(pick(self._again), pick(whole)).ulps > limit:
+            if self._again is None or measure(of(self._again), wanted).ulps > limit:
                 self._notes.append(f"{what} is not the same twice in one process: it is not proved")
                 return Comparison(what, op, reason="an operation draws numbers of its own")
             if difference.ulps < np.inf:
@@ -426,9 +431,16 @@ class PreparedProof(PreparedCall):
         if limit < difference.ulps < np.inf and self._how == "whole":
             noise = 0.0
             if self._disturbed is not None:
-                noise = measure(pick(self._disturbed), pick(whole), scale).ulps
-            # No digit of a gradient that is 0 but for rounding has a meaning.
-            limit *= max(noise, 1.0) if np.isfinite(noise) else 1.0
+                other = of(self._disturbed)
+                scale = max(scale, largest_magnitude(other))  # what is 0 may be so by chance
+                difference, noise = measure(got, wanted, scale), measure(other, wanted, scale).ulps
+            # No digit of a gradient that is 0 but for rounding has a meaning. Products of factors
+            # that are rounded to TF32 are added with the precision of float32.
+            if np.isfinite(noise):
+                limit = max(limit, (ROUNDING if self._is_coarse else limit) * noise)
+            if self._is_coarse and limit * np.finfo(got.dtype).eps > MOST_COARSE:
+                self._notes.append(f"{what} is not proved: TF32 changes it by {noise:.3g} ulp")
+                return Comparison(what, op, reason="TF32 leaves it too few digits")
         run = f"{slices} slices" if slices > 1 else "parallel"
         return Comparison(what, op, run, difference, limit)
 
