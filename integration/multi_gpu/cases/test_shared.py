@@ -20,6 +20,7 @@ from _lib import (
 )
 
 from synk_core import flat_updates
+from synkhronos._default import default
 
 ALL = [*FLOATS, *INTEGERS, "bool"]
 NUMPY = {"sum": np.sum, "max": np.max, "min": np.min, "prod": np.prod, "avg": np.mean}
@@ -241,3 +242,25 @@ def test_large_values(synk, n, place):
     ranks_have(synk, n, variable, base.astype("float64") + (n - 1) / 2, "float32")
     synk.all_gather(variable)
     assert synk.get_lengths(variable) == (n * size,) * n
+
+
+@pytest.mark.parametrize("dtype", ALL)
+def test_digests_tell_one_element_apart(synk, n, place, dtype):
+    """They are computed where the values lie, in C order."""
+    get_digests = default().collectives.get_digests
+    for shape in ((), (3,), (7, 5, 2), (300, 1001)):
+        value = values(dtype, shape)
+        variable = shared(value, place)
+        synk.broadcast(variable, value)
+        assert len(set(get_digests(variable))) == 1
+        for index in {(0,) * len(shape), tuple(length - 1 for length in shape)}:
+            other = value.copy()
+            other[index] = value[index] == 0
+            synk.set_value(n - 1, variable, other)
+            first, *_, last = get_digests(variable)
+            assert (first == last) == (n == 1)
+    whole = values(dtype, (9,))
+    turned, part = shared(np.ones((2, 3), dtype), place), shared(np.ones((2, 3), dtype), place)
+    turned.set_value(whole[2:8].reshape(3, 2).T)
+    part.set_value(np.ascontiguousarray(whole[2:8].reshape(3, 2).T))
+    assert get_digests(turned)[0] == get_digests(part)[0]

@@ -15,6 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from synk_core.engine import DEVICES
+
+from .values import is_on_device, on_host
+
 WIDE = 1 << 14
 """Words of a wide row: they fit into a core's own cache, and there are few rows."""
 
@@ -24,14 +28,15 @@ NARROW = 1 << 10
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
-def digest(value: np.ndarray) -> str:
-    """Name an array by its dtype, its shape and every bit of its elements.
+def digest(value: Any) -> str:
+    """Name an array by its dtype, its shape and every bit of its elements. One that lies on a
+    device is read there; its name is not that of the same array in host memory.
 
     0.0 and -0.0 differ, and so do two NaNs with other bits, because replicas should have computed
     the same bits. The memory layout does not matter, but arrays not in C order are copied first.
 
     Args:
-        value: of any shape and dtype of numbers or booleans, in host memory.
+        value: of any shape and dtype of numbers or booleans.
 
     Returns:
         32 hexadecimal digits. Of two arrays of one dtype and shape that differ in one element of
@@ -39,6 +44,11 @@ def digest(value: np.ndarray) -> str:
         they are equal by chance only.
     """
     hashed = hashlib.blake2b(f"{value.dtype.str}{value.shape}".encode(), digest_size=16)
+    sums = DEVICES.sums.bits(value) if is_on_device(value) else None
+    if sums is not None:
+        hashed.update(sums)
+        return hashed.hexdigest()
+    value = on_host(value)
     octets = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
     length = octets.size // (8 * NARROW) * NARROW
     if length:

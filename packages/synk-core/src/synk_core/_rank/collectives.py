@@ -281,7 +281,7 @@ def get_shapes(here: Workplace, variables: Sequence[int]) -> Optional[List[Tuple
 
 def get_digests(here: Workplace, variables: Sequence[int]) -> Optional[List[Tuple[str, ...]]]:
     """Return in the master, for each variable, the tuple of all ranks' digests."""
-    mine = [digest(on_host(value_of(here.registry[number]))) for number in variables]
+    mine = [digest(value_of(here.registry[number])) for number in variables]
     by_rank = here.comm.gather_object(mine, root=here.master)
     return None if by_rank is None else list(zip(*by_rank))
 

@@ -164,7 +164,7 @@ class PreparedProof(PreparedCall):
         numbers = [*(n for n, _ in proof.replicas), *(n for n, _ in proof.updates)]
         if not numbers:
             return []
-        own = [digest(on_host(value_of(here.registry[n]))) for n in numbers]
+        own = [digest(value_of(here.registry[n])) for n in numbers]
         ranks = self._comm.all_gather(np.frombuffer("".join(own).encode(), np.uint8))
         length = len(own[0])
         tables = [np.asarray(text).tobytes() for text in ranks]
