@@ -460,8 +460,9 @@ def _disturbed(value: Any, coarse: bool) -> Any:
     """
     if not isinstance(value, np.ndarray) or value.dtype.kind != "f" or not value.size:
         return value
-    signs = np.random.RandomState(value.size % 2**32).choice([-1, 1], size=value.shape)
+    octets = np.random.RandomState(value.size % 2**32).bytes(value.size // 8 + 1)
+    ups = np.unpackbits(np.frombuffer(octets, np.uint8), count=value.size).reshape(value.shape)
     eps = TF32 if coarse and value.dtype == np.float32 else np.finfo(value.dtype).eps
+    up, down = (value.dtype.type(1 + sign * eps) for sign in (1, -1))
     with np.errstate(all="ignore"):
-        changed = value * (1 + signs * eps)
-        return np.where(np.trunc(value) == value, value, changed).astype(value.dtype)
+        return value * np.where(np.trunc(value) == value, 1, np.where(ups, up, down))

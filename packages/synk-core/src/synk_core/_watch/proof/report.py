@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import numpy as np
 
 from synk_core.engine import TITLE
 from synk_core.exceptions import VerifyError
+
+PART = 1 << 16
+"""Elements that are compared at a time."""
 
 BY_SLICES = "not compared: in-graph reductions reduce slice by slice, which one process does not"
 """A note of calls in slices."""
@@ -38,9 +41,12 @@ def largest_magnitude(array: Any) -> float:
     array = np.asarray(array)
     if array.dtype.kind not in "fc":
         return 0.0
-    with np.errstate(over="ignore", invalid="ignore"):
-        magnitudes = np.abs(array)
-    return float(np.max(magnitudes[np.isfinite(magnitudes)], initial=0.0))
+    found = 0.0
+    for part in _parts(array):
+        with np.errstate(over="ignore", invalid="ignore"):
+            magnitudes = np.abs(part)
+        found = max(found, float(np.max(magnitudes[np.isfinite(magnitudes)], initial=0.0)))
+    return found
 
 
 def measure(got: Any, expected: Any, scale: float = 0.0) -> Difference:
@@ -55,30 +61,40 @@ def measure(got: Any, expected: Any, scale: float = 0.0) -> Difference:
         return Difference(np.inf, None, ours, theirs)
     if not got.size:
         return Difference(0.0)
+    unit = 0.0
     if got.dtype.kind in "fc":
-        ulps = _ulps(got, expected, scale)
-    else:
-        ulps = np.where(got != expected, np.inf, 0.0)
-    place = np.unravel_index(int(np.argmax(ulps)), ulps.shape)
-    index = tuple(int(i) for i in place)
-    return Difference(
-        float(ulps[place]), index, repr(got[place].item()), repr(expected[place].item())
-    )
+        kind = np.finfo(got.dtype)
+        # No difference is smaller than one step between the smallest numbers.
+        smallest = float(np.nextafter(kind.dtype.type(0), kind.dtype.type(1)))
+        unit = max(max(scale, largest_magnitude(expected)) * float(kind.eps), smallest)
+    worst, place = -1.0, 0
+    for number, (ours, theirs) in enumerate(zip(_parts(got), _parts(expected))):
+        ulps = _ulps(ours, theirs, unit) if unit else np.where(ours != theirs, np.inf, 0.0)
+        top = int(np.argmax(ulps))
+        if ulps[top] > worst:
+            worst, place = float(ulps[top]), number * PART + top
+    index = tuple(int(i) for i in np.unravel_index(place, got.shape))
+    return Difference(worst, index, repr(got[index].item()), repr(expected[index].item()))
 
 
-def _ulps(got: np.ndarray, expected: np.ndarray, scale: float) -> Any:
-    wide = np.clongdouble if got.dtype.kind == "c" else np.longdouble
-    kind = np.finfo(got.dtype)
-    # No difference is smaller than one step between the smallest numbers.
-    smallest = np.nextafter(kind.dtype.type(0), kind.dtype.type(1))
-    unit = np.longdouble(max(scale, largest_magnitude(expected))) * kind.eps
-    with np.errstate(invalid="ignore", over="ignore"):
-        ulps = np.abs(got.astype(wide) - expected.astype(wide)) / max(unit, smallest)
-        odd = ~(np.isfinite(got) & np.isfinite(expected))
-        same = (got == expected) | (np.isnan(got) & np.isnan(expected))
+def _parts(array: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield the elements in pieces that fit into a core's cache."""
+    flat = array.reshape(-1)
+    for start in range(0, flat.size, PART):
+        yield flat[start : start + PART]
+
+
+def _ulps(got: np.ndarray, expected: np.ndarray, unit: float) -> Any:
+    wide = np.complex128 if got.dtype.kind == "c" else np.float64
+    with np.errstate(all="ignore"):
+        ulps = np.abs(got.astype(wide) - expected.astype(wide)) / unit
         # Infinite is only what no rounding explains, and not any difference from nothing but zeros.
         ulps = np.minimum(ulps, np.finfo(np.float64).max)
-        return np.where(odd, np.where(same, 0.0, np.inf), ulps).astype(np.float64)
+        if np.isfinite(np.sum(got)) and np.isfinite(np.sum(expected)):
+            return ulps
+        odd = ~(np.isfinite(got) & np.isfinite(expected))
+        same = (got == expected) | (np.isnan(got) & np.isnan(expected))
+        return np.where(odd, np.where(same, 0.0, np.inf), ulps)
 
 
 @dataclass(frozen=True)
