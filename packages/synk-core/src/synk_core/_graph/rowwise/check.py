@@ -90,8 +90,8 @@ def check_spec(spec: FunctionSpec) -> Verdicts:
             verdict, reason = "unknown", f"Cannot tell: {_described(value.reason)}."
         elif differs:
             reason = f"It is {describe_value(value)}, of each rank: combine them after each call."
-        name = _shorten(str(target))
-        updates.append(Verdict(place, name, op, verdict, reason, differs or by_slice))
+        name, differs = _shorten(str(target)), differs or by_slice
+        updates.append(Verdict(place, name, op, verdict, reason, differs))
     return Verdicts(outputs, updates)
 
 
@@ -219,10 +219,8 @@ def _cure(value: Value, op: str, fitting: FrozenSet[str]) -> str:
             "'gather', and divide after the call"
         )
     if value.kind == "rows" and value.axis:
-        return (
-            f"its rows lie along axis {value.axis}. To be exact, transpose it so that they lie "
-            f"along axis 0, and declare it 'gather'"
-        )
+        why = f"its rows lie along axis {value.axis}"
+        return f"{why}. To be exact, transpose it, and declare it 'gather'"
     if value.kind == "rows":
         return "to be exact, declare it 'gather', or return its mean or sum over axis 0"
     if fitting == {"sum"} and op == "avg":
@@ -230,8 +228,7 @@ def _cure(value: Value, op: str, fitting: FrozenSet[str]) -> str:
     if fitting:
         return "to be exact, declare it " + " or ".join(repr(name) for name in sorted(fitting))
     return (
-        "no op fits. To be exact, return the sum over rows with 'sum', the number of rows too, "
-        "and scale after the call"
+        "no op fits. To be exact, return the sum over rows with 'sum', and scale it after the call"
     )
 
 
@@ -283,10 +280,8 @@ def warn_of_wrong(spec: FunctionSpec) -> None:
         text = f"could not be checked ({type(error).__name__}: {error}); please report it"
         warn_user(f"{what} {text}", DecompositionWarning)
         return
-    bad, updates = (
-        [verdict for verdict in several if verdict.verdict == "wrong"]
-        for several in (verdicts, verdicts.updates)
-    )
+    bad = [one for one in verdicts if one.verdict == "wrong"]
+    updates = [one for one in verdicts.updates if one.verdict == "wrong"]
     if bad or updates:
         text = f"{what} cannot be split over rows as it is:\n{describe(bad, updates)}"
         warn_user(text, DecompositionWarning)

@@ -24,10 +24,8 @@ def passes(_node: Any, values: Sequence[Value]) -> Value:
 
 @rule("CheckAndRaise", takes=["items"])
 def checks(_node: Any, values: Sequence[Value]) -> Value:
-    """Return the first input if all others are true, of all rows and so of each part of them.
-
-    PyMC makes -inf of a value whose condition does not hold.
-    """
+    """Return the first input if all others are true, of all rows and so of each part of them."""
+    # PyMC makes -inf of a value whose condition does not hold.
     hold = all(value.steady or value.kind == "min" for value in values[1:])
     refuse(not hold, "checks what may hold for all rows and not for a part of them")
     return values[0]

@@ -163,7 +163,7 @@ def _axis_among(node: Any, values: List[Value], place: int) -> Tuple[int, List[V
     PyTensor's operations have their axis; of Theano's it is the input at this place.
     """
     others = list(values)
-    axis = node.op.axis if "axis" in node.op.__props__ else plain(others.pop(place)).literal
+    axis: Any = node.op.axis if "axis" in node.op.__props__ else plain(others.pop(place)).literal
     return int(axis) % node.inputs[place - 1].ndim, others
 
 
