@@ -165,22 +165,18 @@ def _takes_only_a_shape(node: Any) -> bool:
     """Return whether a node is like ``zeros_like(s)`` of a shared variable s, which only gives the
     shape."""
     first = node.inputs[0] if node.inputs else None
-    return (
-        isinstance(node.op, Elemwise)
-        and isinstance(node.op.scalar_op, Second)
-        and isinstance(first, SharedVariable)
-        and getattr(first, "default_update", None) is None
-    )
+    has_default = getattr(first, "default_update", None) is not None
+    return _computes(node, Second) and isinstance(first, SharedVariable) and not has_default
 
 
 def _is_nothing(node: Any) -> bool:
     """Return whether a node is ``0 * s``, which Lasagne's batch normalization uses to have s in the
     graph, and with it the default update of s."""
-    return (
-        isinstance(node.op, Elemwise)
-        and isinstance(node.op.scalar_op, Mul)
-        and any(map(_is_zero, node.inputs))
-    )
+    return _computes(node, Mul) and any(map(_is_zero, node.inputs))
+
+
+def _computes(node: Any, scalar: Any) -> bool:
+    return isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, scalar)
 
 
 def _is_zero(variable: Any) -> bool:

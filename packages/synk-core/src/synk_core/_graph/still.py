@@ -56,19 +56,13 @@ def still(spec: FunctionSpec) -> FunctionSpec:
             fixed[sample] = Fixed()(node.clone().outputs[-1])
         elif any(map(is_draw, _inside(node.op))):
             raise ValueError(f"{node.op} draws inside of it")
-    made = clone(values, replace=fixed)
+    made = tuple(clone(values, replace=fixed))
     outputs, rest = made[: len(spec.outputs)], made[len(spec.outputs) :]
-    updates = [(t, v, op) for (t, _, op), v in zip(spec.updates, rest)]
-    givens = [(key, v) for (key, _), v in zip(spec.givens, rest[len(updates) :])]
+    updates = tuple((t, v, op) for (t, _, op), v in zip(spec.updates, rest))
+    givens = tuple((key, v) for (key, _), v in zip(spec.givens, rest[len(updates) :]))
     new = {id(target): value for target, value, _ in updates}
-    accumulated = tuple((t, new.get(id(t), v), op) for t, v, op in spec.accumulated)
-    return replace(
-        spec,
-        outputs=tuple(outputs),
-        updates=tuple(updates),
-        givens=tuple(givens),
-        accumulated=accumulated,
-    )
+    summed = tuple((t, new.get(id(t), v), op) for t, v, op in spec.accumulated)
+    return replace(spec, outputs=outputs, updates=updates, givens=givens, accumulated=summed)
 
 
 def _inside(op: Any) -> List[Any]:

@@ -87,11 +87,11 @@ def check_spec(spec: FunctionSpec) -> Verdicts:
         elif by_slice:
             verdict, reason = "unknown", f"Op {op!r} takes it once for each slice; use op 'last'."
         elif differs and not (value.steady or _is_combined(value)):
-            verdict, reason = "unknown", _cannot_tell(value)
+            verdict, reason = "unknown", f"Cannot tell: {_described(value.reason)}."
         elif differs:
             reason = f"It is {describe_value(value)}, of each rank: combine them after each call."
-        name = _shorten(str(target))
-        updates.append(Verdict(place, name, op, verdict, reason, differs or by_slice))
+        name, differs = _shorten(str(target)), differs or by_slice
+        updates.append(Verdict(place, name, op, verdict, reason, differs))
     return Verdicts(outputs, updates)
 
 
@@ -126,12 +126,12 @@ def _is_combined(value: Value) -> bool:
 
 def describe(verdicts: Sequence[Verdict], updates: Sequence[Verdict] = ()) -> str:
     """Return a report: a line for each verdict, and its reason below."""
-    lines = [] if verdicts or updates else ["no outputs: nothing to check"]
-    for verdict in (*verdicts, *updates):
+    shown = [(verdict, f"{verdict.output}, op {verdict.op!r}") for verdict in verdicts]
+    for one in updates:
+        shown.append((one, f"update {one.output}" + ", differs between ranks" * one.differs))
+    lines = [] if shown else ["no outputs: nothing to check"]
+    for verdict, text in shown:
         mark = "WRONG" if verdict.verdict == "wrong" else verdict.verdict
-        text = f"{verdict.output}, op {verdict.op!r}"
-        if any(verdict is update for update in updates):
-            text = f"update {verdict.output}" + ", differs between ranks" * verdict.differs
         lines += [f"{mark:<7}  [{verdict.position}] {text}", f"         {verdict.reason}"]
     return "\n".join(lines)
 
@@ -146,8 +146,7 @@ def _walk(spec: FunctionSpec) -> Optional[Walk]:
     # As in the engine, each replacement is built with those before it in place.
     for key, replacement in spec.givens:
         walk.values[key] = walk.value(replacement)
-        if replacement in walk.random:
-            walk.random.add(key)
+        walk.marks[key] = walk.marks.get(replacement, set())
     return walk
 
 
@@ -169,14 +168,16 @@ def _verdict(walk: Optional[Walk], place: int, variable: Any, op: Optional[str])
         steady = all(item.steady for item in value.items)
         value = FIXED if steady else unknown(None, "uses a shape as data")
     verdict, reason = _judge(value, op)
-    if variable in walk.random and verdict == "exact":
-        reason += " Random draws are part of it: equal in distribution, not in numbers."
-    if variable in walk.met and verdict == "exact":
-        reason += (
-            " It is computed with an in-graph all_reduce or all_gather: exact on any split over "
-            "ranks; of each slice if the call is sliced."
-        )
+    if verdict == "exact":
+        reason += "".join(_NOTES[mark] for mark in sorted(walk.marks.get(variable, ())))
     return Verdict(place, name, op, verdict, reason)
+
+
+_NOTES = {
+    "draws": " Random draws are part of it: equal in distribution, not in numbers.",
+    "meets": " It is computed with an in-graph all_reduce or all_gather: exact on any split over "
+    "ranks; of each slice if the call is sliced.",
+}
 
 
 def _fitting(value: Value) -> FrozenSet[str]:
@@ -195,7 +196,7 @@ def _fitting(value: Value) -> FrozenSet[str]:
 def _judge(value: Value, op: str) -> Tuple[str, str]:
     """Return the verdict, and its reason."""
     if value.kind in ("unknown", "noise", "position"):
-        return "unknown", _cannot_tell(value)
+        return "unknown", f"Cannot tell: {_described(value.reason)}."
     if value.kind == "mixed":
         cure = value.reason.cure if value.reason is not None else ""
         return "wrong", f"{_described(value.reason)}." + (f" To be exact, {cure}." if cure else "")
@@ -208,15 +209,9 @@ def _judge(value: Value, op: str) -> Tuple[str, str]:
     return "wrong", f"It is {what}, declared {op!r}: {_cure(value, op, fitting)}."
 
 
-def _cannot_tell(value: Value) -> str:
-    return f"Cannot tell: {_described(value.reason)}."
-
-
 def _cure(value: Value, op: str, fitting: FrozenSet[str]) -> str:
     if value.steady:
-        once = "it would count once for each rank"
-        why = "each rank would add a copy" if op == "gather" else once
-        return f"{why}. To be exact, declare it 'avg'"
+        return "it would count once for each rank. To be exact, declare it 'avg'"
     if value.kind == "rows" and value.degree:
         return (
             "each row was divided (or multiplied) by its rank's number of rows, as in the gradient "
@@ -224,10 +219,8 @@ def _cure(value: Value, op: str, fitting: FrozenSet[str]) -> str:
             "'gather', and divide after the call"
         )
     if value.kind == "rows" and value.axis:
-        return (
-            f"its rows lie along axis {value.axis}. To be exact, transpose it so that they lie "
-            f"along axis 0, and declare it 'gather'"
-        )
+        why = f"its rows lie along axis {value.axis}"
+        return f"{why}. To be exact, transpose it, and declare it 'gather'"
     if value.kind == "rows":
         return "to be exact, declare it 'gather', or return its mean or sum over axis 0"
     if fitting == {"sum"} and op == "avg":
@@ -235,8 +228,7 @@ def _cure(value: Value, op: str, fitting: FrozenSet[str]) -> str:
     if fitting:
         return "to be exact, declare it " + " or ".join(repr(name) for name in sorted(fitting))
     return (
-        "no op fits. To be exact, return the sum over rows with 'sum', the number of rows too, "
-        "and scale after the call"
+        "no op fits. To be exact, return the sum over rows with 'sum', and scale it after the call"
     )
 
 
@@ -247,26 +239,16 @@ def _described(reason: Optional[Reason]) -> str:
 
 
 def _node(node: Any) -> str:
-    """Return an operation's name, its result's name if it has one, and its line."""
+    """Return an operation's name, its result's name if it has one, and the user's line that made
+    it: the innermost of neither engine nor ours."""
     name = next((output.name for output in node.outputs if output.name), None)
-    text = _shorten(str(node.op))
-    text += f" (named {name!r})" if name else ""
-    place = _written_at(node.outputs[0])
-    return text + (f" at {place}" if place else "")
-
-
-_NOT_USERS = (NAME, ADAPTER.partition(".")[0], "synk_core")
-
-
-def _written_at(variable: Any) -> str:
-    """Return the user's line that made a variable: the innermost of neither engine nor ours."""
-    traces: Sequence[Any] = getattr(variable.tag, "trace", None) or ()
-    for trace in traces[:1]:
-        for frame in reversed(trace):
-            filename, line = str(frame[0]), frame[1]
-            if not any(f"{os.sep}{name}{os.sep}" in filename for name in _NOT_USERS):
-                return f"{os.path.basename(filename)}:{line}"
-    return ""
+    text = _shorten(str(node.op)) + (f" (named {name!r})" if name else "")
+    ours = [f"{os.sep}{name}{os.sep}" for name in (NAME, ADAPTER.partition(".")[0], "synk_core")]
+    for trace in (getattr(node.outputs[0].tag, "trace", None) or ())[:1]:
+        for filename, line, *_ in reversed(trace):
+            if not any(name in str(filename) for name in ours):
+                return f"{text} at {os.path.basename(filename)}:{line}"
+    return text
 
 
 def _shorten(text: str, length: int = 60) -> str:
@@ -298,10 +280,8 @@ def warn_of_wrong(spec: FunctionSpec) -> None:
         text = f"could not be checked ({type(error).__name__}: {error}); please report it"
         warn_user(f"{what} {text}", DecompositionWarning)
         return
-    bad, updates = (
-        [verdict for verdict in several if verdict.verdict == "wrong"]
-        for several in (verdicts, verdicts.updates)
-    )
+    bad = [one for one in verdicts if one.verdict == "wrong"]
+    updates = [one for one in verdicts.updates if one.verdict == "wrong"]
     if bad or updates:
         text = f"{what} cannot be split over rows as it is:\n{describe(bad, updates)}"
         warn_user(text, DecompositionWarning)

@@ -8,7 +8,7 @@ from synk_core.engine import NoneTypeT, inner_graph
 
 from .scalars import coupled, fixed_rows, pairs_of_rows
 from .tensors import drawn
-from .walk import FIXED, REDUCED, Value, Walk, merged, mixed, plain, refuse, rows, rule, unknown
+from .walk import FIXED, Value, Walk, merged, mixed, plain, refuse, rows, rule, unknown
 
 _PASSING = (
     "ScalarFromTensor", "TensorFromScalar", "Rebroadcast", "SpecifyShape", "DeepCopyOp",
@@ -24,10 +24,8 @@ def passes(_node: Any, values: Sequence[Value]) -> Value:
 
 @rule("CheckAndRaise", takes=["items"])
 def checks(_node: Any, values: Sequence[Value]) -> Value:
-    """Return the first input if all others are true, of all rows and so of each part of them.
-
-    PyMC makes -inf of a value whose condition does not hold.
-    """
+    """Return the first input if all others are true, of all rows and so of each part of them."""
+    # PyMC makes -inf of a value whose condition does not hold.
     hold = all(value.steady or value.kind == "min" for value in values[1:])
     refuse(not hold, "checks what may hold for all rows and not for a part of them")
     return values[0]
@@ -52,10 +50,7 @@ def _product(node: Any, values: Sequence[Value], last: int) -> Value:
         axis, layout = last if left.axis is None else left.axis, merged(values)
         of_fixed = "fixed" in kinds
         return rows(axis, layout, degree) if of_fixed else coupled(node, axis, layout)
-    if kinds == {"sum"}:
-        cure = "return each as an output, and compute this after the call"
-        return mixed(node, "multiplies reductions over rows", cure)
-    refuse(not kinds <= {"fixed", "sum"}, "multiplies reductions over rows")
+    refuse(kinds not in ({"fixed"}, {"fixed", "sum"}), "multiplies reductions over rows")
     return Value("sum" if "sum" in kinds else "fixed", degree)
 
 
@@ -82,39 +77,25 @@ _BATCHED: Dict[str, Tuple[Sequence[int], Sequence[int]]] = {
 def batched(node: Any, values: List[Value]) -> Value:
     """Apply an operation to each row (of axis 0) by itself."""
     name = next(base.__name__ for base in type(node.op).__mro__ if base.__name__ in _BATCHED)
-    places, linear = _BATCHED[name]
-    spread = [values[i] for i in places if values[i].axis is not None]
-    if "Softmax" in name and {value.axis for value in spread} == {1}:
-        text = "is a softmax over rows: each rank normalizes by its own rows only"
-        cure = "return its input with 'gather' and take the softmax after the call"
-        return mixed(node, text, cure, 1, merged(spread))
     refuse("Pool" in name and node.inputs[0].ndim <= node.op.ndim, "pools over rows")
-    others = [value for i, value in enumerate(values) if i not in places]
-    return _row_by_row(node, spread, others, len(places), [values[i].degree for i in linear])
+    return _row_by_row(values, *_BATCHED[name])
 
 
-def _row_by_row(
-    node: Any, spread: Sequence[Value], others: Sequence[Value], count: int, linear: Sequence[float]
-) -> Value:
-    """Return the value of an operation on one row at a time.
+def _row_by_row(values: Sequence[Value], places: Sequence[int], linear: Sequence[int]) -> Value:
+    """Return the value of an operation on one row at a time, of the inputs at these places.
 
     Args:
-        spread: the values with rows, of `count` that should have some.
-        others: values that should have none.
-        linear: degrees of the values in which it is linear, as a product.
+        linear: places of those in which it is linear, as a product.
     """
-    if not spread and all(value.steady for value in others):
+    if all(value.steady for value in values):
         return FIXED
-    axes = {value.axis for value in spread}
-    refuse(axes != {0}, "works on a value whose first axis is not that of the rows")
-    if any(value.kind in REDUCED for value in others):
-        return coupled(node, 0, merged(spread))
-    kinds = len(spread) == count and all(value.steady for value in others)
-    refuse(not kinds, "combines rows with a value of another kind")
-    if sum(value.degree != 0 for value in spread) > sum(degree != 0 for degree in linear):
-        text = "is not linear in a value that was divided by the number of rows"
-        return mixed(node, text, "use a sum over rows in place of the mean", 0, merged(spread))
-    return rows(0, merged(spread), sum(linear))
+    spread, degrees = [values[i] for i in places], [values[i].degree for i in linear]
+    refuse(any(value.axis != 0 for value in spread), "works on what has no rows as its first axis")
+    steady = all(value.steady for i, value in enumerate(values) if i not in places)
+    refuse(not steady, "combines rows with a value of another kind")
+    scaled = sum(value.degree != 0 for value in spread) > sum(degree != 0 for degree in degrees)
+    refuse(scaled, "may not be linear in a value that was divided by the number of rows")
+    return rows(0, merged(spread), sum(degrees))
 
 
 @rule("Blockwise")
@@ -129,12 +110,10 @@ def blockwise(node: Any, values: List[Value]) -> Value:
     axes = {value.axis for value in values if value.axis is not None}
     refuse(len(axes) > 1 or max(axes, default=-1) >= batch, "combines rows with each other")
     axis = max(axes, default=0)
-    spread = [value._replace(axis=0) for value in values if value.axis is not None]
     refuse(bool(axes) and fixed_rows(node, values, axis), "combines rows with a fixed number")
-    others = [value for value in values if value.axis is None]
-    linear = [value.degree for value in values]
-    refuse(any(linear) and not is_product, "works on values scaled by the number of rows")
-    result = _row_by_row(node, spread, others, len(spread), linear)
+    moved = [value if value.axis is None else value._replace(axis=0) for value in values]
+    places = [place for place, value in enumerate(values) if value.axis is not None]
+    result = _row_by_row(moved, places, places if is_product else [])
     return result if result.axis is None else result._replace(axis=axis)
 
 
@@ -161,23 +140,17 @@ def batch_norm(node: Any, values: List[Value]) -> Union[Value, Sequence[Value]]:
     )
     cure = "use stored statistics (batch_normalization_test), or accept that they are per rank"
     spoiled = mixed(node, text, cure)
-    mean = spoiled if name.endswith("Grad") else Value("sum", 0.0)
     of_rows = spoiled._replace(axis=x.axis, layout=x.layout)
+    mean = spoiled if name.endswith("Grad") else Value("sum", 0.0)
     return [of_rows, mean, spoiled, mean, spoiled][: len(node.outputs)]
 
 
 @rule("OpFromGraph", takes=["all"])
 def of_a_graph(node: Any, values: Sequence[Value]) -> List[Value]:
-    """Compute a graph; the node is the cause of what is new in it."""
+    """Compute a graph."""
     inputs, outputs = inner_graph(node.op)
-    inner, given = Walk(dict(zip(inputs, values))), [value.reason for value in values]
-    found = [inner.value(output) for output in outputs]
-    return [
-        value
-        if value.reason is None or any(value.reason is reason for reason in given)
-        else value._replace(reason=value.reason._replace(node=node))
-        for value in found
-    ]
+    walk = Walk(dict(zip(inputs, values)))
+    return [walk.value(output) for output in outputs]
 
 
 @rule("AllReduce")
@@ -209,23 +182,11 @@ def mrg_uniform(node: Any, values: List[Value]) -> List[Value]:
 def random_variable(node: Any, values: List[Value]) -> List[Value]:
     """Draw from NumPy's generator: generator, shape, parameters -> generator, draws.
 
-    Each item of the batch is drawn by itself, with its own parameters, which are aligned with the
-    draws from the last axis backwards.
+    Parameters of one entry are followed, and draws of one number each.
     """
-    batch = node.outputs[1].ndim - getattr(node.op, "ndim_supp", 0)
-    given = [plain(value) for value in values[2:]]
-    own = getattr(node.op, "ndims_params", [0] * len(given))
-    before = [batch - (v.ndim - n) for v, n in zip(node.inputs[2:], own)]
-    axes = {value.axis + b for value, b in zip(given, before) if value.axis is not None}
+    several = any(not all(parameter.broadcastable) for parameter in node.inputs[2:])
+    steady = all(plain(value).steady for value in values[2:])
+    refuse(several or not steady, "draws with parameters that are not one number each")
+    refuse(getattr(node.op, "ndim_supp", 0) > 0, "draws vectors")
     by_size = not isinstance(node.inputs[1].type, NoneTypeT)
-    draws = drawn(node, values[1].items if by_size else (FIXED,) * batch)
-    if axes and draws.axis is None and draws.steady:
-        draws = rows(min(axes), merged(given))
-    kinds = all(value.kind in ("rows", "fixed") and not value.degree for value in given)
-    fits = kinds and axes <= {draws.axis} and (draws.axis is None or draws.axis < batch)
-    refuse(not fits, "draws with parameters of another kind")
-    for value, variable, place in zip(given, node.inputs[2:], before):
-        at = -1 if draws.axis is None else draws.axis - place
-        several = value.axis is None and at >= 0 and not variable.broadcastable[at]
-        refuse(several, "draws with a fixed number of parameters")
-    return [FIXED, draws]
+    return [FIXED, drawn(node, values[1].items if by_size else (FIXED,))]

@@ -7,10 +7,7 @@ piecewise function (a clip, an absolute value) the graph does not show whether i
 
 from __future__ import annotations
 
-import math
 from typing import Any, Dict, List, Optional, Sequence
-
-import numpy as np
 
 from .walk import FIXED, REDUCED, Value, merged, mixed, plain, refuse, rows, rule, scalar_name
 
@@ -18,14 +15,6 @@ _ALIASES = {"Composite": "", "Reciprocal": "Inv"}  # several functions work entr
 _LINEAR = ("Identity", "Cast", "Neg", "Real", "Imag", "Conj", "Deg2Rad", "Rad2Deg")
 _COMPARISONS = ("LT", "GT", "LE", "GE", "EQ", "NEQ")
 _POWERS = {"Sqr": 2.0, "Sqrt": 0.5, "Inv": -1.0}
-_FOLDS = {
-    "Add": sum,
-    "Neg": lambda numbers: -numbers[0],
-    "Sub": lambda numbers: numbers[0] - numbers[1],
-    "Mul": math.prod,
-    "Identity": lambda numbers: numbers[0],
-    "Cast": lambda numbers: numbers[0] if numbers[0].is_integer() else None,
-}
 _SMOOTH = (
     "Exp", "Expm1", "Log", "Log2", "Log10", "Log1p", "Sqrt", "Sqr", "Inv", "Tanh", "Sin", "Cos",
     "Sigmoid", "ScalarSigmoid", "Softplus", "ScalarSoftplus", "Erf", "Erfc", "GammaLn", "Log1mexp",
@@ -45,15 +34,12 @@ _CURE_OF_COUPLED = (
 
 @rule("Elemwise", takes=["items"])
 def elemwise(node: Any, values: Sequence[Value]) -> Value:
-    """Apply a scalar function to the entries at each place."""
+    """Apply a scalar function to the entries at each place; of shapes, only casts."""
     name = _ALIASES.get(scalar_name(node), scalar_name(node))
-    lengths = {len(value.items) for value in values if value.items is not None}
-    if len(lengths) == 1 and all(value.kind == "fixed" for value in values):
-        # A value without entries stands for all of them.
-        columns = zip(*(value.items or (value,) * max(lengths) for value in values))
-        entries = [_combined(node, name, list(column)) for column in columns]
-        if all(entry.kind == "fixed" for entry in entries):
-            return FIXED._replace(items=tuple(entries))
+    name = "" if name == "Cast" and not _is_whole(node) else name
+    if name == "Cast" and values[0].items is not None:
+        items = (_combined(node, name, [item]) for item in values[0].items)
+        return FIXED._replace(items=tuple(items))
     return _combined(node, name, [plain(value) for value in values])
 
 
@@ -64,16 +50,16 @@ def _combined(node: Any, name: str, values: List[Value]) -> Value:
     if any(value.axis != spread[0].axis for value in spread):
         return pairs_of_rows(node)
     numbers = [value.literal for value in values]
-    zero = name == "Mul" and 0 in numbers
+    of_zeros = name in (*_LINEAR, "Add", "Sub") and set(numbers) == {0}
+    zero = of_zeros or (name == "Mul" and 0 in numbers)
     if spread:
         result = _with_rows(node, name, values, spread[0].axis or 0, zero)
     else:
         result = FIXED if zero else of_reduced(node, name, values)
     if result.kind not in ("fixed", "rows"):
         return result
-    folds = name in _FOLDS and None not in numbers
-    folded = _FOLDS[name](numbers) if folds else None  # type: ignore[operator]
-    return result._replace(literal=0.0 if zero else folded)
+    kept = name in ("Identity", "Cast") and (numbers[0] or 0.0).is_integer()
+    return result._replace(literal=0.0 if zero else numbers[0] if kept else None)
 
 
 def _filled(node: Any, shape: Value, value: Value) -> Value:
@@ -117,7 +103,7 @@ def _with_rows(node: Any, name: str, values: Sequence[Value], axis: int, zero: b
         may_be = name in ("Maximum", "Minimum", "Clip", "Switch", "", *_COMPARISONS)
         refuse(may_be, "may or may not combine rows with a reduction over rows")
         return coupled(node, axis, layout)
-    degree = _degree(known_linear(node, name), values)
+    degree = _degree(name, values)
     if degree is None:
         refuse(name not in _SMOOTH, "may or may not change a value divided by the number of rows")
         text = "is not linear in a value that was divided or multiplied by the number of rows"
@@ -146,13 +132,11 @@ def _degree(name: str, values: Sequence[Value]) -> Optional[float]:
     return 0.0 if found <= {0.0} or compares else None
 
 
-def known_linear(node: Any, name: str) -> str:
-    """Return the name of a scalar function; "" for a cast that loses fractions."""
-    if name != "Cast":
-        return name
+def _is_whole(node: Any) -> bool:
+    """Return whether a cast keeps fractions, or has none to keep."""
     target, source = str(node.outputs[0].dtype), str(node.inputs[0].dtype)
     whole = source.startswith(("int", "uint", "bool")) and target != "bool"
-    return name if target.startswith(("float", "complex")) or whole else ""
+    return whole or target.startswith(("float", "complex"))
 
 
 def of_reduced(node: Any, name: str, values: List[Value]) -> Value:
@@ -160,15 +144,12 @@ def of_reduced(node: Any, name: str, values: List[Value]) -> Value:
     if name == "Pow" and values[1].literal in (1.0, 2.0, 0.5, -1.0):
         powers: Dict[Any, str] = {1.0: "Identity", 2.0: "Sqr", 0.5: "Sqrt", -1.0: "Inv"}
         name, values = powers[values[1].literal], values[:1]
-    name = known_linear(node, name) or "Floor"
     moving = [value for value in values if value.kind != "fixed"]
     if not moving:
         degree = _degree(name, values)
         refuse(degree is None, "is a function of the number of rows that is not followed")
-        # A length times one stays it.
-        lengths = [value.layout for value in values if value.literal != 1]
-        kept = name in ("Identity", "Cast", "Mul") and degree == 1 and len(lengths) == 1
-        return Value("fixed", degree or 0.0, layout=lengths[0] if kept else None)
+        kept = name == "Cast" and degree == 1
+        return Value("fixed", degree or 0.0, layout=values[0].layout if kept else None)
     if name in ("Add", "Sub"):
         return added(node, name, values)
     if name == "Switch":
@@ -176,7 +157,7 @@ def of_reduced(node: Any, name: str, values: List[Value]) -> Value:
         return union(values[1:])
     whole, what = moving[0], describe_value(moving[0])
     if {value.kind for value in moving} != {"sum"}:
-        return _extreme(node, name, values, moving)
+        return _of_extremes(node, name, values)
     if name in _LINEAR:
         return whole
     refuse(name == "TrueDiv" and values[1].zero, "divides by zero")
@@ -192,50 +173,34 @@ def of_reduced(node: Any, name: str, values: List[Value]) -> Value:
 
 def added(node: Any, name: str, values: Sequence[Value]) -> Value:
     """Return the value of a sum or difference of values without rows."""
-    flipped = {"max": "min", "min": "max"} if name == "Sub" else {}
-    terms = [values[0], *(v._replace(kind=flipped.get(v.kind, v.kind)) for v in values[1:])]
-    moved = [term for term in terms if not term.zero]
-    if len(moved) == 1 and (name == "Add" or moved[0] is terms[0]):
+    moved = [term for term in values if not term.zero]
+    if len(moved) == 1 and (name == "Add" or moved[0] is values[0]):
         return moved[0]
     kinds, degrees = {term.kind for term in moved}, {term.degree for term in moved}
-    if kinds <= {"sum", "fixed"}:
-        if len(degrees) == 1:
-            return Value("sum", degrees.pop())
-        if any(term.steady for term in moved) and 1 in degrees:
-            text = "adds a term that does not depend on the rows to a sum over rows: it would count"
-            return mixed(node, f"{text} once for each rank", _ONCE_PER_RANK)
-        text = "adds terms that grow differently with the number of rows (a sum and a mean)"
-        return mixed(node, text, "make both sums or both means")
-    extremes = [term for term in moved if term.kind in ("max", "min")]
-    others_steady = all(term.steady for term in moved if term not in extremes)
-    refuse(len(extremes) != 1 or not others_steady, "adds reductions over rows of different kinds")
-    refuse(not _is_float(node), "may exceed the range of its integers, of a maximum or minimum")
-    return extremes[0]
+    refuse(not kinds <= {"sum", "fixed"}, "adds reductions over rows of different kinds")
+    if len(degrees) == 1:
+        return Value("sum", degrees.pop())
+    if any(term.steady for term in moved) and 1 in degrees:
+        text = "adds a term that does not depend on the rows to a sum over rows: it would count"
+        return mixed(node, f"{text} once for each rank", _ONCE_PER_RANK)
+    text = "adds terms that grow differently with the number of rows (a sum and a mean)"
+    return mixed(node, text, "make both sums or both means")
 
 
-def _is_float(node: Any) -> bool:
-    """Return whether the results are floats, which do not wrap around as integers do."""
-    return str(node.outputs[0].dtype).startswith("float")
-
-
-def _extreme(node: Any, name: str, values: Sequence[Value], moving: Sequence[Value]) -> Value:
+def _of_extremes(node: Any, name: str, values: Sequence[Value]) -> Value:
     """Return the value of a function of maxima, minima, or products over rows."""
-    whole, kinds = moving[0], {value.kind for value in moving}
-    others = [value for value in values if value.kind == "fixed"]
-    if name == "Mul" and kinds == {"prod"} and not others:
-        return whole
+    kinds = {value.kind for value in values if not value.steady}
     text = "is a function of a maximum, minimum or product over rows"
-    monotone = kinds in ({"max"}, {"min"}) and all(value.steady for value in others)
-    refuse(not monotone, text)
-    if name in ("AND", "OR") and all(v.dtype == "bool" for v in node.inputs):
-        name = "Minimum" if name == "AND" else "Maximum"
-    if name == "Invert" or (name == "Neg" and _is_float(node)):
-        return Value("min" if whole.kind == "max" else "max")
-    safe = np.can_cast(str(node.inputs[0].dtype), str(node.outputs[0].dtype), "safe")
-    kept = name == "Identity" or (name == "Cast" and (_is_float(node) or safe))
-    bounded = len(moving) == 1 or name[:3].lower() == whole.kind
-    refuse(not (kept or (name in ("Maximum", "Minimum") and bounded)), text)
-    return whole
+    refuse(kinds not in ({"max"}, {"min"}), text)
+    is_bool = all(variable.dtype == "bool" for variable in node.inputs)
+    # Floats do not wrap around as integers do.
+    is_float = str(node.outputs[0].dtype).startswith("float")
+    if name == "Neg" and is_float:
+        return Value("min" if kinds == {"max"} else "max")
+    name = "Minimum" if name == "AND" and is_bool else name
+    same = name == "Cast" and (is_bool or is_float)
+    refuse(not (same or name[:3].lower() in kinds), text)
+    return Value(kinds.pop())
 
 
 def describe_value(value: Value) -> str:
@@ -259,12 +224,11 @@ def union(values: Sequence[Value]) -> Value:
     axes, literals = {v.axis for v in values}, {v.literal for v in values}
     literal = literals.pop() if len(literals) == 1 else None
     steady = all(value.kind in ("max", "min") or value.steady for value in values)
-    extremes, text = kinds - {"fixed"}, "puts together values of different kinds"
-    refuse(len(axes) > 1 or len(degrees) > 1, text)
+    extremes = kinds - {"fixed"}
+    refuse(len(axes) > 1 or len(degrees) > 1)
     if axes != {None}:
         return rows(moved[0].axis or 0, merged(values), degrees.pop())._replace(literal=literal)
     if kinds <= {"sum", "fixed"}:
         return Value("sum" if "sum" in kinds else "fixed", degrees.pop(), literal=literal)
-    of_products = kinds == {"prod"} and len(moved) == len(values)
-    refuse(len(extremes) > 1 or not (steady or of_products), text)
+    refuse(len(extremes) > 1 or not steady)
     return Value(extremes.pop())

@@ -101,7 +101,10 @@ class Unfollowed(Exception):
     """A rule does not follow a node, which does what the text says."""
 
 
-def refuse(unfollowed: bool, text: str) -> None:
+FAILED = "has a form that this check does not expect"
+
+
+def refuse(unfollowed: bool, text: str = "does what this check does not follow") -> None:
     """Make the value of the node, whose rule calls this, unknown if it does what the text says."""
     if unfollowed:
         raise Unfollowed(text)
@@ -112,8 +115,7 @@ def plain(value: Value) -> Value:
     if value.items is None:
         return value
     degrees = {item.degree for item in value.items if not item.zero}
-    if len(degrees) > 1:
-        raise Unfollowed("uses a shape as data")
+    refuse(len(degrees) > 1, "uses a shape as data")
     return Value("fixed", degrees.pop() if degrees else 0.0)
 
 
@@ -127,11 +129,7 @@ Handler = Callable[..., Union[Value, Sequence[Value]]]
 """Function of a node and its inputs' values that returns its output's, or all outputs', values."""
 
 
-class _Rule(NamedTuple):
-    handler: Handler
-    takes: Tuple[str, ...]
-
-
+_Rule = Tuple[Optional[Handler], Sequence[str]]
 _RULES: Dict[str, _Rule] = {}
 
 
@@ -145,21 +143,19 @@ def rule(*names: str, takes: Sequence[str] = ()) -> Callable[[Handler], Handler]
     """
 
     def register(handler: Handler) -> Handler:
-        for name in names:
-            _RULES[name] = _Rule(handler, tuple(takes))
+        _RULES.update((name, (handler, takes)) for name in names)
         return handler
 
     return register
 
 
-def _find_rule(op_class: type) -> Optional[_Rule]:
+def _find_rule(op_class: type) -> _Rule:
     """Return the rule of a class of the engine's or ours, or its parent's; None for users'."""
-    if op_class.__module__.split(".")[0] not in (*RULED, "synk_core"):
-        return None
     names = [base.__name__ for base in op_class.__mro__]
     # The graph that an operation is made of says more than its name.
     names.sort(key=lambda name: name != "OpFromGraph")
-    return next((_RULES[name] for name in names if name in _RULES), None)
+    known = op_class.__module__.split(".")[0] in (*RULED, "synk_core")
+    return next((_RULES[name] for name in names if known and name in _RULES), (None, ()))
 
 
 def scalar_name(node: Any) -> str:
@@ -190,75 +186,59 @@ class Walk:
             computed are fixed.
 
     Attributes:
-        random: variables that depend on random draws.
-        met: variables that depend on a reduction over ranks.
+        marks: "draws" of variables that depend on random draws, "meets" of those that depend on a
+            reduction over ranks.
     """
 
     def __init__(self, known: Dict[Any, Value]) -> None:
         self.values: Dict[Any, Value] = dict(known)
-        self.random: Set[Any] = set()
-        self.met: Set[Any] = set()
-        self._rules: Dict[type, Optional[_Rule]] = {}
+        self.marks: Dict[Any, Set[str]] = {}
 
     def value(self, variable: Any) -> Value:
         """Return the value of a variable, after those of all its ancestors."""
         stack: List[Any] = [variable]
         while stack:
-            current = stack[-1]
+            current = stack.pop()
+            inputs = [] if current.owner is None else current.owner.inputs
+            missing = [v for v in inputs if v not in self.values]
             if current in self.values:
-                stack.pop()
+                continue
+            if missing:
+                stack += [current, *missing]
             elif current.owner is None:
                 self.values[current] = _leaf(current)
-                stack.pop()
             else:
-                missing = [v for v in current.owner.inputs if v not in self.values]
-                if missing:
-                    stack.extend(missing)
-                else:
-                    self._compute(current.owner)
-                    stack.pop()
+                self._compute(current.owner)
         return self.values[variable]
 
     def _compute(self, node: Apply) -> None:
-        result = self.apply(node, [self.values[variable] for variable in node.inputs])
-        draws = is_draw(node.op) or any(v in self.random for v in node.inputs)
-        meets = type(node.op) is AllReduce or any(v in self.met for v in node.inputs)
-        for output, value in zip(node.outputs, result):
-            # A variable may have a value already, because givens may replace results, too.
-            self.values.setdefault(output, value)
-            if draws:
-                self.random.add(output)
-            if meets:
-                self.met.add(output)
-
-    def apply(self, node: Apply, values: Sequence[Value]) -> Sequence[Value]:
-        """Return the values of a node's outputs, by those of its inputs."""
-        op_class = type(node.op)
-        if op_class not in self._rules:
-            self._rules[op_class] = _find_rule(op_class)
-        found = self._rules[op_class]
+        result: Any
         try:
-            result = _result(node, found, values)
+            result = _result(node, [self.values[variable] for variable in node.inputs])
         except Unfollowed as reason:
             result = unknown(node, str(reason))
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
             # The rule does not expect this form of the operation, which must not refuse a function.
             result = unknown(node, FAILED)
-        return [result] * len(node.outputs) if isinstance(result, Value) else result
+        marks = {mark for v in node.inputs for mark in self.marks.get(v, ())}
+        if is_draw(node.op) or type(node.op) is AllReduce:
+            marks.add("draws" if is_draw(node.op) else "meets")
+        several = [result] * len(node.outputs) if isinstance(result, Value) else result
+        for output, value in zip(node.outputs, several):
+            # A variable may have a value already, because givens may replace results, too.
+            self.values.setdefault(output, value)
+            self.marks[output] = marks
 
-
-FAILED = "has a form that this check does not expect"
 
 _OF_DRAWS = frozenset(["Elemwise", "Subtensor", "Join", "DimShuffle", "Shape", "Prod"])
 """Names of the operations that streams apply to draws of an unknown shape."""
 
 
-def _result(
-    node: Any, found: Optional[_Rule], values: Sequence[Value]
-) -> Union[Value, Sequence[Value]]:
-    takes = () if found is None else found.takes
-    if found is not None and "all" in takes:
-        return found.handler(node, values)
+def _result(node: Any, values: Sequence[Value]) -> Union[Value, Sequence[Value]]:
+    """Return the value of a node's outputs, or that of each, by those of its inputs."""
+    handler, takes = _find_rule(type(node.op))
+    if handler is not None and "all" in takes:
+        return handler(node, values)
     if "items" not in takes:
         values = [plain(value) for value in values]
     kinds = {value.kind for value in values}
@@ -271,27 +251,23 @@ def _result(
         return values[1]
     if "unknown" in kinds:
         return next(value for value in values if value.kind == "unknown")
-    if found is None:
-        reasons = [value.reason for value in values if value.kind == "mixed"]
-        steady = all(value.steady for value in values)
-        return FIXED if steady else Value("unknown", reason=[*reasons, unknown(node).reason][0])
+    if handler is None:
+        refuse(not all(value.steady for value in values), "is an operation unknown to this check")
+        return FIXED
     by_place = "position" in kinds and "position" not in takes
     refuse(by_place, "computes with the positions of rows, which each rank counts from 0")
-    return _of_mixed(node, found, values) if "mixed" in kinds else found.handler(node, values)
+    return _of_mixed(node, handler, values) if "mixed" in kinds else handler(node, values)
 
 
-def _of_mixed(node: Any, found: _Rule, values: Sequence[Value]) -> Union[Value, Sequence[Value]]:
+def _of_mixed(node: Any, handler: Handler, values: Sequence[Value]) -> Any:
     """Return the values of a node some of whose inputs are mixed: those of rows or sums, mixed."""
     given = [value for value in values if value.kind == "mixed"]
     reason = given[0].reason
     if any(value.layout == "unshaped" for value in given):
         return Value("unknown", reason=reason)
-    kinds: Dict[Any, str] = {None: "sum"}
-    like = [
-        v._replace(kind=kinds.get(v.axis, "rows"), reason=None) if v.kind == "mixed" else v
-        for v in values
-    ]
-    result, name = found.handler(node, like), scalar_name(node)
+    kinds = {value: "sum" if value.axis is None else "rows" for value in given}
+    like = [v._replace(kind=kinds[v], reason=None) if v in given else v for v in values]
+    result, name = handler(node, like), scalar_name(node)
     outputs = [result] if isinstance(result, Value) else result
     # Shapes do not depend on what entries are, nor does what is filled in a shape.
     if type(node.op).__name__.startswith("Shape") or (name == "Second" and values[1] is like[1]):
