@@ -33,21 +33,6 @@ def _twice(comm: Communicator) -> Any:
     return [comm.barrier(), comm.barrier()]
 
 
-def end_by_abort(comm: Communicator) -> None:
-    """Waiting ranks are let go by abort; later calls raise on all."""
-    last = comm.size - 1
-    if comm.rank == last:
-        time.sleep(_SOON_S)
-        comm.abort("enough is enough")
-        comm.abort("and once more")
-    else:
-        caught = raises(AbortedError, "enough is enough", comm.barrier)
-        assert (caught.rank, caught.reason) == (last, "enough is enough")
-    for _ in range(2):
-        raises(AbortedError, "enough is enough", lambda: comm.all_reduce(np.ones(3)))
-    assert "aborted" in repr(comm)
-
-
 def end_by_another_thread(comm: Communicator) -> None:
     """The own wait, too, ends by abort from another thread."""
     if comm.rank == 0:
@@ -324,6 +309,7 @@ _WAITS: dict[str, Wait] = {
 
 
 def _end_in(which: str, how: str) -> Check:
+    """Return an end of a wait; later calls raise on all."""
     wait = _WAITS[which]
     error = {"abort": AbortedError, "close": PeerLost}[how]
 
@@ -335,6 +321,8 @@ def _end_in(which: str, how: str) -> Check:
             time.sleep(_SOON_S)
             if how == "abort":
                 comm.abort("no more")
+                comm.abort("and once more")
+                raises(AbortedError, "no more", comm.barrier)
             else:
                 comm.close()
                 comm.close()
@@ -342,14 +330,15 @@ def _end_in(which: str, how: str) -> Check:
             return
         caught = raises(error, "no more" if how == "abort" else f"rank {last}", lambda: wait(comm))
         assert caught.rank == last
-        raises(error, "", comm.barrier)
+        for _ in range(2):
+            raises(error, "", lambda: comm.all_reduce(np.ones(3)))
+        assert how == "close" or (caught.reason == "no more" and "aborted" in repr(comm))
 
     end.__name__ = f"end_in_{which}_by_{how}"
     return end
 
 
 ENDS: list[Check] = [
-    end_by_abort,
     end_by_another_thread,
     end_by_close_in_another_thread,
     end_by_exception,

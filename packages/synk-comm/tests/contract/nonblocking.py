@@ -13,12 +13,11 @@ from synk_comm.abc import Communicator, Request
 from synk_comm.exceptions import CommTimeout, MismatchError
 
 from .letters import ring
-from .tools import Check, bits, data, equal, raises
+from .tools import Check, bits, data, equal, equal_lists, raises
 
 LONG = 100_003
 """Elements, of several slots."""
 _PATIENCE_S = 20.0
-
 
 _BothWays = tuple[str, Callable[[], tuple[Any, ...]], dict[str, Any]]
 """A collective, to be made with and without waiting: method, fresh arguments, keywords."""
@@ -57,12 +56,6 @@ def _begin(comm: Communicator, call: _BothWays) -> Request:
 def _wait(comm: Communicator, call: _BothWays) -> Any:
     method, make, keywords = call
     return getattr(comm, method)(*make(), **keywords)
-
-
-def _equal_lists(expected: list[Any], got: list[Any]) -> None:
-    assert len(got) == len(expected)
-    for one, like in zip(got, expected):
-        equal(one, like)
 
 
 def _same_bits(one: Any, other: Any) -> None:
@@ -126,13 +119,13 @@ def check_begun_beside_other_calls(comm: Communicator) -> None:
             comm.isend(np.array([me, turn]), dest, tag=turn)
             second = comm.iall_gather(np.array(me + turn))
             if me % 2:
-                _equal_lists(list(np.arange(comm.size)), there.wait())
+                equal_lists(there.wait(), np.arange(comm.size))
                 comm.barrier()
             equal(got.wait(), [source, turn])
-            _equal_lists(list(np.arange(comm.size) + turn), second.wait())
+            equal_lists(second.wait(), np.arange(comm.size) + turn)
             if not me % 2:
                 comm.barrier()
-                _equal_lists(list(np.arange(comm.size)), there.wait())
+                equal_lists(there.wait(), np.arange(comm.size))
             equal(first.wait(), np.full(LONG, comm.size * (comm.size + 1) / 2))
 
 

@@ -11,17 +11,7 @@ from synk_comm.abc import Communicator
 from synk_comm.exceptions import MismatchError
 
 from .steps import REDUCTIONS, check, table
-from .tools import (
-    FOLDS,
-    Check,
-    data,
-    edges,
-    equal,
-    equal_reduced,
-    everywhere,
-    folded,
-    raises,
-)
+from .tools import FOLDS, Check, data, edges, equal, equal_reduced, everywhere, folded, raises
 
 
 def _parts(comm: Communicator, shape: tuple[int, ...], dtype: Any) -> list[Array]:

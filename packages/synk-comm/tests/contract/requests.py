@@ -113,9 +113,6 @@ def check_requests_to_oneself(comm: Communicator) -> None:
     equal(comm.recv(me), 2.5)
 
 
-# -- random programs ------------------------------------------------------------------------
-
-
 def _message(event: int) -> Array:
     """Return what is sent in an event."""
     length = (0, 1, 50, 3000, 90_000, 700_000)[event * 7 % 6]

@@ -86,6 +86,14 @@ def equal(got: Any, expected: Any) -> None:
         np.testing.assert_array_equal(got, expected)
 
 
+def equal_lists(got: list[Any], expected: Sequence[Any]) -> None:
+    """Raise unless two lists have equal arrays, or None, at the same places."""
+    assert [x is None for x in got] == [x is None for x in expected]
+    for x, value in zip(got, expected):
+        if value is not None:
+            equal(x, value)
+
+
 def bits(x: Array) -> Any:
     """Return what two arrays share if they are the same to the last bit that counts."""
     if x.dtype.char in "gG":  # padded, with anything
