@@ -7,6 +7,7 @@ import gc
 import signal
 import sys
 import time
+from contextlib import nullcontext
 from functools import partial
 from types import CodeType, FunctionType, ModuleType
 
@@ -175,11 +176,8 @@ class Acts:
 @pytest.fixture(scope="module", params=["serial", "parallel"])
 def acts(request, tmp_path_factory):
     usual = signal.signal(signal.SIGINT, signal.default_int_handler)
-    if request.param == "serial":
-        yield Acts("serial", tmp_path_factory.mktemp("whole"))
-    else:
-        with forked(2):
-            yield Acts("parallel", tmp_path_factory.mktemp("whole"))
+    with forked(2) if request.param == "parallel" else nullcontext():
+        yield Acts(request.param, tmp_path_factory.mktemp("whole"))
     signal.signal(signal.SIGINT, usual)
 
 
