@@ -39,7 +39,7 @@ def run_split(rule_updates, x):
         f_step()
 
 
-def made_with_floatx(floatx, dtype, rule, **settings):
+def made(floatx, dtype, rule, **settings):
     """Parameters of a dtype, and a rule's updates of them, made with this floatX: all have the
     parameters' dtype, and no number was rounded to float32 on the way."""
     x = T.matrix("x", dtype=dtype)

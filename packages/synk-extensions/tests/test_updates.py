@@ -13,7 +13,7 @@ from _update_graphs import (
     TOLERANCE,
     largest_difference,
     loss_of,
-    made_with_floatx,
+    made,
     make_params,
     run_split,
 )
@@ -83,7 +83,7 @@ def test_flat_vector_is_the_gradients_end_to_end_for_any_shapes(shapes, name):
 @pytest.mark.parametrize("name", SOME)
 @pytest.mark.parametrize("dtype, floatx", [("float32", "float64"), ("float64", "float32")])
 def test_everything_has_the_parameters_dtype_and_pattern_and_a_name(name, dtype, floatx):
-    params, split = made_with_floatx(floatx, dtype, getattr(updates, name), **CASES[name])
+    params, split = made(floatx, dtype, getattr(updates, name), **CASES[name])
     targets = [target for target, _ in split.param_updates]
     assert all(target.name or target is params[-1] for target in targets)
     assert len({id(target) for target in targets}) == len(targets)
@@ -161,11 +161,8 @@ def _wrong(w):
     )
     loss = T.sum(used * engine.gradient.disconnected_grad(cut))
     integers = engine.shared(np.arange(3), name="i")
-    yield (
-        ValueError,
-        r"not use params\[1\] \(v\), params\[2\] \(c\)",
-        (loss, [used, unused, cut], 0.1),
-    )
+    disconnected = (loss, [used, unused, cut], 0.1)
+    yield ValueError, r"not use params\[1\] \(v\), params\[2\] \(c\)", disconnected
     yield ValueError, "params is empty", (T.sum(w), [], 0.1)
     yield TypeError, "shared variable", (T.sum(w), [T.dvector("v")], 0.1)
     yield ValueError, "w is listed twice", (T.sum(w), [w, w], 0.1)

@@ -14,7 +14,7 @@ from _update_graphs import (
     TOLERANCE,
     largest_difference,
     loss_of,
-    made_with_floatx,
+    made,
     make_params,
     run_split,
 )
@@ -94,7 +94,7 @@ def test_a_gradient_that_is_not_a_number_is_not_hidden(name):
 @pytest.mark.parametrize("dtype, floatx", [("float32", "float64"), ("float64", "float32")])
 def test_everything_stays_in_the_parameters_dtype(dtype, floatx):
     rule = everything(updates.amsgrad)
-    _, split = made_with_floatx(floatx, dtype, rule, learning_rate=RATE)
+    _, split = made(floatx, dtype, rule, learning_rate=RATE)
     for target, expression in split.grad_updates + split.param_updates:
         assert expression.broadcastable == target.broadcastable
 

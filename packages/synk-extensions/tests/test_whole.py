@@ -185,12 +185,8 @@ def same(values, others):
     return all(map(np.array_equal, values, others))
 
 
-NAMES = ["resume", "rate", "set", "load"]
-STEPS = [29, pytest.param(1, marks=pytest.mark.nightly)]
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("name", ["resume", "rate", "set", "load"])
+@pytest.mark.parametrize("step", [29, pytest.param(1, marks=pytest.mark.nightly)])
 def test_ctrl_c_leaves_all_as_it_was_or_done(acts, name, step):
     if name not in acts.acts:
         pytest.skip("not of this kind")
