@@ -11,7 +11,7 @@ from typing import Any, Callable
 
 import numpy as np
 
-from synk_comm.abc import Communicator, Request
+from synk_comm.abc import Communicator
 from synk_comm.exceptions import (
     AbortedError,
     ClosedError,
@@ -21,7 +21,7 @@ from synk_comm.exceptions import (
     PeerLost,
 )
 
-from .tools import Check, equal, raises
+from .tools import Check, equal, raises, until
 
 Wait = Callable[[Communicator], Any]
 _SOON_S = 0.1
@@ -287,19 +287,13 @@ def end_with_two_threads(comm: Communicator) -> None:
         assert not first.is_alive()
 
 
-def _until_done(request: Request) -> None:
-    patience = time.monotonic() + 100 * _SOON_S
-    while not request.test():
-        assert time.monotonic() < patience
-
-
 _WAITS: dict[str, Wait] = {
     "barrier": lambda comm: comm.barrier(),
     "send": lambda comm: comm.send(np.zeros(30_000_000, "u1"), comm.size - 1),
     "recv": lambda comm: comm.recv(comm.size - 1, tag=3),
     "isend": lambda comm: comm.isend(np.zeros(30_000_000, "u1"), comm.size - 1).wait(),
     "irecv": lambda comm: comm.irecv(comm.size - 1, tag=3).wait(),
-    "test": lambda comm: _until_done(comm.irecv(comm.size - 1, out=np.zeros(3))),
+    "test": lambda comm: until(comm.irecv(comm.size - 1, out=np.zeros(3)).test),
     "a_large_call": lambda comm: comm.all_reduce(np.zeros(3_000_000)),
     "a_call_again": lambda comm: comm.all_reduce(np.zeros(3)),
     "a_first_begun_call": lambda comm: comm.iall_reduce(np.zeros(3)),

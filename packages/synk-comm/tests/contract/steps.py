@@ -30,8 +30,6 @@ from .tools import (
 REDUCTIONS = ["all_reduce", "reduce", "reduce_scatter", "split"]
 MOVES = ["broadcast", "scatter", "gather", "all_gather", "all_to_all", "ring"]
 LISTED = ["all_reduce", "reduce", "broadcast", "gather", "all_gather"]
-
-
 NOBODY = (False,) * 5
 
 
