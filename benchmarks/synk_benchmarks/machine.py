@@ -22,7 +22,7 @@ def describe(*packages: str, **more: str) -> dict[str, str]:
         "date": dt.datetime.now(dt.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "processor": processor(),
         "cores": _cores(),
-        "memory": _gigabytes(_meminfo("MemTotal")),
+        "memory": _memory(),
         "load before": _load(),
         "kernel": f"{platform.system()} {platform.release()}",
         "Python": f"{platform.python_implementation()} {platform.python_version()}",
@@ -80,13 +80,9 @@ def _version(name: str) -> str:
         return str(getattr(sys.modules.get(name.replace("-", "_")), "__version__", ""))
 
 
-def _meminfo(field: str) -> int:
-    found = _field("/proc/meminfo", field)
-    return int(found.split()[0]) * 1024 if found else 0
-
-
-def _gigabytes(nbytes: int) -> str:
-    return f"{nbytes / (1 << 30):.1f} GiB" if nbytes else "unknown"
+def _memory() -> str:
+    found = _field("/proc/meminfo", "MemTotal")
+    return f"{int(found.split()[0]) / (1 << 20):.1f} GiB" if found else "unknown"
 
 
 def _field(path: str, field: str) -> str:

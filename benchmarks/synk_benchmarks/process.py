@@ -28,16 +28,9 @@ def ask(command: Sequence[str], limit_s: float, environment: Mapping[str, str]) 
     Raises:
         Failed: it ended badly, or took longer than `limit_s`.
     """
+    how = {"env": environment, "stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
     try:
-        done = subprocess.run(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=limit_s,
-            check=False,
-        )
+        done = subprocess.run(command, timeout=limit_s, check=False, **how)
     except subprocess.TimeoutExpired:
         raise Failed(f"not done after {limit_s:.0f} s") from None
     if done.returncode:
@@ -72,16 +65,10 @@ class Process:
         self._limit_s = limit_s
         self._said: queue.Queue[str] = queue.Queue()
         with log.open("wb") as errors:
-            self._process = subprocess.Popen(
-                command,
-                env=environment,
-                cwd=folder,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                start_new_session=True,  # so that its children can be ended with it
-            )
+            # In a session of its own, so that its children can be ended with it.
+            how = {"env": environment, "cwd": folder, "text": True, "start_new_session": True}
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": errors}
+            self._process = subprocess.Popen(command, **how, **pipes)
         assert self._process.stdin is not None  # noqa: S101 - it is a pipe
         assert self._process.stdout is not None  # noqa: S101 - it is a pipe
         self._input = self._process.stdin

@@ -9,7 +9,6 @@ import json
 import sys
 from math import log2
 from pathlib import Path
-from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 PICTURE = ROOT / "docs/speed.svg"
@@ -40,24 +39,6 @@ STYLE = """
 """
 
 
-class Bar(NamedTuple):
-    """One contender on some devices; the rate is per second, more is better."""
-
-    contender: str
-    devices: int
-    text: str
-    rate: float
-
-
-def training(network: str) -> list[Bar]:
-    """Return images per second: of each contender, by number of GPUs, its fastest variant."""
-    return [
-        Bar(contender, int(gpus), f"{rate:.0f}, {gpus} GPU{'s' * (gpus > '1')}", rate)
-        for contender in (PLAIN, TORCH, OURS)
-        for gpus, rate in FIGURES["speed"][network][contender].items()
-    ]
-
-
 def speedups(what: str) -> dict[int, float]:
     """Return by ranks how many times as fast as one process they compute this."""
     table = FIGURES["scaling"]
@@ -66,24 +47,23 @@ def speedups(what: str) -> dict[int, float]:
     return {1: 1.0, **{n: float(cell.split()[0]) for n, cell in zip(ranks, row[1:])}}
 
 
-def panel(title: str, bars: list[Bar], top: int) -> tuple[list[str], int]:
-    """Return the elements of one panel, and its lower end; most of our devices have the ideal."""
-    (one,) = (bar.rate for bar in bars if (bar.contender, bar.devices) == (OURS, 1))
-    most = max(bar.devices for bar in bars)
+def panel(title: str, network: str, top: int) -> tuple[list[str], int]:
+    """Return the elements of a network's panel, and its lower end: images per second, of each
+    contender, by number of GPUs, its fastest variant. Most of our devices have the ideal."""
+    figures = FIGURES["speed"][network]
+    one, most = figures[OURS]["1"], max(int(gpus) for rates in figures.values() for gpus in rates)
     lines = [f'<text class="title" x="4" y="{top + 16}">{title}</text>']
-    y = top + TITLE
-    for place, bar in enumerate(bars):
-        if not place or bars[place - 1].contender != bar.contender:
-            y += GAP * (place > 0)
-            lines.append(f'<text class="name" x="{LEFT - 6}" y="{y + 13}">{bar.contender}</text>')
-        length = (IDEAL - LEFT) * bar.rate / (most * one)
-        look = (
-            f'fill="{COLOURS[bar.contender]}" fill-opacity="{0.4 + 0.6 * bar.devices / most:.2f}"'
-        )
-        size = f'width="{length:.1f}" height="{BAR - 2}"'
-        lines.append(f'<rect x="{LEFT}" y="{y}" {size} {look}/>')
-        lines.append(f'<text class="value" x="{WIDTH - 4}" y="{y + 11}">{bar.text}</text>')
-        y += BAR
+    y = top + TITLE - GAP
+    for contender in (PLAIN, TORCH, OURS):
+        y += GAP
+        lines.append(f'<text class="name" x="{LEFT - 6}" y="{y + 13}">{contender}</text>')
+        for gpus, rate in figures[contender].items():
+            look = f'fill="{COLOURS[contender]}" fill-opacity="{0.4 + 0.6 * int(gpus) / most:.2f}"'
+            size = f'width="{(IDEAL - LEFT) * rate / (most * one):.1f}" height="{BAR - 2}"'
+            text = f"{rate:.0f}, {gpus} GPU{'s' * (gpus > '1')}"
+            lines.append(f'<rect x="{LEFT}" y="{y}" {size} {look}/>')
+            lines.append(f'<text class="value" x="{WIDTH - 4}" y="{y + 11}">{text}</text>')
+            y += BAR
     lines.append(f'<path d="M{IDEAL} {top + 20} V{y}"/>')
     lines.append(f'<text class="ideal" x="{IDEAL}" y="{top + 15}">ideal</text>')
     return lines, y + 8
@@ -123,11 +103,8 @@ def drawn() -> str:
     """Return the picture."""
     lines: list[str] = []
     y = 0
-    for title, bars in (
-        ("ResNet-50, images/s", training("resnet")),
-        ("VGG-16, images/s", training("vgg")),
-    ):
-        added, y = panel(title, bars, y)
+    for title, network in (("ResNet-50, images/s", "resnet"), ("VGG-16, images/s", "vgg")):
+        added, y = panel(title, network, y)
         lines += added
     added, y = curves("CPU: speed-up by number of ranks", y + 4)
     lines += added

@@ -170,12 +170,10 @@ def posterior(options: Options) -> Iterator[Row]:
                 processes[name].append(one)
             values[name] = [json.loads(one.hear(READY)) for one in processes[name]]
         taken: dict[str, list[float]] = {name: [] for name in ways}
-        for number, name in turns(list(ways), options.rounds, warm=True):
+        for _, name in turns(list(ways), options.rounds + 1):
             for one in processes[name]:
                 one.tell("go")
-            seconds = max(float(one.hear("took")) for one in processes[name])
-            if number >= 0:
-                taken[name].append(seconds)
+            taken[name].append(max(float(one.hear("took")) for one in processes[name]))
         for one in itertools.chain(*processes.values()):
             one.finish()
     expected = np.array(values[ALONE][0])
@@ -184,15 +182,11 @@ def posterior(options: Options) -> Iterator[Row]:
         name: f"differs by {np.max(np.abs(np.array(values[name][0]) - expected) / scale):.1e}"
         for name in (TWO, ONE)
     }
-    cells = {name: Cell(tuple(samples), notes.get(name, "")) for name, samples in taken.items()}
+    cells = {name: Cell(tuple(times[1:]), notes.get(name, "")) for name, times in taken.items()}
     yield Row("posterior", f"logp and dlogp of {rows} rows", cells)
 
 
-PARTS: dict[str, Callable[[Options], Iterator[Row]]] = {
-    "call": call,
-    "start": start,
-    "posterior": posterior,
-}
+PARTS = {"call": call, "start": start, "posterior": posterior}
 
 
 def _busy_s(way: Callable[[], object], calls: int = 300) -> float:

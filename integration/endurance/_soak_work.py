@@ -70,16 +70,10 @@ class Life:
             [x], [*reduced, (z, "gather")], bcast_inputs=[y], name="plain"
         )
         self._update = runtime.function(
-            [x],
-            (t.sum(), "sum"),
-            updates=[(self._s, 0.5 * self._s + t.mean(0))],
-            name="update",
+            [x], (t.sum(), "sum"), updates=[(self._s, 0.5 * self._s + t.mean(0))], name="update"
         )
         self._sliced = runtime.function(
-            [],
-            [(d.sum(0), "sum"), (d.max(0), "max")],
-            sliceable_shareds=[self._d],
-            name="sliced",
+            [], [(d.sum(0), "sum"), (d.max(0), "max")], sliceable_shareds=[self._d], name="sliced"
         )
         self._touchy = runtime.function(
             [x], (t.sum(), "sum"), updates=[(self._u, self._u + 1)], name="touchy"
@@ -103,8 +97,6 @@ class Life:
         began = time.monotonic()
         self.runtime.close()
         return time.monotonic() - began
-
-    # ---- calls ---------------------------------------------------------------------------------
 
     def _rows(self, n: int) -> Any:
         """Return a `batch` of any kind that selects at least one of `n` rows."""
@@ -154,8 +146,6 @@ class Life:
         mean = np.average(before, axis=0, weights=self._update.rows) / 2 + x.mean(0)
         close(self.runtime.collectives.gather(self._s), [mean] * self.size)
 
-    # ---- arrays in shared memory ---------------------------------------------------------------
-
     def data_changes(self) -> None:
         """Create, grow, shrink, empty, write or drop a `Data`, and compute with it."""
         rng = self.rng
@@ -193,8 +183,6 @@ class Life:
         np.testing.assert_array_equal(data.data, model)
         self._call_plain(data, model)
 
-    # ---- collectives ---------------------------------------------------------------------------
-
     def collective(self) -> None:
         rng, collectives, s = self.rng, self.runtime.collectives, self._s
         op, what = str(rng.choice(list(REDUCE))), rng.choice(COLLECTIVES)
@@ -225,8 +213,6 @@ class Life:
             expected[rank] = value
         close(collectives.gather(s), expected)
 
-    # ---- what comes and goes -------------------------------------------------------------------
-
     def distribute(self) -> None:
         """Use a new function and a new variable once, and drop them."""
         x = T.dmatrix("x")
@@ -250,8 +236,6 @@ class Life:
         spans = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
         assert {span["pid"] for span in spans} == set(range(self.size))
         path.unlink()
-
-    # ---- failures ------------------------------------------------------------------------------
 
     def failure(self) -> None:
         """Have one rank raise: the error names it, and no rank has changed."""

@@ -308,12 +308,7 @@ def main() -> None:
         at = time.monotonic()
         while children() and time.monotonic() < at + GRACE_S:
             time.sleep(0.002)
-        tell(
-            "caught",
-            **caught,
-            children=len(children()),
-            descriptors=len(descriptors()),
-        )
+        tell("caught", **caught, children=len(children()), descriptors=len(descriptors()))
 
 
 if __name__ == "__main__":

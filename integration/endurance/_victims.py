@@ -34,14 +34,8 @@ class Victim(Program):
         self.descriptors: Optional[int] = None
         # Nothing is compiled but what Theano itself needs, once.
         flags = f"mode=FAST_COMPILE,base_compiledir={folder / 'theano'}"
-        super().__init__(
-            VICTIM,
-            environment={
-                "SYNKHRONOS_USE_GPU": "0",
-                "THEANO_FLAGS": flags,
-                "TMPDIR": str(self.temporary),
-            },
-        )
+        environment = {"THEANO_FLAGS": flags, "TMPDIR": str(self.temporary)}
+        super().__init__(VICTIM, environment={"SYNKHRONOS_USE_GPU": "0", **environment})
 
     def event(self, until: float) -> Optional[dict[str, Any]]:
         """Return the next thing that it tells; None if there is none until this moment, or ever."""

@@ -143,7 +143,8 @@ class Trials:
         if program.descriptors is None:
             program.descriptors = event["descriptors"]
         descriptors = max(event["descriptors"] - program.descriptors, 0)
-        self._look(program, family, trial, event["children"], descriptors)
+        left = (event["children"], in_memory(family), descriptors, taken_away(program.temporary))
+        trial["left"] = dict(zip(LEAKS, left))
         if not event["closed"]:
             raise Trouble(f"the runtime is still open after {event['type']}: {event['message']}")
         return event
@@ -173,17 +174,8 @@ class Trials:
                 raise Trouble(f"left behind: {described(descendants(os.getpid()))}")
             time.sleep(0.002)
         trial["seconds"] = time.monotonic() - killed_at
-        self._look(program, family, trial, len(children()), 0)  # a dead process has none open
-
-    def _look(
-        self,
-        program: Victim,
-        family: Optional[str],
-        trial: dict[str, Any],
-        processes: int,
-        descriptors: int,
-    ) -> None:
-        left = (processes, in_memory(family), descriptors, taken_away(program.temporary))
+        # A dead process has no descriptor open.
+        left = (len(children()), in_memory(family), 0, taken_away(program.temporary))
         trial["left"] = dict(zip(LEAKS, left))
 
     def end(self) -> None:

@@ -31,8 +31,6 @@ import synk_shm
 
 MIB = 2**20
 SAMPLE_S = 1.0
-
-
 _PLACES = 12.0
 """Functions that Python has not collected yet, Data that are there, and what is just new."""
 BOUNDS = {
@@ -186,10 +184,7 @@ def soak(seconds: float, least: int, seed: int, size: int, backend: str) -> dict
         "calls": sum(acts.values()),
         "lives": len(closes),
         "acts": dict(acts.most_common()),
-        "close_s": {
-            "median": round(float(np.median(closes)), 4),
-            "worst": round(max(closes), 4),
-        },
+        "close_s": {"median": round(float(np.median(closes)), 4), "worst": round(max(closes), 4)},
         "growths": growths(samples),
         "growths_in_one_runtime": growths(in_one_runtime(samples)),
         "samples": samples,

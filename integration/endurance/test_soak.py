@@ -48,16 +48,12 @@ def samples(leak: float = 0.0) -> list[dict[str, float]]:
     levels.update({name: 3.0 for name in levels if "threads" in name})
     found = []
     for second in range(600):
+        one = {"seconds": float(second), "runtime": second // 70}
         saw = (second % 70) / 70  # what comes with each runtime, and goes with it
-        noise = {name: level * (0.03 * rng.normal() + 0.1 * saw) for name, level in levels.items()}
-        grown = 1 + leak / 100 * second / 60
-        found.append(
-            {"seconds": float(second), "runtime": second // 70}
-            | {
-                name: level * grown + (0 if "threads" in name else noise[name])
-                for name, level in levels.items()
-            }
-        )
+        for name, level in levels.items():
+            noise = 0 if "threads" in name else 0.03 * rng.normal() + 0.1 * saw
+            one[name] = level * (1 + leak / 100 * second / 60 + noise)
+        found.append(one)
     return found
 
 

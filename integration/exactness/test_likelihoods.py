@@ -9,7 +9,6 @@ import pytest
 
 pm = pytest.importorskip("pymc", reason="needs PyMC 6, on Python 3.12 or newer")
 
-
 import pytensor.tensor as pt  # noqa: E402, F401 - in the tables
 
 from synkhronos.exceptions import InputValueError, NotExact  # noqa: E402

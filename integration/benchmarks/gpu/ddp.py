@@ -124,13 +124,11 @@ class Loader:
         self._order: Any = np.empty(0, np.int64)
         self._generator = np.random.default_rng(2)  # the same on all ranks, which take shares
         cuda = device.type == "cuda"
-        self._locked = [
-            (
-                torch.empty((batch, *data.shape[1:]), pin_memory=cuda),
-                torch.empty(batch, dtype=labels.dtype, pin_memory=cuda),
-            )
-            for _ in range(2)
-        ]
+
+        def locked(like: Any) -> Any:
+            return torch.empty((batch, *like.shape[1:]), dtype=like.dtype, pin_memory=cuda)
+
+        self._locked = [(locked(data), locked(labels)) for _ in range(2)]
         self._turn = 0
         self._stream = torch.cuda.Stream(device) if cuda and ahead else None
         self._thread = None

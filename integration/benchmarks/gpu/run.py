@@ -45,17 +45,15 @@ FLAGS = {
 
 def jobs(only: Sequence[str], gpus: Sequence[int]) -> Iterator[tuple[str, str, int]]:
     """Yield the kind, network and number of GPUs of each process that a run needs."""
-    for n in sorted(set(gpus)):
-        if "allreduce" in only and n > 1:
-            yield "collectives", "", n
+    gpus = sorted(set(gpus))
+    if "allreduce" in only:
+        yield from (("collectives", "", n) for n in gpus if n > 1)
     for network in NETWORKS:
         if network in only:
             yield "plain", network, 1
-            for n in sorted(set(gpus)):
-                yield "ours", network, n
-    for n in sorted(set(gpus)):
-        if "ddp" in only:
-            yield "ddp", "", n
+            yield from (("ours", network, n) for n in gpus)
+    if "ddp" in only:
+        yield from (("ddp", "", n) for n in gpus)
 
 
 def main() -> int:

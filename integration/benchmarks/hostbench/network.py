@@ -78,19 +78,10 @@ class Hosts:
 
     def command(self, mpiexec: str, ranks_each: int = 1) -> list[str]:
         """Return the command that starts ranks on all hosts, up to their program."""
-        inside = [*self.inside_network("h1"), mpiexec]
-        count = str(ranks_each * len(self.names))
         remote = ["-launcher", "ssh", "-launcher-exec", str(self.folder / "remote")]
-        return [
-            *inside,
-            *remote,
-            "-hosts",
-            ",".join(self.names),
-            "-ppn",
-            str(ranks_each),
-            "-n",
-            count,
-        ]
+        ranks = ["-ppn", str(ranks_each), "-n", str(ranks_each * len(self.names))]
+        begin = [*self.inside_network("h1"), mpiexec, *remote]
+        return [*begin, "-hosts", ",".join(self.names), *ranks]
 
     def namespace(self, name: str) -> str:
         """Return the name of a host's network namespace."""

@@ -94,10 +94,8 @@ def main(path: Path, rounds: int, budget_s: float, largest: int) -> None:
         }
         calls = {name: calls_for(budget_s, way, 5 * budget_s) for name, way in ways.items()}
         samples: dict[str, list[float]] = {name: [] for name in ways}
-        for number, name in turns(list(ways), rounds, warm=True):
-            taken = ways[name](calls[name])
-            if number >= 0:
-                samples[name].append(taken)
+        for _, name in turns(list(ways), rounds):
+            samples[name].append(ways[name](calls[name]))
         write_row(path, row_of("orders", title, samples))
     synk.close()
 

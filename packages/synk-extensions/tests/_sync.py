@@ -9,6 +9,7 @@ import warnings
 import numpy as np
 from _training import StopAt, everywhere
 
+import synkhronos as synk
 from synk_testing.engine import T, engine
 from synkhronos.extensions import sync, updates
 from synkhronos.extensions.train import Trainer, make_train_function
@@ -125,12 +126,13 @@ EVERY = 3
 
 class Training:
     def __init__(self, rule=None, folder=None, stop=None, update=updates.momentum, **settings):
-        self.model = Linear()
-        model = self.model
+        model = self.model = Linear()
         self.rule = RULES[rule](model.params, EVERY) if rule else None
         self.train = make_train_function(
             model.loss, model.params, [model.x, model.y], update, RATE, sync=self.rule
         )
+        if "valid_data" in settings:
+            settings["valid"] = synk.function([model.x, model.y], model.loss)
         if stop:
             settings["callbacks"] = [StopAt(stop)]
         self.trainer = Trainer(

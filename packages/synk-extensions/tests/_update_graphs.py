@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from _update_problem import NAMES, data, start_values
 
-from synk_testing.engine import IS_THEANO, T, engine
+from synk_testing.engine import IS_THEANO, T, change_flags, engine
 
 # NumPy computes, so that hundreds of small graphs need no C compiler; what is under test are the
 # graphs, and these are the same. test_train.py runs the rules compiled.
@@ -37,6 +37,23 @@ def run_split(rule_updates, x):
     for batch in data():
         f_grad(batch)
         f_step()
+
+
+def made(floatx, dtype, rule, **settings):
+    """Parameters of a dtype, and a rule's updates of them, made with this floatX: all have the
+    parameters' dtype, and no number was rounded to float32 on the way."""
+    x = T.matrix("x", dtype=dtype)
+    with change_flags(floatX=floatx):
+        params = make_params(dtype)
+        split = rule(loss_of(x, *params), params, **settings)
+    for target, expression in split.grad_updates + split.param_updates:
+        assert expression.dtype == target.dtype == dtype
+    if dtype == "float64":
+        run_split(split, x)
+        twins = make_params(dtype)
+        run_split(rule(loss_of(x, *twins), twins, **settings), x)
+        assert largest_difference(params, [t.get_value() for t in twins]) <= TOLERANCE
+    return params, split
 
 
 def largest_difference(params, expected):

@@ -1,5 +1,8 @@
 """The small problem on which update rules are tried, and the papers' formulas, in NumPy alone.
 
+It has parameters of all kinds of shapes, and a loss that is not quadratic. A formula is a generator
+for one parameter, fed with gradients.
+
 PyTorch, whose numbers torch_reference.json has, solved this problem.
 """
 
@@ -22,8 +25,6 @@ CASES = {
     "amsgrad": {"learning_rate": 0.02, "beta1": 0.8, "beta2": 0.95, "epsilon": 1e-6},
     "adamax": {"learning_rate": 0.02, "beta1": 0.8, "beta2": 0.95, "epsilon": 1e-6},
 }
-
-# ---- parameters of all kinds of shapes, and a loss that is not quadratic ----
 
 NAMES = ["W", "b", "column", "scale", None]
 SHAPES = [(4, 3), (3,), (3, 1), (), (1, 1)]
@@ -53,9 +54,6 @@ def numpy_gradients(x, W, b, column, scale, last):
         (d_out * z).sum(),
         d_out.sum().reshape(1, 1),
     ]
-
-
-# ---- the formulas of the papers, for one parameter: a generator fed with gradients ----
 
 
 def _sgd(p, learning_rate):

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from _training import everywhere, forked
 
 import synkhronos as synk
-from synk_testing import children
 from synkhronos.extensions import updates
 from synkhronos.extensions.lasagne import convert
 from synkhronos.extensions.train import make_train_function
@@ -27,11 +27,8 @@ ROWS, CLASSES, TOLERANCE = 7, 3, 1e-9
 
 @pytest.fixture(scope="module")
 def three_ranks():
-    before = children()
-    synk.fork(3, use_gpu=False, verbose=False)
-    yield
-    synk.close()
-    assert children() <= before
+    with forked(3):
+        yield
 
 
 def recurrent(x):
@@ -100,6 +97,5 @@ def test_steps_on_ranks_are_those_of_one_process(three_ranks, name):
         assert abs(f(x, y) - g(x, y)) < TOLERANCE
     expected = layers.get_all_param_values(single)
     assert all(np.abs(new - old).max() > 1e-3 for old, new in zip(start, expected) if new.any())
-    for held, value in zip(layers.get_all_params(divided), expected):
-        for rank in range(3):
-            assert np.abs(synk.get_value(rank, held) - value).max() < TOLERANCE
+    for held in everywhere(layers.get_all_params(divided)):
+        assert all(np.abs(one - value).max() < TOLERANCE for one, value in zip(held, expected))

@@ -44,9 +44,6 @@ def drawn(axes, label):
     return [list(values) for values in line.get_data()]
 
 
-# Scaling.
-
-
 def test_scaling_is_measured_rates_beside_linear_ones():
     figure = plot_scaling(STRONG[::-1], title="a call of 1200 rows")
     rates, efficiency = figure.axes
@@ -89,9 +86,6 @@ def test_results_that_cannot_be_drawn():
             plot_scaling(results)
     with pytest.raises(InputTypeError, match="got dict, expected a list of measurements"):
         plot_scaling(STRONG[0])
-
-
-# Training.
 
 
 def test_training_curves(written):
@@ -144,9 +138,6 @@ def test_a_file_that_is_no_log(written, tmp_path):
         plot_training(tmp_path / "a.png")
     with pytest.raises(FileNotFoundError, match=r"nowhere\.csv"):
         plot_training(tmp_path / "nowhere.csv")
-
-
-# Both.
 
 
 def test_figures_are_written_and_show_themselves(written, tmp_path):

@@ -5,17 +5,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from _sync import (
-    RATE,
-    RULES,
-    Linear,
-    Ranks,
-    no_warning,
-    require_equal,
-    rows,
-    together,
-)
-from _training import everywhere
+from _sync import RATE, RULES, Linear, Ranks, no_warning, require_equal, rows, together
+from _training import everywhere, forked
 
 import synkhronos as synk
 from synkhronos.extensions import updates
@@ -29,9 +20,8 @@ BATCH = 9  # of 41 rows: uneven shares on 2 and 4 ranks, five rows in the last b
 
 @pytest.fixture(scope="module", params=SIZES, ids=lambda n: f"{n}-ranks")
 def ranks(request):
-    synk.fork(request.param, use_gpu=False, verbose=False)
-    yield request.param
-    synk.close()
+    with forked(request.param):
+        yield request.param
 
 
 def made(name, params, every, alpha):
@@ -79,11 +69,7 @@ def test_rules_in_a_training_step(ranks, name, every, alpha, flat):
     with no_warning():
         rule = made(name, model.params, every, alpha)
         train = make_train_function(
-            model.loss,
-            model.params,
-            [model.x, model.y],
-            updates.momentum,
-            RATE,
+            *(model.loss, model.params, [model.x, model.y], updates.momentum, RATE),
             momentum=0.8,
             flat=flat,
             sync=rule,

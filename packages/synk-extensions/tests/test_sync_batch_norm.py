@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from _training import forked
 from lasagne.layers import (
     Conv2DLayer,
     DenseLayer,
@@ -22,7 +23,6 @@ from lasagne.layers import (
 )
 
 import synkhronos as synk
-from synk_testing import children
 from synkhronos.extensions import updates
 from synkhronos.extensions.lasagne import SyncBatchNormLayer, convert, sync_batch_norm
 from synkhronos.extensions.train import make_train_function
@@ -94,10 +94,7 @@ class Net:
         self.top = NonlinearityLayer(layer, T.nnet.softmax)
         self.params = get_all_params(self.top, trainable=True)
         self.averages = get_all_params(self.top, trainable=False)
-        self.loss = self.loss_of(get_output(self.top))
-
-    def loss_of(self, output):
-        return T.nnet.categorical_crossentropy(output, self.y).mean()
+        self.loss = T.nnet.categorical_crossentropy(get_output(self.top), self.y).mean()
 
     def values(self):
         return [held.get_value() for held in (*self.params, *self.averages)]
@@ -132,11 +129,8 @@ def largest(pairs):
 )
 def processes(request):
     """Fork."""
-    before = children()
-    assert synk.fork(request.param, use_gpu=False, verbose=False) == request.param
-    yield request.param
-    synk.close()
-    assert children() <= before
+    with forked(request.param):
+        yield request.param
 
 
 # Convolutions exist in C only.
@@ -259,12 +253,12 @@ def test_what_is_not_converted(ordinary):
 
 
 def test_errors():
-    with pytest.raises(ValueError, match="expected axis 0"):
-        SyncBatchNormLayer((3, 4), axes=1)
+    for message, shape, how in (
+        ("expected axis 0", (3, 4), {"axes": 1}),
+        ("got axes 'rows'", (3, 4), {"axes": "rows"}),
+        ("expected sizes for all axes", (3, None), {}),
+        ("got cost 'median'", (3, 4), {"cost": "median"}),
+    ):
+        with pytest.raises(ValueError, match=message):
+            SyncBatchNormLayer(shape, **how)
     assert SyncBatchNormLayer((3, 4), axes=np.int64(0)).axes == (0,)
-    with pytest.raises(ValueError, match="got axes 'rows'"):
-        SyncBatchNormLayer((3, 4), axes="rows")
-    with pytest.raises(ValueError, match="expected sizes for all axes"):
-        SyncBatchNormLayer((3, None))
-    with pytest.raises(ValueError, match="got cost 'median'"):
-        SyncBatchNormLayer((3, 4), cost="median")

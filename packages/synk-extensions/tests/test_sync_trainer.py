@@ -20,13 +20,11 @@ from _sync import (
 )
 from _training import assert_same, everywhere, forked, without_seconds
 
-import synkhronos as synk
 from synkhronos.extensions import updates
 from synkhronos.extensions.train import (
     CheckpointError,
     EarlyStopping,
     Trainer,
-    make_train_function,
     make_train_function_theano,
 )
 
@@ -40,24 +38,10 @@ def two_ranks():
 @pytest.mark.parametrize("name", RULES)
 def test_epochs_end_with_the_common_parameters_and_their_validation(two_ranks, name):
     x, y = rows(ROWS)
-    x_valid, y_valid = rows(23, seed=8)
-    model = Linear()
-    rule = RULES[name](model.params, EVERY)
+    valid_data = x_valid, y_valid = rows(23, seed=8)
     with no_warning():
-        train = make_train_function(
-            model.loss, model.params, [model.x, model.y], updates.sgd, RATE, sync=rule
-        )
-        valid = synk.function([model.x, model.y], model.loss)
-        trainer = Trainer(
-            train,
-            (x, y),
-            BATCH,
-            valid=valid,
-            valid_data=(x_valid, y_valid),
-            shuffle=False,
-            verbose=False,
-        )
-        history = trainer.run(3)
+        training = Training(name, update=updates.sgd, valid_data=valid_data, shuffle=False)
+        history = training.trainer.run(3)
     expected = Ranks(2, name, EVERY, alpha=0.45)
     for epoch in range(3):
         for start in range(0, ROWS, BATCH):
@@ -66,7 +50,7 @@ def test_epochs_end_with_the_common_parameters_and_their_validation(two_ranks, n
         theta = expected.replicas[0]
         loss = np.mean((x_valid @ theta[:-1] + theta[-1] - y_valid) ** 2)
         assert history["valid_loss"][epoch] == pytest.approx(loss, rel=1e-12)
-    replicas = together(everywhere(model.params))
+    replicas = together(everywhere(training.model.params))
     np.testing.assert_allclose(replicas, expected.replicas, rtol=1e-12)
     assert (replicas[0] == replicas[1]).all()
 

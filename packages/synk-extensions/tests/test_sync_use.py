@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from _sync import RATE, RULES, START, Linear, rows, together
-from _training import everywhere
+from _training import everywhere, forked
 
 import synkhronos as synk
 from synk_testing.engine import T, engine
@@ -16,9 +16,8 @@ from synkhronos.extensions.train import make_train_function
 
 @pytest.fixture(scope="module")
 def two_ranks():
-    synk.fork(2, use_gpu=False, verbose=False)
-    yield
-    synk.close()
+    with forked(2):
+        yield
 
 
 def test_the_first_step_gives_all_ranks_the_masters_parameters(two_ranks):
@@ -29,9 +28,6 @@ def test_the_first_step_gives_all_ranks_the_masters_parameters(two_ranks):
     replicas = together(everywhere(model.params))
     np.testing.assert_array_equal(replicas, [START, START])
     np.testing.assert_array_equal(together(everywhere(rule.centre)), [START, START])
-
-
-# Failures
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -80,26 +76,22 @@ def test_a_local_step_that_fails_is_not_counted(two_ranks):
     assert rule.steps == 1
 
 
-# Arguments
-
-
 @pytest.mark.parametrize("make", RULES.values())
 def test_bad_arguments_are_refused(two_ranks, make):
     p, n = engine.shared(np.zeros(3), name="p"), engine.shared(np.arange(3), name="n")
-    for every in (0, -2):
-        with pytest.raises(ValueError, match=rf"every is {every}; expected at least 1 step"):
-            make(p, every)
-    for every in (1.5, "2", None, True):
-        with pytest.raises(TypeError, match=r"every is .*expected a number of steps, an integer"):
-            make(p, every)
-    with pytest.raises(TypeError, match="parameter n has dtype int64; expected a floating-point"):
-        make([p, n], 2)
-    with pytest.raises(TypeError, match=r"params\[0\] is .*expected a .* shared variable"):
-        make([T.dvector()], 2)
-    with pytest.raises(ValueError, match="params is empty"):
-        make([], 2)
-    with pytest.raises(ValueError, match="parameter p is listed twice"):
-        make([p, p], 2)
+    for error, message, params, every in (
+        *(
+            (ValueError, f"every is {every}; expected at least 1 step", p, every)
+            for every in (0, -2)
+        ),
+        *((TypeError, "number of steps, an integer", p, every) for every in (1.5, "2", None, True)),
+        (TypeError, "parameter n has dtype int64; expected a floating-point", [p, n], 2),
+        (TypeError, r"params\[0\] is .*expected a .* shared variable", [T.dvector()], 2),
+        (ValueError, "params is empty", [], 2),
+        (ValueError, "parameter p is listed twice", [p, p], 2),
+    ):
+        with pytest.raises(error, match=message):
+            make(params, every)
     rule = make(p, np.int64(2))
     with pytest.raises(TypeError, match=r"expected f\.delayed"):
         rule.step(3)

@@ -31,30 +31,25 @@ def _is_matrix(param):
     return param.ndim > 1
 
 
+decoupled = updates.decoupled_weight_decay
+
+
+def several(rule):
+    rule = decoupled(updates.clip_by_global_norm(rule, 0.6), 0.4)
+    return updates.value_constraint(updates.norm_constraint(rule, 0.9), -0.3, 0.4)
+
+
 # PyTorch's case -> (the same rule here, its settings)
 CASES = {
     "momentum, clip_grad_norm_": (updates.clip_by_global_norm(updates.momentum, 0.6), MOMENTUM),
     "momentum, clip_grad_value_": (updates.clip_by_value(updates.momentum, 0.2), MOMENTUM),
     "momentum, weight_decay": (updates.weight_decay(updates.momentum, 0.3), MOMENTUM),
     "adam, weight_decay of matrices": (updates.weight_decay(updates.adam, 0.3, _is_matrix), ADAM),
-    "AdamW": (updates.decoupled_weight_decay(updates.adam, 0.4), ADAM),
-    "AdamW of matrices, amsgrad": (
-        updates.decoupled_weight_decay(updates.amsgrad, 0.4, _is_matrix),
-        ADAM,
-    ),
+    "AdamW": (decoupled(updates.adam, 0.4), ADAM),
+    "AdamW of matrices, amsgrad": (decoupled(updates.amsgrad, 0.4, _is_matrix), ADAM),
     "momentum, renorm": (updates.norm_constraint(updates.momentum, 0.9), MOMENTUM),
     "adam, clamp": (updates.value_constraint(updates.adam, -0.3, 0.4), ADAM),
-    "clip_grad_norm_, AdamW, renorm, clamp": (
-        updates.value_constraint(
-            updates.norm_constraint(
-                updates.decoupled_weight_decay(updates.clip_by_global_norm(updates.adam, 0.6), 0.4),
-                0.9,
-            ),
-            -0.3,
-            0.4,
-        ),
-        ADAM,
-    ),
+    "clip_grad_norm_, AdamW, renorm, clamp": (several(updates.adam), ADAM),
 }
 
 

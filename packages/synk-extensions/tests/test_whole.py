@@ -7,6 +7,7 @@ import gc
 import signal
 import sys
 import time
+from contextlib import nullcontext
 from functools import partial
 from types import CodeType, FunctionType, ModuleType
 
@@ -175,11 +176,8 @@ class Acts:
 @pytest.fixture(scope="module", params=["serial", "parallel"])
 def acts(request, tmp_path_factory):
     usual = signal.signal(signal.SIGINT, signal.default_int_handler)
-    if request.param == "serial":
-        yield Acts("serial", tmp_path_factory.mktemp("whole"))
-    else:
-        with forked(2):
-            yield Acts("parallel", tmp_path_factory.mktemp("whole"))
+    with forked(2) if request.param == "parallel" else nullcontext():
+        yield Acts(request.param, tmp_path_factory.mktemp("whole"))
     signal.signal(signal.SIGINT, usual)
 
 
@@ -187,12 +185,8 @@ def same(values, others):
     return all(map(np.array_equal, values, others))
 
 
-NAMES = ["resume", "rate", "set", "load"]
-STEPS = [29, pytest.param(1, marks=pytest.mark.nightly)]
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("name", ["resume", "rate", "set", "load"])
+@pytest.mark.parametrize("step", [29, pytest.param(1, marks=pytest.mark.nightly)])
 def test_ctrl_c_leaves_all_as_it_was_or_done(acts, name, step):
     if name not in acts.acts:
         pytest.skip("not of this kind")

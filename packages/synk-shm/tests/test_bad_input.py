@@ -42,14 +42,6 @@ def test_attach_takes_names_and_handles_only():
             shm.attach(wrong)
 
 
-def test_longest_name(given):
-    name = given("x").ljust(22, "x")
-    a = shm.ones(2, name=name)
-    assert shm.attach(name).sum() == a.sum()
-    with pytest.raises(ValueError, match="22 bytes"):
-        shm.ones(2, name=name + "x")
-
-
 @pytest.mark.parametrize(
     "error, shapes",
     [
@@ -75,13 +67,10 @@ def test_shapes(error, shapes):
     assert not [info for info in shm.list() if info.mine]
 
 
-@pytest.mark.parametrize(
-    "shape", [3, (3,), [2, 3], np.int8(3), (np.uint16(2), 3), range(1, 4), (), iter([2, 3])]
-)
-def test_shapes_of_any_kind_of_integers(shape):
-    expected = tuple(shape) if hasattr(shape, "__iter__") else (int(shape),)
-    given_again = iter(expected) if hasattr(shape, "__next__") else shape
-    assert shm.zeros(given_again).shape == expected
+def test_shapes_of_any_kind_of_integers():
+    for shape in (3, (3,), [2, 3], np.int8(3), (np.uint16(2), 3), range(1, 4), ()):
+        assert shm.zeros(shape).shape == np.zeros(shape).shape
+    assert shm.zeros(iter([2, 3])).shape == (2, 3)
 
 
 @pytest.mark.parametrize(

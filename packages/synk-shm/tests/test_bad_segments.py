@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import struct
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,53 +13,44 @@ import pytest
 import synk_shm as shm
 
 
-class Raw:
-    """A file in shared memory, with a given name, that this package did not make."""
-
-    def __init__(self) -> None:
-        self.name = f"strange-{secrets.token_hex(5)}"
-        self.path = f"/dev/shm/synk.u.{self.name}"
-
-    def write(self, content: bytes) -> str:
-        """Make it again with this content, and return its name."""
-        self.remove()
-        with open(self.path, "wb") as file:
-            file.write(content)
-        return self.name
-
-    def remove(self) -> None:
-        if os.path.exists(self.path):
-            os.unlink(self.path)
+def path_of(name: str) -> Path:
+    return Path(f"/dev/shm/synk.u.{name}")
 
 
 @pytest.fixture
-def raw():
-    made = Raw()
-    yield made
-    made.remove()
+def write():
+    """Yield what makes a file in shared memory anew, with this content, and returns its name."""
+    name = f"strange-{secrets.token_hex(5)}"
+
+    def make(content: bytes) -> str:
+        path_of(name).unlink(missing_ok=True)
+        path_of(name).write_bytes(content)
+        return name
+
+    yield make
+    path_of(name).unlink(missing_ok=True)
 
 
 def segment_bytes(a: np.ndarray) -> bytes:
-    with open("/dev/shm" + shm.segment(a).name, "rb") as file:
-        return file.read()
+    return Path("/dev/shm" + shm.segment(a).name).read_bytes()
 
 
 @pytest.mark.parametrize("content", [b"", b"x", bytes(4096)])
 @pytest.mark.parametrize("timeout_s", [0, 0.05])
-def test_segments_that_never_become_ready(raw, content, timeout_s):
-    name = raw.write(content)
+def test_segments_that_never_become_ready(write, content, timeout_s):
+    name = write(content)
     with pytest.raises(TimeoutError) as caught:
         shm.attach(name, timeout_s=timeout_s)
     assert isinstance(caught.value, shm.ShmError)
-    assert os.path.getsize(raw.path) == len(content)
+    assert path_of(name).stat().st_size == len(content)
 
 
-def test_attach_waits_for_a_segment_that_is_being_made(raw):
+def test_attach_waits_for_a_segment_that_is_being_made(write):
     complete = segment_bytes(shm.ones(3))
-    name = raw.write(b"")
+    name = write(b"")
 
     def finish() -> None:
-        with open(raw.path, "r+b") as file:
+        with path_of(name).open("r+b") as file:
             file.truncate(len(complete))
             file.seek(8)  # the mark of a complete header is written last
             file.write(complete[8:])
@@ -79,7 +70,7 @@ def test_attach_waits_for_a_segment_that_is_being_made(raw):
 FIELDS = {8: "I", 12: "I", 56: "I", 60: "I", 32: "Q", 40: "Q", 48: "Q", 64: "q"}
 
 
-def test_forged_fields(raw):
+def test_forged_fields(write):
     good = segment_bytes(shm.ones(2))
     forged = [(24, family) for family in (b"../../..", b"ABCDEFGH", b"\xff" * 8)]
     for offset, kind in FIELDS.items():
@@ -88,7 +79,7 @@ def test_forged_fields(raw):
         content = good[:offset] + field + good[offset + len(field) :]
         assert content != good
         with pytest.raises(shm.ShmFormatError):
-            shm.attach(raw.write(content))
+            shm.attach(write(content))
 
 
 def test_forged_dtypes():

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import pickle
-import time
 
 import pytest
 
 import synk_shm as shm
 from synk_shm._processes.process import process
+from synk_testing import shared_memory
 
 MAKE = """
     name = dict(name=sys.argv[1]) if len(sys.argv) > 1 else {}
@@ -17,25 +17,11 @@ MAKE = """
     print_handle(a)
     sys.stdin.readline()
 """
-ATTACH = """
-    b = attach_hex(sys.argv[1])
-    print(b.sum(), flush=True)
-    sys.stdin.readline()
-    print(b.sum())
-"""
 
 
-def names() -> set[str]:
-    """Return all names that are listed, given ones without their prefix."""
-    return {name for info in shm.list() for name in (info.name, *info.names)}
-
-
-def gone(name: str) -> bool:
-    """Return whether a name is gone, after 2 s at most: another program may be removing it."""
-    deadline = time.monotonic() + 2
-    while name in names() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return name not in names()
+def entry(handle: shm.Handle) -> str:
+    """Return the name of a handle as the folder has it."""
+    return handle.name.lstrip("/")
 
 
 def handle_of(owner) -> shm.Handle:
@@ -45,26 +31,16 @@ def handle_of(owner) -> shm.Handle:
 
 @pytest.mark.parametrize("end, code", [("", 0), ("raise ZeroDivisionError", 1), ("sys.exit(3)", 3)])
 @pytest.mark.parametrize("word", [None, "given"])
-def test_exit_of_the_owner_unlinks(script, given, word, end, code):
+def test_exit_of_the_owner_unlinks(script, given, left, word, end, code):
     owner = script.start(f"{MAKE}\n    {end}\n", *([given(word)] if word else []))
     address = handle_of(owner)
-    assert address.name in names()
+    assert shared_memory(entry(address))
     status, _, err = owner.finish("")
     assert status == code
     assert err.count("Traceback") == (code == 1)
-    assert gone(address.name)
+    assert left(entry(address)) == []
     with pytest.raises(FileNotFoundError):
         address.attach()
-
-
-def test_last_array_of_the_owner_unlinks_at_once(script):
-    a = shm.ones(100)
-    address = shm.handle(a)
-    other = script.start(ATTACH, pickle.dumps(address).hex())
-    assert other.line() == "100.0"
-    del a
-    assert gone(address.name)
-    assert script.finish(other, "") == "100.0"  # mapped memory stays
 
 
 @pytest.mark.parametrize(
@@ -78,7 +54,7 @@ def test_exit_of_an_attacher_changes_nothing(script, end):
     for _ in range(2):
         other = script.start(code, pickle.dumps(shm.handle(a)).hex())
         assert other.finish() == (-9 if "kill" in end else 0, "100.0\n", "")
-        assert shm.handle(a).name in names()
+        assert shared_memory(entry(shm.handle(a)))
         assert shm.attach(shm.handle(a)).sum() == 100
 
 
@@ -99,7 +75,7 @@ def test_list_of_this_program_alone(script, given):
 
 @pytest.mark.parametrize("word", [None, "given"])
 @pytest.mark.parametrize("act", ["cleanup", "first array of another program"])
-def test_what_a_killed_owner_left_is_removed(script, given, act, word):
+def test_what_a_killed_owner_left_is_removed(script, given, left, act, word):
     alive, dead = script.start(MAKE), script.start(MAKE, *([given(word)] if word else []))
     kept, lost = handle_of(alive).name, handle_of(dead).name
     dead.kill()
@@ -109,8 +85,8 @@ def test_what_a_killed_owner_left_is_removed(script, given, act, word):
         assert kept not in shm.cleanup()
     else:
         script.run("shm.ones(1)")
-    assert kept in names()
-    assert gone(lost)
+    assert shared_memory(kept.lstrip("/"))
+    assert left(lost.lstrip("/")) == []
     script.finish(alive, "")
 
 

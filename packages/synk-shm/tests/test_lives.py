@@ -192,8 +192,6 @@ def world(script, left):
     assert left(*made.families) == []
 
 
-# ---- lives that failed once ----------------------------------------------------------------------
-
 MAKE = "a = shm.share(np.arange(12).reshape(4, 3))"
 
 
@@ -205,14 +203,6 @@ def named(world, given):
     one.do(f"a = shm.ones(3, name={name!r})")
     other.do(f"b = shm.attach({name!r})")
     return one, other, name
-
-
-def test_what_a_killed_process_leaves_goes_at_once_though_its_child_had_exited(world, left):
-    parent = world.root("parent")
-    parent.do(MAKE, "m = dump(a)")  # with a message that nobody reads
-    parent.start("child").leave()
-    parent.leave()
-    assert left(parent.family) == []
 
 
 def test_a_name_that_was_given_again(named):
@@ -236,7 +226,7 @@ def test_a_name_that_another_has_taken(named, end):
 def test_an_unlinked_name_does_not_come_back_with_growth(named):
     one, other, name = named
     other.do("shm.unlink(b)")
-    one.do("a = shm.resize(a, 50)")
+    assert one.do("a = shm.resize(a, 50)", "a[:3].tolist(), a[3:].any()") == ([1] * 3, False)
     other.refuses(f"shm.attach({name!r})", MISSING)
 
 
@@ -395,7 +385,9 @@ def test_a_memory_file_leaves_nothing_of_its_killed_owner(world):
 SENT = "m = dump(a), dump(shm.ones(7))"
 
 
-@pytest.mark.parametrize("what", ["here", "dropped", "received", "never received", "killed"])
+@pytest.mark.parametrize(
+    "what", ["here", "dropped", "after a child", "received", "never received", "killed"]
+)
 def test_nothing_stays_when_a_program_has_ended(world, left, what):
     """Messages under way and arrays of killed children are removed with the last process."""
     parent = world.root("parent")
@@ -404,8 +396,10 @@ def test_nothing_stays_when_a_program_has_ended(world, left, what):
         child = parent.fork("child")
         child.do("own = shm.ones(4), shm.attach(shm.handle(a), readonly=True)")
         child.kill()
-    elif what in ("here", "dropped"):
+    elif "received" not in what:
         parent.do(SENT, *(["del a"] * (what == "dropped")))
+        if what == "after a child":
+            parent.start("child").leave()
     else:
         child = parent.start("child")
         messages = child.do(SENT, "m")
@@ -447,9 +441,6 @@ def test_a_kill_at_each_moment_of_a_cleanup(world, given):
         dead.do(f"a = shm.ones(3, name='{name}{fuse}'[-22:])")
         dead.kill()
         alive.ask("shm.cleanup()", fuse)
-
-
-# ---- random lives --------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(eq=False)
@@ -545,8 +536,6 @@ class Life:
         mapping = self.arrays[name].mapping
         mirror = self.arrays[name].mirror
         return Sent(data, mapping.segment, mirror, mapping.readonly, mapping.keeper)
-
-    # Acts.
 
     def create(self) -> None:
         process, name = self.rng.choice(self.world.alive), self.new("v")

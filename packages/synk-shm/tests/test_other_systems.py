@@ -18,12 +18,6 @@ from synk_shm._segments import pages
 # are neither memory files nor CPU sets.
 
 
-@pytest.fixture
-def script(bare_script):
-    """Programs that import nothing before POOR."""
-    return bare_script
-
-
 POOR = """
     import errno, os, sys
     isdir = os.path.isdir
@@ -40,9 +34,9 @@ POOR = """
 """
 
 
-def test_arrays_without_a_visible_directory(script, given):
+def test_arrays_without_a_visible_directory(bare_script, given):
     name = given("poor")
-    out = script.run(
+    out = bare_script.run(
         POOR
         + """
     import pickle, subprocess
@@ -76,9 +70,9 @@ def test_arrays_without_a_visible_directory(script, given):
     assert out == "ShmExistsError\nShmNotFoundError\nShmError\nValueError\nTypeError"
 
 
-def test_exit_without_a_visible_directory_removes_the_name(script, given):
+def test_exit_without_a_visible_directory_removes_the_name(bare_script, given):
     name = given("gone")
-    script.run(POOR + "    a = shm.ones(3, name=sys.argv[1])", name)
+    bare_script.run(POOR + "    a = shm.ones(3, name=sys.argv[1])", name)
     with pytest.raises(FileNotFoundError):
         shm.attach(name)
 

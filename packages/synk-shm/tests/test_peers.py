@@ -121,9 +121,6 @@ DAMAGE = """
         os.unlink(path)
 
 """
-
-
-PRINT = "    print(refused, taken)\n"
 FORGED = """
     for offset in range(0, 256, 4):
         for value in (0, 1, 3, 1 << 12, (1 << 31) - 1, 1 << 31, (1 << 32) - 1):
@@ -150,10 +147,11 @@ def test_damaged_files_do_no_harm(script, given, code, least_refused, least_take
     """
     name = given("damage")
     try:
-        refused, taken = map(int, script.run(DAMAGE + code + PRINT, name).split())
+        said = script.run(f"{DAMAGE}{code}    print(refused, taken)\n", name)
     finally:
         if os.path.exists(f"/dev/shm/synk.u.{name}"):
             os.unlink(f"/dev/shm/synk.u.{name}")
+    refused, taken = map(int, said.split())
     assert refused >= least_refused
     assert taken >= least_taken
 

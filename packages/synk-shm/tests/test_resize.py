@@ -12,12 +12,6 @@ from hypothesis import strategies as st
 import synk_shm as shm
 
 
-@pytest.fixture
-def own_name():
-    """A unique name. (`given` is hypothesis' here.)"""
-    return f"grows-{secrets.token_hex(5)}"
-
-
 @pytest.mark.parametrize("backend", ["shm", "memfd"])
 def test_within_capacity_nothing_moves(backend):
     a = shm.zeros((2, 3), capacity=10, backend=backend)
@@ -36,8 +30,9 @@ def test_within_capacity_nothing_moves(backend):
     assert shm.segment(a).shape == (1, 3)
 
 
-def test_beyond_capacity_the_contents_move(own_name):
-    a = shm.zeros((2, 3), capacity=4, name=own_name, mode=0o640)
+def test_beyond_capacity_the_contents_move():
+    name = f"grows-{secrets.token_hex(5)}"
+    a = shm.zeros((2, 3), capacity=4, name=name, mode=0o640)
     a[...] = 7
     b = shm.resize(a, 5)
     assert (b[:2] == 7).all()
@@ -45,10 +40,10 @@ def test_beyond_capacity_the_contents_move(own_name):
     assert not np.shares_memory(a, b)
     assert shm.segment(b).capacity >= 8 * 3 * 8
     assert shm.segment(b).mode == 0o640
-    assert shm.attach(own_name).ctypes.data == b.ctypes.data
+    assert shm.attach(name).ctypes.data == b.ctypes.data
     del a
-    assert shm.attach(own_name).shape == (5, 3)
-    assert len([info for info in shm.list() if info.name == own_name]) == 1
+    assert shm.attach(name).shape == (5, 3)
+    assert len([info for info in shm.list() if info.name == name]) == 1
 
 
 @settings(max_examples=25, deadline=None)
@@ -63,14 +58,6 @@ def test_any_sequence_keeps_the_rows_that_never_left(lengths, capacity):
         assert (a[:kept] == np.arange(kept)[:, None]).all()
         a[...] = np.arange(length)[:, None]
         kept = length
-
-
-def test_growth_of_an_unlinked_array():
-    a = shm.ones((2, 2), capacity=1000)
-    shm.unlink(a)
-    b = shm.resize(a, 1000)
-    assert (b[:2] == 1).all()
-    assert not b[2:].any()
 
 
 def test_what_cannot_be_resized():

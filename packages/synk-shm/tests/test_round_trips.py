@@ -15,12 +15,9 @@ from hypothesis import strategies as st
 import synk_shm as shm
 
 POINT = np.dtype([("x", "<f8"), ("n", ">i2"), ("tag", "S3")])
+TEXTS = "? i1 u8 <f2 >f4 f8 >i4 c8 >c16 g S5 U3 >U2 V7 M8[ns] <M8[25s] >m8[D] m8"
 DTYPES = [
-    np.dtype(text)
-    for text in (
-        "? i1 u8 <f2 >f4 f8 >i4 c8 >c16 g S5 U3 >U2 V7 M8[ns] <M8[25s] >m8[D] m8".split()  # noqa: SIM905
-    )
-] + [
+    *map(np.dtype, TEXTS.split()),
     POINT,
     np.dtype([("a", "i1"), ("b", "f8")], align=True),
     np.dtype({"names": ["hi", "lo"], "formats": ["u1", "u2"], "offsets": [0, 0], "itemsize": 9}),

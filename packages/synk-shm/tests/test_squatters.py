@@ -30,18 +30,16 @@ def squat(tmp_path):
 
     def put(kind, path):
         made.append(path)
-        if kind == "symlink to a file":
-            os.symlink(precious, path)
-        elif kind == "symlink to a segment":
-            os.symlink(f"/dev/shm{shm.segment(segments[0]).name}", path)
-        elif kind == "dangling symlink":
-            os.symlink(tmp_path / "missing", path)
-        elif kind == "symlink to itself":
-            os.symlink(path, path)
-        elif kind == "FIFO":
-            os.mkfifo(path)
-        elif kind == "directory":
-            os.mkdir(path)
+        links = {
+            "symlink to a file": precious,
+            "symlink to a segment": f"/dev/shm{shm.segment(segments[0]).name}",
+            "dangling symlink": tmp_path / "missing",
+            "symlink to itself": path,
+        }
+        if kind in links:
+            os.symlink(links[kind], path)
+        elif kind in ("FIFO", "directory"):
+            (os.mkfifo if kind == "FIFO" else os.mkdir)(path)
         elif kind == "socket":
             with socket.socket(socket.AF_UNIX) as server:
                 server.bind(path)

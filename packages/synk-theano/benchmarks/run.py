@@ -46,11 +46,6 @@ def main() -> int:
     if kernels := os.environ.get("OPENBLAS_CORETYPE"):
         blas += f", kernels for {kernels}"
     facts = machine.describe(*PACKAGES, compiler=f"g++ {gcc_version_str}", BLAS=blas)
-    measured = {
-        "calls": measures.calls,
-        "inputs": measures.inputs,
-        "scaling": measures.scaling,
-    }
     plans = [
         measures.Plan(
             rounds=options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS),
@@ -61,8 +56,8 @@ def main() -> int:
         for ranks in options.ranks
     ]
     parts = {
-        f"{name}, {plan.ranks} ranks": functools.partial(part, plan)
-        for name, part in measured.items()
+        f"{name}, {plan.ranks} ranks": functools.partial(getattr(measures, name), plan)
+        for name in PARTS
         if name in options.only or not options.only
         for plan in plans
     }

@@ -230,7 +230,6 @@ for record in loads(records, registry, [bytearray(b) for b in record_buffers]):
 sys.stdout.write(repr(float(function(x))))
 """
 
-
 MAKE = """
 import pickle, sys
 import numpy as np

@@ -152,24 +152,21 @@ double ddot_(...) { return 17; }
 """
 
 
+BAD = [b"", b"not a library", WRONG.replace("{}", "{ __builtin_trap(); }")]
+
+
 @pytest.mark.parametrize(
-    "content", [b"", b"not a library", WRONG, WRONG.replace("{}", "{ __builtin_trap(); }")]
+    "content", [WRONG, *(pytest.param(bad, marks=pytest.mark.nightly) for bad in BAD)]
 )
-def test_library_that_does_not_link_or_computes_wrong_or_crashes_is_passed_over(
-    cache: Path, tmp_path: Path, monkeypatch, build, content
-):
+def test_next_candidate_is_taken(cache: Path, tmp_path: Path, monkeypatch, build, content):
+    """After one that computes wrong, or does not link, or crashes; else there is none."""
     bad = tmp_path / "libblas.so"
     bad.write_bytes(content) if isinstance(content, bytes) else build(bad, content)
-    monkeypatch.setattr(blas, "_candidates", lambda _: iter([blas._Candidate(bad, "bad")]))
+    candidates, good = [blas._Candidate(bad, "bad")], list(blas._candidates(COMPILER))
+    monkeypatch.setattr(blas, "_candidates", lambda _: iter(candidates))
     assert blas.choose(COMPILER) == blas.NUMPY
     assert list(cache.iterdir()) == []
-
-
-def test_next_candidate_is_taken(cache: Path, tmp_path: Path, monkeypatch, build):
-    bad = tmp_path / "libblas.so"
-    build(bad, WRONG)
-    good = list(blas._candidates(COMPILER))
-    monkeypatch.setattr(blas, "_candidates", lambda _: iter([blas._Candidate(bad, "bad"), *good]))
+    candidates += good
     assert chosen().library == str(good[0].library)
 
 

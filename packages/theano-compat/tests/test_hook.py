@@ -23,7 +23,6 @@ assert {"P1", "P2", "P3", "P4", "P5", "P6", "P7", "P8", "P9", "P11", "P12", "P15
 } | {"P6"}
 """
 
-
 NIGHT = [
     "import synk_theano_compat.locks, synk_theano_compat._status",
     "import theano.tensor.signal.pool",

@@ -18,31 +18,24 @@ if SPEC and SPEC.submodule_search_locations:  # installed, or on PYTHONPATH
 DOWNSAMPLE = """
 import theano, theano.tensor as T, numpy as np
 from theano.tensor.signal import downsample
+from theano.tensor.signal.pool import pool_2d
 from theano.tensor.signal.downsample import max_pool_2d, max_pool_2d_same_size
 import theano.tensor.signal.downsample as again
 assert again is downsample
 x = T.tensor4()
 X = np.random.RandomState(0).permutation(98).reshape(1, 2, 7, 7).astype(x.dtype)
 
-def pool(**kwargs):
-    return theano.function([x], max_pool_2d(x, **kwargs))(X)
-
-whole = X[:, :, :6, :6].reshape(1, 2, 3, 2, 3, 2).max(axis=(3, 5))
-assert np.array_equal(pool(ds=(2, 2), ignore_border=True), whole)
-border = pool(ds=(2, 2))
-assert border.shape == (1, 2, 4, 4) and np.array_equal(border[:, :, :3, :3], whole)
-assert border[0, 1, 3, 3] == X[0, 1, 6, 6]
-overlapping = pool(ds=[3, 3], st=[1, 2], ignore_border=True)
-expected = [[[X[0, c, i:i + 3, 2 * j:2 * j + 3].max() for j in range(3)] for i in range(5)]
-            for c in range(2)]
-assert np.array_equal(overlapping[0], expected)
-padded = pool(ds=(3, 3), st=(2, 2), padding=(1, 1), ignore_border=True)
-P = np.pad(X, [(0, 0), (0, 0), (1, 1), (1, 1)], constant_values=-1)
-expected = [[[P[0, c, 2 * i:2 * i + 3, 2 * j:2 * j + 3].max() for j in range(4)] for i in range(4)]
-            for c in range(2)]
-assert np.array_equal(padded[0], expected)
-mean = pool(ds=(7, 7), mode="average_exc_pad", ignore_border=True)
-np.testing.assert_allclose(mean[..., 0, 0], X.mean(axis=(2, 3)))
+for old, new in (
+    ({"ds": (2, 2), "ignore_border": True}, {"ws": (2, 2), "ignore_border": True}),
+    ({"ds": (2, 2)}, {"ws": (2, 2), "ignore_border": False}),
+    ({"ds": [3, 3], "st": [1, 2]}, {"ws": (3, 3), "stride": (1, 2), "ignore_border": False}),
+    ({"ds": (3, 3), "st": (2, 2), "padding": (1, 1), "ignore_border": True},
+     {"ws": (3, 3), "stride": (2, 2), "pad": (1, 1), "ignore_border": True}),
+    ({"ds": (7, 7), "mode": "average_exc_pad", "ignore_border": True},
+     {"ws": (7, 7), "mode": "average_exc_pad", "ignore_border": True}),
+):
+    got, expected = theano.function([x], [max_pool_2d(x, **old), pool_2d(x, **new)])(X)
+    assert np.array_equal(got, expected), (old, new)
 same = theano.function([x], max_pool_2d_same_size(x, (7, 7)))(X)
 assert np.count_nonzero(same) == 2
 """

@@ -93,7 +93,6 @@ for dtype in ("float32", "float64"):
     assert np.array_equal(plus(np.ones((3, 0), dtype), np.ones((0, 2), dtype)), np.ones((3, 2)))
 """
 
-
 TOPK = """
 x = T.matrix()
 values, where = theano.function([x], T.topk_and_argtopk(x, 2, axis=0, sorted=False))(
@@ -117,7 +116,6 @@ rop = theano.function([x, v], T.Rop(top, x, v), mode=python)
 assert np.array_equal(rop(values, 2 * values), 2 * blocks.max(axis=(3, 5)))
 """
 
-
 # NumPy 1.24 removed the names; older ones answer for them with a warning. Removing them here is
 # what that release did, except that a newer NumPy has to be left as it is.
 REMOVED = """
@@ -133,7 +131,6 @@ else:
     raise SystemExit("the name is still there")
 """
 
-
 BATCHED = """
 for dtype in ("float32", "float64"):
     a, b = T.tensor3(dtype=dtype), T.tensor3(dtype=dtype)
@@ -144,7 +141,6 @@ for dtype in ("float32", "float64"):
     assert f(x[:0], y[:0]).shape == (0, 3, 5)
     assert np.array_equal(f(x[:, :, :0], y[:, :0]), np.zeros((2, 3, 5)))
 """
-
 
 GEMV_PROBE = """
 from theano.gof import cmodule
@@ -319,7 +315,6 @@ values = np.arange(12.0).reshape(3, 4)
 np.testing.assert_array_equal(f(*values), values[0] * values[1] * values[2])
 """
 
-
 KEPT = """
 import gc, weakref
 import numpy as np, theano, theano.tensor as T
@@ -334,7 +329,6 @@ gc.collect()
 assert gone() is None
 assert theano.gof.graph.Variable.construction_observers == []
 """
-
 
 # A signal at each line where a function is made.
 INTERRUPTED = """
@@ -365,7 +359,6 @@ while is_interrupted_at(count):
     count += 1
 assert count > 30, count
 """
-
 
 MPI_STAYS_OUT = """
 import sys, theano, theano.tensor as T, theano.tensor.io as io

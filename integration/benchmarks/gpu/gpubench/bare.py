@@ -8,6 +8,7 @@ collectives.
 from __future__ import annotations
 
 import ctypes
+import importlib
 import time
 from typing import Any
 
@@ -31,8 +32,6 @@ def available() -> str:
 
 def binding() -> Any:
     """nccl4py's low-level binding."""
-    import importlib
-
     return importlib.import_module(BINDING)
 
 

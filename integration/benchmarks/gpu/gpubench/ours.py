@@ -68,11 +68,7 @@ def main(settings: Settings, report: Report) -> None:
     loss = float(step())
     assert np.isfinite(loss), f"the loss is {loss}"
     if settings.gpus > 1:
-        _same_everywhere(network.params[0])
+        # Replicas that drifted apart would make every figure worthless.
+        values = synk.gather(network.params[0])
+        assert np.array_equal(values[0], values[-1]), "the ranks' parameters differ"
     synk.close()
-
-
-def _same_everywhere(variable: Any) -> None:
-    """Replicas that drifted apart would make every figure worthless."""
-    values = synk.gather(variable)
-    assert np.array_equal(values[0], values[-1]), "the ranks' parameters differ"

@@ -19,7 +19,10 @@ WARM = 5
 
 def main(settings: Settings, report: Report) -> None:
     """Measure training steps: ``x[idx]``, and rows taken into a buffer that is reused."""
-    use(settings)
+    if settings.device != "cpu":
+        from theano import gpuarray
+
+        gpuarray.use("cuda0" if settings.cuda else settings.device)
     began = time.perf_counter()
     network = networks.build(settings.network, settings.tiny, settings.images)
     rule = lasagne.updates.nesterov_momentum
@@ -57,11 +60,3 @@ def main(settings: Settings, report: Report) -> None:
         from theano.gpuarray import dnn
 
         report.about("Theano's cuDNN", dnn.version(raises=False))
-
-
-def use(settings: Settings) -> None:
-    """Initialise the device in this process."""
-    if settings.device != "cpu":
-        import theano.gpuarray
-
-        theano.gpuarray.use("cuda0" if settings.cuda else settings.device)

@@ -17,6 +17,4 @@ To add a contender, write a class and list it in ``CONTENDERS`` of `peers`. The 
 import os
 import sys
 
-_HARNESS = os.path.realpath(os.path.join(os.path.realpath(__file__), *[".."] * 5, "benchmarks"))
-if _HARNESS not in sys.path:
-    sys.path.append(_HARNESS)
+sys.path.append(os.path.realpath(os.path.join(__file__, *[".."] * 5, "benchmarks")))

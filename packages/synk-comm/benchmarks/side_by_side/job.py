@@ -10,6 +10,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,10 +120,7 @@ def _cells(
     for contender in contenders:
         act = _prepared(contender, case, notes)
         if act is not None:
-
-            def trial(calls: int, contender: Contender = contender, act: Act = act) -> float:
-                return _turn(contender, act, calls)
-
+            trial = partial(_turn, contender, act)
             ready.append((contender, act, calls_for(budget_s, trial, 2 * budget_s)))
     samples: dict[str, list[float]] = {contender.name: [] for contender in contenders}
     for _, (contender, act, calls) in turns(ready, rounds):

@@ -189,15 +189,8 @@ class Gloo(Contender):
     def ping_pong(self, case: Case) -> Act:
         send, recv, tensor = self._dist.send, self._dist.recv, self._tensor
         return ping_pong(
-            case,
-            lambda x, rank: send(tensor(x), rank),
-            lambda out, rank: recv(tensor(out), rank),
+            case, lambda x, rank: send(tensor(x), rank), lambda out, rank: recv(tensor(out), rank)
         )
 
 
-CONTENDERS: dict[str, type[Contender]] = {
-    OURS: Synk,
-    OVER_MPI: SynkMpi,
-    MPICH: Mpich,
-    GLOO: Gloo,
-}
+CONTENDERS: dict[str, type[Contender]] = {OURS: Synk, OVER_MPI: SynkMpi, MPICH: Mpich, GLOO: Gloo}

@@ -10,15 +10,7 @@ from synk_comm.abc import Communicator
 from synk_comm.exceptions import MismatchError, PeerDeclined
 
 from .steps import ops_of
-from .tools import (
-    NUMBERS,
-    Check,
-    bits,
-    data,
-    equal,
-    everywhere,
-    raises,
-)
+from .tools import NUMBERS, Check, bits, data, equal, equal_lists, everywhere, raises
 
 
 def check_again_the_same(comm: Communicator) -> None:
@@ -39,15 +31,6 @@ def check_again_the_same(comm: Communicator) -> None:
         for rank, got in enumerate(comm.all_gather(np.array(turn + comm.rank))):
             equal(got, np.array(turn + rank))
         comm.barrier()
-
-
-def _all_equal(got: list[Any], expected: list[Any]) -> None:
-    assert len(got) == len(expected)
-    for array, value in zip(got, expected):
-        if value is None:
-            assert array is None
-        else:
-            equal(array, value)
 
 
 def _variants(comm: Communicator, x: np.ndarray[Any, Any], odd: bool) -> list[Callable[[], Any]]:
@@ -74,15 +57,10 @@ def _variants(comm: Communicator, x: np.ndarray[Any, Any], odd: bool) -> list[Ca
     return [
         *map(refused, differing),
         *map(declined, [reduce, gather, broadcast, comm.barrier]),
-        lambda: equal(
-            comm.all_reduce(None if odd else x), np.asarray(x * np.float32(size - 1), "f4")
-        ),
-        lambda: equal(
-            comm.all_reduce(None if odd else x, out=x.copy()),
-            np.asarray(x * np.float32(size - 1), "f4"),
-        ),
-        lambda: _all_equal(comm.all_gather(None if odd else x), [*[x] * (size - 1), None]),
-        lambda: _all_equal(comm.all_gather(x[1:] if odd else x), [*[x] * (size - 1), x[1:]]),
+        lambda: equal(comm.all_reduce(None if odd else x), x * np.float32(size - 1)),
+        lambda: equal(comm.all_reduce(None if odd else x, out=x.copy()), x * np.float32(size - 1)),
+        lambda: equal_lists(comm.all_gather(None if odd else x), [*[x] * (size - 1), None]),
+        lambda: equal_lists(comm.all_gather(x[1:] if odd else x), [*[x] * (size - 1), x[1:]]),
         lambda: equal(comm.all_reduce(x, timeout_s=10.0 if odd else None), x * np.float32(size)),
         lambda: comm.barrier(timeout_s=10.0 if odd else None),
     ]
@@ -90,7 +68,7 @@ def _variants(comm: Communicator, x: np.ndarray[Any, Any], odd: bool) -> list[Ca
 
 def _learn(comm: Communicator, x: np.ndarray[Any, Any]) -> None:
     for _ in range(2):
-        equal(comm.all_reduce(x), np.asarray(x * np.float32(comm.size), "f4"))
+        equal(comm.all_reduce(x), x * np.float32(comm.size))
         comm.all_reduce(x, "avg")
         comm.all_gather(x)
         comm.broadcast(x.copy(), 0)
@@ -118,11 +96,8 @@ def check_again_with_weights(comm: Communicator) -> None:
     size, rank = comm.size, comm.rank
     parts = [data(r, (6,), "f8") for r in range(size)]
     series = [[1.0] * size, [2.0] * size, [1.0 + r for r in range(size)], [2.0] * size]
-    series += [
-        [float(r == size - 1) for r in range(size)],
-        [1.0] * size,
-        [0.5] + [1.0] * (size - 1),
-    ]
+    series += [[float(r == size - 1) for r in range(size)], [1.0] * size]
+    series += [[0.5] + [1.0] * (size - 1)]
     for _ in range(3):
         for weights in series:
             for weight in (weights[rank], None if weights[rank] == 1.0 else weights[rank]):

@@ -11,7 +11,7 @@ from typing import Any, Callable
 
 import numpy as np
 
-from synk_comm.abc import Communicator, Request
+from synk_comm.abc import Communicator
 from synk_comm.exceptions import (
     AbortedError,
     ClosedError,
@@ -21,7 +21,7 @@ from synk_comm.exceptions import (
     PeerLost,
 )
 
-from .tools import Check, equal, raises
+from .tools import Check, equal, raises, until
 
 Wait = Callable[[Communicator], Any]
 _SOON_S = 0.1
@@ -31,21 +31,6 @@ _SOON_S = 0.1
 def _twice(comm: Communicator) -> Any:
     # Word of the end may still be under way, and a late rank may complete what the others began.
     return [comm.barrier(), comm.barrier()]
-
-
-def end_by_abort(comm: Communicator) -> None:
-    """Waiting ranks are let go by abort; later calls raise on all."""
-    last = comm.size - 1
-    if comm.rank == last:
-        time.sleep(_SOON_S)
-        comm.abort("enough is enough")
-        comm.abort("and once more")
-    else:
-        caught = raises(AbortedError, "enough is enough", comm.barrier)
-        assert (caught.rank, caught.reason) == (last, "enough is enough")
-    for _ in range(2):
-        raises(AbortedError, "enough is enough", lambda: comm.all_reduce(np.ones(3)))
-    assert "aborted" in repr(comm)
 
 
 def end_by_another_thread(comm: Communicator) -> None:
@@ -302,19 +287,13 @@ def end_with_two_threads(comm: Communicator) -> None:
         assert not first.is_alive()
 
 
-def _until_done(request: Request) -> None:
-    patience = time.monotonic() + 100 * _SOON_S
-    while not request.test():
-        assert time.monotonic() < patience
-
-
 _WAITS: dict[str, Wait] = {
     "barrier": lambda comm: comm.barrier(),
     "send": lambda comm: comm.send(np.zeros(30_000_000, "u1"), comm.size - 1),
     "recv": lambda comm: comm.recv(comm.size - 1, tag=3),
     "isend": lambda comm: comm.isend(np.zeros(30_000_000, "u1"), comm.size - 1).wait(),
     "irecv": lambda comm: comm.irecv(comm.size - 1, tag=3).wait(),
-    "test": lambda comm: _until_done(comm.irecv(comm.size - 1, out=np.zeros(3))),
+    "test": lambda comm: until(comm.irecv(comm.size - 1, out=np.zeros(3)).test),
     "a_large_call": lambda comm: comm.all_reduce(np.zeros(3_000_000)),
     "a_call_again": lambda comm: comm.all_reduce(np.zeros(3)),
     "a_first_begun_call": lambda comm: comm.iall_reduce(np.zeros(3)),
@@ -324,6 +303,7 @@ _WAITS: dict[str, Wait] = {
 
 
 def _end_in(which: str, how: str) -> Check:
+    """Return an end of a wait; later calls raise on all."""
     wait = _WAITS[which]
     error = {"abort": AbortedError, "close": PeerLost}[how]
 
@@ -335,6 +315,8 @@ def _end_in(which: str, how: str) -> Check:
             time.sleep(_SOON_S)
             if how == "abort":
                 comm.abort("no more")
+                comm.abort("and once more")
+                raises(AbortedError, "no more", comm.barrier)
             else:
                 comm.close()
                 comm.close()
@@ -342,14 +324,15 @@ def _end_in(which: str, how: str) -> Check:
             return
         caught = raises(error, "no more" if how == "abort" else f"rank {last}", lambda: wait(comm))
         assert caught.rank == last
-        raises(error, "", comm.barrier)
+        for _ in range(2):
+            raises(error, "", lambda: comm.all_reduce(np.ones(3)))
+        assert how == "close" or (caught.reason == "no more" and "aborted" in repr(comm))
 
     end.__name__ = f"end_in_{which}_by_{how}"
     return end
 
 
 ENDS: list[Check] = [
-    end_by_abort,
     end_by_another_thread,
     end_by_close_in_another_thread,
     end_by_exception,

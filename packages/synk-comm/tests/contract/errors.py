@@ -1,7 +1,5 @@
 """Checks of mistakes: calls that differ between ranks, are wrong by themselves, or declined."""
 
-# ruff: noqa: PT017 - what is raised is looked at
-
 from __future__ import annotations
 
 from typing import Any, Callable
@@ -252,12 +250,8 @@ def check_bad_arguments(comm: Communicator) -> None:
             lambda: comm.reduce_scatter(np.ones(size + 1)),
         ]
         for call in odd_one_out:
-            try:
-                call()
-            except (TypeError, ValueError) as exc:
-                assert not isinstance(exc, CommError), exc
-                continue
-            raise AssertionError("a list of several dtypes was taken")
+            error = raises((TypeError, ValueError), "", call)
+            assert not isinstance(error, CommError), error
     if rank != size - 1:
         raises(ValueError, "writeable", lambda: comm.broadcast(fixed, size - 1))
         raises(ValueError, "writeable", lambda: comm.broadcast([x, fixed], size - 1))

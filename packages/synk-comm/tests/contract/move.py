@@ -10,13 +10,7 @@ import numpy as np
 from synk_comm.abc import Communicator
 
 from .steps import MOVES, check, table
-from .tools import (
-    Check,
-    data,
-    edges,
-    equal,
-    outs_like,
-)
+from .tools import Check, data, edges, equal, outs_like
 
 
 def check_barrier(comm: Communicator) -> None:

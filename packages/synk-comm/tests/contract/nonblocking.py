@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Iterator
 from typing import Any, Callable
 
@@ -13,13 +12,10 @@ from synk_comm.abc import Communicator, Request
 from synk_comm.exceptions import CommTimeout, MismatchError
 
 from .letters import ring
-from .tools import Check, bits, data, equal, raises
+from .tools import PATIENCE_S, Check, bits, data, equal, equal_lists, raises, until
 
 LONG = 100_003
 """Elements, of several slots."""
-_PATIENCE_S = 20.0
-
-
 _BothWays = tuple[str, Callable[[], tuple[Any, ...]], dict[str, Any]]
 """A collective, to be made with and without waiting: method, fresh arguments, keywords."""
 
@@ -59,12 +55,6 @@ def _wait(comm: Communicator, call: _BothWays) -> Any:
     return getattr(comm, method)(*make(), **keywords)
 
 
-def _equal_lists(expected: list[Any], got: list[Any]) -> None:
-    assert len(got) == len(expected)
-    for one, like in zip(got, expected):
-        equal(one, like)
-
-
 def _same_bits(one: Any, other: Any) -> None:
     if isinstance(one, list):
         assert len(one) == len(other)
@@ -75,13 +65,6 @@ def _same_bits(one: Any, other: Any) -> None:
     else:
         assert type(one) is type(other)
         assert bits(np.asarray(one)) == bits(np.asarray(other))
-
-
-def _until(done: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + _PATIENCE_S
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def check_begun_collectives(comm: Communicator) -> None:
@@ -105,8 +88,8 @@ def check_begun_collectives(comm: Communicator) -> None:
     order = list(range(len(calls)))
     for number in reversed(order) if comm.rank % 2 else order:
         if number % 3 == comm.rank % 3:
-            _until(requests[number].test)
-        got[number] = requests[number].wait(_PATIENCE_S)
+            until(requests[number].test)
+        got[number] = requests[number].wait(PATIENCE_S)
     for number, call in enumerate(calls):
         _same_bits(got[number], _wait(comm, call))
 
@@ -126,13 +109,13 @@ def check_begun_beside_other_calls(comm: Communicator) -> None:
             comm.isend(np.array([me, turn]), dest, tag=turn)
             second = comm.iall_gather(np.array(me + turn))
             if me % 2:
-                _equal_lists(list(np.arange(comm.size)), there.wait())
+                equal_lists(there.wait(), np.arange(comm.size))
                 comm.barrier()
             equal(got.wait(), [source, turn])
-            _equal_lists(list(np.arange(comm.size) + turn), second.wait())
+            equal_lists(second.wait(), np.arange(comm.size) + turn)
             if not me % 2:
                 comm.barrier()
-                _equal_lists(list(np.arange(comm.size)), there.wait())
+                equal_lists(there.wait(), np.arange(comm.size))
             equal(first.wait(), np.full(LONG, comm.size * (comm.size + 1) / 2))
 
 
@@ -141,7 +124,7 @@ def check_begun_goes_on_by_itself(comm: Communicator) -> None:
     out = np.zeros(LONG)
     comm.iall_reduce(np.ones(LONG), out=out)
     gc.collect()
-    _until(lambda: out[0] == out[-1] == comm.size)
+    until(lambda: out[0] == out[-1] == comm.size)
     comm.ibarrier().wait()
     equal(out, np.full(LONG, float(comm.size)))
 
@@ -203,7 +186,7 @@ def check_wait_for_a_collective_again(comm: Communicator) -> None:
     raises(ValueError, "positive", lambda: request.wait(0))
     assert repr(request) == "<Request of all_reduce, pending>"
     comm.send(1, last)
-    assert request.wait(_PATIENCE_S) == comm.size
+    assert request.wait(PATIENCE_S) == comm.size
 
 
 def check_overflow_in_begun_collectives(comm: Communicator) -> None:

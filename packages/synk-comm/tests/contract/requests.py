@@ -13,7 +13,7 @@ from synk_comm.abc import Communicator, Request
 from synk_comm.exceptions import AbortedError, CommTimeout
 
 from .letters import ring
-from .tools import Check, equal, raises
+from .tools import Check, equal, raises, until
 
 LONG = 3_000_003
 """Bytes, more than any channel holds."""
@@ -45,9 +45,7 @@ def check_all_send_before_they_receive(comm: Communicator) -> None:
     gone = [comm.isend(_long(comm.rank + rank), rank, tag=1) for rank in others]
     for rank in others:
         equal(comm.recv(rank, tag=1), _long(comm.rank + rank))
-    deadline = time.monotonic() + 20
-    while not all(request.test() for request in gone):
-        assert time.monotonic() < deadline
+    until(lambda: all(request.test() for request in gone))
 
 
 def check_dropped_requests(comm: Communicator) -> None:
@@ -111,9 +109,6 @@ def check_requests_to_oneself(comm: Communicator) -> None:
     comm.send(2.5, me)
     equal(comm.irecv(me).wait(), 1.5)
     equal(comm.recv(me), 2.5)
-
-
-# -- random programs ------------------------------------------------------------------------
 
 
 def _message(event: int) -> Array:

@@ -30,8 +30,6 @@ from .tools import (
 REDUCTIONS = ["all_reduce", "reduce", "reduce_scatter", "split"]
 MOVES = ["broadcast", "scatter", "gather", "all_gather", "all_to_all", "ring"]
 LISTED = ["all_reduce", "reduce", "broadcast", "gather", "all_gather"]
-
-
 NOBODY = (False,) * 5
 
 
@@ -52,9 +50,6 @@ class Step(NamedTuple):
     layout: int = 0
     seed: int = 1
     times: int = 3
-
-
-# -- what a step means ----------------------------------------------------------------------
 
 
 def values(step, rank, which=0):
@@ -175,11 +170,18 @@ def perform(step, comm):
     if kind in ("reduce_scatter", "all_to_all", "scatter"):
         return _deal(step, comm, how)
     if kind == "ring":
-        gone = comm.isend(mine[0], (rank + 1) % size, tag=step.seed)
-        source = (rank - 1) % size
-        got = comm.recv(source, tag=step.seed, out=place(step, values(step, source)))
-        gone.wait()
-        return [got]
+        dest, source, tag = (rank + 1) % size, (rank - 1) % size, step.seed
+        out, is_small = place(step, values(step, source)), mine[0].nbytes < 1000
+        later = comm.irecv(source, tag=tag, out=out) if tag % 3 == 1 else None
+        # Small ones wait for nobody.
+        send = comm.send if tag % 3 == 2 and is_small else comm.isend
+        gone = send(mine[0], dest, tag=tag)
+        got = later.wait() if later else comm.recv(source, tag=tag, out=out)
+        assert out is None or got is out
+        for request in filter(None, (gone, later)):
+            request.wait()
+            assert request.test()
+        return [later.wait() if later else got]
     if kind == "split":
         with comm.split(rank % 2) as part:
             return [part.all_reduce(mine[0], step.op)]
@@ -219,8 +221,6 @@ def check(comm, step):
             assert same, f"{step}: {array} is not {value}"
     return got
 
-
-# -- the table ------------------------------------------------------------------------------
 
 MIXED: dict[bool, list[Any]] = {
     True: [

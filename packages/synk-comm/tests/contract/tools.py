@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Callable
 
@@ -11,6 +12,7 @@ from synk_comm._core.fabric import slot_bytes
 from synk_comm._core.ops import Array
 from synk_comm.abc import Communicator
 
+PATIENCE_S = 20.0
 Check = Callable[[Communicator], None]
 
 FOLDS: dict[str, np.ufunc] = {
@@ -57,15 +59,23 @@ def data(rank: int, shape: tuple[int, ...], dtype: Any) -> Array:
     return made
 
 
-def raises(kind: type[BaseException], text: str, call: Callable[[], Any]) -> Any:
-    """Return the exception that ``call`` must raise."""
+def raises(kind: Any, text: str, call: Callable[[], Any]) -> Any:
+    """Return the exception that ``call`` must raise, of a kind or of one of several."""
     try:
         call()
     except kind as exc:
         if text not in str(exc):
             raise AssertionError(f"expected {text!r} in: {exc}") from exc
         return exc
-    raise AssertionError(f"did not raise {kind.__name__} ({text})")
+    raise AssertionError(f"did not raise {kind} ({text})")
+
+
+def until(done: Callable[[], Any]) -> None:
+    """Wait until something is true."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 def equal(got: Any, expected: Any) -> None:
@@ -84,6 +94,14 @@ def equal(got: Any, expected: Any) -> None:
         assert got.tobytes() == expected.tobytes()
     else:
         np.testing.assert_array_equal(got, expected)
+
+
+def equal_lists(got: list[Any], expected: Sequence[Any]) -> None:
+    """Raise unless two lists have equal arrays, or None, at the same places."""
+    assert [x is None for x in got] == [x is None for x in expected]
+    for x, value in zip(got, expected):
+        if value is not None:
+            equal(x, value)
 
 
 def bits(x: Array) -> Any:

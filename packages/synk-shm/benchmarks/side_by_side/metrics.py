@@ -173,16 +173,17 @@ def attach(bench: Bench) -> Iterator[Row]:
     """Measure attach, and detach, in a child."""
     for nbytes, name in ((KIB, "1 KB"), (bench.large, "large")):
         with one_each(nbytes // 8, FIRST) as arrays, contextlib.closing(Child()) as child:
-
-            def measure(
-                contender: Contender, child: Child = child, arrays: Any = arrays
-            ) -> dict[str, float]:
-                address = contender.address(*arrays(contender))
-                parts: Parts = child.ask("attach", contender, address, bench.repeats(100))
-                return parts
-
+            measure = functools.partial(
+                _attach, child=child, arrays=arrays, repeats=bench.repeats(100)
+            )
             titles = {"attach": f"attach {name}", "detach": f"detach {name}"}
             yield from bench.rows("attach", titles, KIB, measure)
+
+
+def _attach(contender: Contender, child: Child, arrays: Any, repeats: int) -> Parts:
+    address = contender.address(*arrays(contender))
+    parts: Parts = child.ask("attach", contender, address, repeats)
+    return parts
 
 
 def passing(bench: Bench) -> Iterator[Row]:
@@ -190,17 +191,13 @@ def passing(bench: Bench) -> Iterator[Row]:
     for nbytes, name, _ in bench.sizes():
         repeats = bench.repeats(50) if nbytes < LARGE else 1 if bench.quick else 3
         with one_each(nbytes // 8, FIRST) as arrays, contextlib.closing(Child()) as child:
-
-            def measure(
-                contender: Contender,
-                child: Child = child,
-                arrays: Any = arrays,
-                repeats: int = repeats,
-            ) -> dict[str, float]:
-                seconds, size = child.trips(contender, arrays(contender), repeats)
-                return {"trip": seconds, "bytes": size}
-
+            measure = functools.partial(_trip, child=child, arrays=arrays, repeats=repeats)
             yield from bench.rows("pass", {"trip": f"pass {name}"}, nbytes, measure)
             if nbytes == KIB:
                 titles = {"bytes": "bytes of a message"}
                 yield from bench.rows("pass", titles, nbytes, measure, BYTES)
+
+
+def _trip(contender: Contender, child: Child, arrays: Any, repeats: int) -> Parts:
+    seconds, size = child.trips(contender, arrays(contender), repeats)
+    return {"trip": seconds, "bytes": size}

@@ -12,6 +12,4 @@
 import os
 import sys
 
-_HARNESS = os.path.realpath(os.path.join(os.path.realpath(__file__), *[".."] * 5, "benchmarks"))
-if _HARNESS not in sys.path:
-    sys.path.append(_HARNESS)
+sys.path.append(os.path.realpath(os.path.join(__file__, *[".."] * 5, "benchmarks")))

@@ -76,9 +76,4 @@ def convolutions() -> Problem:
     return Problem(x, loss, "avg", lambda rows: (rows, 8, 24, 24), updates)
 
 
-PROBLEMS: dict[str, Callable[[], Problem]] = {
-    "trivial": trivial,
-    "reading": reading,
-    "products": products,
-    "convolutions": convolutions,
-}
+PROBLEMS = {make.__name__: make for make in (trivial, reading, products, convolutions)}

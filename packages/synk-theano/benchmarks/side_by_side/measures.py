@@ -88,11 +88,7 @@ def inputs(plan: Plan) -> Iterator[Row]:
         half = slice(count // 4, count // 4 + count // 2)
         for label, ours, theirs in (
             ("all rows, summed", lambda: f(data), lambda: plain(values)),
-            (
-                "a slice of half the rows",
-                lambda: f(data, batch=half),
-                lambda: plain(values[half]),
-            ),
+            ("a slice of half the rows", lambda: f(data, batch=half), lambda: plain(values[half])),
             ("all rows, shuffled", lambda: f(data, batch=order), lambda: plain(values[order])),
         ):
             np.testing.assert_allclose(ours(), theirs(), rtol=1e-3, atol=10)
@@ -112,10 +108,7 @@ def _scaling(plan: Plan, name: str, count: int) -> Row:
     count -= count % plan.ranks
     problem, reference = PROBLEMS[name](), PROBLEMS[name]()
     plain, values = reference.compiled(), problem.rows(count)
-    with (
-        threaded(plan.ranks, name, count) as with_threads,
-        Runtime(plan.ranks) as runtime,
-    ):
+    with threaded(plan.ranks, name, count) as with_threads, Runtime(plan.ranks) as runtime:
         f = runtime.function(
             [problem.x], (problem.output, problem.op), updates=list(problem.updates)
         )
@@ -131,9 +124,5 @@ def _scaling(plan: Plan, name: str, count: int) -> Row:
         np.testing.assert_allclose(ours(), plain(values), rtol=1e-3)
         for (w, _), (expected, _) in zip(problem.updates, reference.updates):
             np.testing.assert_allclose(w.get_value(), expected.get_value(), rtol=1e-4)
-        ways = {
-            OURS: ours,
-            PLAIN: lambda: plain(values),
-            THREADED: with_threads,
-        }
+        ways = {OURS: ours, PLAIN: lambda: plain(values), THREADED: with_threads}
         return plan.row("scaling", TITLES[name], ways)
