@@ -202,6 +202,13 @@ def test_flags_that_no_collective_combines(pair):
         )
 
 
+def test_what_ranks_reduce_is_the_same_on_all_and_not_that_of_one_process(pair):
+    w, g = engine.shared(np.ones((2, 3)), name="w"), engine.shared(np.zeros(3), name="g")
+    new = in_graph.all_gather(w).sum(axis=0) + 0 * x.sum(axis=0)
+    with pytest.raises(NotExact, match="update of g"):
+        pair.function([x], updates=[(g, new)], **FAST)(rows(4))
+
+
 def test_ctrl_c_while_ranks_compare_comes_before_all_rows_are_computed(pair, monkeypatch):
     computed = []
 

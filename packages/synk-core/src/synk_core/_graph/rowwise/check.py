@@ -81,12 +81,14 @@ def check_spec(spec: FunctionSpec) -> Verdicts:
         value = FIXED if walk is None else _of_update(walk, target, new)
         differs = differs_by_rank(leaves, spec)
         by_slice = not differs and op in ("sum", "prod") and not lineage.has_reductions
+        # What ranks reduce is the same on all, but perhaps not that of one process.
+        meets = walk is not None and "meets" in walk.marks.get(new, ())
         verdict, reason = "exact", "It is the same on all ranks."
         if value.kind == "mixed":
             verdict, reason = "wrong", f"{_described(value.reason)}. {_CURE_OF_UPDATES}"
         elif by_slice:
             verdict, reason = "unknown", f"Op {op!r} takes it once for each slice; use op 'last'."
-        elif differs and not (value.steady or _is_combined(value)):
+        elif (differs or meets) and not (value.steady or _is_combined(value)):
             verdict, reason = "unknown", f"Cannot tell: {_described(value.reason)}."
         elif differs:
             reason = f"It is {describe_value(value)}, of each rank: combine them after each call."

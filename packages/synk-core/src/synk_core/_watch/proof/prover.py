@@ -17,7 +17,6 @@ from typing import Any, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 import numpy as np
 
 from synk_core._graph.leaves import Lineage, differs_by_rank, draws, lineage_of
-from synk_core._graph.random_streams import is_random_state
 from synk_core._graph.rowwise.check import check_spec
 from synk_core._graph.shared import value_of
 from synk_core._graph.still import still
@@ -121,13 +120,14 @@ class Prover:
             outputs.append(_Provable(i, name, op, is_open, reason))
         known = {verdict.position: verdict for verdict in verdicts.updates}
         for i, (target, leaves) in enumerate(lineage.updates):
-            if is_random_state(target) or not differs_by_rank(leaves, spec):
+            verdict = known.get(i)  # none of random states
+            is_open = verdict is not None and verdict.verdict == "unknown"
+            is_reduced = lineage.has_reductions and is_open
+            if verdict is None or not (is_reduced or differs_by_rank(leaves, spec)):
                 continue
             number = self._runtime.registry.number_of(target)
             name = self._runtime.registry.label(number)
-            verdict = known[i]
             reason = _DRAWN if draws(leaves) else _LAST if verdict.op == "last" else ""
-            is_open = verdict.verdict == "unknown"
             updates.append(_Provable(number, name, verdict.op, is_open, reason))
         return outputs, updates
 
