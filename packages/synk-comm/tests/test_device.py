@@ -9,13 +9,7 @@ import types
 import numpy as np
 import pytest
 
-from synk_comm._backends.nccl.arrays import (
-    BFLOAT16,
-    check_usable,
-    is_device_array,
-    maker,
-    resolve,
-)
+from synk_comm._backends.nccl.arrays import BFLOAT16, check_usable, is_device_array, maker, resolve
 from synk_comm._backends.nccl.terms import check_apart
 
 HERE = 3

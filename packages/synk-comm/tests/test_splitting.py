@@ -12,13 +12,7 @@ import time
 import pytest
 from _helpers import BOTH
 
-from synk_comm import (
-    AbortedError,
-    ClosedError,
-    CommTimeout,
-    JoinError,
-    PeerLost,
-)
+from synk_comm import AbortedError, ClosedError, CommTimeout, JoinError, PeerLost
 from synk_comm._collectives.splitting import _look_at, in_ranks_of_the_old
 from synk_comm.testing import run_ranks
 

@@ -15,15 +15,7 @@ import pytest
 from _ops import FAST
 from hypothesis import strategies as st
 
-from synk_core import (
-    Closed,
-    InputTypeError,
-    NestedCall,
-    NotFinite,
-    Runtime,
-    WorkerFailed,
-    in_graph,
-)
+from synk_core import Closed, InputTypeError, NestedCall, NotFinite, Runtime, WorkerFailed, in_graph
 from synk_core._plan.rows import split_rows
 from synk_core._rank import finite
 from synk_core._rank.finite import last_of_bad

@@ -12,12 +12,7 @@ from _ops import FAST, picky
 
 import synk_shm
 from synk_core import Runtime
-from synk_core.exceptions import (
-    InputTypeError,
-    InputValueError,
-    NestedCall,
-    WorkerFailed,
-)
+from synk_core.exceptions import InputTypeError, InputValueError, NestedCall, WorkerFailed
 from synk_testing.engine import T, engine
 
 x = T.dvector("x")

@@ -22,15 +22,7 @@ from synk_core._master.store import DataStore
 from synk_core._plan.rows import split_rows
 from synk_core._rank.mirror import Mirror
 from synk_core._wire.arrays import ArrayCache
-from synk_core._wire.messages import (
-    PLAIN,
-    Call,
-    Collective,
-    Extras,
-    Rows,
-    ScatteredInput,
-    Step,
-)
+from synk_core._wire.messages import PLAIN, Call, Collective, Extras, Rows, ScatteredInput, Step
 from synk_core.exceptions import SharedMemoryFull
 
 PROGRAMS = 120 if os.environ.get("SYNK_TESTS") == "all" else 24

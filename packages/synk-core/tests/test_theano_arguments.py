@@ -27,12 +27,7 @@ from theano.tensor.shared_randomstreams import RandomStreams
 
 from synk_core import Runtime
 from synk_core._graph import random_streams
-from synk_core.exceptions import (
-    InputTypeError,
-    InputValueError,
-    SynkError,
-    WorkerFailed,
-)
+from synk_core.exceptions import InputTypeError, InputValueError, SynkError, WorkerFailed
 
 NIGHTLY = pytest.mark.nightly
 X = np.arange(12.0).reshape(6, 2)

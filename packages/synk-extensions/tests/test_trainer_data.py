@@ -10,15 +10,7 @@ import threading
 
 import numpy as np
 import pytest
-from _training import (
-    Model,
-    StopAt,
-    assert_close,
-    assert_same,
-    dataset,
-    forked,
-    without_seconds,
-)
+from _training import Model, StopAt, assert_close, assert_same, dataset, forked, without_seconds
 
 import synkhronos as synk
 from synk_testing.engine import engine

@@ -18,12 +18,7 @@ from _training import Model, StopAt, assert_same, plain
 
 from synk_testing.engine import STREAMS, engine
 from synkhronos.exceptions import InputValueError
-from synkhronos.extensions.train import (
-    CheckpointError,
-    Checkpoints,
-    EarlyStopping,
-    ReduceOnPlateau,
-)
+from synkhronos.extensions.train import CheckpointError, Checkpoints, EarlyStopping, ReduceOnPlateau
 from synkhronos.extensions.train._ranks import to_row
 from synkhronos.extensions.weights import load_weights, save_weights
 

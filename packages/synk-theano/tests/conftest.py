@@ -8,14 +8,4 @@ from pathlib import Path
 # Where these and other modules are that tests of functions on ranks have in common.
 sys.path.insert(0, str(Path(__file__).parents[2] / "synk-core/tests"))
 
-from _fixtures import (  # noqa: F401 - of these tests, too
-    by_value,
-    frozen,
-    house,
-    no_leaks,
-    pair,
-    run_script,
-    runtime,
-    trio,
-    zygote,
-)
+from _fixtures import by_value, frozen, house, no_leaks, pair, run_script, runtime, trio, zygote  # noqa: F401 - of these tests, too

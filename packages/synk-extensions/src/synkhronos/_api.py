@@ -8,15 +8,7 @@ from __future__ import annotations
 import os
 from typing import Any, List, Mapping, Optional, Sequence, Union
 
-from synk_core import (
-    Data,
-    FiniteWatch,
-    Function,
-    Stats,
-    Timeline,
-    Verdicts,
-    brief_traceback,
-)
+from synk_core import Data, FiniteWatch, Function, Stats, Timeline, Verdicts, brief_traceback
 
 from . import _default
 from ._progress import track

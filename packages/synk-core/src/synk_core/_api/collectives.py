@@ -153,17 +153,6 @@ class Collectives:
         variables, single = listed_variables(shared_vars)
         return self._perform("get_shapes", variables, {}, _unlisted(single))
 
-    def get_digests(self, shared_vars: Any) -> Any:
-        """Return a digest of the value on each rank (dtype, shape, every bit).
-
-        Replicas are equal where their digests are.
-
-        Returns:
-            A tuple in rank order; a tuple of those for a list of variables.
-        """
-        variables, single = listed_variables(shared_vars)
-        return self._perform("get_digests", variables, {}, _unlisted(single))
-
     def get_lengths(self, shared_vars: Any) -> Any:
         """Return the lengths along axis 0 in rank order; a tuple of those for a list."""
         variables, single = listed_variables(shared_vars)

@@ -24,25 +24,10 @@ import atexit
 import os
 from contextlib import nullcontext
 from time import perf_counter
-from typing import (
-    Any,
-    Callable,
-    ContextManager,
-    Dict,
-    List,
-    Optional,
-    Tuple,
-    TypeVar,
-    Union,
-)
+from typing import Any, Callable, ContextManager, Dict, List, Optional, Tuple, TypeVar, Union
 
 from synk_comm import MisuseError, starting
-from synk_core._graph.devices.assignment import (
-    Devices,
-    choose,
-    choose_in_world,
-    choose_nccl,
-)
+from synk_core._graph.devices.assignment import Devices, choose, choose_in_world, choose_nccl
 from synk_core._graph.devices.graphs import checked_policy
 from synk_core._graph.devices.precision import checked_precision
 from synk_core._graph.environment import compiler_note

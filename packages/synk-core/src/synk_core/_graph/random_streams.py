@@ -19,14 +19,7 @@ from typing import Any, Iterable, Iterator, Optional, Sequence, Tuple
 
 import numpy as np
 
-from synk_core.engine import (
-    NAME,
-    Constant,
-    RandomStateType,
-    ancestors,
-    inner_outputs,
-    is_random,
-)
+from synk_core.engine import NAME, Constant, RandomStateType, ancestors, inner_outputs, is_random
 from synk_core.exceptions import SpecError
 
 from .values import is_array

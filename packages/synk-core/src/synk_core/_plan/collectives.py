@@ -34,7 +34,6 @@ COLLECTIVES: Dict[str, CollectiveKind] = {
     "reduce": CollectiveKind(writes=True, on_devices=True),
     "all_reduce": CollectiveKind(writes=True, equalizes=True, on_devices=True),
     "get_shapes": _READS,
-    "get_digests": _READS,
     "reseed": CollectiveKind(writes=True, restores=True),
 }
 

@@ -13,7 +13,6 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 
 from synk_core._graph import random_streams
-from synk_core._graph.digest import digest
 from synk_core._graph.shared import store, value_of
 from synk_core._graph.values import (
     array_of,
@@ -279,13 +278,6 @@ def get_shapes(here: Workplace, variables: Sequence[int]) -> Optional[List[Tuple
     return None if by_rank is None else list(zip(*by_rank))
 
 
-def get_digests(here: Workplace, variables: Sequence[int]) -> Optional[List[Tuple[str, ...]]]:
-    """Return in the master, for each variable, the tuple of all ranks' digests."""
-    mine = [digest(value_of(here.registry[number])) for number in variables]
-    by_rank = here.comm.gather_object(mine, root=here.master)
-    return None if by_rank is None else list(zip(*by_rank))
-
-
 def reseed(here: Workplace, variables: Sequence[int], seed: Optional[int] = None) -> None:
     """Give each rank its own substreams of the master's random states, made from a seed if any.
 
@@ -387,7 +379,6 @@ PERFORMERS: Dict[str, Callable[..., Any]] = {
         reduce,
         all_reduce,
         get_shapes,
-        get_digests,
         reseed,
     )
 }

@@ -6,13 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from synk_shm._arrays.arguments import (
-    Shape,
-    check_backend,
-    check_capacity,
-    check_mode,
-    check_shape,
-)
+from synk_shm._arrays.arguments import Shape, check_backend, check_capacity, check_mode, check_shape
 from synk_shm._arrays.create import NOTHING, create
 from synk_shm._arrays.segment import Array, segment
 from synk_shm._segments import dtypes

@@ -19,12 +19,7 @@ from typing import NoReturn
 import posix_ipc
 
 from synk_shm._segments.free_space import ANONYMOUS, full_error, limit_of
-from synk_shm.exceptions import (
-    ShmError,
-    ShmExistsError,
-    ShmNotFoundError,
-    ShmPermissionError,
-)
+from synk_shm.exceptions import ShmError, ShmExistsError, ShmNotFoundError, ShmPermissionError
 
 _SHM = "/dev/shm"  # noqa: S108 (names in it are unguessable and created exclusively)
 DIRECTORY: str | None = _SHM if os.path.isdir(_SHM) else None

@@ -12,13 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Dict, List, Sequence, Set, Tuple
 
-from synk_core._graph.transfer.flat import (
-    FlatFunction,
-    FlatInput,
-    flatten,
-    is_flat_able,
-    rebuild,
-)
+from synk_core._graph.transfer.flat import FlatFunction, FlatInput, flatten, is_flat_able, rebuild
 from synk_core.engine import DEVICES, deep_copy_op
 
 SHAPES = ("Shape", "Shape_i")

@@ -68,8 +68,8 @@ def measure(got: Any, expected: Any, scale: float = 0.0) -> Difference:
         smallest = float(np.nextafter(kind.dtype.type(0), kind.dtype.type(1)))
         unit = max(max(scale, largest_magnitude(expected)) * float(kind.eps), smallest)
     worst, place = -1.0, 0
-    for number, (ours, theirs) in enumerate(zip(_parts(got), _parts(expected))):
-        ulps = _ulps(ours, theirs, unit) if unit else np.where(ours != theirs, np.inf, 0.0)
+    for number, (one, other) in enumerate(zip(_parts(got), _parts(expected))):
+        ulps = _ulps(one, other, unit) if unit else np.where(one != other, np.inf, 0.0)
         top = int(np.argmax(ulps))
         if ulps[top] > worst:
             worst, place = float(ulps[top]), number * PART + top

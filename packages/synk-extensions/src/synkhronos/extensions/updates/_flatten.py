@@ -13,12 +13,7 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 
 from synk_core.engine import T, library, shared_like, with_pattern
-from synkhronos.extensions.updates._arguments import (
-    check_params,
-    common_dtype,
-    gradients,
-    label,
-)
+from synkhronos.extensions.updates._arguments import check_params, common_dtype, gradients, label
 
 
 class SplitUpdates(NamedTuple):
