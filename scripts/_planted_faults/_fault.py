@@ -6,7 +6,7 @@ from typing import Callable, NamedTuple
 
 KINDS = (
     *("plans", "reductions", "life cycles", "refusals", "error paths", "atomicity"),
-    *("linking", "graphs"),
+    *("linking", "graphs", "exactness"),
 )
 
 
