@@ -184,7 +184,8 @@ def test_what_is_forgotten_leaves_no_memory():
         model.step()
         assert set(implementation._wholes) - known
         del model
-    gc.collect()
+    for _ in range(2):  # the first frees the engine's machine in C, and so what that has
+        gc.collect()
     assert not set(implementation._wholes) - known
 
 

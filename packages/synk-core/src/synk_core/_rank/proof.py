@@ -439,7 +439,7 @@ class PreparedProof(PreparedCall):
             if np.isfinite(noise):
                 limit = max(limit, (ROUNDING if self._is_coarse else limit) * noise)
             if self._is_coarse and limit * np.finfo(got.dtype).eps > MOST_COARSE:
-                self._notes.append(f"{what} is not proved: TF32 changes it by {noise:.3g} ulp")
+                self._notes.append(f"{what} is not proved: TF32 leaves it too few digits")
                 return Comparison(what, op, reason="TF32 leaves it too few digits")
         run = f"{slices} slices" if slices > 1 else "parallel"
         return Comparison(what, op, run, difference, limit)
