@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synk_core._plan.rows import select, selection_for, split_rows
+from synk_core._plan.rows import kept, select, selection_for, split_rows
 from synk_core.exceptions import BatchError, InputValueError
 
 
@@ -64,6 +64,9 @@ def test_what_is_no_selection_is_refused():
     for batch in (1.5, "abc", [[1, 2]], np.array([0.5]), slice("a", None), True):
         with pytest.raises((InputValueError, TypeError)):
             select(batch, 10)
+    endless = []
+    endless.append(endless)
+    assert kept(endless)[0][0] is endless
 
 
 def test_different_lengths_need_a_batch():

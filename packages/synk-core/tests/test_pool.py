@@ -269,7 +269,8 @@ else:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     # The first one that the leader of a session opens becomes its own.
     os.close(os.open(os.ttyname(0), os.O_RDWR))
-    logging.basicConfig(level=logging.DEBUG)
+    logging.basicConfig(level=logging.INFO)  # what engines log would fill the terminal
+    logging.getLogger("synk_core").setLevel(logging.DEBUG)
     how.update(stall_s=0.1, report=logging.info)
 x = T.dvector("x")
 with Runtime(2, **how) as runtime:

@@ -135,12 +135,16 @@ def selector(batch: Any, what: str = "batch") -> Selector:
     return index if index.dtype.kind == "b" else index.astype(np.int64, copy=False)
 
 
-def kept(batch: Any) -> Any:
+def kept(batch: Any, is_list: bool = True) -> Any:
     """Return a choice of rows, or a list of them, which later changes by the program do not reach;
-    what is neither as it is."""
+    what is neither as it is.
+
+    Args:
+        is_list: whether it may be a list of choices.
+    """
     if isinstance(batch, (list, tuple)):
         only_ints = set(map(type, batch)) <= {int}
-        return [*batch] if only_ints else [kept(part) for part in batch]
+        return [*batch] if only_ints or not is_list else [kept(part, False) for part in batch]
     if isinstance(batch, slice):
         return slice(*map(kept, _bounds(batch)))
     if batch is None or isinstance(batch, (int, np.generic, range)):
