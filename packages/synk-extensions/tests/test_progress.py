@@ -29,6 +29,8 @@ import synkhronos
 from synkhronos import _progress
 _progress.DELAY_S = 0.2
 exec(sys.argv[1])
+with _progress.track("short"):
+    assert sys.argv[1] or "rich.progress" not in sys.modules, "nothing is drawn yet"
 with _progress.track("training", total=4) as advance:
     for step in range(4):
         advance(1, f"loss {step}")
@@ -37,8 +39,6 @@ with _progress.track("training", total=4) as advance:
             with _progress.track("compiling 'f'"):
                 time.sleep(1.0)
                 print("a documented line")
-with _progress.track("short"):
-    pass
 print("the end")
 """
 

@@ -22,6 +22,7 @@ class _Display:
 
     setting: Optional[bool] = None
     bars: Any = None
+    lock = threading.RLock()
 
 
 def progress(on: Optional[bool] = None) -> None:
@@ -47,21 +48,32 @@ def track(description: str, total: Optional[float] = None) -> Iterator[Callable[
 
     Yields a function that counts finished steps, and sets the text beside the bar.
     """
-    drawn = _are_drawn()
-    task = _draw("add_task", description, total=total, text="") if drawn else None
-    late = (DELAY_S, _draw, ("start",)) if drawn else (LINE_S, _tell, (description,))
-    timer = threading.Timer(*late)
+    drawn, task = _are_drawn(), None
+    fields: dict[str, Any] = {"total": total, "completed": 0.0, "text": ""}
+
+    def show() -> None:
+        nonlocal task
+        task = _draw("add_task", description, **fields)
+        advance(0, fields["text"])  # what changed while the display started
+
+    def advance(steps: float = 1, text: Any = "") -> None:
+        fields.update(completed=fields["completed"] + steps, text=text)
+        if task is not None:
+            _draw("update", task, **fields)
+
+    timer = threading.Timer(*((DELAY_S, show) if drawn else (LINE_S, _tell, (description,))))
     timer.daemon = True
     if drawn or (drawn is None and total is None):
         with contextlib.suppress(RuntimeError):  # no more threads: nothing is shown
             timer.start()
     try:
-        yield lambda steps=1, text="": _draw("update", task, advance=steps, text=text)
+        yield advance
     finally:
         timer.cancel()
         if timer.is_alive():
             timer.join()  # it may be about to draw
-        _draw("remove_task", task)
+        if task is not None:
+            _draw("remove_task", task)
 
 
 def _are_drawn() -> Optional[bool]:
@@ -80,7 +92,7 @@ def _are_drawn() -> Optional[bool]:
 
 def _draw(act: str, *arguments: Any, **fields: Any) -> Any:
     """Call a method of rich's bars. Nothing that goes wrong with them reaches the program."""
-    with contextlib.suppress(Exception):
+    with _Display.lock, contextlib.suppress(Exception):
         if _Display.bars is None and act == "add_task":
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
@@ -92,6 +104,7 @@ def _draw(act: str, *arguments: Any, **fields: Any) -> Any:
                 transient=True,
                 redirect_stdout=sys.stdout.isatty(),  # a file gets its output unchanged
             )
+            _Display.bars.start()
         result = getattr(_Display.bars, act)(*arguments, **fields)
         if not _Display.bars.tasks:
             _Display.bars.stop()
@@ -106,7 +119,7 @@ def _tell(description: str) -> None:
 
 def _forget() -> None:
     """In a forked child, drop bars and streams: threads of the parent may hold their locks."""
-    _Display.bars = None
+    _Display.bars, _Display.lock = None, threading.RLock()
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         setattr(sys, name, getattr(stream, "rich_proxied_file", stream))

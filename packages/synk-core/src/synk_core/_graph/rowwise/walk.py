@@ -199,10 +199,10 @@ class Walk:
         stack: List[Any] = [variable]
         while stack:
             current = stack.pop()
-            inputs = [] if current.owner is None else current.owner.inputs
-            missing = [v for v in inputs if v not in self.values]
             if current in self.values:
                 continue
+            inputs = [] if current.owner is None else current.owner.inputs
+            missing = [v for v in inputs if v not in self.values]
             if missing:
                 stack += [current, *missing]
             elif current.owner is None:
