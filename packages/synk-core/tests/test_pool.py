@@ -247,6 +247,7 @@ def test_nothing_that_workers_inherit_stays_open():
 TALKATIVE = """
 import contextlib, logging, os, signal, sys
 import numpy as np
+import pytest
 from synk_core import Runtime
 from synk_core.exceptions import WorkerDied
 from synk_testing import Mark
@@ -284,10 +285,9 @@ with Runtime(2, **how) as runtime:
     for pid in (pool.pids[0], pool.watchdog_pid):
         os.kill(pid, signal.SIGKILL)
     pool._workers[0].process.wait()
-    try:
+    with pytest.raises(WorkerDied):
         pool.send(b"anybody there?", "a test")
-    except WorkerDied:
-        os._exit(7)
+os._exit(7)  # what the streams still hold cannot be written
 """
 
 
