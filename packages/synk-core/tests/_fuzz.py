@@ -237,7 +237,7 @@ class House:
         Raises:
             AssertionError: what came of it breaks a promise.
         """
-        serial = self.runtime._controller.rank.serial
+        serial = self.runtime._lifecycle.rank.serial
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
@@ -245,7 +245,7 @@ class House:
             except MemoryError as error:  # the honest answer to a value that no machine can hold
                 return False, error
             except Boom as error:
-                assert self.runtime._controller.rank.serial == serial, "sent, and then it raised"
+                assert self.runtime._lifecycle.rank.serial == serial, "sent, and then it raised"
                 return False, error
             except SynkError as error:
                 self._judge(error)

@@ -153,7 +153,7 @@ def test_a_device_that_the_master_cannot_take_ends_its_start(monkeypatch):
     def refuse(*_):
         raise StartError("planted")
 
-    monkeypatch.setattr("synk_core._master.controller.take", refuse)
+    monkeypatch.setattr("synk_core._master.lifecycle.take", refuse)
     with pytest.raises(StartError, match="planted"):
         Runtime(1, use_gpu=False)
 

@@ -56,7 +56,7 @@ def test_the_dead_tell_what_they_were_doing():
     with no_ranks_left():
         runtime = Runtime(3)
         f = runtime.function([x], (behave(x).sum(), "sum"), name="deadly", proof=False)
-        activity = runtime._controller._activity
+        activity = runtime._lifecycle.activity
         assert (activity.doing(1), activity.history(1)) == ("starting", "")
         f(np.zeros(6))
         deadline = time.monotonic() + 10

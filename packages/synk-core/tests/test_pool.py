@@ -41,7 +41,7 @@ def started(size):
     """A runtime whose workers are ready, and its pool; at the end nothing of it is left."""
     with no_ranks_left(), Runtime(size) as runtime:
         runtime.distribute()
-        yield runtime, runtime._controller._pool
+        yield runtime, runtime._lifecycle.pool
 
 
 def wait_until(happened, timeout_s=10.0):
@@ -92,7 +92,7 @@ def test_what_the_kernel_takes_long_to_end_is_named_with_its_signal(monkeypatch)
 
 def test_who_waits_for_workers_to_start_has_a_limit_is_called_meanwhile_and_hears_of_the_killed():
     with no_ranks_left(), Runtime(3) as runtime:
-        pool = runtime._controller._pool
+        pool = runtime._lifecycle.pool
         stopped, killed = runtime.worker_pids
         os.kill(stopped, signal.SIGSTOP)  # it will never be ready
         with pytest.raises(StartError, match=r"rank 1 was not ready in 0\.2 s.*-cache unlock"):
@@ -206,7 +206,7 @@ def test_a_worker_without_a_thread_says_so_and_how_to_get_one(monkeypatch):
         Runtime(1) as runtime,
         pytest.raises(StartError, match=r"(?s)rank 1.*thread; end some.*-u "),
     ):
-        runtime._controller._pool.require_started([failure])
+        runtime._lifecycle.pool.require_started([failure])
     channel.close()
 
 
@@ -281,7 +281,7 @@ with Runtime(2, **how) as runtime:
         Mark(folder + "/gone").wait()
         logging.error("a line that nobody reads")
     assert [float(f(np.ones(4))) for _ in range(3)] == [4, 4, 4]
-    pool = runtime._controller._pool
+    pool = runtime._lifecycle.pool
     for pid in (pool.pids[0], pool.watchdog_pid):
         os.kill(pid, signal.SIGKILL)
     pool._workers[0].process.wait()

@@ -55,7 +55,7 @@ def test_a_worker_that_computes_says_where(monkeypatch, act):
 
 def test_a_worker_that_still_starts_says_where():
     with no_ranks_left(), Runtime(2) as runtime:
-        text = await_stacks(runtime._controller._pool, 1, "import")[1]
+        text = await_stacks(runtime._lifecycle.pool, 1, "import")[1]
         assert text.endswith((BEGINNING, "  ...\n")), "of deep imports, only the latest"
         runtime.distribute()  # it was not disturbed
 
@@ -64,7 +64,7 @@ def test_of_a_stopped_or_dead_worker_that_is_said():
     with no_ranks_left():
         runtime = Runtime(3)
         runtime.distribute()
-        pool = runtime._controller._pool
+        pool = runtime._lifecycle.pool
         stopped, dead = runtime.worker_pids
         os.kill(stopped, signal.SIGSTOP)
         os.kill(dead, signal.SIGKILL)

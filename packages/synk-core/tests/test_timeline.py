@@ -129,7 +129,7 @@ def test_a_bad_path_is_told_before_anything_is_recorded(pair, tmp_path, monkeypa
         with pytest.raises(error, match=text):
             pair.timeline(path)
     assert not pair._rank.recorder.on
-    monkeypatch.setattr("synk_core._api.runtime.Controller", None)  # which would start workers
+    monkeypatch.setattr("synk_core._api.runtime.Lifecycle", None)  # which would start workers
     with pytest.raises(InputValueError, match="make it first"):
         Runtime(2, timeline=str(tmp_path / "no" / "trace.json"))
     assert os.listdir(tmp_path) == []

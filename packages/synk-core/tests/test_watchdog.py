@@ -42,7 +42,7 @@ def tell(*words):
     print(*words, flush=True)
 
 runtime = Runtime(int(sys.argv[1]), backend=sys.argv[2])
-pool = runtime._controller._pool
+pool = runtime._lifecycle.pool
 families = {name.split(".")[1] for info in synk_shm.list() if info.mine for name in info.names}
 tell(*families, pool.watchdog_pid, *runtime.worker_pids)
 """
@@ -224,7 +224,7 @@ def test_it_ends_with_the_runtime_and_is_nobodys_zombie():
     with no_ranks_left(grace_s=0.0):
         runtime = Runtime(2)
         runtime.distribute()
-        watchdog_pid = runtime._controller._pool.watchdog_pid
+        watchdog_pid = runtime._lifecycle.pool.watchdog_pid
         assert children() >= {watchdog_pid, *runtime.worker_pids}
         runtime.close()
         assert not os.path.exists(f"/proc/{watchdog_pid}")
@@ -232,7 +232,7 @@ def test_it_ends_with_the_runtime_and_is_nobodys_zombie():
 
 def test_what_ends_all_processes_of_a_program_does_not_end_it_and_without_it_all_goes_on():
     with no_ranks_left(), Runtime(2) as runtime:
-        pool = runtime._controller._pool
+        pool = runtime._lifecycle.pool
         watchdog_pid = pool.watchdog_pid
         runtime.distribute()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

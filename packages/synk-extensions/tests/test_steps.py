@@ -262,7 +262,7 @@ def test_rows_of_resident_data_are_selected_on_each_rank(processes):
 
 def drawn_from(batches, place, sources=(), prefetches=False):
     """Batches drawn in a thread; as a device does that takes inputs ahead, or as a processor."""
-    runtime = synk._default.default()._executor
+    runtime = synk._default.default().orders
     executor = SimpleNamespace(prefetches=prefetches, await_thread=runtime.await_thread)
     return drawn_batches(batches, place, executor, sources, SimpleQueue())
 

@@ -9,13 +9,15 @@ import numpy as np
 from synk_core._graph.facts import Event
 from synk_core._graph.shared import require_shared, value_of
 from synk_core._graph.values import host_type, is_array, is_elsewhere, on_host
-from synk_core._master.executor import ALONE, Executor, Prepared, Standing
+from synk_core._master.acts import Prepared
+from synk_core._master.orders import Orders
+from synk_core._master.places import ALONE, Standing
 from synk_core._plan.collectives import COLLECTIVES
 from synk_core._plan.ops import REDUCE_OPS, check_dtype, is_through_host, normalize
 from synk_core._plan.rows import Selection, is_int, kept, selection_for, split_rows
 from synk_core._text import clipped, shown
 from synk_core._wire.data import Data, unmasked
-from synk_core._wire.messages import ArrayRef, Collective, Step
+from synk_core._wire.messages import ArrayRef, Collective
 from synk_core.exceptions import InputTypeError, InputValueError
 
 from .function import Delayed, Function
@@ -43,8 +45,8 @@ class Collectives:
         NotSharedVariable, InputTypeError, InputValueError, BatchError: nothing was sent.
     """
 
-    def __init__(self, executor: Executor) -> None:
-        self._executor = executor
+    def __init__(self, orders: Orders) -> None:
+        self._orders = orders
 
     def broadcast(self, shared_vars: Any, values: Any = None) -> Any:
         """Give every rank the master's values; see `synkhronos.broadcast`."""
@@ -75,8 +77,8 @@ class Collectives:
                 selections = [selected_rows(variables, arrays, batch)]
             rows = []
             for selection in selections:
-                bounds = split_rows(selection.count, self._executor.size)
-                rows.append(self._executor.rows(selection, bounds, place)[1])
+                bounds = split_rows(selection.count, self._orders.size)
+                rows.append(self._orders.store.rows(selection, bounds, place)[1])
             several = tuple(rows * (len(arrays) // len(rows)))
             return {"values": self._refs(arrays, place), "rows": several}, selections[0].lowest
 
@@ -112,7 +114,7 @@ class Collectives:
         if not isinstance(weights, Function):
             given["weights"] = self._checked_weights(weights)
             return self._perform("all_reduce", variables, given)
-        if not weights.belongs_to(self._executor):
+        if not weights.belongs_to(self._orders):
             raise InputValueError(f"weights: {weights!r} belongs to another runtime")
 
         def arguments(standing: Standing) -> Arguments:
@@ -136,7 +138,7 @@ class Collectives:
             if batch is not None:
                 selection = selected_rows(variables, arrays, batch)
                 bounds = ((0, selection.count),)
-                _, rows = self._executor.rows(selection, bounds, place)
+                _, rows = self._orders.store.rows(selection, bounds, place)
                 origin = selection.lowest
             return {"values": self._refs(arrays, place), "rank": int(rank), "rows": rows}, origin
 
@@ -157,12 +159,7 @@ class Collectives:
         """Return the lengths along axis 0 in rank order; a tuple of those for a list."""
         variables, single = listed_variables(shared_vars)
         require_rows(variables, "get_lengths()")
-        unlisted = _unlisted(single)
-
-        def finish(shapes: Any) -> Any:
-            return unlisted([tuple(shape[0] for shape in ranks) for ranks in shapes])
-
-        return self._perform("get_shapes", variables, {}, finish)
+        return self._perform("get_shapes", variables, {}, _single_length if single else _lengths)
 
     def _perform(
         self,
@@ -179,36 +176,33 @@ class Collectives:
             again: whether the act may come again as it is.
         """
 
-        latest: Optional[Prepared] = None  # of what is the same wherever it stands
-
-        def prepare(standing: Standing) -> Prepared:
-            nonlocal latest
-            if latest is not None and self._executor.knows(latest.step.number):
-                return latest
+        def prepare(standing: Standing) -> Tuple[Prepared, int]:
+            orders = self._orders
             given, origin = arguments(standing) if callable(arguments) else (arguments, 0)
-            numbers = self._executor.numbers(variables)
+            numbers = orders.numbers(variables)
             if COLLECTIVES[kind].on_devices and any(is_elsewhere(value_of(v)) for v in variables):
                 # For all ranks: to others the context may be that of their default device.
                 given = {**given, "through_host": True}
-            name = (kind, numbers, *given.items()) if again else None
-            number = self._executor.enter(Collective(kind, numbers, given), name)
-            event = Event(
-                # What does not change the variables is all one to those who follow it.
-                "gather" if given.get("in_place") is False else kind,
-                variables=numbers,
-                rank=given.get("rank"),
-            )
-            tally = self._executor.ledger.tally(f"{kind}()")
-            prepared = Prepared(Step(number, origin), finish, tally, event)
-            if again and not callable(arguments):
-                latest = prepared
-            return prepared
+            key = (kind, finish, numbers, *given.items()) if again else None
+            prepared = orders.acts.find(key)
+            if prepared is None:
+                event = Event(
+                    # What does not change the variables is all one to those who follow it.
+                    "gather" if given.get("in_place") is False else kind,
+                    variables=numbers,
+                    rank=given.get("rank"),
+                )
+                tally = orders.ledger.tally(f"{kind}()")
+                prepared = Prepared(Collective(kind, numbers, given), finish, tally, event)
+                orders.enter(prepared, key)
+            return prepared, origin
 
         return self._do(prepare)
 
-    def _do(self, prepare: Callable[[Standing], Prepared]) -> Any:
-        with self._executor.lock:
-            return self._executor.perform((prepare(ALONE),))[0]
+    def _do(self, prepare: Callable[[Standing], Tuple[Prepared, int]]) -> Any:
+        with self._orders.lock:
+            act, origin = prepare(ALONE)
+            return self._orders.perform((act,), (origin,))[0]
 
     def _checked_weights(self, weights: Any) -> Optional[Tuple[float, ...]]:
         if weights is None:
@@ -219,30 +213,30 @@ class Collectives:
             raise InputTypeError(
                 f"weights: got {shown(weights)}, expected a function of this runtime (of a "
                 f"TrainFunction, its grad_function), or one number for each of "
-                f"{self._executor.size} ranks"
+                f"{self._orders.size} ranks"
             ) from None
         finite = all(0 <= number < np.inf for number in (*numbers, sum(numbers)))
-        if len(numbers) != self._executor.size or not finite or not any(numbers):
+        if len(numbers) != self._orders.size or not finite or not any(numbers):
             raise InputValueError(
                 f"weights: got {shown(numbers)}, expected one non-negative number for each of "
-                f"{self._executor.size} ranks, not all of them 0"
+                f"{self._orders.size} ranks, not all of them 0"
             )
         return numbers
 
     def _check_rank(self, rank: int) -> None:
-        if not is_int(rank) or not 0 <= rank < self._executor.size:
+        if not is_int(rank) or not 0 <= rank < self._orders.size:
             raise InputValueError(
-                f"rank: got {shown(rank)}, expected an int from 0 to {self._executor.size - 1}"
+                f"rank: got {shown(rank)}, expected an int from 0 to {self._orders.size - 1}"
             )
 
     def _refs(self, values: Sequence[Any], place: int) -> List[ArrayRef]:
         refs = []
         for i, value in enumerate(values):
             if isinstance(value, Data):
-                refs.append(self._executor.store.ref(value))
+                refs.append(self._orders.store.ref(value))
                 continue
             slot, what = ("value", i, place), f"value {i} of a collective"
-            target, ref = self._executor.room(slot, value.dtype, value.shape, what)
+            target, ref = self._orders.store.room(slot, value.dtype, value.shape, what)
             target[...] = value
             refs.append(ref)
         return refs
@@ -251,8 +245,8 @@ class Collectives:
 class DelayedCollectives(Collectives):
     """The same for `step()`: methods return a `Delayed`, which the step performs."""
 
-    def _do(self, prepare: Callable[[Standing], Prepared]) -> Any:
-        return Delayed(self._executor, prepare)
+    def _do(self, prepare: Callable[[Standing], Tuple[Prepared, int]]) -> Any:
+        return Delayed(self._orders, prepare)
 
 
 def _rows_of(function: Function) -> Tuple[int, ...]:
@@ -271,13 +265,24 @@ def _rows_of(function: Function) -> Tuple[int, ...]:
     return rows
 
 
-def _unlisted(single: bool) -> Finish:
-    def finish(results: Any) -> Any:
-        if results is None:
-            return None
-        return results[0] if single else tuple(results)
+def _single(results: Any) -> Any:
+    return None if results is None else results[0]
 
-    return finish
+
+def _several(results: Any) -> Any:
+    return None if results is None else tuple(results)
+
+
+def _lengths(shapes: Sequence[Any]) -> Tuple[Any, ...]:
+    return tuple(tuple(shape[0] for shape in ranks) for ranks in shapes)
+
+
+def _single_length(shapes: Sequence[Any]) -> Any:
+    return _lengths(shapes)[0]
+
+
+def _unlisted(single: bool) -> Finish:
+    return _single if single else _several
 
 
 def listed_variables(shared_vars: Any) -> Tuple[List[Any], bool]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from synk_core._master.executor import Executor
+from synk_core._master.orders import Orders
 from synk_core._rank.workplace import Workplace
 from synk_core._text import shown
 from synk_core._wire.messages import WatchFinite
@@ -49,21 +49,21 @@ class FiniteWatch:
 class Watches:
     """The watches of one runtime."""
 
-    def __init__(self, executor: Executor, here: Workplace) -> None:
-        self._executor = executor
+    def __init__(self, orders: Orders, here: Workplace) -> None:
+        self._orders = orders
         self._here = here
 
     def watch_finite(self, on: Any) -> FiniteWatch:
         """Have all ranks check from now on, or stop checking."""
         if not isinstance(on, bool):
             raise InputTypeError(f"watch_finite(): on: got {shown(on)}, expected True or False")
-        with self._executor.lock:
+        with self._orders.lock:
             return FiniteWatch(self, on, self._check(on))
 
     def restore_finite(self, on: bool) -> None:
         """Switch checking back, unless that is done or the runtime is closed."""
-        if on != self.checks_finite and not self._executor.closed:
-            with self._executor.lock:
+        if on != self.checks_finite and not self._orders.closed:
+            with self._orders.lock:
                 self._check(on)
 
     @property
@@ -74,5 +74,5 @@ class Watches:
     def _check(self, on: bool) -> bool:
         """Switch; return whether the ranks checked before."""
         act = WatchFinite(on)
-        was_on: bool = self._executor.run_act(act, "watch_finite()", act)
+        was_on: bool = self._orders.perform_own(act, "watch_finite()", act)
         return was_on

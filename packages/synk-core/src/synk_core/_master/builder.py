@@ -60,7 +60,7 @@ class Builder:
         self._specs[function_id] = spec
         return function_id
 
-    def forget(self, function_id: int) -> None:
+    def forget_function(self, function_id: int) -> None:
         """Forget a function that the program has dropped."""
         self._specs.pop(function_id, None)
 

@@ -41,7 +41,7 @@ class Distributor:
         """Return whether the workers have every variable of the registry."""
         return self._variables == self._here.registry.end
 
-    def forget(self, function_id: int) -> None:
+    def forget_function(self, function_id: int) -> None:
         """Forget a function that the program has dropped."""
         self._forms = {(number, form) for number, form in self._forms if number != function_id}
 

@@ -1,8 +1,8 @@
-"""Notices variables whose values may differ between ranks."""
+"""Notice variables whose values may differ between ranks."""
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Sequence, Set, Tuple
 
 from synk_core._graph.leaves import is_row_share
 from synk_core._graph.random_streams import content, is_random_state, require_seedable
@@ -11,7 +11,8 @@ from synk_core._graph.values import is_array, on_host
 from synk_core._plan.collectives import RESTORING, WRITING
 from synk_core._rank.workplace import Workplace
 from synk_core._warn import warn_user
-from synk_core._wire.messages import PLAIN, Act, Call, Collective, Distribute, Settings
+from synk_core._watch.record import Record
+from synk_core._wire.messages import PLAIN, Call, Collective, Distribute, Settings
 from synk_core.engine import TITLE
 from synk_core.exceptions import ReplicasDiffer, ReplicaWarning
 
@@ -20,7 +21,10 @@ _Used = List[Tuple[int, Storage]]
 
 
 class Replicas:
-    """Checks orders before and after they are performed.
+    """An observer of orders that follows which variables the ranks agree on.
+
+    Args:
+        reseed: gives all ranks the states of random streams with these numbers.
 
     Attributes:
         note: added to the message of a failure that was not atomic.
@@ -31,7 +35,10 @@ class Replicas:
         "differ now. Use broadcast(), or fork(atomic=True).\n"
     )
 
-    def __init__(self, here: Workplace, settings: Settings) -> None:
+    def __init__(
+        self, here: Workplace, settings: Settings, reseed: Callable[[Tuple[int, ...]], None]
+    ) -> None:
+        self._reseed = reseed
         self._registry = here.registry
         self._functions = here.functions
         self._is_alone = here.size == 1
@@ -42,74 +49,58 @@ class Replicas:
         self._contents: Dict[int, bytes] = {}  # of random states, seen or changed in place
         self._uses: Dict[int, Tuple[_Used, _Used]] = {}
 
-    def changed_states(self, acts: Sequence[Optional[Act]]) -> Tuple[int, ...]:
-        """Return the random states of an order that the program has set, in the master alone.
-
-        Raises:
-            SpecError: one of them cannot be seeded for each rank.
-        """
-        changed: Dict[int, Any] = {}
-        if self._is_alone:
-            return ()
-        for act in acts:
-            if isinstance(act, Call):
-                states = self._use(act.function_id)[1]
-            elif isinstance(act, Collective) and act.kind != "reseed":
-                states = self._states(act.variables)
-            else:
-                continue
-            for number, storage in states:
-                state = storage[0]
-                if number in self._seen and (
-                    state is not self._seen[number] or content(state) != self._contents[number]
-                ):
-                    changed[number] = self._registry[number]
-        if not self._same_streams:
-            for variable in changed.values():
-                require_seedable(variable)
-        return tuple(changed)
-
-    def require_equal(self, acts: Sequence[Optional[Act]]) -> None:
-        """Check the variables of an order before it is given.
+    def before(self, record: Record) -> None:
+        """Check the variables of an order, and reseed states that the program has set.
 
         Raises:
             ReplicasDiffer: after a failure, ranks may have different values of some.
+            SpecError: a random state cannot be seeded for each rank.
         """
-        if self._differ:
-            self._require_all(acts)
         if self._is_alone:
             return
         seen = self._seen
-        for act in acts:
+        states: _Used = []
+        for prepared in record.acts:
+            act = prepared.act
             if isinstance(act, Call):
-                for number, storage in self._use(act.function_id)[0]:
+                values, drawn = self._use(act.function_id)
+                for number, storage in values:
                     if storage[0] is not seen.get(number, storage[0]):
-                        self._tell_of_changes(act)
+                        self._warn_of_changes(act)
                         break
+                states += drawn
+            elif isinstance(act, Collective) and act.kind != "reseed":
+                states += self._states(act.variables)
+        if states:
+            self._reseed_changed(states)
+        if self._differ:
+            self._require_all(record.acts)
 
-    def done(self, acts: Sequence[Optional[Act]]) -> None:
-        """Note that all ranks have performed an order."""
+    def after(self, record: Record) -> None:
+        """Note the values that all ranks have after an order."""
         seen = self._seen
-        for act in acts:
+        for prepared in record.acts:
+            act = prepared.act
             if isinstance(act, Call):
                 # Operations may change variables without an update.
                 values, states = self._use(act.function_id)
                 for number, storage in values:
                     seen[number] = storage[0]
-                self._see(number for number, _ in states)
+                if states:
+                    self._see(number for number, _ in states)
             elif isinstance(act, Collective):
                 self._see(act.variables)
                 if act.kind in ("broadcast", "reseed"):
                     self._differ.difference_update(act.variables)
             elif isinstance(act, Distribute):
-                known = self._seen
-                self._see([n for n in self._registry.variables if n not in known])
+                self._see([n for n in self._registry.variables if n not in seen])
 
-    def failed(self, acts: Sequence[Optional[Act]]) -> None:
+    def failed(self, record: Record) -> None:
         """Note that an order has failed on some rank."""
         if self._atomic:
             return
-        for act in acts:
+        for prepared in record.acts:
+            act = prepared.act
             if isinstance(act, Call):
                 values, states = self._use(act.function_id)
                 if act.proof is None:  # which is undone even so
@@ -138,9 +129,27 @@ class Replicas:
         self._contents.clear()
         self._uses.clear()
 
-    def _require_all(self, acts: Sequence[Optional[Act]]) -> None:
+    def _reseed_changed(self, states: _Used) -> None:
+        """Reseed random states that the program has set in the master alone."""
+        changed = {
+            number
+            for number, storage in states
+            if number in self._seen
+            and (
+                storage[0] is not self._seen[number]
+                or content(storage[0]) != self._contents[number]
+            )
+        }
+        if changed:
+            if not self._same_streams:
+                for number in changed:
+                    require_seedable(self._registry[number])
+            self._reseed(tuple(sorted(changed)))
+
+    def _require_all(self, acts: Sequence[Any]) -> None:
         mended: Set[int] = set()
-        for act in acts:
+        for prepared in acts:
+            act = prepared.act
             if isinstance(act, Call):
                 values, states = self._use(act.function_id)
                 used = [n for n, _ in (*values, *(states if self._same_streams else ()))]
@@ -167,7 +176,7 @@ class Replicas:
                 f"With fork(atomic=True) a failed call changes nothing"
             )
 
-    def _tell_of_changes(self, act: Call) -> None:
+    def _warn_of_changes(self, act: Call) -> None:
         """Warn of values that the program has set in the master alone."""
         seen, registry = self._seen, self._registry
         changed = [

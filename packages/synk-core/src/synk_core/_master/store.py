@@ -8,10 +8,11 @@ from typing import Any, Deque, Dict, Optional, Sequence, Tuple, Union
 import numpy as np
 
 import synk_shm
+from synk_core._plan.rows import Bounds, Selection
 from synk_core._text import shown
 from synk_core._weakqueue import QueuedRef
 from synk_core._wire.data import Data, unmasked
-from synk_core._wire.messages import ArrayRef
+from synk_core._wire.messages import ArrayRef, Rows
 from synk_core.engine import TITLE, Variable
 from synk_core.exceptions import InputTypeError
 
@@ -114,6 +115,26 @@ class DataStore:
         if data is None or data.dtype != dtype or data.ndim != len(shape):
             data = self._staged[slot] = self.make(dtype=dtype, ndim=len(shape))
         return data._room(shape, what), self.ref(data)
+
+    def rows(
+        self,
+        selection: Selection,
+        bounds: Sequence[Bounds],
+        place: int = 0,
+        needs_index: bool = True,
+    ) -> Tuple[Optional[np.ndarray], Rows]:
+        """Stage a selection: return the room of its index (None without one), and the rows.
+
+        Args:
+            bounds: of each rank's rows in the selection.
+            place: of the act in its step.
+        """
+        if selection.index is None or not needs_index:
+            return None, Rows(tuple(bounds), selection.step, is_regular=selection.index is None)
+        index = selection.index
+        target, ref = self.room(("index", place), index.dtype, index.shape, "the rows of batch=")
+        target[...] = index
+        return target, Rows(tuple(bounds), 1, ref)
 
     def forget_function(self, function_id: int) -> None:
         """Free the rooms of a function."""

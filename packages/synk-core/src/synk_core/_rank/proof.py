@@ -34,9 +34,16 @@ from synk_core._graph.values import is_array, on_host
 from synk_core._plan.ops import ROWLESS_OP
 from synk_core._plan.rows import split_rows
 from synk_core._watch.flight import Phase
-from synk_core._watch.proof.report import BY_SLICES, Comparison, Report, largest_magnitude, measure
+from synk_core._watch.proof.report import (
+    BY_SLICES,
+    Comparison,
+    Rehearsed,
+    Report,
+    largest_magnitude,
+    measure,
+)
 from synk_core._wire.messages import PLAIN, Call, Proof
-from synk_core.exceptions import NotExact, SynkError
+from synk_core.exceptions import NotExact
 
 from .call import CallResult, PreparedCall
 from .outputs import Accumulator
@@ -54,18 +61,6 @@ WAYS = ("avg", "sum", "increments", "max", "min", "prod", "gather")
 sum of what the ranks have added."""
 
 _TURN = -1  # of the buffers for all rows
-
-
-class Rehearsed(SynkError):
-    """Undoes a call that was performed for its proof alone.
-
-    Attributes:
-        report: the `Report`.
-    """
-
-    def __init__(self, report: Report) -> None:
-        super().__init__("rehearsed")
-        self.report = report
 
 
 class Whole(NamedTuple):

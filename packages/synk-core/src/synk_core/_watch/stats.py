@@ -16,6 +16,8 @@ from typing import Any, Deque, Dict, List, NamedTuple, Sequence, Tuple
 from synk_core._graph.facts import PREFETCH
 from synk_core._graph.spec import unnamed
 
+from .record import Record
+
 DISTRIBUTE = "distribute()"
 """Name of the line of distribution, which happens once and is no part of the work."""
 
@@ -24,23 +26,6 @@ _TITLES = ("calls", "total", "scatter", "compute", "wait", "reduce", "input MB",
 
 GONE = "(gone)"
 """Name of the line that sums up deleted functions without a name."""
-
-
-class Performed(NamedTuple):
-    """An order that all ranks have performed.
-
-    Attributes:
-        prepared: its acts, each with its `tally`, its `event` and its `nbytes` of inputs.
-        times: seconds of computing, by act and rank.
-        scatter_s: seconds until the order was given.
-        run_s: seconds from then to its end.
-    """
-
-    prepared: Sequence[Any]
-    times: Any
-    scatter_s: float
-    run_s: float
-    serial: int = 0
 
 
 LOGGED = 1 << 13
@@ -221,20 +206,24 @@ class Ledger:
             tally = self._tallies[name] = Tally(self._size)
         return tally
 
-    def forget(self, function_id: int) -> None:
+    def forget_function(self, function_id: int) -> None:
         """Drop a deleted function; add the figures of one without a name to `GONE`."""
         tally = self._tallies.pop(unnamed(function_id), None)
         if tally is not None:
             self.tally(GONE).take(tally)
 
-    def observe(self, performed: Performed) -> None:
+    def after(self, record: Record) -> None:
         """Add the figures of an order; those shared by its acts count with the last act that is no
         prefetch."""
-        prepared, times, scatter_s, run_s, serial = performed
+        times, run_s = record.times, record.run_s
         incomplete = []
         size, start = self._size, 0
-        tally = prepared[0].tally
-        for place, act in enumerate(prepared):
+        tally = record.acts[0].tally
+        if record.acts[0].event is None:  # of the runtime itself
+            if tally is not None:
+                tally.add(run_s)
+            return
+        for place, act in enumerate(record.acts):
             if act.event.kind == PREFETCH:
                 start += size
                 continue
@@ -249,12 +238,12 @@ class Ledger:
                     slowest = ranks.index(longest)
                     tally.slowest[slowest] += 1
                     if not self._is_whole:
-                        incomplete.append((serial, place, tally, longest, slowest))
+                        incomplete.append((record.serial, place, tally, longest, slowest))
                     tally.compute_s += own
                     tally.wait_s += longest - own
                     tally.ranks_s += sum(ranks)
                     run_s -= longest
-        tally.scatter_s += scatter_s
+        tally.scatter_s += record.scatter_s
         tally.reduce_s += max(run_s, 0.0)
         for call in incomplete:
             self._incomplete.append((*call, tally))

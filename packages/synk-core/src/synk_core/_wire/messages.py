@@ -225,8 +225,8 @@ class Prefetch:
     call: int
 
     @property
-    def act_name(self) -> Tuple[str, int]:
-        """By which the act is entered: there is one for each call."""
+    def key(self) -> Tuple[str, int]:
+        """By which the act is found again: there is one for each call."""
         return "prefetch", self.call
 
 

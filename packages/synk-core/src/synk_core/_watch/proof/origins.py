@@ -14,7 +14,7 @@ from synk_core._graph.facts import Event, FunctionFacts, facts_of
 from synk_core._graph.shared import VariableRegistry
 from synk_core._graph.spec import FunctionSpec
 from synk_core._plan.collectives import EQUALIZING
-from synk_core._watch.stats import Performed
+from synk_core._watch.record import Record
 
 MOST_KNOWN = 10_000
 """Effects that are remembered."""
@@ -68,17 +68,19 @@ class Origins:
         """Expect no agreement on these variables from now on, nor on what only they consume."""
         self._local = self._local.union(variables)
 
-    def forget(self, function_id: int) -> None:
+    def forget_function(self, function_id: int) -> None:
         """Drop the facts of a deleted function."""
         self._facts.pop(function_id, None)
         self._known.clear()
 
-    def observe(self, performed: Performed) -> None:
+    def after(self, record: Record) -> None:
         """Follow the acts of an order."""
         if self._size == 1:
             return
-        for act in performed.prepared:
+        for act in record.acts:
             event = act.event
+            if event is None:
+                continue
             number = event.function_id
             what = event if number is None else number
             after = self._known.get((self._state, what))

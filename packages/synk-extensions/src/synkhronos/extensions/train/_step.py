@@ -151,7 +151,7 @@ class TrainFunction:
         count = len(self.grad_function.spec.inputs)
         data, batches = data_and_rows(data_and_batches, count)
         delayed = partial(self.grad_function.delayed, num_slices=num_slices)
-        executor, place, sources = self.grad_function.executor, self.build_inputs, []
+        executor, place, sources = self.grad_function.orders, self.build_inputs, []
         scattered, whole = data[: self.n_scattered], data[self.n_scattered :]
         if not count or (data and not any_source(scattered)):
             option = "batch" if count else "batch_s"
