@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from functools import partial
+from typing import Any, Callable, Dict, Hashable, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -24,15 +25,27 @@ from .function import Delayed, Function
 
 SCATTER = "scatter() or batch"
 
-Arguments = Tuple[Dict[str, Any], int]
-"""Of an act, and the lowest row that it takes."""
+Arguments = Union[Dict[str, Any], Callable[[Sequence[Any], Standing], Tuple[Dict[str, Any], int]]]
+"""Of an act; or what stages arrays and returns them, and the lowest row that the act takes."""
 
-Finish = Callable[[Any], Any]
-"""Makes the caller's result of what comes back."""
+Check = Callable[[Sequence[Any]], Arguments]
+
+Returns = Callable[[bool, Any], Any]
+"""Makes the caller's result: of whether there is a single variable, and what comes back."""
 
 
-def _nothing(_result: Any) -> None:
+def _nothing(_single: bool, _result: Any) -> None:
     """Return nothing: the collective has no result."""
+
+
+def _values(single: bool, results: Any) -> Any:
+    if results is None:
+        return None
+    return results[0] if single else tuple(results)
+
+
+def _lengths(single: bool, shapes: Any) -> Any:
+    return _values(single, [tuple(shape[0] for shape in ranks) for ranks in shapes])
 
 
 class Collectives:
@@ -50,9 +63,11 @@ class Collectives:
 
     def broadcast(self, shared_vars: Any, values: Any = None) -> Any:
         """Give every rank the master's values; see `synkhronos.broadcast`."""
-        variables, _ = listed_variables(shared_vars)
 
-        def arguments(standing: Standing) -> Arguments:
+        def check(variables: Sequence[Any]) -> Arguments:  # noqa: ARG001 - as of any collective
+            return arguments
+
+        def arguments(variables: Sequence[Any], standing: Standing) -> Tuple[Dict[str, Any], int]:
             if values is not None:
                 arrays = matched_values(shared_vars, variables, values)
                 return {"values": self._refs(arrays, standing.place), "forms": None}, 0
@@ -60,14 +75,16 @@ class Collectives:
             # Earlier acts of the step may change them: then the master broadcasts the forms too.
             return {"values": None, "forms": None if standing.place else forms}, 0
 
-        return self._perform("broadcast", variables, arguments, again=values is None)
+        return self._perform("broadcast", shared_vars, check, again=values is None)
 
     def scatter(self, shared_vars: Any, values: Any, batch: Any = None) -> Any:
         """Split `values` over the ranks; see `synkhronos.scatter`."""
-        variables, _ = listed_variables(shared_vars)
         batch = kept(batch)
 
-        def arguments(standing: Standing) -> Arguments:
+        def check(variables: Sequence[Any]) -> Arguments:  # noqa: ARG001 - as of any collective
+            return arguments
+
+        def arguments(variables: Sequence[Any], standing: Standing) -> Tuple[Dict[str, Any], int]:
             place = standing.place
             arrays = matched_values(shared_vars, variables, values)
             if batch is None:
@@ -82,56 +99,66 @@ class Collectives:
             several = tuple(rows * (len(arrays) // len(rows)))
             return {"values": self._refs(arrays, place), "rows": several}, selections[0].lowest
 
-        return self._perform("scatter", variables, arguments, again=False)
+        return self._perform("scatter", shared_vars, check, again=False)
 
     def gather(self, shared_vars: Any, nd_up: int = 1) -> Any:
         """Return all ranks' values in the master; see `synkhronos.gather`."""
-        if not is_int(nd_up) or nd_up not in (0, 1):
-            raise InputValueError(f"nd_up: got {shown(nd_up)}, expected 0 or 1")
-        variables, single = listed_variables(shared_vars)
-        if nd_up == 0:
-            require_rows(variables, "gather(nd_up=0)")
-        return self._perform("gather", variables, {"nd_up": nd_up}, _unlisted(single))
+
+        def check(variables: Sequence[Any]) -> Arguments:
+            if not is_int(nd_up) or nd_up not in (0, 1):
+                raise InputValueError(f"nd_up: got {shown(nd_up)}, expected 0 or 1")
+            if nd_up == 0:
+                require_rows(variables, "gather(nd_up=0)")
+            return {"nd_up": nd_up}
+
+        return self._perform("gather", shared_vars, check, (nd_up,), returns=_values)
 
     def all_gather(self, shared_vars: Any) -> Any:
         """Replace every rank's value by all ranks' values, concatenated along axis 0."""
-        variables, _ = listed_variables(shared_vars)
-        require_rows(variables, "all_gather()")
-        return self._perform("all_gather", variables, {})
+
+        def check(variables: Sequence[Any]) -> Arguments:
+            require_rows(variables, "all_gather()")
+            return {}
+
+        return self._perform("all_gather", shared_vars, check, ())
 
     def reduce(self, shared_vars: Any, op: str = "avg", in_place: bool = True) -> Any:
         """Reduce all ranks' values into the master; see `synkhronos.reduce`."""
-        variables, single = listed_variables(shared_vars)
-        arguments: Dict[str, Any] = {"op": checked_op(op, variables), "in_place": bool(in_place)}
-        arguments.update(way_of(op))
-        return self._perform("reduce", variables, arguments, _unlisted(single))
+
+        def check(variables: Sequence[Any]) -> Arguments:
+            return {"op": checked_op(op, variables), "in_place": bool(in_place), **way_of(op)}
+
+        return self._perform("reduce", shared_vars, check, (op, in_place), returns=_values)
 
     def all_reduce(self, shared_vars: Any, op: str = "avg", weights: Any = None) -> Any:
         """Reduce all ranks' values on every rank; see `synkhronos.all_reduce`."""
-        variables, _ = listed_variables(shared_vars)
-        name = checked_op(op, variables)
-        given: Dict[str, Any] = {"op": name, **way_of(op)}
-        if not isinstance(weights, Function):
-            given["weights"] = self._checked_weights(weights)
-            return self._perform("all_reduce", variables, given)
-        if not weights.belongs_to(self._orders):
-            raise InputValueError(f"weights: {weights!r} belongs to another runtime")
 
-        def arguments(standing: Standing) -> Arguments:
-            if weights.number in standing.called:
-                # Its rows will be known when the step has come to it.
-                return {**given, "weights": None, "weights_of": weights.number}, 0
-            return {**given, "weights": _rows_of(weights)}, 0
+        def check(variables: Sequence[Any]) -> Arguments:
+            given: Dict[str, Any] = {"op": checked_op(op, variables), **way_of(op)}
+            if not isinstance(weights, Function):
+                return {**given, "weights": self._checked_weights(weights)}
+            if not weights.belongs_to(self._orders):
+                raise InputValueError(f"weights: {weights!r} belongs to another runtime")
+            return lambda _variables, standing: (
+                # Of a call of this step they will be known when the step has come to it.
+                {**given, "weights": None, "weights_of": weights.number}
+                if weights.number in standing.called
+                else {**given, "weights": _rows_of(weights)},
+                0,
+            )
 
-        return self._perform("all_reduce", variables, arguments)
+        options = (op,) if weights is None else None
+        return self._perform("all_reduce", shared_vars, check, options)
 
     def set_value(self, rank: int, shared_vars: Any, values: Any, batch: Any = None) -> Any:
         """Set the values of one rank; see `synkhronos.set_value`."""
-        self._check_rank(rank)
-        variables, _ = listed_variables(shared_vars)
         batch = kept(batch)
 
-        def arguments(standing: Standing) -> Arguments:
+        def check(variables: Sequence[Any]) -> Arguments:  # noqa: ARG001 - as of any collective
+            self._check_rank(rank)
+            return arguments
+
+        def arguments(variables: Sequence[Any], standing: Standing) -> Tuple[Dict[str, Any], int]:
             place = standing.place
             arrays = matched_values(shared_vars, variables, values)
             rows, origin = None, 0
@@ -142,50 +169,100 @@ class Collectives:
                 origin = selection.lowest
             return {"values": self._refs(arrays, place), "rank": int(rank), "rows": rows}, origin
 
-        return self._perform("set_value", variables, arguments, again=False)
+        return self._perform("set_value", shared_vars, check, again=False)
 
     def get_value(self, rank: int, shared_vars: Any) -> Any:
         """Return the values of one rank: an array, or a tuple of arrays for a list of variables."""
-        self._check_rank(rank)
-        variables, single = listed_variables(shared_vars)
-        return self._perform("get_value", variables, {"rank": int(rank)}, _unlisted(single))
+
+        def check(variables: Sequence[Any]) -> Arguments:  # noqa: ARG001 - as of any collective
+            self._check_rank(rank)
+            return {"rank": int(rank)}
+
+        return self._perform("get_value", shared_vars, check, (rank,), returns=_values)
 
     def get_shapes(self, shared_vars: Any) -> Any:
         """Return the shapes on all ranks, a tuple in rank order; a tuple of those for a list."""
-        variables, single = listed_variables(shared_vars)
-        return self._perform("get_shapes", variables, {}, _unlisted(single))
+        return self._perform("get_shapes", shared_vars, lambda _: {}, (), returns=_values)
 
     def get_lengths(self, shared_vars: Any) -> Any:
         """Return the lengths along axis 0 in rank order; a tuple of those for a list."""
-        variables, single = listed_variables(shared_vars)
-        require_rows(variables, "get_lengths()")
-        return self._perform("get_shapes", variables, {}, _single_length if single else _lengths)
+
+        def check(variables: Sequence[Any]) -> Arguments:
+            require_rows(variables, "get_lengths()")
+            return {}
+
+        return self._perform("get_shapes", shared_vars, check, ("lengths",), returns=_lengths)
 
     def _perform(
         self,
         kind: str,
-        variables: Sequence[Any],
-        arguments: Any,
-        finish: Finish = _nothing,
+        shared_vars: Any,
+        check: Check,
+        options: Optional[Tuple[Hashable, ...]] = None,
         again: bool = True,
+        returns: Returns = _nothing,
     ) -> Any:
-        """Have the collective performed; return its result.
+        """Perform the collective on all ranks; return its result.
 
         Args:
-            arguments: of the act, or what stages and makes them, given where it stands in a step.
+            check: checks the arguments for these variables, and returns those of the act.
+            options: of the user, that with the variables make the act; None if they do not.
             again: whether the act may come again as it is.
+            returns: makes the caller's result.
         """
+        orders = self._orders
+        with orders.lock:
+            orders.require_ready()
+            act, origin = orders.acts.find(self._key(kind, shared_vars, options)), 0
+            if act is None:
+                prepare = self._prepare(kind, shared_vars, check, options, again)
+                act, origin = prepare(ALONE)
+            (result,) = orders.perform((act,), (origin,))
+        return returns(not isinstance(shared_vars, (list, tuple)), result)
+
+    def _key(self, kind: str, shared_vars: Any, options: Any) -> Hashable:
+        """Return the key of an act whose arguments have been checked before; None if none has."""
+        if options is None:
+            return None
+        try:
+            several = shared_vars if isinstance(shared_vars, (list, tuple)) else (shared_vars,)
+            numbers = self._orders.known_numbers(several)
+            key = (kind, numbers, options, *map(type, options))
+            hash(key)
+        except (AttributeError, TypeError):  # no variables; an option that is no constant
+            return None
+        return None if None in numbers else key
+
+    def _prepare(
+        self,
+        kind: str,
+        shared_vars: Any,
+        check: Check,
+        options: Optional[Tuple[Hashable, ...]],
+        again: bool,
+    ) -> Callable[[Standing], Tuple[Prepared, int]]:
+        """Check a collective; return what stages and numbers it, given its position in a step."""
+        variables = listed_variables(shared_vars)
+        arguments = check(variables)
 
         def prepare(standing: Standing) -> Tuple[Prepared, int]:
             orders = self._orders
-            given, origin = arguments(standing) if callable(arguments) else (arguments, 0)
+            orders.require_open()
+            given: Dict[str, Any] = {}
+            origin = 0
+            if callable(arguments):
+                given, origin = arguments(variables, standing)
+            else:
+                given = arguments
             numbers = orders.numbers(variables)
             if COLLECTIVES[kind].on_devices and any(is_elsewhere(value_of(v)) for v in variables):
                 # For all ranks: to others the context may be that of their default device.
                 given = {**given, "through_host": True}
-            key = (kind, finish, numbers, *given.items()) if again else None
-            prepared = orders.acts.find(key)
-            if prepared is None:
+            key = self._key(kind, shared_vars, options)
+            if key is None and again:
+                key = (kind, numbers, *given.items())
+            act = orders.acts.find(key)
+            if act is None:
                 event = Event(
                     # What does not change the variables is all one to those who follow it.
                     "gather" if given.get("in_place") is False else kind,
@@ -193,16 +270,11 @@ class Collectives:
                     rank=given.get("rank"),
                 )
                 tally = orders.ledger.tally(f"{kind}()")
-                prepared = Prepared(Collective(kind, numbers, given), finish, tally, event)
-                orders.enter(prepared, key)
-            return prepared, origin
+                act = Prepared(Collective(kind, numbers, given), tally, event)
+                orders.enter(act, key)
+            return act, origin
 
-        return self._do(prepare)
-
-    def _do(self, prepare: Callable[[Standing], Tuple[Prepared, int]]) -> Any:
-        with self._orders.lock:
-            act, origin = prepare(ALONE)
-            return self._orders.perform((act,), (origin,))[0]
+        return prepare
 
     def _checked_weights(self, weights: Any) -> Optional[Tuple[float, ...]]:
         if weights is None:
@@ -245,8 +317,18 @@ class Collectives:
 class DelayedCollectives(Collectives):
     """The same for `step()`: methods return a `Delayed`, which the step performs."""
 
-    def _do(self, prepare: Callable[[Standing], Tuple[Prepared, int]]) -> Any:
-        return Delayed(self._orders, prepare)
+    def _perform(
+        self,
+        kind: str,
+        shared_vars: Any,
+        check: Check,
+        options: Optional[Tuple[Hashable, ...]] = None,
+        again: bool = True,
+        returns: Returns = _nothing,
+    ) -> Any:
+        prepare = self._prepare(kind, shared_vars, check, options, again)
+        finish = partial(returns, not isinstance(shared_vars, (list, tuple)))
+        return Delayed(self._orders, prepare, finish)
 
 
 def _rows_of(function: Function) -> Tuple[int, ...]:
@@ -265,30 +347,9 @@ def _rows_of(function: Function) -> Tuple[int, ...]:
     return rows
 
 
-def _single(results: Any) -> Any:
-    return None if results is None else results[0]
-
-
-def _several(results: Any) -> Any:
-    return None if results is None else tuple(results)
-
-
-def _lengths(shapes: Sequence[Any]) -> Tuple[Any, ...]:
-    return tuple(tuple(shape[0] for shape in ranks) for ranks in shapes)
-
-
-def _single_length(shapes: Sequence[Any]) -> Any:
-    return _lengths(shapes)[0]
-
-
-def _unlisted(single: bool) -> Finish:
-    return _single if single else _several
-
-
-def listed_variables(shared_vars: Any) -> Tuple[List[Any], bool]:
-    """Return the variables as a list, and whether a single one was given."""
-    single = not isinstance(shared_vars, (list, tuple))
-    variables = [shared_vars] if single else list(shared_vars)
+def listed_variables(shared_vars: Any) -> List[Any]:
+    """Return the variables, which may be a single one, as a list."""
+    variables = list(shared_vars) if isinstance(shared_vars, (list, tuple)) else [shared_vars]
     if not variables:
         raise InputValueError("got an empty list, expected at least one shared variable")
     for variable in variables:
@@ -301,7 +362,7 @@ def listed_variables(shared_vars: Any) -> Tuple[List[Any], bool]:
     storages = [id(variable.container.storage) for variable in variables]
     if len(set(storages)) != len(storages):
         raise InputValueError(f"got the same shared variable twice: {variables}")
-    return variables, single
+    return variables
 
 
 def matched_values(shared_vars: Any, variables: Sequence[Any], values: Any) -> List[Any]:

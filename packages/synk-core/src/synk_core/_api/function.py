@@ -30,6 +30,7 @@ class Delayed:
         orders: of the runtime that is to perform it.
         prepare: checks and stages it, given its position in the step; returns the act, and the
             lowest row that it takes.
+        finish: makes the caller's result of the master's.
         function: the number of the function that it calls; None for a collective.
     """
 
@@ -37,24 +38,23 @@ class Delayed:
         self,
         orders: Orders,
         prepare: Callable[[Standing], Tuple[Prepared, int]],
+        finish: Callable[[Any], Any],
         function: Optional[int] = None,
     ) -> None:
         self.orders = orders
         self.prepare = prepare
+        self.finish = finish
         self.function = function
 
     def rehearse(self) -> None:
         """Prove what cannot be proved within the step."""
-
-    def performed(self) -> None:
-        """Note that the step was performed."""
 
 
 class DelayedCall(Delayed):
     """A call for `step()`, whose rows can be taken before; made by ``f.delayed(...)``."""
 
     def __init__(self, function: Function, values: Sequence[Any], options: Options) -> None:
-        super().__init__(function.orders, self._prepare, function.number)
+        super().__init__(function.orders, self._prepare, self._finish, function.number)
         self._function = function
         self._values = values
         self._options = options
@@ -82,10 +82,12 @@ class DelayedCall(Delayed):
         without it, and on processors there is nothing to gain. Bad arguments are reported by the
         call itself.
         """
-        return DelayedPrefetch(self)
+        return Delayed(self.orders, self._prepare_prefetch, self._prefetched)
 
-    def prepare_prefetch(self) -> Tuple[Prepared, int]:
-        """Check and stage the call, as far as that goes; return the act that takes its rows."""
+    def _prepare_prefetch(
+        self,
+        standing: Standing,  # noqa: ARG002 - as of any act
+    ) -> Tuple[Prepared, int]:
         orders, self._ready = self.orders, False
         if self._place is None:
             self._place = orders.places.take(self)
@@ -102,8 +104,7 @@ class DelayedCall(Delayed):
             orders.enter(prepared, act.key)
         return prepared, origin
 
-    def prefetched(self) -> None:
-        """Note that all ranks have taken the rows."""
+    def _prefetched(self, _result: Any) -> None:
         self._ready = True
 
     def _prepare(self, standing: Standing) -> Tuple[Prepared, int]:
@@ -115,22 +116,14 @@ class DelayedCall(Delayed):
             staged = self._function.planner.prepare(values, options, standing.place)
         return self._function.proving(staged[0], self._options), staged[1]
 
-    def performed(self) -> None:
-        """Release the place of rows that were taken before."""
+    def _finish(self, result: Any) -> Any:
         if self._place is not None:
             self.orders.places.release(self._place)
             self._place = self._staged = None
+        return self._function.finish(result, self._options)
 
 
-class DelayedPrefetch(Delayed):
-    """An act that takes the rows of a call; see `DelayedCall.prefetch`."""
-
-    def __init__(self, call: DelayedCall) -> None:
-        super().__init__(call.orders, lambda _standing: call.prepare_prefetch())
-        self.performed = call.prefetched  # type: ignore[method-assign]
-
-
-OF_THE_RUNTIME = {"belongs_to", "close", "number", "orders"}
+OF_THE_RUNTIME = {"belongs_to", "close", "finish", "number", "orders"}
 OF_THE_RUNTIME |= {"planner", "prover", "proving", "spec", "tally", "tally_name"}
 """Attributes that completion leaves out."""
 
@@ -168,7 +161,7 @@ class Function:
         self._signature = Signature(spec)
         self.tally_name = spec.name or unnamed(function_id)
         self.tally = orders.ledger.tally(self.tally_name)
-        self.planner = Planner(self, self._signature, self._finish)
+        self.planner = Planner(self, self._signature)
         self.prover = Prover(self, plain, runtime, policy, every)
         self.rows: Optional[Tuple[int, ...]] = None
 
@@ -271,13 +264,14 @@ class Function:
             options = Options(output_subset, batch, batch_s, num_slices)
         try:
             with self.orders.lock:
-                values = self._signature.ordered(args, kwargs)
-                is_due = self.prover.is_due()
+                values, prover = self._signature.ordered(args, kwargs), self.prover
+                is_due = prover.calls >= prover.due or (prover.compares_code and prover.is_due())
                 if is_due:
-                    self.prover.rehearse(values, options)
+                    prover.rehearse(values, options)
                 call, origin = self.planner.prepare(values, options, 0)
                 act = self.proving(call, options) if is_due else call
-                return self.orders.perform((act,), (origin,))[0]
+                (result,) = self.orders.perform((act,), (origin,))
+                return self.finish(result, options)
         except BaseException as error:  # noqa: BLE001 - it is raised again
             raise shortened(error)  # noqa: B904 - the same error
 
@@ -405,10 +399,16 @@ class Function:
             return call
         return self.prover.proving(call, options.output_subset)
 
-    def _finish(self, as_list: bool, result: Any) -> Any:
-        values, self.rows = result.values, result.counts
-        self.prover.done(result.report)
-        return self._returned(values, as_list)
+    def finish(self, result: Any, options: Options) -> Any:
+        """Return what the caller gets; the master's result is that of a call that is done.
+
+        Last in a call: a warning of a proof may be an error, where the user's filters make it one.
+        """
+        self.rows = result.counts
+        self.prover.calls += 1
+        if result.report is not None:
+            self.prover.done(result.report)
+        return self._returned(result.values, options.output_subset is not None)
 
     def _returned(self, values: List[Any], as_list: bool) -> Any:
         if as_list:

@@ -7,8 +7,7 @@ earlier one, with a batch of the same length, finds its act again and only copie
 from __future__ import annotations
 
 import math
-from functools import partial
-from typing import Any, Callable, Dict, Hashable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Hashable, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -88,22 +87,14 @@ class Known(NamedTuple):
 
 
 class Planner:
-    """Plans the calls of one `Function`.
+    """Plans the calls of one `Function`."""
 
-    Args:
-        finish: makes the caller's result of a call; takes whether that is a list by
-            `output_subset`, and the ranks' result.
-    """
-
-    def __init__(
-        self, function: Any, signature: Signature, finish: Callable[[bool, Any], Any]
-    ) -> None:
+    def __init__(self, function: Any, signature: Signature) -> None:
         self._function = function
         self._spec: FunctionSpec = function.spec
         self._number: int = function.number
         self._orders: Orders = function.orders
         self._signature = signature
-        self._finish = finish
         self._label = repr(function)
         self._event = Event("call", self._number)
         self._known: Dict[Hashable, Known] = {}
@@ -255,8 +246,7 @@ class Planner:
                 for (_, ref), chosen in zip(staged, selectors)
             ),
         )
-        finish = partial(self._finish, wanted is not None)
-        planned = PlannedCall(call, finish, self._function.tally, self._event, nbytes)
+        planned = PlannedCall(call, self._function.tally, self._event, nbytes)
         planned.copies, planned.index_room = copies, index
         planned.selectors = [target for target, _ in staged]
         return planned

@@ -286,13 +286,11 @@ class Runtime:
                 act.prepare(Standing(i, frozenset(n for n in called[:i] if n is not None)))
                 for i, act in enumerate(delayed)
             ]
-            results: List[Any] = []
-            if prepared:
-                ready, origins = zip(*prepared)
-                results = orders.perform(ready, origins)
-            for act in delayed:
-                act.performed()
-        return results
+            if not prepared:
+                return []
+            ready, origins = zip(*prepared)
+            results = orders.perform(ready, origins)
+            return [act.finish(result) for act, result in zip(delayed, results)]
 
     def seed(self, n: int) -> None:
         """Seed on every rank what draws random numbers; see `synkhronos.seed`."""
@@ -323,7 +321,7 @@ class Runtime:
             shared_vars: one variable or a list of them.
         """
         with self._lifecycle.lock:
-            self.origins.let_drift(self.orders.numbers(listed_variables(shared_vars)[0]))
+            self.origins.let_drift(self.orders.numbers(listed_variables(shared_vars)))
 
     def stats(self, reset: bool = False) -> Stats:
         """Return the times of calls; see `synkhronos.stats`."""

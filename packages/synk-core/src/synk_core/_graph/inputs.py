@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -201,16 +201,13 @@ def tokens(values: Sequence[Any]) -> Tuple[Any, ...]:
 
     A value that is neither `Data` nor a plain array has no plan yet.
     """
-    return tuple(
-        [
-            v.token
-            if isinstance(v, (Data, RowSource))
-            else (v.dtype, v.shape)
-            if type(v) is np.ndarray
-            else _ODD
-            for v in values
-        ]
-    )
+    found: List[Any] = []
+    for value in values:
+        if type(value) is np.ndarray:
+            found.append((value.dtype, value.shape))
+        else:
+            found.append(value.token if isinstance(value, (Data, RowSource)) else _ODD)
+    return tuple(found)
 
 
 _ODD = object()

@@ -17,7 +17,6 @@ class Prepared:
 
     Args:
         act: what travels to the workers.
-        finish: makes the caller's result of the master's; None for that result itself.
         tally: adds up its figures; None for none.
         event: for observers that follow what the program does; None for the runtime's own acts.
         nbytes: of inputs that the ranks read.
@@ -30,13 +29,11 @@ class Prepared:
     def __init__(
         self,
         act: Act,
-        finish: Optional[Callable[[Any], Any]] = None,
         tally: Any = None,
         event: Optional[Event] = None,
         nbytes: int = 0,
     ) -> None:
         self.act = act
-        self.finish = finish
         self.tally = tally
         self.event = event
         self.nbytes = nbytes
@@ -44,8 +41,8 @@ class Prepared:
         self.key: Hashable = None
 
     def once(self, act: Act) -> Prepared:
-        """Return another act, for one order, whose results and figures go where this one's do."""
-        return Prepared(act, self.finish, self.tally, self.event, self.nbytes)
+        """Return another act, for one order, that counts as this one."""
+        return Prepared(act, self.tally, self.event, self.nbytes)
 
     def close(self) -> None:
         """Drop references to shared memory: the act is forgotten."""

@@ -54,12 +54,9 @@ class Garbage:
 
         To be called before staging: an older act may refer to the same room.
         """
-        if self._gone or self._registry.gone or self._store.released or self._lingers():
+        lingers = self._here.serial <= self._lingers_until
+        if self._gone or self._registry.gone or self._store.released or lingers:
             self._collect()
-
-    def _lingers(self) -> bool:
-        """Return whether the master may still hold variables of something that is gone."""
-        return self._here.serial <= self._lingers_until
 
     def _collect(self) -> None:
         # Removed from the queues last: after an interrupt it is handled once more.
@@ -72,7 +69,8 @@ class Garbage:
             keys = self._store.released_keys()
             self._acts.forget_arrays(keys)
             self._store.forget(keys)
-        if self._lingers():
+        # Until then the master itself may still hold variables.
+        if self._here.serial <= self._lingers_until:
             self._forget_variables()
 
     def _forget_function(self, number: int) -> None:

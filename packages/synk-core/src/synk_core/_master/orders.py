@@ -112,7 +112,7 @@ class Orders:
             timeout_s: seconds until all ranks have taken the order; None for the communicator's.
 
         Returns:
-            The result of each act.
+            The master's result of each act.
 
         Raises:
             WorkerFailed: user code raised on a worker; all goes on.
@@ -161,11 +161,7 @@ class Orders:
             self.acts.end(acts)
         if interrupts.end():
             LATER.put_off()
-        # Last: a warning of theirs may be an error, where the user's filters make it one.
-        return [
-            result if act.finish is None else act.finish(result)
-            for act, result in zip(acts, results or ())
-        ]
+        return results or []
 
     def perform_own(
         self,
@@ -244,6 +240,11 @@ class Orders:
         if not self.distributor.has_all_variables():
             self.distributor.send()
         return numbers
+
+    def known_numbers(self, variables: Sequence[Any]) -> Tuple[Optional[int], ...]:
+        """Return shared variables' numbers; None for one that has none yet."""
+        known = self._rank.registry.known_number
+        return tuple([known(variable.container.storage) for variable in variables])
 
     def _taken_in(self, extras: Extras) -> None:
         """Note that all ranks have these, even if the order is undone."""

@@ -46,6 +46,7 @@ class Replicas:
         self._same_streams = not settings.reseeds
         self._differ: Set[int] = set()
         self._seen: Dict[int, Any] = {}
+        self._random: Dict[int, bool] = {}  # whether variables are random states
         self._contents: Dict[int, bytes] = {}  # of random states, seen or changed in place
         self._uses: Dict[int, Tuple[_Used, _Used]] = {}
 
@@ -63,7 +64,7 @@ class Replicas:
         for prepared in record.acts:
             act = prepared.act
             if isinstance(act, Call):
-                values, drawn = self._use(act.function_id)
+                values, drawn = self._uses.get(act.function_id) or self._use(act)
                 for number, storage in values:
                     if storage[0] is not seen.get(number, storage[0]):
                         self._warn_of_changes(act)
@@ -83,7 +84,7 @@ class Replicas:
             act = prepared.act
             if isinstance(act, Call):
                 # Operations may change variables without an update.
-                values, states = self._use(act.function_id)
+                values, states = self._uses.get(act.function_id) or self._use(act)
                 for number, storage in values:
                     seen[number] = storage[0]
                 if states:
@@ -102,7 +103,7 @@ class Replicas:
         for prepared in record.acts:
             act = prepared.act
             if isinstance(act, Call):
-                values, states = self._use(act.function_id)
+                values, states = self._use(act)
                 if act.proof is None:  # which is undone even so
                     self._differ.update(self._functions[act.function_id].recipe.updated)
                     if self._same_streams:  # drawing a number is no update of the recipe
@@ -115,10 +116,11 @@ class Replicas:
         """Forget a function that the program has dropped."""
         self._uses.pop(number, None)
 
-    def forget_variables(self, numbers: Iterable[int]) -> None:
+    def forget_variables(self, numbers: Sequence[int]) -> None:
         """Forget shared variables that the program has dropped."""
         for number in numbers:
             self._seen.pop(number, None)
+            self._random.pop(number, None)
             self._contents.pop(number, None)
             self._differ.discard(number)
 
@@ -151,7 +153,7 @@ class Replicas:
         for prepared in acts:
             act = prepared.act
             if isinstance(act, Call):
-                values, states = self._use(act.function_id)
+                values, states = self._use(act)
                 used = [n for n, _ in (*values, *(states if self._same_streams else ()))]
                 self._require(used, mended, f"function {self._name(act)!r}")
             elif isinstance(act, Collective):
@@ -181,7 +183,7 @@ class Replicas:
         seen, registry = self._seen, self._registry
         changed = [
             number
-            for number, storage in self._use(act.function_id)[0]
+            for number, storage in self._use(act)[0]
             if number in seen and seen[number] is not storage[0]
         ]
         # An equal value is no change, as after `as_theano()` and the old value again.
@@ -203,31 +205,35 @@ class Replicas:
         seen, registry = self._seen, self._registry
         for number in numbers:
             seen[number] = value = registry[number].container.storage[0]
-            if is_random_state(registry[number]):
+            if self._random.get(number, True) and self._is_random(number):
                 self._contents[number] = content(value)
 
-    def _use(self, function_id: int) -> Tuple[_Used, _Used]:
+    def _use(self, act: Call) -> Tuple[_Used, _Used]:
         """Return the variables of a function that ranks have in common, and its random states."""
-        use = self._uses.get(function_id)
+        use = self._uses.get(act.function_id)
         if use is None:
-            loaded = self._functions[function_id]
-            shared = loaded.forms[PLAIN].get_shared()
+            shared = self._functions[act.function_id].forms[PLAIN].get_shared()
+            numbers = [self._registry.number_of(v) for v in shared if not is_row_share(v)]
             values = [
-                (self._registry.number_of(variable), variable.container.storage)
-                for variable in shared
-                if not is_random_state(variable) and not is_row_share(variable)
+                (number, self._registry[number].container.storage)
+                for number in numbers
+                if not self._is_random(number)
             ]
-            states = self._states(self._registry.number_of(variable) for variable in shared)
-            use = self._uses[function_id] = values, states
+            use = self._uses[act.function_id] = values, self._states(numbers)
         return use
 
     def _states(self, numbers: Iterable[int]) -> _Used:
         """Return the random states among variables."""
+        random = self._random
         return [
             (number, self._registry[number].container.storage)
             for number in numbers
-            if is_random_state(self._registry[number])
+            if random.get(number, True) and self._is_random(number)
         ]
+
+    def _is_random(self, number: int) -> bool:
+        random = self._random[number] = is_random_state(self._registry[number])
+        return random
 
     def _name(self, act: Call) -> str:
         return self._functions[act.function_id].recipe.name

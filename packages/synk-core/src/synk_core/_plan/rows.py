@@ -103,6 +103,8 @@ def selector(batch: Any, what: str = "batch") -> Selector:
     """
     if batch is None:
         return slice(None)
+    if isinstance(batch, np.ndarray) and batch.ndim == 1 and batch.dtype == np.int64:
+        return batch  # the common case: as below
     if is_int(batch):
         return slice(None, _bounded(int(batch)))
     if isinstance(batch, slice):
@@ -292,6 +294,8 @@ def selection_for(
             f"select rows with batch="
         )
     chosen = selector(batch)
+    if not any(minibatch) and lengths.count(lengths[0]) == len(lengths):
+        return _selection(chosen, lengths[0])
     full = [n for n, mini in zip(lengths, minibatch) if not mini]
     if full:
         selection = _selection(chosen, _common_length(chosen, full))

@@ -85,7 +85,7 @@ class Rank(Workplace):
         self.failed_at = 0.0
         self.pid = os.getpid()
         self.before_decline: Callable[[BaseException], Optional[float]] = lambda _error: None
-        self._line: Optional[OrderLine] = None
+        self.line: Optional[OrderLine] = None
         self._groups: List[synk_comm.Communicator] = []
 
     def group_raised(self, error: BaseException, *kinds: Type[BaseException]) -> bool:
@@ -96,13 +96,6 @@ class Rank(Workplace):
         # Nothing of the program's runs before the ranks have joined.
         ours = not self._groups or any(group.raised(error) for group in self._groups)
         return ours and not isinstance(error, cuda.CudaError)
-
-    @property
-    def line(self) -> OrderLine:
-        """The line of orders from the master to the workers."""
-        if self._line is None:
-            raise RuntimeError(f"rank {self.rank} has no others to exchange orders with")
-        return self._line
 
     def join(self, enter: Optional[Enter], timeout_s: float, watch: Callable[[], None]) -> None:
         """Meet the other ranks. Blocks until all are there; alone, nothing is needed.
@@ -115,7 +108,7 @@ class Rank(Workplace):
         else:
             host = enter(timeout_s=timeout_s, watch=watch)
             self.comm = host
-            self._line = OrderLine(host, self.master)
+            self.line = OrderLine(host, self.master)
             if self.mirror is not None:
                 self.mirror.join(host)
                 host.barrier()  # so that who fails until here fails at the start
@@ -150,7 +143,7 @@ class Rank(Workplace):
         if order is None:
             order = self._exchanged(None, None)
             began = prepared = perf_counter()
-        elif self._line is not None:
+        elif self.line is not None:
             self._exchanged(order, timeout_s)
         self.serial = order.serial
         self.doing = "taking in what is new"
@@ -249,8 +242,8 @@ class Rank(Workplace):
         try:
             if order is None:
                 self.flight.enter(_IDLE)
-                return self.line.take()
-            self.line.give(order, timeout_s)
+                return self.line.take()  # type: ignore[union-attr] # ranks that have none get orders
+            self.line.give(order, timeout_s)  # type: ignore[union-attr]
             return order
         except synk_comm.PeerDeclined:
             self._undo_last()
@@ -289,8 +282,8 @@ class Rank(Workplace):
     def tell(self, order: Order, timeout_s: float) -> None:
         """Give the other ranks their last order, which this one does not perform."""
         self.in_step = False
-        if self._line is not None:
-            self._line.give(order, timeout_s)
+        if self.line is not None:
+            self.line.give(order, timeout_s)
 
     def _take_in(self, extras: Extras) -> None:
         if self.mirror is not None:
