@@ -8,7 +8,7 @@ from typing import Dict, Optional, Union
 from synk_core._master.lifecycle import Lifecycle
 from synk_core._master.orders import Orders
 from synk_core._watch.timeline import CLOSE_TIMEOUT_S, Recorded, Timeline
-from synk_core._wire.messages import RecordSpans
+from synk_core._wire.messages import Own
 from synk_core.exceptions import InputValueError
 
 
@@ -39,7 +39,7 @@ class Recordings:
             )
         with self._lifecycle.lock:
             timeline = self._new(path)
-            self._orders.perform_own(RecordSpans(True), tally=None)
+            self._orders.perform_own(Own("timeline", True), tally=None)
             self._current = timeline
         return timeline
 
@@ -61,7 +61,7 @@ class Recordings:
             try:
                 with lifecycle.lock:
                     timeout_s = CLOSE_TIMEOUT_S if closing else None
-                    act = RecordSpans(False)
+                    act = Own("timeline", False)
                     spans = self._orders.perform_own(act, tally=None, timeout_s=timeout_s)
                     return dict(enumerate(spans))
             except Exception:

@@ -48,7 +48,7 @@ from synk_core._watch.proof.prover import checked_policy as checked_proof
 from synk_core._watch.stats import Stats
 from synk_core._watch.timeline import Timeline
 from synk_core._wire.data import Data
-from synk_core._wire.messages import Collective, Settings, TakeTimes
+from synk_core._wire.messages import Collective, Own, Settings
 from synk_core._workers.interrupts import whole
 from synk_core._workers.mpi_worker import serve_world
 from synk_core.engine import TITLE
@@ -58,7 +58,7 @@ from synk_core.mpi import world_for
 from .collectives import Collectives, DelayedCollectives, listed_variables
 from .function import Function, as_delayed
 from .recordings import Recordings
-from .watches import FiniteWatch, Watches
+from .watches import FiniteWatch
 
 T = TypeVar("T")
 
@@ -169,7 +169,6 @@ class Runtime:
             self.orders.observers.add(self.origins, self._builder)
             self._recordings = Recordings(self._lifecycle, self.orders, timeline)
             atexit.register(self.close)
-            self._watches = Watches(self.orders, self._rank)
             self.collectives = Collectives(self.orders)
             self.delayed = DelayedCollectives(self.orders)
 
@@ -217,7 +216,7 @@ class Runtime:
     def watch_finite(self, on: bool = True) -> FiniteWatch:
         """Find the first NaN or infinity; see `synkhronos.watch_finite`."""
         self._lifecycle.require_open()
-        return self._watches.watch_finite(on)
+        return FiniteWatch(self.orders, self._rank.check_finite, on)
 
     def _forget_all(self) -> None:
         self.orders.close()
@@ -347,4 +346,4 @@ class Runtime:
         orders = self.orders
         if orders.ledger.lacks_times and not self.closed:
             with suppress(NestedCall), orders.lock:
-                orders.ledger.complete(orders.perform_own(TakeTimes(), tally=None))
+                orders.ledger.complete(orders.perform_own(Own("stats"), tally=None))

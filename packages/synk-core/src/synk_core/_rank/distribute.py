@@ -1,4 +1,4 @@
-"""The acts of the runtime itself: take over new functions and variables, and record spans."""
+"""Take over new functions and variables."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from synk_core._graph.values import empty_of, in_c_order, is_device_type
 from synk_core._plan.rows import Bounds
 from synk_core._watch.flight import KINDS, Phase
 from synk_core._watch.stats import DISTRIBUTE
+from synk_core._wire.messages import Distribute
 from synk_core.engine import compile_ahead, refresh_cache
 from synk_core.exceptions import StartError
 
 from .functions import LoadedFunction
-from .workplace import OwnAct
+from .workplace import Workplace
 
 MOST_AT_ONCE = 200
 """Values of one broadcast: before it, ranks compare their calls, whose description is limited."""
@@ -46,11 +47,15 @@ def pack(*pickles: Any) -> Any:
     return parts, [tuple(places) for places in extents], end
 
 
-class PreparedDistribution(OwnAct):
-    """An act of `Distribute`."""
+class PreparedDistribution:
+    """An act of `Distribute` that this rank has read."""
 
     name = doing = DISTRIBUTE
     record = (KINDS.index("distribute"), 0)
+    synchronizes = False
+
+    def __init__(self, here: Workplace, act: Distribute) -> None:
+        self._here, self._act = here, act
 
     def __call__(self, origin: int, place: int) -> None:  # noqa: ARG002 - all acts are called alike
         """On a worker, build the functions and variables that the master has sent."""
@@ -105,41 +110,3 @@ class PreparedDistribution(OwnAct):
         data, *buffers = (payload[start:stop] for start, stop in extents)
         buffers = [np.array(buffer) for buffer in buffers] if copied else buffers
         return loads(data.tobytes(), self._here.registry, buffers)
-
-
-class PreparedRecording(OwnAct):
-    """An act of `RecordSpans`."""
-
-    name = doing = "timeline()"
-    record = (KINDS.index("timeline"), 0)
-
-    def __call__(self, origin: int, place: int) -> Any:  # noqa: ARG002 - all acts are called alike
-        """Begin; or end, and return all ranks' spans in the master."""
-        here = self._here
-        if self._act.begin:
-            here.recorder.start()
-            return None
-        spans, lost = here.recorder.take()
-        here.flight.enter(Phase.COLLECTIVE)
-        try:
-            offset_s = here.clock_offset_s
-            shifted = [s._replace(begin=s.begin + offset_s, end=s.end + offset_s) for s in spans]
-            return here.comm.gather_object((shifted, lost), root=here.master)
-        except BaseException:
-            here.recorder.restore((spans, lost))
-            raise
-
-
-class PreparedTimes(OwnAct):
-    """An act of `TakeTimes`."""
-
-    name = doing = "stats()"
-    record = (KINDS.index("stats"), 0)
-
-    def __call__(self, origin: int, place: int) -> Any:  # noqa: ARG002 - all acts are called alike
-        """Return all ranks' logs in the master."""
-        here = self._here
-        here.flight.enter(Phase.COLLECTIVE)
-        logs = here.comm.gather_object(list(here.log), root=here.master)
-        here.log.clear()
-        return logs

@@ -17,12 +17,11 @@ import numpy as np
 from synk_core._graph.reduce_op import AllReduce, alone, meeting
 from synk_core._graph.shared import changed_by, value_of
 from synk_core._graph.values import is_array, on_host
-from synk_core._watch.flight import KINDS
 from synk_core._wire.messages import Call
 from synk_core.exceptions import NotFinite
 
 from .functions import LoadedFunction
-from .workplace import OwnAct, Workplace
+from .workplace import Workplace
 
 Suspect = Tuple[str, int]
 """An "output", "update" or "sent" (to an in-graph reduction), and its place or variable number."""
@@ -48,20 +47,14 @@ class Execution(NamedTuple):
     arguments: Sequence[Any]
 
 
-class PreparedFiniteWatch(OwnAct):
-    """An act of `WatchFinite`."""
-
-    name = doing = "watch_finite()"
-    record = (KINDS.index("watch_finite"), 0)
-
-    def __call__(self, origin: int, place: int) -> bool:  # noqa: ARG002 - all acts are called alike
-        """Switch; return whether the rank checked before."""
-        held, here = self._here.check_finite, self._here
-        was_on = held[0] is not None
-        # If a rank fails here, the others switch back too.
-        here.journal.keep([held])
-        held[0] = (lambda execution: _Check(here, execution).run()) if self._act.on else None
-        return was_on
+def watch_finite(here: Workplace, on: bool) -> bool:
+    """Check from now on, or stop checking; return whether this rank checked before."""
+    held = here.check_finite
+    was_on = held[0] is not None
+    # If a rank fails here, the others switch back too.
+    here.journal.keep([held])
+    held[0] = (lambda execution: _Check(here, execution).run()) if on else None
+    return was_on
 
 
 class _NotSent(Exception):

@@ -28,19 +28,17 @@ from synk_core._wire.messages import (
     Distribute,
     Extras,
     Order,
+    Own,
     Prefetch,
-    RecordSpans,
     Step,
     Stop,
-    TakeTimes,
-    WatchFinite,
 )
 from synk_core._wire.orders import OrderLine
 
 from .call import CallResult, PreparedCall, PreparedPrefetch
 from .collectives import PreparedCollective
-from .distribute import PreparedDistribution, PreparedRecording, PreparedTimes
-from .finite import PreparedFiniteWatch
+from .distribute import PreparedDistribution
+from .own import PreparedOwn
 from .proof import PreparedProof
 from .workplace import NotJoined, Workplace
 
@@ -52,9 +50,7 @@ _PREPARED: Dict[type, Callable[[Workplace, Any], Any]] = {
     Prefetch: PreparedPrefetch,
     Collective: PreparedCollective,
     Distribute: PreparedDistribution,
-    RecordSpans: PreparedRecording,
-    TakeTimes: PreparedTimes,
-    WatchFinite: PreparedFiniteWatch,
+    Own: PreparedOwn,
     Stop: lambda _here, _act: None,
 }
 """Makes what performs an act, called with (origin, place); None ends the rank."""

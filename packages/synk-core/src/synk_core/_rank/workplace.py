@@ -23,20 +23,6 @@ from .mirror import Mirror
 from .undo import Journal
 
 
-class OwnAct:
-    """An act of the runtime itself, which this rank has read: not of a function or variable.
-
-    Attributes:
-        record: kind and subject, for the flight record.
-    """
-
-    name = doing = ""
-    synchronizes = False
-
-    def __init__(self, here: Workplace, act: Any) -> None:
-        self._here, self._act = here, act
-
-
 class NotJoined:
     """In place of a communicator, until the ranks have joined."""
 

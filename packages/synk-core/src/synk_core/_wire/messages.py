@@ -240,22 +240,11 @@ class Collective:
 
 
 @dataclass(frozen=True)
-class RecordSpans:
-    """Start recording spans of time, or stop and gather them in the master."""
+class Own:
+    """An act of a feature of the runtime: `kind` names the function in `_rank.own`."""
 
-    begin: bool
-
-
-@dataclass(frozen=True)
-class TakeTimes:
-    """Bring the master the seconds that ranks of other hosts have logged."""
-
-
-@dataclass(frozen=True)
-class WatchFinite:
-    """Switch the check for finite results on or off."""
-
-    on: bool
+    kind: str
+    argument: Any = None
 
 
 @dataclass(frozen=True)
@@ -263,7 +252,7 @@ class Stop:
     """End the worker."""
 
 
-Act = Union[Distribute, Call, Prefetch, Collective, RecordSpans, TakeTimes, WatchFinite, Stop]
+Act = Union[Distribute, Call, Prefetch, Collective, Own, Stop]
 
 
 class Step(NamedTuple):
