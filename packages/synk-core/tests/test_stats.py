@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 
 import numpy as np
 from _ops import FAST, nap
@@ -11,7 +10,7 @@ from _ops import FAST, nap
 from synk_core._master.acts import LIMIT, ActTable, Prepared
 from synk_core._watch.record import Record
 from synk_core._watch.stats import Ledger, Stats
-from synk_core._wire.messages import ArrayRef, Call, Collective, Form, Stop
+from synk_core._wire.messages import ArrayRef, Call, Collective, Form, Own, Stop
 from synk_testing.engine import T, engine
 
 
@@ -59,8 +58,7 @@ def test_times_of_other_hosts_count_when_they_come():
     """Rank 2 is on another host; in the second call it was quicker, in the third it has no log."""
     ledger = Ledger(3, 0, is_whole=False)
     first, last = ledger.tally("first"), ledger.tally("last")
-    call = SimpleNamespace(kind="call")
-    acts = [SimpleNamespace(tally=tally, event=call, nbytes=0) for tally in (first, last)]
+    acts = [Prepared(call_of().act, tally) for tally in (first, last)]
     for serial in (1, 2, 3):
         times = np.array([1.0, 2.0, 0.0, 3.0, 1.0, 0.0])
         ledger.after(Record(acts, times, 0.0, 10.0, serial))
@@ -79,17 +77,17 @@ def test_times_of_other_hosts_count_when_they_come():
 def test_the_table_says_what_the_ranks_are_worth():
     """Seconds of both ranks, by all seconds: (3 + 4) / 5, and with an all_reduce (3 + 4) / 10."""
     ledger = Ledger(2, 0)
-    call, collective = SimpleNamespace(kind="call"), SimpleNamespace(kind="all_reduce")
-    act = SimpleNamespace(tally=ledger.tally("f"), event=call, nbytes=0)
+    act = Prepared(call_of().act, ledger.tally("f"))
     ledger.after(Record([act], np.array([3.0, 4.0]), 0.5, 4.5))
-    ledger.tally("distribute()").add(100.0)
+    own = Prepared(Own("anything"), ledger.tally("distribute()"))
+    ledger.after(Record([own], np.zeros(2), 0.0, 100.0))
     stats = ledger.stats(reset=False)
     assert stats.speed_up == 7 / 5
     lines = str(stats).splitlines()
     assert lines[0].split()[:2] == ["calls", "total"]
     assert lines[1].split()[:4] == ["f", "1", "5.000", "s"]
     assert lines[-1] == "at best 1.40 times as fast as one rank alone"
-    act = SimpleNamespace(tally=ledger.tally("all_reduce()"), event=collective, nbytes=0)
+    act = Prepared(Collective("all_reduce", (1,)), ledger.tally("all_reduce()"))
     ledger.after(Record([act], np.zeros(2), 0.0, 5.0))
     stats, reset = ledger.stats(reset=True), ledger.stats(reset=False)
     assert stats.speed_up == 7 / 10

@@ -7,7 +7,6 @@ from typing import Any, Callable, Dict, Hashable, List, Optional, Sequence, Tupl
 
 import numpy as np
 
-from synk_core._graph.facts import Event
 from synk_core._graph.shared import require_shared, value_of
 from synk_core._graph.values import host_type, is_array, is_elsewhere, on_host
 from synk_core._master.acts import Prepared
@@ -263,14 +262,8 @@ class Collectives:
                 key = (kind, numbers, *given.items())
             act = orders.acts.find(key)
             if act is None:
-                event = Event(
-                    # What does not change the variables is all one to those who follow it.
-                    "gather" if given.get("in_place") is False else kind,
-                    variables=numbers,
-                    rank=given.get("rank"),
-                )
                 tally = orders.ledger.tally(f"{kind}()")
-                act = Prepared(Collective(kind, numbers, given), tally, event)
+                act = Prepared(Collective(kind, numbers, given), tally)
                 orders.enter(act, key)
             return act, origin
 

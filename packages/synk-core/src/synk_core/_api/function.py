@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Callable, List, NoReturn, Optional, Sequence, Tuple, Union
 
-from synk_core._graph.facts import PREFETCH, Event
 from synk_core._graph.inputs import Signature
 from synk_core._graph.spec import FunctionSpec, unnamed
 from synk_core._graph.values import on_host
@@ -100,7 +99,7 @@ class DelayedCall(Delayed):
             act, self._staged = Prefetch(call.number), (call, origin)
         prepared = orders.acts.find(act.key)
         if prepared is None:
-            prepared = Prepared(act, tally=self._function.tally, event=Event(PREFETCH))
+            prepared = Prepared(act, self._function.tally)
             orders.enter(prepared, act.key)
         return prepared, origin
 

@@ -11,7 +11,6 @@ from typing import Any, Dict, Hashable, List, NamedTuple, Optional, Sequence, Tu
 
 import numpy as np
 
-from synk_core._graph.facts import Event
 from synk_core._graph.inputs import Copy, Signature, tokens
 from synk_core._graph.spec import FunctionSpec
 from synk_core._master.acts import Prepared
@@ -96,7 +95,6 @@ class Planner:
         self._orders: Orders = function.orders
         self._signature = signature
         self._label = repr(function)
-        self._event = Event("call", self._number)
         self._known: Dict[Hashable, Known] = {}
 
     def prepare(
@@ -246,7 +244,7 @@ class Planner:
                 for (_, ref), chosen in zip(staged, selectors)
             ),
         )
-        planned = PlannedCall(call, self._function.tally, self._event, nbytes)
+        planned = PlannedCall(call, self._function.tally, nbytes)
         planned.copies, planned.index_room = copies, index
         planned.selectors = [target for target, _ in staged]
         return planned

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from typing import Any, Callable, Dict, Hashable, List, Optional, Sequence, Set
 
-from synk_core._graph.facts import Event
 from synk_core._wire.messages import Act, Call, Collective, Extras, Prefetch
 
 LIMIT = 1000
@@ -18,7 +17,6 @@ class Prepared:
     Args:
         act: what travels to the workers.
         tally: adds up its figures; None for none.
-        event: for observers that follow what the program does; None for the runtime's own acts.
         nbytes: of inputs that the ranks read.
 
     Attributes:
@@ -30,19 +28,17 @@ class Prepared:
         self,
         act: Act,
         tally: Any = None,
-        event: Optional[Event] = None,
         nbytes: int = 0,
     ) -> None:
         self.act = act
         self.tally = tally
-        self.event = event
         self.nbytes = nbytes
         self.number = 0
         self.key: Hashable = None
 
     def once(self, act: Act) -> Prepared:
         """Return another act, for one order, that counts as this one."""
-        return Prepared(act, self.tally, self.event, self.nbytes)
+        return Prepared(act, self.tally, self.nbytes)
 
     def close(self) -> None:
         """Drop references to shared memory: the act is forgotten."""

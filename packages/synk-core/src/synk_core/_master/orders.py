@@ -180,6 +180,7 @@ class Orders:
         if prepared is None:
             line = None if tally is None else self.ledger.tally(tally)
             prepared = self.enter(Prepared(act, tally=line), key)
+        self.lock.began = perf_counter()
         (result,) = self.perform((prepared,), timeout_s=timeout_s)
         # The figures of a call that had to wait for this begin now.
         self.lock.began = perf_counter()

@@ -13,8 +13,8 @@ import math
 from collections import deque
 from typing import Any, Deque, Dict, List, NamedTuple, Sequence, Tuple
 
-from synk_core._graph.facts import PREFETCH
 from synk_core._graph.spec import unnamed
+from synk_core._wire.messages import Call, Prefetch
 
 from .record import Record
 
@@ -166,11 +166,6 @@ class Tally:
         self.input_bytes = 0
         self.slowest: List[int] = [0] * self._size
 
-    def add(self, seconds: float) -> None:
-        """Take in something that is no call."""
-        self.calls += 1
-        self.reduce_s += seconds
-
     def take(self, other: Tally) -> None:
         """Add the sums of another tally."""
         for name in _SUMS:
@@ -214,23 +209,20 @@ class Ledger:
 
     def after(self, record: Record) -> None:
         """Add the figures of an order; those shared by its acts count with the last act that is no
-        prefetch."""
+        prefetch. Acts without a tally are not counted."""
         times, run_s = record.times, record.run_s
         incomplete = []
         size, start = self._size, 0
-        tally = record.acts[0].tally
-        if record.acts[0].event is None:  # of the runtime itself
-            if tally is not None:
-                tally.add(run_s)
-            return
-        for place, act in enumerate(record.acts):
-            if act.event.kind == PREFETCH:
+        last = record.acts[0].tally
+        for place, prepared in enumerate(record.acts):
+            act, tally = prepared.act, prepared.tally
+            if tally is None or isinstance(act, Prefetch):
                 start += size
                 continue
-            tally = act.tally
+            last = tally
             tally.calls += 1
-            tally.input_bytes += act.nbytes
-            ranks = times[start : start + size].tolist() if act.event.kind == "call" else ()
+            tally.input_bytes += prepared.nbytes
+            ranks = times[start : start + size].tolist() if isinstance(act, Call) else ()
             start += size
             if ranks:
                 longest, own = max(ranks), ranks[self._master]
@@ -243,10 +235,11 @@ class Ledger:
                     tally.wait_s += longest - own
                     tally.ranks_s += sum(ranks)
                     run_s -= longest
-        tally.scatter_s += record.scatter_s
-        tally.reduce_s += max(run_s, 0.0)
+        if last is not None:
+            last.scatter_s += record.scatter_s
+            last.reduce_s += max(run_s, 0.0)
         for call in incomplete:
-            self._incomplete.append((*call, tally))
+            self._incomplete.append((*call, last))
 
     @property
     def lacks_times(self) -> bool:
