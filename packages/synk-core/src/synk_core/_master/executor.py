@@ -100,7 +100,7 @@ class Executor:
         self._places: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._collect = controller.garbage.collect
         self._require_open = controller.require_open
-        self.prefetches = rank.device.prefetches
+        self.prefetches = rank.device.uploads is not None
         self.await_thread = controller.await_thread
 
     @property

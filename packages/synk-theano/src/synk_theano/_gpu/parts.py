@@ -23,10 +23,10 @@ from typing import (
     Tuple,
 )
 
-from synk_core._graph.shared import Storage
-from synk_core._graph.transfer.flat import FlatFunction, flatten, is_flat_able, rebuild
-from synk_core._graph.values import concatenated
-from synk_core.engine import Op, linked_by_kind
+from theano.gof import Op
+
+from synk_core.adapting import FlatFunction, concatenated, flatten, is_flat_able, rebuild
+from synk_theano._linking import linked_by_kind
 
 MOST_PIECES = 8
 """Pieces of a vector that are reduced one by one, besides those that large parts make."""
@@ -233,7 +233,7 @@ class JoinedOp(Op):  # type: ignore[misc]
 
 
 def in_parts(
-    function: Any, storage: Storage, copy: Callable[[Any, int, Any], None]
+    function: Any, storage: List[Any], copy: Callable[[Any, int, Any], None]
 ) -> Optional[Tuple[Any, Parts]]:
     """Return a compiled function that tells of the parts of a variable's new value, and these.
 

@@ -15,7 +15,7 @@ from typing import Any, Dict, List, NamedTuple, Sequence
 import numpy as np
 
 from synk_comm import cuda
-from synk_core._graph.values import is_on_default_device
+from synk_core.adapting import is_on_default_device
 
 _logger = logging.getLogger(__name__)
 
@@ -148,15 +148,14 @@ class Downloads:
     parameters, and the device would wait for the next order meanwhile.
 
     Args:
-        device: ordinal of the device.
-        stream: number of the CUDA stream that copies are enqueued on.
+        pages: of the device, and the stream that copies are enqueued on.
         room: uint8 vector in host memory with locked pages.
     """
 
-    def __init__(self, driver: Any, device: int, stream: int, room: np.ndarray) -> None:
+    def __init__(self, driver: Any, pages: LockedPages, room: np.ndarray) -> None:
         self._driver = driver
-        self._device = device
-        self._stream = stream
+        self._device = device = pages.device
+        self._stream = pages.stream
         self._room = room
         self._used = 0
         self._started: Dict[int, Download] = {}  # by identity of the device array

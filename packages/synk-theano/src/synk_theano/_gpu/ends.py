@@ -4,7 +4,7 @@ A function of host variables, as Theano compiles it, copies arguments from host 
 to it in the middle of the computation, while the host waits. This file removes these copies from
 the compiled graph: an input that is only ever copied to the device becomes a device input, and an
 output that is copied to the host as the last step becomes a device output. The rank copies
-arguments and results itself (`_graph.devices.device`).
+arguments and results itself (`device`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Dict, List, Sequence, Set, Tuple
 
-from synk_core._graph.transfer.flat import FlatFunction, FlatInput, flatten, is_flat_able, rebuild
-from synk_core.engine import DEVICES, deep_copy_op
+from theano.compile.ops import deep_copy_op
+
+from synk_core.adapting import FlatFunction, FlatInput, flatten, is_flat_able, rebuild
+
+from .arrays import is_copy
 
 SHAPES = ("Shape", "Shape_i")
 """Operations that return an array's shape, wherever the array lies."""
@@ -21,7 +24,7 @@ SHAPES = ("Shape", "Shape_i")
 Node = Tuple[int, Tuple[int, ...], Tuple[Tuple[int, Any], ...]]
 
 
-def on_device(function: Any, host_outputs: Sequence[bool]) -> Any:
+def with_device_ends(function: Any, host_outputs: Sequence[bool]) -> Any:
     """Return the function with device inputs and outputs, as far as its graph allows.
 
     Args:
@@ -66,8 +69,8 @@ class _Ends:
         for place, (_, sources, outputs) in enumerate(flat.nodes):
             for source in arguments.intersection(sources):
                 type_ = flat.types[outputs[0][0]]
-                is_copy = DEVICES.is_copy(self._op(place), "GpuFromHost")
-                if is_copy and type_.context_name is None and source not in candidates:
+                copied = is_copy(self._op(place), "GpuFromHost")
+                if copied and type_.context_name is None and source not in candidates:
                     candidates[source] = type_
                 elif type(self._op(place)).__name__ not in SHAPES:
                     # A second copy counts, too: an in-place operation may overwrite either of them.
@@ -81,7 +84,7 @@ class _Ends:
         for position in range(len(flat.borrowed_outputs)):
             place = self._makers.get(flat.outputs[position])
             wanted = position < len(self._host_outputs) and not self._host_outputs[position]
-            if wanted and place is not None and DEVICES.is_copy(self._op(place), "HostFromGpu"):
+            if wanted and place is not None and is_copy(self._op(place), "HostFromGpu"):
                 (source,) = flat.nodes[place][1]
                 if self._types[source].context_name is None:
                     found.add(position)
@@ -100,7 +103,7 @@ class _Ends:
         number = flat.first_made
         for op, sources, made in flat.nodes:
             begin, number = number, number + len(made)
-            if sources[:1] and sources[0] in inputs and DEVICES.is_copy(ops[op], "GpuFromHost"):
+            if sources[:1] and sources[0] in inputs and is_copy(ops[op], "GpuFromHost"):
                 numbers[begin] = sources[0]
                 continue
             if begin in dropped:

@@ -25,15 +25,20 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 
 import numpy as np
 
-from synk_core._graph.fast_call import bare
-from synk_core._graph.flat_updates import wholes_among
-from synk_core._graph.transfer.flat import FlatFunction, flatten, rebuild
-from synk_core._graph.values import empty_like, is_on_device
-from synk_core._shield import SHIELD
-from synk_core.engine import linked_by_kind
+from synk_core.adapting import (
+    SHIELD,
+    FlatFunction,
+    bare,
+    empty_like,
+    flatten,
+    is_on_device,
+    rebuild,
+    wholes_among,
+)
+from synk_core.device import REPLAYED, is_of_the_group
+from synk_theano._linking import linked_by_kind
 
 from .capturable import NotCapturableError, Pure, pure_form
-from .device import is_of_the_group
 from .packing import CommonInputs, PackedResults, Packing, vectors_of
 from .parts import Aim, PartOp, Parts
 
@@ -55,8 +60,6 @@ host free, which this time does not show."""
 _RECORDED, _COMPARED = 2, 3
 """Calls with inputs of one shape: which one is recorded, and which one is compared."""
 
-REPLAYED = "replayed"
-
 
 class _StaleGraphError(Exception):
     """The recording was interrupted, or a variable has got another shape since."""
@@ -70,6 +73,9 @@ class CapturedFunction:
         graphs: of that device.
         name: for the log.
         parts: of a vector that the function tells of, if any.
+
+    Attributes:
+        sends_early: whether its scalars are copied to host memory before the rest is computed.
     """
 
     def __init__(
@@ -81,6 +87,7 @@ class CapturedFunction:
         self._name = name
         self._parts = parts or Parts(lambda *_: None, ())
         self._shapes: OrderedDict[Any, _Shape] = OrderedDict()
+        self.sends_early = True
         self._unused = 0
         self._replays = 0
         self._why = ""
@@ -159,7 +166,7 @@ class CapturedFunction:
             self._replays += 1
         elif shape.problem:
             self._give_up(shape.problem, logging.INFO)
-            self._plain = _telling_of_scalars(self._function, self._graphs.send) or self._plain
+            self._plain = _telling_of_scalars(self._function, self._send) or self._plain
         for place, result in zip(pure.on_host, hosted[n_crossing:]):
             results.insert(place, result)
         n_outputs = len(results) - len(pure.updated)
@@ -170,7 +177,9 @@ class CapturedFunction:
     def _shape(self, key: Any, pure: Pure, machines: _Machines) -> _Shape:
         shape = self._shapes.get(key)
         if shape is None:
-            shape = self._shapes[key] = _Shape(machines, pure, self._graphs, self._parts)
+            shape = self._shapes[key] = _Shape(
+                machines, pure, self._graphs, self._parts, self._send
+            )
             if len(self._shapes) > MOST_SHAPES:
                 with SHIELD:
                     oldest = self._shapes.popitem(last=False)[1]
@@ -180,6 +189,10 @@ class CapturedFunction:
                 shape.problem = "its inputs have other shapes in most calls"
         self._shapes.move_to_end(key)
         return shape
+
+    def _send(self, values: Sequence[Any]) -> None:
+        if self.sends_early:
+            self._graphs.send(values)
 
     def _give_up(self, why: str, level: int) -> None:
         self._why, self._pure = why, None
@@ -309,12 +322,20 @@ class _Shape:
         replays: whether it is.
     """
 
-    def __init__(self, machines: _Machines, pure: Pure, graphs: Any, parts: Parts) -> None:
+    def __init__(
+        self,
+        machines: _Machines,
+        pure: Pure,
+        graphs: Any,
+        parts: Parts,
+        send: Callable[[Sequence[Any]], object],
+    ) -> None:
         self.problem = ""
         self._machines = machines
         self._pure = pure
         self._graphs = graphs
         self._parts = parts
+        self._send = send
         self._calls = 0
         self._recorded: List[int] = []
         # Of the vector that is made of parts: itself, and the pieces ready after each graph.
@@ -483,7 +504,7 @@ class _Shape:
             for number, (graph, pieces) in enumerate(zip_longest(self._recorded, self._pieces)):
                 graphs.launch(graph)
                 if number == self._early_after and self._early is not None:
-                    graphs.send(self._early.give(results, graphs))
+                    self._send(self._early.give(results, graphs))
                 if aim is not None and pieces:
                     aim.ready(pieces)
             for place, result in enumerate(self._results):

@@ -11,10 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
-from synk_core._graph.fast_call import needs_no_wrapper
-from synk_core._graph.transfer.flat import FlatFunction, FlatInput, flatten, is_flat_able
-from synk_core._graph.values import is_device_type
-from synk_core.engine import NAME
+from synk_core.adapting import (
+    FlatFunction,
+    FlatInput,
+    flatten,
+    is_device_type,
+    is_flat_able,
+    needs_no_wrapper,
+)
 
 from .ends import SHAPES
 from .parts import JoinedOp, PartOp
@@ -222,7 +226,7 @@ class _Reading:
     def _see(self, op: Any, sources: Sequence[int], made: range) -> None:
         """Take in a node."""
         name = type(op).__name__
-        ours = type(op).__module__.startswith(f"{NAME}.")
+        ours = type(op).__module__.startswith("theano.")
         on_device = [self.device[number] for number in made]
         values = [self._valued[source] for source in sources if source in self._valued]
         if (name in SHAPES and ours) or isinstance(op, (PartOp, JoinedOp)):

@@ -6,16 +6,14 @@ free only when its stream comes to that point, which would be after all that is 
 
 from __future__ import annotations
 
-from typing import Any, Dict, Hashable, List, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import numpy as np
 
-from synk_core.engine import DEVICES
+from synk_core.device import Place
 
+from . import arrays
 from .host_memory import LockedPages, address_of
-
-Place = Tuple[int, Hashable, int]
-"""Names a buffer: the number of a function, an input, and which of its buffers."""
 
 
 class Buffer:
@@ -57,26 +55,37 @@ class Uploads:
     Args:
         pages: the locked pages from which copies are asynchronous.
         context: libgpuarray's.
+        await_events: waits for some.
 
     Attributes:
         taken: uploads that the function under way reads.
     """
 
-    def __init__(self, driver: Any, pages: LockedPages, context: Any) -> None:
+    def __init__(
+        self,
+        driver: Any,
+        pages: LockedPages,
+        context: Any,
+        await_events: Callable[[Sequence[int]], None],
+    ) -> None:
         self._driver = driver
         self._pages = pages
         self._context = context
+        self._await = await_events
         self._buffers: Dict[Place, Buffer] = {}
         self.taken: List[Upload] = []
         with driver.entered(pages.device):
             self._stream = driver.stream()
 
-    def start(self, place: Place, array: np.ndarray) -> Upload:
+    def start(self, place: Place, array: np.ndarray) -> Any:
         """Start to copy an array; its memory must not change until the copy is done.
 
-        Args:
-            array: C-contiguous.
+        Returns:
+            An `Upload`; the array itself if its pages are not locked.
         """
+        array = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+        if not array.size or not self._pages.covers(array):
+            return array
         buffer = self._buffer(place, array)
         value = buffer.value[: len(array)] if array.ndim else buffer.value
         driver, stream = self._driver, self._stream
@@ -102,17 +111,16 @@ class Uploads:
                 self._driver.record(upload.buffer.used, self._pages.stream)
         return [upload.buffer.copied for upload in taken]
 
-    def events(self, places: Sequence[Place]) -> List[int]:
-        """Return the events of the last copies to these buffers."""
-        return [self._buffers[place].copied for place in places if place in self._buffers]
+    def wait(self, places: Sequence[Place]) -> None:
+        """Wait until the arrays that were copied to these buffers last have been read."""
+        self._await([self._buffers[p].copied for p in places if p in self._buffers])
 
-    def forget(self, function_id: int) -> List[int]:
-        """Drop a function's buffers; return the events of their last copies, to be waited for
-        before anything else is enqueued."""
+    def forget(self, function_id: int) -> None:
+        """Drop a function's buffers, when the last copies to them are done."""
         mine = [place for place in self._buffers if place[0] == function_id]
         gone = [self._buffers.pop(place).copied for place in mine]
         self._pages.uploads = [one.copied for one in self._buffers.values()]
-        return gone
+        self._await(gone)
 
     def _buffer(self, place: Place, array: np.ndarray) -> Buffer:
         """Return a buffer with room for the array; its rows are those of the array."""
@@ -122,7 +130,7 @@ class Uploads:
             if shape[1:] == array.shape[1:] and shape[:1] >= array.shape[:1]:
                 return held
         driver = self._driver
-        value = DEVICES.empty(array.shape, array.dtype, self._context)
+        value = arrays.empty(array.shape, array.dtype, self._context)
         with driver.entered(self._pages.device):
             if held is None:
                 held = self._buffers[place] = Buffer(value, driver.event(), driver.event())
