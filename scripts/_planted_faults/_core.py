@@ -185,7 +185,7 @@ CORE = (
     _of_theano(
         "theano-numbers-too-late",
         "graphs",
-        "synk_theano/_gpu/captured.py",
+        "synk_theano/_gpu/scalars.py",
         "self._ready([self._values[place] for place in range(len(self.places))])",
         "pass",
         "A loss comes to the host when the gradient is there, and the device waits for the host.",
