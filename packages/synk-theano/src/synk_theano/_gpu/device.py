@@ -20,20 +20,21 @@ from synk_core.device import Device
 
 from . import arrays
 from .captured import CapturedFunction
-from .ends import with_device_ends
-from .graphs import CudaGraphs
-from .host_memory import (
+from .copies import (
     DOWNLOAD_BYTES,
     LARGEST_LOCK,
     SMALLEST_LOCK,
     Download,
     Downloads,
     LockedPages,
+    Upload,
+    Uploads,
     await_event,
     owner_of,
 )
+from .ends import with_device_ends
+from .graphs import CudaGraphs
 from .parts import Parts, in_parts
-from .uploads import Upload, Uploads
 
 _logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from synk_comm import cuda
-from synk_theano._gpu import host_memory
+from synk_theano._gpu import copies
 
 STREAM = 11
 
@@ -56,7 +56,7 @@ def driver():
 
 @pytest.fixture
 def pages(driver):
-    return host_memory.LockedPages(driver, 3, STREAM)
+    return copies.LockedPages(driver, 3, STREAM)
 
 
 def test_pages_are_locked_once_and_for_as_long_as_the_array_lives(driver, pages):
@@ -77,7 +77,7 @@ def test_pages_are_locked_once_and_for_as_long_as_the_array_lives(driver, pages)
 
 def test_what_cannot_be_locked_is_copied_the_other_way(driver, pages, monkeypatch):
     """An array in too large a memory is not locked; a refusal is not for ever."""
-    monkeypatch.setattr(host_memory, "LARGEST_LOCK", 100_000)
+    monkeypatch.setattr(copies, "LARGEST_LOCK", 100_000)
     large, small = np.zeros(100_000), np.zeros(12_000)
     pages.lock(large[:100])
     driver.refuse = True
