@@ -69,8 +69,8 @@ ROOMS = {
             "_tracebacks",
             "_warn",
         ),
-        *("_weakqueue", "engine", "_plan", "_wire", "_graph", "_watch", "_rank", "_workers"),
-        *("mpi", "_master", "_api"),
+        *("_weakqueue", "device", "engine", "_plan", "_wire", "_graph", "adapting", "_watch"),
+        *("_rank", "_workers", "mpi", "_master", "_api"),
     ),
     "synk_theano_compat": ("_toolchain", "_cuda", "cuda", "locks", "_patches", "_hook", "_status"),
     "synkhronos_cli": ("_terminal", "_probe", "_report", "_doctor", "_clean", "_programs", "_app"),
@@ -371,7 +371,7 @@ def test_libraries_have_no_print_no_global_statement_and_no_star_import() -> Non
 
 def test_files_are_private_unless_they_are_the_documented_exceptions() -> None:
     public = {"__init__", "__main__", "exceptions", "testing", "abc", "locks", "run", "cuda"}
-    public |= {"in_graph", "files", "mpi", "engine", "starting"}
+    public |= {"in_graph", "files", "mpi", "engine", "device", "adapting", "starting"}
     wrong = [
         str(path.relative_to(ROOT))
         for name, path in files()

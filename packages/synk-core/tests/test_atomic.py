@@ -15,7 +15,6 @@ from _ops import FAST, picky
 
 import synk_shm
 from synk_core import Function, Runtime
-from synk_core._graph.devices.device import Cpu
 from synk_core._master.lifecycle import Lifecycle
 from synk_core._master.orders import Orders
 from synk_core._rank.call import PreparedCall
@@ -24,6 +23,7 @@ from synk_core._workers import processes
 from synk_core._workers.interrupts import AGAIN_S, LATER
 from synk_core._workers.pool import WorkerPool, start_workers
 from synk_core._workers.processes import Watchdog, Worker
+from synk_core.device import Cpu
 from synk_core.exceptions import ReplicasDiffer, ReplicaWarning, SynkError, WorkerFailed
 from synk_shm._arrays import segment
 from synk_testing.engine import STREAMS, T, as_op, engine

@@ -28,8 +28,7 @@ from typing import Any, Callable, ContextManager, Dict, List, Optional, Tuple, T
 
 from synk_comm import MisuseError, starting
 from synk_core._graph.devices.assignment import Devices, choose, choose_in_world, choose_nccl
-from synk_core._graph.devices.graphs import checked_policy
-from synk_core._graph.devices.precision import checked_precision
+from synk_core._graph.devices.settings import checked_policy, checked_precision
 from synk_core._graph.environment import compiler_note
 from synk_core._graph.random_streams import global_seed, is_random_state
 from synk_core._graph.rowwise.check import Verdicts, check_spec, warn_of_wrong

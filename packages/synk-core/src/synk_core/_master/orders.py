@@ -64,7 +64,7 @@ class Orders:
         self.size, self.master, self.lock = rank.size, rank.master, lifecycle.lock
         self.store = lifecycle.store
         self.require_open = lifecycle.require_open
-        self.prefetches = rank.device.prefetches
+        self.prefetches = rank.device.uploads is not None
         self.enter_device = rank.device.enter
         self.acts = ActTable()
         self.places = Places()

@@ -16,7 +16,6 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 
 import numpy as np
 
-from synk_core._graph.devices.parts import Parts
 from synk_core._graph.fast_call import trusting
 from synk_core._graph.shared import changed_by, store, value_of
 from synk_core._graph.values import is_device_type
@@ -30,6 +29,7 @@ from synk_core._plan.rows import (
 )
 from synk_core._watch.flight import KINDS, Phase
 from synk_core._wire.messages import ROWLESS, Call, Prefetch, Rows
+from synk_core.device import Launcher, VectorParts
 from synk_core.exceptions import InputValueError, SynkError
 
 from .collectives import PreparedCollective
@@ -77,6 +77,7 @@ class PreparedCall:
     """A call that this rank has read and can perform again and again.
 
     Attributes:
+        sends_early: whether its outputs without axes are results as soon as they are computed.
         synchronizes: whether the master has the result only when all ranks have computed.
     """
 
@@ -109,6 +110,8 @@ class PreparedCall:
             and not (self._selects and call.rows is None)
             and rows > 0
         )
+        # Numbers of a slice are only a part of what is sent.
+        self.sends_early = self._whole and (comm.size == 1 or here.device.takes_collectives)
         self._origin: Optional[int] = None
         self._piece = 0
         self._arguments: List[np.ndarray] = []
@@ -121,10 +124,11 @@ class PreparedCall:
         for i, array in enumerate(inputs):
             if not self._brought[i]:
                 continue
-            if i < len(self._scattered) and here.device.wants_buffer(array):
+            is_scattered = i < len(self._scattered)
+            if is_scattered and self._index is not None:
+                continue  # its rows go through a buffer anyway
+            if not here.device.lock(array) and is_scattered:
                 self._copies = True
-            elif i >= len(self._scattered) or self._index is None:
-                here.device.lock(array)
         self._average: Optional[OverlappedAverage] = None
         self._use(self._function)
         self.name = recipe.name
@@ -132,17 +136,18 @@ class PreparedCall:
         self.synchronizes = any(op is not None for op in self._ops)
         self.record = (KINDS.index("function"), recipe.function_id)
 
-    def _use(self, function: Any, parts: Optional[Parts] = None) -> None:
+    def _use(self, function: Any, parts: Optional[VectorParts] = None) -> None:
         """Compute with this form, which may tell of parts of what it computes."""
         recipe, registry = self._loaded.recipe, self._here.registry
         self._function = function
         inputs = [array for array, _ in self._scattered] + self._broadcast
+        self._launcher: Optional[Launcher] = None
         self._quick = trusting(function, inputs)
         self._careful: Any = function
         if self._quick is not function and self._reductions is None:
-            captured = self._loaded.captured(function, self._here.device, parts)
-            if captured is not None and captured.is_possible:
-                self._quick = self._careful = captured
+            launcher = self._loaded.launcher(function, self._here.device, parts)
+            if launcher is not None and launcher.is_possible:
+                self._quick = self._careful = self._launcher = launcher
         # These get new values: the journal keeps the old ones.
         self._changed = changed_by(function)
         if self._call.form.accumulate:
@@ -187,10 +192,8 @@ class PreparedCall:
         here.journal.keep(self._changed)
         if self._average is not None:
             self._average.is_done = False
-        if here.device.is_gpu:
-            # Numbers of a slice are only a part of what is sent.
-            alone = self._comm.size == 1
-            here.device.sends_early = self._whole and (alone or here.device.takes_collectives)
+        if self._launcher is not None:
+            self._launcher.sends_early = self.sends_early
         begin = perf_counter()
         values: Optional[List[Any]]
         selection = None
@@ -225,7 +228,9 @@ class PreparedCall:
         # A call without rows is the master's alone, whose result counts whole.
         weight = float(counts[here.rank]) or 1.0
         if here.device.takes_collectives and all(counts):
-            results, places = collect_on_device(comm, here.master, ops, values or [], weight)
+            results, places = collect_on_device(
+                comm, here.master, here.device, ops, values or [], weight
+            )
             later: Dict[str, List[int]] = {}
             for place in places:
                 later.setdefault(str(ops[place]), []).append(place)
@@ -268,17 +273,18 @@ class PreparedCall:
         self._ahead = None
         if loaded.ahead is not None:
             loaded.ahead.drop_prefetched()
-        if not self._whole or not here.device.prefetches or here.check_finite[0] is not None:
+        uploads = here.device.uploads
+        if not self._whole or uploads is None or here.check_finite[0] is not None:
             return
         here.flight.enter(_COPY)
         began, turn = perf_counter(), loaded.turn
         loaded.ahead, loaded.turn = self, 3 - turn
         places = [(self._call.function_id, i, turn) for i in range(len(self._brought))]
-        here.device.await_uploads(places)
+        uploads.wait(places)
         start, stop = self._rows.bounds[self._comm.rank] if self._rows.bounds else (0, 0)
         arguments = self._inputs(origin, start, stop, turn)
         self._ahead = [
-            here.device.upload(place, array) if brought else array
+            uploads.start(place, array) if brought else array
             for place, array, brought in zip(places, arguments, self._brought)
         ]
         here.recorder.add("copy", "rows of the next call", began, perf_counter())
@@ -501,7 +507,7 @@ class PreparedCall:
         """Return room for `length` rows of the input at `position`, reused from call to call."""
         held, row = self._loaded.buffers.get((position, turn)), like.shape[1:]
         if held is None or len(held) < length or held.shape[1:] != row or held.dtype != like.dtype:
-            held = self._here.device.empty((length, *row), like.dtype)
+            held = self._here.device.buffer((length, *row), like.dtype)
             self._loaded.buffers[position, turn] = held
         return held[:length]
 

@@ -10,11 +10,11 @@ step.
 from __future__ import annotations
 
 from time import perf_counter
-from typing import Any, Callable, List, Optional, Sequence
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
-from synk_core._graph.devices.parts import Parts, VectorPiece, in_parts
 from synk_core._graph.values import empty_like
 from synk_core._watch.flight import Phase
+from synk_core.device import VectorParts
 
 from .workplace import Workplace
 
@@ -36,7 +36,7 @@ class OverlappedAverage:
 
     takes_parts = True
 
-    def __init__(self, here: Workplace, function: Any, parts: Parts, number: int) -> None:
+    def __init__(self, here: Workplace, function: Any, parts: VectorParts, number: int) -> None:
         self.function = function
         self.parts = parts
         self.vector: Any = None
@@ -53,7 +53,7 @@ class OverlappedAverage:
     @classmethod
     def of(cls, here: Workplace, function: Any, number: int) -> Optional[OverlappedAverage]:
         """Return what averages the variable; None if the function does not join it from parts."""
-        found = in_parts(function, here.registry[number].container.storage, here.device.copy_part)
+        found = here.device.in_parts(function, here.registry[number].container.storage)
         return None if found is None else cls(here, *found, number)
 
     def learn(self) -> None:
@@ -114,9 +114,9 @@ class OverlappedAverage:
             self._reduction = self.vector = self._failure = None
         return results
 
-    def _begin(self, pieces: Sequence[VectorPiece], weight: float) -> None:
+    def _begin(self, pieces: Sequence[Tuple[int, int, int]], weight: float) -> None:
         comm: Any = self._here.comm  # of devices
-        bounds = [(piece.begin, piece.end) for piece in pieces]
+        bounds = [(begin, end) for begin, end, _ in pieces]
         self._reduction = comm.partitioned_all_reduce(
             self.vector, "avg", bounds=bounds, weight=weight
         )

@@ -18,7 +18,6 @@ from typing import Any, Callable, Dict, List, Optional, Tuple, Type
 
 import synk_comm
 from synk_comm import cuda
-from synk_core._graph.devices.device import Gpu
 from synk_core._text import text_of
 from synk_core._watch.flight import OWN_WORK, ActOutcome, Phase
 from synk_core._wire.channel import ChannelClosed
@@ -133,7 +132,7 @@ class Rank(Workplace):
         """
         # Pessimistic: after an interrupt in between, the ranks may have lost each other.
         self.in_step, self.doing = False, ""
-        if isinstance(self.device, Gpu):
+        if self.device.is_gpu:
             self.device.begin()
         prepared = perf_counter()
         if order is None:
@@ -259,7 +258,7 @@ class Rank(Workplace):
             self.comm.barrier()
             self.recorder.add("wait", "until all are done", began, perf_counter())
         if self.rank == self.master:
-            if isinstance(self.device, Gpu):
+            if self.device.is_gpu:
                 results = self._fetched(results, _END)
             self.flight.enter(_IDLE)
         self.in_step = True
@@ -292,7 +291,8 @@ class Rank(Workplace):
         for number in extras.forget_functions:
             if number in self.functions:
                 self.functions.pop(number).close()
-            self.device.forget_uploads(number)
+            if self.device.uploads is not None:
+                self.device.uploads.forget(number)
         for number in extras.forget_variables:
             self.registry.forget(number)
             self.journal.forget(number)

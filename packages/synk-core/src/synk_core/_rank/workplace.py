@@ -9,7 +9,6 @@ import numpy as np
 
 import synk_comm
 from synk_core._cores import threads_per_rank
-from synk_core._graph.devices.device import AnyDevice, Cpu
 from synk_core._graph.shared import VariableRegistry
 from synk_core._watch.flight import WORDS, Flight
 from synk_core._watch.spans import Recorder
@@ -17,6 +16,7 @@ from synk_core._watch.stats import LOGGED, LoggedTimes
 from synk_core._wire.arrays import MOST_THREADS, ArrayCache
 from synk_core._wire.messages import Settings
 from synk_core._wire.world import World
+from synk_core.device import Cpu, Device
 
 from .functions import LoadedFunction
 from .mirror import Mirror
@@ -61,7 +61,7 @@ class Workplace:
         size: int,
         master: int,
         settings: Settings,
-        device: Optional[AnyDevice] = None,
+        device: Optional[Device] = None,
         flight: Optional[Flight] = None,
         threads: int = 0,
     ) -> None:
@@ -76,7 +76,7 @@ class Workplace:
         self.mirror: Optional[Mirror] = None
         self.world: Optional[World] = None
         self.clock_offset_s = 0.0
-        self.device: AnyDevice = device or Cpu()
+        self.device: Device = device or Cpu()
         self.flight = flight or Flight(np.zeros(WORDS * size, np.int64), rank)
         self.journal = Journal(settings.atomic)
         self.recorder = Recorder()

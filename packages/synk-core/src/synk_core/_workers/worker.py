@@ -195,7 +195,7 @@ def _join(
 ) -> None:
     """Join the other ranks; report a failure of that to the master."""
     import synk_comm
-    from synk_core._graph.devices.device import is_of_the_group
+    from synk_core.device import is_of_the_group
 
     enter = partial(synk_comm.join, hello.ticket) if world is None else world.communicator
     try:

@@ -88,6 +88,14 @@ class FlatFunction:
         types += [self.types[type_] for _, _, made in self.nodes for type_, _ in made]
         return types
 
+    def numbered_nodes(self) -> List[Tuple[Any, Tuple[int, ...], range]]:
+        """Return for each node its operation, and the numbers of its inputs and outputs."""
+        found, number = [], self.first_made
+        for op, sources, made in self.nodes:
+            found.append((self.ops[op], sources, range(number, number + len(made))))
+            number += len(made)
+        return found
+
 
 _PLAIN = (str, bytes, int, float, complex, np.generic, np.dtype, type)
 

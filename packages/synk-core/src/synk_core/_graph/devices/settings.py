@@ -1,4 +1,4 @@
-"""The precision of products of float32 on NVIDIA GPUs: full, or with factors rounded to TF32.
+"""Check the settings of devices: which functions are replayed, and the precision of float32.
 
 Tensor cores multiply float32 quickly if factors keep 10 bits of their fraction (TF32, from Ampere
 on); sums are float32 all the same. cuDNN may use them for convolutions unless it is told not to:
@@ -8,20 +8,46 @@ that depends on the algorithm. cuBLAS, which multiplies matrices, does not unles
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, Union
 
 from synk_core._text import shown
-from synk_core.exceptions import InputValueError, StartError
+from synk_core.device import TF32_OVERRIDE
+from synk_core.exceptions import InputValueError
+
+USE_GRAPHS = "SYNKHRONOS_CUDA_GRAPHS"
+"""Environment variable with a policy, for programs that leave it to the default; "0" is "never"."""
+
+POLICIES = ("auto", "always", "never")
+"""Replay functions if that is quicker, whenever it is possible, never."""
+
+
+def checked_policy(graphs: Union[str, bool]) -> str:
+    """Return which functions are to be replayed: one of `POLICIES`.
+
+    Args:
+        graphs: False is "never"; "auto" is what the environment says.
+
+    Raises:
+        InputValueError: it is no policy, or the environment names none.
+    """
+    if graphs is False:
+        return "never"
+    if not isinstance(graphs, str) or graphs not in POLICIES:
+        raise InputValueError(f"graphs: got {shown(graphs)}, expected 'auto', 'always' or False")
+    given = os.environ.get(USE_GRAPHS, "").strip()
+    if graphs != "auto" or not given:
+        return graphs
+    policy = "never" if given == "0" else given
+    if policy not in POLICIES:
+        raise InputValueError(f"{USE_GRAPHS}: got {shown(given)}, expected 'auto', 'always' or 0")
+    return policy
+
 
 USE_PRECISION = "SYNKHRONOS_PRECISION"
 """Environment variable with a precision, for programs that leave it to the default."""
 
 PRECISIONS = ("default", "float32", "tf32")
 """TF32 where the libraries use it by themselves, nowhere, wherever they can."""
-
-OVERRIDE = "NVIDIA_TF32_OVERRIDE"
-"""Environment variable of CUDA's libraries, which read it when they are first used: "0" is "full
-float32 everywhere"."""
 
 
 def checked_precision(precision: Any) -> str:
@@ -43,31 +69,11 @@ def checked_precision(precision: Any) -> str:
             f"{USE_PRECISION}: got {shown(given)}, expected default, float32 or tf32"
         )
     chosen = given if precision == "default" and given else precision
-    if os.environ.get(OVERRIDE) == "0":
+    if os.environ.get(TF32_OVERRIDE) == "0":
         if chosen == "tf32":
             raise InputValueError(
-                f"precision: got 'tf32', but {OVERRIDE}=0 in the environment excludes TF32; unset "
-                f"it before the program starts. fork(precision='float32') sets it, too"
+                f"precision: got 'tf32', but {TF32_OVERRIDE}=0 in the environment excludes TF32; "
+                f"unset it before the program starts. fork(precision='float32') sets it, too"
             )
         return "float32"
     return chosen
-
-
-def exclude_tf32(in_use: Any) -> None:
-    """Exclude TF32 from this process, before CUDA's libraries are used.
-
-    Args:
-        in_use: the name of the device that this process uses already; None if it uses none.
-
-    Raises:
-        StartError: it is too late.
-    """
-    if os.environ.get(OVERRIDE) == "0":
-        return
-    if in_use is not None:
-        raise StartError(
-            f"precision='float32': this process uses {in_use} already, and CUDA's libraries have "
-            f"read their settings; call fork() before it does, or set {OVERRIDE}=0 in the "
-            f"environment before the program starts"
-        )
-    os.environ[OVERRIDE] = "0"

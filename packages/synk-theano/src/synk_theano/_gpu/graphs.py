@@ -9,49 +9,19 @@ that are freed meanwhile go to that list, which only recorded functions use.
 from __future__ import annotations
 
 import ctypes
-import os
 import time
 import weakref
 from contextlib import contextmanager, suppress
-from typing import Any, Callable, ContextManager, Iterator, List, Sequence, Union
+from typing import Any, Callable, ContextManager, Iterator, List, Sequence
 
 from synk_comm import cuda
-from synk_core._text import shown
-from synk_core.engine import DEVICES
-from synk_core.exceptions import InputValueError
 
-USE_GRAPHS = "SYNKHRONOS_CUDA_GRAPHS"
-"""Environment variable with a policy, for programs that leave it to the default; "0" is "never"."""
-
-POLICIES = ("auto", "always", "never")
-"""Replay functions if that is quicker, whenever it is possible, never."""
+from . import arrays
 
 _WORDS = 24
 _NEXT = 7
 """Words of a context of libgpuarray's that are looked through, and where a block (`_gpudata`) has
 the address of the next one; see its private_cuda.h."""
-
-
-def checked_policy(graphs: Union[str, bool]) -> str:
-    """Return which functions are to be replayed: one of `POLICIES`.
-
-    Args:
-        graphs: False is "never"; "auto" is what the environment says.
-
-    Raises:
-        InputValueError: it is no policy, or the environment names none.
-    """
-    if graphs is False:
-        return "never"
-    if not isinstance(graphs, str) or graphs not in POLICIES:
-        raise InputValueError(f"graphs: got {shown(graphs)}, expected 'auto', 'always' or False")
-    given = os.environ.get(USE_GRAPHS, "").strip()
-    if graphs != "auto" or not given:
-        return graphs
-    policy = "never" if given == "0" else given
-    if policy not in POLICIES:
-        raise InputValueError(f"{USE_GRAPHS}: got {shown(given)}, expected 'auto', 'always' or 0")
-    return policy
 
 
 class CudaGraphs:
@@ -102,7 +72,7 @@ class CudaGraphs:
     def _check(self, context: Any) -> None:
         """Return if a block that is freed comes to where this object believes the list to be."""
         with self.own_memory():
-            array = DEVICES.empty((1 << 18,), "uint8", context)
+            array = arrays.empty((1 << 18,), "uint8", context)
             pointer = int(array.gpudata)
             del array
             first = self._words[self._free]

@@ -18,11 +18,10 @@ from theano.compile.ops import as_op
 
 from synk_comm._collectives.rounds import RoundCommunicator
 from synk_core import DecompositionWarning, InputValueError, Runtime, WorkerFailed
-from synk_core._graph.devices import parts
-from synk_core._graph.devices.device import Cpu
-from synk_core._graph.devices.parts import in_parts
 from synk_core._plan.rows import split_rows
-from synk_core._rank import outputs
+from synk_core.device import Cpu
+from synk_theano._gpu import parts
+from synk_theano._gpu.parts import in_parts
 
 OPEN = []
 """Reductions of this rank that were begun, and whose end it has not said."""
@@ -62,14 +61,22 @@ def _begin(comm, *arguments, **named):
     return Reduction(comm, *arguments, **named)
 
 
+def _takes(_self, values, reducible=False):
+    return all(isinstance(value, np.ndarray) for value in values)
+
+
+def copy_part(vector, begin, part):
+    vector[begin : begin + part.size] = part
+
+
 def changes():
     """What makes the processor a device whose collectives may overlap: (owner, name, value)."""
     return [
         (RoundCommunicator, "partitioned_all_reduce", _begin),
         (Cpu, "is_gpu", True),
         (Cpu, "takes_collectives", True),
-        (Cpu, "takes", lambda _self, _values, reducible=False: True),
-        (outputs, "is_on_default_device", lambda value: isinstance(value, np.ndarray)),
+        (Cpu, "takes", _takes),
+        (Cpu, "in_parts", lambda _self, function, storage: in_parts(function, storage, copy_part)),
         (parts, "SMALLEST_PIECE", 64),
     ]
 
@@ -393,6 +400,12 @@ def test_dropped_functions_leave_nothing(overlapping):
     assert of_v() is None
 
 
+def sends_early(runtime, function):
+    """Whether its calls send numbers before they are done."""
+    acts = [act for act in runtime._rank.acts.values() if act.name == function.name]
+    return {act.sends_early for act in acts}
+
+
 def test_numbers_are_collected_when_all_acts_are_done(overlapping):
     """Also where ranks have other numbers of rows, and an act behind the call fails on one rank."""
     runtime = overlapping.runtime
@@ -400,7 +413,7 @@ def test_numbers_are_collected_when_all_acts_are_done(overlapping):
     ops = ["avg", "sum", "max", "min", "prod", "gather", None]
     numbers = [x.mean(), x.sum(), x.max(), x.min(), x.prod(), x.sum(), x[0]]
     with pytest.warns(DecompositionWarning):  # of the sums of each rank
-        f = runtime.function([x], [*zip(numbers, ops), (2 * x, "gather")])
+        f = runtime.function([x], [*zip(numbers, ops), (2 * x, "gather")], name="numbers")
     count = theano.shared(0.0, "count")
     check = runtime.function([x], (picky(x).sum(), "sum"), updates=[(count, count + 1)])
     one, other = np.arange(1.0, 8.0), np.arange(3.0, 14.0)
@@ -422,11 +435,11 @@ def test_numbers_are_collected_when_all_acts_are_done(overlapping):
     assert runtime.collectives.gather(count, nd_up=1).tolist() == [1.0] * runtime.size
     require_right(f(other), other)
     # One rank has two slices, the others have one; no slice's numbers are the call's.
-    assert runtime._rank.device.sends_early
-    parts = runtime.function([x], ((x * 2).sum(), "gather"))
+    assert sends_early(runtime, f) == {True}
+    parts = runtime.function([x], ((x * 2).sum(), "gather"), name="parts")
     few = np.arange(runtime.size + 1.0)
     np.testing.assert_array_equal(parts(few, num_slices=2), 2 * few)
-    assert not runtime._rank.device.sends_early
+    assert sends_early(runtime, parts) == {False}
 
 
 def test_functions_that_cannot_tell_of_parts():
@@ -448,7 +461,7 @@ def test_functions_that_cannot_tell_of_parts():
         (c, [], [(v, made)], False),
     ):
         f = theano.function([x], results, updates=updates, mode=how)
-        found = in_parts(f, v.container.storage, Cpu().copy_part)
+        found = in_parts(f, v.container.storage, copy_part)
         assert (found is not None) == can
         if can:
             found[0](np.arange(4.0))

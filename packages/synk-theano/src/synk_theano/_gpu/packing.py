@@ -5,8 +5,7 @@ from __future__ import annotations
 from operator import is_
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
-from synk_core._graph.flat_updates import whole_of
-from synk_core._graph.values import empty_like
+from synk_core.adapting import empty_like, whole_of
 
 ALIGNMENT = 256
 """Bytes; a result among others begins at a multiple."""

@@ -12,10 +12,7 @@ import numpy as np
 import pytest
 
 from synk_comm import cuda
-from synk_core._graph.devices.graphs import CudaGraphs
-from synk_testing.engine import theano_only
-
-pytestmark = theano_only("PyTensor computes on no GPU")
+from synk_theano._gpu.graphs import CudaGraphs
 
 STREAM, PLACE = 0xABC, 18
 Block = ctypes.c_size_t * 8

@@ -8,34 +8,35 @@ new values of variables are new arrays, as always.
 In its third call with inputs of some shape a function is computed both ways. It is replayed only if
 the results agree, and if that is quicker.
 
-A function of training computes its loss first, then the gradient. Where all outputs without axes
-come before the rest, as there, the first graph ends with them, and they are copied to host memory
-while the next one computes. So the host can order the next step before this one is done.
+Where all outputs without axes come before the rest (`scalars`), the first graph ends with them, and
+they are copied to host memory while the next one computes.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from itertools import islice, zip_longest
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 
-from synk_core._graph.fast_call import bare
-from synk_core._graph.flat_updates import wholes_among
-from synk_core._graph.transfer.flat import FlatFunction, flatten, rebuild
-from synk_core._graph.values import empty_like, is_on_device
-from synk_core._shield import SHIELD
-from synk_core.engine import linked_by_kind
+from synk_core.adapting import (
+    SHIELD,
+    bare,
+    empty_like,
+    is_on_device,
+    rebuild,
+    wholes_among,
+)
+from synk_core.device import REPLAYED, is_of_the_group
+from synk_theano._linking import linked_by_kind
 
 from .capturable import NotCapturableError, Pure, pure_form
-from .device import is_of_the_group
 from .packing import CommonInputs, PackedResults, Packing, vectors_of
-from .parts import Aim, PartOp, Parts
+from .parts import Aim, Parts
+from .scalars import Scalars, telling_of_scalars
 
 _logger = logging.getLogger(__name__)
 
@@ -55,8 +56,6 @@ host free, which this time does not show."""
 _RECORDED, _COMPARED = 2, 3
 """Calls with inputs of one shape: which one is recorded, and which one is compared."""
 
-REPLAYED = "replayed"
-
 
 class _StaleGraphError(Exception):
     """The recording was interrupted, or a variable has got another shape since."""
@@ -70,6 +69,9 @@ class CapturedFunction:
         graphs: of that device.
         name: for the log.
         parts: of a vector that the function tells of, if any.
+
+    Attributes:
+        sends_early: whether its scalars are copied to host memory before the rest is computed.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class CapturedFunction:
         self._name = name
         self._parts = parts or Parts(lambda *_: None, ())
         self._shapes: OrderedDict[Any, _Shape] = OrderedDict()
+        self.sends_early = True
         self._unused = 0
         self._replays = 0
         self._why = ""
@@ -159,7 +162,7 @@ class CapturedFunction:
             self._replays += 1
         elif shape.problem:
             self._give_up(shape.problem, logging.INFO)
-            self._plain = _telling_of_scalars(self._function, self._graphs.send) or self._plain
+            self._plain = telling_of_scalars(self._function, self._send) or self._plain
         for place, result in zip(pure.on_host, hosted[n_crossing:]):
             results.insert(place, result)
         n_outputs = len(results) - len(pure.updated)
@@ -170,7 +173,9 @@ class CapturedFunction:
     def _shape(self, key: Any, pure: Pure, machines: _Machines) -> _Shape:
         shape = self._shapes.get(key)
         if shape is None:
-            shape = self._shapes[key] = _Shape(machines, pure, self._graphs, self._parts)
+            shape = self._shapes[key] = _Shape(
+                machines, pure, self._graphs, self._parts, self._send
+            )
             if len(self._shapes) > MOST_SHAPES:
                 with SHIELD:
                     oldest = self._shapes.popitem(last=False)[1]
@@ -180,6 +185,10 @@ class CapturedFunction:
                 shape.problem = "its inputs have other shapes in most calls"
         self._shapes.move_to_end(key)
         return shape
+
+    def _send(self, values: Sequence[Any]) -> None:
+        if self.sends_early:
+            self._graphs.send(values)
 
     def _give_up(self, why: str, level: int) -> None:
         self._why, self._pure = why, None
@@ -201,88 +210,10 @@ class CapturedFunction:
             self._machines = None
 
 
-class _Scalars:
-    """The outputs without axes, such as a loss, of a function that computes more than these.
-
-    Args:
-        flat: the function, whose results are outputs, then new values of variables.
-        n_outputs: number of the former.
-
-    Attributes:
-        places: among the results.
-    """
-
-    def __init__(self, flat: FlatFunction, n_outputs: int) -> None:
-        types = flat.variable_types()
-        outputs = enumerate(flat.outputs[:n_outputs])
-        scalars = [place for place, number in outputs if types[number].ndim == 0]
-        self.places = scalars if len(scalars) < len(flat.outputs) else []
-        self._ready: Optional[Callable[[List[Any]], object]] = None
-        self._values: Dict[int, Any] = {}
-
-    @contextmanager
-    def telling(self, ready: Callable[[List[Any]], object]) -> Iterator[None]:
-        """For the duration of the block, have `ready` called with them when all are computed."""
-        self._ready = ready
-        try:
-            yield
-        finally:
-            self._ready, self._values = None, {}
-
-    def take(self, place: int, value: Any) -> None:
-        """Note one of them while the function runs."""
-        if self._ready is not None:
-            self._values[place] = value
-            if len(self._values) == len(self.places):
-                self._ready([self._values[place] for place in range(len(self.places))])
-
-    def told(self, flat: FlatFunction) -> FlatFunction:
-        """Return the function with operations that tell of them."""
-        variables, outputs = flat.variable_types(), list(flat.outputs)
-        nodes: List[Any] = []
-        for order, place in enumerate(self.places):
-            made = ((len(flat.types) + order, None),)
-            nodes.append((len(flat.ops) + order, (outputs[place],), made))
-            outputs[place] = len(variables) + order
-        return replace(
-            flat,
-            ops=(*flat.ops, *(PartOp(self, order) for order in range(len(nodes)))),
-            types=(*flat.types, *(variables[flat.outputs[place]] for place in self.places)),
-            nodes=(*flat.nodes, *nodes),
-            outputs=tuple(outputs),
-        )
-
-
-def _telling_of_scalars(
-    function: Any, ready: Callable[[List[Any]], object]
-) -> Optional[Callable[..., List[Any]]]:
-    """Return what computes a function without a graph, and calls `ready` with its numbers when it
-    has ordered these; None if it has none, or nothing else."""
-    flat = flatten(function)
-    scalars = _Scalars(flat, len(flat.borrowed_outputs))
-    if not scalars.places:
-        return None
-    with linked_by_kind():
-        telling = rebuild(scalars.told(flat))
-    run = bare(telling)
-
-    def call(*arguments: Any) -> List[Any]:
-        try:
-            with scalars.telling(ready):
-                return run(*arguments)
-        except BaseException:
-            # Or it would keep them alive.
-            for container in telling.input_storage[: len(arguments)]:
-                container.storage[0] = None
-            raise
-
-    return call
-
-
 class _Machines(NamedTuple):
     """What computes the parts of a pure form, and tells of the scalars."""
 
-    scalars: _Scalars
+    scalars: Scalars
     whole: Callable[..., List[Any]]
     hosted: Callable[..., List[Any]]
     crossing: Callable[..., List[Any]]
@@ -290,7 +221,7 @@ class _Machines(NamedTuple):
     @classmethod
     def of(cls, pure: Pure) -> _Machines:
         """Build them, without compiling anything."""
-        scalars = _Scalars(pure.whole, pure.targets.count(None))
+        scalars = Scalars(pure.whole, pure.targets.count(None))
         parts = (scalars.told(pure.whole), pure.hosted, pure.crossing)
         with linked_by_kind():
             machines = [_nothing if part is None else bare(rebuild(part)) for part in parts]
@@ -309,12 +240,20 @@ class _Shape:
         replays: whether it is.
     """
 
-    def __init__(self, machines: _Machines, pure: Pure, graphs: Any, parts: Parts) -> None:
+    def __init__(
+        self,
+        machines: _Machines,
+        pure: Pure,
+        graphs: Any,
+        parts: Parts,
+        send: Callable[[Sequence[Any]], object],
+    ) -> None:
         self.problem = ""
         self._machines = machines
         self._pure = pure
         self._graphs = graphs
         self._parts = parts
+        self._send = send
         self._calls = 0
         self._recorded: List[int] = []
         # Of the vector that is made of parts: itself, and the pieces ready after each graph.
@@ -483,7 +422,7 @@ class _Shape:
             for number, (graph, pieces) in enumerate(zip_longest(self._recorded, self._pieces)):
                 graphs.launch(graph)
                 if number == self._early_after and self._early is not None:
-                    graphs.send(self._early.give(results, graphs))
+                    self._send(self._early.give(results, graphs))
                 if aim is not None and pieces:
                     aim.ready(pieces)
             for place, result in enumerate(self._results):

@@ -7,7 +7,6 @@ first ones can be reduced over ranks while it computes the others.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import accumulate
 from typing import (
     Any,
@@ -23,10 +22,12 @@ from typing import (
     Tuple,
 )
 
-from synk_core._graph.shared import Storage
-from synk_core._graph.transfer.flat import FlatFunction, flatten, is_flat_able, rebuild
-from synk_core._graph.values import concatenated
-from synk_core.engine import Op, linked_by_kind
+from theano.gof import Op
+
+from synk_core.adapting import FlatFunction, concatenated, flatten, is_flat_able, rebuild
+from synk_theano._linking import linked_by_kind
+
+from .rewriting import Rewriting
 
 MOST_PIECES = 8
 """Pieces of a vector that are reduced one by one, besides those that large parts make."""
@@ -233,7 +234,7 @@ class JoinedOp(Op):  # type: ignore[misc]
 
 
 def in_parts(
-    function: Any, storage: Storage, copy: Callable[[Any, int, Any], None]
+    function: Any, storage: List[Any], copy: Callable[[Any, int, Any], None]
 ) -> Optional[Tuple[Any, Parts]]:
     """Return a compiled function that tells of the parts of a variable's new value, and these.
 
@@ -268,14 +269,12 @@ def _joining(flat: FlatFunction, is_variable: Sequence[bool]) -> Optional[int]:
     used = [source for _, sources, _ in flat.nodes for source in sources] + list(flat.outputs)
     if mine[0] in used or used.count(vector) > 1:
         return None
-    number = flat.first_made
-    for place, (op, sources, made) in enumerate(flat.nodes):
-        if number <= vector < number + len(made):
+    for place, (op, sources, made) in enumerate(flat.numbered_nodes()):
+        if vector in made:
             types = flat.variable_types()
-            is_join = type(flat.ops[op]).__name__ in ("Join", "GpuJoin") and len(sources) > 2
+            is_join = type(op).__name__ in ("Join", "GpuJoin") and len(sources) > 2
             dtypes = {types[joined].dtype for joined in (vector, *sources[1:])}
             return place if is_join and types[vector].ndim == 1 == len(dtypes) else None
-        number += len(made)
     return None
 
 
@@ -284,17 +283,14 @@ def _keep_their_values(flat: FlatFunction, numbers: Sequence[int]) -> List[bool]
     origins: Dict[int, int] = {}  # of views, and of what is computed in place: the memory's owner
     writers: Dict[int, Set[int]] = {}
     makers: Dict[int, Tuple[int, int]] = {}
-    number = flat.first_made
-    for node, (place, sources, made) in enumerate(flat.nodes):
-        op = flat.ops[place]
+    for node, (op, sources, made) in enumerate(flat.numbered_nodes()):
         views, destroyed = getattr(op, "view_map", {}), getattr(op, "destroy_map", {})
-        for output in range(len(made)):
+        for output, number in enumerate(made):
             for at in (*views.get(output, ()), *destroyed.get(output, ())):
-                makers[number + output] = node, sources[at]
-                origins[number + output] = origins.get(sources[at], sources[at])
+                makers[number] = node, sources[at]
+                origins[number] = origins.get(sources[at], sources[at])
         for at in {at for each in destroyed.values() for at in each}:
             writers.setdefault(origins.get(sources[at], sources[at]), set()).add(node)
-        number += len(made)
 
     def keeps(number: int) -> bool:
         origin, passed = origins.get(number, number), set()
@@ -308,30 +304,14 @@ def _keep_their_values(flat: FlatFunction, numbers: Sequence[int]) -> List[bool]
 
 def _telling(flat: FlatFunction, joining: int, parts: Parts) -> FlatFunction:
     """Return the function with operations that tell of the parts, in place of the join."""
-    ops, types = list(flat.ops), list(flat.types)
-    nodes: List[Any] = []
-    of_variables = flat.variable_types()
-    numbers: Dict[int, int] = {number: number for number in range(flat.first_made)}
-    old = new = flat.first_made
-    for place, (op, sources, made) in enumerate(flat.nodes):
-        sources = tuple(numbers[source] for source in sources)
-        if place == joining:
-            for part, source in enumerate(flat.nodes[joining][1][1:]):
-                ops.append(PartOp(parts, part))
-                types.append(of_variables[source])
-                nodes.append((len(ops) - 1, (numbers[source],), ((len(types) - 1, None),)))
-            sources = tuple(reversed(range(new, new + len(sources) - 1)))
-            new += len(sources)
-            ops.append(JoinedOp(parts))
-            op = len(ops) - 1
-        nodes.append((op, sources, made))
-        numbers.update(zip(range(old, old + len(made)), range(new, new + len(made))))
-        old += len(made)
-        new += len(made)
-    return replace(
-        flat,
-        ops=tuple(ops),
-        types=tuple(types),
-        nodes=tuple(nodes),
-        outputs=tuple(numbers[number] for number in flat.outputs),
-    )
+    types, new = flat.variable_types(), Rewriting(flat)
+    for place, (_, sources, made) in enumerate(flat.numbered_nodes()):
+        if place != joining:
+            new.keep(place, made)
+            continue
+        told = [
+            new.add(PartOp(parts, part), [new.numbers[source]], types[source])
+            for part, source in enumerate(sources[1:])
+        ]
+        new.numbers[made.start] = new.add(JoinedOp(parts), told[::-1], types[made.start])
+    return new.result([new.numbers[number] for number in flat.outputs])

@@ -9,15 +9,20 @@ are computed before a launch, as long as nothing depends on them but what the de
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
+from itertools import count
+from typing import Any, List, Optional, Sequence, Set, Tuple
 
-from synk_core._graph.fast_call import needs_no_wrapper
-from synk_core._graph.transfer.flat import FlatFunction, FlatInput, flatten, is_flat_able
-from synk_core._graph.values import is_device_type
-from synk_core.engine import NAME
+from synk_core.adapting import (
+    FlatFunction,
+    flatten,
+    is_device_type,
+    is_flat_able,
+    needs_no_wrapper,
+)
 
 from .ends import SHAPES
 from .parts import JoinedOp, PartOp
+from .rewriting import Rewriting, argument
 
 _ANYWHERE = frozenset(("Assert", "DeepCopyOp", "Rebroadcast", "SpecifyShape", "ViewOp"))
 
@@ -46,15 +51,6 @@ _ON_DEVICE = _ANYWHERE | frozenset(
     )
 )
 """Operations that only enqueue work on the device."""
-
-_SETTINGS = {
-    "mutable": False,
-    "borrow": True,
-    "strict": True,
-    "allow_downcast": None,
-    "implicit": False,
-    "shared": False,
-}
 
 
 class NotCapturableError(Exception):
@@ -105,7 +101,7 @@ def pure_form(function: Any) -> Pure:
     reading = _Reading(flat)
     plain = replace(
         flat,
-        inputs=tuple(_argument(item.type) for item in flat.inputs),
+        inputs=tuple(argument(item.type) for item in flat.inputs),
         update_mapping={},
         unpack_single=False,
         return_none=False,
@@ -131,44 +127,13 @@ def _part(flat: FlatFunction, outputs: Sequence[int]) -> FlatFunction:
 
 def _without(flat: FlatFunction, crossing: Sequence[int]) -> FlatFunction:
     """Return the function with these variables as further inputs."""
-    n_inputs, n_constants = len(flat.inputs), len(flat.constants)
-    # The new inputs come between the inputs and the constants.
-    numbers = {number: number for number in range(n_inputs)}
-    numbers.update((number, n_inputs + place) for place, number in enumerate(crossing))
-    for number in range(n_constants):
-        numbers[n_inputs + number] = n_inputs + len(crossing) + number
-    types: Dict[int, Any] = {}
-    nodes: List[Any] = []
-    old = n_inputs + n_constants
-    new = old + len(crossing)
-    for op, sources, made in flat.nodes:
-        if old in numbers:
-            types[old] = flat.types[made[0][0]]
-        else:
-            nodes.append((op, tuple(numbers[source] for source in sources), made))
-            for place in range(len(made)):
-                numbers[old + place] = new + place
-            new += len(made)
-        old += len(made)
-    return replace(
-        flat,
-        inputs=flat.inputs + tuple(_argument(types[number]) for number in crossing),
-        nodes=tuple(nodes),
-        outputs=tuple(numbers[number] for number in flat.outputs),
-    )
-
-
-def _argument(type_: Any) -> FlatInput:
-    return FlatInput(
-        cls=type_.Variable,
-        type=type_,
-        name=None,
-        in_name=None,
-        holder=None,
-        default=None,
-        has_update=False,
-        settings=_SETTINGS,
-    )
+    types = flat.variable_types()
+    new = Rewriting(flat, [types[number] for number in crossing])
+    new.numbers.update(zip(crossing, count(len(flat.inputs))))
+    for place, (_, _, made) in enumerate(flat.numbered_nodes()):
+        if made.start not in new.numbers:
+            new.keep(place, made)
+    return new.result([new.numbers[number] for number in flat.outputs])
 
 
 def _is_elsewhere(type_: Any) -> bool:
@@ -206,14 +171,12 @@ class _Reading:
             if number in needed and flat.inputs[number].settings["mutable"]:
                 # A call that failed half way could not be made again.
                 raise NotCapturableError(f"it may overwrite {name} in host memory")
-        number = first = flat.first_made
-        if not any(self.device[number:]):
+        first = flat.first_made
+        if not any(self.device[first:]):
             raise NotCapturableError("it computes nothing on the device")
-        for op, sources, made in flat.nodes:
-            following = range(number, number + len(made))
-            if not needed.isdisjoint(following):
-                self._see(flat.ops[op], sources, following)
-            number += len(made)
+        for op, sources, made in flat.numbered_nodes():
+            if not needed.isdisjoint(made):
+                self._see(op, sources, made)
         hosted = [n for n in flat.outputs if not self.device[n]] + self.valued_crossing
         crossing = {*self.crossing, *self.valued_crossing}
         if any(self.device[n] for n in _ancestors(flat, hosted) - crossing if n >= first):
@@ -222,7 +185,7 @@ class _Reading:
     def _see(self, op: Any, sources: Sequence[int], made: range) -> None:
         """Take in a node."""
         name = type(op).__name__
-        ours = type(op).__module__.startswith(f"{NAME}.")
+        ours = type(op).__module__.startswith("theano.")
         on_device = [self.device[number] for number in made]
         values = [self._valued[source] for source in sources if source in self._valued]
         if (name in SHAPES and ours) or isinstance(op, (PartOp, JoinedOp)):
@@ -245,9 +208,7 @@ class _Reading:
 def _ancestors(flat: FlatFunction, outputs: Sequence[int]) -> Set[int]:
     """Return the numbers of these variables, and of those that they are computed from."""
     needed = set(outputs)
-    number = flat.first_made + sum(len(made) for _, _, made in flat.nodes)
-    for _, sources, made in reversed(flat.nodes):
-        number -= len(made)
-        if not needed.isdisjoint(range(number, number + len(made))):
+    for _, sources, made in reversed(flat.numbered_nodes()):
+        if not needed.isdisjoint(made):
             needed.update(sources)
     return needed

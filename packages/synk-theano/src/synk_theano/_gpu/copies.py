@@ -1,4 +1,4 @@
-"""Locked pages of host memory, from and to which a CUDA device copies by itself.
+"""Copies between a CUDA device and locked pages of host memory, which the device makes by itself.
 
 Such a copy is quick and asynchronous: the call returns at once. So memory that is read must not
 change, and memory that is written has no meaning, before the copy is done.
@@ -10,12 +10,16 @@ import logging
 import os
 import time
 import weakref
-from typing import Any, Dict, List, NamedTuple, Sequence
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
 from synk_comm import cuda
-from synk_core._graph.values import is_on_default_device
+from synk_core.adapting import is_on_default_device
+from synk_core.device import Place
+
+from . import arrays
 
 _logger = logging.getLogger(__name__)
 
@@ -148,15 +152,14 @@ class Downloads:
     parameters, and the device would wait for the next order meanwhile.
 
     Args:
-        device: ordinal of the device.
-        stream: number of the CUDA stream that copies are enqueued on.
+        pages: of the device, and the stream that copies are enqueued on.
         room: uint8 vector in host memory with locked pages.
     """
 
-    def __init__(self, driver: Any, device: int, stream: int, room: np.ndarray) -> None:
+    def __init__(self, driver: Any, pages: LockedPages, room: np.ndarray) -> None:
         self._driver = driver
-        self._device = device
-        self._stream = stream
+        self._device = device = pages.device
+        self._stream = pages.stream
         self._room = room
         self._used = 0
         self._started: Dict[int, Download] = {}  # by identity of the device array
@@ -203,6 +206,133 @@ class Downloads:
         """Have room again. Copies that are under way come before later ones."""
         self._used = 0
         self._started.clear()
+
+
+@dataclass
+class UploadBuffer:
+    """Memory of the device, for uploads.
+
+    Attributes:
+        value: the device array.
+        copied: event: the last copy to it is done.
+        used: event: all that reads it is done.
+    """
+
+    value: Any
+    copied: int
+    used: int
+
+
+class Upload(NamedTuple):
+    """Rows that are being copied to the device.
+
+    Attributes:
+        value: the device array.
+        buffer: where it lies.
+    """
+
+    value: Any
+    buffer: UploadBuffer
+
+    @property
+    def shape(self) -> Tuple[int, ...]:
+        """As of the array on the host."""
+        return tuple(self.value.shape)
+
+
+class Uploads:
+    """Copies of later inputs to the device, while it computes.
+
+    They go to buffers that are kept, on a stream of their own: memory that libgpuarray hands out is
+    free only when its stream comes to that point, which would be after all that is under way.
+
+    Args:
+        pages: the locked pages from which copies are asynchronous.
+        context: libgpuarray's.
+        await_events: waits for some.
+
+    Attributes:
+        taken: uploads that the function under way reads.
+    """
+
+    def __init__(
+        self,
+        driver: Any,
+        pages: LockedPages,
+        context: Any,
+        await_events: Callable[[Sequence[int]], None],
+    ) -> None:
+        self._driver = driver
+        self._pages = pages
+        self._context = context
+        self._await = await_events
+        self._buffers: Dict[Place, UploadBuffer] = {}
+        self.taken: List[Upload] = []
+        with driver.entered(pages.device):
+            self._stream = driver.stream()
+
+    def start(self, place: Place, array: np.ndarray) -> Any:
+        """Start to copy an array; its memory must not change until the copy is done.
+
+        Returns:
+            An `Upload`; the array itself if its pages are not locked.
+        """
+        array = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+        if not array.size or not self._pages.covers(array):
+            return array
+        buffer = self._buffer(place, array)
+        value = buffer.value[: len(array)] if array.ndim else buffer.value
+        driver, stream = self._driver, self._stream
+        with driver.entered(self._pages.device):
+            driver.wait_for(stream, buffer.used)
+            driver.upload_on(stream, int(value.gpudata), address_of(array), array.nbytes)
+            driver.record(buffer.copied, stream)
+        return Upload(value, buffer)
+
+    def take(self, upload: Upload) -> Any:
+        """Return the device array; what is enqueued later waits for the copy."""
+        with self._driver.entered(self._pages.device):
+            self._driver.wait_for(self._pages.stream, upload.buffer.copied)
+        self.taken.append(upload)
+        return upload.value
+
+    def release(self) -> List[int]:
+        """After the function that reads them was enqueued: return the events of the copies that
+        were taken; their buffers are free when it is done."""
+        taken, self.taken = self.taken, []
+        with self._driver.entered(self._pages.device):
+            for upload in taken:
+                self._driver.record(upload.buffer.used, self._pages.stream)
+        return [upload.buffer.copied for upload in taken]
+
+    def wait(self, places: Sequence[Place]) -> None:
+        """Wait until the arrays that were copied to these buffers last have been read."""
+        self._await([self._buffers[p].copied for p in places if p in self._buffers])
+
+    def forget(self, function_id: int) -> None:
+        """Drop a function's buffers, when the last copies to them are done."""
+        mine = [place for place in self._buffers if place[0] == function_id]
+        gone = [self._buffers.pop(place).copied for place in mine]
+        self._pages.uploads = [one.copied for one in self._buffers.values()]
+        self._await(gone)
+
+    def _buffer(self, place: Place, array: np.ndarray) -> UploadBuffer:
+        """Return a buffer with room for the array; its rows are those of the array."""
+        held = self._buffers.get(place)
+        if held is not None and held.value.dtype == array.dtype:
+            shape = held.value.shape
+            if shape[1:] == array.shape[1:] and shape[:1] >= array.shape[:1]:
+                return held
+        driver = self._driver
+        value = arrays.empty(array.shape, array.dtype, self._context)
+        with driver.entered(self._pages.device):
+            if held is None:
+                held = self._buffers[place] = UploadBuffer(value, driver.event(), driver.event())
+                self._pages.uploads.append(held.copied)
+            held.value = value
+            # Memory that was something else's before: free when this stream has come to here.
+            driver.record(held.used, self._pages.stream)
+        return held
 
 
 def await_event(driver: Any, device: int, event: int) -> None:
