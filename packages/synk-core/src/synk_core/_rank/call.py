@@ -18,7 +18,6 @@ import numpy as np
 
 from synk_core._graph.fast_call import trusting
 from synk_core._graph.shared import changed_by, store, value_of
-from synk_core._graph.values import is_device_type
 from synk_core._plan.rows import (
     Selection,
     read_selector,
@@ -28,13 +27,14 @@ from synk_core._plan.rows import (
     split_rows,
 )
 from synk_core._watch.flight import KINDS, Phase
-from synk_core._wire.messages import ROWLESS, Call, Prefetch, Rows
+from synk_core._wire.messages import ROWLESS, Call, Prefetch
 from synk_core.device import Launcher, VectorParts
 from synk_core.exceptions import InputValueError, SynkError
 
 from .collectives import PreparedCollective
 from .finite import Execution
 from .in_graph import reductions_in
+from .inputs import CallInputs
 from .outputs import Accumulator, collect, collect_on_device, reduce_to
 from .overlap import OverlappedAverage
 from .workplace import Workplace
@@ -90,11 +90,9 @@ class PreparedCall:
         self._function = loaded.forms[call.form]
         nodes = loaded.reductions(call.form)
         self._reductions = reductions_in(nodes, loaded.recipe.replicated, here)
-        self._scattered = [(arrays.get(item.array), item) for item in call.scattered]
-        self._broadcast = [arrays.get(ref) for ref in call.broadcast]
+        self._inputs = CallInputs(here, call, loaded, self._function)
         self._selectors = [(arrays.get(s.array), s.is_slice) for s in call.selectors]
-        self._rows = call.rows or Rows(bounds=())
-        self._index = None if self._rows.index is None else arrays.get(self._rows.index)
+        self._bounds = ((0, 0),) * comm.size if call.rows is None else call.rows.bounds
         self._counts = (1,) * comm.size if call.rows is None else call.rows.counts
         rows = self._counts[comm.rank]
         recipe = loaded.recipe
@@ -116,19 +114,6 @@ class PreparedCall:
         self._piece = 0
         self._arguments: List[np.ndarray] = []
         self._ahead: Optional[List[Any]] = None  # arguments whose rows were taken before
-        # Which arguments lie on the device when the function gets them.
-        self._brought = [is_device_type(s.variable.type) for s in self._function.maker.inputs]
-        self._brings = any(self._brought)
-        self._copies = self._index is not None
-        inputs = [array for array, _ in self._scattered] + self._broadcast
-        for i, array in enumerate(inputs):
-            if not self._brought[i]:
-                continue
-            is_scattered = i < len(self._scattered)
-            if is_scattered and self._index is not None:
-                continue  # its rows go through a buffer anyway
-            if not here.device.lock(array) and is_scattered:
-                self._copies = True
         self._average: Optional[OverlappedAverage] = None
         self._use(self._function)
         self.name = recipe.name
@@ -140,9 +125,8 @@ class PreparedCall:
         """Compute with this form, which may tell of parts of what it computes."""
         recipe, registry = self._loaded.recipe, self._here.registry
         self._function = function
-        inputs = [array for array, _ in self._scattered] + self._broadcast
         self._launcher: Optional[Launcher] = None
-        self._quick = trusting(function, inputs)
+        self._quick = trusting(function, self._inputs.arrays)
         self._careful: Any = function
         if self._quick is not function and self._reductions is None:
             launcher = self._loaded.launcher(function, self._here.device, parts)
@@ -248,15 +232,15 @@ class PreparedCall:
 
     def _compute_whole(self, origin: int) -> List[Any]:
         """Execute once, on views of the inputs or on excerpts by index."""
-        start, stop = self._rows.bounds[self._comm.rank] if self._rows.bounds else (0, 0)
+        start, stop = self._bounds[self._comm.rank]
         arguments, self._ahead = self._ahead, None
         if self._here.check_finite[0] is not None:
             arguments = None  # the check takes arrays in host memory
-        if arguments is None and (origin != self._origin or self._copies):
+        if arguments is None and (origin != self._origin or self._inputs.copies):
             self._here.flight.enter(_COPY)
             # What interrupts in between leaves no rows that pass for others.
             self._origin = None
-            self._arguments = self._inputs(origin, start, stop)
+            self._arguments = self._inputs.take(origin, start, stop)
             self._origin = origin
         if arguments is None:
             arguments = self._arguments
@@ -279,13 +263,13 @@ class PreparedCall:
         here.flight.enter(_COPY)
         began, turn = perf_counter(), loaded.turn
         loaded.ahead, loaded.turn = self, 3 - turn
-        places = [(self._call.function_id, i, turn) for i in range(len(self._brought))]
+        places = [(self._call.function_id, i, turn) for i in range(len(self._inputs.brought))]
         uploads.wait(places)
-        start, stop = self._rows.bounds[self._comm.rank] if self._rows.bounds else (0, 0)
-        arguments = self._inputs(origin, start, stop, turn)
+        start, stop = self._bounds[self._comm.rank]
+        arguments = self._inputs.take(origin, start, stop, turn)
         self._ahead = [
             uploads.start(place, array) if brought else array
-            for place, array, brought in zip(places, arguments, self._brought)
+            for place, array, brought in zip(places, arguments, self._inputs.brought)
         ]
         here.recorder.add("copy", "rows of the next call", began, perf_counter())
 
@@ -303,19 +287,17 @@ class PreparedCall:
             about = loaded, call, begin, self._piece, reductions, launch, arguments
             return check(Execution(*about))
         except Exception as error:
-            if self._scattered and not isinstance(error, SynkError):
-                rows = arguments[0].shape[self._scattered[0][1].axis]
+            if self._call.scattered and not isinstance(error, SynkError):
+                rows = arguments[0].shape[self._call.scattered[0].axis]
                 end, total = begin + rows - 1, sum(self._counts)
                 self._here.doing = f"{self.doing}, rows {begin} to {end} of the call's {total}"
             raise
 
     def _launch(self, function: Any, arguments: Sequence[np.ndarray], reductions: Any) -> List[Any]:
         try:
-            if self._brings:
+            if self._inputs.brings:
                 self._here.flight.enter(_COPY)
-                bring, began = self._here.device.bring, perf_counter()
-                arguments = [bring(a) if b else a for a, b in zip(arguments, self._brought)]
-                self._here.recorder.add("copy", "to the device", began, perf_counter())
+                arguments = self._inputs.bring(arguments)
             self._here.flight.enter(_SLICE if self._piece else _COMPUTE, self._piece)
             results: List[Any]
             if reductions is not None:
@@ -330,18 +312,16 @@ class PreparedCall:
                 container.storage[0] = None
             raise
         finally:
-            if self._brings:
+            if self._inputs.brings:
                 self._here.device.settle()
         return results
 
     def close(self) -> None:
         """Drop references to shared memory: others may still hold this object."""
-        self._scattered = []
-        self._broadcast = []
+        self._inputs.close()
         self._selectors = []
         self._arguments = []
         self._ahead = None
-        self._index = None
 
     def _select_rows(self) -> Tuple[Selection, Tuple[int, ...]]:
         """Return this rank's rows of sliceable variables, and the number of rows of each rank.
@@ -397,7 +377,7 @@ class PreparedCall:
         pieces = split_rows(rows, min(self._call.num_slices, max(rows, 1)))
         accumulates = self._call.form.accumulate
         sliced = accumulates or len(pieces) > 1
-        first = self._rows.bounds[rank][0] if self._rows.bounds else 0
+        first = self._bounds[rank][0]
         recipe = self._loaded.recipe
         ops = [*self._ops, *(recipe.update_ops if accumulates else ())] if sliced else []
         accumulators = [Accumulator(op, self.doing) for op in ops]
@@ -447,9 +427,9 @@ class PreparedCall:
         if rowless is not None:
             self._here.flight.enter(_COMPUTE)
             self._here.flight.heed(self._here.serial)
-            brought = self._brought[len(self._scattered) :]
-            bring = self._here.device.bring
-            rowless(*(bring(a) if b else a for a, b in zip(self._broadcast, brought)))
+            brought = self._inputs.brought[len(self._call.scattered) :]
+            bring, whole = self._here.device.bring, self._inputs.broadcast
+            rowless(*(bring(a) if b else a for a, b in zip(whole, brought)))
         return values
 
     def _set_row_share(self, share: float) -> None:
@@ -460,7 +440,7 @@ class PreparedCall:
     def _execute(
         self, origin: int, first: int, start: int, stop: int, selection: Optional[Selection]
     ) -> List[Any]:
-        arguments = self._inputs(origin, first + start, first + stop)
+        arguments = self._inputs.take(origin, first + start, first + stop)
         arguments += selecting(self._call.form.select, selection, start, stop)
         results = self._run(self._careful, arguments, first + start)
         if self._call.outputs is None:
@@ -468,48 +448,6 @@ class PreparedCall:
         # Not every linker takes output_subset, and updates have to run whatever is wanted.
         n_outputs = len(self._loaded.recipe.output_ops)
         return [results[i] for i in self._call.outputs] + results[n_outputs:]
-
-    def _inputs(self, origin: int, start: int, stop: int, turn: int = 0) -> List[np.ndarray]:
-        """Return the arguments for rows ``start:stop`` of the selection."""
-        began = perf_counter()
-        scattered = range(len(self._scattered))
-        excerpts = [self._excerpt(i, origin, start, stop, turn) for i in scattered]
-        if self._copies and self._here.recorder.on:
-            self._here.recorder.add("copy", "rows", began, perf_counter(), rows=stop - start)
-        return excerpts + self._broadcast
-
-    def _excerpt(self, position: int, origin: int, start: int, stop: int, turn: int) -> np.ndarray:
-        """Return rows ``start:stop`` of the selection: a view, or a copy in a reused buffer."""
-        array, item = self._scattered[position]
-        if not item.axis:
-            return self._rows_of(position, array, origin, start, stop, turn)
-        array = np.moveaxis(array, item.axis, 0)
-        rows = self._rows_of(position, array, origin, start, stop, turn)
-        return np.moveaxis(rows, 0, item.axis)
-
-    def _rows_of(
-        self, position: int, array: np.ndarray, origin: int, start: int, stop: int, turn: int
-    ) -> np.ndarray:
-        item = self._scattered[position][1]
-        if item.selected:
-            return array[start:stop]
-        if self._index is not None:
-            buffer = self._buffer(position, array, stop - start, turn)
-            return self._here.arrays.take(array, self._index[start:stop], buffer)
-        rows = array[self._rows.span(start, stop, origin, origin if item.minibatch else 0)]
-        if self._copies and self._brought[position]:
-            buffer = self._buffer(position, array, stop - start, turn)
-            np.copyto(buffer, rows)
-            return buffer
-        return rows
-
-    def _buffer(self, position: int, like: np.ndarray, length: int, turn: int) -> np.ndarray:
-        """Return room for `length` rows of the input at `position`, reused from call to call."""
-        held, row = self._loaded.buffers.get((position, turn)), like.shape[1:]
-        if held is None or len(held) < length or held.shape[1:] != row or held.dtype != like.dtype:
-            held = self._here.device.buffer((length, *row), like.dtype)
-            self._loaded.buffers[position, turn] = held
-        return held[:length]
 
 
 class PreparedPrefetch:

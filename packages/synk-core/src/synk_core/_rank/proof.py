@@ -236,7 +236,7 @@ class PreparedProof(PreparedCall):
 
     def _run_all(self, is_disturbed: bool = False) -> Whole:
         origin, total, joined = self._all
-        arguments, given = self._inputs(origin, 0, total, _TURN), joined
+        arguments, given = self._inputs.take(origin, 0, total, _TURN), joined
         if is_disturbed:
             coarse = self._is_coarse
             arguments = [_disturbed(value, coarse) for value in arguments]
@@ -257,7 +257,7 @@ class PreparedProof(PreparedCall):
         updated: Dict[int, List[Any]] = {number: [] for number, _ in self._proof.updates}
         sums = [Accumulator(self._ops[place] or "last", self.doing) for place in places]
         for start, stop in pieces:
-            part = self._plainly(self._inputs(origin, start, stop, _TURN), {})
+            part = self._plainly(self._inputs.take(origin, start, stop, _TURN), {})
             for one, place in zip(sums, places):
                 one.add(part.outputs[place], stop - start)
             for number, value in part.updated.items():
