@@ -254,13 +254,12 @@ class Function:
             WorkerDied: a worker process is gone, and the runtime is closed.
         """
         __tracebackhide__ = True  # of pytest and IPython
+        selects_only = (
+            output_subset is batch_s is None and type(num_slices) is int and num_slices == 1
+        )
         options = DEFAULT
-        if not (
-            output_subset is batch is batch_s is None
-            and type(num_slices) is int
-            and num_slices == 1
-        ):
-            options = Options(output_subset, batch, batch_s, num_slices)
+        if batch is not None or not selects_only:
+            options = Options(output_subset, batch, batch_s, num_slices, selects_only)
         try:
             with self.orders.lock:
                 values, prover = self._signature.ordered(args, kwargs), self.prover

@@ -48,12 +48,17 @@ MOST_SLICES = 1 << 20
 
 
 class Options(NamedTuple):
-    """The options of a call; see `Function.__call__`."""
+    """The options of a call; see `Function.__call__`.
+
+    Attributes:
+        selects_only: whether there is none but `batch`.
+    """
 
     output_subset: Optional[Sequence[int]] = None
     batch: Any = None
     batch_s: Any = None
     num_slices: int = 1
+    selects_only: bool = False
 
 
 DEFAULT = Options()
@@ -131,7 +136,8 @@ class Planner:
         selectors: Tuple[Selector, ...] = ()
         num_slices = 1
         if options is not DEFAULT:
-            wanted, selectors, num_slices = self._checked(options)
+            if not options.selects_only:
+                wanted, selectors, num_slices = self._checked(options)
             if selectors:
                 key += (all_ranges(selectors), *map(_kind_of, selectors))
             if selection is not None:
@@ -328,14 +334,14 @@ class Planner:
         return selectors_for(batch_s, self._orders.size)
 
     def _selection(self, known: Known, batch: Any) -> Optional[Selection]:
-        if not known.lengths:
-            if batch is not None:
-                raise InputTypeError(
-                    f"{self._label} got batch, but has no scattered inputs to select from"
-                )
-            return None
-        labels = self._signature.labels
-        return selection_for(batch, known.lengths, known.is_minibatch, labels)
+        if known.lengths:
+            labels = self._signature.labels
+            return selection_for(batch, known.lengths, known.is_minibatch, labels)
+        if batch is not None:
+            raise InputTypeError(
+                f"{self._label} got batch, but has no scattered inputs to select from"
+            )
+        return None
 
     def _form(self, selectors: Sequence[Selector], num_slices: int) -> Form:
         if num_slices == 1 and not selectors:

@@ -164,9 +164,9 @@ class ActTable:
 
     def end(self, performed: Sequence[Prepared]) -> None:
         """After an order, forget the acts that were for it alone, and the oldest beyond `LIMIT`."""
-        once = [prepared.number for prepared in performed if prepared.key is None]
-        if once:
-            self.forget(once)
+        for prepared in performed:
+            if prepared.key is None:
+                self.forget((prepared.number,))
         if len(self._acts) > LIMIT:
             self.forget(list(self._acts)[: len(self._acts) - LIMIT])
 

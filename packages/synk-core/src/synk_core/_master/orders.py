@@ -127,7 +127,9 @@ class Orders:
         record = Record(acts, rank.times, began - lock.began)
         for before in self.observers.before:
             before(record)
-        steps = [Step(act.number, origin) for act, origin in zip(acts, origins)]
+        steps = []
+        for act, origin in zip(acts, origins):
+            steps.append(Step(act.number, origin))
         interrupts, extras = lifecycle.interrupts, None
         # An interrupt anywhere in here leaves nothing half sent, and the lock free.
         try:

@@ -222,10 +222,10 @@ class PreparedCall:
                 results = [value if i in places else None for i, value in enumerate(results)]
         else:
             later = {}
-            results = [
-                collect(comm, here.master, op, None if values is None else values[i], weight)
-                for i, op in enumerate(ops)
-            ]
+            results = []
+            for i, op in enumerate(ops):
+                value = None if values is None else values[i]
+                results.append(collect(comm, here.master, op, value, weight))
         if here.device.is_gpu and (here.is_master or later):
             results = here.device.send(results)
         return CallResult(results, counts, later, weight)

@@ -13,7 +13,6 @@ import numpy as np
 
 from synk_core._graph.digest import digest
 from synk_core._graph.values import (
-    array_of,
     at_least_1d,
     concatenated,
     in_c_order,
@@ -190,7 +189,7 @@ def reduce_to(comm: Any, master: int, op: str, value: Any, weight: float) -> Any
             if only == master:
                 return value
     reduced = comm.reduce(value, op, master, **({"weight": weight} if op == "avg" else {}))
-    return array_of(reduced)
+    return np.asarray(reduced) if isinstance(reduced, np.generic) else reduced
 
 
 def collect_on_device(

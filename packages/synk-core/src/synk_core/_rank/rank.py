@@ -191,7 +191,6 @@ class Rank(Workplace):
             act = self.acts[number]
             if act is None:
                 return None
-            flight.heed(self.serial)
             self.doing = act.doing
             if self.device.takes_collectives:
                 if isinstance(act, PreparedCollective):

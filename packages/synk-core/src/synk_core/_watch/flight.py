@@ -98,7 +98,13 @@ class Flight:
         self._words[_PHASE] = phase | detail << _PHASE_BITS
 
     def begin(self, serial: int, kind: int, subject: int) -> None:
-        """Record the begin of an act; `kind` is a place in `KINDS`."""
+        """Record the begin of an act; `kind` is a place in `KINDS`.
+
+        Raises:
+            Interrupted: the master gives this order up.
+        """
+        if self._words[_INTERRUPT] == serial:
+            raise Interrupted
         self._place = place = _HEADER + self._count % RECORDS * _WIDTH
         _ACT.pack_into(self._bytes, place * 8, serial, kind, subject, 0)
         self._count += 1
