@@ -8,7 +8,7 @@ import types
 import pytest
 
 from synk_core import Runtime
-from synk_core._graph.devices.settings import USE_PRECISION, checked_precision
+from synk_core._wire.settings import USE_PRECISION, checked_precision
 from synk_core.device import TF32_OVERRIDE, Cpu
 from synk_core.exceptions import InputValueError
 

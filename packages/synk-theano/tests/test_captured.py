@@ -26,9 +26,9 @@ from theano.tensor import TensorType
 from synk_comm import PeerLost
 from synk_core import InputValueError, Runtime, flat_updates
 from synk_core._graph.compile import out_of_place
-from synk_core._graph.devices.settings import USE_GRAPHS, checked_policy
 from synk_core._graph.values import at_least_1d
 from synk_core._shield import SHIELD
+from synk_core._wire.settings import USE_GRAPHS, checked_policy
 from synk_core.device import REPLAYED
 from synk_theano._gpu import capturable, captured
 from synk_theano._gpu.captured import MOST_SHAPES, MOST_UNUSED, CapturedFunction, difference

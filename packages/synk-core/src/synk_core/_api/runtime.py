@@ -28,7 +28,6 @@ from typing import Any, Callable, ContextManager, Dict, List, Optional, Tuple, T
 
 from synk_comm import MisuseError, starting
 from synk_core._graph.devices.assignment import Devices, choose, choose_in_world, choose_nccl
-from synk_core._graph.devices.settings import checked_policy, checked_precision
 from synk_core._graph.environment import compiler_note
 from synk_core._graph.random_streams import global_seed, is_random_state
 from synk_core._graph.rowwise.check import Verdicts, check_spec, warn_of_wrong
@@ -38,7 +37,7 @@ from synk_core._master.lifecycle import Lifecycle
 from synk_core._master.orders import Orders
 from synk_core._master.places import Standing
 from synk_core._master.store import DataStore
-from synk_core._plan.arguments import checked_flag, checked_path, checked_seconds
+from synk_core._plan.arguments import checked_flag, checked_path
 from synk_core._plan.rows import is_int
 from synk_core._shield import require_frames
 from synk_core._text import shown
@@ -47,7 +46,8 @@ from synk_core._watch.proof.prover import checked_policy as checked_proof
 from synk_core._watch.stats import Stats
 from synk_core._watch.timeline import Timeline
 from synk_core._wire.data import Data
-from synk_core._wire.messages import Collective, Own, Settings
+from synk_core._wire.messages import Collective, Own
+from synk_core._wire.settings import Settings
 from synk_core._workers.interrupts import whole
 from synk_core._workers.mpi_worker import serve_world
 from synk_core.engine import TITLE
@@ -113,10 +113,6 @@ class Runtime:
             serve_world(world)
             # What the program does next is the master's affair.
             raise SystemExit(0)
-        if random_streams not in ("per_rank", "identical"):
-            raise InputValueError(
-                f"random_streams: got {shown(random_streams)}, expected 'per_rank' or 'identical'"
-            )
         timeline = None if timeline is None else str(checked_path(timeline))
         if world is None:
             ranks = choose(n_parallel, use_gpu, master_rank, devices)
@@ -131,14 +127,14 @@ class Runtime:
         through_nccl, note = choose_nccl(ranks, nccl)
         settings = Settings(
             backend=backend or ("shm" if world is None else "mpi"),
-            timeout_s=checked_seconds(timeout_s, "timeout_s"),
-            stall_s=checked_seconds(stall_s, "stall_s"),
-            atomic=bool(atomic),
+            timeout_s=timeout_s,
+            stall_s=stall_s,
+            atomic=atomic,
             random_streams=random_streams,
             nccl=through_nccl,
-            graphs=checked_policy(graphs),
-            precision=checked_precision(precision),
-            profile=bool(profile_workers),
+            graphs=graphs,
+            precision=precision,
+            profile=profile_workers,
             records=timeline is not None,
             seed=global_seed(),
         )

@@ -25,8 +25,9 @@ from synk_core._graph import environment
 from synk_core._graph.devices.assignment import Assignment, take
 from synk_core._rank.rank import Enter, Rank
 from synk_core._watch.flight import WORDS, Flight
-from synk_core._wire.messages import JOIN, ArrayRef, Hello, Settings
+from synk_core._wire.messages import JOIN, ArrayRef, Hello
 from synk_core._wire.orders import STEPS_IN_LINE
+from synk_core._wire.settings import Settings
 from synk_core._wire.world import World
 from synk_core._workers.activity import Activity
 from synk_core._workers.interrupts import LATER, Interrupts

@@ -12,7 +12,8 @@ from synk_core._plan.collectives import RESTORING, WRITING
 from synk_core._rank.workplace import Workplace
 from synk_core._warn import warn_user
 from synk_core._watch.record import Record
-from synk_core._wire.messages import PLAIN, Call, Collective, Distribute, Settings
+from synk_core._wire.messages import PLAIN, Call, Collective, Distribute
+from synk_core._wire.settings import Settings
 from synk_core.engine import TITLE
 from synk_core.exceptions import ReplicasDiffer, ReplicaWarning
 

@@ -36,8 +36,7 @@ from synk_core._wire.orders import OrderLine
 
 from .call import CallResult, PreparedCall, PreparedPrefetch
 from .collectives import PreparedCollective
-from .distribute import PreparedDistribution
-from .own import PreparedOwn
+from .distribute import PreparedDistribution, PreparedOwn
 from .proof import PreparedProof
 from .workplace import NotJoined, Workplace
 

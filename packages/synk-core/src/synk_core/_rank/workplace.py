@@ -14,7 +14,7 @@ from synk_core._watch.flight import WORDS, Flight
 from synk_core._watch.spans import Recorder
 from synk_core._watch.stats import LOGGED, LoggedTimes
 from synk_core._wire.arrays import MOST_THREADS, ArrayCache
-from synk_core._wire.messages import Settings
+from synk_core._wire.settings import Settings
 from synk_core._wire.world import World
 from synk_core.device import Cpu, Device
 

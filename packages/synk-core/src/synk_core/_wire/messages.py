@@ -18,6 +18,8 @@ import numpy as np
 from synk_core._plan.rows import Bounds
 from synk_shm import Handle
 
+from .settings import Settings
+
 LEFT_TO_MASTER = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that are nothing to a worker: it ends with its master, whatever ends that."""
 
@@ -241,7 +243,7 @@ class Collective:
 
 @dataclass(frozen=True)
 class Own:
-    """An act of a feature of the runtime: `kind` names the function in `_rank.own`."""
+    """An act of a feature of the runtime: `kind` names the function in `_rank.distribute`."""
 
     kind: str
     argument: Any = None
@@ -319,35 +321,6 @@ class Order(NamedTuple):
     serial: int
     steps: List[Step]
     extras: Optional[Extras] = None
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The settings of a runtime, the same in all its processes: those of `synkhronos.fork`.
-
-    Attributes:
-        nccl: whether collectives of devices go through NCCL.
-        profile: whether each worker writes a profile.
-        records: whether all ranks record spans of time from the start.
-        seed: of the workers' global generators, with their rank.
-    """
-
-    backend: str = "shm"
-    timeout_s: float = 3600.0
-    stall_s: float = 60.0
-    atomic: bool = True
-    random_streams: str = "per_rank"
-    nccl: bool = False
-    graphs: str = "never"
-    precision: str = "default"
-    profile: bool = False
-    records: bool = False
-    seed: int = 0
-
-    @property
-    def reseeds(self) -> bool:
-        """Whether each worker seeds its random streams anew."""
-        return self.random_streams == "per_rank"
 
 
 @dataclass(frozen=True)

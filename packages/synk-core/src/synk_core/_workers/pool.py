@@ -27,7 +27,8 @@ from synk_core._graph.devices.assignment import Assignment
 from synk_core._rank.workplace import Workplace
 from synk_core._text import with_cure
 from synk_core._wire.channel import ChannelClosed
-from synk_core._wire.messages import ArrayRef, Failure, Hello, Ready, Settings
+from synk_core._wire.messages import ArrayRef, Failure, Hello, Ready
+from synk_core._wire.settings import Settings
 from synk_core.exceptions import StartError, WorkerDied
 
 from .interrupts import SIGNAL
