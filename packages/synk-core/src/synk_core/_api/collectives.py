@@ -13,10 +13,11 @@ from synk_core._master.acts import Prepared
 from synk_core._master.orders import Orders
 from synk_core._master.places import ALONE, Standing
 from synk_core._plan.collectives import COLLECTIVES
+from synk_core._plan.conversion import unmasked
 from synk_core._plan.ops import REDUCE_OPS, check_dtype, is_through_host, normalize
 from synk_core._plan.rows import Selection, is_int, kept, selection_for, split_rows
 from synk_core._text import clipped, shown
-from synk_core._wire.data import Data, unmasked
+from synk_core._wire.data import Data
 from synk_core._wire.messages import ArrayRef, Collective
 from synk_core.exceptions import InputTypeError, InputValueError
 

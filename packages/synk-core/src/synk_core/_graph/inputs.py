@@ -6,10 +6,11 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
+from synk_core._plan.conversion import NUMERIC, unmasked
 from synk_core._plan.rows import Selection
 from synk_core._text import clipped, shown
 from synk_core._wire.arrays import copy_rows
-from synk_core._wire.data import NUMERIC, Data, unmasked
+from synk_core._wire.data import Data
 from synk_core._wire.sources import RowSource
 from synk_core.engine import In, upcast
 from synk_core.exceptions import InputTypeError, InputValueError

@@ -8,10 +8,11 @@ from typing import Any, Deque, Dict, Optional, Sequence, Tuple, Union
 import numpy as np
 
 import synk_shm
+from synk_core._plan.conversion import unmasked
 from synk_core._plan.rows import Bounds, Selection
 from synk_core._text import shown
 from synk_core._weakqueue import QueuedRef
-from synk_core._wire.data import Data, unmasked
+from synk_core._wire.data import Data
 from synk_core._wire.messages import ArrayRef, Rows
 from synk_core.engine import TITLE, Variable
 from synk_core.exceptions import InputTypeError
