@@ -172,7 +172,7 @@ class PreparedCall:
             On the master the outputs; elsewhere None if nothing is left to collect.
         """
         here, counts = self._here, self._counts
-        rank, recorder, flight = here.rank, here.recorder, here.flight
+        rank, flight = here.rank, here.flight
         here.journal.keep(self._changed)
         if self._average is not None:
             self._average.is_done = False
@@ -198,12 +198,8 @@ class PreparedCall:
         computed = perf_counter()
         if place < len(here.times):
             here.times[place] = computed - begin
-        if recorder.on:
-            recorder.add("compute", self.name, begin, computed, rows=counts[rank])
         self._loaded.counts = counts
         result = self._collect(values, counts)
-        if recorder.on and self.synchronizes:
-            recorder.add("reduce", self.name, computed, perf_counter())
         return result if here.is_master or result.later else None
 
     def _collect(self, values: Optional[List[Any]], counts: Tuple[int, ...]) -> CallResult:
@@ -261,7 +257,7 @@ class PreparedCall:
         if not self._whole or uploads is None or here.check_finite[0] is not None:
             return
         here.flight.enter(_COPY)
-        began, turn = perf_counter(), loaded.turn
+        turn = loaded.turn
         loaded.ahead, loaded.turn = self, 3 - turn
         places = [(self._call.function_id, i, turn) for i in range(len(self._inputs.brought))]
         uploads.wait(places)
@@ -271,7 +267,6 @@ class PreparedCall:
             uploads.start(place, array) if brought else array
             for place, array, brought in zip(places, arguments, self._inputs.brought)
         ]
-        here.recorder.add("copy", "rows of the next call", began, perf_counter())
 
     def drop_prefetched(self) -> None:
         """Have the call take its rows itself, as if nothing had been prefetched."""
@@ -328,7 +323,7 @@ class PreparedCall:
 
         Blocks until all ranks know theirs.
         """
-        began, counts = perf_counter(), self._counts
+        counts = self._counts
         self._here.flight.enter(_COPY)
         selection = self._select()
         self._here.flight.enter(_COLLECTIVE)
@@ -339,7 +334,6 @@ class PreparedCall:
             parts = self._comm.all_gather(np.asarray(selection.count, np.int64))
             counts = tuple(int(part) for part in parts)
         require_own_row(self._ops, counts, self._here.master, self.doing)
-        self._here.recorder.add("wait", "agree on rows", began, perf_counter())
         return selection, counts
 
     def _select(self) -> Selection:
@@ -384,7 +378,6 @@ class PreparedCall:
         values: List[Any] = []
         try:
             for i, (start, stop) in enumerate(pieces):
-                began = perf_counter()
                 self._piece = i + 1 if sliced else 0
                 self._here.flight.enter(_COPY, self._piece)
                 self._here.flight.heed(self._here.serial)
@@ -393,9 +386,6 @@ class PreparedCall:
                 for accumulator, value in zip(accumulators, values):
                     # The one piece of a call without rows counts whole.
                     accumulator.add(value, stop - start or 1)
-                if self._here.recorder.on and sliced:
-                    name = f"slice {i + 1} of {len(pieces)}"
-                    self._here.recorder.add("slice", name, began, perf_counter(), rows=stop - start)
         finally:
             self._piece = 0
             self._set_row_share(1.0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from time import perf_counter
 from typing import Any, Callable, Dict, List, Sequence
 
 import numpy as np
@@ -60,7 +59,7 @@ class PreparedDistribution:
 
     def __call__(self, origin: int, place: int) -> None:  # noqa: ARG002 - all acts are called alike
         """On a worker, build the functions and variables that the master has sent."""
-        here, act, began = self._here, self._act, perf_counter()
+        here, act = self._here, self._act
         here.flight.enter(Phase.DISTRIBUTE)
         if not here.is_master:
             with contextlib.suppress(StartError):  # that folder may be one of the master's host
@@ -72,7 +71,6 @@ class PreparedDistribution:
             self._broadcast_values()
         if not here.is_master:
             self._take_functions(here.arrays.get(act.payload))
-        here.recorder.add("distribute", "take over", began, perf_counter())
 
     def _take_variables(self, payload: np.ndarray) -> None:
         here = self._here

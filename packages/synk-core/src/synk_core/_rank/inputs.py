@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from time import perf_counter
 from typing import Any, List, Sequence
 
 import numpy as np
@@ -57,7 +56,7 @@ class CallInputs:
             origin: the lowest row of the selection.
             turn: which buffers to use.
         """
-        began, arguments = perf_counter(), []
+        arguments = []
         for position, (array, item) in enumerate(self.scattered):
             if item.axis:
                 rows = self._excerpt(
@@ -66,8 +65,6 @@ class CallInputs:
                 arguments.append(np.moveaxis(rows, 0, item.axis))
             else:
                 arguments.append(self._excerpt(position, array, item, origin, start, stop, turn))
-        if self.copies and self._here.recorder.on:
-            self._here.recorder.add("copy", "rows", began, perf_counter(), rows=stop - start)
         return arguments + self.broadcast
 
     def _excerpt(
@@ -102,10 +99,8 @@ class CallInputs:
 
     def bring(self, arguments: Sequence[Any]) -> List[Any]:
         """Return arguments where the function gets them; `Device.settle` follows."""
-        bring, began = self._here.device.bring, perf_counter()
-        brought = [bring(a) if b else a for a, b in zip(arguments, self.brought)]
-        self._here.recorder.add("copy", "to the device", began, perf_counter())
-        return brought
+        bring = self._here.device.bring
+        return [bring(a) if b else a for a, b in zip(arguments, self.brought)]
 
     def close(self) -> None:
         """Drop references to shared memory."""

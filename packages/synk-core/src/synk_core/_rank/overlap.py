@@ -9,7 +9,6 @@ step.
 
 from __future__ import annotations
 
-from time import perf_counter
 from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 from synk_core._graph.values import empty_like
@@ -130,14 +129,12 @@ class OverlappedAverage:
     def _apart(self, act: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         """Do something that no signal interrupts: the ranks would lose each other."""
         here, phase = self._here, self._here.flight.phase
-        began = perf_counter()
         here.flight.enter(Phase.COLLECTIVE)
         try:
             result = act(*arguments, **named)
         except BaseException as error:
             self._failure = self._failure or error
             raise
-        here.recorder.add("collective", "average of parts", began, perf_counter())
         here.flight.enter(*phase)
         here.flight.heed(here.serial)
         return result

@@ -178,7 +178,7 @@ class Rank(Workplace):
 
     def _perform_acts(self, order: Order) -> Optional[Tuple[List[Any], bool]]:
         """Return results, and whether the last act has synchronized all ranks; None to stop."""
-        recorder, flight = self.recorder, self.flight
+        flight = self.flight
         serial, steps, extras = order
         if extras is not None:
             flight.enter(Phase.TAKE_IN)
@@ -196,8 +196,7 @@ class Rank(Workplace):
                     act.average = average
                 following = self.acts[steps[i + 1][0]] if i + 1 < len(steps) else None
                 average = act.precede(following) if isinstance(act, PreparedCall) else None
-            recorder.place = serial, i
-            flight.begin(serial, *act.record)
+            flight.begin(serial, i, act)
             results.append(act(origin, place))
             flight.end(_DONE)
             place += self.size
@@ -209,22 +208,17 @@ class Rank(Workplace):
     def _collected(self, results: List[Any], steps: List[Step]) -> List[Any]:
         """Return the results, with what calls have left to be collected in the end."""
         results = self._fetched(results, Phase.DEVICE)
-        fetched = perf_counter()
         self.flight.enter(Phase.REDUCE)
         for i, result in enumerate(results):
             if _is_incomplete(result):
                 self.doing = self.acts[steps[i].number].doing
                 results[i] = result.collected(self.comm, self.master)
-        self.recorder.add("reduce", "numbers", fetched, perf_counter())
         return results
 
     def _fetched(self, results: List[Any], phase: Phase) -> List[Any]:
         """Return the results in host memory; waits for the device."""
         self.flight.enter(phase)
-        began = perf_counter()
-        results = self.device.fetch(results)
-        self.recorder.add("copy", "results from the device", began, perf_counter())
-        return results
+        return self.device.fetch(results)
 
     def _exchanged(self, order: Optional[Order], timeout_s: Optional[float]) -> Order:
         """Give the other ranks an order; None: wait for the master's.
@@ -252,9 +246,7 @@ class Rank(Workplace):
         """Wait until all ranks are done, unless they are; return results as the user gets them."""
         if not synchronized and self.size > 1:
             self.flight.enter(_END)
-            began = perf_counter()
             self.comm.barrier()
-            self.recorder.add("wait", "until all are done", began, perf_counter())
         if self.rank == self.master:
             if self.device.is_gpu:
                 results = self._fetched(results, _END)

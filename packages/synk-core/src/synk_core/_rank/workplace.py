@@ -79,7 +79,7 @@ class Workplace:
         self.device: Device = device or Cpu()
         self.flight = flight or Flight(np.zeros(WORDS * size, np.int64), rank)
         self.journal = Journal(settings.atomic)
-        self.recorder = Recorder()
+        self.recorder = Recorder(self.flight)
         self.times: Any = None
         self.log: Deque[LoggedTimes] = deque(maxlen=LOGGED)
         self.serial = 0
