@@ -162,7 +162,7 @@ def test_errors_and_the_search_for_nan_are_the_calls_own(made):
 
 
 def test_a_loop_needs_no_more_rooms_and_acts_as_it_goes_on(made):
-    places, acts = made.f.orders.places._owners, made.runtime.orders.acts._acts
+    places, acts = made.f.orders.store._owners, made.runtime.orders.acts._acts
     call, counts = made.f.delayed(*made.data, batch=[0, 1, 2]), []
     made.runtime.step(call.prefetch())
     for i in range(12):

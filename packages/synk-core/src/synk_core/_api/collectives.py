@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Callable, Dict, Hashable, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Hashable, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from synk_core._graph.shared import require_shared, value_of
 from synk_core._graph.values import host_type, is_array, is_elsewhere, on_host
 from synk_core._master.acts import Prepared
 from synk_core._master.orders import Orders
-from synk_core._master.places import ALONE, Standing
+from synk_core._master.store import ALONE, Standing
 from synk_core._plan.collectives import COLLECTIVES
 from synk_core._plan.conversion import unmasked
 from synk_core._plan.ops import REDUCE_OPS, check_dtype, is_through_host, normalize
@@ -25,10 +25,13 @@ from .function import Delayed, Function
 
 SCATTER = "scatter() or batch"
 
-Arguments = Union[Dict[str, Any], Callable[[Sequence[Any], Standing], Tuple[Dict[str, Any], int]]]
-"""Of an act; or what stages arrays and returns them, and the lowest row that the act takes."""
+Arguments = Dict[str, Any]
 
 Check = Callable[[Sequence[Any]], Arguments]
+"""Checks a collective of these variables; returns arguments of the act."""
+
+Stage = Callable[[Sequence[Any], Standing], Tuple[Arguments, int]]
+"""Stages arrays; returns further arguments, and the lowest row that the act takes."""
 
 Returns = Callable[[bool, Any], Any]
 """Makes the caller's result: of whether there is a single variable, and what comes back."""
@@ -64,10 +67,7 @@ class Collectives:
     def broadcast(self, shared_vars: Any, values: Any = None) -> Any:
         """Give every rank the master's values; see `synkhronos.broadcast`."""
 
-        def check(variables: Sequence[Any]) -> Arguments:  # noqa: ARG001 - as of any collective
-            return arguments
-
-        def arguments(variables: Sequence[Any], standing: Standing) -> Tuple[Dict[str, Any], int]:
+        def stage(variables: Sequence[Any], standing: Standing) -> Tuple[Arguments, int]:
             if values is not None:
                 arrays = matched_values(shared_vars, variables, values)
                 return {"values": self._refs(arrays, standing.place), "forms": None}, 0
@@ -75,16 +75,13 @@ class Collectives:
             # Earlier acts of the step may change them: then the master broadcasts the forms too.
             return {"values": None, "forms": None if standing.place else forms}, 0
 
-        return self._perform("broadcast", shared_vars, check, again=values is None)
+        return self._perform("broadcast", shared_vars, stage=stage, again=values is None)
 
     def scatter(self, shared_vars: Any, values: Any, batch: Any = None) -> Any:
         """Split `values` over the ranks; see `synkhronos.scatter`."""
         batch = kept(batch)
 
-        def check(variables: Sequence[Any]) -> Arguments:  # noqa: ARG001 - as of any collective
-            return arguments
-
-        def arguments(variables: Sequence[Any], standing: Standing) -> Tuple[Dict[str, Any], int]:
+        def stage(variables: Sequence[Any], standing: Standing) -> Tuple[Arguments, int]:
             place = standing.place
             arrays = matched_values(shared_vars, variables, values)
             if batch is None:
@@ -99,7 +96,7 @@ class Collectives:
             several = tuple(rows * (len(arrays) // len(rows)))
             return {"values": self._refs(arrays, place), "rows": several}, selections[0].lowest
 
-        return self._perform("scatter", shared_vars, check, again=False)
+        return self._perform("scatter", shared_vars, stage=stage, again=False)
 
     def gather(self, shared_vars: Any, nd_up: int = 1) -> Any:
         """Return all ranks' values in the master; see `synkhronos.gather`."""
@@ -111,7 +108,7 @@ class Collectives:
                 require_rows(variables, "gather(nd_up=0)")
             return {"nd_up": nd_up}
 
-        return self._perform("gather", shared_vars, check, (nd_up,), returns=_values)
+        return self._perform("gather", shared_vars, check, options=(nd_up,), returns=_values)
 
     def all_gather(self, shared_vars: Any) -> Any:
         """Replace every rank's value by all ranks' values, concatenated along axis 0."""
@@ -120,7 +117,7 @@ class Collectives:
             require_rows(variables, "all_gather()")
             return {}
 
-        return self._perform("all_gather", shared_vars, check, ())
+        return self._perform("all_gather", shared_vars, check, options=())
 
     def reduce(self, shared_vars: Any, op: str = "avg", in_place: bool = True) -> Any:
         """Reduce all ranks' values into the master; see `synkhronos.reduce`."""
@@ -128,37 +125,36 @@ class Collectives:
         def check(variables: Sequence[Any]) -> Arguments:
             return {"op": checked_op(op, variables), "in_place": bool(in_place), **way_of(op)}
 
-        return self._perform("reduce", shared_vars, check, (op, in_place), returns=_values)
+        options = op, in_place
+        return self._perform("reduce", shared_vars, check, options=options, returns=_values)
 
     def all_reduce(self, shared_vars: Any, op: str = "avg", weights: Any = None) -> Any:
         """Reduce all ranks' values on every rank; see `synkhronos.all_reduce`."""
 
         def check(variables: Sequence[Any]) -> Arguments:
-            given: Dict[str, Any] = {"op": checked_op(op, variables), **way_of(op)}
+            given = {"op": checked_op(op, variables), **way_of(op)}
             if not isinstance(weights, Function):
-                return {**given, "weights": self._checked_weights(weights)}
-            if not weights.belongs_to(self._orders):
+                given["weights"] = self._checked_weights(weights)
+            elif not weights.belongs_to(self._orders):
                 raise InputValueError(f"weights: {weights!r} belongs to another runtime")
-            return lambda _variables, standing: (
-                # Of a call of this step they will be known when the step has come to it.
-                {**given, "weights": None, "weights_of": weights.number}
-                if weights.number in standing.called
-                else {**given, "weights": _rows_of(weights)},
-                0,
-            )
+            return given
 
+        def stage(_variables: Sequence[Any], standing: Standing) -> Tuple[Arguments, int]:
+            if weights.number in standing.called:
+                # Its rows will be known when the step has come to it.
+                return {"weights": None, "weights_of": weights.number}, 0
+            return {"weights": _rows_of(weights)}, 0
+
+        if isinstance(weights, Function):
+            return self._perform("all_reduce", shared_vars, check, stage)
         options = (op,) if weights is None else None
-        return self._perform("all_reduce", shared_vars, check, options)
+        return self._perform("all_reduce", shared_vars, check, options=options)
 
     def set_value(self, rank: int, shared_vars: Any, values: Any, batch: Any = None) -> Any:
         """Set the values of one rank; see `synkhronos.set_value`."""
         batch = kept(batch)
 
-        def check(variables: Sequence[Any]) -> Arguments:  # noqa: ARG001 - as of any collective
-            self._check_rank(rank)
-            return arguments
-
-        def arguments(variables: Sequence[Any], standing: Standing) -> Tuple[Dict[str, Any], int]:
+        def stage(variables: Sequence[Any], standing: Standing) -> Tuple[Arguments, int]:
             place = standing.place
             arrays = matched_values(shared_vars, variables, values)
             rows, origin = None, 0
@@ -167,22 +163,18 @@ class Collectives:
                 bounds = ((0, selection.count),)
                 _, rows = self._orders.store.rows(selection, bounds, place)
                 origin = selection.lowest
-            return {"values": self._refs(arrays, place), "rank": int(rank), "rows": rows}, origin
+            return {"values": self._refs(arrays, place), "rows": rows}, origin
 
-        return self._perform("set_value", shared_vars, check, again=False)
+        return self._perform("set_value", shared_vars, self._of_rank(rank), stage, again=False)
 
     def get_value(self, rank: int, shared_vars: Any) -> Any:
         """Return the values of one rank: an array, or a tuple of arrays for a list of variables."""
-
-        def check(variables: Sequence[Any]) -> Arguments:  # noqa: ARG001 - as of any collective
-            self._check_rank(rank)
-            return {"rank": int(rank)}
-
-        return self._perform("get_value", shared_vars, check, (rank,), returns=_values)
+        check = self._of_rank(rank)
+        return self._perform("get_value", shared_vars, check, options=(rank,), returns=_values)
 
     def get_shapes(self, shared_vars: Any) -> Any:
         """Return the shapes on all ranks, a tuple in rank order; a tuple of those for a list."""
-        return self._perform("get_shapes", shared_vars, lambda _: {}, (), returns=_values)
+        return self._perform("get_shapes", shared_vars, options=(), returns=_values)
 
     def get_lengths(self, shared_vars: Any) -> Any:
         """Return the lengths along axis 0 in rank order; a tuple of those for a list."""
@@ -191,13 +183,14 @@ class Collectives:
             require_rows(variables, "get_lengths()")
             return {}
 
-        return self._perform("get_shapes", shared_vars, check, ("lengths",), returns=_lengths)
+        return self._perform("get_shapes", shared_vars, check, options=("l",), returns=_lengths)
 
     def _perform(
         self,
         kind: str,
         shared_vars: Any,
-        check: Check,
+        check: Optional[Check] = None,
+        stage: Optional[Stage] = None,
         options: Optional[Tuple[Hashable, ...]] = None,
         again: bool = True,
         returns: Returns = _nothing,
@@ -205,7 +198,6 @@ class Collectives:
         """Perform the collective on all ranks; return its result.
 
         Args:
-            check: checks the arguments for these variables, and returns those of the act.
             options: of the user, that with the variables make the act; None if they do not.
             again: whether the act may come again as it is.
             returns: makes the caller's result.
@@ -215,7 +207,7 @@ class Collectives:
             orders.require_ready()
             act, origin = orders.acts.find(self._key(kind, shared_vars, options)), 0
             if act is None:
-                prepare = self._prepare(kind, shared_vars, check, options, again)
+                prepare = self._prepare(kind, shared_vars, check, stage, options, again)
                 act, origin = prepare(ALONE)
             (result,) = orders.perform((act,), (origin,))
         return returns(not isinstance(shared_vars, (list, tuple)), result)
@@ -237,27 +229,24 @@ class Collectives:
         self,
         kind: str,
         shared_vars: Any,
-        check: Check,
+        check: Optional[Check],
+        stage: Optional[Stage],
         options: Optional[Tuple[Hashable, ...]],
         again: bool,
     ) -> Callable[[Standing], Tuple[Prepared, int]]:
         """Check a collective; return what stages and numbers it, given its position in a step."""
         variables = listed_variables(shared_vars)
-        arguments = check(variables)
+        checked = {} if check is None else check(variables)
 
         def prepare(standing: Standing) -> Tuple[Prepared, int]:
             orders = self._orders
             orders.require_open()
-            given: Dict[str, Any] = {}
-            origin = 0
-            if callable(arguments):
-                given, origin = arguments(variables, standing)
-            else:
-                given = arguments
+            more, origin = ({}, 0) if stage is None else stage(variables, standing)
+            given = {**checked, **more}
             numbers = orders.numbers(variables)
             if COLLECTIVES[kind].on_devices and any(is_elsewhere(value_of(v)) for v in variables):
                 # For all ranks: to others the context may be that of their default device.
-                given = {**given, "through_host": True}
+                given["through_host"] = True
             key = self._key(kind, shared_vars, options)
             if key is None and again:
                 key = (kind, numbers, *given.items())
@@ -289,11 +278,12 @@ class Collectives:
             )
         return numbers
 
-    def _check_rank(self, rank: int) -> None:
+    def _of_rank(self, rank: int) -> Check:
         if not is_int(rank) or not 0 <= rank < self._orders.size:
             raise InputValueError(
                 f"rank: got {shown(rank)}, expected an int from 0 to {self._orders.size - 1}"
             )
+        return lambda _variables: {"rank": int(rank)}
 
     def _refs(self, values: Sequence[Any], place: int) -> List[ArrayRef]:
         refs = []
@@ -315,12 +305,13 @@ class DelayedCollectives(Collectives):
         self,
         kind: str,
         shared_vars: Any,
-        check: Check,
+        check: Optional[Check] = None,
+        stage: Optional[Stage] = None,
         options: Optional[Tuple[Hashable, ...]] = None,
         again: bool = True,
         returns: Returns = _nothing,
     ) -> Any:
-        prepare = self._prepare(kind, shared_vars, check, options, again)
+        prepare = self._prepare(kind, shared_vars, check, stage, options, again)
         finish = partial(returns, not isinstance(shared_vars, (list, tuple)))
         return Delayed(self._orders, prepare, finish)
 

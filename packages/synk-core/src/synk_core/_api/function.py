@@ -9,7 +9,7 @@ from synk_core._graph.spec import FunctionSpec, unnamed
 from synk_core._graph.values import on_host
 from synk_core._master.acts import Prepared
 from synk_core._master.orders import Orders
-from synk_core._master.places import Standing
+from synk_core._master.store import Standing
 from synk_core._plan.rows import kept
 from synk_core._text import shown
 from synk_core._tracebacks import brief_traceback, shortened
@@ -89,7 +89,7 @@ class DelayedCall(Delayed):
     ) -> Tuple[Prepared, int]:
         orders, self._ready = self.orders, False
         if self._place is None:
-            self._place = orders.places.take(self)
+            self._place = orders.store.take_place(self)
         act, origin, self._staged = Prefetch(0), 0, None
         try:
             call, origin = self._function.planner.prepare(self._values, self._options, self._place)
@@ -117,7 +117,7 @@ class DelayedCall(Delayed):
 
     def _finish(self, result: Any) -> Any:
         if self._place is not None:
-            self.orders.places.release(self._place)
+            self.orders.store.release_place(self._place)
             self._place = self._staged = None
         return self._function.finish(result, self._options)
 

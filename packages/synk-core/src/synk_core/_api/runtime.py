@@ -35,8 +35,7 @@ from synk_core._graph.spec import FunctionSpec, make_spec
 from synk_core._master.builder import Builder
 from synk_core._master.lifecycle import Lifecycle
 from synk_core._master.orders import Orders
-from synk_core._master.places import Standing
-from synk_core._master.store import DataStore
+from synk_core._master.store import DataStore, Standing
 from synk_core._plan.arguments import checked_flag, checked_path
 from synk_core._plan.rows import is_int
 from synk_core._shield import require_frames

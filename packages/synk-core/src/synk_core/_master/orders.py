@@ -33,7 +33,6 @@ from .distributor import Distributor
 from .failures import raise_for
 from .garbage import Garbage
 from .lifecycle import Lifecycle
-from .places import Places
 from .replicas import Replicas
 from .shipping import Shipping
 
@@ -54,7 +53,6 @@ class Orders:
         replicas: notices variables whose values may differ between ranks.
         garbage: forgets what the program has dropped.
         distributor: sends functions and variables to the workers.
-        places: of acts whose rows are taken before others are performed.
         prefetches: whether `DelayedCall.prefetch` saves time, as on most GPUs.
     """
 
@@ -67,7 +65,6 @@ class Orders:
         self.prefetches = rank.device.uploads is not None
         self.enter_device = rank.device.enter
         self.acts = ActTable()
-        self.places = Places()
         self._serials = itertools.count(1)
         self._shipping: Optional[Shipping] = None
         if rank.mirror is not None and rank.world is not None:

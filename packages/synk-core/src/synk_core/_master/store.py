@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import weakref
 from collections import deque
-from typing import Any, Deque, Dict, Optional, Sequence, Tuple, Union
+from typing import Any, Deque, Dict, FrozenSet, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -16,6 +18,21 @@ from synk_core._wire.data import Data
 from synk_core._wire.messages import ArrayRef, Rows
 from synk_core.engine import TITLE, Variable
 from synk_core.exceptions import InputTypeError
+
+
+class Standing(NamedTuple):
+    """The position of an act among the acts of a step.
+
+    Attributes:
+        place: from 0; each place has memory of its own for staging.
+        called: numbers of the functions that earlier acts call.
+    """
+
+    place: int = 0
+    called: FrozenSet[int] = frozenset()
+
+
+ALONE = Standing()
 
 _UNNAMED = 100
 """Arrays without names at most: each keeps a descriptor open."""
@@ -37,6 +54,7 @@ class DataStore:
         self.released: Deque[Union[int, QueuedRef]] = deque()
         self._watched: Dict[int, QueuedRef] = {}
         self._staged: Dict[Tuple[Any, ...], Data] = {}
+        self._owners: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
     def make(
         self,
@@ -136,6 +154,17 @@ class DataStore:
         target, ref = self.room(("index", place), index.dtype, index.shape, "the rows of batch=")
         target[...] = index
         return target, Rows(tuple(bounds), 1, ref)
+
+    def take_place(self, owner: Any) -> int:
+        """Return a place for an act whose rows are taken before others are performed: negative, and
+        of no other act until it is released, or its owner is deleted."""
+        place = next(n for n in itertools.count(1) if n not in self._owners)
+        self._owners[place] = owner
+        return -place
+
+    def release_place(self, place: int) -> None:
+        """Release a place."""
+        self._owners.pop(-place, None)
 
     def forget_function(self, function_id: int) -> None:
         """Free the rooms of a function."""
