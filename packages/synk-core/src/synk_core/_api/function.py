@@ -122,7 +122,7 @@ class DelayedCall(Delayed):
         return self._function.finish(result, self._options)
 
 
-OF_THE_RUNTIME = {"belongs_to", "close", "finish", "number", "orders"}
+OF_THE_RUNTIME = {"belongs_to", "finish", "number", "orders"}
 OF_THE_RUNTIME |= {"planner", "prover", "proving", "spec", "tally", "tally_name"}
 """Attributes that completion leaves out."""
 
@@ -386,10 +386,6 @@ class Function:
             for i, (value, variable) in enumerate(zip(values, self._signature.variables))
         )
         return datas[0] if len(datas) == 1 else datas
-
-    def close(self) -> None:
-        """Drop references to shared memory; the runtime has ended."""
-        self.planner.clear()
 
     def proving(self, call: PlannedCall, options: Options) -> Prepared:
         """Return a planned call, as one that is proved if that is due."""

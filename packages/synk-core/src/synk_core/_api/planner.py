@@ -167,10 +167,6 @@ class Planner:
             selectors = self._selectors(options.batch_s)
         return wanted, selectors, self._slices(options.num_slices, wanted)
 
-    def clear(self) -> None:
-        """Drop what refers to inputs."""
-        self._known.clear()
-
     def _get_to_know(self, inputs: Sequence[Any]) -> Tuple[Hashable, Known]:
         """Return the token of accepted inputs, and their lengths."""
         scattered = inputs[: self._spec.n_scattered]

@@ -170,6 +170,11 @@ class ActTable:
         if len(self._acts) > LIMIT:
             self.forget(list(self._acts)[: len(self._acts) - LIMIT])
 
+    def close(self) -> None:
+        """Drop references to shared memory: the runtime has ended."""
+        for prepared in self._acts.values():
+            prepared.close()
+
 
 def _arrays_of(act: Act) -> Sequence[Any]:
     """Return where the arrays lie that an act refers to, if it may be performed again."""

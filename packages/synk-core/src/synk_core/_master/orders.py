@@ -204,9 +204,7 @@ class Orders:
         if self._shipping is not None:
             self._shipping.close()
         self.replicas.close()
-        # Users may keep functions; these must not keep shared memory.
-        for function in self.garbage.watched():
-            function.close()
+        self.acts.close()  # users may keep functions, and with them this
 
     def make_data(self, value: Any = None, var: Any = None, **options: Any) -> Data:
         """Make a `Data`; see `synkhronos.data`."""
