@@ -11,7 +11,7 @@ import threading
 from time import perf_counter
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
-from .flight import Flight, Phase
+from .flight import OWN_WORK, Flight, Phase
 
 MOST_SPANS = 1_000_000
 """Spans kept by one rank; later ones are only counted."""
@@ -80,16 +80,18 @@ class Recorder:
         self._flight.recorder = self
 
     def begin(self, place: Place, act: Any) -> None:
-        """Begin an act. A function computes until its results are reduced."""
-        self.place, self._act = place, act.name
-        self._computes = perf_counter() if act.record[0] == 0 else None
+        """Begin an act."""
+        self.place, self._act, self._computes = place, act.name, None
 
     def enter(self, phase: int, detail: int = 0) -> None:
-        """End a phase, and begin another one."""
+        """End a phase, and begin another one. A function computes from its first phase of own work
+        until results are reduced."""
         now = perf_counter()
         if self._phase is not None:
             self.add(*self._phase, now)
-        if self._computes is not None and phase == Phase.REDUCE:
+        if self._computes is None and phase in OWN_WORK:
+            self._computes = now
+        elif self._computes is not None and phase == Phase.REDUCE:
             self.add("compute", self._act, self._computes, now)
             self._computes = None
         self._phase = None
