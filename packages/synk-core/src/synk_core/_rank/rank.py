@@ -143,7 +143,7 @@ class Rank(Workplace):
         self.doing = "taking in what is new"
         self.journal.begin()
         known = self.registry.end
-        flight, recording = self.flight, self.recorder.on
+        flight, recording = self.flight, self.flight.recorder is not None
         ending = False
         try:
             # Nothing interrupts a wait for others: the ranks would lose each other.
