@@ -71,8 +71,8 @@ class Runtime:
 
     The others are those of `synkhronos.fork`, but for the environment variables that `fork` reads.
     Returns when this process has its device; workers start in the background, and are awaited when
-    first needed. From then on, variables that `theano.shared` makes of floats lie on the device,
-    and functions are computed there.
+    first needed. From then on, new shared variables of floats lie on the device, and functions are
+    computed there.
 
     Raises:
         InputValueError, InputTypeError: a number out of range, or an unknown backend or device.

@@ -89,7 +89,7 @@ def unmasked(value: Any, what: str) -> np.ndarray:
             f"{what}: got {shown(value)} of type {type(value).__name__}, expected an array, or "
             f"numbers in lists of equal lengths; NumPy says: {clipped(error)}"
         ) from error
-    # Theano takes no others.
+    # Engines take no others.
     return array if array.flags.aligned else array.copy()
 
 

@@ -1,4 +1,4 @@
-"""Decide which rank computes which rows. Pure: no processes, no Theano.
+"""Decide which rank computes which rows. Pure: no processes, no graph engine.
 
 The one rule, everywhere: rows are split into contiguous shares in rank order whose sizes differ
 by at most one, larger shares first. A share is split into slices by the same rule.

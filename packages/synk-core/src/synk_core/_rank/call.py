@@ -1,7 +1,7 @@
 """One rank's share of a call: its rows, slice by slice; the master collects the results.
 
 The same functions in the master and in the workers. A call that is not sliced runs the plain
-form once, and its updates are Theano's own. A sliced call runs every slice from the original
+form once, and its updates are the engine's own. A sliced call runs every slice from the original
 values of the updated variables, accumulates outputs and updates weighted by rows, and applies
 the updates once, at the end. Updates of random states are the exception: they advance with
 every execution.
@@ -12,7 +12,7 @@ from __future__ import annotations
 from functools import partial
 from time import perf_counter
 from types import MappingProxyType
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -42,6 +42,10 @@ from .workplace import Workplace
 # Members of enums are slow to look up in some versions of Python.
 _COPY, _COMPUTE, _SLICE = Phase.COPY, Phase.COMPUTE, Phase.SLICE
 _COLLECTIVE, _REDUCE = Phase.COLLECTIVE, Phase.REDUCE
+
+
+Execute = Callable[[Any, Sequence[Any]], List[Any]]
+"""Runs a function on arguments, and does more: reductions inside it, or an average of its parts."""
 
 
 class CallResult(NamedTuple):
@@ -115,6 +119,9 @@ class PreparedCall:
         self._arguments: List[np.ndarray] = []
         self._ahead: Optional[List[Any]] = None  # arguments whose rows were taken before
         self._average: Optional[OverlappedAverage] = None
+        # How the function is executed, if it is not just called.
+        reductions = self._reductions
+        self._strategy: Optional[Execute] = None if reductions is None else reductions.execute
         self._use(self._function)
         self.name = recipe.name
         self.doing = f"function {recipe.name!r}"
@@ -138,18 +145,18 @@ class PreparedCall:
             self._changed += [registry[n].container.storage for n in recipe.updated]
         self._changed += [registry[n].container.storage for n in recipe.row_shares]
 
-    def precede(self, following: Any) -> Optional[OverlappedAverage]:
-        """Take note of the act that comes next in this order; None for none.
+    def plan_overlap(self, following: Any) -> Optional[OverlappedAverage]:
+        """Return what averages a variable that this call computes while it computes others.
 
-        Returns:
-            What averages a variable that this call computes, if that is what the next act is to do,
-            and may begin meanwhile.
+        Args:
+            following: the act that comes next in this order, which is to do just that; or another
+                one, or None: then nothing overlaps.
         """
         here, loaded, form = self._here, self._loaded, self._call.form
         averages = following.averages if isinstance(following, PreparedCollective) else None
-        self._average = None
         # All ranks see this alike.
         is_possible = self._whole and all(self._counts) and self._reductions is None
+        self._average = None
         if averages is not None and averages[0] == self._call.function_id and is_possible:
             key = form, averages[1]
             if key not in loaded.averages:
@@ -158,6 +165,8 @@ class PreparedCall:
             self._average = average = loaded.averages[key]
             if average is not None and self._function is not average.function:
                 self._use(average.function, average.parts)
+        if self._reductions is None:
+            self._strategy = None if self._average is None else self._average.execute
         return self._average
 
     def __call__(self, origin: int, place: int) -> Optional[CallResult]:
@@ -175,7 +184,7 @@ class PreparedCall:
         rank, flight = here.rank, here.flight
         here.journal.keep(self._changed)
         if self._average is not None:
-            self._average.is_done = False
+            self._average.begin(self._counts)
         if self._launcher is not None:
             self._launcher.sends_early = self.sends_early
         begin = perf_counter()
@@ -274,12 +283,12 @@ class PreparedCall:
 
     def _run(self, function: Any, arguments: Sequence[np.ndarray], begin: int) -> List[Any]:
         """Run the function on rows of the selection, from row `begin`."""
-        check, reductions = self._here.check_finite[0], self._reductions
+        check = self._here.check_finite[0]
         try:
             if check is None:
-                return self._launch(function, arguments, reductions)
+                return self._launch(function, arguments, self._strategy)
             loaded, call, launch = self._loaded, self._call, partial(self._launch, function)
-            about = loaded, call, begin, self._piece, reductions, launch, arguments
+            about = loaded, call, begin, self._piece, self._reductions, launch, arguments
             return check(Execution(*about))
         except Exception as error:
             if self._call.scattered and not isinstance(error, SynkError):
@@ -288,21 +297,19 @@ class PreparedCall:
                 self._here.doing = f"{self.doing}, rows {begin} to {end} of the call's {total}"
             raise
 
-    def _launch(self, function: Any, arguments: Sequence[np.ndarray], reductions: Any) -> List[Any]:
+    def _launch(
+        self, function: Any, arguments: Sequence[np.ndarray], execute: Optional[Execute]
+    ) -> List[Any]:
         try:
             if self._inputs.brings:
                 self._here.flight.enter(_COPY)
                 arguments = self._inputs.bring(arguments)
             self._here.flight.enter(_SLICE if self._piece else _COMPUTE, self._piece)
-            results: List[Any]
-            if reductions is not None:
-                results = reductions.execute(function, arguments)
-            elif self._average is not None and self._here.check_finite[0] is None:
-                results = self._average.execute(function, arguments, self._counts)
-            else:
-                results = function(*arguments)
+            results: List[Any] = (
+                function(*arguments) if execute is None else execute(function, arguments)
+            )
         except BaseException:
-            # Theano does so only after a success; here it would keep shared memory alive.
+            # The engine does so only after a success; here it would keep shared memory alive.
             for container in self._function.input_storage[: len(arguments)]:
                 container.storage[0] = None
             raise

@@ -34,7 +34,7 @@ class Execution(NamedTuple):
         begin: the row of the selection that is row 0 here.
         piece: the number of the slice, from 1; 0 without slices.
         in_graph: the function's `GraphReductions`, or None.
-        launch: runs the function, given its arguments and `in_graph`.
+        launch: runs the function, given its arguments and an `Execute` or None; see `_rank.call`.
         arguments: in host memory.
     """
 
@@ -111,7 +111,8 @@ class _Check:
         if reductions is not None:
             reductions.watch = _Contributions().check
         try:
-            results = self._execution.launch(self._arguments, reductions)
+            execute = None if reductions is None else reductions.execute
+            results = self._execution.launch(self._arguments, execute)
         except _NotSent as sent:
             place, value = sent.args
             raise self._error(("sent", place), value) from None
@@ -223,7 +224,7 @@ class _Check:
         elif self._select == "index":
             arguments[-1] = arguments[-1][:stop]
         try:
-            results = self._execution.launch(arguments, _Contributions())
+            results = self._execution.launch(arguments, _Contributions().execute)
         except _NotSent:
             return True
         computed = self._computed(results)
@@ -267,7 +268,7 @@ def is_finite(value: Any) -> bool:
     """Return whether no element is NaN or infinite. Everything but floats is finite.
 
     Args:
-        value: an array, wherever it lies; or anything else that a Theano function gives.
+        value: an array, wherever it lies; or anything else that a function gives.
     """
     array = np.asarray(on_host(value))
     if array.dtype.kind not in "fc":

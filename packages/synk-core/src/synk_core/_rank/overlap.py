@@ -46,6 +46,7 @@ class OverlappedAverage:
         self._storage = here.registry[number].container.storage
         self._reduction: Any = None
         self._given = 0
+        self._weight = 0.0
         self._failure: Optional[BaseException] = None
         self._learned = -1
 
@@ -75,10 +76,12 @@ class OverlappedAverage:
             self._reduction.ready(source)
             self._given += 1
 
-    def execute(
-        self, function: Callable[..., List[Any]], arguments: Sequence[Any], counts: Sequence[int]
-    ) -> List[Any]:
-        """Run the function, and average the variable by these rows of each rank.
+    def begin(self, counts: Sequence[int]) -> None:
+        """Begin a call, whose average is weighted by these rows of each rank."""
+        self._weight, self.is_done = float(counts[self._here.rank]), False
+
+    def execute(self, function: Callable[..., List[Any]], arguments: Sequence[Any]) -> List[Any]:
+        """Run the function, and average the variable.
 
         Does just the former while the sizes of the parts are not known. Blocks until all ranks have
         come here.
@@ -91,7 +94,7 @@ class OverlappedAverage:
             return function(*arguments)
         self.vector, self.started, self._given = self._room(), False, 0
         try:
-            self._apart(self._begin, pieces, float(counts[self._here.rank]))
+            self._apart(self._begin, pieces)
             with self.parts.aimed(self):
                 results = function(*arguments)
             value = self._storage[0]
@@ -113,11 +116,11 @@ class OverlappedAverage:
             self._reduction = self.vector = self._failure = None
         return results
 
-    def _begin(self, pieces: Sequence[Tuple[int, int, int]], weight: float) -> None:
+    def _begin(self, pieces: Sequence[Tuple[int, int, int]]) -> None:
         comm: Any = self._here.comm  # of devices
         bounds = [(begin, end) for begin, end, _ in pieces]
         self._reduction = comm.partitioned_all_reduce(
-            self.vector, "avg", bounds=bounds, weight=weight
+            self.vector, "avg", bounds=bounds, weight=self._weight
         )
 
     def _room(self) -> Any:

@@ -83,7 +83,7 @@ class PreparedProof(PreparedCall):
         self._how = "whole"
         self._is_coarse = here.device.is_gpu and here.device.precision != "float32"
 
-    def precede(self, following: Any) -> None:  # noqa: ARG002 - as of any call
+    def plan_overlap(self, following: Any) -> None:  # noqa: ARG002 - as of any call
         """Begin no collective early: the proof needs the rank's own values."""
         self._average = None
 

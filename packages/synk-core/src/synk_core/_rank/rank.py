@@ -195,7 +195,7 @@ class Rank(Workplace):
                 if isinstance(act, PreparedCollective):
                     act.average = average
                 following = self.acts[steps[i + 1][0]] if i + 1 < len(steps) else None
-                average = act.precede(following) if isinstance(act, PreparedCall) else None
+                average = act.plan_overlap(following) if isinstance(act, PreparedCall) else None
             flight.begin(serial, i, act)
             results.append(act(origin, place))
             flight.end(_DONE)

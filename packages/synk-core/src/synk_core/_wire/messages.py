@@ -332,7 +332,7 @@ class Hello:
         directory: the master's current folder.
         times, flight: shared arrays; see `_watch.stats` and `_watch.flight`.
         adapter: the module of the master's graph engine; see `engine.load`.
-        contexts: of the devices to compute on; see `_graph.devices.assignment.Contexts`.
+        contexts: of the devices to compute on; see `device.Contexts`.
         authkey: the master's, of multiprocessing: shared memory identifies a family by it.
         threads: for computing and for reading rows; 0 for this rank's share of the machine's cores.
         tag: of the messages to and from a rank that an MPI launcher has started; else 0.

@@ -15,7 +15,7 @@ from synk_core.exceptions import InputTypeError
 from .arrays import copy_rows
 from .data import Data, Unread
 
-# Attributes of Pandas' objects, whose rows have labels; of pygpu's arrays; of sparse matrices.
+# Attributes of Pandas' objects, whose rows have labels; of GPUs' arrays; of sparse matrices.
 _NO_SOURCE = ("iloc", "gpudata", "nnz")
 
 

@@ -5,8 +5,8 @@ does not matter (pickle would recurse too deep at a few hundred layers), and the
 optimiser's bookkeeping and tags are left out. Equal ops and types are written once: a network of
 2600 nodes has 70 different ops. Building the function again does not optimise its graph.
 
-`Function.copy()` is no alternative: in Theano 1.0.5 it loses the destroy handler, and with it
-the order of in-place operations, and computes wrong numbers.
+The engines' `Function.copy()` is no alternative: it can lose the destroy handler, and with it the
+order of in-place operations, and then computes wrong numbers.
 """
 
 from __future__ import annotations
