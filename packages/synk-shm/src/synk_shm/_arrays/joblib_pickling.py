@@ -8,6 +8,7 @@ call it.
 
 from __future__ import annotations
 
+import functools
 import importlib
 from typing import Any, Callable
 
@@ -19,27 +20,17 @@ from synk_shm._arrays.segment import Array, segment
 _MAKER = "get_memmapping_reducers"
 
 
-class SharedFirst:
-    """A reducer that sends shared arrays as handles, and all others as another reducer does."""
-
-    def __init__(self, otherwise: Callable[[Array], Any]) -> None:
-        self._otherwise = otherwise
-
-    def __call__(self, array: Array) -> Any:
-        return self._otherwise(array) if segment(array) is None else reduce_array(array)
+def _reduce(otherwise: Callable[[Array], Any], array: Array) -> Any:
+    """Send a shared array as a handle, and any other one as another reducer does."""
+    return otherwise(array) if segment(array) is None else reduce_array(array)
 
 
-class _Maker:
-    """What stands in place of joblib's function; it returns the reducers of both directions."""
-
-    def __init__(self, make: Callable[..., Any]) -> None:
-        self._make = make
-
-    def __call__(self, *args: Any, **keywords: Any) -> Any:
-        both = self._make(*args, **keywords)
-        for reducers in both:
-            reducers[np.ndarray] = SharedFirst(reducers[np.ndarray])
-        return both
+def _make_reducers(make: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
+    """Return joblib's reducers of both directions, with this package's before them."""
+    both = make(*args, **keywords)
+    for reducers in both:
+        reducers[np.ndarray] = functools.partial(_reduce, reducers[np.ndarray])
+    return both
 
 
 def register_joblib() -> None:
@@ -59,7 +50,7 @@ def register_joblib() -> None:
         register = reduction.register
     except AttributeError as error:
         raise ImportError(f"this joblib makes its reducers in another way: {error}") from error
-    register(np.ndarray, SharedFirst(np.ndarray.__reduce__))
+    register(np.ndarray, functools.partial(_reduce, np.ndarray.__reduce__))
     for module, maker in zip(modules, makers):
-        if not isinstance(maker, _Maker):
-            setattr(module, _MAKER, _Maker(maker))
+        if getattr(maker, "func", None) is not _make_reducers:
+            setattr(module, _MAKER, functools.partial(_make_reducers, maker))

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from synk_shm._arrays.attach import open_segment
-from synk_shm._arrays.handle import Handle, attach, handle, view
+from synk_shm._arrays.handle import Handle, attach, handle, open_segment, view
 from synk_shm._arrays.segment import Array, find_mapped, raise_taken, segment
 from synk_shm._processes.process import process
 from synk_shm._segments import naming, posix

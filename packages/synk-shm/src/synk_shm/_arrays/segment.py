@@ -11,6 +11,7 @@ that this process owns. It points back by weak references only: no cycle delays 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
@@ -21,14 +22,11 @@ from typing import Any, NoReturn
 import numpy as np
 
 from synk_shm._processes.process import process
-from synk_shm._segments import dtypes, headers, naming, pages, posix
+from synk_shm._segments import dtypes, headers, memory, naming, posix
 from synk_shm.exceptions import ShmError, ShmNotFoundError
 
-_SHARED = mmap.MAP_SHARED
-_READ = mmap.PROT_READ
 _NO_RESERVE = 0x4000  # of mmap(2)
 _FEW = 64
-_BOTH = mmap.PROT_READ | mmap.PROT_WRITE
 _NO_FD = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -59,11 +57,10 @@ class Segment:
     fd: int | None = None
     mine = False
     unlinked = False
-    _closed = False
-    _address = 0
-    inode = 0
-    _bytes: weakref.ref[Bytes] | None = None
     families: tuple[str, ...] = ()
+    _closed = False
+    _data_at = 0
+    _bytes: weakref.ref[Bytes] | None = None
 
     def __init__(
         self,
@@ -73,6 +70,7 @@ class Segment:
         nonce: bytes,
         mode: int,
         readonly: bool,
+        inode: int,
         owned: list[str],
     ) -> None:
         self.name = name
@@ -80,12 +78,11 @@ class Segment:
         self.nonce = nonce
         self.mode = mode
         self.readonly = readonly
+        self.inode = inode
         self._owned = owned
         self._mapping: weakref.ref[Mapping] | None = weakref.ref(mapping, self._died)
         mapping.segment = self
         process.mapped[nonce, readonly] = self
-        if owned:
-            process.owners.add(self)
 
     def __repr__(self) -> str:
         if self.closed:
@@ -142,13 +139,6 @@ class Segment:
         return int(self._numbers(headers.RESERVED_AT, 1)[0])
 
     @property
-    def address(self) -> int:
-        """The segment's first byte in this process's address space."""
-        if not self._address:
-            self._address = int(self.memory().__array_interface__["data"][0])
-        return self._address
-
-    @property
     def address_name(self) -> str:
         """The name by which other processes can attach this segment now."""
         if self.fd is not None:
@@ -177,11 +167,9 @@ class Segment:
 
     def array(self, shape: tuple[int, ...] | None = None) -> Array:
         """Return the whole array, at its present shape (which a caller may know already)."""
-        header = self.header
-        lengths = self.shape if shape is None else shape
-        if header.fortran:
-            return np.ndarray(lengths, header.dtype, self.memory(), header.data_offset, order="F")
-        return np.ndarray(lengths, header.dtype, self.memory(), header.data_offset)
+        header, lengths = self.header, self.shape if shape is None else shape
+        order: Any = "F" if header.fortran else "C"
+        return np.ndarray(lengths, header.dtype, self.memory(), header.data_offset, order=order)
 
     def view(
         self,
@@ -195,13 +183,9 @@ class Segment:
         if strides is None:
             high += dtypes.count_bytes(shape, dtype)
         elif 0 not in shape:
-            for length, stride in zip(shape, strides):
-                low, high = (
-                    (low + (length - 1) * stride, high)
-                    if stride < 0
-                    else (low, high + (length - 1) * stride)
-                )
-            high += dtype.itemsize
+            spans = [(length - 1) * stride for length, stride in zip(shape, strides)]
+            low += sum(span for span in spans if span < 0)
+            high += sum(span for span in spans if span > 0) + dtype.itemsize
         # What was allocated when it was opened is known without touching the memory.
         if low < 0 or (high > self.header.reserved and high > self.reserved):
             raise ValueError(
@@ -209,10 +193,16 @@ class Segment:
             )
         return np.ndarray(shape, dtype, self.memory(), self.header.data_offset + offset, strides)
 
+    def offset_of(self, x: Array) -> int:
+        """Return the bytes from the start of the data to an array's first element."""
+        if not self._data_at:
+            start = self.memory().__array_interface__["data"][0]
+            self._data_at = int(start) + self.header.data_offset
+        return int(x.__array_interface__["data"][0]) - self._data_at
+
     def live_views(self) -> int:
         """Return how many arrays of this process lie directly on this memory."""
-        owner = self.memory()
-        probe = object()
+        owner, probe = self.memory(), object()
         return sys.getrefcount(owner) - sys.getrefcount(probe)
 
     def adopt(self, name: str) -> None:
@@ -224,11 +214,10 @@ class Segment:
         self.families += process.enter(family)
         self.mine = True
         self._owned = [name]
-        process.owners.add(self)
 
     def move_user_name(self, old: Segment) -> None:
         """Take the name that a user gave to `old`, in one step."""
-        for name in [name for name in old._owned if naming.is_user_name(name)]:
+        for name in filter(naming.is_user_name, old.names):
             if not posix.links(name, old.inode):
                 continue  # it is unlinked, or names another segment now
             step = naming.random_name(self.family)
@@ -236,9 +225,6 @@ class Segment:
             os.replace(posix.path_of(step), posix.path_of(name))
             old._owned.remove(name)
             self._owned.append(name)
-
-    def has_user_name(self) -> bool:
-        return any(naming.is_user_name(name) for name in self._owned)
 
     def set_length(self, length: int, reserved: int) -> None:
         """Publish a new first length: memory first, so that no reader exceeds it."""
@@ -267,7 +253,7 @@ class Segment:
         for name in reversed(owned):  # the random one last: it leads a sweep to the others
             # A random name cannot have been given again.
             posix.remove(name, self.inode if naming.is_user_name(name) else None)
-            self.unlinked = True
+        self.unlinked |= bool(owned)
 
     def unlink(self) -> None:
         """Make the segment unreachable for processes that do not map it yet."""
@@ -280,11 +266,8 @@ class Segment:
         if self._closed:
             return
         self._closed = True
-        if self._owned:
-            try:
-                self.remove_owned_names()
-            except ShmError:
-                self.unlinked = False  # a later sweep will find the name
+        with contextlib.suppress(ShmError):  # a later sweep will find the name
+            self.remove_owned_names()
         process.forget(self, (self.nonce, self.readonly))
         self._close_fd()
         for family in self.families:
@@ -313,6 +296,14 @@ def segment(x: object) -> Segment | None:
     return None
 
 
+def require_segment(x: object) -> Segment:
+    """Return the segment under an array; ValueError with the cure if there is none."""
+    found = segment(x)
+    if found is None:
+        raise ValueError("this array is not in shared memory; use share(array) to copy it there")
+    return found
+
+
 def raise_taken(name: str) -> NoReturn:
     """Raise the error for a name that leads to another segment now."""
     raise ShmNotFoundError(errno.ENOENT, "another segment has taken this name", name)
@@ -329,13 +320,13 @@ def find_mapped(nonce: bytes, readonly: bool) -> Mapping | None:
 
 def map_memory(fd: int, length: int, name: str, readonly: bool = False) -> Mapping:
     """Map the first `length` bytes of an open segment, shared."""
-    access = _READ if readonly else _BOTH
+    access = mmap.PROT_READ if readonly else mmap.PROT_READ | mmap.PROT_WRITE
     try:
         # Else Python keeps a descriptor, which is quicker; but a process may have 1024, or fewer.
         if len(process.mapped) >= _FEW and not _NO_FD and sys.platform == "linux":
             mapping = Mapping(-1, length, mmap.MAP_PRIVATE | _NO_RESERVE, access)
-            if pages.map_over(np.frombuffer(mapping, np.uint8), access, fd):
+            if memory.map_over(np.frombuffer(mapping, np.uint8), access, fd):
                 return mapping
-        return Mapping(fd, length, _SHARED, access, **_NO_FD)
+        return Mapping(fd, length, mmap.MAP_SHARED, access, **_NO_FD)
     except OSError as error:
         posix.raise_mapped(error, name, asked=length)

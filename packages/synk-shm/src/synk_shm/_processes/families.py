@@ -49,9 +49,9 @@ def hold(family: str, *, create: bool) -> int | None:
     Raises:
         ShmTimeoutError: another process has kept the exclusive lock for five seconds.
     """
-    path = _lock_path(family)
-    if path is None:
+    if posix.DIRECTORY is None:
         return None
+    path = _lock_path(family)
     flags = os.O_RDWR | _CAREFUL | (os.O_CREAT if create else 0)
     deadline = time.monotonic() + _OPEN_S
     while True:
@@ -102,7 +102,7 @@ def is_linked(fd: int) -> bool:
 
 def is_alive(family: str) -> bool:
     """Return whether any process holds this family's lock file, without locking it."""
-    fd = _open_lock(_lock_path(family), os.O_RDONLY)
+    fd = _open_lock(family, os.O_RDONLY)
     if fd is None:
         return False
     try:
@@ -125,7 +125,7 @@ def sweep(family: str, *, at_once: bool = False) -> list[str]:
         # Its own names last: if this process is killed, the next one finds the rest by them.
         removed = [name for name in _names_of(family) if posix.remove(name)]
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(_lock_path(family) or "")  # last, because a sweep searches for lock files
+            os.unlink(_lock_path(family))  # last, because a sweep searches for lock files
     finally:
         os.close(fd)
     return removed
@@ -133,76 +133,62 @@ def sweep(family: str, *, at_once: bool = False) -> list[str]:
 
 def sweep_all() -> list[str]:
     """Remove the names of every dead family of this user; return those names."""
+    owners = [naming.lock_owner(name) for name, _ in _files_of_user(naming.lock_owner)]
     user = os.geteuid()
-    removed = []
-    for name, _ in _files_of_user(naming.lock_owner):
-        owner = naming.lock_owner(name)
-        if owner is not None and owner[0] == user:
-            removed += sweep(owner[1])
-    return removed
+    return [name for owner in owners if owner and owner[0] == user for name in sweep(owner[1])]
 
 
-def names_of_user() -> list[tuple[str, int]]:
-    """Return (name, inode) of every segment entry that belongs to this user."""
+def names_of_user() -> list[tuple[str, os.stat_result]]:
+    """Return every segment entry that belongs to this user, and its status."""
     found = _files_of_user(lambda name: naming.is_segment("/" + name))
-    return [("/" + name, inode) for name, inode in found]
+    return [("/" + name, status) for name, status in found]
 
 
-def _files_of_user(is_wanted: Callable[[str], object]) -> list[tuple[str, int]]:
-    """Return (file name, inode) of the regular files of this user whose names are wanted."""
+def _files_of_user(is_wanted: Callable[[str], object]) -> list[tuple[str, os.stat_result]]:
+    """Return the regular files of this user whose names are wanted, and their status."""
     if posix.DIRECTORY is None:
         return []
     user = os.geteuid()
     found = []
     with os.scandir(posix.DIRECTORY) as entries:
-        for entry in entries:
-            if not is_wanted(entry.name):
-                continue
+        for entry in filter(lambda entry: is_wanted(entry.name), entries):
             with contextlib.suppress(OSError):
                 status = entry.stat(follow_symlinks=False)
                 if status.st_uid == user and stat.S_ISREG(status.st_mode):
-                    found.append((entry.name, status.st_ino))
+                    found.append((entry.name, status))
     return found
 
 
 def _names_of(family: str) -> list[str]:
     """Return the names of what a family made: those that users gave, then its own."""
-    entries = names_of_user()
+    entries = [(name, status.st_ino) for name, status in names_of_user()]
     own = {name: inode for name, inode in entries if naming.family_of(name) == family}
     inodes = set(own.values())
     given = [name for name, inode in entries if naming.is_user_name(name) and inode in inodes]
-    return [name for name in given if _maker_of(name) == family] + list(own)
+    # Its own may be names of messages that carry a segment of another family.
+    headers = [(name, peek(name)) for name in given]
+    return [name for name, header in headers if header and header.family == family] + list(own)
 
 
-def _maker_of(name: str) -> str | None:
-    """Return the family that made a segment. (That of a message may be another one's.)"""
-    found = peek(name)
-    return found[0].family if found is not None and found[0] is not None else None
+def _lock_path(family: str) -> str:
+    return posix.path_of("/" + naming.lock_name(os.geteuid(), family))
 
 
-def _lock_path(family: str) -> str | None:
-    if posix.DIRECTORY is None:
-        return None
-    return os.path.join(posix.DIRECTORY, naming.lock_name(os.geteuid(), family))
-
-
-def _open_lock(path: str | None, access: int) -> int | None:
+def _open_lock(family: str, access: int) -> int | None:
     """Return a descriptor of a lock file; None if there is none, or it is another user's."""
-    if path is None:
-        return None
     try:
-        return os.open(path, access | _CAREFUL)
+        return os.open(_lock_path(family), access | _CAREFUL)
     except OSError:
         return None
 
 
 def _open_if_dead(family: str, at_once: bool) -> int | None:
     """Return a descriptor with the exclusive lock if no process holds the file; else None."""
-    path = _lock_path(family)
-    fd = _open_lock(path, os.O_RDWR)
-    if path is None or fd is None:
+    fd = _open_lock(family, os.O_RDWR)
+    if fd is None:
         return None
-    if _lock(fd, fcntl.LOCK_EX) and _is_current(fd, path) and (at_once or _is_due(fd)):
+    is_dead = _lock(fd, fcntl.LOCK_EX) and _is_current(fd, _lock_path(family))
+    if is_dead and (at_once or _is_due(fd)):
         return fd
     os.close(fd)
     return None

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import errno
 import math
 import os
 import threading
@@ -47,17 +48,15 @@ class ProcessState:
 
     Attributes:
         home: the family of this process, once `ready` has been called.
-        mapped: its mappings by nonce and read-only flag, which a second attach uses again.
-        owners: segments with names to remove at exit. Not weak references: late in the exit
-            Python stops calling finalizers, while threads of multiprocessing's queues still
-            drop arrays.
+        mapped: its segments by nonce and read-only flag, for a second attach, and for their
+            names at exit. Not weak references: late in the exit Python stops calling
+            finalizers, while threads of multiprocessing's queues still drop arrays.
         at_first: called when the process gets its first segment.
     """
 
     def __init__(self) -> None:
         self.home = ""
         self.mapped: dict[tuple[bytes, bool], Mapped] = {}
-        self.owners: set[Mapped] = set()
         self.at_first: list[Callable[[], None]] = []
         self._memberships: dict[str, _Membership] = {}
         self._leaving: collections.deque[str] = collections.deque()
@@ -135,9 +134,7 @@ class ProcessState:
         if family == self.home:
             return ()
         with self._locked():
-            member = self._memberships.get(family)
-            if member is None:
-                member = self._memberships[family] = _Membership()
+            member = self._memberships.setdefault(family, _Membership())
             if member.fd is None:
                 member.fd = families.hold(family, create=False)
             member.count += 1
@@ -162,7 +159,6 @@ class ProcessState:
 
     def forget(self, segment: Mapped, key: tuple[bytes, bool]) -> None:
         """Remove a segment that is no longer mapped here."""
-        self.owners.discard(segment)
         if self.mapped.get(key) is segment:
             self.mapped.pop(key, None)  # another thread may have mapped and dropped it again
         if self._ended and not self.mapped:
@@ -189,12 +185,11 @@ class ProcessState:
 
     def _leave(self, family: str) -> None:
         member = self._memberships.get(family)
-        if member is None:
-            return
-        member.count -= 1
-        if member.count <= 0:
-            del self._memberships[family]
-            self._release(family, member)
+        if member is not None:
+            member.count -= 1
+            if member.count <= 0:
+                del self._memberships[family]
+                self._release(family, member)
 
     def _release(self, family: str, member: _Membership) -> None:
         if member.fd is None:
@@ -218,13 +213,14 @@ class ProcessState:
         parent = None if self._inherits else self._find_parent()
         if parent is None:
             return False
-        try:
+        with contextlib.suppress(ValueError):  # a worker of loky has no sentinel of its parent
             if not parent.is_alive():
                 return False
-        except ValueError:  # in a worker of loky, which has no sentinel of its parent
-            pass
-        # Children forked later keep the pipe open whose end is the sign of its end.
-        return os.getppid() == parent.pid or _is_there(parent.pid)
+        try:  # children forked later keep the pipe open whose end is the sign of its end
+            os.kill(parent.pid, 0)
+        except OSError as error:
+            return error.errno == errno.EPERM
+        return True
 
     def _finalize_at_exit(self) -> None:
         """Run `_at_exit` after multiprocessing has joined its children and queues.
@@ -237,10 +233,9 @@ class ProcessState:
 
     def _at_exit(self) -> None:
         self._ended = True
-        for owner in list(self.owners):
+        for mapped in list(self.mapped.values()):
             with contextlib.suppress(OSError):
-                owner.remove_owned_names()
-        self.owners.clear()
+                mapped.remove_owned_names()
         self._leave_all()
 
     def leave_families(self) -> None:
@@ -265,18 +260,7 @@ class ProcessState:
         self._inherits = self.home in self._memberships
         for mapped in list(self.mapped.values()):
             mapped.disown()
-        self.owners.clear()
         self._finalize_at_exit()
-
-
-def _is_there(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
 
 
 process = ProcessState()
