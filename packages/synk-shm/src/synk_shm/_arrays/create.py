@@ -27,13 +27,9 @@ def create(
     data: Bytes | None = None,
     contents: Any = NOTHING,
 ) -> Array:
-    """Return the array of a new segment, holding zeros, `data` or `contents`.
+    """Return the array of a new segment: of zeros, of bytes in memory order, or of `contents`.
 
-    Args:
-        capacity: bytes to map now and allocate when needed.
-        name: a system name that a user asked for.
-        data: all bytes of the array, in memory order.
-        contents: what to assign to the array.
+    `capacity` are the bytes to map now and allocate when needed; `name` is a system's name.
     """
     anonymous = backend == "memfd"
     process.ready(not anonymous)
@@ -47,12 +43,14 @@ def create(
     if name is not None and posix.DIRECTORY is None:
         first = name  # second entries are impossible there: it is the only one
     if anonymous:
-        fd = posix.create_anonymous(mode)
+        fd = posix.create_anonymous()
         first, owned = f"/proc/{os.getpid()}/fd/{fd}", []
     else:
         fd, owned = posix.create(first, mode), [first]
     try:
         try:
+            if mode & 0o077 or anonymous:  # an explicit mode: the umask does not apply
+                os.fchmod(fd, mode)
             mapping = _map_new(fd, plan, first, data)
         except OSError as error:
             posix.raise_mapped(error, where, asked=plan.stop)

@@ -147,16 +147,24 @@ def attach(
 
 
 def view(mapping: Mapping, address: Handle) -> Array:
-    """Return the array that a handle describes, on mapped memory.
-
-    Raises:
-        ShmFormatError: it does not fit.
-    """
-    found = mapping.segment
+    """Return the array that a handle describes; ShmFormatError if it leaves the mapped memory."""
+    found, (_, _, offset, shape, strides, text) = mapping.segment, address
     try:
-        same = address.dtype_text in ("", found.header.dtype_text)
-        dtype = found.dtype if same else address.dtype
-        return found.view(address.offset, address.shape, address.strides, dtype)
+        dtype = found.dtype if text in ("", found.header.dtype_text) else dtypes.decode(text)
+        low = high = offset
+        if strides is None:
+            high += dtypes.count_bytes(shape, dtype)
+        elif 0 not in shape:
+            spans = [(length - 1) * stride for length, stride in zip(shape, strides)]
+            low += sum(span for span in spans if span < 0)
+            high += sum(span for span in spans if span > 0) + dtype.itemsize
+        # What was allocated when it was opened is known without touching the memory.
+        if low < 0 or (high > found.header.reserved and high > found.reserved):
+            raise ValueError(
+                f"the view spans bytes {low} to {high}, {found.name} has {found.reserved}"
+            )
+        start = found.header.data_offset + offset
+        return np.ndarray(shape, dtype, found.memory(), start, strides)
     except (TypeError, ValueError) as error:
         reason = f"this handle does not fit: {error}"
         raise ShmFormatError(errno.EINVAL, reason, address.name) from error
@@ -169,18 +177,9 @@ def open_segment(
     nonce: bytes | None = None,
     owner_uid: int | None = None,
 ) -> Mapping:
-    """Map the segment of this system name (or ``/proc`` path), and check it before it is used.
+    """Map the segment of this system name (or ``/proc`` path) as `attach` does.
 
-    Args:
-        timeout_s: how long to wait for a segment that is still being made.
-        nonce: the one that the segment must have, if known.
-        owner_uid: the user whose segment it must be; by default the caller.
-
-    Raises:
-        ShmNotFoundError: there is none, or another one took its name.
-        ShmPermissionError: it belongs to another user, or may not be opened.
-        ShmFormatError: it is no segment, or contradicts itself.
-        ShmTimeoutError: it was not ready in time.
+    With `nonce`, it must be the segment that has this one.
     """
     known = None if nonce is None else find_mapped(nonce, readonly)
     if known is not None:

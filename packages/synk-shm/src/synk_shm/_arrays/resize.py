@@ -6,7 +6,7 @@ import os
 
 from synk_shm._arrays.constructors import check_length
 from synk_shm._arrays.create import create
-from synk_shm._arrays.segment import Array, Segment, require_segment, segment
+from synk_shm._arrays.segment import Array, Segment, raise_taken, require_segment, segment
 from synk_shm._segments import dtypes, naming, posix
 from synk_shm._segments.memory import allocate, check_space, populate
 
@@ -50,8 +50,11 @@ def _allocate(found: Segment, reserved: int, nbytes: int) -> bool:
             return True
         if found.unlinked:
             return False
-        fd = found.reopen()
+        open_ = posix.open_existing if found.backend == "shm" else posix.open_anonymous
+        fd = open_(found.address_name, readonly=False)
         try:
+            if os.fstat(fd).st_ino != found.inode:
+                raise_taken(found.name)
             allocate(fd, begin, end)
         finally:
             os.close(fd)

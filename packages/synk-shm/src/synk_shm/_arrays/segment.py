@@ -171,28 +171,6 @@ class Segment:
         order: Any = "F" if header.fortran else "C"
         return np.ndarray(lengths, header.dtype, self.memory(), header.data_offset, order=order)
 
-    def view(
-        self,
-        offset: int,
-        shape: tuple[int, ...],
-        strides: tuple[int, ...] | None,
-        dtype: np.dtype[Any],
-    ) -> Array:
-        """Return the view that a handle describes. ValueError if it leaves the allocated bytes."""
-        low = high = offset
-        if strides is None:
-            high += dtypes.count_bytes(shape, dtype)
-        elif 0 not in shape:
-            spans = [(length - 1) * stride for length, stride in zip(shape, strides)]
-            low += sum(span for span in spans if span < 0)
-            high += sum(span for span in spans if span > 0) + dtype.itemsize
-        # What was allocated when it was opened is known without touching the memory.
-        if low < 0 or (high > self.header.reserved and high > self.reserved):
-            raise ValueError(
-                f"the view spans bytes {low} to {high}, {self.name} has {self.reserved}"
-            )
-        return np.ndarray(shape, dtype, self.memory(), self.header.data_offset + offset, strides)
-
     def offset_of(self, x: Array) -> int:
         """Return the bytes from the start of the data to an array's first element."""
         if not self._data_at:
@@ -218,28 +196,17 @@ class Segment:
     def move_user_name(self, old: Segment) -> None:
         """Take the name that a user gave to `old`, in one step."""
         for name in filter(naming.is_user_name, old.names):
-            if not posix.links(name, old.inode):
-                continue  # it is unlinked, or names another segment now
-            step = naming.random_name(self.family)
-            posix.link(self.address_name, step)
-            os.replace(posix.path_of(step), posix.path_of(name))
-            old._owned.remove(name)
-            self._owned.append(name)
+            if posix.links(name, old.inode):  # else it is unlinked, or names another segment now
+                step = naming.random_name(self.family)
+                posix.link(self.address_name, step)
+                os.replace(posix.path_of(step), posix.path_of(name))
+                old._owned.remove(name)
+                self._owned.append(name)
 
     def set_length(self, length: int, reserved: int) -> None:
         """Publish a new first length: memory first, so that no reader exceeds it."""
         self._numbers(headers.RESERVED_AT, 1)[0] = reserved
         self._numbers(headers.SHAPE_AT, 1)[0] = length
-
-    def reopen(self) -> int:
-        """Return a new descriptor for this segment's file."""
-        if self.fd is not None:
-            return posix.open_anonymous(self.address_name, self.readonly)
-        fd = posix.open_existing(self.address_name, self.readonly)
-        if os.fstat(fd).st_ino != self.inode:
-            os.close(fd)
-            raise_taken(self.name)
-        return fd
 
     def disown(self) -> None:
         """Forget the names in a forked child: its parent owns them."""

@@ -1,12 +1,4 @@
-"""Families of processes, and the removal of the names of dead families.
-
-A *family* is the processes that share a multiprocessing authentication key: a program and
-all its multiprocessing children, with any start method. Every member holds a shared
-flock on the family's lock file until it ends; a process that has attached a
-segment of another family holds that family's as well. The kernel drops these locks when a
-process dies. So a lock that no process holds proves that all are dead. Pids do not: they are
-reused, and differ in another container. See README.md of this package.
-"""
+"""Families of processes, and the removal of the names of dead families: see README.md."""
 
 from __future__ import annotations
 
@@ -43,11 +35,7 @@ def home_family() -> str:
 def hold(family: str, *, create: bool) -> int | None:
     """Take a shared lock on a family's lock file and return the descriptor that holds it.
 
-    None if there is no such file and `create` is False, or on a system where segments do
-    not show as files.
-
-    Raises:
-        ShmTimeoutError: another process has kept the exclusive lock for five seconds.
+    None if there is no such file and `create` is False, or where segments are not files.
     """
     if posix.DIRECTORY is None:
         return None
@@ -69,9 +57,8 @@ def hold(family: str, *, create: bool) -> int | None:
         # A sweep holds it exclusively, or has just removed it: try again.
         os.close(fd)
         if time.monotonic() > deadline:
-            raise ShmTimeoutError(
-                errno.ETIMEDOUT, f"the lock file stayed locked for {_OPEN_S} s", path
-            )
+            reason = f"the lock file stayed locked for {_OPEN_S} s"
+            raise ShmTimeoutError(errno.ETIMEDOUT, reason, path)
         time.sleep(0.001)
 
 
@@ -81,11 +68,7 @@ def has_names(family: str) -> bool:
 
 
 def postpone_if_alone(fd: int) -> None:
-    """Postpone the removal of a family's names if no other process holds this lock file.
-
-    For a child whose message may be on the way to a parent that has had no shared arrays so
-    far, and so does not hold the family's lock yet.
-    """
+    """Postpone the removal of a family's names if no other process holds this lock file."""
     try:
         alone = not _is_marked(fd)
     except (OSError, AttributeError):
@@ -209,12 +192,7 @@ def _lock(fd: int, kind: int) -> bool:
 
 
 def _mark(fd: int) -> None:
-    """Take a second lock, which other processes can test without taking it.
-
-    Open file description locks (Linux) last as long as flocks do. A test that takes the exclusive
-    flock for a moment would mislead a process that leaves at that moment and tries the same: it
-    would not remove anything.
-    """
+    """Take a second lock, which other processes can test without taking it."""
     with contextlib.suppress(OSError, AttributeError):
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0))
 

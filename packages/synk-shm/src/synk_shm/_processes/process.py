@@ -1,11 +1,7 @@
 """The state of this process, and its release: at exit, after a fork, when arrays are freed.
 
 The one mutable state of the package, `process`, is here. The first segment of a process arms it,
-not ``import synk_shm``: a process without shared arrays has nothing to clean up, and importing
-multiprocessing takes longer than the rest.
-
-Finalizers may run at any moment, inside any allocation of any thread. Therefore `leave`
-only queues its work when the lock is taken, and the thread that holds the lock does the work.
+not ``import synk_shm``: importing multiprocessing takes longer than the rest.
 """
 
 from __future__ import annotations
@@ -34,13 +30,10 @@ class Mapped(Protocol):
 
 
 class _Membership:
-    """The membership of this process in a family: a lock, and the segments that need it."""
+    """The membership of this process in a family: a lock, and how many segments need it."""
 
-    __slots__ = ("count", "fd")
-
-    def __init__(self) -> None:
-        self.fd: int | None = None
-        self.count = 0
+    fd: int | None = None
+    count = 0
 
 
 class ProcessState:
@@ -73,8 +66,7 @@ class ProcessState:
     def ready(self, named: bool = True) -> None:
         """Prepare this process for segments, and check its lock file every tenth of a second.
 
-        Raises:
-            ShmError: the lock file cannot be made. Segments without names do not need it.
+        Segments without names do not need that file.
         """
         if time.monotonic() >= self._check_at or os.geteuid() != self._user:
             with self._arming:
@@ -149,13 +141,11 @@ class ProcessState:
 
         If no other process does, the family is not swept for a while after this process dies.
         """
-        now = time.monotonic()
-        if now < self._send_check_at:
-            return
-        self._send_check_at = now + _CHECK_EVERY_S
-        member = self._memberships.get(self.home)
-        if member is not None and member.fd is not None and self._is_awaited():
-            families.postpone_if_alone(member.fd)
+        if time.monotonic() >= self._send_check_at:
+            self._send_check_at = time.monotonic() + _CHECK_EVERY_S
+            member = self._memberships.get(self.home)
+            if member is not None and member.fd is not None and self._is_awaited():
+                families.postpone_if_alone(member.fd)
 
     def forget(self, segment: Mapped, key: tuple[bytes, bool]) -> None:
         """Remove a segment that is no longer mapped here."""
@@ -165,7 +155,11 @@ class ProcessState:
             self._leave_all()  # used by a handler of atexit that ran after ours
 
     def leave(self, family: str) -> None:
-        """Undo one `enter`. The last member of a family that leaves removes its names."""
+        """Undo one `enter`. The last member of a family that leaves removes its names.
+
+        A finalizer may call this inside any allocation, also of the thread that has the lock:
+        it only queues the work then.
+        """
         self._leaving.append(family)
         self._drain()
 
@@ -179,17 +173,14 @@ class ProcessState:
         while self._leaving and self._lock.acquire(blocking=False):
             try:
                 while self._leaving:
-                    self._leave(self._leaving.popleft())
+                    family = self._leaving.popleft()
+                    member = self._memberships.get(family, _Membership())
+                    member.count -= 1
+                    if member.count <= 0:
+                        self._memberships.pop(family, None)
+                        self._release(family, member)
             finally:
                 self._lock.release()
-
-    def _leave(self, family: str) -> None:
-        member = self._memberships.get(family)
-        if member is not None:
-            member.count -= 1
-            if member.count <= 0:
-                del self._memberships[family]
-                self._release(family, member)
 
     def _release(self, family: str, member: _Membership) -> None:
         if member.fd is None:

@@ -76,11 +76,7 @@ class Header(NamedTuple):
 def plan(
     shape: tuple[int, ...], dtype: np.dtype[Any], fortran: bool, capacity: int | None, family: str
 ) -> tuple[Header, bytes]:
-    """Return the header of a new segment for an array, and its bytes after the nonce.
-
-    Raises:
-        TypeError, ValueError: arrays of this dtype or size cannot be shared.
-    """
+    """Return the header of a new segment for an array, and its bytes after the nonce."""
     # Other dtypes than NumPy's own numbers may be equal, but differ in metadata or alignment.
     answer = _known_plan if dtype.isbuiltin == 1 else _plan
     return answer(shape, dtype, fortran, capacity, family)
@@ -140,11 +136,7 @@ def read_header(fd: int, size: int, name: str) -> tuple[Header, bytes] | None:
 
 
 def _read(packed: bytes, size: int) -> Header:
-    """Return the header, given its bytes after the nonce.
-
-    Raises:
-        ValueError, TypeError: it contradicts itself.
-    """
+    """Return the header, given its bytes after the nonce; ValueError if it contradicts itself."""
     version, flags, family, offset, capacity, reserved, ndim, text_length = _FIXED.unpack_from(
         packed
     )

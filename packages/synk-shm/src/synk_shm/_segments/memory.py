@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import ctypes
 import errno
 import functools
 import mmap
@@ -129,7 +130,8 @@ def populate(memory: _Bytes, start: int, stop: int, data: _Bytes | None = None) 
 
     threads = []
     try:
-        for _ in range(1, min(_cores(), _MOST_THREADS, (stop - first) // _SHARE)):
+        cores = len(os.sched_getaffinity(0))
+        for _ in range(1, min(cores, _MOST_THREADS, (stop - first) // _SHARE)):
             thread = threading.Thread(target=work)
             with contextlib.suppress(RuntimeError):  # no more threads, or the interpreter ends
                 thread.start()
@@ -148,14 +150,11 @@ def populate(memory: _Bytes, start: int, stop: int, data: _Bytes | None = None) 
 
 def _advise(advise: Any, address: int, length: int, what: int = _POPULATE_WRITE) -> int:
     """Populate whole pages, or free them; return 0 or the error's number."""
-    import ctypes
-
-    while True:
-        if advise(ctypes.c_void_p(address), ctypes.c_size_t(length), what) == 0:
-            return 0
+    while advise(ctypes.c_void_p(address), ctypes.c_size_t(length), what):
         number = ctypes.get_errno()
         if number != errno.EINTR:  # a signal; what was done stays done
             return number
+    return 0
 
 
 def map_over(memory: _Bytes, access: int, fd: int) -> bool:
@@ -163,8 +162,6 @@ def map_over(memory: _Bytes, access: int, fd: int) -> bool:
     function = _c_function("mmap")
     if function is None:
         return False
-    import ctypes
-
     address, flags = memory.__array_interface__["data"][0], mmap.MAP_SHARED | _FIXED
     where = ctypes.c_void_p(address), ctypes.c_size_t(memory.nbytes)
     return int(function(*where, access, flags, fd, ctypes.c_long(0))) != -1
@@ -175,13 +172,6 @@ def _c_function(name: str) -> Any:
     """Return a C function; None without it. Unlike mmap.madvise it lets other threads run."""
     if not posix.CAN_ALLOCATE:
         return None
-    try:
-        import ctypes
-
+    with contextlib.suppress(OSError, AttributeError):
         return getattr(ctypes.CDLL(None, use_errno=True), name)
-    except (ImportError, OSError, AttributeError):
-        return None
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    return None

@@ -56,9 +56,8 @@ def create(name: str, mode: int) -> int:
     """Create an empty segment, never open one that exists. Return its descriptor."""
     try:
         if DIRECTORY is not None:
-            fd = os.open(DIRECTORY + name, _CREATE, mode)
-        else:
-            fd = int(posix_ipc.SharedMemory(name, flags=posix_ipc.O_CREX, mode=mode).fd)
+            return os.open(DIRECTORY + name, _CREATE, mode)
+        return int(posix_ipc.SharedMemory(name, flags=posix_ipc.O_CREX, mode=mode).fd)
     except (posix_ipc.Error, OSError, MemoryError) as error:
         if getattr(error, "errno", None) == errno.ENOENT or "No shared memory" in str(error):
             raise ShmError(
@@ -69,14 +68,6 @@ def create(name: str, mode: int) -> int:
         if DIRECTORY is not None:
             _take_back(name)
         raise
-    if mode & 0o077:  # an explicit mode: the umask does not apply
-        try:
-            os.fchmod(fd, mode)
-        except BaseException:
-            os.close(fd)
-            remove(name)
-            raise
-    return fd
 
 
 def _take_back(name: str) -> None:
@@ -99,16 +90,14 @@ def open_existing(name: str, readonly: bool) -> int:
         raise_mapped(error, name)
 
 
-def create_anonymous(mode: int) -> int:
+def create_anonymous() -> int:
     """Create a memory file without a name (Linux). Return its descriptor."""
     if not hasattr(os, "memfd_create"):
         raise ValueError('backend="memfd" exists on Linux only; use backend="shm"')
     try:
-        fd = os.memfd_create("synk-shm", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        return os.memfd_create("synk-shm", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     except OSError as error:
         raise_mapped(error, "a memory file")
-    os.fchmod(fd, mode)
-    return fd
 
 
 def open_anonymous(path: str, readonly: bool) -> int:
@@ -116,8 +105,7 @@ def open_anonymous(path: str, readonly: bool) -> int:
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):  # opening a FIFO or a terminal may have effects
             raise ShmNotFoundError(errno.ENOENT, "the process closed this memory", path)
-        access = os.O_RDONLY if readonly else os.O_RDWR
-        return os.open(path, access | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK)
+        return os.open(path, (os.O_RDONLY if readonly else os.O_RDWR) | _CAREFUL & ~os.O_NOFOLLOW)
     except OSError as error:
         raise_mapped(error, path)
 
