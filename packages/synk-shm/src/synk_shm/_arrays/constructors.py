@@ -183,6 +183,8 @@ def check_length(length: Any) -> int:
 
 def _check_shape(shape: Shape) -> tuple[int, ...]:
     """Return the shape as a tuple of ints; TypeError or ValueError if it is none."""
+    if type(shape) is int and shape >= 0:  # by far the most frequent
+        return (shape,)
     given = (shape,) if isinstance(shape, (int, np.integer)) else shape
     if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
         raise TypeError(f"a shape is an int or a sequence of ints, got {shape!r}")

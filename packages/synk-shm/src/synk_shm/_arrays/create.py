@@ -81,8 +81,10 @@ def create(
 def _map_new(fd: int, plan: headers.Header, name: str, data: Bytes | None) -> Mapping:
     """Return the memory of a new segment, allocated, and filled with `data`."""
     offset, stop = plan.data_offset, plan.stop
-    os.ftruncate(fd, plan.length)
-    if data is None and stop < LARGE:
+    is_small = data is None and stop < LARGE
+    if not is_small or plan.length != stop or not posix.CAN_ALLOCATE:
+        os.ftruncate(fd, plan.length)  # else allocating sets the size, too
+    if is_small:
         allocate(fd, 0, stop)
     elif data is not None and stop < WORTH_THREADS and posix.write(fd, offset, data.data):
         allocate(fd, 0, offset)

@@ -86,9 +86,8 @@ def _unlink_name(name: str) -> bool:
         reason = f"this segment belongs to user {status.st_uid}, who alone may unlink it"
         raise ShmPermissionError(errno.EACCES, reason, name)
     for mapped in list(process.mapped.values()):
-        if isinstance(mapped, Segment) and mapped.inode == status.st_ino and mapped.owner:
-            if mapped.backend == "shm":
-                mapped.unlink()
+        if mapped.inode == status.st_ino and mapped.owner and mapped.backend == "shm":
+            mapped.unlink()
     return _remove_entries(status.st_ino, [name])
 
 

@@ -11,7 +11,6 @@ that this process owns. It points back by weak references only: no cycle delays 
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import mmap
 import os
@@ -233,8 +232,10 @@ class Segment:
         if self._closed:
             return
         self._closed = True
-        with contextlib.suppress(ShmError):  # a later sweep will find the name
+        try:
             self.remove_owned_names()
+        except ShmError:
+            pass  # a later sweep will find the name
         process.forget(self, (self.nonce, self.readonly))
         self._close_fd()
         for family in self.families:
@@ -278,8 +279,8 @@ def raise_taken(name: str) -> NoReturn:
 
 def find_mapped(nonce: bytes, readonly: bool) -> Mapping | None:
     """Return this process's own mapping of a segment, if others may still attach it too."""
-    found = process.mapped.get((nonce, readonly))
-    mapping = found.mapping() if isinstance(found, Segment) else None
+    found: Segment | None = process.mapped.get((nonce, readonly))
+    mapping = None if found is None else found.mapping()
     if mapping is None or mapping.segment.closed or mapping.segment.unlinked:
         return None
     return mapping

@@ -9,7 +9,6 @@ import os
 import stat
 import struct
 import time
-from collections.abc import Callable
 
 from synk_shm._segments import naming, posix
 from synk_shm._segments.headers import peek
@@ -101,44 +100,45 @@ def sweep(family: str, *, at_once: bool = False) -> list[str]:
 
     With `at_once` also if it was postponed, because no process can read the messages.
     """
-    fd = _open_if_dead(family, at_once)
+    fd, path = _open_lock(family, os.O_RDWR), _lock_path(family)
     if fd is None:
         return []
     try:
+        is_dead = _lock(fd, fcntl.LOCK_EX) and _is_current(fd, path)
+        if not is_dead or not (at_once or _is_due(fd)):
+            return []
         # Its own names last: if this process is killed, the next one finds the rest by them.
         removed = [name for name in _names_of(family) if posix.remove(name)]
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(_lock_path(family))  # last, because a sweep searches for lock files
+            os.unlink(path)  # last, because a sweep searches for lock files
+        return removed
     finally:
         os.close(fd)
-    return removed
 
 
 def sweep_all() -> list[str]:
     """Remove the names of every dead family of this user; return those names."""
-    owners = [naming.lock_owner(name) for name, _ in _files_of_user(naming.lock_owner)]
+    owners = [naming.lock_owner(name[1:]) for name, _ in _files_of_user()]
     user = os.geteuid()
     return [name for owner in owners if owner and owner[0] == user for name in sweep(owner[1])]
 
 
 def names_of_user() -> list[tuple[str, os.stat_result]]:
     """Return every segment entry that belongs to this user, and its status."""
-    found = _files_of_user(lambda name: naming.is_segment("/" + name))
-    return [("/" + name, status) for name, status in found]
+    return [entry for entry in _files_of_user() if naming.is_segment(entry[0])]
 
 
-def _files_of_user(is_wanted: Callable[[str], object]) -> list[tuple[str, os.stat_result]]:
-    """Return the regular files of this user whose names are wanted, and their status."""
+def _files_of_user() -> list[tuple[str, os.stat_result]]:
+    """Return the names of this user's regular files that may be ours, and their status."""
     if posix.DIRECTORY is None:
         return []
-    user = os.geteuid()
-    found = []
+    user, found = os.geteuid(), []
     with os.scandir(posix.DIRECTORY) as entries:
-        for entry in filter(lambda entry: is_wanted(entry.name), entries):
+        for entry in entries:
             with contextlib.suppress(OSError):
-                status = entry.stat(follow_symlinks=False)
-                if status.st_uid == user and stat.S_ISREG(status.st_mode):
-                    found.append((entry.name, status))
+                status = entry.stat(follow_symlinks=False) if entry.name[:5] == "synk." else None
+                if status and status.st_uid == user and stat.S_ISREG(status.st_mode):
+                    found.append(("/" + entry.name, status))
     return found
 
 
@@ -163,18 +163,6 @@ def _open_lock(family: str, access: int) -> int | None:
         return os.open(_lock_path(family), access | _CAREFUL)
     except OSError:
         return None
-
-
-def _open_if_dead(family: str, at_once: bool) -> int | None:
-    """Return a descriptor with the exclusive lock if no process holds the file; else None."""
-    fd = _open_lock(family, os.O_RDWR)
-    if fd is None:
-        return None
-    is_dead = _lock(fd, fcntl.LOCK_EX) and _is_current(fd, _lock_path(family))
-    if is_dead and (at_once or _is_due(fd)):
-        return fd
-    os.close(fd)
-    return None
 
 
 def _is_due(fd: int) -> bool:
@@ -206,9 +194,8 @@ def _is_marked(fd: int) -> bool:
 
 def _is_current(fd: int, path: str) -> bool:
     """Return whether the path still leads to this file, and this user owns it."""
-    try:
-        now = os.stat(path, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
     held = os.fstat(fd)
-    return (now.st_ino, now.st_dev) == (held.st_ino, held.st_dev) and held.st_uid == os.geteuid()
+    with contextlib.suppress(FileNotFoundError):
+        found = os.stat(path, follow_symlinks=False)
+        return os.path.samestat(found, held) and held.st_uid == os.geteuid()
+    return False

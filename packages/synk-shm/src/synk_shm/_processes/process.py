@@ -14,19 +14,11 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from synk_shm._processes import families
 
 _CHECK_EVERY_S = 0.1  # other programs may remove lock files; a check each time would cost a tenth
-
-
-class Mapped(Protocol):
-    """A segment that this process maps, and whose names it may own."""
-
-    def remove_owned_names(self) -> None: ...
-
-    def disown(self) -> None: ...
 
 
 class _Membership:
@@ -41,7 +33,7 @@ class ProcessState:
 
     Attributes:
         home: the family of this process, once `ready` has been called.
-        mapped: its segments by nonce and read-only flag, for a second attach, and for their
+        mapped: the `Segment`s by nonce and read-only flag, for a second attach, and for their
             names at exit. Not weak references: late in the exit Python stops calling
             finalizers, while threads of multiprocessing's queues still drop arrays.
         at_first: called when the process gets its first segment.
@@ -49,7 +41,7 @@ class ProcessState:
 
     def __init__(self) -> None:
         self.home = ""
-        self.mapped: dict[tuple[bytes, bool], Mapped] = {}
+        self.mapped: dict[tuple[bytes, bool], Any] = {}
         self.at_first: list[Callable[[], None]] = []
         self._memberships: dict[str, _Membership] = {}
         self._leaving: collections.deque[str] = collections.deque()
@@ -147,7 +139,7 @@ class ProcessState:
             if member is not None and member.fd is not None and self._is_awaited():
                 families.postpone_if_alone(member.fd)
 
-    def forget(self, segment: Mapped, key: tuple[bytes, bool]) -> None:
+    def forget(self, segment: object, key: tuple[bytes, bool]) -> None:
         """Remove a segment that is no longer mapped here."""
         if self.mapped.get(key) is segment:
             self.mapped.pop(key, None)  # another thread may have mapped and dropped it again

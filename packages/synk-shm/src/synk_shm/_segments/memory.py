@@ -107,31 +107,32 @@ def populate(memory: _Bytes, start: int, stop: int, data: _Bytes | None = None) 
     first = start // _PAGE * _PAGE
     if _advise(advise, base + first, 1) == errno.EINVAL:
         return False
-    chunks = collections.deque(range(first, stop, _CHUNK))
+    count = min(len(os.sched_getaffinity(0)), _MOST_THREADS, (stop - first) // _SHARE)
+    step = -(-(stop - first) // max(count, 1) // _CHUNK) * _CHUNK
+    parts = collections.deque(range(first, stop, step))  # contiguous: pages near each other clash
     failures: list[BaseException] = []
 
     def work() -> None:
         try:
-            while not failures:
-                try:
-                    at = chunks.popleft()
-                except IndexError:
-                    return
-                end = min(at + _CHUNK, stop)
-                number = _advise(advise, base + at, end - at)
-                if number:
-                    full = number in (errno.EFAULT, errno.ENOMEM)
-                    raise OSError(errno.ENOSPC if full else number, os.strerror(number))
-                if data is not None:
-                    low = max(at, start)
-                    memory[low:end] = data[low - start : end - start]
+            while parts:
+                begin = parts.popleft()
+                for at in range(begin, min(begin + step, stop), _CHUNK):
+                    end = min(at + _CHUNK, stop)
+                    number = 0 if failures else _advise(advise, base + at, end - at)
+                    if number:
+                        full = number in (errno.EFAULT, errno.ENOMEM)
+                        raise OSError(errno.ENOSPC if full else number, os.strerror(number))
+                    if data is not None and not failures:
+                        low = max(at, start)
+                        memory[low:end] = data[low - start : end - start]
+        except IndexError:
+            pass  # another thread has taken the last part
         except BaseException as error:  # noqa: BLE001 (raised below, by the thread that asked)
             failures.append(error)
 
     threads = []
     try:
-        cores = len(os.sched_getaffinity(0))
-        for _ in range(1, min(cores, _MOST_THREADS, (stop - first) // _SHARE)):
+        for _ in range(1, count):
             thread = threading.Thread(target=work)
             with contextlib.suppress(RuntimeError):  # no more threads, or the interpreter ends
                 thread.start()
