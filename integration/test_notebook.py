@@ -247,7 +247,7 @@ def test_the_stop_button_ends_a_call_on_all_ranks_and_all_goes_on(kernel: Kernel
 
 
 def test_with_the_kernel_go_its_workers_and_their_memory(kernel: Kernel) -> None:
-    """A restart is Jupyter's own; a kernel that is killed is a killed master (synk-core's tests)."""
+    """By a restart; a kernel that is killed is a killed master, as synk-core tests it."""
     kernel.busy()
     kernel.run("data = synk.data(np.ones((1000, 1000))); data")
     workers, segments = kernel.workers(), kernel.segments()
