@@ -47,7 +47,7 @@ SHM = (
         "shm-fork-child-owns",
         "life cycles",
         "_arrays/segment.py",
-        "# one that is still there\n        self._owned = []\n        self.mine = False",
+        "# one that is still there\n        self._owned = []\n        self.owner = False",
         "# one that is still there",
         "A forked child counts as the owner of its parent's segments, and removes their names.",
         "lifecycle exit",

@@ -57,7 +57,7 @@ def create(
         headers.write(mapping, packed, nonce)
         inode = os.fstat(fd).st_ino
         made = Segment(mapping, first, plan, nonce, mode, False, inode, owned)
-        made.mine = True
+        made.owner = True
         array = made.array(shape)
         if contents is not NOTHING:
             array[...] = contents

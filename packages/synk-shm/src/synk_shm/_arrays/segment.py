@@ -48,16 +48,18 @@ class Segment:
     Attributes:
         name: what `attach` takes in another process.
         readonly: whether this process may only read the memory.
+        owner: whether this process made or received the segment, and so removes its names.
+        closed: whether this process has closed the segment.
         unlinked: whether no process can attach it any more.
         mode: permissions of the segment.
     """
 
     # Defaults of most segments.
     fd: int | None = None
-    mine = False
+    owner = False
+    closed = False
     unlinked = False
     families: tuple[str, ...] = ()
-    _closed = False
     _data_at = 0
     _bytes: weakref.ref[Bytes] | None = None
 
@@ -111,16 +113,6 @@ class Segment:
     def capacity(self) -> int:
         """Bytes to which `resize` can grow the array in place."""
         return self.header.capacity
-
-    @property
-    def closed(self) -> bool:
-        """Whether this process has closed the segment."""
-        return self._closed or self.mapping() is None
-
-    @property
-    def owner(self) -> bool:
-        """Whether this process made or received the segment, and so removes its names."""
-        return self.mine and not self.closed
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -189,7 +181,7 @@ class Segment:
             return
         family = naming.family_of(name) or self.family
         self.families += process.enter(family)
-        self.mine = True
+        self.owner = True
         self._owned = [name]
 
     def move_user_name(self, old: Segment) -> None:
@@ -211,7 +203,7 @@ class Segment:
         """Forget the names in a forked child: its parent owns them."""
         self.name = self.names[0]  # one that is still there
         self._owned = []
-        self.mine = False
+        self.owner = False
 
     def remove_owned_names(self) -> None:
         """Remove the names this process owns."""
@@ -229,9 +221,9 @@ class Segment:
 
     def release(self) -> None:
         """Drop names and families: called by `close`, and when the mapping is freed."""
-        if self._closed:
+        if self.closed:
             return
-        self._closed = True
+        self.closed, self.owner = True, False
         try:
             self.remove_owned_names()
         except ShmError:
