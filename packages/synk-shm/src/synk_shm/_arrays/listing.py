@@ -65,7 +65,7 @@ def cleanup() -> list[str]:
 
 
 def leave() -> None:
-    """Let the names of other processes' arrays be removed when those processes end.
+    """Release the locks of all families: names of other processes' arrays go when those end.
 
     For a forked child that goes on: it holds the locks of its parent's families, so that the
     names would outlive a parent that is killed. What is mapped here can be used as before; what
@@ -82,7 +82,7 @@ def free_space() -> int:
     """
     found = posix.space(posix.DIRECTORY) if posix.DIRECTORY is not None else None
     if found is None:
-        raise ShmError(95, "this system does not tell how much shared memory is free")
+        raise ShmError(95, "this system does not report how much shared memory is free")
     return found[0]
 
 

@@ -26,7 +26,7 @@ _MAKER = "get_memmapping_reducers"
 
 
 def register() -> None:
-    """Have multiprocessing's pickler, and no other, send shared arrays as handles.
+    """Make multiprocessing's pickler, and no other, send shared arrays as handles.
 
     pickle, copy, numpy.save and other libraries' picklers keep copying values.
     """
@@ -90,7 +90,7 @@ def _make_reducers(make: Callable[..., Any], *args: Any, **keywords: Any) -> Any
 
 
 def register_joblib() -> None:
-    """Have joblib and its loky pass shared arrays by handle, for the rest of this program.
+    """Make joblib and its loky pass shared arrays by handle, for the rest of this program.
 
     Call it once, before the first ``Parallel``. What is passed to a worker, or comes back from one,
     is then the same memory, writeable if it was, whatever its size. Other arrays go as before.

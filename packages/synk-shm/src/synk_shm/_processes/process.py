@@ -129,7 +129,7 @@ class ProcessState:
         return self._armed and family == self.home and family in self._memberships
 
     def sending(self) -> None:
-        """Note that a message goes to a process that may not hold the family's lock yet.
+        """Prepare a message to a process that may not hold the family's lock yet.
 
         If no other process does, the family is not swept for a while after this process dies.
         """
@@ -147,7 +147,7 @@ class ProcessState:
             self._leave_all()  # used by a handler of atexit that ran after ours
 
     def leave(self, family: str) -> None:
-        """Undo one `enter`. The last member of a family that leaves removes its names.
+        """Reverse one `enter`. The last member of a family that leaves removes its names.
 
         A finalizer may call this inside any allocation, also of the thread that has the lock:
         it only queues the work then.

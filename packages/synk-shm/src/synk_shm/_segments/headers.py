@@ -51,7 +51,7 @@ _LARGE = 64 << 10
 
 
 class Header(NamedTuple):
-    """What a segment holds. Sizes in bytes, shape in elements."""
+    """The contents of a segment. Sizes in bytes, shape in elements."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
