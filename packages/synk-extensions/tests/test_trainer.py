@@ -306,8 +306,6 @@ WRONG = [
     ({"schedule_by": "hour"}, ValueError, "schedule_by is 'hour'; expected one of 'epoch'"),
     ({"mode": "low"}, ValueError, "mode is 'low'"),
     ({"monitor": "valid_loss"}, ValueError, "monitor is 'valid_loss'; expected.*'train_error'"),
-    ({"output_names": []}, ValueError, r"output_names: got \[\]; expected 1"),
-    ({"output_names": ["loss"]}, ValueError, r"output_names is \['loss'\]; expected different"),
     ({"callbacks": [3]}, TypeError, "got 3 among callbacks"),
     ({"callbacks": [EarlyStopping]}, TypeError, "Callback object"),
     ({"valid": max, "valid_data": [1], "valid_slices": 0}, ValueError, "valid_slices is 0"),
