@@ -219,22 +219,17 @@ def test_software_that_is_broken(monkeypatch, compat, lacking, cure):
     assert items["Theano"].state == getattr(_report, works)
 
 
-@pytest.mark.parametrize("lowest, state", [([0], GOOD), ([9], MISSING)])
-def test_the_numpy_that_the_engine_can_use(lowest, state):
-    fits = doctor._NUMPY_FITS.format(lowest, [99], "it needs another")
+def test_packages_that_do_not_fit_or_are_not_there(monkeypatch):
+    fits = doctor._NUMPY_FITS.format([9], [99], "it needs another")
     item = doctor._module("NumPy", "numpy", "pip install x", fits)
-    assert (item.state, "it needs another" in item.found) == (state, state == MISSING)
-    assert item.found.startswith(version("numpy"))
+    assert (item.state, item.found) == (MISSING, f"{version('numpy')}; it needs another")
 
-
-def test_packages_of_ours_are_installed_or_on_the_path(monkeypatch):
     def unknown(name):
         raise PackageNotFoundError(name)
 
     monkeypatch.setattr(doctor, "version", unknown)
     monkeypatch.setattr(doctor, "find_spec", lambda name: None if name == "synk_shm" else 1)
     _python, item, *_ = doctor.examine_software({})
-    assert "synk-core (a folder on PYTHONPATH)" in item.found or item.state == MISSING
     assert (item.state, item.cure) == (MISSING, "pip install synk-shm")
 
 

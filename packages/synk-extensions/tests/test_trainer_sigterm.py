@@ -9,7 +9,6 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
 import pytest
 from _programs import zygote
 from _training import Model, assert_close, assert_same, plain, without_seconds
@@ -290,59 +289,40 @@ def test_a_run_in_another_thread_is_refused_before_the_first_step(restored, tmp_
     assert trainer.step == 0
 
 
-def test_after_an_error_the_rest_of_an_epochs_end_is_done_and_saved(restored, tmp_path):
-    stopping, again = EarlyStopping(3), EarlyStopping(3)
-    failing = At("on_epoch_end", signal.SIGTERM, error=OSError("the disk is full"))
-    with pytest.raises(SystemExit):
-        saving(tmp_path, failing, stopping).run(2)
-    other = saving(tmp_path, again)
-    assert other.resume()
-    best = stopping.state()["best"]
-    assert again.state()["best"] == best == other.score(other.records[-1])
-
-
-def test_ctrl_c_is_left_alone_in_threads_and_where_it_is_ignored():
-    usual, sigterm = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    seen = []
+def test_handlers_are_restored_and_the_users_is_asked_the_second_time():
+    """Ctrl-C is left alone in threads, and where it is ignored."""
+    seen, calls, usual = [], [], signal.getsignal(signal.SIGINT)
+    sigterm = signal.getsignal(signal.SIGTERM)
 
     def look(trainer, record):
         seen.append(signal.getsignal(signal.SIGINT))
         assert signal.getsignal(signal.SIGTERM) is sigterm
 
-    trainer = plain(Model(), 50, callbacks=[look])
-    trainer.run(1)
-    assert signal.getsignal(signal.SIGINT) is usual
-    thread = threading.Thread(target=trainer.run, args=(2,))
-    thread.start()
-    thread.join()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        trainer.run(3)
-    finally:
-        signal.signal(signal.SIGINT, usual)
-    assert seen[0] is not usual
-    assert seen[1:] == [usual, signal.SIG_IGN]
-
-
-def test_a_handler_of_the_users_is_asked_the_second_time_and_restored():
-    calls = []
-
-    def handler(number, frame):
-        calls.append(number)
-
     def interrupt(trainer, record):
         for _ in range(3):
             signal.raise_signal(signal.SIGINT)
 
-    usual = signal.signal(signal.SIGINT, handler)
+    def users(number, frame):
+        calls.append(number)
+
+    trainer = plain(Model(), 50, callbacks=[look])
     try:
+        for epochs, handler in ((1, users), (2, signal.SIG_IGN)):
+            signal.signal(signal.SIGINT, handler)
+            trainer.run(epochs)
+            assert signal.getsignal(signal.SIGINT) is handler
+        signal.signal(signal.SIGINT, users)
+        thread = threading.Thread(target=trainer.run, args=(3,))
+        thread.start()
+        thread.join()
         history = plain(Model(), 50, callbacks=[interrupt]).run(5)
-        assert signal.getsignal(signal.SIGINT) is handler
+        assert signal.getsignal(signal.SIGINT) is users
     finally:
         signal.signal(signal.SIGINT, usual)
+    assert seen[0] is not users
+    assert seen[1:] == [signal.SIG_IGN, users]
     assert calls == [signal.SIGINT] * 2
     assert (history.interrupted, len(history)) == (True, 1)
-    assert np.isfinite(history["train_loss"]).all()
 
 
 def test_an_interrupted_run_keeps_its_last_parameters_to_go_on_from(ctrl_c):

@@ -198,11 +198,11 @@ class SharedVariables:
 
     def _reading(self, kind: str) -> list[Any]:
         """Return acts, one for each random state, or for each rank that is read."""
-        ranks, listed = self._ranks, self._kinds[kind]
+        listed = self._kinds[kind]
         if kind == "random":
-            return [*map(ranks.get_states, listed)]
-        of = range(ranks.size) if kind in self._own else [ranks.master]
-        return [ranks.get(rank, listed) for rank in of]
+            return [*map(self._ranks.get_states, listed)]
+        of = range(self._ranks.size) if kind in self._own else [self._ranks.master]
+        return [self._ranks.get(rank, listed) for rank in of]
 
     def misfits(self, content: dict[str, Any], current: dict[str, Any]) -> Iterator[str]:
         """Yield a sentence for each difference from the present variables, as `read` has them."""
@@ -226,10 +226,10 @@ class SharedVariables:
         for kind, listed in self._kinds.items():
             saved = [entry["values"] for entry in content[kind]]
             here.append((listed, [*map(partial(_value_of, place), listed, saved)]))
-            is_own = kind in self._own and saved_ranks == ranks.size
             if kind == "random":
                 acts += self._set_random(saved, saved_ranks)
                 continue
+            is_own = kind in self._own and saved_ranks == ranks.size
             for rank in range(ranks.size) if is_own else [None]:
                 values = [*map(partial(_value_of, rank), listed, saved)]
                 acts.append(ranks.set(rank, listed, values))
