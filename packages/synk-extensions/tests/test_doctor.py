@@ -20,7 +20,7 @@ from synkhronos_cli import _report
 from synkhronos_cli._probe import ask, ask_python
 from synkhronos_cli._report import GOOD, MISSING, WARNING, DoctorReport, Item
 
-MACHINE = ["shared memory", "stale segments", "open files", "locked memory", "processes", "cores"]
+MACHINE = ["shared memory", "stale segments", "locked memory", "cores"]
 
 
 def broken(items: dict[str, Item]) -> list[str]:

@@ -103,7 +103,7 @@ def fork(
         del settings[name]
     if n_parallel is None and devices is None:
         settings["n_parallel"] = _default.processes_from_environment()
-    settings["backend"] = backend or os.environ.get("SYNKHRONOS_BACKEND", "").strip() or None
+    settings["backend"] = backend or _default.from_environment("BACKEND")
     settings["proof"] = _default.proof_from_environment() if proof is None else proof
     settings["timeline"] = _default.timeline_from_environment()
     settings["report"] = _default.reporter(verbose)

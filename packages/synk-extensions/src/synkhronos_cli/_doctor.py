@@ -149,7 +149,7 @@ def _theano_and_its_tools(compat: Answer) -> Iterator[Item]:
     header = os.path.join(sysconfig.get_path("include"), "Python.h")
     problem = "" if os.path.isfile(header) else f"no {header}"
     yield checked("Python's headers", header, problem, "apt install python3-dev (python3-devel)")
-    if theano.is_missing:
+    if theano.state == MISSING:
         yield Item("Lasagne", WARNING, "not examined: it needs Theano")
         return
     yield _blas(compat, ask(_GEMM, COMPILE_TIMEOUT_S))
@@ -272,7 +272,7 @@ def _cuda_and_its_libraries(cuda: Answer) -> Iterator[Item]:
     yield from needed
 
     device: Answer = {}
-    if not any(item.is_missing for item in needed):
+    if all(item.state == GOOD for item in needed):
         device = ask(_DEVICE, COMPILE_TIMEOUT_S)
         found = "kernels and matrix products give right results"
         cure = "THEANO_FLAGS=device=cuda0 python -c 'import synk_theano, theano' shows more"
@@ -307,9 +307,6 @@ def _cudnn(cuda: Answer, problem: str, cure: str) -> Item:
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - nothing is written there
 _LEAST_SHARED = 1 << 30
 _LEAST_LOCKED = 64 << 20
-_LEAST = 1024
-"""Open files, and processes with threads, that are enough."""
-_NCCL_LOCKS = "NCCL may need more: ulimit -l unlimited, or docker run --ulimit memlock=-1"
 _CORES = "from synk_core import _cores\nanswer(cores=_cores.available_cores())"
 _SEGMENTS = """
 import synk_shm
@@ -327,17 +324,12 @@ def examine_machine(has_gpu: bool) -> Iterator[Item]:
     elif stale := answer["stale"]:
         problem, cure = f"{len(stale)}, of dead processes: {stale[0]}", "synkhronos clean"
     yield checked("stale segments", "none", problem, cure, WARNING)
-    locked = _LEAST_LOCKED if has_gpu else 0
-    for name, kind, least, cure in (
-        ("open files", resource.RLIMIT_NOFILE, _LEAST, "ulimit -n 4096"),
-        ("locked memory", resource.RLIMIT_MEMLOCK, locked, _NCCL_LOCKS),
-        ("processes", resource.RLIMIT_NPROC, _LEAST, "ulimit -u 4096"),
-    ):
-        limit, _hard = resource.getrlimit(kind)
-        found = f"at most {in_units(limit) if kind == resource.RLIMIT_MEMLOCK else limit}"
-        unlimited = limit == resource.RLIM_INFINITY
-        problem = found if limit < least and not unlimited else ""
-        yield checked(name, "no limit" if unlimited else found, problem, cure, WARNING)
+    limit, _hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    unlimited = limit == resource.RLIM_INFINITY
+    found = "no limit" if unlimited else f"at most {in_units(limit)}"
+    problem = found if has_gpu and not unlimited and limit < _LEAST_LOCKED else ""
+    cure = "NCCL may need more: ulimit -l unlimited, or docker run --ulimit memlock=-1"
+    yield checked("locked memory", found, problem, cure, WARNING)
     allowed = len(os.sched_getaffinity(0))
     usable = ask(_CORES).get("cores", allowed)
     found = f"{usable} of {os.cpu_count()}"
