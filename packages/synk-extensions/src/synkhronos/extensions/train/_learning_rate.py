@@ -32,10 +32,8 @@ def step_decay(rate: float, every: int | Sequence[int], factor: float = 0.1) -> 
     """Multiply the rate by ``factor`` at intervals: ``rate * factor ** n``.
 
     Args:
-        rate: The rate at the beginning.
         every: Number of epochs between two changes, ``n = t // every``, at least 1; or a list of
             the epochs of the changes, where ``n`` is the number of those up to ``t``.
-        factor: Factor of each change.
     """
     if isinstance(every, (int, np.integer)):
         length = at_least_one("every", int(every))
@@ -56,10 +54,7 @@ def cosine(rate: float, length: int, lowest: float = 0.0) -> Schedule:
     Hutter (2017), "SGDR: Stochastic gradient descent with warm restarts"; ``lowest`` from
     ``length`` on.
 
-    Args:
-        rate: The rate at the beginning.
-        length: Number of epochs (or steps) of the decrease, at least 1.
-        lowest: The rate at the end.
+    ``length``, the number of epochs (or steps) of the decrease, is at least 1.
     """
     end = at_least_one("length", length)
     return lambda t: lowest + (rate - lowest) * (1 + math.cos(math.pi * min(t, end) / end)) / 2

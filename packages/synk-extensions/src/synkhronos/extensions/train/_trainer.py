@@ -1,8 +1,7 @@
 """The loop around a training step (epochs, validation, checkpoints), and its callbacks.
 
-One step is ``train(*data, batch=indexes)``, or ``train(*arrays)`` if the program makes the batches.
-The Trainer chooses the indexes and the learning rate before it, and keeps sums after it. Its own
-state is a `TrainingProgress`; together with the values of the shared variables and the states of
+The Trainer chooses the indexes and the learning rate before a step, and keeps sums after it. Its
+own state is a `TrainingProgress`; with the values of the shared variables and the states of
 generator, schedule and callbacks this makes a checkpoint.
 """
 
@@ -102,8 +101,6 @@ def _as_callback(callback: Any) -> Callback:
 class Trainer:
     """Train for some epochs, with validation, schedules, checkpoints and a log.
 
-    It is optional: you can write the same loop yourself.
-
     ::
 
         rate = theano.shared(np.float32(0.1))
@@ -152,8 +149,7 @@ class Trainer:
             and continue.
         on_sigterm: "checkpoint" to save and end the program at SIGTERM: see :meth:`run`. None to
             leave the signal alone.
-        callbacks: :class:`Callback` objects, or functions ``f(trainer, record)`` to call after
-            each epoch; called in this order.
+        callbacks: :class:`Callback` objects, or functions to call after each epoch, in this order.
         checkpoint: A folder, or :class:`Checkpoints`.
         log: CSV file that gets a line per epoch.
         verbose: Print a line for each finished epoch on standard output.
@@ -261,7 +257,7 @@ class Trainer:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The plain numbers of this training, by their names as arguments, and ``rows``, ``ranks``.
+        """The numbers of this training by their names as arguments, ``rows`` and ``ranks``.
 
         Logs of experiments show them. ``seed`` is missing if it is not an integer.
         """

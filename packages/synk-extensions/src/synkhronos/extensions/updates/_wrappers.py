@@ -32,18 +32,10 @@ def clip_by_global_norm(rule: UpdateRule, max_norm: Any) -> UpdateRule:
     in the second half of the step, so that all ranks use the same factor, that of the whole batch.
     ``flat_grad`` keeps the unscaled gradient.
 
-    ::
-
-        train = make_train_function(
-            loss, params, [x, y], updates.clip_by_global_norm(updates.adam, max_norm=1.0),
-            learning_rate=1e-3,
-        )
-
     A shorter gradient is unchanged, to the last bit. The norm is summed in float64 for every dtype
     of the parameters, since the squares of an exploding gradient quickly exceed float32. PyTorch's
     ``clip_grad_norm_`` divides by the norm plus 1e-6 and Lasagne's ``total_norm_constraint`` by the
-    norm plus 1e-7; apart from that they are equal. A gradient with a nan makes all parameters nan,
-    in all of them.
+    norm plus 1e-7; apart from that all are equal. A nan in the gradient makes all parameters nan.
 
     Args:
         rule: An update rule, for instance :func:`adam`; may be a wrapped one.
