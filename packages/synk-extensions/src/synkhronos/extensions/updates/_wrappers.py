@@ -116,8 +116,7 @@ def weight_decay(rule: UpdateRule, decay: Any, params: Any = None) -> UpdateRule
         A rule with the arguments and results of ``rule``.
 
     Raises:
-        TypeError: ``rule`` is not a function, ``decay`` neither a number nor a Theano scalar, or
-            ``params`` none of the above.
+        TypeError: ``rule``, ``decay`` or ``params`` is none of the above.
         ValueError: ``decay`` is negative or not a scalar; when the rule is called: ``params`` names
             a variable that the rule does not have or selects none, or the rule's flat vector
             does not have the size of its parameters.
@@ -212,8 +211,7 @@ def norm_constraint(
             index along the others. By default: axis 0 of a matrix with the shape
             ``(inputs, units)``; all axes but the first of what has 3 to 5 dimensions, such as
             ``(filters, channels, rows, columns)``.
-        params: Which parameters: shared variables among those of the rule, or a function that
-            takes a parameter and returns whether to include it. By default, those with two
+        params: Which parameters, as for :func:`weight_decay`. By default, those with two
             dimensions or more: weights, not biases.
 
     Raises:
