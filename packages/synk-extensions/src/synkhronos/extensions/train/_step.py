@@ -105,12 +105,10 @@ class TrainFunction:
             **named_data: Values by the name of their variable, as in Theano.
 
         Returns:
-            The loss, the exact mean over the batch; a list ``[loss, *outputs]`` if there are
-            further outputs.
+            The loss, the exact mean over the batch; ``[loss, *outputs]`` with further outputs.
 
         Raises:
-            All errors of :class:`synkhronos.Function`. If the gradient fails on a rank, no
-            parameter has changed on any.
+            All errors of :class:`synkhronos.Function`. No parameter has changed on any rank then.
         """
         gradient = self.grad_function
         data, batch = call_of_1_0(len(gradient.spec.inputs), data, batch, named_data)
