@@ -317,7 +317,7 @@ _LEAST_LOCKED = 64 << 20
 _LEAST = 1024
 """Open files, and processes with threads, that are enough."""
 _NCCL_LOCKS = "NCCL may need more: ulimit -l unlimited, or docker run --ulimit memlock=-1"
-_CORES = "from synk_core import _cores\nanswer(cores=_cores.available_cores())"
+_CORES = "from synk_comm import processes\nanswer(cores=processes.available_cores())"
 _SEGMENTS = """
 import synk_shm
 answer(stale=[one.name for one in synk_shm.list() if not one.alive and not one.mine])

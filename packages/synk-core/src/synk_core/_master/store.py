@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+import sys
 from collections import deque
 from typing import Any, Deque, Dict, Optional, Sequence, Tuple, Union
 
@@ -10,20 +12,22 @@ import numpy as np
 import synk_shm
 from synk_core._text import shown
 from synk_core._weakqueue import QueuedRef
+from synk_core._wire.arrays import may_be_opened
 from synk_core._wire.data import Data, unmasked
 from synk_core._wire.messages import ArrayRef
 from synk_core.engine import TITLE, Variable
 from synk_core.exceptions import InputTypeError
 
-_UNNAMED = 100
-"""Arrays without names at most: each keeps a descriptor open."""
+_UNNAMED_SHARE = 4
+"""One of so many descriptors that a process may have is for an array without a name."""
 
 
 class DataStore:
     """Makes `Data`, and collects the keys of those that are gone, for workers to unmap.
 
     Args:
-        named: whether segments have names; without workers they need none.
+        named: whether segments have names, as on several hosts. Those without are gone with the
+            processes that use them, however these end.
 
     Attributes:
         released: keys of `Data` that have moved, and the weak references of those that are gone,
@@ -31,7 +35,7 @@ class DataStore:
     """
 
     def __init__(self, named: bool = True) -> None:
-        self._named = named
+        self._named = named or not may_be_opened()
         self.released: Deque[Union[int, QueuedRef]] = deque()
         self._watched: Dict[int, QueuedRef] = {}
         self._staged: Dict[Tuple[Any, ...], Data] = {}
@@ -68,7 +72,7 @@ class DataStore:
                 f"a {TITLE} variable (var=), or dtype= and ndim= (or shape=)"
             )
         data = Data(dtype, ndim, minibatch, name)
-        data.named = self._named or len(self._watched) >= _UNNAMED
+        data.named = self._named or len(self._watched) >= _most_unnamed()
         self._watch(data)
         if value is not None:
             data.set_value(value, force_cast=force_cast, oversize=oversize)
@@ -145,3 +149,9 @@ class DataStore:
             if known is not None:
                 known.observers = [it for it in known.observers if it is not self.released]
                 known._unlink()
+
+
+def _most_unnamed() -> int:
+    """Return how many arrays may have no name: each keeps a descriptor open in every rank."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return sys.maxsize if limit == resource.RLIM_INFINITY else limit // _UNNAMED_SHARE

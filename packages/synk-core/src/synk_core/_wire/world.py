@@ -23,8 +23,8 @@ import numpy as np
 
 import synk_comm
 from synk_comm import cuda
+from synk_comm.processes import core_quota
 from synk_core._adapters import installed
-from synk_core._cores import core_quota
 from synk_core.exceptions import StartError
 
 from . import launcher
