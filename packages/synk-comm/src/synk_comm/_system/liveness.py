@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import select
@@ -77,8 +78,9 @@ class WatchedProcess:
 
     def send_signal(self, number: int) -> None:
         """Send a signal to it, if it has not ended."""
-        if self.fd >= 0 and not self.is_gone():
-            signal.pidfd_send_signal(self.fd, number)
+        if self.fd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.fd, number)
 
     def close(self) -> None:
         """Close the descriptor. Idempotent."""

@@ -364,9 +364,10 @@ def _guard(folder: str) -> subprocess.Popen[bytes]:
 
     The kernel kills the workers then, which remove it once all have joined.
     """
-    script = 'trap "" INT TERM HUP; read -r line; sleep 0.1; rm -rf -- "$0"'
+    script = 'trap "" INT TERM HUP; read -r line; sleep 0.1; rm -rf -- "$FOLDER"'
     return subprocess.Popen(
-        ["/bin/sh", "-c", script, folder],
+        ["/bin/sh", "-c", script],
+        env={**os.environ, "FOLDER": folder},  # command lines are everybody's to read
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
