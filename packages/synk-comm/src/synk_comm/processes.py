@@ -126,27 +126,29 @@ class Process(subprocess.Popen[bytes]):
         self._is_alone = False
         self._lifeline = Lifeline.create()
         fd = self._lifeline.reading.fileno()
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         try:
-            super().__init__(
-                [interpreter(), *flags, "-c", _BOOT, str(fd), module],
-                pass_fds=(fd, *fds),
-                start_new_session=True,
-                env=env,
-                cwd=cwd,
-                stdin=stdin,
-                stdout=stdout,
-                stderr=stderr,
-                bufsize=0,
-            )
+            try:
+                signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+                super().__init__(
+                    [interpreter(), *flags, "-c", _BOOT, str(fd), module],
+                    pass_fds=(fd, *fds),
+                    start_new_session=True,
+                    env=env,
+                    cwd=cwd,
+                    stdin=stdin,
+                    stdout=stdout,
+                    stderr=stderr,
+                    bufsize=0,
+                )
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         except BaseException:
             self._lifeline.close()
             if getattr(self, "pid", None) is not None:  # interrupted when it had been started
                 self.kill()
                 self.wait()
             raise
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def fileno(self) -> int:
         """Return the descriptor that `feed` writes to."""

@@ -67,7 +67,10 @@ class WorkerPool:
     ) -> None:
         self._workers: List[Worker] = []
         self._stacks = Stacks()
-        self._guard = None if folder is None else _guard(folder)
+        self._guard: Optional[subprocess.Popen[bytes]] = None
+        if folder is not None:
+            with contextlib.suppress(OSError):  # there is no shell
+                self._guard = _guard(folder)
         # A child that the user forks would hold the workers' lifelines open.
         os.register_at_fork(after_in_child=_calling(weakref.WeakMethod(self._close_in_child)))
         try:
@@ -362,7 +365,7 @@ def start_workers(
 def _guard(folder: str) -> subprocess.Popen[bytes]:
     """Start a shell that removes a folder with sockets when this process is gone.
 
-    The kernel kills the workers then, which remove it once all have joined.
+    Ranks remove it once all have joined, but the kernel kills them with this process.
     """
     script = 'trap "" INT TERM HUP; read -r line; sleep 0.1; rm -rf -- "$FOLDER"'
     return subprocess.Popen(
