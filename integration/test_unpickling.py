@@ -16,7 +16,7 @@ GROUP = "members of a group: shared memory, or messages marked with the group's 
 MPI = "ranks that the user's own MPI launcher has started"
 
 KNOWN = {
-    "synk_comm/_processes/rank.py": INHERITED,
+    "synk_comm/processes.py": INHERITED,
     "synk_comm/_processes/process.py": INHERITED,
     "synk_comm/_processes/loading.py": INHERITED,
     "synk_comm/_core/steps.py": GROUP,

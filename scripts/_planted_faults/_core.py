@@ -101,15 +101,6 @@ CORE = (
         "A worker is named that ended because of another, whose memory the kernel still frees.",
         "test_pool",
     ),
-    _fault(
-        "theano-watchdog-forked",
-        "life cycles",
-        "synk_core/_workers/watchdog.py",
-        "        waiting.register(master.fd, select.POLLIN)\n",
-        "        pass\n",
-        "The watchdog takes a child that the master forked for the master, and waits for ever.",
-        "test_watchdog",
-    ),
     _of_compat(
         "compat-product-along-axes",
         "reductions",

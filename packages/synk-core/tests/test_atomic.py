@@ -14,15 +14,15 @@ from _leaks import no_ranks_left
 from _ops import FAST, picky
 
 import synk_shm
+from synk_comm.processes import Process
 from synk_core import Function, Runtime
 from synk_core._master.lifecycle import Lifecycle
 from synk_core._master.orders import Orders
 from synk_core._rank.call import PreparedCall
 from synk_core._rank.rank import Rank
-from synk_core._workers import processes
 from synk_core._workers.interrupts import AGAIN_S, LATER
 from synk_core._workers.pool import WorkerPool, start_workers
-from synk_core._workers.processes import Watchdog, Worker
+from synk_core._workers.processes import Worker
 from synk_core.device import Cpu
 from synk_core.exceptions import ReplicasDiffer, ReplicaWarning, SynkError, WorkerFailed
 from synk_shm._arrays import segment
@@ -448,7 +448,7 @@ def test_ctrl_c_in_a_finalizer_comes_once_after_it(pair, kind, monkeypatch):
 
 
 STARTS = [Runtime.__init__, Lifecycle.__init__, WorkerPool.__init__, Worker.__init__]
-STARTS += [Watchdog.__init__, processes._start, start_workers]
+STARTS += [Process.__init__, start_workers]
 
 
 @pytest.mark.parametrize("step", [47, pytest.param(1, marks=pytest.mark.nightly)])

@@ -55,7 +55,7 @@ def wait_until(happened, timeout_s=10.0):
 def test_stop_is_quick_whatever_the_workers_do():
     assert STOP_TIMEOUT_S + KILL_TIMEOUT_S + 0.1 <= END_S + 1e-9
     with computing(hold_the_lock, size=3) as pool:
-        pids = [*pool.pids, pool.watchdog_pid]
+        pids = pool.pids
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
         began = time.monotonic()
@@ -127,9 +127,9 @@ def test_of_several_that_are_gone_the_killed_one_is_named():
         pool.check("a test")  # all are there
         # Ranks 1 and 3 end by themselves, as if their master were gone.
         for worker in (pool._workers[0], pool._workers[2]):
-            os.close(worker._lifeline.pop())
-            assert worker.process.wait(20) == 1
-        with pytest.raises(WorkerDied, match="exited with status 1"):
+            worker.channel.close()
+            assert worker.process.wait(20) == 0
+        with pytest.raises(WorkerDied, match="exited with status 0"):
             pool.check("a test")
         os.kill(pool.pids[1], signal.SIGKILL)
         pool._workers[1].process.wait(20)
@@ -196,11 +196,12 @@ def test_a_worker_out_of_step_by_its_own_fault_ends_although_nobody_tells_it(mon
 def test_a_worker_without_a_thread_says_so_and_how_to_get_one(monkeypatch):
     channel, theirs = Channel.pair()
 
-    def begin():
+    def prepare(_hello, _world):
         raise RuntimeError("can't start new thread")
 
+    monkeypatch.setattr(_worker, "_prepare", prepare)
     with theirs:
-        _worker.serve(Channel(theirs), SimpleNamespace(rank=1), begin=begin)
+        _worker.serve(Channel(theirs), SimpleNamespace(rank=1))
     failure = pickle.loads(channel.recv(1.0))
     with (
         Runtime(1) as runtime,
@@ -282,8 +283,7 @@ with Runtime(2, **how) as runtime:
         logging.error("a line that nobody reads")
     assert [float(f(np.ones(4))) for _ in range(3)] == [4, 4, 4]
     pool = runtime._lifecycle.pool
-    for pid in (pool.pids[0], pool.watchdog_pid):
-        os.kill(pid, signal.SIGKILL)
+    os.kill(pool.pids[0], signal.SIGKILL)
     pool._workers[0].process.wait()
     with pytest.raises(WorkerDied):
         pool.send(b"anybody there?", "a test")

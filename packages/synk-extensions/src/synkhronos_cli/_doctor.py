@@ -307,7 +307,7 @@ def _cudnn(cuda: Answer, problem: str, cure: str) -> Item:
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - nothing is written there
 _LEAST_SHARED = 1 << 30
 _LEAST_LOCKED = 64 << 20
-_CORES = "from synk_core import _cores\nanswer(cores=_cores.available_cores())"
+_CORES = "from synk_comm import processes\nanswer(cores=processes.available_cores())"
 _SEGMENTS = """
 import synk_shm
 answer(stale=[one.name for one in synk_shm.list() if not one.alive and not one.mine])

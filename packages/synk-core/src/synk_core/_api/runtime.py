@@ -26,7 +26,7 @@ from contextlib import nullcontext, suppress
 from time import perf_counter
 from typing import Any, Callable, ContextManager, Dict, List, Optional, Tuple, TypeVar, Union
 
-from synk_comm import MisuseError, starting
+from synk_comm import MisuseError, processes
 from synk_core._graph.devices.assignment import Devices, choose, choose_in_world, choose_nccl
 from synk_core._graph.environment import compiler_note
 from synk_core._graph.random_streams import global_seed, is_random_state
@@ -103,7 +103,7 @@ class Runtime:
         track: Callable[[str], ContextManager[Any]] = nullcontext,
     ) -> None:
         try:
-            starting.require_leave("fork()")
+            processes.require_leave("fork()")
         except MisuseError as error:
             raise StartError(f"{error}, or start it with `synkhronos run`") from None
         require_frames()
@@ -143,7 +143,7 @@ class Runtime:
             self._report(line)
 
         def start() -> None:
-            self._store = DataStore(named=self.size > 1)
+            self._store = DataStore(named=world is not None)
             self._lifecycle = Lifecycle(
                 ranks,
                 self.master,

@@ -6,7 +6,7 @@ from typing import Any, Callable, Iterable, List, Set, Tuple
 
 import numpy as np
 
-from synk_comm.starting import current_folder, import_path
+from synk_comm.processes import current_folder, import_path
 from synk_core._graph.transfer.pickling import dumps
 from synk_core._rank.distribute import pack
 from synk_core._rank.workplace import Workplace

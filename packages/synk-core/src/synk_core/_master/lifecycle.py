@@ -19,7 +19,6 @@ from typing import Callable, Optional, Sequence, Tuple
 import numpy as np
 
 import synk_comm
-from synk_comm.starting import import_path
 from synk_core import engine
 from synk_core._graph import environment
 from synk_core._graph.devices.assignment import Assignment, take
@@ -33,7 +32,6 @@ from synk_core._workers.activity import Activity
 from synk_core._workers.interrupts import LATER, Interrupts
 from synk_core._workers.mpi_pool import MpiPool
 from synk_core._workers.pool import WorkerPool, hellos_of, start_workers
-from synk_core._workers.processes import Watchdog
 from synk_core._workers.stalls import StallWatch
 from synk_core.exceptions import Closed
 
@@ -73,10 +71,6 @@ class Lifecycle:
         size = ranks.size
         starts = size > 1 and world is None
         with start_errors(), contextlib.ExitStack() as undo:
-            # Before there is memory to look after.
-            watchdog = Watchdog(import_path()) if starts else None
-            if watchdog is not None:
-                undo.callback(watchdog.close)
             threads = 0 if world is None else world.threads(master)
             own, flight_ref = self._flight(store, size, master)
             self.rank = Rank(master, size, master, settings, flight=own, threads=threads)
@@ -101,7 +95,7 @@ class Lifecycle:
             hellos = hellos_of(self.rank, settings, ranks, times_ref, flight_ref)
             if world is None:
                 on_device = bool(ranks.devices)
-                self.pool = start_workers(hellos, on_device, self._group, watchdog)
+                self.pool = start_workers(hellos, on_device, self._group)
             else:
                 self.pool = self._use(world, hellos)
             undo.pop_all()
@@ -291,7 +285,6 @@ class Lifecycle:
             # Ranks that never joined have left what they would have removed.
             self._group.close() if self.joined else self._group.discard()
         self.store.close()
-        self.pool.close_watchdog()
         self.threads.restore()
         self._ended = True
         atexit.unregister(self.close)

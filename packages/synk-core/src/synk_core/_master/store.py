@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import resource
+import sys
 import weakref
 from collections import deque
 from typing import Any, Deque, Dict, FrozenSet, NamedTuple, Optional, Sequence, Tuple, Union
@@ -14,6 +16,7 @@ from synk_core._plan.conversion import unmasked
 from synk_core._plan.rows import Bounds, Selection
 from synk_core._text import shown
 from synk_core._weakqueue import QueuedRef
+from synk_core._wire.arrays import may_be_opened
 from synk_core._wire.data import Data
 from synk_core._wire.messages import ArrayRef, Rows
 from synk_core.engine import TITLE, Variable
@@ -34,15 +37,16 @@ class Standing(NamedTuple):
 
 ALONE = Standing()
 
-_UNNAMED = 100
-"""Arrays without names at most: each keeps a descriptor open."""
+_UNNAMED_SHARE = 4
+"""One of so many descriptors that a process may have is for an array without a name."""
 
 
 class DataStore:
     """Makes `Data`, and collects the keys of those that are gone, for workers to unmap.
 
     Args:
-        named: whether segments have names; without workers they need none.
+        named: whether segments have names, as on several hosts. Those without are gone with the
+            processes that use them, however these end.
 
     Attributes:
         released: keys of `Data` that have moved, and the weak references of those that are gone,
@@ -50,7 +54,7 @@ class DataStore:
     """
 
     def __init__(self, named: bool = True) -> None:
-        self._named = named
+        self._named = named or not may_be_opened()
         self.released: Deque[Union[int, QueuedRef]] = deque()
         self._watched: Dict[int, QueuedRef] = {}
         self._staged: Dict[Tuple[Any, ...], Data] = {}
@@ -88,7 +92,7 @@ class DataStore:
                 f"a {TITLE} variable (var=), or dtype= and ndim= (or shape=)"
             )
         data = Data(dtype, ndim, minibatch, name)
-        data.named = self._named or len(self._watched) >= _UNNAMED
+        data.named = self._named or len(self._watched) >= _most_unnamed()
         self._watch(data)
         if value is not None:
             data.set_value(value, force_cast=force_cast, oversize=oversize)
@@ -196,3 +200,9 @@ class DataStore:
             if known is not None:
                 known.observers = [it for it in known.observers if it is not self.released]
                 known._unlink()
+
+
+def _most_unnamed() -> int:
+    """Return how many arrays may have no name: each keeps a descriptor open in every rank."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return sys.maxsize if limit == resource.RLIM_INFINITY else limit // _UNNAMED_SHARE

@@ -8,7 +8,7 @@ from typing import Any, Callable, Deque, Dict, List, Optional
 import numpy as np
 
 import synk_comm
-from synk_core._cores import threads_per_rank
+from synk_comm.processes import threads_per_rank
 from synk_core._graph.shared import VariableRegistry
 from synk_core._watch.flight import WORDS, Flight
 from synk_core._watch.spans import Recorder

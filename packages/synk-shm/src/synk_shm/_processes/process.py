@@ -58,21 +58,17 @@ class ProcessState:
     def ready(self, named: bool = True) -> None:
         """Prepare this process for segments, and check its lock file every tenth of a second.
 
-        Segments without names do not need that file.
+        Segments without names need no lock file, and leave none when the process is killed.
         """
         if time.monotonic() >= self._check_at or os.geteuid() != self._user:
             with self._arming:
                 if not self._armed:
-                    self._arm()
-                try:
+                    self._arm(named)
+                if named:
                     self._hold_home()
-                except OSError:
-                    if named:
-                        raise
-                else:
                     self._check_at = time.monotonic() + _CHECK_EVERY_S
 
-    def _arm(self) -> None:
+    def _arm(self, named: bool) -> None:
         """Prepare for shared arrays, once: exit, fork, multiprocessing; sweep dead families."""
         from multiprocessing import parent_process, util
 
@@ -88,7 +84,8 @@ class ProcessState:
         # In a handler of atexit: Python does not call finalizers registered now.
         self._ended = not threading.main_thread().is_alive()
         with contextlib.suppress(OSError):  # no directory, or a file of another program fails
-            self._hold_home()  # before the sweep: its own family is alive
+            if named:
+                self._hold_home()  # before the sweep: its own family is alive
             families.sweep_all()
 
     def _hold_home(self) -> None:

@@ -50,7 +50,8 @@ from synk_comm._core.fabric import (
     said,
 )
 from synk_comm._core.ops import Array
-from synk_comm._system.liveness import Identity, cores, identity
+from synk_comm._system.cores import available_cores
+from synk_comm._system.liveness import Identity, identity
 from synk_comm.exceptions import CommError
 
 from . import shortcuts
@@ -179,7 +180,7 @@ class MpiFabric(Fabric):
             here += real == digest_of(machine.encode())
             if rank != self.rank and name == node:
                 self.notes.pids.add(rank, Identity(*rest))
-        self.crowded = here > cores()
+        self.crowded = here > available_cores()
 
     @property
     def nodes(self) -> int:

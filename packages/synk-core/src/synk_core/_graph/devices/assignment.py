@@ -12,7 +12,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import synk_comm
 from synk_comm import cuda
-from synk_core._cores import available_cores
+from synk_comm.processes import available_cores
 from synk_core._plan.rows import is_int
 from synk_core._wire.world import World
 from synk_core.device import DOCTOR, Contexts, Cpu, Device

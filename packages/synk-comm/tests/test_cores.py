@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from synk_core._cores import available_cores
+from synk_comm.processes import available_cores
 
 
 @pytest.fixture(autouse=True)
