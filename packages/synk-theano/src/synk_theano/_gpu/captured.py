@@ -35,7 +35,7 @@ from synk_theano._linking import linked_by_kind
 
 from .capturable import NotCapturableError, Pure, pure_form
 from .packing import CommonInputs, PackedResults, Packing, vectors_of
-from .parts import Aim, Parts
+from .parts import Aim, Cuts, Parts
 from .scalars import Scalars, telling_of_scalars
 
 _logger = logging.getLogger(__name__)
@@ -352,7 +352,7 @@ class _Shape:
                 self._vector = empty_like(aim.vector, aim.vector.shape, aim.vector.dtype)
 
             def run(cut: Callable[[], None]) -> None:
-                cuts = _Cuts(self._vector, cut)
+                cuts = Cuts(self._vector, cut)
 
                 def take_early(values: List[Any]) -> None:
                     if self._early is not None:
@@ -454,26 +454,6 @@ class _Shape:
         if again > SLOWEST * min(times) and not self.problem and not graphs.always:
             self.problem = f"it takes {1000 * min(times):.3g} ms, and a replay {1000 * again:.3g}"
         return plain[0]
-
-
-class _Cuts:
-    """Ends a graph whenever further pieces of a vector are ready; see `Aim`.
-
-    Attributes:
-        counts: of these.
-    """
-
-    takes_parts = False  # another part of the graph may use their memory again
-    started = False
-
-    def __init__(self, vector: Any, cut: Callable[[], None]) -> None:
-        self.vector = vector
-        self.counts: List[int] = []
-        self._cut = cut
-
-    def ready(self, sources: Sequence[Any]) -> None:
-        self._cut()
-        self.counts.append(len(sources))
 
 
 def difference(plain: np.ndarray, again: np.ndarray, replayed: np.ndarray) -> str:

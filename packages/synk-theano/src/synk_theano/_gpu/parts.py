@@ -53,6 +53,26 @@ class Aim(Protocol):
         """Take note of the next pieces: arrays, or None for those in the vector."""
 
 
+class Cuts:
+    """Ends a graph whenever further pieces of a vector are ready; see `Aim`.
+
+    Attributes:
+        counts: of these.
+    """
+
+    takes_parts = False  # another part of the graph may use their memory again
+    started = False
+
+    def __init__(self, vector: Any, cut: Callable[[], None]) -> None:
+        self.vector = vector
+        self.counts: List[int] = []
+        self._cut = cut
+
+    def ready(self, sources: Sequence[Any]) -> None:
+        self._cut()
+        self.counts.append(len(sources))
+
+
 class VectorPiece(NamedTuple):
     """Elements of the vector that are reduced at once.
 
