@@ -63,7 +63,7 @@ def bytes_of(rank, nbytes):
 
 @pytest.mark.parametrize("length", [0, 10, 25])
 def test_a_message_that_is_cut_short_ends_the_group(pair, length):
-    peer = pair[1]._peers[0]
+    peer = pair[1].peers[0]
     peer.send(peer.envelope(b"R", 9, b"")[:length])
     with pytest.raises(PeerLost, match=r"no message|another process"):
         pair[0].sync(None, 0, soon())
@@ -90,7 +90,7 @@ def test_what_follows_a_message_that_was_cut_short_is_not_taken_for_its_rest(pai
 
 def test_a_message_without_the_cookie_of_its_sender_ends_the_group(pair):
     """Not even what this rank has sent itself is taken for the peer's."""
-    own, theirs = pair[0]._peers[1], pair[1]._peers[0]
+    own, theirs = pair[0].peers[1], pair[1].peers[0]
     theirs.send(own.envelope(b"R", 1, b""))
     with pytest.raises(PeerLost, match="another process has taken its place"):
         pair[0].sync(None, 0, soon())
@@ -123,14 +123,14 @@ def test_a_rank_that_gives_up_while_others_join_says_why():
     def run(fabric):
         try:
             if fabric.rank:
-                fabric._wait(lambda peer: not peer.met, [fabric._peers[0]], soon(), "join")
+                fabric._wait(lambda: [] if fabric.peers[0].met else [0], soon(), "join")
                 fabric.abort("given up")
             with pytest.raises(AbortedError, match="given up"):
                 fabric.meet(soon())
         finally:
             fabric.close()
 
-    for peer in fabrics[1]._peers.values():
+    for peer in fabrics[1].peers.values():
         if peer.rank == 0:
             peer.send(peer.envelope(b"H", 0, b""))
     together(fabrics, run)
@@ -149,7 +149,7 @@ def test_a_rank_that_dies_while_others_join_is_lost():
             os._exit(1)
 
     def kill_once_met():
-        if fabric._peers[1].met:
+        if fabric.peers[1].met:
             os.kill(pid, signal.SIGKILL)
 
     fabric = ZmqFabric.open(0, 3, kill_once_met, KEY, folder)
@@ -183,7 +183,7 @@ def test_no_signal_is_lost_while_large_messages_are_taken_in(pair, monkeypatch):
     """Frames of pyzmq swallow what a handler raises while they are freed."""
     monkeypatch.setattr("sys.unraisablehook", lambda _: None)
     data, most = np.ones(1 << 20, np.uint8), 1000 if os.environ.get("SYNK_TESTS") == "all" else 250
-    source, peer = pair[0]._peers[1].socket, pair[1]._peers[0]
+    source, peer = pair[0].peers[1].socket, pair[1].peers[0]
     strikes = swallowed = 0
 
     def strike(*_):
