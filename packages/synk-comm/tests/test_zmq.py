@@ -26,8 +26,8 @@ def soon(seconds=20.0):
 
 def wired(size, *, watch=None):
     """Return fabrics that have met."""
-    folder = SocketFolder.create()
-    fabrics = [ZmqFabric.open(rank, size, watch, KEY, folder) for rank in range(size)]
+    folder = SocketFolder.named(os.urandom(8)).make()
+    fabrics = [ZmqFabric(rank, size, watch, KEY, folder) for rank in range(size)]
     together(fabrics, lambda fabric: fabric.meet(soon()))
     assert not os.path.exists(folder.path)
     return fabrics
@@ -97,9 +97,9 @@ def test_a_message_without_the_cookie_of_its_sender_ends_the_group(pair):
 
 
 def test_what_has_another_key_is_no_member():
-    folder = SocketFolder.create()
-    member = ZmqFabric.open(0, 2, None, KEY, folder)
-    stranger = ZmqFabric.open(1, 2, None, b"s" * 32, folder)
+    folder = SocketFolder.named(os.urandom(8)).make()
+    member = ZmqFabric(0, 2, None, KEY, folder)
+    stranger = ZmqFabric(1, 2, None, b"s" * 32, folder)
 
     def meet(fabric):
         with pytest.raises(PeerLost, match=r"another process|cut off|closed") as caught:
@@ -117,8 +117,8 @@ def test_what_has_another_key_is_no_member():
 
 
 def test_a_rank_that_gives_up_while_others_join_says_why():
-    folder = SocketFolder.create()
-    fabrics = [ZmqFabric.open(rank, 3, None, KEY, folder) for rank in range(2)]
+    folder = SocketFolder.named(os.urandom(8)).make()
+    fabrics = [ZmqFabric(rank, 3, None, KEY, folder) for rank in range(2)]
 
     def run(fabric):
         try:
@@ -138,13 +138,13 @@ def test_a_rank_that_gives_up_while_others_join_says_why():
 
 
 def test_a_rank_that_dies_while_others_join_is_lost():
-    folder = SocketFolder.create()
+    folder = SocketFolder.named(os.urandom(8)).make()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # newer Pythons warn of threads at a fork
         pid = os.fork()
     if not pid:
         try:
-            ZmqFabric.open(1, 3, None, KEY, folder).meet(soon())  # rank 2 never comes
+            ZmqFabric(1, 3, None, KEY, folder).meet(soon())  # rank 2 never comes
         finally:
             os._exit(1)
 
@@ -152,7 +152,7 @@ def test_a_rank_that_dies_while_others_join_is_lost():
         if fabric.peers[1].met:
             os.kill(pid, signal.SIGKILL)
 
-    fabric = ZmqFabric.open(0, 3, kill_once_met, KEY, folder)
+    fabric = ZmqFabric(0, 3, kill_once_met, KEY, folder)
     try:
         with pytest.raises(PeerLost, match="its process has ended") as caught:
             fabric.meet(soon())

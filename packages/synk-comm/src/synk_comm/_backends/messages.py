@@ -12,7 +12,7 @@ import time
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Collection
-from typing import Callable, Generic, TypeVar
+from typing import Callable, Generic, TypeVar, Union
 
 import numpy as np
 
@@ -28,12 +28,13 @@ from synk_comm._core.fabric import (
     said,
 )
 from synk_comm._core.ops import Array
-from synk_comm.exceptions import AbortedError, CommError
+from synk_comm.exceptions import AbortedError, CommError, PeerLost
 
 PIECE, TAKEN, ABORT, LOST, CLOSE = b"M", b"T", b"A", b"L", b"C"
 """Kinds of messages."""
 CLOSED = "it has closed its communicator"
 NOTHING: Array = np.empty(0, np.uint8)
+End = Union[AbortedError, PeerLost]
 _PIECES = 4  # that may be on the way to a rank
 
 
@@ -59,7 +60,7 @@ P = TypeVar("P", bound=Peer)
 class MessageFabric(Fabric, Generic[P]):
     """One rank's messages to and from all others; it is its own ``Pieces``.
 
-    It has more methods than other classes, because ``Fabric`` and ``Pieces`` have.
+    Most of its methods are those of ``Fabric`` and ``Pieces``.
 
     Attributes:
         peers: the other ranks.
@@ -73,7 +74,7 @@ class MessageFabric(Fabric, Generic[P]):
         self.io = threading.Lock()
         self.turn = 0
         self.own_head = b""
-        self.ended: CommError | None = None
+        self.ended: End | None = None
         self._reason: str | None = None  # why this rank aborts, which it may not have sent yet
         self._found_gone: int | None = None  # by this rank
 
@@ -109,7 +110,7 @@ class MessageFabric(Fabric, Generic[P]):
 
     # -- waiting ------------------------------------------------------------------------------
 
-    def enter(self) -> None:
+    def _enter(self) -> None:
         """Accept what has come; raise if the group has ended."""
         self._receive()
         if self.ended is not None:
@@ -146,16 +147,17 @@ class MessageFabric(Fabric, Generic[P]):
                 raise self.timeout(missing, now - began, doing)
             self._pause(now - began, deadline - now)
 
-    def _obstacle(self, late: Collection[int], doing: str) -> tuple[CommError | None, float]:
+    def _obstacle(self, late: Collection[int], doing: str) -> tuple[End | None, float]:
         """Return what ends a wait for these ranks, and the seconds until it does."""
         failure = self.ended or self._own_end()
         if failure is not None:
             return failure, 0.0 if doing else self._patience_s(failure.rank)
         for rank in late:
-            if self.peers[rank].gone:
+            peer = self.peers.get(rank)
+            if peer is not None and peer.gone:
                 # The reason of its end may be under way, from another rank.
                 patience_s = 0.0 if doing else self._patience_s(rank)
-                return lost(rank, self.peers[rank].gone), 2 * max(SLICE_S, patience_s)
+                return lost(rank, peer.gone), 2 * max(SLICE_S, patience_s)
         return None, 0.0
 
     def _patience_s(self, rank: int) -> float:  # noqa: ARG002
@@ -170,7 +172,7 @@ class MessageFabric(Fabric, Generic[P]):
         self, done: Callable[[], bool], rank: int, deadline: float, *, sending: bool
     ) -> None:
         with self.io:
-            self.enter()
+            self._enter()
             self._wait(lambda: [] if done() else [rank], deadline, moving(rank, sending))
 
     # -- pieces -------------------------------------------------------------------------------
@@ -219,7 +221,7 @@ class MessageFabric(Fabric, Generic[P]):
             finally:
                 self.io.release()
 
-    def _own_end(self) -> CommError | None:
+    def _own_end(self) -> End | None:
         """Send how this rank ends the group, if it does; return what ended it."""
         if self.ended is None and self._found_gone is not None:
             self._lose(self._found_gone, "this rank found it gone")

@@ -3,17 +3,11 @@
 A round is one ``Allgather`` of *records* of the same length on all ranks::
 
     0        16       20        24      64                        R - len(head)   R
-    digest   nbytes   length    kind    the slot   ...            head
+    digest   nbytes   length    ...     the slot   ...            head
 
 ``digest`` is that of the head, so that equal calls are compared without the heads; heads that
 differ and do not fit into the records follow in an ``Allgatherv``. MPI needs O(log n) messages a
 rank for each. Data that do not fit move after the verdict, by ``Bulk``.
-
-Nothing blocks inside MPI: every collective is the non-blocking one, polled with the watch, the
-deadline and the peers' processes in view. Beside them go messages from rank to rank: pieces, that a
-rank aborts, leaves or is lost, and the question, after a timeout, who waits in the same collective.
-Each says how many collectives its sender had begun, so that a rank whose last collective is still
-on its way is not taken for lost.
 
 What a failed group has begun cannot be taken back in MPI: its buffers are kept until the process
 ends.
@@ -26,35 +20,25 @@ import hashlib
 import os
 import struct
 import time
-import weakref
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any, Callable
 
 import numpy as np
 
-from synk_comm._backends.messages import CLOSE, CLOSED, NOTHING, MessageFabric, Peer
+from synk_comm._backends.messages import CLOSED
 from synk_comm._backends.repeating import repeating
 from synk_comm._core.bulk import Bulk
 from synk_comm._core.calls import count_bytes
-from synk_comm._core.fabric import (
-    SLICE_S,
-    Fabric,
-    RepeatedCall,
-    Share,
-    Shortcut,
-    Watch,
-    again,
-    describe,
-)
+from synk_comm._core.fabric import Fabric, RepeatedCall, Share, Shortcut, Watch, describe
 from synk_comm._core.guard import deadline_after
 from synk_comm._core.ops import Array
 from synk_comm._core.repeats import parts_of
-from synk_comm._system.liveness import Identity, Pidfds, cores, identity
-from synk_comm.exceptions import CommError
+from synk_comm._system.liveness import Identity, cores, identity
+from synk_comm._system.machine import machine_name
 
 from .bulk import MpiBulk
-from .mailbox import Mailbox, reported
+from .messages import CLOSE_S, NAPS_S, MpiMessages
 
 _RECORD = struct.Struct("<16sII?")  # digest, nbytes, length of the head, is closing
 _FIELDS = np.dtype(
@@ -75,32 +59,6 @@ _DEALT = ("scatter", "all_to_all", "reduce_scatter")
 """Methods whose data do not go with the heads."""
 _MANY = 16
 """Records that a repeated call compares one by one; of more, the rest together."""
-_SPINS = 50
-"""Looks at a request before the next one at anything else, or before another rank has its turn."""
-_ALONE_S = 1e-4
-"""Seconds that a rank with a core of its own waits before it gives way: the core may be shared."""
-_SPIN_S, _LONG_S, _VERY_LONG_S = 5e-4, 0.1, 10.0
-_NAPS_S = (5e-5, 5e-4, 2e-3)
-"""Seconds of a nap, after _SPIN_S, _LONG_S and _VERY_LONG_S seconds of waiting."""
-_CLOSE_S = 0.5
-"""Seconds that closing waits for the others: MPI moves messages only while it is called."""
-_SILENCE_S, _LOOKS = 0.2, 50
-"""After so many seconds without a look at messages, and so many looks then."""
-_WHO_WAITS, _I_WAIT = b"W", b"H"
-_ROLL_CALL_S = 0.2
-"""Seconds that ranks have to answer whether they wait: they look every SLICE_S."""
-
-
-class _Member(Peer):
-    """Another rank.
-
-    Attributes:
-        begun: how many collectives it had begun when it sent its last message.
-        waits: whether it has answered the last roll call, from the same collective on.
-    """
-
-    begun = 0
-    waits = False
 
 
 def record_bytes(size: int) -> int:
@@ -114,15 +72,10 @@ def digest_of(head: bytes) -> bytes:
     return hashlib.blake2b(head, digest_size=16).digest()
 
 
-def _machine() -> str:
-    """Return the name of the running kernel."""
-    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
-        return file.read().strip()
-    return os.uname().nodename
-
-
-class MpiFabric(MessageFabric[_Member]):
+class MpiFabric(MpiMessages):
     """One rank's part of an MPI communicator, which belongs to this fabric alone.
+
+    Most of its methods are those of ``Fabric``.
 
     Args:
         mpi: the module ``mpi4py.MPI``.
@@ -133,10 +86,7 @@ class MpiFabric(MessageFabric[_Member]):
     ordered_bytes = 1 << 18
 
     def __init__(self, mpi: Any, comm: Any, watch: Watch | None) -> None:
-        super().__init__(comm.Get_rank(), comm.Get_size(), watch)
-        self._mpi = mpi
-        self._comm = comm
-        comm.Set_errhandler(mpi.ERRORS_RETURN)
+        super().__init__(mpi, comm, watch)
         self._record = record_bytes(self.size)
         self.slot_bytes = self._record - _PREFIX
         self.longest_posted = self.slot_bytes * 6 // 7 // 8 * 8  # mostly, the head fits behind it
@@ -146,15 +96,6 @@ class MpiFabric(MessageFabric[_Member]):
         self._persistent: list[Any] = []
         self._begin = [self._round(*pair) for pair in zip(self._rows, self._records)]
         self._bulk = MpiBulk(mpi, comm, self._do, self.ordered_bytes)
-        self.peers = {r: _Member(r) for r in range(self.size) if r != self.rank}
-        self._others = list(self.peers)
-        self._pidfds = Pidfds()
-        self._mailbox = Mailbox(mpi, comm)
-        self._forget = weakref.finalize(
-            self, _forget, os.getpid(), self._mailbox, self.peers, self._pidfds
-        )
-        self._heard = 0.0
-        self._busy_s = _SPIN_S
         self._seq = 0
         self._calm = True  # nothing of MPI's is outstanding, and all ranks have begun the same
         self._alike = False
@@ -163,7 +104,6 @@ class MpiFabric(MessageFabric[_Member]):
         # The heads of the last call that all ranks have entered, and which turn it was.
         self._latest: tuple[int, Sequence[bytes]] = (0, ())
         self._machines: set[bytes] = set()
-        self.crowded = True  # until it is known how many ranks are on this machine
 
     def _round(self, row: Array, records: Array) -> Callable[[], Any]:
         """Return what begins the Allgather of a record, and returns its request."""
@@ -182,9 +122,8 @@ class MpiFabric(MessageFabric[_Member]):
         return start
 
     def meet(self, deadline: float) -> None:
-        machine = _machine()
-        real = digest_of(machine.encode())
-        node = digest_of(os.environ.get("SYNKHRONOS_NODE", machine).encode())
+        real = digest_of(machine_name().encode())
+        node = digest_of(os.environ.get("SYNKHRONOS_NODE", machine_name()).encode())
         me = _IDENTITY.pack(node, real, *identity())
         self.slot()[: len(me)] = np.frombuffer(me, np.uint8)
         self.sync(None, len(me), deadline)
@@ -218,7 +157,7 @@ class MpiFabric(MessageFabric[_Member]):
         part: int = 0,  # noqa: ARG002
     ) -> None:
         with self.io:
-            self.enter()
+            self._enter_round()
             self._calm = False
             self._seq += 1
             parity = self._seq & 1
@@ -267,14 +206,13 @@ class MpiFabric(MessageFabric[_Member]):
     @contextlib.contextmanager
     def bulk(self) -> Iterator[Bulk]:
         with self.io:
-            self.enter()
+            self._enter_round()
             self._calm = self._headed = False
-            # All are here, and MPI moves the data only while it is asked: no naps.
-            self._busy_s = _VERY_LONG_S
+            self._moves_data = True
             try:
                 yield self._bulk
             finally:
-                self._busy_s = _SPIN_S
+                self._moves_data = False
             self._calm = True
 
     def all_said(self, head: bytes) -> bool:
@@ -320,7 +258,7 @@ class MpiFabric(MessageFabric[_Member]):
         def exchange(x: Any) -> int:
             # A record is written once; then its data only.
             with io:
-                self.enter()
+                self._enter_round()
                 self._calm = False
                 self._seq = seq = self._seq + 1
                 parity = seq & 1
@@ -352,100 +290,6 @@ class MpiFabric(MessageFabric[_Member]):
             return -1
 
         return repeating(repeated, exchange, finish)
-
-    # -- messages and waiting ---------------------------------------------------------------
-
-    def _send(
-        self, peer: _Member, kind: bytes, number: int = 0, text: bytes = b"", data: Array = NOTHING
-    ) -> None:
-        if not peer.gone:  # it could end this process
-            self._mailbox.send(peer.rank, kind, number, text, data)
-
-    def _receive(self) -> bool:
-        """Accept what has come, and which ranks have ended; return whether anything has come."""
-        self._heard = time.monotonic()
-        for rank in self._pidfds.gone():
-            self.peers[rank].gone = self.peers[rank].gone or "its process has ended"
-        try:
-            come = self._mailbox.receive()
-        except self._mpi.Exception as exc:
-            self._mpi_failed(exc)
-            return False
-        for rank, kind, number, begun, text, data in come:
-            peer = self.peers[rank]
-            peer.begun = begun
-            if kind == _WHO_WAITS:
-                self._send(peer, _I_WAIT)
-            elif kind == _I_WAIT:
-                peer.waits |= begun >= self._mailbox.begun
-            else:
-                self._accept(peer, kind, number, text, data)
-        return bool(come)
-
-    def enter(self) -> None:
-        """Accept what came while this rank did other things; raise if the group has ended.
-
-        A call must not succeed after that, although the peers' parts of it may have come, too.
-        """
-        silence_s = time.monotonic() - self._heard
-        if silence_s > SLICE_S:
-            # MPI takes in what has come bit by bit, each time that it is asked.
-            for _ in range(1 if silence_s < _SILENCE_S else _LOOKS):
-                self._receive()
-        if self.ended is not None:
-            raise again(self.ended)
-
-    def _finish(self, request: Any, deadline: float) -> None:
-        """Wait for a collective; keep its buffers if the wait ends without it."""
-
-        def late() -> list[int]:
-            for _ in range(_SPINS):
-                if request.Test():
-                    return []
-            return self._others
-
-        try:
-            if late():
-                self._wait(late, deadline)
-        except BaseException as exc:
-            self._mailbox.requests.append(request)
-            if isinstance(exc, self._mpi.Exception):
-                raise self._mpi_failed(exc) from exc
-            raise
-
-    def _pause(self, waited_s: float, left_s: float) -> None:  # noqa: ARG002
-        if self._receive():
-            return
-        if waited_s >= self._busy_s:
-            time.sleep(_NAPS_S[(waited_s > _LONG_S) + (waited_s > _VERY_LONG_S)])
-        elif self.crowded or waited_s > _ALONE_S:
-            os.sched_yield()
-
-    def _patience_s(self, rank: int) -> float:
-        peer = self.peers.get(rank)
-        came = peer is not None and peer.gone and peer.begun >= self._mailbox.begun
-        return _CLOSE_S if came else 0.0
-
-    def _absent(self, late: Callable[[], list[int]], missing: list[int]) -> list[int]:
-        """Call the roll: MPI does not say which ranks a collective misses."""
-        for peer in self.peers.values():
-            peer.waits = False
-        self._send_all(_WHO_WAITS)
-        end = time.monotonic() + _ROLL_CALL_S
-        while late():
-            absent = [rank for rank, peer in self.peers.items() if not peer.waits]
-            if not absent or time.monotonic() >= end:
-                return absent or missing
-            self._receive()
-            if self.ended is not None:
-                raise again(self.ended)
-            time.sleep(_NAPS_S[1])
-        return []
-
-    def _mpi_failed(self, exc: Any) -> CommError:
-        """Note what MPI reports; return what ended the group."""
-        failure = reported(self._mpi, self._comm, exc)
-        return self._lose(failure.rank, failure.reason)
 
     # -- groups and their ends --------------------------------------------------------------
 
@@ -480,7 +324,7 @@ class MpiFabric(MessageFabric[_Member]):
             self._receive()
             self._leave()
             self._forget.detach()
-            self._part(time.monotonic() + _CLOSE_S)
+            self._part(time.monotonic() + CLOSE_S)
         self._forget()
         self._mailbox.keep()
         self._pidfds.close()
@@ -505,19 +349,4 @@ class MpiFabric(MessageFabric[_Member]):
                         persistent.Free()
                     self._comm.Free()
                 return
-            time.sleep(_NAPS_S[0])
-
-    def drop(self) -> None:
-        """Forget all: a forked child must not call MPI."""
-        self._forget.detach()
-        self._pidfds.close()
-
-
-def _forget(pid: int, mailbox: Mailbox, peers: dict[int, _Member], pidfds: Pidfds) -> None:
-    """Leave, also a group that nobody has closed: its ranks do not notice that this one ends."""
-    if os.getpid() == pid:
-        for rank, peer in peers.items():
-            if not peer.gone:
-                mailbox.send(rank, CLOSE)
-        mailbox.keep()
-        pidfds.close()
+            time.sleep(NAPS_S[0])

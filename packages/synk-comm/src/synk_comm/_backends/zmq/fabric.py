@@ -38,29 +38,23 @@ _FRAME = 1 << 20
 
 
 class ZmqFabric(MessageFabric[SocketPeer]):
-    """One rank's sockets.
+    """One rank's sockets; to be followed by ``meet``.
 
     Args:
         key: known to the group's members only.
-        folders: where the sockets of each rank listen; removed once all have met.
+        folder: where the lower of two ranks listens; removed once all have met.
     """
 
     backend = "zmq"
 
     def __init__(
-        self,
-        rank: int,
-        size: int,
-        watch: Watch | None,
-        *,
-        key: bytes,
-        folders: Sequence[SocketFolder],
+        self, rank: int, size: int, watch: Watch | None, key: bytes, folder: SocketFolder
     ) -> None:
         super().__init__(rank, size, watch)
         self.slot_bytes = max(1 << 16, min(_FRAME, (1 << 24) // size // 4096 * 4096))
         self.piece_bytes = 1 << 19
         self._key = key
-        self._folders = folders
+        self._folder = folder
         self._splits = 0
         self._context = zmq.Context()
         self._slots = [np.empty(self.slot_bytes, np.uint8) for _ in range(2)]
@@ -74,75 +68,50 @@ class ZmqFabric(MessageFabric[SocketPeer]):
                 for socket in (peer.socket, peer.monitor):
                     self._owners[socket] = peer
                     self._poller.register(socket, zmq.POLLIN)
-
-    @classmethod
-    def open(
-        cls, rank: int, size: int, watch: Watch | None, key: bytes, folder: SocketFolder
-    ) -> ZmqFabric:
-        """Wire a group whose ranks meet in one folder; to be followed by ``meet``."""
-        fabric = cls(rank, size, watch, key=key, folders=[folder] * size)
         try:
-            fabric.listen()
-            fabric.connect()
+            self._wire()
         except BaseException:
-            fabric.close()
+            self.close()
             raise
-        return fabric
 
-    def listen(self) -> None:
-        """Bind for the higher ranks."""
-        for other, peer in self.peers.items():
-            if other > self.rank:
-                path = self._folders[self.rank].path_of(self.rank, other)
-                try:
-                    peer.socket.bind(f"ipc://{path}")
-                except zmq.ZMQError as exc:
-                    raise JoinError(f"rank {self.rank} cannot listen at {path}: {exc}") from exc
-
-    def connect(self) -> None:
-        """Connect to the lower ranks, as soon as they listen."""
+    def _wire(self) -> None:
+        """Bind for the higher ranks; connect to the lower ones, as soon as they listen."""
         for other, peer in self.peers.items():
             if other < self.rank:
-                self._folders[other].check()
-                peer.socket.connect(f"ipc://{self._folders[other].path_of(other, self.rank)}")
+                self._folder.check()
+                peer.socket.connect(f"ipc://{self._folder.path_of(other, self.rank)}")
+                continue
+            path = self._folder.path_of(self.rank, other)
+            try:
+                peer.socket.bind(f"ipc://{path}")
+            except zmq.ZMQError as exc:
+                raise JoinError(f"rank {self.rank} cannot listen at {path}: {exc}") from exc
 
     def split(
-        self,
-        groups: Sequence[Sequence[int]],
-        mine: int | None,
-        share: Share,
+        self, groups: Sequence[Sequence[int]], mine: int | None, share: Share
     ) -> Fabric | None:
-        """Wire smaller groups; the new fabric still has to ``meet``."""
         self._splits += 1
-        fabric, failed = None, ""
-        if mine is not None:
-            ranks = list(groups[mine])
-            rank, size = ranks.index(self.rank), len(ranks)
-            key = derived(self._key, f"split {self._splits} {ranks}")
-            # Each rank that listens has a folder of its own. The others remove it too: the rank
-            # may be killed before.
-            folders = [SocketFolder.named(derived(key, f"folder {new}")) for new in range(size)]
-            try:
-                if rank < size - 1:
-                    folders[rank].make()
-                fabric = ZmqFabric(rank, size, self.watch, key=key, folders=folders)
-                fabric.listen()
-            except (CommError, OSError) as exc:
-                failed = f"{type(exc).__name__}: {exc}"
+        ranks = [] if mine is None else list(groups[mine])
+        key = derived(self._key, f"split {self._splits} {ranks}")
+        # The first rank makes it. All remove it: that rank may be killed before.
+        folder = SocketFolder.named(derived(key, "folder"))
+        failed = ""
         try:
+            if len(ranks) > 1 and ranks[0] == self.rank:
+                try:
+                    folder.make()
+                except OSError as exc:
+                    failed = f"{type(exc).__name__}: {exc}"
             failures = share(failed)
-            if mine is None:
-                return None
             for old in ranks:
                 if failures[old]:
                     raise JoinError(f"rank {old} could not wire a smaller group: {failures[old]}")
-            assert fabric is not None  # noqa: S101 - or this rank's failure would say so
-            fabric.connect()
         except BaseException:
-            if fabric is not None:
-                fabric.close()
+            folder.remove()
             raise
-        return fabric
+        if mine is None:
+            return None
+        return ZmqFabric(ranks.index(self.rank), len(ranks), self.watch, key, folder)
 
     def meet(self, deadline: float) -> None:
         with self.io:
@@ -152,14 +121,7 @@ class ZmqFabric(MessageFabric[SocketPeer]):
             # A rank that leaves before all have met has failed.
             self._wait_for(lambda peer: peer.met and not peer.gone, deadline, "join")
         self.sync(None, 0, deadline)
-        self._remove_folders()
-
-    def _remove_folders(self) -> None:
-        """Remove where ranks meet: all are connected, or never will be."""
-        for folder in set(self._folders):
-            folder.remove()
-            folder.forget()
-        self._folders = []
+        self._folder.remove()  # all are connected, or never will be
 
     def slot(self) -> Array:
         return self._slots[(self._seq + 1) & 1]
@@ -174,7 +136,7 @@ class ZmqFabric(MessageFabric[SocketPeer]):
         part: int = 0,
     ) -> None:
         with self.io:
-            self.enter()
+            self._enter()
             self._seq += 1
             if head is not None:
                 self.turn += 1
@@ -291,7 +253,7 @@ class ZmqFabric(MessageFabric[SocketPeer]):
                 self._receive()
             self._leave()
             self._shut()
-            self._remove_folders()
+            self._folder.remove()
 
     def drop(self) -> None:
         """Forget all: a forked child must not touch ZeroMQ's threads, which it does not have."""

@@ -1,0 +1,178 @@
+"""Messages and waiting between MPI's collectives.
+
+MPI moves and receives only while it is called, blocks where it likes, and does not say whom it
+waits for. So nothing here blocks inside MPI: a wait looks at its request, the messages, the peers'
+processes, the watch and the clock in turns. Each message says how many collectives its sender had
+begun: a rank that has left, and whose part of a collective is still on its way, is not taken for
+lost.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from typing import Any, Callable
+
+from synk_comm._backends.messages import CLOSE, NOTHING, MessageFabric, Peer
+from synk_comm._core.fabric import SLICE_S, Watch, again
+from synk_comm._core.ops import Array
+from synk_comm._system.liveness import Pidfds
+from synk_comm.exceptions import CommError
+
+from .mailbox import Mailbox, reported
+
+_SPINS = 50
+"""Looks at a request before the next one at anything else, or before another rank has its turn."""
+_ALONE_S = 1e-4
+"""Seconds that a rank with a core of its own waits before it gives way: the core may be shared."""
+_SPIN_S, _LONG_S, _VERY_LONG_S = 5e-4, 0.1, 10.0
+NAPS_S = (5e-5, 5e-4, 2e-3)
+"""Seconds of a nap, after _SPIN_S, _LONG_S and _VERY_LONG_S seconds of waiting."""
+CLOSE_S = 0.5
+"""Seconds that closing waits for the others: MPI moves messages only while it is called."""
+_SILENCE_S, _LOOKS = 0.2, 50
+"""After so many seconds without a look at messages, and so many looks then."""
+_WHO_WAITS, _I_WAIT = b"W", b"H"
+_ROLL_CALL_S = 0.2
+"""Seconds that ranks have to answer whether they wait: they look every SLICE_S."""
+
+
+class _Member(Peer):
+    """Another rank.
+
+    Attributes:
+        begun: how many collectives it had begun when it sent its last message.
+        waits: whether it has answered the last roll call, from the same collective on.
+    """
+
+    begun = 0
+    waits = False
+
+
+class MpiMessages(MessageFabric[_Member]):
+    """One rank's messages and waits; see ``MpiFabric``."""
+
+    def __init__(self, mpi: Any, comm: Any, watch: Watch | None) -> None:
+        super().__init__(comm.Get_rank(), comm.Get_size(), watch)
+        self._mpi = mpi
+        self._comm = comm
+        comm.Set_errhandler(mpi.ERRORS_RETURN)
+        self.peers = {r: _Member(r) for r in range(self.size) if r != self.rank}
+        self._others = list(self.peers) or [self.rank]
+        self._pidfds = Pidfds()
+        self._mailbox = Mailbox(mpi, comm)
+        self._forget = weakref.finalize(
+            self, _forget, os.getpid(), self._mailbox, self.peers, self._pidfds
+        )
+        self._heard = 0.0
+        self._moves_data = False  # all ranks are in the same collective, which needs no naps
+        self.crowded = True  # until it is known how many ranks are on this machine
+
+    def _send(
+        self, peer: _Member, kind: bytes, number: int = 0, text: bytes = b"", data: Array = NOTHING
+    ) -> None:
+        if not peer.gone:  # it could end this process
+            self._mailbox.send(peer.rank, kind, number, text, data)
+
+    def _receive(self) -> bool:
+        """Accept what has come, and which ranks have ended; return whether anything has come."""
+        now = time.monotonic()
+        # MPI takes in what has come bit by bit, each time that it is asked.
+        looks = 1 if now - self._heard < _SILENCE_S else _LOOKS
+        self._heard = now
+        for rank in self._pidfds.gone():
+            self.peers[rank].gone = self.peers[rank].gone or "its process has ended"
+        try:
+            come = [message for _ in range(looks) for message in self._mailbox.receive()]
+        except self._mpi.Exception as exc:
+            self._mpi_failed(exc)
+            return False
+        for rank, kind, number, begun, text, data in come:
+            peer = self.peers[rank]
+            peer.begun = begun
+            if kind == _WHO_WAITS:
+                self._send(peer, _I_WAIT)
+            elif kind == _I_WAIT:
+                peer.waits |= begun >= self._mailbox.begun
+            else:
+                self._accept(peer, kind, number, text, data)
+        return bool(come)
+
+    def _enter_round(self) -> None:
+        """Accept what came while this rank did other things; raise if the group has ended.
+
+        A call must not succeed after that, although the peers' parts of it may have come, too.
+        """
+        if time.monotonic() - self._heard > SLICE_S:
+            self._receive()
+        if self.ended is not None:
+            raise again(self.ended)
+
+    def _finish(self, request: Any, deadline: float) -> None:
+        """Wait for a collective; keep its buffers if the wait ends without it."""
+
+        def late() -> list[int]:
+            for _ in range(_SPINS):
+                if request.Test():
+                    return []
+            return self._others
+
+        try:
+            if late():
+                self._wait(late, deadline)
+        except BaseException as exc:
+            self._mailbox.requests.append(request)
+            if isinstance(exc, self._mpi.Exception):
+                raise self._mpi_failed(exc) from exc
+            raise
+
+    def _pause(self, waited_s: float, left_s: float) -> None:  # noqa: ARG002
+        if self._receive():
+            return
+        if waited_s >= (_VERY_LONG_S if self._moves_data else _SPIN_S):
+            time.sleep(NAPS_S[(waited_s > _LONG_S) + (waited_s > _VERY_LONG_S)])
+        elif self.crowded or waited_s > _ALONE_S:
+            os.sched_yield()
+
+    def _patience_s(self, rank: int) -> float:
+        peer = self.peers.get(rank)
+        came = peer is not None and peer.gone and peer.begun >= self._mailbox.begun
+        return CLOSE_S if came else 0.0
+
+    def _absent(self, late: Callable[[], list[int]], missing: list[int]) -> list[int]:
+        """Call the roll: MPI does not say which ranks a collective misses."""
+        for peer in self.peers.values():
+            peer.waits = False
+        self._send_all(_WHO_WAITS)
+        end = time.monotonic() + _ROLL_CALL_S
+        while late():
+            absent = [rank for rank, peer in self.peers.items() if not peer.waits]
+            if not absent or time.monotonic() >= end:
+                return absent or missing
+            self._receive()
+            ended = self._own_end()
+            if ended is not None:
+                raise again(ended)
+            time.sleep(NAPS_S[1])
+        return []
+
+    def _mpi_failed(self, exc: Any) -> CommError:
+        """Note what MPI reports; return what ended the group."""
+        failure = reported(self._mpi, self._comm, exc)
+        return self._lose(failure.rank, failure.reason)
+
+    def drop(self) -> None:
+        """Forget all: a forked child must not call MPI."""
+        self._forget.detach()
+        self._pidfds.close()
+
+
+def _forget(pid: int, mailbox: Mailbox, peers: dict[int, _Member], pidfds: Pidfds) -> None:
+    """Leave, also a group that nobody has closed: its ranks do not notice that this one ends."""
+    if os.getpid() == pid:
+        for rank, peer in peers.items():
+            if not peer.gone:
+                mailbox.send(rank, CLOSE)
+        mailbox.keep()
+        pidfds.close()
