@@ -150,7 +150,7 @@ class Driver:
         return made.value or 0
 
     def wait_for(self, stream: int, event: int) -> None:
-        """Have a stream's later work wait for an event; returns at once."""
+        """Make a stream's later work wait for an event; return at once."""
         self._call("cuStreamWaitEvent", stream, event, 0)
 
     def is_done(self, stream: int) -> bool:
@@ -254,7 +254,7 @@ class Driver:
         return made.value or 0
 
     def record(self, event: int, stream: int) -> None:
-        """Have an event happen when a stream has done what it has been given so far."""
+        """Make an event happen when a stream has done all work enqueued so far."""
         self._call("cuEventRecord", event, stream)
 
     def has_happened(self, event: int) -> bool:

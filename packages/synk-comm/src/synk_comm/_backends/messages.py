@@ -95,7 +95,7 @@ class MessageFabric(Fabric, Generic[P]):
         """Accept messages; wait a moment if none has come."""
 
     def _accept(self, peer: P, kind: bytes, number: int, text: bytes, data: Array) -> None:
-        """Note what a message says."""
+        """Note the content of a message."""
         if kind == PIECE:
             peer.pieces.append((text, data))
         elif kind == TAKEN:
@@ -103,7 +103,7 @@ class MessageFabric(Fabric, Generic[P]):
         elif kind == CLOSE:
             peer.gone = peer.gone or CLOSED
         elif kind == ABORT:
-            who = number - 1 if number else peer.rank  # it may pass on what another said
+            who = number - 1 if number else peer.rank  # it may forward the abort of another rank
             self.ended = self.ended or aborted(who, text.decode("utf-8", "replace"))
         elif kind == LOST:
             self._lose(number, "another rank found it gone")
@@ -165,7 +165,7 @@ class MessageFabric(Fabric, Generic[P]):
         return 0.0
 
     def _absent(self, late: Callable[[], list[int]], missing: list[int]) -> list[int]:  # noqa: ARG002
-        """Return whom a call misses whose time is up; nobody if all have come meanwhile."""
+        """Return the ranks that a call misses at its deadline; none if all have come meanwhile."""
         return missing
 
     def attend(
@@ -246,7 +246,7 @@ class MessageFabric(Fabric, Generic[P]):
         """Send that this rank leaves."""
         ended = self._own_end()  # if another thread was inside a round when it was asked for
         if isinstance(ended, AbortedError) and ended.rank != self.rank:
-            # Who waits for this rank may not have heard yet why it leaves.
+            # The others may not know yet why this rank leaves.
             self._send_all(ABORT, ended.rank + 1, ended.reason)
         self._send_all(CLOSE)
 
@@ -257,7 +257,7 @@ class MessageFabric(Fabric, Generic[P]):
         with self.io:
             self._receive()
             self._own_end()  # of another thread, or of a signal handler, which come in here
-            if self.ended is None:  # else those who know of it may have left since
+            if self.ended is None:  # else a rank that knows of it may have left since
                 for rank, peer in self.peers.items():
                     if peer.gone and rank in ranks:
                         return lost(rank, peer.gone)

@@ -222,7 +222,7 @@ def enter(
         finally:
             os.close(fd)
     else:
-        # Its own file: pyzmq is only loaded by who uses it.
+        # Imported here: this loads pyzmq.
         from synk_comm._backends.zmq.fabric import ZmqFabric
 
         why = "zmq: the group was made without shared memory"
@@ -233,7 +233,7 @@ def enter(
     if "nccl" not in (backend, entry.backend):
         return comm
     try:
-        # Its own file: it takes time to load.
+        # Imported here: it takes time to load.
         from synk_comm._backends.nccl.communicator import nccl
 
         return nccl(comm)

@@ -33,9 +33,9 @@ class SocketFolder:
     def named(cls, secret: bytes) -> SocketFolder:
         """Return a folder that is not made yet, under a name that follows from a secret.
 
-        All who know the secret can remove it, should its maker be killed. It is in the system's
-        folder for temporary files; where the path of that is too long for sockets, in a shorter
-        place.
+        All ranks that know the secret can remove it, should its maker be killed. It is in the
+        system's folder for temporary files, or in another one if the path of that is too long for
+        sockets.
         """
         return cls(os.path.join(_place(), _PREFIX + secret.hex()[:12]))
 

@@ -134,7 +134,7 @@ class MpiBulk(Bulk):
     def _reduce_in_order(
         self, plan: AgreedReduction, stretch: Stretch, deadline: float
     ) -> Exception | None:
-        """Combine in rank order: who receives all of it, or each rank a share."""
+        """Combine in rank order: all of it on each receiver, or a share on each rank."""
         dtype, nbytes, source, target = stretch
         ranks = range(self._size)
         if is_direct(nbytes, self._size):

@@ -1,7 +1,7 @@
 """Messages and waiting between MPI's collectives.
 
-MPI moves and receives only while it is called, blocks where it likes, and does not say whom it
-waits for. So nothing here blocks inside MPI: a wait looks at its request, the messages, the peers'
+MPI makes progress only while it is called, may block, and does not name the ranks that it waits
+for. So nothing here blocks inside MPI: a wait looks at its request, the messages, the peers'
 processes, the watch and the clock in turns. Each message says how many collectives its sender had
 begun: a rank that has left, and whose part of a collective is still on its way, is not taken for
 lost.

@@ -1,4 +1,4 @@
-"""Rounds through one block of shared memory (``block.py`` says where everything in it is).
+"""Rounds through one block of shared memory (``block.py`` has the layout).
 
 A round writes data, then the head, then the *posted* word; this order is what peers rely on (see
 ``memory_fence``). The posted word holds the number of the round, in 16 bits, and a signature of
@@ -150,7 +150,7 @@ class ShmFabric(SharedStates):
             self._fence()
 
     def _await_round(self, page: int, seq: int, posted: int, deadline: float) -> bool:
-        """Wait for one rank's round the slow way; return whether it says the same as this one."""
+        """Wait for one rank's round, asleep if need be; return whether it makes the same call."""
 
         def here(word: int) -> bool:
             return (word - seq) & ROUND < 2
@@ -225,7 +225,7 @@ class ShmFabric(SharedStates):
             if fence is not None:
                 fence()
             words[me] = signed | number
-            if words[alert] or (more_alerts and any(words[index] for index in more_alerts)):
+            if words[alert] or (more_alerts and any(map(words.__getitem__, more_alerts))):
                 self._heed_alert()
             for page, signature_there in pages:
                 expected = signature_there | number
