@@ -24,8 +24,6 @@ def repeating(repeated: RepeatedCall, exchange: Exchange, finish: Finish) -> Sho
     lock = guard.lock
 
     def shortcut(x: Any, out: Any) -> Any:
-        if not lock:
-            raise guard.refusal()
         entered = synced = False
         try:
             lock.pop()
@@ -40,7 +38,7 @@ def repeating(repeated: RepeatedCall, exchange: Exchange, finish: Finish) -> Sho
                 if accident is not None:
                     raise accident
         except BaseException as exc:
-            if not entered and isinstance(exc, IndexError):  # another thread was quicker
+            if not entered and isinstance(exc, IndexError):  # no key in the lock
                 raise guard.refusal() from None
             guard.leave(exc, in_step=synced or isinstance(exc, IN_STEP))
             raise

@@ -38,7 +38,7 @@ _ROLL_CALL_S = 0.2
 """Seconds that ranks have to answer whether they wait: they look every SLICE_S."""
 
 
-class _Member(Peer):
+class _MpiPeer(Peer):
     """Another rank.
 
     Attributes:
@@ -50,7 +50,7 @@ class _Member(Peer):
     waits = False
 
 
-class MpiMessages(MessageFabric[_Member]):
+class MpiMessages(MessageFabric[_MpiPeer]):
     """One rank's messages and waits; see ``MpiFabric``."""
 
     def __init__(self, mpi: Any, comm: Any, watch: Watch | None) -> None:
@@ -58,7 +58,7 @@ class MpiMessages(MessageFabric[_Member]):
         self._mpi = mpi
         self._comm = comm
         comm.Set_errhandler(mpi.ERRORS_RETURN)
-        self.peers = {r: _Member(r) for r in range(self.size) if r != self.rank}
+        self.peers = {r: _MpiPeer(r) for r in range(self.size) if r != self.rank}
         self._others = list(self.peers) or [self.rank]
         self._pidfds = Pidfds()
         self._mailbox = Mailbox(mpi, comm)
@@ -70,7 +70,7 @@ class MpiMessages(MessageFabric[_Member]):
         self.crowded = True  # until it is known how many ranks are on this machine
 
     def _send(
-        self, peer: _Member, kind: bytes, number: int = 0, text: bytes = b"", data: Array = NOTHING
+        self, peer: _MpiPeer, kind: bytes, number: int = 0, text: bytes = b"", data: Array = NOTHING
     ) -> None:
         if not peer.gone:  # it could end this process
             self._mailbox.send(peer.rank, kind, number, text, data)
@@ -168,7 +168,7 @@ class MpiMessages(MessageFabric[_Member]):
         self._pidfds.close()
 
 
-def _forget(pid: int, mailbox: Mailbox, peers: dict[int, _Member], pidfds: Pidfds) -> None:
+def _forget(pid: int, mailbox: Mailbox, peers: dict[int, _MpiPeer], pidfds: Pidfds) -> None:
     """Leave, also a group that nobody has closed: its ranks do not notice that this one ends."""
     if os.getpid() == pid:
         for rank, peer in peers.items():
