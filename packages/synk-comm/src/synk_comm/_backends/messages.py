@@ -1,8 +1,8 @@
 """The fabrics of messages: what zmq and mpi share, which differ in their rounds and their carriers.
 
-Messages between two ranks stay in order. Pieces are acknowledged one by one, so that only a few
-are under way to a rank; a rank that aborts the group, leaves it, or finds another one gone sends
-that to all others.
+Messages between two ranks stay in order. Pieces are acknowledged, some at a time, so that only a
+few are under way to a rank. A rank that aborts the group, leaves it, or finds another one gone
+sends that to all others.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ PIECE, TAKEN, ABORT, LOST, CLOSE = b"M", b"T", b"A", b"L", b"C"
 CLOSED = "it has closed its communicator"
 NOTHING: Array = np.empty(0, np.uint8)
 End = Union[AbortedError, PeerLost]
-_PIECES = 4  # that may be on the way to a rank
+_PIECES = 4
+"""Pieces that may be on the way to a rank."""
 
 
 class Peer:
@@ -200,7 +201,8 @@ class MessageFabric(Fabric, Generic[P]):
         peer = self.peers[source]
         peer.pieces.popleft()
         peer.released += 1
-        self._send(peer, TAKEN, peer.released)
+        if peer.released % (_PIECES // 2) == 0:
+            self._send(peer, TAKEN, peer.released)
 
     # -- the end ------------------------------------------------------------------------------
 

@@ -65,7 +65,7 @@ class MpiMessages(MessageFabric[_MpiPeer]):
         self._forget = weakref.finalize(
             self, _forget, os.getpid(), self._mailbox, self.peers, self._pidfds
         )
-        self._heard = 0.0
+        self._heard = self._watched = self._last_came = 0.0
         self._moves_data = False  # all ranks are in the same collective, which needs no naps
         self.crowded = True  # until it is known how many ranks are on this machine
 
@@ -81,8 +81,10 @@ class MpiMessages(MessageFabric[_MpiPeer]):
         # MPI takes in what has come bit by bit, each time that it is asked.
         looks = 1 if now - self._heard < _SILENCE_S else _LOOKS
         self._heard = now
-        for rank in self._pidfds.gone():
-            self.peers[rank].gone = self.peers[rank].gone or "its process has ended"
+        if now - self._watched >= SLICE_S:
+            self._watched = now
+            for rank in self._pidfds.gone():
+                self.peers[rank].gone = self.peers[rank].gone or "its process has ended"
         try:
             come = [message for _ in range(looks) for message in self._mailbox.receive()]
         except self._mpi.Exception as exc:
@@ -129,10 +131,12 @@ class MpiMessages(MessageFabric[_MpiPeer]):
 
     def _pause(self, waited_s: float, left_s: float) -> None:  # noqa: ARG002
         if self._receive():
+            self._last_came = self._heard
             return
-        if waited_s >= (_VERY_LONG_S if self._moves_data else _SPIN_S):
-            time.sleep(NAPS_S[(waited_s > _LONG_S) + (waited_s > _VERY_LONG_S)])
-        elif self.crowded or waited_s > _ALONE_S:
+        idle_s = min(waited_s, self._heard - self._last_came)
+        if idle_s >= (_VERY_LONG_S if self._moves_data else _SPIN_S):
+            time.sleep(NAPS_S[(idle_s > _LONG_S) + (idle_s > _VERY_LONG_S)])
+        elif self.crowded or idle_s > _ALONE_S:
             os.sched_yield()
 
     def _patience_s(self, rank: int) -> float:

@@ -8,7 +8,7 @@ checked.
 
 A round is one message to, and one message from, every peer. Messages that come early (a peer
 may be one round ahead) wait in its inbox. A peer that posts round k+1 has round k whole, so two
-slots in turn suffice. Pieces, from rank to rank, are acknowledged one by one.
+slots in turn suffice.
 
 A dead peer shows as a disconnection, which a socket monitor reports.
 """
