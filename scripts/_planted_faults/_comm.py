@@ -152,12 +152,12 @@ COMM = (
         "nccl",
     ),
     _fault(
-        "comm-mpi-piece-unfinished",
+        "comm-mpi-piece-overwritten",
         "life cycles",
-        "_backends/mpi/mailbox.py",
-        "            if source in late or not request.Test():\n",
-        "            if source in late:\n",
-        "A piece is read before all of it has come.",
+        "_backends/mpi/pieces.py",
+        "        self._peers[dest].pushed += 1\n",
+        "        self._peers[dest].pushed += 1\n        self._reuse(piece)\n",
+        "The memory of a piece is used again before it has gone.",
         "contract",
     ),
     _fault(

@@ -1,8 +1,7 @@
 """The fabrics of messages: what zmq and mpi share, which differ in their rounds and their carriers.
 
-Messages between two ranks stay in order. Pieces are acknowledged, some at a time, so that only a
-few are under way to a rank. A rank that aborts the group, leaves it, or finds another one gone
-sends that to all others.
+Messages between two ranks stay in order. A rank that aborts the group, leaves it, or finds another
+one gone sends that to all others.
 """
 
 from __future__ import annotations
@@ -10,16 +9,12 @@ from __future__ import annotations
 import threading
 import time
 from abc import abstractmethod
-from collections import deque
 from collections.abc import Collection
 from typing import Callable, Generic, TypeVar, Union
-
-import numpy as np
 
 from synk_comm._core.fabric import (
     SLICE_S,
     Fabric,
-    Pieces,
     Watch,
     aborted,
     again,
@@ -27,16 +22,12 @@ from synk_comm._core.fabric import (
     moving,
     said,
 )
-from synk_comm._core.ops import Array
 from synk_comm.exceptions import AbortedError, CommError, PeerLost
 
-PIECE, TAKEN, ABORT, LOST, CLOSE = b"M", b"T", b"A", b"L", b"C"
+ABORT, LOST, CLOSE = b"A", b"L", b"C"
 """Kinds of messages."""
 CLOSED = "it has closed its communicator"
-NOTHING: Array = np.empty(0, np.uint8)
 End = Union[AbortedError, PeerLost]
-_PIECES = 4
-"""Pieces that may be on the way to a rank."""
 
 
 class Peer:
@@ -44,24 +35,22 @@ class Peer:
 
     Attributes:
         gone: how it has left, in words; "" while it is there.
-        pushed, taken: how many pieces have gone to it, and how many of these it has taken.
-        pieces: headers and data of those that have come and are not released yet.
+        pushed, released: how many pieces have gone to it, and come from it and been released.
     """
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self.gone = ""
-        self.pushed = self.taken = self.released = 0
-        self.pieces: deque[tuple[bytes, Array]] = deque()
+        self.pushed = self.released = 0
 
 
 P = TypeVar("P", bound=Peer)
 
 
 class MessageFabric(Fabric, Generic[P]):
-    """One rank's messages to and from all others; it is its own ``Pieces``.
+    """One rank's messages to and from all others.
 
-    Most of its methods are those of ``Fabric`` and ``Pieces``.
+    Most of its methods are those of ``Fabric``.
 
     Attributes:
         peers: the other ranks.
@@ -82,9 +71,7 @@ class MessageFabric(Fabric, Generic[P]):
     # -- the carrier --------------------------------------------------------------------------
 
     @abstractmethod
-    def _send(
-        self, peer: P, kind: bytes, number: int = 0, text: bytes = b"", data: Array = NOTHING
-    ) -> None:
+    def _send(self, peer: P, kind: bytes, number: int = 0, text: bytes = b"") -> None:
         """Send without waiting; nothing to a rank that is gone."""
 
     @abstractmethod
@@ -95,13 +82,9 @@ class MessageFabric(Fabric, Generic[P]):
     def _pause(self, waited_s: float, left_s: float) -> None:
         """Accept messages; wait a moment if none has come."""
 
-    def _accept(self, peer: P, kind: bytes, number: int, text: bytes, data: Array) -> None:
+    def _accept(self, peer: P, kind: bytes, number: int, text: bytes) -> None:
         """Note the content of a message."""
-        if kind == PIECE:
-            peer.pieces.append((text, data))
-        elif kind == TAKEN:
-            peer.taken = number
-        elif kind == CLOSE:
+        if kind == CLOSE:
             peer.gone = peer.gone or CLOSED
         elif kind == ABORT:
             who = number - 1 if number else peer.rank  # it may forward the abort of another rank
@@ -152,16 +135,15 @@ class MessageFabric(Fabric, Generic[P]):
         """Return what ends a wait for these ranks, and the seconds until it does."""
         failure = self.ended or self._own_end()
         if failure is not None:
-            return failure, 0.0 if doing else self._patience_s(failure.rank)
+            return failure, self._patience_s(failure.rank, doing)
         for rank in late:
             peer = self.peers.get(rank)
             if peer is not None and peer.gone:
                 # The reason of its end may be under way, from another rank.
-                patience_s = 0.0 if doing else self._patience_s(rank)
-                return lost(rank, peer.gone), 2 * max(SLICE_S, patience_s)
+                return lost(rank, peer.gone), 2 * max(SLICE_S, self._patience_s(rank, doing))
         return None, 0.0
 
-    def _patience_s(self, rank: int) -> float:  # noqa: ARG002
+    def _patience_s(self, rank: int, doing: str) -> float:  # noqa: ARG002
         """Return the seconds until the part of a rank that is gone has come, if it had one."""
         return 0.0
 
@@ -175,34 +157,6 @@ class MessageFabric(Fabric, Generic[P]):
         with self.io:
             self._enter()
             self._wait(lambda: [] if done() else [rank], deadline, moving(rank, sending))
-
-    # -- pieces -------------------------------------------------------------------------------
-
-    @property
-    def pieces(self) -> Pieces:
-        return self
-
-    def has_place(self, dest: int) -> bool:
-        """Return whether not too many pieces are on the way to another rank."""
-        return self.peers[dest].pushed - self.peers[dest].taken < _PIECES
-
-    def put(self, dest: int, header: bytes, data: Array) -> None:
-        peer = self.peers[dest]
-        peer.pushed += 1
-        self._send(peer, PIECE, peer.pushed, header, data)
-
-    def has_come(self, source: int) -> bool:
-        return bool(self.peers[source].pieces)
-
-    def piece(self, source: int) -> tuple[bytes, Array]:
-        return self.peers[source].pieces[0]
-
-    def release(self, source: int) -> None:
-        peer = self.peers[source]
-        peer.pieces.popleft()
-        peer.released += 1
-        if peer.released % (_PIECES // 2) == 0:
-            self._send(peer, TAKEN, peer.released)
 
     # -- the end ------------------------------------------------------------------------------
 
@@ -250,7 +204,8 @@ class MessageFabric(Fabric, Generic[P]):
         if isinstance(ended, AbortedError) and ended.rank != self.rank:
             # The others may not know yet why this rank leaves.
             self._send_all(ABORT, ended.rank + 1, ended.reason)
-        self._send_all(CLOSE)
+        for peer in self.peers.values():
+            self._send(peer, CLOSE, peer.pushed)
 
     def failure(self) -> CommError | None:
         return None if self.ended is None else again(self.ended)

@@ -157,7 +157,7 @@ class MpiFabric(MpiMessages):
         part: int = 0,  # noqa: ARG002
     ) -> None:
         with self.io:
-            self._enter_round()
+            self._enter()
             self._calm = False
             self._seq += 1
             parity = self._seq & 1
@@ -206,7 +206,7 @@ class MpiFabric(MpiMessages):
     @contextlib.contextmanager
     def bulk(self) -> Iterator[Bulk]:
         with self.io:
-            self._enter_round()
+            self._enter()
             self._calm = self._headed = False
             self._moves_data = True
             try:
@@ -258,7 +258,7 @@ class MpiFabric(MpiMessages):
         def exchange(x: Any) -> int:
             # A record is written once; then its data only.
             with io:
-                self._enter_round()
+                self._enter()
                 self._calm = False
                 self._seq = seq = self._seq + 1
                 parity = seq & 1
@@ -343,7 +343,7 @@ class MpiFabric(MpiMessages):
         while time.monotonic() < deadline:
             self._receive()
             everyone = all(peer.gone for peer in self.peers.values())
-            if self._mailbox.is_empty() and (everyone or not all_leave):
+            if not self._mailbox.requests and (everyone or not all_leave):
                 if all_leave:
                     for persistent in self._persistent:
                         persistent.Free()

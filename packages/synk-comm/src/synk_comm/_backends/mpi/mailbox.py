@@ -9,13 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from synk_comm._backends.messages import NOTHING
 from synk_comm._core.fabric import lost
-from synk_comm._core.ops import Array
 from synk_comm.exceptions import PeerLost
 
 _TAG = 1
-_ENVELOPE = struct.Struct("<cQQQ")  # kind, number, collectives that the sender has begun, text
+_ENVELOPE = struct.Struct("<cQQ")  # kind, number, collectives that the sender has begun; then text
 
 
 def reported(mpi: Any, comm: Any, exc: Any) -> PeerLost:
@@ -32,61 +30,41 @@ def reported(mpi: Any, comm: Any, exc: Any) -> PeerLost:
 
 
 class Mailbox:
-    """One rank's messages.
+    """One rank's short messages.
 
     Attributes:
         begun: how many collectives of MPI this rank has begun.
-        requests: of sends and collectives, which may not be done. Each keeps its buffers alive.
+        requests: of messages, pieces and collectives, which may not be done. Each keeps its buffers
+            alive.
     """
 
     def __init__(self, mpi: Any, comm: Any) -> None:
         self._mpi = mpi
         self._comm = comm
         self._status = mpi.Status()
-        self._arriving: list[tuple[int, Any, Array]] = []
         self.requests: list[Any] = []
         self.begun = 0
 
-    def send(
-        self, rank: int, kind: bytes, number: int = 0, text: bytes = b"", data: Array = NOTHING
-    ) -> None:
-        """Send a message, which is copied."""
-        envelope = _ENVELOPE.pack(kind, number, self.begun, len(text)) + text
-        message = np.empty(len(envelope) + data.nbytes, np.uint8)
-        message[: len(envelope)] = np.frombuffer(envelope, np.uint8)
-        message[len(envelope) :] = data
+    def send(self, rank: int, kind: bytes, number: int = 0, text: bytes = b"") -> None:
+        """Send a message."""
+        message = np.frombuffer(_ENVELOPE.pack(kind, number, self.begun) + text, np.uint8)
         with contextlib.suppress(self._mpi.Exception):
             self.requests.append(self._comm.Isend([message, self._mpi.BYTE], rank, _TAG))
 
-    def receive(self) -> list[tuple[int, bytes, int, int, bytes, Array]]:
-        """Return what has come: sender, kind, number, its ``begun``, text and data of each."""
+    def receive(self) -> list[tuple[int, bytes, int, int, bytes]]:
+        """Return what has come: sender, kind, number, its ``begun`` and text of each."""
         self.requests = [request for request in self.requests if not request.Test()]
-        byte = self._mpi.BYTE
+        come: list[tuple[int, bytes, int, int, bytes]] = []
         while True:
             found = self._comm.Improbe(self._mpi.ANY_SOURCE, _TAG, self._status)
             if found is None:
-                break
-            message = np.empty(self._status.Get_count(byte), np.uint8)
-            request = found.Irecv([message, byte])
-            self._arriving.append((self._status.Get_source(), request, message))
-        come, arriving = [], []
-        late: set[int] = set()  # of a rank that is late nothing may overtake what is under way
-        for source, request, message in self._arriving:
-            if source in late or not request.Test():
-                late.add(source)
-                arriving.append((source, request, message))
-                continue
-            kind, number, begun, length = _ENVELOPE.unpack_from(message.data)
-            start = _ENVELOPE.size + length
-            text = message[_ENVELOPE.size : start].tobytes()
-            come.append((source, kind, number, begun, text, message[start:]))
-        self._arriving = arriving
-        return come
-
-    def is_empty(self) -> bool:
-        """Return whether nothing of this rank is under way."""
-        return not self.requests and not self._arriving
+                return come
+            message = np.empty(self._status.Get_count(self._mpi.BYTE), np.uint8)
+            source = self._status.Get_source()
+            found.Recv([message, self._mpi.BYTE])
+            kind, number, begun = _ENVELOPE.unpack_from(message.data)
+            come.append((source, kind, number, begun, message[_ENVELOPE.size :].tobytes()))
 
     def keep(self) -> None:
         """Keep what is not done until the process ends: MPI may still read and write there."""
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object((self.requests, self._arriving)))
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.requests))

@@ -14,13 +14,13 @@ import time
 import weakref
 from typing import Any, Callable
 
-from synk_comm._backends.messages import CLOSE, NOTHING, MessageFabric, Peer
-from synk_comm._core.fabric import SLICE_S, Watch, again
-from synk_comm._core.ops import Array
+from synk_comm._backends.messages import CLOSE, MessageFabric, Peer
+from synk_comm._core.fabric import SLICE_S, Pieces, Watch, again
 from synk_comm._system.liveness import Pidfds
 from synk_comm.exceptions import CommError
 
 from .mailbox import Mailbox, reported
+from .pieces import MpiPieces
 
 _SPINS = 50
 """Looks at a request before the next one at anything else, or before another rank has its turn."""
@@ -43,10 +43,12 @@ class _MpiPeer(Peer):
 
     Attributes:
         begun: how many collectives it had begun when it sent its last message.
+        sent: how many pieces it had sent to this rank when it left.
         waits: whether it has answered the last roll call, from the same collective on.
     """
 
     begun = 0
+    sent = 0
     waits = False
 
 
@@ -62,18 +64,21 @@ class MpiMessages(MessageFabric[_MpiPeer]):
         self._others = list(self.peers) or [self.rank]
         self._pidfds = Pidfds()
         self._mailbox = Mailbox(mpi, comm)
+        self._pieces = MpiPieces(mpi, comm, self._mailbox, self.peers, self.piece_bytes)
         self._forget = weakref.finalize(
             self, _forget, os.getpid(), self._mailbox, self.peers, self._pidfds
         )
-        self._heard = self._watched = self._last_came = 0.0
+        self._heard = self._watched = 0.0
         self._moves_data = False  # all ranks are in the same collective, which needs no naps
         self.crowded = True  # until it is known how many ranks are on this machine
 
-    def _send(
-        self, peer: _MpiPeer, kind: bytes, number: int = 0, text: bytes = b"", data: Array = NOTHING
-    ) -> None:
+    @property
+    def pieces(self) -> Pieces:
+        return self._pieces
+
+    def _send(self, peer: _MpiPeer, kind: bytes, number: int = 0, text: bytes = b"") -> None:
         if not peer.gone:  # it could end this process
-            self._mailbox.send(peer.rank, kind, number, text, data)
+            self._mailbox.send(peer.rank, kind, number, text)
 
     def _receive(self) -> bool:
         """Accept what has come, and which ranks have ended; return whether anything has come."""
@@ -90,7 +95,7 @@ class MpiMessages(MessageFabric[_MpiPeer]):
         except self._mpi.Exception as exc:
             self._mpi_failed(exc)
             return False
-        for rank, kind, number, begun, text, data in come:
+        for rank, kind, number, begun, text in come:
             peer = self.peers[rank]
             peer.begun = begun
             if kind == _WHO_WAITS:
@@ -98,10 +103,11 @@ class MpiMessages(MessageFabric[_MpiPeer]):
             elif kind == _I_WAIT:
                 peer.waits |= begun >= self._mailbox.begun
             else:
-                self._accept(peer, kind, number, text, data)
+                self._accept(peer, kind, number, text)
+                peer.sent = number if kind == CLOSE else peer.sent
         return bool(come)
 
-    def _enter_round(self) -> None:
+    def _enter(self) -> None:
         """Accept what came while this rank did other things; raise if the group has ended.
 
         A call must not succeed after that, although the peers' parts of it may have come, too.
@@ -110,6 +116,17 @@ class MpiMessages(MessageFabric[_MpiPeer]):
             self._receive()
         if self.ended is not None:
             raise again(self.ended)
+
+    def attend(
+        self, done: Callable[[], bool], rank: int, deadline: float, *, sending: bool
+    ) -> None:
+        def tried() -> bool:
+            return any(done() for _ in range(_SPINS))
+
+        try:
+            super().attend(tried, rank, deadline, sending=sending)
+        except self._mpi.Exception as exc:
+            raise self._mpi_failed(exc) from exc
 
     def _finish(self, request: Any, deadline: float) -> None:
         """Wait for a collective; keep its buffers if the wait ends without it."""
@@ -131,18 +148,18 @@ class MpiMessages(MessageFabric[_MpiPeer]):
 
     def _pause(self, waited_s: float, left_s: float) -> None:  # noqa: ARG002
         if self._receive():
-            self._last_came = self._heard
             return
-        idle_s = min(waited_s, self._heard - self._last_came)
-        if idle_s >= (_VERY_LONG_S if self._moves_data else _SPIN_S):
-            time.sleep(NAPS_S[(idle_s > _LONG_S) + (idle_s > _VERY_LONG_S)])
-        elif self.crowded or idle_s > _ALONE_S:
+        if waited_s >= (_VERY_LONG_S if self._moves_data else _SPIN_S):
+            time.sleep(NAPS_S[(waited_s > _LONG_S) + (waited_s > _VERY_LONG_S)])
+        elif self.crowded or waited_s > _ALONE_S:
             os.sched_yield()
 
-    def _patience_s(self, rank: int) -> float:
+    def _patience_s(self, rank: int, doing: str) -> float:
         peer = self.peers.get(rank)
-        came = peer is not None and peer.gone and peer.begun >= self._mailbox.begun
-        return CLOSE_S if came else 0.0
+        if peer is None or not peer.gone:
+            return 0.0
+        comes = peer.sent > peer.released if doing else peer.begun >= self._mailbox.begun
+        return CLOSE_S if comes else 0.0
 
     def _absent(self, late: Callable[[], list[int]], missing: list[int]) -> list[int]:
         """Call the roll: MPI does not say which ranks a collective misses."""
@@ -177,6 +194,6 @@ def _forget(pid: int, mailbox: Mailbox, peers: dict[int, _MpiPeer], pidfds: Pidf
     if os.getpid() == pid:
         for rank, peer in peers.items():
             if not peer.gone:
-                mailbox.send(rank, CLOSE)
+                mailbox.send(rank, CLOSE, peer.pushed)
         mailbox.keep()
         pidfds.close()

@@ -24,15 +24,26 @@ from typing import Any, Callable
 import numpy as np
 import zmq
 
-from synk_comm._backends.messages import ABORT, NOTHING, MessageFabric
-from synk_comm._core.fabric import SLICE_S, Fabric, Share, Watch, aborted, describe, lost, part_of
+from synk_comm._backends.messages import ABORT, MessageFabric
+from synk_comm._core.fabric import (
+    SLICE_S,
+    Fabric,
+    Pieces,
+    Share,
+    Watch,
+    aborted,
+    describe,
+    lost,
+    part_of,
+)
 from synk_comm._core.ops import Array
 from synk_comm._system.folder import SocketFolder
 from synk_comm.exceptions import CommError, JoinError
 
 from .peer import Round, SocketPeer, derived, shut
 
-_HELLO, _ROUND = b"H", b"R"
+_HELLO, _ROUND, _PIECE, _TAKEN = b"H", b"R", b"M", b"T"
+_PIECES = 4  # that may be on the way to a rank
 _FRAME = 1 << 20
 """Longest data of a frame: beyond that every message would be fresh memory from the system."""
 
@@ -172,18 +183,11 @@ class ZmqFabric(MessageFabric[SocketPeer]):
 
     # -- messages -----------------------------------------------------------------------------
 
-    def _send(
-        self,
-        peer: SocketPeer,
-        kind: bytes,
-        number: int = 0,
-        text: bytes = b"",
-        data: Array = NOTHING,
-    ) -> None:
+    def _send(self, peer: SocketPeer, kind: bytes, number: int = 0, text: bytes = b"") -> None:
         if kind == ABORT and peer.cut and not peer.socket.closed:
             self._disconnect(peer)  # it can only be shown that this rank is gone
         elif kind == _HELLO or ((peer.met or peer.connected) and not peer.gone):
-            peer.send(peer.envelope(kind, number, text), *([data] if data.nbytes else []))
+            peer.send(peer.envelope(kind, number, text))
 
     def _wait_for(
         self, has_come: Callable[[SocketPeer], bool], deadline: float, doing: str = ""
@@ -224,9 +228,12 @@ class ZmqFabric(MessageFabric[SocketPeer]):
                     if text:
                         peer.turn += 1
                         peer.head = text
+                elif kind == _PIECE:
+                    peer.pieces.append((text, parts[0][1]))
+                elif kind == _TAKEN:
+                    peer.taken = number
                 else:
-                    data = parts[0][1] if parts else NOTHING
-                    self._accept(peer, kind, number, text, data)
+                    self._accept(peer, kind, number, text)
             elif peer.gone:
                 # Else ZeroMQ would reconnect to its endpoint, where another process may listen.
                 self._disconnect(peer)
@@ -237,6 +244,33 @@ class ZmqFabric(MessageFabric[SocketPeer]):
         self._poller.unregister(peer.socket)
         self._poller.unregister(peer.monitor)
         peer.close()
+
+    # -- pieces -------------------------------------------------------------------------------
+
+    @property
+    def pieces(self) -> Pieces:
+        return self
+
+    def has_place(self, dest: int) -> bool:
+        """Return whether not too many pieces are on the way to another rank."""
+        return self.peers[dest].pushed - self.peers[dest].taken < _PIECES
+
+    def put(self, dest: int, header: bytes, data: Array) -> None:
+        peer = self.peers[dest]
+        peer.pushed += 1
+        peer.send(peer.envelope(_PIECE, peer.pushed, header), data)
+
+    def has_come(self, source: int) -> bool:
+        return bool(self.peers[source].pieces)
+
+    def piece(self, source: int) -> tuple[bytes, Array]:
+        return self.peers[source].pieces[0]
+
+    def release(self, source: int) -> None:
+        peer = self.peers[source]
+        peer.pieces.popleft()
+        peer.released += 1
+        self._send(peer, _TAKEN, peer.released)
 
     # -- the end ------------------------------------------------------------------------------
 

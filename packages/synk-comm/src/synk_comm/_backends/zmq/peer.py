@@ -63,6 +63,8 @@ class SocketPeer(Peer):
         met: whether it has said hello.
         connected: whether it ever was.
         cut: whether a message to it was not sent whole.
+        taken: how many of the pieces sent to it it has released.
+        pieces: headers and data of those that have come and are not released yet.
         rounds: those that have come early; ``current`` is the one that all have posted.
         turn, head: of its last call.
     """
@@ -82,6 +84,8 @@ class SocketPeer(Peer):
         self._connections: set[int] = set()  # descriptors
         pairs = f"{own_rank} to {rank}", f"{rank} to {own_rank}"
         self._cookies = [derived(key, pair)[:_COOKIE_BYTES] for pair in pairs]
+        self.taken = 0
+        self.pieces: deque[tuple[bytes, Array]] = deque()
         self.rounds: deque[Round] = deque()
         self.current = Round(0, b"", ())
         self.turn = 0
