@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from pathlib import Path
 
 import pytest
 from _checkout import ROOT, ran
+from _run_page import alike
 
 # The first takes minutes, the second needs PyMC: the tests of synk-extensions run them, shorter.
 RUN_ELSEWHERE = {"train_digits.py", "pymc_regression.py"}
@@ -40,12 +40,5 @@ def test_example_runs(program: Path, tmp_path: Path) -> None:
     assert printed.strip()
     if program.stem in DOCUMENTED:
         expected = program.with_suffix(".txt").read_text(encoding="utf-8")
-        assert comparable(printed) == comparable(expected)
+        assert alike(expected, printed), printed
     assert list(tmp_path.iterdir()) == [], "a program leaves no file behind"
-
-
-def comparable(printed: str) -> str:
-    """Return what was printed, without the machine's number of cores and its seconds."""
-    cores = r"use 2 (of|processes on) \d+ detected CPU cores"
-    printed = re.sub(cores, "use 2 CPU cores", printed)
-    return re.sub(r"complete \(\d+ s\)", "complete", printed)

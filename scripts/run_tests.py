@@ -104,7 +104,7 @@ def tests_of(package: str, *parts: str) -> tuple[str, ...]:
 # In a suite of their own, so that none takes much longer than the others.
 PROCESSES = tests_of(
     "synk-core",
-    *("test_failures.py", "test_flight.py", "test_watchdog.py", "test_pool.py", "test_releases.py"),
+    *("test_failures.py", "test_flight.py", "test_killed.py", "test_pool.py", "test_releases.py"),
     *("test_runtime.py", "test_security.py", "test_stacks.py"),
 )
 FAULTS = tests_of("synk-core", "faults")

@@ -24,11 +24,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
-import itertools
 import json
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -43,9 +41,10 @@ import numpy as np  # noqa: E402 - reads the numbers of threads
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 from synk_benchmarks import machine, process, program  # noqa: E402 - by this path
-from synk_benchmarks.process import READY, Process  # noqa: E402
 from synk_benchmarks.results import Cell, Row, row_of  # noqa: E402
 from synk_benchmarks.rounds import time_in_turns, turns  # noqa: E402
+
+from synk_testing import Program  # noqa: E402
 
 ROUNDS, QUICK_ROUNDS = 21, 3
 STARTS, QUICK_STARTS = 5, 1
@@ -159,23 +158,19 @@ def posterior(options: Options) -> Iterator[Row]:
     evaluations = QUICK_EVALUATIONS if options.quick else EVALUATIONS
     # Of each the number of ranks, and the processes' rows.
     ways = {TWO: (2, [rows]), ONE: (1, [rows]), ALONE: (0, [rows]), HALVES: (0, [rows // 2] * 2)}
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as ends:
-        processes: dict[str, list[Process]] = {name: [] for name in ways}
+    with contextlib.ExitStack() as ends:
+        processes: dict[str, list[Program]] = {name: [] for name in ways}
         values = {}
         for name, (ranks, parts) in ways.items():
-            for i, part in enumerate(parts):
-                command = [sys.executable, "-c", POSTERIOR, *map(str, (ranks, part, evaluations))]
-                one = Process(command, LIMIT_S, Path(folder, f"{name} {i}.log"))
-                ends.callback(one.end)
-                processes[name].append(one)
-            values[name] = [json.loads(one.hear(READY)) for one in processes[name]]
+            for part in parts:
+                one = Program(POSTERIOR, ranks, part, evaluations, limit_s=LIMIT_S)
+                processes[name].append(ends.enter_context(one))
+            values[name] = [json.loads(_said(one, "ready")) for one in processes[name]]
         taken: dict[str, list[float]] = {name: [] for name in ways}
         for _, name in turns(list(ways), options.rounds + 1):
             for one in processes[name]:
-                one.tell("go")
-            taken[name].append(max(float(one.hear("took")) for one in processes[name]))
-        for one in itertools.chain(*processes.values()):
-            one.finish()
+                one.send("go")
+            taken[name].append(max(float(_said(one, "took")) for one in processes[name]))
     expected = np.array(values[ALONE][0])
     scale = np.array([abs(expected[0]), *[np.abs(expected[1:]).max()] * (len(expected) - 1)])
     notes = {
@@ -184,6 +179,14 @@ def posterior(options: Options) -> Iterator[Row]:
     }
     cells = {name: Cell(tuple(times[1:]), notes.get(name, "")) for name, times in taken.items()}
     yield Row("posterior", f"logp and dlogp of {rows} rows", cells)
+
+
+def _said(process: Program, word: str) -> str:
+    """Return the rest of the next line that begins with this word."""
+    while True:
+        first, _, rest = process.line().partition(" ")
+        if first == word:
+            return rest
 
 
 PARTS = {"call": call, "start": start, "posterior": posterior}

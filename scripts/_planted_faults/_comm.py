@@ -80,6 +80,15 @@ COMM = (
         "groups faults launch",
     ),
     _fault(
+        "theano-watchdog-forked",
+        "life cycles",
+        "processes.py",
+        'if sys.platform == "linux" and by_main_thread:',
+        "if not by_main_thread:",
+        "A child that the master forked is taken for the master, and workers stay with it.",
+        "synk-core:killed",
+    ),
+    _fault(
         "comm-zmq-abort-passed-on",
         "error paths",
         "_backends/messages.py",

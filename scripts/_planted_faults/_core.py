@@ -101,15 +101,6 @@ CORE = (
         "A worker is named that ended because of another, whose memory the kernel still frees.",
         "test_pool",
     ),
-    _fault(
-        "theano-watchdog-forked",
-        "life cycles",
-        "synk_core/_workers/watchdog.py",
-        "        waiting.register(master.fd, select.POLLIN)\n",
-        "        pass\n",
-        "The watchdog takes a child that the master forked for the master, and waits for ever.",
-        "test_watchdog",
-    ),
     _of_compat(
         "compat-product-along-axes",
         "reductions",
@@ -119,19 +110,19 @@ CORE = (
         "prod(c * x, axis=0) has the scalar to the power of all items, not of those of an axis.",
         "test_numbers test_patches",
     ),
-    _fault(
+    _of_theano(
         "theano-graph-stale-values",
         "graphs",
-        "synk_core/_graph/devices/packing.py",
+        "synk_theano/_gpu/packing.py",
         "        return self._wholes if same else None",
         "        return self._wholes or None",
         "A replay starts from its own last values, whatever the variables were set to meanwhile.",
         "test_captured",
     ),
-    _fault(
+    _of_theano(
         "theano-graph-dropped-in-part",
         "graphs",
-        "synk_core/_graph/devices/captured.py",
+        "synk_theano/_gpu/captured.py",
         "loses memory\n                self._graphs.reset()",
         "loses memory\n                pass\n            self._graphs.reset()",
         "An interrupt stops the dropping of graphs half-way.",
@@ -144,30 +135,30 @@ CORE = (
         "    if found != shapes:\n        return None\n",
         "",
         "A replay takes parts of a vector for those that it was recorded with, of other shapes.",
-        "test_captured",
+        "synk-theano:test_captured",
     ),
-    _fault(
+    _of_theano(
         "theano-graph-results-shared",
         "graphs",
-        "synk_core/_graph/devices/packing.py",
+        "synk_theano/_gpu/packing.py",
         "        self._wholes = self.packing.vectors(self._vectors[0])",
         "        self._wholes = self._wholes or self.packing.vectors(self._vectors[0])",
         "The next replay overwrites the results and values that the one before gave.",
         "test_captured",
     ),
-    _fault(
+    _of_theano(
         "theano-graph-memory-of-others",
         "graphs",
-        "synk_core/_graph/devices/graphs.py",
+        "synk_theano/_gpu/graphs.py",
         "            self._blocks, words[free] = words[free], others",
         "            self._blocks, words[free] = 0, words[free]",
         "Memory that a graph works on is handed out to other functions.",
         "test_graph_memory",
     ),
-    _fault(
+    _of_theano(
         "theano-graph-valued-shape",
         "graphs",
-        "synk_core/_graph/devices/capturable.py",
+        "synk_theano/_gpu/capturable.py",
         "        elif values:\n",
         "        elif values and False:\n",
         "A replay repeats what a value in host memory was when it was recorded.",
@@ -180,21 +171,21 @@ CORE = (
         "op, own, self.weight)",
         "op, own, 1.0)",
         "The average of a loss on GPUs counts all ranks alike, whatever rows they have.",
-        "test_overlap",
+        "synk-theano:test_overlap",
     ),
-    _fault(
+    _of_theano(
         "theano-numbers-too-late",
         "graphs",
-        "synk_core/_graph/devices/captured.py",
+        "synk_theano/_gpu/scalars.py",
         "self._ready([self._values[place] for place in range(len(self.places))])",
         "pass",
         "A loss comes to the host when the gradient is there, and the device waits for the host.",
         "test_captured",
     ),
-    _fault(
+    _of_theano(
         "theano-overlap-overwritten",
         "graphs",
-        "synk_core/_graph/devices/parts.py",
+        "synk_theano/_gpu/parts.py",
         "writers.get(origin, set()) <= passed",
         "True",
         "A part of a gradient is reduced from where it lay, and what overwrites it is faster.",
@@ -207,7 +198,7 @@ CORE = (
         "            if self._reduction is not None:\n                self._apart(",
         "            if self._reduction is None:\n                self._apart(",
         "A rank that fails amid its gradient leaves the others waiting for its parts.",
-        "test_overlap",
+        "synk-theano:test_overlap",
     ),
     _fault(
         "theano-overlap-disagreement",
@@ -216,7 +207,7 @@ CORE = (
         " or self._learned != self._here.undone",
         "",
         "After an order that was undone, some ranks overlap an average, and others do not.",
-        "test_overlap",
+        "synk-theano:test_overlap",
     ),
     _fault(
         "theano-check-added-maxima",

@@ -41,7 +41,7 @@ EXTENSIONS = (
         'return np.mean(values, axis=0, dtype="float64").astype(values[0].dtype)',
         "return np.asarray(values[0])",
         "On another number of ranks local averages go on from rank 0's, not from their average.",
-        "checkpoint_ranks",
+        "trainer_ranks",
     ),
     _fault(
         "ext-centre-of-one-rank",
@@ -70,7 +70,7 @@ EXTENSIONS = (
         "            self._has_begun, self._steps = True, steps\n"
         "            results = synk.step(*acts)\n",
         "A step that failed counts, so the next synchronisation comes early or not at all.",
-        "sync_use",
+        "sync_trainer",
     ),
     _fault(
         "ext-replicas-not-saved",
@@ -106,7 +106,7 @@ EXTENSIONS = (
         "    if left and not dry_run:\n        raise click.exceptions.Exit(1)\n",
         "",
         "synkhronos clean exits with 0 although something could not be removed.",
-        "cli_clean",
+        "cli",
     ),
     _fault(
         "ext-valid-without-data",

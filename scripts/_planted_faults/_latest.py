@@ -12,7 +12,7 @@ LATEST: tuple[Fault, ...] = (
     _of_comm(
         "comm-ranks-below-ranks",
         "refusals",
-        "starting.py",
+        "processes.py",
         'name, pid = os.environ.get(NO_RANKS, ""), os.getpid()',
         'name, pid = "", 1',
         "A program without a guard starts ranks from the ranks that load it.",
@@ -48,7 +48,7 @@ LATEST: tuple[Fault, ...] = (
     _of_core(
         "core-status-of-lost-ranks",
         "life cycles",
-        "_workers/watchdog.py",
+        "_workers/mpi_watchdog.py",
         'b"cmd=abort exitcode=%d\\n" % (abs(code) or int(not leaving))',
         'b"cmd=abort exitcode=%d\\n" % abs(code)',
         "A job of MPI ends well when a rank has left it without a word.",

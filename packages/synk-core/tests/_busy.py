@@ -52,7 +52,7 @@ def computing(act, size=2):
         runtime = Runtime(size)
         f = runtime.function([x], (behave(x), "gather"), mode="FAST_COMPILE", proof=False)
         f(np.zeros(size))
-        pool = runtime._controller._pool
+        pool = runtime._lifecycle.pool
 
         def call():
             # Something kills the pool before the worker is done.

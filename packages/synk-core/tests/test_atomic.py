@@ -14,16 +14,16 @@ from _leaks import no_ranks_left
 from _ops import FAST, picky
 
 import synk_shm
+from synk_comm.processes import Process
 from synk_core import Function, Runtime
-from synk_core._graph.devices.device import Cpu
-from synk_core._master.controller import Controller
-from synk_core._master.executor import Executor
+from synk_core._master.lifecycle import Lifecycle
+from synk_core._master.orders import Orders
 from synk_core._rank.call import PreparedCall
 from synk_core._rank.rank import Rank
-from synk_core._workers import processes
 from synk_core._workers.interrupts import AGAIN_S, LATER
 from synk_core._workers.pool import WorkerPool, start_workers
-from synk_core._workers.processes import Watchdog, Worker
+from synk_core._workers.processes import Worker
+from synk_core.device import Cpu
 from synk_core.exceptions import ReplicasDiffer, ReplicaWarning, SynkError, WorkerFailed
 from synk_shm._arrays import segment
 from synk_testing.engine import STREAMS, T, as_op, engine
@@ -356,7 +356,7 @@ def test_an_interrupt_out_of_a_call_means_that_it_did_not_happen(size, atomic):
     with no_ranks_left(), Runtime(size, atomic=atomic) as runtime:
         f = runtime.function([x], (x.sum(), "sum"), updates=[(count, count + 1)])
         f(np.ones(4))
-        functions = [Function.__call__, Executor.perform, Controller.run, Rank._finish]
+        functions = [Function.__call__, Orders.perform, Rank._finish]
         counts, given, place, struck = 1, set(), 0, True
         while struck:
             place += 1
@@ -447,8 +447,8 @@ def test_ctrl_c_in_a_finalizer_comes_once_after_it(pair, kind, monkeypatch):
     await_no_other(pair)
 
 
-STARTS = [Runtime.__init__, Controller.__init__, WorkerPool.__init__, Worker.__init__]
-STARTS += [Watchdog.__init__, processes._start, start_workers]
+STARTS = [Runtime.__init__, Lifecycle.__init__, WorkerPool.__init__, Worker.__init__]
+STARTS += [Process.__init__, start_workers]
 
 
 @pytest.mark.parametrize("step", [47, pytest.param(1, marks=pytest.mark.nightly)])

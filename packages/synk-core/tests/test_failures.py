@@ -268,9 +268,9 @@ def test_an_exception_out_of_a_signal_handler_in_a_worker_names_it():
         f = runtime.function([x], (y, "gather"))
         f(np.array([0.0, 1.0]))
         # On a busy machine it may be behind, and the handler come amid its own work.
-        await_stacks(runtime._controller._pool, 1, "in take")
+        await_stacks(runtime._lifecycle.pool, 1, "in take")
         os.kill(runtime.worker_pids[0], signal.SIGUSR2)
-        await_stacks(runtime._controller._pool, 1, "in _await_verdict")
+        await_stacks(runtime._lifecycle.pool, 1, "in _await_verdict")
         with pytest.raises(WorkerDied, match="gave up with ValueError: from a handler") as caught:
             f(np.zeros(2))
         assert (caught.value.rank, caught.value.exitcode) == (1, None)
@@ -483,7 +483,8 @@ def test_what_no_rank_has_time_to_say_does_not_pile_up(pair):
 def test_a_forked_child_cannot_use_its_parents_runtime_and_does_it_no_harm(pair):
     f = pair.function([x], (x, "gather"))
     f(np.zeros(2))
-    staged = [copied._target for plan in f.planner._plans.values() for copied in plan.copies]
+    calls = [act for act in pair.orders.acts._acts.values() if act.tally is f.tally]
+    staged = [copied._target for call in calls for copied in call.copies]
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ def test_the_ring_has_the_last_acts_in_order(acts):
     said = []
     for serial, (kind, subject, fails) in enumerate(acts, 1):
         outcome = ActOutcome.FAILED if fails else ActOutcome.DONE
-        writer.begin(serial, kind, subject)
+        writer.begin(serial, 0, SimpleNamespace(record=(kind, subject)))
         writer.end(outcome)
         said.append((serial, KINDS[kind], subject, outcome))
     assert reader.acts() == said[-RECORDS:]
@@ -39,7 +40,7 @@ def test_the_ring_has_the_last_acts_in_order(acts):
 def test_an_order_that_is_undone_is_marked_whole():
     writer = Flight(np.zeros(WORDS, np.int64), 0)
     for serial, kind in ((1, 0), (2, 0), (2, 1), (2, 0)):
-        writer.begin(serial, kind, 0)
+        writer.begin(serial, 0, SimpleNamespace(record=(kind, 0)))
         if (serial, kind) != (2, 1):
             writer.end(ActOutcome.DONE)
     writer.mark(2, ActOutcome.UNDONE)
@@ -56,7 +57,7 @@ def test_the_dead_tell_what_they_were_doing():
     with no_ranks_left():
         runtime = Runtime(3)
         f = runtime.function([x], (behave(x).sum(), "sum"), name="deadly", proof=False)
-        activity = runtime._controller._activity
+        activity = runtime._lifecycle.activity
         assert (activity.doing(1), activity.history(1)) == ("starting", "")
         f(np.zeros(6))
         deadline = time.monotonic() + 10

@@ -16,6 +16,7 @@ from _leaks import no_ranks_left
 import synk_shm
 from synk_core import Runtime, SharedMemoryFull, SynkError
 from synk_core._text import with_cure
+from synk_core._wire.arrays import new_array
 from synk_testing.engine import T
 
 FULL = "asked for 38.2 MiB in /dev/shm: 1.0 MiB are free of 16.0 MiB in total"
@@ -55,20 +56,26 @@ def files_in_memory(pid):
 @pytest.mark.parametrize(
     "code", [errno.ENOSPC, pytest.param(errno.EROFS, marks=pytest.mark.nightly)]
 )
-def test_without_room_in_dev_shm_arrays_lie_beside_it(refuse, caplog, code):
-    """It is told, and given back. Each act without room is in faults/test_fault_memory.py."""
+def test_named_arrays_without_room_in_dev_shm_lie_beside_it(refuse, caplog, code):
+    refuse(full() if code == errno.ENOSPC else synk_shm.ShmError(code, os.strerror(code), "/x"))
+    with caplog.at_level(logging.DEBUG, "synk_core"):
+        array = new_array(3, np.dtype(float), "'kept'")
+    assert "'kept'" in caplog.text
+    assert ("1.0 MiB are free" if code == errno.ENOSPC else os.strerror(code)) in caplog.text
+    assert synk_shm.segment(array).backend == "memfd"
+
+
+@pytest.mark.parametrize("backend", ["memfd", "shm"])
+def test_arrays_lie_where_there_is_room(refuse, backend):
+    """They are given back. Each act without room in /dev/shm is in faults/test_fault_memory.py."""
     x = T.matrix("x")
     before = files_in_memory(os.getpid())
-    refuse(full() if code == errno.ENOSPC else synk_shm.ShmError(code, os.strerror(code), "/x"))
+    refuse(*((full(), None) if backend == "memfd" else (None, full())))
     rows = np.random.RandomState(0).uniform(size=(11, 3))
     with no_ranks_left(), Runtime(2, use_gpu=False) as runtime:
         f = runtime.function([x], [(x.sum(axis=0), "sum"), (x * 2, "gather")], name="f")
-        with caplog.at_level(logging.DEBUG, "synk_core"):
-            data = runtime.data(rows, name="kept")
-        assert "'kept'" in caplog.text
-        why = "1.0 MiB are free" if code == errno.ENOSPC else os.strerror(code)
-        assert why in caplog.text
-        assert synk_shm.segment(data.data).backend == "memfd"
+        data = runtime.data(rows, name="kept")
+        assert synk_shm.segment(data.data).backend == backend
         for given in (rows, data):
             summed, doubled = f(given, batch=[3, 1, 7, 7])
             np.testing.assert_allclose(summed, rows[[3, 1, 7, 7]].sum(axis=0))
@@ -78,7 +85,7 @@ def test_without_room_in_dev_shm_arrays_lie_beside_it(refuse, caplog, code):
         del data, given
         f(rows)  # an order, with which workers learn of it
         now = [files_in_memory(pid) for pid in pids]
-        assert all(few < many for few, many in zip(now, held)), (now, held)
+        assert all(few < many for few, many in zip(now, held)) or backend == "shm", (now, held)
     assert files_in_memory(os.getpid()) == before
 
 

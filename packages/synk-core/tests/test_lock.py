@@ -13,7 +13,7 @@ from _busy import calling_in_threads
 from _leaks import no_ranks_left
 
 from synk_core import Runtime
-from synk_core._master.acts import OrderLock
+from synk_core._master.lock import OrderLock
 from synk_core.exceptions import Closed, NestedCall
 from synk_testing.engine import T, engine
 

@@ -41,7 +41,7 @@ def started(size):
     """A runtime whose workers are ready, and its pool; at the end nothing of it is left."""
     with no_ranks_left(), Runtime(size) as runtime:
         runtime.distribute()
-        yield runtime, runtime._controller._pool
+        yield runtime, runtime._lifecycle.pool
 
 
 def wait_until(happened, timeout_s=10.0):
@@ -55,7 +55,7 @@ def wait_until(happened, timeout_s=10.0):
 def test_stop_is_quick_whatever_the_workers_do():
     assert STOP_TIMEOUT_S + KILL_TIMEOUT_S + 0.1 <= END_S + 1e-9
     with computing(hold_the_lock, size=3) as pool:
-        pids = [*pool.pids, pool.watchdog_pid]
+        pids = pool.pids
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
         began = time.monotonic()
@@ -92,7 +92,7 @@ def test_what_the_kernel_takes_long_to_end_is_named_with_its_signal(monkeypatch)
 
 def test_who_waits_for_workers_to_start_has_a_limit_is_called_meanwhile_and_hears_of_the_killed():
     with no_ranks_left(), Runtime(3) as runtime:
-        pool = runtime._controller._pool
+        pool = runtime._lifecycle.pool
         stopped, killed = runtime.worker_pids
         os.kill(stopped, signal.SIGSTOP)  # it will never be ready
         with pytest.raises(StartError, match=r"rank 1 was not ready in 0\.2 s.*-cache unlock"):
@@ -127,9 +127,9 @@ def test_of_several_that_are_gone_the_killed_one_is_named():
         pool.check("a test")  # all are there
         # Ranks 1 and 3 end by themselves, as if their master were gone.
         for worker in (pool._workers[0], pool._workers[2]):
-            os.close(worker._lifeline.pop())
-            assert worker.process.wait(20) == 1
-        with pytest.raises(WorkerDied, match="exited with status 1"):
+            worker.channel.close()
+            assert worker.process.wait(20) == 0
+        with pytest.raises(WorkerDied, match="exited with status 0"):
             pool.check("a test")
         os.kill(pool.pids[1], signal.SIGKILL)
         pool._workers[1].process.wait(20)
@@ -196,17 +196,18 @@ def test_a_worker_out_of_step_by_its_own_fault_ends_although_nobody_tells_it(mon
 def test_a_worker_without_a_thread_says_so_and_how_to_get_one(monkeypatch):
     channel, theirs = Channel.pair()
 
-    def begin():
+    def prepare(_hello, _world):
         raise RuntimeError("can't start new thread")
 
+    monkeypatch.setattr(_worker, "_prepare", prepare)
     with theirs:
-        _worker.serve(Channel(theirs), SimpleNamespace(rank=1), begin=begin)
+        _worker.serve(Channel(theirs), SimpleNamespace(rank=1))
     failure = pickle.loads(channel.recv(1.0))
     with (
         Runtime(1) as runtime,
         pytest.raises(StartError, match=r"(?s)rank 1.*thread; end some.*-u "),
     ):
-        runtime._controller._pool.require_started([failure])
+        runtime._lifecycle.pool.require_started([failure])
     channel.close()
 
 
@@ -281,9 +282,8 @@ with Runtime(2, **how) as runtime:
         Mark(folder + "/gone").wait()
         logging.error("a line that nobody reads")
     assert [float(f(np.ones(4))) for _ in range(3)] == [4, 4, 4]
-    pool = runtime._controller._pool
-    for pid in (pool.pids[0], pool.watchdog_pid):
-        os.kill(pid, signal.SIGKILL)
+    pool = runtime._lifecycle.pool
+    os.kill(pool.pids[0], signal.SIGKILL)
     pool._workers[0].process.wait()
     with pytest.raises(WorkerDied):
         pool.send(b"anybody there?", "a test")

@@ -8,20 +8,15 @@ import types
 import pytest
 
 from synk_core import Runtime
-from synk_core._graph.devices.device import Cpu, Gpu
-from synk_core._graph.devices.precision import (
-    OVERRIDE,
-    USE_PRECISION,
-    checked_precision,
-    exclude_tf32,
-)
-from synk_core.exceptions import InputValueError, StartError
+from synk_core._wire.settings import USE_PRECISION, checked_precision
+from synk_core.device import TF32_OVERRIDE, Cpu
+from synk_core.exceptions import InputValueError
 
 
 @pytest.fixture(autouse=True)
 def plain(monkeypatch):
     # Set first, so that what a test leaves in the environment goes, too.
-    for name in (OVERRIDE, USE_PRECISION):
+    for name in (TF32_OVERRIDE, USE_PRECISION):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
 
@@ -37,7 +32,7 @@ def test_the_precision_is_the_programs_or_else_the_environments(monkeypatch):
         ("default", "", "1", "default"),
     ):
         monkeypatch.setenv(USE_PRECISION, ours)
-        monkeypatch.setenv(OVERRIDE, nvidias)
+        monkeypatch.setenv(TF32_OVERRIDE, nvidias)
         assert checked_precision(given) == chosen
 
 
@@ -46,7 +41,7 @@ def test_a_precision_that_is_none_or_excluded_by_the_environment(monkeypatch):
     for given in (True, None, "TF32"):
         with pytest.raises(InputValueError, match=words):
             Runtime(1, use_gpu=False, precision=given)
-    monkeypatch.setenv(OVERRIDE, "0")
+    monkeypatch.setenv(TF32_OVERRIDE, "0")
     with pytest.raises(InputValueError, match=r"NVIDIA_TF32_OVERRIDE=0 .* excludes TF32; unset it"):
         checked_precision("tf32")
     monkeypatch.setenv(USE_PRECISION, "double")
@@ -54,19 +49,10 @@ def test_a_precision_that_is_none_or_excluded_by_the_environment(monkeypatch):
         checked_precision("default")
 
 
-def test_tf32_is_excluded_before_a_device_is_used_or_not_at_all():
-    with pytest.raises(StartError, match="this process uses cuda0 already"):
-        exclude_tf32("cuda0")
-    assert OVERRIDE not in os.environ
-    exclude_tf32(None)
-    assert os.environ[OVERRIDE] == "0"
-    exclude_tf32("cuda0")  # it was excluded before
-
-
 def test_stats_tell_that_of_the_device_and_processors_have_none():
-    assert Cpu().precision == Gpu("opencl0:0", None, False, precision="tf32").precision == ""
+    assert Cpu().precision == ""
     with Runtime(1, use_gpu=False, precision="float32") as runtime:
-        assert OVERRIDE not in os.environ
+        assert TF32_OVERRIDE not in os.environ
         assert "float32 on GPUs" not in str(runtime.stats())
         runtime._rank.device = types.SimpleNamespace(precision="tf32")
         assert runtime.stats().precision == "tf32"

@@ -16,14 +16,27 @@ from _ops import FAST, picky
 
 import synk_shm
 from synk_core import BatchError, WorkerFailed
-from synk_core._graph.devices.device import Cpu
+from synk_core.device import Cpu
 from synk_testing.engine import T, as_op, engine
+
+
+class Uploads:
+    """Copies nothing."""
+
+    def wait(self, _places):
+        pass
+
+    def start(self, _place, array):
+        return array
+
+    def forget(self, _function_id):
+        pass
 
 
 @as_op([T.dvector], [T.dvector])
 def switch(values):
     """Have this rank take rows before, or not, by the sign of its first value."""
-    Cpu.prefetches = bool(values[0] > 0)
+    Cpu.uploads = Uploads() if values[0] > 0 else None
     return values
 
 
@@ -149,18 +162,18 @@ def test_errors_and_the_search_for_nan_are_the_calls_own(made):
 
 
 def test_a_loop_needs_no_more_rooms_and_acts_as_it_goes_on(made):
-    executor, acts = made.f.executor, made.runtime._controller.acts._acts
+    places, acts = made.f.orders.store._owners, made.runtime.orders.acts._acts
     call, counts = made.f.delayed(*made.data, batch=[0, 1, 2]), []
     made.runtime.step(call.prefetch())
     for i in range(12):
         following = made.f.delayed(*made.data, batch=[i, i, 7])
         made.runtime.step(call, following.prefetch())
         call = following
-        counts.append((len(acts), len(executor._places)))
+        counts.append((len(acts), len(places)))
     assert counts[2:] == counts[2:3] * 10
     del call, following
     gc.collect()
-    assert not executor._places
+    assert not places
 
 
 def test_a_prefetch_updates_nothing_and_has_no_figures(made):

@@ -179,7 +179,7 @@ def test_what_is_gone_before_it_was_sent_is_never_sent(pair, settled):
         gc.collect()
         build()([1.0, 2.0])
     assert settled() == before
-    assert {number for number, _ in pair._executor.distributor._forms} == set(pair._rank.functions)
+    assert {number for number, _ in pair.orders.distributor._forms} == set(pair._rank.functions)
 
 
 def test_a_variable_that_an_operation_changes_on_all_ranks_is_no_news(pair):

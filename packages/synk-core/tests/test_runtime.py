@@ -121,7 +121,7 @@ def test_an_array_that_is_gone_is_forgotten_though_ctrl_c_came_in_between(monkey
         f = runtime.function([x], (x.sum(), "sum"))
         held = runtime.data(np.ones(4))
         assert f(held) == 4.0
-        key = runtime._executor.store.ref(held).key
+        key = runtime.orders.store.ref(held).key
         assert key in runtime._rank.arrays._held
         del held
         gc.collect()
@@ -129,7 +129,7 @@ def test_an_array_that_is_gone_is_forgotten_though_ctrl_c_came_in_between(monkey
         def struck(_keys):
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(runtime._controller.acts, "forget_arrays", struck)
+        monkeypatch.setattr(runtime.orders.acts, "forget_arrays", struck)
         with pytest.raises(KeyboardInterrupt):
             f(np.ones(2))
         monkeypatch.undo()
@@ -140,6 +140,6 @@ def test_an_array_that_is_gone_is_forgotten_though_ctrl_c_came_in_between(monkey
 def test_closing_before_the_workers_have_started_does_not_wait_for_them(tmp_path, monkeypatch):
     path = tmp_path / "trace.json"
     with no_ranks_left(), Runtime(2, timeline=str(path)) as runtime:
-        monkeypatch.setattr(runtime._controller, "await_workers", pytest.fail)
+        monkeypatch.setattr(runtime._lifecycle, "await_workers", pytest.fail)
     assert runtime.closed
     assert path.exists()

@@ -200,5 +200,5 @@ def test_whatever_a_run_makes_is_its_users_alone(folder, backend):
         program.end()
     assert wrong == []
     kinds = {name.split("/")[1] if name.startswith("/dev") else name[:6] for name, _ in seen}
-    assert {"dev", "/memfd"} <= kinds, kinds
+    assert "/memfd" in kinds, kinds
     assert sorted(entry for entry in seen if entry[1]) == []

@@ -293,7 +293,7 @@ def test_on_and_off(pair):
         with pair.watch_finite():
             pass
         failure(f2, bad)
-        with pytest.raises(NestedCall), pair._controller.lock:
+        with pytest.raises(NestedCall), pair.orders.lock:
             pair.watch_finite(False)
     assert repr(watch) == "<FiniteWatch, stopped>"
     watch.stop()

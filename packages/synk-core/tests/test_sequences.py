@@ -63,11 +63,11 @@ def test_no_room_for_one_input_does_no_harm_to_the_next_call(pair, monkeypatch):
     assert f(small, small) == 20
     empty, calls = synk_shm.empty, []
 
-    def full(*arguments):
+    def full(*arguments, **named):
         calls.append(arguments)
         if len(calls) == 2:
             raise MemoryError("no room")
-        return empty(*arguments)
+        return empty(*arguments, **named)
 
     monkeypatch.setattr(synk_shm, "empty", full)
     with pytest.raises(MemoryError):

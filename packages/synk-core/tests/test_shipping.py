@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import synk_comm
-from synk_core._master.acts import ActTable
+from synk_core._master.acts import ActTable, Prepared
 from synk_core._master.shipping import Shipping, refs_of
 from synk_core._master.store import DataStore
 from synk_core._plan.rows import split_rows
@@ -103,7 +103,9 @@ class Hosts:
         released = self.store.released_keys()
         self.acts.forget_arrays(released)
         self.store.forget(released)
-        self.number = self.acts.enter(act, name=pickle.dumps(act))
+        key = pickle.dumps(act)
+        prepared = self.acts.find(key) or self.acts.enter(Prepared(act), key)
+        self.number = prepared.number
         steps = [Step(self.number, origin)]
         extras = self.shipping.extend(self.acts.extras(), steps)
         if extras is not None:
@@ -128,7 +130,7 @@ class Hosts:
                 self.acts.sent(extras)
         if undone:  # all have performed it, and the master takes it back
             self.shipping.failed()
-        self.acts.end(steps)
+        self.acts.end([prepared])
         return self.wires.nbytes - before
 
     def seen(self, node, ref):

@@ -36,9 +36,10 @@ def test_a_worker_that_computes_says_where(monkeypatch, act):
             assert sorted(stacks) == [1, 2]
             assert f"in {act.__name__}" in stacks[2]
             assert "in take" in stacks[1] or "in gather" in stacks[1] or "in _finish" in stacks[1]
+            if act is sleep_beside_a_thread:
+                assert "in sleep_in_a_thread" in stacks[2]
             for text in stacks.values():
                 assert "Current thread" in text
-                assert "in with_master" in text  # all threads
                 assert text.endswith(BEGINNING)
         assert pool.stacks([]) == {}
         monkeypatch.setattr(_stacks.StackFile, "ask", noted)
@@ -55,7 +56,7 @@ def test_a_worker_that_computes_says_where(monkeypatch, act):
 
 def test_a_worker_that_still_starts_says_where():
     with no_ranks_left(), Runtime(2) as runtime:
-        text = await_stacks(runtime._controller._pool, 1, "import")[1]
+        text = await_stacks(runtime._lifecycle.pool, 1, "import")[1]
         assert text.endswith((BEGINNING, "  ...\n")), "of deep imports, only the latest"
         runtime.distribute()  # it was not disturbed
 
@@ -64,7 +65,7 @@ def test_of_a_stopped_or_dead_worker_that_is_said():
     with no_ranks_left():
         runtime = Runtime(3)
         runtime.distribute()
-        pool = runtime._controller._pool
+        pool = runtime._lifecycle.pool
         stopped, dead = runtime.worker_pids
         os.kill(stopped, signal.SIGSTOP)
         os.kill(dead, signal.SIGKILL)

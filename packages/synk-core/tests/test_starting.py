@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from synk_comm.starting import NO_RANKS
+from synk_comm.processes import NO_RANKS
 from synk_core._graph import environment
 from synk_core.exceptions import StartError
 
@@ -41,7 +41,7 @@ def test_a_module_that_starts_workers_is_refused_in_a_worker(zygote, tmp_path):
 
 def test_nothing_below_a_worker_starts_ranks():
     """Whatever it does with its environment."""
-    code = "from synk_comm.starting import require_leave; require_leave('fork()')"
+    code = "from synk_comm.processes import require_leave; require_leave('fork()')"
     below = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}], env={{}})"
     command = [sys.executable, "-c", below]
     done = subprocess.run(command, env={NO_RANKS: "a worker"}, capture_output=True, text=True)

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 
 import numpy as np
 from _ops import FAST, nap
 
-from synk_core._master.acts import LIMIT, ActTable
-from synk_core._watch.stats import Ledger, Performed, Stats
-from synk_core._wire.messages import ArrayRef, Call, Collective, Form, Step, Stop
+from synk_core._master.acts import LIMIT, ActTable, Prepared
+from synk_core._watch.record import Record
+from synk_core._watch.stats import Ledger, Stats
+from synk_core._wire.messages import ArrayRef, Call, Collective, Form, Own, Stop
 from synk_testing.engine import T, engine
 
 
 def test_the_slowest_rank_and_the_time_for_it_are_told(trio, tmp_path):
     """And in a recording, waiting for it is waiting."""
     x = T.dvector("x")
-    f = trio.function([x], (nap(x), "gather"), name="slow", **FAST)
+    f = trio.function([x], (nap(x), "gather"), name="slow", proof=False, **FAST)
     values = np.zeros(3)
     f(values)
     trio.stats(reset=True)
@@ -58,11 +58,10 @@ def test_times_of_other_hosts_count_when_they_come():
     """Rank 2 is on another host; in the second call it was quicker, in the third it has no log."""
     ledger = Ledger(3, 0, is_whole=False)
     first, last = ledger.tally("first"), ledger.tally("last")
-    call = SimpleNamespace(kind="call")
-    acts = [SimpleNamespace(tally=tally, event=call, nbytes=0) for tally in (first, last)]
+    acts = [Prepared(call_of().act, tally) for tally in (first, last)]
     for serial in (1, 2, 3):
         times = np.array([1.0, 2.0, 0.0, 3.0, 1.0, 0.0])
-        ledger.observe(Performed(acts, times, 0.0, 10.0, serial))
+        ledger.after(Record(acts, times, 0.0, 10.0, serial))
     assert ledger.lacks_times
     ledger.complete([[], [], [(1, [6.0, 3.5]), (2, [0.5, 0.5])]])
     assert not ledger.lacks_times
@@ -78,18 +77,18 @@ def test_times_of_other_hosts_count_when_they_come():
 def test_the_table_says_what_the_ranks_are_worth():
     """Seconds of both ranks, by all seconds: (3 + 4) / 5, and with an all_reduce (3 + 4) / 10."""
     ledger = Ledger(2, 0)
-    call, collective = SimpleNamespace(kind="call"), SimpleNamespace(kind="all_reduce")
-    act = SimpleNamespace(tally=ledger.tally("f"), event=call, nbytes=0)
-    ledger.observe(Performed([act], np.array([3.0, 4.0]), 0.5, 4.5))
-    ledger.tally("distribute()").add(100.0)
+    act = Prepared(call_of().act, ledger.tally("f"))
+    ledger.after(Record([act], np.array([3.0, 4.0]), 0.5, 4.5))
+    own = Prepared(Own("anything"), ledger.tally("distribute()"))
+    ledger.after(Record([own], np.zeros(2), 0.0, 100.0))
     stats = ledger.stats(reset=False)
     assert stats.speed_up == 7 / 5
     lines = str(stats).splitlines()
     assert lines[0].split()[:2] == ["calls", "total"]
     assert lines[1].split()[:4] == ["f", "1", "5.000", "s"]
     assert lines[-1] == "at best 1.40 times as fast as one rank alone"
-    act = SimpleNamespace(tally=ledger.tally("all_reduce()"), event=collective, nbytes=0)
-    ledger.observe(Performed([act], np.zeros(2), 0.0, 5.0))
+    act = Prepared(Collective("all_reduce", (1,)), ledger.tally("all_reduce()"))
+    ledger.after(Record([act], np.zeros(2), 0.0, 5.0))
     stats, reset = ledger.stats(reset=True), ledger.stats(reset=False)
     assert stats.speed_up == 7 / 10
     told = "at best 0.70 times as fast as one rank alone: give each call more to compute"
@@ -141,53 +140,56 @@ def test_a_call_that_repeats_sends_nothing_new(pair, monkeypatch):
 
 def call_of(*keys):
     refs = tuple(ArrayRef(key, f"handle {key}") for key in keys)
-    return Call(0, Form(), None, (), refs, None, 1, ())
+    return Prepared(Call(0, Form(), None, (), refs, None, 1, ()))
 
 
-def test_the_book_forgets_what_lies_elsewhere_now():
+def test_acts_are_forgotten_when_their_arrays_lie_elsewhere():
     table = ActTable()
-    first, second = table.enter(call_of(1, 2)), table.enter(call_of(2, 3))
+    first, second = table.enter(call_of(1, 2), "a"), table.enter(call_of(2, 3), "b")
+    numbers = [first.number, second.number]
     extras = table.extras()
-    assert list(extras.acts) == [first, second]
-    assert list(table.extras().acts) == [first, second], "nobody has said that they were sent"
+    assert list(extras.acts) == numbers
+    assert list(table.extras().acts) == numbers, "nobody has said that they were sent"
     table.sent(extras)
     assert table.extras() is None
     table.forget_arrays([1])
     extras = table.extras()
-    assert (extras.acts, extras.forget_acts, extras.forget_arrays) == ({}, (first,), (1,))
-    assert first not in table
-    assert second in table
+    assert (extras.acts, extras.forget_acts, extras.forget_arrays) == ({}, (numbers[0],), (1,))
+    assert table.find("a") is None
+    assert first.number == 0
+    assert table.find("b") is second
     table.forget_arrays([3])
-    assert second not in table
+    assert table.find("b") is None
 
 
-def test_the_book_keeps_what_has_a_name_and_drops_what_is_for_once():
+def test_acts_with_a_key_are_kept_and_others_are_for_one_order():
     table = ActTable()
-    named = table.enter(Collective("gather", (1,)), name=("gather", 1))
-    once = table.enter(Collective("scatter", (1,)))
-    stop = table.enter(Stop())
-    assert table.enter(Collective("gather", (1,)), name=("gather", 1)) == named
+    kept = table.enter(Prepared(Collective("gather", (1,))), ("gather", 1))
+    once = table.enter(Prepared(Collective("scatter", (1,))))
+    stop = table.enter(Prepared(Stop()))
+    numbers = {once.number, stop.number}
+    assert table.find(("gather", 1)) is kept
     table.sent(table.extras())
-    table.end([Step(number) for number in (named, once, stop)])
-    assert [number in table for number in (named, once, stop)] == [True, False, False]
-    assert set(table.extras().forget_acts) == {once, stop}
+    table.end([kept, once, stop])
+    assert [act.number > 0 for act in (kept, once, stop)] == [True, False, False]
+    assert set(table.extras().forget_acts) == numbers
 
 
-def test_the_book_does_not_grow_without_end():
+def test_the_table_does_not_grow_without_end():
     table = ActTable()
-    numbers = [table.enter(call_of(i), name=i) for i in range(LIMIT + 50)]
-    assert all(number in table for number in numbers), "they may be part of one step"
+    acts = [table.enter(call_of(i), i) for i in range(LIMIT + 50)]
+    assert all(act.number for act in acts), "they may be part of one step"
     table.end([])
-    assert sum(number in table for number in numbers) == LIMIT
-    assert numbers[0] not in table
-    assert numbers[-1] in table
+    assert sum(act.number > 0 for act in acts) == LIMIT
+    assert table.find(0) is None
+    assert table.find(LIMIT + 49) is acts[-1]
 
 
-def test_what_travelled_with_an_order_that_failed_travels_again():
+def test_acts_that_travelled_with_an_order_that_failed_travel_again():
     table = ActTable()
-    number = table.enter(call_of(1), name="call")
-    extras = table.extras()
-    table.failed(extras)
-    assert number not in table
-    again = table.enter(call_of(1), name="call")
-    assert list(table.extras().acts) == [again]
+    act = table.enter(call_of(1), "call")
+    table.failed(table.extras())
+    assert table.find("call") is None
+    assert act.number == 0
+    again = table.enter(call_of(1), "call")
+    assert list(table.extras().acts) == [again.number]

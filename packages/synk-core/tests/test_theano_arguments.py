@@ -217,12 +217,12 @@ BAD_CALLS = {
 
 def test_bad_calls_are_refused_before_the_workers_are_asked(pair, f):
     f(X, 1)
-    before = pair._controller.rank.serial
+    before = pair._lifecycle.rank.serial
     for case, (arguments, options, error, words) in BAD_CALLS.items():
         with pytest.raises(error, match=words) as caught:
             f(*arguments(), **options)
         assert isinstance(caught.value, SynkError), case
-    assert pair._controller.rank.serial == before
+    assert pair._lifecycle.rank.serial == before
     rows, total = f(X, 2.0, batch=[5, 0])
     np.testing.assert_array_equal(rows, 2 * X[[5, 0]])
     assert total == rows.sum()

@@ -11,6 +11,7 @@ import pytest
 from _ops import FAST
 
 from synk_core import Closed, InputTypeError, InputValueError, Runtime, WorkerDied
+from synk_core._watch.flight import WORDS, Flight
 from synk_core._watch.spans import Recorder
 from synk_core._watch.timeline import trace_of
 from synk_testing.engine import T, engine
@@ -78,11 +79,11 @@ def test_everything_that_ranks_do_is_there_on_one_clock(trio, tmp_path):
         computed = [event["name"] for event in spans(trace, "compute", rank)]
         assert computed == ["mean", "rows", "mean"]
         assert [event["name"] for event in spans(trace, "reduce", rank)] == computed
-        slices = [(e["name"], e["args"]["rows"]) for e in spans(trace, "slice", rank)]
-        # Of eight rows.
-        halves = [(2, 1), (2, 1), (1, 1)][rank]
-        assert slices == [("slice 1 of 2", halves[0]), ("slice 2 of 2", halves[1])]
-        assert len(spans(trace, "copy", rank)) == 2
+        slices = [event["name"] for event in spans(trace, "slice", rank)]
+        assert slices == ["slice 1", "slice 2"]
+        sliced = next(e["args"]["order"] for e in spans(trace, "call", rank) if e["name"] == "rows")
+        copies = [e for e in spans(trace, "copy", rank) if e["args"]["order"] == sliced]
+        assert len(copies) == 2
         assert len(spans(trace, "collective", rank)) == 2
         assert len(spans(trace, "scatter", rank)) == (4 if rank == trio.master else 0)
         named = [e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"]
@@ -129,7 +130,7 @@ def test_a_bad_path_is_told_before_anything_is_recorded(pair, tmp_path, monkeypa
         with pytest.raises(error, match=text):
             pair.timeline(path)
     assert not pair._rank.recorder.on
-    monkeypatch.setattr("synk_core._api.runtime.Controller", None)  # which would start workers
+    monkeypatch.setattr("synk_core._api.runtime.Lifecycle", None)  # which would start workers
     with pytest.raises(InputValueError, match="make it first"):
         Runtime(2, timeline=str(tmp_path / "no" / "trace.json"))
     assert os.listdir(tmp_path) == []
@@ -196,7 +197,7 @@ def test_the_end_of_the_program_ends_a_recording(run_script, tmp_path):
 
 def test_spans_beyond_what_there_is_room_for_are_counted(monkeypatch):
     monkeypatch.setattr("synk_core._watch.spans.MOST_SPANS", 3)
-    recorder = Recorder()
+    recorder = Recorder(Flight(np.zeros(WORDS, np.int64), 0))
     recorder.start()
     for number in range(5):
         recorder.add("compute", "f", number, number + 0.5)

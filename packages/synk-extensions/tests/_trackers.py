@@ -11,25 +11,17 @@ class Config(dict):
 
 
 class Run:
-    """A run of a log.
-
-    Attributes:
-        names: Of its project or experiment, and its own.
-        values: By the name of a metric, then by step, as the library would show them.
-        ends: How it was closed, each time.
-    """
+    """A run of a log: `names` of its project or experiment and its own, `values` by metric, then by
+    step, as the library would show them, and how it was closed each time, `ends`."""
 
     def __init__(self, fake, number, *names):
         self.fake, self.id, self.names = fake, f"id-{number}", names
         self.values, self.config, self.ends, self.metrics = {}, Config(), [], {}
-        self.info = SimpleNamespace(run_id=self.id)
-        self.data = SimpleNamespace(params=self.config)
+        self.info, self.data = SimpleNamespace(run_id=self.id), SimpleNamespace(params=self.config)
 
     def write(self, values, step):
         for name, value in values.items():
             self.values.setdefault(name, {})[step] = value
-
-    # Of wandb.
 
     def define_metric(self, name, step_metric=None, step_sync=None):
         self.metrics[name] = step_metric
@@ -66,13 +58,10 @@ class Fake:
         return {name: values for name, values in self.runs[-1].values.items() if values}
 
 
-class Message:
+class Message(SimpleNamespace):
     """A protocol buffer."""
 
     START = 1
-
-    def __init__(self, **fields):
-        self.__dict__.update(fields)
 
 
 class FakeTensorBoard(Fake):

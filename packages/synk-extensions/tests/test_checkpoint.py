@@ -294,9 +294,9 @@ def test_what_a_callback_saves_has_what_later_callbacks_note(tmp_path, when, sto
     callbacks = [saving, Steps(), EarlyStopping(2), StopAt(stop)]
     history = plain(Model(), checkpoint=folder, callbacks=callbacks).run(1)
     content = checkpoint_file.read_file(folder.newest())
-    assert content["partners"][0]["state"] == {"seen": stop}
+    assert content["callbacks"][0]["state"] == {"seen": stop}
     best = history["train_loss"][0] if history.records else np.inf
-    assert content["partners"][1]["state"]["best"] == content["memory"]["best"] == best
+    assert content["callbacks"][1]["state"]["best"] == content["progress"]["best"] == best
 
 
 def overflowing(folder, step):

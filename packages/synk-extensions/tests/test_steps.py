@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+import signal
 import threading
 from functools import partial
 from queue import SimpleQueue
@@ -10,12 +12,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from _programs import zygote
 from _training import FEATURES, Model, assert_same, dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import synkhronos as synk
 from synk_core import InputTypeError
+from synk_testing import nothing_left
 from synk_testing.engine import T, engine
 from synk_testing.files import KINDS, StandIn, in_file
 from synkhronos.extensions import updates
@@ -262,7 +266,7 @@ def test_rows_of_resident_data_are_selected_on_each_rank(processes):
 
 def drawn_from(batches, place, sources=(), prefetches=False):
     """Batches drawn in a thread; as a device does that takes inputs ahead, or as a processor."""
-    runtime = synk._default.default()._executor
+    runtime = synk._default.default().orders
     executor = SimpleNamespace(prefetches=prefetches, await_thread=runtime.await_thread)
     return drawn_batches(batches, place, executor, sources, SimpleQueue())
 
@@ -285,3 +289,122 @@ def test_places_are_kept_until_they_are_needed_again(processes, prefetches):
             np.testing.assert_array_equal(second.data, source[j][1])
     assert i == len(lengths) - 1
     assert len(made) == 3  # three sets, which grow where they have to
+
+
+LIMIT_S = 60
+
+BEGIN = """
+import ctypes, os, sys, threading, warnings
+import numpy as np
+import synkhronos as synk
+from synk_testing.engine import T, engine
+from synkhronos.exceptions import Closed
+from synkhronos.extensions import updates
+from synkhronos.extensions.train import make_train_function
+
+warnings.simplefilter("ignore", DeprecationWarning)  # of fork() beside threads
+warnings.showwarning = lambda text, kind, *_: print(kind.__name__, str(text), flush=True)
+stall_s = 0.2 if "Ctrl-C" in sys.argv else 60
+synk.fork(2, use_gpu=False, verbose=False, stall_s=stall_s)
+x, w = T.dmatrix("x"), engine.shared(np.zeros(3), "w")
+train = make_train_function(T.mean(x.dot(w) ** 2), [w], [x], updates.sgd, learning_rate=0.1)
+"""
+
+WAITING = """
+way, waits = sys.argv[1], threading.Event()
+
+def batches():
+    yield np.ones((4, 3))
+    waits.set()
+    if way == "a call in C":
+        ctypes.CDLL(None).pause()
+    wait_for_ever = threading.Event().wait
+    wait_for_ever()
+
+def close():
+    waits.wait()
+    synk.close()
+
+try:
+    if way == "close":
+        threading.Thread(target=close).start()
+    for loss in train.steps(batches()):
+        waits.wait()
+        if way == "a call in C":
+            break
+    print("done", flush=True)
+except (Closed, KeyboardInterrupt) as error:
+    print(type(error).__name__, flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "way, says",
+    [
+        ("a call in C", "done"),
+        ("Ctrl-C", "KeyboardInterrupt"),
+        pytest.param("close", "Closed", marks=pytest.mark.nightly),
+    ],
+)
+def test_the_program_ends_as_after_a_loop_of_calls(way, says):
+    warm = zygote()
+    with nothing_left(), warm.start(BEGIN + WAITING, way, limit_s=LIMIT_S) as process:
+        if way == "Ctrl-C":
+            said = ""
+            while "the master has been waiting for a batch" not in said:
+                said = process.line()
+            while "Still waiting" not in said:
+                said += process.line()
+            assert ", in batches" in said
+            os.kill(process.pid, signal.SIGINT)
+        done = process.finish()
+    assert (done.status, done.out.splitlines()[-1]) == (0, says), done.err
+    assert "Traceback" not in done.err
+
+
+CHILDREN = """
+def in_child(act):
+    # 7 where it gets Closed.
+    pid = os.fork()
+    if pid == 0:
+        try:
+            act()
+        except Closed:
+            os._exit(7)
+        os._exit(8)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+def batches():
+    for place in range(5):
+        if place == 2:
+            print(in_child(lambda: train(np.ones((4, 3)))), flush=True)
+        if place == 3:
+            child = os.fork()
+            if child:
+                print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        yield np.full((4, 3), place + 1.0 if place != 3 or child else np.nan)
+
+w.set_value([1.0, 1.0, 1.0])
+synk.broadcast(w)
+steps, losses = train.steps(batches()), []
+for loss in steps:
+    losses.append(float(loss))
+    if len(losses) == 2:
+        print(in_child(lambda: next(steps)), flush=True)
+expected, value = [], np.ones(3)
+for place in range(1, 6):
+    total = place * value.sum()
+    expected.append(total**2)
+    value = value - 0.1 * 2 * total * place
+np.testing.assert_allclose(losses, expected)
+"""
+
+
+def test_a_child_is_refused_at_once_and_the_parent_goes_on():
+    """Forked in the loop, in the generator, and in one whose batch it then wants to be taken."""
+    warm = zygote()
+    with nothing_left():
+        done = warm.run(BEGIN + CHILDREN, limit_s=LIMIT_S)
+    assert done.status == 0, done.err
+    assert sorted(done.out.split()) == ["0", "7", "7"]
+    assert "Closed: this runtime belongs to process" in done.err

@@ -1,13 +1,11 @@
-"""SIGTERM while the Trainer is at work: it finishes the step, saves, and the program ends.
-
-And Ctrl-C to a program on two ranks.
-"""
+"""SIGTERM and Ctrl-C while the Trainer is at work: it finishes the step, saves, and ends."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -291,12 +289,67 @@ def test_a_run_in_another_thread_is_refused_before_the_first_step(restored, tmp_
     assert trainer.step == 0
 
 
-def test_after_an_error_the_rest_of_an_epochs_end_is_done_and_saved(restored, tmp_path):
-    stopping, again = EarlyStopping(3), EarlyStopping(3)
-    failing = At("on_epoch_end", signal.SIGTERM, error=OSError("the disk is full"))
-    with pytest.raises(SystemExit):
-        saving(tmp_path, failing, stopping).run(2)
-    other = saving(tmp_path, again)
-    assert other.resume()
-    best = stopping.state()["best"]
-    assert again.state()["best"] == best == other.score(other.records[-1])
+def test_handlers_are_restored_and_the_users_is_asked_the_second_time():
+    """Ctrl-C is left alone in threads, and where it is ignored."""
+    seen, calls, usual = [], [], signal.getsignal(signal.SIGINT)
+    sigterm = signal.getsignal(signal.SIGTERM)
+
+    def look(trainer, record):
+        seen.append(signal.getsignal(signal.SIGINT))
+        assert signal.getsignal(signal.SIGTERM) is sigterm
+
+    def interrupt(trainer, record):
+        for _ in range(3):
+            signal.raise_signal(signal.SIGINT)
+
+    def users(number, frame):
+        calls.append(number)
+
+    trainer = plain(Model(), 50, callbacks=[look])
+    try:
+        for epochs, handler in ((1, users), (2, signal.SIG_IGN)):
+            signal.signal(signal.SIGINT, handler)
+            trainer.run(epochs)
+            assert signal.getsignal(signal.SIGINT) is handler
+        signal.signal(signal.SIGINT, users)
+        thread = threading.Thread(target=trainer.run, args=(3,))
+        thread.start()
+        thread.join()
+        history = plain(Model(), 50, callbacks=[interrupt]).run(5)
+        assert signal.getsignal(signal.SIGINT) is users
+    finally:
+        signal.signal(signal.SIGINT, usual)
+    assert seen[0] is not users
+    assert seen[1:] == [signal.SIG_IGN, users]
+    assert calls == [signal.SIGINT] * 2
+    assert (history.interrupted, len(history)) == (True, 1)
+
+
+def test_an_interrupted_run_keeps_its_last_parameters_to_go_on_from(ctrl_c):
+    def interrupt(trainer, record):
+        if trainer.epoch == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    model, twin, best = Model(), Model(), Model()
+    # By mode="max" the first epoch is the best.
+    callbacks = [EarlyStopping(9, restore_best=True), interrupt]
+    trainer = plain(model, 50, mode="max", callbacks=callbacks)
+    assert trainer.run(3).interrupted
+    plain(twin, 50).run(2)
+    assert_same(model.values(), twin.values())
+    assert trainer.run(3).status == "finished"
+    plain(best, 50).run(1)
+    assert_same(model.values()[:2], best.values()[:2])
+
+
+@pytest.mark.parametrize("moment", ["on_step_end", "on_run_exit"])
+def test_ctrl_c_before_an_error_is_not_forgotten(ctrl_c, moment):
+    def fail(*_):
+        signal.raise_signal(signal.SIGINT)
+        raise OSError("the disk is gone")
+
+    failing = Callback()
+    setattr(failing, moment, fail)
+    with pytest.raises(KeyboardInterrupt) as raised:
+        plain(Model(), callbacks=[failing]).run(1)
+    assert isinstance(raised.value.__cause__, OSError)

@@ -81,7 +81,7 @@ def state_of(model, trainer):
     """Everything that loading a checkpoint changes, for comparison."""
     rows = [variable.get_value() for variable in model.train.state.random]
     rows = [value if isinstance(value, np.ndarray) else to_row(value) for value in rows]
-    more = trainer._sampler.get_state(), [part.state() for part in trainer._contents._stateful]
+    more = trainer._sampler.get_state(), [part.state() for part in trainer._contents.stateful]
     return [*model.values(), *rows], repr((more, trainer._progress))
 
 
@@ -200,7 +200,7 @@ def change_text(chance, data):
 
 
 def forget_best(content, number):
-    del content["partners"][number]["state"]["best"]
+    del content["callbacks"][number]["state"]["best"]
 
 
 def with_a_bomb(data):
@@ -219,8 +219,8 @@ DAMAGES = [
     (with_a_bomb, "meta is larger than the file"),
     (lambda data: packed({"meta.npy": npy(np.array([{}]), pickled=True)}), "allow_pickle"),
     (edited(lambda header, *_: header.update(version=2)), "version 2, expected .* version 1"),
-    (edited(lambda _, content, __: content.pop("memory")), "'memory'"),
-    (edited(lambda _, content, __: content["memory"].pop("sums")), "sums"),
+    (edited(lambda _, content, __: content.pop("progress")), "'progress'"),
+    (edited(lambda _, content, __: content["progress"].pop("sums")), "sums"),
     (edited(lambda _, content, __: content["variables"].pop("local")), "'local'"),
     (edited(lambda *_: _[2].pop("array_1.npy")), "array_1.*in the archive"),
     (edited(lambda _, content, __: forget_best(content, 0)), "ReduceOnPlateau refused its state"),

@@ -8,16 +8,20 @@ import sys
 
 import numpy as np
 import pytest
-from _update_graphs import (
+from _update_problem import (
+    CASES,
+    FORMULAS,
     MODE,
     TOLERANCE,
+    data,
     largest_difference,
     loss_of,
     made,
     make_params,
+    numpy_gradients,
     run_split,
+    start_values,
 )
-from _update_problem import CASES, FORMULAS, data, numpy_gradients, start_values
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

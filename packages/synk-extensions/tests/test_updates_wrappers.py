@@ -1,26 +1,39 @@
-"""Clipping, decay and constraints around a rule.
+"""Clipping, decay, constraints and averages around a rule: their numbers, and PyTorch's.
 
-test_updates_torch.py has their numbers around flat rules; over ranks see test_train.
+Ten steps of each wrapper equal those of PyTorch's CPU optimisers: torch_reference.json has its
+numbers, in the settings in which the definitions agree:
+
+* epsilon is 0, because PyTorch adds it at another place than the paper of Adam does;
+* ``clip_grad_norm_`` divides by the norm plus 1e-6 and ``renorm`` by the norm plus 1e-7: their
+  limits were made larger by the same factor, which leaves the ratio of limit and norm.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
+import json
+from pathlib import Path
 
 import numpy as np
 import pytest
-from _update_graphs import (
+from _training import Model, assert_close, assert_same, dataset, everywhere, forked
+from _update_problem import (
     MODE,
     TOLERANCE,
+    data,
     largest_difference,
     loss_of,
     made,
     make_params,
     run_split,
+    start_values,
 )
 
+import synkhronos as synk
 from synk_testing.engine import IS_THEANO, T, engine
 from synkhronos.extensions import updates
+from synkhronos.extensions.train import Trainer, make_train_function, make_train_function_theano
 
 RATE = 0.07
 
@@ -237,7 +250,7 @@ def test_errors_name_what_was_got_and_expected():
 
     sgd, called = updates.sgd, _apply(updates.sgd, w)
     decay, decoupled = updates.weight_decay, updates.decoupled_weight_decay
-    norm, value = updates.norm_constraint, updates.value_constraint
+    norm, value, average = updates.norm_constraint, updates.value_constraint, updates.moving_average
     by_norm, by_value = updates.clip_by_global_norm, updates.clip_by_value
     dictionary = by_value(lambda *_: {}, 1.0)
     axes = r"norm_axes=\(1,\) for the parameter w with 1 dimensions; expected .* -1 and 0"
@@ -251,6 +264,8 @@ def test_errors_name_what_was_got_and_expected():
         ("got 3 of type int in its params", lambda: value(sgd, 0, params=3)),
         ("norm_axes is 'columns'; expected an integer or", lambda: norm(sgd, 1.0, "columns")),
         ("neither low nor high", lambda: value(sgd)),
+        ("decay is 'a'", lambda: average(sgd, "a")),
+        ("got a float as the rule", lambda: average(0.9)),
         ("both lr and learning_rate", lambda: by_value(sgd, 1.0)(T.sum(w), [w], 0.1, lr=0.1)),
     ]:
         with pytest.raises(TypeError, match=message):
@@ -266,7 +281,143 @@ def test_errors_name_what_was_got_and_expected():
         (axes, lambda: _apply(norm(sgd, 1.0, 1, params=[w]), w)),
         (r"norm_axes=\(0, -1\) for", lambda: _apply(norm(sgd, 1.0, (0, -1), params=[w]), w)),
         ("low=1 and high=0; expected low <= high", lambda: value(sgd, 1, 0)),
+        ("decay is 1; expected a num", lambda: average(sgd, 1)),
+        ("decay is -0.1; expected", lambda: average(sgd, -0.1)),
         ("of rule 'own' has 6 elements; expected 3", lambda: _apply(decay(own, 0.1), w)),
     ]:
         with pytest.raises(ValueError, match=message):
             build()
+
+
+REFERENCE = json.loads(Path(__file__).with_name("torch_reference.json").read_text(encoding="utf-8"))
+MOMENTUM = {"learning_rate": 0.05, "momentum": 0.8}
+ADAM = {"learning_rate": 0.02, "beta1": 0.8, "beta2": 0.95, "epsilon": 0}
+
+
+def _is_matrix(param):
+    return param.ndim > 1
+
+
+decoupled = updates.decoupled_weight_decay
+
+
+def several(rule):
+    rule = decoupled(updates.clip_by_global_norm(rule, 0.6), 0.4)
+    return updates.value_constraint(updates.norm_constraint(rule, 0.9), -0.3, 0.4)
+
+
+# PyTorch's case -> (the same rule here, its settings)
+CASES = {
+    "momentum, clip_grad_norm_": (updates.clip_by_global_norm(updates.momentum, 0.6), MOMENTUM),
+    "momentum, clip_grad_value_": (updates.clip_by_value(updates.momentum, 0.2), MOMENTUM),
+    "momentum, weight_decay": (updates.weight_decay(updates.momentum, 0.3), MOMENTUM),
+    "adam, weight_decay of matrices": (updates.weight_decay(updates.adam, 0.3, _is_matrix), ADAM),
+    "AdamW": (decoupled(updates.adam, 0.4), ADAM),
+    "AdamW of matrices, amsgrad": (decoupled(updates.amsgrad, 0.4, _is_matrix), ADAM),
+    "momentum, renorm": (updates.norm_constraint(updates.momentum, 0.9), MOMENTUM),
+    "adam, clamp": (updates.value_constraint(updates.adam, -0.3, 0.4), ADAM),
+    "clip_grad_norm_, AdamW, renorm, clamp": (several(updates.adam), ADAM),
+}
+
+
+def steps_of(rule, **settings):
+    """The values of all parameters after each of ten steps."""
+    x = T.dmatrix("x")
+    params = make_params()
+    split = rule(loss_of(x, *params), params, **settings)
+    f_grad = engine.function([x], updates=split.grad_updates, mode=MODE)
+    f_step = engine.function([], updates=split.param_updates, mode=MODE)
+    found = []
+    for batch in data():
+        f_grad(batch)
+        f_step()
+        found.append([param.get_value() for param in params])
+    return found
+
+
+def test_every_case_is_there_and_none_is_like_another():
+    """A setting that did nothing would make its case like the one without it."""
+    assert set(REFERENCE["cases"]) == set(CASES)
+    assert REFERENCE["torch"].split(".")[0].isdecimal()
+    for one, other in itertools.combinations(REFERENCE["cases"].values(), 2):
+        assert np.abs(np.subtract(one["10"], other["10"])).max() > 1e-4
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ten_steps_equal_the_recorded_ones_of_pytorch(name):
+    rule, settings = CASES[name]
+    steps, expected = steps_of(rule, **settings), REFERENCE["cases"][name]
+    assert list(expected) == ["1", "2", "10"]
+    for number, values in expected.items():
+        found = np.concatenate([value.ravel() for value in steps[int(number) - 1]])
+        np.testing.assert_allclose(found, values, rtol=0, atol=TOLERANCE)
+
+
+DECAY = 0.8
+
+
+@pytest.mark.parametrize(
+    "rule, symbolic",
+    [(updates.sgd_nonflat, True), (updates.norm_constraint(updates.momentum, 0.9), False)],
+)
+def test_averages_are_those_of_numpy_and_steps_those_of_the_rule(rule, symbolic):
+    expected = start_values("float64")
+    for values in steps_of(rule, learning_rate=RATE):
+        expected = [DECAY * a + (1 - DECAY) * v for a, v in zip(expected, values)]
+    x = T.dmatrix("x")
+    params = make_params()
+    decay = engine.shared(np.float32(DECAY)) if symbolic else DECAY
+    tolerance = 1e-6 if symbolic else TOLERANCE
+    averaged = updates.moving_average(rule, decay)
+    run_split(averaged(loss_of(x, *params), params, learning_rate=RATE), x)
+    assert list(averaged.averages) == params
+    averages = list(averaged.averages.values())
+    names = [p.name or f"params[{i}]" for i, p in enumerate(params)]
+    assert [a.name for a in averages] == [f"average({name})" for name in names]
+    assert [a.type for a in averages] == [p.type for p in params]
+    assert largest_difference(averages, expected) < tolerance
+    assert largest_difference(params, values) < TOLERANCE
+
+
+def test_only_chosen_parameters_have_averages():
+    x = T.dmatrix("x")
+    params = make_params("float32")
+    rule = updates.clip_by_global_norm(
+        updates.moving_average(updates.sgd, 0.5, params=lambda param: param.ndim > 1), 1e9
+    )
+    split = rule(loss_of(x, *params), params, learning_rate=np.float32(0.07))
+    averages = rule.averages  # also through other wrappers
+    assert [p.name for p in averages] == [p.name for p in params if p.ndim > 1]
+    assert {str(a.dtype) for a in averages.values()} == {"float32"}
+    assert len(split.param_updates) == len(params) + len(averages)
+
+
+def trained(make, epochs, folder=None, resume=False):
+    rule = updates.moving_average(updates.adam, DECAY)
+    model = Model(make, rule)
+    trainer = Trainer(model.train, dataset(), 17, checkpoint=folder, verbose=False)
+    trainer.run(epochs, resume=resume)
+    return model, list(rule.averages.values()), rule
+
+
+@pytest.mark.parametrize("flat", [pytest.param(False, marks=pytest.mark.nightly), True])
+def test_two_ranks_have_the_averages_of_one_also_in_checkpoints_and_validation(tmp_path, flat):
+    """Moved apart, and by one computation."""
+    _, expected, _ = trained(make_train_function_theano, 3)
+    expected = [average.get_value() for average in expected]
+    make = functools.partial(make_train_function, flat=flat)
+    with forked(2):
+        _, whole, _ = trained(make, 3)
+        trained(make, 1, tmp_path)
+        model, averages, rule = trained(make, 3, tmp_path, resume=True)
+        names = {average.name for average in model.train.state.optimizer}
+        assert names >= {"average(w)", "average(b)"}
+        again, once = everywhere(averages), everywhere(whole)
+        for values, others in zip(again, once):
+            assert_same(values, again[0])
+            assert_same(values, others)
+            assert_close(values, expected)
+        x, y = dataset(9)
+        validate = synk.function([model.x, model.y], model.clean, givens=rule.averages)
+        loss = ((x @ expected[0] + expected[1] - y) ** 2).mean()
+        np.testing.assert_allclose(validate(x, y), loss)

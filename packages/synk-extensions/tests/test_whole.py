@@ -223,8 +223,8 @@ def results(model, trainer, folder):
     log = [line.split(",") for line in (folder / "log.csv").read_text().splitlines()]
     files = {p.name: read_file(p) for p in folder.glob("*.npz")}
     for content in files.values():
-        content["memory"].pop("seconds")
-        content["memory"]["records"] = without_seconds(content["memory"]["records"])
+        content["progress"].pop("seconds")
+        content["progress"]["records"] = without_seconds(content["progress"]["records"])
     left = without_seconds(trainer.records), trainer.step, [[*a[:2], *a[3:]] for a in log]
     return repr((left, sorted(files.items()), [v.tolist() for v in model.values()]))
 

@@ -96,7 +96,6 @@ FEW = {
     "test_program_of_the_guide": 4,
     "test_parallel_program_of_the_guide": 2,
     "test_ring_whose_producer_is_killed": 1,
-    "test_signals_end_a_process_as_without_us": 2,
     "test_what_a_killed_owner_left_is_removed": 2,
 }
 """How many cases of a test run by day: they are spread over all, and the others are nightly."""

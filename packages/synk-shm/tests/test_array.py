@@ -110,7 +110,7 @@ def test_ordinary_copies_are_by_value():
 
 
 def test_names(given):
-    name = given("first")
+    name = given("1.first")
     a = shm.ones(3, name=name)
     assert shm.segment(a).owner
     assert np.array_equal(shm.attach(name), a)

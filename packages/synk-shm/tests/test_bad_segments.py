@@ -67,7 +67,7 @@ def test_attach_waits_for_a_segment_that_is_being_made(write):
 
 
 # Where the numbers of a header are: version, flags, dimensions, text; places, sizes and the shape.
-FIELDS = {8: "I", 12: "I", 56: "I", 60: "I", 32: "Q", 40: "Q", 48: "Q", 64: "q"}
+FIELDS = {16: "I", 20: "I", 56: "I", 60: "I", 32: "Q", 40: "Q", 48: "Q", 64: "q"}
 
 
 def test_forged_fields(write):

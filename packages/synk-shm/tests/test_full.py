@@ -127,12 +127,12 @@ def test_sending_needs_no_room(program, small_shm):
 
 
 def test_large_requests_ask_for_the_memory_of_the_machine(monkeypatch):
-    from synk_shm._segments import free_space
+    from synk_shm._segments import memory
 
-    monkeypatch.setattr(free_space, "_machine_left", lambda: 50 << 20)
+    monkeypatch.setattr(memory, "_machine_left", lambda: 50 << 20)
     with pytest.raises(shm.ShmFullError, match=r"only 50.0 MiB"):
         shm.empty(60 << 20, "u1")
     assert shm.empty(40 << 20, "u1").nbytes == 40 << 20
-    monkeypatch.setattr(free_space, "_container_left", lambda: 35 << 20)
+    monkeypatch.setattr(memory, "_container_left", lambda: 35 << 20)
     with pytest.raises(shm.ShmFullError, match=r"only 35.0 MiB"):
         shm.share(np.zeros(40 << 20, "u1"))

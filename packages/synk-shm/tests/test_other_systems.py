@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import synk_shm as shm
-from synk_shm._segments import pages
+from synk_shm._segments import memory
 
 # As XNU: segments are not files and cannot be written or allocated through a descriptor, and there
 # are neither memory files nor CPU sets.
@@ -80,13 +80,13 @@ def test_exit_without_a_visible_directory_removes_the_name(bare_script, given):
 def test_large_arrays_on_a_kernel_that_cannot_populate(monkeypatch):
     """Before Linux 5.14, and under some sandboxes, madvise refuses."""
     source = np.arange(6_000_000)
-    monkeypatch.setattr(pages, "_advise", lambda *_: errno.EINVAL)
+    monkeypatch.setattr(memory, "_advise", lambda *_: errno.EINVAL)
     assert (shm.share(source) == source).all()
     a = shm.empty(10, capacity=6_000_000)
     a = shm.resize(a, 6_000_000)
     a[:] = 1
     assert shm.zeros(5_000_000).sum() == 0
-    monkeypatch.setattr(pages, "_c_function", lambda _: None)  # nor mmap in C
+    monkeypatch.setattr(memory, "_c_function", lambda _: None)  # nor mmap in C
     assert shm.ones(5_000_000).sum() == 5_000_000
     shm.unlink(a)
     assert shm.resize(a, 10).sum() == 10

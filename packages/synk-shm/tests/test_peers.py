@@ -7,7 +7,6 @@ has the fault. Code that might kill the process runs in a process of its own.
 from __future__ import annotations
 
 import os
-import signal
 
 import pytest
 
@@ -260,30 +259,3 @@ def test_the_process_is_left_as_it_was(bare_script):
         assert state() == before
         """
     )
-
-
-@pytest.mark.parametrize("kind", ["SIGTERM", "SIGHUP", "SIGINT", "SIGABRT", "SIGSEGV"])
-def test_signals_end_a_process_as_without_us(script, kind):
-    """pynbody: its handler swallows SIGTERM; joblib and others leak after any of these."""
-    owner = script.start(
-        """
-        import resource
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        a = shm.ones(3)
-        print(shm.segment(a).name, flush=True)
-        try:
-            os.kill(os.getpid(), getattr(signal, sys.argv[1]))
-            signal.pause()
-        except KeyboardInterrupt:
-            sys.exit(f"{shm.attach(shm.segment(a).name).sum()}")
-        """,
-        kind,
-    )
-    name = owner.line()
-    status, _, err = owner.finish()
-    if kind == "SIGINT":
-        assert (status, err) == (1, "3.0\n")
-    else:
-        assert (status, err) == (-getattr(signal, kind), "")
-        shm.cleanup()
-    assert name not in [info.name for info in shm.list()]

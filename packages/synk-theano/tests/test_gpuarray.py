@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -12,7 +13,8 @@ import theano
 from synk_core import StartError
 from synk_core._graph import values
 from synk_core._graph.devices.assignment import device_in_use, take
-from synk_theano import _devices
+from synk_core._graph.environment import worker_environment
+from synk_theano._gpu import backend, device
 
 
 class Array:
@@ -76,10 +78,17 @@ def back_end(monkeypatch):
     monkeypatch.setitem(sys.modules, "theano.gpuarray", made)
     monkeypatch.setitem(sys.modules, "theano.gpuarray.type", made.type)
     monkeypatch.setattr(theano, "gpuarray", made, raising=False)
-    monkeypatch.setattr(_devices.theano.config, "cxx", "g++")
-    _devices.keep_old_values.cache_clear()
+    monkeypatch.setattr(backend.theano.config, "cxx", "g++")
+    backend._keep_old_values.cache_clear()
     yield made
-    _devices.keep_old_values.cache_clear()
+    backend._keep_old_values.cache_clear()
+
+
+class SimpleCuda(SimpleNamespace):
+    """A CUDA device without CUDA."""
+
+    def __init__(self, name, *_):
+        super().__init__(name=name, enter=lambda: None)
 
 
 NAMES = {None: "opencl0:0", "dev0": "opencl0:0", "dev1": "opencl0:1"}
@@ -87,11 +96,11 @@ NAMES = {None: "opencl0:0", "dev0": "opencl0:0", "dev1": "opencl0:1"}
 
 def test_the_devices_of_a_rank_are_taken_and_named(back_end):
     assert device_in_use() is None
-    device = take(NAMES, nccl=False)
+    taken = take(NAMES, nccl=False)
     assert back_end.used == ["opencl0:0"]
     assert {n: c.device for n, c in back_end.contexts.items()} == NAMES
-    assert device.name == device_in_use() == "opencl0:0"
-    assert _devices.context("dev1").device == "opencl0:1"
+    assert taken.name == device_in_use() == "opencl0:0"
+    assert back_end.get_context("dev1").device == "opencl0:1"
     # Again, by another runtime of the same process.
     take(NAMES, nccl=False)
     assert back_end.used == ["opencl0:0", "opencl0:0"]
@@ -110,11 +119,14 @@ def test_a_device_and_a_name_that_are_in_use_are_kept(back_end, names, said):
         take(names, nccl=False)
 
 
-def test_a_device_that_is_known_as_cuda_alone_is_used_by_that_name(back_end):
+def test_a_device_that_is_known_as_cuda_alone_is_used_by_that_name(back_end, monkeypatch):
     back_end.init_dev("cuda")
-    assert _devices.in_use() == ("cuda", back_end.get_context(None))
-    _devices.use("cuda0", True)
-    _devices.name_context("dev0", "cuda0", True)
+    monkeypatch.setattr(backend.cuda, "Driver", lambda: None)
+    monkeypatch.setattr(backend, "ordinal_of", lambda *_: 0)
+    monkeypatch.setattr(backend, "set_matrix_products", lambda *_: None)
+    monkeypatch.setattr(device, "CudaDevice", SimpleCuda)
+    assert device_in_use() == "cuda0"
+    assert take({None: "cuda0", "dev0": "cuda0"}, nccl=False).name == "cuda0"
     assert back_end.used == ["cuda"]
     assert back_end.get_context("dev0") is back_end.get_context(None)
 
@@ -144,3 +156,14 @@ def test_arrays_on_a_device(back_end):
     assert joined.context is context
     np.testing.assert_array_equal(joined.value, np.concatenate([array.value] * 2))
     assert values.in_c_order(array).flags["C_CONTIGUOUS"]
+
+
+def test_workers_take_no_device_that_the_users_flags_name(monkeypatch):
+    monkeypatch.setenv("THEANO_FLAGS", "device=cuda0,floatX=float32")
+    monkeypatch.setenv("THEANO_GPU_IS_ALREADY_ACTIVE", "Yes")
+    environment = worker_environment(2, on_device=True)
+    assert "THEANO_GPU_IS_ALREADY_ACTIVE" not in environment
+    code = "import theano; c = theano.config; print(c.device, c.floatX, repr(c.contexts))"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "cpu float32 ''"

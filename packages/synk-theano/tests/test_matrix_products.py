@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import sys
 import types
 
 import pytest
 
+from synk_core.device import TF32_OVERRIDE
 from synk_core.exceptions import StartError
-from synk_theano import _devices
+from synk_theano._gpu import precision
 
 STREAM = 0x7F1234567890
 
@@ -52,11 +54,11 @@ def libraries(context, stream=STREAM, status=0):
 def install(monkeypatch):
     module = types.SimpleNamespace(gpuarray=types.SimpleNamespace(__file__="pygpu/gpuarray.so"))
     monkeypatch.setitem(sys.modules, "pygpu", module)
-    monkeypatch.setattr(_devices, "stream_of", lambda _: STREAM)
+    monkeypatch.setattr(precision, "stream_of", lambda _: STREAM)
 
     def installed(context, **options):
         load, modes = libraries(context, **options)
-        monkeypatch.setattr(_devices.ctypes, "CDLL", load)
+        monkeypatch.setattr(precision.ctypes, "CDLL", load)
         return modes
 
     return installed
@@ -67,10 +69,10 @@ def test_matrix_products_are_told_by_the_contexts_own_handle(install, used):
     context = Context(used)
     modes = install(context)
     if not used:  # nothing is made of cuBLAS where there is nothing to set
-        _devices.set_matrix_products(context, False)
+        precision.set_matrix_products(context, False)
         assert (modes, context.words[3]) == ([], 0)
-    _devices.set_matrix_products(context, True)
-    _devices.set_matrix_products(context, False)
+    precision.set_matrix_products(context, True)
+    precision.set_matrix_products(context, False)
     assert modes == [3, 0]
 
 
@@ -79,4 +81,16 @@ def test_a_cublas_that_is_not_known_is_an_error(install, wrong):
     context = Context(used=True)
     install(context, **wrong)
     with pytest.raises(StartError, match=r"cuBLAS is not where libgpuarray 0\.7 keeps it"):
-        _devices.set_matrix_products(context, True)
+        precision.set_matrix_products(context, True)
+
+
+def test_tf32_is_excluded_before_a_device_is_used_or_not_at_all(monkeypatch):
+    # Set first, so that what this test leaves in the environment goes, too.
+    monkeypatch.setenv(TF32_OVERRIDE, "")
+    monkeypatch.delenv(TF32_OVERRIDE)
+    with pytest.raises(StartError, match="this process uses cuda0 already"):
+        precision.exclude_tf32("cuda0")
+    assert TF32_OVERRIDE not in os.environ
+    precision.exclude_tf32(None)
+    assert os.environ[TF32_OVERRIDE] == "0"
+    precision.exclude_tf32("cuda0")  # it was excluded before

@@ -22,7 +22,7 @@ from ._processes.loading import Source
 from ._processes.process import RankFailure, RankProcess, rank_environment
 from ._processes.rank import Script
 from .exceptions import MisuseError
-from .starting import import_path, require_leave
+from .processes import import_path, require_leave
 
 _DESCRIPTION = """\
 Start a Python program on several ranks of one machine, and wait for them.
@@ -192,7 +192,7 @@ def _start(
             stderr=pipe,
         )
         crew.add(process)
-        for theirs, ours in ((process.process.stdout, 1), (process.process.stderr, 2)):
+        for theirs, ours in ((process.stdout, 1), (process.stderr, 2)):
             if theirs is not None and outputs is not None:
                 output = _Output(theirs.fileno(), b"[%d] " % rank, ours)
                 crew.register(theirs.fileno(), selectors.EVENT_READ, output.ready)

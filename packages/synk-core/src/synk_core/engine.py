@@ -57,7 +57,6 @@ __all__ = [
     "clients_of",
     "clone",
     "compile_ahead",
-    "deep_copy_op",
     "extras_of",
     "foreign_linker",
     "get_idx_list",

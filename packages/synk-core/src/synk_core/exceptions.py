@@ -63,7 +63,7 @@ class SharedMemoryFull(SynkError, synk_shm.ShmFullError):
 
 
 class NotSharedVariable(SynkError, TypeError):
-    """A collective was given something that is not a Theano shared variable."""
+    """A collective was given something that is not a shared variable of the engine."""
 
 
 class StartError(SynkError, RuntimeError):

@@ -17,7 +17,7 @@ from ._text import shown
 from ._wire import launcher
 from ._wire.launcher import Launch
 from ._wire.world import World
-from ._workers.processes import Watchdog
+from ._workers import mpi_watchdog
 from .exceptions import InputValueError, StartError
 
 __all__ = ["join", "launched", "library", "serve"]
@@ -72,12 +72,12 @@ def join() -> Optional[World]:
         return None
     fd = "" if "Open MPI" in launch.name else os.environ.get(launcher.CONNECTION, "")
     name = f"rank {launch.rank} on host {os.uname().nodename}"
-    watchdog = Watchdog([name], int(fd)) if fd.isdigit() else None
+    leaving = mpi_watchdog.start(int(fd), name) if fd.isdigit() else None
     handler = _outlive_others()
     world = World(launch)
-    if watchdog is not None and not (world.rank and "HYDI_CONTROL_FD" in os.environ):
+    if leaving is not None and not (world.rank and "HYDI_CONTROL_FD" in os.environ):
         # MPICH's launcher closes the connection of a worker that leaves; others may not.
-        world.leaving = functools.partial(watchdog.tell_leaving, world.rank)
+        world.leaving = functools.partial(leaving, world.rank)
     # MPI may have put its own handler in the place.
     _outlive_others(handler)
     atexit.register(world.end)

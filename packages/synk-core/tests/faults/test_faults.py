@@ -17,7 +17,7 @@ from _fault_bench import Bench
 
 import synk_shm
 from synk_core import Runtime
-from synk_core._master import controller
+from synk_core._master import orders
 from synk_core._watch.flight import Phase
 from synk_core._workers.interrupts import LATER
 from synk_core.exceptions import StallWarning
@@ -219,7 +219,7 @@ def benches(tmp_path_factory, pair):
 @pytest.mark.parametrize("setting, state, fault", cases())
 def test_a_fault(benches, monkeypatch, setting, state, fault):
     if state.name == "closing":  # they have to listen within these seconds
-        monkeypatch.setattr(controller, "TELL_TIMEOUT_S", LONG_S)
+        monkeypatch.setattr(orders, "STOP_TIMEOUT_S", LONG_S)
     hasty = fault.outcome == "is_a_stall" and state.name != "closing"
     timeout_s = HASTY_S if hasty else PATIENT_S
     options = {**setting._asdict(), "stall_s": STALL_S, "timeout_s": timeout_s}

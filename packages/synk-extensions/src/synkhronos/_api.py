@@ -54,18 +54,16 @@ def fork(
             folder when it stops.
         max_n_var, max_dim: accepted as in 1.0; there is no limit.
         verbose: print progress lines.
-        backend: transport of collectives: "shm" or "zmq" between processes that this one starts;
-            "mpi" between those that mpiexec or srun has started, on one host or several. None uses
-            the environment variable ``SYNKHRONOS_BACKEND``, else "mpi" if a launcher has started
-            more than one process, else "shm".
+        backend: transport of collectives: "shm" or "zmq" between processes that this one starts,
+            "mpi" between those of mpiexec or srun, on any number of hosts. None uses the variable
+            ``SYNKHRONOS_BACKEND``, else "mpi" if a launcher has started several, else "shm".
         timeout_s: seconds that a rank waits for the others inside one collective; then
             `WorkerStalled` is raised, and the workers are ended.
         stall_s: seconds of waiting until a `StallWarning` names the slow rank and its position in
             the program; repeated after twice as long, and so on.
-        atomic: a call, collective or `step` that fails on any rank changes nothing on any rank.
-            This needs memory for a second copy of the updated values. False updates in place,
-            as 1.0 did: after a failure the ranks' values may differ, and calls that use them are
-            refused (`ReplicasDiffer`) until `broadcast()`.
+        atomic: a call, collective or `step` that fails on any rank changes nothing on any rank,
+            by a second copy of the updated values. False updates in place, as 1.0 did: after a
+            failure, calls that use the values are refused (`ReplicasDiffer`) until `broadcast()`.
         random_streams: "per_rank" (each rank draws its own numbers, this process the same as in
             serial Theano), or "identical" (all ranks draw the same).
         devices: instead of `n_parallel` and `use_gpu`, Theano's name of each rank's device, such
@@ -74,9 +72,8 @@ def fork(
         nccl: whether collectives of GPUs use NCCL. None uses it if it is installed; otherwise they
             use host memory, which is slower, and `fork()` prints this.
         graphs: which functions on NVIDIA GPUs are recorded as CUDA graphs and replayed: "auto"
-            those that are quicker so (or what the environment variable
-            ``SYNKHRONOS_CUDA_GRAPHS`` says: ``auto``, ``always`` or ``0``), "always" all that can
-            be, False none.
+            (or what the variable ``SYNKHRONOS_CUDA_GRAPHS`` says: ``auto``, ``always`` or ``0``)
+            those that are quicker so, "always" all that can be, False none.
         precision: of float32 on NVIDIA GPUs: "default" (or what the environment variable
             ``SYNKHRONOS_PRECISION`` says) lets cuDNN round factors of convolutions to TF32, and
             computes matrix products in full; "float32" computes all in full; "tf32" lets factors
@@ -103,7 +100,7 @@ def fork(
         del settings[name]
     if n_parallel is None and devices is None:
         settings["n_parallel"] = _default.processes_from_environment()
-    settings["backend"] = backend or os.environ.get("SYNKHRONOS_BACKEND", "").strip() or None
+    settings["backend"] = backend or _default.from_environment("BACKEND")
     settings["proof"] = _default.proof_from_environment() if proof is None else proof
     settings["timeline"] = _default.timeline_from_environment()
     settings["report"] = _default.reporter(verbose)

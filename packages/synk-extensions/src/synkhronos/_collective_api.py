@@ -21,7 +21,6 @@ def broadcast(shared_vars: Any, values: Any = None, nccl: bool = True) -> None:
     Args:
         shared_vars: a Theano shared variable, or a list of them.
         values: None, or an array or `Data` (one for each variable of a list).
-        nccl: accepted as in 1.0.
     """
     _default.default().collectives.broadcast(shared_vars, values)
 
@@ -46,7 +45,6 @@ def gather(shared_vars: Any, nd_up: int = 1, nccl: bool = True) -> Any:
         shared_vars: a Theano shared variable, or a list of them.
         nd_up: 1 stacks the values along a new first axis; 0 concatenates them along axis 0, where
             lengths may differ.
-        nccl: accepted as in 1.0.
 
     Returns:
         An array; for a list of variables a tuple of arrays.
@@ -68,7 +66,6 @@ def reduce(shared_vars: Any, op: str = "avg", in_place: bool = True, nccl: bool 
         shared_vars: a Theano shared variable, or a list of them.
         op: avg, sum, max, min or prod.
         in_place: overwrite the master's value; otherwise return the result.
-        nccl: accepted as in 1.0.
 
     Returns:
         None if `in_place`; else an array, for a list of variables a tuple of arrays.
@@ -88,7 +85,6 @@ def all_reduce(
     Args:
         shared_vars: a Theano shared variable, or a list of them.
         op: avg, sum, max, min or prod.
-        nccl: accepted as in 1.0.
         weights: one number per rank, or a function. ``avg`` is then ``sum(w * x) / sum(w)``: with
             ``weights=f`` the average is exact for any split of the last call of ``f``.
     """

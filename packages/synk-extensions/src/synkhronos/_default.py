@@ -92,11 +92,16 @@ def reporter(verbose: bool) -> Callable[[str], None]:
     return say if verbose else lambda _line: None
 
 
+def from_environment(name: str) -> Optional[str]:
+    """Return the variable ``SYNKHRONOS_<name>``, or None if it is not set."""
+    return os.environ.get(f"SYNKHRONOS_{name}", "").strip() or None
+
+
 def timeline_from_environment() -> Optional[str]:
     """Return SYNKHRONOS_TIMELINE, numbered for each `fork()` after the first; None if not set."""
     global _recorded  # noqa: PLW0603 - this file is where the default lives
-    path = os.environ.get("SYNKHRONOS_TIMELINE", "").strip()
-    if not path:
+    path = from_environment("TIMELINE")
+    if path is None:
         return None
     _recorded += 1
     stem, suffix = os.path.splitext(path)
@@ -105,7 +110,7 @@ def timeline_from_environment() -> Optional[str]:
 
 def proof_from_environment() -> Union[str, bool]:
     """Return what SYNKHRONOS_PROOF says, "raise" if it is not set; checked later."""
-    text = os.environ.get("SYNKHRONOS_PROOF", "").strip().lower() or "raise"
+    text = (from_environment("PROOF") or "raise").lower()
     return False if text in ("0", "off", "false") else text
 
 
@@ -115,11 +120,9 @@ def processes_from_environment() -> Optional[int]:
     Raises:
         InputValueError: it is not a whole number.
     """
-    text = os.environ.get("SYNKHRONOS_N_PARALLEL", "").strip()
-    if not text:
-        return None
+    text = from_environment("N_PARALLEL")
     try:
-        return int(text)
+        return text if text is None else int(text)
     except ValueError:
         raise InputValueError(
             f"environment variable SYNKHRONOS_N_PARALLEL: got {text!r}, expected a whole number"

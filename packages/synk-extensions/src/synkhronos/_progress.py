@@ -22,7 +22,6 @@ class _Display:
 
     setting: Optional[bool] = None
     bars: Any = None
-    lock = threading.RLock()
 
 
 def progress(on: Optional[bool] = None) -> None:
@@ -43,7 +42,7 @@ def progress(on: Optional[bool] = None) -> None:
 
 
 @contextlib.contextmanager
-def track(description: str, total: Optional[float] = None) -> Iterator[Callable[..., Any]]:
+def track(description: str, total: Optional[float] = None) -> Iterator[Callable[..., None]]:
     """Show the progress of the block: a bar, or a line if there are no bars and no `total`.
 
     Yields a function that counts finished steps, and sets the text beside the bar.
@@ -53,15 +52,21 @@ def track(description: str, total: Optional[float] = None) -> Iterator[Callable[
 
     def show() -> None:
         nonlocal task
-        task = _draw("add_task", description, **fields)
-        advance(0, fields["text"])  # what changed while the display started
+        with contextlib.suppress(Exception):  # no stream, or one that can do little
+            if drawn:
+                _Display.bars = _Display.bars or _started_bars()
+                task = _Display.bars.add_task(description, **fields)
+                _Display.bars.update(task, **fields)  # they may have changed meanwhile
+            else:
+                sys.stderr.write(f"Synkhronos: {description}, for {LINE_S:.0f} s so far\n")
 
     def advance(steps: float = 1, text: Any = "") -> None:
         fields.update(completed=fields["completed"] + steps, text=text)
         if task is not None:
-            _draw("update", task, **fields)
+            with contextlib.suppress(Exception):
+                _Display.bars.update(task, **fields)
 
-    timer = threading.Timer(*((DELAY_S, show) if drawn else (LINE_S, _tell, (description,))))
+    timer = threading.Timer(DELAY_S if drawn else LINE_S, show)
     timer.daemon = True
     if drawn or (drawn is None and total is None):
         with contextlib.suppress(RuntimeError):  # no more threads: nothing is shown
@@ -73,7 +78,7 @@ def track(description: str, total: Optional[float] = None) -> Iterator[Callable[
         if timer.is_alive():
             timer.join()  # it may be about to draw
         if task is not None:
-            _draw("remove_task", task)
+            _end(task)
 
 
 def _are_drawn() -> Optional[bool]:
@@ -90,40 +95,37 @@ def _are_drawn() -> Optional[bool]:
     return None
 
 
-def _draw(act: str, *arguments: Any, **fields: Any) -> Any:
-    """Call a method of rich's bars. Nothing that goes wrong with them reaches the program."""
-    with _Display.lock, contextlib.suppress(Exception):
-        if _Display.bars is None and act == "add_task":
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+def _started_bars() -> Any:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
-            _Display.bars = Progress(
-                *("{task.description}", BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn()),
-                "{task.fields[text]}",
-                console=Console(stderr=True, markup=False, emoji=False, highlight=False),
-                transient=True,
-                redirect_stdout=sys.stdout.isatty(),  # a file gets its output unchanged
-            )
-            _Display.bars.start()
-        result = getattr(_Display.bars, act)(*arguments, **fields)
-        if not _Display.bars.tasks:
+    bars = Progress(
+        *("{task.description}", BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn()),
+        "{task.fields[text]}",
+        console=Console(stderr=True, markup=False, emoji=False, highlight=False),
+        transient=True,
+        redirect_stdout=sys.stdout.isatty(),  # a file gets its output unchanged
+    )
+    bars.start()
+    return bars
+
+
+def _end(task: Any = None) -> None:
+    """Remove a bar, at the program's end all; the display stops with the last one."""
+    with contextlib.suppress(Exception):
+        if task is not None:
+            _Display.bars.remove_task(task)
+        if task is None or not _Display.bars.tasks:
             _Display.bars.stop()
             _Display.bars = None
-        return result
-
-
-def _tell(description: str) -> None:
-    with contextlib.suppress(Exception):
-        sys.stderr.write(f"Synkhronos: {description}, for {LINE_S:.0f} s so far\n")
 
 
 def _forget() -> None:
     """In a forked child, drop bars and streams: threads of the parent may hold their locks."""
-    _Display.bars, _Display.lock = None, threading.RLock()
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        setattr(sys, name, getattr(stream, "rich_proxied_file", stream))
+    _Display.bars = None
+    sys.stdout = getattr(sys.stdout, "rich_proxied_file", sys.stdout)
+    sys.stderr = getattr(sys.stderr, "rich_proxied_file", sys.stderr)
 
 
-atexit.register(_draw, "stop")
+atexit.register(_end)
 os.register_at_fork(after_in_child=_forget)

@@ -40,25 +40,29 @@ def examine() -> DoctorReport:
         found = glob("/dev/nvidia[0-9]*") if "problem" in cuda else cuda.get("hardware")
         cuda = cuda if found or cuda.get("devices") else {}
     report = DoctorReport(flags=compat.get("flags") or {})
-    sections = {
-        "Software": examine_software(compat),
-        "GPUs": examine_gpus(cuda),
-        "Machine": examine_machine(bool(cuda)),
-        "Several hosts": examine_mpi(),
-    }
-    for name, found in sections.items():
+    for name, found in (
+        ("Software", examine_software(compat)),
+        ("GPUs", examine_gpus(cuda)),
+        ("Machine", examine_machine(bool(cuda))),
+        ("Several hosts", examine_mpi()),
+    ):
         items = report.sections[name] = []
         try:
             items.extend(found)
         except Exception as error:  # noqa: BLE001 - the rest is still worth reporting
-            text = f"could not be examined: {type(error).__name__}: {error}"
-            items.append(Item(name, MISSING, text))
+            problem = f"could not be examined: {type(error).__name__}: {error}"
+            items.append(Item(name, MISSING, problem))
     return report
 
 
-_NEWER_LASAGNE = "https://github.com/Lasagne/Lasagne/archive/master.zip"
-"""0.2.dev1, which is on no package index."""
-
+# 0.2.dev1, which is on no package index.
+_NEWER_LASAGNE = "pip install https://github.com/Lasagne/Lasagne/archive/master.zip"
+_LASAGNE = f"""
+import lasagne.layers
+if m.__version__ == "0.1":
+    found += "; it has no batch_norm, no only_return_final; most code wants 0.2.dev1: "
+    found += {_NEWER_LASAGNE!r}
+"""
 _NUMPY_FITS = """
 if not {} <= [int(part) for part in m.__version__.split(".")[:2]] < {}:
     raise SystemExit(m.__version__ + "; {}")
@@ -96,12 +100,13 @@ def examine_software(compat: Answer) -> Iterator[Item]:
     adapter = "synk-theano" if OF_THEANO else "synk-pytensor"
     packages = ("synkhronos", adapter, "synk-core", "synk-shm", "synk-comm")
     ours = {package: _version(package) for package in packages}
-    lacking = [package for package in packages if not ours[package]]
+    lacking = " ".join(package for package in packages if not ours[package])
     found = ", ".join(f"{package} {found}" for package, found in ours.items())
-    problem = f"not installed: {', '.join(lacking)}" if lacking else ""
-    yield checked("Synkhronos", found, problem, f"pip install {' '.join(lacking)}")
-    if proof := os.environ.get("SYNKHRONOS_PROOF"):
-        yield Item("proofs of calls", GOOD, f"SYNKHRONOS_PROOF={proof}")
+    problem = f"not installed: {lacking}" if lacking else ""
+    yield checked("Synkhronos", found, problem, f"pip install {lacking}")
+    names = sorted(name for name in os.environ if name.startswith("SYNKHRONOS_"))
+    if settings := ", ".join(f"{name}={os.environ[name]}" for name in names):
+        yield Item("settings", GOOD, settings)
     if OF_THEANO:
         fits = _NUMPY_FITS.format([1, 23], [1, 27], "Theano needs 1.23 to 1.26")
         yield _module("NumPy", "numpy", "pip install 'numpy>=1.23,<1.27'", fits)
@@ -127,17 +132,12 @@ def _version(package: str) -> str:
         return "(a folder on PYTHONPATH)" if is_there else ""
 
 
-def _imported(module: str, check: str, before: str = "") -> Answer:
-    """Run `before`, import a module as ``m``, run `check`; return its version and path."""
-    code = f"{before}\nimport {module} as m\n{check}\n"
-    code += "answer(version=getattr(m, '__version__', None) or m.VERSION, path=m.__file__)"
-    return ask(code, COMPILE_TIMEOUT_S)
-
-
-def _module(name: str, module: str, cure: str, check: str = "") -> Item:
-    answer = _imported(module, check)
-    found = f"{answer.get('version')}, {answer.get('path')}"
-    return checked(name, found, answer.get("problem", ""), cure)
+def _module(name: str, module: str, cure: str, check: str = "", state: str = MISSING) -> Item:
+    """Import a module as ``m`` and run the check, which may extend ``found``."""
+    code = f"import {module} as m\n"
+    code += "found = f\"{getattr(m, '__version__', None) or m.VERSION}, {m.__file__}\"\n"
+    answer = ask(f"{code}{check}\nanswer(found=found)", COMPILE_TIMEOUT_S)
+    return checked(name, str(answer.get("found")), answer.get("problem", ""), cure, state)
 
 
 def _theano_and_its_tools(compat: Answer) -> Iterator[Item]:
@@ -149,19 +149,23 @@ def _theano_and_its_tools(compat: Answer) -> Iterator[Item]:
     header = os.path.join(sysconfig.get_path("include"), "Python.h")
     problem = "" if os.path.isfile(header) else f"no {header}"
     yield checked("Python's headers", header, problem, "apt install python3-dev (python3-devel)")
-    if theano.is_missing:
+    if theano.state == MISSING:
         yield Item("Lasagne", WARNING, "not examined: it needs Theano")
         return
     yield _blas(compat, ask(_GEMM, COMPILE_TIMEOUT_S))
-    yield _lasagne(_version("lasagne"))
+    if _version("lasagne"):
+        yield _module("Lasagne", "synk_theano, lasagne", _NEWER_LASAGNE, _LASAGNE, WARNING)
+    else:
+        found = "not installed; only networks built with it need it"
+        yield Item("Lasagne", WARNING, found, _NEWER_LASAGNE)
 
 
 def _theano(compat: Answer) -> Item:
     found = (compat.get("versions") or {}).get("Theano") or ""
     problem = str(compat.get("problem") or compat.get("error") or "")
+    cure = "python -m synk_theano_compat"
     if not found and not problem:
         return Item("Theano", MISSING, "not installed", "pip install Theano==1.0.5")
-    cure = "python -m synk_theano_compat"
     if compat.get("switched_off"):
         cure = "unset SYNK_THEANO_COMPAT"
     elif "compiledir" in problem:
@@ -180,34 +184,24 @@ def _theano(compat: Answer) -> Item:
 
 
 def _blas(compat: Answer, gemm: Answer) -> Item:
-    name, found = "BLAS", str((compat.get("blas") or {}).get("origin"))
+    found, state = str((compat.get("blas") or {}).get("origin")), MISSING
     if "problem" in gemm:
+        problem = f"{found}; a product failed: {gemm['problem']}"
         cure = f"theano-cache purge, if modules in {compat.get('compiledir')} are damaged"
-        return Item(name, MISSING, f"{found}; a product failed: {gemm['problem']}", cure)
-    if not gemm["right"]:
-        cure = "name another BLAS in blas.ldflags of THEANO_FLAGS"
-        return Item(name, MISSING, f"{found}: wrong numbers", cure)
-    speed = _GEMM_FLOP / gemm["seconds"] / 1e9
-    found += f"; 768 x 768 float32: {gemm['seconds'] * 1e3:.1f} ms, {speed:.0f} GFLOP/s"
-    features = Path("/proc/cpuinfo").read_text(errors="replace").split()
-    if "avx2" in features and (old := _OLD_KERNELS.intersection(gemm.get("kernels", ()))):
-        newest = "SkylakeX" if "avx512f" in features else "Haswell"
-        found += f", with kernels for {min(old)}: OpenBLAS does not know this processor"
-        return Item(name, WARNING, found, f"export OPENBLAS_CORETYPE={newest}")
-    cure = "apt install libopenblas-dev, or pip install scipy"
-    return checked(name, found, found if speed < _SLOW_GFLOPS else "", cure, WARNING)
-
-
-def _lasagne(installed: str) -> Item:
-    name, cure = "Lasagne", f"pip install {_NEWER_LASAGNE}"
-    if not installed:
-        return Item(name, WARNING, "not installed; only networks built with it need it", cure)
-    answer = _imported("lasagne", "import lasagne.layers", before="import synk_theano")
-    found = f"{answer.get('version')}, {answer.get('path')}"
-    if answer.get("version") == "0.1":
-        found += f"; it has no batch_norm, no only_return_final; most code wants 0.2.dev1: {cure}"
-    problem = f"{installed}: {answer['problem']}" if "problem" in answer else ""
-    return checked(name, found, problem, cure, WARNING)
+    elif not gemm["right"]:
+        problem, cure = f"{found}: wrong numbers", "name another BLAS in blas.ldflags"
+        cure += " of THEANO_FLAGS"
+    else:
+        speed, state = _GEMM_FLOP / gemm["seconds"] / 1e9, WARNING
+        found += f"; 768 x 768 float32: {gemm['seconds'] * 1e3:.1f} ms, {speed:.0f} GFLOP/s"
+        problem = found if speed < _SLOW_GFLOPS else ""
+        cure = "apt install libopenblas-dev, or pip install scipy"
+        features = Path("/proc/cpuinfo").read_text(errors="replace").split()
+        if "avx2" in features and (old := _OLD_KERNELS.intersection(gemm.get("kernels", ()))):
+            newest = "SkylakeX" if "avx512f" in features else "Haswell"
+            problem = f"{found}, with kernels for {min(old)}: OpenBLAS does not know this processor"
+            cure = f"export OPENBLAS_CORETYPE={newest}"
+    return checked("BLAS", found, problem, cure, state)
 
 
 _APT = "apt install python3-pygpu libgpuarray-dev (pygpu is on no Python index; it needs mako)"
@@ -278,24 +272,25 @@ def _cuda_and_its_libraries(cuda: Answer) -> Iterator[Item]:
     yield from needed
 
     device: Answer = {}
-    if not any(item.is_missing for item in needed):
+    if all(item.state == GOOD for item in needed):
         device = ask(_DEVICE, COMPILE_TIMEOUT_S)
         found = "kernels and matrix products give right results"
         cure = "THEANO_FLAGS=device=cuda0 python -c 'import synk_theano, theano' shows more"
         yield checked("Theano on cuda0", found, device.get("problem", ""), cure)
-    yield _cudnn(cuda, device.get("cudnn_problem"), extra)
+    yield _cudnn(cuda, device.get("cudnn_problem", ""), extra)
     nccl4py = _version("nccl4py")
     for name, found, problem, cure in (
         ("NCCL", str(prepared.get("nccl")), missing.get("nccl", ""), extra),
         ("nccl4py", nccl4py, "" if nccl4py else "not installed", "pip install 'synkhronos[gpu]'"),
     ):
-        if len(devices) < 2:
-            found, problem = f"{problem}; a single GPU does not need it" if problem else found, ""
-        text = problem and f"{problem}; collectives go through host memory"
-        yield checked(name, found, text, cure, WARNING)
+        if problem and len(devices) < 2:
+            yield Item(name, GOOD, f"{problem}; a single GPU does not need it")
+        else:
+            text = problem and f"{problem}; collectives go through host memory"
+            yield checked(name, found, text, cure, WARNING)
 
 
-def _cudnn(cuda: Answer, problem: str | None, cure: str) -> Item:
+def _cudnn(cuda: Answer, problem: str, cure: str) -> Item:
     found = cuda["cudnn"]
     if found is None:
         libraries = [one["path"] for one in cuda["libraries"].get("cudnn", [])]
@@ -304,20 +299,15 @@ def _cudnn(cuda: Answer, problem: str | None, cure: str) -> Item:
     text = f"{found['version']}: {found['library']}, {found['header']}"
     if found["cuda_headers"] is None:
         problem = "but no cuda_runtime.h with crt/"
-    if problem:
-        return Item("cuDNN", WARNING, f"{text}; {problem}", cure)
     if found["version"] >= 9000:
         text += "; without Theano's recurrent ops (RNNBlock), which need cuDNN 8 or older"
-    return Item("cuDNN", GOOD, text)
+    return checked("cuDNN", text, problem and f"{text}; {problem}", cure, WARNING)
 
 
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - nothing is written there
 _LEAST_SHARED = 1 << 30
 _LEAST_LOCKED = 64 << 20
-_LEAST = 1024
-"""Open files, and processes with threads, that are enough."""
-_NCCL_LOCKS = "NCCL may need more: ulimit -l unlimited, or docker run --ulimit memlock=-1"
-_CORES = "from synk_core import _cores\nanswer(cores=_cores.available_cores())"
+_CORES = "from synk_comm import processes\nanswer(cores=processes.available_cores())"
 _SEGMENTS = """
 import synk_shm
 answer(stale=[one.name for one in synk_shm.list() if not one.alive and not one.mine])
@@ -334,17 +324,12 @@ def examine_machine(has_gpu: bool) -> Iterator[Item]:
     elif stale := answer["stale"]:
         problem, cure = f"{len(stale)}, of dead processes: {stale[0]}", "synkhronos clean"
     yield checked("stale segments", "none", problem, cure, WARNING)
-    locked = _LEAST_LOCKED if has_gpu else 0
-    for name, kind, least, cure in (
-        ("open files", resource.RLIMIT_NOFILE, _LEAST, "ulimit -n 4096"),
-        ("locked memory", resource.RLIMIT_MEMLOCK, locked, _NCCL_LOCKS),
-        ("processes", resource.RLIMIT_NPROC, _LEAST, "ulimit -u 4096"),
-    ):
-        limit, _hard = resource.getrlimit(kind)
-        found = f"at most {in_units(limit) if kind == resource.RLIMIT_MEMLOCK else limit}"
-        if limit == resource.RLIM_INFINITY:
-            found, limit = "no limit", least
-        yield checked(name, found, found if limit < least else "", cure, WARNING)
+    limit, _hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    unlimited = limit == resource.RLIM_INFINITY
+    found = "no limit" if unlimited else f"at most {in_units(limit)}"
+    problem = found if has_gpu and not unlimited and limit < _LEAST_LOCKED else ""
+    cure = "NCCL may need more: ulimit -l unlimited, or docker run --ulimit memlock=-1"
+    yield checked("locked memory", found, problem, cure, WARNING)
     allowed = len(os.sched_getaffinity(0))
     usable = ask(_CORES).get("cores", allowed)
     found = f"{usable} of {os.cpu_count()}"
@@ -435,16 +420,16 @@ def _srun(path: str, library: str, file: str) -> Item:
     text, errors, problem = output_of([path, "--mpi=list"], VERSION_TIMEOUT_S)
     if problem:
         return Item("srun", WARNING, f"{path} --mpi=list: {problem}")
-    words = [word.strip(",:") for word in (text + errors).split()]
-    known = {word for word in words if word in ("none", "pmi2", "cray_shasta") or "pmix" in word}
-    offered = f"{path}, --mpi={', '.join(sorted(known)) or 'nothing'}"
-    suits = {word for word in known - {"none"} if "pmix" in word or family(library) != OPEN_MPI}
+    words = {word.strip(",:") for word in (text + errors).split()}
+    known = sorted(word for word in words if word in ("pmi2", "cray_shasta") or "pmix" in word)
+    found, cure = f"{path}, --mpi={', '.join(known) or 'none'}", "start with mpiexec in a job"
+    suits = any("pmix" in word or family(library) != OPEN_MPI for word in known)
+    problem = "" if suits else f"{found}: nothing for {library}"
     if family(library) == MPICH and file.startswith(sys.prefix) and _NETMOD not in os.environ:
         # Its addresses by UCX may be longer than a line that Slurm reads: ranks hang.
-        found = f"{offered}; Slurm may not read the addresses of pip's MPICH"
-        return Item("srun", WARNING, found, f"export {_NETMOD}=ofi")
-    problem = "" if suits else f"{offered}: nothing for {library}"
-    return checked("srun", offered, problem, "start with mpiexec in a job", WARNING)
+        problem = f"{found}; Slurm may not read the addresses of pip's MPICH"
+        cure = f"export {_NETMOD}=ofi"
+    return checked("srun", found, problem, cure, WARNING)
 
 
 def family(text: str) -> str:

@@ -39,11 +39,6 @@ class Item:
     cure: str = ""
 
     @property
-    def is_missing(self) -> bool:
-        """Whether this machine needs it, and does not have it."""
-        return self.state == MISSING
-
-    @property
     def fix(self) -> list[str]:
         """The cure as a command line with this Python; empty if a person has to do it."""
         for beginning, words in _FIXES.items() if self.state != GOOD else ():
@@ -67,7 +62,8 @@ class DoctorReport:
     @property
     def broken(self) -> list[str]:
         """The names of what is needed and missing."""
-        return [one.name for items in self.sections.values() for one in items if one.is_missing]
+        every = (one for items in self.sections.values() for one in items)
+        return [one.name for one in every if one.state == MISSING]
 
     @property
     def fixes(self) -> dict[str, list[str]]:
@@ -77,7 +73,7 @@ class DoctorReport:
     def as_json(self) -> dict[str, Any]:
         """Return the report as values for JSON."""
         sections = {
-            name: [{**asdict(item), "needed": item.is_missing} for item in items]
+            name: [{**asdict(item), "needed": item.state == MISSING} for item in items]
             for name, items in self.sections.items()
         }
         return {"ok": not self.broken, "sections": sections, "flags": self.flags}

@@ -23,7 +23,7 @@ from pytensor.compile.inner_function import HasInnerFunction
 from pytensor.compile.io import In, Out
 from pytensor.compile.maker import FunctionMaker
 from pytensor.compile.mode import get_mode
-from pytensor.compile.ops import FromFunctionOp, deep_copy_op
+from pytensor.compile.ops import FromFunctionOp
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.gradient import DisconnectedInputError, DisconnectedType
 from pytensor.graph.basic import Apply, Constant, Variable

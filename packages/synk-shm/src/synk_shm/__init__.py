@@ -18,10 +18,10 @@ from synk_shm._arrays.constructors import (
     zeros_like,
 )
 from synk_shm._arrays.handle import Handle, attach, handle
-from synk_shm._arrays.joblib_pickling import register_joblib
 from synk_shm._arrays.listing import SegmentInfo, cleanup, free_space, leave
 from synk_shm._arrays.listing import list_segments as list  # noqa: A004
 from synk_shm._arrays.pickling import rebuild_array as _rebuild  # noqa: F401 (pickles name it)
+from synk_shm._arrays.pickling import register_joblib
 from synk_shm._arrays.removal import close, is_shared, unlink
 from synk_shm._arrays.resize import resize
 from synk_shm._arrays.segment import Segment, segment

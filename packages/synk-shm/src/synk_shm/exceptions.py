@@ -7,13 +7,6 @@ catch. Wrong arguments are plain `ValueError` and `TypeError`.
 
 from __future__ import annotations
 
-# fmt: off
-__all__ = [
-    "ShmError", "ShmExistsError", "ShmFormatError", "ShmFullError", "ShmNotFoundError",
-    "ShmPermissionError", "ShmTimeoutError",
-]
-# fmt: on
-
 
 class ShmError(OSError):
     """Base of all errors of synk_shm."""

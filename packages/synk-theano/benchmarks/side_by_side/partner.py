@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import os
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Callable
 
-from synk_benchmarks.process import READY, Process
+from synk_testing import Program
 
+READY = "ready"
 LIMIT_S = 120
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -67,21 +66,22 @@ def threaded(threads: int, problem: str, rows: int) -> Iterator[Callable[[], obj
     Yields:
         A function that has it compute the problem, and waits until it has.
     """
-    command = [sys.executable, "-m", "side_by_side.partner", problem, str(rows)]
-    environment = {**os.environ, **dict.fromkeys(THREADS, str(threads))}
-    with tempfile.TemporaryDirectory(prefix="synk-bench-") as folder:
-        log = Path(folder) / "log"
-        process = Process(command, LIMIT_S, log, environment, Path(__file__).parent.parent)
+    words = ["-m", "side_by_side.partner", problem, str(rows)]
+    environment = dict.fromkeys(THREADS, str(threads))
+    folder = Path(__file__).parent.parent
+    with Program(words, environment=environment, folder=folder, limit_s=LIMIT_S) as process:
 
         def compute() -> None:
-            process.tell("compute")
-            process.hear("done")
+            process.send("compute")
+            _await(process, "done")
 
-        try:
-            process.hear(READY)
-            yield compute
-        finally:
-            process.end()
+        _await(process, READY)
+        yield compute
+
+
+def _await(process: Program, word: str) -> None:
+    while process.line() != word:
+        pass
 
 
 def main(problem: str, rows: int) -> None:

@@ -14,7 +14,7 @@ from theano.compile import FunctionMaker, In, Rebroadcast, SharedVariable
 from theano.compile.function_module import Function
 from theano.compile.io import Out
 from theano.compile.mode import get_mode
-from theano.compile.ops import FromFunctionOp, deep_copy_op
+from theano.compile.ops import FromFunctionOp
 from theano.configparser import _config_var_list, change_flags
 from theano.gof import (
     Apply,
@@ -47,7 +47,7 @@ from theano.tensor.type_other import NoneTypeT, SliceType
 
 from synk_theano_compat.locks import refresh_cache, worker_cache
 
-from . import _devices as DEVICES
+from ._gpu import backend as DEVICES
 from ._linking import linked_by_kind, processor_flags, quick_outputs, take_processor_flags
 
 ADAPTER = __name__

@@ -35,7 +35,7 @@ class Crew:
         self.ranks.append(rank)
         self.register(rank.fileno_to_hear(), selectors.EVENT_READ, rank.hear)
         if not rank.feed():
-            self.register(rank.fileno_to_feed(), selectors.EVENT_WRITE, rank.feed)
+            self.register(rank.fileno(), selectors.EVENT_WRITE, rank.feed)
 
     def register(self, fd: int, event: int, ready: Callable[[], bool]) -> None:
         """Call ``ready`` whenever the descriptor is, until it returns True."""
@@ -43,7 +43,7 @@ class Crew:
 
     def running(self) -> list[RankProcess]:
         """Return the ranks that have not ended."""
-        return [rank for rank in self.ranks if not rank.poll()]
+        return [rank for rank in self.ranks if not rank.has_ended()]
 
     def step(self, deadline: float | None = None) -> None:
         """Wait for something to happen, but not long: the end of a process shows only on asking."""
@@ -56,8 +56,8 @@ class Crew:
             if key.data():
                 self._selector.unregister(key.fd)
         for rank in self.ranks:
-            if rank.poll():
-                rank.signal(0)  # to notice when its group is empty
+            if rank.has_ended():
+                rank.signal_group(0)  # to notice when its group is empty
 
     def failures(self) -> list[RankFailure]:
         """Return all failures: first what has a cause of its own, then its victims, by time."""
@@ -101,7 +101,7 @@ class Crew:
         """
         for rank in self.ranks:
             if rank.exitcode is None:
-                rank.signal(signum)
+                rank.signal_group(signum)
         self._ask_until = time.monotonic() + grace_s
 
     def stop(self, signum: int, grace_s: float) -> None:
@@ -109,7 +109,7 @@ class Crew:
         if self.running():
             for rank in self.ranks:
                 rank.stop(signum)
-                rank.signal(signal.SIGCONT)  # who is stopped hears only this, and SIGKILL
+                rank.signal_group(signal.SIGCONT)  # who is stopped hears only this, and SIGKILL
             self.wait_until(time.monotonic() + grace_s)
             self.kill()
 

@@ -17,7 +17,7 @@ from synk_comm._core.calls import brief
 from synk_comm._core.guard import DEFAULT_TIMEOUT_S, deadline_after
 from synk_comm._join.groups import Group, create_group
 from synk_comm.exceptions import CommTimeout, RankDied, RankFailed
-from synk_comm.starting import import_path, require_leave
+from synk_comm.processes import import_path, require_leave
 
 from .crew import Crew
 from .loading import MAIN_NAMES, Source, unpickled
@@ -110,7 +110,7 @@ def start(
     payload, main, home = work
     path, argv = import_path(), sys.argv
     for rank in range(group.size):
-        task = Task(group.ticket(rank), timeout_s, main, home, tell, len(payload))
+        task = Task(group.ticket(rank), timeout_s, main, home, tell)
         own = rank_environment(group.size, rank, env(rank) if callable(env) else env)
         crew.add(RankProcess(rank, task, payload, path=path, argv=argv, env=own, fds=group.fds))
 

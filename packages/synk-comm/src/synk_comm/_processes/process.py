@@ -1,8 +1,7 @@
-"""The process of one rank, from the outside: start, feed, read, signal, and how it ended.
+"""The process of one rank, from the outside: start, read, end, and how it ended.
 
-Each rank leads a session of its own, so that its whole process group can be ended with it, and so
-that a terminal's Ctrl-C comes to the parent alone, which passes it on. What a rank does with its
-work is in ``_processes.rank``; the loop over all ranks is in ``_processes.crew``.
+What a rank does with its work is in ``_processes.rank``; the loop over all ranks is in
+``_processes.crew``.
 """
 
 from __future__ import annotations
@@ -13,13 +12,11 @@ import pickle
 import signal
 import subprocess
 import time
-from typing import Mapping, NamedTuple, Sequence
+from typing import Any, Mapping, NamedTuple, Sequence
 
-from synk_comm._system.liveness import cores
-from synk_comm.starting import NO_RANKS, interpreter
+from synk_comm.processes import NO_RANKS, Process, stat, threads_per_rank
 
-from .lifeline import Lifeline
-from .rank import BOOT, STACKS_SIGNAL, RankReport, Script, Start, Task
+from .rank import STACKS_SIGNAL, RankReport, Script, Task
 
 _READ_BYTES = 1 << 20
 
@@ -68,18 +65,21 @@ def rank_environment(size: int, rank: int, extra: Mapping[str, str] | None) -> d
     environment.pop("SYNK_COMM_TICKET", None)
     environment.update(SYNK_COMM_RANK=str(rank), SYNK_COMM_SIZE=str(size))
     if size > 1:
-        environment.setdefault("OMP_NUM_THREADS", str(max(1, cores() // size)))
+        environment.setdefault("OMP_NUM_THREADS", str(threads_per_rank(size)))
     environment.update(extra or {})
     return environment
 
 
-class RankProcess:
+class RankProcess(Process):
     """The process of one rank.
+
+    Args:
+        argv: the command line that the work sees.
+        how: as of `Process`: path, env, and streams.
 
     Attributes:
         rank: its number.
-        process: its ``subprocess.Popen``.
-        exitcode: None while it runs; negative for a signal.
+        exitcode: None while it runs, as far as `has_ended` has seen; negative for a signal.
         report: of the result of its work, or None.
         stopped_at: when it was first asked to end by us, or None.
     """
@@ -90,13 +90,9 @@ class RankProcess:
         work: Task | Script,
         payload: bytes = b"",
         *,
-        path: Sequence[str],
         argv: Sequence[str],
-        env: Mapping[str, str],
         fds: Sequence[int] = (),
-        stdin: int | None = subprocess.DEVNULL,
-        stdout: int | None = None,
-        stderr: int | None = None,
+        **how: Any,
     ) -> None:
         self.rank = rank
         self.exitcode: int | None = None
@@ -105,65 +101,32 @@ class RankProcess:
         self._must_report = isinstance(work, Task)
         self._ended_at = 0.0
         self._heard = bytearray()
-        self._nobody_left = False
-        self._lifeline = Lifeline.create()
-        work_fd = self._lifeline.reading.fileno()
-        hear_fd, report_fd = os.pipe()
-        self._hear = open(hear_fd, "rb", buffering=0)  # noqa: SIM115 - until close()
-        start = Start(rank, os.getpid(), report_fd, list(argv))
-        head = b"".join(map(pickle.dumps, (list(path), tuple(start), work)))
-        self._to_say = [memoryview(head), memoryview(payload)]
-        try:
-            os.set_blocking(self._lifeline.writing.fileno(), False)
-            os.set_blocking(hear_fd, False)
-            self.process = subprocess.Popen(
-                [interpreter(), *_flags(), "-c", BOOT, str(work_fd)],
-                pass_fds=(work_fd, report_fd, *fds),
-                start_new_session=True,
-                env=env,
-                stdin=stdin,
-                stdout=stdout,
-                stderr=stderr,
-                bufsize=0,
+        low, high = os.pipe()
+        # Objects, not numbers: if this is interrupted they close.
+        with open(high, "wb", buffering=0) as theirs:
+            self._hear = open(low, "rb", buffering=0)  # noqa: SIM115 - until close()
+            os.set_blocking(low, False)
+            super().__init__(
+                "synk_comm._processes.rank",
+                "main",
+                (rank, high, list(argv), work),
+                payload,
+                fds=(theirs.fileno(), *fds),
+                # What multiprocessing gives to its own children, too: -W, -X, -O, -E, ...
+                flags=subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
+                **how,
             )
-        except BaseException:
-            self._close_pipes()
-            raise
-        finally:
-            os.close(report_fd)
 
     def __repr__(self) -> str:
         state = "running" if self.exitcode is None else describe_exit(self.exitcode)
-        return f"<RankProcess {self.rank}, pid {self.process.pid}, {state}>"
-
-    # -- what a selector calls: the methods return whether they are done ----------------------
-
-    def fileno_to_feed(self) -> int:
-        """Return the descriptor for ``feed``."""
-        return self._lifeline.writing.fileno()
+        return f"<RankProcess {self.rank}, pid {self.pid}, {state}>"
 
     def fileno_to_hear(self) -> int:
         """Return the descriptor for ``hear``."""
         return self._hear.fileno()
 
-    def feed(self) -> bool:
-        """Write what the pipe takes of the work."""
-        try:
-            while self._to_say:
-                sent = self._lifeline.writing.write(self._to_say[0])
-                if sent is None:  # full
-                    return False
-                self._to_say[0] = self._to_say[0][sent:]
-                if not self._to_say[0]:
-                    del self._to_say[0]
-        except BrokenPipeError:  # it has ended, which will be found out
-            self._to_say.clear()
-        if self.exitcode is None:  # else its number may be another process's by now
-            self._lifeline.end_group_with_us(self.process.pid)
-        return True
-
     def hear(self) -> bool:
-        """Read what there is of the report."""
+        """Read what there is of the report; return whether no more follows."""
         while True:
             data = self._hear.read(_READ_BYTES)
             if data is None:
@@ -180,17 +143,15 @@ class RankProcess:
             if not data:
                 return True
 
-    # -- its life -----------------------------------------------------------------------------
-
-    def poll(self) -> bool:
+    def has_ended(self) -> bool:
         """Return whether the process has ended, and take note how."""
-        if self.exitcode is None and self.process.poll() is not None:
+        if self.exitcode is None and self.poll() is not None:
             if self.report is None:
                 self.hear()
             self._ended_at = time.monotonic()
-            self.exitcode = self.process.returncode
+            self.exitcode = self.returncode
             # Its own children go with it; those that clean up after it get a moment for that.
-            self.signal(signal.SIGTERM)
+            self.signal_group(signal.SIGTERM)
         return self.exitcode is not None
 
     def failure(self) -> RankFailure | None:
@@ -217,73 +178,43 @@ class RankProcess:
             return describe_exit(None)
         return "had ended well"
 
-    def signal(self, signum: int) -> bool:
-        """Send to its group; return whether there is anyone, even if only zombies.
-
-        A number is not given again while its group has members: once it has had none, it is not
-        ours any more.
-        """
-        if self._nobody_left:
-            return False
-        try:
-            os.killpg(self.process.pid, signum)
-        except PermissionError:  # only zombies, on some systems
-            pass
-        except ProcessLookupError:
-            self._nobody_left = True
-            return False
-        return True
-
     def stop(self, signum: int) -> None:
         """Send a signal that is to end it; what happens from now on is no failure of its own."""
-        if not self.poll():
+        if not self.has_ended():
             if self.stopped_at is None:
                 self.stopped_at = time.monotonic()
-            self.signal(signum)
+            self.signal_group(signum)
 
     def show_stacks(self) -> None:
         """Ask a rank that is late where it is; it is going to be stopped."""
-        if not self.poll():
+        if not self.has_ended():
             self.stopped_at = time.monotonic()
-            self.process.send_signal(STACKS_SIGNAL)
+            self.send_signal(STACKS_SIGNAL)
 
     def has_leftovers(self) -> bool:
         """Return whether the group outlives its leader."""
-        return self.signal(0) and _any_alive(self.process.pid)
+        return self.signal_group(0) and _any_alive(self.pid)
 
     def kill_leftovers(self) -> None:
         """Kill the rest of the group."""
         if self.has_leftovers():
-            self.signal(signal.SIGKILL)
+            self.signal_group(signal.SIGKILL)
 
     def close(self) -> None:
-        """Drop the pipes."""
-        self._close_pipes()
-        for stream in (self.process.stdout, self.process.stderr):
-            if stream is not None:
-                stream.close()
-
-    def _close_pipes(self) -> None:
-        self._lifeline.close()
+        """Close the pipes."""
+        super().close()
         self._hear.close()
 
 
 def _any_alive(group: int) -> bool:
     """Return whether a process of a group is alive: not a zombie."""
     try:
-        pids = [name for name in os.listdir("/proc") if name.isdigit()]
+        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     except OSError:
         return True
     for pid in pids:
-        with contextlib.suppress(OSError, IndexError), open(f"/proc/{pid}/stat", "rb") as file:
-            # The name, in parentheses, may hold anything; then state, parent, group.
-            state, _, its_group = file.read().rpartition(b")")[2].split()[:3]
+        with contextlib.suppress(OSError, ValueError):
+            state, _, its_group = stat(pid)[:3]
             if int(its_group) == group and state not in (b"Z", b"X"):
                 return True
     return False
-
-
-def _flags() -> list[str]:
-    # What multiprocessing gives to its own children, too: -W, -X, -O, -E, ...
-    flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    return flags

@@ -1,8 +1,7 @@
 """The process of one rank, from the inside: what ``launch`` and ``run`` start.
 
-The parent writes the work into a pipe, and never closes its end while it lives: the end of that
-pipe is the end of the parent. A report of the result goes back through another.
-Both are inherited, so the pickles in them come from this user's own processes.
+The work comes through the pipe of a ``Process``, and a report of the result goes back through
+another. Both are inherited, so the pickles in them come from this user's own processes.
 """
 
 from __future__ import annotations
@@ -17,22 +16,14 @@ import sys
 import time
 import traceback
 from types import TracebackType
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 from synk_comm._core.calls import brief, chain
 from synk_comm._join.groups import join
 from synk_comm.exceptions import AbortedError, CommError, CommTimeout, PeerDeclined, PeerLost
-from synk_comm.starting import NO_RANKS
+from synk_comm.processes import NO_RANKS
 
-from .lifeline import end_with_parent
 from .loading import Source, load, load_main, unpickled
-
-BOOT = (
-    "import pickle, sys; work = open(int(sys.argv[1]), 'rb', closefd=False); "
-    "sys.path[:] = pickle.load(work); from synk_comm._processes.rank import main; main(work)"
-)
-"""Program of a rank's interpreter. Not ``-m``: with the parent's own ``sys.path``
-it finds this package wherever the parent found it, and nothing of the current folder before."""
 
 STACKS_SIGNAL = signal.SIGQUIT
 """Lets a rank write the stacks of its threads to standard error, and go on."""
@@ -45,22 +36,6 @@ _LOADS = "a rank that loads the program"
 _FOLDER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 
 
-class Start(NamedTuple):
-    """How a rank begins.
-
-    Attributes:
-        rank: its number.
-        parent: the pid of the process that started it.
-        report_fd: the pipe for the report.
-        argv: the command line that the work sees.
-    """
-
-    rank: int
-    parent: int
-    report_fd: int
-    argv: list[str]
-
-
 class Task(NamedTuple):
     """Work: call a function with a communicator.
 
@@ -69,7 +44,6 @@ class Task(NamedTuple):
         main: the main script, if the payload refers to it.
         home: the module of the function, if that is another one.
         tell: whether a failure is sent to peers by ``abort``; else they notice that it has left.
-        length: of the payload that follows, ``pickle.dumps((function, args))``.
     """
 
     ticket: str
@@ -77,7 +51,6 @@ class Task(NamedTuple):
     main: Source | None
     home: Source | None
     tell: bool
-    length: int
 
 
 class Script(NamedTuple):
@@ -132,26 +105,28 @@ class RankReport(NamedTuple):
             pipe.write(data)
 
 
-def main(work: BinaryIO) -> None:
-    """Do the work that the parent has written; the process ends with it."""
-    start = Start(*pickle.load(work))  # noqa: S301 - from the parent, through an inherited pipe
-    what = pickle.load(work)  # noqa: S301 - the same
-    payload = work.read(what.length) if isinstance(what, Task) else b""
-    for fd in (work.fileno(), start.report_fd):
-        os.set_inheritable(fd, False)
-    end_with_parent(work.fileno(), start.parent)
-    sys.argv[:] = start.argv
+def main(rank: int, report_fd: int, argv: list[str], work: Task | Script, payload: bytes) -> None:
+    """Do the work that the parent has sent; the process ends with it.
+
+    Args:
+        rank: its number.
+        report_fd: the pipe for the report.
+        argv: the command line that the work sees.
+        payload: of a task, ``pickle.dumps((function, args))``.
+    """
+    os.set_inheritable(report_fd, False)
+    sys.argv[:] = argv
     with contextlib.suppress(RuntimeError, ValueError, OSError):  # standard error is closed
         faulthandler.register(STACKS_SIGNAL)
-    if isinstance(what, Task):
+    if isinstance(work, Task):
         with contextlib.suppress(RuntimeError, ValueError, OSError):
             faulthandler.enable()
-        _perform(start, what, payload)
+        _perform(rank, report_fd, work, payload)
     else:
-        _run(start, what)
+        _run(rank, report_fd, work)
 
 
-def _perform(start: Start, task: Task, payload: bytes) -> None:
+def _perform(rank: int, report_fd: int, task: Task, payload: bytes) -> None:
     report = None
     try:
         # What is imported here must not start ranks, which would import it, too.
@@ -168,17 +143,17 @@ def _perform(start: Start, task: Task, payload: bytes) -> None:
                 report = RankReport(_pickled(function(comm, *args)), at=time.monotonic())
             except BaseException as exc:
                 # Before peers notice it, by the end of this ``with``: their failures come later.
-                report = RankReport.of(exc, start.rank)
-                report.send(start.report_fd)
+                report = RankReport.of(exc, rank)
+                report.send(report_fd)
                 if not task.tell:
                     comm.close()
                 raise
     except BaseException as exc:  # noqa: BLE001 - a KeyboardInterrupt is an outcome too
         if report is None or not report.failure:
-            RankReport.of(exc, start.rank).send(start.report_fd)
+            RankReport.of(exc, rank).send(report_fd)
         # Not by raising again: the traceback travels, and need not be shown twice.
         raise SystemExit(1) from None
-    report.send(start.report_fd)
+    report.send(report_fd)
 
 
 def _pickled(value: Any) -> bytes:
@@ -191,7 +166,7 @@ def _pickled(value: Any) -> bytes:
         ) from exc
 
 
-def _run(start: Start, script: Script) -> None:
+def _run(rank: int, report_fd: int, script: Script) -> None:
     if script.by_line:
         for stream in (sys.stdout, sys.stderr):
             getattr(stream, "reconfigure", lambda **_: None)(line_buffering=True)
@@ -203,10 +178,10 @@ def _run(start: Start, script: Script) -> None:
     except SystemExit:
         raise
     except BaseException as exc:
-        RankReport.of(exc, start.rank).send(start.report_fd)
+        RankReport.of(exc, rank).send(report_fd)
         exc = exc.with_traceback(_outside(exc))
         if isinstance(exc, _TOLD_BY_OTHERS):
-            _say_where(exc, start.rank)
+            _say_where(exc, rank)
             raise SystemExit(1) from None
         if isinstance(exc, KeyboardInterrupt):
             # The interpreter ends itself by SIGINT, as its parent expects. A bare raise

@@ -1,10 +1,12 @@
-"""What the system says of processes: their cores, who they are, and, by pidfds, that they ended."""
+"""What the system says of processes: who they are, and, by pidfds, that they have ended."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import select
-import weakref
+import signal
 from typing import NamedTuple
 
 
@@ -16,13 +18,6 @@ class Identity(NamedTuple):
     namespace: int
 
 
-def cores() -> int:
-    """Return how many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def identity() -> Identity:
     """Return the identity of the calling process."""
     try:
@@ -32,14 +27,68 @@ def identity() -> Identity:
     return Identity(os.getpid(), _start_time(os.getpid()) or 0, namespace)
 
 
+def stat(pid: int) -> list[bytes]:
+    """Return the fields of /proc/PID/stat from the third, the state, on.
+
+    Raises:
+        OSError: there is no such process, or it is invisible.
+    """
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        # The name, in parentheses, may hold anything.
+        return file.read().rpartition(b")")[2].split()
+
+
 def _start_time(pid: int) -> int | None:
     """Return when a process started, in clock ticks since boot; None if it cannot be seen."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            # The name, in parentheses, may hold anything; the start time is field 22.
-            return int(file.read().rpartition(b")")[2].split()[19])
+        return int(stat(pid)[19])
     except (OSError, IndexError, ValueError):
         return None
+
+
+class WatchedProcess:
+    """A process of this machine, this one's child or not; never another that was given its pid.
+
+    Args:
+        started: its start in clock ticks since boot; 0 if that is not known.
+
+    Attributes:
+        fd: a pidfd; -1 when it is closed.
+
+    Raises:
+        ProcessLookupError: it has ended.
+        OSError: this system has no pidfds, or no more descriptors.
+    """
+
+    def __init__(self, pid: int, started: int = 0) -> None:
+        self.fd = -1
+        if not hasattr(os, "pidfd_open"):
+            raise OSError(errno.ENOSYS, "this system has no pidfds")
+        self.pid = pid
+        self.fd = os.pidfd_open(pid)
+        self._end = select.poll()
+        self._end.register(self.fd, select.POLLIN)
+        if started and _start_time(pid) not in (None, started):
+            self.close()
+            raise ProcessLookupError(errno.ESRCH, "this number is another process's now")
+
+    def is_gone(self) -> bool:
+        """Return whether the process has ended."""
+        return bool(self._end.poll(0))
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to it, if it has not ended."""
+        if self.fd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.fd, number)
+
+    def close(self) -> None:
+        """Close the descriptor. Idempotent."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    __del__ = close
 
 
 class Pidfds:
@@ -50,45 +99,35 @@ class Pidfds:
 
     def __init__(self) -> None:
         self._poll = select.poll()
-        self._ranks: dict[int, int] = {}
+        self._watched: dict[int, tuple[int, WatchedProcess]] = {}
         self._gone: list[int] = []
-        weakref.finalize(self, _close, self._ranks).atexit = False
 
     def add(self, rank: int, peer: Identity) -> None:
         """Begin to watch the process of a rank."""
-        if not hasattr(os, "pidfd_open") or not peer.namespace:
-            return
-        if peer.namespace != identity().namespace:
+        if not peer.namespace or peer.namespace != identity().namespace:
             return
         try:
-            fd = os.pidfd_open(peer.pid)
+            process = WatchedProcess(peer.pid, peer.started)
         except ProcessLookupError:
             self._gone.append(rank)
             return
         except OSError:
             return
-        if peer.started and _start_time(peer.pid) not in (None, peer.started):
-            os.close(fd)
-            self._gone.append(rank)
-            return
-        self._ranks[fd] = rank
-        self._poll.register(fd, select.POLLIN)
+        self._watched[process.fd] = rank, process
+        self._poll.register(process.fd, select.POLLIN)
 
     def gone(self) -> list[int]:
         """Return the ranks whose processes have ended."""
         for fd, _ in self._poll.poll(0):
-            self._gone.append(self._ranks.pop(fd))
             self._poll.unregister(fd)
-            os.close(fd)
+            rank, process = self._watched.pop(fd)
+            process.close()
+            self._gone.append(rank)
         return self._gone
 
     def close(self) -> None:
         """Close all descriptors."""
-        for fd in self._ranks:
+        while self._watched:
+            fd, (_, process) = self._watched.popitem()
             self._poll.unregister(fd)
-        _close(self._ranks)
-
-
-def _close(descriptors: dict[int, int]) -> None:
-    while descriptors:
-        os.close(descriptors.popitem()[0])
+            process.close()

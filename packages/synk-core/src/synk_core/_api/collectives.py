@@ -2,35 +2,53 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from functools import partial
+from typing import Any, Callable, Dict, Hashable, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from synk_core._graph.facts import Event
 from synk_core._graph.shared import require_shared, value_of
 from synk_core._graph.values import host_type, is_array, is_elsewhere, on_host
-from synk_core._master.executor import ALONE, Executor, Prepared, Standing
+from synk_core._master.acts import Prepared
+from synk_core._master.orders import Orders
+from synk_core._master.store import ALONE, Standing
 from synk_core._plan.collectives import COLLECTIVES
+from synk_core._plan.conversion import unmasked
 from synk_core._plan.ops import REDUCE_OPS, check_dtype, is_through_host, normalize
 from synk_core._plan.rows import Selection, is_int, kept, selection_for, split_rows
 from synk_core._text import clipped, shown
-from synk_core._wire.data import Data, unmasked
-from synk_core._wire.messages import ArrayRef, Collective, Step
+from synk_core._wire.data import Data
+from synk_core._wire.messages import ArrayRef, Collective
 from synk_core.exceptions import InputTypeError, InputValueError
 
 from .function import Delayed, Function
 
 SCATTER = "scatter() or batch"
 
-Arguments = Tuple[Dict[str, Any], int]
-"""Of an act, and the lowest row that it takes."""
+Arguments = Dict[str, Any]
 
-Finish = Callable[[Any], Any]
-"""Makes the caller's result of what comes back."""
+Check = Callable[[Sequence[Any]], Arguments]
+"""Checks a collective of these variables; returns arguments of the act."""
+
+Stage = Callable[[Sequence[Any], Standing], Tuple[Arguments, int]]
+"""Stages arrays; returns further arguments, and the lowest row that the act takes."""
+
+Returns = Callable[[bool, Any], Any]
+"""Makes the caller's result: of whether there is a single variable, and what comes back."""
 
 
-def _nothing(_result: Any) -> None:
+def _nothing(_single: bool, _result: Any) -> None:
     """Return nothing: the collective has no result."""
+
+
+def _values(single: bool, results: Any) -> Any:
+    if results is None:
+        return None
+    return results[0] if single else tuple(results)
+
+
+def _lengths(single: bool, shapes: Any) -> Any:
+    return _values(single, [tuple(shape[0] for shape in ranks) for ranks in shapes])
 
 
 class Collectives:
@@ -43,14 +61,13 @@ class Collectives:
         NotSharedVariable, InputTypeError, InputValueError, BatchError: nothing was sent.
     """
 
-    def __init__(self, executor: Executor) -> None:
-        self._executor = executor
+    def __init__(self, orders: Orders) -> None:
+        self._orders = orders
 
     def broadcast(self, shared_vars: Any, values: Any = None) -> Any:
         """Give every rank the master's values; see `synkhronos.broadcast`."""
-        variables, _ = listed_variables(shared_vars)
 
-        def arguments(standing: Standing) -> Arguments:
+        def stage(variables: Sequence[Any], standing: Standing) -> Tuple[Arguments, int]:
             if values is not None:
                 arrays = matched_values(shared_vars, variables, values)
                 return {"values": self._refs(arrays, standing.place), "forms": None}, 0
@@ -58,14 +75,13 @@ class Collectives:
             # Earlier acts of the step may change them: then the master broadcasts the forms too.
             return {"values": None, "forms": None if standing.place else forms}, 0
 
-        return self._perform("broadcast", variables, arguments, again=values is None)
+        return self._perform("broadcast", shared_vars, stage=stage, again=values is None)
 
     def scatter(self, shared_vars: Any, values: Any, batch: Any = None) -> Any:
         """Split `values` over the ranks; see `synkhronos.scatter`."""
-        variables, _ = listed_variables(shared_vars)
         batch = kept(batch)
 
-        def arguments(standing: Standing) -> Arguments:
+        def stage(variables: Sequence[Any], standing: Standing) -> Tuple[Arguments, int]:
             place = standing.place
             arrays = matched_values(shared_vars, variables, values)
             if batch is None:
@@ -75,140 +91,173 @@ class Collectives:
                 selections = [selected_rows(variables, arrays, batch)]
             rows = []
             for selection in selections:
-                bounds = split_rows(selection.count, self._executor.size)
-                rows.append(self._executor.rows(selection, bounds, place)[1])
+                bounds = split_rows(selection.count, self._orders.size)
+                rows.append(self._orders.store.rows(selection, bounds, place)[1])
             several = tuple(rows * (len(arrays) // len(rows)))
             return {"values": self._refs(arrays, place), "rows": several}, selections[0].lowest
 
-        return self._perform("scatter", variables, arguments, again=False)
+        return self._perform("scatter", shared_vars, stage=stage, again=False)
 
     def gather(self, shared_vars: Any, nd_up: int = 1) -> Any:
         """Return all ranks' values in the master; see `synkhronos.gather`."""
-        if not is_int(nd_up) or nd_up not in (0, 1):
-            raise InputValueError(f"nd_up: got {shown(nd_up)}, expected 0 or 1")
-        variables, single = listed_variables(shared_vars)
-        if nd_up == 0:
-            require_rows(variables, "gather(nd_up=0)")
-        return self._perform("gather", variables, {"nd_up": nd_up}, _unlisted(single))
+
+        def check(variables: Sequence[Any]) -> Arguments:
+            if not is_int(nd_up) or nd_up not in (0, 1):
+                raise InputValueError(f"nd_up: got {shown(nd_up)}, expected 0 or 1")
+            if nd_up == 0:
+                require_rows(variables, "gather(nd_up=0)")
+            return {"nd_up": nd_up}
+
+        return self._perform("gather", shared_vars, check, options=(nd_up,), returns=_values)
 
     def all_gather(self, shared_vars: Any) -> Any:
         """Replace every rank's value by all ranks' values, concatenated along axis 0."""
-        variables, _ = listed_variables(shared_vars)
-        require_rows(variables, "all_gather()")
-        return self._perform("all_gather", variables, {})
+
+        def check(variables: Sequence[Any]) -> Arguments:
+            require_rows(variables, "all_gather()")
+            return {}
+
+        return self._perform("all_gather", shared_vars, check, options=())
 
     def reduce(self, shared_vars: Any, op: str = "avg", in_place: bool = True) -> Any:
         """Reduce all ranks' values into the master; see `synkhronos.reduce`."""
-        variables, single = listed_variables(shared_vars)
-        arguments: Dict[str, Any] = {"op": checked_op(op, variables), "in_place": bool(in_place)}
-        arguments.update(way_of(op))
-        return self._perform("reduce", variables, arguments, _unlisted(single))
+
+        def check(variables: Sequence[Any]) -> Arguments:
+            return {"op": checked_op(op, variables), "in_place": bool(in_place), **way_of(op)}
+
+        options = op, in_place
+        return self._perform("reduce", shared_vars, check, options=options, returns=_values)
 
     def all_reduce(self, shared_vars: Any, op: str = "avg", weights: Any = None) -> Any:
         """Reduce all ranks' values on every rank; see `synkhronos.all_reduce`."""
-        variables, _ = listed_variables(shared_vars)
-        name = checked_op(op, variables)
-        given: Dict[str, Any] = {"op": name, **way_of(op)}
-        if not isinstance(weights, Function):
-            given["weights"] = self._checked_weights(weights)
-            return self._perform("all_reduce", variables, given)
-        if not weights.belongs_to(self._executor):
-            raise InputValueError(f"weights: {weights!r} belongs to another runtime")
 
-        def arguments(standing: Standing) -> Arguments:
+        def check(variables: Sequence[Any]) -> Arguments:
+            given = {"op": checked_op(op, variables), **way_of(op)}
+            if not isinstance(weights, Function):
+                given["weights"] = self._checked_weights(weights)
+            elif not weights.belongs_to(self._orders):
+                raise InputValueError(f"weights: {weights!r} belongs to another runtime")
+            return given
+
+        def stage(_variables: Sequence[Any], standing: Standing) -> Tuple[Arguments, int]:
             if weights.number in standing.called:
                 # Its rows will be known when the step has come to it.
-                return {**given, "weights": None, "weights_of": weights.number}, 0
-            return {**given, "weights": _rows_of(weights)}, 0
+                return {"weights": None, "weights_of": weights.number}, 0
+            return {"weights": _rows_of(weights)}, 0
 
-        return self._perform("all_reduce", variables, arguments)
+        if isinstance(weights, Function):
+            return self._perform("all_reduce", shared_vars, check, stage)
+        options = (op,) if weights is None else None
+        return self._perform("all_reduce", shared_vars, check, options=options)
 
     def set_value(self, rank: int, shared_vars: Any, values: Any, batch: Any = None) -> Any:
         """Set the values of one rank; see `synkhronos.set_value`."""
-        self._check_rank(rank)
-        variables, _ = listed_variables(shared_vars)
         batch = kept(batch)
 
-        def arguments(standing: Standing) -> Arguments:
+        def stage(variables: Sequence[Any], standing: Standing) -> Tuple[Arguments, int]:
             place = standing.place
             arrays = matched_values(shared_vars, variables, values)
             rows, origin = None, 0
             if batch is not None:
                 selection = selected_rows(variables, arrays, batch)
                 bounds = ((0, selection.count),)
-                _, rows = self._executor.rows(selection, bounds, place)
+                _, rows = self._orders.store.rows(selection, bounds, place)
                 origin = selection.lowest
-            return {"values": self._refs(arrays, place), "rank": int(rank), "rows": rows}, origin
+            return {"values": self._refs(arrays, place), "rows": rows}, origin
 
-        return self._perform("set_value", variables, arguments, again=False)
+        return self._perform("set_value", shared_vars, self._of_rank(rank), stage, again=False)
 
     def get_value(self, rank: int, shared_vars: Any) -> Any:
         """Return the values of one rank: an array, or a tuple of arrays for a list of variables."""
-        self._check_rank(rank)
-        variables, single = listed_variables(shared_vars)
-        return self._perform("get_value", variables, {"rank": int(rank)}, _unlisted(single))
+        check = self._of_rank(rank)
+        return self._perform("get_value", shared_vars, check, options=(rank,), returns=_values)
 
     def get_shapes(self, shared_vars: Any) -> Any:
         """Return the shapes on all ranks, a tuple in rank order; a tuple of those for a list."""
-        variables, single = listed_variables(shared_vars)
-        return self._perform("get_shapes", variables, {}, _unlisted(single))
+        return self._perform("get_shapes", shared_vars, options=(), returns=_values)
 
     def get_lengths(self, shared_vars: Any) -> Any:
         """Return the lengths along axis 0 in rank order; a tuple of those for a list."""
-        variables, single = listed_variables(shared_vars)
-        require_rows(variables, "get_lengths()")
-        unlisted = _unlisted(single)
 
-        def finish(shapes: Any) -> Any:
-            return unlisted([tuple(shape[0] for shape in ranks) for ranks in shapes])
+        def check(variables: Sequence[Any]) -> Arguments:
+            require_rows(variables, "get_lengths()")
+            return {}
 
-        return self._perform("get_shapes", variables, {}, finish)
+        return self._perform("get_shapes", shared_vars, check, options=("l",), returns=_lengths)
 
     def _perform(
         self,
         kind: str,
-        variables: Sequence[Any],
-        arguments: Any,
-        finish: Finish = _nothing,
+        shared_vars: Any,
+        check: Optional[Check] = None,
+        stage: Optional[Stage] = None,
+        options: Optional[Tuple[Hashable, ...]] = None,
         again: bool = True,
+        returns: Returns = _nothing,
     ) -> Any:
-        """Have the collective performed; return its result.
+        """Perform the collective on all ranks; return its result.
 
         Args:
-            arguments: of the act, or what stages and makes them, given where it stands in a step.
+            options: of the user, that with the variables make the act; None if they do not.
             again: whether the act may come again as it is.
+            returns: makes the caller's result.
         """
+        orders = self._orders
+        with orders.lock:
+            orders.require_ready()
+            act, origin = orders.acts.find(self._key(kind, shared_vars, options)), 0
+            if act is None:
+                prepare = self._prepare(kind, shared_vars, check, stage, options, again)
+                act, origin = prepare(ALONE)
+            (result,) = orders.perform((act,), (origin,))
+        return returns(not isinstance(shared_vars, (list, tuple)), result)
 
-        latest: Optional[Prepared] = None  # of what is the same wherever it stands
+    def _key(self, kind: str, shared_vars: Any, options: Any) -> Hashable:
+        """Return the key of an act whose arguments have been checked before; None if none has."""
+        if options is None:
+            return None
+        try:
+            several = shared_vars if isinstance(shared_vars, (list, tuple)) else (shared_vars,)
+            numbers = self._orders.known_numbers(several)
+            key = (kind, numbers, options, *map(type, options))
+            hash(key)
+        except (AttributeError, TypeError):  # no variables; an option that is no constant
+            return None
+        return None if None in numbers else key
 
-        def prepare(standing: Standing) -> Prepared:
-            nonlocal latest
-            if latest is not None and self._executor.knows(latest.step.number):
-                return latest
-            given, origin = arguments(standing) if callable(arguments) else (arguments, 0)
-            numbers = self._executor.numbers(variables)
+    def _prepare(
+        self,
+        kind: str,
+        shared_vars: Any,
+        check: Optional[Check],
+        stage: Optional[Stage],
+        options: Optional[Tuple[Hashable, ...]],
+        again: bool,
+    ) -> Callable[[Standing], Tuple[Prepared, int]]:
+        """Check a collective; return what stages and numbers it, given its position in a step."""
+        variables = listed_variables(shared_vars)
+        checked = {} if check is None else check(variables)
+
+        def prepare(standing: Standing) -> Tuple[Prepared, int]:
+            orders = self._orders
+            orders.require_open()
+            more, origin = ({}, 0) if stage is None else stage(variables, standing)
+            given = {**checked, **more}
+            numbers = orders.numbers(variables)
             if COLLECTIVES[kind].on_devices and any(is_elsewhere(value_of(v)) for v in variables):
                 # For all ranks: to others the context may be that of their default device.
-                given = {**given, "through_host": True}
-            name = (kind, numbers, *given.items()) if again else None
-            number = self._executor.enter(Collective(kind, numbers, given), name)
-            event = Event(
-                # What does not change the variables is all one to those who follow it.
-                "gather" if given.get("in_place") is False else kind,
-                variables=numbers,
-                rank=given.get("rank"),
-            )
-            tally = self._executor.ledger.tally(f"{kind}()")
-            prepared = Prepared(Step(number, origin), finish, tally, event)
-            if again and not callable(arguments):
-                latest = prepared
-            return prepared
+                given["through_host"] = True
+            key = self._key(kind, shared_vars, options)
+            if key is None and again:
+                key = (kind, numbers, *given.items())
+            act = orders.acts.find(key)
+            if act is None:
+                tally = orders.ledger.tally(f"{kind}()")
+                act = Prepared(Collective(kind, numbers, given), tally)
+                orders.enter(act, key)
+            return act, origin
 
-        return self._do(prepare)
-
-    def _do(self, prepare: Callable[[Standing], Prepared]) -> Any:
-        with self._executor.lock:
-            return self._executor.perform((prepare(ALONE),))[0]
+        return prepare
 
     def _checked_weights(self, weights: Any) -> Optional[Tuple[float, ...]]:
         if weights is None:
@@ -219,30 +268,31 @@ class Collectives:
             raise InputTypeError(
                 f"weights: got {shown(weights)}, expected a function of this runtime (of a "
                 f"TrainFunction, its grad_function), or one number for each of "
-                f"{self._executor.size} ranks"
+                f"{self._orders.size} ranks"
             ) from None
         finite = all(0 <= number < np.inf for number in (*numbers, sum(numbers)))
-        if len(numbers) != self._executor.size or not finite or not any(numbers):
+        if len(numbers) != self._orders.size or not finite or not any(numbers):
             raise InputValueError(
                 f"weights: got {shown(numbers)}, expected one non-negative number for each of "
-                f"{self._executor.size} ranks, not all of them 0"
+                f"{self._orders.size} ranks, not all of them 0"
             )
         return numbers
 
-    def _check_rank(self, rank: int) -> None:
-        if not is_int(rank) or not 0 <= rank < self._executor.size:
+    def _of_rank(self, rank: int) -> Check:
+        if not is_int(rank) or not 0 <= rank < self._orders.size:
             raise InputValueError(
-                f"rank: got {shown(rank)}, expected an int from 0 to {self._executor.size - 1}"
+                f"rank: got {shown(rank)}, expected an int from 0 to {self._orders.size - 1}"
             )
+        return lambda _variables: {"rank": int(rank)}
 
     def _refs(self, values: Sequence[Any], place: int) -> List[ArrayRef]:
         refs = []
         for i, value in enumerate(values):
             if isinstance(value, Data):
-                refs.append(self._executor.store.ref(value))
+                refs.append(self._orders.store.ref(value))
                 continue
             slot, what = ("value", i, place), f"value {i} of a collective"
-            target, ref = self._executor.room(slot, value.dtype, value.shape, what)
+            target, ref = self._orders.store.room(slot, value.dtype, value.shape, what)
             target[...] = value
             refs.append(ref)
         return refs
@@ -251,8 +301,19 @@ class Collectives:
 class DelayedCollectives(Collectives):
     """The same for `step()`: methods return a `Delayed`, which the step performs."""
 
-    def _do(self, prepare: Callable[[Standing], Prepared]) -> Any:
-        return Delayed(self._executor, prepare)
+    def _perform(
+        self,
+        kind: str,
+        shared_vars: Any,
+        check: Optional[Check] = None,
+        stage: Optional[Stage] = None,
+        options: Optional[Tuple[Hashable, ...]] = None,
+        again: bool = True,
+        returns: Returns = _nothing,
+    ) -> Any:
+        prepare = self._prepare(kind, shared_vars, check, stage, options, again)
+        finish = partial(returns, not isinstance(shared_vars, (list, tuple)))
+        return Delayed(self._orders, prepare, finish)
 
 
 def _rows_of(function: Function) -> Tuple[int, ...]:
@@ -271,19 +332,9 @@ def _rows_of(function: Function) -> Tuple[int, ...]:
     return rows
 
 
-def _unlisted(single: bool) -> Finish:
-    def finish(results: Any) -> Any:
-        if results is None:
-            return None
-        return results[0] if single else tuple(results)
-
-    return finish
-
-
-def listed_variables(shared_vars: Any) -> Tuple[List[Any], bool]:
-    """Return the variables as a list, and whether a single one was given."""
-    single = not isinstance(shared_vars, (list, tuple))
-    variables = [shared_vars] if single else list(shared_vars)
+def listed_variables(shared_vars: Any) -> List[Any]:
+    """Return the variables, which may be a single one, as a list."""
+    variables = list(shared_vars) if isinstance(shared_vars, (list, tuple)) else [shared_vars]
     if not variables:
         raise InputValueError("got an empty list, expected at least one shared variable")
     for variable in variables:
@@ -296,7 +347,7 @@ def listed_variables(shared_vars: Any) -> Tuple[List[Any], bool]:
     storages = [id(variable.container.storage) for variable in variables]
     if len(set(storages)) != len(storages):
         raise InputValueError(f"got the same shared variable twice: {variables}")
-    return variables, single
+    return variables
 
 
 def matched_values(shared_vars: Any, variables: Sequence[Any], values: Any) -> List[Any]:

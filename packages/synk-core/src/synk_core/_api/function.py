@@ -2,43 +2,47 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, Callable, List, NoReturn, Optional, Sequence, Tuple, Union
 
-from synk_core._graph.facts import PREFETCH, Event
 from synk_core._graph.inputs import Signature
 from synk_core._graph.spec import FunctionSpec, unnamed
 from synk_core._graph.values import on_host
-from synk_core._master.executor import Executor, Prepared, Standing
+from synk_core._master.acts import Prepared
+from synk_core._master.orders import Orders
+from synk_core._master.store import Standing
 from synk_core._plan.rows import kept
 from synk_core._text import shown
 from synk_core._tracebacks import brief_traceback, shortened
 from synk_core._watch.proof.prover import Prover
 from synk_core._watch.proof.report import Report
 from synk_core._wire.data import Data
-from synk_core._wire.messages import Prefetch, Step
+from synk_core._wire.messages import Prefetch
 from synk_core.exceptions import InputTypeError
 
-from .planner import DEFAULT, Options, Plan, Planner
+from .planner import DEFAULT, Options, PlannedCall, Planner
 
 
 class Delayed:
     """A call or a collective for `step()`; made by ``f.delayed(...)`` and ``delayed.all_reduce``.
 
     Args:
-        executor: of the runtime that is to perform it.
-        prepare: checks and stages it, given its position in the step.
+        orders: of the runtime that is to perform it.
+        prepare: checks and stages it, given its position in the step; returns the act, and the
+            lowest row that it takes.
+        finish: makes the caller's result of the master's.
         function: the number of the function that it calls; None for a collective.
     """
 
     def __init__(
         self,
-        executor: Executor,
-        prepare: Callable[[Standing], Prepared],
+        orders: Orders,
+        prepare: Callable[[Standing], Tuple[Prepared, int]],
+        finish: Callable[[Any], Any],
         function: Optional[int] = None,
     ) -> None:
-        self.executor = executor
+        self.orders = orders
         self.prepare = prepare
+        self.finish = finish
         self.function = function
 
     def rehearse(self) -> None:
@@ -49,12 +53,12 @@ class DelayedCall(Delayed):
     """A call for `step()`, whose rows can be taken before; made by ``f.delayed(...)``."""
 
     def __init__(self, function: Function, values: Sequence[Any], options: Options) -> None:
-        super().__init__(function.executor, self._prepare, function.number)
+        super().__init__(function.orders, self._prepare, self._finish, function.number)
         self._function = function
         self._values = values
         self._options = options
         self._place: Optional[int] = None
-        self._staged: Optional[Tuple[Plan, Step]] = None
+        self._staged: Optional[Tuple[PlannedCall, int]] = None
         self._ready = False
 
     def rehearse(self) -> None:
@@ -77,45 +81,49 @@ class DelayedCall(Delayed):
         without it, and on processors there is nothing to gain. Bad arguments are reported by the
         call itself.
         """
-        return Delayed(self.executor, self._prepare_prefetch)
+        return Delayed(self.orders, self._prepare_prefetch, self._prefetched)
 
-    def _prepare_prefetch(self, standing: Standing) -> Prepared:  # noqa: ARG002 - as of any act
-        executor, self._ready = self.executor, False
+    def _prepare_prefetch(
+        self,
+        standing: Standing,  # noqa: ARG002 - as of any act
+    ) -> Tuple[Prepared, int]:
+        orders, self._ready = self.orders, False
         if self._place is None:
-            self._place = executor.take_place(self)
+            self._place = orders.store.take_place(self)
         act, origin, self._staged = Prefetch(0), 0, None
         try:
-            plan, step = self._function.planner.prepare(self._values, self._options, self._place)
+            call, origin = self._function.planner.prepare(self._values, self._options, self._place)
         except Exception:  # noqa: BLE001 - the call raises it, when it is made
-            executor.require_ready()
+            orders.require_ready()
         else:
-            act, origin, self._staged = Prefetch(plan.number), step.origin, (plan, step)
-        number = executor.enter(act, act.act_name)
-        tally = self._function.tally
-        return Prepared(Step(number, origin), self._prefetched, tally, Event(PREFETCH))
+            act, self._staged = Prefetch(call.number), (call, origin)
+        prepared = orders.acts.find(act.key)
+        if prepared is None:
+            prepared = Prepared(act, self._function.tally)
+            orders.enter(prepared, act.key)
+        return prepared, origin
 
     def _prefetched(self, _result: Any) -> None:
         self._ready = True
 
-    def _prepare(self, standing: Standing) -> Prepared:
+    def _prepare(self, standing: Standing) -> Tuple[Prepared, int]:
         # What failed may have been done on some ranks; arrays that moved have no plan any more.
         ready, self._ready = self._ready, False
         staged = self._staged if ready and self._staged and self._staged[0].number else None
         if staged is None:
-            staged = self._function.planner.prepare(self._values, self._options, standing.place)
-        prepared = self._function.prepared(*staged, self._options)
+            values, options = self._values, self._options
+            staged = self._function.planner.prepare(values, options, standing.place)
+        return self._function.proving(staged[0], self._options), staged[1]
 
-        def finish(result: Any) -> Any:
-            if self._place is not None:
-                self.executor.leave_place(self._place)
-                self._place = self._staged = None
-            return prepared.finish(result)
-
-        return prepared._replace(finish=finish)
+    def _finish(self, result: Any) -> Any:
+        if self._place is not None:
+            self.orders.store.release_place(self._place)
+            self._place = self._staged = None
+        return self._function.finish(result, self._options)
 
 
-OF_THE_RUNTIME = {"belongs_to", "close", "executor", "number"}
-OF_THE_RUNTIME |= {"planner", "prepared", "prover", "spec", "tally", "tally_name"}
+OF_THE_RUNTIME = {"belongs_to", "finish", "number", "orders"}
+OF_THE_RUNTIME |= {"planner", "prover", "proving", "spec", "tally", "tally_name"}
 """Attributes that completion leaves out."""
 
 
@@ -128,7 +136,7 @@ class Function:
             weights with which ``all_reduce(..., weights=f)`` averages exactly.
         number: of the function in its runtime.
         spec: the arguments of ``function()``.
-        executor: of the runtime.
+        orders: of the runtime.
         tally: adds up its figures.
         tally_name: the name of these.
         planner: checks its calls, and copies their arrays.
@@ -140,7 +148,7 @@ class Function:
         spec: FunctionSpec,
         function_id: int,
         plain: Any,
-        executor: Executor,
+        orders: Orders,
         runtime: Any,
         policy: Union[str, bool],
         every: Optional[int] = None,
@@ -148,12 +156,11 @@ class Function:
         self.spec = spec
         self.number = function_id
         self._plain = plain
-        self.executor = executor
+        self.orders = orders
         self._signature = Signature(spec)
-        self.planner = Planner(spec, function_id, self._signature, executor, repr(self))
-        self._event = Event("call", function_id)
         self.tally_name = spec.name or unnamed(function_id)
-        self.tally = executor.ledger.tally(self.tally_name)
+        self.tally = orders.ledger.tally(self.tally_name)
+        self.planner = Planner(self, self._signature)
         self.prover = Prover(self, plain, runtime, policy, every)
         self.rows: Optional[Tuple[int, ...]] = None
 
@@ -186,9 +193,9 @@ class Function:
         shared: List[Any] = self._plain.get_shared()
         return shared
 
-    def belongs_to(self, executor: Executor) -> bool:
-        """Return whether this executor's runtime has built it."""
-        return self.executor is executor
+    def belongs_to(self, orders: Orders) -> bool:
+        """Return whether the runtime of these orders has built it."""
+        return self.orders is orders
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
@@ -202,7 +209,7 @@ class Function:
     def __repr__(self) -> str:
         return (
             f"<synkhronos function {self.name or ''}({self._signature}) on "
-            f"{self.executor.size} ranks>"
+            f"{self.orders.size} ranks>"
         )
 
     def __call__(
@@ -247,20 +254,22 @@ class Function:
             WorkerDied: a worker process is gone, and the runtime is closed.
         """
         __tracebackhide__ = True  # of pytest and IPython
+        selects_only = (
+            output_subset is batch_s is None and type(num_slices) is int and num_slices == 1
+        )
         options = DEFAULT
-        if not (
-            output_subset is batch is batch_s is None
-            and type(num_slices) is int
-            and num_slices == 1
-        ):
-            options = Options(output_subset, batch, batch_s, num_slices)
+        if batch is not None or not selects_only:
+            options = Options(output_subset, batch, batch_s, num_slices, selects_only)
         try:
-            with self.executor.lock:
-                values = self._signature.ordered(args, kwargs)
-                if self.prover.is_due():
-                    self.prover.rehearse(values, options)
-                plan, step = self.planner.prepare(values, options, 0)
-                return self.executor.perform((self.prepared(plan, step, options),))[0]
+            with self.orders.lock:
+                values, prover = self._signature.ordered(args, kwargs), self.prover
+                is_due = prover.calls >= prover.due or (prover.compares_code and prover.is_due())
+                if is_due:
+                    prover.rehearse(values, options)
+                call, origin = self.planner.prepare(values, options, 0)
+                act = self.proving(call, options) if is_due else call
+                (result,) = self.orders.perform((act,), (origin,))
+                return self.finish(result, options)
         except BaseException as error:  # noqa: BLE001 - it is raised again
             raise shortened(error)  # noqa: B904 - the same error
 
@@ -294,7 +303,7 @@ class Function:
         """
         values = self._signature.ordered(args, kwargs)
         wanted = self.planner.wanted(output_subset)
-        self.executor.enter_device()
+        self.orders.enter_device()
         arrays = (v.array if isinstance(v, Data) else v for v in values)
         plain = self._plain(*arrays)
         if wanted is not None:  # not every linker of Theano's can leave the others out
@@ -366,7 +375,7 @@ class Function:
                     f"make a Data with data(var=...)"
                 )
         datas = tuple(
-            self.executor.data(
+            self.orders.make_data(
                 value,
                 variable,
                 force_cast=force_cast,
@@ -378,30 +387,22 @@ class Function:
         )
         return datas[0] if len(datas) == 1 else datas
 
-    def close(self) -> None:
-        """Drop references to shared memory; the runtime has ended."""
-        self.planner.clear()
+    def proving(self, call: PlannedCall, options: Options) -> Prepared:
+        """Return a planned call, as one that is proved if that is due."""
+        if self.prover.calls < self.prover.due:
+            return call
+        return self.prover.proving(call, options.output_subset)
 
-    def prepared(self, plan: Plan, step: Step, options: Options) -> Prepared:
-        """Return a planned call for the executor, with its proof if that is due."""
-        if self.prover.calls >= self.prover.due:
-            step = self.prover.proving(step, options.output_subset)
-        if step is plan.step and plan.prepared is not None:
-            prepared: Prepared = plan.prepared
-            return prepared
-        if options.num_slices > 1:
-            self.prover.warn_of_slices()
-        as_list = options.output_subset is not None
-        finish = partial(self._finish, as_list)
-        prepared = Prepared(step, finish, self.tally, self._event, plan.nbytes)
-        if step is plan.step:
-            plan.prepared = prepared
-        return prepared
+    def finish(self, result: Any, options: Options) -> Any:
+        """Return what the caller gets; the master's result is that of a call that is done.
 
-    def _finish(self, as_list: bool, result: Any) -> Any:
-        values, self.rows = result.values, result.counts
-        self.prover.done(result.report)
-        return self._returned(values, as_list)
+        Last in a call: a warning of a proof may be an error, where the user's filters make it one.
+        """
+        self.rows = result.counts
+        self.prover.calls += 1
+        if result.report is not None:
+            self.prover.done(result.report)
+        return self._returned(result.values, options.output_subset is not None)
 
     def _returned(self, values: List[Any], as_list: bool) -> Any:
         if as_list:
@@ -411,7 +412,7 @@ class Function:
         return values[0] if self.spec.returns == "single" else values
 
 
-def as_delayed(act: Any, place: int, executor: Executor) -> Delayed:
+def as_delayed(act: Any, place: int, orders: Orders) -> Delayed:
     """Return an act of a step as `Delayed`; a function without inputs stands for its call.
 
     Raises:
@@ -425,6 +426,6 @@ def as_delayed(act: Any, place: int, executor: Executor) -> Delayed:
             f"f.delayed(...), delayed.all_reduce(...) and the like, or a function without "
             f"inputs"
         )
-    if act.executor is not executor:
+    if act.orders is not orders:
         raise InputTypeError(f"step(): act {place} belongs to another runtime")
     return act

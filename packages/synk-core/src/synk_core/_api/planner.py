@@ -1,7 +1,7 @@
 """From a function's arguments to an act: checks, selection of rows, and plans for later calls.
 
 Planning anew costs some hundred microseconds; a call whose inputs have the shapes and places of an
-earlier one, with a batch of the same length, finds its plan again and only copies what changed.
+earlier one, with a batch of the same length, finds its act again and only copies what changed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import numpy as np
 
 from synk_core._graph.inputs import Copy, Signature, tokens
 from synk_core._graph.spec import FunctionSpec
-from synk_core._master.executor import Executor
+from synk_core._master.acts import Prepared
+from synk_core._master.orders import Orders
 from synk_core._plan.rows import (
     Selection,
     Selector,
@@ -36,61 +37,50 @@ from synk_core._wire.messages import (
     Form,
     ScatteredInput,
     StagedSelector,
-    Step,
 )
 from synk_core.exceptions import InputTypeError, InputValueError, OpError
 
-PLANS = 256
-"""Plans that a function keeps; the oldest are dropped."""
+MOST_KNOWN = 256
+"""Shapes of inputs that a function remembers."""
 
 MOST_SLICES = 1 << 20
 """Slices at most: each rank makes a list of them, and no slice is smaller than a row."""
 
 
 class Options(NamedTuple):
-    """The options of a call; see `Function.__call__`."""
+    """The options of a call; see `Function.__call__`.
+
+    Attributes:
+        selects_only: whether there is none but `batch`.
+    """
 
     output_subset: Optional[Sequence[int]] = None
     batch: Any = None
     batch_s: Any = None
     num_slices: int = 1
+    selects_only: bool = False
 
 
 DEFAULT = Options()
 
 
-class Plan:
-    """The parts of a call that stay the same when it is repeated.
+class PlannedCall(Prepared):
+    """A call, which can be repeated with other rows and other values of the same shapes.
 
     Attributes:
-        number: of the act; 0 once it is forgotten.
+        copies: copy arrays that are not in shared memory.
         index_room: where the selection's index goes, or None.
         selectors: where `batch_s` goes, by rank.
-        prepared: kept by the caller, for all that have `step`.
     """
 
-    def __init__(
-        self,
-        call: Call,
-        executor: Executor,
-        copies: List[Copy],
-        index_room: Optional[np.ndarray],
-        selectors: List[np.ndarray],
-        nbytes: int,
-    ) -> None:
-        self.number = executor.enter(call, holder=self)
-        self.step = Step(self.number)
-        self.copies = copies
-        self.index_room = index_room
-        self.selectors = selectors
-        self.nbytes = nbytes
-        self.prepared: Any = None
+    copies: Sequence[Copy] = ()
+    index_room: Optional[np.ndarray] = None
+    selectors: Sequence[np.ndarray] = ()
 
     def close(self) -> None:
         """Drop references to shared memory: the act is forgotten, some of its arrays have moved."""
-        self.number = 0
-        self.copies, self.selectors = [], []
-        self.index_room = self.prepared = None
+        self.copies = self.selectors = ()
+        self.index_room = None
 
 
 class Known(NamedTuple):
@@ -101,87 +91,81 @@ class Known(NamedTuple):
 
 
 class Planner:
-    """Plans the calls of one function."""
+    """Plans the calls of one `Function`."""
 
-    def __init__(
-        self,
-        spec: FunctionSpec,
-        number: int,
-        signature: Signature,
-        executor: Executor,
-        label: str,
-    ) -> None:
-        self._spec = spec
-        self._number = number
+    def __init__(self, function: Any, signature: Signature) -> None:
+        self._function = function
+        self._spec: FunctionSpec = function.spec
+        self._number: int = function.number
+        self._orders: Orders = function.orders
         self._signature = signature
-        self._executor = executor
-        self._label = label
-        self._plans: Dict[Hashable, Plan] = {}
+        self._label = repr(function)
         self._known: Dict[Hashable, Known] = {}
 
-    def prepare(self, values: Sequence[Any], options: Options, place: int) -> Tuple[Plan, Step]:
+    def prepare(
+        self, values: Sequence[Any], options: Options, place: int
+    ) -> Tuple[PlannedCall, int]:
         """Check and plan a call, and copy its arrays.
 
         Args:
             place: of the act in its step: two acts stage their arrays in different rooms.
 
         Returns:
-            The plan, and the step to perform.
+            The act, and the lowest row that it takes.
 
         Raises:
             InputTypeError, InputValueError, BatchError, OpError: bad arguments.
         """
-        self._executor.require_ready()
+        self._orders.require_ready()
+        find = self._orders.acts.find
         token: Hashable = tokens(values)
-        key: Hashable = (place, token)
+        key: Tuple[Hashable, ...] = (self._number, place, token)
         if options is DEFAULT:
-            plan = self._plans.get(key)
-            if plan is not None and plan.number:
-                for copy in plan.copies:
+            call = find(key)
+            if call is not None:
+                for copy in call.copies:
                     copy(values[copy.place], None)
-                return plan, plan.step
+                return call, 0
         known = self._known.get(token)
         if known is None:
             values = [self._signature.accepted(i, value) for i, value in enumerate(values)]
             token, known = self._get_to_know(values)
-            key = (place, token)
+            key = (self._number, place, token)
         selection = self._selection(known, options.batch)
-        selectors = self._selectors(options.batch_s)
-        wanted = self.wanted(options.output_subset)
-        num_slices = self._slices(options.num_slices, wanted)
+        wanted: Optional[Tuple[int, ...]] = None
+        selectors: Tuple[Selector, ...] = ()
+        num_slices = 1
         if options is not DEFAULT:
-            key = (
-                place,
-                token,
-                None if selection is None else (selection.count, selection.step),
-                None if selection is None else selection.index is None,
-                num_slices,
-                wanted,
-                *(isinstance(s, slice) or (len(s), s.dtype) for s in selectors),
-                bool(selectors) and all_ranges(selectors),
-            )
-        plan = self._plans.get(key)
-        if plan is None or not plan.number:
-            plan = self._plan(values, selection, selectors, wanted, num_slices, place)
-            if len(self._plans) >= PLANS:
-                del self._plans[next(iter(self._plans))]
-            self._plans[key] = plan
-        for copy in plan.copies:
+            if not options.selects_only:
+                wanted, selectors, num_slices = self._checked(options)
+            if selectors:
+                key += (all_ranges(selectors), *map(_kind_of, selectors))
+            if selection is not None:
+                key += (selection.count, selection.step, selection.index is None)
+            key += (num_slices, wanted)
+        call = find(key)
+        if call is None:
+            call = self._plan(values, selection, selectors, wanted, num_slices, place)
+            self._orders.enter(call, key)
+        for copy in call.copies:
             copy(values[copy.place], selection)
-        origin = 0
-        if selection is not None:
-            if plan.index_room is not None:
-                plan.index_room[...] = selection.index
-            if selection.index is None:
-                origin = selection.lowest
-        for target, chosen in zip(plan.selectors, selectors):
+        for target, chosen in zip(call.selectors, selectors):
             target[...] = written(chosen)
-        return plan, Step(plan.number, origin) if origin else plan.step
+        if call.index_room is not None and selection is not None:
+            call.index_room[...] = selection.index
+        return call, 0 if selection is None or selection.index is not None else selection.lowest
 
-    def clear(self) -> None:
-        """Drop all plans, and with them references to shared memory."""
-        self._plans.clear()
-        self._known.clear()
+    def _checked(
+        self, options: Options
+    ) -> Tuple[Optional[Tuple[int, ...]], Tuple[Selector, ...], int]:
+        """Return the places of the wanted outputs, selectors by rank, and the number of slices."""
+        wanted: Optional[Tuple[int, ...]] = None
+        selectors: Tuple[Selector, ...] = ()
+        if options.output_subset is not None:
+            wanted = self.wanted(options.output_subset)
+        if options.batch_s is not None:
+            selectors = self._selectors(options.batch_s)
+        return wanted, selectors, self._slices(options.num_slices, wanted)
 
     def _get_to_know(self, inputs: Sequence[Any]) -> Tuple[Hashable, Known]:
         """Return the token of accepted inputs, and their lengths."""
@@ -190,7 +174,7 @@ class Planner:
         lengths = [item.shape[axis] for item, axis in zip(scattered, self._spec.row_axes)]
         known = Known(lengths, is_minibatch)
         token = tokens(inputs)
-        if len(self._known) >= PLANS:
+        if len(self._known) >= MOST_KNOWN:
             self._known.clear()
         self._known[token] = known
         return token, known
@@ -203,14 +187,16 @@ class Planner:
         wanted: Optional[Tuple[int, ...]],
         num_slices: int,
         place: int,
-    ) -> Plan:
+    ) -> PlannedCall:
         self._check_rows(selection, wanted)
+        if num_slices > 1:
+            self._function.prover.warn_of_slices()
         form = self._form(selectors, num_slices)
-        self._executor.require_form(self._number, form)
+        self._orders.require_form(self._number, form)
         # Sliceable variables differ in length by rank.
         count = None if selection is None else selection.count
-        if self._spec.sliceable if count is None else count < self._executor.size:
-            self._executor.require_form(self._number, ROWLESS)
+        if self._spec.sliceable if count is None else count < self._orders.size:
+            self._orders.require_form(self._number, ROWLESS)
         n = self._spec.n_scattered
         copies: List[Copy] = []
         scattered: List[ScatteredInput] = []
@@ -223,7 +209,7 @@ class Planner:
                 shape = (*shape[:axis], selection.count, *shape[axis + 1 :])
             nbytes += item.dtype.itemsize * math.prod(shape)
             if isinstance(item, Data):
-                ref = self._executor.store.ref(item)
+                ref = self._orders.store.ref(item)
                 # It has one row for each entry of an index: nothing to select.
                 selects = item.minibatch and selection is not None and selection.index is not None
                 scattered.append(ScatteredInput(ref, item.minibatch, selects, axis))
@@ -231,18 +217,18 @@ class Planner:
                 # The copy takes the selected rows alone.
                 selects = i < n and selection is not None and not selection.covers(item.shape[axis])
                 slot, what = (self._number, i, place), self._signature.what(i)
-                target, ref = self._executor.room(slot, item.dtype, shape, what)
+                target, ref = self._orders.store.room(slot, item.dtype, shape, what)
                 copies.append(Copy(i, target, selects, axis))
                 scattered.append(ScatteredInput(ref, selected=selects, axis=axis))
             if i >= n:
                 broadcast.append(scattered.pop().array)
         index, rows = None, None
         if selection is not None:
-            bounds = split_rows(selection.count, self._executor.size)
+            bounds = split_rows(selection.count, self._orders.size)
             needs_index = any(not item.selected for item in scattered)
-            index, rows = self._executor.rows(selection, bounds, place, needs_index)
+            index, rows = self._orders.store.rows(selection, bounds, place, needs_index)
         staged = [
-            self._executor.room(
+            self._orders.store.room(
                 (self._number, "batch_s", rank, place), text.dtype, text.shape, "batch_s"
             )
             for rank, text in enumerate(written(chosen) for chosen in selectors)
@@ -260,8 +246,10 @@ class Planner:
                 for (_, ref), chosen in zip(staged, selectors)
             ),
         )
-        targets = [target for target, _ in staged]
-        return Plan(call, self._executor, copies, index, targets, nbytes)
+        planned = PlannedCall(call, self._function.tally, nbytes)
+        planned.copies, planned.index_room = copies, index
+        planned.selectors = [target for target, _ in staged]
+        return planned
 
     def _check_rows(
         self, selection: Optional[Selection], wanted: Optional[Tuple[int, ...]]
@@ -270,11 +258,11 @@ class Planner:
         that leaves the master without the row that it needs."""
         if selection is None:
             return
-        bounds = split_rows(selection.count, self._executor.size)
+        bounds = split_rows(selection.count, self._orders.size)
         ops = self._spec.output_ops
         wanted_ops = ops if wanted is None else [ops[i] for i in wanted]
         counts = [stop - start for start, stop in bounds]
-        require_own_row(wanted_ops, counts, self._executor.master, self._label)
+        require_own_row(wanted_ops, counts, self._orders.master, self._label)
         if selection.count < 2:
             return
         signature = self._signature
@@ -339,17 +327,17 @@ class Planner:
             raise InputTypeError(
                 f"{self._label} got batch_s, but has no sliceable_shareds; list them in function()"
             )
-        return selectors_for(batch_s, self._executor.size)
+        return selectors_for(batch_s, self._orders.size)
 
     def _selection(self, known: Known, batch: Any) -> Optional[Selection]:
-        if not known.lengths:
-            if batch is not None:
-                raise InputTypeError(
-                    f"{self._label} got batch, but has no scattered inputs to select from"
-                )
-            return None
-        labels = self._signature.labels
-        return selection_for(batch, known.lengths, known.is_minibatch, labels)
+        if known.lengths:
+            labels = self._signature.labels
+            return selection_for(batch, known.lengths, known.is_minibatch, labels)
+        if batch is not None:
+            raise InputTypeError(
+                f"{self._label} got batch, but has no scattered inputs to select from"
+            )
+        return None
 
     def _form(self, selectors: Sequence[Selector], num_slices: int) -> Form:
         if num_slices == 1 and not selectors:
@@ -358,3 +346,8 @@ class Planner:
         if self._spec.sliceable:
             select = "range" if all_ranges(selectors) else "index"
         return Form(accumulate=num_slices > 1 and bool(self._spec.accumulated), select=select)
+
+
+def _kind_of(selector: Selector) -> Hashable:
+    """Return what the memory of a selector depends on."""
+    return None if isinstance(selector, slice) else (len(selector), selector.dtype)

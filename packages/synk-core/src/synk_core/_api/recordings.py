@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from typing import Dict, Optional, Union
 
-from synk_core._master.controller import Controller
-from synk_core._master.executor import Executor
+from synk_core._master.lifecycle import Lifecycle
+from synk_core._master.orders import Orders
 from synk_core._watch.timeline import CLOSE_TIMEOUT_S, Recorded, Timeline
-from synk_core._wire.messages import RecordSpans
+from synk_core._wire.messages import Own
 from synk_core.exceptions import InputValueError
 
 
@@ -19,12 +19,12 @@ class Recordings:
         path: of a recording from the start, or None.
     """
 
-    def __init__(self, controller: Controller, executor: Executor, path: Optional[str]) -> None:
-        self._controller = controller
-        self._executor = executor
+    def __init__(self, lifecycle: Lifecycle, orders: Orders, path: Optional[str]) -> None:
+        self._lifecycle = lifecycle
+        self._orders = orders
         self._current: Optional[Timeline] = None
         if path is not None:
-            controller.rank.recorder.start()
+            lifecycle.rank.recorder.start()
             self._current = self._new(path)
 
     def begin(self, path: Union[str, os.PathLike[str]]) -> Timeline:
@@ -37,9 +37,9 @@ class Recordings:
             raise InputValueError(
                 f"timeline(): {self._current.path} is being recorded already; stop() it first"
             )
-        with self._controller.lock:
+        with self._lifecycle.lock:
             timeline = self._new(path)
-            self._executor.run_act(RecordSpans(True), tally=None)
+            self._orders.perform_own(Own("timeline", True), tally=None)
             self._current = timeline
         return timeline
 
@@ -49,22 +49,22 @@ class Recordings:
             self._current.close()
 
     def _new(self, path: Union[str, os.PathLike[str]]) -> Timeline:
-        rank = self._controller.rank
+        rank = self._lifecycle.rank
         return Timeline(path, self._end, rank.size, rank.rank)
 
     def _end(self, closing: bool) -> Dict[int, Recorded]:
         """Return the spans of every rank; of the master alone if the runtime is closed or fails."""
-        controller = self._controller
+        lifecycle = self._lifecycle
         # The end waits neither for an order under way nor for workers that start.
-        leaves = closing and (controller.lock.running or not controller.joined)
-        if not controller.closed and not leaves:
+        leaves = closing and (lifecycle.lock.running or not lifecycle.joined)
+        if not lifecycle.closed and not leaves:
             try:
-                with controller.lock:
+                with lifecycle.lock:
                     timeout_s = CLOSE_TIMEOUT_S if closing else None
-                    act = RecordSpans(False)
-                    spans = self._executor.run_act(act, tally=None, timeout_s=timeout_s)
+                    act = Own("timeline", False)
+                    spans = self._orders.perform_own(act, tally=None, timeout_s=timeout_s)
                     return dict(enumerate(spans))
             except Exception:
-                if not controller.closed:
+                if not lifecycle.closed:
                     raise
-        return {controller.rank.rank: controller.rank.recorder.take()}
+        return {lifecycle.rank.rank: lifecycle.rank.recorder.take()}

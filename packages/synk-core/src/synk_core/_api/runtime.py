@@ -2,43 +2,41 @@
 
 ::
 
-    user ─ Function, Collectives ─> Executor, Controller ─┬─> worker 1: Rank.perform ─┐
-           (checks, plans: acts)    (gives an order)      ├─> worker 2: Rank.perform ─┤ they
-                                                          └─> master:   Rank.perform ─┘ collect
+    user ─ Function, Collectives ─> Orders.perform ─┬─> worker 1: Rank.perform ─┐
+           (checks, plans: acts)    (one order)     ├─> worker 2: Rank.perform ─┤ they
+                                                    └─> master:   Rank.perform ─┘ collect
 
 1. `Function.__call__` checks its arguments and plans (`planner`): which rank takes which rows.
    What the workers lack is sent first (`Distributor`); arrays lie in shared memory (`DataStore`).
-2. A call becomes a numbered *act* in the `ActTable`; a call like an earlier one has the earlier
-   number. `Executor.perform` hands such numbers to `Controller.run`, which makes an order of them.
+2. A call becomes a numbered *act* in the `ActTable`; a call like an earlier one finds its act
+   again. `Orders.perform` makes an order of such acts, and a `Record` of it for its observers.
 3. `Rank.perform` does one rank's part, the same code everywhere: it reads the order
    (`_wire.orders`) and performs its acts (`_rank.call`, `_rank.collectives`): arrays are read from
    shared memory, results go through the communicator.
 4. The order ends when all ranks are known to have come to its end: by a barrier, the collecting of
    outputs, or an all_reduce. A rank that failed has declined; its peers have left the order; its
-   traceback comes over its channel and is raised by `Controller.run`.
+   traceback comes over its channel and is raised by `Orders.perform` (`_master.failures`).
 """
 
 from __future__ import annotations
 
 import atexit
 import os
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from time import perf_counter
 from typing import Any, Callable, ContextManager, Dict, List, Optional, Tuple, TypeVar, Union
 
-from synk_comm import MisuseError, starting
+from synk_comm import MisuseError, processes
 from synk_core._graph.devices.assignment import Devices, choose, choose_in_world, choose_nccl
-from synk_core._graph.devices.graphs import checked_policy
-from synk_core._graph.devices.precision import checked_precision
 from synk_core._graph.environment import compiler_note
 from synk_core._graph.random_streams import global_seed, is_random_state
 from synk_core._graph.rowwise.check import Verdicts, check_spec, warn_of_wrong
 from synk_core._graph.spec import FunctionSpec, make_spec
 from synk_core._master.builder import Builder
-from synk_core._master.controller import Controller
-from synk_core._master.executor import Executor, Standing
-from synk_core._master.store import DataStore
-from synk_core._plan.arguments import checked_flag, checked_path, checked_seconds
+from synk_core._master.lifecycle import Lifecycle
+from synk_core._master.orders import Orders
+from synk_core._master.store import DataStore, Standing
+from synk_core._plan.arguments import checked_flag, checked_path
 from synk_core._plan.rows import is_int
 from synk_core._shield import require_frames
 from synk_core._text import shown
@@ -47,17 +45,18 @@ from synk_core._watch.proof.prover import checked_policy as checked_proof
 from synk_core._watch.stats import Stats
 from synk_core._watch.timeline import Timeline
 from synk_core._wire.data import Data
-from synk_core._wire.messages import Collective, Settings
+from synk_core._wire.messages import Collective, Own
+from synk_core._wire.settings import Settings
 from synk_core._workers.interrupts import whole
 from synk_core._workers.mpi_worker import serve_world
 from synk_core.engine import TITLE
-from synk_core.exceptions import InputTypeError, InputValueError, StartError
+from synk_core.exceptions import InputTypeError, InputValueError, NestedCall, StartError
 from synk_core.mpi import world_for
 
 from .collectives import Collectives, DelayedCollectives, listed_variables
 from .function import Function, as_delayed
 from .recordings import Recordings
-from .watches import FiniteWatch, Watches
+from .watches import FiniteWatch
 
 T = TypeVar("T")
 
@@ -72,8 +71,8 @@ class Runtime:
 
     The others are those of `synkhronos.fork`, but for the environment variables that `fork` reads.
     Returns when this process has its device; workers start in the background, and are awaited when
-    first needed. From then on, variables that `theano.shared` makes of floats lie on the device,
-    and functions are computed there.
+    first needed. From then on, new shared variables of floats lie on the device, and functions are
+    computed there.
 
     Raises:
         InputValueError, InputTypeError: a number out of range, or an unknown backend or device.
@@ -104,7 +103,7 @@ class Runtime:
         track: Callable[[str], ContextManager[Any]] = nullcontext,
     ) -> None:
         try:
-            starting.require_leave("fork()")
+            processes.require_leave("fork()")
         except MisuseError as error:
             raise StartError(f"{error}, or start it with `synkhronos run`") from None
         require_frames()
@@ -113,10 +112,6 @@ class Runtime:
             serve_world(world)
             # What the program does next is the master's affair.
             raise SystemExit(0)
-        if random_streams not in ("per_rank", "identical"):
-            raise InputValueError(
-                f"random_streams: got {shown(random_streams)}, expected 'per_rank' or 'identical'"
-            )
         timeline = None if timeline is None else str(checked_path(timeline))
         if world is None:
             ranks = choose(n_parallel, use_gpu, master_rank, devices)
@@ -131,14 +126,14 @@ class Runtime:
         through_nccl, note = choose_nccl(ranks, nccl)
         settings = Settings(
             backend=backend or ("shm" if world is None else "mpi"),
-            timeout_s=checked_seconds(timeout_s, "timeout_s"),
-            stall_s=checked_seconds(stall_s, "stall_s"),
-            atomic=bool(atomic),
+            timeout_s=timeout_s,
+            stall_s=stall_s,
+            atomic=atomic,
             random_streams=random_streams,
             nccl=through_nccl,
-            graphs=checked_policy(graphs),
-            precision=checked_precision(precision),
-            profile=bool(profile_workers),
+            graphs=graphs,
+            precision=precision,
+            profile=profile_workers,
             records=timeline is not None,
             seed=global_seed(),
         )
@@ -148,46 +143,47 @@ class Runtime:
             self._report(line)
 
         def start() -> None:
-            self._store = DataStore(named=self.size > 1)
-            self._controller = Controller(
+            self._store = DataStore(named=world is not None)
+            self._lifecycle = Lifecycle(
                 ranks,
                 self.master,
                 settings,
                 report=self._report,
                 store=self._store,
-                on_end=self._forget_all,
                 world=world,
             )
-            self._rank = self._controller.rank
+            self._rank = self._lifecycle.rank
             self.registry = self._rank.registry
-            self.origins = Origins(self.registry, self._specs, self.size)
             self._builder = Builder(self._rank, self._specs, track)
-            self._executor = Executor(self._controller, self._store, self._builder, self.origins)
-            self._recordings = Recordings(self._controller, self._executor, timeline)
+            self.orders = Orders(self._lifecycle, self._builder)
+            self._lifecycle.before_close = self.orders.tell_to_stop
+            self._lifecycle.on_end = self._forget_all
+            self.origins = Origins(self.registry, self._specs, self.size)
+            # The builder last: others read the specs that it forgets.
+            self.orders.observers.add(self.origins, self._builder)
+            self._recordings = Recordings(self._lifecycle, self.orders, timeline)
             atexit.register(self.close)
-            self._watches = Watches(self._executor, self._rank)
-            self._controller.garbage.on_function = self._forget
-            self.collectives = Collectives(self._executor)
-            self.delayed = DelayedCollectives(self._executor)
+            self.collectives = Collectives(self.orders)
+            self.delayed = DelayedCollectives(self.orders)
 
         def undo() -> None:
-            if hasattr(self, "_controller"):  # if not, it has undone its own start
-                self._controller.close()
+            if hasattr(self, "_lifecycle"):  # if not, it has undone its own start
+                self._lifecycle.close()
 
         whole(start, undo, ends=False)
 
     @property
     def closed(self) -> bool:
         """Whether the runtime is of no more use."""
-        return self._controller.closed
+        return self._lifecycle.closed
 
     @property
     def worker_pids(self) -> Tuple[int, ...]:
         """Process ids of the workers, in rank order without the master."""
-        return self._controller.worker_pids
+        return self._lifecycle.worker_pids
 
     def __repr__(self) -> str:
-        return f"<Runtime rank {self.master} of {self.size}, {self._controller.state}>"
+        return f"<Runtime rank {self.master} of {self.size}, {self._lifecycle.state}>"
 
     def __enter__(self) -> Runtime:  # noqa: PYI034 - typing.Self is not there on Python 3.9
         return self
@@ -197,14 +193,14 @@ class Runtime:
 
     def close(self) -> None:
         """Stop the workers and free what they hold. Idempotent; returns within seconds."""
-        if self._controller.is_foreign:
+        if self._lifecycle.is_foreign:
             return
         require_frames()
         atexit.unregister(self.close)
         try:
             self._recordings.close()
         finally:
-            self._controller.close()
+            self._lifecycle.close()
 
     def timeline(self, path: Union[str, os.PathLike[str]]) -> Timeline:
         """Record what all ranks do; see `synkhronos.timeline`."""
@@ -213,16 +209,11 @@ class Runtime:
 
     def watch_finite(self, on: bool = True) -> FiniteWatch:
         """Find the first NaN or infinity; see `synkhronos.watch_finite`."""
-        self._controller.require_open()
-        return self._watches.watch_finite(on)
-
-    def _forget(self, function_id: int) -> None:
-        """Forget a function that the program has dropped; its spec last, which others read."""
-        executor = self._executor
-        for one in (self.origins, executor.distributor, executor.ledger, self._builder):
-            one.forget(function_id)
+        self._lifecycle.require_open()
+        return FiniteWatch(self.orders, self._rank.check_finite, on)
 
     def _forget_all(self) -> None:
+        self.orders.close()
         self._specs.clear()
         if not self._records:
             atexit.unregister(self.close)
@@ -236,10 +227,10 @@ class Runtime:
         **kwargs: Any,
     ) -> Function:
         """Build a function; see `synkhronos.function`."""
-        self._controller.require_open()
+        self._lifecycle.require_open()
         policy = self._proof if proof is None else checked_proof(proof)
         spec, plain = self._builder.compile(make_spec(inputs, outputs, **kwargs))
-        with self._controller.lock:
+        with self._lifecycle.lock:
             function = self._entered(spec, plain, policy)
         if self.size > 1:
             warn_of_wrong(spec)
@@ -251,38 +242,36 @@ class Runtime:
 
     def _entered(self, spec: FunctionSpec, plain: Any, policy: Union[str, bool]) -> Function:
         function_id = self._builder.enter(spec, plain)
-        function = Function(
-            spec, function_id, plain, self._executor, self, policy, self._proof_every
-        )
-        self._controller.garbage.watch(function, function_id)
+        function = Function(spec, function_id, plain, self.orders, self, policy, self._proof_every)
+        self.orders.garbage.watch(function, function_id)
         return function
 
     def row_share(self) -> Any:
         """Return a symbolic scalar; see `synkhronos.row_share`."""
-        self._controller.require_open()
+        self._lifecycle.require_open()
         return self._builder.row_share()
 
     def data(self, value: Any = None, var: Any = None, **settings: Any) -> Data:
         """Make a `Data`; see `synkhronos.data`."""
-        return self._executor.data(value, var, **settings)
+        return self.orders.make_data(value, var, **settings)
 
     def distribute(self) -> None:
         """Replicate new functions and variables; see `synkhronos.distribute`."""
-        with self._controller.lock:
-            self._controller.require_open()
+        with self._lifecycle.lock:
+            self._lifecycle.require_open()
             with self._track("waiting for the workers' start"):
-                self._controller.await_workers()
+                self._lifecycle.await_workers()
             self._report("Synkhronos distributing functions...")
             start = perf_counter()
             with self._track("distributing functions and variables"):
-                self._executor.distributor.send(self._rank.functions)
+                self.orders.distributor.send(self._rank.functions)
         self._report(f"...distribution complete ({perf_counter() - start:.0f} s).")
 
     def step(self, *acts: Any) -> List[Any]:
         """Perform several calls and collectives as one; see `synkhronos.step`."""
-        executor = self._executor
-        with executor.lock:
-            delayed = [as_delayed(act, place, executor) for place, act in enumerate(acts)]
+        orders = self.orders
+        with orders.lock:
+            delayed = [as_delayed(act, place, orders) for place, act in enumerate(acts)]
             for act in delayed:
                 act.rehearse()
             called = [act.function for act in delayed]
@@ -290,20 +279,24 @@ class Runtime:
                 act.prepare(Standing(i, frozenset(n for n in called[:i] if n is not None)))
                 for i, act in enumerate(delayed)
             ]
-            return executor.perform(prepared) if prepared else []
+            if not prepared:
+                return []
+            ready, origins = zip(*prepared)
+            results = orders.perform(ready, origins)
+            return [act.finish(result) for act, result in zip(delayed, results)]
 
     def seed(self, n: int) -> None:
         """Seed on every rank what draws random numbers; see `synkhronos.seed`."""
         if not is_int(n) or not 0 <= n < 2**32:
             raise InputValueError(f"seed(): got {shown(n)}, expected an int from 0 to 2**32 - 1")
-        with self._controller.lock, self._rank.registry.held() as variables:
+        with self._lifecycle.lock, self._rank.registry.held() as variables:
             states = [variable for variable in variables.values() if is_random_state(variable)]
-            numbers = self._executor.numbers(states)
-            self._executor.run_act(Collective("reseed", numbers, {"seed": int(n)}), "seed()")
+            numbers = self.orders.numbers(states)
+            self.orders.perform_own(Collective("reseed", numbers, {"seed": int(n)}), "seed()")
 
     def check(self, function: Function) -> Verdicts:
         """Check whether each output is decomposable over rows; see `synkhronos.check`."""
-        if not isinstance(function, Function) or not function.belongs_to(self._executor):
+        if not isinstance(function, Function) or not function.belongs_to(self.orders):
             raise InputTypeError(
                 f"check(): got {shown(function)}, expected what function() of this runtime has "
                 f"returned, not a {TITLE} function"
@@ -320,21 +313,31 @@ class Runtime:
         Args:
             shared_vars: one variable or a list of them.
         """
-        with self._controller.lock:
-            self.origins.let_drift(self._executor.numbers(listed_variables(shared_vars)[0]))
+        with self._lifecycle.lock:
+            self.origins.let_drift(self.orders.numbers(listed_variables(shared_vars)))
 
     def stats(self, reset: bool = False) -> Stats:
         """Return the times of calls; see `synkhronos.stats`."""
-        self._executor.take_times()
-        stats = self._executor.ledger.stats(checked_flag(reset, "reset"))
+        self._take_times()
+        stats = self.orders.ledger.stats(checked_flag(reset, "reset"))
         for loaded in list(self._rank.functions.values()):
             name = loaded.recipe.name
             if name in stats:
                 stats[name] = stats[name]._replace(graph=loaded.replay)
-        for function in self._controller.garbage.watched():
+        for function in self.orders.garbage.watched():
             name, report = function.tally_name, function.proof
             if name in stats and report is not None:
                 how = f"call {report.call}" + f", {report.how}" * (report.how != "whole")
                 stats[name] = stats[name]._replace(proof=how if report.ok else f"{how}: WRONG")
         stats.precision = self._rank.device.precision
         return stats
+
+    def _take_times(self) -> None:
+        """Add to the ledger what ranks of other hosts have logged, if there are any.
+
+        Within a call this does nothing: their figures come later.
+        """
+        orders = self.orders
+        if orders.ledger.lacks_times and not self.closed:
+            with suppress(NestedCall), orders.lock:
+                orders.ledger.complete(orders.perform_own(Own("stats"), tally=None))

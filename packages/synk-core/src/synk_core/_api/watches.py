@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, List
 
-from synk_core._master.executor import Executor
-from synk_core._rank.workplace import Workplace
+from synk_core._master.orders import Orders
 from synk_core._text import shown
-from synk_core._wire.messages import WatchFinite
+from synk_core._wire.messages import Own
 from synk_core._workers.interrupts import whole
 from synk_core.exceptions import InputTypeError
 
@@ -18,15 +17,20 @@ class FiniteWatch:
     Made by `synkhronos.watch_finite`. A context manager: the end of the block restores the state of
     before.
 
+    Args:
+        check: of this rank, None in it while it does not check.
+
     Attributes:
         on: whether it switched checking on.
     """
 
-    def __init__(self, watches: Watches, on: bool, before: bool) -> None:
+    def __init__(self, orders: Orders, check: List[Any], on: Any) -> None:
+        if not isinstance(on, bool):
+            raise InputTypeError(f"watch_finite(): on: got {shown(on)}, expected True or False")
         self.on = on
-        self._watches = watches
-        self._before = before
+        self._orders, self._check = orders, check
         self._stopped = False
+        self._before = self._switch(on)
 
     def __repr__(self) -> str:
         state = "stopped" if self._stopped else "on" if self.on else "off"
@@ -42,37 +46,13 @@ class FiniteWatch:
         """Restore the state of before; blocks until all ranks have. Idempotent, and harmless when
         the runtime is closed."""
         if not self._stopped:
-            self._watches.restore_finite(self._before)
+            if self._before != (self._check[0] is not None) and not self._orders.closed:
+                self._switch(self._before)
             self._stopped = True
 
-
-class Watches:
-    """The watches of one runtime."""
-
-    def __init__(self, executor: Executor, here: Workplace) -> None:
-        self._executor = executor
-        self._here = here
-
-    def watch_finite(self, on: Any) -> FiniteWatch:
-        """Have all ranks check from now on, or stop checking."""
-        if not isinstance(on, bool):
-            raise InputTypeError(f"watch_finite(): on: got {shown(on)}, expected True or False")
-        with self._executor.lock:
-            return FiniteWatch(self, on, self._check(on))
-
-    def restore_finite(self, on: bool) -> None:
-        """Switch checking back, unless that is done or the runtime is closed."""
-        if on != self.checks_finite and not self._executor.closed:
-            with self._executor.lock:
-                self._check(on)
-
-    @property
-    def checks_finite(self) -> bool:
-        """Whether the ranks check for values that are not finite."""
-        return self._here.check_finite[0] is not None
-
-    def _check(self, on: bool) -> bool:
-        """Switch; return whether the ranks checked before."""
-        act = WatchFinite(on)
-        was_on: bool = self._executor.run_act(act, "watch_finite()", act)
+    def _switch(self, on: bool) -> bool:
+        """Switch on all ranks; return whether they checked before."""
+        act = Own("watch_finite", on)
+        with self._orders.lock:
+            was_on: bool = self._orders.perform_own(act, "watch_finite()", act)
         return was_on

@@ -13,6 +13,7 @@ from typing import Any, List
 
 from synk_core._text import clipped
 from synk_core._wire.messages import Form
+from synk_core.device import Device
 from synk_core.engine import (
     Constant,
     MissingInputError,
@@ -32,7 +33,6 @@ from synk_core.engine import (
 )
 from synk_core.exceptions import InputValueError, SpecError
 
-from .devices.ends import on_device
 from .flat_updates import is_flat, protected
 from .leaves import rowless_updates
 from .reduce_op import in_one_order
@@ -45,9 +45,8 @@ from .values import is_device_type
 _building = threading.RLock()
 
 
-def compile_form(spec: FunctionSpec, form: Form, is_gpu: bool, atomic: bool) -> Any:
-    """Build one form, with device inputs and outputs if there is a device; see `without_rows` for
-    the spec of the rowless one.
+def compile_form(spec: FunctionSpec, form: Form, device: Device, atomic: bool) -> Any:
+    """Build one form for a device; see `without_rows` for the spec of the rowless one.
 
     An atomic form computes new values of variables into new arrays, and keeps the old ones.
 
@@ -60,7 +59,7 @@ def compile_form(spec: FunctionSpec, form: Form, is_gpu: bool, atomic: bool) -> 
     # Inputs that are added here have no test values; the user's graph has been tested.
     with _building, deep_recursion(), without_test_values():
         try:
-            return _compiled(spec, form, is_gpu, atomic)
+            return _compiled(spec, form, device, atomic)
         except MissingInputError as error:
             raise SpecError(_without_value(spec) or clipped(error)) from error
 
@@ -103,7 +102,7 @@ def _require_states_of_its_own(compiled: Any) -> None:
         )
 
 
-def _compiled(spec: FunctionSpec, form: Form, is_gpu: bool, atomic: bool) -> Any:
+def _compiled(spec: FunctionSpec, form: Form, device: Device, atomic: bool) -> Any:
     inputs: List[Any] = list(spec.inputs)
     givens: List[Any] = []
     if form.select == "range":
@@ -135,9 +134,9 @@ def _compiled(spec: FunctionSpec, form: Form, is_gpu: bool, atomic: bool) -> Any
             kwargs["no_default_updates"] = [*(kwargs.get("no_default_updates") or ()), *targets]
     if is_flat(updates):
         kwargs["mode"] = protected(kwargs.get("mode"))
-    # A function for a device is linked twice: as compiled, and with device inputs and outputs.
+    # A function for a GPU is linked twice: as compiled, and adapted.
     with (
-        linked_by_kind() if is_gpu else nullcontext(),
+        linked_by_kind() if device.is_gpu else nullcontext(),
         out_of_place() if atomic else nullcontext(),
     ):
         compiled = build(inputs, outputs, updates=updates, givens=givens, name=spec.name, **kwargs)
@@ -147,7 +146,7 @@ def _compiled(spec: FunctionSpec, form: Form, is_gpu: bool, atomic: bool) -> Any
             # As in the workers, which so find what is compiled here: its key is the nodes' order.
             compiled = rebuild(flatten(compiled))
         compile_ahead(compiled)
-        return on_device(compiled, spec.host_outputs) if is_gpu else compiled
+        return device.adapted(compiled, spec.host_outputs)
 
 
 def without_rows(spec: FunctionSpec) -> FunctionSpec:

@@ -11,9 +11,8 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import threadpoolctl
 
-from synk_comm import starting
+from synk_comm import processes
 from synk_core import engine
-from synk_core._cores import threads_per_rank
 from synk_core._wire.launcher import belongs_to_launcher
 from synk_core._wire.world import World
 from synk_core.exceptions import StartError
@@ -35,7 +34,7 @@ def current_folder() -> str:
     Raises:
         StartError: it has been removed.
     """
-    folder = starting.current_folder()
+    folder = processes.current_folder()
     if not folder:
         raise StartError(
             "the current folder, in which workers start too, has been removed; change into one "
@@ -77,9 +76,9 @@ def worker_environment(size: int, on_device: bool = False) -> Dict[str, str]:
         old = environment.get("PYTHONWARNINGS", "")
         filters = [old, f"ignore::UserWarning:{engine.NAME}.configdefaults"]
         environment["PYTHONWARNINGS"] = ",".join(filter(None, filters))
-    environment[starting.NO_RANKS] = "a worker"
+    environment[processes.NO_RANKS] = "a worker"
     for name in THREAD_VARIABLES:
-        environment.setdefault(name, str(threads_per_rank(size)))
+        environment.setdefault(name, str(processes.threads_per_rank(size)))
     return environment
 
 
@@ -129,7 +128,7 @@ class ThreadLimit:
     """
 
     def __init__(self, size: int, threads: int = 0) -> None:
-        self._limit = threads or threads_per_rank(size)
+        self._limit = threads or processes.threads_per_rank(size)
         self._wanted = size > 1 and not any(name in os.environ for name in THREAD_VARIABLES)
         self._limits: List[Any] = []
         self.seen = -1

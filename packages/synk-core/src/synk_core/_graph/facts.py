@@ -1,9 +1,9 @@
-"""What proofs know of a program: its functions, and the calls and collectives made."""
+"""What proofs know of a function."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Callable, FrozenSet, Iterable, List, Mapping, Optional, Tuple
+from typing import Any, Callable, FrozenSet, Iterable, List, Mapping, Optional
 
 from synk_core._warn import Place
 from synk_core.engine import SharedVariable
@@ -44,26 +44,6 @@ class FunctionFacts:
     def consumers(self, variable: int) -> List[int]:
         """Return the variables whose new value is computed from `variable`."""
         return sorted(u for u in self.updates if variable in self.sources.get(u, self.reads))
-
-
-PREFETCH = "prefetch"
-"""Kind of an event that takes the rows of a later call, and changes nothing."""
-
-
-@dataclass(frozen=True)
-class Event:
-    """A call or collective that all ranks performed.
-
-    Attributes:
-        kind: "call", `PREFETCH`, or the name of a collective. A reduce that is not in place is a
-            "gather": it changes nothing. Unknown kinds are ignored.
-        rank: rank of a "set_value", if known.
-    """
-
-    kind: str
-    function_id: Optional[int] = None
-    variables: Tuple[int, ...] = ()
-    rank: Optional[int] = None
 
 
 def facts_of(spec: FunctionSpec, numbers: Callable[[Any], int], function_id: int) -> FunctionFacts:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
+from synk_core._plan.conversion import NUMERIC, unmasked
 from synk_core._plan.rows import Selection
 from synk_core._text import clipped, shown
 from synk_core._wire.arrays import copy_rows
-from synk_core._wire.data import NUMERIC, Data, unmasked
+from synk_core._wire.data import Data
 from synk_core._wire.sources import RowSource
 from synk_core.engine import In, upcast
 from synk_core.exceptions import InputTypeError, InputValueError
@@ -201,16 +202,13 @@ def tokens(values: Sequence[Any]) -> Tuple[Any, ...]:
 
     A value that is neither `Data` nor a plain array has no plan yet.
     """
-    return tuple(
-        [
-            v.token
-            if isinstance(v, (Data, RowSource))
-            else (v.dtype, v.shape)
-            if type(v) is np.ndarray
-            else _ODD
-            for v in values
-        ]
-    )
+    found: List[Any] = []
+    for value in values:
+        if type(value) is np.ndarray:
+            found.append((value.dtype, value.shape))
+        else:
+            found.append(value.token if isinstance(value, (Data, RowSource)) else _ODD)
+    return tuple(found)
 
 
 _ODD = object()

@@ -28,7 +28,7 @@ _MRG_M1 = 2147483647
 _MRG_M2 = 2147462579
 _MRG_A1 = ((0, 1 << 22, (1 << 7) + 1), (1, 0, 0), (0, 1, 0))
 _MRG_A2 = ((1 << 15, 0, (1 << 15) + 1), (1, 0, 0), (0, 1, 0))
-"""MRG31k3p (L'Ecuyer and Touzin, 2000), as in theano.sandbox.rng_mrg: moduli, and the matrices by
+"""MRG31k3p (L'Ecuyer and Touzin, 2000), as in the engines' MRG streams: moduli, and the matrices by
 which the halves of a state make a step."""
 
 _MRG_DISTANCE = 72
@@ -168,7 +168,7 @@ def _constants(outputs: Iterable[Any]) -> Iterator[Any]:
 
 
 def _seeded_mrg(shape: Tuple[int, ...], generator: np.random.Generator) -> np.ndarray:
-    """Draw row 0; the others follow at the distances of Theano's streams."""
+    """Draw row 0; the others follow at the distances of the engine's streams."""
     rows = np.empty((int(np.prod(shape[:-1])), 6), dtype=np.int64)
     for half, matrix, modulus in (
         (rows[:, :3], _MRG_A1, _MRG_M1),

@@ -97,7 +97,7 @@ class AllReduce(Op):  # type: ignore[misc] # engines have no types
         """Return the input's shape, and a scalar's.
 
         Raises:
-            ShapeError: Theano's, or what PyTensor takes for it: rows of others are not known yet.
+            ShapeError: the engine's: rows of others are not known yet.
         """
         if self.op == "gather":
             raise getattr(T, "ShapeError", NotImplementedError)

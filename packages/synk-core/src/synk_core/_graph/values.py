@@ -1,7 +1,4 @@
-"""Values of variables: NumPy arrays in host memory, or arrays on a device.
-
-Device arrays are those of the engine's GPU variables: libgpuarray's.
-"""
+"""Values of variables: NumPy arrays in host memory, or the engine's arrays on a device."""
 
 from __future__ import annotations
 
@@ -18,14 +15,12 @@ def is_on_device(value: Any) -> bool:
 
 
 def is_on_default_device(value: Any) -> bool:
-    """Return whether a value is an array on the device of the default context."""
-    if not is_on_device(value):
-        return False
-    return bool(value.context is DEVICES.default_context())
+    """Return whether a value is an array on the rank's default device."""
+    return is_on_device(value) and DEVICES.is_on_default_device(value)
 
 
 def is_elsewhere(value: Any) -> bool:
-    """Return whether a value is an array on another device than that of the default context."""
+    """Return whether a value is an array on another device than the default one."""
     return is_on_device(value) and not is_on_default_device(value)
 
 
@@ -36,7 +31,7 @@ def is_array(value: Any) -> bool:
 
 def is_device_type(type_: Any) -> bool:
     """Return whether variables of this type have their values on a device."""
-    return hasattr(type_, "context_name") and hasattr(type_, "typecode")
+    return DEVICES is not None and DEVICES.is_device_type(type_)
 
 
 def host_type(variable: Any) -> Any:
@@ -58,38 +53,32 @@ def array_of(value: Any) -> Any:
 def empty_like(value: Any, shape: Tuple[int, ...], dtype: Any) -> Any:
     """Return a new array on the device (or host) of `value`."""
     if is_on_device(value):
-        return DEVICES.empty(shape, dtype, value.context)
+        return DEVICES.empty_like(value, shape, dtype)
     return np.empty(shape, dtype)
 
 
 def empty_of(type_: Any, shape: Tuple[int, ...]) -> Any:
     """Return a new array of a variable's type, on its device (or host)."""
     if is_device_type(type_):
-        return DEVICES.empty(shape, type_.dtype, type_.context)
+        return DEVICES.empty_like(type_, shape, type_.dtype)
     return np.empty(shape, type_.dtype)
 
 
 def is_plain(value: Any) -> bool:
     """Return whether an array can receive results: it is in C order, and writable."""
     if is_on_device(value):
-        return bool(value.flags["C_CONTIGUOUS"] and value.flags["WRITEABLE"])
+        return bool(DEVICES.is_writable(value))
     return bool(value.flags.writeable and value.flags.c_contiguous)
 
 
 def is_view(value: Any) -> bool:
-    """Return whether an array's memory belongs to another array.
-
-    Views of device arrays have no base: those that begin where the other array begins are not
-    recognized.
-    """
-    return value.base is not None or (is_on_device(value) and value.offset != 0)
+    """Return whether an array's memory belongs to another array, as far as that is known."""
+    return bool(DEVICES.is_view(value)) if is_on_device(value) else value.base is not None
 
 
 def in_c_order(value: Any) -> Any:
     """Return the array itself, or a copy in C order on the same device."""
-    if is_on_device(value) and not value.flags["C_CONTIGUOUS"]:
-        return DEVICES.in_c_order(value)
-    return value
+    return DEVICES.in_c_order(value) if is_on_device(value) else value
 
 
 def at_least_1d(value: Any) -> Any:
@@ -103,8 +92,4 @@ def concatenated(parts: Sequence[Any]) -> Any:
     Raises:
         ValueError: their shapes do not allow it.
     """
-    if not is_on_device(parts[0]):
-        return np.concatenate(parts)
-    if any(part.ndim == 0 or part.shape[1:] != parts[0].shape[1:] for part in parts):
-        raise ValueError("shapes differ in more than their length")
-    return DEVICES.concatenated([in_c_order(part) for part in parts], parts[0].context)
+    return DEVICES.concatenated(parts) if is_on_device(parts[0]) else np.concatenate(parts)

@@ -60,7 +60,7 @@ class Builder:
         self._specs[function_id] = spec
         return function_id
 
-    def forget(self, function_id: int) -> None:
+    def forget_function(self, function_id: int) -> None:
         """Forget a function that the program has dropped."""
         self._specs.pop(function_id, None)
 
@@ -90,7 +90,7 @@ class Builder:
         self._here.device.enter()
         name, began = spec.name or "function", perf_counter()
         with self._track(f"compiling {name!r}"):
-            compiled = compile_form(spec, form, self._here.device.is_gpu, self._here.journal.on)
+            compiled = compile_form(spec, form, self._here.device, self._here.journal.on)
         self._here.recorder.add("compile", name, began, perf_counter())
         return compiled
 

@@ -6,7 +6,7 @@ from typing import Any, Callable, Iterable, List, Set, Tuple
 
 import numpy as np
 
-from synk_comm.starting import current_folder, import_path
+from synk_comm.processes import current_folder, import_path
 from synk_core._graph.transfer.pickling import dumps
 from synk_core._rank.distribute import pack
 from synk_core._rank.workplace import Workplace
@@ -41,7 +41,7 @@ class Distributor:
         """Return whether the workers have every variable of the registry."""
         return self._variables == self._here.registry.end
 
-    def forget(self, function_id: int) -> None:
+    def forget_function(self, function_id: int) -> None:
         """Forget a function that the program has dropped."""
         self._forms = {(number, form) for number, form in self._forms if number != function_id}
 

@@ -1,15 +1,119 @@
-"""Make the errors and texts for an order that failed on some rank."""
+"""Raise the error for a start or an order that failed on some rank."""
 
 from __future__ import annotations
 
 import contextlib
 import pickle
-from typing import Iterator, Optional, Sequence, Tuple
+from typing import Any, Iterator, NoReturn, Optional, Sequence, Tuple
 
 import synk_comm
 from synk_core._text import text_of, with_cure
 from synk_core._wire.messages import Failure
-from synk_core.exceptions import StartError, SynkError, WorkerFailed
+from synk_core._workers.mpi_pool import MpiPool
+from synk_core.exceptions import (
+    Closed,
+    InputValueError,
+    Interrupted,
+    StartError,
+    SynkError,
+    WorkerDied,
+    WorkerFailed,
+)
+
+FAILURE_TIMEOUT_S = 0.05
+"""Seconds to read failures that workers have reported already."""
+
+
+def raise_for_start(error: BaseException, ranks: Any) -> NoReturn:
+    """Close, and raise the error for a failed start; called where `error` is handled.
+
+    Args:
+        ranks: their `Lifecycle`.
+    """
+    # A worker that fails to join has reported why before the others lose it.
+    failures = ranks.pool.failures(range(ranks.rank.size), 0, FAILURE_TIMEOUT_S)
+    _blame(error, ranks)
+    try:
+        if isinstance(error, Exception) and (failures or not isinstance(error, SynkError)):
+            ranks.pool.require_started(failures)
+            _end_out_of_step(error, ranks, "the start")
+        raise error
+    except BaseException as raised:
+        ranks.end(f"its workers could not be started ({type(raised).__name__})")
+        raise
+
+
+def raise_for(error: BaseException, ranks: Any, interrupted: bool, note: str) -> NoReturn:
+    """Raise the error for a failed order; called where `error` is handled.
+
+    Args:
+        ranks: their `Lifecycle`.
+        interrupted: whether Ctrl-C has come, too.
+        note: added to the message of a failure that was not atomic.
+    """
+    try:
+        _translate(error, ranks, interrupted, note)
+        raise  # noqa: PLE0704 - the error that is being handled
+    except Exception as raised:
+        if interrupted:
+            raise KeyboardInterrupt from raised
+        raise
+
+
+def _translate(error: Any, ranks: Any, interrupted: bool, note: str) -> None:
+    """Raise the error for a failed order, unless that is `error` itself."""
+    rank = ranks.rank
+    doing = rank.doing or "an order"  # the act under way, as far as this rank has come
+    if ranks.closed:
+        raise Closed(f"the runtime was closed while {doing} was under way") from error
+    if rank.group_raised(error, synk_comm.PeerDeclined):
+        failures = ranks.pool.failures(error.reasons, rank.serial)
+        if interrupted:
+            raise KeyboardInterrupt from None
+        failed, cause = worker_failed(error, failures, doing, "" if rank.journal.on else note)
+        raise failed from cause
+    if rank.group_raised(error, synk_comm.MismatchError):
+        raise InputValueError(mismatch(doing, error)) from error
+    if not rank.in_step:
+        _end_out_of_step(error, ranks, doing)
+    else:
+        declined, rank.also_declined = rank.also_declined, {}
+        ranks.pool.failures(declined, rank.serial)
+    if isinstance(error, Interrupted):
+        raise KeyboardInterrupt from None
+    if isinstance(error, Exception) and not isinstance(error, SynkError):
+        add_note(error, f"in {doing}, on rank {rank.rank} of {rank.size}")
+
+
+def _blame(error: Any, ranks: Any) -> None:
+    """Note which rank was lost first, if MPI has reported one."""
+    if ranks.rank.group_raised(error, synk_comm.PeerLost) and isinstance(ranks.pool, MpiPool):
+        ranks.pool.blame(error.rank)
+
+
+def _end_out_of_step(error: BaseException, ranks: Any, doing: str) -> None:
+    """End a group whose ranks have lost each other; raise `WorkerDied` if a death caused it."""
+    _blame(error, ranks)
+    rank, activity = ranks.rank, ranks.activity
+    ours = rank.group_raised(error)
+    try:
+        ranks.pool.check(activity.doing)
+        if ours and isinstance(error, synk_comm.AbortedError) and error.rank != rank.rank:
+            raise WorkerDied(error.rank, None, activity.doing(error.rank), error.reason)
+    except WorkerDied as died:
+        history = activity.history(died.rank)
+        ranks.end(str(died))
+        if isinstance(error, WorkerDied):
+            add_note(error, history)
+            return
+        add_note(died, history)
+        raise died from error
+    if ours and isinstance(error, synk_comm.CommTimeout):
+        stalled = ranks.stalls.error()
+        add_note(stalled, activity.history(stalled.rank))
+        ranks.end(f"rank {stalled.rank} was {stalled.doing} for too long")
+        raise stalled from error
+    ranks.end(f"{type(error).__name__} in {doing}: {text_of(error)}".removesuffix(": "))
 
 
 def worker_failed(

@@ -1,8 +1,8 @@
-"""Notices variables whose values may differ between ranks."""
+"""Notice variables whose values may differ between ranks."""
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Sequence, Set, Tuple
 
 from synk_core._graph.leaves import is_row_share
 from synk_core._graph.random_streams import content, is_random_state, require_seedable
@@ -11,7 +11,9 @@ from synk_core._graph.values import is_array, on_host
 from synk_core._plan.collectives import RESTORING, WRITING
 from synk_core._rank.workplace import Workplace
 from synk_core._warn import warn_user
-from synk_core._wire.messages import PLAIN, Act, Call, Collective, Distribute, Settings
+from synk_core._watch.record import Record
+from synk_core._wire.messages import PLAIN, Call, Collective, Distribute
+from synk_core._wire.settings import Settings
 from synk_core.engine import TITLE
 from synk_core.exceptions import ReplicasDiffer, ReplicaWarning
 
@@ -20,7 +22,10 @@ _Used = List[Tuple[int, Storage]]
 
 
 class Replicas:
-    """Checks orders before and after they are performed.
+    """An observer of orders that follows which variables the ranks agree on.
+
+    Args:
+        reseed: gives all ranks the states of random streams with these numbers.
 
     Attributes:
         note: added to the message of a failure that was not atomic.
@@ -31,7 +36,10 @@ class Replicas:
         "differ now. Use broadcast(), or fork(atomic=True).\n"
     )
 
-    def __init__(self, here: Workplace, settings: Settings) -> None:
+    def __init__(
+        self, here: Workplace, settings: Settings, reseed: Callable[[Tuple[int, ...]], None]
+    ) -> None:
+        self._reseed = reseed
         self._registry = here.registry
         self._functions = here.functions
         self._is_alone = here.size == 1
@@ -39,79 +47,64 @@ class Replicas:
         self._same_streams = not settings.reseeds
         self._differ: Set[int] = set()
         self._seen: Dict[int, Any] = {}
+        self._random: Dict[int, bool] = {}  # whether variables are random states
         self._contents: Dict[int, bytes] = {}  # of random states, seen or changed in place
         self._uses: Dict[int, Tuple[_Used, _Used]] = {}
 
-    def changed_states(self, acts: Sequence[Optional[Act]]) -> Tuple[int, ...]:
-        """Return the random states of an order that the program has set, in the master alone.
-
-        Raises:
-            SpecError: one of them cannot be seeded for each rank.
-        """
-        changed: Dict[int, Any] = {}
-        if self._is_alone:
-            return ()
-        for act in acts:
-            if isinstance(act, Call):
-                states = self._use(act.function_id)[1]
-            elif isinstance(act, Collective) and act.kind != "reseed":
-                states = self._states(act.variables)
-            else:
-                continue
-            for number, storage in states:
-                state = storage[0]
-                if number in self._seen and (
-                    state is not self._seen[number] or content(state) != self._contents[number]
-                ):
-                    changed[number] = self._registry[number]
-        if not self._same_streams:
-            for variable in changed.values():
-                require_seedable(variable)
-        return tuple(changed)
-
-    def require_equal(self, acts: Sequence[Optional[Act]]) -> None:
-        """Check the variables of an order before it is given.
+    def before(self, record: Record) -> None:
+        """Check the variables of an order, and reseed states that the program has set.
 
         Raises:
             ReplicasDiffer: after a failure, ranks may have different values of some.
+            SpecError: a random state cannot be seeded for each rank.
         """
-        if self._differ:
-            self._require_all(acts)
         if self._is_alone:
             return
         seen = self._seen
-        for act in acts:
+        states: _Used = []
+        for prepared in record.acts:
+            act = prepared.act
             if isinstance(act, Call):
-                for number, storage in self._use(act.function_id)[0]:
+                values, drawn = self._uses.get(act.function_id) or self._use(act)
+                for number, storage in values:
                     if storage[0] is not seen.get(number, storage[0]):
-                        self._tell_of_changes(act)
+                        self._warn_of_changes(act)
                         break
+                states += drawn
+            elif isinstance(act, Collective) and act.kind != "reseed":
+                states += self._states(act.variables)
+        if states:
+            self._reseed_changed(states)
+        if self._differ:
+            self._require_all(record.acts)
 
-    def done(self, acts: Sequence[Optional[Act]]) -> None:
-        """Note that all ranks have performed an order."""
+    def after(self, record: Record) -> None:
+        """Note the values that all ranks have after an order."""
         seen = self._seen
-        for act in acts:
+        for prepared in record.acts:
+            act = prepared.act
             if isinstance(act, Call):
                 # Operations may change variables without an update.
-                values, states = self._use(act.function_id)
+                values, states = self._uses.get(act.function_id) or self._use(act)
                 for number, storage in values:
                     seen[number] = storage[0]
-                self._see(number for number, _ in states)
+                if states:
+                    self._see(number for number, _ in states)
             elif isinstance(act, Collective):
                 self._see(act.variables)
                 if act.kind in ("broadcast", "reseed"):
                     self._differ.difference_update(act.variables)
             elif isinstance(act, Distribute):
-                known = self._seen
-                self._see([n for n in self._registry.variables if n not in known])
+                self._see([n for n in self._registry.variables if n not in seen])
 
-    def failed(self, acts: Sequence[Optional[Act]]) -> None:
+    def failed(self, record: Record) -> None:
         """Note that an order has failed on some rank."""
         if self._atomic:
             return
-        for act in acts:
+        for prepared in record.acts:
+            act = prepared.act
             if isinstance(act, Call):
-                values, states = self._use(act.function_id)
+                values, states = self._use(act)
                 if act.proof is None:  # which is undone even so
                     self._differ.update(self._functions[act.function_id].recipe.updated)
                     if self._same_streams:  # drawing a number is no update of the recipe
@@ -124,10 +117,11 @@ class Replicas:
         """Forget a function that the program has dropped."""
         self._uses.pop(number, None)
 
-    def forget_variables(self, numbers: Iterable[int]) -> None:
+    def forget_variables(self, numbers: Sequence[int]) -> None:
         """Forget shared variables that the program has dropped."""
         for number in numbers:
             self._seen.pop(number, None)
+            self._random.pop(number, None)
             self._contents.pop(number, None)
             self._differ.discard(number)
 
@@ -138,11 +132,29 @@ class Replicas:
         self._contents.clear()
         self._uses.clear()
 
-    def _require_all(self, acts: Sequence[Optional[Act]]) -> None:
+    def _reseed_changed(self, states: _Used) -> None:
+        """Reseed random states that the program has set in the master alone."""
+        changed = {
+            number
+            for number, storage in states
+            if number in self._seen
+            and (
+                storage[0] is not self._seen[number]
+                or content(storage[0]) != self._contents[number]
+            )
+        }
+        if changed:
+            if not self._same_streams:
+                for number in changed:
+                    require_seedable(self._registry[number])
+            self._reseed(tuple(sorted(changed)))
+
+    def _require_all(self, acts: Sequence[Any]) -> None:
         mended: Set[int] = set()
-        for act in acts:
+        for prepared in acts:
+            act = prepared.act
             if isinstance(act, Call):
-                values, states = self._use(act.function_id)
+                values, states = self._use(act)
                 used = [n for n, _ in (*values, *(states if self._same_streams else ()))]
                 self._require(used, mended, f"function {self._name(act)!r}")
             elif isinstance(act, Collective):
@@ -167,12 +179,12 @@ class Replicas:
                 f"With fork(atomic=True) a failed call changes nothing"
             )
 
-    def _tell_of_changes(self, act: Call) -> None:
+    def _warn_of_changes(self, act: Call) -> None:
         """Warn of values that the program has set in the master alone."""
         seen, registry = self._seen, self._registry
         changed = [
             number
-            for number, storage in self._use(act.function_id)[0]
+            for number, storage in self._use(act)[0]
             if number in seen and seen[number] is not storage[0]
         ]
         # An equal value is no change, as after `as_theano()` and the old value again.
@@ -194,31 +206,35 @@ class Replicas:
         seen, registry = self._seen, self._registry
         for number in numbers:
             seen[number] = value = registry[number].container.storage[0]
-            if is_random_state(registry[number]):
+            if self._random.get(number, True) and self._is_random(number):
                 self._contents[number] = content(value)
 
-    def _use(self, function_id: int) -> Tuple[_Used, _Used]:
+    def _use(self, act: Call) -> Tuple[_Used, _Used]:
         """Return the variables of a function that ranks have in common, and its random states."""
-        use = self._uses.get(function_id)
+        use = self._uses.get(act.function_id)
         if use is None:
-            loaded = self._functions[function_id]
-            shared = loaded.forms[PLAIN].get_shared()
+            shared = self._functions[act.function_id].forms[PLAIN].get_shared()
+            numbers = [self._registry.number_of(v) for v in shared if not is_row_share(v)]
             values = [
-                (self._registry.number_of(variable), variable.container.storage)
-                for variable in shared
-                if not is_random_state(variable) and not is_row_share(variable)
+                (number, self._registry[number].container.storage)
+                for number in numbers
+                if not self._is_random(number)
             ]
-            states = self._states(self._registry.number_of(variable) for variable in shared)
-            use = self._uses[function_id] = values, states
+            use = self._uses[act.function_id] = values, self._states(numbers)
         return use
 
     def _states(self, numbers: Iterable[int]) -> _Used:
         """Return the random states among variables."""
+        random = self._random
         return [
             (number, self._registry[number].container.storage)
             for number in numbers
-            if is_random_state(self._registry[number])
+            if random.get(number, True) and self._is_random(number)
         ]
+
+    def _is_random(self, number: int) -> bool:
+        random = self._random[number] = is_random_state(self._registry[number])
+        return random
 
     def _name(self, act: Call) -> str:
         return self._functions[act.function_id].recipe.name

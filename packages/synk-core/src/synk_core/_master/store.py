@@ -2,28 +2,51 @@
 
 from __future__ import annotations
 
+import itertools
+import resource
+import sys
+import weakref
 from collections import deque
-from typing import Any, Deque, Dict, Optional, Sequence, Tuple, Union
+from typing import Any, Deque, Dict, FrozenSet, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
 import synk_shm
+from synk_core._plan.conversion import unmasked
+from synk_core._plan.rows import Bounds, Selection
 from synk_core._text import shown
 from synk_core._weakqueue import QueuedRef
-from synk_core._wire.data import Data, unmasked
-from synk_core._wire.messages import ArrayRef
+from synk_core._wire.arrays import may_be_opened
+from synk_core._wire.data import Data
+from synk_core._wire.messages import ArrayRef, Rows
 from synk_core.engine import TITLE, Variable
 from synk_core.exceptions import InputTypeError
 
-_UNNAMED = 100
-"""Arrays without names at most: each keeps a descriptor open."""
+
+class Standing(NamedTuple):
+    """The position of an act among the acts of a step.
+
+    Attributes:
+        place: from 0; each place has memory of its own for staging.
+        called: numbers of the functions that earlier acts call.
+    """
+
+    place: int = 0
+    called: FrozenSet[int] = frozenset()
+
+
+ALONE = Standing()
+
+_UNNAMED_SHARE = 4
+"""One of so many descriptors that a process may have is for an array without a name."""
 
 
 class DataStore:
     """Makes `Data`, and collects the keys of those that are gone, for workers to unmap.
 
     Args:
-        named: whether segments have names; without workers they need none.
+        named: whether segments have names, as on several hosts. Those without are gone with the
+            processes that use them, however these end.
 
     Attributes:
         released: keys of `Data` that have moved, and the weak references of those that are gone,
@@ -31,10 +54,11 @@ class DataStore:
     """
 
     def __init__(self, named: bool = True) -> None:
-        self._named = named
+        self._named = named or not may_be_opened()
         self.released: Deque[Union[int, QueuedRef]] = deque()
         self._watched: Dict[int, QueuedRef] = {}
         self._staged: Dict[Tuple[Any, ...], Data] = {}
+        self._owners: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
     def make(
         self,
@@ -68,7 +92,7 @@ class DataStore:
                 f"a {TITLE} variable (var=), or dtype= and ndim= (or shape=)"
             )
         data = Data(dtype, ndim, minibatch, name)
-        data.named = self._named or len(self._watched) >= _UNNAMED
+        data.named = self._named or len(self._watched) >= _most_unnamed()
         self._watch(data)
         if value is not None:
             data.set_value(value, force_cast=force_cast, oversize=oversize)
@@ -115,6 +139,37 @@ class DataStore:
             data = self._staged[slot] = self.make(dtype=dtype, ndim=len(shape))
         return data._room(shape, what), self.ref(data)
 
+    def rows(
+        self,
+        selection: Selection,
+        bounds: Sequence[Bounds],
+        place: int = 0,
+        needs_index: bool = True,
+    ) -> Tuple[Optional[np.ndarray], Rows]:
+        """Stage a selection: return the room of its index (None without one), and the rows.
+
+        Args:
+            bounds: of each rank's rows in the selection.
+            place: of the act in its step.
+        """
+        if selection.index is None or not needs_index:
+            return None, Rows(tuple(bounds), selection.step, is_regular=selection.index is None)
+        index = selection.index
+        target, ref = self.room(("index", place), index.dtype, index.shape, "the rows of batch=")
+        target[...] = index
+        return target, Rows(tuple(bounds), 1, ref)
+
+    def take_place(self, owner: Any) -> int:
+        """Return a place for an act whose rows are taken before others are performed: negative, and
+        of no other act until it is released, or its owner is deleted."""
+        place = next(n for n in itertools.count(1) if n not in self._owners)
+        self._owners[place] = owner
+        return -place
+
+    def release_place(self, place: int) -> None:
+        """Release a place."""
+        self._owners.pop(-place, None)
+
     def forget_function(self, function_id: int) -> None:
         """Free the rooms of a function."""
         for slot in [slot for slot in list(self._staged) if slot[0] == function_id]:
@@ -145,3 +200,9 @@ class DataStore:
             if known is not None:
                 known.observers = [it for it in known.observers if it is not self.released]
                 known._unlink()
+
+
+def _most_unnamed() -> int:
+    """Return how many arrays may have no name: each keeps a descriptor open in every rank."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return sys.maxsize if limit == resource.RLIM_INFINITY else limit // _UNNAMED_SHARE

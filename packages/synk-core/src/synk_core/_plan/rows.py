@@ -1,4 +1,4 @@
-"""Decide which rank computes which rows. Pure: no processes, no Theano.
+"""Decide which rank computes which rows. Pure: no processes, no graph engine.
 
 The one rule, everywhere: rows are split into contiguous shares in rank order whose sizes differ
 by at most one, larger shares first. A share is split into slices by the same rule.
@@ -103,6 +103,8 @@ def selector(batch: Any, what: str = "batch") -> Selector:
     """
     if batch is None:
         return slice(None)
+    if isinstance(batch, np.ndarray) and batch.ndim == 1 and batch.dtype == np.int64:
+        return batch  # the common case: as below
     if is_int(batch):
         return slice(None, _bounded(int(batch)))
     if isinstance(batch, slice):
@@ -292,6 +294,11 @@ def selection_for(
             f"select rows with batch="
         )
     chosen = selector(batch)
+    if not any(minibatch) and lengths.count(lengths[0]) == len(lengths):
+        # The same for all inputs; below, for each.
+        if isinstance(chosen, np.ndarray) and chosen.dtype.kind != "b":
+            return _select_index(chosen, lengths[0], "batch")
+        return _selection(chosen, lengths[0])
     full = [n for n, mini in zip(lengths, minibatch) if not mini]
     if full:
         selection = _selection(chosen, _common_length(chosen, full))

@@ -1,7 +1,7 @@
 """One rank's share of a call: its rows, slice by slice; the master collects the results.
 
 The same functions in the master and in the workers. A call that is not sliced runs the plain
-form once, and its updates are Theano's own. A sliced call runs every slice from the original
+form once, and its updates are the engine's own. A sliced call runs every slice from the original
 values of the updated variables, accumulates outputs and updates weighted by rows, and applies
 the updates once, at the end. Updates of random states are the exception: they advance with
 every execution.
@@ -12,14 +12,12 @@ from __future__ import annotations
 from functools import partial
 from time import perf_counter
 from types import MappingProxyType
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from synk_core._graph.devices.parts import Parts
 from synk_core._graph.fast_call import trusting
 from synk_core._graph.shared import changed_by, store, value_of
-from synk_core._graph.values import is_device_type
 from synk_core._plan.rows import (
     Selection,
     read_selector,
@@ -29,12 +27,14 @@ from synk_core._plan.rows import (
     split_rows,
 )
 from synk_core._watch.flight import KINDS, Phase
-from synk_core._wire.messages import ROWLESS, Call, Prefetch, Rows
+from synk_core._wire.messages import ROWLESS, Call, Prefetch
+from synk_core.device import Launcher, VectorParts
 from synk_core.exceptions import InputValueError, SynkError
 
 from .collectives import PreparedCollective
 from .finite import Execution
 from .in_graph import reductions_in
+from .inputs import CallInputs
 from .outputs import Accumulator, collect, collect_on_device, reduce_to
 from .overlap import OverlappedAverage
 from .workplace import Workplace
@@ -42,6 +42,10 @@ from .workplace import Workplace
 # Members of enums are slow to look up in some versions of Python.
 _COPY, _COMPUTE, _SLICE = Phase.COPY, Phase.COMPUTE, Phase.SLICE
 _COLLECTIVE, _REDUCE = Phase.COLLECTIVE, Phase.REDUCE
+
+
+Execute = Callable[[Any, Sequence[Any]], List[Any]]
+"""Runs a function on arguments, and does more: reductions inside it, or an average of its parts."""
 
 
 class CallResult(NamedTuple):
@@ -77,6 +81,7 @@ class PreparedCall:
     """A call that this rank has read and can perform again and again.
 
     Attributes:
+        sends_early: whether its outputs without axes are results as soon as they are computed.
         synchronizes: whether the master has the result only when all ranks have computed.
     """
 
@@ -89,11 +94,9 @@ class PreparedCall:
         self._function = loaded.forms[call.form]
         nodes = loaded.reductions(call.form)
         self._reductions = reductions_in(nodes, loaded.recipe.replicated, here)
-        self._scattered = [(arrays.get(item.array), item) for item in call.scattered]
-        self._broadcast = [arrays.get(ref) for ref in call.broadcast]
+        self._inputs = CallInputs(here, call, loaded, self._function)
         self._selectors = [(arrays.get(s.array), s.is_slice) for s in call.selectors]
-        self._rows = call.rows or Rows(bounds=())
-        self._index = None if self._rows.index is None else arrays.get(self._rows.index)
+        self._bounds = ((0, 0),) * comm.size if call.rows is None else call.rows.bounds
         self._counts = (1,) * comm.size if call.rows is None else call.rows.counts
         rows = self._counts[comm.rank]
         recipe = loaded.recipe
@@ -109,58 +112,51 @@ class PreparedCall:
             and not (self._selects and call.rows is None)
             and rows > 0
         )
+        # Numbers of a slice are only a part of what is sent.
+        self.sends_early = self._whole and (comm.size == 1 or here.device.takes_collectives)
         self._origin: Optional[int] = None
         self._piece = 0
         self._arguments: List[np.ndarray] = []
         self._ahead: Optional[List[Any]] = None  # arguments whose rows were taken before
-        # Which arguments lie on the device when the function gets them.
-        self._brought = [is_device_type(s.variable.type) for s in self._function.maker.inputs]
-        self._brings = any(self._brought)
-        self._copies = self._index is not None
-        inputs = [array for array, _ in self._scattered] + self._broadcast
-        for i, array in enumerate(inputs):
-            if not self._brought[i]:
-                continue
-            if i < len(self._scattered) and here.device.wants_buffer(array):
-                self._copies = True
-            elif i >= len(self._scattered) or self._index is None:
-                here.device.lock(array)
         self._average: Optional[OverlappedAverage] = None
+        # How the function is executed, if it is not just called.
+        reductions = self._reductions
+        self._strategy: Optional[Execute] = None if reductions is None else reductions.execute
         self._use(self._function)
         self.name = recipe.name
         self.doing = f"function {recipe.name!r}"
         self.synchronizes = any(op is not None for op in self._ops)
         self.record = (KINDS.index("function"), recipe.function_id)
 
-    def _use(self, function: Any, parts: Optional[Parts] = None) -> None:
+    def _use(self, function: Any, parts: Optional[VectorParts] = None) -> None:
         """Compute with this form, which may tell of parts of what it computes."""
         recipe, registry = self._loaded.recipe, self._here.registry
         self._function = function
-        inputs = [array for array, _ in self._scattered] + self._broadcast
-        self._quick = trusting(function, inputs)
+        self._launcher: Optional[Launcher] = None
+        self._quick = trusting(function, self._inputs.arrays)
         self._careful: Any = function
         if self._quick is not function and self._reductions is None:
-            captured = self._loaded.captured(function, self._here.device, parts)
-            if captured is not None and captured.is_possible:
-                self._quick = self._careful = captured
+            launcher = self._loaded.launcher(function, self._here.device, parts)
+            if launcher is not None and launcher.is_possible:
+                self._quick = self._careful = self._launcher = launcher
         # These get new values: the journal keeps the old ones.
         self._changed = changed_by(function)
         if self._call.form.accumulate:
             self._changed += [registry[n].container.storage for n in recipe.updated]
         self._changed += [registry[n].container.storage for n in recipe.row_shares]
 
-    def precede(self, following: Any) -> Optional[OverlappedAverage]:
-        """Take note of the act that comes next in this order; None for none.
+    def plan_overlap(self, following: Any) -> Optional[OverlappedAverage]:
+        """Return what averages a variable that this call computes while it computes others.
 
-        Returns:
-            What averages a variable that this call computes, if that is what the next act is to do,
-            and may begin meanwhile.
+        Args:
+            following: the act that comes next in this order, which is to do just that; or another
+                one, or None: then nothing overlaps.
         """
         here, loaded, form = self._here, self._loaded, self._call.form
         averages = following.averages if isinstance(following, PreparedCollective) else None
-        self._average = None
         # All ranks see this alike.
         is_possible = self._whole and all(self._counts) and self._reductions is None
+        self._average = None
         if averages is not None and averages[0] == self._call.function_id and is_possible:
             key = form, averages[1]
             if key not in loaded.averages:
@@ -169,6 +165,8 @@ class PreparedCall:
             self._average = average = loaded.averages[key]
             if average is not None and self._function is not average.function:
                 self._use(average.function, average.parts)
+        if self._reductions is None:
+            self._strategy = None if self._average is None else self._average.execute
         return self._average
 
     def __call__(self, origin: int, place: int) -> Optional[CallResult]:
@@ -183,14 +181,12 @@ class PreparedCall:
             On the master the outputs; elsewhere None if nothing is left to collect.
         """
         here, counts = self._here, self._counts
-        rank, recorder, flight = here.rank, here.recorder, here.flight
+        rank, flight = here.rank, here.flight
         here.journal.keep(self._changed)
         if self._average is not None:
-            self._average.is_done = False
-        if here.device.is_gpu:
-            # Numbers of a slice are only a part of what is sent.
-            alone = self._comm.size == 1
-            here.device.sends_early = self._whole and (alone or here.device.takes_collectives)
+            self._average.begin(self._counts)
+        if self._launcher is not None:
+            self._launcher.sends_early = self.sends_early
         begin = perf_counter()
         values: Optional[List[Any]]
         selection = None
@@ -211,12 +207,8 @@ class PreparedCall:
         computed = perf_counter()
         if place < len(here.times):
             here.times[place] = computed - begin
-        if recorder.on:
-            recorder.add("compute", self.name, begin, computed, rows=counts[rank])
         self._loaded.counts = counts
         result = self._collect(values, counts)
-        if recorder.on and self.synchronizes:
-            recorder.add("reduce", self.name, computed, perf_counter())
         return result if here.is_master or result.later else None
 
     def _collect(self, values: Optional[List[Any]], counts: Tuple[int, ...]) -> CallResult:
@@ -225,7 +217,9 @@ class PreparedCall:
         # A call without rows is the master's alone, whose result counts whole.
         weight = float(counts[here.rank]) or 1.0
         if here.device.takes_collectives and all(counts):
-            results, places = collect_on_device(comm, here.master, ops, values or [], weight)
+            results, places = collect_on_device(
+                comm, here.master, here.device, ops, values or [], weight
+            )
             later: Dict[str, List[int]] = {}
             for place in places:
                 later.setdefault(str(ops[place]), []).append(place)
@@ -233,25 +227,25 @@ class PreparedCall:
                 results = [value if i in places else None for i, value in enumerate(results)]
         else:
             later = {}
-            results = [
-                collect(comm, here.master, op, None if values is None else values[i], weight)
-                for i, op in enumerate(ops)
-            ]
+            results = []
+            for i, op in enumerate(ops):
+                value = None if values is None else values[i]
+                results.append(collect(comm, here.master, op, value, weight))
         if here.device.is_gpu and (here.is_master or later):
             results = here.device.send(results)
         return CallResult(results, counts, later, weight)
 
     def _compute_whole(self, origin: int) -> List[Any]:
         """Execute once, on views of the inputs or on excerpts by index."""
-        start, stop = self._rows.bounds[self._comm.rank] if self._rows.bounds else (0, 0)
+        start, stop = self._bounds[self._comm.rank]
         arguments, self._ahead = self._ahead, None
         if self._here.check_finite[0] is not None:
             arguments = None  # the check takes arrays in host memory
-        if arguments is None and (origin != self._origin or self._copies):
+        if arguments is None and (origin != self._origin or self._inputs.copies):
             self._here.flight.enter(_COPY)
             # What interrupts in between leaves no rows that pass for others.
             self._origin = None
-            self._arguments = self._inputs(origin, start, stop)
+            self._arguments = self._inputs.take(origin, start, stop)
             self._origin = origin
         if arguments is None:
             arguments = self._arguments
@@ -268,20 +262,20 @@ class PreparedCall:
         self._ahead = None
         if loaded.ahead is not None:
             loaded.ahead.drop_prefetched()
-        if not self._whole or not here.device.prefetches or here.check_finite[0] is not None:
+        uploads = here.device.uploads
+        if not self._whole or uploads is None or here.check_finite[0] is not None:
             return
         here.flight.enter(_COPY)
-        began, turn = perf_counter(), loaded.turn
+        turn = loaded.turn
         loaded.ahead, loaded.turn = self, 3 - turn
-        places = [(self._call.function_id, i, turn) for i in range(len(self._brought))]
-        here.device.await_uploads(places)
-        start, stop = self._rows.bounds[self._comm.rank] if self._rows.bounds else (0, 0)
-        arguments = self._inputs(origin, start, stop, turn)
+        places = [(self._call.function_id, i, turn) for i in range(len(self._inputs.brought))]
+        uploads.wait(places)
+        start, stop = self._bounds[self._comm.rank]
+        arguments = self._inputs.take(origin, start, stop, turn)
         self._ahead = [
-            here.device.upload(place, array) if brought else array
-            for place, array, brought in zip(places, arguments, self._brought)
+            uploads.start(place, array) if brought else array
+            for place, array, brought in zip(places, arguments, self._inputs.brought)
         ]
-        here.recorder.add("copy", "rows of the next call", began, perf_counter())
 
     def drop_prefetched(self) -> None:
         """Have the call take its rows itself, as if nothing had been prefetched."""
@@ -289,60 +283,54 @@ class PreparedCall:
 
     def _run(self, function: Any, arguments: Sequence[np.ndarray], begin: int) -> List[Any]:
         """Run the function on rows of the selection, from row `begin`."""
-        check, reductions = self._here.check_finite[0], self._reductions
+        check = self._here.check_finite[0]
         try:
             if check is None:
-                return self._launch(function, arguments, reductions)
+                return self._launch(function, arguments, self._strategy)
             loaded, call, launch = self._loaded, self._call, partial(self._launch, function)
-            about = loaded, call, begin, self._piece, reductions, launch, arguments
+            about = loaded, call, begin, self._piece, self._reductions, launch, arguments
             return check(Execution(*about))
         except Exception as error:
-            if self._scattered and not isinstance(error, SynkError):
-                rows = arguments[0].shape[self._scattered[0][1].axis]
+            if self._call.scattered and not isinstance(error, SynkError):
+                rows = arguments[0].shape[self._call.scattered[0].axis]
                 end, total = begin + rows - 1, sum(self._counts)
                 self._here.doing = f"{self.doing}, rows {begin} to {end} of the call's {total}"
             raise
 
-    def _launch(self, function: Any, arguments: Sequence[np.ndarray], reductions: Any) -> List[Any]:
+    def _launch(
+        self, function: Any, arguments: Sequence[np.ndarray], execute: Optional[Execute]
+    ) -> List[Any]:
         try:
-            if self._brings:
+            if self._inputs.brings:
                 self._here.flight.enter(_COPY)
-                bring, began = self._here.device.bring, perf_counter()
-                arguments = [bring(a) if b else a for a, b in zip(arguments, self._brought)]
-                self._here.recorder.add("copy", "to the device", began, perf_counter())
+                arguments = self._inputs.bring(arguments)
             self._here.flight.enter(_SLICE if self._piece else _COMPUTE, self._piece)
-            results: List[Any]
-            if reductions is not None:
-                results = reductions.execute(function, arguments)
-            elif self._average is not None and self._here.check_finite[0] is None:
-                results = self._average.execute(function, arguments, self._counts)
-            else:
-                results = function(*arguments)
+            results: List[Any] = (
+                function(*arguments) if execute is None else execute(function, arguments)
+            )
         except BaseException:
-            # Theano does so only after a success; here it would keep shared memory alive.
+            # The engine does so only after a success; here it would keep shared memory alive.
             for container in self._function.input_storage[: len(arguments)]:
                 container.storage[0] = None
             raise
         finally:
-            if self._brings:
+            if self._inputs.brings:
                 self._here.device.settle()
         return results
 
     def close(self) -> None:
         """Drop references to shared memory: others may still hold this object."""
-        self._scattered = []
-        self._broadcast = []
+        self._inputs.close()
         self._selectors = []
         self._arguments = []
         self._ahead = None
-        self._index = None
 
     def _select_rows(self) -> Tuple[Selection, Tuple[int, ...]]:
         """Return this rank's rows of sliceable variables, and the number of rows of each rank.
 
         Blocks until all ranks know theirs.
         """
-        began, counts = perf_counter(), self._counts
+        counts = self._counts
         self._here.flight.enter(_COPY)
         selection = self._select()
         self._here.flight.enter(_COLLECTIVE)
@@ -353,7 +341,6 @@ class PreparedCall:
             parts = self._comm.all_gather(np.asarray(selection.count, np.int64))
             counts = tuple(int(part) for part in parts)
         require_own_row(self._ops, counts, self._here.master, self.doing)
-        self._here.recorder.add("wait", "agree on rows", began, perf_counter())
         return selection, counts
 
     def _select(self) -> Selection:
@@ -391,14 +378,13 @@ class PreparedCall:
         pieces = split_rows(rows, min(self._call.num_slices, max(rows, 1)))
         accumulates = self._call.form.accumulate
         sliced = accumulates or len(pieces) > 1
-        first = self._rows.bounds[rank][0] if self._rows.bounds else 0
+        first = self._bounds[rank][0]
         recipe = self._loaded.recipe
         ops = [*self._ops, *(recipe.update_ops if accumulates else ())] if sliced else []
         accumulators = [Accumulator(op, self.doing) for op in ops]
         values: List[Any] = []
         try:
             for i, (start, stop) in enumerate(pieces):
-                began = perf_counter()
                 self._piece = i + 1 if sliced else 0
                 self._here.flight.enter(_COPY, self._piece)
                 self._here.flight.heed(self._here.serial)
@@ -407,9 +393,6 @@ class PreparedCall:
                 for accumulator, value in zip(accumulators, values):
                     # The one piece of a call without rows counts whole.
                     accumulator.add(value, stop - start or 1)
-                if self._here.recorder.on and sliced:
-                    name = f"slice {i + 1} of {len(pieces)}"
-                    self._here.recorder.add("slice", name, began, perf_counter(), rows=stop - start)
         finally:
             self._piece = 0
             self._set_row_share(1.0)
@@ -441,9 +424,9 @@ class PreparedCall:
         if rowless is not None:
             self._here.flight.enter(_COMPUTE)
             self._here.flight.heed(self._here.serial)
-            brought = self._brought[len(self._scattered) :]
-            bring = self._here.device.bring
-            rowless(*(bring(a) if b else a for a, b in zip(self._broadcast, brought)))
+            brought = self._inputs.brought[len(self._call.scattered) :]
+            bring, whole = self._here.device.bring, self._inputs.broadcast
+            rowless(*(bring(a) if b else a for a, b in zip(whole, brought)))
         return values
 
     def _set_row_share(self, share: float) -> None:
@@ -454,7 +437,7 @@ class PreparedCall:
     def _execute(
         self, origin: int, first: int, start: int, stop: int, selection: Optional[Selection]
     ) -> List[Any]:
-        arguments = self._inputs(origin, first + start, first + stop)
+        arguments = self._inputs.take(origin, first + start, first + stop)
         arguments += selecting(self._call.form.select, selection, start, stop)
         results = self._run(self._careful, arguments, first + start)
         if self._call.outputs is None:
@@ -462,48 +445,6 @@ class PreparedCall:
         # Not every linker takes output_subset, and updates have to run whatever is wanted.
         n_outputs = len(self._loaded.recipe.output_ops)
         return [results[i] for i in self._call.outputs] + results[n_outputs:]
-
-    def _inputs(self, origin: int, start: int, stop: int, turn: int = 0) -> List[np.ndarray]:
-        """Return the arguments for rows ``start:stop`` of the selection."""
-        began = perf_counter()
-        scattered = range(len(self._scattered))
-        excerpts = [self._excerpt(i, origin, start, stop, turn) for i in scattered]
-        if self._copies and self._here.recorder.on:
-            self._here.recorder.add("copy", "rows", began, perf_counter(), rows=stop - start)
-        return excerpts + self._broadcast
-
-    def _excerpt(self, position: int, origin: int, start: int, stop: int, turn: int) -> np.ndarray:
-        """Return rows ``start:stop`` of the selection: a view, or a copy in a reused buffer."""
-        array, item = self._scattered[position]
-        if not item.axis:
-            return self._rows_of(position, array, origin, start, stop, turn)
-        array = np.moveaxis(array, item.axis, 0)
-        rows = self._rows_of(position, array, origin, start, stop, turn)
-        return np.moveaxis(rows, 0, item.axis)
-
-    def _rows_of(
-        self, position: int, array: np.ndarray, origin: int, start: int, stop: int, turn: int
-    ) -> np.ndarray:
-        item = self._scattered[position][1]
-        if item.selected:
-            return array[start:stop]
-        if self._index is not None:
-            buffer = self._buffer(position, array, stop - start, turn)
-            return self._here.arrays.take(array, self._index[start:stop], buffer)
-        rows = array[self._rows.span(start, stop, origin, origin if item.minibatch else 0)]
-        if self._copies and self._brought[position]:
-            buffer = self._buffer(position, array, stop - start, turn)
-            np.copyto(buffer, rows)
-            return buffer
-        return rows
-
-    def _buffer(self, position: int, like: np.ndarray, length: int, turn: int) -> np.ndarray:
-        """Return room for `length` rows of the input at `position`, reused from call to call."""
-        held, row = self._loaded.buffers.get((position, turn)), like.shape[1:]
-        if held is None or len(held) < length or held.shape[1:] != row or held.dtype != like.dtype:
-            held = self._here.device.empty((length, *row), like.dtype)
-            self._loaded.buffers[position, turn] = held
-        return held[:length]
 
 
 class PreparedPrefetch:

@@ -7,7 +7,6 @@ several variables in one comparison: so all change, or none.
 
 from __future__ import annotations
 
-from time import perf_counter
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -71,7 +70,6 @@ class PreparedCollective:
         if average is not None and average.is_done:
             return None
         more = {"origin": origin} if self._has_rows else {}
-        began = perf_counter()
         here.flight.enter(Phase.COLLECTIVE)
         try:
             result = self._perform(here, act.variables, **act.arguments, **more)
@@ -80,7 +78,6 @@ class PreparedCollective:
             return result
         finally:
             here.device.settle()
-            here.recorder.add("collective", self.name, began, perf_counter())
 
     def _is_plain(self) -> bool:
         """Return whether little can fail once the ranks have agreed: on a device, unequal weights

@@ -1,11 +1,10 @@
-"""The acts of the runtime itself: take over new functions and variables, and record spans."""
+"""The acts of the runtime itself: take over functions and variables, and those of its features."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
-from time import perf_counter
-from typing import Any, List, Sequence
+from typing import Any, Callable, Dict, List, Sequence
 
 import numpy as np
 
@@ -17,11 +16,13 @@ from synk_core._graph.values import empty_of, in_c_order, is_device_type
 from synk_core._plan.rows import Bounds
 from synk_core._watch.flight import KINDS, Phase
 from synk_core._watch.stats import DISTRIBUTE
+from synk_core._wire.messages import Distribute, Own
 from synk_core.engine import compile_ahead, refresh_cache
 from synk_core.exceptions import StartError
 
+from .finite import watch_finite
 from .functions import LoadedFunction
-from .workplace import OwnAct
+from .workplace import Workplace
 
 MOST_AT_ONCE = 200
 """Values of one broadcast: before it, ranks compare their calls, whose description is limited."""
@@ -46,15 +47,19 @@ def pack(*pickles: Any) -> Any:
     return parts, [tuple(places) for places in extents], end
 
 
-class PreparedDistribution(OwnAct):
-    """An act of `Distribute`."""
+class PreparedDistribution:
+    """An act of `Distribute` that this rank has read."""
 
     name = doing = DISTRIBUTE
     record = (KINDS.index("distribute"), 0)
+    synchronizes = False
+
+    def __init__(self, here: Workplace, act: Distribute) -> None:
+        self._here, self._act = here, act
 
     def __call__(self, origin: int, place: int) -> None:  # noqa: ARG002 - all acts are called alike
         """On a worker, build the functions and variables that the master has sent."""
-        here, act, began = self._here, self._act, perf_counter()
+        here, act = self._here, self._act
         here.flight.enter(Phase.DISTRIBUTE)
         if not here.is_master:
             with contextlib.suppress(StartError):  # that folder may be one of the master's host
@@ -66,7 +71,6 @@ class PreparedDistribution(OwnAct):
             self._broadcast_values()
         if not here.is_master:
             self._take_functions(here.arrays.get(act.payload))
-        here.recorder.add("distribute", "take over", began, perf_counter())
 
     def _take_variables(self, payload: np.ndarray) -> None:
         here = self._here
@@ -107,39 +111,48 @@ class PreparedDistribution(OwnAct):
         return loads(data.tobytes(), self._here.registry, buffers)
 
 
-class PreparedRecording(OwnAct):
-    """An act of `RecordSpans`."""
+class PreparedOwn:
+    """An act of `Own` that this rank has read."""
 
-    name = doing = "timeline()"
-    record = (KINDS.index("timeline"), 0)
+    synchronizes = False
 
-    def __call__(self, origin: int, place: int) -> Any:  # noqa: ARG002 - all acts are called alike
-        """Begin; or end, and return all ranks' spans in the master."""
-        here = self._here
-        if self._act.begin:
-            here.recorder.start()
-            return None
-        spans, lost = here.recorder.take()
-        here.flight.enter(Phase.COLLECTIVE)
-        try:
-            offset_s = here.clock_offset_s
-            shifted = [s._replace(begin=s.begin + offset_s, end=s.end + offset_s) for s in spans]
-            return here.comm.gather_object((shifted, lost), root=here.master)
-        except BaseException:
-            here.recorder.restore((spans, lost))
-            raise
-
-
-class PreparedTimes(OwnAct):
-    """An act of `TakeTimes`."""
-
-    name = doing = "stats()"
-    record = (KINDS.index("stats"), 0)
+    def __init__(self, here: Workplace, act: Own) -> None:
+        self._here, self._act = here, act
+        self._perform = PERFORMERS[act.kind]
+        self.name = self.doing = f"{act.kind}()"
+        self.record = (KINDS.index(act.kind), 0)
 
     def __call__(self, origin: int, place: int) -> Any:  # noqa: ARG002 - all acts are called alike
-        """Return all ranks' logs in the master."""
-        here = self._here
-        here.flight.enter(Phase.COLLECTIVE)
-        logs = here.comm.gather_object(list(here.log), root=here.master)
-        here.log.clear()
-        return logs
+        """Do this rank's part."""
+        return self._perform(self._here, self._act.argument)
+
+
+def record_spans(here: Workplace, begin: bool) -> Any:
+    """Begin to record; or end, and return all ranks' spans in the master."""
+    if begin:
+        here.recorder.start()
+        return None
+    spans, lost = here.recorder.take()
+    here.flight.enter(Phase.COLLECTIVE)
+    try:
+        offset_s = here.clock_offset_s
+        shifted = [s._replace(begin=s.begin + offset_s, end=s.end + offset_s) for s in spans]
+        return here.comm.gather_object((shifted, lost), root=here.master)
+    except BaseException:
+        here.recorder.restore((spans, lost))
+        raise
+
+
+def take_times(here: Workplace, argument: None) -> Any:  # noqa: ARG001 - as of any act
+    """Return in the master the seconds that ranks of other hosts have logged."""
+    here.flight.enter(Phase.COLLECTIVE)
+    logs = here.comm.gather_object(list(here.log), root=here.master)
+    here.log.clear()
+    return logs
+
+
+PERFORMERS: Dict[str, Callable[[Workplace, Any], Any]] = {
+    "timeline": record_spans,
+    "stats": take_times,
+    "watch_finite": watch_finite,
+}

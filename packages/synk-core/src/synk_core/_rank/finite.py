@@ -17,12 +17,11 @@ import numpy as np
 from synk_core._graph.reduce_op import AllReduce, alone, meeting
 from synk_core._graph.shared import changed_by, value_of
 from synk_core._graph.values import is_array, on_host
-from synk_core._watch.flight import KINDS
 from synk_core._wire.messages import Call
 from synk_core.exceptions import NotFinite
 
 from .functions import LoadedFunction
-from .workplace import OwnAct, Workplace
+from .workplace import Workplace
 
 Suspect = Tuple[str, int]
 """An "output", "update" or "sent" (to an in-graph reduction), and its place or variable number."""
@@ -35,7 +34,7 @@ class Execution(NamedTuple):
         begin: the row of the selection that is row 0 here.
         piece: the number of the slice, from 1; 0 without slices.
         in_graph: the function's `GraphReductions`, or None.
-        launch: runs the function, given its arguments and `in_graph`.
+        launch: runs the function, given its arguments and an `Execute` or None; see `_rank.call`.
         arguments: in host memory.
     """
 
@@ -48,20 +47,14 @@ class Execution(NamedTuple):
     arguments: Sequence[Any]
 
 
-class PreparedFiniteWatch(OwnAct):
-    """An act of `WatchFinite`."""
-
-    name = doing = "watch_finite()"
-    record = (KINDS.index("watch_finite"), 0)
-
-    def __call__(self, origin: int, place: int) -> bool:  # noqa: ARG002 - all acts are called alike
-        """Switch; return whether the rank checked before."""
-        held, here = self._here.check_finite, self._here
-        was_on = held[0] is not None
-        # If a rank fails here, the others switch back too.
-        here.journal.keep([held])
-        held[0] = (lambda execution: _Check(here, execution).run()) if self._act.on else None
-        return was_on
+def watch_finite(here: Workplace, on: bool) -> bool:
+    """Check from now on, or stop checking; return whether this rank checked before."""
+    held = here.check_finite
+    was_on = held[0] is not None
+    # If a rank fails here, the others switch back too.
+    here.journal.keep([held])
+    held[0] = (lambda execution: _Check(here, execution).run()) if on else None
+    return was_on
 
 
 class _NotSent(Exception):
@@ -118,7 +111,8 @@ class _Check:
         if reductions is not None:
             reductions.watch = _Contributions().check
         try:
-            results = self._execution.launch(self._arguments, reductions)
+            execute = None if reductions is None else reductions.execute
+            results = self._execution.launch(self._arguments, execute)
         except _NotSent as sent:
             place, value = sent.args
             raise self._error(("sent", place), value) from None
@@ -230,7 +224,7 @@ class _Check:
         elif self._select == "index":
             arguments[-1] = arguments[-1][:stop]
         try:
-            results = self._execution.launch(arguments, _Contributions())
+            results = self._execution.launch(arguments, _Contributions().execute)
         except _NotSent:
             return True
         computed = self._computed(results)
@@ -274,7 +268,7 @@ def is_finite(value: Any) -> bool:
     """Return whether no element is NaN or infinite. Everything but floats is finite.
 
     Args:
-        value: an array, wherever it lies; or anything else that a Theano function gives.
+        value: an array, wherever it lies; or anything else that a function gives.
     """
     array = np.asarray(on_host(value))
     if array.dtype.kind not in "fc":

@@ -6,11 +6,9 @@ from typing import Any, Dict, List, Optional, Tuple
 
 import numpy as np
 
-from synk_core._graph.devices.captured import REPLAYED, CapturedFunction
-from synk_core._graph.devices.device import AnyDevice
-from synk_core._graph.devices.parts import Parts
 from synk_core._graph.reduce_op import reductions_of
 from synk_core._wire.messages import Form, Recipe
+from synk_core.device import REPLAYED, Device, Launcher, VectorParts
 
 
 class LoadedFunction:
@@ -34,34 +32,28 @@ class LoadedFunction:
         self.turn = 1
         self.buffers: Dict[Tuple[int, int], np.ndarray] = {}
         self._reductions: Dict[Form, List[Any]] = {}
-        self._captured: Dict[Any, CapturedFunction] = {}
+        self._launchers: Dict[Any, Optional[Launcher]] = {}
 
     @property
     def replay(self) -> str:
         """Whether this rank replays the function: `REPLAYED`, or why not; "" on a processor."""
-        states = [captured.state for captured in self._captured.values()]
+        states = [launcher.state for launcher in self._launchers.values() if launcher]
         # The form that was made last is the one in use.
         return REPLAYED if REPLAYED in states else (states or [""])[-1]
 
-    def captured(
-        self, function: Any, device: AnyDevice, parts: Optional[Parts] = None
-    ) -> Optional[CapturedFunction]:
-        """Return a form as it is recorded and replayed; None where that is not done.
-
-        Args:
-            parts: what the form tells of them, if it does.
-        """
-        if function not in self._captured and device.graphs is not None:
-            self._captured[function] = CapturedFunction(
-                function, device.graphs, self.recipe.name, parts
-            )
-        return self._captured.get(function)
+    def launcher(
+        self, function: Any, device: Device, parts: Optional[VectorParts] = None
+    ) -> Optional[Launcher]:
+        """Return what launches a form quicker than a call of it; None if nothing does."""
+        if function not in self._launchers:
+            self._launchers[function] = device.launcher(function, self.recipe.name, parts)
+        return self._launchers[function]
 
     def close(self) -> None:
         """Drop what was recorded."""
-        for captured in self._captured.values():
-            captured.close()
-        self._captured.clear()
+        for launcher in filter(None, self._launchers.values()):
+            launcher.close()
+        self._launchers.clear()
         self.averages.clear()
 
     def compiled(self) -> List[Any]:

@@ -68,7 +68,7 @@ class GraphReductions:
                 return function(*arguments)
         except BaseException:
             if self._failure is not None:
-                # Without Theano's additions to errors: it concerns all ranks.
+                # Without the engine's additions to errors: it concerns all ranks.
                 raise self._failure from None
             raise
 

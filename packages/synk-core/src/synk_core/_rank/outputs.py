@@ -11,18 +11,16 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from synk_core._graph.devices.device import takes_reduction
 from synk_core._graph.digest import digest
 from synk_core._graph.values import (
-    array_of,
     at_least_1d,
     concatenated,
     in_c_order,
-    is_on_default_device,
     is_on_device,
 )
 from synk_core._plan.ops import ROWLESS_OP
 from synk_core._text import shown
+from synk_core.device import Device
 from synk_core.engine import DEVICES
 from synk_core.exceptions import InputValueError, OpError
 
@@ -35,7 +33,7 @@ _COMBINE: Dict[str, Callable[[Any, Any], Any]] = {
 
 
 class HostSums:
-    """Accumulates values in host memory; `_graph.devices.sums` does so on a device."""
+    """Accumulates values in host memory; `DEVICES.sums` does so on a device."""
 
     @staticmethod
     def scaled(value: Any, factor: float) -> Any:
@@ -191,11 +189,16 @@ def reduce_to(comm: Any, master: int, op: str, value: Any, weight: float) -> Any
             if only == master:
                 return value
     reduced = comm.reduce(value, op, master, **({"weight": weight} if op == "avg" else {}))
-    return array_of(reduced)
+    return np.asarray(reduced) if isinstance(reduced, np.generic) else reduced
 
 
 def collect_on_device(
-    comm: Any, master: int, ops: Sequence[Optional[str]], values: Sequence[Any], weight: float
+    comm: Any,
+    master: int,
+    device: Device,
+    ops: Sequence[Optional[str]],
+    values: Sequence[Any],
+    weight: float,
 ) -> Tuple[List[Any], Tuple[int, ...]]:
     """Collect outputs but numbers, those with one op in one message; every rank has computed.
 
@@ -211,10 +214,10 @@ def collect_on_device(
     together: Dict[str, List[int]] = {}
     later = []
     for i, (op, value) in enumerate(zip(ops, values)):
-        stays = op is not None and is_on_default_device(value)
+        stays = op is not None and device.takes([value])
         if stays and (op == ROWLESS_OP or (value.ndim == 0 and op != "gather")):
             later.append(i)
-        elif stays and (op == "gather" or takes_reduction([value])):
+        elif stays and (op == "gather" or device.takes([value], reducible=True)):
             together.setdefault(str(op), []).append(i)
         else:
             results[i] = collect(comm, master, op, value, weight)

@@ -9,12 +9,11 @@ step.
 
 from __future__ import annotations
 
-from time import perf_counter
-from typing import Any, Callable, List, Optional, Sequence
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
-from synk_core._graph.devices.parts import Parts, VectorPiece, in_parts
 from synk_core._graph.values import empty_like
 from synk_core._watch.flight import Phase
+from synk_core.device import VectorParts
 
 from .workplace import Workplace
 
@@ -36,7 +35,7 @@ class OverlappedAverage:
 
     takes_parts = True
 
-    def __init__(self, here: Workplace, function: Any, parts: Parts, number: int) -> None:
+    def __init__(self, here: Workplace, function: Any, parts: VectorParts, number: int) -> None:
         self.function = function
         self.parts = parts
         self.vector: Any = None
@@ -47,13 +46,14 @@ class OverlappedAverage:
         self._storage = here.registry[number].container.storage
         self._reduction: Any = None
         self._given = 0
+        self._weight = 0.0
         self._failure: Optional[BaseException] = None
         self._learned = -1
 
     @classmethod
     def of(cls, here: Workplace, function: Any, number: int) -> Optional[OverlappedAverage]:
         """Return what averages the variable; None if the function does not join it from parts."""
-        found = in_parts(function, here.registry[number].container.storage, here.device.copy_part)
+        found = here.device.in_parts(function, here.registry[number].container.storage)
         return None if found is None else cls(here, *found, number)
 
     def learn(self) -> None:
@@ -76,10 +76,12 @@ class OverlappedAverage:
             self._reduction.ready(source)
             self._given += 1
 
-    def execute(
-        self, function: Callable[..., List[Any]], arguments: Sequence[Any], counts: Sequence[int]
-    ) -> List[Any]:
-        """Run the function, and average the variable by these rows of each rank.
+    def begin(self, counts: Sequence[int]) -> None:
+        """Begin a call, whose average is weighted by these rows of each rank."""
+        self._weight, self.is_done = float(counts[self._here.rank]), False
+
+    def execute(self, function: Callable[..., List[Any]], arguments: Sequence[Any]) -> List[Any]:
+        """Run the function, and average the variable.
 
         Does just the former while the sizes of the parts are not known. Blocks until all ranks have
         come here.
@@ -92,7 +94,7 @@ class OverlappedAverage:
             return function(*arguments)
         self.vector, self.started, self._given = self._room(), False, 0
         try:
-            self._apart(self._begin, pieces, float(counts[self._here.rank]))
+            self._apart(self._begin, pieces)
             with self.parts.aimed(self):
                 results = function(*arguments)
             value = self._storage[0]
@@ -114,11 +116,11 @@ class OverlappedAverage:
             self._reduction = self.vector = self._failure = None
         return results
 
-    def _begin(self, pieces: Sequence[VectorPiece], weight: float) -> None:
+    def _begin(self, pieces: Sequence[Tuple[int, int, int]]) -> None:
         comm: Any = self._here.comm  # of devices
-        bounds = [(piece.begin, piece.end) for piece in pieces]
+        bounds = [(begin, end) for begin, end, _ in pieces]
         self._reduction = comm.partitioned_all_reduce(
-            self.vector, "avg", bounds=bounds, weight=weight
+            self.vector, "avg", bounds=bounds, weight=self._weight
         )
 
     def _room(self) -> Any:
@@ -130,14 +132,12 @@ class OverlappedAverage:
     def _apart(self, act: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         """Do something that no signal interrupts: the ranks would lose each other."""
         here, phase = self._here, self._here.flight.phase
-        began = perf_counter()
         here.flight.enter(Phase.COLLECTIVE)
         try:
             result = act(*arguments, **named)
         except BaseException as error:
             self._failure = self._failure or error
             raise
-        here.recorder.add("collective", "average of parts", began, perf_counter())
         here.flight.enter(*phase)
         here.flight.heed(here.serial)
         return result

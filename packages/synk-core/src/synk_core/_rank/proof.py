@@ -34,9 +34,16 @@ from synk_core._graph.values import is_array, on_host
 from synk_core._plan.ops import ROWLESS_OP
 from synk_core._plan.rows import split_rows
 from synk_core._watch.flight import Phase
-from synk_core._watch.proof.report import BY_SLICES, Comparison, Report, largest_magnitude, measure
+from synk_core._watch.proof.report import (
+    BY_SLICES,
+    Comparison,
+    Rehearsed,
+    Report,
+    largest_magnitude,
+    measure,
+)
 from synk_core._wire.messages import PLAIN, Call, Proof
-from synk_core.exceptions import NotExact, SynkError
+from synk_core.exceptions import NotExact
 
 from .call import CallResult, PreparedCall
 from .outputs import Accumulator
@@ -54,18 +61,6 @@ WAYS = ("avg", "sum", "increments", "max", "min", "prod", "gather")
 sum of what the ranks have added."""
 
 _TURN = -1  # of the buffers for all rows
-
-
-class Rehearsed(SynkError):
-    """Undoes a call that was performed for its proof alone.
-
-    Attributes:
-        report: the `Report`.
-    """
-
-    def __init__(self, report: Report) -> None:
-        super().__init__("rehearsed")
-        self.report = report
 
 
 class Whole(NamedTuple):
@@ -88,7 +83,7 @@ class PreparedProof(PreparedCall):
         self._how = "whole"
         self._is_coarse = here.device.is_gpu and here.device.precision != "float32"
 
-    def precede(self, following: Any) -> None:  # noqa: ARG002 - as of any call
+    def plan_overlap(self, following: Any) -> None:  # noqa: ARG002 - as of any call
         """Begin no collective early: the proof needs the rank's own values."""
         self._average = None
 
@@ -241,7 +236,7 @@ class PreparedProof(PreparedCall):
 
     def _run_all(self, is_disturbed: bool = False) -> Whole:
         origin, total, joined = self._all
-        arguments, given = self._inputs(origin, 0, total, _TURN), joined
+        arguments, given = self._inputs.take(origin, 0, total, _TURN), joined
         if is_disturbed:
             coarse = self._is_coarse
             arguments = [_disturbed(value, coarse) for value in arguments]
@@ -262,7 +257,7 @@ class PreparedProof(PreparedCall):
         updated: Dict[int, List[Any]] = {number: [] for number, _ in self._proof.updates}
         sums = [Accumulator(self._ops[place] or "last", self.doing) for place in places]
         for start, stop in pieces:
-            part = self._plainly(self._inputs(origin, start, stop, _TURN), {})
+            part = self._plainly(self._inputs.take(origin, start, stop, _TURN), {})
             for one, place in zip(sums, places):
                 one.add(part.outputs[place], stop - start)
             for number, value in part.updated.items():

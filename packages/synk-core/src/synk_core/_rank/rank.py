@@ -18,7 +18,6 @@ from typing import Any, Callable, Dict, List, Optional, Tuple, Type
 
 import synk_comm
 from synk_comm import cuda
-from synk_core._graph.devices.device import Gpu
 from synk_core._text import text_of
 from synk_core._watch.flight import OWN_WORK, ActOutcome, Phase
 from synk_core._wire.channel import ChannelClosed
@@ -28,19 +27,16 @@ from synk_core._wire.messages import (
     Distribute,
     Extras,
     Order,
+    Own,
     Prefetch,
-    RecordSpans,
     Step,
     Stop,
-    TakeTimes,
-    WatchFinite,
 )
 from synk_core._wire.orders import OrderLine
 
 from .call import CallResult, PreparedCall, PreparedPrefetch
 from .collectives import PreparedCollective
-from .distribute import PreparedDistribution, PreparedRecording, PreparedTimes
-from .finite import PreparedFiniteWatch
+from .distribute import PreparedDistribution, PreparedOwn
 from .proof import PreparedProof
 from .workplace import NotJoined, Workplace
 
@@ -52,9 +48,7 @@ _PREPARED: Dict[type, Callable[[Workplace, Any], Any]] = {
     Prefetch: PreparedPrefetch,
     Collective: PreparedCollective,
     Distribute: PreparedDistribution,
-    RecordSpans: PreparedRecording,
-    TakeTimes: PreparedTimes,
-    WatchFinite: PreparedFiniteWatch,
+    Own: PreparedOwn,
     Stop: lambda _here, _act: None,
 }
 """Makes what performs an act, called with (origin, place); None ends the rank."""
@@ -85,7 +79,7 @@ class Rank(Workplace):
         self.failed_at = 0.0
         self.pid = os.getpid()
         self.before_decline: Callable[[BaseException], Optional[float]] = lambda _error: None
-        self._line: Optional[OrderLine] = None
+        self.line: Optional[OrderLine] = None
         self._groups: List[synk_comm.Communicator] = []
 
     def group_raised(self, error: BaseException, *kinds: Type[BaseException]) -> bool:
@@ -96,13 +90,6 @@ class Rank(Workplace):
         # Nothing of the program's runs before the ranks have joined.
         ours = not self._groups or any(group.raised(error) for group in self._groups)
         return ours and not isinstance(error, cuda.CudaError)
-
-    @property
-    def line(self) -> OrderLine:
-        """The line of orders from the master to the workers."""
-        if self._line is None:
-            raise RuntimeError(f"rank {self.rank} has no others to exchange orders with")
-        return self._line
 
     def join(self, enter: Optional[Enter], timeout_s: float, watch: Callable[[], None]) -> None:
         """Meet the other ranks. Blocks until all are there; alone, nothing is needed.
@@ -115,7 +102,7 @@ class Rank(Workplace):
         else:
             host = enter(timeout_s=timeout_s, watch=watch)
             self.comm = host
-            self._line = OrderLine(host, self.master)
+            self.line = OrderLine(host, self.master)
             if self.mirror is not None:
                 self.mirror.join(host)
                 host.barrier()  # so that who fails until here fails at the start
@@ -144,19 +131,19 @@ class Rank(Workplace):
         """
         # Pessimistic: after an interrupt in between, the ranks may have lost each other.
         self.in_step, self.doing = False, ""
-        if isinstance(self.device, Gpu):
+        if self.device.is_gpu:
             self.device.begin()
         prepared = perf_counter()
         if order is None:
             order = self._exchanged(None, None)
             began = prepared = perf_counter()
-        elif self._line is not None:
+        elif self.line is not None:
             self._exchanged(order, timeout_s)
         self.serial = order.serial
         self.doing = "taking in what is new"
         self.journal.begin()
         known = self.registry.end
-        flight, recording = self.flight, self.recorder.on
+        flight, recording = self.flight, self.flight.recorder is not None
         ending = False
         try:
             # Nothing interrupts a wait for others: the ranks would lose each other.
@@ -191,7 +178,7 @@ class Rank(Workplace):
 
     def _perform_acts(self, order: Order) -> Optional[Tuple[List[Any], bool]]:
         """Return results, and whether the last act has synchronized all ranks; None to stop."""
-        recorder, flight = self.recorder, self.flight
+        flight = self.flight
         serial, steps, extras = order
         if extras is not None:
             flight.enter(Phase.TAKE_IN)
@@ -203,15 +190,13 @@ class Rank(Workplace):
             act = self.acts[number]
             if act is None:
                 return None
-            flight.heed(self.serial)
             self.doing = act.doing
             if self.device.takes_collectives:
                 if isinstance(act, PreparedCollective):
                     act.average = average
                 following = self.acts[steps[i + 1][0]] if i + 1 < len(steps) else None
-                average = act.precede(following) if isinstance(act, PreparedCall) else None
-            recorder.place = serial, i
-            flight.begin(serial, *act.record)
+                average = act.plan_overlap(following) if isinstance(act, PreparedCall) else None
+            flight.begin(serial, i, act)
             results.append(act(origin, place))
             flight.end(_DONE)
             place += self.size
@@ -223,22 +208,17 @@ class Rank(Workplace):
     def _collected(self, results: List[Any], steps: List[Step]) -> List[Any]:
         """Return the results, with what calls have left to be collected in the end."""
         results = self._fetched(results, Phase.DEVICE)
-        fetched = perf_counter()
         self.flight.enter(Phase.REDUCE)
         for i, result in enumerate(results):
             if _is_incomplete(result):
                 self.doing = self.acts[steps[i].number].doing
                 results[i] = result.collected(self.comm, self.master)
-        self.recorder.add("reduce", "numbers", fetched, perf_counter())
         return results
 
     def _fetched(self, results: List[Any], phase: Phase) -> List[Any]:
         """Return the results in host memory; waits for the device."""
         self.flight.enter(phase)
-        began = perf_counter()
-        results = self.device.fetch(results)
-        self.recorder.add("copy", "results from the device", began, perf_counter())
-        return results
+        return self.device.fetch(results)
 
     def _exchanged(self, order: Optional[Order], timeout_s: Optional[float]) -> Order:
         """Give the other ranks an order; None: wait for the master's.
@@ -249,8 +229,8 @@ class Rank(Workplace):
         try:
             if order is None:
                 self.flight.enter(_IDLE)
-                return self.line.take()
-            self.line.give(order, timeout_s)
+                return self.line.take()  # type: ignore[union-attr] # ranks that have none get orders
+            self.line.give(order, timeout_s)  # type: ignore[union-attr]
             return order
         except synk_comm.PeerDeclined:
             self._undo_last()
@@ -266,11 +246,9 @@ class Rank(Workplace):
         """Wait until all ranks are done, unless they are; return results as the user gets them."""
         if not synchronized and self.size > 1:
             self.flight.enter(_END)
-            began = perf_counter()
             self.comm.barrier()
-            self.recorder.add("wait", "until all are done", began, perf_counter())
         if self.rank == self.master:
-            if isinstance(self.device, Gpu):
+            if self.device.is_gpu:
                 results = self._fetched(results, _END)
             self.flight.enter(_IDLE)
         self.in_step = True
@@ -289,8 +267,8 @@ class Rank(Workplace):
     def tell(self, order: Order, timeout_s: float) -> None:
         """Give the other ranks their last order, which this one does not perform."""
         self.in_step = False
-        if self._line is not None:
-            self._line.give(order, timeout_s)
+        if self.line is not None:
+            self.line.give(order, timeout_s)
 
     def _take_in(self, extras: Extras) -> None:
         if self.mirror is not None:
@@ -303,7 +281,8 @@ class Rank(Workplace):
         for number in extras.forget_functions:
             if number in self.functions:
                 self.functions.pop(number).close()
-            self.device.forget_uploads(number)
+            if self.device.uploads is not None:
+                self.device.uploads.forget(number)
         for number in extras.forget_variables:
             self.registry.forget(number)
             self.journal.forget(number)

@@ -66,7 +66,8 @@ class Journal:
         collective, if nothing else refers to it, so that two arrays take turns.
         """
         value = storage[0]
-        if (not self.on or self._is_new(storage)) and is_plain(value):
+        # Nothing that was not kept before is new.
+        if (not self.on or (self._kept and self._is_new(storage))) and is_plain(value):
             return value
         spare, _ = self._spares.pop(number, (None, 0))
         if (

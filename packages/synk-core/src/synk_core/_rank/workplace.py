@@ -8,33 +8,19 @@ from typing import Any, Callable, Deque, Dict, List, Optional
 import numpy as np
 
 import synk_comm
-from synk_core._cores import threads_per_rank
-from synk_core._graph.devices.device import AnyDevice, Cpu
+from synk_comm.processes import threads_per_rank
 from synk_core._graph.shared import VariableRegistry
 from synk_core._watch.flight import WORDS, Flight
 from synk_core._watch.spans import Recorder
 from synk_core._watch.stats import LOGGED, LoggedTimes
 from synk_core._wire.arrays import MOST_THREADS, ArrayCache
-from synk_core._wire.messages import Settings
+from synk_core._wire.settings import Settings
 from synk_core._wire.world import World
+from synk_core.device import Cpu, Device
 
 from .functions import LoadedFunction
 from .mirror import Mirror
 from .undo import Journal
-
-
-class OwnAct:
-    """An act of the runtime itself, which this rank has read: not of a function or variable.
-
-    Attributes:
-        record: kind and subject, for the flight record.
-    """
-
-    name = doing = ""
-    synchronizes = False
-
-    def __init__(self, here: Workplace, act: Any) -> None:
-        self._here, self._act = here, act
 
 
 class NotJoined:
@@ -75,7 +61,7 @@ class Workplace:
         size: int,
         master: int,
         settings: Settings,
-        device: Optional[AnyDevice] = None,
+        device: Optional[Device] = None,
         flight: Optional[Flight] = None,
         threads: int = 0,
     ) -> None:
@@ -90,10 +76,10 @@ class Workplace:
         self.mirror: Optional[Mirror] = None
         self.world: Optional[World] = None
         self.clock_offset_s = 0.0
-        self.device: AnyDevice = device or Cpu()
+        self.device: Device = device or Cpu()
         self.flight = flight or Flight(np.zeros(WORDS * size, np.int64), rank)
         self.journal = Journal(settings.atomic)
-        self.recorder = Recorder()
+        self.recorder = Recorder(self.flight)
         self.times: Any = None
         self.log: Deque[LoggedTimes] = deque(maxlen=LOGGED)
         self.serial = 0

@@ -85,6 +85,9 @@ class Flight:
 
     Args:
         room: int64 vector with `WORDS` integers for each rank.
+
+    Attributes:
+        recorder: gets each phase and act, while spans are recorded.
     """
 
     def __init__(self, room: Any, rank: int) -> None:
@@ -92,21 +95,35 @@ class Flight:
         self._bytes: Any = self._words.cast("B")
         self._count = 0
         self._place = _HEADER
+        self.recorder: Any = None
 
     def enter(self, phase: int, detail: int = 0) -> None:
         """Record the phase that begins; `detail` is the number of the slice."""
         self._words[_PHASE] = phase | detail << _PHASE_BITS
+        if self.recorder is not None:
+            self.recorder.enter(phase, detail)
 
-    def begin(self, serial: int, kind: int, subject: int) -> None:
-        """Record the begin of an act; `kind` is a place in `KINDS`."""
+    def begin(self, serial: int, position: int, act: Any) -> None:
+        """Record the begin of an act in an order; its `record` is its place in `KINDS`, and its
+        subject.
+
+        Raises:
+            Interrupted: the master gives this order up.
+        """
+        if self._words[_INTERRUPT] == serial:
+            raise Interrupted
         self._place = place = _HEADER + self._count % RECORDS * _WIDTH
-        _ACT.pack_into(self._bytes, place * 8, serial, kind, subject, 0)
+        _ACT.pack_into(self._bytes, place * 8, serial, *act.record, 0)
         self._count += 1
         self._words[_COUNT] = self._count
+        if self.recorder is not None:
+            self.recorder.begin((serial, position), act)
 
     def end(self, outcome: ActOutcome) -> None:
         """Record the end of the act that began last."""
         self._words[self._place + _OUTCOME] = outcome
+        if self.recorder is not None:
+            self.recorder.end()
 
     def mark(self, serial: int, outcome: ActOutcome) -> None:
         """Record another outcome of all acts of an order."""

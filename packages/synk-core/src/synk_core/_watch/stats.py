@@ -13,8 +13,10 @@ import math
 from collections import deque
 from typing import Any, Deque, Dict, List, NamedTuple, Sequence, Tuple
 
-from synk_core._graph.facts import PREFETCH
 from synk_core._graph.spec import unnamed
+from synk_core._wire.messages import Call, Prefetch
+
+from .record import Record
 
 DISTRIBUTE = "distribute()"
 """Name of the line of distribution, which happens once and is no part of the work."""
@@ -24,23 +26,6 @@ _TITLES = ("calls", "total", "scatter", "compute", "wait", "reduce", "input MB",
 
 GONE = "(gone)"
 """Name of the line that sums up deleted functions without a name."""
-
-
-class Performed(NamedTuple):
-    """An order that all ranks have performed.
-
-    Attributes:
-        prepared: its acts, each with its `tally`, its `event` and its `nbytes` of inputs.
-        times: seconds of computing, by act and rank.
-        scatter_s: seconds until the order was given.
-        run_s: seconds from then to its end.
-    """
-
-    prepared: Sequence[Any]
-    times: Any
-    scatter_s: float
-    run_s: float
-    serial: int = 0
 
 
 LOGGED = 1 << 13
@@ -181,11 +166,6 @@ class Tally:
         self.input_bytes = 0
         self.slowest: List[int] = [0] * self._size
 
-    def add(self, seconds: float) -> None:
-        """Take in something that is no call."""
-        self.calls += 1
-        self.reduce_s += seconds
-
     def take(self, other: Tally) -> None:
         """Add the sums of another tally."""
         for name in _SUMS:
@@ -221,27 +201,28 @@ class Ledger:
             tally = self._tallies[name] = Tally(self._size)
         return tally
 
-    def forget(self, function_id: int) -> None:
+    def forget_function(self, function_id: int) -> None:
         """Drop a deleted function; add the figures of one without a name to `GONE`."""
         tally = self._tallies.pop(unnamed(function_id), None)
         if tally is not None:
             self.tally(GONE).take(tally)
 
-    def observe(self, performed: Performed) -> None:
+    def after(self, record: Record) -> None:
         """Add the figures of an order; those shared by its acts count with the last act that is no
-        prefetch."""
-        prepared, times, scatter_s, run_s, serial = performed
+        prefetch. Acts without a tally are not counted."""
+        times, run_s = record.times, record.run_s
         incomplete = []
         size, start = self._size, 0
-        tally = prepared[0].tally
-        for place, act in enumerate(prepared):
-            if act.event.kind == PREFETCH:
+        last = record.acts[0].tally
+        for place, prepared in enumerate(record.acts):
+            act, tally = prepared.act, prepared.tally
+            if tally is None or isinstance(act, Prefetch):
                 start += size
                 continue
-            tally = act.tally
+            last = tally
             tally.calls += 1
-            tally.input_bytes += act.nbytes
-            ranks = times[start : start + size].tolist() if act.event.kind == "call" else ()
+            tally.input_bytes += prepared.nbytes
+            ranks = times[start : start + size].tolist() if isinstance(act, Call) else ()
             start += size
             if ranks:
                 longest, own = max(ranks), ranks[self._master]
@@ -249,15 +230,16 @@ class Ledger:
                     slowest = ranks.index(longest)
                     tally.slowest[slowest] += 1
                     if not self._is_whole:
-                        incomplete.append((serial, place, tally, longest, slowest))
+                        incomplete.append((record.serial, place, tally, longest, slowest))
                     tally.compute_s += own
                     tally.wait_s += longest - own
                     tally.ranks_s += sum(ranks)
                     run_s -= longest
-        tally.scatter_s += scatter_s
-        tally.reduce_s += max(run_s, 0.0)
+        if last is not None:
+            last.scatter_s += record.scatter_s
+            last.reduce_s += max(run_s, 0.0)
         for call in incomplete:
-            self._incomplete.append((*call, tally))
+            self._incomplete.append((*call, last))
 
     @property
     def lacks_times(self) -> bool:

@@ -117,11 +117,8 @@ def trace_of(recorded: Mapping[int, Recorded], size: int, master: int) -> Dict[s
             "pid": rank,
             "tid": threads.setdefault((rank, span.thread), known),
         }
-        more = dict(span.more or {})
         if span.place is not None:
-            more["order"] = span.place[0]
-        if more:
-            event["args"] = more
+            event["args"] = {"order": span.place[0]}
         events.append(event)
     names = [
         {
@@ -161,7 +158,7 @@ def _waits(recorded: Mapping[int, Recorded]) -> Iterator[Tuple[int, Span]]:
                 end = min(last[span.place], span.end)
                 if end > span.begin:
                     name = "for the last rank"
-                    yield rank, span._replace(kind="wait", name=name, end=end, more=None)
+                    yield rank, span._replace(kind="wait", name=name, end=end)
 
 
 def write(path: Path, trace: Mapping[str, Any]) -> None:

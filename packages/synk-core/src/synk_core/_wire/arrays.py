@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Callable, Dict, Iterable, List, Optional, Union
 
 import numpy as np
 
 import synk_shm
-from synk_core._cores import available_cores
+from synk_comm.processes import available_cores
 from synk_core.exceptions import SharedMemoryFull
 
 from .messages import ArrayRef
@@ -25,6 +26,15 @@ NEW_THREADS_PIECE = 1 << 23
 
 MOST_THREADS = 8
 """Threads for reading rows; more of them do not read faster."""
+
+
+def may_be_opened() -> bool:
+    """Return whether other processes of this user may open this one's descriptors, by which they
+    find memory without a name: the kernel keeps those of some programs from them."""
+    try:
+        return os.stat("/proc/self/fd").st_uid == os.geteuid()
+    except OSError:
+        return False
 
 
 def new_array(size: int, dtype: np.dtype, what: str, named: bool = True) -> np.ndarray:

@@ -29,8 +29,9 @@ import numpy as np
 
 import synk_shm
 from synk_core._plan.arguments import checked_flag
+from synk_core._plan.conversion import checked_dtype, checked_ndim, condition
 from synk_core._plan.rows import as_int, is_int
-from synk_core._text import clipped, shown
+from synk_core._text import shown
 from synk_core.exceptions import InputTypeError, InputValueError
 
 from .arrays import new_array
@@ -38,10 +39,6 @@ from .messages import ArrayRef
 
 Oversize = Union[int, float]
 
-MAX_DIMENSIONS = 32
-"""Of a NumPy array."""
-NUMERIC = "biufc"
-"""Kinds of dtype that variables of an engine have: booleans and numbers."""
 OF_THE_RUNTIME = {"key", "memory", "named", "observers", "token", "track", "untrack"}
 """Attributes that completion leaves out."""
 
@@ -52,7 +49,7 @@ class Data:
     Reads and writes like a NumPy array (``d[k]``, ``d[k] = v``, ``len(d)``, ``np.asarray(d)``).
     Its shape may change: within the allocation nothing is copied, and growing beyond it moves the
     contents to a larger one. Writing while a call runs in another thread is a race, as with any
-    array.
+    array. It has as many methods as the documented interface of an array that can grow.
 
     Attributes:
         key: a number that no other one has.
@@ -77,8 +74,8 @@ class Data:
         self.key = next(self._keys)
         self._version = 0
         self.token = (self.key, 0)
-        self._dtype = _checked_dtype(dtype)
-        self._ndim = _checked_ndim(ndim)
+        self._dtype = checked_dtype(dtype)
+        self._ndim = checked_ndim(ndim)
         self._minibatch = checked_flag(minibatch, "minibatch")
         if name is not None and not isinstance(name, str):
             raise InputTypeError(f"name: got {shown(name)}, expected a str or None")
@@ -418,104 +415,6 @@ class Presence:
                         self.of(node, length)[row] = False
                 else:
                     self._nodes[node][...] = False
-
-
-def condition(value: Any, dtype: Any, ndim: int, force_cast: bool, what: str) -> np.ndarray:
-    """Return `value` as an array of this dtype and number of dimensions.
-
-    Without `force_cast` only conversions that keep values are made: what NumPy calls "safe", and
-    Python numbers or lists of them, unless a value would change.
-
-    Raises:
-        InputTypeError: wrong dtype or number of dimensions.
-    """
-    dtype = np.dtype(dtype)
-    array = unmasked(value, what)
-    force_cast = checked_flag(force_cast, "force_cast")
-    if array.dtype.kind not in NUMERIC and not force_cast:
-        raise InputTypeError(
-            f"{what}: got {shown(value)} of dtype {array.dtype}, expected numbers of dtype "
-            f"{dtype}; convert them first"
-        )
-    if array.ndim != ndim:
-        raise InputTypeError(
-            f"{what}: got {array.ndim} dimensions (shape {array.shape}), expected {ndim}"
-        )
-    if array.dtype == dtype:
-        return array
-    if force_cast or np.can_cast(array.dtype, dtype, "safe"):
-        try:
-            return array.astype(dtype)
-        except (TypeError, ValueError) as error:
-            raise InputTypeError(
-                f"{what}: got dtype {array.dtype}, which cannot be cast to {dtype}: "
-                f"{clipped(error)}; expected numbers"
-            ) from None
-    has_own_dtype = hasattr(value, "dtype")
-    if not has_own_dtype and array.dtype.kind in "biuf":
-        with np.errstate(over="ignore", invalid="ignore"):
-            cast = array.astype(dtype)
-            back = cast.astype(array.dtype)
-        if array.dtype.kind == dtype.kind == "f":
-            # Digits may be lost, as one expects; but nothing may become infinite.
-            back = np.where(np.isfinite(back), array, back)
-        if np.array_equal(back, array, equal_nan=array.dtype.kind == "f"):
-            return cast
-    raise InputTypeError(
-        f"{what}: got dtype {array.dtype}, expected {dtype} (or a dtype that converts to it "
-        f"without loss); convert with .astype({dtype.name!r}), or use force_cast=True"
-    )
-
-
-def unmasked(value: Any, what: str) -> np.ndarray:
-    """Return `value` as a plain array.
-
-    Raises:
-        InputTypeError: NumPy makes no array of it; or it is a masked array, and something in it is
-            masked.
-    """
-    if isinstance(value, np.ma.MaskedArray):
-        mask: Any = value.mask
-        if value.dtype.names is not None:  # one for each field
-            mask = np.concatenate([np.ravel(mask[field]) for field in value.dtype.names])
-        if np.any(mask):
-            raise InputTypeError(
-                f"{what}: got a masked array with {np.sum(mask)} masked entries, expected "
-                f"values everywhere; fill them with .filled(), or hand over the mask as an input"
-            )
-    try:
-        array = np.asarray(value)
-    except (TypeError, ValueError) as error:
-        raise InputTypeError(
-            f"{what}: got {shown(value)} of type {type(value).__name__}, expected an array, or "
-            f"numbers in lists of equal lengths; NumPy says: {clipped(error)}"
-        ) from error
-    # Theano takes no others.
-    return array if array.flags.aligned else array.copy()
-
-
-def _checked_dtype(dtype: Any) -> np.dtype:
-    try:
-        found = np.dtype(dtype)
-    except (TypeError, ValueError) as error:
-        raise InputTypeError(
-            f"dtype: got {shown(dtype)}, expected a NumPy dtype such as 'float32' "
-            f"({clipped(error)})"
-        ) from None
-    if found.kind not in NUMERIC:
-        raise InputTypeError(
-            f"data(): got dtype {found}, expected one of numbers or booleans: no function takes "
-            f"others; convert the values first"
-        )
-    return found
-
-
-def _checked_ndim(ndim: Any) -> int:
-    if not is_int(ndim) or not 0 <= ndim <= MAX_DIMENSIONS:
-        raise InputValueError(
-            f"ndim: got {shown(ndim)}, expected a number of dimensions from 0 to {MAX_DIMENSIONS}"
-        )
-    return int(ndim)
 
 
 def _check_oversize(oversize: Any) -> None:

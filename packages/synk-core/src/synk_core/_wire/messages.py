@@ -18,6 +18,8 @@ import numpy as np
 from synk_core._plan.rows import Bounds
 from synk_shm import Handle
 
+from .settings import Settings
+
 LEFT_TO_MASTER = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that are nothing to a worker: it ends with its master, whatever ends that."""
 
@@ -225,8 +227,8 @@ class Prefetch:
     call: int
 
     @property
-    def act_name(self) -> Tuple[str, int]:
-        """By which the act is entered: there is one for each call."""
+    def key(self) -> Tuple[str, int]:
+        """By which the act is found again: there is one for each call."""
         return "prefetch", self.call
 
 
@@ -240,22 +242,11 @@ class Collective:
 
 
 @dataclass(frozen=True)
-class RecordSpans:
-    """Start recording spans of time, or stop and gather them in the master."""
+class Own:
+    """An act of a feature of the runtime: `kind` names the function in `_rank.distribute`."""
 
-    begin: bool
-
-
-@dataclass(frozen=True)
-class TakeTimes:
-    """Bring the master the seconds that ranks of other hosts have logged."""
-
-
-@dataclass(frozen=True)
-class WatchFinite:
-    """Switch the check for finite results on or off."""
-
-    on: bool
+    kind: str
+    argument: Any = None
 
 
 @dataclass(frozen=True)
@@ -263,7 +254,7 @@ class Stop:
     """End the worker."""
 
 
-Act = Union[Distribute, Call, Prefetch, Collective, RecordSpans, TakeTimes, WatchFinite, Stop]
+Act = Union[Distribute, Call, Prefetch, Collective, Own, Stop]
 
 
 class Step(NamedTuple):
@@ -333,35 +324,6 @@ class Order(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Settings:
-    """The settings of a runtime, the same in all its processes: those of `synkhronos.fork`.
-
-    Attributes:
-        nccl: whether collectives of devices go through NCCL.
-        profile: whether each worker writes a profile.
-        records: whether all ranks record spans of time from the start.
-        seed: of the workers' global generators, with their rank.
-    """
-
-    backend: str = "shm"
-    timeout_s: float = 3600.0
-    stall_s: float = 60.0
-    atomic: bool = True
-    random_streams: str = "per_rank"
-    nccl: bool = False
-    graphs: str = "never"
-    precision: str = "default"
-    profile: bool = False
-    records: bool = False
-    seed: int = 0
-
-    @property
-    def reseeds(self) -> bool:
-        """Whether each worker seeds its random streams anew."""
-        return self.random_streams == "per_rank"
-
-
-@dataclass(frozen=True)
 class Hello:
     """The first message to a worker: everything it needs to become a rank.
 
@@ -370,7 +332,7 @@ class Hello:
         directory: the master's current folder.
         times, flight: shared arrays; see `_watch.stats` and `_watch.flight`.
         adapter: the module of the master's graph engine; see `engine.load`.
-        contexts: of the devices to compute on; see `_graph.devices.assignment.Contexts`.
+        contexts: of the devices to compute on; see `device.Contexts`.
         authkey: the master's, of multiprocessing: shared memory identifies a family by it.
         threads: for computing and for reading rows; 0 for this rank's share of the machine's cores.
         tag: of the messages to and from a rank that an MPI launcher has started; else 0.

@@ -7,14 +7,15 @@ from typing import Any, Optional, Tuple
 
 import numpy as np
 
+from synk_core._plan.conversion import unmasked
 from synk_core._plan.rows import Selection, is_int, select
 from synk_core._text import shown
 from synk_core.exceptions import InputTypeError
 
 from .arrays import copy_rows
-from .data import Data, Unread, unmasked
+from .data import Data, Unread
 
-# Attributes of Pandas' objects, whose rows have labels; of pygpu's arrays; of sparse matrices.
+# Attributes of Pandas' objects, whose rows have labels; of GPUs' arrays; of sparse matrices.
 _NO_SOURCE = ("iloc", "gpudata", "nnz")
 
 

@@ -11,7 +11,6 @@ import faulthandler
 import importlib.metadata
 import os
 import platform
-import select
 import socket
 import sys
 import time
@@ -23,8 +22,8 @@ import numpy as np
 
 import synk_comm
 from synk_comm import cuda
+from synk_comm.processes import WatchedProcess, core_quota
 from synk_core._adapters import installed
-from synk_core._cores import core_quota
 from synk_core.exceptions import StartError
 
 from . import launcher
@@ -118,7 +117,7 @@ class World:
         self.leaving: Callable[[], None] = lambda: None
         # MPI reads a buffer until its request is done.
         self.sending: List[Tuple[Any, bytes]] = []
-        self._master_end: Any = None
+        self._master_process: Optional[WatchedProcess] = None
         self._ended = False
         self._tags = 0
         try:
@@ -233,13 +232,12 @@ class World:
         """On a worker of the master's host, notice that the master's process has ended."""
         if not self.rank or 0 in self.gone or not self.is_near(self.rank):
             return
-        if self._master_end is None:
+        if self._master_process is None:
             try:
-                self._master_end = select.poll()
-                self._master_end.register(os.pidfd_open(self.members[0].pid), select.POLLIN)
+                self._master_process = WatchedProcess(self.members[0].pid)
             except OSError:  # it has ended, or this system has no such descriptors
                 return
-        if self._master_end.poll(0):
+        if self._master_process.is_gone():
             self.gone.add(0)
 
     def failed_ranks(self) -> Sequence[int]:

@@ -4,14 +4,12 @@ them. `mpi_worker` is their side."""
 from __future__ import annotations
 
 import contextlib
-import os
 import pickle
-import select
-import signal
 import time
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 import synk_shm
+from synk_comm.processes import WatchedProcess
 from synk_core._wire.channel import ChannelClosed
 from synk_core._wire.messages import Failure, GiveUp, Hello, Ready
 from synk_core._wire.world import World
@@ -24,31 +22,16 @@ from .stacks import StackFile
 _NAP_S = 1e-3
 
 
-class NearProcess:
-    """A process of this machine that is no child of this one."""
+class NearProcess(WatchedProcess):
+    """A process of this machine that is no child of this one, with the methods of `Popen`."""
 
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self.returncode: Optional[int] = None
-        self._fd = os.pidfd_open(pid)
-        self._end = select.poll()
-        self._end.register(self._fd, select.POLLIN)
+    returncode: Optional[int] = None
 
     def poll(self) -> Optional[int]:
         """Return 0 if it has ended, because its status is its parent's; None while it runs."""
-        if self.returncode is None and self._end.poll(0):
+        if self.returncode is None and self.is_gone():
             self.returncode = 0
         return self.returncode
-
-    def send_signal(self, number: int) -> None:
-        """Send a signal to it, and to no later process of the same number."""
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._fd, number)
-
-    def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
 
 
 class MpiWorker:

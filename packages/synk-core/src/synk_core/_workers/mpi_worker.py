@@ -12,14 +12,14 @@ import sys
 import time
 import traceback
 
-from synk_comm.starting import NO_RANKS
+from synk_comm.processes import NO_RANKS
 from synk_core._graph.environment import ThreadLimit
 from synk_core._wire.channel import ChannelClosed
 from synk_core._wire.messages import LEFT_TO_MASTER, Hello
 from synk_core._wire.world import World
 
-from . import boot, stacks
-from .worker import profiled, serve
+from . import stacks
+from .worker import answer_with_stacks, profiled, serve
 
 
 def serve_world(world: World) -> None:
@@ -27,7 +27,7 @@ def serve_world(world: World) -> None:
     for number in LEFT_TO_MASTER:
         signal.signal(number, signal.SIG_IGN)
     file = stacks.StackFile()
-    boot.answer_with_stacks(file.fd, stacks.BETWEEN_BYTECODES, stacks.AT_ONCE)
+    answer_with_stacks(file.fd, stacks.BETWEEN_BYTECODES, stacks.AT_ONCE)
     collects = gc.isenabled()
     world.in_use, os.environ[NO_RANKS] = True, "a worker"
     control = world.control

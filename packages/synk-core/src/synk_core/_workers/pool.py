@@ -11,6 +11,7 @@ import logging
 import os
 import pickle
 import select
+import subprocess
 import time
 import weakref
 from dataclasses import replace
@@ -20,18 +21,19 @@ from typing import Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Un
 
 import synk_comm
 import synk_shm
-from synk_comm.starting import import_path, interpreter
+from synk_comm.processes import import_path, interpreter
 from synk_core import engine
 from synk_core._graph import environment
 from synk_core._graph.devices.assignment import Assignment
 from synk_core._rank.workplace import Workplace
 from synk_core._text import with_cure
 from synk_core._wire.channel import ChannelClosed
-from synk_core._wire.messages import ArrayRef, Failure, Hello, Ready, Settings
+from synk_core._wire.messages import ArrayRef, Failure, Hello, Ready
+from synk_core._wire.settings import Settings
 from synk_core.exceptions import StartError, WorkerDied
 
 from .interrupts import SIGNAL
-from .processes import Watchdog, Worker, reap_later
+from .processes import Worker, reap_later
 from .stacks import Stacks
 
 _logger = logging.getLogger(__name__)
@@ -55,8 +57,7 @@ class WorkerPool:
     Args:
         starts: the first message to each worker, and its environment.
         fds: descriptors that all workers inherit.
-        folder: the folder to remove in the end, whichever process is killed; None for none.
-        watchdog: watches the workers; None for a new one.
+        folder: the folder to remove if this process is killed while they start; None for none.
     """
 
     def __init__(
@@ -64,32 +65,27 @@ class WorkerPool:
         starts: Sequence[Tuple[Hello, Dict[str, str]]],
         fds: Sequence[int] = (),
         folder: Optional[str] = None,
-        watchdog: Optional[Watchdog] = None,
     ) -> None:
         self._workers: List[Worker] = []
         self._stacks = Stacks()
-        # First, so that no worker is ever without a watchdog.
-        self._watchdog = watchdog or (Watchdog(starts[0][0].sys_path) if starts else None)
-        if self._watchdog is not None and folder is not None:
-            self._watchdog.guard_folder(folder)
+        self._guard: Optional[subprocess.Popen[bytes]] = None
+        if folder is not None:
+            with contextlib.suppress(OSError):  # there is no shell
+                self._guard = _guard(folder)
         # A child that the user forks would hold the workers' lifelines open.
         os.register_at_fork(after_in_child=_calling(weakref.WeakMethod(self._close_in_child)))
         try:
             for hello, environment in starts:
-                worker = Worker(hello, environment, fds)
-                self._workers.append(worker)
-                if self._watchdog is not None:
-                    self._watchdog.guard(worker.process.pid)
+                self._workers.append(Worker(hello, environment, fds))
         except BaseException:
             self.kill()
-            self.close_watchdog()
             raise
 
     def _close_in_child(self) -> None:
         for worker in self._workers:
             worker.close()
-        if self._watchdog is not None:
-            self._watchdog.close_line()
+        if self._guard is not None and self._guard.stdin is not None:
+            self._guard.stdin.close()
         synk_shm.leave()
 
     @property
@@ -102,11 +98,6 @@ class WorkerPool:
         for pid in self.pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, SIGNAL)
-
-    @property
-    def watchdog_pid(self) -> Optional[int]:
-        """Process id of the watchdog; None if there is none."""
-        return None if self._watchdog is None else self._watchdog.pid
 
     def wait_ready(
         self,
@@ -219,8 +210,6 @@ class WorkerPool:
         Raises:
             WorkerDied: one has ended; among several, the error names one killed by a signal.
         """
-        if self._watchdog is not None:
-            self._watchdog.reap()
         gone = self._first_gone()
         if gone is not None:
             activity = doing(gone.rank) if callable(doing) else doing
@@ -301,11 +290,9 @@ class WorkerPool:
             worker.close()
             with contextlib.suppress(ValueError):
                 self._workers.remove(worker)
-
-    def close_watchdog(self) -> None:
-        """End the watchdog, once no memory is left that it might have to remove."""
-        if self._watchdog is not None:
-            self._watchdog.close()
+        if self._guard is not None:
+            self._guard.kill()
+            self._guard.communicate()
 
 
 def _cause_order(worker: Worker) -> int:
@@ -360,13 +347,11 @@ def start_workers(
     hellos: Sequence[Hello],
     on_device: bool,
     group: Optional[synk_comm.Group],
-    watchdog: Optional[Watchdog],
 ) -> WorkerPool:
     """Start a process of this machine for each worker; returns while they start.
 
     Args:
         group: for them to join; None if there are no workers.
-        watchdog: kills those that outlive the master.
 
     Raises:
         StartError: a process could not be started; the others are ended.
@@ -375,4 +360,21 @@ def start_workers(
         return WorkerPool(())
     variables = environment.worker_environment(len(hellos) + 1, on_device)
     starts = [(replace(one, ticket=group.ticket(one.rank)), variables) for one in hellos]
-    return WorkerPool(starts, group.fds, group.folder, watchdog)
+    return WorkerPool(starts, group.fds, group.folder)
+
+
+def _guard(folder: str) -> subprocess.Popen[bytes]:
+    """Start a shell that removes a folder with sockets when this process is gone.
+
+    Ranks remove it once all have joined, but the kernel kills them with this process.
+    """
+    script = 'trap "" INT TERM HUP; read -r line; sleep 0.1; rm -rf -- "$FOLDER"'
+    return subprocess.Popen(
+        ["/bin/sh", "-c", script],
+        env={**os.environ, "FOLDER": folder},  # command lines are everybody's to read
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        start_new_session=True,
+    )

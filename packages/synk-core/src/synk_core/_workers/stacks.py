@@ -3,7 +3,7 @@
 It writes them into an unnamed file that the master has made, on either of two signals. On the first
 the worker's main thread writes them between two bytecodes. A worker that does not answer runs
 compiled code, and may hold the interpreter's lock: on the second signal a handler in C writes them
-at once (`faulthandler`, see `boot`). It is the second choice because it reads what the main thread
+at once (`worker.answer_with_stacks`). It is the second choice because it reads what the main thread
 may be changing: amid bytecodes it ends the process by SIGSEGV in one case of some 8,000.
 
 The state that the kernel reports describes a process that cannot answer.
@@ -22,7 +22,7 @@ import threading
 import time
 from typing import Dict, Mapping, Optional, Tuple
 
-from . import watchdog
+from synk_comm.processes import stat
 
 BETWEEN_BYTECODES: int = signal.SIGRTMIN + 3 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR1
 """Signal number that asks for stacks."""
@@ -37,8 +37,8 @@ LIMIT = 1_000_000
 """Bytes of stacks that are read at most."""
 
 _LOOK_EVERY_S = 0.005
-_ANSWERING = re.compile(r'^  File ".*_workers/boot\.py", line \d+ in answer\n', re.MULTILINE)
-_BEGINNING = re.compile(r'_workers/boot\.py", line \d+ in <module>\n')
+_ANSWERING = re.compile(r'^  File ".*_workers/worker\.py", line \d+ in answer\n', re.MULTILINE)
+_BEGINNING = re.compile(r'^  File "<string>", line 1 in <module>\n', re.MULTILINE)
 
 
 class StackFile:
@@ -137,7 +137,8 @@ def _gather(asked: Asked, deadline: float, timeout_s: float) -> Dict[int, str]:
 def _whole(text: str) -> str:
     """Return the stacks of all threads if the text has them to the end, else "".
 
-    That of the main thread comes last, and begins in `boot`. (A hundred calls deep, its beginning
+    That of the main thread comes last, and begins in the program of
+    `synk_comm.processes.Process`. (A hundred calls deep, its beginning
     is left out.) A process that was asked twice, because it was stopped meanwhile, answers twice.
     """
     beginning = _BEGINNING.search(text)
@@ -182,7 +183,7 @@ def _silence(process: subprocess.Popen[bytes], timeout_s: float) -> str:
 def _state(pid: int) -> str:
     """Return the kernel's letter for the state of a process; "" if it is not known."""
     try:
-        return watchdog.stat(pid)[0].decode()
+        return stat(pid)[0].decode()
     except FileNotFoundError:
         return "Z" if os.path.isdir("/proc/self") else ""
     except (OSError, IndexError):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 import traceback
+from time import perf_counter
 from typing import Callable, Dict, List, Mapping, Optional, Sequence
 
 from synk_core._warn import warn_user
 from synk_core._watch.flight import Phase
+from synk_core._watch.record import Record
 from synk_core.exceptions import StallWarning, WorkerStalled
 
 from .activity import Activity
@@ -25,7 +26,7 @@ class StallWatch:
         stall_s: seconds after which to warn, then after twice as many, and so on.
 
     Attributes:
-        began: when the order began, in seconds of `time.monotonic`; set by the master.
+        began: when the wait began, in seconds of `time.perf_counter`.
     """
 
     def __init__(
@@ -42,14 +43,18 @@ class StallWatch:
         self.began = 0.0
         self._warned = 0.0, 0.0
 
+    def before(self, record: Record) -> None:  # noqa: ARG002 - as of any observer
+        """Begin to watch an order."""
+        self.began = perf_counter()
+
     def check(self, own: Optional[threading.Thread] = None, makes: str = "") -> None:
         """Warn if the order has taken too long, or a thread of the master's own that makes
         something; called while the master waits."""
         compiling = [r for r in self._workers if self._phase(r) == Phase.COMPILE]
         if own is None and compiling:
-            self.began = time.monotonic()  # a compiler takes as long as it takes
+            self.began = perf_counter()  # a compiler takes as long as it takes
             return
-        seconds = time.monotonic() - self.began
+        seconds = perf_counter() - self.began
         began, warned_s = self._warned
         if seconds < (2 * warned_s if began == self.began else self._stall_s):
             return
@@ -83,7 +88,7 @@ class StallWatch:
 
     def error(self) -> WorkerStalled:
         """Return the error for an order that is given up, which names the late workers."""
-        ranks, seconds = self.late(), time.monotonic() - self.began
+        ranks, seconds = self.late(), perf_counter() - self.began
         stacks = self._stacks(ranks)
         doing = self._activity.doing(ranks[0])
         return WorkerStalled(ranks, doing, seconds, stacks, self.describe(ranks, seconds, stacks))

@@ -1,20 +1,19 @@
 """A worker process: send `Ready`, then perform one order after the other until a `Stop`.
 
-`processes.Worker` starts it through `boot`.
+`processes.Worker` starts it. However the master ends, the kernel kills this process then.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import faulthandler
 import gc
 import os
 import pickle
-import select
 import signal
 import socket
 import sys
-import threading
 import time
 import traceback
 from functools import partial
@@ -36,82 +35,61 @@ bounded by `timeout_s`, and its workers notice at once when it gives up or ends.
 VERDICT_S = 1.0
 """Seconds that a worker waits for the master to end it, after a failure beyond repair."""
 
-CLEANUP_S = 1.0
-"""Seconds that a worker whose master is gone has to release shared memory."""
-
 FAILURE_LIMIT = 100_000
 """Characters of a traceback, or bytes of a pickled exception, that are sent at most."""
 
 
-class Exit:
-    """Ends this process once, from its main thread or from the one that watches the master.
-
-    The first of the two releases what the process holds; only then may the process end.
+def main(channel_fd: int, stacks_fd: int, gentle: int, at_once: int) -> NoReturn:
+    """Run the worker until the master stops it, and end the process.
 
     Args:
-        lifeline_fd: reading end of a pipe that ends when the master does.
+        channel_fd: the socket for the master's commands.
+        stacks_fd, gentle, at_once: see `answer_with_stacks`.
     """
-
-    def __init__(self, lifeline_fd: int) -> None:
-        self._lock = threading.Lock()
-        self._lifeline_fd = lifeline_fd
-        self._master = os.getppid()
-
-    def __call__(self, status: int) -> NoReturn:
-        with self._lock:
-            if status:
-                self._await_master()
-            atexit._run_exitfuncs()
-            for stream in (sys.stdout, sys.stderr):
-                with contextlib.suppress(Exception):  # closed, or a user's own
-                    stream.flush()
-            if os.getppid() != self._master:  # with the compiler that it may have started
-                os.killpg(os.getpid(), signal.SIGKILL)
-            os._exit(status)
-
-    def _await_master(self) -> None:
-        """If the master is ending, wait until it has released all it held.
-
-        The kernel closes its files one after the other, and then changes its children's parent.
-        The last process to release shared memory removes it, so this one must not come first.
-        """
-        deadline = time.monotonic() + CLEANUP_S / 2
-        if select.select([self._lifeline_fd], [], [], 0.05)[0]:
-            while os.getppid() == self._master and time.monotonic() < deadline:
-                time.sleep(0.001)
-
-    def with_master(self) -> NoReturn:
-        """Block until the master is gone; then end this process.
-
-        It releases shared memory first, because the last process to do so removes it, but ends
-        after CLEANUP_S in any case, whatever its main thread is doing.
-        """
-        while os.read(self._lifeline_fd, 1):
-            pass
-        threading.Timer(CLEANUP_S, os._exit, (1,)).start()
-        self(1)
-
-
-def main(channel_fd: int, lifeline_fd: int) -> NoReturn:
-    """Run the worker until the master stops it or is gone, and end the process."""
+    for fd in (channel_fd, stacks_fd):
+        os.set_inheritable(fd, False)
+    answer_with_stacks(stacks_fd, gentle, at_once)
+    # Garbage collection takes an eighth of the time of the imports, and finds nothing.
+    gc.disable()
     # The master alone acts on these, also if a batch system sends them to all processes. They were
     # blocked until now.
     for number in LEFT_TO_MASTER:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, LEFT_TO_MASTER)
-    leave = Exit(lifeline_fd)
-    watching = threading.Thread(target=leave.with_master, daemon=True)
-    channel = Channel(socket.socket(fileno=channel_fd))
+    channel, status = Channel(socket.socket(fileno=channel_fd)), 1
     try:
         hello: Hello = pickle.loads(channel.recv())
         with profiled(hello):
-            serve(channel, hello, begin=watching.start)
+            serve(channel, hello)
+        status = 0
     except ChannelClosed:
-        leave(1)
+        pass
     except BaseException:  # noqa: BLE001 - nothing above catches it
         traceback.print_exc()
-        leave(1)
-    leave(0)
+    # Not by returning: the interpreter would wait for the threads of the user's modules.
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # closed, or a user's own
+            stream.flush()
+    os._exit(status)
+
+
+def answer_with_stacks(stacks_fd: int, gentle: int, at_once: int) -> None:
+    """Install the handlers that write stacks, one for each signal.
+
+    Importing the engine takes seconds, and can hang while it waits for the lock of a compile
+    directory, so they are installed before that.
+    """
+
+    def answer(_number: int, _frame: Any) -> None:
+        faulthandler.dump_traceback(stacks_fd, all_threads=True)
+
+    signal.signal(gentle, answer)
+    # Restart system calls: compiled code may not expect that one is interrupted.
+    signal.siginterrupt(gentle, False)
+    # In C, so that it writes them whichever thread holds the interpreter's lock.
+    faulthandler.register(at_once, stacks_fd, all_threads=True)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (gentle, at_once))
 
 
 @contextlib.contextmanager
@@ -144,7 +122,6 @@ def serve(
     world: Optional[World] = None,
     stacks_fd: int = -1,
     between: Callable[[], object] = lambda: None,
-    begin: Callable[[], object] = lambda: None,
 ) -> None:
     """Prepare, join the other ranks, and perform the master's orders."""
     import synk_comm
@@ -152,7 +129,6 @@ def serve(
     from .interrupts import obey_from_afar
 
     try:
-        begin()
         rank = _prepare(hello, world)
         if world is not None and not world.is_near(hello.rank):
             obey_from_afar(rank, channel)
@@ -195,7 +171,7 @@ def _join(
 ) -> None:
     """Join the other ranks; report a failure of that to the master."""
     import synk_comm
-    from synk_core._graph.devices.device import is_of_the_group
+    from synk_core.device import is_of_the_group
 
     enter = partial(synk_comm.join, hello.ticket) if world is None else world.communicator
     try:
@@ -255,7 +231,7 @@ def _prepare(hello: Hello, world: Optional[World]) -> Any:
     seed_globals(settings.seed, rank.seed)
     # What is imported stays: to look through it whenever a function goes would take longer.
     gc.freeze()
-    gc.enable()  # see _boot
+    gc.enable()  # see `main`
     return rank
 
 

@@ -8,13 +8,14 @@ backend; in a notebook, a figure is displayed as the last line of a cell. They n
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import math
 import os
 import statistics
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, Optional, Sequence, Union
 
 from synk_core.files import whole_file
 from synkhronos.exceptions import InputTypeError, InputValueError
@@ -30,7 +31,20 @@ __all__ = ["plot_scaling", "plot_training"]
 _INDIGO, _TEAL, _SAND, _ROSE, _PURPLE = "#332288", "#44AA99", "#DDCC77", "#CC6677", "#AA4499"
 _WINE, _GREY, _RATE = "#882255", "#777777", "#6B6B2A"
 
-_STYLES = {"train": (_INDIGO, "o"), "valid": (_ROSE, "s")}
+_STYLE = {
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "grid.color": "#E6E6E6",
+    "legend.frameon": False,
+    "legend.loc": "upper left",
+    "lines.linewidth": 1.6,
+    "lines.markersize": 4,
+    "font.size": 9,
+}
+_LINEAR = {"color": _GREY, "linestyle": "--", "label": "linear"}
+_CURVES = {"train": (_INDIGO, "o"), "valid": (_ROSE, "s")}
 _OTHERS = ((_TEAL, "^"), (_SAND, "D"), (_PURPLE, "v"))
 _MARKS = 40
 """Marks on a curve, at most about."""
@@ -78,25 +92,23 @@ def plot_scaling(
     )
     linear = [rates[0] / n[0] * number for number in n]
     efficiency = [rate / expected for rate, expected in zip(rates, linear)]
-
-    figure = _new_figure(9.0, 3.8, title)
-    left, right = figure.subplots(1, 2)
-    _frame(left, "number of processes", "rows per second")
-    left.plot([0, *n], [0, *linear], color=_GREY, linestyle="--", linewidth=1.3, label="linear")
-    left.plot(n, rates, color=_INDIGO, marker="o", linewidth=1.8, label="measured")
-    if fastest != slowest:
-        left.vlines(n, slowest, fastest, color=_INDIGO, linewidth=1.2)
-    _label(left, n, rates, [f"{rate / rates[0]:.2f} x" for rate in rates], "left")
-    left.set_ylim(0, max(*linear, *fastest) * 1.12)
-    _legend(left)
-
-    _frame(right, "number of processes", "efficiency (measured / linear)")
-    right.axhline(1.0, color=_GREY, linestyle="--", linewidth=1.3)
-    right.plot(n, efficiency, color=_TEAL, marker="s", linewidth=1.8)
-    _label(right, n, efficiency, [f"{value:.0%}" for value in efficiency], "right")
-    right.set_ylim(0, max(1.0, *efficiency) * 1.15)
-    right.yaxis.set_major_formatter("{x:.0%}")
-    return _written(figure, path)
+    with _figure(9.0, 3.8, title, path) as figure:
+        left, right = figure.subplots(1, 2)
+        left.set(xlabel="number of processes", ylabel="rows per second")
+        left.plot([0, *n], [0, *linear], **_LINEAR)
+        left.plot(n, rates, color=_INDIGO, marker="o", label="measured")
+        if fastest != slowest:
+            left.vlines(n, slowest, fastest, color=_INDIGO)
+        _label(left, n, rates, [f"{rate / rates[0]:.2f} x" for rate in rates], "left")
+        left.set_ylim(0, max(*linear, *fastest) * 1.12)
+        left.legend()
+        right.set(xlabel="number of processes", ylabel="efficiency (measured / linear)")
+        right.axhline(1.0, **_LINEAR)
+        right.plot(n, efficiency, color=_TEAL, marker="s")
+        _label(right, n, efficiency, [f"{value:.0%}" for value in efficiency], "right")
+        right.set_ylim(0, max(1.0, *efficiency) * 1.15)
+        right.yaxis.set_major_formatter("{x:.0%}")
+    return figure
 
 
 def _rates(results: Any) -> Dict[int, List[float]]:
@@ -138,7 +150,7 @@ def _label(axes: Any, n: List[int], y: List[float], texts: List[str], side: str)
             shown.append(number)
     for number, value, text in zip(n, y, texts):
         if number in shown:
-            how = {"textcoords": "offset points", "va": "top", "ha": side, "fontsize": 9}
+            how = {"textcoords": "offset points", "va": "top", "ha": side}
             axes.annotate(text, (number, value), xytext=(4 if side == "left" else -4, -6), **how)
     axes.set_xlim(0, n[-1] * 1.15)
     axes.set_xticks(shown[::-1])
@@ -171,26 +183,25 @@ def plot_training(
         quantity = rest if first in ("train", "valid") and rest else name
         panels.setdefault(quantity, []).append(name)
     order = sorted(panels, key=lambda quantity: quantity != "loss")
-
-    figure = _new_figure(8.0, 2.6 * len(order) + 1.2, title)
     heights = [1.4] + [1.0] * (len(order) - 1)
-    grid = figure.subplots(len(order), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
-    for axes, quantity in zip(grid, order):
-        _frame(axes, "epoch" if axes is grid[-1] else "", _literal(quantity))
-        others = iter(_OTHERS)
-        for name in panels[quantity]:
-            colour, mark = _STYLES.get(name.partition("_")[0]) or next(others, _OTHERS[0])
-            how = {"marker": mark, "markersize": 4, "markevery": len(epochs) // _MARKS + 1}
-            label = _literal(name)
-            axes.plot(epochs, columns[name], color=colour, linewidth=1.6, label=label, **how)
-            if name == "valid_loss":
-                _mark_lowest(axes, epochs, columns[name])
-        _choose_scale(axes, [columns[name] for name in panels[quantity]], "loss" in quantity)
-        if axes is grid[0]:
-            _draw_rate(axes, epochs, columns.get("learning_rate", []))
-        _legend(axes, bbox_to_anchor=(0.0, 1.12), ncol=len(axes.get_lines()))
-    grid[-1].xaxis.get_major_locator().set_params(integer=True)
-    return _written(figure, path)
+    with _figure(8.0, 2.6 * len(order) + 1.2, title, path) as figure:
+        grid = figure.subplots(len(order), 1, sharex=True, squeeze=False, height_ratios=heights)
+        for axes, quantity in zip(grid[:, 0], order):
+            axes.set_ylabel(_literal(quantity))
+            others = iter(_OTHERS)
+            for name in panels[quantity]:
+                colour, mark = _CURVES.get(name.partition("_")[0]) or next(others, _OTHERS[0])
+                how = {"color": colour, "marker": mark, "label": _literal(name)}
+                axes.plot(epochs, columns[name], markevery=len(epochs) // _MARKS + 1, **how)
+                if name == "valid_loss":
+                    _mark_lowest(axes, epochs, columns[name])
+            _choose_scale(axes, [columns[name] for name in panels[quantity]], "loss" in quantity)
+            if axes is grid[0, 0]:
+                _draw_rate(axes, epochs, columns.get("learning_rate", []))
+            axes.legend(bbox_to_anchor=(0.0, 1.12), ncol=len(axes.get_lines()))
+        axes.set_xlabel("epoch")
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    return figure
 
 
 def _mark_lowest(axes: Any, epochs: Sequence[float], losses: Sequence[float]) -> None:
@@ -205,12 +216,12 @@ def _draw_rate(axes: Any, epochs: Sequence[float], rates: Sequence[float]) -> No
     if all(math.isnan(rate) for rate in rates):
         return
     right = axes.twinx()
-    how = {"linestyle": ":", "drawstyle": "steps-mid", "linewidth": 1.6, "color": _RATE}
-    right.plot(epochs, rates, label="learning_rate", **how)
-    axes.plot([], [], label="learning_rate", **how)  # one legend for both axes
-    right.set_ylabel("learning rate", fontsize=10, color=_RATE)
-    right.tick_params(labelsize=9, colors=_RATE)
-    right.spines["top"].set_visible(False)
+    right.grid(visible=False)
+    how = {"linestyle": ":", "drawstyle": "steps-mid", "color": _RATE, "label": "learning_rate"}
+    right.plot(epochs, rates, **how)
+    axes.plot([], [], **how)  # one legend for both axes
+    right.set_ylabel("learning rate", color=_RATE)
+    right.tick_params(colors=_RATE)
     _choose_scale(right, [rates], may_be_log=True)
 
 
@@ -248,12 +259,16 @@ def _value(value: Any) -> float:
     return math.nan if value is None or value == "" else float(value)
 
 
-# Common parts of the figures.
+def _literal(text: str) -> str:
+    """Escape a foreign name, so that matplotlib reads no part of it as a formula."""
+    return text.replace("$", r"\$")
 
 
-def _new_figure(width: float, height: float, title: str) -> Figure:
-    """Return an empty figure of this size in inches, with a heading at the left."""
+@contextlib.contextmanager
+def _figure(width: float, height: float, title: str, path: Optional[PathLike]) -> Iterator[Figure]:
+    """Yield an empty figure of this size in inches, to draw in; write it if there is a path."""
     try:
+        import matplotlib as mpl
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError(
@@ -269,34 +284,12 @@ def _new_figure(width: float, height: float, title: str) -> Figure:
             self.savefig(buffer, format="png")
             return buffer.getvalue()
 
-    size = (width, height)
-    figure = Picture(figsize=size, dpi=130, facecolor="white", layout="constrained")
-    figure.suptitle(title, x=0.01, ha="left", fontsize=12)
-    return figure
-
-
-def _frame(axes: Any, x: str, y: str) -> None:
-    """Set labels and a faint grid, and remove the frame at sides without numbers."""
-    axes.set_xlabel(x, fontsize=10)
-    axes.set_ylabel(y, fontsize=10)
-    axes.tick_params(labelsize=9)
-    axes.grid(visible=True, color="#E6E6E6", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def _legend(axes: Any, **settings: Any) -> None:
-    axes.legend(loc="upper left", fontsize=9, frameon=False, **settings)
-
-
-def _literal(text: str) -> str:
-    """Escape a foreign name, so that matplotlib reads no part of it as a formula."""
-    return text.replace("$", r"\$")
-
-
-def _written(figure: Figure, path: Optional[PathLike]) -> Figure:
+    with mpl.rc_context(_STYLE):
+        size = (width, height)
+        figure = Picture(figsize=size, dpi=130, facecolor="white", layout="constrained")
+        figure.suptitle(title, x=0.01, ha="left", fontsize=12)
+        yield figure
     if path is not None:
         path = Path(path) if Path(path).suffix else Path(f"{os.fspath(path)}.png")
         with whole_file(path) as file:
             figure.savefig(file, format=path.suffix[1:])
-    return figure

@@ -237,8 +237,6 @@ def find_MAP(  # noqa: N802 - PyMC's name
     return {name: found[name] for name in get_default_varnames(found, include_transformed)}
 
 
-# ---- building --------------------------------------------------------------------------------
-
 _QUICK = "FAST_COMPILE"
 _NEED_HESSIAN = {"dogleg", "trust-ncg", "trust-krylov", "trust-exact"}
 
@@ -409,9 +407,6 @@ def _mode(mode: Any, model: Any) -> Any:
     bounds = model.check_bounds
     name = "local_check_parameter_to_ninf_switch" if bounds else "local_remove_check_parameter"
     return pytensor.compile.mode.get_mode(mode).including(name)
-
-
-# ---- checking --------------------------------------------------------------------------------
 
 
 def _are_sums(model: Any, variables: Any, terms: Any, inputs: Any, data: Any) -> bool:

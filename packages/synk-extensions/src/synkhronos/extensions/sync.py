@@ -62,13 +62,9 @@ class SyncRule:
         centre: Sequence[Any] = (),
         settling: Sequence[Any] = (),
     ) -> None:
-        self.name = name
-        self.params = list(params)
-        self.every = every
-        self.centre = list(centre)
-        self._acts = tuple(acts)
-        self._settling = tuple(settling)
-        self._steps = 0
+        self.name, self.every = name, every
+        self.params, self.centre = list(params), list(centre)
+        self._acts, self._settling, self._steps = tuple(acts), tuple(settling), 0
         self._has_begun = self._is_declared = False
 
     @property

@@ -61,8 +61,7 @@ def load(where: str | None = None) -> Images:
         return _scikit_learn()
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(named or Path(cache, "mnist"))
-    # One split in a folder of the user's is what it is; in the cache a download was cut off.
-    if len(_splits(folder)) < (1 if named else 2):
+    if not all(_place(folder, name).is_file() for name in SHA256):
         try:
             download(folder)
         except OSError as error:
@@ -74,14 +73,8 @@ def load(where: str | None = None) -> Images:
                 ) from error
             print(f"{missing}: using scikit-learn's digits")
             return _scikit_learn()
-    splits = [_read_split(folder, name) for name in _splits(folder)]
-    # Of a single split the last tenth is held out.
-    x, y = splits[0]
-    last = len(x) - len(x) // 10
-    (x_train, y_train), (x_valid, y_valid) = (
-        splits if len(splits) == 2 else ((x[:last], y[:last]), (x[last:], y[last:]))
-    )
-    return _show(Images(x_train, y_train, x_valid, y_valid), f"MNIST from {folder}")
+    train, valid = _read_split(folder, "train"), _read_split(folder, "t10k")
+    return _show(Images(*train, *valid), f"MNIST from {folder}")
 
 
 def load_or_exit(where: str | None = None) -> Images:
@@ -122,11 +115,10 @@ def _fetch(name: str, expected: str) -> bytes:
     raise refused
 
 
-def _splits(folder: Path) -> list[str]:
-    """Return those of the two splits that are there with images and labels."""
-    names = {path.name.split("-ubyte")[0] for path in folder.glob("*-ubyte*")}
-    kinds = ("images-idx3", "labels-idx1")
-    return [s for s in ("train", "t10k") if all(f"{s}-{kind}" in names for kind in kinds)]
+def _place(folder: Path, name: str) -> Path:
+    """Return where a file is, packed or not."""
+    packed = folder / f"{name}.gz"
+    return packed if packed.is_file() else folder / name
 
 
 def _read_split(folder: Path, split: str) -> tuple[Any, Any]:
@@ -142,11 +134,10 @@ def _read_split(folder: Path, split: str) -> tuple[Any, Any]:
 
 def _read_idx(folder: Path, name: str) -> Any:
     """Return the array of a file in the IDX format: bytes behind a big-endian header."""
-    packed = folder / f"{name}.gz"
-    path = packed if packed.is_file() else folder / name
+    path = _place(folder, name)
     try:
         content = path.read_bytes()
-        if path == packed:
+        if path.suffix == ".gz":
             content = gzip.decompress(content)
         if content[:3] != bytes([0, 0, BYTES]):
             raise ValueError(f"it begins with {content[:4]!r}")

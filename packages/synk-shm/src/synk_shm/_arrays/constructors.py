@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+import operator
+from collections.abc import Iterable
+from typing import Any, Union
 
 import numpy as np
 
-from synk_shm._arrays.arguments import Shape, check_backend, check_capacity, check_mode, check_shape
 from synk_shm._arrays.create import NOTHING, create
 from synk_shm._arrays.segment import Array, segment
-from synk_shm._segments import dtypes
+from synk_shm._segments import dtypes, naming
+
+Shape = Union[int, Iterable[int]]
 
 
 def empty(
@@ -75,19 +78,20 @@ def full(
     backend: str = "shm",
 ) -> Array:
     """Return a new shared array of `fill_value`, by default of its dtype; arguments as `empty`."""
-    lengths = check_shape(shape)
+    lengths = _check_shape(shape)
     kind = np.asarray(fill_value).dtype if dtype is None else np.dtype(dtype)
     if order not in ("C", "F"):
         raise ValueError(f'order must be "C" or "F", got {order!r}')
+    room = None
+    if capacity is not None:
+        rows = check_length(capacity)
+        if order != "C" or not lengths:
+            raise ValueError('capacity needs order="C" and at least one dimension')
+        if rows < lengths[0]:
+            raise ValueError(f"capacity {rows} is less than the length {lengths[0]}")
+        room = dtypes.count_bytes((rows, *lengths[1:]), kind)
     return create(
-        lengths,
-        kind,
-        order == "F",
-        None if capacity is None else check_capacity(capacity, lengths, kind, order),
-        None if name is None and backend == "shm" else check_backend(backend, name),
-        check_mode(mode),
-        backend,
-        contents=fill_value,
+        lengths, kind, order == "F", room, *_check_place(name, mode, backend), contents=fill_value
     )
 
 
@@ -159,13 +163,52 @@ def share(
     return create(
         source.shape,
         source.dtype,
-        fortran=order == "F",
-        name=check_backend(backend, name),
-        mode=check_mode(mode),
-        backend=backend,
+        order == "F",
+        None,
+        *_check_place(name, mode, backend),
         data=flat.reshape(-1).view(np.uint8) if whole else None,
         contents=NOTHING if whole else source,
     )
+
+
+def check_length(length: Any) -> int:
+    """Return a length as an int; refuse bools and negative numbers."""
+    if isinstance(length, (bool, np.bool_)):
+        raise TypeError(f"a length must be an int, got {length!r}")
+    value = operator.index(length)
+    if value < 0:
+        raise ValueError(f"a length must not be negative, got {value}")
+    return value
+
+
+def _check_shape(shape: Shape) -> tuple[int, ...]:
+    """Return the shape as a tuple of ints; TypeError or ValueError if it is none."""
+    if type(shape) is int and shape >= 0:  # by far the most frequent
+        return (shape,)
+    given = (shape,) if isinstance(shape, (int, np.integer)) else shape
+    if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
+        raise TypeError(f"a shape is an int or a sequence of ints, got {shape!r}")
+    lengths, most = tuple(map(check_length, given)), dtypes.MAX_DIMENSIONS
+    if len(lengths) > most:
+        raise ValueError(f"NumPy arrays have up to {most} dimensions, got {len(lengths)}")
+    return lengths
+
+
+def _check_place(name: str | None, mode: int, backend: str) -> tuple[str | None, int, str]:
+    """Return the system's name for a given name, the permission bits, and the backend."""
+    if backend not in ("shm", "memfd"):
+        raise ValueError(f'backend must be "shm" or "memfd", got {backend!r}')
+    full = None
+    if name is not None:
+        if backend == "memfd":
+            raise ValueError('backend="memfd" has no names; pass a handle, or use backend="shm"')
+        full = naming.system_name(name)
+        if name.startswith("/"):
+            raise ValueError(f"a name must not contain '/', got {name!r}")
+    bits = operator.index(mode)
+    if isinstance(mode, bool) or bits & ~0o777 or bits & 0o600 != 0o600:
+        raise ValueError(f"mode must be within 0o600 and 0o777, got {bits:#o}")
+    return full, bits, backend
 
 
 def _order_of(array: Array) -> str:

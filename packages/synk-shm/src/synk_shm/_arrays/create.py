@@ -9,12 +9,11 @@ import numpy as np
 
 from synk_shm._arrays.segment import Array, Bytes, Mapping, Segment, map_memory
 from synk_shm._processes.process import process
-from synk_shm._segments import headers, naming, pages, posix
-from synk_shm._segments.free_space import check_space
+from synk_shm._segments import headers, naming, posix
+from synk_shm._segments.memory import LARGE, WORTH_THREADS, allocate, check_space, populate
 
 NOTHING = object()
 _NONCE = headers.NONCE_BYTES
-_NOISE = _NONCE + naming.RANDOM_BYTES
 
 
 def create(
@@ -28,37 +27,37 @@ def create(
     data: Bytes | None = None,
     contents: Any = NOTHING,
 ) -> Array:
-    """Return the array of a new segment, holding zeros, `data` or `contents`.
+    """Return the array of a new segment: of zeros, of bytes in memory order, or of `contents`.
 
-    Args:
-        capacity: bytes to map now and allocate when needed.
-        name: a system name that a user asked for.
-        data: all bytes of the array, in memory order.
-        contents: what to assign to the array.
+    `capacity` are the bytes to map now and allocate when needed; `name` is a system's name.
     """
-    process.ready(backend == "shm")
+    anonymous = backend == "memfd"
+    process.ready(not anonymous)
     family = process.home
     plan, packed = headers.plan(shape, dtype, fortran, capacity, family)
     where = posix.PLACES[backend]
-    if plan.stop >= pages.LARGE:
+    if plan.stop >= LARGE:
         check_space(plan.stop, where)
-    noise = os.urandom(_NOISE)
-    nonce = noise[:_NONCE]
-    wanted = naming.segment_name(family, noise[_NONCE:])
+    noise = os.urandom(_NONCE + naming.RANDOM_BYTES)
+    nonce, first = noise[:_NONCE], naming.segment_name(family, noise[_NONCE:])
     if name is not None and posix.DIRECTORY is None:
-        wanted = name  # second entries are impossible there: it is the only one
-    first, fd = _open_new(backend, wanted, mode)
-    owned = [] if backend == "memfd" else [first]
+        first = name  # second entries are impossible there: it is the only one
+    if anonymous:
+        fd = posix.create_anonymous()
+        first, owned = f"/proc/{os.getpid()}/fd/{fd}", []
+    else:
+        fd, owned = posix.create(first, mode), [first]
     try:
-        if data is None and plan.stop < pages.LARGE:
-            posix.reserve(fd, plan.stop, plan.length, where)
-            mapping = map_memory(fd, plan.length, first)
-        else:
-            mapping = _filled(fd, plan, first, where, data)
+        try:
+            if mode & 0o077 or anonymous:  # an explicit mode: the umask does not apply
+                os.fchmod(fd, mode)
+            mapping = _map_new(fd, plan, first, data)
+        except OSError as error:
+            posix.raise_mapped(error, where, asked=plan.stop)
         headers.write(mapping, packed, nonce)
-        made = Segment(mapping, first, plan, nonce, mode, False, owned)
-        made.mine = True
-        made.inode = os.fstat(fd).st_ino
+        inode = os.fstat(fd).st_ino
+        made = Segment(mapping, first, plan, nonce, mode, False, inode, owned)
+        made.owner = True
         array = made.array(shape)
         if contents is not NOTHING:
             array[...] = contents
@@ -71,7 +70,7 @@ def create(
         owned.clear()
         os.close(fd)
         raise
-    if backend == "memfd":
+    if anonymous:
         posix.seal(fd)
         made.fd = fd
     else:
@@ -79,30 +78,24 @@ def create(
     return array
 
 
-def _open_new(backend: str, wanted: str, mode: int) -> tuple[str, int]:
-    """Return a new empty segment: its name, and a descriptor."""
-    if backend == "memfd":
-        fd = posix.create_anonymous(mode)
-        return f"/proc/{os.getpid()}/fd/{fd}", fd
-    return wanted, posix.create(wanted, mode)
-
-
-def _filled(fd: int, plan: headers.Header, name: str, where: str, data: Bytes | None) -> Mapping:
-    """Return the memory of a new segment that is large, or gets its data now."""
-    posix.set_size(fd, plan.length, where)
-    if data is not None and plan.stop < pages.WORTH_THREADS:
-        written = posix.write_data(fd, plan.data_offset, data.data, where)
-        posix.allocate(fd, 0, plan.data_offset if written else plan.stop, where)
+def _map_new(fd: int, plan: headers.Header, name: str, data: Bytes | None) -> Mapping:
+    """Return the memory of a new segment, allocated, and filled with `data`."""
+    offset, stop = plan.data_offset, plan.stop
+    is_small = data is None and stop < LARGE
+    if not is_small or plan.length != stop or not posix.CAN_ALLOCATE:
+        os.ftruncate(fd, plan.length)  # else allocating sets the size, too
+    if is_small:
+        allocate(fd, 0, stop)
+    elif data is not None and stop < WORTH_THREADS and posix.write(fd, offset, data.data):
+        allocate(fd, 0, offset)
+    else:
+        # The page of the header is apart: data of this size begin on a page of their own.
+        allocate(fd, 0, offset)
         mapping = map_memory(fd, plan.length, name)
-        if not written:
-            mapping[plan.data_offset : plan.stop] = data.data
+        memory = np.frombuffer(mapping, np.uint8)
+        if not populate(memory, offset, stop, data):
+            allocate(fd, offset, stop)
+            if data is not None:
+                memory[offset:stop] = data
         return mapping
-    mapping = map_memory(fd, plan.length, name)
-    memory = np.frombuffer(mapping, np.uint8)
-    # The page of the header is apart: data of this size begin on a page of their own.
-    posix.allocate(fd, 0, plan.data_offset, where)
-    if not pages.populate(memory, plan.data_offset, plan.stop, where, data):
-        posix.allocate(fd, plan.data_offset, plan.stop, where)
-        if data is not None:
-            memory[plan.data_offset : plan.stop] = data
-    return mapping
+    return map_memory(fd, plan.length, name)

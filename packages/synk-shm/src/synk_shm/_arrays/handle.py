@@ -1,16 +1,35 @@
-"""Handles: the address of a shared array or of any view of one, in about a hundred bytes."""
+"""Handles: the address of a shared array or of any view of one, and the way back to the array."""
 
 from __future__ import annotations
 
 import errno
+import os
+import re
+import stat
+import time
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from synk_shm._arrays.attach import open_segment
-from synk_shm._arrays.segment import Array, Mapping, Segment, segment
-from synk_shm._segments import dtypes, naming
-from synk_shm.exceptions import ShmFormatError
+from synk_shm._arrays.segment import (
+    Array,
+    Mapping,
+    Segment,
+    find_mapped,
+    map_memory,
+    raise_taken,
+    require_segment,
+)
+from synk_shm._processes.process import process
+from synk_shm._segments import dtypes, headers, naming, posix
+from synk_shm.exceptions import (
+    ShmFormatError,
+    ShmNotFoundError,
+    ShmPermissionError,
+    ShmTimeoutError,
+)
+
+_ANONYMOUS = re.compile(r"/proc/[0-9]+/fd/[0-9]+")
 
 
 class Handle(NamedTuple):
@@ -51,9 +70,7 @@ class Handle(NamedTuple):
         return attach(self, readonly=readonly)
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        packed = naming.pack(self.name)
-        parts = (packed, self.nonce, self.offset, self.shape, self.strides, self.dtype_text)
-        return Handle.unpack, parts
+        return Handle.unpack, (naming.pack(self.name), *self[1:])
 
     @staticmethod
     def unpack(packed: bytes | str, *rest: Any) -> Handle:
@@ -79,14 +96,15 @@ def handle(x: Array) -> Handle:
     """
     if not isinstance(x, np.ndarray):
         raise TypeError(f"expected a numpy.ndarray, got {type(x).__name__}")
-    found = reachable_segment(x)
+    found = require_segment(x)
+    if found.closed or found.unlinked:
+        state = "closed" if found.closed else "unlinked"
+        raise ValueError(f"segment {found.name} is {state}: no other process can attach it")
     whole = found.header
     text = whole.dtype_text if x.dtype is whole.dtype else dtypes.encode(x.dtype)
     if dtypes.is_literal(text) and text == whole.dtype_text:
         text = ""  # it may be long
-    offset = 0
-    if x.size:
-        offset = x.__array_interface__["data"][0] - found.address - found.header.data_offset
+    offset = found.offset_of(x) if x.size else 0
     strides = None if x.flags.c_contiguous else x.strides
     return Handle(found.address_name, found.nonce, offset, x.shape, strides, text)
 
@@ -117,46 +135,114 @@ def attach(
         ShmError: the system cannot map it (errno says why); the segment is left as it is.
     """
     if isinstance(name_or_handle, Handle):
-        nonce = name_or_handle.nonce
-        known = _checked(name_or_handle.name)
-        return view(open_segment(known, readonly, timeout_s, nonce, owner_uid), name_or_handle)
+        name, nonce, *_ = name_or_handle
+        if not (isinstance(name, str) and name.startswith("/proc/")):
+            name = naming.system_name(name)
+        elif not _ANONYMOUS.fullmatch(name):
+            raise ValueError(f"{name!r} is not the address of a segment")
+        return view(open_segment(name, readonly, timeout_s, nonce, owner_uid), name_or_handle)
     given = naming.system_name(name_or_handle)
     mapping = open_segment(given, readonly, timeout_s, None, owner_uid)
-    return mapping.segment.array()
-
-
-def reachable_segment(x: object) -> Segment:
-    """Return the open, named segment under `x`; ValueError with the cure if there is none."""
-    found = segment(x)
-    if found is None:
-        raise ValueError("this array is not in shared memory; use share(array) to copy it there")
-    if found.closed or found.unlinked:
-        state = "closed" if found.closed else "unlinked"
-        raise ValueError(f"segment {found.name} is {state}: no other process can attach it")
-    return found
+    return mapping.segment.array()  # the segment does not keep its mapping
 
 
 def view(mapping: Mapping, address: Handle) -> Array:
-    """Return the array that a handle describes, on mapped memory.
-
-    Raises:
-        ShmFormatError: it does not fit.
-    """
-    found = mapping.segment
+    """Return the array that a handle describes; ShmFormatError if it leaves the mapped memory."""
+    found, (_, _, offset, shape, strides, text) = mapping.segment, address
     try:
-        same = address.dtype_text in ("", found.header.dtype_text)
-        dtype = found.dtype if same else address.dtype
-        return found.view(address.offset, address.shape, address.strides, dtype)
+        dtype = found.dtype if text in ("", found.header.dtype_text) else dtypes.decode(text)
+        low = high = offset
+        if strides is None:
+            high += dtypes.count_bytes(shape, dtype)
+        elif 0 not in shape:
+            spans = [(length - 1) * stride for length, stride in zip(shape, strides)]
+            low += sum(span for span in spans if span < 0)
+            high += sum(span for span in spans if span > 0) + dtype.itemsize
+        # What was allocated when it was opened is known without touching the memory.
+        if low < 0 or (high > found.header.reserved and high > found.reserved):
+            raise ValueError(
+                f"the view spans bytes {low} to {high}, {found.name} has {found.reserved}"
+            )
+        start = found.header.data_offset + offset
+        return np.ndarray(shape, dtype, found.memory(), start, strides)
     except (TypeError, ValueError) as error:
         reason = f"this handle does not fit: {error}"
         raise ShmFormatError(errno.EINVAL, reason, address.name) from error
 
 
-def _checked(name: str) -> str:
-    """Return the name of a handle of unknown origin, if it can be a segment's."""
-    if isinstance(name, str) and name.startswith("/proc/"):
-        parts = name.split("/")
-        if len(parts) == 5 and parts[3] == "fd" and parts[2].isdigit() and parts[4].isdigit():
-            return name
-        raise ValueError(f"{name!r} is not the address of a segment")
-    return naming.system_name(name)
+def open_segment(
+    name: str,
+    readonly: bool,
+    timeout_s: float = 1.0,
+    nonce: bytes | None = None,
+    owner_uid: int | None = None,
+) -> Mapping:
+    """Map the segment of this system name (or ``/proc`` path) as `attach` does.
+
+    With `nonce`, it must be the segment that has this one.
+    """
+    known = None if nonce is None else find_mapped(nonce, readonly)
+    if known is not None:
+        return known
+    anonymous = name.startswith("/proc/")
+    process.ready(not anonymous)  # removes what dead processes left, before it looks alive
+    open_ = posix.open_anonymous if anonymous else posix.open_existing
+    fd = open_(name, readonly)
+    keep = False
+    try:
+        header, found_nonce, status = _wait_for_header(fd, name, timeout_s, owner_uid)
+        if nonce is not None and found_nonce != nonce:
+            raise_taken(name)
+        known = find_mapped(found_nonce, readonly)
+        if known is not None and known.segment.inode == status.st_ino:
+            return known
+        families = () if anonymous else process.enter(header.family)
+        try:
+            mapping = map_memory(fd, header.length, name, readonly)
+        except BaseException:
+            for family in families:
+                process.leave(family)
+            raise
+        mode, inode = status.st_mode & 0o777, status.st_ino
+        opened = Segment(mapping, name, header, found_nonce, mode, readonly, inode, [])
+        opened.families = families
+        if anonymous:
+            opened.fd, keep = fd, True
+        return mapping
+    except ShmFormatError as error:
+        if nonce is not None and anonymous:
+            reason = "the process closed this memory and reused its number"
+            raise ShmNotFoundError(errno.ENOENT, reason, name) from error
+        raise
+    finally:
+        if not keep:
+            os.close(fd)
+
+
+def _wait_for_header(
+    fd: int, name: str, timeout_s: float, owner_uid: int | None
+) -> tuple[headers.Header, bytes, os.stat_result]:
+    expected = os.geteuid() if owner_uid is None else owner_uid
+    deadline: float | None = None
+    while True:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) and posix.DIRECTORY is not None:
+            raise ShmFormatError(errno.EINVAL, "not a segment of synk_shm but no file", name)
+        if status.st_uid != expected:
+            raise ShmPermissionError(
+                errno.EACCES,
+                f"the segment belongs to user {status.st_uid}, expected {expected}; if you "
+                f"trust them: attach(..., owner_uid={status.st_uid})",
+                name,
+            )
+        found = headers.read_header(fd, status.st_size, name)
+        if found is not None:
+            return *found, status
+        if name.startswith("/proc/"):  # memory of that kind has no name before it is ready
+            raise ShmNotFoundError(errno.ENOENT, "the process closed this memory", name)
+        now = time.monotonic()
+        deadline = now + timeout_s if deadline is None else deadline
+        if now >= deadline:
+            reason = f"the segment was not ready after {timeout_s} s"
+            raise ShmTimeoutError(errno.ETIMEDOUT, reason, name)
+        time.sleep(0.001)

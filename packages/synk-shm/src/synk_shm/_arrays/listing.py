@@ -7,7 +7,6 @@ from typing import NamedTuple
 from synk_shm._processes import families
 from synk_shm._processes.process import process
 from synk_shm._segments import naming, posix
-from synk_shm._segments.free_space import space
 from synk_shm._segments.headers import peek
 from synk_shm.exceptions import ShmError
 
@@ -47,14 +46,12 @@ def list_segments(*, mine: bool = False) -> list[SegmentInfo]:
         An empty list on a system that does not show segments as files (macOS).
     """
     entries: dict[int, list[str]] = {}
-    for name, inode in families.names_of_user():
-        entries.setdefault(inode, []).append(name)
-    infos = []
-    for names in entries.values():
-        info = _describe(names)
-        if info is not None and (info.mine or not mine):
-            infos.append(info)
-    return sorted(infos, key=lambda info: info.name)
+    nbytes = {}
+    for name, status in families.names_of_user():
+        entries.setdefault(status.st_ino, []).append(name)
+        nbytes[status.st_ino] = status.st_blocks * 512
+    infos = [_describe(names, nbytes[inode]) for inode, names in entries.items()]
+    return sorted(info for info in infos if info is not None and (info.mine or not mine))
 
 
 def cleanup() -> list[str]:
@@ -68,7 +65,7 @@ def cleanup() -> list[str]:
 
 
 def leave() -> None:
-    """Let the names of other processes' arrays be removed when those processes end.
+    """Release the locks of all families: names of other processes' arrays go when those end.
 
     For a forked child that goes on: it holds the locks of its parent's families, so that the
     names would outlive a parent that is killed. What is mapped here can be used as before; what
@@ -83,25 +80,23 @@ def free_space() -> int:
     Raises:
         ShmError: the system does not report it (macOS).
     """
-    found = space(posix.DIRECTORY) if posix.DIRECTORY is not None else None
+    found = posix.space(posix.DIRECTORY) if posix.DIRECTORY is not None else None
     if found is None:
-        raise ShmError(95, "this system does not tell how much shared memory is free")
+        raise ShmError(95, "this system does not report how much shared memory is free")
     return found[0]
 
 
-def _describe(names: list[str]) -> SegmentInfo | None:
+def _describe(names: list[str], nbytes: int) -> SegmentInfo | None:
     given = [name for name in names if naming.is_user_name(name)]
     name = given[0] if given else names[0]
-    found = peek(name)
-    if found is None:
+    header = peek(name)
+    if header is None and posix.status_of(name) is None:
         return None  # it was removed meanwhile
-    header, status = found
-    if header is None:  # made by another version, or still being made
-        shape = dtype = None
-        family = next(filter(None, map(naming.family_of, names)), None)
-    else:
+    shape = dtype = None  # of one that was made by another version, or is still being made
+    family = next(filter(None, map(naming.family_of, names)), "")
+    if header is not None:
         shape, dtype, family = header.shape, str(header.dtype), header.family
-    mine = family is not None and process.belongs_to(family)
-    alive = mine or (family is not None and families.is_alive(family))
-    shown = given[0].rsplit(".", 1)[-1] if given else name
-    return SegmentInfo(shown, status.st_blocks * 512, shape, dtype, alive, mine, tuple(names))
+    mine = process.belongs_to(family)
+    alive = mine or (bool(family) and families.is_alive(family))
+    shown = name.split(".", 2)[2] if given else name
+    return SegmentInfo(shown, nbytes, shape, dtype, alive, mine, tuple(names))

@@ -1,4 +1,4 @@
-"""Send shared arrays through multiprocessing, as handles that hold their memory.
+"""Send shared arrays through multiprocessing and joblib, as handles that hold their memory.
 
 A message carries, besides the handle, a directory entry of its own for the segment. So the
 sender may drop the array, or exit, while the message is under way: the entry keeps the
@@ -8,20 +8,25 @@ that are never received are removed when their family ends. See README.md in thi
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+import importlib
+from typing import Any, Callable
 
 import numpy as np
 
-from synk_shm._arrays.attach import open_segment
-from synk_shm._arrays.handle import Handle, attach, handle, view
+from synk_shm._arrays.handle import Handle, attach, handle, open_segment, view
 from synk_shm._arrays.segment import Array, find_mapped, raise_taken, segment
 from synk_shm._processes.process import process
 from synk_shm._segments import naming, posix
 from synk_shm.exceptions import ShmNotFoundError
 
+# joblib gives its own reducers to each pool and executor that it makes: they copy small arrays, and
+# write large ones to files that workers map read-only. No public way puts another one before them.
+_MAKER = "get_memmapping_reducers"
+
 
 def register() -> None:
-    """Have multiprocessing's pickler, and no other, send shared arrays as handles.
+    """Make multiprocessing's pickler, and no other, send shared arrays as handles.
 
     pickle, copy, numpy.save and other libraries' picklers keep copying values.
     """
@@ -69,3 +74,39 @@ def rebuild_array(packed: bytes | None, readonly: bool, *parts: Any) -> Array:
 
 # Its pickle names it: a shorter one, and it survives a move of this file.
 rebuild_array.__module__, rebuild_array.__qualname__ = "synk_shm", "_rebuild"
+
+
+def _reduce(otherwise: Callable[[Array], Any], array: Array) -> Any:
+    """Send a shared array as a handle, and any other one as another reducer does."""
+    return otherwise(array) if segment(array) is None else reduce_array(array)
+
+
+def _make_reducers(make: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
+    """Return joblib's reducers of both directions, with this package's before them."""
+    both = make(*args, **keywords)
+    for reducers in both:
+        reducers[np.ndarray] = functools.partial(_reduce, reducers[np.ndarray])
+    return both
+
+
+def register_joblib() -> None:
+    """Make joblib and its loky pass shared arrays by handle, for the rest of this program.
+
+    Call it once, before the first ``Parallel``. What is passed to a worker, or comes back from one,
+    is then the same memory, writeable if it was, whatever its size. Other arrays go as before.
+    Without it, joblib copies shared arrays, or gives the workers read-only files of them.
+
+    Raises:
+        ImportError: there is no joblib, or one of another make.
+    """
+    try:
+        modules = [importlib.import_module(f"joblib.{name}") for name in ("executor", "pool")]
+        reduction = importlib.import_module("joblib.externals.loky.backend.reduction")
+        makers = [getattr(module, _MAKER) for module in modules]
+        register = reduction.register
+    except AttributeError as error:
+        raise ImportError(f"this joblib makes its reducers in another way: {error}") from error
+    register(np.ndarray, functools.partial(_reduce, np.ndarray.__reduce__))
+    for module, maker in zip(modules, makers):
+        if getattr(maker, "func", None) is not _make_reducers:
+            setattr(module, _MAKER, functools.partial(_make_reducers, maker))

@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 
-from synk_shm._arrays.segment import Array, Segment, segment
+from synk_shm._arrays.segment import Array, Segment, require_segment, segment
 from synk_shm._processes import families
 from synk_shm._processes.process import process
 from synk_shm._segments import naming, posix
@@ -24,9 +24,7 @@ def close(a: Array) -> None:
         BufferError: other arrays still use this memory; the text has their number.
         ValueError: `a` is not in shared memory.
     """
-    found = segment(a)
-    if found is None:
-        raise ValueError("this array is not in shared memory; there is nothing to close")
+    found = require_segment(a)
     if found.closed:
         return
     others = found.live_views() - 1
@@ -36,7 +34,7 @@ def close(a: Array) -> None:
             f"{found.name}; delete them first, or only unlink() it"
         )
     if found.owner:
-        _remove_names(found)
+        _unlink_segment(found)
     found.release()
 
 
@@ -57,16 +55,13 @@ def unlink(a_or_name: Array | str, missing_ok: bool = False) -> None:
     """
     if isinstance(a_or_name, str):
         name = naming.system_name(a_or_name)
-        if not _unlink_name(name) and not missing_ok:
-            raise ShmNotFoundError(
-                errno.ENOENT, "no such segment (or it is unlinked already)", name
-            )
-        return
-    found = segment(a_or_name)
-    if found is None:
-        raise ValueError("this array is not in shared memory; there is nothing to unlink")
-    if not _remove_names(found) and not missing_ok:
-        raise ShmNotFoundError(errno.ENOENT, "this segment is unlinked already", found.name)
+        was_there = _unlink_name(name)
+    else:
+        found = require_segment(a_or_name)
+        name = found.name
+        was_there = _unlink_segment(found)
+    if not (was_there or missing_ok):
+        raise ShmNotFoundError(errno.ENOENT, "no such segment (or it is unlinked already)", name)
 
 
 def is_shared(x: object) -> bool:
@@ -74,15 +69,11 @@ def is_shared(x: object) -> bool:
     return segment(x) is not None
 
 
-def _remove_names(found: Segment) -> bool:
-    """Remove every entry of a segment, those of messages included."""
+def _unlink_segment(found: Segment) -> bool:
+    """Remove every entry of a segment, those of messages included; False if there was none."""
     gone, names = found.unlinked, found.names
     found.unlink()
-    if found.backend == "memfd":
-        return not gone
-    if posix.DIRECTORY is None:
-        return posix.remove(found.name)
-    return _remove_inode(found.inode, names)
+    return not gone if found.backend == "memfd" else _remove_entries(found.inode, names)
 
 
 def _unlink_name(name: str) -> bool:
@@ -94,18 +85,21 @@ def _unlink_name(name: str) -> bool:
     if status.st_uid != os.geteuid():
         reason = f"this segment belongs to user {status.st_uid}, who alone may unlink it"
         raise ShmPermissionError(errno.EACCES, reason, name)
-    for own in list(process.owners):
-        if isinstance(own, Segment) and own.inode == status.st_ino and own.backend == "shm":
-            own.unlink()
-    return _remove_inode(status.st_ino, [name])
+    for mapped in list(process.mapped.values()):
+        if mapped.inode == status.st_ino and mapped.owner and mapped.backend == "shm":
+            mapped.unlink()
+    return _remove_entries(status.st_ino, [name])
 
 
-def _remove_inode(inode: int, known: list[str]) -> bool:
+def _remove_entries(inode: int, known: list[str]) -> bool:
     """Remove all entries of a segment; looks for those that are not known, if there are any."""
+    if posix.DIRECTORY is None:
+        return posix.remove(known[0])
     names = known
     if any(posix.links(name, inode) != len(known) for name in known):
         with contextlib.suppress(OSError):  # no descriptor, or no memory, for a list
-            names = [name for name, number in families.names_of_user() if number == inode]
+            entries = families.names_of_user()
+            names = [name for name, status in entries if status.st_ino == inode]
     # A random one last: it leads a sweep to the others, should this process be killed.
     names = sorted(names, key=naming.is_user_name, reverse=True)
     return any([posix.remove(name, inode) for name in names])  # noqa: C419 (all of them)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 
-from synk_shm._arrays.arguments import check_length
+from synk_shm._arrays.constructors import check_length
 from synk_shm._arrays.create import create
-from synk_shm._arrays.segment import Array, Segment, segment
-from synk_shm._segments import dtypes, pages, posix
-from synk_shm._segments.free_space import check_space
+from synk_shm._arrays.segment import Array, Segment, raise_taken, require_segment, segment
+from synk_shm._segments import dtypes, naming, posix
+from synk_shm._segments.memory import allocate, check_space, populate
 
 
 def resize(a: Array, new_length: int) -> Array:
@@ -45,21 +45,27 @@ def _allocate(found: Segment, reserved: int, nbytes: int) -> bool:
     where = posix.PLACES[found.backend]
     begin, end = found.header.data_offset + reserved, found.header.data_offset + nbytes
     check_space(end - begin, where)
-    if pages.populate(found.memory(), begin, end, where):
-        return True
-    if found.unlinked:
-        return False
-    fd = found.reopen()
     try:
-        posix.allocate(fd, begin, end, where)
-    finally:
-        os.close(fd)
+        if populate(found.memory(), begin, end):
+            return True
+        if found.unlinked:
+            return False
+        open_ = posix.open_existing if found.backend == "shm" else posix.open_anonymous
+        fd = open_(found.address_name, readonly=False)
+        try:
+            if os.fstat(fd).st_ino != found.inode:
+                raise_taken(found.name)
+            allocate(fd, begin, end)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        posix.raise_mapped(error, where, asked=end - begin)
     return True
 
 
 def _move(a: Array, found: Segment, shape: tuple[int, ...]) -> Array:
     """Return the contents of `a` in a new segment with room to grow."""
-    if found.has_user_name() and posix.DIRECTORY is None:
+    if posix.DIRECTORY is None and any(map(naming.is_user_name, found.names)):
         raise ValueError(
             "on this system a named array cannot outgrow its capacity; make it with more"
         )
@@ -79,17 +85,14 @@ def _move(a: Array, found: Segment, shape: tuple[int, ...]) -> Array:
 
 
 def _check_whole(a: Array) -> Segment:
-    found = segment(a)
-    if found is None:
-        raise ValueError("this array is not in shared memory; use share(array)")
+    found = require_segment(a)
     if found.closed:
         raise ValueError(f"segment {found.name} is closed")
     if not found.owner:
         raise ValueError("only the process that made a shared array can resize it")
     if found.header.fortran or a.ndim == 0:
         raise ValueError("only arrays in C order with a first axis can be resized")
-    start = a.__array_interface__["data"][0] - found.address
-    if a.dtype != found.dtype or not a.flags.c_contiguous or start != found.header.data_offset:
+    if a.dtype != found.dtype or not a.flags.c_contiguous or found.offset_of(a):
         raise ValueError("a view cannot be resized; pass the whole array")
     if a.shape != found.shape:
         raise ValueError(f"this array has shape {a.shape}, but the segment now {found.shape}")

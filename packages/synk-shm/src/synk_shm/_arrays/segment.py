@@ -21,14 +21,11 @@ from typing import Any, NoReturn
 import numpy as np
 
 from synk_shm._processes.process import process
-from synk_shm._segments import dtypes, headers, naming, pages, posix
+from synk_shm._segments import dtypes, headers, memory, naming, posix
 from synk_shm.exceptions import ShmError, ShmNotFoundError
 
-_SHARED = mmap.MAP_SHARED
-_READ = mmap.PROT_READ
 _NO_RESERVE = 0x4000  # of mmap(2)
 _FEW = 64
-_BOTH = mmap.PROT_READ | mmap.PROT_WRITE
 _NO_FD = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -51,19 +48,20 @@ class Segment:
     Attributes:
         name: what `attach` takes in another process.
         readonly: whether this process may only read the memory.
+        owner: whether this process made or received the segment, and so removes its names.
+        closed: whether this process has closed the segment.
         unlinked: whether no process can attach it any more.
         mode: permissions of the segment.
     """
 
     # Defaults of most segments.
     fd: int | None = None
-    mine = False
+    owner = False
+    closed = False
     unlinked = False
-    _closed = False
-    _address = 0
-    inode = 0
-    _bytes: weakref.ref[Bytes] | None = None
     families: tuple[str, ...] = ()
+    _data_at = 0
+    _bytes: weakref.ref[Bytes] | None = None
 
     def __init__(
         self,
@@ -73,6 +71,7 @@ class Segment:
         nonce: bytes,
         mode: int,
         readonly: bool,
+        inode: int,
         owned: list[str],
     ) -> None:
         self.name = name
@@ -80,12 +79,11 @@ class Segment:
         self.nonce = nonce
         self.mode = mode
         self.readonly = readonly
+        self.inode = inode
         self._owned = owned
         self._mapping: weakref.ref[Mapping] | None = weakref.ref(mapping, self._died)
         mapping.segment = self
         process.mapped[nonce, readonly] = self
-        if owned:
-            process.owners.add(self)
 
     def __repr__(self) -> str:
         if self.closed:
@@ -117,16 +115,6 @@ class Segment:
         return self.header.capacity
 
     @property
-    def closed(self) -> bool:
-        """Whether this process has closed the segment."""
-        return self._closed or self.mapping() is None
-
-    @property
-    def owner(self) -> bool:
-        """Whether this process made or received the segment, and so removes its names."""
-        return self.mine and not self.closed
-
-    @property
     def shape(self) -> tuple[int, ...]:
         """The whole array's present shape; `resize` changes it."""
         return tuple(self._numbers(headers.SHAPE_AT, len(self.header.shape)).tolist())
@@ -140,13 +128,6 @@ class Segment:
     def reserved(self) -> int:
         """Bytes of data that are really allocated."""
         return int(self._numbers(headers.RESERVED_AT, 1)[0])
-
-    @property
-    def address(self) -> int:
-        """The segment's first byte in this process's address space."""
-        if not self._address:
-            self._address = int(self.memory().__array_interface__["data"][0])
-        return self._address
 
     @property
     def address_name(self) -> str:
@@ -177,42 +158,20 @@ class Segment:
 
     def array(self, shape: tuple[int, ...] | None = None) -> Array:
         """Return the whole array, at its present shape (which a caller may know already)."""
-        header = self.header
-        lengths = self.shape if shape is None else shape
-        if header.fortran:
-            return np.ndarray(lengths, header.dtype, self.memory(), header.data_offset, order="F")
-        return np.ndarray(lengths, header.dtype, self.memory(), header.data_offset)
+        header, lengths = self.header, self.shape if shape is None else shape
+        order: Any = "F" if header.fortran else "C"
+        return np.ndarray(lengths, header.dtype, self.memory(), header.data_offset, order=order)
 
-    def view(
-        self,
-        offset: int,
-        shape: tuple[int, ...],
-        strides: tuple[int, ...] | None,
-        dtype: np.dtype[Any],
-    ) -> Array:
-        """Return the view that a handle describes. ValueError if it leaves the allocated bytes."""
-        low = high = offset
-        if strides is None:
-            high += dtypes.count_bytes(shape, dtype)
-        elif 0 not in shape:
-            for length, stride in zip(shape, strides):
-                low, high = (
-                    (low + (length - 1) * stride, high)
-                    if stride < 0
-                    else (low, high + (length - 1) * stride)
-                )
-            high += dtype.itemsize
-        # What was allocated when it was opened is known without touching the memory.
-        if low < 0 or (high > self.header.reserved and high > self.reserved):
-            raise ValueError(
-                f"the view spans bytes {low} to {high}, {self.name} has {self.reserved}"
-            )
-        return np.ndarray(shape, dtype, self.memory(), self.header.data_offset + offset, strides)
+    def offset_of(self, x: Array) -> int:
+        """Return the bytes from the start of the data to an array's first element."""
+        if not self._data_at:
+            start = self.memory().__array_interface__["data"][0]
+            self._data_at = int(start) + self.header.data_offset
+        return int(x.__array_interface__["data"][0]) - self._data_at
 
     def live_views(self) -> int:
         """Return how many arrays of this process lie directly on this memory."""
-        owner = self.memory()
-        probe = object()
+        owner, probe = self.memory(), object()
         return sys.getrefcount(owner) - sys.getrefcount(probe)
 
     def adopt(self, name: str) -> None:
@@ -222,44 +181,29 @@ class Segment:
             return
         family = naming.family_of(name) or self.family
         self.families += process.enter(family)
-        self.mine = True
+        self.owner = True
         self._owned = [name]
-        process.owners.add(self)
 
     def move_user_name(self, old: Segment) -> None:
         """Take the name that a user gave to `old`, in one step."""
-        for name in [name for name in old._owned if naming.is_user_name(name)]:
-            if not posix.links(name, old.inode):
-                continue  # it is unlinked, or names another segment now
-            step = naming.random_name(self.family)
-            posix.link(self.address_name, step)
-            os.replace(posix.path_of(step), posix.path_of(name))
-            old._owned.remove(name)
-            self._owned.append(name)
-
-    def has_user_name(self) -> bool:
-        return any(naming.is_user_name(name) for name in self._owned)
+        for name in filter(naming.is_user_name, old.names):
+            if posix.links(name, old.inode):  # else it is unlinked, or names another segment now
+                step = naming.random_name(self.family)
+                posix.link(self.address_name, step)
+                os.replace(posix.path_of(step), posix.path_of(name))
+                old._owned.remove(name)
+                self._owned.append(name)
 
     def set_length(self, length: int, reserved: int) -> None:
         """Publish a new first length: memory first, so that no reader exceeds it."""
         self._numbers(headers.RESERVED_AT, 1)[0] = reserved
         self._numbers(headers.SHAPE_AT, 1)[0] = length
 
-    def reopen(self) -> int:
-        """Return a new descriptor for this segment's file."""
-        if self.fd is not None:
-            return posix.open_anonymous(self.address_name, self.readonly)
-        fd = posix.open_existing(self.address_name, self.readonly)
-        if os.fstat(fd).st_ino != self.inode:
-            os.close(fd)
-            raise_taken(self.name)
-        return fd
-
     def disown(self) -> None:
         """Forget the names in a forked child: its parent owns them."""
         self.name = self.names[0]  # one that is still there
         self._owned = []
-        self.mine = False
+        self.owner = False
 
     def remove_owned_names(self) -> None:
         """Remove the names this process owns."""
@@ -267,7 +211,7 @@ class Segment:
         for name in reversed(owned):  # the random one last: it leads a sweep to the others
             # A random name cannot have been given again.
             posix.remove(name, self.inode if naming.is_user_name(name) else None)
-            self.unlinked = True
+        self.unlinked |= bool(owned)
 
     def unlink(self) -> None:
         """Make the segment unreachable for processes that do not map it yet."""
@@ -277,14 +221,13 @@ class Segment:
 
     def release(self) -> None:
         """Drop names and families: called by `close`, and when the mapping is freed."""
-        if self._closed:
+        if self.closed:
             return
-        self._closed = True
-        if self._owned:
-            try:
-                self.remove_owned_names()
-            except ShmError:
-                self.unlinked = False  # a later sweep will find the name
+        self.closed, self.owner = True, False
+        try:
+            self.remove_owned_names()
+        except ShmError:
+            pass  # a later sweep will find the name
         process.forget(self, (self.nonce, self.readonly))
         self._close_fd()
         for family in self.families:
@@ -313,6 +256,14 @@ def segment(x: object) -> Segment | None:
     return None
 
 
+def require_segment(x: object) -> Segment:
+    """Return the segment under an array; ValueError with the cure if there is none."""
+    found = segment(x)
+    if found is None:
+        raise ValueError("this array is not in shared memory; use share(array) to copy it there")
+    return found
+
+
 def raise_taken(name: str) -> NoReturn:
     """Raise the error for a name that leads to another segment now."""
     raise ShmNotFoundError(errno.ENOENT, "another segment has taken this name", name)
@@ -320,8 +271,8 @@ def raise_taken(name: str) -> NoReturn:
 
 def find_mapped(nonce: bytes, readonly: bool) -> Mapping | None:
     """Return this process's own mapping of a segment, if others may still attach it too."""
-    found = process.mapped.get((nonce, readonly))
-    mapping = found.mapping() if isinstance(found, Segment) else None
+    found: Segment | None = process.mapped.get((nonce, readonly))
+    mapping = None if found is None else found.mapping()
     if mapping is None or mapping.segment.closed or mapping.segment.unlinked:
         return None
     return mapping
@@ -329,13 +280,13 @@ def find_mapped(nonce: bytes, readonly: bool) -> Mapping | None:
 
 def map_memory(fd: int, length: int, name: str, readonly: bool = False) -> Mapping:
     """Map the first `length` bytes of an open segment, shared."""
-    access = _READ if readonly else _BOTH
+    access = mmap.PROT_READ if readonly else mmap.PROT_READ | mmap.PROT_WRITE
     try:
         # Else Python keeps a descriptor, which is quicker; but a process may have 1024, or fewer.
         if len(process.mapped) >= _FEW and not _NO_FD and sys.platform == "linux":
             mapping = Mapping(-1, length, mmap.MAP_PRIVATE | _NO_RESERVE, access)
-            if pages.map_over(np.frombuffer(mapping, np.uint8), access, fd):
+            if memory.map_over(np.frombuffer(mapping, np.uint8), access, fd):
                 return mapping
-        return Mapping(fd, length, _SHARED, access, **_NO_FD)
+        return Mapping(fd, length, mmap.MAP_SHARED, access, **_NO_FD)
     except OSError as error:
         posix.raise_mapped(error, name, asked=length)

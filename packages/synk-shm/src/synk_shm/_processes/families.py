@@ -1,12 +1,4 @@
-"""Families of processes, and the removal of the names of dead families.
-
-A *family* is the processes that share a multiprocessing authentication key: a program and
-all its multiprocessing children, with any start method. Every member holds a shared
-flock on the family's lock file until it ends; a process that has attached a
-segment of another family holds that family's as well. The kernel drops these locks when a
-process dies. So a lock that no process holds proves that all are dead. Pids do not: they are
-reused, and differ in another container. See README.md of this package.
-"""
+"""Families of processes, and the removal of the names of dead families: see README.md."""
 
 from __future__ import annotations
 
@@ -17,7 +9,6 @@ import os
 import stat
 import struct
 import time
-from collections.abc import Callable
 
 from synk_shm._segments import naming, posix
 from synk_shm._segments.headers import peek
@@ -43,15 +34,11 @@ def home_family() -> str:
 def hold(family: str, *, create: bool) -> int | None:
     """Take a shared lock on a family's lock file and return the descriptor that holds it.
 
-    None if there is no such file and `create` is False, or on a system where segments do
-    not show as files.
-
-    Raises:
-        ShmTimeoutError: another process has kept the exclusive lock for five seconds.
+    None if there is no such file and `create` is False, or where segments are not files.
     """
-    path = _lock_path(family)
-    if path is None:
+    if posix.DIRECTORY is None:
         return None
+    path = _lock_path(family)
     flags = os.O_RDWR | _CAREFUL | (os.O_CREAT if create else 0)
     deadline = time.monotonic() + _OPEN_S
     while True:
@@ -69,9 +56,8 @@ def hold(family: str, *, create: bool) -> int | None:
         # A sweep holds it exclusively, or has just removed it: try again.
         os.close(fd)
         if time.monotonic() > deadline:
-            raise ShmTimeoutError(
-                errno.ETIMEDOUT, f"the lock file stayed locked for {_OPEN_S} s", path
-            )
+            reason = f"the lock file stayed locked for {_OPEN_S} s"
+            raise ShmTimeoutError(errno.ETIMEDOUT, reason, path)
         time.sleep(0.001)
 
 
@@ -81,11 +67,7 @@ def has_names(family: str) -> bool:
 
 
 def postpone_if_alone(fd: int) -> None:
-    """Postpone the removal of a family's names if no other process holds this lock file.
-
-    For a child whose message may be on the way to a parent that has had no shared arrays so
-    far, and so does not hold the family's lock yet.
-    """
+    """Postpone the removal of a family's names if no other process holds this lock file."""
     try:
         alone = not _is_marked(fd)
     except (OSError, AttributeError):
@@ -102,7 +84,7 @@ def is_linked(fd: int) -> bool:
 
 def is_alive(family: str) -> bool:
     """Return whether any process holds this family's lock file, without locking it."""
-    fd = _open_lock(_lock_path(family), os.O_RDONLY)
+    fd = _open_lock(family, os.O_RDONLY)
     if fd is None:
         return False
     try:
@@ -118,94 +100,69 @@ def sweep(family: str, *, at_once: bool = False) -> list[str]:
 
     With `at_once` also if it was postponed, because no process can read the messages.
     """
-    fd = _open_if_dead(family, at_once)
+    fd, path = _open_lock(family, os.O_RDWR), _lock_path(family)
     if fd is None:
         return []
     try:
+        is_dead = _lock(fd, fcntl.LOCK_EX) and _is_current(fd, path)
+        if not is_dead or not (at_once or _is_due(fd)):
+            return []
         # Its own names last: if this process is killed, the next one finds the rest by them.
         removed = [name for name in _names_of(family) if posix.remove(name)]
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(_lock_path(family) or "")  # last, because a sweep searches for lock files
+            os.unlink(path)  # last, because a sweep searches for lock files
+        return removed
     finally:
         os.close(fd)
-    return removed
 
 
 def sweep_all() -> list[str]:
     """Remove the names of every dead family of this user; return those names."""
+    owners = [naming.lock_owner(name[1:]) for name, _ in _files_of_user()]
     user = os.geteuid()
-    removed = []
-    for name, _ in _files_of_user(naming.lock_owner):
-        owner = naming.lock_owner(name)
-        if owner is not None and owner[0] == user:
-            removed += sweep(owner[1])
-    return removed
+    return [name for owner in owners if owner and owner[0] == user for name in sweep(owner[1])]
 
 
-def names_of_user() -> list[tuple[str, int]]:
-    """Return (name, inode) of every segment entry that belongs to this user."""
-    found = _files_of_user(lambda name: naming.is_segment("/" + name))
-    return [("/" + name, inode) for name, inode in found]
+def names_of_user() -> list[tuple[str, os.stat_result]]:
+    """Return every segment entry that belongs to this user, and its status."""
+    return [entry for entry in _files_of_user() if naming.is_segment(entry[0])]
 
 
-def _files_of_user(is_wanted: Callable[[str], object]) -> list[tuple[str, int]]:
-    """Return (file name, inode) of the regular files of this user whose names are wanted."""
+def _files_of_user() -> list[tuple[str, os.stat_result]]:
+    """Return the names of this user's regular files that may be ours, and their status."""
     if posix.DIRECTORY is None:
         return []
-    user = os.geteuid()
-    found = []
+    user, found = os.geteuid(), []
     with os.scandir(posix.DIRECTORY) as entries:
         for entry in entries:
-            if not is_wanted(entry.name):
-                continue
             with contextlib.suppress(OSError):
-                status = entry.stat(follow_symlinks=False)
-                if status.st_uid == user and stat.S_ISREG(status.st_mode):
-                    found.append((entry.name, status.st_ino))
+                status = entry.stat(follow_symlinks=False) if entry.name[:5] == "synk." else None
+                if status and status.st_uid == user and stat.S_ISREG(status.st_mode):
+                    found.append(("/" + entry.name, status))
     return found
 
 
 def _names_of(family: str) -> list[str]:
     """Return the names of what a family made: those that users gave, then its own."""
-    entries = names_of_user()
+    entries = [(name, status.st_ino) for name, status in names_of_user()]
     own = {name: inode for name, inode in entries if naming.family_of(name) == family}
     inodes = set(own.values())
     given = [name for name, inode in entries if naming.is_user_name(name) and inode in inodes]
-    return [name for name in given if _maker_of(name) == family] + list(own)
+    # Its own may be names of messages that carry a segment of another family.
+    headers = [(name, peek(name)) for name in given]
+    return [name for name, header in headers if header and header.family == family] + list(own)
 
 
-def _maker_of(name: str) -> str | None:
-    """Return the family that made a segment. (That of a message may be another one's.)"""
-    found = peek(name)
-    return found[0].family if found is not None and found[0] is not None else None
+def _lock_path(family: str) -> str:
+    return posix.path_of("/" + naming.lock_name(os.geteuid(), family))
 
 
-def _lock_path(family: str) -> str | None:
-    if posix.DIRECTORY is None:
-        return None
-    return os.path.join(posix.DIRECTORY, naming.lock_name(os.geteuid(), family))
-
-
-def _open_lock(path: str | None, access: int) -> int | None:
+def _open_lock(family: str, access: int) -> int | None:
     """Return a descriptor of a lock file; None if there is none, or it is another user's."""
-    if path is None:
-        return None
     try:
-        return os.open(path, access | _CAREFUL)
+        return os.open(_lock_path(family), access | _CAREFUL)
     except OSError:
         return None
-
-
-def _open_if_dead(family: str, at_once: bool) -> int | None:
-    """Return a descriptor with the exclusive lock if no process holds the file; else None."""
-    path = _lock_path(family)
-    fd = _open_lock(path, os.O_RDWR)
-    if path is None or fd is None:
-        return None
-    if _lock(fd, fcntl.LOCK_EX) and _is_current(fd, path) and (at_once or _is_due(fd)):
-        return fd
-    os.close(fd)
-    return None
 
 
 def _is_due(fd: int) -> bool:
@@ -223,12 +180,7 @@ def _lock(fd: int, kind: int) -> bool:
 
 
 def _mark(fd: int) -> None:
-    """Take a second lock, which other processes can test without taking it.
-
-    Open file description locks (Linux) last as long as flocks do. A test that takes the exclusive
-    flock for a moment would mislead a process that leaves at that moment and tries the same: it
-    would not remove anything.
-    """
+    """Take a second lock, which other processes can test without taking it."""
     with contextlib.suppress(OSError, AttributeError):
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0))
 
@@ -242,9 +194,8 @@ def _is_marked(fd: int) -> bool:
 
 def _is_current(fd: int, path: str) -> bool:
     """Return whether the path still leads to this file, and this user owns it."""
-    try:
-        now = os.stat(path, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
     held = os.fstat(fd)
-    return (now.st_ino, now.st_dev) == (held.st_ino, held.st_dev) and held.st_uid == os.geteuid()
+    with contextlib.suppress(FileNotFoundError):
+        found = os.stat(path, follow_symlinks=False)
+        return os.path.samestat(found, held) and held.st_uid == os.geteuid()
+    return False

@@ -1,45 +1,31 @@
 """The state of this process, and its release: at exit, after a fork, when arrays are freed.
 
 The one mutable state of the package, `process`, is here. The first segment of a process arms it,
-not ``import synk_shm``: a process without shared arrays has nothing to clean up, and importing
-multiprocessing takes longer than the rest.
-
-Finalizers may run at any moment, inside any allocation of any thread. Therefore `leave`
-only queues its work when the lock is taken, and the thread that holds the lock does the work.
+not ``import synk_shm``: importing multiprocessing takes longer than the rest.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
+import errno
 import math
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from synk_shm._processes import families
 
 _CHECK_EVERY_S = 0.1  # other programs may remove lock files; a check each time would cost a tenth
 
 
-class Mapped(Protocol):
-    """A segment that this process maps, and whose names it may own."""
-
-    def remove_owned_names(self) -> None: ...
-
-    def disown(self) -> None: ...
-
-
 class _Membership:
-    """The membership of this process in a family: a lock, and the segments that need it."""
+    """The membership of this process in a family: a lock, and how many segments need it."""
 
-    __slots__ = ("count", "fd")
-
-    def __init__(self) -> None:
-        self.fd: int | None = None
-        self.count = 0
+    fd: int | None = None
+    count = 0
 
 
 class ProcessState:
@@ -47,17 +33,15 @@ class ProcessState:
 
     Attributes:
         home: the family of this process, once `ready` has been called.
-        mapped: its mappings by nonce and read-only flag, which a second attach uses again.
-        owners: segments with names to remove at exit. Not weak references: late in the exit
-            Python stops calling finalizers, while threads of multiprocessing's queues still
-            drop arrays.
+        mapped: the `Segment`s by nonce and read-only flag, for a second attach, and for their
+            names at exit. Not weak references: late in the exit Python stops calling
+            finalizers, while threads of multiprocessing's queues still drop arrays.
         at_first: called when the process gets its first segment.
     """
 
     def __init__(self) -> None:
         self.home = ""
-        self.mapped: dict[tuple[bytes, bool], Mapped] = {}
-        self.owners: set[Mapped] = set()
+        self.mapped: dict[tuple[bytes, bool], Any] = {}
         self.at_first: list[Callable[[], None]] = []
         self._memberships: dict[str, _Membership] = {}
         self._leaving: collections.deque[str] = collections.deque()
@@ -74,22 +58,17 @@ class ProcessState:
     def ready(self, named: bool = True) -> None:
         """Prepare this process for segments, and check its lock file every tenth of a second.
 
-        Raises:
-            ShmError: the lock file cannot be made. Segments without names do not need it.
+        Segments without names need no lock file, and leave none when the process is killed.
         """
         if time.monotonic() >= self._check_at or os.geteuid() != self._user:
             with self._arming:
                 if not self._armed:
-                    self._arm()
-                try:
+                    self._arm(named)
+                if named:
                     self._hold_home()
-                except OSError:
-                    if named:
-                        raise
-                else:
                     self._check_at = time.monotonic() + _CHECK_EVERY_S
 
-    def _arm(self) -> None:
+    def _arm(self, named: bool) -> None:
         """Prepare for shared arrays, once: exit, fork, multiprocessing; sweep dead families."""
         from multiprocessing import parent_process, util
 
@@ -105,7 +84,8 @@ class ProcessState:
         # In a handler of atexit: Python does not call finalizers registered now.
         self._ended = not threading.main_thread().is_alive()
         with contextlib.suppress(OSError):  # no directory, or a file of another program fails
-            self._hold_home()  # before the sweep: its own family is alive
+            if named:
+                self._hold_home()  # before the sweep: its own family is alive
             families.sweep_all()
 
     def _hold_home(self) -> None:
@@ -135,9 +115,7 @@ class ProcessState:
         if family == self.home:
             return ()
         with self._locked():
-            member = self._memberships.get(family)
-            if member is None:
-                member = self._memberships[family] = _Membership()
+            member = self._memberships.setdefault(family, _Membership())
             if member.fd is None:
                 member.fd = families.hold(family, create=False)
             member.count += 1
@@ -148,28 +126,29 @@ class ProcessState:
         return self._armed and family == self.home and family in self._memberships
 
     def sending(self) -> None:
-        """Note that a message goes to a process that may not hold the family's lock yet.
+        """Prepare a message to a process that may not hold the family's lock yet.
 
         If no other process does, the family is not swept for a while after this process dies.
         """
-        now = time.monotonic()
-        if now < self._send_check_at:
-            return
-        self._send_check_at = now + _CHECK_EVERY_S
-        member = self._memberships.get(self.home)
-        if member is not None and member.fd is not None and self._is_awaited():
-            families.postpone_if_alone(member.fd)
+        if time.monotonic() >= self._send_check_at:
+            self._send_check_at = time.monotonic() + _CHECK_EVERY_S
+            member = self._memberships.get(self.home)
+            if member is not None and member.fd is not None and self._is_awaited():
+                families.postpone_if_alone(member.fd)
 
-    def forget(self, segment: Mapped, key: tuple[bytes, bool]) -> None:
+    def forget(self, segment: object, key: tuple[bytes, bool]) -> None:
         """Remove a segment that is no longer mapped here."""
-        self.owners.discard(segment)
         if self.mapped.get(key) is segment:
             self.mapped.pop(key, None)  # another thread may have mapped and dropped it again
         if self._ended and not self.mapped:
             self._leave_all()  # used by a handler of atexit that ran after ours
 
     def leave(self, family: str) -> None:
-        """Undo one `enter`. The last member of a family that leaves removes its names."""
+        """Reverse one `enter`. The last member of a family that leaves removes its names.
+
+        A finalizer may call this inside any allocation, also of the thread that has the lock:
+        it only queues the work then.
+        """
         self._leaving.append(family)
         self._drain()
 
@@ -183,18 +162,14 @@ class ProcessState:
         while self._leaving and self._lock.acquire(blocking=False):
             try:
                 while self._leaving:
-                    self._leave(self._leaving.popleft())
+                    family = self._leaving.popleft()
+                    member = self._memberships.get(family, _Membership())
+                    member.count -= 1
+                    if member.count <= 0:
+                        self._memberships.pop(family, None)
+                        self._release(family, member)
             finally:
                 self._lock.release()
-
-    def _leave(self, family: str) -> None:
-        member = self._memberships.get(family)
-        if member is None:
-            return
-        member.count -= 1
-        if member.count <= 0:
-            del self._memberships[family]
-            self._release(family, member)
 
     def _release(self, family: str, member: _Membership) -> None:
         if member.fd is None:
@@ -218,13 +193,14 @@ class ProcessState:
         parent = None if self._inherits else self._find_parent()
         if parent is None:
             return False
-        try:
+        with contextlib.suppress(ValueError):  # a worker of loky has no sentinel of its parent
             if not parent.is_alive():
                 return False
-        except ValueError:  # in a worker of loky, which has no sentinel of its parent
-            pass
-        # Children forked later keep the pipe open whose end is the sign of its end.
-        return os.getppid() == parent.pid or _is_there(parent.pid)
+        try:  # children forked later keep the pipe open whose end is the sign of its end
+            os.kill(parent.pid, 0)
+        except OSError as error:
+            return error.errno == errno.EPERM
+        return True
 
     def _finalize_at_exit(self) -> None:
         """Run `_at_exit` after multiprocessing has joined its children and queues.
@@ -237,10 +213,9 @@ class ProcessState:
 
     def _at_exit(self) -> None:
         self._ended = True
-        for owner in list(self.owners):
+        for mapped in list(self.mapped.values()):
             with contextlib.suppress(OSError):
-                owner.remove_owned_names()
-        self.owners.clear()
+                mapped.remove_owned_names()
         self._leave_all()
 
     def leave_families(self) -> None:
@@ -265,18 +240,7 @@ class ProcessState:
         self._inherits = self.home in self._memberships
         for mapped in list(self.mapped.values()):
             mapped.disown()
-        self.owners.clear()
         self._finalize_at_exit()
-
-
-def _is_there(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
 
 
 process = ProcessState()

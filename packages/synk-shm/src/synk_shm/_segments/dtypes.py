@@ -7,7 +7,7 @@ literal, never unpickled.
 from __future__ import annotations
 
 import ast
-import functools
+import math
 import sys
 import warnings
 from typing import Any
@@ -21,18 +21,13 @@ _MOST = sys.maxsize - (1 << 21)  # a header and rounding have to fit beside the 
 
 def count_bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
     """Return the bytes of an array; ValueError where NumPy could not hold it."""
-    span = dtype.itemsize
-    empty = False
-    for length in shape:
-        if length < 0:
-            raise ValueError(f"lengths must not be negative, got shape {shape}")
-        if length:
-            span *= length
-        else:
-            empty = True  # NumPy refuses a huge shape even if another length is 0
+    if shape and min(shape) < 0:
+        raise ValueError(f"lengths must not be negative, got shape {shape}")
+    # NumPy refuses a huge shape even if another length is 0.
+    span = math.prod(filter(None, shape), start=dtype.itemsize)
     if span > _MOST:
         raise ValueError(f"shape {shape} of {dtype} is more than an address space can hold")
-    return 0 if empty else span
+    return 0 if 0 in shape else span
 
 
 def check(dtype: np.dtype[Any]) -> None:
@@ -51,14 +46,6 @@ def check(dtype: np.dtype[Any]) -> None:
         raise ValueError(f"elements of dtype {dtype.str!r} have no bytes; give a length ('S8')")
 
 
-def is_simple(dtype: np.dtype[Any]) -> bool:
-    """Return whether equal dtypes are the same in every respect: NumPy's own numbers, native order.
-
-    Others may be equal and yet differ in metadata, or in the ``align`` flag.
-    """
-    return dtype.isbuiltin == 1
-
-
 def encode(dtype: np.dtype[Any]) -> str:
     """Return a dtype as text that `decode` turns into an equal one.
 
@@ -69,10 +56,6 @@ def encode(dtype: np.dtype[Any]) -> str:
         ValueError: elements of zero bytes, or a structure too large to describe.
     """
     check(dtype)
-    if is_simple(dtype):
-        return dtype.str
-    if _has_metadata(dtype):
-        warnings.warn("the metadata of a dtype are not shared with other processes", stacklevel=4)
     literal = _literal(dtype)
     text = literal if isinstance(literal, str) else repr(literal)
     if len(text.encode("utf-8")) > MAX_TEXT:
@@ -84,16 +67,6 @@ def encode(dtype: np.dtype[Any]) -> str:
 
 def decode(text: str) -> np.dtype[Any]:
     """Return the dtype that `encode` wrote; ValueError or TypeError for anything else."""
-    # A structured dtype is made again each time, because callers can change its names.
-    return _decode(text) if is_literal(text) else _decode_simple(text)
-
-
-def is_literal(text: str) -> bool:
-    """Return whether the text describes a structured dtype, or one of arrays."""
-    return text.startswith(("{", "("))
-
-
-def _decode(text: str) -> np.dtype[Any]:
     try:
         dtype = _made_of(ast.literal_eval(text) if is_literal(text) else text)
     except (SyntaxError, MemoryError, RecursionError, LookupError, ArithmeticError) as error:
@@ -102,11 +75,15 @@ def _decode(text: str) -> np.dtype[Any]:
     return dtype
 
 
-_decode_simple = functools.lru_cache(maxsize=256)(_decode)
+def is_literal(text: str) -> bool:
+    """Return whether the text describes a structured dtype, or one of arrays."""
+    return text.startswith(("{", "("))
 
 
 def _literal(dtype: np.dtype[Any]) -> Any:
     """Return what NumPy makes a dtype of, as a literal."""
+    if dtype.metadata:
+        warnings.warn("the metadata of a dtype are not shared with other processes", stacklevel=4)
     if dtype.subdtype is not None:
         base, shape = dtype.subdtype
         return (_literal(base), shape)
@@ -135,11 +112,3 @@ def _made_of(literal: Any) -> np.dtype[Any]:
     fields: Any = {**literal, "formats": [_made_of(one) for one in literal["formats"]]}
     made: np.dtype[Any] = np.dtype(fields)
     return made
-
-
-def _has_metadata(dtype: np.dtype[Any]) -> bool:
-    if dtype.metadata:
-        return True
-    if dtype.subdtype is not None:
-        return _has_metadata(dtype.subdtype[0])
-    return any(_has_metadata(field[0]) for field in (dtype.fields or {}).values())

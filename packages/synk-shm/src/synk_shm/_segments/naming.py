@@ -18,6 +18,7 @@ RANDOM_BYTES = 5
 _USER = "/synk.u."
 _LIMIT = 30
 _SEGMENT = re.compile(r"/synk\.([0-9a-f]{8})\.[0-9a-f]{10}")
+_GIVEN = re.compile(r"(?:/synk\.u\.)?([^/\0]+)")
 _LOCK = re.compile(r"synk\.([0-9]+)\.([0-9a-f]{8})\.lock")
 
 
@@ -61,7 +62,7 @@ def lock_owner(file_name: str) -> tuple[int, str] | None:
 
 def is_segment(name: str) -> bool:
     """Return whether a system name (with its slash) is a segment's: random or given by a user."""
-    return family_of(name) is not None or (name.startswith(_USER) and len(name) > len(_USER))
+    return family_of(name) is not None or (is_user_name(name) and len(name) > len(_USER))
 
 
 def is_user_name(name: str) -> bool:
@@ -78,32 +79,18 @@ def system_name(name: str) -> str:
         TypeError: not a str.
         ValueError: empty, ".", "..", too long, with NUL or "/", or not encodable.
     """
-    if isinstance(name, str) and _SEGMENT.fullmatch(name):
-        return name
     if not isinstance(name, str):
         raise TypeError(f"a segment's name must be a str, got {type(name).__name__}")
-    if name.startswith("/"):
-        if "\0" in name or not is_segment(name) or "/" in name[1:]:
-            raise ValueError(
-                f"{name!r} is not the name of a synk_shm segment; names that you give must "
-                "not contain '/'"
-            )
-        plain = name[len(_USER) :] if name.startswith(_USER) else "x"
-    else:
-        plain = name
+    if _SEGMENT.fullmatch(name):
+        return name
+    match = _GIVEN.fullmatch(name)
+    plain = match.group(1) if match else ""
     if plain in ("", ".", ".."):
-        raise ValueError(f"a segment cannot be called {plain!r}; give it a word")
-    if "\0" in plain or "/" in plain:
-        raise ValueError(f"a segment's name must not contain NUL or '/', got {name!r}")
-    full = name if name.startswith("/") else _USER + plain
-    try:
-        length = len(full.encode("utf-8"))
-    except UnicodeEncodeError as error:
-        raise ValueError(f"a segment's name must be encodable as UTF-8, got {name!r}") from error
-    if length > _LIMIT:
-        allowed = _LIMIT - len(_USER)
+        raise ValueError(f"a segment's name must be a word without NUL and '/', got {name!r}")
+    length = len(plain.encode("utf-8"))
+    if length > _LIMIT - len(_USER):
         raise ValueError(
-            f"a segment's name may have {allowed} bytes (some systems allow no more), "
-            f"got {len(plain.encode('utf-8'))}: {plain!r}"
+            f"a segment's name may have {_LIMIT - len(_USER)} bytes (some systems allow no "
+            f"more), got {length}: {plain!r}"
         )
-    return full
+    return _USER + plain

@@ -18,8 +18,13 @@ from typing import NoReturn
 
 import posix_ipc
 
-from synk_shm._segments.free_space import ANONYMOUS, full_error, limit_of
-from synk_shm.exceptions import ShmError, ShmExistsError, ShmNotFoundError, ShmPermissionError
+from synk_shm.exceptions import (
+    ShmError,
+    ShmExistsError,
+    ShmFullError,
+    ShmNotFoundError,
+    ShmPermissionError,
+)
 
 _SHM = "/dev/shm"  # noqa: S108 (names in it are unguessable and created exclusively)
 DIRECTORY: str | None = _SHM if os.path.isdir(_SHM) else None
@@ -28,13 +33,13 @@ DIRECTORY: str | None = _SHM if os.path.isdir(_SHM) else None
 Without it there are no second entries, no listing and no sweeps: see README.md of the package.
 """
 
-PLACES = {"shm": DIRECTORY or "shared memory", "memfd": ANONYMOUS}
+_ANONYMOUS = "anonymous memory"
+PLACES = {"shm": DIRECTORY or "shared memory", "memfd": _ANONYMOUS}
 """Where the memory of each backend comes from, as errors name it."""
 
+CAN_ALLOCATE = hasattr(os, "posix_fallocate")
 _DESCRIPTORS = "/proc/self/fd/"
-_CAN_ALLOCATE = hasattr(os, "posix_fallocate")
 _FULL = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG)
-_CHUNK = 16 << 20  # some kernels restart an interrupted allocation from its beginning
 # Never follows a link that another user made, and never waits at a pipe.
 _CAREFUL = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | _CAREFUL
@@ -51,9 +56,8 @@ def create(name: str, mode: int) -> int:
     """Create an empty segment, never open one that exists. Return its descriptor."""
     try:
         if DIRECTORY is not None:
-            fd = os.open(DIRECTORY + name, _CREATE, mode)
-        else:
-            fd = int(posix_ipc.SharedMemory(name, flags=posix_ipc.O_CREX, mode=mode).fd)
+            return os.open(DIRECTORY + name, _CREATE, mode)
+        return int(posix_ipc.SharedMemory(name, flags=posix_ipc.O_CREX, mode=mode).fd)
     except (posix_ipc.Error, OSError, MemoryError) as error:
         if getattr(error, "errno", None) == errno.ENOENT or "No shared memory" in str(error):
             raise ShmError(
@@ -64,14 +68,6 @@ def create(name: str, mode: int) -> int:
         if DIRECTORY is not None:
             _take_back(name)
         raise
-    if mode & 0o077:  # an explicit mode: the umask does not apply
-        try:
-            os.fchmod(fd, mode)
-        except BaseException:
-            os.close(fd)
-            remove(name)
-            raise
-    return fd
 
 
 def _take_back(name: str) -> None:
@@ -94,16 +90,14 @@ def open_existing(name: str, readonly: bool) -> int:
         raise_mapped(error, name)
 
 
-def create_anonymous(mode: int) -> int:
+def create_anonymous() -> int:
     """Create a memory file without a name (Linux). Return its descriptor."""
     if not hasattr(os, "memfd_create"):
         raise ValueError('backend="memfd" exists on Linux only; use backend="shm"')
     try:
-        fd = os.memfd_create("synk-shm", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        return os.memfd_create("synk-shm", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     except OSError as error:
         raise_mapped(error, "a memory file")
-    os.fchmod(fd, mode)
-    return fd
 
 
 def open_anonymous(path: str, readonly: bool) -> int:
@@ -111,10 +105,7 @@ def open_anonymous(path: str, readonly: bool) -> int:
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):  # opening a FIFO or a terminal may have effects
             raise ShmNotFoundError(errno.ENOENT, "the process closed this memory", path)
-        access = os.O_RDONLY if readonly else os.O_RDWR
-        return os.open(path, access | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK)
-    except ShmError:
-        raise
+        return os.open(path, (os.O_RDONLY if readonly else os.O_RDWR) | _CAREFUL & ~os.O_NOFOLLOW)
     except OSError as error:
         raise_mapped(error, path)
 
@@ -161,60 +152,16 @@ def link(name: str, new_name: str) -> None:
         raise_mapped(error, name if error.errno == errno.ENOENT else new_name)
 
 
-def set_size(fd: int, length: int, where: str) -> None:
-    """Set the size of a new segment, once."""
-    try:
-        os.ftruncate(fd, length)
-    except OSError as error:
-        raise_mapped(error, where, asked=length)
-
-
-def reserve(fd: int, stop: int, length: int, where: str) -> None:
-    """Make a new segment `length` bytes long, and really allocate those up to `stop`.
-
-    Raises:
-        ShmFullError: there is not enough memory.
-    """
-    if length != stop or not _CAN_ALLOCATE:  # else allocating sets the size, too
-        set_size(fd, length, where)
-    allocate(fd, 0, stop, where)
-
-
-def allocate(fd: int, start: int, stop: int, where: str) -> None:
-    """Allocate bytes start:stop, so that writing them later cannot raise SIGBUS.
-
-    Raises:
-        ShmFullError: there is not enough memory, although `check_space` found enough.
-    """
-    if not _CAN_ALLOCATE:
-        return  # macOS allocates on first touch, and has no limit of its own
-    asked = stop - start
-    try:
-        while stop - start > _CHUNK:
-            os.posix_fallocate(fd, start, _CHUNK)
-            start += _CHUNK
-        os.posix_fallocate(fd, start, stop - start)
-    except OSError as error:
-        raise_mapped(error, where, asked=asked)
-
-
-def write_data(fd: int, start: int, data: bytes | memoryview, where: str) -> bool:
+def write(fd: int, start: int, data: memoryview) -> bool:
     """Write bytes through the descriptor, which is faster than through a new mapping.
 
-    Return False where the system cannot do that (macOS).
-
-    Raises:
-        ShmFullError: there is not enough memory, although `check_space` found enough.
+    Return False where the system cannot do that (macOS); OSError if there is not enough memory.
     """
     if DIRECTORY is None:
         return False
-    written = 0
-    while written < len(data):
-        rest = data if not written else memoryview(data)[written:]
-        try:
-            written += os.pwrite(fd, rest, start + written)
-        except OSError as error:
-            raise_mapped(error, where, asked=len(data))
+    while data:
+        written = os.pwrite(fd, data, start)
+        start, data = start + written, data[written:]
     return True
 
 
@@ -238,6 +185,60 @@ def seal(fd: int) -> None:
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
 
 
+def space(where: str) -> tuple[int, int] | None:
+    """Return (free, total) bytes of the file system at `where`; None if it has no limit."""
+    try:
+        status = os.statvfs(where)
+    except (OSError, AttributeError):
+        return None
+    if not status.f_blocks:  # a tmpfs mounted with size=0
+        return None
+    return status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
+
+
+def full_error(asked: int, where: str, number: int = errno.ENOSPC) -> ShmFullError:
+    """Return the error for a full file system, or another limit: what there is, and the cure."""
+    found = space(where)
+    cure = "free some memory or ask for less"
+    if number == errno.EFBIG:
+        state = f"the limit of file sizes holds for it: {_limit('FSIZE')} (raise it: ulimit -f)"
+    elif number == errno.ENOMEM:
+        state = "this process may map no more memory (raise ulimit -v, or sysctl vm.max_map_count)"
+    else:
+        state = "the system has no more"
+        if found is not None:
+            state = f"{in_bytes(found[0])} are free of {in_bytes(found[1])} in total"
+        if where != _ANONYMOUS:
+            cure = (
+                'remove segments (synk_shm.list(), synk_shm.cleanup()), use backend="memfd", or '
+                "make it larger (docker run --shm-size=..., Kubernetes: an emptyDir of medium "
+                f"Memory, else: mount -o remount,size=... {where})"
+            )
+    return ShmFullError(number, f"asked for {in_bytes(asked)} in {where}: {state}; {cure}", where)
+
+
+def in_bytes(count: int) -> str:
+    """Return a number of bytes as text, also in a unit that suits it."""
+    power = min(max(count.bit_length() - 1, 0) // 10, 4)
+    exact = f"{count} bytes"
+    return f"{count / 1024**power:.1f} {'KMGT'[power - 1]}iB ({exact})" if power else exact
+
+
+def _limit(name: str) -> int:
+    """Return this process's limit of a resource."""
+    import resource
+
+    return resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[0]
+
+
+_KINDS = {
+    errno.EACCES: (ShmPermissionError, "this segment may not be opened that way by this user"),
+    errno.EEXIST: (ShmExistsError, "a segment of this name exists; attach() to it or unlink() it"),
+    errno.ENOENT: (ShmNotFoundError, "no such segment (or its owner has removed it)"),
+}
+_SAME = {errno.EPERM: errno.EACCES, errno.ESRCH: errno.ENOENT}
+
+
 def raise_mapped(
     error: BaseException,
     name: str,
@@ -249,27 +250,26 @@ def raise_mapped(
 
     `existential` is what posix_ipc's ExistentialError means here; `asked` is in bytes.
     """
-    number = getattr(error, "errno", None)
-    if isinstance(error, posix_ipc.PermissionsError) or number in (errno.EACCES, errno.EPERM):
-        raise ShmPermissionError(
-            errno.EACCES, "this segment may not be opened that way by this user", name
-        ) from error
-    if isinstance(error, posix_ipc.ExistentialError):
+    if isinstance(error, ShmError):
+        try:
+            raise error
+        finally:
+            del error  # else it refers to itself through this frame, and keeps its arrays
+    number = getattr(error, "errno", None) or errno.EIO
+    if isinstance(error, posix_ipc.PermissionsError):
+        number = errno.EACCES
+    elif isinstance(error, posix_ipc.ExistentialError):
         number = existential
-    if number == errno.EEXIST:
-        raise ShmExistsError(
-            errno.EEXIST, "a segment of this name exists; attach() to it or unlink() it", name
-        ) from error
-    if number in (errno.ENOENT, errno.ESRCH):
-        raise ShmNotFoundError(
-            errno.ENOENT, "no such segment (or its owner has removed it)", name
-        ) from error
-    if isinstance(error, MemoryError):
+    elif isinstance(error, MemoryError):
         number = errno.ENOMEM
+    number = _SAME.get(number, number)
+    if number in _KINDS:
+        kind, reason = _KINDS[number]
+        raise kind(number, reason, name) from error
     if number in _FULL:
-        where = ANONYMOUS if name == ANONYMOUS or name.startswith("/proc/") else PLACES["shm"]
+        where = _ANONYMOUS if name == _ANONYMOUS or name.startswith("/proc/") else PLACES["shm"]
         raise full_error(asked, where, number) from error
     reason = getattr(error, "strerror", None) or str(error)
     if number == errno.EMFILE:
-        reason += f", of which this process may have {limit_of('NOFILE')} (raise it: ulimit -n)"
-    raise ShmError(number or errno.EIO, reason, name) from error
+        reason += f", of which this process may have {_limit('NOFILE')} (raise it: ulimit -n)"
+    raise ShmError(number, reason, name) from error

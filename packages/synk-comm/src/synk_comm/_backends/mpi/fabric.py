@@ -34,7 +34,8 @@ from synk_comm._core.fabric import Fabric, RepeatedCall, Share, Shortcut, Watch,
 from synk_comm._core.guard import deadline_after
 from synk_comm._core.ops import Array
 from synk_comm._core.repeats import parts_of
-from synk_comm._system.liveness import Identity, cores, identity
+from synk_comm._system.cores import available_cores
+from synk_comm._system.liveness import Identity, identity
 from synk_comm._system.machine import machine_name
 
 from .bulk import MpiBulk
@@ -135,7 +136,7 @@ class MpiFabric(MpiMessages):
             here += there == real
             if rank != self.rank and theirs == node:
                 self._pidfds.add(rank, Identity(*rest))
-        self.crowded = here > cores()
+        self.crowded = here > available_cores()
 
     @property
     def nodes(self) -> int:

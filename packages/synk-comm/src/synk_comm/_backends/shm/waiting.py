@@ -11,8 +11,8 @@ import time
 from typing import Callable
 
 from synk_comm._core.fabric import SLICE_S
+from synk_comm._system.cores import available_cores
 from synk_comm._system.futex import Futex
-from synk_comm._system.liveness import cores
 
 from .block import ALERT, Block
 
@@ -39,7 +39,7 @@ class Waiter:
         self._futex = Futex()
         self._crowded = False
         self.spins = _SPINS
-        if cores() < size:
+        if available_cores() < size:
             self.give_way()
 
     def give_way(self) -> None:

@@ -1,4 +1,4 @@
-"""Count the devices, assign them to ranks, and initialize a process's own.
+"""Count the devices, assign them to ranks, and take a process's own.
 
 Devices are counted without a CUDA context, so nothing is allocated on them, and the process can
 still use any of them later, or none.
@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import synk_comm
 from synk_comm import cuda
-from synk_core._cores import available_cores
+from synk_comm.processes import available_cores
 from synk_core._plan.rows import is_int
 from synk_core._wire.world import World
+from synk_core.device import DOCTOR, Contexts, Cpu, Device
 from synk_core.engine import DEVICES, TITLE
 from synk_core.exceptions import InputTypeError, InputValueError, StartError
-
-from .device import Cpu, Gpu, ordinal_of
-from .precision import exclude_tf32
 
 USE_GPU = "SYNKHRONOS_USE_GPU"
 """Name of the environment variable that sets the meaning of ``use_gpu=None``: 0 False, 1 True."""
@@ -30,21 +28,12 @@ MOST_RANKS = 1024
 Devices = Sequence[Union[str, Sequence[str]]]
 """As users give them: the device of each rank, or the devices."""
 
-DOCTOR = "`synkhronos doctor` shows what is installed, and what to install"
-
-
-Contexts = Mapping[Optional[str], str]
-"""Theano's names of a rank's devices, by the names of their contexts. None names the default one,
-where variables without a target lie and NCCL works. Empty for a CPU process.
-"""
-
 
 class Assignment(NamedTuple):
     """The number of ranks, and the device of each.
 
     Attributes:
-        devices: Theano's names of devices by rank, that of the default context; () for CPU
-            processes.
+        devices: the default device of each rank, by name; () for CPU processes.
         lines: lines to report to the user.
         groups: all devices of each rank, if a rank has several.
         hosts: the host of each rank, if an MPI launcher has started them.
@@ -59,10 +48,10 @@ class Assignment(NamedTuple):
     gpus: Tuple[str, ...] = ()
 
     def contexts(self, rank: int) -> Contexts:
-        """Return the contexts of a rank.
+        """Return the devices of a rank, by the names that graphs have for them.
 
-        A group's devices are named dev0, dev1 and so on. Other names that Theano's flags define
-        mean the default device.
+        A group's devices are named dev0, dev1 and so on. Other names that the engine's options
+        define mean the default device.
         """
         if not self.devices:
             return {}
@@ -130,7 +119,7 @@ def choose(
 
 
 def _no_gpus(problem: str) -> StartError:
-    """Return the error of who requests GPUs, which cannot be used."""
+    """Return the error for GPUs that were requested but cannot be used."""
     cure = "" if DEVICES is None else f"; {DOCTOR}"
     return StartError(f"use_gpu=True: {problem}{cure}")
 
@@ -343,62 +332,31 @@ def why_no_devices() -> str:
 
 
 def device_in_use() -> Optional[str]:
-    """Return the default device that this process uses already, by number if it is CUDA's."""
-    held = None if DEVICES is None else DEVICES.in_use()
-    if held is None:
-        return None
-    name, context = held
-    return f"cuda{ordinal_of(cuda.Driver(), name, context)}" if name == "cuda" else str(name)
+    """Return the name of the default device that this process uses already, if there is one."""
+    return None if DEVICES is None else DEVICES.in_use()
 
 
-def take(contexts: Contexts, nccl: bool, graphs: str = "never", precision: str = "default") -> Any:
-    """Initialize devices in this process: from now on new shared variables of floats lie on the
-    default one, and functions compute there.
+def take(
+    contexts: Contexts, nccl: bool, graphs: str = "never", precision: str = "default"
+) -> Device:
+    """Take this rank's devices: from now on new shared variables of floats lie on the default one,
+    and functions compute there.
 
     Args:
         contexts: of this rank.
         nccl: whether collectives go through NCCL.
-        graphs: which functions are replayed; see `graphs.POLICIES`.
-        precision: of float32 on CUDA devices; see `precision.PRECISIONS`.
+        graphs: which functions are replayed; see `settings.POLICIES`.
+        precision: of float32 on CUDA devices; see `settings.PRECISIONS`.
 
     Raises:
         StartError: a device cannot be used, or not in this precision.
     """
     if not contexts:
         return Cpu()
-    name = contexts[None]
     problem = why_no_devices()
     if problem:
-        raise StartError(f"device {name}: {problem}; {DOCTOR}")
-    DEVICES.load()
-    held = device_in_use()
-    if held is not None and held != name:
-        raise StartError(
-            f"device {name}: this process uses {held} already, and can use only one; assign "
-            f"{held} to it by master_rank= or devices=, or start a new process"
-        )
-    if precision == "float32" and name.startswith("cuda"):
-        exclude_tf32(held)
-    try:
-        # If it is in use already, this makes new variables and functions use it.
-        context = DEVICES.use(name, held is not None)
-        for named, other in contexts.items():
-            if named is not None:
-                name = other
-                DEVICES.name_context(named, other, other == device_in_use())
-        for named, other in contexts.items():
-            if other.startswith("cuda"):
-                DEVICES.set_matrix_products(DEVICES.context(named), precision == "tf32")
-    except StartError:
-        raise
-    except Exception as error:
-        raise StartError(
-            f"device {name} cannot be initialized: {type(error).__name__}: {error}; {DOCTOR}"
-        ) from error
-    name = contexts[None]
-    DEVICES.keep_old_values()
-    device = Gpu(name, context, nccl, graphs, precision)
-    device.enter()
+        raise StartError(f"device {contexts[None]}: {problem}; {DOCTOR}")
+    device: Device = DEVICES.take(contexts, nccl, graphs, precision)
     return device
 
 

@@ -160,7 +160,7 @@ def max_and_argmax(node: Any, values: List[Value]) -> Union[Value, Sequence[Valu
 def _axis_among(node: Any, values: List[Value], place: int) -> Tuple[int, List[Value]]:
     """Return the axis that an operation works along, and the other inputs.
 
-    PyTensor's operations have their axis; of Theano's it is the input at this place.
+    Some engines' operations have their axis; of others' it is the input at this place.
     """
     others = list(values)
     axis: Any = node.op.axis if "axis" in node.op.__props__ else plain(others.pop(place)).literal

@@ -5,8 +5,8 @@ does not matter (pickle would recurse too deep at a few hundred layers), and the
 optimiser's bookkeeping and tags are left out. Equal ops and types are written once: a network of
 2600 nodes has 70 different ops. Building the function again does not optimise its graph.
 
-`Function.copy()` is no alternative: in Theano 1.0.5 it loses the destroy handler, and with it
-the order of in-place operations, and computes wrong numbers.
+The engines' `Function.copy()` is no alternative: it can lose the destroy handler, and with it the
+order of in-place operations, and then computes wrong numbers.
 """
 
 from __future__ import annotations
@@ -87,6 +87,14 @@ class FlatFunction:
         types += [type_ for _, type_, _, _ in self.constants]
         types += [self.types[type_] for _, _, made in self.nodes for type_, _ in made]
         return types
+
+    def numbered_nodes(self) -> List[Tuple[Any, Tuple[int, ...], range]]:
+        """Return for each node its operation, and the numbers of its inputs and outputs."""
+        found, number = [], self.first_made
+        for op, sources, made in self.nodes:
+            found.append((self.ops[op], sources, range(number, number + len(made))))
+            number += len(made)
+        return found
 
 
 _PLAIN = (str, bytes, int, float, complex, np.generic, np.dtype, type)

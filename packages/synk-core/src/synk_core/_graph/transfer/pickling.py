@@ -21,7 +21,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple
 
 import cloudpickle
 
-from synk_comm.starting import import_path
+from synk_comm.processes import import_path
 from synk_core._graph.shared import VariableRegistry
 from synk_core.engine import (
     Container,

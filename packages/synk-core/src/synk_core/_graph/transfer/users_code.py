@@ -73,7 +73,7 @@ def _changed(steps: Sequence[dis.Instruction]) -> Iterator[Any]:
 def _is_users(name: str) -> bool:
     """Return whether a module is the user's own: also one that is not there, sent by value."""
     root = str(name).partition(".")[0]
-    ours = (library.__name__, "synkhronos", "theano_compat", *sys.builtin_module_names)
+    ours = (library.__name__, "synkhronos", *sys.builtin_module_names)
     if name == "__main__" or root.startswith("synk_") or root in ours:
         return name == "__main__"
     files = [getattr(sys.modules.get(n), "__file__", None) for n in (name, root)]

@@ -8,13 +8,14 @@ what was known before alone; it is looked up if it has happened before, as in an
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, FrozenSet, Hashable, Iterable, List, NamedTuple, Optional
+from typing import Any, Dict, FrozenSet, Hashable, Iterable, List, NamedTuple, Optional, Union
 
-from synk_core._graph.facts import Event, FunctionFacts, facts_of
+from synk_core._graph.facts import FunctionFacts, facts_of
 from synk_core._graph.shared import VariableRegistry
 from synk_core._graph.spec import FunctionSpec
 from synk_core._plan.collectives import EQUALIZING
-from synk_core._watch.stats import Performed
+from synk_core._watch.record import Record
+from synk_core._wire.messages import Call, Collective
 
 MOST_KNOWN = 10_000
 """Effects that are remembered."""
@@ -68,22 +69,28 @@ class Origins:
         """Expect no agreement on these variables from now on, nor on what only they consume."""
         self._local = self._local.union(variables)
 
-    def forget(self, function_id: int) -> None:
+    def forget_function(self, function_id: int) -> None:
         """Drop the facts of a deleted function."""
         self._facts.pop(function_id, None)
         self._known.clear()
 
-    def observe(self, performed: Performed) -> None:
+    def after(self, record: Record) -> None:
         """Follow the acts of an order."""
         if self._size == 1:
             return
-        for act in performed.prepared:
-            event = act.event
-            number = event.function_id
-            what = event if number is None else number
+        for prepared in record.acts:
+            act = prepared.act
+            what: Hashable
+            if isinstance(act, Call):
+                what = act.function_id
+            elif isinstance(act, Collective):
+                more = act.arguments.get("rank"), act.arguments.get("in_place")
+                what = act.kind, act.variables, more
+            else:
+                continue
             after = self._known.get((self._state, what))
             if after is None:
-                after = self._after(event)
+                after = self._after(act)
                 if len(self._known) >= MOST_KNOWN:
                     self._known.clear()
                 self._known[self._state, what] = after
@@ -147,26 +154,28 @@ class Origins:
         number = self._registry.known_number(variable.container.storage)
         return -1 - id(variable) if number is None else number
 
-    def _after(self, event: Event) -> _State:
+    def _after(self, act: Union[Call, Collective]) -> _State:
         parted = {one.variable: one for one in self._state.parted}
         averaged = set(self._state.averaged)
-        if event.function_id in self._specs:
-            self._call(self.facts(event.function_id), parted)
-        for variable in event.variables:
+        if isinstance(act, Call):
+            if act.function_id in self._specs:
+                self._call(self.facts(act.function_id), parted)
+            return _State(frozenset(parted.values()), frozenset(averaged))
+        kind, given = act.kind, act.arguments
+        for variable in act.variables:
             old = parted.get(variable)
-            if event.kind in EQUALIZING:
+            if kind in EQUALIZING:
                 parted.pop(variable, None)
                 if old is not None and old.kind in ("update", "derived", "reduce"):
                     averaged.add(variable)
-            elif event.kind == "scatter":
-                parted[variable] = Parted(variable, event.kind)
-            elif event.kind == "reduce":
+            elif kind == "scatter":
+                parted[variable] = Parted(variable, kind)
+            elif kind == "reduce" and given["in_place"]:
                 writer = None if old is None else old.writer
-                parted[variable] = Parted(variable, event.kind, writer)
-            elif event.kind == "set_value":
-                ranks = old.ranks if old is not None and old.kind == event.kind else frozenset()
-                some = range(self._size) if event.rank is None else [event.rank]
-                parted[variable] = Parted(variable, event.kind, None, ranks.union(some))
+                parted[variable] = Parted(variable, kind, writer)
+            elif kind == "set_value":
+                ranks = old.ranks if old is not None and old.kind == kind else frozenset()
+                parted[variable] = Parted(variable, kind, None, ranks.union([given["rank"]]))
         return _State(frozenset(parted.values()), frozenset(averaged))
 
     @staticmethod

@@ -25,10 +25,10 @@ from synk_core._graph.values import is_array
 from synk_core._plan.rows import is_int
 from synk_core._text import shown
 from synk_core._warn import warn_user
-from synk_core._wire.messages import Proof, Step
+from synk_core._wire.messages import Call, Proof
 from synk_core.exceptions import InputValueError, NotExact, ProofWarning
 
-from .report import BY_SLICES, Comparison, Report
+from .report import BY_SLICES, Comparison, Rehearsed, Report
 
 MOST_SLICINGS = 100
 """Numbers of slices that `verify` tries at most: each is a run."""
@@ -77,6 +77,7 @@ class Prover:
         calls: that were performed.
         due: the number of calls before the next one that is proved.
         report: of the latest proof.
+        compares_code: whether a change of users' code makes a proof due.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class Prover:
         self.calls = 0
         self.due = 0 if policy and runtime.size > 1 else _NEVER
         self.report: Optional[Report] = None
-        self._compares_code = self.due < _NEVER and has_users_code(plain)
+        self.compares_code = self.due < _NEVER and has_users_code(plain)
         self._twin: Any = None
         self._rehearsed: Tuple[Comparison, ...] = ()
         self._said: Set[str] = set()
@@ -140,7 +141,7 @@ class Prover:
         """Return whether the next call is proved: its number says so, or code has changed here."""
         if self.calls >= self.due:
             return True
-        if not self._compares_code or is_as_before(self._plain):
+        if not self.compares_code or is_as_before(self._plain):
             return False
         self.due = self.calls
         return True
@@ -151,7 +152,7 @@ class Prover:
         Raises:
             NotExact: it is not exact.
         """
-        self._function.executor.require_ready()  # first: a child of the program has locks of others
+        self._function.orders.require_ready()  # first: a child of the program has locks of others
         parts = [part for several in self._parts for part in several]
         if not any(part.is_open and part.reason == _DRAWN for part in parts):
             return
@@ -162,26 +163,38 @@ class Prover:
                 self._twin = False
                 self._say(f"{self._label} is not proved: {type(error).__name__}: {error}")
         if self._twin is not False:
-            _plan, step = self._twin.planner.prepare(values, options, 0)
-            if not self._function.executor.is_divided(step):
+            call, origin = self._twin.planner.prepare(values, options, 0)
+            if not _is_divided(call.act):
                 return
             proof = self._twin.prover.proof(options.output_subset, self.calls + 1)
-            report = self._function.executor.rehearse(step, proof)
+            report = self._rehearse(call, origin, proof)
             if not report.ok and self._policy == "raise":
                 raise NotExact(report)
             self._rehearsed = report.comparisons
             self._judge(report)
 
-    def proving(self, step: Step, output_subset: Any) -> Step:
-        """Return the step that performs a planned call and proves it; the same step, if there is
+    def _rehearse(self, call: Any, origin: int, proof: Proof) -> Report:
+        """Have all ranks perform a call and undo it; return what it proves. The caller holds the
+        lock, and has staged no other act."""
+        orders = self._function.orders
+        proof = replace(proof, rehearses=True)
+        once = orders.enter(call.once(replace(call.act, proof=proof)))
+        try:
+            orders.perform((once,), (origin,))
+        except Rehearsed as done:
+            return done.report
+        raise AssertionError("a rehearsal was not undone")
+
+    def proving(self, call: Any, output_subset: Any) -> Any:
+        """Return the act that performs a planned call and proves it; the same act, if there is
         nothing to prove. A call of one part proves nothing, and the next one is due."""
-        if not self._function.executor.is_divided(step):
-            return step
+        if not _is_divided(call.act):
+            return call
         proof = self.proof(output_subset, self.calls + 1)
         if proof.outputs or proof.updates or proof.replicas or proof.compares_code:
-            return self._function.executor.proving(step, proof)
+            return self._function.orders.enter(call.once(replace(call.act, proof=proof)))
         self._go_on(self.calls + 1)
-        return step
+        return call
 
     def proof(self, output_subset: Any, call: int, everything: bool = False) -> Proof:
         """Return what is to be proved of a call.
@@ -204,17 +217,15 @@ class Prover:
             tuple(p.name for p in wanted),
             tuple((p.place, p.name) for p in updates if not p.reason and (p.is_open or everything)),
             tuple((variable, origins.because(variable, number)) for variable in to_agree),
-            self._compares_code,
+            self.compares_code,
             raises=self._policy == "raise",
         )
 
-    def done(self, report: Optional[Report]) -> None:
-        """Take note of a call that was performed, and of its proof."""
-        self.calls += 1
-        if report is not None:
-            found = (*self._rehearsed, *report.comparisons)
-            self._judge(replace(report, comparisons=found))
-            self._go_on(self.calls)
+    def done(self, report: Report) -> None:
+        """Judge the proof of the call that was performed last."""
+        found = (*self._rehearsed, *report.comparisons)
+        self._judge(replace(report, comparisons=found))
+        self._go_on(self.calls)
 
     def _go_on(self, call: int) -> None:
         self._rehearsed = ()
@@ -246,23 +257,23 @@ class Prover:
         is_number = isinstance(limit, (int, float, np.integer, np.floating))
         if limit is not None and not (is_number and limit >= 0):
             raise InputValueError(f"limit: got {shown(limit)}, expected a number of ulps, or None")
-        spec, executor = self._function.spec, self._function.executor
+        spec = self._function.spec
         notes: Tuple[str, ...] = ()
         if not spec.n_scattered and not spec.sliceable:
             notes = ("not run in slices: the function has no rows to slice",)
         elif self._lineage.has_reductions:
             notes = ("not run in slices: its in-graph reductions would reduce slice by slice",)
         found: List[Comparison] = []
-        with executor.lock:
+        with self._function.orders.lock:
             for count in [1] if notes else [1, *several]:
                 wanted = self._function.planner.wanted(options.output_subset)
                 if count > 1:
                     every = range(len(spec.outputs)) if wanted is None else wanted
                     wanted = tuple(i for i in every if spec.output_ops[i] is not None)
                 of_it = options._replace(output_subset=wanted, num_slices=count)
-                _plan, step = self._function.planner.prepare(values, of_it, 0)
+                call, origin = self._function.planner.prepare(values, of_it, 0)
                 proof = replace(self.proof(wanted, 0, everything=True), limit=limit)
-                report = executor.rehearse(step, proof)
+                report = self._rehearse(call, origin, proof)
                 # The ranks' values are the same in each run.
                 found += [c for c in report.comparisons if count == 1 or c.difference]
                 if count == 1:
@@ -276,6 +287,12 @@ class Prover:
                 found.append(Comparison(what, part.op, reason=part.reason))
         notes = (*first.notes, *(notes if several else ()))
         return replace(first, comparisons=tuple(found), notes=notes)
+
+
+def _is_divided(call: Call) -> bool:
+    """Return whether a call has several parts: else it is what one process computes."""
+    parts = 2 if call.rows is None else sum(map(bool, call.rows.counts))
+    return parts > 1 or call.num_slices > 1
 
 
 _DRAWN = "it draws random numbers"

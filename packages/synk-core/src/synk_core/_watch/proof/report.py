@@ -8,7 +8,7 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 import numpy as np
 
 from synk_core.engine import TITLE
-from synk_core.exceptions import VerifyError
+from synk_core.exceptions import SynkError, VerifyError
 
 PART = 1 << 16
 """Elements that are compared at a time."""
@@ -230,3 +230,15 @@ class Report:
             key = found.what.partition(" on rank")[0], found.reason
             worst[key] = max(worst.get(key, found), found, key=lambda c: c.severity)
         return list(worst.values())
+
+
+class Rehearsed(SynkError):
+    """Undoes a call that was performed for its proof alone.
+
+    Attributes:
+        report: the `Report`.
+    """
+
+    def __init__(self, report: Report) -> None:
+        super().__init__("rehearsed")
+        self.report = report

@@ -22,24 +22,15 @@ _CURE = (
 _LOSS = "loss"  # the name of the first output's column
 
 
-def names_of_outputs(known: Sequence[Any], given: Sequence[str] | None) -> list[str]:
-    """Return the names of a training step's outputs other than the loss.
+def names_of_outputs(names: Sequence[Any]) -> list[str]:
+    """Return the names of a training step's outputs: those of their expressions, if they can be.
 
     Args:
-        known: For each output, the name of its expression, or None.
-        given: The user's names, or None.
+        names: For each output, the name of its expression, or None.
     """
-    further = list(known[1:])
-    if given is None:
-        usable = [name if name != _LOSS and further.count(name) == 1 else None for name in further]
-        return [name or f"output_{i}" for i, name in enumerate(usable, 1)]
-    require_distinct(given, "output_names")
-    if len(given) != len(further):
-        raise ValueError(
-            f"output_names: got {list(given)}; expected {len(further)}, one for each output of "
-            "train other than the loss"
-        )
-    return list(given)
+    further = list(names[1:])
+    usable = [name if name != _LOSS and further.count(name) == 1 else None for name in further]
+    return [_LOSS, *(name or f"output_{i}" for i, name in enumerate(usable, 1))]
 
 
 def call_of_1_0(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import numbers
 import os
 import time
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Callable, Optional
@@ -17,8 +16,10 @@ from ._checkpoints import CheckpointError, number_in
 from ._history import History
 from ._trainer import Callback, Trainer
 
-Logged = Generator[Callable[[int, "dict[str, float]"], Any], Optional[BaseException], None]
-"""Yields once, what writes numbers at a step; gets the error that ends the run, or None."""
+Write = Callable[[int, "dict[str, float]"], Any]
+"""Write numbers at a step."""
+Close = Callable[[Optional[BaseException]], Any]
+"""Close a log, if the callback opened it, of a run that ended in this error, or None."""
 
 
 class EarlyStopping(Callback):
@@ -91,7 +92,7 @@ class ExperimentLog(Callback):
     """Base class of logs: an epoch's record goes to a run of the log.
 
     Checkpoints keep the id of the run, so that a resumed training continues it; epochs after the
-    checkpoint are logged again. A subclass has the one hook :meth:`_logged`.
+    checkpoint are logged again. A subclass has the one method :meth:`_open`.
 
     Args:
         config: Your hyperparameters, by name. The Trainer's ``settings`` are logged with them.
@@ -103,16 +104,15 @@ class ExperimentLog(Callback):
         self._config = dict(config or {})
         self._id: str | None = None
 
-    def _logged(self, step: int, config: dict[str, Any]) -> Logged:
-        """Open the run of a training that has taken ``step`` steps; close it in the end."""
+    def _open(self, step: int, config: dict[str, Any]) -> tuple[Write, Close]:
+        """Open the run of a training that has taken ``step`` steps."""
         raise NotImplementedError
 
     def on_run_begin(self, trainer: Trainer) -> None:
         """Open the run of this training, or a new one for a new training."""
         if trainer.step == 0:
             self._id = None
-        self._run = self._logged(trainer.step, {**trainer.settings, **self._config})
-        self._write = next(self._run)
+        self._write, self._close = self._open(trainer.step, {**trainer.settings, **self._config})
 
     def on_epoch_end(self, trainer: Trainer, record: dict[str, Any]) -> None:
         """Write the numbers of the record."""
@@ -120,10 +120,9 @@ class ExperimentLog(Callback):
         found.pop("step", None)
         self._write(trainer.step, found)
 
-    def on_run_exit(self, trainer: Trainer, error: BaseException | None) -> None:  # noqa: ARG002 - the log knows what it opened
+    def on_run_exit(self, trainer: Trainer, error: BaseException | None) -> None:  # noqa: ARG002
         """Close the run if the callback opened it."""
-        with contextlib.suppress(StopIteration):
-            self._run.send(error)
+        self._close(error)
 
     def state(self) -> dict[str, Any]:
         """Return the state that a checkpoint keeps."""
@@ -157,7 +156,7 @@ class TensorBoard(ExperimentLog):
         self._writers = import_module("tensorboard.summary.writer.event_file_writer")
         self._hparams = import_module("tensorboard.plugins.hparams.summary_v2")
 
-    def _logged(self, step: int, config: dict[str, Any]) -> Logged:
+    def _open(self, step: int, config: dict[str, Any]) -> tuple[Write, Close]:
         file = self._writers.EventFileWriter(str(self._folder))
 
         def add(step: int, **content: Any) -> None:
@@ -172,8 +171,7 @@ class TensorBoard(ExperimentLog):
         add(step + 1, session_log=self._event.SessionLog(status=self._event.SessionLog.START))
         plain = {k: v if isinstance(v, (int, float, str)) else str(v) for k, v in config.items()}
         add(step, summary=self._hparams.hparams_pb(plain, trial_id=self._folder.name))
-        yield write
-        file.close()
+        return write, lambda _error: file.close()
 
 
 class WandB(ExperimentLog):
@@ -202,7 +200,7 @@ class WandB(ExperimentLog):
         self._wandb = import_module("wandb")
         self._settings = {"project": project, "name": name, **settings}
 
-    def _logged(self, step: int, config: dict[str, Any]) -> Logged:  # noqa: ARG002 - the id identifies it
+    def _open(self, step: int, config: dict[str, Any]) -> tuple[Write, Close]:  # noqa: ARG002
         run = found = self._wandb.run
         if found is None:
             again = {} if self._id is None else {"id": self._id, "resume": "allow"}
@@ -213,9 +211,12 @@ class WandB(ExperimentLog):
         # wandb's own count only increases, and a resumed training may go back by some steps.
         run.define_metric("step")
         run.define_metric("*", step_metric="step", step_sync=True)
-        error = yield lambda step, values: run.log({**values, "step": step})
-        if found is None:
-            run.finish(exit_code=0 if error is None else 1)
+
+        def close(error: BaseException | None) -> None:
+            if found is None:
+                run.finish(exit_code=0 if error is None else 1)
+
+        return lambda step, values: run.log({**values, "step": step}), close
 
 
 class MLflow(ExperimentLog):
@@ -245,7 +246,7 @@ class MLflow(ExperimentLog):
         self._mlflow = import_module("mlflow")
         self._experiment, self._name = experiment, name
 
-    def _logged(self, step: int, config: dict[str, Any]) -> Logged:  # noqa: ARG002 - the id identifies it
+    def _open(self, step: int, config: dict[str, Any]) -> tuple[Write, Close]:  # noqa: ARG002
         mlflow, name = self._mlflow, self._experiment
         run = found = mlflow.active_run()
         if found is None and self._id is not None:
@@ -257,7 +258,10 @@ class MLflow(ExperimentLog):
         self._id = run.info.run_id
         params = mlflow.get_run(self._id).data.params
         mlflow.log_params({k: v for k, v in config.items() if k not in params})
-        error = yield lambda step, values: mlflow.log_metrics(values, step=step)
-        if found is None:
-            failed = "FAILED" if isinstance(error, Exception) else "KILLED"
-            mlflow.end_run("FINISHED" if error is None else failed)
+
+        def close(error: BaseException | None) -> None:
+            if found is None:
+                failed = "FAILED" if isinstance(error, Exception) else "KILLED"
+                mlflow.end_run("FINISHED" if error is None else failed)
+
+        return lambda step, values: mlflow.log_metrics(values, step=step), close

@@ -76,34 +76,34 @@ class CheckpointContents:
     """Collect and restore everything that a checkpoint keeps: all of it or nothing.
 
     Args:
-        course: Plain values that have to be the same for a training to continue.
-        stateful: Schedule and callbacks that have ``state()`` and ``load_state()``.
+        settings: Plain values that have to be the same for a training to continue.
+        stateful: Schedule, callbacks and rule of `sync` with ``state()`` and ``load_state()``.
     """
 
     def __init__(
         self,
         variables: SharedVariables,
         sampler: BatchMaker | BatchSampler,
-        course: dict[str, Any],
+        settings: dict[str, Any],
         stateful: Sequence[Any],
     ) -> None:
         self._variables, self._sampler = variables, sampler
-        self._course, self._stateful = course, stateful
+        self._settings, self.stateful = settings, stateful
 
     def collect(self, progress: TrainingProgress) -> dict[str, Any]:
         """Return the contents of a checkpoint."""
         shuffle = progress.shuffle or self._sampler.get_state()
         return {
-            "memory": {**asdict(progress), "shuffle": shuffle},
-            "course": self._course,
-            "order": self._sampler.settings,
-            "partners": [
+            "progress": {**asdict(progress), "shuffle": shuffle},
+            "settings": self._settings,
+            "sampler": self._sampler.settings,
+            "callbacks": [
                 {
                     "kind": type(item).__name__,
                     "state": item.state(),
                     "required": bool(getattr(item, "required", True)),
                 }
-                for item in self._stateful
+                for item in self.stateful
             ],
             "variables": self._variables.read(),
         }
@@ -112,18 +112,18 @@ class CheckpointContents:
         """Read a file, restore everything, and `use` the progress: all of it, or nothing."""
         content, here = read_file(path), self._variables.read()
         with refusing(f"{path}: a part is missing or of the wrong type", "; it is damaged"):
-            progress = _progress_of(content["memory"], len(self._course["train_columns"]))
-            partners = self._partners_of(content["partners"])
+            progress = _progress_of(content["progress"], len(self._settings["train_columns"]))
+            callbacks = self._callbacks_of(content["callbacks"])
             refusal = self._sampler.refusal(progress.shuffle)
-            order = self._sampler.settings if progress.batch else {}  # written within an epoch
+            sampler = self._sampler.settings if progress.batch else {}  # written within an epoch
             misfits = [
-                *_differences(content["course"], self._course),
-                *_differences(content["order"], order),
+                *_differences(content["settings"], self._settings),
+                *_differences(content["sampler"], sampler),
                 *self._variables.misfits(content["variables"], here),
                 *([refusal] if refusal else []),
                 *(
                     f"schedule, callback or sync: {part['kind']} in the checkpoint, none here"
-                    for item, part in partners
+                    for item, part in callbacks
                     if item is None and part["required"]
                 ),
             ]
@@ -134,7 +134,7 @@ class CheckpointContents:
         done: list[Any] = []  # objects that may have loaded a state, and their states of before
 
         def act() -> None:
-            for item, part in partners:
+            for item, part in callbacks:
                 if item is not None:
                     with refusing(f"{path} does not fit: {part['kind']} refused its state"):
                         done.append((item, copy.deepcopy(item.state())))
@@ -150,9 +150,9 @@ class CheckpointContents:
 
         whole(act, undo)
 
-    def _partners_of(self, parts: Sequence[Any]) -> list[tuple[Any, Any]]:
+    def _callbacks_of(self, parts: Sequence[Any]) -> list[tuple[Any, Any]]:
         """Return pairs of an object, or None, and its part: those of one class in their order."""
-        waiting, found = list(self._stateful), []
+        waiting, found = list(self.stateful), []
         for part in parts:
             kinds = [type(item).__name__ for item in waiting]
             known = part["kind"] in kinds
@@ -198,11 +198,11 @@ class SharedVariables:
 
     def _reading(self, kind: str) -> list[Any]:
         """Return acts, one for each random state, or for each rank that is read."""
-        ranks, listed = self._ranks, self._kinds[kind]
+        listed = self._kinds[kind]
         if kind == "random":
-            return [*map(ranks.get_states, listed)]
-        of = range(ranks.size) if kind in self._own else [ranks.master]
-        return [ranks.get(rank, listed) for rank in of]
+            return [*map(self._ranks.get_states, listed)]
+        of = range(self._ranks.size) if kind in self._own else [self._ranks.master]
+        return [self._ranks.get(rank, listed) for rank in of]
 
     def misfits(self, content: dict[str, Any], current: dict[str, Any]) -> Iterator[str]:
         """Yield a sentence for each difference from the present variables, as `read` has them."""
@@ -226,10 +226,10 @@ class SharedVariables:
         for kind, listed in self._kinds.items():
             saved = [entry["values"] for entry in content[kind]]
             here.append((listed, [*map(partial(_value_of, place), listed, saved)]))
-            is_own = kind in self._own and saved_ranks == ranks.size
             if kind == "random":
                 acts += self._set_random(saved, saved_ranks)
                 continue
+            is_own = kind in self._own and saved_ranks == ranks.size
             for rank in range(ranks.size) if is_own else [None]:
                 values = [*map(partial(_value_of, rank), listed, saved)]
                 acts.append(ranks.set(rank, listed, values))
@@ -251,13 +251,13 @@ class SharedVariables:
         return [act for pair in zip(listed, news) for act in ranks.set_states(*pair)]
 
 
-def _progress_of(memory: dict[str, Any], outputs: int) -> TrainingProgress:
+def _progress_of(saved: dict[str, Any], outputs: int) -> TrainingProgress:
     """Return the progress; raise any exception if a part is missing, wrong, or contradicts one."""
-    progress = TrainingProgress(**memory)
+    progress = TrainingProgress(**saved)
     for name in ("epoch", "step", "batch", "sum_rows"):
-        number_in(memory, name)
-    number_in(memory, "seconds", float)
-    number_in(memory, "best", float, -math.inf, math.inf)
+        number_in(saved, name)
+    number_in(saved, "seconds", float)
+    number_in(saved, "best", float, -math.inf, math.inf)
     if [type(total) for total in progress.sums] != [float] * outputs:
         raise ValueError(f"sums is {progress.sums!r:.80}; expected {outputs} floats")
     for record in progress.records:

@@ -116,8 +116,7 @@ class Checkpoints:
 
     def require_empty(self) -> None:
         """Raise CheckpointError if a new training would mix with an earlier one."""
-        newest = self.newest()
-        if newest is not None:
+        if newest := self.newest():
             raise CheckpointError(
                 f"{self.folder} has checkpoints of an earlier training (the newest is "
                 f"{newest.name}): continue it with run(..., resume=True), use another folder, "

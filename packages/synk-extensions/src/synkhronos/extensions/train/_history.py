@@ -54,31 +54,26 @@ class History:
         return f"<History of {len(self.records)} epochs, {ended}>"
 
 
-def ended(records: Sequence[Any], step: int, by: str, stop_reason: str | None) -> History:
-    """Return the history of a run that ends now; log an early end, such as `by` Ctrl-C."""
-    status, reason = "finished", ""
-    if by:
-        status, reason = "interrupted", f"{by}, after step {step}"
-    elif stop_reason is not None:
-        status, reason = "stopped", stop_reason
+def ended(records: Sequence[Any], by: str, stop_reason: str | None) -> History:
+    """Return the history of a run that ends now; log an early end, and what ended it."""
+    status = "interrupted" if by else "finished" if stop_reason is None else "stopped"
+    history = History(list(records), status, by or stop_reason or "")
     if status != "finished":
         level = logging.WARNING if by else logging.INFO
-        logging.getLogger("synkhronos").log(level, "training %s: %s", status, reason)
-    return History(list(records), status, reason)
+        logging.getLogger("synkhronos").log(level, "training %s: %s", status, history.reason)
+    return history
 
 
 def epoch_line(records: Sequence[dict[str, Any]], epochs: int) -> str:
     """Describe the last epoch in a line: its losses, further outputs, and seconds."""
-    record = records[-1]
+    *_, before, record = {"seconds": 0.0}, *records  # seconds count from the training's begin
     parts = [
         f"{name} {value:.4g}"
         for name, value in record.items()
         if name.startswith(("train_", "valid_")) and value is not None
     ]
-    # Records have the seconds since training began.
-    before = records[-2]["seconds"] if len(records) > 1 else 0.0
-    parts.append(f"{record['seconds'] - before:.1f} s")
-    return f"epoch {record['epoch']} of {epochs}: {', '.join(parts)}"
+    seconds = f"{record['seconds'] - before['seconds']:.1f} s"
+    return f"epoch {record['epoch']} of {epochs}: {', '.join([*parts, seconds])}"
 
 
 class LogFile:
@@ -113,18 +108,16 @@ class LogFile:
 
     def append(self, records: Sequence[dict[str, Any]]) -> None:
         """Add a line for the last record; write all lines if the file no longer exists."""
-        # Not a link, which others may have put there since.
-        flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        # Not through a link, and without waiting: others may have replaced the file.
+        flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
-            descriptor = os.open(place_of(self._path)[0], flags)
+            with open(os.open(place_of(self._path)[0], flags), "ab") as file:
+                file.write(self._lines(records[-1:]))
         except FileNotFoundError:
             self.begin(records)
-            return
-        with open(descriptor, "ab") as file:
-            file.write(self._lines(records[-1:]))
 
     def _lines(self, records: Sequence[dict[str, Any]]) -> bytes:
         text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerows([record.get(name) for name in self._columns] for record in records)
+        lines = csv.DictWriter(text, self._columns, extrasaction="ignore", lineterminator="\n")
+        lines.writerows(records)
         return text.getvalue().encode()

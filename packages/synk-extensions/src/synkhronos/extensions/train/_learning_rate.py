@@ -32,10 +32,8 @@ def step_decay(rate: float, every: int | Sequence[int], factor: float = 0.1) -> 
     """Multiply the rate by ``factor`` at intervals: ``rate * factor ** n``.
 
     Args:
-        rate: The rate at the beginning.
         every: Number of epochs between two changes, ``n = t // every``, at least 1; or a list of
             the epochs of the changes, where ``n`` is the number of those up to ``t``.
-        factor: Factor of each change.
     """
     if isinstance(every, (int, np.integer)):
         length = at_least_one("every", int(every))
@@ -56,10 +54,7 @@ def cosine(rate: float, length: int, lowest: float = 0.0) -> Schedule:
     Hutter (2017), "SGDR: Stochastic gradient descent with warm restarts"; ``lowest`` from
     ``length`` on.
 
-    Args:
-        rate: The rate at the beginning.
-        length: Number of epochs (or steps) of the decrease, at least 1.
-        lowest: The rate at the end.
+    ``length``, the number of epochs (or steps) of the decrease, is at least 1.
     """
     end = at_least_one("length", length)
     return lambda t: lowest + (rate - lowest) * (1 + math.cos(math.pi * min(t, end) / end)) / 2
@@ -85,12 +80,12 @@ class _WarmUp:
 
     def __init__(self, schedule: Any, length: int, start: float) -> None:
         self._after: Any = schedule if callable(schedule) else lambda _: schedule
-        self._length = length
-        self._start = start
-        if hasattr(schedule, "observe"):
-            for name in ("observe", "reset", "state", "load_state"):
-                if hasattr(schedule, name):
-                    setattr(self, name, getattr(schedule, name))
+        self._length, self._start = length, start
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._after, name)  # observe, reset, state, load_state
 
     def __call__(self, t: int) -> float:
         if t >= self._length:
@@ -168,12 +163,7 @@ class LearningRate:
     """Call the schedule and set the variable; either may be None."""
 
     def __init__(
-        self,
-        variable: Any,
-        schedule: Any,
-        by: str,
-        ranks: RankVariables,
-        state: TrainingState,
+        self, variable: Any, schedule: Any, by: str, ranks: RankVariables, state: TrainingState
     ) -> None:
         if variable is not None:
             require_rate(variable, state)
@@ -183,10 +173,7 @@ class LearningRate:
                 f"update rule takes for its rate, such as {NAME}.shared(numpy.float32(0.1))"
             )
         require(by, "schedule_by", ("epoch", "step"))
-        self._variable = variable
-        self._schedule = schedule
-        self._by = by
-        self._ranks = ranks
+        self._variable, self._schedule, self._by, self._ranks = variable, schedule, by, ranks
         self._set: Any = None  # the value that all ranks are known to have
 
     def set_for(self, by: str, t: int) -> None:
@@ -275,9 +262,7 @@ def find_learning_rate(
     if int(at_least_one("steps", steps)) < 2:
         raise ValueError(f"steps is {steps}; expected at least 2")
     data = placed(train, data, "data")
-    sampler = BatchSampler(
-        number_of_rows(train, data), batch_size, seed, shuffle=True, drop_last=False
-    )
+    sampler = BatchSampler(number_of_rows(train, data), batch_size, seed, True, False)
     epochs = iter(lambda: sampler.epoch(sampler.get_state()), None)
     rates = np.geomspace(lowest, highest, int(steps))
     losses: list[float] = []

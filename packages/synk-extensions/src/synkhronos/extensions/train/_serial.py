@@ -15,12 +15,7 @@ from ._arguments import call_of_1_0, data_and_rows
 from ._batches import arrays_of
 from ._state import TrainingState
 
-_REDUCTIONS: dict[str, Any] = {
-    "sum": np.add,
-    "max": np.maximum,
-    "min": np.minimum,
-    "prod": np.multiply,
-}
+_REDUCTIONS: dict[str, Any] = {"sum": np.sum, "max": np.max, "min": np.min, "prod": np.prod}
 
 
 class SerialTrainFunction:
@@ -54,15 +49,12 @@ class SerialTrainFunction:
         state: TrainingState,
         output_names: Sequence[Any],
     ) -> None:
-        self.state = state
-        self.output_names = tuple(output_names)
+        self.state, self.output_names = state, tuple(output_names)
         grad_updates, param_updates, self.flat_grad = split_updates
         self._single = not isinstance(outputs, list)
         pairs = [_with_op(output) for output in ([outputs] if self._single else outputs)]
         self._ops = [op for _, op in pairs]
-        self.n_scattered = len(inputs)
-        self.row_axes = tuple(row_axes)
-        self.rows = 0
+        self.n_scattered, self.row_axes, self.rows = len(inputs), tuple(row_axes), 0
         self._sliceable = list(sliceable_shareds)
         rows = [T.lvector("rows")] if self._sliceable else []
         self.grad_function = library.function(
@@ -210,4 +202,4 @@ def combine(op: Any, values: Sequence[Any], weights: Sequence[int]) -> Any:
         return _average(values, weights)
     if op == "gather":
         return np.concatenate(values)
-    return _REDUCTIONS[op].reduce(values)
+    return _REDUCTIONS[op](values, axis=0)

@@ -105,12 +105,10 @@ class TrainFunction:
             **named_data: Values by the name of their variable, as in Theano.
 
         Returns:
-            The loss, the exact mean over the batch; a list ``[loss, *outputs]`` if there are
-            further outputs.
+            The loss, the exact mean over the batch; ``[loss, *outputs]`` with further outputs.
 
         Raises:
-            All errors of :class:`synkhronos.Function`. If the gradient fails on a rank, no
-            parameter has changed on any.
+            All errors of :class:`synkhronos.Function`. No parameter has changed on any rank then.
         """
         gradient = self.grad_function
         data, batch = call_of_1_0(len(gradient.spec.inputs), data, batch, named_data)
@@ -151,7 +149,7 @@ class TrainFunction:
         count = len(self.grad_function.spec.inputs)
         data, batches = data_and_rows(data_and_batches, count)
         delayed = partial(self.grad_function.delayed, num_slices=num_slices)
-        executor, place, sources = self.grad_function.executor, self.build_inputs, []
+        executor, place, sources = self.grad_function.orders, self.build_inputs, []
         scattered, whole = data[: self.n_scattered], data[self.n_scattered :]
         if not count or (data and not any_source(scattered)):
             option = "batch" if count else "batch_s"

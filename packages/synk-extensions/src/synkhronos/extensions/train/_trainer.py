@@ -1,8 +1,7 @@
 """The loop around a training step (epochs, validation, checkpoints), and its callbacks.
 
-One step is ``train(*data, batch=indexes)``, or ``train(*arrays)`` if the program makes the batches.
-The Trainer chooses the indexes and the learning rate before it, and keeps sums after it. Its own
-state is a `TrainingProgress`; together with the values of the shared variables and the states of
+The Trainer chooses the indexes and the learning rate before a step, and keeps sums after it. Its
+own state is a `TrainingProgress`; with the values of the shared variables and the states of
 generator, schedule and callbacks this makes a checkpoint.
 """
 
@@ -80,11 +79,6 @@ class Callback:
         """Restore a state that :meth:`state` returned."""
 
 
-def _exit_run(callback: Callback, trainer: Trainer, _: Any, error: Any, __: Any) -> None:
-    """Call ``on_run_exit`` as the exit of a context."""
-    callback.on_run_exit(trainer, error)
-
-
 def _is_stateful(item: Any) -> bool:
     """Return whether a schedule, callback or rule of `sync` can load a state."""
     loads = getattr(type(item), "load_state", None) is not Callback.load_state
@@ -106,8 +100,6 @@ def _as_callback(callback: Any) -> Callback:
 
 class Trainer:
     """Train for some epochs, with validation, schedules, checkpoints and a log.
-
-    It is optional: you can write the same loop yourself.
 
     ::
 
@@ -135,9 +127,8 @@ class Trainer:
             output is the validation loss; all outputs must be means over the rows.
         valid_data: Like ``data``, for ``valid``.
         valid_slices: Number of slices for validation, to save memory; the means are the same.
-        valid_names: Names of the further outputs of ``valid``, one each.
-        output_names: Names of the further outputs of ``train``; by default those of the
-            expressions, else ``output_1`` and so on.
+        valid_names: Names of the further outputs of ``valid``, one each. Those of ``train`` have
+            the names of their expressions, else ``output_1`` and so on.
         num_slices: Number of slices for each gradient.
         learning_rate: The shared variable that ``train`` takes for its rate.
         schedule: Function from the number of finished epochs to the rate, such as :func:`cosine`
@@ -158,8 +149,7 @@ class Trainer:
             and continue.
         on_sigterm: "checkpoint" to save and end the program at SIGTERM: see :meth:`run`. None to
             leave the signal alone.
-        callbacks: :class:`Callback` objects, or functions ``f(trainer, record)`` to call after
-            each epoch; called in this order.
+        callbacks: :class:`Callback` objects, or functions to call after each epoch, in this order.
         checkpoint: A folder, or :class:`Checkpoints`.
         log: CSV file that gets a line per epoch.
         verbose: Print a line for each finished epoch on standard output.
@@ -183,7 +173,6 @@ class Trainer:
         valid_data: Any = None,
         valid_slices: int = 1,
         valid_names: Sequence[str] = (),
-        output_names: Sequence[str] | None = None,
         num_slices: int = 1,
         learning_rate: Any = None,
         schedule: Callable[[int], float] | None = None,
@@ -218,9 +207,9 @@ class Trainer:
             rows = number_of_rows(train, self._data)
             self._sampler = BatchSampler(rows, batch_size, seed, shuffle, drop_last)
         self._num_slices, self._seed = num_slices, seed
-        names = names_of_outputs(train.output_names, output_names)
-        self._train_columns = ["train_loss", *(f"train_{name}" for name in names)]
-        known, self._valid = self._train_columns, None
+        names = names_of_outputs(train.output_names)
+        known = self._train_columns = [f"train_{name}" for name in names]
+        self._valid = None
         if valid is not None:
             self._valid = Validation(valid, valid_data, valid_slices, valid_names)
             known = [*known, *self._valid.columns]
@@ -228,10 +217,9 @@ class Trainer:
         self.monitor = monitor or ("valid_loss" if self._valid else "train_loss")
         require(self.monitor, "monitor", known)
         self._mode, self._terminate_on_nan = mode, terminate_on_nan
-        self._callbacks = [_as_callback(callback) for callback in callbacks]
-        if checkpoint is not None and not isinstance(checkpoint, Checkpoints):
-            checkpoint = Checkpoints(checkpoint)
-        self._checkpoints = checkpoint
+        self._callbacks = [*map(_as_callback, callbacks)]
+        is_folder = checkpoint is not None and not isinstance(checkpoint, Checkpoints)
+        self._checkpoints: Any = Checkpoints(checkpoint) if is_folder else checkpoint  # type: ignore[arg-type]
         columns = ["epoch", "step", "seconds", *self._columns, "learning_rate"]
         self._log = None if log is None else LogFile(log, columns)
         self._report = reporter(verbose)
@@ -242,8 +230,8 @@ class Trainer:
         self._contents = CheckpointContents(
             SharedVariables(self._ranks, train.state, learning_rate),
             self._sampler,
-            course={"monitor": self.monitor, "mode": mode, "train_columns": self._train_columns},
-            stateful=[*filter(_is_stateful, [schedule, *self._callbacks, train.sync])],
+            {"monitor": self.monitor, "mode": mode, "train_columns": self._train_columns},
+            [*filter(_is_stateful, [schedule, *self._callbacks, train.sync])],
         )
         self._progress = TrainingProgress([0.0] * len(self._train_columns))
         self._since: float | None = None  # of a run under way, when its seconds were 0
@@ -269,7 +257,7 @@ class Trainer:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The plain numbers of this training, by their names as arguments, and ``rows``, ``ranks``.
+        """The numbers of this training by their names as arguments, ``rows`` and ``ranks``.
 
         Logs of experiments show them. ``seed`` is missing if it is not an integer.
         """
@@ -349,7 +337,7 @@ class Trainer:
         self._require_idle("resume()")
         if path is None and self._checkpoints is None:
             raise ValueError("resume() without path needs a folder: Trainer(checkpoint=...)")
-        found = self._checkpoints.newest() if path is None and self._checkpoints else path
+        found = self._checkpoints.newest() if path is None else path
         if found is None:
             return False
 
@@ -408,7 +396,7 @@ class Trainer:
         with self._interrupt as interrupt, contextlib.ExitStack() as exits:
             for callback in self._callbacks:
                 callback.on_run_begin(self)
-                exits.push(partial(_exit_run, callback, self))
+                exits.push(lambda _, error, __, c=callback: c.on_run_exit(self, error))
             try:
                 self._do_due()
                 while self.epoch < epochs and not self._is_ending():
@@ -421,7 +409,8 @@ class Trainer:
                     self._do_due()
             if self._checkpoints and self.step and self._saved != (self.epoch, self.step):
                 self.save()
-            history = ended(self.records, self.step, interrupt.by, self._stop_reason)
+            by = interrupt.by and f"{interrupt.by}, after step {self.step}"
+            history = ended(self.records, by, self._stop_reason)
             for callback in self._callbacks:
                 callback.on_run_end(self, history)
             interrupt.end_program()
@@ -503,7 +492,7 @@ class Trainer:
         if score < self._progress.best:
             if checkpoints and checkpoints.best:
                 content = self._content()
-                content["memory"]["best"] = score
+                content["progress"]["best"] = score
                 # First: if the run ended in between, it would resume before the best epoch.
                 write_file(checkpoints.best_path, content)
             self._progress.best = score

@@ -17,17 +17,14 @@ Each rule takes a loss (or the gradients) and the parameters, and returns a
        synk.all_reduce(flat_grad, op="avg", weights=f_grad)
        f_step()
 
-:func:`synkhronos.extensions.train.make_train_function` makes one callable of these lines.
-
-Since every rank then holds the same gradient and the rules are deterministic, parameters that
-were equal before the step are equal after it, in all ranks, with no further communication.
+:func:`synkhronos.extensions.train.make_train_function` makes one callable of these lines. Every
+rank then holds the same gradient, so parameters that were equal before the step are equal after it.
 
 Every rule takes ``lr`` for ``learning_rate``, as in release 1.0. All numbers a rule takes
 (learning rate, momentum, betas, epsilon) may also be Theano scalars, for instance a shared
 variable that a schedule sets (in all ranks: :func:`synkhronos.broadcast`).
 
-Options for any rule are wrappers: functions that take a rule and return one
-with the same arguments and results. They go into each other::
+Options for any rule are wrappers, which take a rule and return one of the same interface::
 
     rule = updates.clip_by_global_norm(
         updates.norm_constraint(updates.weight_decay(updates.adam, 1e-4), max_norm=3.0),
@@ -45,8 +42,8 @@ is clipped, the decay is added to it, adam makes its step, and the norms are con
   multiple of themselves; :func:`norm_constraint` scales them down, unit by unit, to a largest norm;
   :func:`value_constraint` bounds their elements; :func:`moving_average` keeps averages of them.
 
-All of this happens in ``param_updates``, with the gradient averaged over the ranks, and is
-therefore the same as in one process with the whole batch. ``flat_grad`` keeps the average.
+All of this happens in ``param_updates``, with the average over the ranks, and is therefore the same
+as in one process with the whole batch. ``flat_grad`` keeps the average.
 """
 
 from __future__ import annotations

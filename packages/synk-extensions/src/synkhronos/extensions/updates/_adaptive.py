@@ -96,10 +96,7 @@ def adadelta(
         \theta &\leftarrow \theta - \eta\, s
 
     Args:
-        loss_or_grads: Scalar loss expression, or a list of one gradient expression per parameter.
-        params: Shared variables, all of one floating-point dtype.
-        learning_rate: :math:`\eta`, a number or Theano scalar; also accepted as ``lr``. The
-            paper has no learning rate: 1.
+        loss_or_grads, params, learning_rate: As for :func:`sgd`. The paper has no learning rate: 1.
         rho: :math:`\rho`, how much of the averages is kept at each step.
         epsilon: A small number inside the roots. It also sets the size of the first step, so it
             must be well above the smallest number of the dtype.
@@ -189,13 +186,10 @@ def amsgrad(
     :math:`\sqrt{u} / \sqrt{1 - \beta_2^t}`; with :math:`\epsilon = 0` they are equal. Both take
     the maximum before the bias is corrected.
 
-    Args:
-        loss_or_grads, params, learning_rate: As for :func:`sgd`.
-        beta1, beta2, epsilon: As for :func:`adam`.
+    Args are those of :func:`adam`.
 
     Returns:
-        As :func:`sgd`. The state is "step", one counter for all parameters, and "mean(W)",
-        "squares(W)" and "largest(W)" for each.
+        As :func:`adam`; the state is "largest(W)" for each parameter as well.
 
     Source: S. J. Reddi, S. Kale and S. Kumar, "On the Convergence of Adam and Beyond", ICLR
     (2018), algorithm 2.
@@ -258,11 +252,9 @@ def _adam(
 ) -> SplitUpdates:
     """Step along the average gradient, divided by a size.
 
-    Args:
-        scalars: The learning rate, beta1, beta2 and epsilon.
-        size_of: From a gradient, its parameter's state and beta2 to updates of the state, and the
-            size.
-        is_square: Whether the size is the root of an average, which needs a correction as well.
+    ``scalars`` are the learning rate, beta1, beta2 and epsilon. ``size_of`` maps a gradient, its
+    parameter's state and beta2 to updates of the state, and the size. ``is_square``: the size is
+    the root of an average, which needs a correction as well.
     """
     grads = FlatGradient(loss_or_grads, params)
     names = ("learning_rate", "beta1", "beta2", "epsilon")

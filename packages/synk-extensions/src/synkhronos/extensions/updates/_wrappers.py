@@ -18,8 +18,8 @@ from synkhronos.extensions.updates._wrapping import (
     name_of,
     stores,
     with_gradients,
-    with_values,
     wrap,
+    wrap_values,
 )
 
 
@@ -32,18 +32,10 @@ def clip_by_global_norm(rule: UpdateRule, max_norm: Any) -> UpdateRule:
     in the second half of the step, so that all ranks use the same factor, that of the whole batch.
     ``flat_grad`` keeps the unscaled gradient.
 
-    ::
-
-        train = make_train_function(
-            loss, params, [x, y], updates.clip_by_global_norm(updates.adam, max_norm=1.0),
-            learning_rate=1e-3,
-        )
-
     A shorter gradient is unchanged, to the last bit. The norm is summed in float64 for every dtype
     of the parameters, since the squares of an exploding gradient quickly exceed float32. PyTorch's
     ``clip_grad_norm_`` divides by the norm plus 1e-6 and Lasagne's ``total_norm_constraint`` by the
-    norm plus 1e-7; apart from that they are equal. A gradient with a nan makes all parameters nan,
-    in all of them.
+    norm plus 1e-7; apart from that all are equal. A nan in the gradient makes all parameters nan.
 
     Args:
         rule: An update rule, for instance :func:`adam`; may be a wrapped one.
@@ -124,8 +116,7 @@ def weight_decay(rule: UpdateRule, decay: Any, params: Any = None) -> UpdateRule
         A rule with the arguments and results of ``rule``.
 
     Raises:
-        TypeError: ``rule`` is not a function, ``decay`` neither a number nor a Theano scalar, or
-            ``params`` none of the above.
+        TypeError: ``rule``, ``decay`` or ``params`` is none of the above.
         ValueError: ``decay`` is negative or not a scalar; when the rule is called: ``params`` names
             a variable that the rule does not have or selects none, or the rule's flat vector
             does not have the size of its parameters.
@@ -184,22 +175,13 @@ def decoupled_weight_decay(
     """
     name = "decoupled_weight_decay"
     check_number(decay, f"{name}: decay", least=0)
-    choice = check_choice(params, name)
 
-    def change(parts: SplitUpdates, all_params: list[Any], rate: Any) -> SplitUpdates:
-        decayed = set(chosen(all_params, choice, name))
-        eta = rate() if times_learning_rate else 1
+    def new_value(param: Any, value: Any, rate: Any) -> Any:
+        dtype, eta = str(param.dtype), rate() if times_learning_rate else 1
+        amount = scalar(eta, dtype, "learning_rate") * scalar(decay, dtype, "decay")
+        return value - amount * param
 
-        def new_value(target: Any, value: Any) -> Any:
-            if target not in decayed:
-                return value
-            dtype = str(target.dtype)
-            amount = scalar(eta, dtype, "learning_rate") * scalar(decay, dtype, "decay")
-            return value - amount * target
-
-        return with_values(parts, new_value)
-
-    return wrap(rule, name, change)
+    return wrap_values(rule, name, params, new_value)
 
 
 def _check_size(vector: Any, slices: Sequence[slice], rule: UpdateRule) -> None:
@@ -229,8 +211,7 @@ def norm_constraint(
             index along the others. By default: axis 0 of a matrix with the shape
             ``(inputs, units)``; all axes but the first of what has 3 to 5 dimensions, such as
             ``(filters, channels, rows, columns)``.
-        params: Which parameters: shared variables among those of the rule, or a function that
-            takes a parameter and returns whether to include it. By default, those with two
+        params: Which parameters, as for :func:`weight_decay`. By default, those with two
             dimensions or more: weights, not biases.
 
     Raises:
@@ -243,24 +224,13 @@ def norm_constraint(
     name = "norm_constraint"
     check_number(max_norm, f"{name}: max_norm", above=0)
     axes = None if norm_axes is None else _axes(norm_axes)
-    choice = check_choice(_is_weight if params is None else params, name)
 
-    def change(parts: SplitUpdates, all_params: list[Any], _rate: Any) -> SplitUpdates:
-        over = {
-            param: _axes_of(param, label(param, index), axes)
-            for index, param in enumerate(chosen(all_params, choice, name))
-        }
+    def new_value(param: Any, value: Any, _rate: Any) -> Any:
+        limit = scalar(max_norm, str(param.dtype), "max_norm")
+        norms = T.sqrt(T.sum(T.sqr(value), axis=_axes_of(param, axes), keepdims=True))
+        return value * (limit / larger(limit, norms))
 
-        def new_value(target: Any, value: Any) -> Any:
-            if target not in over:
-                return value
-            limit = scalar(max_norm, str(target.dtype), "max_norm")
-            norms = T.sqrt(T.sum(T.sqr(value), axis=over[target], keepdims=True))
-            return value * (limit / larger(limit, norms))
-
-        return with_values(parts, new_value)
-
-    return wrap(rule, name, change)
+    return wrap_values(rule, name, _is_weight if params is None else params, new_value)
 
 
 def value_constraint(
@@ -291,23 +261,15 @@ def value_constraint(
             check_number(bound, f"{name}: {argument}")
     if isinstance(low, numbers.Real) and isinstance(high, numbers.Real) and low > high:
         raise ValueError(f"{name}() got low={low!r} and high={high!r}; expected low <= high")
-    choice = check_choice(params, name)
 
-    def change(parts: SplitUpdates, all_params: list[Any], _rate: Any) -> SplitUpdates:
-        bounded = set(chosen(all_params, choice, name))
+    def new_value(param: Any, value: Any, _rate: Any) -> Any:
+        if low is not None:
+            value = larger(scalar(low, str(param.dtype), "low"), value)
+        if high is not None:
+            value = smaller(scalar(high, str(param.dtype), "high"), value)
+        return value
 
-        def new_value(target: Any, value: Any) -> Any:
-            if target not in bounded:
-                return value
-            if low is not None:
-                value = larger(scalar(low, str(target.dtype), "low"), value)
-            if high is not None:
-                value = smaller(scalar(high, str(target.dtype), "high"), value)
-            return value
-
-        return with_values(parts, new_value)
-
-    return wrap(rule, name, change)
+    return wrap_values(rule, name, params, new_value)
 
 
 def _is_weight(param: Any) -> bool:
@@ -326,25 +288,21 @@ def _axes(norm_axes: Any) -> tuple[int, ...]:
     return tuple(int(axis) for axis in axes)
 
 
-def _axes_of(param: Any, called: str, axes: tuple[int, ...] | None) -> tuple[int, ...]:
+def _axes_of(param: Any, axes: tuple[int, ...] | None) -> tuple[int, ...]:
     """Return the axes, counted from the front, over which this parameter's norms are taken."""
-    ndim = int(param.ndim)
+    ndim, called = int(param.ndim), f"the parameter {param} with {param.ndim} dimensions"
     if axes is None:
-        if ndim == 2:
-            return (0,)
-        if 3 <= ndim <= 5:
-            return tuple(range(1, ndim))
-        raise ValueError(
-            f"norm_constraint() got the parameter {called} with {ndim} dimensions, for which there "
-            "is no usual axis; expected 2 to 5 dimensions, or norm_axes (params= chooses among "
-            "the parameters)"
-        )
+        if not 2 <= ndim <= 5:
+            raise ValueError(
+                f"norm_constraint() got {called}, for which there is no usual axis; expected 2 to "
+                "5 dimensions, or norm_axes (params= chooses among the parameters)"
+            )
+        return (0,) if ndim == 2 else tuple(range(1, ndim))
     positive = tuple(sorted({axis % ndim for axis in axes if -ndim <= axis < ndim}))
     if not axes or len(positive) != len(axes):
         raise ValueError(
-            f"norm_constraint() got norm_axes={axes} for the parameter {called} with {ndim} "
-            f"dimensions; expected different axes between {-ndim} and {ndim - 1} (params= chooses "
-            "among the parameters)"
+            f"norm_constraint() got norm_axes={axes} for {called}; expected different axes "
+            f"between {-ndim} and {ndim - 1} (params= chooses among the parameters)"
         )
     return positive
 

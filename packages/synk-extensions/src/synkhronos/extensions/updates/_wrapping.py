@@ -70,11 +70,29 @@ def with_gradients(parts: SplitUpdates, gradients: Sequence[Any]) -> SplitUpdate
     return parts._replace(param_updates=list(zip(targets, clone(list(values), replace))))
 
 
-def with_values(parts: SplitUpdates, new_value: Callable[[Any, Any], Any]) -> SplitUpdates:
-    """Return ``parts`` with ``new_value(target, value)`` as the new value of each target."""
-    return parts._replace(
-        param_updates=[(target, new_value(target, value)) for target, value in parts.param_updates]
-    )
+def wrap_values(
+    rule: UpdateRule,
+    wrapper: str,
+    params: Any,
+    new_value: Callable[[Any, Any, Callable[[], Any]], Any],
+) -> UpdateRule:
+    """Return a rule that changes the new values of the parameters that ``params`` selects.
+
+    Args:
+        rule, wrapper: As for :func:`wrap`.
+        params: See :func:`check_choice`.
+        new_value: From a parameter, the value that ``rule`` moves it to, and a function that
+            returns the learning rate, to the new value.
+    """
+    choice = check_choice(params, wrapper)
+
+    def change(parts: SplitUpdates, all_params: list[Any], rate: Any) -> SplitUpdates:
+        among = set(chosen(all_params, choice, wrapper))
+        pairs = parts.param_updates
+        changed = [(t, new_value(t, value, rate) if t in among else value) for t, value in pairs]
+        return parts._replace(param_updates=changed)
+
+    return wrap(rule, wrapper, change)
 
 
 def chosen(params: Sequence[Any], choice: Any, wrapper: str) -> list[Any]:

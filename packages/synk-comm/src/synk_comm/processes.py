@@ -1,0 +1,371 @@
+"""Start fresh Python interpreters that end with this process, however it ends.
+
+`Process` is a `subprocess.Popen`. Its process inherits the reading end of a pipe, whose writing end
+this process alone has. Its arguments come through that pipe, and after them nothing: the end of the
+pipe is the end of this process. Then the kernel sends SIGKILL to its process group, as this process
+and the started one have both asked for. That needs no thread and no other process, and it works
+when the started one is stopped or never releases the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import importlib
+import os
+import pickle
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from importlib.machinery import ModuleSpec
+from io import FileIO
+from multiprocessing import spawn
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from ._system.cores import available_cores, core_quota, threads_per_rank
+from ._system.liveness import WatchedProcess, stat
+from .exceptions import MisuseError
+
+__all__ = [
+    "NO_RANKS",
+    "Process",
+    "WatchedProcess",
+    "available_cores",
+    "core_quota",
+    "current_folder",
+    "import_path",
+    "interpreter",
+    "require_leave",
+    "stat",
+    "threads_per_rank",
+]
+
+NO_RANKS = "SYNK_COMM_NO_RANKS"
+"""Environment variable of a process that must not start ranks, nor may any below it: what it is."""
+
+_BOOT = (
+    "import sys; sys.path = [entry for entry in sys.path if entry]; import pickle; "
+    "pipe = open(int(sys.argv[1]), 'rb', closefd=False); sys.path[:] = pickle.load(pipe); "
+    "from synk_comm.processes import begin; begin(pipe)"
+)
+"""Program of a fresh interpreter. Not ``-m``: with its parent's ``sys.path`` it finds this package
+wherever the parent found it, and nothing of the current folder before."""
+
+_PR_SET_PDEATHSIG = 1
+_STDERR = 2
+_LOOK_EVERY_S = 0.5
+
+
+class Start(NamedTuple):
+    """How a process begins.
+
+    Attributes:
+        module, function: what it calls with its arguments.
+        parent: the pid of the process that has started it.
+        by_main_thread: whether the parent's main thread has.
+        length: of the payload, in bytes; -1 for none.
+    """
+
+    module: str
+    function: str
+    parent: int
+    by_main_thread: bool
+    length: int
+
+
+class Process(subprocess.Popen[bytes]):
+    """A fresh interpreter that calls ``module.function(*args)``, and ends with this process.
+
+    It leads a session of its own: its process group can be signalled as a whole, and a terminal's
+    Ctrl-C does not reach it. Call `feed` until that returns True.
+
+    Args:
+        module, function: what it calls; its command line shows the module.
+        args: picklable, by what it imports.
+        payload: bytes that follow as the last argument.
+        path: its ``sys.path``.
+        env: its whole environment.
+        fds: descriptors that it inherits, besides the standard streams.
+        flags: options of the interpreter.
+        cwd: its current folder; None for this process's.
+        blocked: signals that are blocked until it unblocks them.
+
+    Raises:
+        OSError: it cannot be started.
+        MisuseError: there is no Python to start it with.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        function: str,
+        args: tuple[Any, ...],
+        payload: bytes | None = None,
+        *,
+        path: Sequence[str],
+        env: Mapping[str, str],
+        fds: Sequence[int] = (),
+        flags: Sequence[str] = (),
+        cwd: str | None = None,
+        stdin: int | None = subprocess.DEVNULL,
+        stdout: int | None = None,
+        stderr: int | None = None,
+        blocked: Sequence[int] = (),
+    ) -> None:
+        # The signal of PR_SET_PDEATHSIG comes when the thread ends that has started the process.
+        by_main_thread = threading.get_native_id() == os.getpid()
+        length = -1 if payload is None else len(payload)
+        start = Start(module, function, os.getpid(), by_main_thread, length)
+        head = b"".join(map(pickle.dumps, (list(path), tuple(start), args)))
+        self._unsent = [memoryview(part) for part in (head, payload) if part]
+        self._is_alone = False
+        self._lifeline = Lifeline.create()
+        fd = self._lifeline.reading.fileno()
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        try:
+            try:
+                signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+                super().__init__(
+                    [interpreter(), *flags, "-c", _BOOT, str(fd), module],
+                    pass_fds=(fd, *fds),
+                    start_new_session=True,
+                    env=env,
+                    cwd=cwd,
+                    stdin=stdin,
+                    stdout=stdout,
+                    stderr=stderr,
+                    bufsize=0,
+                )
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        except BaseException:
+            self._lifeline.close()
+            if getattr(self, "pid", None) is not None:  # interrupted when it had been started
+                self.kill()
+                self.wait()
+            raise
+
+    def fileno(self) -> int:
+        """Return the descriptor that `feed` writes to."""
+        return self._lifeline.writing.fileno()
+
+    def feed(self) -> bool:
+        """Write what the pipe takes of the arguments; return whether all is written.
+
+        When it is, the kernel watches this process: see `Lifeline.end_group_with_us`.
+        """
+        try:
+            while self._unsent:
+                sent = self._lifeline.writing.write(self._unsent[0])
+                if sent is None:  # full
+                    return False
+                self._unsent[0] = self._unsent[0][sent:]
+                if not self._unsent[0]:
+                    del self._unsent[0]
+        except BrokenPipeError:  # it has ended, which will be found out
+            self._unsent.clear()
+        if self.returncode is None:  # else its number may be another process's by now
+            self._lifeline.end_group_with_us(self.pid)
+        return True
+
+    def signal_group(self, number: int) -> bool:
+        """Send a signal to its process group; return whether that has members, even if zombies.
+
+        A number is not given again while its group has members: once it has had none, it is not
+        ours any more.
+        """
+        if not self._is_alone:
+            try:
+                os.killpg(self.pid, number)
+            except PermissionError:  # only zombies, on some systems
+                pass
+            except ProcessLookupError:
+                self._is_alone = True
+        return not self._is_alone
+
+    def close(self) -> None:
+        """Close the pipes. If it has not ended, the kernel kills it. Idempotent, in any thread."""
+        self._lifeline.close()
+        for stream in (self.stdout, self.stderr):
+            if stream is not None:
+                stream.close()
+
+
+def begin(pipe: BinaryIO) -> None:
+    """In a fresh interpreter, call what its parent has started it for; see `Process`."""
+    start = Start(*pickle.load(pipe))  # noqa: S301 - from the parent, through an inherited pipe
+    args = pickle.load(pipe)  # noqa: S301 - the same
+    if start.length >= 0:
+        args = (*args, pipe.read(start.length))
+    os.set_inheritable(pipe.fileno(), False)
+    _end_with_parent(pipe.fileno(), start.parent, start.by_main_thread)
+    getattr(importlib.import_module(start.module), start.function)(*args)
+
+
+class Lifeline(NamedTuple):
+    """The parent's hold on a pipe to a process that ends with it.
+
+    Attributes:
+        reading: the end that the process inherits.
+        witness: another reading end, which the parent alone has.
+        writing: the end that closes when the parent exits.
+    """
+
+    reading: FileIO
+    witness: FileIO
+    writing: FileIO
+
+    @classmethod
+    def create(cls) -> Lifeline:
+        """Make the pipe.
+
+        When a process is killed, the kernel closes its files from the highest number to the
+        lowest: the writing end while the witness is still open, which notices it.
+        """
+        low, high = os.pipe()
+        # Objects, not numbers: if this is interrupted they close.
+        reading = open(low, "rb", buffering=0)  # noqa: SIM115 - until close()
+        with open(high, "wb", buffering=0) as writing:
+            try:
+                witness = open(f"/proc/self/fd/{low}", "rb", buffering=0)  # noqa: SIM115
+            except OSError:  # another system, without such a message
+                witness = open(os.dup(low), "rb", buffering=0)  # noqa: SIM115
+            last = fcntl.fcntl(writing.fileno(), fcntl.F_DUPFD_CLOEXEC, witness.fileno() + 1)
+        os.set_blocking(last, False)
+        return cls(reading, witness, open(last, "wb", buffering=0))
+
+    def end_group_with_us(self, group: int) -> None:
+        """Let the kernel kill a process group when this process is gone.
+
+        Call it when all has been written. The process asks for the same, but if it dies amid the
+        end of this one, what it has asked for may be gone before the pipe ends.
+        """
+        _kernel_kills(self.witness.fileno(), -group)
+
+    def close(self) -> None:
+        """Close all ends, the witness first: a group whose leader has ended may go on."""
+        for end in (self.witness, self.writing, self.reading):
+            end.close()
+
+
+def _end_with_parent(fd: int, parent: int, by_main_thread: bool) -> None:
+    """Let this process, and its process group, be killed when the parent is gone.
+
+    Args:
+        fd: the reading end of a pipe whose writing end only the parent has, and into which
+            nothing is written any more.
+        parent: its pid.
+        by_main_thread: whether its main thread has started this process.
+    """
+    can_kill = _kernel_kills(fd, -os.getpgrp() if _leads_group() else os.getpid())
+    # A child that the parent forked in C may have a copy of the pipe: then it lives on.
+    if sys.platform == "linux" and by_main_thread:
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if not (can_kill and by_main_thread):
+        threading.Thread(
+            target=_await_end, args=(fd, parent), name="synk-comm-parent", daemon=True
+        ).start()
+    # What has happened before now leaves no signal.
+    if _has_ended(fd, parent, 0.0):
+        _kill_group()
+
+
+def _kernel_kills(fd: int, owner: int) -> bool:
+    """Ask the kernel for SIGKILL to a process when the pipe ends; Linux can.
+
+    Args:
+        owner: the pid; of a process group the negative number.
+    """
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETOWN, owner)
+        fcntl.fcntl(fd, fcntl.F_SETSIG, int(signal.SIGKILL))
+        fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
+    except (AttributeError, OSError):
+        return False
+    return True
+
+
+def _leads_group() -> bool:
+    return os.getpgrp() == os.getpid()
+
+
+def _has_ended(fd: int, parent: int, wait_s: float) -> bool:
+    return bool(select.select([fd], [], [], wait_s)[0]) or os.getppid() != parent
+
+
+def _await_end(fd: int, parent: int) -> None:
+    while not _has_ended(fd, parent, _LOOK_EVERY_S):
+        pass
+    _kill_group()
+
+
+def _kill_group() -> None:
+    if _leads_group():
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def require_leave(what: str) -> None:
+    """Raise MisuseError if this process, or one above it, must not start ranks, as `what` does."""
+    name, pid = os.environ.get(NO_RANKS, ""), os.getpid()
+    while not name and pid > 1:  # the kernel keeps variables that the program has removed
+        try:
+            began = b"\0" + Path(f"/proc/{pid}/environ").read_bytes()
+            pid = int(stat(pid)[1])
+        except (OSError, ValueError, IndexError):  # another user's, or there is no /proc
+            break
+        name = os.fsdecode(began.partition(f"\0{NO_RANKS}=".encode())[2].partition(b"\0")[0])
+    if name:
+        raise MisuseError(
+            f"{what} was called in {name}, or below it, which must not start ranks: put the call "
+            f'under `if __name__ == "__main__":`, so that an import does not repeat it'
+        )
+    # In place of streams that were closed: pipes to ranks would get their numbers.
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+
+
+def interpreter() -> str:
+    """Return the Python to start ranks with, that of ``multiprocessing.set_executable()``; raise
+    MisuseError if there is none but a program of another kind, which would run again."""
+    named = os.fsdecode(spawn.get_executable() or sys.executable or "")
+    is_python = "py" in os.path.basename(os.path.realpath(named or "/")).lower()
+    if named == (sys.executable or "") and (getattr(sys, "frozen", False) or not is_python):
+        raise MisuseError(
+            f"sys.executable is {sys.executable!r}, no Python to start ranks with; name one that "
+            f"has the same packages: multiprocessing.set_executable('/usr/bin/python3')"
+        )
+    return named
+
+
+def current_folder() -> str:
+    """Return the current folder; "" if it has been removed."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
+
+
+def import_path() -> tuple[str, ...]:
+    """Return ``sys.path`` for another process: what Python reads of it, by full names.
+
+    If an entry is relative, the folders of all imported modules come last: the current folder may
+    have been another one then.
+    """
+    here, entries = current_folder(), [entry for entry in sys.path if isinstance(entry, str)]
+    path = [os.path.join(here, entry) if entry else here for entry in entries]
+    if not all(map(os.path.isabs, entries)):
+        for module in tuple(sys.modules.values()):
+            spec = getattr(module, "__spec__", None)
+            if isinstance(spec, ModuleSpec) and spec.has_location and "." not in spec.name:
+                folder = os.path.dirname(spec.origin or "")
+                is_file = spec.submodule_search_locations is None
+                path.append(folder if is_file else os.path.dirname(folder))
+    return tuple(entry for entry in dict.fromkeys(path) if os.path.isabs(entry))

@@ -1,0 +1,303 @@
+"""The life of a runtime's ranks: start the workers, watch them, end them.
+
+While it waits inside a collective the master watches the processes: a dead one ends the call, and
+with it the whole group, because its replica of the variables is lost.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+from dataclasses import replace
+from functools import partial
+from time import perf_counter
+from typing import Callable, Optional, Sequence, Tuple
+
+import numpy as np
+
+import synk_comm
+from synk_core import engine
+from synk_core._graph import environment
+from synk_core._graph.devices.assignment import Assignment, take
+from synk_core._rank.rank import Enter, Rank
+from synk_core._watch.flight import WORDS, Flight
+from synk_core._wire.messages import JOIN, ArrayRef, Hello
+from synk_core._wire.orders import STEPS_IN_LINE
+from synk_core._wire.settings import Settings
+from synk_core._wire.world import World
+from synk_core._workers.activity import Activity
+from synk_core._workers.interrupts import LATER, Interrupts
+from synk_core._workers.mpi_pool import MpiPool
+from synk_core._workers.pool import WorkerPool, hellos_of, start_workers
+from synk_core._workers.stalls import StallWatch
+from synk_core.exceptions import Closed
+
+from .failures import raise_for_start, start_errors
+from .lock import OrderLock
+from .store import DataStore
+
+
+class Lifecycle:
+    """The master's rank, its workers and the group that connects them.
+
+    Attributes:
+        rank: the master's.
+        lock: held while acts are staged and performed.
+        closing: held by the thread that ends the runtime; others wait until it has.
+        joined: whether the workers have started.
+        pool: the workers' processes.
+        activity: what each rank is doing.
+        stalls: warns of orders that take long.
+        interrupts: handles Ctrl-C.
+        before_close: called before the workers of an open runtime are stopped.
+        on_end: called once, when all is over.
+
+    Returns at once; workers start in the background.
+    """
+
+    def __init__(
+        self,
+        ranks: Assignment,
+        master: int,
+        settings: Settings,
+        *,
+        report: Callable[[str], None],
+        store: DataStore,
+        world: Optional[World] = None,
+    ) -> None:
+        size = ranks.size
+        starts = size > 1 and world is None
+        with start_errors(), contextlib.ExitStack() as undo:
+            threads = 0 if world is None else world.threads(master)
+            own, flight_ref = self._flight(store, size, master)
+            self.rank = Rank(master, size, master, settings, flight=own, threads=threads)
+            self.activity.functions = self.rank.functions
+            self._ranks = ranks
+            self.lock, self.closing = OrderLock(), threading.RLock()
+            self.settings, self.store, self._report = settings, store, report
+            self.before_close = self.on_end = _nothing
+            steps = (STEPS_IN_LINE * size,)
+            times, times_ref = _zeros(store, "times", np.dtype(float), steps, "times of steps")
+            self.rank.times = memoryview(times)  # type: ignore[arg-type] # NumPy 1 does not say so
+            self.threads = environment.ThreadLimit(size, threads)
+            environment.keep_freed_memory()
+            self.joined = self._ended = False
+            self._closed: Optional[str] = None
+            self._owner = os.getpid()
+            self._world = world
+            self.pool: WorkerPool
+            self._group = synk_comm.create_group(size, settings.backend) if starts else None
+            if self._group is not None:
+                undo.callback(self._group.discard)
+            hellos = hellos_of(self.rank, settings, ranks, times_ref, flight_ref)
+            if world is None:
+                on_device = bool(ranks.devices)
+                self.pool = start_workers(hellos, on_device, self._group)
+            else:
+                self.pool = self._use(world, hellos)
+            undo.pop_all()
+        self.stalls = self.new_stall_watch()
+        self.interrupts = Interrupts(self.rank, self.activity.flights, self.pool.interrupt)
+        self.rank.before_decline = self.interrupts.give_up
+        atexit.register(self.close)
+        try:
+            # At the same time as the workers take theirs.
+            self.rank.device = take(
+                ranks.contexts(master), settings.nccl, settings.graphs, settings.precision
+            )
+        except BaseException as error:
+            self.end(f"{type(error).__name__} at its start")
+            raise
+        # Early: who puts a handler of his own over it, hands on to it.
+        self.interrupts.install()
+
+    def new_stall_watch(self) -> StallWatch:
+        """Return what warns of a wait that begins now, and takes long."""
+        return StallWatch(self.activity, self.rank.rank, self.pool.stacks, self.settings.stall_s)
+
+    def _flight(self, store: DataStore, size: int, master: int) -> Tuple[Flight, ArrayRef]:
+        """Make the flight records; return the master's, and where the workers find theirs."""
+        words = (WORDS * size,)
+        room, ref = _zeros(store, "flight", np.dtype(np.int64), words, "the flight record")
+        self.activity = Activity(room, size)
+        return Flight(room, master), ref
+
+    def _use(self, world: World, hellos: Sequence[Hello]) -> MpiPool:
+        """Have the ranks that a launcher has started be the workers."""
+        rank = self.rank
+        rank.use(world)
+        if rank.mirror is not None:
+            self.activity.elsewhere = {
+                other: world.members[other].host
+                for other in range(world.size)
+                if not world.is_near(other)
+            }
+        tag = world.next_tag()
+        variables = engine.worker_variables(bool(self._ranks.devices))
+        pool = MpiPool(
+            world,
+            [
+                replace(one, tag=tag, threads=world.threads(one.rank), environment=variables)
+                for one in hellos
+            ],
+        )
+        world.in_use = True
+        return pool
+
+    @property
+    def state(self) -> str:
+        """The state in a few words, for reprs."""
+        if self._closed is not None:
+            return f"closed: {self._closed}"
+        return "ready" if self.joined else "starting"
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether another process has made it, from which this one was forked."""
+        return os.getpid() != self._owner
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is of no more use."""
+        return self._closed is not None
+
+    @property
+    def worker_pids(self) -> Tuple[int, ...]:
+        """Process ids of the workers, in rank order without the master."""
+        return self.pool.pids
+
+    def require_open(self) -> None:
+        """
+        Raises:
+            Closed: it was closed, a failure has closed it, or it is another process's.
+        """
+        if self._closed is None and os.getpid() == self._owner:
+            return
+        if self.is_foreign:
+            raise Closed(
+                f"this runtime belongs to process {self._owner}, and this is its child "
+                f"{os.getpid()}; use it there, or call fork() of synkhronos in a fresh process"
+            )
+        raise Closed(
+            f"this runtime is closed ({self._closed}); call fork() to start a new one, and "
+            f"build functions again: they belong to the runtime that they were built in"
+        )
+
+    def enter(self) -> None:
+        """Prepare for an order; the first one waits for the workers' start.
+
+        Raises:
+            Closed: see `require_open`.
+            KeyboardInterrupt: one was delayed until now.
+            StartError: a worker could not start.
+        """
+        if self._closed is not None or os.getpid() != self._owner:
+            self.require_open()
+        LATER.at_the_next_chance()
+        if not self.joined:
+            self.await_workers()
+        if self.threads.seen != len(sys.modules):
+            self.threads.apply()
+
+    def await_workers(self) -> None:
+        """Wait for the workers' start, and join them; returns at once the second time.
+
+        Raises:
+            StartError: one could not start; everything is closed then.
+        """
+        if self.joined:
+            return
+        LATER.at_the_next_chance()
+        self.stalls.began = perf_counter()
+        joining = False
+        try:
+            self.pool.wait_ready(tick=lambda _late: self.stalls.check())
+            joining = True
+            self.pool.send(JOIN, "starting")
+            enter: Optional[Enter] = None
+            if self._world is not None:
+                enter = self._world.communicator
+            elif self._group is not None:
+                enter = partial(synk_comm.join, self._group.ticket(self.rank.rank))
+            self.rank.join(enter, self.settings.timeout_s, self._watch)
+        except BaseException as error:  # noqa: BLE001 - raised below
+            if joining and self._world is not None:
+                # Some ranks may wait for others inside of MPI.
+                self._world.lost = self._world.lost or "the ranks lost each other in their start"
+            raise_for_start(error, self)
+        if self._group is not None:
+            self._group.close()
+        self.joined = True
+        self._report(f"Synkhronos: {self._ranks.noun} initialized, master rank: {self.rank.master}")
+
+    def _watch(self) -> None:
+        """Called while the master waits for others.
+
+        Raises:
+            WorkerDied: one will never come.
+            KeyboardInterrupt: Ctrl-C, and some rank does not listen.
+        """
+        self.pool.check(self.activity.doing)
+        if not self.joined:
+            self.pool.check_joining()
+        self.interrupts.check()
+        self.stalls.check()
+        self.interrupts.install()
+
+    def close(self) -> None:
+        """Stop the workers and free what they hold. Idempotent; returns within seconds."""
+        if self.is_foreign:
+            return
+        with self.closing:
+            was_open, self._closed = self._closed is None, self._closed or "by close()"
+            LATER.leaving = False  # no order's result is under way any more
+            try:
+                if was_open:
+                    self.before_close()
+                self.pool.stop()
+            finally:
+                self._free()
+
+    def end(self, reason: str) -> None:
+        """Close after a failure, without asking the workers."""
+        with self.closing:
+            self._closed = self._closed or reason
+            try:
+                self.pool.kill()
+            finally:
+                self._free()
+
+    def _free(self) -> None:
+        if self._ended:
+            return
+        self.pool.kill()
+        self.interrupts.restore()
+        self.rank.times.release()
+        self.activity.close()
+        if self._world is not None:
+            self._world.in_use = False
+        self.on_end()
+        self.rank.close()
+        if self._group is not None:
+            # Ranks that never joined have left what they would have removed.
+            self._group.close() if self.joined else self._group.discard()
+        self.store.close()
+        self.threads.restore()
+        self._ended = True
+        atexit.unregister(self.close)
+
+
+def _zeros(
+    store: DataStore, slot: str, dtype: np.dtype, shape: Tuple[int, ...], what: str
+) -> Tuple[np.ndarray, ArrayRef]:
+    """Return an array of zeros in shared memory, and where the workers find it."""
+    room, ref = store.room((slot,), dtype, shape, what)
+    room[...] = 0
+    return room, ref
+
+
+def _nothing() -> None:
+    """Do nothing."""

@@ -1,0 +1,257 @@
+"""Give orders to all ranks, one at a time, and stage what they need."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+from contextlib import suppress
+from time import perf_counter
+from typing import Any, Hashable, List, Optional, Sequence, Tuple
+
+import synk_comm
+from synk_core._watch.record import Observers, Record
+from synk_core._watch.stats import DISTRIBUTE, Ledger
+from synk_core._wire.data import Data
+from synk_core._wire.messages import (
+    Act,
+    Call,
+    Collective,
+    Extras,
+    Form,
+    Order,
+    Prefetch,
+    Step,
+    Stop,
+)
+from synk_core._workers.interrupts import LATER
+from synk_core.exceptions import WorkerDied
+
+from .acts import ActTable, Prepared
+from .builder import Builder
+from .distributor import Distributor
+from .failures import raise_for
+from .garbage import Garbage
+from .lifecycle import Lifecycle
+from .replicas import Replicas
+from .shipping import Shipping
+
+STOP_TIMEOUT_S = 0.5
+"""Seconds for workers to take the order to stop: idle ones do at once."""
+
+_CAN_BE_UNDONE = (Call, Prefetch, Collective)
+
+
+class Orders:
+    """Performs acts on all ranks.
+
+    Attributes:
+        lock: held while acts are staged and performed: other threads wait.
+        acts: numbers acts, and finds them again.
+        observers: of orders; they are called while the lock is held.
+        ledger: adds up the times of orders.
+        replicas: notices variables whose values may differ between ranks.
+        garbage: forgets what the program has dropped.
+        distributor: sends functions and variables to the workers.
+        prefetches: whether `DelayedCall.prefetch` saves time, as on most GPUs.
+    """
+
+    def __init__(self, lifecycle: Lifecycle, builder: Builder) -> None:
+        self._lifecycle, self._builder = lifecycle, builder
+        rank = self._rank = lifecycle.rank
+        self.size, self.master, self.lock = rank.size, rank.master, lifecycle.lock
+        self.store = lifecycle.store
+        self.require_open = lifecycle.require_open
+        self.prefetches = rank.device.uploads is not None
+        self.enter_device = rank.device.enter
+        self.acts = ActTable()
+        self._serials = itertools.count(1)
+        self._shipping: Optional[Shipping] = None
+        if rank.mirror is not None and rank.world is not None:
+            nodes = rank.world.nodes
+            self._shipping = Shipping(nodes, self.store, rank.arrays, self.acts, rank.mirror)
+        self.ledger = Ledger(self.size, self.master, is_whole=rank.mirror is None)
+        self.replicas = Replicas(rank, lifecycle.settings, self.reseed)
+        self.observers = Observers()
+        self.garbage = Garbage(rank, self.acts, self.store, self.observers)
+        self.distributor = Distributor(rank, self.perform_own, self.store, self.garbage.collect)
+        self.observers.add(self.replicas, lifecycle.stalls, self.ledger, self.distributor)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the runtime is of no more use."""
+        return self._lifecycle.closed
+
+    def require_ready(self) -> None:
+        """Prepare for staging: forget acts whose arrays are gone or have moved.
+
+        Raises:
+            Closed: the runtime was closed.
+        """
+        self.require_open()
+        self.garbage.collect()
+
+    def enter(self, prepared: Prepared, key: Hashable = None) -> Prepared:
+        """Number an act whose arrays are staged; it is found again by its key."""
+        self.garbage.collect()  # first: staging may have moved arrays that older acts refer to
+        return self.acts.enter(prepared, key)
+
+    def perform(
+        self,
+        acts: Sequence[Prepared],
+        origins: Sequence[int] = (0,),
+        timeout_s: Optional[float] = None,
+    ) -> List[Any]:
+        """Perform acts on all ranks, in order; blocks until they have. The caller holds the lock.
+
+        Args:
+            origins: the lowest row that each act takes.
+            timeout_s: seconds until all ranks have taken the order; None for the communicator's.
+
+        Returns:
+            The master's result of each act.
+
+        Raises:
+            WorkerFailed: user code raised on a worker; all goes on.
+            WorkerDied: a worker process is gone; everything is closed.
+            WorkerStalled: a worker took too long; everything is closed.
+            ReplicasDiffer: ranks may have different values; nothing was done.
+            Exception: user code raised it in the master.
+            KeyboardInterrupt: nothing was done.
+        """
+        began, lifecycle, rank, lock = perf_counter(), self._lifecycle, self._rank, self.lock
+        lifecycle.enter()
+        record = Record(acts, rank.times, began - lock.began)
+        for before in self.observers.before:
+            before(record)
+        steps = []
+        for act, origin in zip(acts, origins):
+            steps.append(Step(act.number, origin))
+        interrupts, extras = lifecycle.interrupts, None
+        # An interrupt anywhere in here leaves nothing half sent, and the lock free.
+        try:
+            lock.running = True
+            extras = self.acts.extras()
+            if self._shipping is not None:
+                extras = self._shipping.extend(extras, steps)
+            record.serial = next(self._serials)
+            interrupts.begin(record.serial)
+            results = rank.perform(Order(record.serial, steps, extras), lock.began, timeout_s)
+            struck = interrupts.finish()
+            if extras is not None:
+                sent, extras = extras, None
+                self._taken_in(sent)
+            if struck and rank.journal.on and all(isinstance(a.act, _CAN_BE_UNDONE) for a in acts):
+                rank.take_back(KeyboardInterrupt())
+            record.run_s = perf_counter() - began
+            for after in self.observers.after:
+                after(record)
+        except BaseException as error:  # noqa: BLE001 - raised below
+            interrupted = interrupts.end()
+            try:
+                raise_for(error, lifecycle, interrupted, self.replicas.note)
+            finally:
+                if not lifecycle.closed:
+                    for failed in self.observers.failed:
+                        failed(record)
+                self._not_taken_in(extras)
+        finally:
+            lock.running = False
+            self.acts.end(acts)
+        if interrupts.end():
+            LATER.put_off()
+        return results or []
+
+    def perform_own(
+        self,
+        act: Act,
+        tally: Optional[str] = DISTRIBUTE,
+        key: Hashable = None,
+        timeout_s: Optional[float] = None,
+    ) -> Any:
+        """Perform an act of the runtime's own. The caller holds the lock.
+
+        Args:
+            tally: name of its line in `stats()`; None for none.
+            key: by which it is found again.
+        """
+        prepared = None if key is None else self.acts.find(key)
+        if prepared is None:
+            line = None if tally is None else self.ledger.tally(tally)
+            prepared = self.enter(Prepared(act, tally=line), key)
+        self.lock.began = perf_counter()
+        (result,) = self.perform((prepared,), timeout_s=timeout_s)
+        # The figures of a call that had to wait for this begin now.
+        self.lock.began = perf_counter()
+        return result
+
+    def reseed(self, variables: Tuple[int, ...]) -> None:
+        """Give all ranks the random states that the program has set in the master alone."""
+        self.perform((self.enter(Prepared(Collective("reseed", variables))),))
+
+    def tell_to_stop(self) -> None:
+        """Order the workers to stop, if they are idle; they also stop when their channel ends."""
+        lifecycle = self._lifecycle
+        if lifecycle.joined and self._rank.in_step and not self.lock.running:
+            number = self.acts.enter(Prepared(Stop())).number
+            order = Order(next(self._serials), [Step(number)], self.acts.extras())
+            lifecycle.stalls.began = perf_counter()
+            with suppress(synk_comm.CommError, WorkerDied):
+                self._rank.tell(order, STOP_TIMEOUT_S)
+
+    def close(self) -> None:
+        """Drop what refers to shared memory: the runtime has ended."""
+        if self._shipping is not None:
+            self._shipping.close()
+        self.replicas.close()
+        self.acts.close()  # users may keep functions, and with them this
+
+    def make_data(self, value: Any = None, var: Any = None, **options: Any) -> Data:
+        """Make a `Data`; see `synkhronos.data`."""
+        self.require_open()
+        return self.store.make(value, var, **options)
+
+    def await_thread(self, thread: threading.Thread, made: Any, makes: str) -> Any:
+        """Return the next item that a thread of the program queues; blocks until it does."""
+        LATER.at_the_next_chance()
+        stalls = self._lifecycle.new_stall_watch()
+        stalls.began = perf_counter()
+        while True:
+            self.require_open()
+            with suppress(queue.Empty):
+                return made.get(timeout=0.1)  # then somebody may have closed it
+            stalls.check(thread, makes)
+
+    def require_form(self, function_id: int, form: Form) -> None:
+        """Have `form` of a function on every rank; compile and distribute it if necessary."""
+        self.require_open()
+        self._builder.require_form(function_id, form)
+        self.distributor.send((function_id,))
+
+    def numbers(self, variables: Sequence[Any]) -> Tuple[int, ...]:
+        """Return shared variables' numbers; distribute those that the workers lack.
+
+        The caller holds the lock.
+        """
+        self.require_open()
+        numbers = tuple(map(self._rank.registry.number_of, variables))
+        if not self.distributor.has_all_variables():
+            self.distributor.send()
+        return numbers
+
+    def known_numbers(self, variables: Sequence[Any]) -> Tuple[Optional[int], ...]:
+        """Return shared variables' numbers; None for one that has none yet."""
+        known = self._rank.registry.known_number
+        return tuple([known(variable.container.storage) for variable in variables])
+
+    def _taken_in(self, extras: Extras) -> None:
+        """Note that all ranks have these, even if the order is undone."""
+        self.acts.sent(extras)
+        if self._shipping is not None:
+            self._shipping.sent()
+
+    def _not_taken_in(self, extras: Optional[Extras]) -> None:
+        """Note that an order failed, and that ranks may lack what came with it."""
+        self.acts.failed(extras)
+        if self._shipping is not None:
+            self._shipping.failed()

@@ -1,0 +1,63 @@
+"""What observers of orders see: one record of each."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, List, Sequence
+
+Hook = Callable[["Record"], None]
+
+
+class Record:
+    """An order.
+
+    Args:
+        acts: its prepared acts, each with its `act`, `tally`, `event`, and `nbytes` of inputs.
+        times: seconds of computing, by act and rank, once all ranks have performed it.
+        scatter_s: seconds in which the master checked, planned and copied inputs.
+
+    Attributes:
+        serial: its number; 0 until it is given.
+        run_s: seconds from then to its end.
+    """
+
+    __slots__ = ("acts", "run_s", "scatter_s", "serial", "times")
+
+    def __init__(
+        self,
+        acts: Sequence[Any],
+        times: Any,
+        scatter_s: float = 0.0,
+        run_s: float = 0.0,
+        serial: int = 0,
+    ) -> None:
+        self.acts = acts
+        self.times = times
+        self.scatter_s = scatter_s
+        self.run_s = run_s
+        self.serial = serial
+
+
+class Observers:
+    """Whoever follows the orders of a runtime: hooks, by name.
+
+    Attributes:
+        before: called before an order is given; what these raise prevents it.
+        after: called when all ranks have performed it.
+        failed: called when it failed on some rank, unless that has closed the runtime.
+        forget_function: called with the number of a function that the program has dropped.
+        forget_variables: called with the numbers of shared variables that it has dropped.
+    """
+
+    def __init__(self) -> None:
+        self.before: List[Hook] = []
+        self.after: List[Hook] = []
+        self.failed: List[Hook] = []
+        self.forget_function: List[Callable[[int], None]] = []
+        self.forget_variables: List[Callable[[Sequence[int]], None]] = []
+
+    def add(self, *observers: Any) -> None:
+        """Call those of their methods that have the name of a hook."""
+        for observer in observers:
+            for name, hooks in vars(self).items():
+                if hasattr(observer, name):
+                    hooks.append(getattr(observer, name))

@@ -1,0 +1,484 @@
+"""Functions that are recorded as CUDA graphs in their second call, and replayed from the fourth on.
+
+What is replayed costs the host one launch, in place of one for each operation. The graph works on
+arrays of its own: arguments and the values of variables are copied to them before a launch, and
+results are copied from them into new arrays. So a replay changes nothing that others hold, and
+new values of variables are new arrays, as always.
+
+In its third call with inputs of some shape a function is computed both ways. It is replayed only if
+the results agree, and if that is quicker.
+
+Where all outputs without axes come before the rest (`scalars`), the first graph ends with them, and
+they are copied to host memory while the next one computes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from functools import partial
+from itertools import islice, zip_longest
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence
+
+import numpy as np
+
+from synk_core.adapting import (
+    SHIELD,
+    bare,
+    empty_like,
+    is_on_device,
+    rebuild,
+    wholes_among,
+)
+from synk_core.device import REPLAYED, is_of_the_group
+from synk_theano._linking import linked_by_kind
+
+from .capturable import NotCapturableError, Pure, pure_form
+from .packing import CommonInputs, PackedResults, Packing, vectors_of
+from .parts import Aim, Cuts, Parts
+from .scalars import Scalars, telling_of_scalars
+
+_logger = logging.getLogger(__name__)
+
+MOST_SHAPES = 4
+"""Graphs of one function, for inputs of different shapes; the one used least recently goes."""
+
+MOST_UNUSED = 16
+"""Shapes that never came again, after which a function is recorded no more."""
+
+LARGEST_PACKED = 1 << 20
+"""Bytes of a result that is copied together with others."""
+
+SLOWEST = 1.02
+"""Time of a replay, as a multiple of a plain run's, from which on it is not worth it: it leaves the
+host free, which this time does not show."""
+
+_RECORDED, _COMPARED = 2, 3
+"""Calls with inputs of one shape: which one is recorded, and which one is compared."""
+
+
+class _StaleGraphError(Exception):
+    """The recording was interrupted, or a variable has got another shape since."""
+
+
+class CapturedFunction:
+    """A compiled function, which is recorded and replayed if that is possible and quicker.
+
+    Args:
+        function: as compiled, or built again, for the default device.
+        graphs: of that device.
+        name: for the log.
+        parts: of a vector that the function tells of, if any.
+
+    Attributes:
+        sends_early: whether its scalars are copied to host memory before the rest is computed.
+    """
+
+    def __init__(
+        self, function: Any, graphs: Any, name: str, parts: Optional[Parts] = None
+    ) -> None:
+        self._function = function
+        self._plain: Callable[..., List[Any]] = function
+        self._graphs = graphs
+        self._name = name
+        self._parts = parts or Parts(lambda *_: None, ())
+        self._shapes: OrderedDict[Any, _Shape] = OrderedDict()
+        self.sends_early = True
+        self._unused = 0
+        self._replays = 0
+        self._why = ""
+        self._machines: Optional[_Machines] = None
+        self._places = [container.storage for container in function.input_storage]
+        self._pure: Optional[Pure] = None
+        try:
+            self._pure = pure_form(function)
+            self._plain = bare(function)
+            graphs.functions.add(self)
+        except NotCapturableError as reason:
+            self._why = str(reason)
+
+    @property
+    def state(self) -> str:
+        """Whether it is replayed: `REPLAYED`, or why not."""
+        return self._why or (REPLAYED if self._replays else "not called often enough")
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether it is, or may be, replayed."""
+        return self._pure is not None
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether it uses the memory of graphs."""
+        return bool(self._shapes)
+
+    def __call__(self, *arguments: Any) -> List[Any]:
+        """Compute outputs and updates of arguments that fit, as the function does.
+
+        Raises:
+            Whatever the function raises.
+        """
+        if self._pure is None:
+            return self._plain(*arguments)
+        try:
+            return self._computed(self._pure, arguments)
+        except BaseException as error:
+            # What was allocated may be freed only when the error is: outside of graphs' memory.
+            with SHIELD:  # half of a graph gives wrong results, and half of a list loses memory
+                self._graphs.reset()
+            if not isinstance(error, Exception) or is_of_the_group(error):
+                raise
+            why = f"{type(error).__name__}: {error}"
+            if self._parts.aim is not None and self._parts.aim.started:
+                # What others have been told of cannot be computed again.
+                self._give_up(why, logging.WARNING)
+                raise
+        # If this fails, too, the error is the function's own.
+        results = self._plain(*arguments)
+        self._give_up(why, logging.WARNING)
+        return results
+
+    def _computed(self, pure: Pure, arguments: Sequence[Any]) -> List[Any]:
+        if self._machines is None:
+            self._machines = _Machines.of(pure)
+        values = [*arguments, *(place[0] for place in self._places[len(arguments) :])]
+        hosted = self._machines.hosted(*values)
+        n_crossing = len(hosted) - len(pure.on_host)
+        values += hosted[:n_crossing]
+        aim = self._parts.aim
+        if aim is None and self._parts.pieces:
+            # An exception: the parts are not told of now, but usually are.
+            return self._plain(*arguments)
+        key = aim is None, *(value.shape for value in arguments)
+        try:
+            shape = self._shape(key, pure, self._machines)
+            results = shape.compute(values, aim)
+        except _StaleGraphError:
+            with SHIELD:
+                self._shapes.pop(key).close()
+            shape = self._shape(key, pure, self._machines)
+            results = shape.compute(values, aim)
+        if shape.replays:
+            self._replays += 1
+        elif shape.problem:
+            self._give_up(shape.problem, logging.INFO)
+            self._plain = telling_of_scalars(self._function, self._send) or self._plain
+        for place, result in zip(pure.on_host, hosted[n_crossing:]):
+            results.insert(place, result)
+        n_outputs = len(results) - len(pure.updated)
+        for number, value in zip(pure.updated, results[n_outputs:]):
+            self._places[number][0] = value
+        return results[:n_outputs]
+
+    def _shape(self, key: Any, pure: Pure, machines: _Machines) -> _Shape:
+        shape = self._shapes.get(key)
+        if shape is None:
+            shape = self._shapes[key] = _Shape(
+                machines, pure, self._graphs, self._parts, self._send
+            )
+            if len(self._shapes) > MOST_SHAPES:
+                with SHIELD:
+                    oldest = self._shapes.popitem(last=False)[1]
+                    self._unused += not oldest.replays
+                    oldest.close()
+            if self._unused > MOST_UNUSED:
+                shape.problem = "its inputs have other shapes in most calls"
+        self._shapes.move_to_end(key)
+        return shape
+
+    def _send(self, values: Sequence[Any]) -> None:
+        if self.sends_early:
+            self._graphs.send(values)
+
+    def _give_up(self, why: str, level: int) -> None:
+        self._why, self._pure = why, None
+        _logger.log(level, "%s is not replayed: %s", self._name, why)
+        self.close()
+
+    def close(self) -> None:
+        """Drop all graphs for good; if there are no others, all functions may use their memory."""
+        with SHIELD:
+            self.drop()
+            self._graphs.leave(self)
+
+    def drop(self) -> None:
+        """Drop all graphs, and what they work on; they are made anew if they are needed again."""
+        for shape in self._shapes.values():
+            shape.close()
+        self._shapes.clear()
+        with self._graphs.own_memory():
+            self._machines = None
+
+
+class _Machines(NamedTuple):
+    """What computes the parts of a pure form, and tells of the scalars."""
+
+    scalars: Scalars
+    whole: Callable[..., List[Any]]
+    hosted: Callable[..., List[Any]]
+    crossing: Callable[..., List[Any]]
+
+    @classmethod
+    def of(cls, pure: Pure) -> _Machines:
+        """Build them, without compiling anything."""
+        scalars = Scalars(pure.whole, pure.targets.count(None))
+        parts = (scalars.told(pure.whole), pure.hosted, pure.crossing)
+        with linked_by_kind():
+            machines = [_nothing if part is None else bare(rebuild(part)) for part in parts]
+        return cls(scalars, *machines)
+
+
+def _nothing(*_: Any) -> List[Any]:
+    return []
+
+
+class _Shape:
+    """A function for inputs of one shape.
+
+    Attributes:
+        problem: why it is not replayed; "" if it is, or may be.
+        replays: whether it is.
+    """
+
+    def __init__(
+        self,
+        machines: _Machines,
+        pure: Pure,
+        graphs: Any,
+        parts: Parts,
+        send: Callable[[Sequence[Any]], object],
+    ) -> None:
+        self.problem = ""
+        self._machines = machines
+        self._pure = pure
+        self._graphs = graphs
+        self._parts = parts
+        self._send = send
+        self._calls = 0
+        self._recorded: List[int] = []
+        # Of the vector that is made of parts: itself, and the pieces ready after each graph.
+        self._vector: Any = None
+        self._pieces: List[List[Any]] = []
+        # Outputs that are ready after one of the graphs, and after which one.
+        self._early: Optional[PackedResults] = None
+        self._early_after = -1
+        # Of the graph: the arrays that it reads, and those of them that lie in one vector.
+        self._inputs: List[Any] = []
+        self._groups: List[CommonInputs] = []
+        self._alone: List[int] = []
+        self._crossing: List[Any] = []
+        # The arrays that it writes: by place among the results, or packed.
+        self._results: List[Any] = []
+        self._packings: List[PackedResults] = []
+
+    @property
+    def replays(self) -> bool:
+        return bool(self._recorded) and self._calls >= _COMPARED and not self.problem
+
+    def compute(self, values: Sequence[Any], aim: Optional[Aim]) -> List[Any]:
+        """Return outputs and new values, all of them new arrays.
+
+        Args:
+            aim: where a replay puts the vector that is made of parts; it may be put elsewhere.
+
+        Raises:
+            _StaleGraphError: what was recorded cannot be used.
+        """
+        self._calls += 1
+        if self._calls > _RECORDED and not self._recorded:
+            raise _StaleGraphError
+        if self._calls > _COMPARED:
+            return self._replay(values, aim)
+        if self._calls == _COMPARED:
+            return self._compare(values)
+        copies = self._copies(values)
+        results = self._taken(self._run(copies), copies)
+        if self._calls == _RECORDED:
+            self._record(values, results, aim)
+        return results
+
+    def close(self) -> None:
+        """Drop the graph, and what it works on."""
+        recorded, self._recorded = self._recorded, []
+        with self._graphs.own_memory():
+            for graph in recorded:
+                self._graphs.forget(graph)
+            self._vector, self._pieces = None, []
+            self._inputs, self._groups, self._crossing = [], [], []
+            self._results, self._packings, self._early = [], [], None
+
+    # -- without a graph ------------------------------------------------------------------
+
+    def _copies(self, values: Sequence[Any]) -> List[Any]:
+        """Return copies of the values, and what crosses, in the memory of graphs."""
+        with self._graphs.own_memory():
+            copies = [v.copy() if is_on_device(v) else v for v in values]
+            return copies + self._machines.crossing(*values)
+
+    def _run(self, inputs: List[Any]) -> List[Any]:
+        """Return results in the memory of graphs."""
+        with self._graphs.own_memory(), self._parts.aimed(None):
+            return self._machines.whole(*inputs)
+
+    def _taken(self, results: List[Any], inputs: List[Any]) -> List[Any]:
+        """Return results of `_run` in new arrays; the lists are emptied."""
+        copies = [result.copy() for result in results]
+        with self._graphs.own_memory():
+            results.clear()
+            inputs.clear()
+        return copies
+
+    # -- with a graph ---------------------------------------------------------------------
+
+    def _record(self, values: Sequence[Any], results: Sequence[Any], aim: Optional[Aim]) -> None:
+        graphs, scalars = self._graphs, self._machines.scalars
+        targets = self._pure.targets
+        # It keeps its values: so not in memory that other graphs may use in between.
+        self._crossing = self._machines.crossing(*values)
+        small = [i for i, r in enumerate(results) if r.size * r.itemsize <= LARGEST_PACKED]
+        outputs = [i for i in small if targets[i] is None and i not in scalars.places]
+        updates = [i for i in small if targets[i] is not None]
+        with graphs.own_memory():
+            if scalars.places:
+                self._early = PackedResults(scalars.places, results)
+            self._packings = [
+                PackedResults(places, results) for places in (outputs, updates) if places
+            ]
+            self._lay_out(values, [t for i in updates if (t := targets[i]) is not None])
+            self._load(values)
+            graphs.wait()
+            found: List[Any] = []
+            if aim is not None:
+                self._vector = empty_like(aim.vector, aim.vector.shape, aim.vector.dtype)
+
+            def run(cut: Callable[[], None]) -> None:
+                cuts = Cuts(self._vector, cut)
+
+                def take_early(values: List[Any]) -> None:
+                    if self._early is not None:
+                        self._early.take(values, graphs)
+                        self._early_after = len(cuts.counts)
+                        cuts.ready(())
+
+                with self._parts.aimed(cuts if aim else None), scalars.telling(take_early):
+                    found[:] = self._machines.whole(*self._inputs, *self._crossing)
+                if aim is not None:
+                    pieces = iter([self._vector[p.begin : p.end] for p in self._parts.pieces])
+                    self._pieces = [list(islice(pieces, count)) for count in cuts.counts]
+                for packing in self._packings:
+                    packing.take([found[place] for place in packing.places], graphs)
+                for place in small:
+                    found[place] = None
+
+            self._recorded = graphs.record(run)
+            self._results = found
+
+    def _lay_out(self, values: Sequence[Any], updated: Sequence[int]) -> None:
+        """Make the arrays that the graph reads; `updated` have their new values packed together."""
+        self._inputs = list(values)
+        if updated:
+            packed = self._packings[-1]
+            self._groups.append(CommonInputs(updated, packed.packing, values, packed.newest))
+        taken = set(updated)
+        for places in wholes_among(values):
+            if taken.isdisjoint(places):
+                packing = Packing([values[place] for place in places], alignment=1)
+                find = partial(vectors_of, tuple(values[place].shape for place in places))
+                self._groups.append(CommonInputs(places, packing, values, find))
+                taken.update(places)
+        for group in self._groups:
+            for place, part in zip(group.places, group.parts):
+                self._inputs[place] = part
+        for place, value in enumerate(values):
+            if is_on_device(value) and place not in taken:
+                self._alone.append(place)
+                self._inputs[place] = empty_like(value, value.shape, value.dtype)
+
+    def _load(self, values: Sequence[Any]) -> None:
+        """Copy values to where the graph reads them."""
+        inputs, copy = self._inputs, self._graphs.copy
+        with self._graphs.entered():
+            for group in self._groups:
+                wholes = group.find([values[place] for place in group.places])
+                if wholes is not None:
+                    for target, source in zip(group.vectors, wholes):
+                        copy(target, source)
+                    continue
+                for place in group.places:
+                    self._load_one(values[place], inputs[place])
+            for place in self._alone:
+                self._load_one(values[place], inputs[place])
+
+    def _load_one(self, value: Any, target: Any) -> None:
+        if value.shape != target.shape:
+            raise _StaleGraphError
+        self._graphs.copy(target, value)
+
+    def _replay(self, values: Sequence[Any], aim: Optional[Aim] = None) -> List[Any]:
+        self._load(values)
+        graphs = self._graphs
+        with graphs.entered():
+            results = list(self._results)
+            for number, (graph, pieces) in enumerate(zip_longest(self._recorded, self._pieces)):
+                graphs.launch(graph)
+                if number == self._early_after and self._early is not None:
+                    self._send(self._early.give(results, graphs))
+                if aim is not None and pieces:
+                    aim.ready(pieces)
+            for place, result in enumerate(self._results):
+                if aim is not None and result is self._vector:
+                    results[place] = aim.vector
+                elif result is not None:
+                    results[place] = empty_like(result, result.shape, result.dtype)
+                    graphs.copy(results[place], result)
+            for packing in self._packings:
+                packing.give(results, graphs)
+        return results
+
+    def _compare(self, values: Sequence[Any]) -> List[Any]:
+        """Compute with and without the graph; return the results of the latter."""
+        graphs, plain, times = self._graphs, [], []
+        for _ in range(2):
+            self._load(values)
+            inputs = [*self._inputs, *self._crossing]
+            results: List[Any] = []
+            times.append(graphs.seconds(lambda into=results, of=inputs: into.extend(self._run(of))))
+            # Not within the time: what is not replayed needs no copies.
+            plain.append(self._taken(results, inputs))
+        replayed = self._replay(values)
+        again = min(graphs.seconds(lambda: self._replay(values)) for _ in range(2))
+        for arrays in zip(plain[0], plain[1], replayed):
+            apart = difference(*map(np.asarray, arrays))
+            if apart:
+                self.problem = f"a replay gives {apart}"
+        if again > SLOWEST * min(times) and not self.problem and not graphs.always:
+            self.problem = f"it takes {1000 * min(times):.3g} ms, and a replay {1000 * again:.3g}"
+        return plain[0]
+
+
+def difference(plain: np.ndarray, again: np.ndarray, replayed: np.ndarray) -> str:
+    """Return what sets a replay's result apart from a plain run's; "" for nothing that counts.
+
+    Args:
+        plain, again: of two plain runs, which may differ, too: some of cuDNN's algorithms add up in
+            any order.
+    """
+    if plain.dtype.kind not in "fc":
+        steady = np.array_equal(plain, again)
+        return "" if not steady or np.array_equal(plain, replayed) else "other whole numbers"
+    finite = np.isfinite(plain)
+    if not np.array_equal(finite, np.isfinite(replayed)):
+        steady = np.array_equal(finite, np.isfinite(again))
+        return "other values that are not finite" if steady else ""
+    finite &= np.isfinite(again)
+    exact = plain[finite].astype(np.float64 if plain.dtype.kind == "f" else np.complex128)
+    if not exact.size:
+        return ""
+    largest = float(np.abs(exact).max())
+    noise, apart = (float(np.abs(exact - a[finite]).max()) for a in (again, replayed))
+    if apart <= max(10 * noise, 100 * float(np.finfo(plain.dtype).eps) * largest):
+        return ""
+    return (
+        f"other results: by {apart / largest:.1g} of the largest value, where two plain runs "
+        f"differ by {noise / largest:.1g}"
+    )

@@ -1,0 +1,343 @@
+"""Copies between a CUDA device and locked pages of host memory, which the device makes by itself.
+
+Such a copy is quick and asynchronous: the call returns at once. So memory that is read must not
+change, and memory that is written has no meaning, before the copy is done.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import weakref
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
+
+import numpy as np
+
+from synk_comm import cuda
+from synk_core.adapting import is_on_default_device
+from synk_core.device import Place
+
+from . import arrays
+
+_logger = logging.getLogger(__name__)
+
+SMALLEST_LOCK = 1 << 16
+"""Bytes below which locking pages takes longer than it saves."""
+
+LARGEST_LOCK = 1 << 30
+"""Bytes above which rows go through a buffer with locked pages: locking takes a third of a second
+for a gigabyte, and locked pages cannot be swapped out."""
+
+_BUSY_S, _NAP_S = 0.002, 0.00005
+"""Seconds that a wait polls without pause, and that it sleeps then between two polls."""
+
+DOWNLOAD_BYTES = 1 << 17
+"""Bytes of results that are copied to host memory as soon as they are ready."""
+
+
+class LockedPages:
+    """Host memory with locked pages, and the copies from it that are under way.
+
+    Args:
+        device: ordinal of the device.
+        stream: number of the CUDA stream that copies are enqueued on.
+
+    Attributes:
+        uploads: events of copies on another stream, which locked memory has to outlive, too.
+        event: happens when the last copies are done.
+        under_way: whether copies are under way.
+    """
+
+    def __init__(self, driver: Any, device: int, stream: int) -> None:
+        self.device = device
+        self.stream = stream
+        self._driver = driver
+        self._spans: Dict[int, int] = {}  # begin -> end
+        self._refused: Dict[int, int] = {}
+        self.event = 0
+        self.under_way = False
+        self.uploads: List[int] = []
+        self._owner = os.getpid()
+
+    def lock(self, array: np.ndarray) -> None:
+        """Lock the pages of an array for as long as it exists; do nothing if that is refused.
+
+        Those of the array that it is a view of are locked, because whole arrays never overlap.
+        """
+        array = owner_of(array)
+        begin = address_of(array)
+        end = begin + array.nbytes
+        too_many = array.nbytes > LARGEST_LOCK
+        if too_many or self._holds(begin, end) or self._refused.get(begin) == end:
+            return
+        try:
+            with self._driver.entered(self.device):
+                self._driver.lock_pages(begin, end - begin)
+        except cuda.CudaError as error:
+            # A limit of the container, or pages that are locked for another array. Copies from
+            # other pages are slower, but right.
+            self._refused[begin] = end
+            _logger.debug("pages of %d bytes are not locked: %s", array.nbytes, error)
+            return
+        self._spans[begin] = end
+        weakref.finalize(array, self._unlock, begin).atexit = False
+
+    def _unlock(self, begin: int) -> None:
+        if os.getpid() == self._owner and self._spans.pop(begin, None) is not None:
+            self._refused.clear()  # these pages may have been the reason
+            self.settle()
+            for event in self.uploads:
+                await_event(self._driver, self.device, event)
+            with self._driver.entered(self.device):
+                self._driver.unlock_pages(begin)
+
+    def _holds(self, begin: int, end: int) -> bool:
+        spans = tuple(self._spans.items())  # a finalizer may change the dict at any time
+        return any(start <= begin and end <= stop for start, stop in spans)
+
+    def covers(self, array: np.ndarray) -> bool:
+        """Return whether the array's pages are locked."""
+        begin = address_of(array)
+        return self._holds(begin, begin + array.nbytes)
+
+    def copy(self, array: np.ndarray, pointer: int) -> bool:
+        """Enqueue a copy to the device; False if the array's pages are not locked."""
+        if not self.covers(array):
+            return False
+        driver = self._driver
+        with driver.entered(self.device):
+            if not self.event:
+                self.event = driver.event()
+            driver.upload_on(self.stream, pointer, address_of(array), array.nbytes)
+            driver.record(self.event, self.stream)
+        self.under_way = True
+        return True
+
+    def settle(self) -> None:
+        """Wait for the copies."""
+        if self.under_way:
+            await_event(self._driver, self.device, self.event)
+            self.under_way = False
+
+
+def owner_of(array: np.ndarray) -> np.ndarray:
+    """Return the array that owns the memory; the array itself if it is no view of another."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+def address_of(array: np.ndarray) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+class Download(NamedTuple):
+    """A device array that is being copied to host memory.
+
+    Attributes:
+        room: host memory that it is copied to.
+        value: the device array, which has to exist until then.
+    """
+
+    room: np.ndarray
+    value: Any
+
+
+class Downloads:
+    """Copies of small device arrays to host memory, made as soon as the arrays are ready.
+
+    Otherwise a result would come after all work that was enqueued later, such as the step of the
+    parameters, and the device would wait for the next order meanwhile.
+
+    Args:
+        pages: of the device, and the stream that copies are enqueued on.
+        room: uint8 vector in host memory with locked pages.
+    """
+
+    def __init__(self, driver: Any, pages: LockedPages, room: np.ndarray) -> None:
+        self._driver = driver
+        self._device = device = pages.device
+        self._stream = pages.stream
+        self._room = room
+        self._used = 0
+        self._started: Dict[int, Download] = {}  # by identity of the device array
+        with driver.entered(device):
+            self.event = driver.event()
+
+    @property
+    def under_way(self) -> bool:
+        return self._used > 0
+
+    def start(self, values: Sequence[Any]) -> List[Any]:
+        """Start copies as far as there is room, of values for which none was started before.
+
+        Returns:
+            The values, with `Download`s in place of those that are copied.
+        """
+        started = [self._started.get(id(value), value) for value in values]
+        if not any(map(is_on_default_device, started)):
+            return started  # nothing more to wait for
+        with self._driver.entered(self._device):
+            for i, value in enumerate(started):
+                if not is_on_default_device(value) or not value.size:
+                    continue
+                nbytes = value.size * value.itemsize
+                if self._used + nbytes > len(self._room) or not value.flags["C_CONTIGUOUS"]:
+                    continue
+                room = self._room[self._used : self._used + nbytes]
+                # Aligned for any dtype.
+                self._used += -(-nbytes // 16) * 16
+                # The address of the first element: a view's `offset` is in it.
+                self._driver.download_on(self._stream, address_of(room), value.gpudata, nbytes)
+                copy = Download(room.view(value.dtype).reshape(value.shape), value)
+                started[i] = self._started[id(value)] = copy
+            self._driver.record(self.event, self._stream)
+        return started
+
+    def wait(self) -> None:
+        """Wait for all copies; then there is room again."""
+        if self._used:
+            await_event(self._driver, self._device, self.event)
+            self.drop()
+
+    def drop(self) -> None:
+        """Have room again. Copies that are under way come before later ones."""
+        self._used = 0
+        self._started.clear()
+
+
+@dataclass
+class UploadBuffer:
+    """Memory of the device, for uploads.
+
+    Attributes:
+        value: the device array.
+        copied: event: the last copy to it is done.
+        used: event: all that reads it is done.
+    """
+
+    value: Any
+    copied: int
+    used: int
+
+
+class Upload(NamedTuple):
+    """Rows that are being copied to the device.
+
+    Attributes:
+        value: the device array.
+        buffer: where it lies.
+    """
+
+    value: Any
+    buffer: UploadBuffer
+
+    @property
+    def shape(self) -> Tuple[int, ...]:
+        """As of the array on the host."""
+        return tuple(self.value.shape)
+
+
+class Uploads:
+    """Copies of later inputs to the device, while it computes.
+
+    They go to buffers that are kept, on a stream of their own: memory that libgpuarray hands out is
+    free only when its stream comes to that point, which would be after all that is under way.
+
+    Args:
+        pages: the locked pages from which copies are asynchronous.
+        context: libgpuarray's.
+        await_events: waits for some.
+
+    Attributes:
+        taken: uploads that the function under way reads.
+    """
+
+    def __init__(
+        self,
+        driver: Any,
+        pages: LockedPages,
+        context: Any,
+        await_events: Callable[[Sequence[int]], None],
+    ) -> None:
+        self._driver = driver
+        self._pages = pages
+        self._context = context
+        self._await = await_events
+        self._buffers: Dict[Place, UploadBuffer] = {}
+        self.taken: List[Upload] = []
+        with driver.entered(pages.device):
+            self._stream = driver.stream()
+
+    def start(self, place: Place, array: np.ndarray) -> Any:
+        """Start to copy an array; its memory must not change until the copy is done.
+
+        Returns:
+            An `Upload`; the array itself if its pages are not locked.
+        """
+        array = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+        if not array.size or not self._pages.covers(array):
+            return array
+        buffer = self._buffer(place, array)
+        value = buffer.value[: len(array)] if array.ndim else buffer.value
+        driver, stream = self._driver, self._stream
+        with driver.entered(self._pages.device):
+            driver.wait_for(stream, buffer.used)
+            driver.upload_on(stream, int(value.gpudata), address_of(array), array.nbytes)
+            driver.record(buffer.copied, stream)
+        return Upload(value, buffer)
+
+    def take(self, upload: Upload) -> Any:
+        """Return the device array; what is enqueued later waits for the copy."""
+        with self._driver.entered(self._pages.device):
+            self._driver.wait_for(self._pages.stream, upload.buffer.copied)
+        self.taken.append(upload)
+        return upload.value
+
+    def release(self) -> List[int]:
+        """After the function that reads them was enqueued: return the events of the copies that
+        were taken; their buffers are free when it is done."""
+        taken, self.taken = self.taken, []
+        with self._driver.entered(self._pages.device):
+            for upload in taken:
+                self._driver.record(upload.buffer.used, self._pages.stream)
+        return [upload.buffer.copied for upload in taken]
+
+    def wait(self, places: Sequence[Place]) -> None:
+        """Wait until the arrays that were copied to these buffers last have been read."""
+        self._await([self._buffers[p].copied for p in places if p in self._buffers])
+
+    def forget(self, function_id: int) -> None:
+        """Drop a function's buffers, when the last copies to them are done."""
+        mine = [place for place in self._buffers if place[0] == function_id]
+        gone = [self._buffers.pop(place).copied for place in mine]
+        self._pages.uploads = [one.copied for one in self._buffers.values()]
+        self._await(gone)
+
+    def _buffer(self, place: Place, array: np.ndarray) -> UploadBuffer:
+        """Return a buffer with room for the array; its rows are those of the array."""
+        held = self._buffers.get(place)
+        if held is not None and held.value.dtype == array.dtype:
+            shape = held.value.shape
+            if shape[1:] == array.shape[1:] and shape[:1] >= array.shape[:1]:
+                return held
+        driver = self._driver
+        value = arrays.empty(array.shape, array.dtype, self._context)
+        with driver.entered(self._pages.device):
+            if held is None:
+                held = self._buffers[place] = UploadBuffer(value, driver.event(), driver.event())
+                self._pages.uploads.append(held.copied)
+            held.value = value
+            # Memory that was something else's before: free when this stream has come to here.
+            driver.record(held.used, self._pages.stream)
+        return held
+
+
+def await_event(driver: Any, device: int, event: int) -> None:
+    """Wait for an event; the communicator watches the ranks that it may depend on."""
+    began = time.monotonic()
+    with driver.entered(device):
+        while not driver.has_happened(event):
+            time.sleep(0 if time.monotonic() - began < _BUSY_S else _NAP_S)

@@ -1,0 +1,77 @@
+"""Flat functions made of the nodes of another one, and of new ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, List, Sequence
+
+from synk_core.adapting import FlatFunction, FlatInput
+
+_SETTINGS = {
+    "mutable": False,
+    "borrow": True,
+    "strict": True,
+    "allow_downcast": None,
+    "implicit": False,
+    "shared": False,
+}
+
+
+class Rewriting:
+    """A flat function in the making.
+
+    Args:
+        flat: the function whose nodes are kept, or not.
+        more: types of further arguments, which come after its inputs.
+
+    Attributes:
+        numbers: of the other function's variables, as they are numbered here.
+    """
+
+    def __init__(self, flat: FlatFunction, more: Sequence[Any] = ()) -> None:
+        self._flat = flat
+        self._inputs = (*flat.inputs, *map(argument, more))
+        self._ops, self._types = list(flat.ops), list(flat.types)
+        self._nodes: List[Any] = []
+        self._count = flat.first_made + len(more)
+        n_inputs = len(flat.inputs)
+        self.numbers = {n: n + len(more) * (n >= n_inputs) for n in range(flat.first_made)}
+
+    def keep(self, place: int, made: range) -> None:
+        """Take the node at a place, whose outputs have these numbers in the other function."""
+        op, sources, outputs = self._flat.nodes[place]
+        self._nodes.append((op, tuple(self.numbers[source] for source in sources), outputs))
+        self.numbers.update((number, self._count + i) for i, number in enumerate(made))
+        self._count += len(made)
+
+    def add(self, op: Any, sources: Sequence[int], type_: Any) -> int:
+        """Add a node, whose inputs are numbered as here; return the number of its only output."""
+        made = ((_index_in(self._types, type_), None),)
+        self._nodes.append((_index_in(self._ops, op), tuple(sources), made))
+        self._count += 1
+        return self._count - 1
+
+    def result(self, outputs: Sequence[int], **changes: Any) -> FlatFunction:
+        """Return the function with these outputs, which are numbered as here."""
+        return replace(
+            self._flat,
+            **{"inputs": self._inputs, **changes},
+            ops=tuple(self._ops),
+            types=tuple(self._types),
+            nodes=tuple(self._nodes),
+            outputs=tuple(outputs),
+        )
+
+
+def argument(type_: Any) -> FlatInput:
+    """Return an input without a name or a default value."""
+    return FlatInput(type_.Variable, type_, None, None, None, None, False, _SETTINGS)
+
+
+def _index_in(items: List[Any], item: Any) -> int:
+    """Return the place of an item in a list, to which it is added if need be."""
+    for place, held in enumerate(items):
+        if held is item or (type(held) is type(item) and held == item):
+            return place
+    items.append(item)
+    return len(items) - 1
