@@ -26,6 +26,7 @@ class Driver(cuda.Driver):
                 return 900
             return getattr(self, f"do_{name}", lambda *_: 0)(*arguments) or 0
 
+        call.argtypes = ()
         return call
 
     def _text(self, status):

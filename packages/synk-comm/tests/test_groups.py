@@ -195,7 +195,7 @@ def test_a_rank_that_has_joined_and_died_before_the_others_came_is_lost():
 def test_a_rank_that_aborts_and_leaves_meanwhile_is_not_taken_for_lost(monkeypatch):
     comms = thread_group(2)
     fabric = comms[0]._steps.fabric
-    failure = fabric._states.failure
+    failure = fabric.failure
 
     def just_before():
         found = failure()
@@ -203,7 +203,7 @@ def test_a_rank_that_aborts_and_leaves_meanwhile_is_not_taken_for_lost(monkeypat
         comms[1].close()
         return found
 
-    monkeypatch.setattr(fabric._states, "failure", just_before)
+    monkeypatch.setattr(fabric, "failure", just_before)
     assert fabric.gone([1]) is None
     monkeypatch.undo()
     assert isinstance(fabric.gone([1]), AbortedError)

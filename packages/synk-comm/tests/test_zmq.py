@@ -26,8 +26,8 @@ def soon(seconds=20.0):
 
 def wired(size, *, watch=None):
     """Return fabrics that have met."""
-    folder = SocketFolder.create()
-    fabrics = [ZmqFabric.open(rank, size, watch, KEY, folder) for rank in range(size)]
+    folder = SocketFolder.named(os.urandom(8)).make()
+    fabrics = [ZmqFabric(rank, size, watch, KEY, folder) for rank in range(size)]
     together(fabrics, lambda fabric: fabric.meet(soon()))
     assert not os.path.exists(folder.path)
     return fabrics
@@ -63,7 +63,7 @@ def bytes_of(rank, nbytes):
 
 @pytest.mark.parametrize("length", [0, 10, 25])
 def test_a_message_that_is_cut_short_ends_the_group(pair, length):
-    peer = pair[1]._peers[0]
+    peer = pair[1].peers[0]
     peer.send(peer.envelope(b"R", 9, b"")[:length])
     with pytest.raises(PeerLost, match=r"no message|another process"):
         pair[0].sync(None, 0, soon())
@@ -90,16 +90,16 @@ def test_what_follows_a_message_that_was_cut_short_is_not_taken_for_its_rest(pai
 
 def test_a_message_without_the_cookie_of_its_sender_ends_the_group(pair):
     """Not even what this rank has sent itself is taken for the peer's."""
-    own, theirs = pair[0]._peers[1], pair[1]._peers[0]
+    own, theirs = pair[0].peers[1], pair[1].peers[0]
     theirs.send(own.envelope(b"R", 1, b""))
     with pytest.raises(PeerLost, match="another process has taken its place"):
         pair[0].sync(None, 0, soon())
 
 
 def test_what_has_another_key_is_no_member():
-    folder = SocketFolder.create()
-    member = ZmqFabric.open(0, 2, None, KEY, folder)
-    stranger = ZmqFabric.open(1, 2, None, b"s" * 32, folder)
+    folder = SocketFolder.named(os.urandom(8)).make()
+    member = ZmqFabric(0, 2, None, KEY, folder)
+    stranger = ZmqFabric(1, 2, None, b"s" * 32, folder)
 
     def meet(fabric):
         with pytest.raises(PeerLost, match=r"another process|cut off|closed") as caught:
@@ -117,20 +117,20 @@ def test_what_has_another_key_is_no_member():
 
 
 def test_a_rank_that_gives_up_while_others_join_says_why():
-    folder = SocketFolder.create()
-    fabrics = [ZmqFabric.open(rank, 3, None, KEY, folder) for rank in range(2)]
+    folder = SocketFolder.named(os.urandom(8)).make()
+    fabrics = [ZmqFabric(rank, 3, None, KEY, folder) for rank in range(2)]
 
     def run(fabric):
         try:
             if fabric.rank:
-                fabric._wait(lambda peer: not peer.met, [fabric._peers[0]], soon(), "join")
+                fabric._wait(lambda: [] if fabric.peers[0].met else [0], soon(), "join")
                 fabric.abort("given up")
             with pytest.raises(AbortedError, match="given up"):
                 fabric.meet(soon())
         finally:
             fabric.close()
 
-    for peer in fabrics[1]._peers.values():
+    for peer in fabrics[1].peers.values():
         if peer.rank == 0:
             peer.send(peer.envelope(b"H", 0, b""))
     together(fabrics, run)
@@ -138,21 +138,21 @@ def test_a_rank_that_gives_up_while_others_join_says_why():
 
 
 def test_a_rank_that_dies_while_others_join_is_lost():
-    folder = SocketFolder.create()
+    folder = SocketFolder.named(os.urandom(8)).make()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # newer Pythons warn of threads at a fork
         pid = os.fork()
     if not pid:
         try:
-            ZmqFabric.open(1, 3, None, KEY, folder).meet(soon())  # rank 2 never comes
+            ZmqFabric(1, 3, None, KEY, folder).meet(soon())  # rank 2 never comes
         finally:
             os._exit(1)
 
     def kill_once_met():
-        if fabric._peers[1].met:
+        if fabric.peers[1].met:
             os.kill(pid, signal.SIGKILL)
 
-    fabric = ZmqFabric.open(0, 3, kill_once_met, KEY, folder)
+    fabric = ZmqFabric(0, 3, kill_once_met, KEY, folder)
     try:
         with pytest.raises(PeerLost, match="its process has ended") as caught:
             fabric.meet(soon())
@@ -183,7 +183,7 @@ def test_no_signal_is_lost_while_large_messages_are_taken_in(pair, monkeypatch):
     """Frames of pyzmq swallow what a handler raises while they are freed."""
     monkeypatch.setattr("sys.unraisablehook", lambda _: None)
     data, most = np.ones(1 << 20, np.uint8), 1000 if os.environ.get("SYNK_TESTS") == "all" else 250
-    source, peer = pair[0]._peers[1].socket, pair[1]._peers[0]
+    source, peer = pair[0].peers[1].socket, pair[1].peers[0]
     strikes = swallowed = 0
 
     def strike(*_):

@@ -27,57 +27,7 @@ _COPY_WORDS = 25  # of a CUDA_MEMCPY3D: the types of memory are those at
 _SOURCE, _TARGET = 4, 15
 
 _POINTER = ctypes.c_uint64
-_STREAM = ctypes.c_void_p
 _SIZE = ctypes.c_size_t
-_SIGNATURES: dict[str, list[Any]] = {
-    "cuInit": [ctypes.c_uint],
-    "cuDeviceGetCount": [ctypes.POINTER(ctypes.c_int)],
-    "cuDeviceGet": [ctypes.POINTER(ctypes.c_int), ctypes.c_int],
-    "cuDeviceGetName": [ctypes.c_char_p, ctypes.c_int, ctypes.c_int],
-    "cuDeviceGetPCIBusId": [ctypes.c_char_p, ctypes.c_int, ctypes.c_int],
-    "cuDeviceGetUuid": [ctypes.c_char_p, ctypes.c_int],
-    "cuDevicePrimaryCtxRetain": [ctypes.POINTER(ctypes.c_void_p), ctypes.c_int],
-    "cuCtxPushCurrent_v2": [ctypes.c_void_p],
-    "cuCtxPopCurrent_v2": [ctypes.POINTER(ctypes.c_void_p)],
-    "cuCtxSetCurrent": [ctypes.c_void_p],
-    "cuCtxGetDevice": [ctypes.POINTER(ctypes.c_int)],
-    "cuStreamCreate": [ctypes.POINTER(ctypes.c_void_p), ctypes.c_uint],
-    "cuStreamQuery": [_STREAM],
-    "cuStreamWaitEvent": [_STREAM, ctypes.c_void_p, ctypes.c_uint],
-    "cuEventCreate": [ctypes.POINTER(ctypes.c_void_p), ctypes.c_uint],
-    "cuEventRecord": [ctypes.c_void_p, _STREAM],
-    "cuEventQuery": [ctypes.c_void_p],
-    "cuMemHostRegister_v2": [ctypes.c_void_p, _SIZE, ctypes.c_uint],
-    "cuMemHostUnregister": [ctypes.c_void_p],
-    "cuMemcpyDtoHAsync_v2": [ctypes.c_void_p, _POINTER, _SIZE, _STREAM],
-    "cuMemcpyHtoDAsync_v2": [_POINTER, ctypes.c_void_p, _SIZE, _STREAM],
-    "cuPointerGetAttribute": [ctypes.c_void_p, ctypes.c_int, _POINTER],
-    "cuMemAlloc_v2": [ctypes.POINTER(_POINTER), _SIZE],
-    "cuMemFree_v2": [_POINTER],
-    "cuMemAllocAsync": [ctypes.POINTER(_POINTER), _SIZE, _STREAM],
-    "cuMemFreeAsync": [_POINTER, _STREAM],
-    "cuMemcpyHtoD_v2": [_POINTER, ctypes.c_void_p, _SIZE],
-    "cuMemcpyDtoH_v2": [ctypes.c_void_p, _POINTER, _SIZE],
-    "cuMemcpyDtoDAsync_v2": [_POINTER, _POINTER, _SIZE, _STREAM],
-    "cuMemsetD8Async": [_POINTER, ctypes.c_ubyte, _SIZE, _STREAM],
-    "cuMemsetD16Async": [_POINTER, ctypes.c_ushort, _SIZE, _STREAM],
-    "cuMemsetD32Async": [_POINTER, ctypes.c_uint, _SIZE, _STREAM],
-    "cuMemsetD2D32Async": [_POINTER, _SIZE, ctypes.c_uint, _SIZE, _SIZE, _STREAM],
-    "cuStreamBeginCapture_v2": [_STREAM, ctypes.c_int],
-    "cuStreamEndCapture": [_STREAM, ctypes.POINTER(ctypes.c_void_p)],
-    "cuGraphGetNodes": [ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(_SIZE)],
-    "cuGraphNodeGetType": [ctypes.c_void_p, ctypes.POINTER(ctypes.c_int)],
-    "cuGraphMemcpyNodeGetParams": [ctypes.c_void_p, ctypes.c_void_p],
-    "cuGraphInstantiateWithFlags": [
-        ctypes.POINTER(ctypes.c_void_p),
-        ctypes.c_void_p,
-        ctypes.c_ulonglong,
-    ],
-    "cuGraphLaunch": [ctypes.c_void_p, _STREAM],
-    "cuGraphDestroy": [ctypes.c_void_p],
-    "cuGraphExecDestroy": [ctypes.c_void_p],
-    "cuGetErrorString": [ctypes.c_int, ctypes.POINTER(ctypes.c_char_p)],
-}
 
 
 class CudaError(CommError, RuntimeError):
@@ -95,25 +45,28 @@ class Driver:
                 f"CUDA's driver library {library} cannot be loaded ({exc}); "
                 "this machine has no NVIDIA driver, or it is not on LD_LIBRARY_PATH"
             ) from None
-        for name, arguments in _SIGNATURES.items():
-            function = getattr(self._lib, name, None)
-            if function is None and "Graph" in name:
-                continue  # a driver for CUDA before 11.4
-            if function is None:
-                raise CudaError(f"CUDA's driver library {library} has no function {name}")
-            function.argtypes = arguments
-            function.restype = ctypes.c_int
         self._contexts: dict[int, int] = {}
         self._call("cuInit", 0)
 
+    def _status(self, name: str, *arguments: Any) -> int:
+        """Call a function of the driver; return its status."""
+        try:
+            function = getattr(self._lib, name)
+        except AttributeError:
+            raise CudaError(f"CUDA's driver has no function {name}: it is too old") from None
+        if function.argtypes is None:
+            # Wide enough for each of them: pointers, handles, lengths and numbers go in registers.
+            function.argtypes = [ctypes.c_void_p] * len(arguments)
+        return int(function(*arguments))
+
     def _call(self, name: str, *arguments: Any) -> None:
-        status = getattr(self._lib, name)(*arguments)
+        status = self._status(name, *arguments)
         if status:
             raise CudaError(f"{name} failed: {self._text(status)} (CUDA error {status})")
 
     def _text(self, status: int) -> str:
         text = ctypes.c_char_p()
-        self._lib.cuGetErrorString(status, ctypes.byref(text))
+        self._status("cuGetErrorString", status, ctypes.byref(text))
         return (text.value or b"unknown").decode("ascii", "replace")
 
     # -- devices and contexts -------------------------------------------------------------
@@ -127,7 +80,7 @@ class Driver:
     def current_device(self) -> int | None:
         """Return the device of this thread's current context; None if it has none."""
         device = ctypes.c_int()
-        status = self._lib.cuCtxGetDevice(ctypes.byref(device))
+        status = self._status("cuCtxGetDevice", ctypes.byref(device))
         if status == _NO_CONTEXT:
             return None
         if status:
@@ -177,7 +130,7 @@ class Driver:
         try:
             yield
         finally:
-            self._lib.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+            self._status("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
 
     def device_of(self, pointer: int) -> int:
         """Return the device that memory belongs to."""
@@ -197,12 +150,12 @@ class Driver:
         return made.value or 0
 
     def wait_for(self, stream: int, event: int) -> None:
-        """Have a stream's later work wait for an event; returns at once."""
+        """Make a stream's later work wait for an event; return at once."""
         self._call("cuStreamWaitEvent", stream, event, 0)
 
     def is_done(self, stream: int) -> bool:
         """Return whether a stream has nothing left to do; its device must be entered."""
-        return self._is_ready(self._lib.cuStreamQuery(stream))
+        return self._is_ready(self._status("cuStreamQuery", stream))
 
     def _is_ready(self, status: int) -> bool:
         if status not in (0, _NOT_READY):
@@ -225,7 +178,7 @@ class Driver:
             self._call("cuStreamBeginCapture_v2", stream, _RELAXED)
 
         def end() -> None:
-            self._lib.cuStreamEndCapture(stream, ctypes.byref(recorded))
+            self._status("cuStreamEndCapture", stream, ctypes.byref(recorded))
 
         def cut() -> None:
             end()
@@ -263,7 +216,7 @@ class Driver:
 
     def _forget(self, recorded: ctypes.c_void_p) -> None:
         if recorded:
-            self._lib.cuGraphDestroy(recorded)
+            self._status("cuGraphDestroy", recorded)
             recorded.value = None
 
     def _stays_on_devices(self, recorded: ctypes.c_void_p) -> bool:
@@ -301,12 +254,12 @@ class Driver:
         return made.value or 0
 
     def record(self, event: int, stream: int) -> None:
-        """Have an event happen when a stream has done what it has been given so far."""
+        """Make an event happen when a stream has done all work enqueued so far."""
         self._call("cuEventRecord", event, stream)
 
     def has_happened(self, event: int) -> bool:
         """Return whether an event has happened, or was never recorded."""
-        return self._is_ready(self._lib.cuEventQuery(event))
+        return self._is_ready(self._status("cuEventQuery", event))
 
     # -- host memory; a device must be entered --------------------------------------------
 

@@ -107,7 +107,7 @@ class RoundCommunicator(ObjectMoves):
         self.rank = fabric.rank
         self.size = fabric.size
         self.backend = fabric.backend
-        self.ordered_bytes = fabric.longest_posted
+        self.ordered_bytes = fabric.ordered_bytes
         self.why = why or f"{fabric.backend}: asked for"
         self._steps = Steps(fabric, timeout_s)
         self._guard = self._steps.guard

@@ -84,9 +84,5 @@ class Bulk(ABC):
         """
 
     @abstractmethod
-    def can_reduce(self, plan: AgreedReduction, dtype: np.dtype[Any]) -> bool:
-        """Return whether ``reduce`` does this; all ranks get the same answer."""
-
-    @abstractmethod
-    def reduce(self, plan: AgreedReduction, stretch: Stretch, deadline: float) -> None:
-        """Reduce one stretch."""
+    def reduce(self, plan: AgreedReduction, stretch: Stretch, deadline: float) -> Exception | None:
+        """Reduce one stretch; return what NumPy raised about overflow and its like."""

@@ -161,6 +161,8 @@ class Fabric(ABC):
 
     backend: str
     crowded = False
+    ordered_bytes: int | None = None
+    """As in ``Communicator``."""
     longest_posted: int | None = None
     """Bytes of the longest array that the round with the heads begins to move, if longer ones go by
     ``bulk``; None if none do."""

@@ -50,12 +50,9 @@ def reduce_stretch(
     Returns:
         What NumPy raised about overflow and its like, see ``combine``.
     """
-    posted = posted and fabric.is_posted(stretch.nbytes)
     if not fabric.is_posted(stretch.nbytes):
         with fabric.bulk() as bulk:
-            if bulk.can_reduce(plan, stretch.dtype):
-                bulk.reduce(plan, stretch, deadline)
-                return None
+            return bulk.reduce(plan, stretch, deadline)
     way = _direct if is_direct(stretch.nbytes, fabric.size) else _scattered
     return way(fabric, plan, stretch, deadline, posted)
 

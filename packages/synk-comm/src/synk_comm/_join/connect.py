@@ -54,7 +54,7 @@ def connect(
         ticket = Ticket.parse(os.environ["SYNK_COMM_TICKET"])
         return enter(ticket, timeout_s, watch, backend)
     if backend == MPI:
-        # Its own file: mpi4py is only loaded, and MPI started, by who uses it.
+        # Imported here: this loads mpi4py and starts MPI.
         from synk_comm._backends.mpi.start import mpi
 
         return mpi(timeout_s=timeout_s, watch=watch)

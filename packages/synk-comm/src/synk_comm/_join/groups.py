@@ -12,7 +12,7 @@ from typing import Callable, NamedTuple
 from synk_comm._backends.shm.block import create as create_block
 from synk_comm._backends.shm.fabric import ShmFabric
 from synk_comm._collectives.rounds import meet
-from synk_comm._core.fabric import Watch
+from synk_comm._core.fabric import Fabric, Watch
 from synk_comm._core.guard import DEFAULT_TIMEOUT_S, deadline_after
 from synk_comm._system.folder import SocketFolder
 from synk_comm._system.liveness import identity
@@ -89,7 +89,7 @@ class Group:
             )
             place = str(fd)
         else:
-            self._folder = SocketFolder.create()
+            self._folder = SocketFolder.named(secrets.token_bytes(8)).make()
             self._release = self._folder.forget
             place = self._folder.path
         self._ticket = Ticket(backend, 0, size, group_id.hex(), _this_process(), place)
@@ -211,14 +211,29 @@ def enter(
         raise JoinError(
             f"this rank asked for backend {backend!r}, but its group was made for {entry.backend!r}"
         )
-    comm = (_join_memory if entry.place.isdigit() else _join_folder)(entry, timeout_s, watch)
-    return _with_nccl(comm) if "nccl" in (backend, entry.backend) else comm
+    deadline = deadline_after(timeout_s)
+    group_id = bytes.fromhex(entry.group_id)
+    fabric: Fabric
+    if entry.place.isdigit():
+        why = "shm: the ranks have the group's memory from its maker"
+        fd = _memory(entry)
+        try:
+            fabric = ShmFabric(entry.rank, entry.size, watch, fd=fd, group_id=group_id)
+        finally:
+            os.close(fd)
+    else:
+        # Imported here: this loads pyzmq.
+        from synk_comm._backends.zmq.fabric import ZmqFabric
 
-
-def _with_nccl(comm: Communicator) -> Communicator:
-    """Put NCCL around a communicator; give that up if it fails."""
+        why = "zmq: the group was made without shared memory"
+        folder = SocketFolder(entry.place)
+        folder.claim(entry.rank)
+        fabric = ZmqFabric(entry.rank, entry.size, watch, group_id, folder)
+    comm = meet(fabric, deadline, timeout_s, why)
+    if "nccl" not in (backend, entry.backend):
+        return comm
     try:
-        # Its own file: it takes time to load.
+        # Imported here: it takes time to load.
         from synk_comm._backends.nccl.communicator import nccl
 
         return nccl(comm)
@@ -226,19 +241,6 @@ def _with_nccl(comm: Communicator) -> Communicator:
         comm.abort(f"{type(exc).__name__} while NCCL was set up: {exc}")
         comm.close()
         raise
-
-
-def _join_memory(entry: Ticket, timeout_s: float, watch: Watch | None) -> Communicator:
-    deadline = deadline_after(timeout_s)
-    fd = _memory(entry)
-    try:
-        fabric = ShmFabric(
-            entry.rank, entry.size, watch, fd=fd, group_id=bytes.fromhex(entry.group_id)
-        )
-    finally:
-        os.close(fd)
-    why = "shm: the ranks have the group's memory from its maker"
-    return meet(fabric, deadline, timeout_s, why)
 
 
 def _memory(entry: Ticket) -> int:
@@ -261,17 +263,6 @@ def _memory(entry: Ticket) -> int:
         f"descriptor {fd} of the group was not inherited, and its maker has none; start ranks with "
         "subprocess.Popen(..., pass_fds=group.fds), or keep the group open until all have joined"
     )
-
-
-def _join_folder(entry: Ticket, timeout_s: float, watch: Watch | None) -> Communicator:
-    # Its own file: pyzmq is only loaded by who uses it.
-    from synk_comm._backends.zmq.fabric import ZmqFabric
-
-    deadline = deadline_after(timeout_s)
-    folder = SocketFolder(entry.place)
-    folder.claim(entry.rank)
-    fabric = ZmqFabric.open(entry.rank, entry.size, watch, bytes.fromhex(entry.group_id), folder)
-    return meet(fabric, deadline, timeout_s, "zmq: the group was made without shared memory")
 
 
 def _close_in_maker(pid: int, fd: int) -> None:

@@ -30,39 +30,31 @@ class SocketFolder:
         self._leave: Callable[[], object] = lambda: None
 
     @classmethod
-    def create(cls) -> SocketFolder:
-        """Make a folder under the system's folder for temporary files.
-
-        Where the path of that is too long for sockets it is made in a shorter place.
-        """
-        return cls(tempfile.mkdtemp(prefix=_PREFIX, dir=_place()))._until_exit()
-
-    @classmethod
     def named(cls, secret: bytes) -> SocketFolder:
         """Return a folder that is not made yet, under a name that follows from a secret.
 
-        All who know the secret can remove it, should its maker be killed.
+        All ranks that know the secret can remove it, should its maker be killed. It is in the
+        system's folder for temporary files, or in another one if the path of that is too long for
+        sockets.
         """
         return cls(os.path.join(_place(), _PREFIX + secret.hex()[:12]))
 
-    def make(self) -> None:
+    def make(self) -> SocketFolder:
         """Make a named folder."""
         os.mkdir(self.path, 0o700)
-        self._until_exit()
-
-    def _until_exit(self) -> SocketFolder:
         atexit.register(self._remove_in_maker)
         return self
+
+    def remove(self) -> None:
+        """Remove the folder and the sockets in it, if it is there."""
+        self._leave()
+        shutil.rmtree(self.path, ignore_errors=True)
+        self.forget()
 
     def forget(self) -> None:
         """Release what waits for the exit of this process, if the folder is gone already."""
         if not os.path.isdir(self.path):
             atexit.unregister(self._remove_in_maker)
-
-    def remove(self) -> None:
-        """Remove the folder and the sockets in it."""
-        self._leave()
-        shutil.rmtree(self.path, ignore_errors=True)
 
     def _remove_in_maker(self) -> None:
         if os.getpid() == self._pid:

@@ -41,7 +41,7 @@ class Futex:
         self._call(address, _WAIT, expected & 0xFFFFFFFF, ctypes.byref(timespec))
 
     def wake(self, address: int) -> None:
-        """Wake all who sleep on the word."""
+        """Wake all ranks that sleep on the word."""
         if self._libc is not None:
             self._call(address, _WAKE, 0x7FFFFFFF, None)
 

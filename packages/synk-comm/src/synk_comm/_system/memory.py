@@ -4,40 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Iterator
 
 _LARGE = 1 << 26
-
-
-def _available() -> int | None:
-    """Return how many bytes this machine and this container still have, if that can be known."""
-    found = []
-    try:
-        with open("/proc/meminfo") as file:
-            fields = dict(line.split(":", 1) for line in file)
-        found.append(int(fields["MemAvailable"].split()[0]) * 1024)
-    except (OSError, KeyError, ValueError):
-        pass
-    try:
-        with (
-            open("/sys/fs/cgroup/memory.max") as limit,
-            open("/sys/fs/cgroup/memory.current") as current,
-        ):
-            found.append(int(limit.read()) - int(current.read()))
-    except (OSError, ValueError):  # no such files, or "max"
-        pass
-    return min(found) if found else None
+_UNIT = 1 << 16
+"""Each part of a file begins at a multiple of this."""
+_LOCK_S = 10.0
+_threads = threading.Lock()
+"""Record locks, as ``lockf`` takes them, exclude processes, not the threads of one."""
 
 
 def anonymous_memory(nbytes: int, sparse: int = 0) -> int:
-    """Return a descriptor (not inheritable) of ``nbytes`` of zeroed shared memory.
+    """Return a descriptor (not inheritable) of ``nbytes`` of zeroed shared memory; see ``extend``.
 
     On Linux a memfd, which counts as memory of this process and is not bound by the size of
-    /dev/shm; elsewhere a file that is unlinked before it is used. All of it but the last
-    ``sparse`` bytes is allocated here: a full memory is a MemoryError now, not a SIGBUS later.
+    /dev/shm; elsewhere a file that is unlinked before it is used.
     """
     if sys.platform == "linux":
         fd = os.memfd_create("synk-comm", os.MFD_CLOEXEC)
@@ -46,13 +33,36 @@ def anonymous_memory(nbytes: int, sparse: int = 0) -> int:
         fd, path = tempfile.mkstemp(prefix="synk-comm-")
         os.unlink(path)
     try:
-        with memory_errors(nbytes):
-            os.ftruncate(fd, nbytes)
-        allocate(fd, 0, nbytes - sparse)
+        extend(fd, nbytes, sparse)
     except BaseException:
         os.close(fd)
         raise
     return fd
+
+
+def extend(fd: int, nbytes: int, sparse: int = 0) -> int:
+    """Make a file of shared memory longer; return where the new part begins.
+
+    All of it but the last ``sparse`` bytes is allocated here: a full memory is a MemoryError now,
+    not a SIGBUS later. Several processes may do this at a time.
+    """
+    with _locked(fd), memory_errors(nbytes):
+        start = -(-os.fstat(fd).st_size // _UNIT) * _UNIT
+        try:
+            os.ftruncate(fd, start + nbytes)
+            needed = nbytes - sparse
+            # The kernel would go on until it has to kill a process.
+            available = _available() if needed > _LARGE else None
+            if available is not None and needed > available:
+                raise _no_room(nbytes, f"{available / 2**20:.0f} MB are left")
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(fd, start, needed)
+            else:
+                os.pwrite(fd, bytes(needed), start)
+        except BaseException:
+            os.ftruncate(fd, start)
+            raise
+    return start
 
 
 @contextlib.contextmanager
@@ -73,15 +83,39 @@ def _no_room(nbytes: int, why: str) -> MemoryError:
     )
 
 
-def allocate(fd: int, start: int, nbytes: int) -> None:
-    """Make sure that there is memory for a part of a file; MemoryError if not."""
-    if nbytes > _LARGE:
-        # The kernel would go on until it has to kill a process.
-        available = _available()
-        if available is not None and nbytes > available:
-            raise _no_room(nbytes, f"{available / 2**20:.0f} MB are left")
-    with memory_errors(nbytes):
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(fd, start, nbytes)
-        else:
-            os.pwrite(fd, bytes(nbytes), start)
+def _available() -> int | None:
+    """Return how many bytes this machine and this container still have, if that can be known."""
+    found = []
+    with contextlib.suppress(OSError, KeyError, ValueError), open("/proc/meminfo") as file:
+        fields = dict(line.split(":", 1) for line in file)
+        found.append(int(fields["MemAvailable"].split()[0]) * 1024)
+    # No such files, or "max" in them.
+    with (
+        contextlib.suppress(OSError, ValueError),
+        open("/sys/fs/cgroup/memory.max") as limit,
+        open("/sys/fs/cgroup/memory.current") as current,
+    ):
+        found.append(int(limit.read()) - int(current.read()))
+    return min(found) if found else None
+
+
+@contextlib.contextmanager
+def _locked(fd: int) -> Iterator[None]:
+    """Hold the end of a file."""
+    until = time.monotonic() + _LOCK_S
+    with _threads:
+        while True:
+            try:
+                fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except (BlockingIOError, PermissionError):  # another group of this file is at it
+                if time.monotonic() > until:
+                    raise MemoryError(
+                        f"another group has held the end of the shared file for {_LOCK_S:g} s; "
+                        "is one of its processes stopped?"
+                    ) from None
+                time.sleep(0.001)
+        try:
+            yield
+        finally:
+            fcntl.lockf(fd, fcntl.LOCK_UN)

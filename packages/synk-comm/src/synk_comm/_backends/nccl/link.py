@@ -78,7 +78,7 @@ class _Inside(threading.Thread):
 def _leave_libraries() -> None:
     """Have the process end, with its status, without that libraries take themselves apart.
 
-    Who is inside of NCCL then may crash.
+    A thread that is inside NCCL then may crash.
     """
     libc = ctypes.CDLL(None)
     with contextlib.suppress(AttributeError):  # not every C library has it
@@ -272,7 +272,7 @@ class Link:
                 binding.red_op_destroy(op, handle)
 
     def _look(self, deadline: float, doing: str) -> None:
-        """Raise if further waiting is in vain."""
+        """Raise if a peer is gone, or the time is up."""
         self.check_peers()
         self._check_time(deadline, doing)
 

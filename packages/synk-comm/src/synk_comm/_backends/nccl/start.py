@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
 
 from synk_comm._system.liveness import Identity, identity
+from synk_comm._system.machine import machine_name
 from synk_comm.cuda import CudaError, Driver
 from synk_comm.exceptions import CommError, JoinError
 
@@ -52,7 +52,7 @@ def introduce(
     load: Callable[[], tuple[Any, Driver]], device: int | None
 ) -> tuple[Introduction, BaseException | None, Any, Any]:
     """Load the libraries and describe this rank; a failure is sent to the others first."""
-    blank = Introduction("", _machine(), device, (), 0, identity())
+    blank = Introduction("", machine_name(), device, (), 0, identity())
     try:
         binding, driver = load()
         uuids = [driver.uuid(number) for number in range(driver.device_count())]
@@ -66,14 +66,6 @@ def introduce(
         return blank._replace(problem=f"{type(exc).__name__}: {exc}"), exc, None, None
     mine = blank._replace(wanted=wanted, uuids=tuple(uuids), version=version)
     return mine, None, binding, driver
-
-
-def _machine() -> str:
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read().strip()
-    except OSError:
-        return os.uname().nodename
 
 
 def assign(all_said: Sequence[Introduction]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Rounds through one block of shared memory (``block.py`` says where everything in it is).
+"""Rounds through one block of shared memory (``block.py`` has the layout).
 
 A round writes data, then the head, then the *posted* word; this order is what peers rely on (see
 ``memory_fence``). The posted word holds the number of the round, in 16 bits, and a signature of
@@ -13,10 +13,12 @@ A waiting rank looks between two slices of sleep at the abort byte, at its peers
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Collection, Sequence
-from typing import Callable
+from collections.abc import Collection
+from typing import Any, Callable
 
+from synk_comm._backends.repeating import repeating
 from synk_comm._core.calls import HEAD_BYTES
 from synk_comm._core.fabric import (
     Fabric,
@@ -28,11 +30,10 @@ from synk_comm._core.fabric import (
     moving,
     said,
 )
+from synk_comm._core.guard import deadline_after
 from synk_comm._core.ops import Array
-from synk_comm._system.futex import memory_fence
-from synk_comm.exceptions import CommError
+from synk_comm._core.repeats import parts_of
 
-from . import shortcuts
 from .block import (
     BARE,
     EXTRA,
@@ -47,19 +48,15 @@ from .block import (
     packed,
     signature,
 )
+from .blocks import Blocks
 from .channels import Channels
-from .heap import Blocks, Heap
-from .states import PeerStates
-from .waiting import Waiter
+from .states import SharedStates
 
 
-class ShmFabric(Fabric):
-    """One rank's end of a block. Keeps a duplicate of ``fd``, for more memory.
+class ShmFabric(SharedStates):
+    """One rank's end of a block. Keeps a duplicate of ``fd``, for the blocks of its splits.
 
-    Attributes:
-        words, me, peers: all words; index of the own posted word; (rank, index) of the others'.
-        seq: number of the latest round.
-        said: the heads in the own slots, by parity.
+    Most of its methods are those of ``Fabric``.
     """
 
     backend = "shm"
@@ -74,41 +71,34 @@ class ShmFabric(Fabric):
         group_id: bytes,
         start: int = 0,
     ) -> None:
-        super().__init__(rank, size, watch)
+        block = Block(fd, Layout(size, start), group_id)
+        try:
+            super().__init__(rank, watch, block)
+        except BaseException:
+            block.close()
+            raise
         self._group_id = group_id
-        self._layout = layout = Layout(size, start)
-        self._block = Block(fd, layout, group_id)
-        self._heap = Heap(fd)
-        self._blocks = Blocks(self._heap)
-        self.fence = memory_fence()
-        self.waiter = Waiter(self._block, rank)
-        self._states = PeerStates(self._block, rank, self.waiter, self.fence)
-        self._channels = Channels(self._block, rank, self.waiter, self.fence)
-        self.words = self._block.words
-        self.me = layout.control(rank) // 8 + POSTED
-        self.peers = [(r, layout.control(r) // 8 + POSTED) for r in range(size) if r != rank]
-        self.seq = 0
-        self.said: list[bytes] = [b"", b""]
+        self._layout = block.layout
+        self._words = block.words
+        self._blocks = Blocks(fd)
+        self._channels = Channels(block, rank, self._waiter, self._fence)
+        self._seq = 0  # number of the latest round
+        self._said = [b"", b""]  # the heads in the own slots, by parity
         self._heads_of = 0
         self._agreed = False
         self._extra = 0
-        try:
-            self._states.enter()
-        except BaseException:
-            self.drop()
-            raise
 
     def meet(self, deadline: float) -> None:
         began = time.monotonic()
-        absent = dict(self.peers)
+        absent = dict(self._peers)
         while absent:
             for rank in list(absent):
-                if self._states.is_here(rank):
+                if self._is_here(rank):
                     del absent[rank]
             self._check(absent.keys, began, deadline, "join")
             if absent:
                 # A rank that leaves before all have met has failed.
-                here = [rank for rank, _ in self.peers if rank not in absent]
+                here = [rank for rank, _ in self._peers if rank not in absent]
                 failure = self.gone(here)
                 if failure is not None:
                     raise failure
@@ -118,7 +108,7 @@ class ShmFabric(Fabric):
     # -- a round --------------------------------------------------------------------------
 
     def slot(self) -> Array:
-        return self._slice(self.rank, self.seq + 1, 0, self.slot_bytes)
+        return self._slice(self.rank, self._seq + 1, 0, self.slot_bytes)
 
     def sync(
         self,
@@ -129,8 +119,8 @@ class ShmFabric(Fabric):
         to: int | None = None,  # noqa: ARG002
         part: int = 0,  # noqa: ARG002
     ) -> None:
-        words, me = self.words, self.me
-        seq = self.seq + 1
+        words, me = self._words, self._me
+        seq = self._seq + 1
         posted = seq & ROUND
         if head is None:
             self._extra += 1
@@ -138,45 +128,41 @@ class ShmFabric(Fabric):
             words[me + HEADED] = self._heads_of
             words[me + BARE] = seq
         else:
-            self.say(head, seq)
+            if self._said[seq & 1] != head:
+                self._block.put_text(self._layout.slot(self.rank, seq), head)
+            self._said[seq & 1] = head
+            self._heads_of = seq
             posted |= signature(head)
-        if self.fence is not None:
-            self.fence()
-        self.seq = seq
+        if self._fence is not None:
+            self._fence()
+        self._seq = seq
         words[me] = posted
-        self.waiter.wake_sleepers(me)
+        self._waiter.wake_sleepers(me)
         self._agreed = True
-        for _, page in self.peers:
-            left = self.waiter.spins
+        for _, page in self._peers:
+            left = self._waiter.spins
             while words[page] != posted:
                 if not left:
-                    self._agreed &= self.await_round(page, seq, posted, deadline)
+                    self._agreed &= self._await_round(page, seq, posted, deadline)
                     break
                 left -= 1
-        if self.fence is not None:
-            self.fence()
+        if self._fence is not None:
+            self._fence()
 
-    def say(self, head: bytes, seq: int) -> None:
-        """Write the head of a round into the own slot, if it is not there already."""
-        if self.said[seq & 1] != head:
-            self._block.put_text(self._layout.slot(self.rank, seq), head)
-        self.said[seq & 1] = head
-        self._heads_of = seq
-
-    def await_round(self, page: int, seq: int, posted: int, deadline: float) -> bool:
-        """Wait for one rank's round the slow way; return whether it says the same as this one."""
+    def _await_round(self, page: int, seq: int, posted: int, deadline: float) -> bool:
+        """Wait for one rank's round, asleep if need be; return whether it makes the same call."""
 
         def here(word: int) -> bool:
             return (word - seq) & ROUND < 2
 
         def late() -> list[int]:
-            return [rank for rank, index in self.peers if not here(self.words[index])]
+            return [rank for rank, index in self._peers if not here(self._words[index])]
 
         def check(began: float) -> None:
             self._check(late, began, deadline, "")
 
-        self.waiter.until(page, here, check, deadline)
-        return self.words[page] == posted
+        self._waiter.until(page, here, check, deadline)
+        return self._words[page] == posted
 
     def _check(
         self, late: Callable[[], Collection[int]], began: float, deadline: float, doing: str
@@ -199,41 +185,73 @@ class ShmFabric(Fabric):
         return [self._head(rank, self._heads_of) for rank in range(self.size)]
 
     def read(self, rank: int, start: int, stop: int) -> Array:
-        return self._slice(rank, self.seq, start, stop)
+        return self._slice(rank, self._seq, start, stop)
 
-    # -- shortcuts ------------------------------------------------------------------------
+    # -- repeated calls -------------------------------------------------------------------
 
     @property
     def is_first_round(self) -> bool:
-        return self.seq == self._heads_of
-
-    def shortcut(self, repeated: RepeatedCall) -> Shortcut | None:
-        return shortcuts.make(self, repeated)
-
-    def own_text(self, head: bytes) -> tuple[memoryview, bytes, tuple[slice, slice]]:
-        """Return the memory where this rank says a head, what to write there, and at which places:
-        those for even and odd rounds."""
-        text = packed(head)
-        even, odd = (self._layout.slot(self.rank, number) for number in (0, 1))
-        return self._block.bytes, text, (slice(even, even + len(text)), slice(odd, odd + len(text)))
+        return self._seq == self._heads_of
 
     def slots(self, rank: int) -> tuple[Array, Array]:
         """Return both slots of a rank, that of even rounds first."""
         length = self.slot_bytes
         return self._slice(rank, 0, 0, length), self._slice(rank, 1, 0, length)
 
-    def have_said(self, seq: int, heads: Sequence[bytes]) -> bool:
-        """Compare the heads of a round that found peers ahead, or saying something else."""
-        self._heads_of = seq
-        self._agreed = False
-        return self.heads() == heads
+    # `exchange` is one function, however long: each call of another one costs 3 % of the whole.
+    def shortcut(self, repeated: RepeatedCall) -> Shortcut | None:
+        if self.size < 2:
+            return None
+        mine, finish = parts_of(self, repeated.calls, self.rank)
+        heads = list(repeated.heads)
+        head, text = heads[self.rank], packed(heads[self.rank])
+        signed, timeout_s = signature(head), repeated.timeout_s
+        pages = [(page, signature(heads[rank])) for rank, page in self._peers]
+        words, me, said, fence = self._words, self._me, self._said, self._fence
+        (alert, *more_alerts), spins = self._waiter.alerts, self._waiter.spins
+        texts = self._block.bytes
+        starts = [self._layout.slot(self.rank, parity) for parity in (0, 1)]
+        places = [slice(start, start + len(text)) for start in starts]
 
-    def heed_alert(self) -> None:
+        def exchange(x: Any) -> int:
+            self._seq = seq = self._seq + 1
+            parity = seq & 1
+            if said[parity] is not head:
+                texts[places[parity]] = text
+                said[parity] = head
+            if mine is not None:
+                mine[parity][...] = x
+            number = seq & ROUND
+            if fence is not None:
+                fence()
+            words[me] = signed | number
+            if words[alert] or (more_alerts and any(map(words.__getitem__, more_alerts))):
+                self._heed_alert()
+            for page, signature_there in pages:
+                expected = signature_there | number
+                left = spins
+                while words[page] != expected:
+                    if not left:
+                        if not self._await_round(page, seq, expected, deadline_after(timeout_s)):
+                            parity = -1
+                        break
+                    left -= 1
+            if fence is not None:
+                fence()
+            if parity < 0:  # a peer is ahead, or makes another call
+                self._heads_of, self._agreed = seq, False
+                if self.heads() == heads:
+                    return seq & 1
+            return parity
+
+        return repeating(repeated, exchange, finish)
+
+    def _heed_alert(self) -> None:
         """Raise if the group was aborted; else wake the sleepers."""
         failure = self.failure()
         if failure is not None:
             raise failure
-        self.waiter.wake_sleepers(self.me)
+        self._waiter.wake_sleepers(self._me)
 
     # -- pieces ---------------------------------------------------------------------------
 
@@ -254,22 +272,20 @@ class ShmFabric(Fabric):
             missing = lambda: [] if done() else [rank]  # noqa: E731
             self._check(missing, began, deadline, moving(rank, sending))
 
-        self.waiter.until(index, lambda _: done(), check, deadline)
+        self._waiter.until(index, lambda _: done(), check, deadline)
 
     def give_way(self) -> None:
         super().give_way()
-        self.waiter.give_way()
+        self._waiter.give_way()
 
     # -- memory and groups ----------------------------------------------------------------
 
     def split(self, groups: list[list[int]], mine: int | None, share: Share) -> Fabric | None:
         layouts = [Layout(len(group)) for group in groups]
-        starts = self._heap.agree_on(
-            lambda: [self._blocks.place(layout) for layout in layouts], self.rank, share
-        )
+        starts = self._blocks.agree_on(layouts, self.rank, share)
         for group, layout, start in zip(groups, layouts, starts):
             if group[0] == self.rank:
-                self._heap.write(start, layout.label(self._group_id))
+                os.pwrite(self._blocks.fd, layout.label(self._group_id), start)
         share(None)  # no rank opens a block before it is labelled
         if mine is None:
             return None
@@ -277,32 +293,15 @@ class ShmFabric(Fabric):
             groups[mine].index(self.rank),
             len(groups[mine]),
             self.watch,
-            fd=self._heap.fd,
+            fd=self._blocks.fd,
             group_id=self._group_id,
             start=starts[mine],
         )
 
-    # -- failures -------------------------------------------------------------------------
-
-    def abort(self, reason: str) -> None:
-        self._states.abort(reason)
-
-    def lose(self, rank: int) -> None:
-        self._states.lose(rank)
-
-    def failure(self) -> CommError | None:
-        return self._states.failure()
-
-    def gone(self, ranks: Collection[int]) -> CommError | None:
-        lost_peer = self._states.peer_failure(ranks)
-        # Last: a rank that aborts the group closes its communicator at once.
-        return self.failure() or lost_peer
-
-    def has_entered(self, rank: int) -> bool:
-        return self._states.has_entered(rank)
+    # -- what ranks have called ------------------------------------------------------------
 
     def last_seen(self, rank: int) -> str:
-        if not self._states.has_entered(rank):
+        if not self.has_entered(rank):
             return "has not joined yet"
         number = self._number_of(rank)
         if number == self._block.word(rank, BARE):
@@ -311,8 +310,8 @@ class ShmFabric(Fabric):
 
     def _number_of(self, rank: int) -> int:
         """Return the number of a rank's latest round, from the last bits, in its word."""
-        behind = (self.seq - self._block.word(rank, POSTED)) & ROUND
-        return self.seq - (behind if behind < ROUND // 2 else behind - ROUND - 1)
+        behind = (self._seq - self._block.word(rank, POSTED)) & ROUND
+        return self._seq - (behind if behind < ROUND // 2 else behind - ROUND - 1)
 
     def _own_head(self) -> bytes:
         return self._head(self.rank, self._heads_of)
@@ -320,17 +319,10 @@ class ShmFabric(Fabric):
     def _turn_of(self, rank: int) -> int:
         return self._number_of(rank) - self._block.word(rank, EXTRA)
 
-    # -- the end --------------------------------------------------------------------------
-
-    def close(self) -> None:
-        self._states.leave()
-        self.drop()
-
     def drop(self) -> None:
-        self._states.close()
-        self._heap.close()
-        del self.words
-        self._block.close()
+        self._blocks.close()
+        del self._words
+        super().drop()
 
     # -- where things are -----------------------------------------------------------------
 

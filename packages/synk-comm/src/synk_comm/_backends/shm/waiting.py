@@ -68,12 +68,11 @@ class Waiter:
         yields = 0
         while not here(words[index]):
             waited = time.monotonic() - began
-            if self._crowded or waited > _SPIN_S:
-                _nap()
-                yields += 1
-            if yields >= _YIELDS_CROWDED if self._crowded else waited > _YIELD_S:
-                break
-        while not here(words[index]):
+            if yields < _YIELDS_CROWDED if self._crowded else waited < _YIELD_S:
+                if self._crowded or waited > _SPIN_S:
+                    _nap()
+                    yields += 1
+                continue
             check(began)
             self._block.bytes[self._sleeping] = 1
             try:
@@ -92,5 +91,5 @@ class Waiter:
                 return
 
     def wake(self, index: int) -> None:
-        """Wake those who sleep on a word."""
+        """Wake the ranks that sleep on a word."""
         self._futex.wake(self._block.word_address(index))

@@ -8,18 +8,18 @@ import hmac
 import os
 import struct
 from collections import deque
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Tuple
 
 import numpy as np
 import zmq
 
+from synk_comm._backends.messages import Peer
 from synk_comm._core.fabric import lost
 from synk_comm._core.ops import Array
 
 _COOKIE_BYTES = 16
 _ENVELOPE = struct.Struct(f"<{_COOKIE_BYTES}scQII")  # cookie, kind, number, two offsets; then text
 _EVENT = struct.Struct("=Hi")
-NOTHING: Array = np.empty(0, np.uint8)
 FLUSH_MS = 500
 """How long closing may wait until the system has taken the last messages: peers may still need
 them to complete a collective that is over for this rank."""
@@ -39,29 +39,38 @@ def derived(key: bytes, purpose: str) -> bytes:
     return hmac.new(key, purpose.encode(), hashlib.sha256).digest()
 
 
-class Message(NamedTuple):
-    """A message of an authenticated peer.
+Parts = Tuple[Tuple[int, Array], ...]
+"""Stretches of the sender's slot, or of a piece, each after its offset."""
+
+
+class Round(NamedTuple):
+    """A peer's part of a round.
 
     Attributes:
-        kind: one letter.
-        number: of the round or piece, or of the rank that is lost.
-        offsets: of the data, in the sender's slot.
-        text: the head of a call, the header of a piece, or a reason.
-        data: up to two stretches of bytes.
+        number: of the round.
+        head: of the call.
     """
 
-    kind: bytes
     number: int
-    offsets: tuple[int, int]
-    text: bytes
-    data: tuple[Array, Array]
+    head: bytes
+    parts: Parts
 
 
-class Peer:
-    """One other rank, and the socket to it."""
+class SocketPeer(Peer):
+    """One other rank, and the socket to it.
+
+    Attributes:
+        met: whether it has said hello.
+        connected: whether it ever was.
+        cut: whether a message to it was not sent whole.
+        taken: how many of the pieces sent to it it has released.
+        pieces: headers and data of those that have come and are not released yet.
+        rounds: those that have come early; ``current`` is the one that all have posted.
+        turn, head: of its last call.
+    """
 
     def __init__(self, rank: int, context: Any, key: bytes, own_rank: int) -> None:
-        self.rank = rank
+        super().__init__(rank)
         self.socket = socket = context.socket(zmq.PAIR)
         socket.setsockopt(zmq.LINGER, FLUSH_MS)
         socket.setsockopt(zmq.RECONNECT_IVL, 10)
@@ -71,19 +80,16 @@ class Peer:
         socket.setsockopt(zmq.RCVHWM, 0)
         events = zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED
         self.monitor = socket.get_monitor_socket(events)
-        self.met = False
-        self.connected = False
-        self.cut = False  # whether a message to it was not sent whole
+        self.met = self.connected = self.cut = False
         self._connections: set[int] = set()  # descriptors
         pairs = f"{own_rank} to {rank}", f"{rank} to {own_rank}"
         self._cookies = [derived(key, pair)[:_COOKIE_BYTES] for pair in pairs]
-        self.inbox: deque[Message] = deque()
-        self.pieces: deque[Message] = deque()
-        self.pushed = self.taken = self.released = 0
-        self.current = Message(b"", 0, (0, 0), b"", (NOTHING, NOTHING))
-        self.gone = ""
+        self.taken = 0
+        self.pieces: deque[tuple[bytes, Array]] = deque()
+        self.rounds: deque[Round] = deque()
+        self.current = Round(0, b"", ())
         self.turn = 0
-        self.latest = b""
+        self.head = b""
 
     def receive(self) -> list[bytes]:
         """Return the frames of the next message; empty if there is none.
@@ -119,17 +125,16 @@ class Peer:
         """Return the first frame of a message to it."""
         return _ENVELOPE.pack(self._cookies[0], kind, number, *offsets) + text
 
-    def read(self, frames: list[bytes]) -> Message:
-        """Return the message that these frames are; PeerLost if they are not from this peer."""
+    def read(self, frames: list[bytes]) -> tuple[bytes, int, bytes, Parts]:
+        """Return kind, number, text and parts of a message; PeerLost if it is of somebody else."""
         first = frames[0]
         if not hmac.compare_digest(first[:_COOKIE_BYTES], self._cookies[1]):
             raise lost(self.rank, "another process has taken its place")
         if len(first) < _ENVELOPE.size or len(frames) > 3:
             raise lost(self.rank, "it sent something that is no message")
-        _, kind, number, own, common = _ENVELOPE.unpack_from(first)
-        data: list[Array] = [np.frombuffer(frame, np.uint8) for frame in frames[1:]]
-        data += [NOTHING, NOTHING]
-        return Message(kind, number, (own, common), first[_ENVELOPE.size :], (data[0], data[1]))
+        _, kind, number, *offsets = _ENVELOPE.unpack_from(first)
+        parts = zip(offsets, (np.frombuffer(frame, np.uint8) for frame in frames[1:]))
+        return kind, number, first[_ENVELOPE.size :], tuple(parts)
 
     def follow(self) -> None:
         """Update the set of connections; a rank that had one, and has none, is gone."""
@@ -155,7 +160,7 @@ class Peer:
         self.socket.close(0 if self.gone or self.cut or not self.connected else FLUSH_MS)
 
 
-def shut(pid: int, context: Any, peers: dict[int, Peer]) -> None:
+def shut(pid: int, context: Any, peers: dict[int, SocketPeer]) -> None:
     """Close everything, also of a fabric that was forgotten: its context would wait for ever."""
     if os.getpid() != pid:
         return
