@@ -297,7 +297,6 @@ class House:
         self.check()
         more = self._count_segments() - self._segments
         assert more <= segments, f"{more} segments more than at first"
-        # Arrays without names keep one each.
-        assert self._count_descriptors() <= self._descriptors + segments
+        assert self._count_descriptors() <= self._descriptors
         for pid in self.runtime.worker_pids:
             assert mapped(pid) <= segments + 10
