@@ -13,7 +13,7 @@ What holds for every collective:
   TypeError or ValueError at once, on this rank alone, before peers hear anything.
 * The wait is bounded: ``timeout_s`` seconds for the whole call; None takes the communicator's own,
   from when it was made. ``CommTimeout`` names who is missing, in which call, and what it last did.
-* A dead peer raises ``PeerLost``; one that gave up, by ``abort()`` or by an exception out of its
+* A dead peer raises ``PeerLost``; a peer that left by ``abort()``, or by an exception out of its
   ``with`` block, raises ``AbortedError``.
 * An exception that leaves a collective half-way (a timeout, KeyboardInterrupt, whatever
   ``watch`` raises) ends the group: peers raise ``AbortedError`` at once, and so does every
@@ -27,8 +27,8 @@ Arrays: any memory layout and byte order. Moves (broadcast, scatter, gather, all
 all_to_all, send) take every dtype without Python objects, structured ones too; reductions take
 what NumPy can combine: integers (which wrap around, as NumPy's), floats, complex numbers,
 timedeltas for sum, min and max, booleans for min (and) and max (or). NaN and infinities are
-results like others; what NumPy says to overflow (a warning, or what ``np.errstate`` asks for) it
-says here too, on the rank that computed.
+results like others. On overflow, the rank that computes warns or raises as ``np.errstate`` asks, as
+NumPy does.
 
 Several arrays in one call: where it says *array or list*, a list or tuple of ndarrays counts as
 one collective on each, in order, with one comparison for all: quicker than one call for each where
@@ -52,16 +52,25 @@ waits for all ranks, and later ones return at once.
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, TypeVar, cast
+
+from numpy import ndarray
 
 from ._core.calls import word_to_peers
 from ._core.ops import Array, ReduceOp
+from ._core.packing import can_receive
+from ._core.steps import pickled, unpickled
+from ._core.table import Arguments
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import ArrayLike
+    from typing_extensions import ParamSpec
+
+    P = ParamSpec("P")
 
 Self = TypeVar("Self", bound="Communicator")
 Out = Any  # an ndarray, or a list of them: as the docstring of the method says
@@ -107,8 +116,52 @@ class Request(ABC):
         """
 
 
+class _Beginning:
+    """Stands for a communicator in the body of a blocking method: begins what that would make."""
+
+    request: Request
+
+    def __init__(self, comm: Communicator) -> None:
+        self._comm = comm
+        self._shortcuts: dict[Any, Any] = {}
+
+    def _call(self, kind: str, x: Any, out: Any, _: None, *more: Any) -> None:
+        self.request = self._comm._begin(kind, Arguments(x, out, *more))
+
+    def _message(self, sending: bool, array: Any, peer: int, tag: int, _: None) -> None:
+        self.request = self._comm._begin_message(sending, array, peer, tag)
+
+
+def _begins(blocking: Callable[P, object], more: str = "") -> Callable[P, Request]:
+    """Return the method that begins what another one makes, and takes the same but ``timeout_s``.
+
+    Args:
+        blocking: the other method, whose body calls ``_call`` or ``_message`` and nothing else.
+        more: the rest of its documentation.
+    """
+    name = f"i{blocking.__name__}"
+
+    def begin(comm: Communicator, *args: Any, **keywords: Any) -> Request:
+        if "timeout_s" in keywords:
+            raise TypeError(f"{name}() takes no timeout_s; give it to wait() of the request")
+        beginning = _Beginning(comm)
+        blocking(beginning, *args, **keywords)  # type: ignore[arg-type]
+        return beginning.request
+
+    begin.__name__, begin.__qualname__ = name, f"Communicator.{name}"
+    begin.__doc__ = f"""Begin a ``{blocking.__name__}``, and return at once.
+
+        ``wait`` of the request returns what that would.{more}
+        """
+    signature = inspect.signature(blocking)
+    kept = [given for given in signature.parameters.values() if given.name != "timeout_s"]
+    method: Any = begin
+    method.__signature__ = signature.replace(parameters=kept, return_annotation="Request")
+    return cast("Callable[P, Request]", method)
+
+
 class Communicator(ABC):
-    """One rank's voice in a group of ranks.
+    """One rank's membership in a group of ranks, with a method for each collective of the table.
 
     To be used by one thread at a time, and never in a child after ``os.fork()``: both raise
     RuntimeError. Only ``abort()`` and ``close()`` may come from another thread.
@@ -129,6 +182,12 @@ class Communicator(ABC):
     why: str
     ordered_bytes: int | None = None
 
+    # Repeats of calls that ``_call`` has learned, by its keys. The methods that programs call most
+    # look here themselves: one more function would cost them up to a tenth of their time.
+    _shortcuts: dict[Any, Callable[[Any, Any], Any]] = {}  # noqa: RUF012 - none here, never written
+
+    # -- what a kind of communicator does in its own way --------------------------------------
+
     @abstractmethod
     def _call(
         self,
@@ -140,15 +199,31 @@ class Communicator(ABC):
         root: int = 0,
         weight: float | None = None,
     ) -> Any:
-        """Make the collective of that name; what it does not take is not given."""
+        """Make a collective; arguments that it does not have keep their defaults."""
 
     @abstractmethod
-    def _begin(self, kind: str, x: Any = None, out: Any = None, **how: Any) -> Request:
-        """Begin the collective of that name, and return at once."""
+    def _begin(self, kind: str, given: Arguments) -> Request:
+        """Begin a collective, and return at once."""
+
+    @abstractmethod
+    def _message(
+        self, sending: bool, array: Any, peer: int, tag: int, timeout_s: float | None
+    ) -> Any:
+        """Send an array to another rank, or receive one from it, into ``array`` if that is one."""
+
+    @abstractmethod
+    def _begin_message(self, sending: bool, array: Any, peer: int, tag: int) -> Request:
+        """Begin to send or to receive an array, and return at once."""
+
+    # -- collectives --------------------------------------------------------------------------
 
     def barrier(self, *, timeout_s: float | None = None) -> None:
         """Return when all ranks have entered."""
-        self._call("barrier", None, None, timeout_s)
+        shortcut = self._shortcuts.get("barrier") if timeout_s is None else None
+        if shortcut is not None:
+            shortcut(None, None)
+        else:
+            self._call("barrier", None, None, timeout_s)
 
     def all_reduce(
         self,
@@ -184,7 +259,12 @@ class Communicator(ABC):
             TypeError: avg of integers or booleans (NumPy would give float64, which has no place in
                 ``out``: convert first), sum or prod of booleans, a dtype without arithmetic.
         """
-        return self._call("all_reduce", x, out, timeout_s, op=op, weight=weight)
+        if type(x) is ndarray and timeout_s is None:
+            shortcut = self._shortcuts.get(("all_reduce", x.dtype, x.shape, op, 0, weight))
+            in_place = out is x and x.flags.writeable
+            if shortcut is not None and (out is None or in_place or can_receive(out, x)):
+                return shortcut(x, out)
+        return self._call("all_reduce", x, out, timeout_s, op, 0, weight)
 
     def reduce(
         self,
@@ -206,7 +286,7 @@ class Communicator(ABC):
         Returns:
             On the root a new array, or ``out``; None elsewhere.
         """
-        return self._call("reduce", x, out, timeout_s, op=op, root=root, weight=weight)
+        return self._call("reduce", x, out, timeout_s, op, root, weight)
 
     def reduce_scatter(
         self,
@@ -228,7 +308,7 @@ class Communicator(ABC):
         Returns:
             This rank's block: a new array, a NumPy scalar if it has no axes, or ``out``.
         """
-        return self._call("reduce_scatter", x, out, timeout_s, op=op, weight=weight)
+        return self._call("reduce_scatter", x, out, timeout_s, op, 0, weight)
 
     def broadcast(
         self,
@@ -250,7 +330,11 @@ class Communicator(ABC):
             ``x`` itself; where ``x`` is None a new array in C order, or a list of such. Where it is
             a number, the root's as a NumPy scalar, on the root too.
         """
-        return self._call("broadcast", x, None, timeout_s, root=root)
+        if type(x) is ndarray and type(root) is int and timeout_s is None:
+            shortcut = self._shortcuts.get(("broadcast", x.dtype, x.shape, "sum", root, None))
+            if shortcut is not None and (root == self.rank or x.flags.writeable):
+                return shortcut(x, None)
+        return self._call("broadcast", x, None, timeout_s, "sum", root)
 
     def scatter(
         self,
@@ -271,7 +355,7 @@ class Communicator(ABC):
         Returns:
             A new array, on the root too, a NumPy scalar if it has no axes, or ``out``.
         """
-        return self._call("scatter", xs, out, timeout_s, root=root)
+        return self._call("scatter", xs, out, timeout_s, "sum", root)
 
     def gather(
         self,
@@ -297,7 +381,7 @@ class Communicator(ABC):
             nothing, or ``out``; None elsewhere. For a list ``x`` a list of such lists, one for
             each array of ``x``.
         """
-        return self._call("gather", x, out, timeout_s, root=root)
+        return self._call("gather", x, out, timeout_s, "sum", root)
 
     def all_gather(
         self,
@@ -310,11 +394,7 @@ class Communicator(ABC):
         return self._call("all_gather", x, out, timeout_s)
 
     def all_to_all(
-        self,
-        xs: Sequence[ArrayLike] | Array,
-        *,
-        out: Out = None,
-        timeout_s: float | None = None,
+        self, xs: Sequence[ArrayLike] | Array, *, out: Out = None, timeout_s: float | None = None
     ) -> Any:
         """Give every rank one array of every rank's list: rank r gets the r-th of each.
 
@@ -329,7 +409,8 @@ class Communicator(ABC):
         """
         return self._call("all_to_all", xs, out, timeout_s)
 
-    @abstractmethod
+    # -- between two ranks --------------------------------------------------------------------
+
     def send(
         self, x: ArrayLike, dest: int, *, tag: int = 0, timeout_s: float | None = None
     ) -> None:
@@ -348,15 +429,10 @@ class Communicator(ABC):
         Raises:
             CommTimeout: if nothing was sent yet, the communicator stays usable.
         """
+        self._message(True, x, dest, tag, timeout_s)
 
-    @abstractmethod
     def recv(
-        self,
-        source: int,
-        *,
-        tag: int = 0,
-        out: Array | None = None,
-        timeout_s: float | None = None,
+        self, source: int, *, tag: int = 0, out: Array | None = None, timeout_s: float | None = None
     ) -> Any:
         """Receive the next array that ``source`` sent to this rank with this tag.
 
@@ -372,97 +448,37 @@ class Communicator(ABC):
         Raises:
             CommTimeout: the communicator stays usable, unless half of a message is in ``out``.
         """
+        return self._message(False, out, source, tag, timeout_s)
 
-    @abstractmethod
-    def isend(self, x: ArrayLike, dest: int, *, tag: int = 0) -> Request:
-        """Begin to send an array to one rank, and return at once.
+    # -- the same without waiting -------------------------------------------------------------
 
-        The rank receives it by ``recv`` or ``irecv``. Messages of ``send`` and ``isend`` with one
-        tag arrive in the order of these calls. ``x`` must not be changed until ``wait`` of the
-        request has returned, or ``test`` has returned True; it is kept alive until then.
-
-        Args:
-            x, dest, tag: as for ``send``.
+    ibarrier = _begins(barrier)
+    iall_reduce = _begins(all_reduce)
+    ireduce = _begins(reduce)
+    ireduce_scatter = _begins(reduce_scatter)
+    ibroadcast = _begins(broadcast)
+    iscatter = _begins(scatter)
+    igather = _begins(gather)
+    iall_gather = _begins(all_gather)
+    iall_to_all = _begins(all_to_all)
+    isend = _begins(
+        send,
         """
 
-    @abstractmethod
-    def irecv(self, source: int, *, tag: int = 0, out: Array | None = None) -> Request:
-        """Begin to receive an array that ``source`` sends with this tag, and return at once.
+        Messages of ``send`` and ``isend`` with one tag arrive in the order of these calls. Do
+        not change ``x`` before ``wait`` has returned, or ``test`` has returned True.""",
+    )
+    irecv = _begins(
+        recv,
+        """
 
         Messages go to ``recv`` and ``irecv`` of their tag in the order of these calls; one of
-        ``irecv`` gets its message even if nobody waits for it.
+        ``irecv`` gets its message even if nobody keeps the request. Neither read nor change
+        ``out`` before ``wait`` has returned, or ``test`` has returned True.""",
+    )
 
-        Args:
-            source, tag: as for ``recv``.
-            out: as for ``recv``; neither to be read nor changed until ``wait`` of the request has
-                returned, or ``test`` has returned True.
-        """
+    # -- small objects ------------------------------------------------------------------------
 
-    def ibarrier(self) -> Request:
-        """Begin a ``barrier``, and return at once, as all methods down to ``iall_to_all``."""
-        return self._begin("barrier")
-
-    def iall_reduce(
-        self,
-        x: ArrayLike | Sequence[Array] | None,
-        op: str | ReduceOp = "sum",
-        *,
-        weight: float | None = None,
-        out: Out = None,
-    ) -> Request:
-        """Begin an ``all_reduce``; ``wait`` of the request returns what that would."""
-        return self._begin("all_reduce", x, out, op=op, weight=weight)
-
-    def ireduce(
-        self,
-        x: ArrayLike | Sequence[Array] | None,
-        op: str | ReduceOp = "sum",
-        root: int = 0,
-        *,
-        weight: float | None = None,
-        out: Out = None,
-    ) -> Request:
-        """Begin a ``reduce``."""
-        return self._begin("reduce", x, out, op=op, root=root, weight=weight)
-
-    def ireduce_scatter(
-        self,
-        x: ArrayLike | Sequence[Array],
-        op: str | ReduceOp = "sum",
-        *,
-        weight: float | None = None,
-        out: Array | None = None,
-    ) -> Request:
-        """Begin a ``reduce_scatter``."""
-        return self._begin("reduce_scatter", x, out, op=op, weight=weight)
-
-    def ibroadcast(
-        self, x: Array | Sequence[Array] | complex | np.generic | None, root: int = 0
-    ) -> Request:
-        """Begin a ``broadcast``."""
-        return self._begin("broadcast", x, root=root)
-
-    def iscatter(
-        self, xs: Sequence[ArrayLike] | Array | None, root: int = 0, *, out: Array | None = None
-    ) -> Request:
-        """Begin a ``scatter``."""
-        return self._begin("scatter", xs, out, root=root)
-
-    def igather(
-        self, x: ArrayLike | Sequence[Array] | None, root: int = 0, *, out: Out = None
-    ) -> Request:
-        """Begin a ``gather``."""
-        return self._begin("gather", x, out, root=root)
-
-    def iall_gather(self, x: ArrayLike | Sequence[Array] | None, *, out: Out = None) -> Request:
-        """Begin an ``all_gather``."""
-        return self._begin("all_gather", x, out)
-
-    def iall_to_all(self, xs: Sequence[ArrayLike] | Array, *, out: Out = None) -> Request:
-        """Begin an ``all_to_all``."""
-        return self._begin("all_to_all", xs, out)
-
-    @abstractmethod
     def broadcast_object(
         self, obj: Any = None, root: int = 0, *, timeout_s: float | None = None
     ) -> Any:
@@ -471,42 +487,48 @@ class Communicator(ABC):
         This and the other ``*_object`` methods pickle, and unpickling can run any code: only
         authenticated members can be in a group, and they trust each other.
         """
+        source = pickled(obj) if self.rank == root else None
+        got = self._call("broadcast_object", source, None, timeout_s, "sum", root)
+        return obj if self.rank == root else unpickled(got)
 
-    @abstractmethod
     def gather_object(
         self, obj: Any, root: int = 0, *, timeout_s: float | None = None
     ) -> list[Any] | None:
         """Collect each rank's object on the root, as a list in rank order; None elsewhere."""
+        got = self._call("gather_object", pickled(obj), None, timeout_s, "sum", root)
+        return None if got is None else [unpickled(data) for data in got]
 
-    @abstractmethod
     def all_gather_object(self, obj: Any, *, timeout_s: float | None = None) -> list[Any]:
         """Collect each rank's object on every rank, as a list in rank order."""
+        got = self._call("all_gather_object", pickled(obj), None, timeout_s)
+        return [unpickled(data) for data in got]
 
-    @abstractmethod
     def scatter_object(
-        self,
-        objs: Sequence[Any] | None = None,
-        root: int = 0,
-        *,
-        timeout_s: float | None = None,
+        self, objs: Sequence[Any] | None = None, root: int = 0, *, timeout_s: float | None = None
     ) -> Any:
         """Give each rank its own object of the root's list of ``size``; others pass None."""
+        sources = None if objs is None else [pickled(obj) for obj in objs]
+        return unpickled(self._call("scatter_object", sources, None, timeout_s, "sum", root))
 
-    @abstractmethod
     def all_to_all_object(
         self, objs: Sequence[Any], *, timeout_s: float | None = None
     ) -> list[Any]:
         """Give every rank one object of every rank's list of ``size``."""
+        sources = [pickled(obj) for obj in objs]
+        got = self._call("all_to_all_object", sources, None, timeout_s)
+        return [unpickled(data) for data in got]
 
-    @abstractmethod
     def send_object(
         self, obj: Any, dest: int, *, tag: int = 0, timeout_s: float | None = None
     ) -> None:
         """Send an object to one rank, which must ``recv_object`` it; else as ``send``."""
+        self._message(True, pickled(obj), dest, tag, timeout_s)
 
-    @abstractmethod
     def recv_object(self, source: int, *, tag: int = 0, timeout_s: float | None = None) -> Any:
         """Receive the next object that ``source`` sent with this tag; else as ``recv``."""
+        return unpickled(self._message(False, None, source, tag, timeout_s))
+
+    # -- the group ----------------------------------------------------------------------------
 
     @abstractmethod
     def split(
@@ -543,16 +565,15 @@ class Communicator(ABC):
 
     @abstractmethod
     def abort(self, reason: str) -> None:
-        """Give the group up, without blocking; who waits or calls later raises AbortedError."""
+        """End the group, without blocking; all waiting and later calls raise AbortedError."""
 
     @abstractmethod
     def close(self) -> None:
-        """Leave, and free what it took; who waits for this rank raises PeerLost. Idempotent.
+        """Leave the group, and free its memory; ranks that wait for this one raise PeerLost.
 
-        At once, except that messages of ``isend`` are moved out first, to ranks that are there to
-        take them. It returns when collectives that were begun have ended, after at most the
-        communicator's own time; if they fail, their ``wait`` says so. What ``irecv`` waits for is
-        given up.
+        Idempotent. It first moves out messages of ``isend``, to ranks that are there to receive
+        them, and waits until all begun collectives have ended, at most for the communicator's own
+        time; if they fail, their ``wait`` raises. Messages that ``irecv`` waits for are lost.
 
         Raises:
             CommTimeout: a rank has not received these messages in time; they are lost. The

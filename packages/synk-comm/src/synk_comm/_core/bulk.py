@@ -12,7 +12,7 @@ from .ops import Array, ReduceOp, combine
 
 
 class AgreedReduction(NamedTuple):
-    """What all ranks have agreed upon.
+    """A reduction that all ranks have agreed upon.
 
     Attributes:
         op: how values are combined.
@@ -36,8 +36,8 @@ class Stretch(NamedTuple):
 
     Attributes:
         dtype, nbytes: of the data, the same on all ranks.
-        source: what this rank brings; None if nothing.
-        target: where the result goes; None if nowhere. May be the memory of ``source``.
+        source: of this rank; None if it contributes nothing.
+        target: memory for the result, perhaps that of ``source``; None if this rank gets none.
     """
 
     dtype: np.dtype[Any]
@@ -47,10 +47,10 @@ class Stretch(NamedTuple):
 
 
 class Bulk(ABC):
-    """What a fabric does with large arrays at once, instead of slot by slot.
+    """The collectives of a back-end that move or reduce a large array at once, not slot by slot.
 
     All ranks have agreed upon the call, in the round with the heads, and call the same method.
-    Arrays are flat bytes. What is returned is valid until this rank's next call.
+    Arrays are flat bytes. Returned arrays are valid until this rank's next call.
     """
 
     @abstractmethod
@@ -76,10 +76,10 @@ class Bulk(ABC):
     def deal(
         self, sources: Sequence[Array] | None, counts: Sequence[int], deadline: float
     ) -> list[Array]:
-        """Return what each rank has for this one, by rank.
+        """Return the bytes of each rank for this one, by rank.
 
         Args:
-            sources: what this rank has for each; None if it gives nothing.
+            sources: bytes of this rank for each; None if it sends nothing.
             counts: how many bytes each rank has for this one.
         """
 

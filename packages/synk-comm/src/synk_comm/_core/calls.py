@@ -19,6 +19,8 @@ import numpy as np
 
 from synk_comm.exceptions import AbortedError, ClosedError, MismatchError, PeerDeclined, PeerLost
 
+from .table import DIMENSIONS, row_of
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -47,9 +49,9 @@ class CollectiveCall(NamedTuple):
         kind: name of the method; of device arrays with ``ON_DEVICES`` behind it.
         op: reduce op, or "".
         root: root rank, or -1.
-        arrays: what this rank brings: one array, or those of a list, or one for each rank.
-        outs: dtype and shape of each ``out``, by source rank (one for scatter); None where nothing
-            is to come; empty without ``out``.
+        arrays: of this rank: one array, or those of a list, or one for each rank.
+        outs: dtype and shape of each ``out``, by source rank (one for scatter); None for ranks
+            that send nothing; empty without ``out``.
         weight: weight of this rank's contribution; 0 if it contributes nothing.
         many: ``arrays`` is a list, on each of which the collective is done.
         place: of device arrays "apart" if equal arrays of all ranks would not lie in one block.
@@ -92,15 +94,6 @@ class CollectiveCall(NamedTuple):
         """Name of the method alone."""
         return self.kind[: -len(ON_DEVICES)] if self.on_devices else self.kind
 
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Of the first array brought."""
-        return text_dtype(self.arrays[0][0])
-
-    def nbytes(self, which: int = 0) -> int:
-        """Return the length of an array that this call brings; 0 if it brings none."""
-        return count_bytes(self.arrays[which]) if self.arrays else 0
-
 
 def _describe(arrays: Iterable[Kind | None]) -> list[str]:
     said = ["nothing" if array is None else f"{array[0]} {array[1]}" for array in arrays]
@@ -124,8 +117,8 @@ def brief(exc: BaseException) -> str:
     """Return type and first line of an exception."""
     try:
         text = str(exc)
-    except (Exception, SystemExit):  # noqa: BLE001 - a broken __str__ must not hide what it belongs to
-        text = "(its text cannot be had)"
+    except (Exception, SystemExit):  # noqa: BLE001 - a broken __str__ must not hide the exception
+        text = "(its text cannot be read)"
     first = text.strip().partition("\n")[0]
     return shorten(f"{type(exc).__qualname__}: {first}" if first else type(exc).__qualname__, 500)
 
@@ -185,17 +178,10 @@ def decode(head: bytes) -> CollectiveCall:
     """Return the call that a head describes."""
     if head.startswith(b"z"):
         head = zlib.decompressobj().decompress(head[1:], _MAX_TEXT)
-    kind, op, root, arrays, outs, weight, many, place, text = json.loads(head.decode("utf-8"))
-    return CollectiveCall(
-        str(kind),
-        str(op),
-        int(root),
-        tuple(_kind(array) for array in arrays),
-        tuple(None if array is None else _kind(array) for array in outs),
-        float(weight),
-        bool(many),
-        str(place),
-        str(text),
+    call = CollectiveCall(*json.loads(head.decode("utf-8")))
+    return call._replace(
+        arrays=tuple(_kind(array) for array in call.arrays),
+        outs=tuple(None if array is None else _kind(array) for array in call.outs),
     )
 
 
@@ -256,40 +242,13 @@ def mismatch(problem: str, calls: Sequence[object]) -> MismatchError:
     return MismatchError(f"{problem}:{lines}", calls=said)
 
 
-class _Rules(NamedTuple):
-    """Rules for the arrays of a collective.
-
-    Attributes:
-        alike: ``"shapes"``, or ``"numbers of dimensions"``, of all arrays brought, besides dtypes.
-        optional: whether a rank may bring nothing, if another brings something.
-    """
-
-    alike: str
-    optional: bool = False
-
-
-_RULES = {
-    "all_gather": _Rules("numbers of dimensions", optional=True),
-    "all_reduce": _Rules("shapes", optional=True),
-    "all_to_all": _Rules(""),
-    "broadcast": _Rules("shapes"),
-    "gather": _Rules("numbers of dimensions", optional=True),
-    "partitioned_all_reduce": _Rules("shapes"),
-    "reduce": _Rules("shapes", optional=True),
-    "reduce_scatter": _Rules("shapes"),
-}
-"""By method; in others the ranks may bring any arrays."""
-
-
 def _disagreement(calls: Sequence[CollectiveCall]) -> str | None:
     first = calls[0]
     if any((call.kind, call.op, call.root) != (first.kind, first.op, first.root) for call in calls):
         return "the ranks called different collectives"
     method = first.method
-    rules = _RULES.get(method)
-    if rules is None:
-        return _misfit(calls)
-    if rules.optional and not any(call.weight for call in calls):
+    row = row_of(method)
+    if row.optional and not any(call.weight for call in calls):
         return f"no rank contributes to this {method}"
     brought = [call for call in calls if call.arrays]
     if len({(call.many, len(call.arrays)) for call in brought}) > 1:
@@ -297,12 +256,12 @@ def _disagreement(calls: Sequence[CollectiveCall]) -> str | None:
     if len({tuple(dtype for dtype, _ in call.arrays) for call in brought}) > 1:
         return f"the ranks brought different dtypes to this {method}"
     shapes = {tuple(shape for _, shape in call.arrays) for call in brought}
-    if rules.alike == "numbers of dimensions":
+    if row.alike == DIMENSIONS:
         if any(call.outs for call in calls) and any(call.many for call in calls):
             return f"this {method} got a list from one rank and out from another"
         shapes = {tuple((len(shape),) for shape in theirs) for theirs in shapes}
-    if rules.alike and len(shapes) > 1:
-        return f"the ranks brought different {rules.alike} to this {method}"
+    if row.alike and len(shapes) > 1:
+        return f"the ranks brought different {row.alike} to this {method}"
     return _misfit(calls)
 
 
@@ -315,10 +274,8 @@ def _misfit(calls: Sequence[CollectiveCall]) -> str | None:
 
 
 def received(calls: Sequence[CollectiveCall], receiver: int) -> list[Kind | None]:
-    """Return the arrays that a rank receives, by source rank (for scatter: the single one)."""
-    kind, root = calls[0].method, calls[0].root
-    if kind == "scatter":
-        return [calls[root].arrays[receiver]]
-    if kind == "all_to_all":
-        return [call.arrays[receiver] for call in calls]
-    return [call.arrays[0] if call.arrays else None for call in calls]
+    """Return the arrays that a rank receives, by source rank (of one sender: the single one)."""
+    row, root = row_of(calls[0].method), calls[0].root
+    which = receiver if row.sends == "parts" else 0
+    senders = [calls[root]] if row.root == "sends" else calls
+    return [call.arrays[which] if call.arrays else None for call in senders]

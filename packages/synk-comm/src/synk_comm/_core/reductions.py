@@ -48,7 +48,7 @@ def reduce_stretch(
     """Reduce one stretch; ``posted`` is True if it is the first of its call.
 
     Returns:
-        What NumPy raised about overflow and its like, see ``combine``.
+        NumPy's exception about overflow and its like, see ``combine``.
     """
     if not fabric.is_posted(stretch.nbytes):
         with fabric.bulk() as bulk:

@@ -17,8 +17,8 @@ from typing import Any, Callable
 import numpy as np
 
 from synk_comm._core.bulk import AgreedReduction, Bulk, Stretch
-from synk_comm._core.lists import address
 from synk_comm._core.ops import Array, ReduceOp
+from synk_comm._core.packing import address
 from synk_comm._core.reductions import is_direct
 
 _LONGEST = 1 << 30

@@ -5,21 +5,39 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 from synk_comm._backends.nccl.arrays import DeviceArray, is_pygpu, pygpu_place
-from synk_comm._core.calls import ON_DEVICES, CollectiveCall
+from synk_comm._collectives.communicator import RoundCommunicator
+from synk_comm._core.calls import CollectiveCall
 from synk_comm._core.ops import ReduceOp, check_weight
+from synk_comm._core.table import Arguments, CollectiveRow
 
 from . import terms
-from .base import NcclBase
-from .partitioned import Aside, Part, PartitionedReduction, check_like
+from .base import NcclBase, NcclSettings
+from .link import Link
+from .partitioned import Part, PartitionedReduction
 
 _Calls = list[tuple[Any, ...]]
 
 _ENTRIES = 512
 """Calls that a communicator keeps at most."""
+
+
+class _ArrayReduction(NamedTuple):
+    """A call whose arguments have been checked.
+
+    Attributes:
+        root: the only receiver; None if all ranks are.
+        given, targets: where the arrays lie, and their results; empty if there are none.
+    """
+
+    plan: terms.NcclReduction
+    op: ReduceOp
+    root: int | None
+    given: Sequence[DeviceArray]
+    targets: Sequence[DeviceArray]
+    stream: int
 
 
 class _Repeated(NamedTuple):
@@ -35,10 +53,7 @@ class _Repeated(NamedTuple):
     op: str | ReduceOp
     weight: float | None
     places: tuple[Any, ...]
-    plan: terms.NcclReduction
-    given: Sequence[DeviceArray]
-    targets: Sequence[DeviceArray]
-    stream: int
+    reduction: _ArrayReduction
     said: Sequence[CollectiveCall]
     calls: _Calls
 
@@ -52,60 +67,25 @@ class _Repeated(NamedTuple):
 class NcclReductions(NcclBase):
     """Reductions, on devices."""
 
-    def all_reduce(
-        self,
-        x: Any,
-        op: str | ReduceOp = "sum",
-        *,
-        weight: float | None = None,
-        out: Any = None,
-        timeout_s: float | None = None,
-    ) -> Any:
-        known = self._repeated.get((id(x), id(out)))
-        if known is not None and known.fits(x, out, op, weight):
-            deadline = self._steps.deadline(timeout_s)
-            with self._device_guard:
-                said = self._host.agree(known.plan.call, deadline)
-                if known.calls and said == known.said:
-                    self._link.run(known.calls, known.stream, deadline)
-                    return out
-                what = known.plan, ReduceOp.parse(op), None, known.given, known.targets
-                calls = self._enqueue(said, *what, known.stream, deadline)
-            if calls or known.calls:
-                self._repeated[id(x), id(out)] = known._replace(said=said, calls=calls)
-            return out
-        return self._call("all_reduce", x, out, timeout_s, op=op, weight=weight)
+    def __init__(self, host: RoundCommunicator, link: Link, settings: NcclSettings) -> None:
+        super().__init__(host, link, settings)
+        self._repeated: dict[tuple[int, int], _Repeated] = {}  # by the arrays' addresses
 
-    def _all_reduce(
-        self, x: Any, out: Any, deadline: float, op: str | ReduceOp, weight: float | None
-    ) -> Any:
-        return self._combined("all_reduce", x, op, None, weight, out, deadline)
+    def _reduce_again(self, known: _Repeated, deadline: float) -> None:
+        """Make an all_reduce that was made before; all of its arrays lie where they lay."""
+        with self._device_guard:
+            said = self._host.agree(known.reduction.plan.call, deadline)
+            if known.calls and said == known.said:
+                self._link.run(known.calls, known.reduction.stream, deadline)
+                return
+            calls = self._enqueue(known.reduction, said, deadline)
+        self._repeated[id(known.x()), id(known.out())] = known._replace(said=said, calls=calls)
 
-    def _reduce(
-        self,
-        x: Any,
-        out: Any,
-        deadline: float,
-        op: str | ReduceOp,
-        root: int,
-        weight: float | None,
-    ) -> Any:
-        root = self._steps.check_rank(root, "root")
-        return self._combined("reduce", x, op, root, weight, out, deadline)
-
-    def _combined(
-        self,
-        kind: str,
-        x: Any,
-        op: str | ReduceOp,
-        root: int | None,
-        weight: float | None,
-        out: Any,
-        deadline: float,
-    ) -> Any:
-        asked = op, weight
-        op = ReduceOp.parse(op)
-        weight = check_weight(weight, op)
+    def _reduce(self, row: CollectiveRow, asked: Arguments, deadline: float) -> Any:
+        x, out = asked.x, asked.out
+        root = self._steps.check_rank(asked.root) if row.root == "receives" else None
+        op = ReduceOp.parse(asked.op)
+        weight = check_weight(asked.weight, op)
         receives = root is None or root == self.rank
         in_place = receives and out is x and x is not None
         given = [] if x is None else self._several(x, "x", written=in_place)
@@ -113,111 +93,97 @@ class NcclReductions(NcclBase):
         if receives and out is not None and not in_place:
             targets = self._several(out, "out", written=True)
             if given:
-                check_like(given, targets)
+                terms.check_like(given, targets)
                 terms.check_apart(given, targets)
         likes = given or targets
         many = isinstance(x if given else out, (list, tuple)) if likes else False
-        plan = terms.plan(
-            kind,
-            op,
-            -1 if root is None else root,
-            tuple([array.kind for array in likes]),
-            weight if given else 0.0,
-            many,
-        )
+        kinds = tuple([array.kind for array in likes])
+        place = -1 if root is None else root
+        plan = terms.plan(row.name, op, place, kinds, weight if given else 0.0, many)
         result = out
         if receives and out is None:
             made = [self._made(array.owner, array.shape, array.dtype) for array in given]
             targets = [where for _, where in made]
             result = [new for new, _ in made] if many else made[0][0]
         stream = self._stream_for(given if targets is given else [*given, *targets])
+        reduction = _ArrayReduction(plan, op, root, given, targets, stream)
         with self._device_guard:
             said = self._host.agree(plan.call, deadline)
-            calls = self._enqueue(said, plan, op, root, given, targets, stream, deadline)
+            calls = self._enqueue(reduction, said, deadline)
         if root is None and not many and is_pygpu(x) and is_pygpu(out):
             if len(self._repeated) >= _ENTRIES:
                 self._repeated.clear()
+            kept = reduction._replace(
+                given=[array._replace(owner=None) for array in given],
+                targets=[array._replace(owner=None) for array in targets],
+            )
+            places = pygpu_place(x), pygpu_place(out)
+            refs = weakref.ref(x), weakref.ref(out)
             self._repeated[id(x), id(out)] = _Repeated(
-                weakref.ref(x),
-                weakref.ref(out),
-                *asked,
-                (pygpu_place(x), pygpu_place(out)),
-                plan,
-                [array._replace(owner=None) for array in given],
-                [array._replace(owner=None) for array in targets],
-                stream,
-                said,
-                calls,
+                *refs, asked.op, asked.weight, places, kept, said, calls
             )
         return result if receives else None
 
     def _enqueue(
-        self,
-        said: Sequence[CollectiveCall],
-        plan: terms.NcclReduction,
-        op: ReduceOp,
-        root: int | None,
-        given: Sequence[DeviceArray],
-        targets: Sequence[DeviceArray],
-        stream: int,
-        deadline: float,
+        self, reduction: _ArrayReduction, said: Sequence[CollectiveCall], deadline: float
     ) -> _Calls:
-        """Have NCCL combine the arrays, given all ranks' calls.
+        """Combine the arrays by NCCL, given all ranks' calls.
 
         Returns:
             The calls of NCCL, if these do just the same the next time; else nothing.
         """
+        plan, op, root, given, targets, stream = reduction
         for theirs in said:
             if theirs.arrays and not plan.hows:
-                kind = plan.call.kind.removesuffix(ON_DEVICES)
-                plan = terms.plan(kind, op, plan.call.root, theirs.arrays, 0.0, theirs.many)
-        weights = [theirs.weight for theirs in said]
-        nccl_op = terms.plain_op(op, weights)
-        if plan.call.weight and nccl_op is not None:
-            ops = [nccl_op] * len(given)
-            return self._combine(plan, root, given, targets, ops, stream, deadline)
+                call = plan.call
+                plan = terms.plan(call.method, op, call.root, theirs.arrays, 0.0, theirs.many)
+        if self.size == 1:
+            self._copy(given, targets, stream)
+            return []
         with contextlib.ExitStack() as stack:
-            sources = given
-            if not plan.call.weight:
-                sources = self._neutral(plan, op, targets, stream, stack)
-            ops = self._own_ops(plan, nccl_op, weights, stack)
-            self._combine(plan, root, sources, targets, ops, stream, deadline)
-        return []
+            sources = given if plan.call.weight else self._neutral(reduction, plan, stack)
+            ops, is_lasting = self._ops(plan, op, said, stack)
+            link = self._link
+            calls: _Calls = []
+            # What ranks that receive nothing name as result is not written to.
+            for source, target, how, count, nccl_op in zip(
+                sources, targets or sources, plan.hows, plan.counts, ops
+            ):
+                start = (source.pointer, target.pointer, count, how.type, nccl_op)
+                if count and root is None:
+                    calls.append((link.binding.all_reduce, *start, link.handle, stream))
+                elif count:
+                    calls.append((link.binding.reduce, *start, root, link.handle, stream))
+            link.run(calls, stream, deadline)
+        return calls if is_lasting and plan.call.weight else []
 
-    def _own_ops(
-        self,
-        plan: terms.NcclReduction,
-        nccl_op: int | None,
-        weights: Sequence[float],
-        stack: contextlib.ExitStack,
-    ) -> list[int]:
-        """Return NCCL's op for each array: sums of scaled operands, if there is none for all."""
-        made: dict[str, int] = {}
-        ops = []
-        for how in plan.hows:
-            if nccl_op is None and how.dtype not in made:
-                made[how.dtype] = stack.enter_context(self._scaled_sum(how, weights))
-            ops.append(made[how.dtype] if nccl_op is None else nccl_op)
-        return ops
-
-    def _scaled_sum(
-        self, how: terms.Reduction, weights: Sequence[float]
-    ) -> contextlib.AbstractContextManager[int]:
-        """Make this rank's op of a weighted average."""
-        scalar = terms.element(terms.factor(weights, self.rank), how.dtype)
-        return self._link.scaled_sum(scalar, how.type)
-
-    def _neutral(
+    def _ops(
         self,
         plan: terms.NcclReduction,
         op: ReduceOp,
-        targets: Sequence[DeviceArray],
-        stream: int,
+        said: Sequence[CollectiveCall],
         stack: contextlib.ExitStack,
+    ) -> tuple[list[int], bool]:
+        """Return NCCL's op for each array, and whether they outlast ``stack``.
+
+        They do unless they are sums of scaled operands, of which this rank's part is made here.
+        """
+        weights = [theirs.weight for theirs in said]
+        nccl_op = terms.plain_op(op, weights)
+        if nccl_op is not None:
+            return [nccl_op] * len(plan.hows), True
+        made: dict[str, int] = {}
+        for how in plan.hows:
+            if how.dtype not in made:
+                scalar = terms.element(terms.factor(weights, self.rank), how.dtype)
+                made[how.dtype] = stack.enter_context(self._link.scaled_sum(scalar, how.type))
+        return [made[how.dtype] for how in plan.hows], False
+
+    def _neutral(
+        self, reduction: _ArrayReduction, plan: terms.NcclReduction, stack: contextlib.ExitStack
     ) -> list[DeviceArray]:
         """Return what a rank that contributes nothing gives instead: in place, if it receives."""
-        driver = self._link.driver
-        arrays = list(targets)
+        driver, stream, arrays = self._link.driver, reduction.stream, list(reduction.targets)
         if not arrays:
             for dtype, shape in plan.call.arrays:
                 nbytes = terms.count_bytes((dtype, shape))
@@ -228,37 +194,9 @@ class NcclReductions(NcclBase):
         with driver.entered(self.device):
             for array, how, count in zip(arrays, plan.hows, plan.counts):
                 if count:
-                    value = terms.neutral(op, how.dtype)
+                    value = terms.neutral(reduction.op, how.dtype)
                     driver.fill_on(stream, array.pointer, count, value)
         return arrays
-
-    def _combine(
-        self,
-        plan: terms.NcclReduction,
-        root: int | None,
-        sources: Sequence[DeviceArray],
-        targets: Sequence[DeviceArray],
-        ops: Sequence[int],
-        stream: int,
-        deadline: float,
-    ) -> _Calls:
-        """Have NCCL combine the arrays; return its calls."""
-        if self.size == 1:
-            self._copy(sources, targets, stream)
-            return []
-        binding, handle = self._link.binding, self._link.handle
-        calls: _Calls = []
-        # What ranks that receive nothing name as result is not written to.
-        for source, target, how, count, op in zip(
-            sources, targets or sources, plan.hows, plan.counts, ops
-        ):
-            start = (source.pointer, target.pointer, count, how.type, op)
-            if count and root is None:
-                calls.append((binding.all_reduce, *start, handle, stream))
-            elif count:
-                calls.append((binding.reduce, *start, root, handle, stream))
-        self._link.run(calls, stream, deadline)
-        return calls
 
     def _copy(
         self, sources: Sequence[DeviceArray], targets: Sequence[DeviceArray], stream: int
@@ -274,56 +212,44 @@ class NcclReductions(NcclBase):
                     driver.copy_on(stream, target.pointer, source.pointer, source.nbytes)
         self._link.run([], stream, 0.0)
 
-    def _reduce_scatter(
-        self, x: Any, out: Any, deadline: float, op: str | ReduceOp, weight: float | None
-    ) -> Any:
-        op = ReduceOp.parse(op)
-        weight = check_weight(weight, op)
-        if not weight:
-            raise ValueError("every rank contributes to reduce_scatter: weight must be positive")
+    def _reduce_scatter(self, row: CollectiveRow, asked: Arguments, deadline: float) -> Any:
+        x, out = asked.x, asked.out
+        op = ReduceOp.parse(asked.op)
+        weight = _positive(check_weight(asked.weight, op), row.name)
         many = isinstance(x, (list, tuple))
         whole = [] if many else [self._one(x, "x")]
-        if many:
-            parts = self._per_rank(x, "x")
-            kinds = tuple(part.kind for part in parts)
-            if len({dtype for dtype, _ in kinds}) > 1:
-                raise TypeError("reduce_scatter needs arrays of one dtype")
-        else:
-            parts = _blocks(whole[0], self.size)
-            kinds = (whole[0].kind,)
+        parts = self._per_rank(x, "x") if many else _blocks(whole[0], self.size)
+        kinds = tuple([array.kind for array in whole or parts])
+        if len({dtype for dtype, _ in kinds}) > 1:
+            raise TypeError("reduce_scatter needs arrays of one dtype")
+        plan = terms.plan(row.name, op, -1, kinds, weight, many)
         mine = parts[self.rank]
-        terms.reduction(mine.dtype, op)
         if out is None:
             out, target = self._made(mine.owner, mine.shape, mine.dtype)
         else:
             target = self._one(out, "out", written=True)
-            check_like([mine], [target])
+            terms.check_like([mine], [target])
             terms.check_apart(parts, [target if part is mine else None for part in parts])
         stream = self._stream_for([*parts, target])
-        name = "reduce_scatter" + ON_DEVICES
-        call = CollectiveCall(name, op.value, -1, kinds, (), weight, many)
-        with self._device_guard:
-            weights = [theirs.weight for theirs in self._host.agree(call, deadline)]
-            binding, handle = self._link.binding, self._link.handle
+        with self._device_guard, contextlib.ExitStack() as stack:
+            said = self._host.agree(plan.call, deadline)
             if self.size == 1:
                 self._copy([mine], [target], stream)
                 return out
-            how = terms.reduction(mine.dtype, op)
-            nccl_op = terms.plain_op(op, weights)
-            with contextlib.ExitStack() as stack:
-                if nccl_op is None:
-                    nccl_op = stack.enter_context(self._scaled_sum(how, weights))
-                calls: _Calls = []
-                if not many:
-                    count = mine.elements * how.parts
-                    start = (whole[0].pointer, target.pointer, count, how.type, nccl_op)
-                    calls = [(binding.reduce_scatter, *start, handle, stream)] if count else []
-                for rank, part in enumerate(parts if many else ()):
-                    to = target.pointer if rank == self.rank else part.pointer
-                    start = (part.pointer, to, part.elements * how.parts, how.type, nccl_op)
-                    if part.elements:
-                        calls.append((binding.reduce, *start, rank, handle, stream))
-                self._link.run(calls, stream, deadline)
+            link, how = self._link, plan.hows[0]
+            nccl_op = self._ops(plan, op, said, stack)[0][0]
+            calls: _Calls = []
+            for array in whole:
+                count = mine.elements * how.parts
+                start = (array.pointer, target.pointer, count, how.type, nccl_op)
+                if count:
+                    calls.append((link.binding.reduce_scatter, *start, link.handle, stream))
+            for rank, part in enumerate(parts if many else ()):
+                to = target.pointer if rank == self.rank else part.pointer
+                start = (part.pointer, to, part.elements * how.parts, how.type, nccl_op)
+                if part.elements:
+                    calls.append((link.binding.reduce, *start, rank, link.handle, stream))
+            link.run(calls, stream, deadline)
         return out
 
     def partitioned_all_reduce(
@@ -357,51 +283,27 @@ class NcclReductions(NcclBase):
         """
         deadline = self._steps.deadline(timeout_s)
         op = ReduceOp.parse(op)
-        weight = check_weight(weight, op)
-        if not weight:
-            raise ValueError(
-                "every rank contributes to partitioned_all_reduce: weight must be positive"
-            )
+        weight = _positive(check_weight(weight, op), "partitioned_all_reduce")
         result = self._one(out, "out", written=True)
         _check_bounds(bounds, result.elements)
         kinds = tuple([(result.dtype, (stop - begin,)) for begin, stop in bounds])
         plan = terms.plan("partitioned_all_reduce", op, -1, kinds, weight, True)
-        aside = self._aside_of(self._stream_for([result]))
-        stack = contextlib.ExitStack()
+        main, stack = self._stream_for([result]), contextlib.ExitStack()
+        self._aside(main)  # an error now, not when the others rely on this rank
         with self._device_guard:
-            weights = [theirs.weight for theirs in self._host.agree(plan.call, deadline)]
-            ops = self._own_ops(plan, terms.plain_op(op, weights), weights, stack)
+            ops, _ = self._ops(plan, op, self._host.agree(plan.call, deadline), stack)
         parts = []
         for (begin, stop), count, how, nccl_op in zip(bounds, plan.counts, plan.hows, ops):
             pointer = result.pointer + begin * result.itemsize
             part = result._replace(pointer=pointer, shape=(stop - begin,))
-            what = (count, how.type, nccl_op)
-            parts.append(Part(part, partial(self._reduce_part, part, what, aside, timeout_s)))
-        find = partial(self._one, name="x")
-        return PartitionedReduction(self._device_guard, self._link, aside, find, parts, stack)
+            parts.append(Part(part, count, how.type, nccl_op))
+        return PartitionedReduction(self, main, parts, timeout_s, stack)
 
-    def _reduce_part(
-        self,
-        part: DeviceArray,
-        what: tuple[int, int, int],
-        aside: Aside,
-        timeout_s: float | None,
-        source: int,
-    ) -> None:
-        link, stream, to = self._link, aside.stream, part.pointer
-        calls: _Calls = [(link.binding.all_reduce, source, to, *what, link.handle, stream)]
-        if self.size == 1:  # as in `_copy`
-            calls = []
-            if source != to:
-                link.driver.copy_on(stream, to, source, part.nbytes)
-        link.run(calls, stream, self._steps.deadline(timeout_s))
 
-    def _aside_of(self, main: int) -> Aside:
-        if self._aside is None or self._aside.main != main:
-            driver = self._link.driver
-            with driver.entered(self.device):
-                self._aside = Aside(main, driver.stream(), driver.event())
-        return self._aside
+def _positive(weight: float, kind: str) -> float:
+    if not weight:
+        raise ValueError(f"every rank contributes to {kind}: weight must be positive")
+    return weight
 
 
 def _check_bounds(bounds: Sequence[tuple[int, int]], elements: int) -> None:
@@ -426,6 +328,4 @@ def _blocks(x: DeviceArray, size: int) -> list[DeviceArray]:
         raise ValueError(
             f"the first axis of x must be a multiple of the group's size, {size}, got {x.shape}"
         )
-    shape = (x.shape[0] // size, *x.shape[1:])
-    step = x.nbytes // size
-    return [x._replace(pointer=x.pointer + rank * step, shape=shape) for rank in range(size)]
+    return x._replace(shape=(size, x.shape[0] // size, *x.shape[1:])).rows()

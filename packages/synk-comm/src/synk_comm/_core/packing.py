@@ -18,6 +18,7 @@ PACKED_BYTES = 1 << 16
 """Longest array that is worth packing."""
 
 BUNDLE_BYTES = 1 << 22
+NUMBERS = (int, float, complex, np.generic)
 
 
 class Bundle(NamedTuple):
@@ -132,6 +133,12 @@ def as_array(x: Any) -> Array:
             "give list(d.values()); objects go by the *_object methods"
         )
     return array
+
+
+def can_receive(out: Any, x: Array) -> bool:
+    """Return whether ``out`` can receive an array like ``x``; it may be ``x`` itself."""
+    alike = type(out) is np.ndarray and out.dtype == x.dtype and out.shape == x.shape
+    return bool(alike and out.flags.writeable)
 
 
 def bare(x: Array) -> Any:

@@ -1,0 +1,87 @@
+"""The table of collectives: all that distinguishes one from another, except its signature.
+
+From a row follow the comparison of the ranks' calls (``calls``), the places of arrays in the slots,
+in repeated calls too (``repeats``), the non-blocking form, and what tests and documentation must
+cover. The signatures are those of ``synk_comm.abc.Communicator``, written once.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from .ops import ReduceOp
+
+
+class CollectiveRow(NamedTuple):
+    """A row of the table.
+
+    Attributes:
+        name: of the method.
+        sends: ``"whole"``: what a rank sends is for every receiver; ``"parts"``: an array for each
+            rank; ``""``: nothing.
+        makes: of what a rank receives: ``"fold"``: one array, reduced; ``"rows"``: a list;
+            ``"one"``: the root's; ``"fill"``: the same, in ``x``; ``""``: nothing.
+        root: whether the root alone ``"sends"`` or ``"receives"``; else ``""``.
+        alike: ``"shapes"``, or ``"numbers of dimensions"``, must agree, besides dtypes.
+        optional: whether a rank may send nothing, if another sends something.
+    """
+
+    name: str
+    sends: str = ""
+    makes: str = ""
+    root: str = ""
+    alike: str = ""
+    optional: bool = False
+
+    @property
+    def is_of_objects(self) -> bool:
+        """Whether pickled objects are sent."""
+        return self.name.endswith("_object")
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether the parts are equal blocks of one array, unless a list is given."""
+        return (self.sends, self.makes) == ("parts", "fold")
+
+
+class Arguments(NamedTuple):
+    """The arguments of a collective, whichever it takes."""
+
+    x: Any = None
+    out: Any = None
+    op: str | ReduceOp = "sum"
+    root: int = 0
+    weight: float | None = None
+
+
+DIMENSIONS = "numbers of dimensions"
+
+_OF_ARRAYS = (
+    CollectiveRow("barrier"),
+    CollectiveRow("all_reduce", "whole", "fold", "", "shapes", True),
+    CollectiveRow("reduce", "whole", "fold", "receives", "shapes", True),
+    CollectiveRow("reduce_scatter", "parts", "fold", "", "shapes"),
+    CollectiveRow("broadcast", "whole", "fill", "sends", "shapes"),
+    CollectiveRow("scatter", "parts", "one", "sends"),
+    CollectiveRow("gather", "whole", "rows", "receives", DIMENSIONS, True),
+    CollectiveRow("all_gather", "whole", "rows", "", DIMENSIONS, True),
+    CollectiveRow("all_to_all", "parts", "rows"),
+)
+# Pickled objects are bytes, of any length; each rank sends one.
+_OF_OBJECTS = tuple(
+    row._replace(name=f"{row.name}_object", alike="", optional=False)
+    for row in _OF_ARRAYS
+    if row.makes not in ("", "fold")
+)
+
+TABLE = {row.name: row for row in (*_OF_ARRAYS, *_OF_OBJECTS)}
+"""The collectives of every communicator, by name."""
+
+# A method of the communicator on GPUs alone.
+_PARTITIONED = CollectiveRow("partitioned_all_reduce", "whole", "fold", "", "shapes")
+_BY_NAME = {**TABLE, _PARTITIONED.name: _PARTITIONED}
+
+
+def row_of(method: str) -> CollectiveRow:
+    """Return a row by its name; of a call that has none, such as ``split``, an empty one."""
+    return _BY_NAME.get(method) or CollectiveRow("")
