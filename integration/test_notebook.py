@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from pathlib import Path
@@ -79,11 +78,6 @@ class Kernel:
         found = psutil.Process(self.pid).children(recursive=True)
         return [p.pid for p in found if "synk_core._workers.worker" in p.cmdline()]
 
-    def segments(self) -> set[str]:
-        """Return the segments that its processes have mapped."""
-        maps = [Path(f"/proc/{pid}/maps").read_text() for pid in (self.pid, *self.workers())]
-        return {name for text in maps for name in re.findall(r"/dev/shm/(synk\.\S+)", text)}
-
     def finish(self, number: str) -> list[Any]:
         """Return the outputs of a cell, whose execution has begun, when it has ended."""
         outputs = []
@@ -150,10 +144,6 @@ def wait_until(done: Callable[[], bool], otherwise: str) -> None:
     while not done():
         assert time.monotonic() < deadline, otherwise
         time.sleep(0.02)
-
-
-def left_of(segments: set[str]) -> set[str]:
-    return segments & set(os.listdir("/dev/shm"))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -247,15 +237,16 @@ def test_the_stop_button_ends_a_call_on_all_ranks_and_all_goes_on(kernel: Kernel
 
 
 def test_with_the_kernel_go_its_workers_and_their_memory(kernel: Kernel) -> None:
-    """By a restart; a kernel that is killed is a killed master, as synk-core tests it."""
+    """By a restart; a kernel that is killed is a killed master, as synk-core tests it.
+
+    Memory with a name would be found at the end of the test; without one it goes with them.
+    """
     kernel.busy()
     kernel.run("data = synk.data(np.ones((1000, 1000))); data")
-    workers, segments = kernel.workers(), kernel.segments()
+    workers = kernel.workers()
     assert len(workers) == 1
-    assert len(segments) >= 2
     kernel.manager.restart_kernel()
     wait_until(lambda: not any(map(is_there, workers)), "a worker is left")
-    wait_until(lambda: not left_of(segments), f"memory is left: {left_of(segments)}")
     kernel.client.wait_for_ready(timeout=LIMIT_S)
     kernel.busy()
     kernel.works()
