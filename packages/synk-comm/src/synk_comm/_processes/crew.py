@@ -9,8 +9,9 @@ from typing import Callable
 
 from .process import RankFailure, RankProcess
 
-SETTLE_S = 1.0
-"""Seconds for the others to fail by themselves, and report how, once one rank has failed."""
+SETTLE_S = 3.0
+"""Seconds for the others to fail by themselves, and report how, once one rank has failed: on a busy
+machine it takes more than one."""
 
 _STACKS_S = 0.3  # for late ranks to write their stacks
 _LEFTOVERS_S = 1.0  # from SIGTERM to SIGKILL, for children of a rank that has ended
