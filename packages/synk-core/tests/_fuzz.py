@@ -22,7 +22,6 @@ import numpy as np
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
-import synk_shm
 from synk_core.exceptions import NotSharedVariable, SynkError, WorkerFailed
 from synk_testing.engine import T, engine
 
@@ -194,6 +193,16 @@ def mostly(good: Any, wrong: Any = None) -> Any:
 # ---- where it is tried ---------------------------------------------------------------------------
 
 
+SHARED = ("/dev/shm/synk.", "/memfd:synk-shm")
+"""Beginnings of what shared arrays are called in /proc."""
+
+
+def mapped(pid: object) -> int:
+    """Return how many shared arrays a process maps."""
+    with open(f"/proc/{pid}/maps") as maps:
+        return sum(any(name in line for name in SHARED) for line in maps)
+
+
 class House:
     """A runtime, what is in it, and what must be true of it after each attempt."""
 
@@ -224,9 +233,9 @@ class House:
 
     @staticmethod
     def _count_descriptors() -> int:
-        """Open descriptors but those of shared arrays, each of which has one."""
+        """Open descriptors but those of shared arrays."""
         names = [os.path.realpath(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd")]
-        return len([name for name in names if not name.startswith("/dev/shm/synk.")])
+        return len([name for name in names if not name.startswith(SHARED)])
 
     def attempt(self, act: Callable[[], Any], also: Tuple[type, ...] = ()) -> Tuple[bool, Any]:
         """Whether it came to a result, and the result or the error.
@@ -281,15 +290,13 @@ class House:
     @staticmethod
     def _count_segments() -> int:
         gc.collect()
-        return len([info for info in synk_shm.list() if info.mine])
+        return mapped("self")
 
     def check_memory(self, segments: int) -> None:
         """At the end: only so many segments, with or without a name, more than at first."""
         self.check()
         more = self._count_segments() - self._segments
         assert more <= segments, f"{more} segments more than at first"
-        # Arrays without names keep one each.
-        assert self._count_descriptors() <= self._descriptors + segments
+        assert self._count_descriptors() <= self._descriptors
         for pid in self.runtime.worker_pids:
-            with open(f"/proc/{pid}/maps") as maps:
-                assert sum("/synk." in line for line in maps) <= segments + 10
+            assert mapped(pid) <= segments + 10

@@ -37,8 +37,8 @@ class Standing(NamedTuple):
 
 ALONE = Standing()
 
-_UNNAMED_SHARE = 4
-"""One of so many descriptors that a process may have is for an array without a name."""
+_DESCRIPTORS_EACH = 8
+"""For each array without a name, a process may have so many descriptors: it keeps two open."""
 
 
 class DataStore:
@@ -203,6 +203,6 @@ class DataStore:
 
 
 def _most_unnamed() -> int:
-    """Return how many arrays may have no name: each keeps a descriptor open in every rank."""
+    """Return how many arrays may have no name."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return sys.maxsize if limit == resource.RLIM_INFINITY else limit // _UNNAMED_SHARE
+    return sys.maxsize if limit == resource.RLIM_INFINITY else limit // _DESCRIPTORS_EACH
