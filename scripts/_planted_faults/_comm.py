@@ -28,7 +28,7 @@ COMM = (
     _fault(
         "comm-bundle-byte-order",
         "plans",
-        "_core/lists.py",
+        "_core/packing.py",
         "    np.concatenate([arrays[which].reshape(-1) for which in bundle.members], out=packed)",
         "    packed = np.concatenate([arrays[which].reshape(-1) for which in bundle.members])",
         "Small arrays of a list that are not of native byte order arrive with their bytes swapped.",

@@ -267,7 +267,7 @@ def test_what_all_ranks_raise_shows_lines_of_the_script_only(script):
     error = run("-n", 2, "--no-tag-output", path).stderr.decode()
     assert error.count("MismatchError: the ranks brought different shapes") == 4
     assert error.count("return comm.all_reduce([0.0] * (1 + rank))") == 2
-    assert "_collectives/rounds.py" not in error
+    assert "_collectives/communicator.py" not in error
 
 
 def test_late_ranks_are_ended(script):

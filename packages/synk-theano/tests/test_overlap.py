@@ -16,7 +16,7 @@ import theano.tensor as T
 from _ops import picky
 from theano.compile.ops import as_op
 
-from synk_comm._collectives.rounds import RoundCommunicator
+from synk_comm._collectives.communicator import RoundCommunicator
 from synk_core import DecompositionWarning, InputValueError, Runtime, WorkerFailed
 from synk_core._plan.rows import split_rows
 from synk_core.device import Cpu

@@ -52,16 +52,39 @@ waits for all ranks, and later ones return at once.
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, TypeVar, cast
 
 from ._core.calls import word_to_peers
 from ._core.ops import Array, ReduceOp
+from ._core.steps import pickled, unpickled
+from ._core.table import (
+    ALL_GATHER,
+    ALL_GATHER_OBJECT,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    ALL_TO_ALL_OBJECT,
+    BARRIER,
+    BROADCAST,
+    BROADCAST_OBJECT,
+    GATHER,
+    GATHER_OBJECT,
+    REDUCE,
+    REDUCE_SCATTER,
+    SCATTER,
+    SCATTER_OBJECT,
+    Arguments,
+    Collective,
+)
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import ArrayLike
+    from typing_extensions import ParamSpec
+
+    P = ParamSpec("P")
 
 Self = TypeVar("Self", bound="Communicator")
 Out = Any  # an ndarray, or a list of them: as the docstring of the method says
@@ -107,6 +130,49 @@ class Request(ABC):
         """
 
 
+class _Beginning:
+    """Stands for a communicator in the body of a blocking method: begins what that would make."""
+
+    request: Request
+
+    def __init__(self, comm: Communicator) -> None:
+        self._comm = comm
+
+    def _call(self, what: Collective, x: Any, out: Any, _: None, *more: Any) -> None:
+        self.request = self._comm._begin(what, Arguments(x, out, *more))
+
+    def _message(self, sending: bool, array: Any, peer: int, tag: int, _: None) -> None:
+        self.request = self._comm._begin_message(sending, array, peer, tag)
+
+
+def _begins(blocking: Callable[P, object], more: str = "") -> Callable[P, Request]:
+    """Return the method that begins what another one makes, and takes the same but ``timeout_s``.
+
+    Args:
+        blocking: the other method, whose body calls ``_call`` or ``_message`` and nothing else.
+        more: what its documentation is to say besides.
+    """
+    name = f"i{blocking.__name__}"
+
+    def begin(comm: Communicator, *args: Any, **keywords: Any) -> Request:
+        if "timeout_s" in keywords:
+            raise TypeError(f"{name}() takes no timeout_s; give it to wait() of the request")
+        beginning = _Beginning(comm)
+        blocking(beginning, *args, **keywords)  # type: ignore[arg-type]
+        return beginning.request
+
+    begin.__name__, begin.__qualname__ = name, f"Communicator.{name}"
+    begin.__doc__ = f"""Begin a ``{blocking.__name__}``, and return at once.
+
+        ``wait`` of the request returns what that would.{more}
+        """
+    signature = inspect.signature(blocking)
+    kept = [given for given in signature.parameters.values() if given.name != "timeout_s"]
+    method: Any = begin
+    method.__signature__ = signature.replace(parameters=kept, return_annotation="Request")
+    return cast("Callable[P, Request]", method)
+
+
 class Communicator(ABC):
     """One rank's voice in a group of ranks.
 
@@ -129,10 +195,12 @@ class Communicator(ABC):
     why: str
     ordered_bytes: int | None = None
 
+    # -- what a kind of communicator does in its own way --------------------------------------
+
     @abstractmethod
     def _call(
         self,
-        kind: str,
+        what: Collective,
         x: Any,
         out: Any,
         timeout_s: float | None,
@@ -140,15 +208,27 @@ class Communicator(ABC):
         root: int = 0,
         weight: float | None = None,
     ) -> Any:
-        """Make the collective of that name; what it does not take is not given."""
+        """Make a collective; what it does not take is not given."""
 
     @abstractmethod
-    def _begin(self, kind: str, x: Any = None, out: Any = None, **how: Any) -> Request:
-        """Begin the collective of that name, and return at once."""
+    def _begin(self, what: Collective, given: Arguments) -> Request:
+        """Begin a collective, and return at once."""
+
+    @abstractmethod
+    def _message(
+        self, sending: bool, array: Any, peer: int, tag: int, timeout_s: float | None
+    ) -> Any:
+        """Send an array to another rank, or receive one from it, into ``array`` if that is one."""
+
+    @abstractmethod
+    def _begin_message(self, sending: bool, array: Any, peer: int, tag: int) -> Request:
+        """Begin to send or to receive an array, and return at once."""
+
+    # -- collectives --------------------------------------------------------------------------
 
     def barrier(self, *, timeout_s: float | None = None) -> None:
         """Return when all ranks have entered."""
-        self._call("barrier", None, None, timeout_s)
+        self._call(BARRIER, None, None, timeout_s)
 
     def all_reduce(
         self,
@@ -184,7 +264,7 @@ class Communicator(ABC):
             TypeError: avg of integers or booleans (NumPy would give float64, which has no place in
                 ``out``: convert first), sum or prod of booleans, a dtype without arithmetic.
         """
-        return self._call("all_reduce", x, out, timeout_s, op=op, weight=weight)
+        return self._call(ALL_REDUCE, x, out, timeout_s, op, 0, weight)
 
     def reduce(
         self,
@@ -206,7 +286,7 @@ class Communicator(ABC):
         Returns:
             On the root a new array, or ``out``; None elsewhere.
         """
-        return self._call("reduce", x, out, timeout_s, op=op, root=root, weight=weight)
+        return self._call(REDUCE, x, out, timeout_s, op, root, weight)
 
     def reduce_scatter(
         self,
@@ -228,7 +308,7 @@ class Communicator(ABC):
         Returns:
             This rank's block: a new array, a NumPy scalar if it has no axes, or ``out``.
         """
-        return self._call("reduce_scatter", x, out, timeout_s, op=op, weight=weight)
+        return self._call(REDUCE_SCATTER, x, out, timeout_s, op, 0, weight)
 
     def broadcast(
         self,
@@ -250,7 +330,7 @@ class Communicator(ABC):
             ``x`` itself; where ``x`` is None a new array in C order, or a list of such. Where it is
             a number, the root's as a NumPy scalar, on the root too.
         """
-        return self._call("broadcast", x, None, timeout_s, root=root)
+        return self._call(BROADCAST, x, None, timeout_s, "sum", root)
 
     def scatter(
         self,
@@ -271,7 +351,7 @@ class Communicator(ABC):
         Returns:
             A new array, on the root too, a NumPy scalar if it has no axes, or ``out``.
         """
-        return self._call("scatter", xs, out, timeout_s, root=root)
+        return self._call(SCATTER, xs, out, timeout_s, "sum", root)
 
     def gather(
         self,
@@ -297,7 +377,7 @@ class Communicator(ABC):
             nothing, or ``out``; None elsewhere. For a list ``x`` a list of such lists, one for
             each array of ``x``.
         """
-        return self._call("gather", x, out, timeout_s, root=root)
+        return self._call(GATHER, x, out, timeout_s, "sum", root)
 
     def all_gather(
         self,
@@ -307,7 +387,7 @@ class Communicator(ABC):
         timeout_s: float | None = None,
     ) -> Any:
         """Collect each rank's array on every rank; arguments and list as for ``gather``."""
-        return self._call("all_gather", x, out, timeout_s)
+        return self._call(ALL_GATHER, x, out, timeout_s)
 
     def all_to_all(
         self,
@@ -327,9 +407,10 @@ class Communicator(ABC):
         Returns:
             A list of ``size`` new arrays, the r-th from rank r; or ``out``.
         """
-        return self._call("all_to_all", xs, out, timeout_s)
+        return self._call(ALL_TO_ALL, xs, out, timeout_s)
 
-    @abstractmethod
+    # -- between two ranks --------------------------------------------------------------------
+
     def send(
         self, x: ArrayLike, dest: int, *, tag: int = 0, timeout_s: float | None = None
     ) -> None:
@@ -348,8 +429,8 @@ class Communicator(ABC):
         Raises:
             CommTimeout: if nothing was sent yet, the communicator stays usable.
         """
+        self._message(True, x, dest, tag, timeout_s)
 
-    @abstractmethod
     def recv(
         self,
         source: int,
@@ -372,97 +453,37 @@ class Communicator(ABC):
         Raises:
             CommTimeout: the communicator stays usable, unless half of a message is in ``out``.
         """
+        return self._message(False, out, source, tag, timeout_s)
 
-    @abstractmethod
-    def isend(self, x: ArrayLike, dest: int, *, tag: int = 0) -> Request:
-        """Begin to send an array to one rank, and return at once.
+    # -- the same without waiting -------------------------------------------------------------
 
-        The rank receives it by ``recv`` or ``irecv``. Messages of ``send`` and ``isend`` with one
-        tag arrive in the order of these calls. ``x`` must not be changed until ``wait`` of the
-        request has returned, or ``test`` has returned True; it is kept alive until then.
-
-        Args:
-            x, dest, tag: as for ``send``.
+    ibarrier = _begins(barrier)
+    iall_reduce = _begins(all_reduce)
+    ireduce = _begins(reduce)
+    ireduce_scatter = _begins(reduce_scatter)
+    ibroadcast = _begins(broadcast)
+    iscatter = _begins(scatter)
+    igather = _begins(gather)
+    iall_gather = _begins(all_gather)
+    iall_to_all = _begins(all_to_all)
+    isend = _begins(
+        send,
         """
 
-    @abstractmethod
-    def irecv(self, source: int, *, tag: int = 0, out: Array | None = None) -> Request:
-        """Begin to receive an array that ``source`` sends with this tag, and return at once.
+        Messages of ``send`` and ``isend`` with one tag arrive in the order of these calls. Do
+        not change ``x`` before ``wait`` has returned, or ``test`` has returned True.""",
+    )
+    irecv = _begins(
+        recv,
+        """
 
         Messages go to ``recv`` and ``irecv`` of their tag in the order of these calls; one of
-        ``irecv`` gets its message even if nobody waits for it.
+        ``irecv`` gets its message even if nobody keeps the request. Neither read nor change
+        ``out`` before ``wait`` has returned, or ``test`` has returned True.""",
+    )
 
-        Args:
-            source, tag: as for ``recv``.
-            out: as for ``recv``; neither to be read nor changed until ``wait`` of the request has
-                returned, or ``test`` has returned True.
-        """
+    # -- small objects ------------------------------------------------------------------------
 
-    def ibarrier(self) -> Request:
-        """Begin a ``barrier``, and return at once, as all methods down to ``iall_to_all``."""
-        return self._begin("barrier")
-
-    def iall_reduce(
-        self,
-        x: ArrayLike | Sequence[Array] | None,
-        op: str | ReduceOp = "sum",
-        *,
-        weight: float | None = None,
-        out: Out = None,
-    ) -> Request:
-        """Begin an ``all_reduce``; ``wait`` of the request returns what that would."""
-        return self._begin("all_reduce", x, out, op=op, weight=weight)
-
-    def ireduce(
-        self,
-        x: ArrayLike | Sequence[Array] | None,
-        op: str | ReduceOp = "sum",
-        root: int = 0,
-        *,
-        weight: float | None = None,
-        out: Out = None,
-    ) -> Request:
-        """Begin a ``reduce``."""
-        return self._begin("reduce", x, out, op=op, root=root, weight=weight)
-
-    def ireduce_scatter(
-        self,
-        x: ArrayLike | Sequence[Array],
-        op: str | ReduceOp = "sum",
-        *,
-        weight: float | None = None,
-        out: Array | None = None,
-    ) -> Request:
-        """Begin a ``reduce_scatter``."""
-        return self._begin("reduce_scatter", x, out, op=op, weight=weight)
-
-    def ibroadcast(
-        self, x: Array | Sequence[Array] | complex | np.generic | None, root: int = 0
-    ) -> Request:
-        """Begin a ``broadcast``."""
-        return self._begin("broadcast", x, root=root)
-
-    def iscatter(
-        self, xs: Sequence[ArrayLike] | Array | None, root: int = 0, *, out: Array | None = None
-    ) -> Request:
-        """Begin a ``scatter``."""
-        return self._begin("scatter", xs, out, root=root)
-
-    def igather(
-        self, x: ArrayLike | Sequence[Array] | None, root: int = 0, *, out: Out = None
-    ) -> Request:
-        """Begin a ``gather``."""
-        return self._begin("gather", x, out, root=root)
-
-    def iall_gather(self, x: ArrayLike | Sequence[Array] | None, *, out: Out = None) -> Request:
-        """Begin an ``all_gather``."""
-        return self._begin("all_gather", x, out)
-
-    def iall_to_all(self, xs: Sequence[ArrayLike] | Array, *, out: Out = None) -> Request:
-        """Begin an ``all_to_all``."""
-        return self._begin("all_to_all", xs, out)
-
-    @abstractmethod
     def broadcast_object(
         self, obj: Any = None, root: int = 0, *, timeout_s: float | None = None
     ) -> Any:
@@ -471,18 +492,22 @@ class Communicator(ABC):
         This and the other ``*_object`` methods pickle, and unpickling can run any code: only
         authenticated members can be in a group, and they trust each other.
         """
+        source = pickled(obj) if self.rank == root else None
+        got = self._call(BROADCAST_OBJECT, source, None, timeout_s, "sum", root)
+        return obj if self.rank == root else unpickled(got)
 
-    @abstractmethod
     def gather_object(
         self, obj: Any, root: int = 0, *, timeout_s: float | None = None
     ) -> list[Any] | None:
         """Collect each rank's object on the root, as a list in rank order; None elsewhere."""
+        got = self._call(GATHER_OBJECT, pickled(obj), None, timeout_s, "sum", root)
+        return None if got is None else [unpickled(data) for data in got]
 
-    @abstractmethod
     def all_gather_object(self, obj: Any, *, timeout_s: float | None = None) -> list[Any]:
         """Collect each rank's object on every rank, as a list in rank order."""
+        got = self._call(ALL_GATHER_OBJECT, pickled(obj), None, timeout_s)
+        return [unpickled(data) for data in got]
 
-    @abstractmethod
     def scatter_object(
         self,
         objs: Sequence[Any] | None = None,
@@ -491,22 +516,28 @@ class Communicator(ABC):
         timeout_s: float | None = None,
     ) -> Any:
         """Give each rank its own object of the root's list of ``size``; others pass None."""
+        sources = None if objs is None else [pickled(obj) for obj in objs]
+        return unpickled(self._call(SCATTER_OBJECT, sources, None, timeout_s, "sum", root))
 
-    @abstractmethod
     def all_to_all_object(
         self, objs: Sequence[Any], *, timeout_s: float | None = None
     ) -> list[Any]:
         """Give every rank one object of every rank's list of ``size``."""
+        sources = [pickled(obj) for obj in objs]
+        got = self._call(ALL_TO_ALL_OBJECT, sources, None, timeout_s)
+        return [unpickled(data) for data in got]
 
-    @abstractmethod
     def send_object(
         self, obj: Any, dest: int, *, tag: int = 0, timeout_s: float | None = None
     ) -> None:
         """Send an object to one rank, which must ``recv_object`` it; else as ``send``."""
+        self._message(True, pickled(obj), dest, tag, timeout_s)
 
-    @abstractmethod
     def recv_object(self, source: int, *, tag: int = 0, timeout_s: float | None = None) -> Any:
         """Receive the next object that ``source`` sent with this tag; else as ``recv``."""
+        return unpickled(self._message(False, None, source, tag, timeout_s))
+
+    # -- the group ----------------------------------------------------------------------------
 
     @abstractmethod
     def split(

@@ -8,7 +8,7 @@ from typing import Callable, NoReturn
 
 import numpy as np
 
-from synk_comm._collectives.rounds import RoundCommunicator
+from synk_comm._collectives.communicator import RoundCommunicator
 from synk_comm._core.fabric import Fabric, Pieces, Share, aborted, describe
 from synk_comm._core.guard import DEFAULT_TIMEOUT_S, deadline_after
 from synk_comm._core.ops import Array

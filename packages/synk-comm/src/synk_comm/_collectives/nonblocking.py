@@ -16,17 +16,16 @@ import time
 import weakref
 from contextlib import nullcontext, suppress
 from copy import copy
-from typing import Any, Optional
+from functools import partial
+from typing import Any, Callable
 
 import numpy as np
 
 from synk_comm._core.calls import chain
 from synk_comm._core.guard import deadline_after
-from synk_comm._core.steps import Run, Steps
+from synk_comm._core.steps import Prepared, Result, Steps
 from synk_comm.abc import Request
 from synk_comm.exceptions import CommTimeout, PeerLost
-
-from .objects import ObjectMoves
 
 _CLOSE_S = 1.0
 """Seconds that a call may take to end after its group."""
@@ -35,9 +34,9 @@ _CLOSE_S = 1.0
 class _Begun(Request):
     """A collective that a thread makes, or is going to make."""
 
-    def __init__(self, kind: str, run: Run, steps: Steps) -> None:
+    def __init__(self, kind: str, run: Callable[[], Result], steps: Steps) -> None:
         self._kind = kind
-        self._run: Run | None = run
+        self._run: Callable[[], Result] | None = run
         self._steps = steps
         self._numpy = _numpy_settings()
         self._over = threading.Event()
@@ -52,7 +51,7 @@ class _Begun(Request):
             # NumPy 1 counts wrongly who has other settings, if the same are set once more.
             same = self._numpy == _numpy_settings()
             with nullcontext() if same else np.errstate(**self._numpy):
-                self._result, accident = run(None)
+                self._result, accident = run()
             if accident is not None:
                 raise accident
         except BaseException as exc:  # noqa: BLE001 - raised where it is waited for
@@ -106,17 +105,20 @@ class Background:
     """The group and the thread that make the collectives which were begun.
 
     Args:
-        child: a communicator of the same ranks; that of the thread from now on.
-        owner: ends when ``child`` does; if it is dropped, the thread ends.
+        child: a ``RoundCommunicator`` of the same ranks; that of the thread from now on.
+        owner: another one, which ends when ``child`` does; if it is dropped, the thread ends.
+
+    Attributes:
+        steps: of ``child``.
     """
 
-    def __init__(self, child: ObjectMoves, owner: ObjectMoves) -> None:
+    def __init__(self, child: Any, owner: Any) -> None:
         self._child = child
-        self._steps = owner._steps
-        self._guard = owner._steps.guard
-        self._guard.bind(child._steps.guard)
-        child._steps.fabric.give_way()
-        self._begun: queue.SimpleQueue[Optional[_Begun]] = queue.SimpleQueue()
+        self.steps: Steps = child._steps
+        self._owner: Steps = owner._steps
+        self._owner.guard.bind(self.steps.guard)
+        self.steps.fabric.give_way()
+        self._begun: queue.SimpleQueue[_Begun | None] = queue.SimpleQueue()
         over = threading.Event()
         weakref.finalize(owner, self._begun.put, None).atexit = False
         self._thread = threading.Thread(
@@ -126,10 +128,10 @@ class Background:
         weakref.finalize(self._thread, _finish, self._begun, child, over)
         self._thread.start()
 
-    def begin(self, kind: str, run: Run) -> Request:
-        """Have a call made after those that were begun before."""
-        begun = _Begun(kind, run, self._steps)
-        with self._guard:
+    def begin(self, kind: str, prepared: Prepared) -> Request:
+        """Make a call after those that were begun before."""
+        begun = _Begun(kind, partial(self.steps.make, prepared, None), self._owner)
+        with self._owner.guard:
             self._begun.put(begun)
         return begun
 
@@ -139,12 +141,12 @@ class Background:
         Args:
             was_open: whether the owner had not ended before it was closed.
         """
-        if self._guard.forked:  # without the thread
+        if self._owner.guard.forked:  # without the thread
             self._child.close()
             return
         self._begun.put(None)
         try:
-            self._join(min(self._steps.timeout_s, threading.TIMEOUT_MAX) if was_open else _CLOSE_S)
+            self._join(min(self.steps.timeout_s, threading.TIMEOUT_MAX) if was_open else _CLOSE_S)
         finally:
             if self._thread.is_alive():
                 self._child.abort(
@@ -172,9 +174,7 @@ def _numpy_settings() -> dict[str, Any]:
     return {"call": np.geterrcall(), **np.geterr()}
 
 
-def _serve(
-    begun: queue.SimpleQueue[_Begun | None], child: ObjectMoves, over: threading.Event
-) -> None:
+def _serve(begun: queue.SimpleQueue[_Begun | None], child: Any, over: threading.Event) -> None:
     try:
         for request in iter(begun.get, None):
             request.make()
@@ -184,10 +184,8 @@ def _serve(
         over.set()
 
 
-def _finish(
-    begun: queue.SimpleQueue[_Begun | None], child: ObjectMoves, over: threading.Event
-) -> None:
-    """Have the thread end, before what it uses is taken from it."""
+def _finish(begun: queue.SimpleQueue[_Begun | None], child: Any, over: threading.Event) -> None:
+    """End the thread, before what it uses is taken from it."""
     begun.put(None)
     if not (child._steps.guard.forked or over.wait(_CLOSE_S)):
         child.abort("the process ended while its collectives were under way")

@@ -14,20 +14,17 @@ import json
 import operator
 from collections import deque
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Callable
+from typing import Any, Callable
 
 import numpy as np
 
 from synk_comm._core.calls import Kind, kind_of, text_dtype
 from synk_comm._core.fabric import PIECE_HEAD_BYTES
-from synk_comm._core.lists import as_array, bare, contiguous, flat_bytes, typed
 from synk_comm._core.ops import Array
+from synk_comm._core.packing import as_array, bare, contiguous, flat_bytes, typed
 from synk_comm._core.steps import Steps, check_out
 from synk_comm.abc import Request
 from synk_comm.exceptions import AbortedError, CommError, CommTimeout, MismatchError, PeerLost
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
 
 _ROOM = PIECE_HEAD_BYTES - 8
 _NOTHING: Array = np.empty(0, np.uint8)
@@ -113,18 +110,23 @@ class PointToPoint:
         self._arriving: dict[int, tuple[int, Array, Array]] = {}
         self._torn = False  # a blocking call gave up half-way
 
-    def to(self, x: ArrayLike, dest: int, tag: int) -> _ArrayRequest:
-        """Return a message to be sent, for ``do`` or ``begin``."""
-        array, dest = as_array(x), self._steps.check_rank(dest, "dest")
-        header = _header(_checked(tag), kind_of(array))
-        return _ArrayRequest(self, dest, tag, header, flat_bytes(contiguous(array)))
+    def prepare(self, sending: bool, array: Any, peer: int, tag: int) -> _ArrayRequest:
+        """Check the arguments of a message; return it for ``do`` or ``begin``.
 
-    def of(self, source: int, tag: int, out: Array | None) -> _ArrayRequest:
-        """Return a message to be received, for ``do`` or ``begin``."""
-        source = self._steps.check_rank(source, "source")
-        if out is not None:
-            check_out(out, None)
-        return _ArrayRequest(self, source, _checked(tag), b"", out)
+        Args:
+            array: to be sent; else ``out``, or None.
+        """
+        peer, header = self._steps.check_rank(peer, "dest" if sending else "source"), b""
+        number = operator.index(tag)
+        if number < 0:
+            raise ValueError(f"tag must be a number from 0, got {tag!r}")
+        if sending:
+            array = contiguous(as_array(array))
+            header = _header(number, kind_of(array))
+            array = flat_bytes(array)
+        elif array is not None:
+            check_out(array, None)
+        return _ArrayRequest(self, peer, number, header, array)
 
     def do(self, message: _ArrayRequest, timeout_s: float | None) -> Any:
         """Send or receive a message; see ``Communicator.send`` and ``recv``."""
@@ -331,13 +333,6 @@ def _header(tag: int, kind: Kind) -> bytes:
 def _read_header(header: bytes) -> tuple[int, Kind]:
     tag, dtype, shape = json.loads(header)
     return int(tag), (str(dtype), tuple(int(n) for n in shape))
-
-
-def _checked(tag: int) -> int:
-    number = operator.index(tag)
-    if number < 0:
-        raise ValueError(f"tag must be a number from 0, got {tag!r}")
-    return number
 
 
 def _fits(out: Any, kind: Kind) -> bool:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Callable, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from synk_comm._core import moves
 from synk_comm._core.bulk import AgreedReduction, Stretch
-from synk_comm._core.calls import CollectiveCall, Kind, encode, kind_of
-from synk_comm._core.lists import (
+from synk_comm._core.calls import CollectiveCall, encode, kind_of
+from synk_comm._core.ops import Array, ReduceOp, check_reducible, check_weight, scaled
+from synk_comm._core.packing import (
     Bundle,
     address,
     as_array,
@@ -24,183 +25,109 @@ from synk_comm._core.lists import (
     pack,
     unpack,
 )
-from synk_comm._core.ops import Array, ReduceOp, check_reducible, check_weight, scaled
 from synk_comm._core.reductions import first_part, first_post, reduce_stretch
-from synk_comm._core.steps import Result, Run, Steps, check_out
+from synk_comm._core.steps import Prepared, Result, Steps, check_out
+from synk_comm._core.table import Arguments, Collective
 
 
-class Job(NamedTuple):
-    """One rank's part in a reduction.
+def reduce(steps: Steps, row: Collective, given: Arguments) -> Prepared:
+    """Check the arguments of a reduce or all_reduce, and prepare it."""
+    fabric, x, out = steps.fabric, given.x, given.out
+    root = steps.check_rank(given.root) if row.to_root else None
+    op = ReduceOp.parse(given.op)
+    weight = check_weight(given.weight, op)
+    many = is_list(x if x is not None else out)
+    arrays = None if x is None else [as_array(array) for array in (x if many else [x])]
+    receives = root in (None, steps.rank)
+    outs = _out_list(out, many, arrays) if receives else None
+    known = arrays if arrays is not None else outs
+    kinds = () if known is None else tuple(kind_of(array) for array in known)
+    for array in known or ():
+        check_reducible(array.dtype, op)
+    weight = 0.0 if arrays is None else weight
+    call = CollectiveCall(row.name, op.value, -1 if root is None else root, kinds, (), weight, many)
+    sources = [contiguous(array) for array in arrays] if arrays is not None and weight else None
+    parts = bundles(kinds, together=many)  # none if this rank does not know what comes
+    # What is written for one bundle must not be what the next has still to read.
+    if len(parts) > 1 and sources is not None and outs is not None and overlap(sources, outs):
+        sources = [array.copy() for array in sources]
+    first = None if sources is None else pack(sources, parts[0])
 
-    Attributes:
-        op: how values are combined.
-        root: the only receiver; None if all ranks are.
-        call, head: for the others.
-        given: the arrays brought, in C order; None if this rank contributes nothing.
-        outs: where the results go; None for new arrays.
-        bundles: which arrays travel together; empty if this rank does not know.
-        first: flat bytes of the first bundle.
-    """
-
-    op: ReduceOp
-    root: int | None
-    call: CollectiveCall
-    head: bytes
-    given: list[Array] | None
-    outs: list[Array] | None
-    bundles: list[Bundle]
-    first: Array | None
-
-
-class Reducing:
-    """The reductions of one communicator."""
-
-    def __init__(self, steps: Steps) -> None:
-        self._steps = steps
-
-    def reduce(
-        self,
-        kind: str,
-        x: Any,
-        op: str | ReduceOp,
-        root: int | None,
-        weight: float | None,
-        out: Any,
-    ) -> Run:
-        """Check a reduction, to all ranks if ``root`` is None; return what does it."""
-        steps = self._steps
-        root = None if root is None else steps.check_rank(root)
-        op = ReduceOp.parse(op)
-        weight = check_weight(weight, op)
-        many = is_list(x if x is not None else out)
-        given = _listed(x, many)
-        outs = None if root not in (None, steps.rank) else _out_list(out, many, given)
-        known = given if given is not None else outs
-        kinds = () if known is None else tuple(kind_of(array) for array in known)
-        for array in known or ():
-            check_reducible(array.dtype, op)
-        weight = 0.0 if given is None else weight
-        call = CollectiveCall(kind, op.value, -1 if root is None else root, kinds, (), weight, many)
-        source = [contiguous(array) for array in given] if given is not None and weight else None
-        parts = bundles(kinds, together=many)
-        # What is written for one bundle must not be what the next has still to read.
-        if len(parts) > 1 and source is not None and outs is not None and overlap(source, outs):
-            source = [array.copy() for array in source]
-        first = None if source is None else pack(source, parts[0])
-        job = Job(op, root, call, encode(call), source, outs, parts, first)
-
-        def run(timeout_s: float | None, *, resuming: bool = False) -> Result:
-            deadline = steps.deadline(timeout_s)
-            with steps.passing(resuming):
-                fill, part = self._first_round(job)
-                calls = steps.open(job.call, job.head, fill, deadline, root, part, resuming)
-                return self._finish(job, calls, deadline)
-
-        return run
-
-    def _first_round(self, job: Job) -> tuple[Callable[[], int], int]:
-        fabric = self._steps.fabric
-        if not job.bundles:
-            return (lambda: 0), 0
-        nbytes = job.bundles[0].nbytes
-        return (lambda: first_post(fabric, nbytes, job.first)), first_part(fabric, nbytes)
-
-    def _finish(self, job: Job, calls: Sequence[CollectiveCall], deadline: float) -> Result:
-        steps = self._steps
-        fabric = steps.fabric
+    def finish(calls: Sequence[CollectiveCall], deadline: float) -> Result:
         ranks = [rank for rank, theirs in enumerate(calls) if theirs.weight]
-        weights = [calls[rank].weight for rank in ranks]
-        factors = None if min(weights) == max(weights) else scaled(weights)
-        plan = AgreedReduction(job.op, ranks, factors, job.root)
-        kinds = calls[ranks[0]].arrays
-        receives = job.root in (None, steps.rank)
-        results: list[Array | None] = [None] * len(kinds)
+        plan = _plan(op, calls, ranks, root)
+        kinds, many = calls[ranks[0]].arrays, calls[ranks[0]].many
+        results: list[Any] = [None] * len(kinds)
         accident = None
-        posted = True
-        many = calls[ranks[0]].many
-        for which, bundle in enumerate(job.bundles or bundles(kinds, together=many)):
-            source = job.first if which == 0 else None
-            if source is None and job.given is not None:
-                source = pack(job.given, bundle)
-            target = _target(job, bundle, source) if receives else None
+        for which, bundle in enumerate(parts or bundles(kinds, together=many)):
+            source = first if which == 0 or sources is None else pack(sources, bundle)
+            target = _target(bundle, outs, source) if receives else None
             stretch = Stretch(bundle.dtype, bundle.nbytes, source, target)
+            posted = which == 0
             accident = reduce_stretch(fabric, plan, stretch, deadline, posted=posted) or accident
-            posted = False
-            if target is not None:
-                self._hand_over(job, bundle, kinds, target, results)
+            if target is None:
+                continue
+            if outs is None:
+                for place, array in cut(target, bundle, kinds).items():
+                    results[place] = array
+            else:
+                unpack(target, bundle, outs)
         if not receives:
             return None, accident
-        if many:
-            return results, accident
-        (result,) = results
-        return result if result is None or job.outs is not None else bare(result), accident
+        if outs is not None:
+            return (outs if many else outs[0]), accident
+        return (results if many else bare(results[0])), accident
 
-    @staticmethod
-    def _hand_over(
-        job: Job, bundle: Bundle, kinds: Sequence[Kind], target: Array, results: list[Array | None]
-    ) -> None:
-        if job.outs is None:
-            for which, array in cut(target, bundle, kinds).items():
-                results[which] = array
-            return
-        unpack(target, bundle, job.outs)
-        for which in bundle.members:
-            results[which] = job.outs[which]
+    fill = lambda: first_post(fabric, parts[0].nbytes, first) if parts else 0  # noqa: E731
+    part = first_part(fabric, parts[0].nbytes) if parts else 0
+    return Prepared(call, encode(call), finish, fill, root, part)
 
-    def scatter(self, x: Any, op: str | ReduceOp, weight: float | None, out: Any) -> Run:
-        """Check a reduce_scatter; return what does it."""
-        steps = self._steps
-        op = ReduceOp.parse(op)
-        weight = check_weight(weight, op)
-        if not weight:
-            raise ValueError("every rank contributes to reduce_scatter: weight must be positive")
-        many = is_list(x)
-        given = [contiguous(as_array(array)) for array in (x if many else [x])]
-        blocks = _blocks(given, many, steps.size)
-        own = kind_of(blocks[steps.rank])
-        check_reducible(given[0].dtype, op)
-        if out is not None:
-            check_out(out, own)
-        kinds = tuple(kind_of(array) for array in given)
-        call = CollectiveCall("reduce_scatter", op.value, -1, kinds, (), weight, many)
-        inbox = moves.Inbox([own], [out], given)
+
+def reduce_scatter(steps: Steps, row: Collective, given: Arguments) -> Prepared:
+    """Check the arguments of a reduce_scatter, and prepare it."""
+    size, out, many = steps.size, given.out, is_list(given.x)
+    op = ReduceOp.parse(given.op)
+    weight = check_weight(given.weight, op)
+    if not weight:
+        raise ValueError(f"every rank contributes to {row.name}: weight must be positive")
+    arrays = [contiguous(as_array(array)) for array in (given.x if many else [given.x])]
+    blocks = _blocks(arrays, many, size)
+    own, dtype = kind_of(blocks[steps.rank]), arrays[0].dtype
+    check_reducible(dtype, op)
+    if out is not None:
+        check_out(out, own)
+    kinds = tuple(kind_of(array) for array in arrays)
+    call = CollectiveCall(row.name, op.value, -1, kinds, (), weight, many)
+    sources = [flat_bytes(block) for block in blocks]
+    fill, part = moves.first_parts(steps.fabric, sources)
+
+    def finish(calls: Sequence[CollectiveCall], deadline: float) -> Result:
+        plan = _plan(op, calls, list(range(size)), None)
+        inbox = moves.Inbox([own], [out], arrays)
         (target,) = inbox.flat()
-        accidents: list[Exception] = []
-        dtype = given[0].dtype
+        accidents: list[Exception | None] = [None]
 
-        def begin(calls: Sequence[CollectiveCall]) -> Any:
-            weights = [theirs.weight for theirs in calls]
-            factors = None if min(weights) == max(weights) else scaled(weights)
-            plan = AgreedReduction(op, list(range(steps.size)), factors, None)
+        def receive(start: int, part: int, read: moves.Read) -> None:
+            assert target is not None  # noqa: S101 - every rank gets its block
+            stop = min(start + part, target.nbytes)
+            if stop > start:
+                operands = [read(rank, stop - start).view(dtype) for rank in range(size)]
+                accidents.append(plan.combine(operands, target[start:stop].view(dtype)))
 
-            def receive(start: int, part: int, read: moves.Read) -> None:
-                assert target is not None  # noqa: S101 - every rank gets its block
-                stop = min(start + part, target.nbytes)
-                if stop > start:
-                    operands = [read(rank, stop - start).view(dtype) for rank in range(steps.size)]
-                    accident = plan.combine(operands, target[start:stop].view(dtype))
-                    accidents.extend([] if accident is None else [accident])
+        moves.deal(steps.fabric, calls, sources, receive, deadline)
+        (block,) = inbox.taken()
+        accident = next(filter(None, accidents), None)
+        return (bare(block) if out is None and block is not None else out), accident
 
-            return receive
-
-        head = encode(call)
-        sources = [flat_bytes(block) for block in blocks]
-
-        def run(timeout_s: float | None, *, resuming: bool = False) -> Result:
-            deadline = steps.deadline(timeout_s)
-            with steps.passing(resuming):
-                moves.deal(steps, call, head, sources, begin, deadline, resuming)
-            block = inbox.taken()[0]
-            assert block is not None  # noqa: S101 - every rank gets its block
-            return block if out is not None else bare(block), accidents[0] if accidents else None
-
-        return run
+    return Prepared(call, encode(call), finish, fill, part=part)
 
 
-def _listed(x: Any, many: bool) -> list[Array] | None:
-    if x is None:
-        return None
-    return [as_array(array) for array in (x if many else [x])]
+def _plan(
+    op: ReduceOp, calls: Sequence[CollectiveCall], ranks: list[int], root: int | None
+) -> AgreedReduction:
+    weights = [calls[rank].weight for rank in ranks]
+    factors = None if min(weights) == max(weights) else scaled(weights)
+    return AgreedReduction(op, ranks, factors, root)
 
 
 def _out_list(out: Any, many: bool, given: list[Array] | None) -> list[Array] | None:
@@ -232,10 +159,10 @@ def _blocks(given: list[Array], many: bool, size: int) -> list[Array]:
     return [x[rank * rows : (rank + 1) * rows] for rank in range(size)]
 
 
-def _target(job: Job, bundle: Bundle, source: Array | None) -> Array:
+def _target(bundle: Bundle, outs: list[Array] | None, source: Array | None) -> Array:
     """Return flat memory for a result: that of ``out`` if it can be written while x is read."""
-    if len(bundle.members) == 1 and job.outs is not None:
-        out = job.outs[bundle.members[0]]
+    if len(bundle.members) == 1 and outs is not None:
+        out = outs[bundle.members[0]]
         if out.flags.c_contiguous:
             flat = flat_bytes(out)
             if (

@@ -19,6 +19,8 @@ import numpy as np
 
 from synk_comm.exceptions import AbortedError, ClosedError, MismatchError, PeerDeclined, PeerLost
 
+from .table import DIMENSIONS, OTHER, TABLE
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -256,40 +258,13 @@ def mismatch(problem: str, calls: Sequence[object]) -> MismatchError:
     return MismatchError(f"{problem}:{lines}", calls=said)
 
 
-class _Rules(NamedTuple):
-    """Rules for the arrays of a collective.
-
-    Attributes:
-        alike: ``"shapes"``, or ``"numbers of dimensions"``, of all arrays brought, besides dtypes.
-        optional: whether a rank may bring nothing, if another brings something.
-    """
-
-    alike: str
-    optional: bool = False
-
-
-_RULES = {
-    "all_gather": _Rules("numbers of dimensions", optional=True),
-    "all_reduce": _Rules("shapes", optional=True),
-    "all_to_all": _Rules(""),
-    "broadcast": _Rules("shapes"),
-    "gather": _Rules("numbers of dimensions", optional=True),
-    "partitioned_all_reduce": _Rules("shapes"),
-    "reduce": _Rules("shapes", optional=True),
-    "reduce_scatter": _Rules("shapes"),
-}
-"""By method; in others the ranks may bring any arrays."""
-
-
 def _disagreement(calls: Sequence[CollectiveCall]) -> str | None:
     first = calls[0]
     if any((call.kind, call.op, call.root) != (first.kind, first.op, first.root) for call in calls):
         return "the ranks called different collectives"
     method = first.method
-    rules = _RULES.get(method)
-    if rules is None:
-        return _misfit(calls)
-    if rules.optional and not any(call.weight for call in calls):
+    row = TABLE.get(method, OTHER)
+    if row.optional and not any(call.weight for call in calls):
         return f"no rank contributes to this {method}"
     brought = [call for call in calls if call.arrays]
     if len({(call.many, len(call.arrays)) for call in brought}) > 1:
@@ -297,12 +272,12 @@ def _disagreement(calls: Sequence[CollectiveCall]) -> str | None:
     if len({tuple(dtype for dtype, _ in call.arrays) for call in brought}) > 1:
         return f"the ranks brought different dtypes to this {method}"
     shapes = {tuple(shape for _, shape in call.arrays) for call in brought}
-    if rules.alike == "numbers of dimensions":
+    if row.alike == DIMENSIONS:
         if any(call.outs for call in calls) and any(call.many for call in calls):
             return f"this {method} got a list from one rank and out from another"
         shapes = {tuple((len(shape),) for shape in theirs) for theirs in shapes}
-    if rules.alike and len(shapes) > 1:
-        return f"the ranks brought different {rules.alike} to this {method}"
+    if row.alike and len(shapes) > 1:
+        return f"the ranks brought different {row.alike} to this {method}"
     return _misfit(calls)
 
 
@@ -315,10 +290,8 @@ def _misfit(calls: Sequence[CollectiveCall]) -> str | None:
 
 
 def received(calls: Sequence[CollectiveCall], receiver: int) -> list[Kind | None]:
-    """Return the arrays that a rank receives, by source rank (for scatter: the single one)."""
-    kind, root = calls[0].method, calls[0].root
-    if kind == "scatter":
-        return [calls[root].arrays[receiver]]
-    if kind == "all_to_all":
-        return [call.arrays[receiver] for call in calls]
-    return [call.arrays[0] if call.arrays else None for call in calls]
+    """Return the arrays that a rank receives, by source rank (of one sender: the single one)."""
+    row, root = TABLE[calls[0].method], calls[0].root
+    which = receiver if row.sends == "parts" else 0
+    senders = [calls[root]] if row.from_root else calls
+    return [call.arrays[which] if call.arrays else None for call in senders]

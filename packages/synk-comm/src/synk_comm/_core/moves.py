@@ -7,19 +7,22 @@ from typing import Callable
 
 import numpy as np
 
-from .calls import CollectiveCall, count_bytes, text_dtype
-from .lists import flat_bytes
+from .calls import CollectiveCall, Kind, count_bytes, text_dtype
+from .fabric import Fabric, part_bytes
 from .ops import Array
-from .steps import Steps
+from .packing import flat_bytes
+from .table import REDUCE_SCATTER
 
 Read = Callable[[int, int], Array]
 """``read(rank, count)`` returns the next bytes of a rank for this one."""
 Receive = Callable[[int, int, Read], None]
 """``receive(start, part, read)`` takes bytes from ``start`` on, up to ``part`` of each rank."""
+Targets = Sequence["tuple[int, Array | None]"]
+"""Flat memory for what comes, by sender; None where nothing is to be copied."""
 
 
 def spread(
-    steps: Steps,
+    fabric: Fabric,
     root: int,
     source: Array | None,
     target: Array | None,
@@ -29,30 +32,21 @@ def spread(
     """Move the root's flat bytes into every other rank's ``target``, of the same length.
 
     Args:
+        source, target: one of them, that of the root and that of the others.
         posted: whether these are the first bytes of their call.
     """
-    fabric = steps.fabric
     data = source if source is not None else target
-    nbytes = 0 if data is None else data.nbytes
-    if data is not None and not fabric.is_posted(nbytes):
+    assert data is not None  # noqa: S101 - see above
+    if not fabric.is_posted(data.nbytes):
         with fabric.bulk() as bulk:
             bulk.spread(root, data, deadline)
         return
-    start = 0
-    while True:
-        if not posted:
-            fabric.sync(None, steps.fabric.fill(source, start), deadline)
-        posted = False
-        stop = min(start + fabric.slot_bytes, nbytes)
-        if source is None and target is not None and stop > start:
-            np.copyto(target[start:stop], fabric.read(root, 0, stop - start))
-        start = stop
-        if start >= nbytes:
-            return
+    targets = [(root, target)]
+    _in_rounds(fabric, source, targets, data.nbytes, deadline, posted=posted)
 
 
 def collect(
-    steps: Steps,
+    fabric: Fabric,
     root: int | None,
     source: Array | None,
     targets: Sequence[Array | None],
@@ -64,105 +58,103 @@ def collect(
     Args:
         totals: how many bytes each rank has.
     """
-    fabric = steps.fabric
     longest = max(totals)
-    if not fabric.is_posted(longest):
-        with fabric.bulk() as bulk:
-            texts = bulk.collect(root, source, totals, deadline)
-        for text, target in zip(texts, targets):
-            if target is not None:
-                np.copyto(target, text)
+    if fabric.is_posted(longest):
+        _in_rounds(fabric, source, list(enumerate(targets)), longest, deadline, to=root)
         return
+    with fabric.bulk() as bulk:
+        texts = bulk.collect(root, source, totals, deadline)
+    for text, target in zip(texts, targets):
+        if target is not None:
+            np.copyto(target, text)
+
+
+def _in_rounds(
+    fabric: Fabric,
+    source: Array | None,
+    targets: Targets,
+    longest: int,
+    deadline: float,
+    *,
+    to: int | None = None,
+    posted: bool = True,
+) -> None:
     start = 0
     while True:
-        for rank, target in enumerate(targets):
-            if target is None or start >= target.nbytes:
-                continue
-            stop = min(start + fabric.slot_bytes, target.nbytes)
-            np.copyto(target[start:stop], fabric.read(rank, 0, stop - start))
+        if not posted:
+            fabric.sync(None, fabric.fill(source, start), deadline, to=to)
+        posted = False
+        for rank, target in targets:
+            if target is not None and start < target.nbytes:
+                stop = min(start + fabric.slot_bytes, target.nbytes)
+                np.copyto(target[start:stop], fabric.read(rank, 0, stop - start))
         start += fabric.slot_bytes
         if start >= longest:
             return
-        fabric.sync(None, steps.fabric.fill(source, start), deadline, to=root)
+
+
+def first_parts(fabric: Fabric, sources: Sequence[Array] | None) -> tuple[Callable[[], int], int]:
+    """Return what fills the own slot for the first round of ``deal``, and the length of a part."""
+    if fabric.longest_posted is not None:
+        return (lambda: 0), 0
+    part = part_bytes(fabric)
+    return (lambda: _fill_parts(fabric, sources, 0, part)), part
 
 
 def deal(
-    steps: Steps,
-    call: CollectiveCall,
-    head: bytes,
+    fabric: Fabric,
+    calls: Sequence[CollectiveCall],
     sources: Sequence[Array] | None,
-    begin: Callable[[Sequence[CollectiveCall]], Receive],
+    receive: Receive,
     deadline: float,
-    resuming: bool = False,
 ) -> None:
-    """Move one flat array to each rank: every slot is cut into parts.
+    """Move one flat array to each rank, each in its part of the slot; the first round is over.
 
     Args:
         sources: what goes to each rank; None if this rank gives nothing.
-        begin: takes all ranks' calls, and returns a function to be called after every round.
-        resuming: the first round is over.
+        receive: is called after every round.
     """
-    fabric = steps.fabric
+    rank, counts = fabric.rank, [_counts(call, fabric.size) for call in calls]
     if fabric.longest_posted is not None:
-        calls = steps.open(call, head, lambda: 0, deadline, resuming=resuming)
-        counts = [_for_rank(theirs, steps.rank, steps.size) for theirs in calls]
-        receive = begin(calls)
+        for_this = [theirs[rank] for theirs in counts]
         with fabric.bulk() as bulk:
-            texts = bulk.deal(sources, counts, deadline)
-        receive(0, max(counts), lambda rank, count: texts[rank][:count])
+            texts = bulk.deal(sources, for_this, deadline)
+        receive(0, max(for_this), lambda sender, count: texts[sender][:count])
         return
-    part = fabric.slot_bytes // steps.size // 64 * 64
-    calls = steps.open(
-        call,
-        head,
-        lambda: _fill_parts(steps, sources, 0, part),
-        deadline,
-        part=part,
-        resuming=resuming,
-    )
-    receive = begin(calls)
-
-    def read(rank: int, count: int) -> Array:
-        return fabric.read(rank, steps.rank * part, steps.rank * part + count)
-
-    longest = max((count_bytes(kind) for theirs in calls for kind in theirs.arrays), default=0)
-    if call.kind == "reduce_scatter" and not call.many:
-        longest //= steps.size
-    start = 0
+    part, longest = part_bytes(fabric), max(map(max, counts))
+    begin, start = rank * part, 0
     while True:
-        receive(start, part, read)
+        receive(start, part, lambda sender, count: fabric.read(sender, begin, begin + count))
         start += part
         if start >= longest:
             return
-        fabric.sync(None, _fill_parts(steps, sources, start, part), deadline, part=part)
+        fabric.sync(None, _fill_parts(fabric, sources, start, part), deadline, part=part)
 
 
-def _for_rank(call: CollectiveCall, rank: int, size: int) -> int:
-    """Return how many bytes a rank's call has for another one."""
-    if not call.arrays:
-        return 0
-    if call.kind == "reduce_scatter" and not call.many:
-        return call.nbytes() // size
-    return call.nbytes(rank)
+def _counts(call: CollectiveCall, size: int) -> list[int]:
+    """Return how many bytes a call has for each rank."""
+    if call.kind == REDUCE_SCATTER.name and not call.many:
+        return [call.nbytes() // size] * size
+    return [count_bytes(kind) for kind in call.arrays] or [0] * size
 
 
-def _fill_parts(steps: Steps, sources: Sequence[Array] | None, start: int, part: int) -> int:
+def _fill_parts(fabric: Fabric, sources: Sequence[Array] | None, start: int, part: int) -> int:
     if sources is None:
         return 0
-    slot = steps.fabric.slot()
+    slot = fabric.slot()
     for rank, source in enumerate(sources):
         stop = min(start + part, source.nbytes)
         if stop > start:
             offset = rank * part
             np.copyto(slot[offset : offset + stop - start], source[start:stop])
-    return part * steps.size
+    return part * fabric.size
 
 
-def taker(targets: Sequence[Array | None]) -> Receive:
-    """Return what copies this rank's part of each rank's slot into that rank's target."""
+def taker(targets: Targets) -> Receive:
+    """Return what copies this rank's part of each sender's slot into the target for that."""
 
     def receive(start: int, part: int, read: Read) -> None:
-        for rank, target in enumerate(targets):
+        for rank, target in targets:
             if target is not None and start < target.nbytes:
                 stop = min(start + part, target.nbytes)
                 np.copyto(target[start:stop], read(rank, stop - start))
@@ -175,7 +167,7 @@ class Inbox:
 
     def __init__(
         self,
-        kinds: Sequence[tuple[str, tuple[int, ...]] | None],
+        kinds: Sequence[Kind | None],
         outs: Sequence[Array | None],
         avoid: Sequence[Array],
     ) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import operator
 import pickle
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Callable, Optional, Tuple
+from typing import Any, Callable, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -20,9 +19,23 @@ from .ops import Array
 Result = Tuple[Any, Optional[Exception]]
 """What a call returns, and what NumPy raised about overflow and its like."""
 
-Run = Callable[..., Result]
-"""``run(timeout_s, resuming=False)``, once, makes a call whose arguments have been checked, or goes
-on after its first round."""
+
+class Prepared(NamedTuple):
+    """A call whose arguments have been checked, to be made once.
+
+    Attributes:
+        call, head: for the other ranks, and its encoded form.
+        finish: ``finish(calls, deadline)`` does what follows the first round.
+        fill: fills the own slot for the first round, and returns how much.
+        to, part: of the first round, see ``Fabric.sync``.
+    """
+
+    call: CollectiveCall
+    head: bytes
+    finish: Callable[[Sequence[CollectiveCall], float], Result]
+    fill: Callable[[], int] = lambda: 0
+    to: int | None = None
+    part: int = 0
 
 
 class Steps:
@@ -39,29 +52,21 @@ class Steps:
         """Return when a call that begins now must be over."""
         return deadline_after(self.timeout_s if timeout_s is None else timeout_s)
 
-    def passing(self, resuming: bool) -> AbstractContextManager[None]:
-        """Return the guard before the first round of a collective; after it, nothing to enter."""
-        return nullcontext() if resuming else self.guard
+    def make(
+        self, prepared: Prepared, timeout_s: float | None, *, resuming: bool = False
+    ) -> Result:
+        """Make a call; if ``resuming``, go on after its first round, inside the guard."""
+        deadline = self.deadline(timeout_s)
+        if resuming:
+            return prepared.finish(self.verdict(prepared.call, prepared.head), deadline)
+        with self.guard:
+            return self.make_inside(prepared, deadline)
 
-    def open(
-        self,
-        call: CollectiveCall,
-        head: bytes,
-        fill: Callable[[], int],
-        deadline: float,
-        to: int | None = None,
-        part: int = 0,
-        resuming: bool = False,
-    ) -> Sequence[CollectiveCall]:
-        """Run the first round; return all ranks' calls, which agree, or raise on all ranks.
-
-        Args:
-            fill: fills the own slot, and returns how much.
-            resuming: the first round is over, it remains to compare.
-        """
-        if not resuming:
-            self.fabric.sync(head, fill(), deadline, to=to, part=part)
-        return self.verdict(call, head)
+    def make_inside(self, prepared: Prepared, deadline: float) -> Result:
+        """Make a call as a part of another one, which has passed the guard."""
+        call, head, finish, fill, to, part = prepared
+        self.fabric.sync(head, fill(), deadline, to=to, part=part)
+        return finish(self.verdict(call, head), deadline)
 
     def verdict(self, call: CollectiveCall, head: bytes) -> Sequence[CollectiveCall]:
         """Compare all ranks' heads of the first round."""

@@ -11,7 +11,7 @@ from typing import Callable, NamedTuple
 
 from synk_comm._backends.shm.block import create as create_block
 from synk_comm._backends.shm.fabric import ShmFabric
-from synk_comm._collectives.rounds import meet
+from synk_comm._collectives.communicator import meet
 from synk_comm._core.fabric import Watch
 from synk_comm._core.guard import DEFAULT_TIMEOUT_S, deadline_after
 from synk_comm._system.folder import SocketFolder

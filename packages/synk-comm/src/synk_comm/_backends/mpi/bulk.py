@@ -16,8 +16,8 @@ from typing import Any, Callable
 import numpy as np
 
 from synk_comm._core.bulk import AgreedReduction, Bulk, Stretch
-from synk_comm._core.lists import address
 from synk_comm._core.ops import Array, ReduceOp
+from synk_comm._core.packing import address
 
 _LONGEST = 1 << 30
 """Bytes of one collective: an MPI before 4.0 counts in 32 bits."""

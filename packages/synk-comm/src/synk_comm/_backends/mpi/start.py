@@ -6,7 +6,7 @@ import os
 import time
 from typing import Any
 
-from synk_comm._collectives.rounds import meet
+from synk_comm._collectives.communicator import meet
 from synk_comm._core.fabric import SLICE_S, Watch
 from synk_comm._core.guard import DEFAULT_TIMEOUT_S, deadline_after
 from synk_comm.abc import Communicator

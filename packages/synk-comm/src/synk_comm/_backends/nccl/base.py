@@ -15,10 +15,10 @@ from synk_comm._backends.nccl.arrays import (
     maker,
     resolve,
 )
-from synk_comm._collectives.objects import ObjectMoves
-from synk_comm._collectives.rounds import RoundCommunicator
+from synk_comm._collectives.communicator import RoundCommunicator
 from synk_comm._core.guard import Guard
-from synk_comm.abc import Request
+from synk_comm._core.table import Arguments, Collective
+from synk_comm.abc import Communicator, Request
 from synk_comm.cuda import Driver
 from synk_comm.exceptions import CommError
 
@@ -82,7 +82,7 @@ class _DeviceGuard(Guard):
         self._fabric.abort(f"{type(exc).__name__}: {exc}")
 
 
-class NcclBase(ObjectMoves):
+class NcclBase(Communicator):
     """One rank's host communicator and NCCL link, without the collectives on device arrays."""
 
     def __init__(self, host: RoundCommunicator, link: Link, settings: NcclSettings) -> None:
@@ -94,12 +94,10 @@ class NcclBase(ObjectMoves):
         self.device = link.device
         self._host = host
         self._steps = host._steps
-        self._gathering = host._gathering
         self._link = link
         self._settings = settings
         self._device_guard = _DeviceGuard(HostAndNccl(host, link))
         self._device_guard.token = host._guard.token  # one group, whose errors both let out
-        self._repeated: dict[Any, Any] = {}
         self._aside: Aside | None = None
 
     def __repr__(self) -> str:
@@ -213,36 +211,22 @@ class NcclBase(ObjectMoves):
             finally:
                 driver.free_on(stream, pointer)
 
-    # -- calls ----------------------------------------------------------------------------
+    # -- calls of the host communicator alone ---------------------------------------------
 
-    def barrier(self, *, timeout_s: float | None = None) -> None:
-        self._host.barrier(timeout_s=timeout_s)
+    def _begin(self, what: Collective, given: Arguments) -> Request:
+        for array in (given.x, given.out):
+            _refuse_device(array, f"i{what.name}", what.name)
+        return self._host._begin(what, given)
 
-    def _call(
-        self, kind: str, x: Any, out: Any, timeout_s: float | None, *_: Any, **how: Any
-    ) -> Any:
-        """Make a collective: ``_all_reduce`` and its like on devices, else the host's."""
-        if not on_device(x, out):
-            return self._host._call(kind, x, out, timeout_s, **how)
-        return getattr(self, f"_{kind}")(x, out, self._steps.deadline(timeout_s), **how)
-
-    def _begin(self, kind: str, x: Any = None, out: Any = None, **how: Any) -> Request:
-        for array in (x, out):
-            _refuse_device(array, f"i{kind}", kind)
-        return self._host._begin(kind, x, out, **how)
-
-    def isend(self, x: Any, dest: int, *, tag: int = 0) -> Request:
-        """Begin to send an array in host memory; see the contract."""
-        _refuse_device(x, "isend", "send")
-        return self._host.isend(x, dest, tag=tag)
-
-    def irecv(self, source: int, *, tag: int = 0, out: Any = None) -> Request:
-        """Begin to receive an array in host memory; see the contract."""
-        _refuse_device(out, "irecv", "recv")
-        return self._host.irecv(source, tag=tag, out=out)
+    def _begin_message(self, sending: bool, array: Any, peer: int, tag: int) -> Request:
+        _refuse_device(array, *(("isend", "send") if sending else ("irecv", "recv")))
+        return self._host._begin_message(sending, array, peer, tag)
 
     def decline(self, reason: str, *, timeout_s: float | None = None) -> dict[int, str]:
         return self._host.decline(reason, timeout_s=timeout_s)
+
+    def raised(self, error: BaseException) -> bool:
+        return self._host.raised(error)
 
 
 def on_device(*arguments: Any) -> bool:

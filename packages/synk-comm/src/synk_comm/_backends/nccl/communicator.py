@@ -35,9 +35,11 @@ What holds for device arrays, beyond the contract of ``abc.py`` and in places in
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, Callable
 
-from synk_comm._collectives.rounds import RoundCommunicator
+from synk_comm._collectives.communicator import RoundCommunicator
+from synk_comm._core.ops import ReduceOp
+from synk_comm._core.table import ALL_REDUCE, Arguments, Collective
 from synk_comm.abc import Communicator
 from synk_comm.cuda import Driver
 from synk_comm.exceptions import CommError, MismatchError
@@ -61,48 +63,57 @@ class NcclCommunicator(NcclReductions, NcclMoves):
         device: the ordinal of the device whose arrays it takes.
     """
 
-    def send(self, x: Any, dest: int, *, tag: int = 0, timeout_s: float | None = None) -> None:
-        """Send an array; see the contract. A device array waits for the receiver's ``recv``."""
-        if not on_device(x):
-            self._host.send(x, dest, tag=tag, timeout_s=timeout_s)
-            return
-        deadline = self._steps.deadline(timeout_s)
-        dest = self._steps.check_rank(dest, "dest")
-        if dest == self.rank:
-            raise ValueError("a device array cannot be sent to the own rank; make a copy of it")
-        array = self._one(x, "x")
-        stream = self._stream_for([array])
-        left = max(deadline - time.monotonic(), 0.001)
-        self._host.send_object(("device array", array.kind), dest, tag=tag, timeout_s=left)
-        with self._device_guard:
-            left = max(deadline - time.monotonic(), 0.001)
-            fits = self._host.recv_object(dest, tag=_REPLY_TAG + tag, timeout_s=left)
-            if fits:
-                self._link.run(self._exchange([(dest, array)], [], stream), stream, deadline)
-
-    def recv(
-        self, source: int, *, tag: int = 0, out: Any = None, timeout_s: float | None = None
+    def _call(
+        self,
+        what: Collective,
+        x: Any,
+        out: Any,
+        timeout_s: float | None,
+        op: str | ReduceOp = "sum",
+        root: int = 0,
+        weight: float | None = None,
     ) -> Any:
-        """Receive an array; see the contract. A device array needs ``out``, one like it."""
-        if not on_device(out):
-            return self._host.recv(source, tag=tag, out=out, timeout_s=timeout_s)
+        if what is ALL_REDUCE:
+            known = self._repeated.get((id(x), id(out)))
+            if known is not None and known.fits(x, out, op, weight):
+                self._reduce_again(known, self._steps.deadline(timeout_s))
+                return out
+        if not on_device(x, out):
+            return self._host._call(what, x, out, timeout_s, op, root, weight)
+        asked = Arguments(x, out, op, root, weight)
+        return _ON_DEVICES[what.sends, what.makes](
+            self, what, asked, self._steps.deadline(timeout_s)
+        )
+
+    def _message(
+        self, sending: bool, array: Any, peer: int, tag: int, timeout_s: float | None
+    ) -> Any:
+        if not on_device(array):
+            return self._host._message(sending, array, peer, tag, timeout_s)
         deadline = self._steps.deadline(timeout_s)
-        source = self._steps.check_rank(source, "source")
-        target = self._one(out, "out", written=True)
-        stream = self._stream_for([target])
-        left = max(deadline - time.monotonic(), 0.001)
-        what, (dtype, shape) = self._host.recv_object(source, tag=tag, timeout_s=left)
-        fits = (dtype, tuple(shape)) == target.kind
+        peer = self._steps.check_rank(peer, "dest" if sending else "source")
+        if sending and peer == self.rank:
+            raise ValueError("a device array cannot be sent to the own rank; make a copy of it")
+        here = self._one(array, "x" if sending else "out", written=not sending)
+        stream, reply = self._stream_for([here]), _REPLY_TAG + tag
+        if sending:
+            said = ("device array", here.kind)
+            self._host.send_object(said, peer, tag=tag, timeout_s=_left_s(deadline))
+            with self._device_guard:
+                if self._host.recv_object(peer, tag=reply, timeout_s=_left_s(deadline)):
+                    self._link.run(self._exchange([(peer, here)], [], stream), stream, deadline)
+            return None
+        what, (dtype, shape) = self._host.recv_object(peer, tag=tag, timeout_s=_left_s(deadline))
+        fits = (dtype, tuple(shape)) == here.kind
         with self._device_guard:
-            left = max(deadline - time.monotonic(), 0.001)
-            self._host.send_object(fits, source, tag=_REPLY_TAG + tag, timeout_s=left)
+            self._host.send_object(fits, peer, tag=reply, timeout_s=_left_s(deadline))
             if not fits:
                 raise MismatchError(
-                    f"rank {source} sent a {what} of {dtype} {shape}, but out is for "
-                    f"{target.dtype} {target.shape}; the message is lost"
+                    f"rank {peer} sent a {what} of {dtype} {shape}, but out is for "
+                    f"{here.dtype} {here.shape}; the message is lost"
                 )
-            self._link.run(self._exchange([], [(source, target)], stream), stream, deadline)
-        return out
+            self._link.run(self._exchange([], [(peer, here)], stream), stream, deadline)
+        return array
 
     # -- groups ---------------------------------------------------------------------------
 
@@ -115,9 +126,24 @@ class NcclCommunicator(NcclReductions, NcclMoves):
             return None
         settings = self._settings._replace(device=self.device)
         try:
-            return _wrap(host, settings, max(deadline - time.monotonic(), 0.001))
+            return _wrap(host, settings, _left_s(deadline))
         except CommError as exc:
             raise host.told_above(exc) from exc.__cause__
+
+
+def _left_s(deadline: float) -> float:
+    return max(deadline - time.monotonic(), 0.001)
+
+
+_ON_DEVICES: dict[tuple[str, str], Callable[..., Any]] = {
+    ("whole", "fold"): NcclCommunicator._reduce,
+    ("parts", "fold"): NcclCommunicator._reduce_scatter,
+    ("whole", "fill"): NcclCommunicator._broadcast,
+    ("whole", "rows"): NcclCommunicator._collect,
+    ("parts", "rows"): NcclCommunicator._deal,
+    ("parts", "one"): NcclCommunicator._deal,
+}
+"""By what is sent, and what is made of it."""
 
 
 def nccl(

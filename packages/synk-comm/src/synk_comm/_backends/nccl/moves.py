@@ -7,6 +7,7 @@ from typing import Any
 
 from synk_comm._backends.nccl.arrays import DeviceArray, maker
 from synk_comm._core.calls import ON_DEVICES, CollectiveCall, Kind, received
+from synk_comm._core.table import Arguments, Collective
 
 from . import terms
 from .base import NcclBase
@@ -18,13 +19,11 @@ _Calls = list[tuple[Any, ...]]
 class NcclMoves(NcclBase):
     """Movement between all ranks, on devices."""
 
-    def _broadcast(self, x: Any, out: None, deadline: float, root: int) -> Any:  # noqa: ARG002
-        root = self._steps.check_rank(root, "root")
+    def _broadcast(self, what: Collective, asked: Arguments, deadline: float) -> Any:
+        x, root = asked.x, self._steps.check_rank(asked.root)
         arrays = self._several(x, "x", written=self.rank != root)
         stream = self._stream_for(arrays)
-        many = isinstance(x, (list, tuple))
-        kinds = tuple(array.kind for array in arrays)
-        call = CollectiveCall("broadcast" + ON_DEVICES, root=root, arrays=kinds, many=many)
+        call = _call_of(what, root, arrays, many=isinstance(x, (list, tuple)))
         with self._device_guard:
             self._host.agree(call, deadline)
             calls = [self._from(root, array.pointer, array, stream) for array in arrays]
@@ -40,38 +39,24 @@ class NcclMoves(NcclBase):
         start = (source, target.pointer, target.nbytes, UINT8, root)
         return (self._link.binding.broadcast, *start, self._link.handle, stream)
 
-    def _gather(self, x: Any, out: Any, deadline: float, root: int) -> Any:
-        return self._collect("gather", x, self._steps.check_rank(root, "root"), out, deadline)
-
-    def _all_gather(self, x: Any, out: Any, deadline: float) -> Any:
-        return self._collect("all_gather", x, None, out, deadline)
-
-    def _collect(self, kind: str, x: Any, root: int | None, out: Any, deadline: float) -> Any:
+    def _collect(self, what: Collective, asked: Arguments, deadline: float) -> Any:
+        x, out = asked.x, asked.out
+        root = self._steps.check_rank(asked.root) if what.to_root else None
         many = isinstance(x, (list, tuple))
         given = [] if x is None else self._several(x, "x")
         receives = root is None or root == self.rank
         places: list[DeviceArray | None] | None = None
         if receives and out is not None:
             if many:
-                raise ValueError(f"{kind} takes either a list for x, or out")
+                raise ValueError(f"{what.name} takes either a list for x, or out")
             places = self._places(out)
-            mine = given[0] if given else None
-            terms.check_apart(
-                [mine if rank == self.rank else None for rank in range(self.size)], places
-            )
+            terms.check_apart(self._beside(given[0] if given else None), places)
         if receives and out is None:
             maker(given[0].owner)  # an error now, not when the others rely on this rank
         stream = self._stream_for([*given, *(place for place in places or () if place)])
-        outs = () if places is None else tuple(place and place.kind for place in places)
-        call = CollectiveCall(
-            kind + ON_DEVICES,
-            "",
-            -1 if root is None else root,
-            tuple(array.kind for array in given),
-            outs,
-            0.0 if x is None else 1.0,
-            many,
-            "" if places is None or terms.is_block(places) else "apart",
+        call = _call_of(what, -1 if root is None else root, given, places, many=many)._replace(
+            weight=0.0 if x is None else 1.0,
+            place="" if places is None or terms.is_block(places) else "apart",
         )
         with self._device_guard:
             calls = self._host.agree(call, deadline)
@@ -168,59 +153,53 @@ class NcclMoves(NcclBase):
                     calls.append((function, *start, link.handle, stream))
         return calls
 
-    def _scatter(self, xs: Any, out: Any, deadline: float, root: int) -> Any:
-        root = self._steps.check_rank(root, "root")
-        self._steps.check_only_root("scatter", xs, root)
-        if self.rank == root and xs is None:
-            raise ValueError(f"the root of scatter gives a list of {self.size}, got None")
-        given = [] if xs is None else self._per_rank(xs, "xs")
-        _check_one_dtype(given, "scatter")
-        target = None
-        if out is None:
-            maker(given[0].owner)
-        else:
-            target = self._one(out, "out", written=True)
-            ranks = range(self.size)
-            terms.check_apart(given, [target if rank == self.rank else None for rank in ranks])
-        stream = self._stream_for([*given, *([target] if target else [])])
-        kinds = tuple(array.kind for array in given)
-        outs = (target.kind,) if target else ()
-        call = CollectiveCall("scatter" + ON_DEVICES, "", root, kinds, outs)
-        with self._device_guard:
-            origin = self._host.agree(call, deadline)[root]
-            dtype, shape = origin.arrays[self.rank]
-            if target is None:
-                out, target = self._made(given[0].owner, shape, dtype)
-            sends = list(enumerate(given))
-            self._link.run(self._exchange(sends, [(root, target)], stream), stream, deadline)
-        return out
+    def _beside(self, array: DeviceArray | None) -> list[DeviceArray | None]:
+        """Return an array at this rank's place in a list of all ranks' arrays."""
+        return [array if rank == self.rank else None for rank in range(self.size)]
 
-    def _all_to_all(self, xs: Any, out: Any, deadline: float) -> Any:
-        given = self._per_rank(xs, "xs")
-        _check_one_dtype(given, "all_to_all")
-        places = None
+    def _deal(self, what: Collective, asked: Arguments, deadline: float) -> Any:
+        xs, out, root, senders = asked.x, asked.out, -1, list(range(self.size))
+        if what.from_root:
+            root = self._steps.check_rank(asked.root)
+            senders = [root]
+            self._steps.check_only_root(what.name, xs, root)
+        if self.rank in senders and xs is None:
+            raise ValueError(f"{what.name} takes a list of {self.size} here, got None")
+        given = [] if xs is None else self._per_rank(xs, "xs")
+        if len({array.dtype for array in given}) > 1:
+            dtypes = ", ".join(sorted({array.dtype for array in given}))
+            raise TypeError(f"{what.name} needs arrays of one dtype, got {dtypes}")
+        places: list[DeviceArray | None] | None = None
         if out is None:
-            maker(given[0].owner)
+            maker(given[0].owner)  # an error now, not when the others rely on this rank
+        elif what.from_root:
+            places = [self._one(out, "out", written=True)]
+            terms.check_apart(given, self._beside(places[0]))
         else:
             places = self._places(out)
             terms.check_apart(given, places, in_place=False)
         stream = self._stream_for([*given, *(place for place in places or () if place)])
-        outs = () if places is None else tuple(place and place.kind for place in places)
-        kinds = tuple(array.kind for array in given)
-        call = CollectiveCall("all_to_all" + ON_DEVICES, "", -1, kinds, outs)
+        call = _call_of(what, root, given, places)
         with self._device_guard:
             calls = self._host.agree(call, deadline)
-            values = out
+            values = [out] if what.from_root else out
             if places is None:
-                comes = received(calls, self.rank)
-                values, places = self._rows_for(comes, given[0].owner)
-            sends = list(enumerate(given))
-            moves = self._exchange(sends, list(enumerate(places)), stream)
+                kinds = received(calls, self.rank)
+                values, places = self._rows_for(kinds, given[0].owner)
+            moves = self._exchange(list(enumerate(given)), list(zip(senders, places)), stream)
             self._link.run(moves, stream, deadline)
-        return [values[rank] for rank in range(self.size)]
+        return values[0] if what.from_root else [values[rank] for rank in range(self.size)]
 
 
-def _check_one_dtype(arrays: Sequence[DeviceArray], kind: str) -> None:
-    dtypes = {array.dtype for array in arrays}
-    if len(dtypes) > 1:
-        raise TypeError(f"{kind} needs arrays of one dtype, got {', '.join(sorted(dtypes))}")
+def _call_of(
+    what: Collective,
+    root: int,
+    given: Sequence[DeviceArray],
+    places: Sequence[DeviceArray | None] | None = None,
+    *,
+    many: bool = False,
+) -> CollectiveCall:
+    """Return the call for the other ranks."""
+    kinds = tuple(array.kind for array in given)
+    outs = () if places is None else tuple(place and place.kind for place in places)
+    return CollectiveCall(what.name + ON_DEVICES, "", root, kinds, outs, many=many)

@@ -9,11 +9,14 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from synk_comm._backends.nccl.arrays import DeviceArray, is_pygpu, pygpu_place
+from synk_comm._collectives.communicator import RoundCommunicator
 from synk_comm._core.calls import ON_DEVICES, CollectiveCall
 from synk_comm._core.ops import ReduceOp, check_weight
+from synk_comm._core.table import PARTITIONED_ALL_REDUCE, Arguments, Collective
 
 from . import terms
-from .base import NcclBase
+from .base import NcclBase, NcclSettings
+from .link import Link
 from .partitioned import Aside, Part, PartitionedReduction, check_like
 
 _Calls = list[tuple[Any, ...]]
@@ -52,60 +55,28 @@ class _Repeated(NamedTuple):
 class NcclReductions(NcclBase):
     """Reductions, on devices."""
 
-    def all_reduce(
-        self,
-        x: Any,
-        op: str | ReduceOp = "sum",
-        *,
-        weight: float | None = None,
-        out: Any = None,
-        timeout_s: float | None = None,
-    ) -> Any:
-        known = self._repeated.get((id(x), id(out)))
-        if known is not None and known.fits(x, out, op, weight):
-            deadline = self._steps.deadline(timeout_s)
-            with self._device_guard:
-                said = self._host.agree(known.plan.call, deadline)
-                if known.calls and said == known.said:
-                    self._link.run(known.calls, known.stream, deadline)
-                    return out
-                what = known.plan, ReduceOp.parse(op), None, known.given, known.targets
-                calls = self._enqueue(said, *what, known.stream, deadline)
-            if calls or known.calls:
-                self._repeated[id(x), id(out)] = known._replace(said=said, calls=calls)
-            return out
-        return self._call("all_reduce", x, out, timeout_s, op=op, weight=weight)
+    def __init__(self, host: RoundCommunicator, link: Link, settings: NcclSettings) -> None:
+        super().__init__(host, link, settings)
+        self._repeated: dict[tuple[int, int], _Repeated] = {}  # by the arrays' addresses
 
-    def _all_reduce(
-        self, x: Any, out: Any, deadline: float, op: str | ReduceOp, weight: float | None
-    ) -> Any:
-        return self._combined("all_reduce", x, op, None, weight, out, deadline)
+    def _reduce_again(self, known: _Repeated, deadline: float) -> None:
+        """Make an all_reduce that was made before; all of its arrays lie where they lay."""
+        with self._device_guard:
+            said = self._host.agree(known.plan.call, deadline)
+            if known.calls and said == known.said:
+                self._link.run(known.calls, known.stream, deadline)
+                return
+            what = known.plan, ReduceOp.parse(known.op), None, known.given, known.targets
+            calls = self._enqueue(said, *what, known.stream, deadline)
+        if calls or known.calls:
+            place = id(known.x()), id(known.out())
+            self._repeated[place] = known._replace(said=said, calls=calls)
 
-    def _reduce(
-        self,
-        x: Any,
-        out: Any,
-        deadline: float,
-        op: str | ReduceOp,
-        root: int,
-        weight: float | None,
-    ) -> Any:
-        root = self._steps.check_rank(root, "root")
-        return self._combined("reduce", x, op, root, weight, out, deadline)
-
-    def _combined(
-        self,
-        kind: str,
-        x: Any,
-        op: str | ReduceOp,
-        root: int | None,
-        weight: float | None,
-        out: Any,
-        deadline: float,
-    ) -> Any:
-        asked = op, weight
-        op = ReduceOp.parse(op)
-        weight = check_weight(weight, op)
+    def _reduce(self, what: Collective, asked: Arguments, deadline: float) -> Any:
+        x, out = asked.x, asked.out
+        root = self._steps.check_rank(asked.root) if what.to_root else None
+        op = ReduceOp.parse(asked.op)
+        weight = check_weight(asked.weight, op)
         receives = root is None or root == self.rank
         in_place = receives and out is x and x is not None
         given = [] if x is None else self._several(x, "x", written=in_place)
@@ -118,7 +89,7 @@ class NcclReductions(NcclBase):
         likes = given or targets
         many = isinstance(x if given else out, (list, tuple)) if likes else False
         plan = terms.plan(
-            kind,
+            what.name,
             op,
             -1 if root is None else root,
             tuple([array.kind for array in likes]),
@@ -140,7 +111,7 @@ class NcclReductions(NcclBase):
             self._repeated[id(x), id(out)] = _Repeated(
                 weakref.ref(x),
                 weakref.ref(out),
-                *asked,
+                *(asked.op, asked.weight),
                 (pygpu_place(x), pygpu_place(out)),
                 plan,
                 [array._replace(owner=None) for array in given],
@@ -274,13 +245,12 @@ class NcclReductions(NcclBase):
                     driver.copy_on(stream, target.pointer, source.pointer, source.nbytes)
         self._link.run([], stream, 0.0)
 
-    def _reduce_scatter(
-        self, x: Any, out: Any, deadline: float, op: str | ReduceOp, weight: float | None
-    ) -> Any:
-        op = ReduceOp.parse(op)
-        weight = check_weight(weight, op)
+    def _reduce_scatter(self, what: Collective, asked: Arguments, deadline: float) -> Any:
+        x, out = asked.x, asked.out
+        op = ReduceOp.parse(asked.op)
+        weight = check_weight(asked.weight, op)
         if not weight:
-            raise ValueError("every rank contributes to reduce_scatter: weight must be positive")
+            raise ValueError(f"every rank contributes to {what.name}: weight must be positive")
         many = isinstance(x, (list, tuple))
         whole = [] if many else [self._one(x, "x")]
         if many:
@@ -300,8 +270,7 @@ class NcclReductions(NcclBase):
             check_like([mine], [target])
             terms.check_apart(parts, [target if part is mine else None for part in parts])
         stream = self._stream_for([*parts, target])
-        name = "reduce_scatter" + ON_DEVICES
-        call = CollectiveCall(name, op.value, -1, kinds, (), weight, many)
+        call = CollectiveCall(what.name + ON_DEVICES, op.value, -1, kinds, (), weight, many)
         with self._device_guard:
             weights = [theirs.weight for theirs in self._host.agree(call, deadline)]
             binding, handle = self._link.binding, self._link.handle
@@ -365,7 +334,7 @@ class NcclReductions(NcclBase):
         result = self._one(out, "out", written=True)
         _check_bounds(bounds, result.elements)
         kinds = tuple([(result.dtype, (stop - begin,)) for begin, stop in bounds])
-        plan = terms.plan("partitioned_all_reduce", op, -1, kinds, weight, True)
+        plan = terms.plan(PARTITIONED_ALL_REDUCE.name, op, -1, kinds, weight, True)
         aside = self._aside_of(self._stream_for([result]))
         stack = contextlib.ExitStack()
         with self._device_guard:
@@ -426,6 +395,4 @@ def _blocks(x: DeviceArray, size: int) -> list[DeviceArray]:
         raise ValueError(
             f"the first axis of x must be a multiple of the group's size, {size}, got {x.shape}"
         )
-    shape = (x.shape[0] // size, *x.shape[1:])
-    step = x.nbytes // size
-    return [x._replace(pointer=x.pointer + rank * step, shape=shape) for rank in range(size)]
+    return x._replace(shape=(size, x.shape[0] // size, *x.shape[1:])).rows()

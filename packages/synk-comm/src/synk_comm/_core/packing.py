@@ -18,6 +18,7 @@ PACKED_BYTES = 1 << 16
 """Longest array that is worth packing."""
 
 BUNDLE_BYTES = 1 << 22
+NUMBERS = (int, float, complex, np.generic)
 
 
 class Bundle(NamedTuple):

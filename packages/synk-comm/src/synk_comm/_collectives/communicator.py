@@ -1,0 +1,293 @@
+"""The communicator: all collectives, built on rounds, one implementation for every backend.
+
+The path of one call:
+
+1. A row of the table and the arguments come from the front, ``Communicator``. If all ranks have
+   made this call before, a shortcut may repeat it: ``Fabric.shortcut``.
+2. Arguments are checked, on this rank alone (``_prepare``); nothing has been sent yet.
+3. The head (the call, with dtypes and shapes) and the first bytes of data are posted in one
+   round. After it every rank sees all heads, so all reach the same verdict: go on,
+   ``MismatchError``, or ``PeerDeclined``.
+4. Data longer than a slot follow in further rounds; their number follows from the heads.
+   Each rank reads what it needs from its peers' slots after each round.
+"""
+
+from __future__ import annotations
+
+import operator
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Callable
+
+from numpy import ndarray
+
+from synk_comm._core.calls import CollectiveCall, declined, decode, encode, encode_decline
+from synk_comm._core.fabric import Fabric, RepeatedCall, Share, Shortcut, is_of_watch
+from synk_comm._core.ops import ReduceOp
+from synk_comm._core.packing import NUMBERS, as_array
+from synk_comm._core.steps import Prepared, Result, Steps
+from synk_comm._core.table import BARRIER, BROADCAST, REDUCE_SCATTER, Arguments, Collective
+from synk_comm.abc import Communicator, Request
+from synk_comm.exceptions import AbortedError, CommError, MisuseError, PeerLost
+
+from . import gathering, reducing
+from .nonblocking import Background
+from .point_to_point import PointToPoint
+from .splitting import in_ranks_of_the_old, split
+
+_PREPARE: dict[tuple[str, str], Callable[[Steps, Collective, Arguments], Prepared]] = {
+    ("", ""): gathering.barrier,
+    ("whole", "fold"): reducing.reduce,
+    ("parts", "fold"): reducing.reduce_scatter,
+    ("whole", "fill"): gathering.broadcast,
+    ("whole", "rows"): gathering.gather,
+    ("parts", "rows"): gathering.deal,
+    ("parts", "one"): gathering.deal,
+}
+"""By what is sent, and what is made of it."""
+
+_ENTRIES = 512
+"""Shortcuts that a communicator keeps at most."""
+
+_FIRST_BEGUN = CollectiveCall("first non-blocking collective")
+
+
+def _prepare(steps: Steps, what: Collective, given: Arguments) -> Prepared:
+    """Check the arguments of a collective, and prepare it."""
+    return _PREPARE[what.sends, what.makes](steps, what, given)
+
+
+class RoundCommunicator(Communicator):
+    """A communicator over any fabric; made by ``join``, ``connect`` and ``local_group``."""
+
+    def __init__(self, fabric: Fabric, timeout_s: float, why: str = "") -> None:
+        self.rank = fabric.rank
+        self.size = fabric.size
+        self.backend = fabric.backend
+        self.ordered_bytes = fabric.longest_posted
+        self.why = why or f"{fabric.backend}: asked for"
+        self._steps = Steps(fabric, timeout_s)
+        self._guard = self._steps.guard
+        self._letters = PointToPoint(self._steps)
+        self._shortcuts: dict[Any, Shortcut] = {}  # by this rank's call
+        self._background: Background | None = None
+        self._origin: Sequence[int] = ()  # its ranks in the group that it was split from
+
+    def __repr__(self) -> str:
+        who = f"rank {self.rank} of {self.size}"
+        return f"<Communicator {who}, {self.backend}, {self._guard.state}>"
+
+    @property
+    def timeout_s(self) -> float:
+        """How long a call may take that names no time."""
+        return self._steps.timeout_s
+
+    # -- collectives --------------------------------------------------------------------------
+
+    def _call(
+        self,
+        what: Collective,
+        x: Any,
+        out: Any,
+        timeout_s: float | None,
+        op: str | ReduceOp = "sum",
+        root: int = 0,
+        weight: float | None = None,
+    ) -> Any:
+        # Written out for the calls that are made most: another one would cost a tenth of them.
+        key: Any
+        if type(x) is ndarray and out is None and timeout_s is None:
+            key = (what, x.dtype, x.shape, op, root, weight)
+        elif type(x) is ndarray and out is x and timeout_s is None and x.flags.writeable:
+            key = (what, x.dtype, x.shape, op, root, weight, "in place")
+        else:
+            key = self._key(what, x, out, timeout_s, op, root, weight)
+        shortcut = self._shortcuts.get(key)
+        if shortcut is not None and (
+            what is not BROADCAST or x is None or root == self.rank or x.flags.writeable
+        ):
+            return shortcut(x, out)
+        if what is BROADCAST and isinstance(x, NUMBERS):
+            return self._call(what, as_array(x), None, timeout_s, op, root)[()]
+        prepare = partial(_prepare, self._steps, what)
+        given = Arguments(x, out, op, root, weight)
+        return self._call_first(None if what.is_of_objects else key, prepare, given, timeout_s)
+
+    def _key(self, what: Collective, x: Any, out: Any, timeout_s: float | None, *more: Any) -> Any:
+        """Return the key of a call that a shortcut may repeat; else None."""
+        if timeout_s is not None or not (x is None or type(x) is ndarray):
+            return None
+        if not what.sends:
+            return what
+        key = (what, None, None, *more) if x is None else (what, x.dtype, x.shape, *more)
+        if out is None or (what.to_root and more[1] != self.rank):
+            return key
+        if type(out) is not ndarray or not out.flags.writeable:
+            return None
+        return (*key, out.dtype, out.shape)
+
+    def barrier(self, *, timeout_s: float | None = None) -> None:
+        # It takes half a microsecond, of which `_call` would be a part worth mentioning.
+        shortcut = self._shortcuts.get(BARRIER) if timeout_s is None else None
+        if shortcut is None:
+            super().barrier(timeout_s=timeout_s)
+        else:
+            shortcut(None, None)
+
+    def _call_first(
+        self,
+        key: Any,
+        prepare: Callable[[Arguments], Prepared],
+        given: Arguments,
+        timeout_s: float | None,
+    ) -> Any:
+        """Make a call in the general way, and learn to repeat it if ``key`` is not None."""
+        steps = self._steps
+        result, accident = steps.make(prepare(given), timeout_s)
+        if key is not None and steps.fabric.is_first_round:
+            self._learn(key, prepare, given._replace(x=None, out=None))
+        if accident is not None:
+            raise accident
+        return result
+
+    def _learn(self, key: Any, prepare: Callable[[Arguments], Prepared], given: Arguments) -> None:
+        """Keep a shortcut for the call that all ranks have just made, if there is one."""
+        steps = self._steps
+        heads = steps.fabric.heads()
+        calls = [decode(head) for head in heads]
+        if any(call.many and not call.on_devices for call in calls):
+            return
+        in_blocks = calls[0].kind == REDUCE_SCATTER.name
+
+        def otherwise(x: Any, out: Any, timeout_s: float | None) -> Result:
+            if in_blocks:
+                x = x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])
+            prepared = prepare(given._replace(x=x, out=out))
+            return steps.make(prepared, timeout_s, resuming=True)
+
+        shortcut = steps.fabric.shortcut(
+            RepeatedCall(steps.guard, calls, heads, steps.timeout_s, otherwise)
+        )
+        if shortcut is not None:
+            if len(self._shortcuts) >= _ENTRIES:
+                self._shortcuts.clear()
+            self._shortcuts[key] = _of_blocks(shortcut, self.size) if in_blocks else shortcut
+
+    def agree(self, call: CollectiveCall, deadline: float) -> Sequence[CollectiveCall]:
+        """Send a call to all ranks; return all ranks' calls, which agree, or raise on all."""
+        shortcut, left_s = self._shortcuts.get(call), deadline - time.monotonic()
+        calls: Sequence[CollectiveCall]
+        if shortcut is not None and left_s > 0.9 * self.timeout_s:  # it waits for as long as that
+            calls = shortcut(None, None)
+        else:
+            prepared = Prepared(call, encode(call), lambda calls, _: (calls, None))
+            calls = self._call_first(call, lambda _: prepared, Arguments(), max(left_s, 0.001))
+        return calls
+
+    def _begin(self, what: Collective, given: Arguments) -> Request:
+        if self._background is None:
+            refusal = self._steps.fabric.why_no_thread()
+            if refusal:
+                raise MisuseError(refusal)
+            child = self._split(_FIRST_BEGUN, (0, self.rank), None)
+            try:
+                self._background = Background(child, self)
+            except BaseException as exc:
+                self.abort(f"no thread for collectives: {exc}")  # the others have theirs
+                raise
+        prepared = _prepare(self._background.steps, what, given)
+        return self._background.begin(what.name, prepared)
+
+    def decline(self, reason: str, *, timeout_s: float | None = None) -> dict[int, str]:
+        head = encode_decline(str(reason))
+        fabric = self._steps.fabric
+        deadline = self._steps.deadline(timeout_s)
+        with self._guard:
+            fabric.sync(head, 0, deadline)
+            reasons = declined([decode(said) for said in fabric.heads()])
+        del reasons[self.rank]
+        return reasons
+
+    # -- between two ranks --------------------------------------------------------------------
+
+    def _message(
+        self, sending: bool, array: Any, peer: int, tag: int, timeout_s: float | None
+    ) -> Any:
+        return self._letters.do(self._letters.prepare(sending, array, peer, tag), timeout_s)
+
+    def _begin_message(self, sending: bool, array: Any, peer: int, tag: int) -> Request:
+        return self._letters.begin(self._letters.prepare(sending, array, peer, tag))
+
+    # -- groups -------------------------------------------------------------------------------
+
+    def split(
+        self, color: int | None, key: int = 0, *, timeout_s: float | None = None
+    ) -> RoundCommunicator | None:
+        said = (None if color is None else operator.index(color), operator.index(key))
+        return self._split(CollectiveCall("split"), said, timeout_s)
+
+    def _split(
+        self, call: CollectiveCall, said: tuple[int | None, int], timeout_s: float | None
+    ) -> RoundCommunicator | None:
+        def finish(_: Any, deadline: float) -> Result:
+            share: Share = lambda obj: gathering.share(self._steps, obj, deadline)  # noqa: E731
+            enter = lambda fabric: meet(fabric, deadline, self.timeout_s, self.why)  # noqa: E731
+            comm, members = split(self._steps.fabric, said, share, enter)
+            if comm is not None:
+                comm._origin = members
+            return comm, None
+
+        made: RoundCommunicator | None
+        made, _ = self._steps.make(Prepared(call, encode(call), finish), timeout_s)
+        return made
+
+    def told_above(self, exc: CommError) -> CommError:
+        """Return an error of this group in the ranks of the group that it was split from."""
+        return in_ranks_of_the_old(exc, self._origin)
+
+    # -- the end ------------------------------------------------------------------------------
+
+    def ended(self) -> CommError | None:
+        """Return what ended the group, if it is known to have ended; cheap."""
+        return self._guard.ended()
+
+    def raised(self, error: BaseException) -> bool:
+        return self._guard.raised(error)
+
+    def abort(self, reason: str) -> None:
+        self._guard.abort(reason)
+
+    def close(self) -> None:
+        try:
+            self._letters.finish()
+        finally:
+            is_open = self._guard.ended() is None
+            self._shortcuts.clear()  # they keep the memory of the slots, to be unmapped below
+            self._guard.close()
+            self._letters.forget()
+            # At last: who waits for this rank in this group need not wait for that.
+            if self._background is not None:
+                self._background.close(is_open)
+
+
+def _of_blocks(shortcut: Shortcut, size: int) -> Shortcut:
+    """Return a shortcut for arrays that another one takes in blocks, one for each rank."""
+    return lambda x, out: shortcut(x.reshape(size, x.shape[0] // size, *x.shape[1:]), out)
+
+
+def meet(fabric: Fabric, deadline: float, timeout_s: float, why: str = "") -> RoundCommunicator:
+    """Wait for all ranks, and make the communicator; free everything if that fails."""
+    comm = RoundCommunicator(fabric, timeout_s, why)
+    try:
+        fabric.meet(deadline)
+    except BaseException as exc:
+        if is_of_watch(exc) or not isinstance(exc, (AbortedError, PeerLost)):
+            comm.abort(f"{type(exc).__name__} while joining: {exc}")
+        elif isinstance(exc, AbortedError) and exc.rank == fabric.rank:
+            comm.abort(exc.reason)  # of the group that this one comes from: the others may not know
+        elif fabric.failure() is None and exc.rank >= 0:  # else they see that, and by whom
+            fabric.lose(exc.rank)
+        comm.close()
+        raise
+    return comm
