@@ -20,7 +20,7 @@ _BothWays = tuple[str, Callable[[], tuple[Any, ...]], dict[str, Any]]
 """A collective, to be made with and without waiting: method, fresh arguments, keywords."""
 
 
-def _calls(comm: Communicator, n: int, dtype: str) -> Iterator[_BothWays]:
+def calls_of(comm: Communicator, n: int, dtype: str) -> Iterator[_BothWays]:
     """Yield every collective."""
     me, size, last = comm.rank, comm.size, comm.size - 1
     x = data(me, (n,), dtype)
@@ -74,7 +74,7 @@ def check_begun_collectives(comm: Communicator) -> None:
         call
         for n in (5 + comm.size, LONG)
         for kind in ("f4", "i8")
-        for call in _calls(comm, n, kind)
+        for call in calls_of(comm, n, kind)
     ]
     for call in calls:
         request = _begin(comm, call)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from synk_comm import PeerDeclined
+from synk_comm._core.table import TABLE
 
 from .tools import (
     ANYTHING,
@@ -27,9 +28,10 @@ from .tools import (
     raises,
 )
 
-REDUCTIONS = ["all_reduce", "reduce", "reduce_scatter", "split"]
-MOVES = ["broadcast", "scatter", "gather", "all_gather", "all_to_all", "ring"]
-LISTED = ["all_reduce", "reduce", "broadcast", "gather", "all_gather"]
+_ROWS = [row for row in TABLE if row.sends and not row.is_of_objects]
+REDUCTIONS = [*(row.name for row in _ROWS if row.makes == "fold"), "split"]
+MOVES = [*(row.name for row in _ROWS if row.makes != "fold"), "ring"]
+LISTED = [row.name for row in _ROWS if row.sends == "whole"]
 NOBODY = (False,) * 5
 
 

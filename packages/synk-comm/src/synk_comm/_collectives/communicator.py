@@ -214,10 +214,14 @@ class RoundCommunicator(Communicator):
     def _message(
         self, sending: bool, array: Any, peer: int, tag: int, timeout_s: float | None
     ) -> Any:
-        return self._letters.do(self._letters.prepare(sending, array, peer, tag), timeout_s)
+        message = self._letters.prepare(sending, array, peer, tag)
+        self._letters.move(message, timeout_s, new=True)
+        return message.result()
 
     def _begin_message(self, sending: bool, array: Any, peer: int, tag: int) -> Request:
-        return self._letters.begin(self._letters.prepare(sending, array, peer, tag))
+        message = self._letters.prepare(sending, array, peer, tag)
+        self._letters.move(message, new=True, once=True)
+        return message
 
     # -- groups -------------------------------------------------------------------------------
 

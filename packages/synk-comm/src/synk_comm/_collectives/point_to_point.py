@@ -14,7 +14,7 @@ import json
 import operator
 from collections import deque
 from functools import lru_cache
-from typing import Any, Callable
+from typing import Any
 
 import numpy as np
 
@@ -27,65 +27,59 @@ from synk_comm.abc import Request
 from synk_comm.exceptions import AbortedError, CommError, CommTimeout, MismatchError, PeerLost
 
 _ROOM = PIECE_HEAD_BYTES - 8
-_NOTHING: Array = np.empty(0, np.uint8)
 
 
-class _ArrayRequest(Request):
+class _Message(Request):
     """One array on its way between this rank and its ``peer``.
 
     Attributes:
         sending: whether this rank is the sender.
         tag: what the receiver asks for.
         header: tag, dtype and shape, of a message that is sent.
-        array: of a message that is sent the bytes that are not in the channel yet; else ``out``, or
-            what has arrived.
+        array: of a message that is sent the bytes that are not in the channel yet; else ``out``.
+        came: what has arrived: ``out`` itself, or another array.
         done: whether nothing of it remains to be moved.
         begun: whether it cannot be taken back any more.
     """
 
-    done = False
-    begun = False
+    done = begun = False
+    came: Array | None = None
 
     def __init__(
         self, letters: PointToPoint, peer: int, tag: int, header: bytes, array: Array | None
     ) -> None:
         self._letters = letters
-        self.peer = peer
-        self.tag = tag
+        self.peer, self.tag = peer, tag
         self.sending = bool(header)
-        self.header = header
-        self.array = array
-        self._came: Array = _NOTHING
+        self.header, self.array = header, array
 
     def wait(self, timeout_s: float | None = None) -> Any:
         if not self.done:
-            self._letters.wait(self, timeout_s)
+            self._letters.move(self, timeout_s)
         return self.result()
 
     def test(self) -> bool:
         if not self.done:
-            self._letters.test(self)
+            self._letters.move(self, once=True)
         if self.done:
             self.result()
         return self.done
 
     def take(self, came: Array) -> None:
-        """Take the array that has arrived for it: ``out`` itself, or another one."""
-        self.done = True
-        self._came = came
-        out = self.array
+        """Take the array that has arrived for it."""
+        self.done, self.came, out = True, came, self.array
         if out is not None and came is not out and _fits(out, kind_of(came)):
             np.copyto(out, came)
-            self._came = out
+            self.came = out
 
     def result(self) -> Any:
         """Return what ``wait`` returns, of a message that is done."""
-        if self.sending:
+        if self.came is None:
             return None
         if self.array is None:
-            return bare(self._came)
-        if self._came is not self.array:
-            dtype, shape = kind_of(self._came)
+            return bare(self.came)
+        if self.came is not self.array:
+            dtype, shape = kind_of(self.came)
             raise MismatchError(
                 f"out of recv is {self.array.dtype} {self.array.shape}, but rank {self.peer} sent "
                 f"{dtype} {shape}; the message is lost",
@@ -104,14 +98,13 @@ class PointToPoint:
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
         self._early: dict[tuple[int, int], deque[Array]] = {}  # by sender and tag
-        self._queues: dict[tuple[int, bool], deque[_ArrayRequest]] = {}  # by peer and ``sending``
+        self._queues: dict[tuple[int, bool], deque[_Message]] = {}  # by peer and ``sending``
         # By sender: the tag of a message of which some pieces have come, where it is written, and
         # the bytes of that which are still missing.
         self._arriving: dict[int, tuple[int, Array, Array]] = {}
-        self._torn = False  # a blocking call gave up half-way
 
-    def prepare(self, sending: bool, array: Any, peer: int, tag: int) -> _ArrayRequest:
-        """Check the arguments of a message; return it for ``do`` or ``begin``.
+    def prepare(self, sending: bool, array: Any, peer: int, tag: int) -> _Message:
+        """Check the arguments of a message; return it for ``move``.
 
         Args:
             array: to be sent; else ``out``, or None.
@@ -126,25 +119,40 @@ class PointToPoint:
             array = flat_bytes(array)
         elif array is not None:
             check_out(array, None)
-        return _ArrayRequest(self, peer, number, header, array)
+        return _Message(self, peer, number, header, array)
 
-    def do(self, message: _ArrayRequest, timeout_s: float | None) -> Any:
-        """Send or receive a message; see ``Communicator.send`` and ``recv``."""
-        self._inside(self._run, message, self._steps.deadline(timeout_s))
-        return message.result()
+    def move(
+        self,
+        message: _Message,
+        timeout_s: float | None = None,
+        *,
+        new: bool = False,
+        once: bool = False,
+    ) -> None:
+        """Send or receive a message.
 
-    def begin(self, message: _ArrayRequest) -> Request:
-        """Begin to send or receive a message; see ``Communicator.isend`` and ``irecv``."""
-        self._inside(self._run, message, self._steps.deadline(None), True)
-        return message
-
-    def wait(self, message: _ArrayRequest, timeout_s: float | None) -> None:
-        """Wait until a message is done."""
-        self._inside(self._attend, message, self._steps.deadline(timeout_s))
-
-    def test(self, message: _ArrayRequest) -> None:
-        """Move what can be moved; raise if a message cannot be done any more."""
-        self._inside(self._try, message, self._steps.deadline(None))
+        Args:
+            new: put it into its queue first; if the time is up before it has begun, it is taken
+                back, and if it has, the group ends.
+            once: only move what can be moved now.
+        """
+        deadline, guard, torn = self._steps.deadline(timeout_s), self._steps.guard, False
+        guard.__enter__()
+        try:
+            if new:
+                self._post(message)
+            self._attend(message, deadline, once)
+            if once and not new and self._is_last_chance(message):
+                self._attend(message, deadline)
+        except BaseException as exc:
+            is_late = isinstance(exc, CommTimeout)
+            if new and is_late:
+                torn = message.begun
+                if not torn:
+                    self._unpost(message)
+            guard.leave(exc, in_step=is_late and not torn)
+            raise
+        guard.leave(None, in_step=True)
 
     def finish(self) -> None:
         """Move everything out before this rank leaves, if there is somebody to take it.
@@ -173,38 +181,7 @@ class PointToPoint:
         self._queues.clear()
         self._arriving.clear()
 
-    # -- one call, from when it enters until it leaves --------------------------------------
-
-    def _inside(self, act: Callable[..., None], *args: Any) -> None:
-        guard = self._steps.guard
-        guard.__enter__()
-        try:
-            act(*args)
-        except BaseException as exc:
-            calm = isinstance(exc, CommTimeout) and not self._torn
-            guard.leave(exc, in_step=calm)
-            raise
-        guard.leave(None, in_step=True)
-
-    def _run(self, message: _ArrayRequest, deadline: float, once: bool = False) -> None:
-        """Send or receive a message; take it back if the time is up before it has begun."""
-        self._post(message)
-        try:
-            self._attend(message, deadline, once)
-        except CommTimeout:
-            self._torn |= message.begun
-            if not message.begun:
-                self._unpost(message)
-            raise
-
-    def _try(self, message: _ArrayRequest, deadline: float) -> None:
-        self._attend(message, deadline, once=True)
-        rank, peer = self._steps.rank, message.peer
-        if not message.done and peer != rank and self._steps.fabric.gone((peer,)) is not None:
-            # What it sent last, or the reason of its end, may be on the way here.
-            self._attend(message, deadline)
-
-    def _attend(self, message: _ArrayRequest, deadline: float, once: bool = False) -> None:
+    def _attend(self, message: _Message, deadline: float, once: bool = False) -> None:
         """Move what can be moved, until a message is done; or ``once``."""
         rank, peer = self._steps.rank, message.peer
         if message.done or (once and peer == rank):
@@ -221,9 +198,15 @@ class PointToPoint:
 
         self._steps.fabric.attend(is_done, peer, deadline, sending=message.sending)
 
+    def _is_last_chance(self, message: _Message) -> bool:
+        """Return whether the other rank is gone: what it sent last may be on the way here."""
+        rank, peer = self._steps.rank, message.peer
+        is_here = message.done or peer == rank or self._steps.fabric.gone((peer,)) is None
+        return not is_here
+
     # -- the queues -------------------------------------------------------------------------
 
-    def _post(self, message: _ArrayRequest) -> None:
+    def _post(self, message: _Message) -> None:
         """Put a message into its queue, or do at once what needs no other rank."""
         rank, peer = self._steps.rank, message.peer
         if message.sending and peer == rank:
@@ -240,14 +223,14 @@ class PointToPoint:
             return
         self._queues.setdefault((peer, message.sending), deque()).append(message)
 
-    def _unpost(self, message: _ArrayRequest) -> None:
+    def _unpost(self, message: _Message) -> None:
         """Take a message out of its queue."""
         way = message.peer, message.sending
         self._queues[way].remove(message)
         if not self._queues[way]:
             del self._queues[way]
 
-    def _first_expected(self, source: int, tag: int) -> _ArrayRequest | None:
+    def _first_expected(self, source: int, tag: int) -> _Message | None:
         """Return the receive that is to get the next message of a tag, if one was posted."""
         for message in self._queues.get((source, False), ()):
             if message.tag == tag:
@@ -266,7 +249,7 @@ class PointToPoint:
                 else:
                     self._take_in(peer)
 
-    def _put(self, message: _ArrayRequest) -> None:
+    def _put(self, message: _Message) -> None:
         """Put the next piece of a message, the first of its queue, into the channel."""
         fabric, data = self._steps.fabric, message.array
         assert data is not None  # noqa: S101 - what is sent

@@ -19,7 +19,7 @@ import numpy as np
 
 from synk_comm.exceptions import AbortedError, ClosedError, MismatchError, PeerDeclined, PeerLost
 
-from .table import DIMENSIONS, OTHER, TABLE
+from .table import DIMENSIONS, row_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -263,7 +263,7 @@ def _disagreement(calls: Sequence[CollectiveCall]) -> str | None:
     if any((call.kind, call.op, call.root) != (first.kind, first.op, first.root) for call in calls):
         return "the ranks called different collectives"
     method = first.method
-    row = TABLE.get(method, OTHER)
+    row = row_of(method)
     if row.optional and not any(call.weight for call in calls):
         return f"no rank contributes to this {method}"
     brought = [call for call in calls if call.arrays]
@@ -291,7 +291,7 @@ def _misfit(calls: Sequence[CollectiveCall]) -> str | None:
 
 def received(calls: Sequence[CollectiveCall], receiver: int) -> list[Kind | None]:
     """Return the arrays that a rank receives, by source rank (of one sender: the single one)."""
-    row, root = TABLE[calls[0].method], calls[0].root
+    row, root = row_of(calls[0].method), calls[0].root
     which = receiver if row.sends == "parts" else 0
     senders = [calls[root]] if row.from_root else calls
     return [call.arrays[which] if call.arrays else None for call in senders]

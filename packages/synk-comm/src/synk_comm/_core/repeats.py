@@ -15,7 +15,7 @@ from .calls import CollectiveCall, count_bytes, text_dtype
 from .fabric import Slotted, part_bytes
 from .ops import Array, ReduceOp, combine, is_wide, scaled, ufunc_of
 from .packing import bare, typed
-from .table import OTHER, REDUCE_SCATTER, TABLE
+from .table import REDUCE_SCATTER, row_of
 
 Views = Tuple[Array, Array]
 """One for each parity."""
@@ -36,7 +36,7 @@ class WholeSlots(Slotted, Protocol):
 
 def parts_of(fabric: WholeSlots, calls: Sequence[CollectiveCall], rank: int) -> Parts:
     """Return what a rank does before and after the round of calls that have been made before."""
-    row, root, size = TABLE.get(calls[0].kind, OTHER), calls[0].root, len(calls)
+    row, root, size = row_of(calls[0].kind), calls[0].root, len(calls)
     if not row.sends:
         return None, lambda x, out, parity: calls  # noqa: ARG005
     dealt, part = row.sends == "parts", part_bytes(fabric)

@@ -69,11 +69,6 @@ ALL_GATHER = Collective("all_gather", "whole", "rows", alike=DIMENSIONS, optiona
 GATHER = replace(ALL_GATHER, name="gather", to_root=True)
 ALL_TO_ALL = Collective("all_to_all", "parts", "rows")
 
-_OF_ARRAYS = (
-    *(BARRIER, ALL_REDUCE, REDUCE, REDUCE_SCATTER),
-    *(BROADCAST, SCATTER, GATHER, ALL_GATHER, ALL_TO_ALL),
-)
-
 
 def _of_objects(row: Collective) -> Collective:
     """Return the same collective of pickled objects, which may be of any length."""
@@ -86,15 +81,20 @@ GATHER_OBJECT = _of_objects(GATHER)
 ALL_GATHER_OBJECT = _of_objects(ALL_GATHER)
 ALL_TO_ALL_OBJECT = _of_objects(ALL_TO_ALL)
 
-_OF_OBJECTS = (
-    *(BROADCAST_OBJECT, SCATTER_OBJECT, GATHER_OBJECT),
-    *(ALL_GATHER_OBJECT, ALL_TO_ALL_OBJECT),
+TABLE = (
+    *(BARRIER, ALL_REDUCE, REDUCE, REDUCE_SCATTER),
+    *(BROADCAST, SCATTER, GATHER, ALL_GATHER, ALL_TO_ALL),
+    *(BROADCAST_OBJECT, SCATTER_OBJECT, GATHER_OBJECT, ALL_GATHER_OBJECT, ALL_TO_ALL_OBJECT),
 )
+"""All collectives that are methods of every communicator."""
 
-PARTITIONED_ALL_REDUCE = Collective("partitioned_all_reduce", "whole", "fold", alike="shapes")
-"""Of device arrays only."""
+PARTITIONED_ALL_REDUCE = replace(ALL_REDUCE, name="partitioned_all_reduce", optional=False)
+"""A method of the communicator on GPUs."""
 
-TABLE = {row.name: row for row in (*_OF_ARRAYS, *_OF_OBJECTS, PARTITIONED_ALL_REDUCE)}
-"""By name. Calls that are not listed, such as that of ``split``, compare as they are."""
+_OTHER = Collective("")
+_BY_NAME = {row.name: row for row in (*TABLE, PARTITIONED_ALL_REDUCE)}
 
-OTHER = Collective("")
+
+def row_of(method: str) -> Collective:
+    """Return a row by its name; of a call that has none, such as ``split``, an empty one."""
+    return _BY_NAME.get(method, _OTHER)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from synk_comm._backends.nccl.arrays import DeviceArray, is_pygpu, pygpu_place
 from synk_comm._collectives.communicator import RoundCommunicator
-from synk_comm._core.calls import ON_DEVICES, CollectiveCall
+from synk_comm._core.calls import CollectiveCall
 from synk_comm._core.ops import ReduceOp, check_weight
 from synk_comm._core.table import PARTITIONED_ALL_REDUCE, Arguments, Collective
 
@@ -23,6 +23,22 @@ _Calls = list[tuple[Any, ...]]
 
 _ENTRIES = 512
 """Calls that a communicator keeps at most."""
+
+
+class _Reduction(NamedTuple):
+    """A call whose arguments have been checked.
+
+    Attributes:
+        root: the only receiver; None if all ranks are.
+        given, targets: where the arrays lie, and their results; empty if there are none.
+    """
+
+    plan: terms.NcclReduction
+    op: ReduceOp
+    root: int | None
+    given: Sequence[DeviceArray]
+    targets: Sequence[DeviceArray]
+    stream: int
 
 
 class _Repeated(NamedTuple):
@@ -38,10 +54,7 @@ class _Repeated(NamedTuple):
     op: str | ReduceOp
     weight: float | None
     places: tuple[Any, ...]
-    plan: terms.NcclReduction
-    given: Sequence[DeviceArray]
-    targets: Sequence[DeviceArray]
-    stream: int
+    reduction: _Reduction
     said: Sequence[CollectiveCall]
     calls: _Calls
 
@@ -62,15 +75,12 @@ class NcclReductions(NcclBase):
     def _reduce_again(self, known: _Repeated, deadline: float) -> None:
         """Make an all_reduce that was made before; all of its arrays lie where they lay."""
         with self._device_guard:
-            said = self._host.agree(known.plan.call, deadline)
+            said = self._host.agree(known.reduction.plan.call, deadline)
             if known.calls and said == known.said:
-                self._link.run(known.calls, known.stream, deadline)
+                self._link.run(known.calls, known.reduction.stream, deadline)
                 return
-            what = known.plan, ReduceOp.parse(known.op), None, known.given, known.targets
-            calls = self._enqueue(said, *what, known.stream, deadline)
-        if calls or known.calls:
-            place = id(known.x()), id(known.out())
-            self._repeated[place] = known._replace(said=said, calls=calls)
+            calls = self._enqueue(known.reduction, said, deadline)
+        self._repeated[id(known.x()), id(known.out())] = known._replace(said=said, calls=calls)
 
     def _reduce(self, what: Collective, asked: Arguments, deadline: float) -> Any:
         x, out = asked.x, asked.out
@@ -88,107 +98,93 @@ class NcclReductions(NcclBase):
                 terms.check_apart(given, targets)
         likes = given or targets
         many = isinstance(x if given else out, (list, tuple)) if likes else False
-        plan = terms.plan(
-            what.name,
-            op,
-            -1 if root is None else root,
-            tuple([array.kind for array in likes]),
-            weight if given else 0.0,
-            many,
-        )
+        kinds = tuple([array.kind for array in likes])
+        place = -1 if root is None else root
+        plan = terms.plan(what.name, op, place, kinds, weight if given else 0.0, many)
         result = out
         if receives and out is None:
             made = [self._made(array.owner, array.shape, array.dtype) for array in given]
             targets = [where for _, where in made]
             result = [new for new, _ in made] if many else made[0][0]
         stream = self._stream_for(given if targets is given else [*given, *targets])
+        reduction = _Reduction(plan, op, root, given, targets, stream)
         with self._device_guard:
             said = self._host.agree(plan.call, deadline)
-            calls = self._enqueue(said, plan, op, root, given, targets, stream, deadline)
+            calls = self._enqueue(reduction, said, deadline)
         if root is None and not many and is_pygpu(x) and is_pygpu(out):
             if len(self._repeated) >= _ENTRIES:
                 self._repeated.clear()
+            kept = reduction._replace(
+                given=[array._replace(owner=None) for array in given],
+                targets=[array._replace(owner=None) for array in targets],
+            )
+            places = pygpu_place(x), pygpu_place(out)
+            refs = weakref.ref(x), weakref.ref(out)
             self._repeated[id(x), id(out)] = _Repeated(
-                weakref.ref(x),
-                weakref.ref(out),
-                *(asked.op, asked.weight),
-                (pygpu_place(x), pygpu_place(out)),
-                plan,
-                [array._replace(owner=None) for array in given],
-                [array._replace(owner=None) for array in targets],
-                stream,
-                said,
-                calls,
+                *refs, asked.op, asked.weight, places, kept, said, calls
             )
         return result if receives else None
 
     def _enqueue(
-        self,
-        said: Sequence[CollectiveCall],
-        plan: terms.NcclReduction,
-        op: ReduceOp,
-        root: int | None,
-        given: Sequence[DeviceArray],
-        targets: Sequence[DeviceArray],
-        stream: int,
-        deadline: float,
+        self, reduction: _Reduction, said: Sequence[CollectiveCall], deadline: float
     ) -> _Calls:
-        """Have NCCL combine the arrays, given all ranks' calls.
+        """Combine the arrays by NCCL, given all ranks' calls.
 
         Returns:
             The calls of NCCL, if these do just the same the next time; else nothing.
         """
+        plan, op, root, given, targets, stream = reduction
         for theirs in said:
             if theirs.arrays and not plan.hows:
-                kind = plan.call.kind.removesuffix(ON_DEVICES)
-                plan = terms.plan(kind, op, plan.call.root, theirs.arrays, 0.0, theirs.many)
-        weights = [theirs.weight for theirs in said]
-        nccl_op = terms.plain_op(op, weights)
-        if plan.call.weight and nccl_op is not None:
-            ops = [nccl_op] * len(given)
-            return self._combine(plan, root, given, targets, ops, stream, deadline)
+                call = plan.call
+                plan = terms.plan(call.method, op, call.root, theirs.arrays, 0.0, theirs.many)
+        if self.size == 1:
+            self._copy(given, targets, stream)
+            return []
         with contextlib.ExitStack() as stack:
-            sources = given
-            if not plan.call.weight:
-                sources = self._neutral(plan, op, targets, stream, stack)
-            ops = self._own_ops(plan, nccl_op, weights, stack)
-            self._combine(plan, root, sources, targets, ops, stream, deadline)
-        return []
+            sources = given if plan.call.weight else self._neutral(reduction, plan, stack)
+            ops, is_lasting = self._ops(plan, op, said, stack)
+            link = self._link
+            calls: _Calls = []
+            # What ranks that receive nothing name as result is not written to.
+            for source, target, how, count, nccl_op in zip(
+                sources, targets or sources, plan.hows, plan.counts, ops
+            ):
+                start = (source.pointer, target.pointer, count, how.type, nccl_op)
+                if count and root is None:
+                    calls.append((link.binding.all_reduce, *start, link.handle, stream))
+                elif count:
+                    calls.append((link.binding.reduce, *start, root, link.handle, stream))
+            link.run(calls, stream, deadline)
+        return calls if is_lasting and plan.call.weight else []
 
-    def _own_ops(
-        self,
-        plan: terms.NcclReduction,
-        nccl_op: int | None,
-        weights: Sequence[float],
-        stack: contextlib.ExitStack,
-    ) -> list[int]:
-        """Return NCCL's op for each array: sums of scaled operands, if there is none for all."""
-        made: dict[str, int] = {}
-        ops = []
-        for how in plan.hows:
-            if nccl_op is None and how.dtype not in made:
-                made[how.dtype] = stack.enter_context(self._scaled_sum(how, weights))
-            ops.append(made[how.dtype] if nccl_op is None else nccl_op)
-        return ops
-
-    def _scaled_sum(
-        self, how: terms.Reduction, weights: Sequence[float]
-    ) -> contextlib.AbstractContextManager[int]:
-        """Make this rank's op of a weighted average."""
-        scalar = terms.element(terms.factor(weights, self.rank), how.dtype)
-        return self._link.scaled_sum(scalar, how.type)
-
-    def _neutral(
+    def _ops(
         self,
         plan: terms.NcclReduction,
         op: ReduceOp,
-        targets: Sequence[DeviceArray],
-        stream: int,
+        said: Sequence[CollectiveCall],
         stack: contextlib.ExitStack,
+    ) -> tuple[list[int], bool]:
+        """Return NCCL's op for each array, and whether they outlast ``stack``.
+
+        They do unless they are sums of scaled operands, of which this rank's part is made here.
+        """
+        weights = [theirs.weight for theirs in said]
+        nccl_op = terms.plain_op(op, weights)
+        if nccl_op is not None:
+            return [nccl_op] * len(plan.hows), True
+        made: dict[str, int] = {}
+        for how in plan.hows:
+            if how.dtype not in made:
+                scalar = terms.element(terms.factor(weights, self.rank), how.dtype)
+                made[how.dtype] = stack.enter_context(self._link.scaled_sum(scalar, how.type))
+        return [made[how.dtype] for how in plan.hows], False
+
+    def _neutral(
+        self, reduction: _Reduction, plan: terms.NcclReduction, stack: contextlib.ExitStack
     ) -> list[DeviceArray]:
         """Return what a rank that contributes nothing gives instead: in place, if it receives."""
-        driver = self._link.driver
-        arrays = list(targets)
+        driver, stream, arrays = self._link.driver, reduction.stream, list(reduction.targets)
         if not arrays:
             for dtype, shape in plan.call.arrays:
                 nbytes = terms.count_bytes((dtype, shape))
@@ -199,37 +195,9 @@ class NcclReductions(NcclBase):
         with driver.entered(self.device):
             for array, how, count in zip(arrays, plan.hows, plan.counts):
                 if count:
-                    value = terms.neutral(op, how.dtype)
+                    value = terms.neutral(reduction.op, how.dtype)
                     driver.fill_on(stream, array.pointer, count, value)
         return arrays
-
-    def _combine(
-        self,
-        plan: terms.NcclReduction,
-        root: int | None,
-        sources: Sequence[DeviceArray],
-        targets: Sequence[DeviceArray],
-        ops: Sequence[int],
-        stream: int,
-        deadline: float,
-    ) -> _Calls:
-        """Have NCCL combine the arrays; return its calls."""
-        if self.size == 1:
-            self._copy(sources, targets, stream)
-            return []
-        binding, handle = self._link.binding, self._link.handle
-        calls: _Calls = []
-        # What ranks that receive nothing name as result is not written to.
-        for source, target, how, count, op in zip(
-            sources, targets or sources, plan.hows, plan.counts, ops
-        ):
-            start = (source.pointer, target.pointer, count, how.type, op)
-            if count and root is None:
-                calls.append((binding.all_reduce, *start, handle, stream))
-            elif count:
-                calls.append((binding.reduce, *start, root, handle, stream))
-        self._link.run(calls, stream, deadline)
-        return calls
 
     def _copy(
         self, sources: Sequence[DeviceArray], targets: Sequence[DeviceArray], stream: int
@@ -248,21 +216,15 @@ class NcclReductions(NcclBase):
     def _reduce_scatter(self, what: Collective, asked: Arguments, deadline: float) -> Any:
         x, out = asked.x, asked.out
         op = ReduceOp.parse(asked.op)
-        weight = check_weight(asked.weight, op)
-        if not weight:
-            raise ValueError(f"every rank contributes to {what.name}: weight must be positive")
+        weight = _positive(check_weight(asked.weight, op), what.name)
         many = isinstance(x, (list, tuple))
         whole = [] if many else [self._one(x, "x")]
-        if many:
-            parts = self._per_rank(x, "x")
-            kinds = tuple(part.kind for part in parts)
-            if len({dtype for dtype, _ in kinds}) > 1:
-                raise TypeError("reduce_scatter needs arrays of one dtype")
-        else:
-            parts = _blocks(whole[0], self.size)
-            kinds = (whole[0].kind,)
+        parts = self._per_rank(x, "x") if many else _blocks(whole[0], self.size)
+        kinds = tuple([array.kind for array in whole or parts])
+        if len({dtype for dtype, _ in kinds}) > 1:
+            raise TypeError("reduce_scatter needs arrays of one dtype")
+        plan = terms.plan(what.name, op, -1, kinds, weight, many)
         mine = parts[self.rank]
-        terms.reduction(mine.dtype, op)
         if out is None:
             out, target = self._made(mine.owner, mine.shape, mine.dtype)
         else:
@@ -270,29 +232,25 @@ class NcclReductions(NcclBase):
             check_like([mine], [target])
             terms.check_apart(parts, [target if part is mine else None for part in parts])
         stream = self._stream_for([*parts, target])
-        call = CollectiveCall(what.name + ON_DEVICES, op.value, -1, kinds, (), weight, many)
-        with self._device_guard:
-            weights = [theirs.weight for theirs in self._host.agree(call, deadline)]
-            binding, handle = self._link.binding, self._link.handle
+        with self._device_guard, contextlib.ExitStack() as stack:
+            said = self._host.agree(plan.call, deadline)
             if self.size == 1:
                 self._copy([mine], [target], stream)
                 return out
-            how = terms.reduction(mine.dtype, op)
-            nccl_op = terms.plain_op(op, weights)
-            with contextlib.ExitStack() as stack:
-                if nccl_op is None:
-                    nccl_op = stack.enter_context(self._scaled_sum(how, weights))
-                calls: _Calls = []
-                if not many:
-                    count = mine.elements * how.parts
-                    start = (whole[0].pointer, target.pointer, count, how.type, nccl_op)
-                    calls = [(binding.reduce_scatter, *start, handle, stream)] if count else []
-                for rank, part in enumerate(parts if many else ()):
-                    to = target.pointer if rank == self.rank else part.pointer
-                    start = (part.pointer, to, part.elements * how.parts, how.type, nccl_op)
-                    if part.elements:
-                        calls.append((binding.reduce, *start, rank, handle, stream))
-                self._link.run(calls, stream, deadline)
+            link, how = self._link, plan.hows[0]
+            nccl_op = self._ops(plan, op, said, stack)[0][0]
+            calls: _Calls = []
+            for array in whole:
+                count = mine.elements * how.parts
+                start = (array.pointer, target.pointer, count, how.type, nccl_op)
+                if count:
+                    calls.append((link.binding.reduce_scatter, *start, link.handle, stream))
+            for rank, part in enumerate(parts if many else ()):
+                to = target.pointer if rank == self.rank else part.pointer
+                start = (part.pointer, to, part.elements * how.parts, how.type, nccl_op)
+                if part.elements:
+                    calls.append((link.binding.reduce, *start, rank, link.handle, stream))
+            link.run(calls, stream, deadline)
         return out
 
     def partitioned_all_reduce(
@@ -326,11 +284,7 @@ class NcclReductions(NcclBase):
         """
         deadline = self._steps.deadline(timeout_s)
         op = ReduceOp.parse(op)
-        weight = check_weight(weight, op)
-        if not weight:
-            raise ValueError(
-                "every rank contributes to partitioned_all_reduce: weight must be positive"
-            )
+        weight = _positive(check_weight(weight, op), PARTITIONED_ALL_REDUCE.name)
         result = self._one(out, "out", written=True)
         _check_bounds(bounds, result.elements)
         kinds = tuple([(result.dtype, (stop - begin,)) for begin, stop in bounds])
@@ -338,8 +292,7 @@ class NcclReductions(NcclBase):
         aside = self._aside_of(self._stream_for([result]))
         stack = contextlib.ExitStack()
         with self._device_guard:
-            weights = [theirs.weight for theirs in self._host.agree(plan.call, deadline)]
-            ops = self._own_ops(plan, terms.plain_op(op, weights), weights, stack)
+            ops, _ = self._ops(plan, op, self._host.agree(plan.call, deadline), stack)
         parts = []
         for (begin, stop), count, how, nccl_op in zip(bounds, plan.counts, plan.hows, ops):
             pointer = result.pointer + begin * result.itemsize
@@ -371,6 +324,12 @@ class NcclReductions(NcclBase):
             with driver.entered(self.device):
                 self._aside = Aside(main, driver.stream(), driver.event())
         return self._aside
+
+
+def _positive(weight: float, kind: str) -> float:
+    if not weight:
+        raise ValueError(f"every rank contributes to {kind}: weight must be positive")
+    return weight
 
 
 def _check_bounds(bounds: Sequence[tuple[int, int]], elements: int) -> None:
