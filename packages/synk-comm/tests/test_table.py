@@ -13,7 +13,7 @@ from contract.steps import MOVES, REDUCTIONS
 from synk_comm import Communicator, local_group
 from synk_comm._core.table import TABLE
 
-OF_ARRAYS = [row for row in TABLE if not row.is_of_objects]
+OF_ARRAYS = [row for row in TABLE.values() if not row.is_of_objects]
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
 
 
@@ -21,13 +21,13 @@ def parameters(name):
     return inspect.signature(getattr(Communicator, name)).parameters
 
 
-@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
+@pytest.mark.parametrize("row", TABLE.values(), ids=lambda row: row.name)
 def test_the_front_takes_what_the_row_says(row):
     names = set(parameters(row.name)) - {"self"}
     given = {name for name in names if name in ("x", "xs", "obj", "objs")}
     assert len(given) == bool(row.sends)
     expected = {"timeout_s"}
-    expected |= {"root"} if row.has_root else set()
+    expected |= {"root"} if row.root else set()
     expected |= {"op", "weight"} if row.makes == "fold" else set()
     has_room = row.makes and row.makes != "fill" and not row.is_of_objects
     expected |= {"out"} if has_room else set()

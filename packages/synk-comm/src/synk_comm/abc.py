@@ -60,24 +60,7 @@ from typing import TYPE_CHECKING, Any, Callable, TypeVar, cast
 from ._core.calls import word_to_peers
 from ._core.ops import Array, ReduceOp
 from ._core.steps import pickled, unpickled
-from ._core.table import (
-    ALL_GATHER,
-    ALL_GATHER_OBJECT,
-    ALL_REDUCE,
-    ALL_TO_ALL,
-    ALL_TO_ALL_OBJECT,
-    BARRIER,
-    BROADCAST,
-    BROADCAST_OBJECT,
-    GATHER,
-    GATHER_OBJECT,
-    REDUCE,
-    REDUCE_SCATTER,
-    SCATTER,
-    SCATTER_OBJECT,
-    Arguments,
-    Collective,
-)
+from ._core.table import Arguments
 
 if TYPE_CHECKING:
     import numpy as np
@@ -138,8 +121,8 @@ class _Beginning:
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
 
-    def _call(self, what: Collective, x: Any, out: Any, _: None, *more: Any) -> None:
-        self.request = self._comm._begin(what, Arguments(x, out, *more))
+    def _call(self, kind: str, x: Any, out: Any, _: None, *more: Any) -> None:
+        self.request = self._comm._begin(kind, Arguments(x, out, *more))
 
     def _message(self, sending: bool, array: Any, peer: int, tag: int, _: None) -> None:
         self.request = self._comm._begin_message(sending, array, peer, tag)
@@ -200,7 +183,7 @@ class Communicator(ABC):
     @abstractmethod
     def _call(
         self,
-        what: Collective,
+        kind: str,
         x: Any,
         out: Any,
         timeout_s: float | None,
@@ -211,7 +194,7 @@ class Communicator(ABC):
         """Make a collective; what it does not take is not given."""
 
     @abstractmethod
-    def _begin(self, what: Collective, given: Arguments) -> Request:
+    def _begin(self, kind: str, given: Arguments) -> Request:
         """Begin a collective, and return at once."""
 
     @abstractmethod
@@ -228,7 +211,7 @@ class Communicator(ABC):
 
     def barrier(self, *, timeout_s: float | None = None) -> None:
         """Return when all ranks have entered."""
-        self._call(BARRIER, None, None, timeout_s)
+        self._call("barrier", None, None, timeout_s)
 
     def all_reduce(
         self,
@@ -264,7 +247,7 @@ class Communicator(ABC):
             TypeError: avg of integers or booleans (NumPy would give float64, which has no place in
                 ``out``: convert first), sum or prod of booleans, a dtype without arithmetic.
         """
-        return self._call(ALL_REDUCE, x, out, timeout_s, op, 0, weight)
+        return self._call("all_reduce", x, out, timeout_s, op, 0, weight)
 
     def reduce(
         self,
@@ -286,7 +269,7 @@ class Communicator(ABC):
         Returns:
             On the root a new array, or ``out``; None elsewhere.
         """
-        return self._call(REDUCE, x, out, timeout_s, op, root, weight)
+        return self._call("reduce", x, out, timeout_s, op, root, weight)
 
     def reduce_scatter(
         self,
@@ -308,7 +291,7 @@ class Communicator(ABC):
         Returns:
             This rank's block: a new array, a NumPy scalar if it has no axes, or ``out``.
         """
-        return self._call(REDUCE_SCATTER, x, out, timeout_s, op, 0, weight)
+        return self._call("reduce_scatter", x, out, timeout_s, op, 0, weight)
 
     def broadcast(
         self,
@@ -330,7 +313,7 @@ class Communicator(ABC):
             ``x`` itself; where ``x`` is None a new array in C order, or a list of such. Where it is
             a number, the root's as a NumPy scalar, on the root too.
         """
-        return self._call(BROADCAST, x, None, timeout_s, "sum", root)
+        return self._call("broadcast", x, None, timeout_s, "sum", root)
 
     def scatter(
         self,
@@ -351,7 +334,7 @@ class Communicator(ABC):
         Returns:
             A new array, on the root too, a NumPy scalar if it has no axes, or ``out``.
         """
-        return self._call(SCATTER, xs, out, timeout_s, "sum", root)
+        return self._call("scatter", xs, out, timeout_s, "sum", root)
 
     def gather(
         self,
@@ -377,7 +360,7 @@ class Communicator(ABC):
             nothing, or ``out``; None elsewhere. For a list ``x`` a list of such lists, one for
             each array of ``x``.
         """
-        return self._call(GATHER, x, out, timeout_s, "sum", root)
+        return self._call("gather", x, out, timeout_s, "sum", root)
 
     def all_gather(
         self,
@@ -387,7 +370,7 @@ class Communicator(ABC):
         timeout_s: float | None = None,
     ) -> Any:
         """Collect each rank's array on every rank; arguments and list as for ``gather``."""
-        return self._call(ALL_GATHER, x, out, timeout_s)
+        return self._call("all_gather", x, out, timeout_s)
 
     def all_to_all(
         self,
@@ -407,7 +390,7 @@ class Communicator(ABC):
         Returns:
             A list of ``size`` new arrays, the r-th from rank r; or ``out``.
         """
-        return self._call(ALL_TO_ALL, xs, out, timeout_s)
+        return self._call("all_to_all", xs, out, timeout_s)
 
     # -- between two ranks --------------------------------------------------------------------
 
@@ -493,19 +476,19 @@ class Communicator(ABC):
         authenticated members can be in a group, and they trust each other.
         """
         source = pickled(obj) if self.rank == root else None
-        got = self._call(BROADCAST_OBJECT, source, None, timeout_s, "sum", root)
+        got = self._call("broadcast_object", source, None, timeout_s, "sum", root)
         return obj if self.rank == root else unpickled(got)
 
     def gather_object(
         self, obj: Any, root: int = 0, *, timeout_s: float | None = None
     ) -> list[Any] | None:
         """Collect each rank's object on the root, as a list in rank order; None elsewhere."""
-        got = self._call(GATHER_OBJECT, pickled(obj), None, timeout_s, "sum", root)
+        got = self._call("gather_object", pickled(obj), None, timeout_s, "sum", root)
         return None if got is None else [unpickled(data) for data in got]
 
     def all_gather_object(self, obj: Any, *, timeout_s: float | None = None) -> list[Any]:
         """Collect each rank's object on every rank, as a list in rank order."""
-        got = self._call(ALL_GATHER_OBJECT, pickled(obj), None, timeout_s)
+        got = self._call("all_gather_object", pickled(obj), None, timeout_s)
         return [unpickled(data) for data in got]
 
     def scatter_object(
@@ -517,14 +500,14 @@ class Communicator(ABC):
     ) -> Any:
         """Give each rank its own object of the root's list of ``size``; others pass None."""
         sources = None if objs is None else [pickled(obj) for obj in objs]
-        return unpickled(self._call(SCATTER_OBJECT, sources, None, timeout_s, "sum", root))
+        return unpickled(self._call("scatter_object", sources, None, timeout_s, "sum", root))
 
     def all_to_all_object(
         self, objs: Sequence[Any], *, timeout_s: float | None = None
     ) -> list[Any]:
         """Give every rank one object of every rank's list of ``size``."""
         sources = [pickled(obj) for obj in objs]
-        got = self._call(ALL_TO_ALL_OBJECT, sources, None, timeout_s)
+        got = self._call("all_to_all_object", sources, None, timeout_s)
         return [unpickled(data) for data in got]
 
     def send_object(

@@ -28,7 +28,7 @@ from .tools import (
     raises,
 )
 
-_ROWS = [row for row in TABLE if row.sends and not row.is_of_objects]
+_ROWS = [row for row in TABLE.values() if row.sends and not row.is_of_objects]
 REDUCTIONS = [*(row.name for row in _ROWS if row.makes == "fold"), "split"]
 MOVES = [*(row.name for row in _ROWS if row.makes != "fold"), "ring"]
 LISTED = [row.name for row in _ROWS if row.sends == "whole"]

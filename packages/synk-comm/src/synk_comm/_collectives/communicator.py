@@ -27,7 +27,7 @@ from synk_comm._core.fabric import Fabric, RepeatedCall, Share, Shortcut, is_of_
 from synk_comm._core.ops import ReduceOp
 from synk_comm._core.packing import NUMBERS, as_array
 from synk_comm._core.steps import Prepared, Result, Steps
-from synk_comm._core.table import BARRIER, BROADCAST, REDUCE_SCATTER, Arguments, Collective
+from synk_comm._core.table import TABLE, Arguments, Collective, row_of
 from synk_comm.abc import Communicator, Request
 from synk_comm.exceptions import AbortedError, CommError, MisuseError, PeerLost
 
@@ -53,9 +53,10 @@ _ENTRIES = 512
 _FIRST_BEGUN = CollectiveCall("first non-blocking collective")
 
 
-def _prepare(steps: Steps, what: Collective, given: Arguments) -> Prepared:
+def _prepare(steps: Steps, kind: str, given: Arguments) -> Prepared:
     """Check the arguments of a collective, and prepare it."""
-    return _PREPARE[what.sends, what.makes](steps, what, given)
+    row = TABLE[kind]
+    return _PREPARE[row.sends, row.makes](steps, row, given)
 
 
 class RoundCommunicator(Communicator):
@@ -87,7 +88,7 @@ class RoundCommunicator(Communicator):
 
     def _call(
         self,
-        what: Collective,
+        kind: str,
         x: Any,
         out: Any,
         timeout_s: float | None,
@@ -98,30 +99,32 @@ class RoundCommunicator(Communicator):
         # Written out for the calls that are made most: another one would cost a tenth of them.
         key: Any
         if type(x) is ndarray and out is None and timeout_s is None:
-            key = (what, x.dtype, x.shape, op, root, weight)
+            key = (kind, x.dtype, x.shape, op, root, weight)
         elif type(x) is ndarray and out is x and timeout_s is None and x.flags.writeable:
-            key = (what, x.dtype, x.shape, op, root, weight, "in place")
+            key = (kind, x.dtype, x.shape, op, root, weight, "in place")
         else:
-            key = self._key(what, x, out, timeout_s, op, root, weight)
+            key = self._key(kind, x, out, timeout_s, op, root, weight)
         shortcut = self._shortcuts.get(key)
         if shortcut is not None and (
-            what is not BROADCAST or x is None or root == self.rank or x.flags.writeable
+            kind != "broadcast" or x is None or root == self.rank or x.flags.writeable
         ):
             return shortcut(x, out)
-        if what is BROADCAST and isinstance(x, NUMBERS):
-            return self._call(what, as_array(x), None, timeout_s, op, root)[()]
-        prepare = partial(_prepare, self._steps, what)
+        if kind == "broadcast" and isinstance(x, NUMBERS):
+            return self._call(kind, as_array(x), None, timeout_s, op, root)[()]
+        prepare = partial(_prepare, self._steps, kind)
         given = Arguments(x, out, op, root, weight)
-        return self._call_first(None if what.is_of_objects else key, prepare, given, timeout_s)
+        return self._call_first(
+            None if TABLE[kind].is_of_objects else key, prepare, given, timeout_s
+        )
 
-    def _key(self, what: Collective, x: Any, out: Any, timeout_s: float | None, *more: Any) -> Any:
+    def _key(self, kind: str, x: Any, out: Any, timeout_s: float | None, *more: Any) -> Any:
         """Return the key of a call that a shortcut may repeat; else None."""
         if timeout_s is not None or not (x is None or type(x) is ndarray):
             return None
-        if not what.sends:
-            return what
-        key = (what, None, None, *more) if x is None else (what, x.dtype, x.shape, *more)
-        if out is None or (what.to_root and more[1] != self.rank):
+        if kind == "barrier":
+            return kind
+        key = (kind, None, None, *more) if x is None else (kind, x.dtype, x.shape, *more)
+        if out is None or (TABLE[kind].root == "receives" and more[1] != self.rank):
             return key
         if type(out) is not ndarray or not out.flags.writeable:
             return None
@@ -129,7 +132,7 @@ class RoundCommunicator(Communicator):
 
     def barrier(self, *, timeout_s: float | None = None) -> None:
         # It takes half a microsecond, of which `_call` would be a part worth mentioning.
-        shortcut = self._shortcuts.get(BARRIER) if timeout_s is None else None
+        shortcut = self._shortcuts.get("barrier") if timeout_s is None else None
         if shortcut is None:
             super().barrier(timeout_s=timeout_s)
         else:
@@ -158,7 +161,7 @@ class RoundCommunicator(Communicator):
         calls = [decode(head) for head in heads]
         if any(call.many and not call.on_devices for call in calls):
             return
-        in_blocks = calls[0].kind == REDUCE_SCATTER.name
+        in_blocks = row_of(calls[0].kind).in_blocks
 
         def otherwise(x: Any, out: Any, timeout_s: float | None) -> Result:
             if in_blocks:
@@ -185,7 +188,7 @@ class RoundCommunicator(Communicator):
             calls = self._call_first(call, lambda _: prepared, Arguments(), max(left_s, 0.001))
         return calls
 
-    def _begin(self, what: Collective, given: Arguments) -> Request:
+    def _begin(self, kind: str, given: Arguments) -> Request:
         if self._background is None:
             refusal = self._steps.fabric.why_no_thread()
             if refusal:
@@ -196,8 +199,8 @@ class RoundCommunicator(Communicator):
             except BaseException as exc:
                 self.abort(f"no thread for collectives: {exc}")  # the others have theirs
                 raise
-        prepared = _prepare(self._background.steps, what, given)
-        return self._background.begin(what.name, prepared)
+        prepared = _prepare(self._background.steps, kind, given)
+        return self._background.begin(kind, prepared)
 
     def decline(self, reason: str, *, timeout_s: float | None = None) -> dict[int, str]:
         head = encode_decline(str(reason))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -31,7 +30,7 @@ from synk_comm._core.packing import (
     unpack,
 )
 from synk_comm._core.steps import Prepared, Result, Steps, check_out, pickled, unpickled
-from synk_comm._core.table import ALL_GATHER_OBJECT, Arguments, Collective
+from synk_comm._core.table import TABLE, Arguments, Collective
 
 _BARRIER = CollectiveCall("barrier")
 _BARRIER_HEAD = encode(_BARRIER)
@@ -113,7 +112,7 @@ def _spread(
 
 def gather(steps: Steps, row: Collective, given: Arguments) -> Prepared:
     """Check the arguments of a gather or all_gather, and prepare it."""
-    root = steps.check_rank(given.root) if row.to_root else None
+    root = steps.check_rank(given.root) if row.root == "receives" else None
     receives = root in (None, steps.rank)
     x, out, many = given.x, given.out if receives else None, is_list(given.x)
     arrays = None if x is None else [as_array(array) for array in (x if many else [x])]
@@ -151,7 +150,7 @@ def gather(steps: Steps, row: Collective, given: Arguments) -> Prepared:
     return Prepared(call, encode(call), finish, lambda: steps.fabric.post(source), root)
 
 
-_SHARE = replace(ALL_GATHER_OBJECT, name="share")
+_SHARE = TABLE["all_gather_object"]._replace(name="share")
 
 
 def share(steps: Steps, obj: Any, deadline: float) -> list[Any]:
@@ -166,14 +165,15 @@ def share(steps: Steps, obj: Any, deadline: float) -> list[Any]:
 def deal(steps: Steps, row: Collective, given: Arguments) -> Prepared:
     """Check the arguments of a scatter or all_to_all, and prepare it."""
     out, rank, size = given.out, steps.rank, steps.size
-    root = steps.check_rank(given.root) if row.from_root else -1
-    senders = [root] if row.from_root else list(range(size))
-    if row.from_root:
+    root, senders, alone = -1, list(range(size)), row.root == "sends"
+    if alone:
+        root = steps.check_rank(given.root)
+        senders = [root]
         steps.check_only_root(row.name, given.x, root)
-    if out is not None and row.from_root:
-        check_out(out, None)
+        if out is not None:
+            check_out(out, None)
     arrays = _one_for_each(steps, row.name, given.x) if rank in senders else None
-    outs = None if out is None else [out] if row.from_root else _rows(out, size, row.name)
+    outs = None if out is None else [out] if alone else _rows(out, size, row.name)
     call = CollectiveCall(row.name, root=root, arrays=_kinds_of(arrays), outs=_kinds_of(outs))
     sources = None if arrays is None else [flat_bytes(x) for x in arrays]
     fill, part = moves.first_parts(steps.fabric, sources)
@@ -185,7 +185,7 @@ def deal(steps: Steps, row: Collective, given: Arguments) -> Prepared:
         got = inbox.taken()
         if out is not None:
             return out, None
-        return (_bare_ones(got)[0] if row.from_root else _bare_ones(got)), None
+        return (_bare_ones(got)[0] if alone else _bare_ones(got)), None
 
     return Prepared(call, encode(call), finish, fill, part=part)
 

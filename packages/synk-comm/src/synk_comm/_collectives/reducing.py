@@ -33,7 +33,7 @@ from synk_comm._core.table import Arguments, Collective
 def reduce(steps: Steps, row: Collective, given: Arguments) -> Prepared:
     """Check the arguments of a reduce or all_reduce, and prepare it."""
     fabric, x, out = steps.fabric, given.x, given.out
-    root = steps.check_rank(given.root) if row.to_root else None
+    root = steps.check_rank(given.root) if row.root == "receives" else None
     op = ReduceOp.parse(given.op)
     weight = check_weight(given.weight, op)
     many = is_list(x if x is not None else out)

@@ -293,5 +293,5 @@ def received(calls: Sequence[CollectiveCall], receiver: int) -> list[Kind | None
     """Return the arrays that a rank receives, by source rank (of one sender: the single one)."""
     row, root = row_of(calls[0].method), calls[0].root
     which = receiver if row.sends == "parts" else 0
-    senders = [calls[root]] if row.from_root else calls
+    senders = [calls[root]] if row.root == "sends" else calls
     return [call.arrays[which] if call.arrays else None for call in senders]

@@ -11,7 +11,7 @@ from .calls import CollectiveCall, Kind, count_bytes, text_dtype
 from .fabric import Fabric, part_bytes
 from .ops import Array
 from .packing import flat_bytes
-from .table import REDUCE_SCATTER
+from .table import row_of
 
 Read = Callable[[int, int], Array]
 """``read(rank, count)`` returns the next bytes of a rank for this one."""
@@ -133,7 +133,7 @@ def deal(
 
 def _counts(call: CollectiveCall, size: int) -> list[int]:
     """Return how many bytes a call has for each rank."""
-    if call.kind == REDUCE_SCATTER.name and not call.many:
+    if row_of(call.kind).in_blocks and not call.many:
         return [call.nbytes() // size] * size
     return [count_bytes(kind) for kind in call.arrays] or [0] * size
 

@@ -15,7 +15,7 @@ from .calls import CollectiveCall, count_bytes, text_dtype
 from .fabric import Slotted, part_bytes
 from .ops import Array, ReduceOp, combine, is_wide, scaled, ufunc_of
 from .packing import bare, typed
-from .table import REDUCE_SCATTER, row_of
+from .table import row_of
 
 Views = Tuple[Array, Array]
 """One for each parity."""
@@ -44,10 +44,10 @@ def parts_of(fabric: WholeSlots, calls: Sequence[CollectiveCall], rank: int) -> 
     def sent(sender: int, receiver: int) -> Views | None:
         """Return where a rank puts what is for another; None if it sends nothing."""
         arrays = calls[sender].arrays
-        if not arrays or not calls[sender].weight or (row.from_root and sender != root):
+        if not arrays or not calls[sender].weight or (row.root == "sends" and sender != root):
             return None
-        dtype, shape = arrays[receiver if dealt and row is not REDUCE_SCATTER else 0]
-        if row is REDUCE_SCATTER:  # of one array, which is cut into blocks
+        dtype, shape = arrays[receiver if dealt and not row.in_blocks else 0]
+        if row.in_blocks:
             shape = (shape[0] // size, *shape[1:])
         start = receiver * part if dealt else 0
         stop = start + count_bytes((dtype, shape))
@@ -61,7 +61,7 @@ def parts_of(fabric: WholeSlots, calls: Sequence[CollectiveCall], rank: int) -> 
             for block in mine
         )
         mine = even, odd
-    if row.to_root and rank != root:
+    if row.root == "receives" and rank != root:
         return mine, lambda x, out, parity: None  # noqa: ARG005
     if row.makes == "rows":
         return mine, _rows_of(views)

@@ -7,14 +7,12 @@ cover. The signatures are those of ``synk_comm.abc.Communicator``, written once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from .ops import ReduceOp
 
 
-@dataclass(frozen=True, eq=False)  # compared by identity: rows are part of the key of every call
-class Collective:
+class Collective(NamedTuple):
     """A row of the table.
 
     Attributes:
@@ -23,7 +21,7 @@ class Collective:
             rank; ``""``: nothing.
         makes: of what a rank receives: ``"fold"``: one array, reduced; ``"rows"``: a list;
             ``"one"``: the root's; ``"fill"``: the same, in ``x``; ``""``: nothing.
-        from_root, to_root: whether the root alone sends, or receives.
+        root: whether the root alone ``"sends"`` or ``"receives"``; else ``""``.
         alike: ``"shapes"``, or ``"numbers of dimensions"``, must agree, besides dtypes.
         optional: whether a rank may send nothing, if another sends something.
     """
@@ -31,8 +29,7 @@ class Collective:
     name: str
     sends: str = ""
     makes: str = ""
-    from_root: bool = False
-    to_root: bool = False
+    root: str = ""
     alike: str = ""
     optional: bool = False
 
@@ -42,9 +39,9 @@ class Collective:
         return self.name.endswith("_object")
 
     @property
-    def has_root(self) -> bool:
-        """Whether one rank is the only sender, or the only receiver."""
-        return self.from_root or self.to_root
+    def in_blocks(self) -> bool:
+        """Whether the parts are equal blocks of one array, unless a list is given."""
+        return (self.sends, self.makes) == ("parts", "fold")
 
 
 class Arguments(NamedTuple):
@@ -59,42 +56,33 @@ class Arguments(NamedTuple):
 
 DIMENSIONS = "numbers of dimensions"
 
-BARRIER = Collective("barrier")
-ALL_REDUCE = Collective("all_reduce", "whole", "fold", alike="shapes", optional=True)
-REDUCE = replace(ALL_REDUCE, name="reduce", to_root=True)
-REDUCE_SCATTER = Collective("reduce_scatter", "parts", "fold", alike="shapes")
-BROADCAST = Collective("broadcast", "whole", "fill", from_root=True, alike="shapes")
-SCATTER = Collective("scatter", "parts", "one", from_root=True)
-ALL_GATHER = Collective("all_gather", "whole", "rows", alike=DIMENSIONS, optional=True)
-GATHER = replace(ALL_GATHER, name="gather", to_root=True)
-ALL_TO_ALL = Collective("all_to_all", "parts", "rows")
-
-
-def _of_objects(row: Collective) -> Collective:
-    """Return the same collective of pickled objects, which may be of any length."""
-    return replace(row, name=f"{row.name}_object", alike="", optional=False)
-
-
-BROADCAST_OBJECT = _of_objects(BROADCAST)
-SCATTER_OBJECT = _of_objects(SCATTER)
-GATHER_OBJECT = _of_objects(GATHER)
-ALL_GATHER_OBJECT = _of_objects(ALL_GATHER)
-ALL_TO_ALL_OBJECT = _of_objects(ALL_TO_ALL)
-
-TABLE = (
-    *(BARRIER, ALL_REDUCE, REDUCE, REDUCE_SCATTER),
-    *(BROADCAST, SCATTER, GATHER, ALL_GATHER, ALL_TO_ALL),
-    *(BROADCAST_OBJECT, SCATTER_OBJECT, GATHER_OBJECT, ALL_GATHER_OBJECT, ALL_TO_ALL_OBJECT),
+_OF_ARRAYS = (
+    Collective("barrier"),
+    Collective("all_reduce", "whole", "fold", "", "shapes", True),
+    Collective("reduce", "whole", "fold", "receives", "shapes", True),
+    Collective("reduce_scatter", "parts", "fold", "", "shapes"),
+    Collective("broadcast", "whole", "fill", "sends", "shapes"),
+    Collective("scatter", "parts", "one", "sends"),
+    Collective("gather", "whole", "rows", "receives", DIMENSIONS, True),
+    Collective("all_gather", "whole", "rows", "", DIMENSIONS, True),
+    Collective("all_to_all", "parts", "rows"),
 )
-"""All collectives that are methods of every communicator."""
+# Pickled objects are bytes, of any length; each rank sends one.
+_OF_OBJECTS = tuple(
+    row._replace(name=f"{row.name}_object", alike="", optional=False)
+    for row in _OF_ARRAYS
+    if row.makes not in ("", "fold")
+)
 
-PARTITIONED_ALL_REDUCE = replace(ALL_REDUCE, name="partitioned_all_reduce", optional=False)
-"""A method of the communicator on GPUs."""
+TABLE = {row.name: row for row in (*_OF_ARRAYS, *_OF_OBJECTS)}
+"""The collectives of every communicator, by name."""
 
-_OTHER = Collective("")
-_BY_NAME = {row.name: row for row in (*TABLE, PARTITIONED_ALL_REDUCE)}
+_OTHERS = {
+    # Of the communicator on GPUs.
+    "partitioned_all_reduce": Collective("partitioned_all_reduce", "whole", "fold", "", "shapes"),
+}
 
 
 def row_of(method: str) -> Collective:
     """Return a row by its name; of a call that has none, such as ``split``, an empty one."""
-    return _BY_NAME.get(method, _OTHER)
+    return TABLE.get(method) or _OTHERS.get(method) or Collective(method)

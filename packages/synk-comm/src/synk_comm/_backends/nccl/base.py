@@ -17,7 +17,7 @@ from synk_comm._backends.nccl.arrays import (
 )
 from synk_comm._collectives.communicator import RoundCommunicator
 from synk_comm._core.guard import Guard
-from synk_comm._core.table import Arguments, Collective
+from synk_comm._core.table import Arguments
 from synk_comm.abc import Communicator, Request
 from synk_comm.cuda import Driver
 from synk_comm.exceptions import CommError
@@ -213,10 +213,10 @@ class NcclBase(Communicator):
 
     # -- calls of the host communicator alone ---------------------------------------------
 
-    def _begin(self, what: Collective, given: Arguments) -> Request:
+    def _begin(self, kind: str, given: Arguments) -> Request:
         for array in (given.x, given.out):
-            _refuse_device(array, f"i{what.name}", what.name)
-        return self._host._begin(what, given)
+            _refuse_device(array, f"i{kind}", kind)
+        return self._host._begin(kind, given)
 
     def _begin_message(self, sending: bool, array: Any, peer: int, tag: int) -> Request:
         _refuse_device(array, *(("isend", "send") if sending else ("irecv", "recv")))

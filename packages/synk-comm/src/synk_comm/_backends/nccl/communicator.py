@@ -39,7 +39,7 @@ from typing import Any, Callable
 
 from synk_comm._collectives.communicator import RoundCommunicator
 from synk_comm._core.ops import ReduceOp
-from synk_comm._core.table import ALL_REDUCE, Arguments, Collective
+from synk_comm._core.table import TABLE, Arguments
 from synk_comm.abc import Communicator
 from synk_comm.cuda import Driver
 from synk_comm.exceptions import CommError, MismatchError
@@ -65,7 +65,7 @@ class NcclCommunicator(NcclReductions, NcclMoves):
 
     def _call(
         self,
-        what: Collective,
+        kind: str,
         x: Any,
         out: Any,
         timeout_s: float | None,
@@ -73,17 +73,15 @@ class NcclCommunicator(NcclReductions, NcclMoves):
         root: int = 0,
         weight: float | None = None,
     ) -> Any:
-        if what is ALL_REDUCE:
+        if kind == "all_reduce":
             known = self._repeated.get((id(x), id(out)))
             if known is not None and known.fits(x, out, op, weight):
                 self._reduce_again(known, self._steps.deadline(timeout_s))
                 return out
         if not on_device(x, out):
-            return self._host._call(what, x, out, timeout_s, op, root, weight)
-        asked = Arguments(x, out, op, root, weight)
-        return _ON_DEVICES[what.sends, what.makes](
-            self, what, asked, self._steps.deadline(timeout_s)
-        )
+            return self._host._call(kind, x, out, timeout_s, op, root, weight)
+        row, asked = TABLE[kind], Arguments(x, out, op, root, weight)
+        return _ON_DEVICES[row.sends, row.makes](self, row, asked, self._steps.deadline(timeout_s))
 
     def _message(
         self, sending: bool, array: Any, peer: int, tag: int, timeout_s: float | None

@@ -41,7 +41,7 @@ class NcclMoves(NcclBase):
 
     def _collect(self, what: Collective, asked: Arguments, deadline: float) -> Any:
         x, out = asked.x, asked.out
-        root = self._steps.check_rank(asked.root) if what.to_root else None
+        root = self._steps.check_rank(asked.root) if what.root == "receives" else None
         many = isinstance(x, (list, tuple))
         given = [] if x is None else self._several(x, "x")
         receives = root is None or root == self.rank
@@ -97,7 +97,7 @@ class NcclMoves(NcclBase):
     ) -> tuple[list[Any], list[DeviceArray | None]]:
         """Make what receives from each rank: rows of one array, if all are alike."""
         first = kinds[0]
-        if first is not None and all(kind == first for kind in kinds):
+        if len(kinds) > 1 and first is not None and all(kind == first for kind in kinds):
             dtype, shape = first
             block, where = self._made(like, (len(kinds), *shape), dtype)
             return [block[rank] for rank in range(len(kinds))], list(where.rows())
@@ -159,7 +159,8 @@ class NcclMoves(NcclBase):
 
     def _deal(self, what: Collective, asked: Arguments, deadline: float) -> Any:
         xs, out, root, senders = asked.x, asked.out, -1, list(range(self.size))
-        if what.from_root:
+        alone = what.root == "sends"
+        if alone:
             root = self._steps.check_rank(asked.root)
             senders = [root]
             self._steps.check_only_root(what.name, xs, root)
@@ -172,7 +173,7 @@ class NcclMoves(NcclBase):
         places: list[DeviceArray | None] | None = None
         if out is None:
             maker(given[0].owner)  # an error now, not when the others rely on this rank
-        elif what.from_root:
+        elif alone:
             places = [self._one(out, "out", written=True)]
             terms.check_apart(given, self._beside(places[0]))
         else:
@@ -182,13 +183,13 @@ class NcclMoves(NcclBase):
         call = _call_of(what, root, given, places)
         with self._device_guard:
             calls = self._host.agree(call, deadline)
-            values = [out] if what.from_root else out
+            values = [out] if alone else out
             if places is None:
                 kinds = received(calls, self.rank)
                 values, places = self._rows_for(kinds, given[0].owner)
             moves = self._exchange(list(enumerate(given)), list(zip(senders, places)), stream)
             self._link.run(moves, stream, deadline)
-        return values[0] if what.from_root else [values[rank] for rank in range(self.size)]
+        return values[0] if alone else [values[rank] for rank in range(self.size)]
 
 
 def _call_of(

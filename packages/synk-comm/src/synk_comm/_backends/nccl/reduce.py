@@ -12,7 +12,7 @@ from synk_comm._backends.nccl.arrays import DeviceArray, is_pygpu, pygpu_place
 from synk_comm._collectives.communicator import RoundCommunicator
 from synk_comm._core.calls import CollectiveCall
 from synk_comm._core.ops import ReduceOp, check_weight
-from synk_comm._core.table import PARTITIONED_ALL_REDUCE, Arguments, Collective
+from synk_comm._core.table import Arguments, Collective
 
 from . import terms
 from .base import NcclBase, NcclSettings
@@ -84,7 +84,7 @@ class NcclReductions(NcclBase):
 
     def _reduce(self, what: Collective, asked: Arguments, deadline: float) -> Any:
         x, out = asked.x, asked.out
-        root = self._steps.check_rank(asked.root) if what.to_root else None
+        root = self._steps.check_rank(asked.root) if what.root == "receives" else None
         op = ReduceOp.parse(asked.op)
         weight = check_weight(asked.weight, op)
         receives = root is None or root == self.rank
@@ -284,11 +284,11 @@ class NcclReductions(NcclBase):
         """
         deadline = self._steps.deadline(timeout_s)
         op = ReduceOp.parse(op)
-        weight = _positive(check_weight(weight, op), PARTITIONED_ALL_REDUCE.name)
+        weight = _positive(check_weight(weight, op), "partitioned_all_reduce")
         result = self._one(out, "out", written=True)
         _check_bounds(bounds, result.elements)
         kinds = tuple([(result.dtype, (stop - begin,)) for begin, stop in bounds])
-        plan = terms.plan(PARTITIONED_ALL_REDUCE.name, op, -1, kinds, weight, True)
+        plan = terms.plan("partitioned_all_reduce", op, -1, kinds, weight, True)
         aside = self._aside_of(self._stream_for([result]))
         stack = contextlib.ExitStack()
         with self._device_guard:
