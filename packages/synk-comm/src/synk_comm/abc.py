@@ -13,7 +13,7 @@ What holds for every collective:
   TypeError or ValueError at once, on this rank alone, before peers hear anything.
 * The wait is bounded: ``timeout_s`` seconds for the whole call; None takes the communicator's own,
   from when it was made. ``CommTimeout`` names who is missing, in which call, and what it last did.
-* A dead peer raises ``PeerLost``; one that gave up, by ``abort()`` or by an exception out of its
+* A dead peer raises ``PeerLost``; a peer that left by ``abort()``, or by an exception out of its
   ``with`` block, raises ``AbortedError``.
 * An exception that leaves a collective half-way (a timeout, KeyboardInterrupt, whatever
   ``watch`` raises) ends the group: peers raise ``AbortedError`` at once, and so does every
@@ -27,8 +27,8 @@ Arrays: any memory layout and byte order. Moves (broadcast, scatter, gather, all
 all_to_all, send) take every dtype without Python objects, structured ones too; reductions take
 what NumPy can combine: integers (which wrap around, as NumPy's), floats, complex numbers,
 timedeltas for sum, min and max, booleans for min (and) and max (or). NaN and infinities are
-results like others; what NumPy says to overflow (a warning, or what ``np.errstate`` asks for) it
-says here too, on the rank that computed.
+results like others. On overflow, the rank that computes warns or raises as ``np.errstate`` asks, as
+NumPy does.
 
 Several arrays in one call: where it says *array or list*, a list or tuple of ndarrays counts as
 one collective on each, in order, with one comparison for all: quicker than one call for each where
@@ -133,7 +133,7 @@ def _begins(blocking: Callable[P, object], more: str = "") -> Callable[P, Reques
 
     Args:
         blocking: the other method, whose body calls ``_call`` or ``_message`` and nothing else.
-        more: what its documentation is to say besides.
+        more: the rest of its documentation.
     """
     name = f"i{blocking.__name__}"
 
@@ -191,7 +191,7 @@ class Communicator(ABC):
         root: int = 0,
         weight: float | None = None,
     ) -> Any:
-        """Make a collective; what it does not take is not given."""
+        """Make a collective; arguments that it does not have keep their defaults."""
 
     @abstractmethod
     def _begin(self, kind: str, given: Arguments) -> Request:
@@ -557,16 +557,15 @@ class Communicator(ABC):
 
     @abstractmethod
     def abort(self, reason: str) -> None:
-        """Give the group up, without blocking; who waits or calls later raises AbortedError."""
+        """End the group, without blocking; all waiting and later calls raise AbortedError."""
 
     @abstractmethod
     def close(self) -> None:
-        """Leave, and free what it took; who waits for this rank raises PeerLost. Idempotent.
+        """Leave the group, and free its memory; ranks that wait for this one raise PeerLost.
 
-        At once, except that messages of ``isend`` are moved out first, to ranks that are there to
-        take them. It returns when collectives that were begun have ended, after at most the
-        communicator's own time; if they fail, their ``wait`` says so. What ``irecv`` waits for is
-        given up.
+        Idempotent. It first moves out messages of ``isend``, to ranks that are there to receive
+        them, and waits until all begun collectives have ended, at most for the communicator's own
+        time; if they fail, their ``wait`` raises. Messages that ``irecv`` waits for are lost.
 
         Raises:
             CommTimeout: a rank has not received these messages in time; they are lost. The

@@ -33,7 +33,7 @@ class MismatchError(CommError, ValueError):
     The communicator stays in step and usable.
 
     Attributes:
-        calls: what each rank called, by rank.
+        calls: the call of each rank, by rank.
     """
 
     def __init__(self, message: str, *, calls: Mapping[int, str] | None = None) -> None:
@@ -71,7 +71,7 @@ class CommTimeout(CommError, TimeoutError):
     """Some ranks did not come in time.
 
     Attributes:
-        missing: what each rank that is not here was last seen doing, by rank.
+        missing: the last known call of each missing rank, by rank.
     """
 
     def __init__(self, message: str, *, missing: Mapping[int, str] | None = None) -> None:
@@ -84,7 +84,7 @@ class AbortedError(CommError, RuntimeError):
 
     Attributes:
         rank: the rank that gave up.
-        reason: what it said.
+        reason: its text.
     """
 
     def __init__(self, message: str, *, rank: int = -1, reason: str = "") -> None:

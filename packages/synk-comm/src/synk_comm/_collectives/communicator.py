@@ -45,7 +45,7 @@ _PREPARE: dict[tuple[str, str], Callable[[Steps, Collective, Arguments], Prepare
     ("parts", "rows"): gathering.deal,
     ("parts", "one"): gathering.deal,
 }
-"""By what is sent, and what is made of it."""
+"""By ``sends`` and ``makes`` of the row."""
 
 _ENTRIES = 512
 """Shortcuts that a communicator keeps at most."""
@@ -131,7 +131,7 @@ class RoundCommunicator(Communicator):
         return (*key, out.dtype, out.shape)
 
     def barrier(self, *, timeout_s: float | None = None) -> None:
-        # It takes half a microsecond, of which `_call` would be a part worth mentioning.
+        # A barrier takes half a microsecond; `_call` would add a quarter.
         shortcut = self._shortcuts.get("barrier") if timeout_s is None else None
         if shortcut is None:
             super().barrier(timeout_s=timeout_s)
@@ -249,7 +249,7 @@ class RoundCommunicator(Communicator):
         made, _ = self._steps.make(Prepared(call, encode(call), finish), timeout_s)
         return made
 
-    def told_above(self, exc: CommError) -> CommError:
+    def in_parent_ranks(self, exc: CommError) -> CommError:
         """Return an error of this group in the ranks of the group that it was split from."""
         return in_ranks_of_the_old(exc, self._origin)
 
@@ -273,7 +273,7 @@ class RoundCommunicator(Communicator):
             self._shortcuts.clear()  # they keep the memory of the slots, to be unmapped below
             self._guard.close()
             self._letters.forget()
-            # At last: who waits for this rank in this group need not wait for that.
+            # Last: ranks that wait for this one in this group need not wait for that.
             if self._background is not None:
                 self._background.close(is_open)
 

@@ -207,7 +207,7 @@ def _kinds_of(arrays: Sequence[Array | None] | None) -> tuple[Any, ...]:
 
 
 def _rows(out: Any, size: int, kind: str) -> list[Array | None]:
-    """Return what receives from each rank: the rows of an array, or the members of a list."""
+    """Return the arrays that receive, by sender: rows of an array, or members of a list."""
     if isinstance(out, np.ndarray):
         check_out(out, None)
         if not out.ndim or out.shape[0] != size:
@@ -238,7 +238,7 @@ def _joined(given: list[Array]) -> Array:
 def _by_array(
     gathered: list[Array | None], calls: Sequence[CollectiveCall]
 ) -> list[list[Array | None]]:
-    """Cut what came from each rank into its arrays; return, for each array, those of all ranks."""
+    """Cut each rank's bytes into its arrays; return, for each array, those of all ranks."""
     count = max(len(theirs.arrays) for theirs in calls)
     lists: list[list[Array | None]] = [[None] * len(calls) for _ in range(count)]
     for rank, (flat, theirs) in enumerate(zip(gathered, calls)):

@@ -44,11 +44,11 @@ class _Begun(Request):
         self._error: BaseException | None = None
 
     def make(self) -> None:
-        """Make the call, and keep what comes of it."""
+        """Make the call, and keep its result or error."""
         run, self._run = self._run, None  # with the caller's arrays
         assert run is not None  # noqa: S101 - it is made once
         try:
-            # NumPy 1 counts wrongly who has other settings, if the same are set once more.
+            # NumPy 1 miscounts the threads with other settings if the same are set once more.
             same = self._numpy == _numpy_settings()
             with nullcontext() if same else np.errstate(**self._numpy):
                 self._result, accident = run()
@@ -91,7 +91,7 @@ class _Begun(Request):
             return self._result
         guard = self._steps.guard
         if isinstance(error, PeerLost) and not (guard.closed or guard.forked):
-            # Who is gone may have left because of what its other group, this one, knows.
+            # That rank may have left because its other group, this one, has ended.
             cause = self._steps.fabric.gone(())
             if cause is not None and getattr(cause, "rank", None) != error.rank:
                 error = self._error = cause
@@ -136,7 +136,7 @@ class Background:
         return begun
 
     def close(self, was_open: bool) -> None:
-        """Leave the group when what was begun has ended, after as long as one call may take.
+        """Leave the group when all begun calls have ended, after at most the time of one call.
 
         Args:
             was_open: whether the owner had not ended before it was closed.
@@ -170,7 +170,7 @@ def _copied(error: BaseException) -> BaseException:
 
 
 def _numpy_settings() -> dict[str, Any]:
-    """Return what NumPy does about overflow and its like, which each thread sets for itself."""
+    """Return NumPy's settings for overflow and its like, which each thread has of its own."""
     return {"call": np.geterrcall(), **np.geterr()}
 
 
@@ -185,7 +185,7 @@ def _serve(begun: queue.SimpleQueue[_Begun | None], child: Any, over: threading.
 
 
 def _finish(begun: queue.SimpleQueue[_Begun | None], child: Any, over: threading.Event) -> None:
-    """End the thread, before what it uses is taken from it."""
+    """End the thread, before the memory that it uses is freed."""
     begun.put(None)
     if not (child._steps.guard.forked or over.wait(_CLOSE_S)):
         child.abort("the process ended while its collectives were under way")

@@ -66,7 +66,7 @@ class _Message(Request):
         return self.done
 
     def take(self, came: Array) -> None:
-        """Take the array that has arrived for it."""
+        """Accept the array that has arrived for it."""
         self.done, self.came, out = True, came, self.array
         if out is not None and came is not out and _fits(out, kind_of(came)):
             np.copyto(out, came)
@@ -199,7 +199,7 @@ class PointToPoint:
         self._steps.fabric.attend(is_done, peer, deadline, sending=message.sending)
 
     def _is_last_chance(self, message: _Message) -> bool:
-        """Return whether the other rank is gone: what it sent last may be on the way here."""
+        """Return whether the other rank is gone, whose last pieces may still be on the way here."""
         rank, peer = self._steps.rank, message.peer
         is_here = message.done or peer == rank or self._steps.fabric.gone((peer,)) is None
         return not is_here
@@ -224,7 +224,7 @@ class PointToPoint:
         self._queues.setdefault((peer, message.sending), deque()).append(message)
 
     def _unpost(self, message: _Message) -> None:
-        """Take a message out of its queue."""
+        """Remove a message from its queue."""
         way = message.peer, message.sending
         self._queues[way].remove(message)
         if not self._queues[way]:
@@ -264,7 +264,7 @@ class PointToPoint:
             self._unpost(message)
 
     def _take_in(self, source: int) -> None:
-        """Take the next piece out of the channel."""
+        """Remove the next piece from the channel."""
         pieces = self._steps.fabric.pieces
         header, piece = pieces.piece(source)
         arriving = self._arriving.pop(source, None)
@@ -292,7 +292,7 @@ class PointToPoint:
         return np.empty(kind[1], text_dtype(kind[0]))
 
     def _deliver(self, source: int, tag: int, array: Array) -> None:
-        """Give a message to the first receive that was posted for it; keep it if there is none."""
+        """Hand a message to the first receive that was posted for it; keep it if there is none."""
         message = self._first_expected(source, tag)
         if message is not None:
             self._unpost(message)

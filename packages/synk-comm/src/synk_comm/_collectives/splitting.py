@@ -1,7 +1,7 @@
 """Smaller groups: their members, and failures until these have met.
 
-Errors count a rank as the group does whose method raised them: what fails while ``split`` makes
-a new group speaks of the ranks of the old one.
+Errors number ranks as the group does whose method raised them: an error while ``split`` makes a
+new group names ranks of the old one.
 """
 
 from __future__ import annotations

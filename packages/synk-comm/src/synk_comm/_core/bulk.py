@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .ops import Array, ReduceOp, combine
+from .ops import Array, ReduceOp
 
 
 class AgreedReduction(NamedTuple):
-    """What all ranks have agreed upon.
+    """A reduction that all ranks have agreed upon.
 
     Attributes:
         op: how values are combined.
@@ -26,18 +26,14 @@ class AgreedReduction(NamedTuple):
     factors: list[float] | None
     root: int | None
 
-    def combine(self, operands: Sequence[Array], out: Array) -> Exception | None:
-        """Reduce one stretch of each contributing rank."""
-        return combine(self.op, operands, out, self.factors)
-
 
 class Stretch(NamedTuple):
     """Flat bytes of one rank.
 
     Attributes:
         dtype, nbytes: of the data, the same on all ranks.
-        source: what this rank brings; None if nothing.
-        target: where the result goes; None if nowhere. May be the memory of ``source``.
+        source: of this rank; None if it contributes nothing.
+        target: memory for the result, perhaps that of ``source``; None if this rank gets none.
     """
 
     dtype: np.dtype[Any]
@@ -47,10 +43,10 @@ class Stretch(NamedTuple):
 
 
 class Bulk(ABC):
-    """What a fabric does with large arrays at once, instead of slot by slot.
+    """The collectives of a back-end that move or reduce a large array at once, not slot by slot.
 
     All ranks have agreed upon the call, in the round with the heads, and call the same method.
-    Arrays are flat bytes. What is returned is valid until this rank's next call.
+    Arrays are flat bytes. Returned arrays are valid until this rank's next call.
     """
 
     @abstractmethod
@@ -76,10 +72,10 @@ class Bulk(ABC):
     def deal(
         self, sources: Sequence[Array] | None, counts: Sequence[int], deadline: float
     ) -> list[Array]:
-        """Return what each rank has for this one, by rank.
+        """Return the bytes of each rank for this one, by rank.
 
         Args:
-            sources: what this rank has for each; None if it gives nothing.
+            sources: bytes of this rank for each; None if it sends nothing.
             counts: how many bytes each rank has for this one.
         """
 

@@ -49,9 +49,9 @@ class CollectiveCall(NamedTuple):
         kind: name of the method; of device arrays with ``ON_DEVICES`` behind it.
         op: reduce op, or "".
         root: root rank, or -1.
-        arrays: what this rank brings: one array, or those of a list, or one for each rank.
-        outs: dtype and shape of each ``out``, by source rank (one for scatter); None where nothing
-            is to come; empty without ``out``.
+        arrays: of this rank: one array, or those of a list, or one for each rank.
+        outs: dtype and shape of each ``out``, by source rank (one for scatter); None for ranks
+            that send nothing; empty without ``out``.
         weight: weight of this rank's contribution; 0 if it contributes nothing.
         many: ``arrays`` is a list, on each of which the collective is done.
         place: of device arrays "apart" if equal arrays of all ranks would not lie in one block.
@@ -96,7 +96,7 @@ class CollectiveCall(NamedTuple):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the first array brought."""
+        """Of the first array."""
         return text_dtype(self.arrays[0][0])
 
     def nbytes(self, which: int = 0) -> int:
@@ -126,8 +126,8 @@ def brief(exc: BaseException) -> str:
     """Return type and first line of an exception."""
     try:
         text = str(exc)
-    except (Exception, SystemExit):  # noqa: BLE001 - a broken __str__ must not hide what it belongs to
-        text = "(its text cannot be had)"
+    except (Exception, SystemExit):  # noqa: BLE001 - a broken __str__ must not hide the exception
+        text = "(its text cannot be read)"
     first = text.strip().partition("\n")[0]
     return shorten(f"{type(exc).__qualname__}: {first}" if first else type(exc).__qualname__, 500)
 
@@ -187,17 +187,10 @@ def decode(head: bytes) -> CollectiveCall:
     """Return the call that a head describes."""
     if head.startswith(b"z"):
         head = zlib.decompressobj().decompress(head[1:], _MAX_TEXT)
-    kind, op, root, arrays, outs, weight, many, place, text = json.loads(head.decode("utf-8"))
-    return CollectiveCall(
-        str(kind),
-        str(op),
-        int(root),
-        tuple(_kind(array) for array in arrays),
-        tuple(None if array is None else _kind(array) for array in outs),
-        float(weight),
-        bool(many),
-        str(place),
-        str(text),
+    call = CollectiveCall(*json.loads(head.decode("utf-8")))
+    return call._replace(
+        arrays=tuple(_kind(array) for array in call.arrays),
+        outs=tuple(None if array is None else _kind(array) for array in call.outs),
     )
 
 

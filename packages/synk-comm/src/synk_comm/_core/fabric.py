@@ -94,7 +94,7 @@ def part_bytes(slots: Slotted) -> int:
 
 
 Share = Callable[[Any], "list[Any]"]
-"""Gives every rank of the old group what each of them said: an all_gather of small objects."""
+"""Returns the objects of all ranks of the old group: an all_gather of small objects."""
 
 
 Again = Callable[[Any, Any, float], "tuple[Any, Exception | None]"]
@@ -108,8 +108,8 @@ class RepeatedCall(NamedTuple):
         calls, heads: of all ranks, the first time. If all are the same again, so are all layouts.
         timeout_s: how long to wait.
         otherwise: continues in the general way, after the first round of a call in which some
-            head differs: ``otherwise(x, out, timeout_s)`` returns the result, and what NumPy
-            raised about overflow and its like, or None.
+            head differs: ``otherwise(x, out, timeout_s)`` returns the result, and NumPy's
+            exception about overflow and its like, or None.
     """
 
     guard: Entrance
@@ -152,7 +152,7 @@ class Pieces(Protocol):
         """Return the oldest piece that has come; valid until it is released."""
 
     def release(self, source: int) -> None:
-        """Give the place of the piece that ``piece`` returned back to the channel."""
+        """Return the place of a piece, which ``piece`` returned, to the channel."""
 
 
 Shortcut = Callable[[Any, Any], Any]
@@ -237,7 +237,7 @@ class Fabric(ABC):
         return self.longest_posted is None or nbytes <= self.longest_posted
 
     def post(self, source: Array | None) -> int:
-        """Copy what goes with the head into the own slot; return how many bytes."""
+        """Copy the bytes that go with the head into the own slot; return how many."""
         return 0 if source is None or not self.is_posted(source.nbytes) else self.fill(source, 0)
 
     def bulk(self) -> AbstractContextManager[Bulk]:

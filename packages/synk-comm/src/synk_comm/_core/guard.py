@@ -62,7 +62,7 @@ class Guard:
         _guards.add(self)
 
     def bind(self, other: Guard) -> None:
-        """Let two groups of the same ranks end together; each may be another thread's."""
+        """Make two groups of the same ranks end together; each may be another thread's."""
         self._twin, other._twin = other, self
 
     def __enter__(self) -> None:
@@ -88,7 +88,7 @@ class Guard:
         self.leave(exc, in_step=exc is None or isinstance(exc, IN_STEP))
 
     def leave(self, exc: BaseException | None, *, in_step: bool) -> None:
-        """Give the key back; end the group first if the exception left the ranks out of step."""
+        """Return the key; end the group first if the exception left the ranks out of step."""
         try:
             if exc is not None:
                 self.mark(exc)
@@ -185,7 +185,7 @@ class Guard:
         self._shut()
 
     def _shut(self) -> None:
-        """Take the key away from the lock, if it is there."""
+        """Remove the key from the lock, if it is there."""
         if self.lock:
             try:
                 self._kept.append(self.lock.pop())
@@ -203,13 +203,13 @@ class Guard:
             twin._shut()
 
     def _note(self, exc: AbortedError | PeerLost) -> None:
-        """Note what has ended the group; the others are told of an abort by whoever aborts."""
+        """Note what has ended the group; the rank that aborts it informs the others."""
         self._ended = again(exc)
         if isinstance(exc, PeerLost) and exc.rank >= 0:
             self._fabric.lose(exc.rank)
 
     def _unbound(self) -> Guard | None:
-        """Return what was bound to this one, and is to end now, too."""
+        """Return the guard that was bound to this one, which is to end now, too."""
         twin, self._twin = self._twin, None
         if twin is not None:
             twin._twin = None

@@ -1,4 +1,4 @@
-"""Reductions: their names, which dtypes they take, and what NumPy calls them."""
+"""Reductions: their names, the dtypes that they take, and NumPy's functions for them."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def combine(
 
 
 class _Calm:
-    """Calls ufuncs, and keeps what they raise: they have done their work by then."""
+    """Calls ufuncs, and keeps their exceptions: they have done their work by then."""
 
     accident: Exception | None = None
 

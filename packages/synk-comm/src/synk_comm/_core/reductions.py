@@ -14,7 +14,7 @@ import numpy as np
 
 from .bulk import AgreedReduction, Stretch
 from .fabric import Fabric
-from .ops import Array
+from .ops import Array, combine
 
 DIRECT_BYTES = 1 << 18
 """Longest array that three ranks or more reduce directly, times their number."""
@@ -48,7 +48,7 @@ def reduce_stretch(
     """Reduce one stretch; ``posted`` is True if it is the first of its call.
 
     Returns:
-        What NumPy raised about overflow and its like, see ``combine``.
+        NumPy's exception about overflow and its like, see ``combine``.
     """
     posted = posted and fabric.is_posted(stretch.nbytes)
     if not fabric.is_posted(stretch.nbytes):
@@ -84,7 +84,9 @@ def _direct(
                 else fabric.read(rank, 0, stop - start).view(dtype)
                 for rank in plan.ranks
             ]
-            accident = plan.combine(operands, target[start:stop].view(dtype)) or accident
+            accident = (
+                combine(plan.op, operands, target[start:stop].view(dtype), plan.factors) or accident
+            )
         start = stop
         if start >= nbytes:
             return accident
@@ -110,7 +112,7 @@ def _scattered(
             if stop > start:
                 operands = [fabric.read(rank, start, stop).view(dtype) for rank in plan.ranks]
                 result = slot[used : used + stop - start].view(dtype)
-                accident = plan.combine(operands, result) or accident
+                accident = combine(plan.op, operands, result, plan.factors) or accident
                 used += stop - start
             fabric.sync(None, used, deadline, to=plan.root, part=part)
         if turn and target is not None:

@@ -1,7 +1,7 @@
 """Where the arrays of a repeated call lie in the slots, and how its result is made of them.
 
-A back-end's shortcut does the round in its own way; what comes before and after it is the same for
-all, and is prepared here once: views into the slots, and a function that makes the result.
+A back-end's shortcut does the round in its own way. Before and after it, all do the same, which is
+prepared here once: views into the slots, and a function that makes the result.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def parts_of(fabric: WholeSlots, calls: Sequence[CollectiveCall], rank: int) -> 
     dealt, part = row.sends == "parts", part_bytes(fabric)
 
     def sent(sender: int, receiver: int) -> Views | None:
-        """Return where a rank puts what is for another; None if it sends nothing."""
+        """Return the place of a rank's array for another one; None if it sends nothing."""
         arrays = calls[sender].arrays
         if not arrays or not calls[sender].weight or (row.root == "sends" and sender != root):
             return None
@@ -77,7 +77,7 @@ def parts_of(fabric: WholeSlots, calls: Sequence[CollectiveCall], rank: int) -> 
 
 
 def _baring(finish: Finish) -> Finish:
-    """Return what makes a scalar where another function makes a new array without axes."""
+    """Return a function that makes a scalar of each new array, which has no axes."""
 
     def finish_bare(x: Any, out: Any, parity: int) -> Any:
         made = finish(x, out, parity)
@@ -87,7 +87,7 @@ def _baring(finish: Finish) -> Finish:
 
 
 def _one_of(origin: Views, *, into_x: bool) -> Finish:
-    """Return what takes the root's array."""
+    """Return a function that takes the root's array."""
 
     def finish(x: Any, out: Any, parity: int) -> Any:
         target = x if into_x else out
@@ -100,7 +100,7 @@ def _one_of(origin: Views, *, into_x: bool) -> Finish:
 
 
 def _rows_of(views: Sequence[Views | None]) -> Finish:
-    """Return what makes a list of arrays, or fills the rows of ``out``; None where nothing came."""
+    """Return a function that makes a list of all ranks' arrays, or fills ``out``."""
 
     def finish(x: Any, out: Any, parity: int) -> Any:  # noqa: ARG001
         if out is None:
@@ -117,7 +117,7 @@ def _rows_of(views: Sequence[Views | None]) -> Finish:
 def _fold(
     calls: Sequence[CollectiveCall], rank: int, views: Sequence[Views | None], *, from_x: bool
 ) -> Finish:
-    """Return what reduces all ranks' views; ``from_x`` if ``x`` stands for the own one."""
+    """Return a function that reduces all views; ``from_x`` if ``x`` stands for the own one."""
     op = ReduceOp(calls[0].op)
     weights = [call.weight for call in calls if call.weight]
     factors = None if min(weights) == max(weights) else scaled(weights)
@@ -144,7 +144,7 @@ def _fold(
 
 
 def _add(op: ReduceOp, rank: int, views: Sequence[Views], *, from_x: bool) -> Finish:
-    """Return what ``_fold`` does, for two equal operands that are the result's dtype."""
+    """Return the function of ``_fold`` for two operands of equal weights, in the result's dtype."""
     dtype, shape = views[0][0].dtype, views[0][0].shape
     ufunc = ufunc_of(op)
     own, peer = views[rank], views[1 - rank]

@@ -17,7 +17,7 @@ from .guard import Guard, deadline_after
 from .ops import Array
 
 Result = Tuple[Any, Optional[Exception]]
-"""What a call returns, and what NumPy raised about overflow and its like."""
+"""The result of a call, and NumPy's exception about overflow and its like."""
 
 
 class Prepared(NamedTuple):

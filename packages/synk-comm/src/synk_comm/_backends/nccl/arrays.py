@@ -48,7 +48,7 @@ class DeviceArray(NamedTuple):
         contiguous: whether it is in C order without gaps.
         writeable: False if the source says that it must not be written.
         owner: the array itself; keeps the memory alive.
-        keep: what else must live as long.
+        keep: another object that must live as long.
     """
 
     pointer: int
@@ -282,7 +282,7 @@ def _from_dlpack(x: Any, stream: int) -> DeviceArray:
 
 
 def maker(like: Any) -> Callable[[Shape, str], Any]:
-    """Return what makes arrays of the library that ``like`` is of, on the same device.
+    """Return a function that makes arrays of the library of ``like``, on the same device.
 
     It takes a shape and a dtype as text, which is that of ``like``. Libraries take part by a method
     ``new_empty(shape)``, as PyTorch's tensors have one.

@@ -23,14 +23,13 @@ from synk_comm.cuda import Driver
 from synk_comm.exceptions import CommError
 
 from .link import Link
-from .partitioned import Aside
 
 _STOP_S = 1.0
 """Seconds that a failed call waits for NCCL's kernels to stop."""
 
 
 class NcclSettings(NamedTuple):
-    """What a communicator was made with, and what its splits are made with."""
+    """Settings of a communicator, which its splits inherit."""
 
     stream: int | None
     device: int | None
@@ -56,7 +55,7 @@ class HostAndNccl:
         self._link.abort(_STOP_S)
 
     def lose(self, rank: int) -> None:
-        """Do nothing: all are told by ``abort``."""
+        """Do nothing: ``abort`` informs all ranks."""
 
     def drop(self) -> None:
         """Leave the host communicator; a forked child must not touch NCCL."""
@@ -98,7 +97,7 @@ class NcclBase(Communicator):
         self._settings = settings
         self._device_guard = _DeviceGuard(HostAndNccl(host, link))
         self._device_guard.token = host._guard.token  # one group, whose errors both let out
-        self._aside: Aside | None = None
+        self._asides: dict[int, tuple[int, int]] = {}
 
     def __repr__(self) -> str:
         return (
@@ -210,6 +209,14 @@ class NcclBase(Communicator):
                 yield pointer
             finally:
                 driver.free_on(stream, pointer)
+
+    def _aside(self, main: int) -> tuple[int, int]:
+        """Return a stream for work beside another one, and the event by which they wait."""
+        if main not in self._asides:
+            driver = self._link.driver
+            with driver.entered(self.device):
+                self._asides[main] = driver.stream(), driver.event()
+        return self._asides[main]
 
     # -- calls of the host communicator alone ---------------------------------------------
 

@@ -126,7 +126,7 @@ class NcclCommunicator(NcclReductions, NcclMoves):
         try:
             return _wrap(host, settings, _left_s(deadline))
         except CommError as exc:
-            raise host.told_above(exc) from exc.__cause__
+            raise host.in_parent_ranks(exc) from exc.__cause__
 
 
 def _left_s(deadline: float) -> float:
@@ -141,7 +141,7 @@ _ON_DEVICES: dict[tuple[str, str], Callable[..., Any]] = {
     ("parts", "rows"): NcclCommunicator._deal,
     ("parts", "one"): NcclCommunicator._deal,
 }
-"""By what is sent, and what is made of it."""
+"""By ``sends`` and ``makes`` of the row."""
 
 
 def nccl(
@@ -162,8 +162,8 @@ def nccl(
             stream for all calls is safest: NCCL runs one after the other.
         device: ordinal of the device to work on; None takes that of this thread's current
             CUDA context, else deals the devices of each machine to its ranks in turn.
-        binding: what has the functions of ``nccl.bindings.nccl``; for tests.
-        driver: what has the methods of ``synk_comm.cuda.Driver``; for tests.
+        binding: a stand-in for ``nccl.bindings.nccl``, for tests.
+        driver: a stand-in for ``synk_comm.cuda.Driver``, for tests.
         timeout_s: bound of the start; None takes that of ``comm``.
 
     If the start has to be given up (a timeout, a dead peer), a thread of NCCL may stay behind in

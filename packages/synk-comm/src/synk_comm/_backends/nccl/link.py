@@ -76,7 +76,7 @@ class _Inside(threading.Thread):
 
 
 def _leave_libraries() -> None:
-    """Have the process end, with its status, without that libraries take themselves apart.
+    """Make the process end with its status, but skip the destructors of libraries.
 
     Who is inside of NCCL then may crash.
     """
@@ -178,7 +178,7 @@ class Link:
             self._look(deadline, "starting NCCL")
         if failed:
             try:
-                self.check_peers()  # what is behind it
+                self.check_peers()  # the cause
             except CommError as exc:
                 raise exc from failed[0]
             raise JoinError(f"NCCL did not start: {failed[0]}") from failed[0]
@@ -188,7 +188,7 @@ class Link:
     # -- calls ----------------------------------------------------------------------------
 
     def run(self, calls: Sequence[tuple[Any, ...]], stream: int, deadline: float) -> None:
-        """Give NCCL calls of the form (function, argument, ...), as one group.
+        """Make calls of NCCL, of the form (function, argument, ...), as one group.
 
         They are enqueued when this returns, which is not to say that they have been carried out.
         """
@@ -357,7 +357,7 @@ class Link:
         self._end("comm_abort", wait_s)
 
     def close(self) -> None:
-        """End NCCL in order, with a short wait for what is still enqueued."""
+        """End NCCL in order, with a short wait for enqueued work."""
         self._end("comm_destroy", _LEAVE_S)
 
     def _end(self, how: str, wait_s: float) -> None:

@@ -82,7 +82,7 @@ class NcclMoves(NcclBase):
         return results if many else results[0]
 
     def _places(self, out: Any) -> list[DeviceArray | None]:
-        """Resolve what is to receive from each rank; None where nothing comes."""
+        """Resolve the arrays that receive, by sender; None for ranks that send nothing."""
         if not isinstance(out, (list, tuple)):
             return list(self._per_rank(out, "out", written=True))
         if len(out) != self.size:
@@ -95,7 +95,7 @@ class NcclMoves(NcclBase):
     def _rows_for(
         self, kinds: Sequence[Kind | None], like: Any
     ) -> tuple[list[Any], list[DeviceArray | None]]:
-        """Make what receives from each rank: rows of one array, if all are alike."""
+        """Make the arrays that receive, by sender: rows of one array, if all are alike."""
         first = kinds[0]
         if len(kinds) > 1 and first is not None and all(kind == first for kind in kinds):
             dtype, shape = first

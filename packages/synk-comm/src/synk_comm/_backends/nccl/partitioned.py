@@ -8,70 +8,52 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import Any, Callable, NamedTuple
+from typing import Any, NamedTuple
 
-from synk_comm._backends.nccl.arrays import DeviceArray
-from synk_comm._core.guard import Guard
-
-from .link import Link
-
-
-class Aside(NamedTuple):
-    """Where parts are reduced.
-
-    Attributes:
-        main: the stream on which they come about.
-        stream: the one on which they are reduced.
-        event: by which each of the two waits for the other.
-    """
-
-    main: int
-    stream: int
-    event: int
+from .arrays import DeviceArray
+from .base import NcclBase
+from .terms import check_like
 
 
 class Part(NamedTuple):
-    """A part of the vector.
-
-    Attributes:
-        result: where it is to lie.
-        reduce: has it reduced, given the address to read it from.
-    """
+    """A part of the vector: its place, and how NCCL combines it."""
 
     result: DeviceArray
-    reduce: Callable[[int], None]
+    elements: int
+    type: int
+    op: int
 
 
 class PartitionedReduction:
     """An all_reduce that all ranks have begun; see ``NcclCommunicator.partitioned_all_reduce``.
 
     Args:
-        guard: of the communicator: what fails here ends it.
-        find: returns where an array lies.
+        comm: the communicator, which a failure here ends.
+        main: the stream on which the parts come about.
         parts: in the order in which they come about.
+        timeout_s: of each call of NCCL; None takes the communicator's.
         stack: closed when no more parts come.
     """
 
     def __init__(
         self,
-        guard: Guard,
-        link: Link,
-        aside: Aside,
-        find: Callable[[Any], DeviceArray],
+        comm: NcclBase,
+        main: int,
         parts: Sequence[Part],
+        timeout_s: float | None,
         stack: contextlib.ExitStack,
     ) -> None:
-        self._guard = guard
-        self._link = link
-        self._aside = aside
-        self._find = find
+        self._comm = comm
+        self._main = main
+        self._stream, self._event = comm._aside(main)
         self._parts = parts
+        self._timeout_s = timeout_s
         self._stack = stack
         self._given = 0
         self._read: list[Any] = []
 
     def ready(self, x: Any = None) -> None:
-        """Have the next part reduced. Returns at once.
+        """Enqueue the reduction of the next part.
 
         The work that the main stream has been given so far computes it.
 
@@ -79,41 +61,41 @@ class PartitionedReduction:
             x: the part, which must not change before ``wait``; None if it lies where its result is
                 to lie.
         """
-        result, reduce = self._parts[self._given]
-        source = result
+        part = self._parts[self._given]
+        source = part.result
         if x is not None:
-            source = self._find(x)
-            check_like([source], [result])
+            source = self._comm._one(x, "x")
+            check_like([source], [part.result])
             self._read.append(x)
-        driver, (main, stream, event) = self._link.driver, self._aside
-        with self._guard, driver.entered(self._link.device):
-            driver.record(event, main)
-            driver.wait_for(stream, event)
+        link = self._comm._link
+        with self._comm._device_guard, link.driver.entered(link.device):
+            link.driver.record(self._event, self._main)
+            link.driver.wait_for(self._stream, self._event)
             self._given += 1
-            reduce(source.pointer)
+            self._reduce(part, source.pointer)
+
+    def _reduce(self, part: Part, source: int) -> None:
+        link, stream, to = self._comm._link, self._stream, part.result.pointer
+        if self._comm.size > 1:
+            how = part.elements, part.type, part.op
+            calls = [(link.binding.all_reduce, source, to, *how, link.handle, stream)]
+        else:  # as in ``NcclReductions._copy``
+            calls = []
+            if source != to:
+                link.driver.copy_on(stream, to, source, part.result.nbytes)
+        link.run(calls, stream, self._comm._steps.deadline(self._timeout_s))
 
     def wait(self) -> None:
-        """Have the parts that are left reduced, and the main stream wait for all. Returns at once.
+        """Enqueue the reduction of the parts that are left; the main stream waits for all.
 
         A rank that fails to compute its parts must call this, too: the others' devices would wait
         for it for ever. The result is meaningless then, on all ranks.
         """
         while self._given < len(self._parts):
             self.ready()
-        driver, (main, stream, event) = self._link.driver, self._aside
-        with self._guard, driver.entered(self._link.device):
-            driver.record(event, stream)
-            driver.wait_for(main, event)
+        link = self._comm._link
+        with self._comm._device_guard, link.driver.entered(link.device):
+            link.driver.record(self._event, self._stream)
+            link.driver.wait_for(self._main, self._event)
         self._stack.close()
         self._read.clear()
-
-
-def check_like(given: Sequence[DeviceArray], outs: Sequence[DeviceArray]) -> None:
-    """Raise ValueError unless each out can receive the result for the array given."""
-    if len(given) != len(outs):
-        raise ValueError(f"out must be a list like x, of {len(given)} arrays, got {len(outs)}")
-    for x, out in zip(given, outs):
-        if x.kind != out.kind:
-            raise ValueError(
-                f"out must be like x, {x.dtype} {x.shape}, got {out.dtype} {out.shape}"
-            )

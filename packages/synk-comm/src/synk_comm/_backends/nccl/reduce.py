@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 from synk_comm._backends.nccl.arrays import DeviceArray, is_pygpu, pygpu_place
@@ -17,7 +16,7 @@ from synk_comm._core.table import Arguments, Collective
 from . import terms
 from .base import NcclBase, NcclSettings
 from .link import Link
-from .partitioned import Aside, Part, PartitionedReduction, check_like
+from .partitioned import Part, PartitionedReduction
 
 _Calls = list[tuple[Any, ...]]
 
@@ -94,7 +93,7 @@ class NcclReductions(NcclBase):
         if receives and out is not None and not in_place:
             targets = self._several(out, "out", written=True)
             if given:
-                check_like(given, targets)
+                terms.check_like(given, targets)
                 terms.check_apart(given, targets)
         likes = given or targets
         many = isinstance(x if given else out, (list, tuple)) if likes else False
@@ -229,7 +228,7 @@ class NcclReductions(NcclBase):
             out, target = self._made(mine.owner, mine.shape, mine.dtype)
         else:
             target = self._one(out, "out", written=True)
-            check_like([mine], [target])
+            terms.check_like([mine], [target])
             terms.check_apart(parts, [target if part is mine else None for part in parts])
         stream = self._stream_for([*parts, target])
         with self._device_guard, contextlib.ExitStack() as stack:
@@ -289,41 +288,16 @@ class NcclReductions(NcclBase):
         _check_bounds(bounds, result.elements)
         kinds = tuple([(result.dtype, (stop - begin,)) for begin, stop in bounds])
         plan = terms.plan("partitioned_all_reduce", op, -1, kinds, weight, True)
-        aside = self._aside_of(self._stream_for([result]))
-        stack = contextlib.ExitStack()
+        main, stack = self._stream_for([result]), contextlib.ExitStack()
+        self._aside(main)  # an error now, not when the others rely on this rank
         with self._device_guard:
             ops, _ = self._ops(plan, op, self._host.agree(plan.call, deadline), stack)
         parts = []
         for (begin, stop), count, how, nccl_op in zip(bounds, plan.counts, plan.hows, ops):
             pointer = result.pointer + begin * result.itemsize
             part = result._replace(pointer=pointer, shape=(stop - begin,))
-            what = (count, how.type, nccl_op)
-            parts.append(Part(part, partial(self._reduce_part, part, what, aside, timeout_s)))
-        find = partial(self._one, name="x")
-        return PartitionedReduction(self._device_guard, self._link, aside, find, parts, stack)
-
-    def _reduce_part(
-        self,
-        part: DeviceArray,
-        what: tuple[int, int, int],
-        aside: Aside,
-        timeout_s: float | None,
-        source: int,
-    ) -> None:
-        link, stream, to = self._link, aside.stream, part.pointer
-        calls: _Calls = [(link.binding.all_reduce, source, to, *what, link.handle, stream)]
-        if self.size == 1:  # as in `_copy`
-            calls = []
-            if source != to:
-                link.driver.copy_on(stream, to, source, part.nbytes)
-        link.run(calls, stream, self._steps.deadline(timeout_s))
-
-    def _aside_of(self, main: int) -> Aside:
-        if self._aside is None or self._aside.main != main:
-            driver = self._link.driver
-            with driver.entered(self.device):
-                self._aside = Aside(main, driver.stream(), driver.event())
-        return self._aside
+            parts.append(Part(part, count, how.type, nccl_op))
+        return PartitionedReduction(self, main, parts, timeout_s, stack)
 
 
 def _positive(weight: float, kind: str) -> float:

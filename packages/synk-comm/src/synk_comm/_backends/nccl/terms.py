@@ -80,7 +80,7 @@ def reduction(dtype: str, op: ReduceOp) -> Reduction:
 
 
 class NcclReduction(NamedTuple):
-    """A call of a reduction: what is the same whenever it is called with the like arrays.
+    """The part of a reduction that is the same for all calls with such arrays.
 
     Attributes:
         call: what the ranks compare.
@@ -154,7 +154,7 @@ def check_apart(
     *,
     in_place: bool = True,
 ) -> None:
-    """Raise ValueError if what is written overlaps what is read, or what else is written.
+    """Raise ValueError if an array to be written overlaps another array of the call.
 
     Args:
         reads, writes: one after the other, side by side; None where there is nothing.
@@ -179,3 +179,14 @@ def check_apart(
             )
         last_end = max(last_end, end)
         last_written = max(last_written, end) if written else last_written
+
+
+def check_like(given: Sequence[DeviceArray], outs: Sequence[DeviceArray]) -> None:
+    """Raise ValueError unless each out can receive the result for the array given."""
+    if len(given) != len(outs):
+        raise ValueError(f"out must be a list like x, of {len(given)} arrays, got {len(outs)}")
+    for x, out in zip(given, outs):
+        if x.kind != out.kind:
+            raise ValueError(
+                f"out must be like x, {x.dtype} {x.shape}, got {out.dtype} {out.shape}"
+            )
