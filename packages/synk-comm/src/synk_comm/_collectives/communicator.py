@@ -26,8 +26,8 @@ from synk_comm._core.calls import CollectiveCall, declined, decode, encode, enco
 from synk_comm._core.fabric import Fabric, RepeatedCall, Share, Shortcut, is_of_watch
 from synk_comm._core.ops import ReduceOp
 from synk_comm._core.packing import NUMBERS, as_array
-from synk_comm._core.steps import Prepared, Result, Steps
-from synk_comm._core.table import TABLE, Arguments, Collective, row_of
+from synk_comm._core.steps import CheckedCall, Result, Steps
+from synk_comm._core.table import TABLE, Arguments, CollectiveRow, row_of
 from synk_comm.abc import Communicator, Request
 from synk_comm.exceptions import AbortedError, CommError, MisuseError, PeerLost
 
@@ -36,7 +36,7 @@ from .nonblocking import Background
 from .point_to_point import PointToPoint
 from .splitting import in_ranks_of_the_old, split
 
-_PREPARE: dict[tuple[str, str], Callable[[Steps, Collective, Arguments], Prepared]] = {
+_PREPARE: dict[tuple[str, str], Callable[[Steps, CollectiveRow, Arguments], CheckedCall]] = {
     ("", ""): gathering.barrier,
     ("whole", "fold"): reducing.reduce,
     ("parts", "fold"): reducing.reduce_scatter,
@@ -47,13 +47,15 @@ _PREPARE: dict[tuple[str, str], Callable[[Steps, Collective, Arguments], Prepare
 }
 """By ``sends`` and ``makes`` of the row."""
 
+Prepare = Callable[[Arguments], CheckedCall]
+
 _ENTRIES = 512
 """Shortcuts that a communicator keeps at most."""
 
 _FIRST_BEGUN = CollectiveCall("first non-blocking collective")
 
 
-def _prepare(steps: Steps, kind: str, given: Arguments) -> Prepared:
+def _prepare(steps: Steps, kind: str, given: Arguments) -> CheckedCall:
     """Check the arguments of a collective, and prepare it."""
     row = TABLE[kind]
     return _PREPARE[row.sends, row.makes](steps, row, given)
@@ -141,7 +143,7 @@ class RoundCommunicator(Communicator):
     def _call_first(
         self,
         key: Any,
-        prepare: Callable[[Arguments], Prepared],
+        prepare: Prepare,
         given: Arguments,
         timeout_s: float | None,
     ) -> Any:
@@ -154,7 +156,7 @@ class RoundCommunicator(Communicator):
             raise accident
         return result
 
-    def _learn(self, key: Any, prepare: Callable[[Arguments], Prepared], given: Arguments) -> None:
+    def _learn(self, key: Any, prepare: Prepare, given: Arguments) -> None:
         """Keep a shortcut for the call that all ranks have just made, if there is one."""
         steps = self._steps
         heads = steps.fabric.heads()
@@ -184,7 +186,7 @@ class RoundCommunicator(Communicator):
         if shortcut is not None and left_s > 0.9 * self.timeout_s:  # it waits for as long as that
             calls = shortcut(None, None)
         else:
-            prepared = Prepared(call, encode(call), lambda calls, _: (calls, None))
+            prepared = CheckedCall(call, encode(call), lambda calls, _: (calls, None))
             calls = self._call_first(call, lambda _: prepared, Arguments(), max(left_s, 0.001))
         return calls
 
@@ -246,7 +248,7 @@ class RoundCommunicator(Communicator):
             return comm, None
 
         made: RoundCommunicator | None
-        made, _ = self._steps.make(Prepared(call, encode(call), finish), timeout_s)
+        made, _ = self._steps.make(CheckedCall(call, encode(call), finish), timeout_s)
         return made
 
     def in_parent_ranks(self, exc: CommError) -> CommError:

@@ -29,22 +29,22 @@ from synk_comm._core.packing import (
     pack,
     unpack,
 )
-from synk_comm._core.steps import Prepared, Result, Steps, check_out, pickled, unpickled
-from synk_comm._core.table import TABLE, Arguments, Collective
+from synk_comm._core.steps import CheckedCall, Result, Steps, check_out, pickled, unpickled
+from synk_comm._core.table import TABLE, Arguments, CollectiveRow
 
 _BARRIER = CollectiveCall("barrier")
 _BARRIER_HEAD = encode(_BARRIER)
 
 
-def barrier(steps: Steps, row: Collective, given: Arguments) -> Prepared:  # noqa: ARG001
+def barrier(steps: Steps, row: CollectiveRow, given: Arguments) -> CheckedCall:  # noqa: ARG001
     """Prepare a barrier."""
-    return Prepared(_BARRIER, _BARRIER_HEAD, lambda calls, deadline: (None, None))  # noqa: ARG005
+    return CheckedCall(_BARRIER, _BARRIER_HEAD, lambda calls, deadline: (None, None))  # noqa: ARG005
 
 
 # -- from one to all ----------------------------------------------------------------------
 
 
-def broadcast(steps: Steps, row: Collective, given: Arguments) -> Prepared:
+def broadcast(steps: Steps, row: CollectiveRow, given: Arguments) -> CheckedCall:
     """Check the arguments of a broadcast, and prepare it."""
     root, x = steps.check_rank(given.root), given.x
     if isinstance(x, NUMBERS):
@@ -64,7 +64,7 @@ def broadcast(steps: Steps, row: Collective, given: Arguments) -> Prepared:
         _spread(steps, made, comes, root, None, deadline)
         return (made if brought.many else bare(made[0])), None
 
-    return Prepared(call, encode(call), finish, lambda: steps.fabric.post(source))
+    return CheckedCall(call, encode(call), finish, lambda: steps.fabric.post(source))
 
 
 def _broadcast_call(steps: Steps, kind: str, x: Any, root: int) -> CollectiveCall:
@@ -110,7 +110,7 @@ def _spread(
 # -- from all to one, or to all -----------------------------------------------------------
 
 
-def gather(steps: Steps, row: Collective, given: Arguments) -> Prepared:
+def gather(steps: Steps, row: CollectiveRow, given: Arguments) -> CheckedCall:
     """Check the arguments of a gather or all_gather, and prepare it."""
     root = steps.check_rank(given.root) if row.root == "receives" else None
     receives = root in (None, steps.rank)
@@ -147,7 +147,7 @@ def gather(steps: Steps, row: Collective, given: Arguments) -> Prepared:
             return out, None
         return (_by_array(gathered, calls) if lists else _bare_ones(gathered)), None
 
-    return Prepared(call, encode(call), finish, lambda: steps.fabric.post(source), root)
+    return CheckedCall(call, encode(call), finish, lambda: steps.fabric.post(source), root)
 
 
 _SHARE = TABLE["all_gather_object"]._replace(name="share")
@@ -162,7 +162,7 @@ def share(steps: Steps, obj: Any, deadline: float) -> list[Any]:
 # -- an array for each rank ---------------------------------------------------------------
 
 
-def deal(steps: Steps, row: Collective, given: Arguments) -> Prepared:
+def deal(steps: Steps, row: CollectiveRow, given: Arguments) -> CheckedCall:
     """Check the arguments of a scatter or all_to_all, and prepare it."""
     out, rank, size = given.out, steps.rank, steps.size
     root, senders, alone = -1, list(range(size)), row.root == "sends"
@@ -187,7 +187,7 @@ def deal(steps: Steps, row: Collective, given: Arguments) -> Prepared:
             return out, None
         return (_bare_ones(got)[0] if alone else _bare_ones(got)), None
 
-    return Prepared(call, encode(call), finish, fill, part=part)
+    return CheckedCall(call, encode(call), finish, fill, part=part)
 
 
 def _one_for_each(steps: Steps, kind: str, xs: Sequence[Any] | None) -> list[Array]:

@@ -23,7 +23,7 @@ import numpy as np
 
 from synk_comm._core.calls import chain
 from synk_comm._core.guard import deadline_after
-from synk_comm._core.steps import Prepared, Result, Steps
+from synk_comm._core.steps import CheckedCall, Result, Steps
 from synk_comm.abc import Request
 from synk_comm.exceptions import CommTimeout, PeerLost
 
@@ -128,7 +128,7 @@ class Background:
         weakref.finalize(self._thread, _finish, self._begun, child, over)
         self._thread.start()
 
-    def begin(self, kind: str, prepared: Prepared) -> Request:
+    def begin(self, kind: str, prepared: CheckedCall) -> Request:
         """Make a call after those that were begun before."""
         begun = _Begun(kind, partial(self.steps.make, prepared, None), self._owner)
         with self._owner.guard:

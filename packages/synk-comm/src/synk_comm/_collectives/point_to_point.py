@@ -29,7 +29,7 @@ from synk_comm.exceptions import AbortedError, CommError, CommTimeout, MismatchE
 _ROOM = PIECE_HEAD_BYTES - 8
 
 
-class _Message(Request):
+class _ArrayMessage(Request):
     """One array on its way between this rank and its ``peer``.
 
     Attributes:
@@ -98,12 +98,12 @@ class PointToPoint:
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
         self._early: dict[tuple[int, int], deque[Array]] = {}  # by sender and tag
-        self._queues: dict[tuple[int, bool], deque[_Message]] = {}  # by peer and ``sending``
+        self._queues: dict[tuple[int, bool], deque[_ArrayMessage]] = {}  # by peer and ``sending``
         # By sender: the tag of a message of which some pieces have come, where it is written, and
         # the bytes of that which are still missing.
         self._arriving: dict[int, tuple[int, Array, Array]] = {}
 
-    def prepare(self, sending: bool, array: Any, peer: int, tag: int) -> _Message:
+    def prepare(self, sending: bool, array: Any, peer: int, tag: int) -> _ArrayMessage:
         """Check the arguments of a message; return it for ``move``.
 
         Args:
@@ -119,11 +119,11 @@ class PointToPoint:
             array = flat_bytes(array)
         elif array is not None:
             check_out(array, None)
-        return _Message(self, peer, number, header, array)
+        return _ArrayMessage(self, peer, number, header, array)
 
     def move(
         self,
-        message: _Message,
+        message: _ArrayMessage,
         timeout_s: float | None = None,
         *,
         new: bool = False,
@@ -181,7 +181,7 @@ class PointToPoint:
         self._queues.clear()
         self._arriving.clear()
 
-    def _attend(self, message: _Message, deadline: float, once: bool = False) -> None:
+    def _attend(self, message: _ArrayMessage, deadline: float, once: bool = False) -> None:
         """Move what can be moved, until a message is done; or ``once``."""
         rank, peer = self._steps.rank, message.peer
         if message.done or (once and peer == rank):
@@ -198,7 +198,7 @@ class PointToPoint:
 
         self._steps.fabric.attend(is_done, peer, deadline, sending=message.sending)
 
-    def _is_last_chance(self, message: _Message) -> bool:
+    def _is_last_chance(self, message: _ArrayMessage) -> bool:
         """Return whether the other rank is gone, whose last pieces may still be on the way here."""
         rank, peer = self._steps.rank, message.peer
         is_here = message.done or peer == rank or self._steps.fabric.gone((peer,)) is None
@@ -206,7 +206,7 @@ class PointToPoint:
 
     # -- the queues -------------------------------------------------------------------------
 
-    def _post(self, message: _Message) -> None:
+    def _post(self, message: _ArrayMessage) -> None:
         """Put a message into its queue, or do at once what needs no other rank."""
         rank, peer = self._steps.rank, message.peer
         if message.sending and peer == rank:
@@ -223,14 +223,14 @@ class PointToPoint:
             return
         self._queues.setdefault((peer, message.sending), deque()).append(message)
 
-    def _unpost(self, message: _Message) -> None:
+    def _unpost(self, message: _ArrayMessage) -> None:
         """Remove a message from its queue."""
         way = message.peer, message.sending
         self._queues[way].remove(message)
         if not self._queues[way]:
             del self._queues[way]
 
-    def _first_expected(self, source: int, tag: int) -> _Message | None:
+    def _first_expected(self, source: int, tag: int) -> _ArrayMessage | None:
         """Return the receive that is to get the next message of a tag, if one was posted."""
         for message in self._queues.get((source, False), ()):
             if message.tag == tag:
@@ -249,7 +249,7 @@ class PointToPoint:
                 else:
                     self._take_in(peer)
 
-    def _put(self, message: _Message) -> None:
+    def _put(self, message: _ArrayMessage) -> None:
         """Put the next piece of a message, the first of its queue, into the channel."""
         fabric, data = self._steps.fabric, message.array
         assert data is not None  # noqa: S101 - what is sent

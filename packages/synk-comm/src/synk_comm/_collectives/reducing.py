@@ -26,11 +26,11 @@ from synk_comm._core.packing import (
     unpack,
 )
 from synk_comm._core.reductions import first_part, first_post, reduce_stretch
-from synk_comm._core.steps import Prepared, Result, Steps, check_out
-from synk_comm._core.table import Arguments, Collective
+from synk_comm._core.steps import CheckedCall, Result, Steps, check_out
+from synk_comm._core.table import Arguments, CollectiveRow
 
 
-def reduce(steps: Steps, row: Collective, given: Arguments) -> Prepared:
+def reduce(steps: Steps, row: CollectiveRow, given: Arguments) -> CheckedCall:
     """Check the arguments of a reduce or all_reduce, and prepare it."""
     fabric, x, out = steps.fabric, given.x, given.out
     root = steps.check_rank(given.root) if row.root == "receives" else None
@@ -80,10 +80,10 @@ def reduce(steps: Steps, row: Collective, given: Arguments) -> Prepared:
 
     fill = lambda: first_post(fabric, parts[0].nbytes, first) if parts else 0  # noqa: E731
     part = first_part(fabric, parts[0].nbytes) if parts else 0
-    return Prepared(call, encode(call), finish, fill, root, part)
+    return CheckedCall(call, encode(call), finish, fill, root, part)
 
 
-def reduce_scatter(steps: Steps, row: Collective, given: Arguments) -> Prepared:
+def reduce_scatter(steps: Steps, row: CollectiveRow, given: Arguments) -> CheckedCall:
     """Check the arguments of a reduce_scatter, and prepare it."""
     size, out, many = steps.size, given.out, is_list(given.x)
     op = ReduceOp.parse(given.op)
@@ -121,7 +121,7 @@ def reduce_scatter(steps: Steps, row: Collective, given: Arguments) -> Prepared:
         accident = next(filter(None, accidents), None)
         return (bare(block) if out is None and block is not None else out), accident
 
-    return Prepared(call, encode(call), finish, fill, part=part)
+    return CheckedCall(call, encode(call), finish, fill, part=part)
 
 
 def _plan(

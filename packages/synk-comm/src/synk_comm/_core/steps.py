@@ -20,7 +20,7 @@ Result = Tuple[Any, Optional[Exception]]
 """The result of a call, and NumPy's exception about overflow and its like."""
 
 
-class Prepared(NamedTuple):
+class CheckedCall(NamedTuple):
     """A call whose arguments have been checked, to be made once.
 
     Attributes:
@@ -53,7 +53,7 @@ class Steps:
         return deadline_after(self.timeout_s if timeout_s is None else timeout_s)
 
     def make(
-        self, prepared: Prepared, timeout_s: float | None, *, resuming: bool = False
+        self, prepared: CheckedCall, timeout_s: float | None, *, resuming: bool = False
     ) -> Result:
         """Make a call; if ``resuming``, go on after its first round, inside the guard."""
         deadline = self.deadline(timeout_s)
@@ -62,7 +62,7 @@ class Steps:
         with self.guard:
             return self.make_inside(prepared, deadline)
 
-    def make_inside(self, prepared: Prepared, deadline: float) -> Result:
+    def make_inside(self, prepared: CheckedCall, deadline: float) -> Result:
         """Make a call as a part of another one, which has passed the guard."""
         call, head, finish, fill, to, part = prepared
         self.fabric.sync(head, fill(), deadline, to=to, part=part)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from .ops import ReduceOp
 
 
-class Collective(NamedTuple):
+class CollectiveRow(NamedTuple):
     """A row of the table.
 
     Attributes:
@@ -57,15 +57,15 @@ class Arguments(NamedTuple):
 DIMENSIONS = "numbers of dimensions"
 
 _OF_ARRAYS = (
-    Collective("barrier"),
-    Collective("all_reduce", "whole", "fold", "", "shapes", True),
-    Collective("reduce", "whole", "fold", "receives", "shapes", True),
-    Collective("reduce_scatter", "parts", "fold", "", "shapes"),
-    Collective("broadcast", "whole", "fill", "sends", "shapes"),
-    Collective("scatter", "parts", "one", "sends"),
-    Collective("gather", "whole", "rows", "receives", DIMENSIONS, True),
-    Collective("all_gather", "whole", "rows", "", DIMENSIONS, True),
-    Collective("all_to_all", "parts", "rows"),
+    CollectiveRow("barrier"),
+    CollectiveRow("all_reduce", "whole", "fold", "", "shapes", True),
+    CollectiveRow("reduce", "whole", "fold", "receives", "shapes", True),
+    CollectiveRow("reduce_scatter", "parts", "fold", "", "shapes"),
+    CollectiveRow("broadcast", "whole", "fill", "sends", "shapes"),
+    CollectiveRow("scatter", "parts", "one", "sends"),
+    CollectiveRow("gather", "whole", "rows", "receives", DIMENSIONS, True),
+    CollectiveRow("all_gather", "whole", "rows", "", DIMENSIONS, True),
+    CollectiveRow("all_to_all", "parts", "rows"),
 )
 # Pickled objects are bytes, of any length; each rank sends one.
 _OF_OBJECTS = tuple(
@@ -77,12 +77,11 @@ _OF_OBJECTS = tuple(
 TABLE = {row.name: row for row in (*_OF_ARRAYS, *_OF_OBJECTS)}
 """The collectives of every communicator, by name."""
 
-_OTHERS = {
-    # Of the communicator on GPUs.
-    "partitioned_all_reduce": Collective("partitioned_all_reduce", "whole", "fold", "", "shapes"),
-}
+# A method of the communicator on GPUs alone.
+_PARTITIONED = CollectiveRow("partitioned_all_reduce", "whole", "fold", "", "shapes")
+_BY_NAME = {**TABLE, _PARTITIONED.name: _PARTITIONED}
 
 
-def row_of(method: str) -> Collective:
+def row_of(method: str) -> CollectiveRow:
     """Return a row by its name; of a call that has none, such as ``split``, an empty one."""
-    return TABLE.get(method) or _OTHERS.get(method) or Collective(method)
+    return _BY_NAME.get(method) or CollectiveRow("")

@@ -7,7 +7,7 @@ from typing import Any
 
 from synk_comm._backends.nccl.arrays import DeviceArray, maker
 from synk_comm._core.calls import ON_DEVICES, CollectiveCall, Kind, received
-from synk_comm._core.table import Arguments, Collective
+from synk_comm._core.table import Arguments, CollectiveRow
 
 from . import terms
 from .base import NcclBase
@@ -19,11 +19,11 @@ _Calls = list[tuple[Any, ...]]
 class NcclMoves(NcclBase):
     """Movement between all ranks, on devices."""
 
-    def _broadcast(self, what: Collective, asked: Arguments, deadline: float) -> Any:
+    def _broadcast(self, row: CollectiveRow, asked: Arguments, deadline: float) -> Any:
         x, root = asked.x, self._steps.check_rank(asked.root)
         arrays = self._several(x, "x", written=self.rank != root)
         stream = self._stream_for(arrays)
-        call = _call_of(what, root, arrays, many=isinstance(x, (list, tuple)))
+        call = _call_of(row, root, arrays, many=isinstance(x, (list, tuple)))
         with self._device_guard:
             self._host.agree(call, deadline)
             calls = [self._from(root, array.pointer, array, stream) for array in arrays]
@@ -39,22 +39,22 @@ class NcclMoves(NcclBase):
         start = (source, target.pointer, target.nbytes, UINT8, root)
         return (self._link.binding.broadcast, *start, self._link.handle, stream)
 
-    def _collect(self, what: Collective, asked: Arguments, deadline: float) -> Any:
+    def _collect(self, row: CollectiveRow, asked: Arguments, deadline: float) -> Any:
         x, out = asked.x, asked.out
-        root = self._steps.check_rank(asked.root) if what.root == "receives" else None
+        root = self._steps.check_rank(asked.root) if row.root == "receives" else None
         many = isinstance(x, (list, tuple))
         given = [] if x is None else self._several(x, "x")
         receives = root is None or root == self.rank
         places: list[DeviceArray | None] | None = None
         if receives and out is not None:
             if many:
-                raise ValueError(f"{what.name} takes either a list for x, or out")
+                raise ValueError(f"{row.name} takes either a list for x, or out")
             places = self._places(out)
             terms.check_apart(self._beside(given[0] if given else None), places)
         if receives and out is None:
             maker(given[0].owner)  # an error now, not when the others rely on this rank
         stream = self._stream_for([*given, *(place for place in places or () if place)])
-        call = _call_of(what, -1 if root is None else root, given, places, many=many)._replace(
+        call = _call_of(row, -1 if root is None else root, given, places, many=many)._replace(
             weight=0.0 if x is None else 1.0,
             place="" if places is None or terms.is_block(places) else "apart",
         )
@@ -157,19 +157,19 @@ class NcclMoves(NcclBase):
         """Return an array at this rank's place in a list of all ranks' arrays."""
         return [array if rank == self.rank else None for rank in range(self.size)]
 
-    def _deal(self, what: Collective, asked: Arguments, deadline: float) -> Any:
+    def _deal(self, row: CollectiveRow, asked: Arguments, deadline: float) -> Any:
         xs, out, root, senders = asked.x, asked.out, -1, list(range(self.size))
-        alone = what.root == "sends"
+        alone = row.root == "sends"
         if alone:
             root = self._steps.check_rank(asked.root)
             senders = [root]
-            self._steps.check_only_root(what.name, xs, root)
+            self._steps.check_only_root(row.name, xs, root)
         if self.rank in senders and xs is None:
-            raise ValueError(f"{what.name} takes a list of {self.size} here, got None")
+            raise ValueError(f"{row.name} takes a list of {self.size} here, got None")
         given = [] if xs is None else self._per_rank(xs, "xs")
         if len({array.dtype for array in given}) > 1:
             dtypes = ", ".join(sorted({array.dtype for array in given}))
-            raise TypeError(f"{what.name} needs arrays of one dtype, got {dtypes}")
+            raise TypeError(f"{row.name} needs arrays of one dtype, got {dtypes}")
         places: list[DeviceArray | None] | None = None
         if out is None:
             maker(given[0].owner)  # an error now, not when the others rely on this rank
@@ -180,7 +180,7 @@ class NcclMoves(NcclBase):
             places = self._places(out)
             terms.check_apart(given, places, in_place=False)
         stream = self._stream_for([*given, *(place for place in places or () if place)])
-        call = _call_of(what, root, given, places)
+        call = _call_of(row, root, given, places)
         with self._device_guard:
             calls = self._host.agree(call, deadline)
             values = [out] if alone else out
@@ -193,7 +193,7 @@ class NcclMoves(NcclBase):
 
 
 def _call_of(
-    what: Collective,
+    row: CollectiveRow,
     root: int,
     given: Sequence[DeviceArray],
     places: Sequence[DeviceArray | None] | None = None,
@@ -203,4 +203,4 @@ def _call_of(
     """Return the call for the other ranks."""
     kinds = tuple(array.kind for array in given)
     outs = () if places is None else tuple(place and place.kind for place in places)
-    return CollectiveCall(what.name + ON_DEVICES, "", root, kinds, outs, many=many)
+    return CollectiveCall(row.name + ON_DEVICES, "", root, kinds, outs, many=many)

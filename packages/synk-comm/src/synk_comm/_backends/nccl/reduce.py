@@ -11,7 +11,7 @@ from synk_comm._backends.nccl.arrays import DeviceArray, is_pygpu, pygpu_place
 from synk_comm._collectives.communicator import RoundCommunicator
 from synk_comm._core.calls import CollectiveCall
 from synk_comm._core.ops import ReduceOp, check_weight
-from synk_comm._core.table import Arguments, Collective
+from synk_comm._core.table import Arguments, CollectiveRow
 
 from . import terms
 from .base import NcclBase, NcclSettings
@@ -24,7 +24,7 @@ _ENTRIES = 512
 """Calls that a communicator keeps at most."""
 
 
-class _Reduction(NamedTuple):
+class _ArrayReduction(NamedTuple):
     """A call whose arguments have been checked.
 
     Attributes:
@@ -53,7 +53,7 @@ class _Repeated(NamedTuple):
     op: str | ReduceOp
     weight: float | None
     places: tuple[Any, ...]
-    reduction: _Reduction
+    reduction: _ArrayReduction
     said: Sequence[CollectiveCall]
     calls: _Calls
 
@@ -81,9 +81,9 @@ class NcclReductions(NcclBase):
             calls = self._enqueue(known.reduction, said, deadline)
         self._repeated[id(known.x()), id(known.out())] = known._replace(said=said, calls=calls)
 
-    def _reduce(self, what: Collective, asked: Arguments, deadline: float) -> Any:
+    def _reduce(self, row: CollectiveRow, asked: Arguments, deadline: float) -> Any:
         x, out = asked.x, asked.out
-        root = self._steps.check_rank(asked.root) if what.root == "receives" else None
+        root = self._steps.check_rank(asked.root) if row.root == "receives" else None
         op = ReduceOp.parse(asked.op)
         weight = check_weight(asked.weight, op)
         receives = root is None or root == self.rank
@@ -99,14 +99,14 @@ class NcclReductions(NcclBase):
         many = isinstance(x if given else out, (list, tuple)) if likes else False
         kinds = tuple([array.kind for array in likes])
         place = -1 if root is None else root
-        plan = terms.plan(what.name, op, place, kinds, weight if given else 0.0, many)
+        plan = terms.plan(row.name, op, place, kinds, weight if given else 0.0, many)
         result = out
         if receives and out is None:
             made = [self._made(array.owner, array.shape, array.dtype) for array in given]
             targets = [where for _, where in made]
             result = [new for new, _ in made] if many else made[0][0]
         stream = self._stream_for(given if targets is given else [*given, *targets])
-        reduction = _Reduction(plan, op, root, given, targets, stream)
+        reduction = _ArrayReduction(plan, op, root, given, targets, stream)
         with self._device_guard:
             said = self._host.agree(plan.call, deadline)
             calls = self._enqueue(reduction, said, deadline)
@@ -125,7 +125,7 @@ class NcclReductions(NcclBase):
         return result if receives else None
 
     def _enqueue(
-        self, reduction: _Reduction, said: Sequence[CollectiveCall], deadline: float
+        self, reduction: _ArrayReduction, said: Sequence[CollectiveCall], deadline: float
     ) -> _Calls:
         """Combine the arrays by NCCL, given all ranks' calls.
 
@@ -180,7 +180,7 @@ class NcclReductions(NcclBase):
         return [made[how.dtype] for how in plan.hows], False
 
     def _neutral(
-        self, reduction: _Reduction, plan: terms.NcclReduction, stack: contextlib.ExitStack
+        self, reduction: _ArrayReduction, plan: terms.NcclReduction, stack: contextlib.ExitStack
     ) -> list[DeviceArray]:
         """Return what a rank that contributes nothing gives instead: in place, if it receives."""
         driver, stream, arrays = self._link.driver, reduction.stream, list(reduction.targets)
@@ -212,17 +212,17 @@ class NcclReductions(NcclBase):
                     driver.copy_on(stream, target.pointer, source.pointer, source.nbytes)
         self._link.run([], stream, 0.0)
 
-    def _reduce_scatter(self, what: Collective, asked: Arguments, deadline: float) -> Any:
+    def _reduce_scatter(self, row: CollectiveRow, asked: Arguments, deadline: float) -> Any:
         x, out = asked.x, asked.out
         op = ReduceOp.parse(asked.op)
-        weight = _positive(check_weight(asked.weight, op), what.name)
+        weight = _positive(check_weight(asked.weight, op), row.name)
         many = isinstance(x, (list, tuple))
         whole = [] if many else [self._one(x, "x")]
         parts = self._per_rank(x, "x") if many else _blocks(whole[0], self.size)
         kinds = tuple([array.kind for array in whole or parts])
         if len({dtype for dtype, _ in kinds}) > 1:
             raise TypeError("reduce_scatter needs arrays of one dtype")
-        plan = terms.plan(what.name, op, -1, kinds, weight, many)
+        plan = terms.plan(row.name, op, -1, kinds, weight, many)
         mine = parts[self.rank]
         if out is None:
             out, target = self._made(mine.owner, mine.shape, mine.dtype)
