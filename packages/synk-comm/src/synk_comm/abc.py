@@ -373,11 +373,7 @@ class Communicator(ABC):
         return self._call("all_gather", x, out, timeout_s)
 
     def all_to_all(
-        self,
-        xs: Sequence[ArrayLike] | Array,
-        *,
-        out: Out = None,
-        timeout_s: float | None = None,
+        self, xs: Sequence[ArrayLike] | Array, *, out: Out = None, timeout_s: float | None = None
     ) -> Any:
         """Give every rank one array of every rank's list: rank r gets the r-th of each.
 
@@ -415,12 +411,7 @@ class Communicator(ABC):
         self._message(True, x, dest, tag, timeout_s)
 
     def recv(
-        self,
-        source: int,
-        *,
-        tag: int = 0,
-        out: Array | None = None,
-        timeout_s: float | None = None,
+        self, source: int, *, tag: int = 0, out: Array | None = None, timeout_s: float | None = None
     ) -> Any:
         """Receive the next array that ``source`` sent to this rank with this tag.
 
@@ -492,11 +483,7 @@ class Communicator(ABC):
         return [unpickled(data) for data in got]
 
     def scatter_object(
-        self,
-        objs: Sequence[Any] | None = None,
-        root: int = 0,
-        *,
-        timeout_s: float | None = None,
+        self, objs: Sequence[Any] | None = None, root: int = 0, *, timeout_s: float | None = None
     ) -> Any:
         """Give each rank its own object of the root's list of ``size``; others pass None."""
         sources = None if objs is None else [pickled(obj) for obj in objs]
