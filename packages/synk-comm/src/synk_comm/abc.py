@@ -157,7 +157,7 @@ def _begins(blocking: Callable[P, object], more: str = "") -> Callable[P, Reques
 
 
 class Communicator(ABC):
-    """One rank's voice in a group of ranks.
+    """One rank's membership in a group of ranks, with a method for each collective of the table.
 
     To be used by one thread at a time, and never in a child after ``os.fork()``: both raise
     RuntimeError. Only ``abort()`` and ``close()`` may come from another thread.

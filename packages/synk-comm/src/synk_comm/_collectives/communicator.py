@@ -72,7 +72,7 @@ class RoundCommunicator(Communicator):
         self.why = why or f"{fabric.backend}: asked for"
         self._steps = Steps(fabric, timeout_s)
         self._guard = self._steps.guard
-        self._letters = PointToPoint(self._steps)
+        self._messages = PointToPoint(self._steps)
         self._shortcuts: dict[Any, Shortcut] = {}  # by this rank's call
         self._background: Background | None = None
         self._origin: Sequence[int] = ()  # its ranks in the group that it was split from
@@ -219,13 +219,13 @@ class RoundCommunicator(Communicator):
     def _message(
         self, sending: bool, array: Any, peer: int, tag: int, timeout_s: float | None
     ) -> Any:
-        message = self._letters.prepare(sending, array, peer, tag)
-        self._letters.move(message, timeout_s, new=True)
+        message = self._messages.prepare(sending, array, peer, tag)
+        self._messages.move(message, timeout_s, new=True)
         return message.result()
 
     def _begin_message(self, sending: bool, array: Any, peer: int, tag: int) -> Request:
-        message = self._letters.prepare(sending, array, peer, tag)
-        self._letters.move(message, new=True, once=True)
+        message = self._messages.prepare(sending, array, peer, tag)
+        self._messages.move(message, new=True, once=True)
         return message
 
     # -- groups -------------------------------------------------------------------------------
@@ -269,12 +269,12 @@ class RoundCommunicator(Communicator):
 
     def close(self) -> None:
         try:
-            self._letters.finish()
+            self._messages.finish()
         finally:
             is_open = self._guard.ended() is None
             self._shortcuts.clear()  # they keep the memory of the slots, to be unmapped below
             self._guard.close()
-            self._letters.forget()
+            self._messages.forget()
             # Last: ranks that wait for this one in this group need not wait for that.
             if self._background is not None:
                 self._background.close(is_open)

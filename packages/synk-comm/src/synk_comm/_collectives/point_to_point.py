@@ -46,21 +46,21 @@ class _ArrayMessage(Request):
     came: Array | None = None
 
     def __init__(
-        self, letters: PointToPoint, peer: int, tag: int, header: bytes, array: Array | None
+        self, messages: PointToPoint, peer: int, tag: int, header: bytes, array: Array | None
     ) -> None:
-        self._letters = letters
+        self._messages = messages
         self.peer, self.tag = peer, tag
         self.sending = bool(header)
         self.header, self.array = header, array
 
     def wait(self, timeout_s: float | None = None) -> Any:
         if not self.done:
-            self._letters.move(self, timeout_s)
+            self._messages.move(self, timeout_s)
         return self.result()
 
     def test(self) -> bool:
         if not self.done:
-            self._letters.move(self, once=True)
+            self._messages.move(self, once=True)
         if self.done:
             self.result()
         return self.done
