@@ -94,15 +94,6 @@ class CollectiveCall(NamedTuple):
         """Name of the method alone."""
         return self.kind[: -len(ON_DEVICES)] if self.on_devices else self.kind
 
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Of the first array."""
-        return text_dtype(self.arrays[0][0])
-
-    def nbytes(self, which: int = 0) -> int:
-        """Return the length of an array that this call brings; 0 if it brings none."""
-        return count_bytes(self.arrays[which]) if self.arrays else 0
-
 
 def _describe(arrays: Iterable[Kind | None]) -> list[str]:
     said = ["nothing" if array is None else f"{array[0]} {array[1]}" for array in arrays]

@@ -81,16 +81,9 @@ def piece_bytes(size: int) -> int:
     return max(1 << 13, min(1 << 18, (1 << 24) // (size * size) // 4096 * 4096))
 
 
-class Slotted(Protocol):
-    """What has slots."""
-
-    size: int
-    slot_bytes: int
-
-
-def part_bytes(slots: Slotted) -> int:
+def part_bytes(slot: int, size: int) -> int:
     """Return the length of the part of a slot that is for one rank, if it is cut into parts."""
-    return slots.slot_bytes // slots.size // 64 * 64
+    return slot // size // 64 * 64
 
 
 Share = Callable[[Any], "list[Any]"]

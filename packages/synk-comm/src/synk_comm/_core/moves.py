@@ -97,7 +97,7 @@ def first_parts(fabric: Fabric, sources: Sequence[Array] | None) -> tuple[Callab
     """Return what fills the own slot for the first round of ``deal``, and the length of a part."""
     if fabric.longest_posted is not None:
         return (lambda: 0), 0
-    part = part_bytes(fabric)
+    part = part_bytes(fabric.slot_bytes, fabric.size)
     return (lambda: _fill_parts(fabric, sources, 0, part)), part
 
 
@@ -121,7 +121,7 @@ def deal(
             texts = bulk.deal(sources, for_this, deadline)
         receive(0, max(for_this), lambda sender, count: texts[sender][:count])
         return
-    part, longest = part_bytes(fabric), max(map(max, counts))
+    part, longest = part_bytes(fabric.slot_bytes, fabric.size), max(map(max, counts))
     begin, start = rank * part, 0
     while True:
         receive(start, part, lambda sender, count: fabric.read(sender, begin, begin + count))
@@ -134,7 +134,7 @@ def deal(
 def _counts(call: CollectiveCall, size: int) -> list[int]:
     """Return how many bytes a call has for each rank."""
     if row_of(call.kind).in_blocks and not call.many:
-        return [call.nbytes() // size] * size
+        return [count_bytes(call.arrays[0]) // size] * size
     return [count_bytes(kind) for kind in call.arrays] or [0] * size
 
 

@@ -12,7 +12,7 @@ from typing import Any, Callable, Optional, Protocol, Tuple
 import numpy as np
 
 from .calls import CollectiveCall, count_bytes, text_dtype
-from .fabric import Slotted, part_bytes
+from .fabric import part_bytes
 from .ops import Array, ReduceOp, combine, is_wide, scaled, ufunc_of
 from .packing import bare, typed
 from .table import row_of
@@ -27,8 +27,11 @@ Parts = Tuple[Optional[Views], Finish]
 """The slots for ``x`` before the round; the function to call after it."""
 
 
-class WholeSlots(Slotted, Protocol):
+class WholeSlots(Protocol):
     """The part of a fabric whose slots can all be seen at once."""
+
+    size: int
+    slot_bytes: int
 
     def slots(self, rank: int) -> tuple[Array, Array]:
         """Return both slots of a rank, that of even rounds first."""
@@ -39,7 +42,7 @@ def parts_of(fabric: WholeSlots, calls: Sequence[CollectiveCall], rank: int) -> 
     row, root, size = row_of(calls[0].kind), calls[0].root, len(calls)
     if not row.sends:
         return None, lambda x, out, parity: calls  # noqa: ARG005
-    dealt, part = row.sends == "parts", part_bytes(fabric)
+    dealt, part = row.sends == "parts", part_bytes(fabric.slot_bytes, size)
 
     def sent(sender: int, receiver: int) -> Views | None:
         """Return the place of a rank's array for another one; None if it sends nothing."""
