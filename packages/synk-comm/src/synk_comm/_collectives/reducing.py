@@ -10,7 +10,7 @@ import numpy as np
 from synk_comm._core import moves
 from synk_comm._core.bulk import AgreedReduction, Stretch
 from synk_comm._core.calls import CollectiveCall, encode, kind_of
-from synk_comm._core.ops import Array, ReduceOp, check_reducible, check_weight, combine, scaled
+from synk_comm._core.ops import Array, ReduceOp, check_reducible, check_weight, scaled
 from synk_comm._core.packing import (
     Bundle,
     address,
@@ -112,9 +112,7 @@ def reduce_scatter(steps: Steps, row: CollectiveRow, given: Arguments) -> Checke
             stop = min(start + part, target.nbytes)
             if stop > start:
                 operands = [read(rank, stop - start).view(dtype) for rank in range(size)]
-                accidents.append(
-                    combine(op, operands, target[start:stop].view(dtype), plan.factors)
-                )
+                accidents.append(plan.combine(operands, target[start:stop].view(dtype)))
 
         moves.deal(steps.fabric, calls, sources, receive, deadline)
         (block,) = inbox.taken()

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .ops import Array, ReduceOp
+from .ops import Array, ReduceOp, combine
 
 
 class AgreedReduction(NamedTuple):
@@ -25,6 +25,10 @@ class AgreedReduction(NamedTuple):
     ranks: list[int]
     factors: list[float] | None
     root: int | None
+
+    def combine(self, operands: Sequence[Array], out: Array) -> Exception | None:
+        """Reduce one stretch of each contributing rank."""
+        return combine(self.op, operands, out, self.factors)
 
 
 class Stretch(NamedTuple):

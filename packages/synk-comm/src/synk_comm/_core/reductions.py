@@ -14,7 +14,7 @@ import numpy as np
 
 from .bulk import AgreedReduction, Stretch
 from .fabric import Fabric
-from .ops import Array, combine
+from .ops import Array
 
 DIRECT_BYTES = 1 << 18
 """Longest array that three ranks or more reduce directly, times their number."""
@@ -84,9 +84,7 @@ def _direct(
                 else fabric.read(rank, 0, stop - start).view(dtype)
                 for rank in plan.ranks
             ]
-            accident = (
-                combine(plan.op, operands, target[start:stop].view(dtype), plan.factors) or accident
-            )
+            accident = plan.combine(operands, target[start:stop].view(dtype)) or accident
         start = stop
         if start >= nbytes:
             return accident
@@ -112,7 +110,7 @@ def _scattered(
             if stop > start:
                 operands = [fabric.read(rank, start, stop).view(dtype) for rank in plan.ranks]
                 result = slot[used : used + stop - start].view(dtype)
-                accident = combine(plan.op, operands, result, plan.factors) or accident
+                accident = plan.combine(operands, result) or accident
                 used += stop - start
             fabric.sync(None, used, deadline, to=plan.root, part=part)
         if turn and target is not None:
