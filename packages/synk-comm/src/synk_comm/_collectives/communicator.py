@@ -98,6 +98,8 @@ class RoundCommunicator(Communicator):
         root: int = 0,
         weight: float | None = None,
     ) -> Any:
+        if type(root) is not int:  # it has to be hashable
+            root = self._steps.check_rank(root)
         # Written out for the calls that are made most: another one would cost a tenth of them.
         key: Any
         if type(x) is ndarray and out is None and timeout_s is None:
