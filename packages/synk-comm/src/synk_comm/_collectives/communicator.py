@@ -100,14 +100,20 @@ class RoundCommunicator(Communicator):
     ) -> Any:
         if type(root) is not int:  # it has to be hashable
             root = self._steps.check_rank(root)
-        # Written out for the calls that are made most: another one would cost a tenth of them.
-        key: Any
-        if type(x) is ndarray and out is None and timeout_s is None:
-            key = (kind, x.dtype, x.shape, op, root, weight)
-        elif type(x) is ndarray and out is x and timeout_s is None and x.flags.writeable:
-            key = (kind, x.dtype, x.shape, op, root, weight, "in place")
-        else:
-            key = self._key(kind, x, out, timeout_s, op, root, weight)
+        # The key of a call that a shortcut may repeat. Written out, however long: a call of another
+        # function would cost a tenth of the whole.
+        key: Any = None
+        if timeout_s is None and type(x) is ndarray:
+            if out is None:
+                key = (kind, x.dtype, x.shape, op, root, weight)
+            elif type(out) is ndarray and out.flags.writeable:
+                place = () if out is x else (out.dtype, out.shape)
+                key = (kind, x.dtype, x.shape, op, root, weight, place)
+        elif timeout_s is None and x is None:
+            if out is None:
+                key = (kind, op, root, weight)
+            elif type(out) is ndarray and out.flags.writeable:
+                key = (kind, op, root, weight, out.dtype, out.shape)
         shortcut = self._shortcuts.get(key)
         if shortcut is not None and (
             kind != "broadcast" or x is None or root == self.rank or x.flags.writeable
@@ -116,38 +122,22 @@ class RoundCommunicator(Communicator):
         if kind == "broadcast" and isinstance(x, NUMBERS):
             return self._call(kind, as_array(x), None, timeout_s, op, root)[()]
         prepare = partial(_prepare, self._steps, kind)
-        given = Arguments(x, out, op, root, weight)
-        return self._call_first(
-            None if TABLE[kind].is_of_objects else key, prepare, given, timeout_s
-        )
-
-    def _key(self, kind: str, x: Any, out: Any, timeout_s: float | None, *more: Any) -> Any:
-        """Return the key of a call that a shortcut may repeat; else None."""
-        if timeout_s is not None or not (x is None or type(x) is ndarray):
-            return None
-        if kind == "barrier":
-            return kind
-        key = (kind, None, None, *more) if x is None else (kind, x.dtype, x.shape, *more)
-        if out is None or (TABLE[kind].root == "receives" and more[1] != self.rank):
-            return key
-        if type(out) is not ndarray or not out.flags.writeable:
-            return None
-        return (*key, out.dtype, out.shape)
+        if TABLE[kind].is_of_objects:  # the next one is seldom as long
+            key = None
+        return self._call_first(key, prepare, Arguments(x, out, op, root, weight), timeout_s)
 
     def barrier(self, *, timeout_s: float | None = None) -> None:
         # A barrier takes half a microsecond; `_call` would add a quarter.
-        shortcut = self._shortcuts.get("barrier") if timeout_s is None else None
-        if shortcut is None:
-            super().barrier(timeout_s=timeout_s)
-        else:
+        key = "barrier" if timeout_s is None else None
+        shortcut = self._shortcuts.get(key)
+        if shortcut is not None:
             shortcut(None, None)
+        else:
+            prepare = partial(_prepare, self._steps, "barrier")
+            self._call_first(key, prepare, Arguments(), timeout_s)
 
     def _call_first(
-        self,
-        key: Any,
-        prepare: Prepare,
-        given: Arguments,
-        timeout_s: float | None,
+        self, key: Any, prepare: Prepare, given: Arguments, timeout_s: float | None
     ) -> Any:
         """Make a call in the general way, and learn to repeat it if ``key`` is not None."""
         steps = self._steps
