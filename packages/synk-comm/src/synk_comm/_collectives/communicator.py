@@ -47,6 +47,8 @@ _PREPARE: dict[tuple[str, str], Callable[[Steps, CollectiveRow, Arguments], Chec
 }
 """By ``sends`` and ``makes`` of the row."""
 
+_IN_PLACE = {row.name for row in TABLE.values() if (row.sends, row.makes) == ("whole", "fold")}
+
 Prepare = Callable[[Arguments], CheckedCall]
 
 _ENTRIES = 512
@@ -104,14 +106,13 @@ class RoundCommunicator(Communicator):
         # function would cost a tenth of the whole.
         key: Any = None
         if timeout_s is None and type(x) is ndarray:
-            if out is None:
+            if out is None or (out is x and kind in _IN_PLACE and x.flags.writeable):
                 key = (kind, x.dtype, x.shape, op, root, weight)
             elif type(out) is ndarray and out.flags.writeable:
-                place = () if out is x else (out.dtype, out.shape)
-                key = (kind, x.dtype, x.shape, op, root, weight, place)
+                key = (kind, x.dtype, x.shape, op, root, weight, out.dtype, out.shape)
         elif timeout_s is None and x is None:
             if out is None:
-                key = (kind, op, root, weight)
+                key = (kind, op, root, weight) if kind != "barrier" else kind
             elif type(out) is ndarray and out.flags.writeable:
                 key = (kind, op, root, weight, out.dtype, out.shape)
         shortcut = self._shortcuts.get(key)
@@ -125,16 +126,6 @@ class RoundCommunicator(Communicator):
         if TABLE[kind].is_of_objects:  # the next one is seldom as long
             key = None
         return self._call_first(key, prepare, Arguments(x, out, op, root, weight), timeout_s)
-
-    def barrier(self, *, timeout_s: float | None = None) -> None:
-        # A barrier takes half a microsecond; `_call` would add a quarter.
-        key = "barrier" if timeout_s is None else None
-        shortcut = self._shortcuts.get(key)
-        if shortcut is not None:
-            shortcut(None, None)
-        else:
-            prepare = partial(_prepare, self._steps, "barrier")
-            self._call_first(key, prepare, Arguments(), timeout_s)
 
     def _call_first(
         self, key: Any, prepare: Prepare, given: Arguments, timeout_s: float | None
