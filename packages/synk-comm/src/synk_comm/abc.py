@@ -61,6 +61,7 @@ from numpy import ndarray
 
 from ._core.calls import word_to_peers
 from ._core.ops import Array, ReduceOp
+from ._core.packing import can_receive
 from ._core.steps import pickled, unpickled
 from ._core.table import Arguments
 
@@ -260,7 +261,7 @@ class Communicator(ABC):
         """
         if type(x) is ndarray and timeout_s is None:
             shortcut = self._shortcuts.get(("all_reduce", x.dtype, x.shape, op, 0, weight))
-            if shortcut is not None and (out is None or (out is x and x.flags.writeable)):
+            if shortcut is not None and (out is None or can_receive(out, x)):
                 return shortcut(x, out)
         return self._call("all_reduce", x, out, timeout_s, op, 0, weight)
 

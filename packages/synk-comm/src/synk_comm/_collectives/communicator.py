@@ -25,7 +25,7 @@ from numpy import ndarray
 from synk_comm._core.calls import CollectiveCall, declined, decode, encode, encode_decline
 from synk_comm._core.fabric import Fabric, RepeatedCall, Share, Shortcut, is_of_watch
 from synk_comm._core.ops import ReduceOp
-from synk_comm._core.packing import NUMBERS, as_array
+from synk_comm._core.packing import NUMBERS, as_array, can_receive
 from synk_comm._core.steps import CheckedCall, Result, Steps
 from synk_comm._core.table import TABLE, Arguments, CollectiveRow, row_of
 from synk_comm.abc import Communicator, Request
@@ -47,7 +47,8 @@ _PREPARE: dict[tuple[str, str], Callable[[Steps, CollectiveRow, Arguments], Chec
 }
 """By ``sends`` and ``makes`` of the row."""
 
-_IN_PLACE = {row.name for row in TABLE.values() if (row.sends, row.makes) == ("whole", "fold")}
+_LIKE_X = {row.name for row in TABLE.values() if (row.sends, row.makes) == ("whole", "fold")}
+"""Collectives whose shortcuts fill any ``out`` that is like ``x``."""
 
 Prepare = Callable[[Arguments], CheckedCall]
 
@@ -106,7 +107,7 @@ class RoundCommunicator(Communicator):
         # function would cost a tenth of the whole.
         key: Any = None
         if timeout_s is None and type(x) is ndarray:
-            if out is None or (out is x and kind in _IN_PLACE and x.flags.writeable):
+            if out is None or (kind in _LIKE_X and can_receive(out, x)):
                 key = (kind, x.dtype, x.shape, op, root, weight)
             elif type(out) is ndarray and out.flags.writeable:
                 key = (kind, x.dtype, x.shape, op, root, weight, out.dtype, out.shape)

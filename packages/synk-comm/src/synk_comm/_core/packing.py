@@ -135,6 +135,13 @@ def as_array(x: Any) -> Array:
     return array
 
 
+def can_receive(out: Any, x: Array) -> bool:
+    """Return whether ``out`` can receive an array like ``x``; it may be ``x`` itself."""
+    if type(out) is not np.ndarray or not out.flags.writeable:
+        return False
+    return out is x or bool(out.dtype == x.dtype and out.shape == x.shape)
+
+
 def bare(x: Array) -> Any:
     """Return a new array as NumPy's functions do: without axes, as a scalar."""
     return x if x.ndim else x[()]
