@@ -261,7 +261,8 @@ class Communicator(ABC):
         """
         if type(x) is ndarray and timeout_s is None:
             shortcut = self._shortcuts.get(("all_reduce", x.dtype, x.shape, op, 0, weight))
-            if shortcut is not None and (out is None or can_receive(out, x)):
+            in_place = out is x and x.flags.writeable
+            if shortcut is not None and (out is None or in_place or can_receive(out, x)):
                 return shortcut(x, out)
         return self._call("all_reduce", x, out, timeout_s, op, 0, weight)
 

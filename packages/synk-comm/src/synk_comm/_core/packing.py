@@ -137,9 +137,8 @@ def as_array(x: Any) -> Array:
 
 def can_receive(out: Any, x: Array) -> bool:
     """Return whether ``out`` can receive an array like ``x``; it may be ``x`` itself."""
-    if type(out) is not np.ndarray or not out.flags.writeable:
-        return False
-    return out is x or bool(out.dtype == x.dtype and out.shape == x.shape)
+    alike = type(out) is np.ndarray and out.dtype == x.dtype and out.shape == x.shape
+    return bool(alike and out.flags.writeable)
 
 
 def bare(x: Array) -> Any:
