@@ -61,6 +61,8 @@ class Collectives:
         NotSharedVariable, InputTypeError, InputValueError, BatchError: nothing was sent.
     """
 
+    _delays = False
+
     def __init__(self, orders: Orders) -> None:
         self._orders = orders
 
@@ -195,7 +197,8 @@ class Collectives:
         again: bool = True,
         returns: Returns = _nothing,
     ) -> Any:
-        """Perform the collective on all ranks; return its result.
+        """Perform the collective on all ranks, or in a step; return its result, or what the step
+        performs.
 
         Args:
             options: of the user, that with the variables make the act; None if they do not.
@@ -203,6 +206,10 @@ class Collectives:
             returns: makes the caller's result.
         """
         orders = self._orders
+        finish = partial(returns, not isinstance(shared_vars, (list, tuple)))
+        if self._delays:
+            prepare = self._prepare(kind, shared_vars, check, stage, options, again)
+            return Delayed(orders, prepare, finish)
         with orders.lock:
             orders.require_ready()
             act, origin = orders.acts.find(self._key(kind, shared_vars, options)), 0
@@ -210,7 +217,7 @@ class Collectives:
                 prepare = self._prepare(kind, shared_vars, check, stage, options, again)
                 act, origin = prepare(ALONE)
             (result,) = orders.perform((act,), (origin,))
-        return returns(not isinstance(shared_vars, (list, tuple)), result)
+        return finish(result)
 
     def _key(self, kind: str, shared_vars: Any, options: Any) -> Hashable:
         """Return the key of an act whose arguments have been checked before; None if none has."""
@@ -301,19 +308,7 @@ class Collectives:
 class DelayedCollectives(Collectives):
     """The same for `step()`: methods return a `Delayed`, which the step performs."""
 
-    def _perform(
-        self,
-        kind: str,
-        shared_vars: Any,
-        check: Optional[Check] = None,
-        stage: Optional[Stage] = None,
-        options: Optional[Tuple[Hashable, ...]] = None,
-        again: bool = True,
-        returns: Returns = _nothing,
-    ) -> Any:
-        prepare = self._prepare(kind, shared_vars, check, stage, options, again)
-        finish = partial(returns, not isinstance(shared_vars, (list, tuple)))
-        return Delayed(self._orders, prepare, finish)
+    _delays = True
 
 
 def _rows_of(function: Function) -> Tuple[int, ...]:

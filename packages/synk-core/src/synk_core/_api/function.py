@@ -254,16 +254,17 @@ class Function:
             WorkerDied: a worker process is gone, and the runtime is closed.
         """
         __tracebackhide__ = True  # of pytest and IPython
-        selects_only = (
-            output_subset is batch_s is None and type(num_slices) is int and num_slices == 1
-        )
         options = DEFAULT
-        if batch is not None or not selects_only:
-            options = Options(output_subset, batch, batch_s, num_slices, selects_only)
+        if not (
+            output_subset is batch is batch_s is None
+            and type(num_slices) is int
+            and num_slices == 1
+        ):
+            options = Options(output_subset, batch, batch_s, num_slices)
         try:
             with self.orders.lock:
                 values, prover = self._signature.ordered(args, kwargs), self.prover
-                is_due = prover.calls >= prover.due or (prover.compares_code and prover.is_due())
+                is_due = prover.is_due()
                 if is_due:
                     prover.rehearse(values, options)
                 call, origin = self.planner.prepare(values, options, 0)

@@ -48,17 +48,12 @@ MOST_SLICES = 1 << 20
 
 
 class Options(NamedTuple):
-    """The options of a call; see `Function.__call__`.
-
-    Attributes:
-        selects_only: whether there is none but `batch`.
-    """
+    """The options of a call; see `Function.__call__`."""
 
     output_subset: Optional[Sequence[int]] = None
     batch: Any = None
     batch_s: Any = None
     num_slices: int = 1
-    selects_only: bool = False
 
 
 DEFAULT = Options()
@@ -136,8 +131,7 @@ class Planner:
         selectors: Tuple[Selector, ...] = ()
         num_slices = 1
         if options is not DEFAULT:
-            if not options.selects_only:
-                wanted, selectors, num_slices = self._checked(options)
+            wanted, selectors, num_slices = self._checked(options)
             if selectors:
                 key += (all_ranges(selectors), *map(_kind_of, selectors))
             if selection is not None:

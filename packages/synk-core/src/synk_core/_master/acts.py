@@ -24,12 +24,7 @@ class Prepared:
         key: by which the act is found again; None for an act of one order alone.
     """
 
-    def __init__(
-        self,
-        act: Act,
-        tally: Any = None,
-        nbytes: int = 0,
-    ) -> None:
+    def __init__(self, act: Act, tally: Any = None, nbytes: int = 0) -> None:
         self.act = act
         self.tally = tally
         self.nbytes = nbytes

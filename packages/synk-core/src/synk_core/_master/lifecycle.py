@@ -194,8 +194,7 @@ class Lifecycle:
             KeyboardInterrupt: one was delayed until now.
             StartError: a worker could not start.
         """
-        if self._closed is not None or os.getpid() != self._owner:
-            self.require_open()
+        self.require_open()
         LATER.at_the_next_chance()
         if not self.joined:
             self.await_workers()

@@ -295,10 +295,7 @@ def selection_for(
         )
     chosen = selector(batch)
     if not any(minibatch) and lengths.count(lengths[0]) == len(lengths):
-        # The same for all inputs; below, for each.
-        if isinstance(chosen, np.ndarray) and chosen.dtype.kind != "b":
-            return _select_index(chosen, lengths[0], "batch")
-        return _selection(chosen, lengths[0])
+        return _selection(chosen, lengths[0])  # the same for all inputs; below, for each
     full = [n for n, mini in zip(lengths, minibatch) if not mini]
     if full:
         selection = _selection(chosen, _common_length(chosen, full))

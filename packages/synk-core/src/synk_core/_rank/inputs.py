@@ -7,7 +7,7 @@ from typing import Any, List, Sequence
 import numpy as np
 
 from synk_core._graph.values import is_device_type
-from synk_core._wire.messages import Call, Rows, ScatteredInput
+from synk_core._wire.messages import Call, Rows
 
 from .functions import LoadedFunction
 from .workplace import Workplace
@@ -58,25 +58,15 @@ class CallInputs:
         """
         arguments = []
         for position, (array, item) in enumerate(self.scattered):
-            if item.axis:
-                rows = self._excerpt(
-                    position, np.moveaxis(array, item.axis, 0), item, origin, start, stop, turn
-                )
-                arguments.append(np.moveaxis(rows, 0, item.axis))
-            else:
-                arguments.append(self._excerpt(position, array, item, origin, start, stop, turn))
+            rows = np.moveaxis(array, item.axis, 0) if item.axis else array
+            rows = self._excerpt(position, rows, origin, start, stop, turn)
+            arguments.append(np.moveaxis(rows, 0, item.axis) if item.axis else rows)
         return arguments + self.broadcast
 
     def _excerpt(
-        self,
-        position: int,
-        array: np.ndarray,
-        item: ScatteredInput,
-        origin: int,
-        start: int,
-        stop: int,
-        turn: int,
+        self, position: int, array: np.ndarray, origin: int, start: int, stop: int, turn: int
     ) -> np.ndarray:
+        item = self.scattered[position][1]
         if item.selected:
             return array[start:stop]
         if self._index is not None:

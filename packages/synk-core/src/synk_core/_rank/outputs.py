@@ -13,6 +13,7 @@ import numpy as np
 
 from synk_core._graph.digest import digest
 from synk_core._graph.values import (
+    array_of,
     at_least_1d,
     concatenated,
     in_c_order,
@@ -189,7 +190,7 @@ def reduce_to(comm: Any, master: int, op: str, value: Any, weight: float) -> Any
             if only == master:
                 return value
     reduced = comm.reduce(value, op, master, **({"weight": weight} if op == "avg" else {}))
-    return np.asarray(reduced) if isinstance(reduced, np.generic) else reduced
+    return array_of(reduced)
 
 
 def collect_on_device(

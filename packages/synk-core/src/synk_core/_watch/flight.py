@@ -110,8 +110,7 @@ class Flight:
         Raises:
             Interrupted: the master gives this order up.
         """
-        if self._words[_INTERRUPT] == serial:
-            raise Interrupted
+        self.heed(serial)
         self._place = place = _HEADER + self._count % RECORDS * _WIDTH
         _ACT.pack_into(self._bytes, place * 8, serial, *act.record, 0)
         self._count += 1

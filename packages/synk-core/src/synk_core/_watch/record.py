@@ -11,7 +11,7 @@ class Record:
     """An order.
 
     Args:
-        acts: its prepared acts, each with its `act`, `tally`, `event`, and `nbytes` of inputs.
+        acts: its prepared acts, each with its `act`, `tally`, and `nbytes` of inputs.
         times: seconds of computing, by act and rank, once all ranks have performed it.
         scatter_s: seconds in which the master checked, planned and copied inputs.
 

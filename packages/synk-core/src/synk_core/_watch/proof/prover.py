@@ -77,7 +77,6 @@ class Prover:
         calls: that were performed.
         due: the number of calls before the next one that is proved.
         report: of the latest proof.
-        compares_code: whether a change of users' code makes a proof due.
     """
 
     def __init__(
@@ -94,7 +93,7 @@ class Prover:
         self.calls = 0
         self.due = 0 if policy and runtime.size > 1 else _NEVER
         self.report: Optional[Report] = None
-        self.compares_code = self.due < _NEVER and has_users_code(plain)
+        self._compares_code = self.due < _NEVER and has_users_code(plain)
         self._twin: Any = None
         self._rehearsed: Tuple[Comparison, ...] = ()
         self._said: Set[str] = set()
@@ -141,7 +140,7 @@ class Prover:
         """Return whether the next call is proved: its number says so, or code has changed here."""
         if self.calls >= self.due:
             return True
-        if not self.compares_code or is_as_before(self._plain):
+        if not self._compares_code or is_as_before(self._plain):
             return False
         self.due = self.calls
         return True
@@ -217,7 +216,7 @@ class Prover:
             tuple(p.name for p in wanted),
             tuple((p.place, p.name) for p in updates if not p.reason and (p.is_open or everything)),
             tuple((variable, origins.because(variable, number)) for variable in to_agree),
-            self.compares_code,
+            self._compares_code,
             raises=self._policy == "raise",
         )
 
