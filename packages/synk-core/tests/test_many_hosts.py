@@ -162,7 +162,7 @@ def vanishing(rows):
     return rows
 
 runtime = Runtime()
-f = runtime.function([x], (vanishing(x).sum(), "sum"), proof=False)
+f = runtime.function([x], (vanishing(x).sum(), "sum"))
 f(X)
 say(ready=True)
 bad = X.copy()

@@ -76,6 +76,7 @@ def test_a_stream_that_is_seeded_draws_the_same_again_on_every_rank(trio, kind):
 
 
 @pytest.mark.parametrize("kind", STREAMS)
+@pytest.mark.feature("proof")
 def test_a_seed_is_not_lost_when_something_fails_or_looks_first(trio, kind):
     stream, _, draw, _, f = drawing(trio, kind)
     draw()

@@ -15,6 +15,7 @@ from synk_core._graph.inputs import Copy, Signature, tokens
 from synk_core._graph.spec import FunctionSpec
 from synk_core._master.acts import Prepared
 from synk_core._master.orders import Orders
+from synk_core._plan.arguments import DEFAULT, Options
 from synk_core._plan.rows import (
     Selection,
     Selector,
@@ -45,18 +46,6 @@ MOST_KNOWN = 256
 
 MOST_SLICES = 1 << 20
 """Slices at most: each rank makes a list of them, and no slice is smaller than a row."""
-
-
-class Options(NamedTuple):
-    """The options of a call; see `Function.__call__`."""
-
-    output_subset: Optional[Sequence[int]] = None
-    batch: Any = None
-    batch_s: Any = None
-    num_slices: int = 1
-
-
-DEFAULT = Options()
 
 
 class PlannedCall(Prepared):
@@ -184,7 +173,7 @@ class Planner:
     ) -> PlannedCall:
         self._check_rows(selection, wanted)
         if num_slices > 1:
-            self._function.prover.warn_of_slices()
+            self._function.before_slices()
         form = self._form(selectors, num_slices)
         self._orders.require_form(self._number, form)
         # Sliceable variables differ in length by rank.
@@ -240,7 +229,7 @@ class Planner:
                 for (_, ref), chosen in zip(staged, selectors)
             ),
         )
-        planned = PlannedCall(call, self._function.tally, nbytes)
+        planned = PlannedCall(call, self._function.label, nbytes)
         planned.copies, planned.index_room = copies, index
         planned.selectors = [target for target, _ in staged]
         return planned

@@ -10,11 +10,11 @@ from collections import deque
 from typing import Any, Deque, Dict, List
 
 from synk_core._rank.workplace import Workplace
-from synk_core._watch.record import Observers
 from synk_core._weakqueue import QueuedRef
 from synk_core.engine import held_by
 
 from .acts import ActTable
+from .record import Observers
 from .store import DataStore
 
 LINGERING_ORDERS = 2

@@ -26,13 +26,13 @@ from synk_core._plan.rows import (
     selecting,
     split_rows,
 )
-from synk_core._watch.flight import KINDS, Phase
+from synk_core._wire.flight import KINDS, Phase
 from synk_core._wire.messages import ROWLESS, Call, Prefetch
 from synk_core.device import Launcher, VectorParts
 from synk_core.exceptions import InputValueError, SynkError
 
 from .collectives import PreparedCollective
-from .finite import Execution
+from .functions import LoadedFunction
 from .in_graph import reductions_in
 from .inputs import CallInputs
 from .outputs import Accumulator, collect, collect_on_device, reduce_to
@@ -54,7 +54,7 @@ class CallResult(NamedTuple):
     Attributes:
         later: places of those outputs that are still this rank's own, by op.
         weight: of these, in averages.
-        report: of its proof, if it was proved.
+        report: of a variant of the call, such as a proof.
     """
 
     values: Sequence[Any]
@@ -75,6 +75,26 @@ class CallResult(NamedTuple):
             for place, value in zip(places, reduced or ()):
                 values[place] = value
         return self._replace(values=values, later={})
+
+
+class Execution(NamedTuple):
+    """One execution of a compiled function, of some of the rank's rows.
+
+    Attributes:
+        begin: the row of the selection that is row 0 here.
+        piece: the number of the slice, from 1; 0 without slices.
+        in_graph: the function's `GraphReductions`, or None.
+        launch: runs the function, given its arguments and an `Execute` or None.
+        arguments: in host memory.
+    """
+
+    loaded: LoadedFunction
+    call: Call
+    begin: int
+    piece: int
+    in_graph: Any
+    launch: Callable[[Sequence[Any], Any], List[Any]]
+    arguments: Sequence[Any]
 
 
 class PreparedCall:
@@ -239,7 +259,7 @@ class PreparedCall:
         """Execute once, on views of the inputs or on excerpts by index."""
         start, stop = self._bounds[self._comm.rank]
         arguments, self._ahead = self._ahead, None
-        if self._here.check_finite[0] is not None:
+        if self._here.check[0] is not None:
             arguments = None  # the check takes arrays in host memory
         if arguments is None and (origin != self._origin or self._inputs.copies):
             self._here.flight.enter(_COPY)
@@ -263,7 +283,7 @@ class PreparedCall:
         if loaded.ahead is not None:
             loaded.ahead.drop_prefetched()
         uploads = here.device.uploads
-        if not self._whole or uploads is None or here.check_finite[0] is not None:
+        if not self._whole or uploads is None or here.check[0] is not None:
             return
         here.flight.enter(_COPY)
         turn = loaded.turn
@@ -283,7 +303,7 @@ class PreparedCall:
 
     def _run(self, function: Any, arguments: Sequence[np.ndarray], begin: int) -> List[Any]:
         """Run the function on rows of the selection, from row `begin`."""
-        check = self._here.check_finite[0]
+        check = self._here.check[0]
         try:
             if check is None:
                 return self._launch(function, arguments, self._strategy)

@@ -23,7 +23,7 @@ from synk_core._graph.values import (
     is_plain,
     on_host,
 )
-from synk_core._watch.flight import KINDS, Phase
+from synk_core._wire.flight import KINDS, Phase
 from synk_core._wire.messages import ArrayRef, Collective, Rows
 from synk_core.exceptions import InputValueError
 

@@ -17,7 +17,7 @@ import numpy as np
 from synk_core._graph.reduce_op import AllReduce, meeting
 from synk_core._graph.shared import store, value_of
 from synk_core._plan.rows import split_rows
-from synk_core._watch.flight import Phase
+from synk_core._wire.flight import Phase
 
 from .workplace import Workplace
 

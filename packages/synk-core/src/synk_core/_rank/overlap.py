@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 from synk_core._graph.values import empty_like
-from synk_core._watch.flight import Phase
+from synk_core._wire.flight import Phase
 from synk_core.device import VectorParts
 
 from .workplace import Workplace

@@ -19,8 +19,8 @@ from typing import Any, Callable, Dict, List, Optional, Tuple, Type
 import synk_comm
 from synk_comm import cuda
 from synk_core._text import text_of
-from synk_core._watch.flight import OWN_WORK, ActOutcome, Phase
 from synk_core._wire.channel import ChannelClosed
+from synk_core._wire.flight import OWN_WORK, ActOutcome, Phase
 from synk_core._wire.messages import (
     Call,
     Collective,
@@ -37,14 +37,13 @@ from synk_core._wire.orders import OrderLine
 from .call import CallResult, PreparedCall, PreparedPrefetch
 from .collectives import PreparedCollective
 from .distribute import PreparedDistribution, PreparedOwn
-from .proof import PreparedProof
 from .workplace import NotJoined, Workplace
 
 # Members of enums are slow to look up in some versions of Python.
 _IDLE, _END, _DONE = Phase.IDLE, Phase.END, ActOutcome.DONE
 
 _PREPARED: Dict[type, Callable[[Workplace, Any], Any]] = {
-    Call: lambda here, act: (PreparedProof if act.proof else PreparedCall)(here, act),
+    Call: lambda here, act: (act.variant.prepare if act.variant else PreparedCall)(here, act),
     Prefetch: PreparedPrefetch,
     Collective: PreparedCollective,
     Distribute: PreparedDistribution,
@@ -143,7 +142,7 @@ class Rank(Workplace):
         self.doing = "taking in what is new"
         self.journal.begin()
         known = self.registry.end
-        flight, recording = self.flight, self.flight.recorder is not None
+        flight, recorder = self.flight, self.flight.recorder
         ending = False
         try:
             # Nothing interrupts a wait for others: the ranks would lose each other.
@@ -158,8 +157,9 @@ class Rank(Workplace):
                 return None
             ending = True
             results = self._finish(*performed)
-            if recording:
-                self._record(order, began or prepared, prepared)
+            if recorder is not None:
+                names = [self.acts[number].name for number, _ in order.steps]
+                recorder.performed(order.serial, names, began or prepared, prepared, self.is_master)
             return results
         except BaseException as error:
             self.failed_at = perf_counter()
@@ -254,16 +254,6 @@ class Rank(Workplace):
         self.in_step = True
         return results
 
-    def _record(self, order: Order, began: float, prepared: float) -> None:
-        """Record spans of a whole order: from its preparation, and until it was given."""
-        add, end = self.recorder.add, perf_counter()
-        self.recorder.place = order.serial, len(order.steps)
-        names = [self.acts[number].name for number, _ in order.steps]
-        add("call", ", ".join(names), began, end)
-        if self.is_master:
-            add("scatter", "check, plan, copy", began, prepared)
-        self.recorder.place = None
-
     def tell(self, order: Order, timeout_s: float) -> None:
         """Give the other ranks their last order, which this one does not perform."""
         self.in_step = False
@@ -303,8 +293,9 @@ class Rank(Workplace):
         """Drop everything that came with a failed order: the master counts nothing as sent."""
         self.undone = order.serial
         self.journal.undo()
-        self.recorder.place = None
         self.flight.mark(order.serial, ActOutcome.UNDONE)
+        if self.flight.recorder is not None:
+            self.flight.recorder.place = None
         if not self.group_raised(error, synk_comm.PeerDeclined):
             self.flight.end(ActOutcome.FAILED)
         if not self.is_master:

@@ -23,7 +23,7 @@ from typing import Any, Callable, Optional, Sequence, TypeVar
 
 from synk_core._shield import SHIELD
 from synk_core._tracebacks import PACKAGES
-from synk_core._watch.flight import OWN_WORK, Flight, Phase
+from synk_core._wire.flight import OWN_WORK, Flight, Phase
 from synk_core._wire.messages import GiveUp
 from synk_core.exceptions import Interrupted
 

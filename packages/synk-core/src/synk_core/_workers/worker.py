@@ -206,7 +206,7 @@ def _prepare(hello: Hello, world: Optional[World]) -> Any:
     from synk_core._graph.devices.assignment import take
     from synk_core._graph.random_streams import seed_globals
     from synk_core._rank.rank import Rank
-    from synk_core._watch.flight import Flight
+    from synk_core._wire.flight import Flight
     from synk_core._wire.orders import STEPS_IN_LINE
 
     from .interrupts import obey
@@ -224,8 +224,8 @@ def _prepare(hello: Hello, world: Optional[World]) -> Any:
         rank.use(world)
     own = np.zeros(STEPS_IN_LINE * hello.size)  # the master asks for them when it needs them
     rank.times = memoryview(synk_shm.attach(hello.times.handle) if is_near else own)  # type: ignore[arg-type] # NumPy 1 does not say so
-    if settings.records:
-        rank.recorder.start()
+    for act in settings.at_start:
+        act.perform(rank, act.argument)
     if is_near:
         obey(rank)
     seed_globals(settings.seed, rank.seed)

@@ -23,8 +23,8 @@ from synk_core import (
     WorkerFailed,
     in_graph,
 )
-from synk_core._rank.proof import PreparedProof
-from synk_core._watch.proof.report import measure
+from synk_core._features.proof.proving import PreparedProof
+from synk_core._features.proof.report import measure
 from synk_core.engine import TITLE, Assert
 from synk_core.exceptions import InputTypeError, InputValueError
 from synk_testing.engine import STREAMS, T, as_op, engine, softmax
@@ -134,7 +134,7 @@ def test_calls_1_2_4_8_are_proved_and_what_is_known_to_be_exact_is_not(pair):
         f, _, _ = unlike(alone)
         assert np.isfinite(f(rows(7)))
         assert f.proof is None
-    assert pair.stats()[open_one.tally_name].proof == "call 8"
+    assert pair.stats()[open_one.label].proof == "call 8"
 
 
 def test_warnings_in_place_of_errors_or_nothing(pair):

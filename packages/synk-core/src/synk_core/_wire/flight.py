@@ -47,7 +47,7 @@ class ActOutcome(IntEnum):
     UNDONE = 3
 
 
-KINDS = ("function", *COLLECTIVES, "distribute", "timeline", "watch_finite", "prefetch", "stats")
+KINDS = ("function", *COLLECTIVES, "distribute", "prefetch", "feature")
 """Kinds of acts."""
 
 RECORDS = 8
