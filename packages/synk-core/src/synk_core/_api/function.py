@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple
 
 from synk_core._graph.inputs import Signature
@@ -20,6 +21,8 @@ from synk_core.exceptions import InputTypeError
 
 from .features import FunctionFeatures
 from .planner import PlannedCall, Planner
+
+_options: Any = tuple.__new__  # the class's own constructor is written in Python
 
 
 class Delayed:
@@ -163,6 +166,8 @@ class Function(FunctionFeatures):
         self.calls = 0
         self.planner = Planner(self, self._signature)
         self.rows: Optional[Tuple[int, ...]] = None
+        returns: Dict[str, Callable[[Any], Any]] = {"single": itemgetter(0), "none": _nothing}
+        self._returned = returns.get(spec.returns, list)
         self.attach(runtime, plain, **settings)
 
     @property
@@ -252,7 +257,7 @@ class Function(FunctionFeatures):
             and type(num_slices) is int
             and num_slices == 1
         ):
-            options = Options(output_subset, batch, batch_s, num_slices)
+            options = _options(Options, (output_subset, batch, batch_s, num_slices))
         try:
             with self.orders.lock:
                 values = self._signature.ordered(args, kwargs)
@@ -301,7 +306,8 @@ class Function(FunctionFeatures):
         plain = self._plain(*arrays)
         if wanted is not None:  # not every linker of Theano's can leave the others out
             plain = [plain[position] for position in wanted]
-        return self._returned([on_host(value) for value in plain], wanted is not None)
+        values = [on_host(value) for value in plain]
+        return values if wanted is not None else self._returned(values)
 
     @brief_traceback
     def build_inputs(
@@ -356,14 +362,12 @@ class Function(FunctionFeatures):
         self.calls += 1
         if result.report is not None:
             self.reported(result.report)
-        return self._returned(result.values, options.output_subset is not None)
+        values = result.values
+        return self._returned(values) if options.output_subset is None else values
 
-    def _returned(self, values: List[Any], as_list: bool) -> Any:
-        if as_list:
-            return values
-        if self.spec.returns == "none":
-            return None
-        return values[0] if self.spec.returns == "single" else values
+
+def _nothing(_: Any) -> None:
+    """Return None: the function has no outputs."""
 
 
 def as_delayed(act: Any, place: int, orders: Orders) -> Delayed:

@@ -192,7 +192,8 @@ class Lifecycle:
             KeyboardInterrupt: one was delayed until now.
             StartError: a worker could not start.
         """
-        self.require_open()
+        if self._closed is not None or os.getpid() != self._owner:
+            self.require_open()
         LATER.at_the_next_chance()
         if not self.joined:
             self.await_workers()

@@ -38,6 +38,8 @@ from .shipping import Shipping
 STOP_TIMEOUT_S = 0.5
 """Seconds for workers to take the order to stop: idle ones do at once."""
 
+_new: Any = tuple.__new__  # constructors of named tuples are written in Python
+
 _CAN_BE_UNDONE = (Call, Prefetch, Collective)
 
 
@@ -122,7 +124,7 @@ class Orders:
         lifecycle.wait_began = perf_counter()
         steps = []
         for act, origin in zip(acts, origins):
-            steps.append(Step(act.number, origin))
+            steps.append(_new(Step, (act.number, origin)))
         interrupts, extras = lifecycle.interrupts, None
         # An interrupt anywhere in here leaves nothing half sent, and the lock free.
         try:
@@ -132,7 +134,8 @@ class Orders:
                 extras = self._shipping.extend(extras, steps)
             record.serial = next(self._serials)
             interrupts.begin(record.serial)
-            results = rank.perform(Order(record.serial, steps, extras), lock.began, timeout_s)
+            order = _new(Order, (record.serial, steps, extras))
+            results = rank.perform(order, lock.began, timeout_s)
             struck = interrupts.finish()
             if extras is not None:
                 sent, extras = extras, None

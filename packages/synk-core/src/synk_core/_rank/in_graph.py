@@ -79,7 +79,7 @@ class GraphReductions:
         # A share of the rows, or its inverse, and what it multiplies may leave float16's range.
         wide = np.promote_types(x.dtype, np.float32) if op.power else x.dtype
         weight = {"weight": float(own)} if op.op == "avg" else {}
-        phase = self._here.flight.phase
+        phase = self._here.flight.word
         try:
             if self.watch is not None:
                 self.watch(x)
@@ -88,7 +88,7 @@ class GraphReductions:
         except BaseException as error:
             self._failure = error
             raise
-        self._here.flight.enter(*phase)
+        self._here.flight.enter(phase)
         # A signal during the collective was not heeded.
         self._here.flight.heed(self._here.serial)
         if op.power:

@@ -131,13 +131,13 @@ class OverlappedAverage:
 
     def _apart(self, act: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         """Do something that no signal interrupts: the ranks would lose each other."""
-        here, phase = self._here, self._here.flight.phase
+        here, phase = self._here, self._here.flight.word
         here.flight.enter(Phase.COLLECTIVE)
         try:
             result = act(*arguments, **named)
         except BaseException as error:
             self._failure = self._failure or error
             raise
-        here.flight.enter(*phase)
+        here.flight.enter(phase)
         here.flight.heed(here.serial)
         return result

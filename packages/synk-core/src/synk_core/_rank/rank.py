@@ -133,16 +133,22 @@ class Rank(Workplace):
         if self.device.is_gpu:
             self.device.begin()
         prepared = perf_counter()
-        if order is None:
-            order = self._exchanged(None, None)
-            began = prepared = perf_counter()
-        elif self.line is not None:
-            self._exchanged(order, timeout_s)
+        flight = self.flight
+        try:
+            if order is None:
+                flight.enter(_IDLE)
+                order = self.line.take()  # type: ignore[union-attr] # ranks without get orders
+                began = prepared = perf_counter()
+            elif self.line is not None:
+                self.line.give(order, timeout_s)
+        except synk_comm.PeerDeclined:  # another rank has failed after this one was done
+            self._undo_last()
+            raise
         self.serial = order.serial
         self.doing = "taking in what is new"
         self.journal.begin()
         known = self.registry.end
-        flight, recorder = self.flight, self.flight.recorder
+        recorder = flight.recorder
         ending = False
         try:
             # Nothing interrupts a wait for others: the ranks would lose each other.
@@ -162,19 +168,23 @@ class Rank(Workplace):
                 recorder.performed(order.serial, names, began or prepared, prepared, self.is_master)
             return results
         except BaseException as error:
-            self.failed_at = perf_counter()
-            try:
-                self._undo(known, order, error)
-            finally:
-                self.journal.undo()
-            if self.group_raised(error):
-                self.in_step = isinstance(error, (synk_comm.PeerDeclined, synk_comm.MismatchError))
-            elif ending:
-                # The others may have finished: this rank alone has undone the order.
-                self.in_step = False
-            else:
-                self._decline(error)
+            self._fail(error, order, known, ending)
             raise
+
+    def _fail(self, error: BaseException, order: Order, known: int, ending: bool) -> None:
+        """Undo an order, and have the others leave it, unless one of them has failed."""
+        self.failed_at = perf_counter()
+        try:
+            self._undo(known, order, error)
+        finally:
+            self.journal.undo()
+        if self.group_raised(error):
+            self.in_step = isinstance(error, (synk_comm.PeerDeclined, synk_comm.MismatchError))
+        elif ending:
+            # The others may have finished: this rank alone has undone the order.
+            self.in_step = False
+        else:
+            self._decline(error)
 
     def _perform_acts(self, order: Order) -> Optional[Tuple[List[Any], bool]]:
         """Return results, and whether the last act has synchronized all ranks; None to stop."""
@@ -219,22 +229,6 @@ class Rank(Workplace):
         """Return the results in host memory; waits for the device."""
         self.flight.enter(phase)
         return self.device.fetch(results)
-
-    def _exchanged(self, order: Optional[Order], timeout_s: Optional[float]) -> Order:
-        """Give the other ranks an order; None: wait for the master's.
-
-        Raises:
-            synk_comm.PeerDeclined: another rank failed after this one had done the order before.
-        """
-        try:
-            if order is None:
-                self.flight.enter(_IDLE)
-                return self.line.take()  # type: ignore[union-attr] # ranks that have none get orders
-            self.line.give(order, timeout_s)  # type: ignore[union-attr]
-            return order
-        except synk_comm.PeerDeclined:
-            self._undo_last()
-            raise
 
     def _undo_last(self) -> None:
         """Undo the order that this rank has done, as the others do."""

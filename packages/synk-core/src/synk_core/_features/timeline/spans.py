@@ -74,7 +74,7 @@ class Recorder:
 
     def start(self) -> None:
         """Start recording, or go on."""
-        self._flight.recorder = self
+        self._flight.record(self)
 
     def begin(self, place: Place, act: Any) -> None:
         """Begin an act."""
@@ -121,7 +121,7 @@ class Recorder:
 
     def stop(self) -> Recorded:
         """Stop recording; return the spans, and the number of lost ones."""
-        self._flight.recorder = None
+        self._flight.record(None)
         return self._spans, self.lost
 
 
