@@ -415,7 +415,7 @@ class PreparedCall:
             for i, (start, stop) in enumerate(pieces):
                 self._piece = i + 1 if sliced else 0
                 self._here.flight.enter(in_slice(_COPY, self._piece))
-                self._here.flight.heed(self._here.serial)
+                self._here.flight.raise_if_interrupted(self._here.serial)
                 self._set_row_share((stop - start) / total if total else 1.0)
                 values = self._execute(origin, first, start, stop, selection)
                 for accumulator, value in zip(accumulators, values):
@@ -451,7 +451,7 @@ class PreparedCall:
         rowless = self._loaded.forms.get(ROWLESS)
         if rowless is not None:
             self._here.flight.enter(_COMPUTE)
-            self._here.flight.heed(self._here.serial)
+            self._here.flight.raise_if_interrupted(self._here.serial)
             brought = self._inputs.brought[len(self._call.scattered) :]
             bring, whole = self._here.device.bring, self._inputs.broadcast
             rowless(*(bring(a) if b else a for a, b in zip(whole, brought)))

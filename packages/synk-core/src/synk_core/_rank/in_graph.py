@@ -89,8 +89,8 @@ class GraphReductions:
             self._failure = error
             raise
         self._here.flight.enter(phase)
-        # A signal during the collective was not heeded.
-        self._here.flight.heed(self._here.serial)
+        # A signal during the collective was not looked at.
+        self._here.flight.raise_if_interrupted(self._here.serial)
         if op.power:
             result = result * np.asarray((own / sum(rows)) ** op.power, wide)
         return np.asarray(result, x.dtype)  # compiled code takes no NumPy scalar

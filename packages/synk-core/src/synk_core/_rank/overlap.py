@@ -139,5 +139,5 @@ class OverlappedAverage:
             self._failure = self._failure or error
             raise
         here.flight.enter(phase)
-        here.flight.heed(here.serial)
+        here.flight.raise_if_interrupted(here.serial)
         return result

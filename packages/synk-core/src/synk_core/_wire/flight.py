@@ -152,7 +152,7 @@ class Flight:
                 return
             words[place + _OUTCOME] = outcome
 
-    def heed(self, serial: int) -> None:
+    def raise_if_interrupted(self, serial: int) -> None:
         """Raise if the master gives this order up.
 
         Raises:

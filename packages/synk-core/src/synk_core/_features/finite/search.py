@@ -192,7 +192,7 @@ class _Check:
 
     def _is_bad(self, suspect: Suspect, stop: int) -> bool:
         """Return whether the suspect of the rows before `stop` alone is not finite either."""
-        self._here.flight.heed(self._here.serial)
+        self._here.flight.raise_if_interrupted(self._here.serial)
         self._restore()
         arguments = list(self._arguments)
         for place, item in enumerate(self._call.scattered):

@@ -304,7 +304,7 @@ class PreparedProof(PreparedCall):
         drawn = np.random.get_state(), random.getstate()  # noqa: NPY002 - users' operations
         try:
             here.flight.enter(Phase.COMPUTE)
-            here.flight.heed(here.serial)  # a Ctrl-C of before, which waited
+            here.flight.raise_if_interrupted(here.serial)  # a Ctrl-C of before, which waited
             for storage, value in self._start:
                 storage[0] = here.journal.kept(value)
             for number, value in given.items():
