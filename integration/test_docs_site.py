@@ -91,7 +91,9 @@ def test_every_error_is_in_troubleshooting() -> None:
 
 def _public(module: Any) -> list[str]:
     """Return the public names of a module; modules of errors have nothing else."""
-    return getattr(module, "__all__", None) or [n for n, it in vars(module).items() if _is_error(it)]
+    return getattr(module, "__all__", None) or [
+        n for n, it in vars(module).items() if _is_error(it)
+    ]
 
 
 def _is_error(thing: Any) -> bool:

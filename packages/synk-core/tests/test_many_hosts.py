@@ -118,6 +118,7 @@ raise ValueError("own")
 """
 
 
+@pytest.mark.feature("stats", "timeline")
 def test_a_program_runs_on_hosts_of_different_sizes(job, tmp_path):
     path = tmp_path / "trace.json"
     with job(WHOLE, path) as program:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import pytest
 from _features import UNPROVED
 from _ops import FAST, nap
 
@@ -17,6 +18,7 @@ from synk_testing.engine import T, engine
 CALL = Call(0, Form(), None, (), (), None, 1, ())
 
 
+@pytest.mark.feature("timeline")
 def test_the_slowest_rank_and_the_time_for_it_are_told(trio, tmp_path):
     """And in a recording, waiting for it is waiting."""
     x = T.dvector("x")
