@@ -163,7 +163,7 @@ def vanishing(rows):
     return rows
 
 runtime = Runtime()
-f = runtime.function([x], (vanishing(x).sum(), "sum"))
+f = runtime.function([x], (vanishing(x).sum(), "sum"), proof=False)
 f(X)
 say(ready=True)
 bad = X.copy()
@@ -189,6 +189,7 @@ if when != "in a call":
         pytest.param(0, 0, "closed", 2, id="the master, between runtimes", marks=NIGHTLY),
     ],
 )
+@pytest.mark.feature("proof")
 def test_a_rank_that_is_lost_ends_the_job(job, rank, status, when, on_a_host):
     with job(VANISHES, rank, status, when, on_a_host=on_a_host, limit_s=60) as program:
         done = program.finish()

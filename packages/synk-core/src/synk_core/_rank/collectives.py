@@ -7,13 +7,13 @@ several variables in one comparison: so all change, or none.
 
 from __future__ import annotations
 
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from synk_core._graph import random_streams
-from synk_core._graph.shared import store
+from synk_core._graph.shared import store, value_of
 from synk_core._graph.values import (
     array_of,
     concatenated,
@@ -30,7 +30,7 @@ from synk_core.exceptions import InputValueError
 
 from .workplace import Workplace
 
-_VALUE = itemgetter(0)
+_STORAGE, _VALUE = attrgetter("container.storage"), itemgetter(0)
 
 
 class ActVariables:
@@ -42,14 +42,14 @@ class ActVariables:
 
     def __init__(self, here: Workplace, numbers: Sequence[int]) -> None:
         self._here, self._numbers = here, numbers
+        # Not the storages: the registry counts who holds these.
         self._variables = [here.registry[number] for number in numbers]
-        self._storages = [variable.container.storage for variable in self._variables]
         self.is_one = len(numbers) == 1
 
     @property
     def now(self) -> List[Any]:
         """The values, wherever they lie."""
-        return list(map(_VALUE, self._storages))
+        return list(map(_VALUE, map(_STORAGE, self._variables)))
 
     @property
     def names(self) -> List[str]:
@@ -66,7 +66,7 @@ class ActVariables:
             through_host: use host memory in any case.
             reducible: they are to be reduced.
         """
-        values = list(map(_VALUE, self._storages))
+        values = list(map(_VALUE, map(_STORAGE, self._variables)))
         if not through_host and self._here.device.takes(values, reducible):
             return list(map(in_c_order, values))
         return list(map(on_host, values))
@@ -74,7 +74,8 @@ class ActVariables:
     def rooms(self, values: Sequence[Any]) -> List[Any]:
         """Return arrays for new values, like `values` in shape, dtype and place."""
         rooms = []
-        for number, storage, value in zip(self._numbers, self._storages, values):
+        for number, variable, value in zip(self._numbers, self._variables, values):
+            storage = variable.container.storage
             if value is storage[0]:
                 room = self._here.journal.room(number, storage)
             else:
@@ -86,7 +87,7 @@ class ActVariables:
         """Store copies of arrays in shared memory where the variables' values lie."""
         bring = self._here.device.bring
         for i, array in enumerate(arrays):
-            stays = is_on_default_device(self._storages[i][0])
+            stays = is_on_default_device(value_of(self._variables[i]))
             self._store(i, bring(array) if stays else np.array(array))
 
     def store(self, values: Iterable[Any], alike: bool = False) -> None:
@@ -99,7 +100,7 @@ class ActVariables:
             self._store(i, value, alike)
 
     def _store(self, i: int, value: Any, alike: bool = False) -> None:
-        storage = self._storages[i]
+        storage = self._variables[i].container.storage
         old = storage[0]
         if old is value:
             return
