@@ -12,6 +12,7 @@ import warnings
 import hypothesis
 import numpy as np
 import pytest
+from _features import UNPROVED
 from _ops import FAST
 from hypothesis import strategies as st
 
@@ -65,7 +66,7 @@ def logs(runtime):
     cost = T.log(x.dot(w)).mean()
     cost.name = "cost"
     updates = [(w, w + cost), (calls, calls + 1)]
-    f = runtime.function([x], cost, updates=updates, name="logs", proof=False, **FAST)
+    f = runtime.function([x], cost, updates=updates, name="logs", **UNPROVED, **FAST)
     return f, w, calls
 
 
@@ -333,6 +334,7 @@ def test_a_search_can_be_interrupted(watched_pair):
     f(np.ones(6))
 
 
+@pytest.mark.feature("stats")
 def test_without_atomic_calls_rows_are_not_looked_for():
     with Runtime(2, use_gpu=False, atomic=False) as runtime, runtime.watch_finite():
         f = runtime.function([x], T.log(x).mean(), name="plain")

@@ -113,6 +113,7 @@ def test_a_call_that_one_process_would_not_make_raises_and_changes_nothing(trio)
             f(rows(7))
 
 
+@pytest.mark.feature("stats")
 def test_calls_1_2_4_8_are_proved_and_what_is_known_to_be_exact_is_not(pair):
     s = engine.shared(np.zeros(3), name="s")
     open_one = pair.function([x], (opaque(x) * s).sum(axis=1).mean())

@@ -96,6 +96,7 @@ def test_without_atomic_calls_streams_that_may_differ_are_refused_if_they_are_to
     assert drawn[0] != drawn[1]
 
 
+@pytest.mark.feature("proof")
 def test_a_value_that_was_set_in_the_master_alone_is_told(trio):
     rate = engine.shared(1.0)
     f = trio.function([x], (x * rate, "gather"), name="scaled", **UNPROVED, **FAST)
