@@ -26,9 +26,10 @@ from synk_comm._core.calls import CollectiveCall, declined, decode, encode, enco
 from synk_comm._core.fabric import Fabric, RepeatedCall, Share, Shortcut, is_of_watch
 from synk_comm._core.ops import ReduceOp
 from synk_comm._core.packing import NUMBERS, as_array, can_receive
+from synk_comm._core.requests import Request
 from synk_comm._core.steps import CheckedCall, Result, Steps
 from synk_comm._core.table import TABLE, Arguments, CollectiveRow, row_of
-from synk_comm.abc import Communicator, Request
+from synk_comm.abc import Communicator
 from synk_comm.exceptions import AbortedError, CommError, MisuseError, PeerLost
 
 from . import gathering, reducing
@@ -203,14 +204,10 @@ class RoundCommunicator(Communicator):
     def _message(
         self, sending: bool, array: Any, peer: int, tag: int, timeout_s: float | None
     ) -> Any:
-        message = self._messages.prepare(sending, array, peer, tag)
-        self._messages.move(message, timeout_s, new=True)
-        return message.result()
+        return self._messages.begin(sending, array, peer, tag, timeout_s=timeout_s).wait()
 
     def _begin_message(self, sending: bool, array: Any, peer: int, tag: int) -> Request:
-        message = self._messages.prepare(sending, array, peer, tag)
-        self._messages.move(message, new=True, once=True)
-        return message
+        return self._messages.begin(sending, array, peer, tag, once=True)
 
     # -- groups -------------------------------------------------------------------------------
 
@@ -258,7 +255,6 @@ class RoundCommunicator(Communicator):
             is_open = self._guard.ended() is None
             self._shortcuts.clear()  # they keep the memory of the slots, to be unmapped below
             self._guard.close()
-            self._messages.forget()
             # Last: ranks that wait for this one in this group need not wait for that.
             if self._background is not None:
                 self._background.close(is_open)

@@ -22,7 +22,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Callable, NamedTuple, Protocol
+from copy import copy
+from typing import Any, Callable, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -40,6 +41,7 @@ from .calls import CollectiveCall, decode
 from .ops import Array
 
 Watch = Callable[[], None]
+_Error = TypeVar("_Error", bound=BaseException)
 
 SLICE_S = 0.015
 """Seconds between two checks of the watch, the peers and the clock while waiting."""
@@ -377,13 +379,14 @@ def aborted(rank: int, reason: str) -> AbortedError:
     return AbortedError(f"the group was aborted by rank {rank}: {reason}", rank=rank, reason=reason)
 
 
-def again(exc: CommError) -> CommError:
+def again(exc: _Error) -> _Error:
     """Return a fresh copy of an error; a traceback would keep the arrays of its frames alive."""
-    if isinstance(exc, PeerLost):
-        return PeerLost(str(exc), rank=exc.rank, reason=exc.reason)
-    if isinstance(exc, AbortedError):
-        return AbortedError(str(exc), rank=exc.rank, reason=exc.reason)
-    return exc
+    try:
+        copied = copy(exc)
+    except Exception:  # noqa: BLE001 - some cannot be copied
+        return exc
+    copied.__cause__ = exc.__cause__
+    return copied
 
 
 def lost(rank: int, how: str) -> PeerLost:
