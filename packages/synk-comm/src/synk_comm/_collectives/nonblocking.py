@@ -16,14 +16,14 @@ import time
 import weakref
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, Callable
+from typing import Any, Optional
 
 import numpy as np
 
 from synk_comm._core.calls import chain
 from synk_comm._core.guard import Guard, deadline_after
 from synk_comm._core.requests import Request
-from synk_comm._core.steps import CheckedCall, Result, Steps
+from synk_comm._core.steps import CheckedCall, Steps
 from synk_comm.exceptions import CommTimeout, PeerLost
 
 _CLOSE_S = 1.0
@@ -33,22 +33,19 @@ _CLOSE_S = 1.0
 class _BegunCollective(Request):
     """A collective that a thread makes, or is going to make; ``owner``: of whom began it."""
 
-    def __init__(self, kind: str, run: Callable[[], Result], owner: Steps) -> None:
+    def __init__(self, kind: str, owner: Steps) -> None:
         super().__init__(f"of {kind}")
-        self._run: Callable[[], Result] | None = run
         self._owner = owner
         self._numpy = _numpy_settings()
         self._over = threading.Event()
 
-    def make(self) -> None:
+    def make(self, prepared: CheckedCall, steps: Steps) -> None:
         """Make the call, and keep its result or error."""
-        run, self._run = self._run, None  # with the caller's arrays
-        assert run is not None  # noqa: S101 - it is made once
         try:
             # NumPy 1 miscounts the threads with other settings if the same are set once more.
             same = self._numpy == _numpy_settings()
             with nullcontext() if same else np.errstate(**self._numpy):
-                self._result, accident = run()
+                self._result, accident = steps.make(prepared, None)
             if accident is not None:
                 raise accident
         except BaseException as exc:  # noqa: BLE001 - raised where it is waited for
@@ -76,6 +73,9 @@ class _BegunCollective(Request):
                 self._error = guard.mark(cause)
 
 
+_Queue = queue.SimpleQueue[Optional[tuple[_BegunCollective, CheckedCall]]]
+
+
 class Background:
     """The group and the thread that make the collectives which were begun.
 
@@ -92,7 +92,7 @@ class Background:
         self._owner: Steps = owner._steps
         self._owner.guard.bind(self.steps.guard)
         self.steps.fabric.give_way()
-        self._begun: queue.SimpleQueue[_BegunCollective | None] = queue.SimpleQueue()
+        self._begun: _Queue = queue.SimpleQueue()
         thread = threading.Thread(
             target=_serve, args=(self._begun, child), name="synk-comm", daemon=True
         )
@@ -104,9 +104,9 @@ class Background:
 
     def begin(self, kind: str, prepared: CheckedCall) -> Request:
         """Make a call after those that were begun before."""
-        begun = _BegunCollective(kind, partial(self.steps.make, prepared, None), self._owner)
+        begun = _BegunCollective(kind, self._owner)
         with self._owner.guard:
-            self._begun.put(begun)
+            self._begun.put((begun, prepared))
         return begun
 
     def close(self, was_open: bool) -> None:
@@ -123,14 +123,14 @@ def _numpy_settings() -> dict[str, Any]:
     return {"call": np.geterrcall(), **np.geterr()}
 
 
-def _serve(begun: queue.SimpleQueue[_BegunCollective | None], child: Any) -> None:
-    for request in iter(begun.get, None):
-        request.make()
-        del request  # it may be the last to hold the result
+def _serve(begun: _Queue, child: Any) -> None:
+    for request, prepared in iter(begun.get, None):
+        request.make(prepared, child._steps)
+        del request, prepared  # they may be the last to hold the result, and the caller's arrays
     child.close()
 
 
-def _end(begun: Any, guard: Guard, thread: threading.Thread, limit_s: float) -> None:
+def _end(begun: _Queue, guard: Guard, thread: threading.Thread, limit_s: float) -> None:
     """End the thread, after all calls that were begun; abort these if they take too long."""
     begun.put(None)
     is_here = threading.current_thread() is thread  # in `watch`, or of the last that had the child
