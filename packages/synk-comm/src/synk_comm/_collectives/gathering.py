@@ -10,7 +10,6 @@ import numpy as np
 from synk_comm._core import moves
 from synk_comm._core.calls import (
     CollectiveCall,
-    Kind,
     count_bytes,
     encode,
     kind_of,
@@ -27,6 +26,7 @@ from synk_comm._core.packing import (
     flat_bytes,
     is_list,
     pack,
+    place_for,
     unpack,
 )
 from synk_comm._core.steps import CheckedCall, Result, Steps, check_out, pickled, unpickled
@@ -46,23 +46,27 @@ def barrier(steps: Steps, row: CollectiveRow, given: Arguments) -> CheckedCall: 
 
 def broadcast(steps: Steps, row: CollectiveRow, given: Arguments) -> CheckedCall:
     """Check the arguments of a broadcast, and prepare it."""
-    root, x = steps.check_rank(given.root), given.x
-    if isinstance(x, NUMBERS):
-        made = broadcast(steps, row, given._replace(x=as_array(x)))
-        return made._replace(finish=lambda *how: (made.finish(*how)[0][()], None))
+    root, is_number = steps.check_rank(given.root), isinstance(given.x, NUMBERS)
+    x = as_array(given.x) if is_number else given.x
     call = _broadcast_call(steps, row.name, x, root)
+    own = list(x) if call.many else [x]
     parts = bundles(call.arrays, together=call.many)
-    source = pack(x if call.many else [x], parts[0]) if steps.rank == root else None
+    source = pack(own, parts[0]) if steps.rank == root else None
 
     def finish(calls: Sequence[CollectiveCall], deadline: float) -> Result:
-        brought = calls[root]
-        if x is not None:
-            _spread(steps, list(x) if brought.many else [x], parts, root, source, deadline)
-            return x, None
-        made = [np.empty(shape, text_dtype(dtype)) for dtype, shape in brought.arrays]
-        comes = bundles(brought.arrays, together=brought.many)
-        _spread(steps, made, comes, root, None, deadline)
-        return (made if brought.many else bare(made[0])), None
+        kinds, many = calls[root].arrays, calls[root].many
+        arrays = [np.empty(s, text_dtype(d)) for d, s in kinds] if x is None else own
+        for which, bundle in enumerate(bundles(kinds, together=many)):
+            if steps.rank == root:
+                data = source if which == 0 and source is not None else pack(arrays, bundle)
+                moves.spread(steps.fabric, root, data, deadline, which == 0)
+            else:
+                target = place_for(bundle, arrays)
+                moves.spread(steps.fabric, root, target, deadline, which == 0)
+                unpack(target, bundle, arrays)
+        if x is None:
+            return (arrays if many else bare(arrays[0])), None
+        return (bare(x) if is_number else x), None
 
     return CheckedCall(call, encode(call), finish, lambda: steps.fabric.post(source))
 
@@ -92,21 +96,6 @@ def _broadcast_call(steps: Steps, kind: str, x: Any, root: int) -> CollectiveCal
     return CollectiveCall(kind, root=root, arrays=kinds, many=many)
 
 
-def _spread(
-    steps: Steps, arrays: list[Array], parts: Any, root: int, first: Array | None, deadline: float
-) -> None:
-    for which, bundle in enumerate(parts):
-        if steps.rank == root:
-            source = first if which == 0 else pack(arrays, bundle)
-            moves.spread(steps.fabric, root, source, None, deadline, which == 0)
-            continue
-        alone = arrays[bundle.members[0]]
-        usable = len(bundle.members) == 1 and alone.flags.c_contiguous
-        target = flat_bytes(alone) if usable else np.empty(bundle.nbytes, np.uint8)
-        moves.spread(steps.fabric, root, None, target, deadline, which == 0)
-        unpack(target, bundle, arrays)
-
-
 # -- from all to one, or to all -----------------------------------------------------------
 
 
@@ -131,19 +120,17 @@ def gather(steps: Steps, row: CollectiveRow, given: Arguments) -> CheckedCall:
 
     def finish(calls: Sequence[CollectiveCall], deadline: float) -> Result:
         totals = [sum(map(count_bytes, theirs.arrays)) for theirs in calls]
-        if not receives:
-            moves.collect(steps.fabric, root, source, [None] * steps.size, totals, deadline)
-            return None, None
-        lists = any(theirs.many for theirs in calls)
-        kinds: list[Kind | None] = [
-            (("|u1", (total,)) if lists else theirs.arrays[0]) if theirs.arrays else None
-            for total, theirs in zip(totals, calls)
-        ]
+        lists, nothing = any(theirs.many for theirs in calls), [None] * steps.size
         avoid = [] if source is None else [source]
-        inbox = moves.Inbox(kinds, outs or [None] * steps.size, avoid)
-        moves.collect(steps.fabric, root, source, inbox.flat(), totals, deadline)
-        gathered = inbox.taken()
-        if out is not None:
+        gathered = [
+            moves.room(("|u1", (total,)) if lists else theirs.arrays[0], place, avoid)
+            if theirs.arrays and receives
+            else None
+            for total, theirs, place in zip(totals, calls, outs or nothing)
+        ]
+        moves.collect(steps.fabric, root, source, gathered, totals, deadline)
+        moves.settle(gathered, outs or nothing)
+        if out is not None or not receives:
             return out, None
         return (_by_array(gathered, calls) if lists else _bare_ones(gathered)), None
 
@@ -179,10 +166,13 @@ def deal(steps: Steps, row: CollectiveRow, given: Arguments) -> CheckedCall:
     fill, part = moves.first_parts(steps.fabric, sources)
 
     def finish(calls: Sequence[CollectiveCall], deadline: float) -> Result:
-        inbox = moves.Inbox(received(calls, rank), outs or [None] * len(senders), arrays or [])
-        receive = moves.taker(list(zip(senders, inbox.flat())))
-        moves.deal(steps.fabric, calls, sources, receive, deadline)
-        got = inbox.taken()
+        places = outs or [None] * len(senders)
+        got = [
+            None if kind is None else moves.room(kind, place, arrays or [])
+            for kind, place in zip(received(calls, rank), places)
+        ]
+        moves.deal(steps.fabric, calls, sources, moves.taker(senders, got), deadline)
+        moves.settle(got, places)
         if out is not None:
             return out, None
         return (_bare_ones(got)[0] if alone else _bare_ones(got)), None
@@ -243,11 +233,9 @@ def _by_array(
     lists: list[list[Array | None]] = [[None] * len(calls) for _ in range(count)]
     for rank, (flat, theirs) in enumerate(zip(gathered, calls)):
         start = 0
-        for which, kind in enumerate(theirs.arrays):
-            array = np.empty(kind[1], text_dtype(kind[0]))
-            target = flat_bytes(array)
-            if flat is not None:
-                np.copyto(target, flat[start : start + target.nbytes])
-            start += target.nbytes
-            lists[which][rank] = array
+        for which, (dtype, shape) in enumerate(theirs.arrays if flat is not None else ()):
+            array = lists[which][rank] = np.empty(shape, text_dtype(dtype))
+            stop = start + array.nbytes
+            np.copyto(flat_bytes(array), flat[start:stop])
+            start = stop
     return lists

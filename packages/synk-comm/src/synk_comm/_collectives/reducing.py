@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from synk_comm._core import moves
 from synk_comm._core.bulk import AgreedReduction, Stretch
 from synk_comm._core.calls import CollectiveCall, encode, kind_of
 from synk_comm._core.ops import Array, ReduceOp, check_reducible, check_weight, scaled
 from synk_comm._core.packing import (
-    Bundle,
-    address,
     as_array,
     bare,
     bundles,
@@ -23,6 +19,7 @@ from synk_comm._core.packing import (
     is_list,
     overlap,
     pack,
+    place_for,
     unpack,
 )
 from synk_comm._core.reductions import first_part, first_post, reduce_stretch
@@ -61,7 +58,7 @@ def reduce(steps: Steps, row: CollectiveRow, given: Arguments) -> CheckedCall:
         accident = None
         for which, bundle in enumerate(parts or bundles(kinds, together=many)):
             source = first if which == 0 or sources is None else pack(sources, bundle)
-            target = _target(bundle, outs, source) if receives else None
+            target = place_for(bundle, outs, source) if receives else None
             stretch = Stretch(bundle.dtype, bundle.nbytes, source, target)
             posted = which == 0
             accident = reduce_stretch(fabric, plan, stretch, deadline, posted=posted) or accident
@@ -103,21 +100,20 @@ def reduce_scatter(steps: Steps, row: CollectiveRow, given: Arguments) -> Checke
 
     def finish(calls: Sequence[CollectiveCall], deadline: float) -> Result:
         plan = _plan(op, calls, list(range(size)), None)
-        inbox = moves.Inbox([own], [out], arrays)
-        (target,) = inbox.flat()
+        block = moves.room(own, out, arrays)
+        target = flat_bytes(block)
         accidents: list[Exception | None] = [None]
 
         def receive(start: int, part: int, read: moves.Read) -> None:
-            assert target is not None  # noqa: S101 - every rank gets its block
             stop = min(start + part, target.nbytes)
             if stop > start:
                 operands = [read(rank, stop - start).view(dtype) for rank in range(size)]
                 accidents.append(plan.combine(operands, target[start:stop].view(dtype)))
 
         moves.deal(steps.fabric, calls, sources, receive, deadline)
-        (block,) = inbox.taken()
+        moves.settle([block], [out])
         accident = next(filter(None, accidents), None)
-        return (bare(block) if out is None and block is not None else out), accident
+        return (bare(block) if out is None else out), accident
 
     return CheckedCall(call, encode(call), finish, fill, part=part)
 
@@ -157,18 +153,3 @@ def _blocks(given: list[Array], many: bool, size: int) -> list[Array]:
         )
     rows = x.shape[0] // size
     return [x[rank * rows : (rank + 1) * rows] for rank in range(size)]
-
-
-def _target(bundle: Bundle, outs: list[Array] | None, source: Array | None) -> Array:
-    """Return flat memory for a result: that of ``out`` if it can be written while x is read."""
-    if len(bundle.members) == 1 and outs is not None:
-        out = outs[bundle.members[0]]
-        if out.flags.c_contiguous:
-            flat = flat_bytes(out)
-            if (
-                source is None
-                or not np.may_share_memory(flat, source)
-                or address(flat) == address(source)
-            ):
-                return flat
-    return np.empty(bundle.nbytes, np.uint8)

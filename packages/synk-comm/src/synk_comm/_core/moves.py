@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Callable
 
 import numpy as np
@@ -21,52 +21,47 @@ Targets = Sequence["tuple[int, Array | None]"]
 """Flat memory for what comes, by sender; None where nothing is to be copied."""
 
 
-def spread(
-    fabric: Fabric,
-    root: int,
-    source: Array | None,
-    target: Array | None,
-    deadline: float,
-    posted: bool,
-) -> None:
-    """Move the root's flat bytes into every other rank's ``target``, of the same length.
+def spread(fabric: Fabric, root: int, data: Array, deadline: float, posted: bool) -> None:
+    """Move the root's flat bytes into those of every other rank, which are as long.
 
     Args:
-        source, target: one of them, that of the root and that of the others.
         posted: whether these are the first bytes of their call.
     """
-    data = source if source is not None else target
-    assert data is not None  # noqa: S101 - see above
     if not fabric.is_posted(data.nbytes):
         with fabric.bulk() as bulk:
             bulk.spread(root, data, deadline)
         return
-    targets = [(root, target)]
-    _in_rounds(fabric, source, targets, data.nbytes, deadline, posted=posted)
+    source, target = (data, None) if fabric.rank == root else (None, data)
+    _in_rounds(fabric, source, [(root, target)], data.nbytes, deadline, posted=posted)
 
 
 def collect(
     fabric: Fabric,
     root: int | None,
     source: Array | None,
-    targets: Sequence[Array | None],
+    arrays: Sequence[Array | None],
     totals: Sequence[int],
     deadline: float,
 ) -> None:
-    """Move every rank's flat bytes into the receivers' ``targets``; the first round is over.
+    """Move every rank's flat bytes into the receivers' arrays; the first round is over.
 
     Args:
+        arrays: by sender; None where nothing is to be copied.
         totals: how many bytes each rank has.
     """
-    longest = max(totals)
+    longest, targets = max(totals), _flat(enumerate(arrays))
     if fabric.is_posted(longest):
-        _in_rounds(fabric, source, list(enumerate(targets)), longest, deadline, to=root)
+        _in_rounds(fabric, source, targets, longest, deadline, to=root)
         return
     with fabric.bulk() as bulk:
         texts = bulk.collect(root, source, totals, deadline)
-    for text, target in zip(texts, targets):
+    for (_, target), text in zip(targets, texts):
         if target is not None:
             np.copyto(target, text)
+
+
+def _flat(arrays: Iterable[tuple[int, Array | None]]) -> Targets:
+    return [(rank, None if array is None else flat_bytes(array)) for rank, array in arrays]
 
 
 def _in_rounds(
@@ -150,8 +145,9 @@ def _fill_parts(fabric: Fabric, sources: Sequence[Array] | None, start: int, par
     return part * fabric.size
 
 
-def taker(targets: Targets) -> Receive:
-    """Return what copies this rank's part of each sender's slot into the target for that."""
+def taker(senders: Sequence[int], arrays: Sequence[Array | None]) -> Receive:
+    """Return what copies this rank's part of each sender's slot into the array for that."""
+    targets = _flat(zip(senders, arrays))
 
     def receive(start: int, part: int, read: Read) -> None:
         for rank, target in targets:
@@ -162,37 +158,16 @@ def taker(targets: Targets) -> Receive:
     return receive
 
 
-class Inbox:
-    """Arrays to be received: in the caller's memory if that can be, else copied there later."""
+def room(kind: Kind, out: Array | None, avoid: Sequence[Array]) -> Array:
+    """Return the array to receive into: ``out``, if it can be written while others are read."""
+    if out is not None and out.flags.c_contiguous:
+        if not any(np.may_share_memory(out, source) for source in avoid):
+            return out
+    return np.empty(kind[1], text_dtype(kind[0]))
 
-    def __init__(
-        self,
-        kinds: Sequence[Kind | None],
-        outs: Sequence[Array | None],
-        avoid: Sequence[Array],
-    ) -> None:
-        self.outs = outs
-        self.arrays: list[Array | None] = []
-        for kind, out in zip(kinds, outs):
-            usable = (
-                out is not None
-                and out.flags.c_contiguous
-                and not any(np.may_share_memory(out, source) for source in avoid)
-            )
-            if kind is None:
-                self.arrays.append(None)
-            else:
-                self.arrays.append(out if usable else np.empty(kind[1], text_dtype(kind[0])))
 
-    def flat(self) -> list[Array | None]:
-        """Return the memory to be filled."""
-        return [None if array is None else flat_bytes(array) for array in self.arrays]
-
-    def taken(self) -> list[Array | None]:
-        """Return the arrays, once filled."""
-        for which, out in enumerate(self.outs):
-            array = self.arrays[which]
-            if out is not None and array is not None and array is not out:
-                np.copyto(out, array)
-                self.arrays[which] = out
-        return self.arrays
+def settle(received: Sequence[Array | None], outs: Sequence[Array | None]) -> None:
+    """Copy what was not received in its ``out`` into it."""
+    for array, out in zip(received, outs):
+        if array is not None and out is not None and array is not out:
+            np.copyto(out, array)

@@ -74,6 +74,18 @@ def unpack(flat: Array, bundle: Bundle, arrays: Sequence[Array]) -> None:
         start = stop
 
 
+def place_for(bundle: Bundle, arrays: Sequence[Array] | None, avoid: Array | None = None) -> Array:
+    """Return flat memory for a bundle: its only array's, if it can be written while ``avoid``, or
+    just this memory, is read."""
+    if arrays is not None and len(bundle.members) == 1:
+        array = arrays[bundle.members[0]]
+        if array.flags.c_contiguous:
+            flat = flat_bytes(array)
+            if avoid is None or not np.may_share_memory(flat, avoid) or _same_memory(flat, avoid):
+                return flat
+    return np.empty(bundle.nbytes, np.uint8)
+
+
 def cut(flat: Array, bundle: Bundle, kinds: Sequence[Kind]) -> dict[int, Array]:
     """Return flat bytes as the bundle's arrays: views of it, by their place in the list."""
     arrays = {}
