@@ -20,7 +20,7 @@ of the round; -1 if some rank makes another call."""
 
 def repeating(repeated: RepeatedCall, exchange: Exchange, finish: Finish) -> Shortcut:
     """Return the shortcut for a call."""
-    guard, otherwise, timeout_s = repeated.guard, repeated.otherwise, repeated.timeout_s
+    guard, otherwise = repeated.guard, repeated.otherwise
     lock = guard.lock
 
     def shortcut(x: Any, out: Any) -> Any:
@@ -33,7 +33,7 @@ def repeating(repeated: RepeatedCall, exchange: Exchange, finish: Finish) -> Sho
                 synced = True
                 result = finish(x, out, parity)
             else:
-                result, accident = otherwise(x, out, timeout_s)
+                result, accident = otherwise(x, out)
                 synced = True
                 if accident is not None:
                     raise accident

@@ -74,6 +74,7 @@ class RoundCommunicator(Communicator):
         self.backend = fabric.backend
         self.ordered_bytes = fabric.ordered_bytes
         self.why = why or f"{fabric.backend}: asked for"
+        self.timeout_s = timeout_s  # of a call that names none
         self._steps = Steps(fabric, timeout_s)
         self._guard = self._steps.guard
         self._messages = PointToPoint(self._steps)
@@ -84,11 +85,6 @@ class RoundCommunicator(Communicator):
     def __repr__(self) -> str:
         who = f"rank {self.rank} of {self.size}"
         return f"<Communicator {who}, {self.backend}, {self._guard.state}>"
-
-    @property
-    def timeout_s(self) -> float:
-        """How long a call may take that names no time."""
-        return self._steps.timeout_s
 
     # -- collectives --------------------------------------------------------------------------
 
@@ -150,11 +146,11 @@ class RoundCommunicator(Communicator):
             return
         in_blocks = row_of(calls[0].kind).in_blocks
 
-        def otherwise(x: Any, out: Any, timeout_s: float | None) -> Result:
+        def otherwise(x: Any, out: Any) -> Result:
             if in_blocks:
                 x = x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])
             prepared = prepare(given._replace(x=x, out=out))
-            return steps.make(prepared, timeout_s, resuming=True)
+            return steps.make_inside(prepared, steps.deadline(None), resuming=True)
 
         shortcut = steps.fabric.shortcut(
             RepeatedCall(steps.guard, calls, heads, steps.timeout_s, otherwise)

@@ -37,7 +37,6 @@ Shape = Tuple[int, ...]
 Kind = Tuple[str, Shape]
 """dtype (see ``dtype_text``) and shape of an array."""
 
-
 ON_DEVICES = " of device arrays"
 """Ends the kind of a call whose arrays lie on GPUs."""
 
@@ -232,14 +231,9 @@ def check_agreement(calls: Sequence[CollectiveCall]) -> None:
     """Raise MismatchError, the same on every rank, unless the calls fit together."""
     problem = _disagreement(calls)
     if problem is not None:
-        raise mismatch(problem, calls)
-
-
-def mismatch(problem: str, calls: Sequence[object]) -> MismatchError:
-    """Return the error that lists what each rank called."""
-    said = {rank: str(call) for rank, call in enumerate(calls)}
-    lines = "".join(f"\n  rank {rank}: {text}" for rank, text in said.items())
-    return MismatchError(f"{problem}:{lines}", calls=said)
+        said = {rank: str(call) for rank, call in enumerate(calls)}
+        lines = "".join(f"\n  rank {rank}: {text}" for rank, text in said.items())
+        raise MismatchError(f"{problem}:{lines}", calls=said)
 
 
 def _disagreement(calls: Sequence[CollectiveCall]) -> str | None:
@@ -262,14 +256,9 @@ def _disagreement(calls: Sequence[CollectiveCall]) -> str | None:
         shapes = {tuple((len(shape),) for shape in theirs) for theirs in shapes}
     if row.alike and len(shapes) > 1:
         return f"the ranks brought different {row.alike} to this {method}"
-    return _misfit(calls)
-
-
-def _misfit(calls: Sequence[CollectiveCall]) -> str | None:
-    """Return which rank's ``out`` does not fit the array that it would receive."""
     for receiver, call in enumerate(calls):
         if call.outs and list(call.outs) != received(calls, receiver):
-            return f"out of rank {receiver} does not fit what this {call.method} would put there"
+            return f"out of rank {receiver} does not fit what this {method} would put there"
     return None
 
 

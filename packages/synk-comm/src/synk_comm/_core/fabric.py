@@ -91,39 +91,27 @@ def part_bytes(slot: int, size: int) -> int:
 Share = Callable[[Any], "list[Any]"]
 """Returns the objects of all ranks of the old group: an all_gather of small objects."""
 
-
-Again = Callable[[Any, Any, float], "tuple[Any, Exception | None]"]
+Shortcut = Callable[[Any, Any], Any]
+"""``shortcut(x, out)`` repeats the call on arguments like the first ones."""
 
 
 class RepeatedCall(NamedTuple):
     """The inputs of a shortcut, which repeats a call.
 
     Attributes:
-        guard: to be entered before anything is posted.
+        guard: the ``Guard`` to be entered before anything is posted.
         calls, heads: of all ranks, the first time. If all are the same again, so are all layouts.
         timeout_s: how long to wait.
         otherwise: continues in the general way, after the first round of a call in which some
-            head differs: ``otherwise(x, out, timeout_s)`` returns the result, and NumPy's
-            exception about overflow and its like, or None.
+            head differs: ``otherwise(x, out)`` returns the result, and NumPy's exception about
+            overflow and its like, or None.
     """
 
-    guard: Entrance
+    guard: Any
     calls: Sequence[CollectiveCall]
     heads: Sequence[bytes]
     timeout_s: float
-    otherwise: Again
-
-
-class Entrance(Protocol):
-    """The part of ``Guard`` that shortcuts use."""
-
-    lock: list[None]
-
-    def refusal(self) -> CommError:
-        """Return why no thread may enter."""
-
-    def leave(self, exc: BaseException | None, *, in_step: bool) -> None:
-        """Give the key back."""
+    otherwise: Callable[[Any, Any], tuple[Any, Exception | None]]
 
 
 class Pieces(Protocol):
@@ -135,32 +123,28 @@ class Pieces(Protocol):
     def put(self, dest: int, header: bytes, data: Array) -> None:
         """Send one piece to a rank for which there is a place.
 
-        Args:
-            header: at most ``PIECE_HEAD_BYTES``.
-            data: at most ``piece_bytes`` flat bytes.
+        The header has at most ``PIECE_HEAD_BYTES``, the data are at most ``piece_bytes``, flat.
         """
 
     def has_come(self, source: int) -> bool:
         """Return whether a piece of another rank is here."""
 
     def piece(self, source: int) -> tuple[bytes, Array]:
-        """Return the oldest piece that has come; valid until it is released."""
+        """Return the oldest piece that has come: its header, and data valid until ``release``."""
 
     def release(self, source: int) -> None:
-        """Return the place of a piece, which ``piece`` returned, to the channel."""
-
-
-Shortcut = Callable[[Any, Any], Any]
-"""``shortcut(x, out)`` repeats the call on arguments like the first ones."""
+        """Return the place of the oldest piece to the channel."""
 
 
 class Fabric(ABC):
     """One rank's slots and rounds.
 
     Attributes:
-        rank, size, backend: as in ``Communicator``.
+        rank, size, backend, ordered_bytes: as in ``Communicator``.
         slot_bytes: length of a slot, a multiple of 64.
         piece_bytes: the longest piece.
+        longest_posted: bytes of the longest array that the round with the heads begins to move, if
+            longer ones go by ``bulk``; None if none do.
         watch: the user's, called at least every ``SLICE_S`` seconds while ``sync`` waits.
         also: called with it, while the ranks meet.
         crowded: whether waits give way at once: they take the time of whom they wait for.
@@ -169,10 +153,7 @@ class Fabric(ABC):
     backend: str
     crowded = False
     ordered_bytes: int | None = None
-    """As in ``Communicator``."""
     longest_posted: int | None = None
-    """Bytes of the longest array that the round with the heads begins to move, if longer ones go by
-    ``bulk``; None if none do."""
 
     def __init__(self, rank: int, size: int, watch: Watch | None) -> None:
         self.rank = rank
@@ -266,16 +247,12 @@ class Fabric(ABC):
     def attend(
         self, done: Callable[[], bool], rank: int, deadline: float, *, sending: bool
     ) -> None:
-        """Wait until ``done`` returns True, which it may do at once.
-
-        ``done`` is where pieces are moved: the methods of ``pieces`` are called from there only.
+        """Wait until ``done`` returns True, which it may do at once; raise as ``sync``.
 
         Args:
-            done: called again whenever a piece has been moved to or from the rank, and oftener.
+            done: moves pieces; the methods of ``pieces`` are called from there only. Called again
+                whenever a piece has been moved to or from the rank, and oftener.
             rank, sending: which other rank is waited for, and whether it is to receive.
-
-        Raises:
-            AbortedError, PeerLost, CommTimeout, or what ``watch`` raises.
         """
 
     @property
@@ -290,7 +267,7 @@ class Fabric(ABC):
         Args:
             groups: the ranks of each new group, in their new order.
             mine: which of them is this rank's; None if none is.
-            share: to be called equally often by all ranks.
+            share: called equally often by all ranks.
         """
 
     def give_way(self) -> None:

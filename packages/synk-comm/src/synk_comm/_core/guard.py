@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from types import TracebackType
 from typing import Protocol, TypeVar
 
 from synk_comm.exceptions import AbortedError, ClosedError, CommError, MisuseError, PeerLost
@@ -79,12 +78,7 @@ class Guard:
             self._kept.append(None)
             raise ended
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _: object, exc: BaseException | None, traceback: object) -> None:
         self.leave(exc, in_step=exc is None or isinstance(exc, IN_STEP))
 
     def leave(self, exc: BaseException | None, *, in_step: bool) -> None:
@@ -146,8 +140,9 @@ class Guard:
         if self.closed or self.forked:
             return
         reason = shorten(str(reason), 3000)
-        twin = self._unbound()
+        twin, self._twin = self._twin, None
         if twin is not None:  # first: the own end lets other threads go, which may close it
+            twin._twin = None
             twin.abort(reason)
         if self._ended is None:
             self._ended = aborted(self._fabric.rank, reason)
@@ -176,7 +171,6 @@ class Guard:
         except IndexError:  # another thread is closing it
             return
         self.closed = True
-        self._unbound()
         self._fabric.close()
 
     def disown(self) -> None:
@@ -197,10 +191,9 @@ class Guard:
             self.abort(f"{type(exc).__name__}: {exc}")
             return
         self._note(exc)
-        twin = self._unbound()
-        if twin is not None and twin.ended() is None:
-            twin._note(exc)
-            twin._shut()
+        if self._twin is not None and self._twin.ended() is None:
+            self._twin._note(exc)
+            self._twin._shut()
 
     def _note(self, exc: AbortedError | PeerLost) -> None:
         """Note what has ended the group; the rank that aborts it informs the others."""
@@ -208,24 +201,10 @@ class Guard:
         if isinstance(exc, PeerLost) and exc.rank >= 0:
             self._fabric.lose(exc.rank)
 
-    def _unbound(self) -> Guard | None:
-        """Return the guard that was bound to this one, which is to end now, too."""
-        twin, self._twin = self._twin, None
-        if twin is not None:
-            twin._twin = None
-        return twin
-
 
 _guards: weakref.WeakSet[Guard] = weakref.WeakSet()
 """All guards of this process, for the moment when it forks."""
-
-
-def _disown_all() -> None:
-    for guard in list(_guards):
-        guard.disown()
-
-
-os.register_at_fork(after_in_child=_disown_all)
+os.register_at_fork(after_in_child=lambda: [guard.disown() for guard in list(_guards)])
 
 
 def deadline_after(timeout_s: float) -> float:

@@ -52,23 +52,22 @@ class Steps:
         """Return when a call that begins now must be over."""
         return deadline_after(self.timeout_s if timeout_s is None else timeout_s)
 
-    def make(
-        self, prepared: CheckedCall, timeout_s: float | None, *, resuming: bool = False
-    ) -> Result:
-        """Make a call; if ``resuming``, go on after its first round, inside the guard."""
+    def make(self, prepared: CheckedCall, timeout_s: float | None) -> Result:
+        """Make a call."""
         deadline = self.deadline(timeout_s)
-        if resuming:
-            return prepared.finish(self.verdict(prepared.call, prepared.head), deadline)
         with self.guard:
             return self.make_inside(prepared, deadline)
 
-    def make_inside(self, prepared: CheckedCall, deadline: float) -> Result:
-        """Make a call as a part of another one, which has passed the guard."""
+    def make_inside(
+        self, prepared: CheckedCall, deadline: float, *, resuming: bool = False
+    ) -> Result:
+        """Make a call inside the guard; if ``resuming``, go on after its first round."""
         call, head, finish, fill, to, part = prepared
-        self.fabric.sync(head, fill(), deadline, to=to, part=part)
-        return finish(self.verdict(call, head), deadline)
+        if not resuming:
+            self.fabric.sync(head, fill(), deadline, to=to, part=part)
+        return finish(self._verdict(call, head), deadline)
 
-    def verdict(self, call: CollectiveCall, head: bytes) -> Sequence[CollectiveCall]:
+    def _verdict(self, call: CollectiveCall, head: bytes) -> Sequence[CollectiveCall]:
         """Compare all ranks' heads of the first round."""
         if call.weight and self.fabric.all_said(head) and not call.outs:
             return [call] * self.size
