@@ -33,7 +33,7 @@ from synk_comm.abc import Communicator
 from synk_comm.exceptions import AbortedError, CommError, MisuseError, PeerLost
 
 from . import gathering, reducing
-from .nonblocking import Background
+from .nonblocking import CLOSE_S, Background
 from .point_to_point import PointToPoint
 from .splitting import in_ranks_of_the_old, split
 
@@ -248,12 +248,12 @@ class RoundCommunicator(Communicator):
         try:
             self._messages.finish()
         finally:
-            is_open = self._guard.ended() is None
+            limit_s = self.timeout_s if self._guard.ended() is None else CLOSE_S
             self._shortcuts.clear()  # they keep the memory of the slots, to be unmapped below
             self._guard.close()
             # Last: ranks that wait for this one in this group need not wait for that.
             if self._background is not None:
-                self._background.close(is_open)
+                self._background.close(limit_s)
 
 
 def _of_blocks(shortcut: Shortcut, size: int) -> Shortcut:

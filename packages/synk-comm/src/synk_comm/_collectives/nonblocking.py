@@ -15,18 +15,17 @@ import threading
 import time
 import weakref
 from contextlib import nullcontext
-from functools import partial
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
 from synk_comm._core.calls import chain
-from synk_comm._core.guard import Guard, deadline_after
+from synk_comm._core.guard import deadline_after
 from synk_comm._core.requests import Request
 from synk_comm._core.steps import CheckedCall, Steps
 from synk_comm.exceptions import CommTimeout, PeerLost
 
-_CLOSE_S = 1.0
+CLOSE_S = 1.0
 """Seconds that a call may take to end after its group."""
 
 
@@ -73,11 +72,8 @@ class _BegunCollective(Request):
                 self._error = guard.mark(cause)
 
 
-_Queue = queue.SimpleQueue[Optional[tuple[_BegunCollective, CheckedCall]]]
-
-
-class Background:
-    """The group and the thread that make the collectives which were begun.
+class Background(threading.Thread):
+    """The thread that makes the collectives which were begun, in a group of its own.
 
     Args:
         child: a ``RoundCommunicator`` of the same ranks; that of the thread from now on.
@@ -88,19 +84,15 @@ class Background:
     """
 
     def __init__(self, child: Any, owner: Any) -> None:
-        self.steps: Steps = child._steps
-        self._owner: Steps = owner._steps
+        super().__init__(name="synk-comm", daemon=True)
+        self._child, self.steps, self._owner = child, child._steps, owner._steps
         self._owner.guard.bind(self.steps.guard)
         self.steps.fabric.give_way()
-        self._begun: _Queue = queue.SimpleQueue()
-        thread = threading.Thread(
-            target=_serve, args=(self._begun, child), name="synk-comm", daemon=True
-        )
-        self._end = partial(_end, self._begun, self.steps.guard, thread)
-        thread.start()
+        self._begun: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.start()
         weakref.finalize(owner, self._begun.put, None).atexit = False
         # When the process ends; before the child's own finalizers, which were made earlier.
-        weakref.finalize(child, self._end, _CLOSE_S)
+        weakref.finalize(child, self.close, CLOSE_S)
 
     def begin(self, kind: str, prepared: CheckedCall) -> Request:
         """Make a call after those that were begun before."""
@@ -109,38 +101,32 @@ class Background:
             self._begun.put((begun, prepared))
         return begun
 
-    def close(self, was_open: bool) -> None:
-        """Leave the group when all begun calls have ended, after at most the time of one call.
+    def run(self) -> None:
+        """Make all calls that are begun, and close the group."""
+        child, self._child = self._child, None
+        for begun, prepared in iter(self._begun.get, None):
+            begun.make(prepared, self.steps)
+            del begun, prepared  # they may be the last to hold the result, and the caller's arrays
+        child.close()
 
-        Args:
-            was_open: whether the owner had not ended before it was closed.
-        """
-        self._end(self.steps.timeout_s if was_open else _CLOSE_S)
+    def close(self, limit_s: float) -> None:
+        """End after all calls that were begun; abort these if they take too long."""
+        self._begun.put(None)
+        is_here = threading.current_thread() is self  # in `watch`, or the last that had the child
+        try:
+            if not is_here:
+                self.join(min(limit_s, threading.TIMEOUT_MAX))
+        finally:
+            if self.is_alive():
+                self.steps.guard.abort(
+                    "the communicator was closed while its collectives were under way"
+                )
+                if not is_here:
+                    self.join(CLOSE_S)
+            elif self.steps.guard.forked:  # without the thread
+                self.steps.guard.close()
 
 
 def _numpy_settings() -> dict[str, Any]:
     """Return NumPy's settings for overflow and its like, which each thread has of its own."""
     return {"call": np.geterrcall(), **np.geterr()}
-
-
-def _serve(begun: _Queue, child: Any) -> None:
-    for request, prepared in iter(begun.get, None):
-        request.make(prepared, child._steps)
-        del request, prepared  # they may be the last to hold the result, and the caller's arrays
-    child.close()
-
-
-def _end(begun: _Queue, guard: Guard, thread: threading.Thread, limit_s: float) -> None:
-    """End the thread, after all calls that were begun; abort these if they take too long."""
-    begun.put(None)
-    is_here = threading.current_thread() is thread  # in `watch`, or of the last that had the child
-    try:
-        if not is_here:
-            thread.join(min(limit_s, threading.TIMEOUT_MAX))
-    finally:
-        if thread.is_alive():
-            guard.abort("the communicator was closed while its collectives were under way")
-            if not is_here:
-                thread.join(_CLOSE_S)
-        elif guard.forked:  # without the thread
-            guard.close()

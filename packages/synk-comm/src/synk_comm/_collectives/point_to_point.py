@@ -39,9 +39,10 @@ class _ArrayMessage(Request):
         header: describes a message that is sent; b"" for one to be received.
         array: in the table the bytes that are not in the channel yet; or ``out``.
         begun: whether it cannot be taken back any more.
+        new: whether no call has waited for it yet.
     """
 
-    begun = False
+    begun, new = False, True
 
     def __init__(
         self, messages: PointToPoint, peer: int, tag: int, header: bytes, array: Any
@@ -72,6 +73,8 @@ class _ArrayMessage(Request):
 class PointToPoint:
     """Messages to and from single ranks."""
 
+    _is_leaving = False
+
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
         self._table: list[_ArrayMessage] = []  # that are not done, in the order of their calls
@@ -97,28 +100,20 @@ class PointToPoint:
         elif array is not None:
             check_out(array, None)
         message = _ArrayMessage(self, peer, number, header, array)
-        self.move(message, **how, new=True)
+        self.move(message, **how)
         return message
 
     def move(
-        self,
-        message: _ArrayMessage,
-        timeout_s: float | None = None,
-        *,
-        once: bool = False,
-        new: bool = False,
-        last: bool = False,
+        self, message: _ArrayMessage, timeout_s: float | None = None, *, once: bool = False
     ) -> None:
-        """Wait until a message has moved.
+        """Wait until a message has moved; or only move what can be moved now, ``once``.
 
-        Args:
-            once: only move what can be moved now.
-            new: put it into the table first; if the time is up before it has begun, it is taken
-                back, and if it has, the group ends.
-            last: this rank leaves: that others have left does not end the group.
+        If the time is up for a new one before it has begun, it is taken back; if it has, the group
+        ends.
         """
         fabric, guard, peer = self._steps.fabric, self._steps.guard, message.peer
         deadline = self._steps.deadline(timeout_s)
+        new, message.new = message.new, False
         guard.__enter__()
         try:
             if new:
@@ -137,7 +132,8 @@ class PointToPoint:
             is_late, torn = isinstance(exc, CommTimeout), new and message.begun
             if is_late and new and not torn:
                 self._table.remove(message)
-            guard.leave(exc, in_step=last or (is_late and not torn))
+            # That others have left does not end the group of a rank that is about to leave.
+            guard.leave(exc, in_step=self._is_leaving or (is_late and not torn))
             raise
         guard.leave(None, in_step=True)
 
@@ -147,9 +143,10 @@ class PointToPoint:
         Raises:
             CommTimeout: a rank has not taken its messages.
         """
+        self._is_leaving = True
         for message in [message for message in self._table if message.header]:
             with contextlib.suppress(AbortedError, ClosedError, MisuseError, PeerLost):
-                self.move(message, last=True)
+                self.move(message)
 
     def _post(self, message: _ArrayMessage) -> None:
         """Put a message into the table, or do at once what needs no other rank."""
