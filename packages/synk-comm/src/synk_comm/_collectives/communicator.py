@@ -42,9 +42,9 @@ _PREPARE: dict[tuple[str, str], Callable[[Steps, CollectiveRow, Arguments], Chec
     ("whole", "fold"): reducing.reduce,
     ("parts", "fold"): reducing.reduce_scatter,
     ("whole", "fill"): gathering.broadcast,
-    ("whole", "rows"): gathering.gather,
-    ("parts", "rows"): gathering.deal,
-    ("parts", "one"): gathering.deal,
+    ("whole", "rows"): gathering.exchange,
+    ("parts", "rows"): gathering.exchange,
+    ("parts", "one"): gathering.exchange,
 }
 """By ``sends`` and ``makes`` of the row."""
 

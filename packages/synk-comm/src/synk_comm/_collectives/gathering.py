@@ -32,13 +32,11 @@ from synk_comm._core.packing import (
 from synk_comm._core.steps import CheckedCall, Result, Steps, check_out, pickled, unpickled
 from synk_comm._core.table import TABLE, Arguments, CollectiveRow
 
-_BARRIER = CollectiveCall("barrier")
-_BARRIER_HEAD = encode(_BARRIER)
-
 
 def barrier(steps: Steps, row: CollectiveRow, given: Arguments) -> CheckedCall:  # noqa: ARG001
     """Prepare a barrier."""
-    return CheckedCall(_BARRIER, _BARRIER_HEAD, lambda calls, deadline: (None, None))  # noqa: ARG005
+    call = CollectiveCall("barrier")
+    return CheckedCall(call, encode(call), lambda calls, deadline: (None, None))  # noqa: ARG005
 
 
 # -- from one to all ----------------------------------------------------------------------
@@ -96,45 +94,63 @@ def _broadcast_call(steps: Steps, kind: str, x: Any, root: int) -> CollectiveCal
     return CollectiveCall(kind, root=root, arrays=kinds, many=many)
 
 
-# -- from all to one, or to all -----------------------------------------------------------
+# -- from each to each, where not all need to send or receive -----------------------------
 
 
-def gather(steps: Steps, row: CollectiveRow, given: Arguments) -> CheckedCall:
-    """Check the arguments of a gather or all_gather, and prepare it."""
-    root = steps.check_rank(given.root) if row.root == "receives" else None
-    receives = root in (None, steps.rank)
-    x, out, many = given.x, given.out if receives else None, is_list(given.x)
-    arrays = None if x is None else [as_array(array) for array in (x if many else [x])]
+def exchange(steps: Steps, row: CollectiveRow, given: Arguments) -> CheckedCall:
+    """Check the arguments of a gather, all_gather, scatter or all_to_all, and prepare it."""
+    fabric, rank, size, x = steps.fabric, steps.rank, steps.size, given.x
+    root = steps.check_rank(given.root) if row.root else None
+    senders = range(size) if root is None or row.root == "receives" else [root]
+    receives = row.root != "receives" or rank == root
+    out = given.out if receives else None
+    dealt = row.sends == "parts"
+    many = is_list(x) and not dealt
+    if dealt:
+        arrays = _one_for_each(steps, row.name, x, senders)
+    else:
+        arrays = None if x is None else [as_array(array) for array in (x if many else [x])]
     if out is not None and many:
         raise ValueError(f"out of {row.name} does not go together with a list of arrays")
-    outs = None if out is None else _rows(out, steps.size, row.name)
+    outs = None if out is None else _outs(out, None if row.makes == "one" else size, row.name)
     call = CollectiveCall(
         row.name,
         root=-1 if root is None else root,
         arrays=_kinds_of(arrays),
         outs=_kinds_of(outs),
-        weight=float(arrays is not None),
+        weight=float(dealt or arrays is not None),
         many=many,
     )
-    source = None if arrays is None else _joined(arrays)
+    sources = None if arrays is None else [flat_bytes(contiguous(array)) for array in arrays]
+    if sources is not None and not dealt:
+        sources = sources if len(sources) == 1 else [np.concatenate(sources)]
+    whole = None if sources is None else sources[0]
+    fill, part = moves.first_parts(fabric, sources) if dealt else (lambda: fabric.post(whole), 0)
 
     def finish(calls: Sequence[CollectiveCall], deadline: float) -> Result:
         totals = [sum(map(count_bytes, theirs.arrays)) for theirs in calls]
-        lists, nothing = any(theirs.many for theirs in calls), [None] * steps.size
-        avoid = [] if source is None else [source]
-        gathered = [
-            moves.room(("|u1", (total,)) if lists else theirs.arrays[0], place, avoid)
-            if theirs.arrays and receives
-            else None
-            for total, theirs, place in zip(totals, calls, outs or nothing)
+        lists, places = any(theirs.many for theirs in calls), outs or [None] * len(senders)
+        kinds = received(calls, rank)
+        if lists:
+            kinds = [kind and ("|u1", (total,)) for kind, total in zip(kinds, totals)]
+        got = [
+            moves.room(kind, place, arrays or []) if kind is not None and receives else None
+            for kind, place in zip(kinds, places)
         ]
-        moves.collect(steps.fabric, root, source, gathered, totals, deadline)
-        moves.settle(gathered, outs or nothing)
+        if dealt:
+            moves.deal(fabric, calls, sources, moves.taker(senders, got), deadline)
+        else:
+            moves.collect(fabric, root, whole, got, totals, deadline)
+        moves.settle(got, places)
         if out is not None or not receives:
             return out, None
-        return (_by_array(gathered, calls) if lists else _bare_ones(gathered)), None
+        if lists:
+            return _by_array(got, calls), None
+        new = [None if array is None else bare(array) for array in got]
+        return (new[0] if row.makes == "one" else new), None
 
-    return CheckedCall(call, encode(call), finish, lambda: steps.fabric.post(source), root)
+    to = root if row.root == "receives" else None
+    return CheckedCall(call, encode(call), finish, fill, to, part)
 
 
 _SHARE = TABLE["all_gather_object"]._replace(name="share")
@@ -142,46 +158,19 @@ _SHARE = TABLE["all_gather_object"]._replace(name="share")
 
 def share(steps: Steps, obj: Any, deadline: float) -> list[Any]:
     """Send a small object to all ranks, within a collective that has passed the guard."""
-    prepared = gather(steps, _SHARE, Arguments(pickled(obj)))
+    prepared = exchange(steps, _SHARE, Arguments(pickled(obj)))
     return [unpickled(data) for data in steps.make_inside(prepared, deadline)[0]]
 
 
-# -- an array for each rank ---------------------------------------------------------------
-
-
-def deal(steps: Steps, row: CollectiveRow, given: Arguments) -> CheckedCall:
-    """Check the arguments of a scatter or all_to_all, and prepare it."""
-    out, rank, size = given.out, steps.rank, steps.size
-    root, senders, alone = -1, list(range(size)), row.root == "sends"
-    if alone:
-        root = steps.check_rank(given.root)
-        senders = [root]
-        steps.check_only_root(row.name, given.x, root)
-        if out is not None:
-            check_out(out, None)
-    arrays = _one_for_each(steps, row.name, given.x) if rank in senders else None
-    outs = None if out is None else [out] if alone else _rows(out, size, row.name)
-    call = CollectiveCall(row.name, root=root, arrays=_kinds_of(arrays), outs=_kinds_of(outs))
-    sources = None if arrays is None else [flat_bytes(x) for x in arrays]
-    fill, part = moves.first_parts(steps.fabric, sources)
-
-    def finish(calls: Sequence[CollectiveCall], deadline: float) -> Result:
-        places = outs or [None] * len(senders)
-        got = [
-            None if kind is None else moves.room(kind, place, arrays or [])
-            for kind, place in zip(received(calls, rank), places)
-        ]
-        moves.deal(steps.fabric, calls, sources, moves.taker(senders, got), deadline)
-        moves.settle(got, places)
-        if out is not None:
-            return out, None
-        return (_bare_ones(got)[0] if alone else _bare_ones(got)), None
-
-    return CheckedCall(call, encode(call), finish, fill, part=part)
-
-
-def _one_for_each(steps: Steps, kind: str, xs: Sequence[Any] | None) -> list[Array]:
+def _one_for_each(
+    steps: Steps, kind: str, xs: Sequence[Any] | None, senders: Sequence[int]
+) -> list[Array] | None:
+    """Return what a sender has for each rank; None of a rank that is none."""
     size = steps.size
+    if len(senders) == 1:
+        steps.check_only_root(kind, xs, senders[0])
+    if steps.rank not in senders:
+        return None
     if xs is None or len(xs) != size:
         got = "None" if xs is None else f"a list of {len(xs)}"
         raise ValueError(f"{kind} takes a list of {size} here, one for each rank, got {got}")
@@ -196,8 +185,12 @@ def _kinds_of(arrays: Sequence[Array | None] | None) -> tuple[Any, ...]:
     return () if arrays is None else tuple(None if x is None else kind_of(x) for x in arrays)
 
 
-def _rows(out: Any, size: int, kind: str) -> list[Array | None]:
-    """Return the arrays that receive, by sender: rows of an array, or members of a list."""
+def _outs(out: Any, size: int | None, kind: str) -> list[Array | None]:
+    """Return the arrays that receive, by sender: rows of an array, or members of a list; for a
+    single sender the array itself."""
+    if size is None:
+        check_out(out, None)
+        return [out]
     if isinstance(out, np.ndarray):
         check_out(out, None)
         if not out.ndim or out.shape[0] != size:
@@ -214,15 +207,6 @@ def _rows(out: Any, size: int, kind: str) -> list[Array | None]:
         if row is not None:
             check_out(row, None)
     return list(out)
-
-
-def _bare_ones(arrays: Sequence[Array | None]) -> list[Any]:
-    return [None if array is None else bare(array) for array in arrays]
-
-
-def _joined(given: list[Array]) -> Array:
-    flats = [flat_bytes(contiguous(x)) for x in given]
-    return flats[0] if len(flats) == 1 else np.concatenate(flats)
 
 
 def _by_array(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Callable
 
 import numpy as np
@@ -16,9 +16,7 @@ from .table import row_of
 Read = Callable[[int, int], Array]
 """``read(rank, count)`` returns the next bytes of a rank for this one."""
 Receive = Callable[[int, int, Read], None]
-"""``receive(start, part, read)`` takes bytes from ``start`` on, up to ``part`` of each rank."""
-Targets = Sequence["tuple[int, Array | None]"]
-"""Flat memory for what comes, by sender; None where nothing is to be copied."""
+"""``receive(start, step, read)`` takes bytes from ``start`` on, up to ``step`` of each rank."""
 
 
 def spread(fabric: Fabric, root: int, data: Array, deadline: float, posted: bool) -> None:
@@ -32,7 +30,8 @@ def spread(fabric: Fabric, root: int, data: Array, deadline: float, posted: bool
             bulk.spread(root, data, deadline)
         return
     source, target = (data, None) if fabric.rank == root else (None, data)
-    _in_rounds(fabric, source, [(root, target)], data.nbytes, deadline, posted=posted)
+    fill, receive = (lambda start: fabric.fill(source, start)), taker([root], [target])
+    in_rounds(fabric, fill, receive, data.nbytes, deadline, posted=posted)
 
 
 def collect(
@@ -49,41 +48,45 @@ def collect(
         arrays: by sender; None where nothing is to be copied.
         totals: how many bytes each rank has.
     """
-    longest, targets = max(totals), _flat(enumerate(arrays))
+    longest, receive = max(totals), taker(range(fabric.size), arrays)
     if fabric.is_posted(longest):
-        _in_rounds(fabric, source, targets, longest, deadline, to=root)
+        fill = lambda start: fabric.fill(source, start)  # noqa: E731
+        in_rounds(fabric, fill, receive, longest, deadline, to=root)
         return
     with fabric.bulk() as bulk:
         texts = bulk.collect(root, source, totals, deadline)
-    for (_, target), text in zip(targets, texts):
-        if target is not None:
-            np.copyto(target, text)
+    receive(0, longest, lambda sender, count: texts[sender][:count])
 
 
-def _flat(arrays: Iterable[tuple[int, Array | None]]) -> Targets:
-    return [(rank, None if array is None else flat_bytes(array)) for rank, array in arrays]
-
-
-def _in_rounds(
+def in_rounds(
     fabric: Fabric,
-    source: Array | None,
-    targets: Targets,
+    fill: Callable[[int], int],
+    receive: Receive,
     longest: int,
     deadline: float,
     *,
     to: int | None = None,
+    part: int = 0,
     posted: bool = True,
 ) -> None:
-    start = 0
+    """Move flat bytes in whole slots, or in parts of them.
+
+    Args:
+        fill: ``fill(start)`` puts this rank's bytes from ``start`` on into the own slot, and
+            returns how many.
+        receive: called after every round.
+        longest: how many bytes some rank has.
+        to, part: see ``Fabric.sync``.
+        posted: whether the first round is over.
+    """
+    begin, start = fabric.rank * part, 0
     while True:
         if not posted:
-            fabric.sync(None, fabric.fill(source, start), deadline, to=to)
+            fabric.sync(None, fill(start), deadline, to=to, part=part)
         posted = False
-        for rank, target in targets:
-            if target is not None and start < target.nbytes:
-                stop = min(start + fabric.slot_bytes, target.nbytes)
-                np.copyto(target[start:stop], fabric.read(rank, 0, stop - start))
-        start += fabric.slot_bytes
+        step = part or fabric.slot_bytes
+        receive(start, step, lambda sender, count: fabric.read(sender, begin, begin + count))
+        start += step
         if start >= longest:
             return
 
@@ -117,13 +120,8 @@ def deal(
         receive(0, max(for_this), lambda sender, count: texts[sender][:count])
         return
     part, longest = part_bytes(fabric.slot_bytes, fabric.size), max(map(max, counts))
-    begin, start = rank * part, 0
-    while True:
-        receive(start, part, lambda sender, count: fabric.read(sender, begin, begin + count))
-        start += part
-        if start >= longest:
-            return
-        fabric.sync(None, _fill_parts(fabric, sources, start, part), deadline, part=part)
+    fill = lambda start: _fill_parts(fabric, sources, start, part)  # noqa: E731
+    in_rounds(fabric, fill, receive, longest, deadline, part=part)
 
 
 def _counts(call: CollectiveCall, size: int) -> list[int]:
@@ -146,13 +144,13 @@ def _fill_parts(fabric: Fabric, sources: Sequence[Array] | None, start: int, par
 
 
 def taker(senders: Sequence[int], arrays: Sequence[Array | None]) -> Receive:
-    """Return what copies this rank's part of each sender's slot into the array for that."""
-    targets = _flat(zip(senders, arrays))
+    """Return what copies the bytes of each sender into the array for them, if there is one."""
+    targets = [(r, flat_bytes(array)) for r, array in zip(senders, arrays) if array is not None]
 
-    def receive(start: int, part: int, read: Read) -> None:
+    def receive(start: int, step: int, read: Read) -> None:
         for rank, target in targets:
-            if target is not None and start < target.nbytes:
-                stop = min(start + part, target.nbytes)
+            if start < target.nbytes:
+                stop = min(start + step, target.nbytes)
                 np.copyto(target[start:stop], read(rank, stop - start))
 
     return receive

@@ -7,7 +7,7 @@ costs the same for a hundred of them as for one. Large ones stay alone: packing 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -18,6 +18,8 @@ PACKED_BYTES = 1 << 16
 """Longest array that is worth packing."""
 
 BUNDLE_BYTES = 1 << 22
+_bounds: Any = getattr(np, "byte_bounds", None) or cast(Any, np.lib).array_utils.byte_bounds
+"""Returns between which addresses an array lies; NumPy 2 has it elsewhere than NumPy 1."""
 NUMBERS = (int, float, complex, np.generic)
 
 
@@ -108,8 +110,8 @@ def overlap(sources: Sequence[Array], targets: Sequence[Array]) -> bool:
     """Return whether writing some target may overwrite another source of the list."""
     if all(source is target for source, target in zip(sources, targets)):
         return False
-    spans = [(*_span(x), which, False) for which, x in enumerate(sources)]
-    spans += [(*_span(x), which, True) for which, x in enumerate(targets)]
+    spans = [(*_bounds(x), which, False) for which, x in enumerate(sources)]
+    spans += [(*_bounds(x), which, True) for which, x in enumerate(targets)]
     spans = sorted(span for span in spans if span[1] > span[0])
     reach: list[tuple[int, int, bool]] = []
     for begin, end, which, is_target in spans:
@@ -118,17 +120,6 @@ def overlap(sources: Sequence[Array], targets: Sequence[Array]) -> bool:
             return True
         reach.append((end, which, is_target))
     return False
-
-
-def _span(x: Array) -> tuple[int, int]:
-    """Return between which addresses an array lies."""
-    if not x.size:
-        return 0, 0
-    low = high = address(x)
-    for length, stride in zip(x.shape, x.strides):
-        low += min(0, (length - 1) * stride)
-        high += max(0, (length - 1) * stride)
-    return low, high + x.itemsize
 
 
 def is_list(x: Any) -> bool:

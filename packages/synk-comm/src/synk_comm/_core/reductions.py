@@ -14,6 +14,7 @@ import numpy as np
 
 from .bulk import AgreedReduction, Stretch
 from .fabric import Fabric
+from .moves import Read, in_rounds
 from .ops import Array
 
 DIRECT_BYTES = 1 << 18
@@ -67,24 +68,22 @@ def _direct(
     own = source is not None and (
         not in_place or (plan.factors is None and fabric.rank in plan.ranks[:2])
     )
-    accident = None
-    start = 0
-    while True:
-        if not posted:
-            fabric.sync(None, fabric.fill(source, start), deadline, to=plan.root)
-        posted = False
-        stop = min(start + fabric.slot_bytes, nbytes)
+    accidents: list[Exception | None] = [None]
+
+    def receive(start: int, step: int, read: Read) -> None:
+        stop = min(start + step, nbytes)
         if target is not None and stop > start:
             operands = [
                 source[start:stop].view(dtype)
                 if own and source is not None and rank == fabric.rank
-                else fabric.read(rank, 0, stop - start).view(dtype)
+                else read(rank, stop - start).view(dtype)
                 for rank in plan.ranks
             ]
-            accident = plan.combine(operands, target[start:stop].view(dtype)) or accident
-        start = stop
-        if start >= nbytes:
-            return accident
+            accidents.append(plan.combine(operands, target[start:stop].view(dtype)))
+
+    fill = lambda start: fabric.fill(source, start)  # noqa: E731
+    in_rounds(fabric, fill, receive, nbytes, deadline, to=plan.root, posted=posted)
+    return next(filter(None, accidents), None)
 
 
 def _scattered(
