@@ -25,6 +25,7 @@ from synk_comm._core.packing import (
     contiguous,
     flat_bytes,
     is_list,
+    new_arrays,
     pack,
     place_for,
     unpack,
@@ -53,7 +54,7 @@ def broadcast(steps: Steps, row: CollectiveRow, given: Arguments) -> CheckedCall
 
     def finish(calls: Sequence[CollectiveCall], deadline: float) -> Result:
         kinds, many = calls[root].arrays, calls[root].many
-        arrays = [np.empty(s, text_dtype(d)) for d, s in kinds] if x is None else own
+        arrays = new_arrays(kinds) if x is None else own
         for which, bundle in enumerate(bundles(kinds, together=many)):
             if steps.rank == root:
                 data = source if which == 0 and source is not None else pack(arrays, bundle)

@@ -14,9 +14,9 @@ from synk_comm._core.packing import (
     bare,
     bundles,
     contiguous,
-    cut,
     flat_bytes,
     is_list,
+    new_arrays,
     overlap,
     pack,
     place_for,
@@ -54,26 +54,19 @@ def reduce(steps: Steps, row: CollectiveRow, given: Arguments) -> CheckedCall:
         ranks = [rank for rank, theirs in enumerate(calls) if theirs.weight]
         plan = _plan(op, calls, ranks, root)
         kinds, many = calls[ranks[0]].arrays, calls[ranks[0]].many
-        results: list[Any] = [None] * len(kinds)
+        results = outs or new_arrays(kinds if receives else ())
         accident = None
-        for which, bundle in enumerate(parts or bundles(kinds, together=many)):
+        for which, bundle in enumerate(bundles(kinds, together=many)):
             source = first if which == 0 or sources is None else pack(sources, bundle)
-            target = place_for(bundle, outs, source) if receives else None
+            target = place_for(bundle, results, source) if receives else None
             stretch = Stretch(bundle.dtype, bundle.nbytes, source, target)
             posted = which == 0
             accident = reduce_stretch(fabric, plan, stretch, deadline, posted=posted) or accident
-            if target is None:
-                continue
-            if outs is None:
-                for place, array in cut(target, bundle, kinds).items():
-                    results[place] = array
-            else:
-                unpack(target, bundle, outs)
-        if not receives:
-            return None, accident
-        if outs is not None:
-            return (outs if many else outs[0]), accident
-        return (results if many else bare(results[0])), accident
+            if target is not None:
+                unpack(target, bundle, results)
+        if many or not receives:
+            return (results if receives else None), accident
+        return (bare(results[0]) if outs is None else results[0]), accident
 
     fill = lambda: first_post(fabric, parts[0].nbytes, first) if parts else 0  # noqa: E731
     part = first_part(fabric, parts[0].nbytes) if parts else 0

@@ -76,10 +76,10 @@ def unpack(flat: Array, bundle: Bundle, arrays: Sequence[Array]) -> None:
         start = stop
 
 
-def place_for(bundle: Bundle, arrays: Sequence[Array] | None, avoid: Array | None = None) -> Array:
+def place_for(bundle: Bundle, arrays: Sequence[Array], avoid: Array | None = None) -> Array:
     """Return flat memory for a bundle: its only array's, if it can be written while ``avoid``, or
     just this memory, is read."""
-    if arrays is not None and len(bundle.members) == 1:
+    if len(bundle.members) == 1:
         array = arrays[bundle.members[0]]
         if array.flags.c_contiguous:
             flat = flat_bytes(array)
@@ -88,15 +88,9 @@ def place_for(bundle: Bundle, arrays: Sequence[Array] | None, avoid: Array | Non
     return np.empty(bundle.nbytes, np.uint8)
 
 
-def cut(flat: Array, bundle: Bundle, kinds: Sequence[Kind]) -> dict[int, Array]:
-    """Return flat bytes as the bundle's arrays: views of it, by their place in the list."""
-    arrays = {}
-    start = 0
-    for which in bundle.members:
-        stop = start + count_bytes(kinds[which])
-        arrays[which] = typed(flat[start:stop], bundle.dtype, kinds[which][1])
-        start = stop
-    return arrays
+def new_arrays(kinds: Sequence[Kind]) -> list[Array]:
+    """Return uninitialised arrays."""
+    return [np.empty(shape, text_dtype(dtype)) for dtype, shape in kinds]
 
 
 def typed(flat: Array, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
