@@ -22,7 +22,7 @@ from synk_comm._core.packing import (
     place_for,
     unpack,
 )
-from synk_comm._core.reductions import first_part, first_post, reduce_stretch
+from synk_comm._core.reductions import first_round, reduce_stretch
 from synk_comm._core.steps import CheckedCall, Result, Steps, check_out
 from synk_comm._core.table import Arguments, CollectiveRow
 
@@ -68,8 +68,7 @@ def reduce(steps: Steps, row: CollectiveRow, given: Arguments) -> CheckedCall:
             return (results if receives else None), accident
         return (bare(results[0]) if outs is None else results[0]), accident
 
-    fill = lambda: first_post(fabric, parts[0].nbytes, first) if parts else 0  # noqa: E731
-    part = first_part(fabric, parts[0].nbytes) if parts else 0
+    fill, part = first_round(fabric, parts[0].nbytes if parts else 0, first)
     return CheckedCall(call, encode(call), finish, fill, root, part)
 
 

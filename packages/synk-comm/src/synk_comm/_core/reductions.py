@@ -10,6 +10,8 @@ The operands are always taken in rank order, so that both ways agree to the last
 
 from __future__ import annotations
 
+from typing import Callable
+
 import numpy as np
 
 from .bulk import AgreedReduction, Stretch
@@ -26,21 +28,17 @@ def is_direct(nbytes: int, size: int) -> bool:
     return size <= 2 or nbytes * size <= DIRECT_BYTES
 
 
-def first_part(fabric: Fabric, nbytes: int) -> int:
-    """Return the bytes of the parts of the slots in the first round; 0 if they are not cut."""
-    if is_direct(nbytes, fabric.size) or not fabric.is_posted(nbytes):
-        return 0
-    return _block(fabric, nbytes, 0)[0]
+def first_round(fabric: Fabric, nbytes: int, source: Array | None) -> tuple[Callable[[], int], int]:
+    """Return what fills the own slot for the first round, and the length of its parts, or 0."""
+    if source is None or is_direct(nbytes, fabric.size) or not fabric.is_posted(nbytes):
+        return (lambda: fabric.post(source)), 0
+    part, length = _block(fabric, nbytes, 0)
 
+    def fill() -> int:
+        np.copyto(fabric.slot()[:length], source[:length])
+        return part * fabric.size
 
-def first_post(fabric: Fabric, nbytes: int, source: Array | None) -> int:
-    """Fill the own slot for the first round; return the number of bytes."""
-    part = first_part(fabric, nbytes)
-    if source is None or not part:
-        return fabric.post(source)
-    length = min(nbytes, part * fabric.size)
-    np.copyto(fabric.slot()[:length], source[:length])
-    return part * fabric.size
+    return fill, part
 
 
 def reduce_stretch(
