@@ -49,7 +49,7 @@ class _ArrayMessage(Request):
     ) -> None:
         super().__init__(f"{'to' if header else 'from'} rank {peer}")
         self._messages = messages
-        self.peer, self.tag, self.header, self.array = peer, tag, header, array
+        self.peer, self.way, self.header, self.array = peer, (peer, tag), header, array
 
     def _go_on(self, timeout_s: float | None, *, once: bool) -> None:
         if not self._done:
@@ -78,9 +78,9 @@ class PointToPoint:
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
         self._table: list[_ArrayMessage] = []  # that are not done, in the order of their calls
-        self._early: dict[tuple[int, int], list[Array]] = {}  # by sender and tag
-        # By sender: the tag of a message of which some pieces have come, where it is written, and
-        # the bytes of that which are still missing.
+        self._arrived: dict[tuple[int, int], list[Array]] = {}  # by sender and tag
+        # By sender: tag and place of a message of which some pieces have come, and its bytes that
+        # are still missing.
         self._arriving: dict[int, tuple[int, Array, Array]] = {}
 
     def begin(self, sending: bool, array: Any, peer: int, tag: int, **how: Any) -> Request:
@@ -149,31 +149,28 @@ class PointToPoint:
                 self.move(message)
 
     def _post(self, message: _ArrayMessage) -> None:
-        """Put a message into the table, or do at once what needs no other rank."""
-        way = message.peer, message.tag
+        """Put a message into the table; do at once what needs no other rank."""
         if message.header and message.peer == self._steps.rank:
             message._done = True
-            self._deliver(*way, message.array.copy())
-        elif not message.header and way in self._early:
-            message.take(self._early[way].pop(0))
-            if not self._early[way]:
-                del self._early[way]
+            self._deliver(message.way, message.array.copy())
+            return
+        self._table.append(message)
+        if message.header:
+            message.array = flat_bytes(message.array)
         else:
-            message.array = flat_bytes(message.array) if message.header else message.array
-            self._table.append(message)
+            self._deliver(message.way)
 
-    def _expecting(self, source: int, tag: int) -> _ArrayMessage | None:
-        way = source, tag
-        return next((m for m in self._table if not m.header and (m.peer, m.tag) == way), None)
-
-    def _deliver(self, source: int, tag: int, array: Array) -> None:
-        """Give a message to the receive that expects it; keep it if there is none."""
-        message = self._expecting(source, tag)
-        if message is None:
-            self._early.setdefault((source, tag), []).append(array)
-        else:
+    def _deliver(self, way: tuple[int, int], *arrived: Array) -> None:
+        """Give what has arrived to the receives that expect it; keep what is left."""
+        arrays = [*self._arrived.pop(way, ()), *arrived]
+        for message in self._expecting(way)[: len(arrays)]:
             self._table.remove(message)
-            message.take(array)
+            message.take(arrays.pop(0))
+        if arrays:
+            self._arrived[way] = arrays
+
+    def _expecting(self, way: tuple[int, int]) -> list[_ArrayMessage]:
+        return [message for message in self._table if not message.header and message.way == way]
 
     def _advance(self, awaited: _ArrayMessage) -> bool:
         """Move all that can be moved now; return whether this message is done."""
@@ -206,9 +203,9 @@ class PointToPoint:
         if header:
             call = decode(header)
             ((dtype, shape),) = call.arrays
-            target, message = np.empty(shape, text_dtype(dtype)), self._expecting(source, call.root)
-            if message is not None and _alike(message.array, target):
-                if message.array.flags.c_contiguous:
+            target = np.empty(shape, text_dtype(dtype))
+            for message in self._expecting((source, call.root))[:1]:
+                if _alike(message.array, target) and message.array.flags.c_contiguous:
                     message.begun, target = True, message.array
             self._arriving[source] = call.root, target, flat_bytes(target)
         tag, target, rest = self._arriving.pop(source)
@@ -218,7 +215,7 @@ class PointToPoint:
         if nbytes < rest.nbytes:
             self._arriving[source] = tag, target, rest[nbytes:]
         else:
-            self._deliver(source, tag, target)
+            self._deliver((source, tag), target)
 
 
 def _alike(out: Any, x: Array) -> bool:
