@@ -38,13 +38,14 @@ class ReduceOp(str, enum.Enum):
             raise ValueError(f"unknown reduce op {op!r}; expected one of {known}") from None
 
 
-_UFUNC: dict[ReduceOp, np.ufunc] = {
+UFUNC: dict[ReduceOp, np.ufunc] = {
     ReduceOp.AVG: np.add,
     ReduceOp.SUM: np.add,
     ReduceOp.MIN: np.minimum,
     ReduceOp.MAX: np.maximum,
     ReduceOp.PROD: np.multiply,
 }
+"""What combines two operands; an average is a sum, divided at the end."""
 
 
 def check_reducible(dtype: np.dtype[Any], op: ReduceOp) -> None:
@@ -83,11 +84,6 @@ def scaled(weights: Sequence[float]) -> list[float]:
     return [math.ldexp(weight, -exponent) for weight in weights]
 
 
-def ufunc_of(op: ReduceOp) -> np.ufunc:
-    """Return what combines two operands; an average is a sum, divided at the end."""
-    return _UFUNC[op]
-
-
 def is_wide(dtype: np.dtype[Any], op: ReduceOp) -> bool:
     """Return whether sums are accumulated in float32: float16, in any byte order, is too short."""
     return dtype.type is np.float16 and op not in (ReduceOp.MIN, ReduceOp.MAX)
@@ -112,7 +108,7 @@ def combine(
     if not out.ndim:  # NumPy 1 reckons with scalars in double precision
         operands, out = [operand.reshape(1) for operand in operands], out.reshape(1)
     calm = _Calm()
-    ufunc = _UFUNC[op]
+    ufunc = UFUNC[op]
     wide = is_wide(out.dtype, op)
     total = np.empty(out.shape, np.float32) if wide else out
     kind = {"dtype": np.float32} if wide else {}

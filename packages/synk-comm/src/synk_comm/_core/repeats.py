@@ -13,7 +13,7 @@ import numpy as np
 
 from .calls import CollectiveCall, count_bytes, text_dtype
 from .fabric import part_bytes
-from .ops import Array, ReduceOp, combine, is_wide, scaled, ufunc_of
+from .ops import UFUNC, Array, ReduceOp, combine, is_wide, scaled
 from .packing import bare, typed
 from .table import row_of
 
@@ -149,7 +149,7 @@ def _fold(
 def _add(op: ReduceOp, rank: int, views: Sequence[Views], *, from_x: bool) -> Finish:
     """Return the function of ``_fold`` for two operands of equal weights, in the result's dtype."""
     dtype, shape = views[0][0].dtype, views[0][0].shape
-    ufunc = ufunc_of(op)
+    ufunc = UFUNC[op]
     own, peer = views[rank], views[1 - rank]
     divide = np.divide if op is ReduceOp.AVG else None
 
