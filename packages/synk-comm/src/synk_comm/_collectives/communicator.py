@@ -1,15 +1,6 @@
-"""The communicator: all collectives, built on rounds, one implementation for every backend.
+"""The communicator: all collectives, built on rounds, one implementation for every back-end.
 
-The path of one call:
-
-1. A row of the table and the arguments come from the front, ``Communicator``. If all ranks have
-   made this call before, a shortcut may repeat it: ``Fabric.shortcut``.
-2. Arguments are checked, on this rank alone (``_prepare``); nothing has been sent yet.
-3. The head (the call, with dtypes and shapes) and the first bytes of data are posted in one
-   round. After it every rank sees all heads, so all reach the same verdict: go on,
-   ``MismatchError``, or ``PeerDeclined``.
-4. Data longer than a slot follow in further rounds; their number follows from the heads.
-   Each rank reads what it needs from its peers' slots after each round.
+The ``README.md`` of the package's sources follows a call through it.
 """
 
 from __future__ import annotations
@@ -23,14 +14,14 @@ from typing import Any, Callable
 from numpy import ndarray
 
 from synk_comm._core.calls import CollectiveCall, declined, decode, encode, encode_decline
-from synk_comm._core.fabric import Fabric, RepeatedCall, Share, Shortcut, is_of_watch
+from synk_comm._core.fabric import Fabric, RepeatedCall, Share, Shortcut
 from synk_comm._core.ops import ReduceOp
 from synk_comm._core.packing import NUMBERS, as_array, can_receive
 from synk_comm._core.requests import Request
 from synk_comm._core.steps import CheckedCall, Result, Steps
 from synk_comm._core.table import TABLE, Arguments, CollectiveRow, row_of
 from synk_comm.abc import Communicator
-from synk_comm.exceptions import AbortedError, CommError, MisuseError, PeerLost
+from synk_comm.exceptions import CommError, MisuseError
 
 from . import gathering, reducing
 from .nonblocking import CLOSE_S, Background
@@ -265,14 +256,9 @@ def meet(fabric: Fabric, deadline: float, timeout_s: float, why: str = "") -> Ro
     """Wait for all ranks, and make the communicator; free everything if that fails."""
     comm = RoundCommunicator(fabric, timeout_s, why)
     try:
-        fabric.meet(deadline)
-    except BaseException as exc:
-        if is_of_watch(exc) or not isinstance(exc, (AbortedError, PeerLost)):
-            comm.abort(f"{type(exc).__name__} while joining: {exc}")
-        elif isinstance(exc, AbortedError) and exc.rank == fabric.rank:
-            comm.abort(exc.reason)  # of the group that this one comes from: the others may not know
-        elif fabric.failure() is None and exc.rank >= 0:  # else they see that, and by whom
-            fabric.lose(exc.rank)
+        with comm._guard:
+            fabric.meet(deadline)
+    except BaseException:
         comm.close()
         raise
     return comm

@@ -196,10 +196,12 @@ class Guard:
             self._twin._shut()
 
     def _note(self, exc: AbortedError | PeerLost) -> None:
-        """Note what has ended the group; the rank that aborts it informs the others."""
+        """Note what has ended the group; inform the others if they may not know it."""
         self._ended = again(exc)
         if isinstance(exc, PeerLost) and exc.rank >= 0:
             self._fabric.lose(exc.rank)
+        elif exc.rank == self._fabric.rank:  # it has aborted the group that this one comes from
+            self._fabric.abort(exc.reason)
 
 
 _guards: weakref.WeakSet[Guard] = weakref.WeakSet()
