@@ -107,7 +107,15 @@ def combine(
         return None
     if not out.ndim:  # NumPy 1 reckons with scalars in double precision
         operands, out = [operand.reshape(1) for operand in operands], out.reshape(1)
-    calm = _Calm()
+    accidents: list[Exception] = []
+
+    def calm(ufunc: Callable[..., Any], *operands: Any, **keywords: Any) -> Any:
+        try:
+            return ufunc(*operands, **keywords)
+        except (FloatingPointError, RuntimeWarning) as exc:  # it has done its work by then
+            accidents.append(exc)
+            return keywords.get("out")
+
     ufunc = UFUNC[op]
     wide = is_wide(out.dtype, op)
     total = np.empty(out.shape, np.float32) if wide else out
@@ -126,17 +134,4 @@ def combine(
             calm(np.divide, total, float(len(operands)), out=total)
     if wide:
         calm(np.copyto, out, total, casting="same_kind")
-    return calm.accident
-
-
-class _Calm:
-    """Calls ufuncs, and keeps their exceptions: they have done their work by then."""
-
-    accident: Exception | None = None
-
-    def __call__(self, ufunc: Callable[..., Any], *operands: Any, **keywords: Any) -> Any:
-        try:
-            return ufunc(*operands, **keywords)
-        except (FloatingPointError, RuntimeWarning) as exc:
-            self.accident = self.accident or exc
-            return keywords.get("out")
+    return accidents[0] if accidents else None
