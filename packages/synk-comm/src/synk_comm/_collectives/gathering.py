@@ -49,13 +49,13 @@ def broadcast(steps: Steps, row: CollectiveRow, given: Arguments) -> CheckedCall
     x = as_array(given.x) if is_number else given.x
     call = _broadcast_call(steps, row.name, x, root)
     own = list(x) if call.many else [x]
-    parts = bundles(call.arrays, together=call.many)
+    parts = bundles(call.arrays)
     source = pack(own, parts[0]) if steps.rank == root else None
 
     def finish(calls: Sequence[CollectiveCall], deadline: float) -> Result:
         kinds, many = calls[root].arrays, calls[root].many
         arrays = new_arrays(kinds) if x is None else own
-        for which, bundle in enumerate(bundles(kinds, together=many)):
+        for which, bundle in enumerate(bundles(kinds)):
             if steps.rank == root:
                 data = source if which == 0 and source is not None else pack(arrays, bundle)
                 moves.spread(steps.fabric, root, data, deadline, which == 0)

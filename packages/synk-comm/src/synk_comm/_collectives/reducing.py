@@ -44,7 +44,7 @@ def reduce(steps: Steps, row: CollectiveRow, given: Arguments) -> CheckedCall:
     weight = 0.0 if arrays is None else weight
     call = CollectiveCall(row.name, op.value, -1 if root is None else root, kinds, (), weight, many)
     sources = [contiguous(array) for array in arrays] if arrays is not None and weight else None
-    parts = bundles(kinds, together=many)  # none if this rank does not know what comes
+    parts = bundles(kinds)  # none if this rank does not know what comes
     # What is written for one bundle must not be what the next has still to read.
     if len(parts) > 1 and sources is not None and outs is not None and overlap(sources, outs):
         sources = [array.copy() for array in sources]
@@ -56,7 +56,7 @@ def reduce(steps: Steps, row: CollectiveRow, given: Arguments) -> CheckedCall:
         kinds, many = calls[ranks[0]].arrays, calls[ranks[0]].many
         results = outs or new_arrays(kinds if receives else ())
         accident = None
-        for which, bundle in enumerate(bundles(kinds, together=many)):
+        for which, bundle in enumerate(bundles(kinds)):
             source = first if which == 0 or sources is None else pack(sources, bundle)
             target = place_for(bundle, results, source) if receives else None
             stretch = Stretch(bundle.dtype, bundle.nbytes, source, target)

@@ -31,27 +31,22 @@ class Bundle(NamedTuple):
     nbytes: int
 
 
-def bundles(kinds: Sequence[Kind], *, together: bool) -> list[Bundle]:
+def bundles(kinds: Sequence[Kind]) -> list[Bundle]:
     """Decide, from dtypes and shapes alone, which arrays travel together."""
-    if not together:
-        return [
-            Bundle(text_dtype(kind[0]), (n,), count_bytes(kind)) for n, kind in enumerate(kinds)
-        ]
-    open_by_dtype: dict[str, tuple[list[int], int]] = {}
+    last_of: dict[str, Bundle] = {}  # small ones of a dtype
     done: list[Bundle] = []
     for which, kind in enumerate(kinds):
-        dtype, nbytes = kind[0], count_bytes(kind)
-        if nbytes > PACKED_BYTES:
-            done.append(Bundle(text_dtype(dtype), (which,), nbytes))
-            continue
-        members, total = open_by_dtype.get(dtype, ([], 0))
-        if total + nbytes > BUNDLE_BYTES:
-            done.append(Bundle(text_dtype(dtype), tuple(members), total))
-            members, total = [], 0
-        open_by_dtype[dtype] = ([*members, which], total + nbytes)
-    for dtype, (members, total) in open_by_dtype.items():
-        done.append(Bundle(text_dtype(dtype), tuple(members), total))
-    return done
+        alone = Bundle(text_dtype(kind[0]), (which,), count_bytes(kind))
+        last = last_of.get(kind[0])
+        if alone.nbytes > PACKED_BYTES:
+            done.append(alone)
+        elif last is None or last.nbytes + alone.nbytes > BUNDLE_BYTES:
+            done += [last] if last is not None else []
+            last_of[kind[0]] = alone
+        else:
+            members, nbytes = (*last.members, which), last.nbytes + alone.nbytes
+            last_of[kind[0]] = Bundle(alone.dtype, members, nbytes)
+    return [*done, *last_of.values()]
 
 
 def pack(arrays: Sequence[Array], bundle: Bundle) -> Array:
