@@ -33,7 +33,7 @@ class _BegunCollective(Request):
     """A collective that a thread makes, or is going to make; ``owner``: of whom began it."""
 
     def __init__(self, kind: str, owner: Steps) -> None:
-        super().__init__(f"of {kind}")
+        super().__init__("of", kind)
         self._owner = owner
         self._numpy = _numpy_settings()
         self._over = threading.Event()
@@ -61,8 +61,8 @@ class _BegunCollective(Request):
             raise guard.refusal()
         if not once and not self._over.wait(min(limit_s, threading.TIMEOUT_MAX)):
             raise CommTimeout(
-                f"rank {self._owner.rank} waited {time.monotonic() - began:.3g} s for its request "
-                f"{self._what}, which is still under way, and can be waited for again"
+                f"rank {self._owner.rank} waited {time.monotonic() - began:.3g} s for its "
+                f"{self._what[1]}, which is still under way, and can be waited for again"
             )
         error = self._error
         if isinstance(error, PeerLost) and not (guard.closed or guard.forked):

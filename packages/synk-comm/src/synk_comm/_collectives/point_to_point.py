@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import operator
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from synk_comm._core.calls import CollectiveCall, decode, encode, kind_of, text_dtype
+from synk_comm._core.calls import CollectiveCall, Kind, Shape, decode, encode, kind_of, text_dtype
 from synk_comm._core.fabric import PIECE_HEAD_BYTES
 from synk_comm._core.ops import Array
 from synk_comm._core.packing import as_array, bare, contiguous, flat_bytes
@@ -47,7 +48,7 @@ class _ArrayMessage(Request):
     def __init__(
         self, messages: PointToPoint, peer: int, tag: int, header: bytes, array: Any
     ) -> None:
-        super().__init__(f"{'to' if header else 'from'} rank {peer}")
+        super().__init__("to rank" if header else "from rank", peer)
         self._messages = messages
         self.peer, self.way, self.header, self.array = peer, (peer, tag), header, array
 
@@ -59,7 +60,7 @@ class _ArrayMessage(Request):
         """Accept the array that has arrived for it."""
         out = self.array
         self._done, self._result = True, bare(came) if out is None else out
-        if out is not None and not _alike(out, came):
+        if out is not None and not _is_for(out, came.dtype, came.shape):
             dtype, shape = kind_of(came)
             self._error = MismatchError(
                 f"out of recv is {out.dtype} {out.shape}, but rank {self.peer} sent "
@@ -91,12 +92,7 @@ class PointToPoint:
             raise ValueError(f"tag must be a number from 0, got {tag!r}")
         if sending:
             array = contiguous(as_array(array))
-            header = encode(CollectiveCall("send", root=number, arrays=(kind_of(array),)))
-            if len(header) > _ROOM:
-                raise ValueError(
-                    f"the description of this array takes {len(header)} bytes, at most {_ROOM} "
-                    "can be sent; use a simpler dtype"
-                )
+            header = _header(number, kind_of(array))
         elif array is not None:
             check_out(array, None)
         message = _ArrayMessage(self, peer, number, header, array)
@@ -202,11 +198,12 @@ class PointToPoint:
         header, piece = pieces.piece(source)
         if header:
             call = decode(header)
-            ((dtype, shape),) = call.arrays
-            target = np.empty(shape, text_dtype(dtype))
+            ((text, shape),) = call.arrays
+            dtype, target = text_dtype(text), None
             for message in self._expecting((source, call.root))[:1]:
-                if _alike(message.array, target) and message.array.flags.c_contiguous:
+                if _is_for(message.array, dtype, shape) and message.array.flags.c_contiguous:
                     message.begun, target = True, message.array
+            target = np.empty(shape, dtype) if target is None else target
             self._arriving[source] = call.root, target, flat_bytes(target)
         tag, target, rest = self._arriving.pop(source)
         nbytes = piece.nbytes
@@ -218,5 +215,16 @@ class PointToPoint:
             self._deliver((source, tag), target)
 
 
-def _alike(out: Any, x: Array) -> bool:
-    return out is not None and (out.dtype, out.shape) == (x.dtype, x.shape)
+def _is_for(out: Any, dtype: np.dtype[Any], shape: Shape) -> bool:
+    return out is not None and (out.dtype, out.shape) == (dtype, shape)
+
+
+@lru_cache(maxsize=256)
+def _header(tag: int, kind: Kind) -> bytes:
+    header = encode(CollectiveCall("send", root=tag, arrays=(kind,)))
+    if len(header) > _ROOM:
+        raise ValueError(
+            f"the description of this array takes {len(header)} bytes, at most {_ROOM} can "
+            "be sent; use a simpler dtype"
+        )
+    return header

@@ -31,8 +31,8 @@ class Request(ABC):
     _result: Any = None
     _error: BaseException | None = None
 
-    def __init__(self, what: str) -> None:
-        self._what = what
+    def __init__(self, *what: object) -> None:
+        self._what = what  # words
 
     def wait(self, timeout_s: float | None = None) -> Any:
         """Wait until the call is done; at once if it is already.
@@ -73,7 +73,8 @@ class Request(ABC):
         """Wait until the call is done, if it is not yet; or only look, ``once``."""
 
     def __repr__(self) -> str:
-        return f"<Request {self._what}, {'done' if self._done else 'pending'}>"
+        what = " ".join(map(str, self._what))
+        return f"<Request {what}, {'done' if self._done else 'pending'}>"
 
 
 class _Beginning:
