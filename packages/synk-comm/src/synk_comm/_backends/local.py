@@ -17,21 +17,20 @@ from .messages import MessageFabric, Peer
 
 
 class LocalFabric(MessageFabric[Peer]):
-    """The slots of the only rank, which has no peers."""
+    """The slot of the only rank, which has no peers."""
 
     backend = "local"
     pieces: Any = None
 
     def __init__(self) -> None:
         super().__init__(0, 1, None)
-        self._slots = [np.empty(self.slot_bytes, np.uint8) for _ in range(2)]
-        self._rounds = 0
+        self._slot = np.empty(self.slot_bytes, np.uint8)
 
     def meet(self, deadline: float) -> None:
         """Nobody else comes."""
 
     def slot(self) -> Array:
-        return self._slots[(self._rounds + 1) & 1]
+        return self._slot
 
     def sync(
         self,
@@ -42,7 +41,6 @@ class LocalFabric(MessageFabric[Peer]):
         to: int | None = None,  # noqa: ARG002
         part: int = 0,  # noqa: ARG002
     ) -> None:
-        self._rounds += 1
         if head is not None:
             self.own_head = head
             self.turn += 1
@@ -54,7 +52,7 @@ class LocalFabric(MessageFabric[Peer]):
         return [self.own_head]
 
     def read(self, rank: int, start: int, stop: int) -> Array:  # noqa: ARG002
-        return self._slots[self._rounds & 1][start:stop]
+        return self._slot[start:stop]
 
     def split(self, groups: list[list[int]], mine: int | None, share: Share) -> Fabric | None:  # noqa: ARG002
         return None if mine is None else LocalFabric()

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from synk_comm._core import moves
-from synk_comm._core.bulk import AgreedReduction, Stretch
+from synk_comm._core.bulk import Stretch, agreed
 from synk_comm._core.calls import CollectiveCall, encode, kind_of
-from synk_comm._core.ops import Array, ReduceOp, check_reducible, check_weight, scaled
+from synk_comm._core.ops import Array, ReduceOp, check_reducible, check_weight
 from synk_comm._core.packing import (
     as_array,
     bare,
@@ -51,9 +51,8 @@ def reduce(steps: Steps, row: CollectiveRow, given: Arguments) -> CheckedCall:
     first = None if sources is None else pack(sources, parts[0])
 
     def finish(calls: Sequence[CollectiveCall], deadline: float) -> Result:
-        ranks = [rank for rank, theirs in enumerate(calls) if theirs.weight]
-        plan = _plan(op, calls, ranks, root)
-        kinds, many = calls[ranks[0]].arrays, calls[ranks[0]].many
+        plan = agreed(calls)
+        kinds, many = calls[plan.ranks[0]].arrays, calls[plan.ranks[0]].many
         results = outs or new_arrays(kinds if receives else ())
         accident = None
         for which, bundle in enumerate(bundles(kinds)):
@@ -91,7 +90,7 @@ def reduce_scatter(steps: Steps, row: CollectiveRow, given: Arguments) -> Checke
     fill, part = moves.first_parts(steps.fabric, sources)
 
     def finish(calls: Sequence[CollectiveCall], deadline: float) -> Result:
-        plan = _plan(op, calls, list(range(size)), None)
+        plan = agreed(calls)
         block = moves.room(own, out, arrays)
         target = flat_bytes(block)
         accidents: list[Exception | None] = [None]
@@ -108,14 +107,6 @@ def reduce_scatter(steps: Steps, row: CollectiveRow, given: Arguments) -> Checke
         return (bare(block) if out is None else out), accident
 
     return CheckedCall(call, encode(call), finish, fill, part=part)
-
-
-def _plan(
-    op: ReduceOp, calls: Sequence[CollectiveCall], ranks: list[int], root: int | None
-) -> AgreedReduction:
-    weights = [calls[rank].weight for rank in ranks]
-    factors = None if min(weights) == max(weights) else scaled(weights)
-    return AgreedReduction(op, ranks, factors, root)
 
 
 def _out_list(out: Any, many: bool, given: list[Array] | None) -> list[Array] | None:

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .ops import Array, ReduceOp, combine
+from .calls import CollectiveCall
+from .ops import Array, ReduceOp, combine, scaled
 
 
 class AgreedReduction(NamedTuple):
@@ -29,6 +30,15 @@ class AgreedReduction(NamedTuple):
     def combine(self, operands: Sequence[Array], out: Array) -> Exception | None:
         """Reduce one stretch of each contributing rank."""
         return combine(self.op, operands, out, self.factors)
+
+
+def agreed(calls: Sequence[CollectiveCall]) -> AgreedReduction:
+    """Return the reduction that all ranks' calls ask for."""
+    ranks = [rank for rank, call in enumerate(calls) if call.weight]
+    weights = [calls[rank].weight for rank in ranks]
+    factors = None if min(weights) == max(weights) else scaled(weights)
+    root = calls[0].root if calls[0].root >= 0 else None
+    return AgreedReduction(ReduceOp(calls[0].op), ranks, factors, root)
 
 
 class Stretch(NamedTuple):

@@ -11,9 +11,10 @@ from typing import Any, Callable, Optional, Protocol, Tuple
 
 import numpy as np
 
+from .bulk import agreed
 from .calls import CollectiveCall, count_bytes, text_dtype
 from .fabric import part_bytes
-from .ops import UFUNC, Array, ReduceOp, combine, is_wide, scaled
+from .ops import UFUNC, Array, ReduceOp, combine, is_wide
 from .packing import bare, typed
 from .table import row_of
 
@@ -108,10 +109,9 @@ def _rows_of(views: Sequence[Views | None]) -> Finish:
     def finish(x: Any, out: Any, parity: int) -> Any:  # noqa: ARG001
         if out is None:
             return [None if pair is None else bare(pair[parity].copy()) for pair in views]
-        rows = (out[r, ...] for r in range(len(out))) if isinstance(out, np.ndarray) else out
-        for row, pair in zip(rows, views):
+        for r, pair in enumerate(views):
             if pair is not None:
-                row[...] = pair[parity]
+                out[r, ...] = pair[parity]
         return out
 
     return finish
@@ -121,24 +121,22 @@ def _fold(
     calls: Sequence[CollectiveCall], rank: int, views: Sequence[Views | None], *, from_x: bool
 ) -> Finish:
     """Return a function that reduces all views; ``from_x`` if ``x`` stands for the own one."""
-    op = ReduceOp(calls[0].op)
-    weights = [call.weight for call in calls if call.weight]
-    factors = None if min(weights) == max(weights) else scaled(weights)
+    plan = agreed(calls)
     operands = [(pair, from_x and r == rank) for r, pair in enumerate(views) if pair is not None]
     like = operands[0][0][0]
     dtype, shape = like.dtype, like.shape
     if (
         len(operands) == len(views) == 2
-        and not factors
-        and not is_wide(dtype, op)
+        and not plan.factors
+        and not is_wide(dtype, plan.op)
         and dtype.isnative
     ):
-        return _add(op, rank, [pair for pair, _ in operands], from_x=from_x)
+        return _add(plan.op, rank, [pair for pair, _ in operands], from_x=from_x)
 
     def fold(x: Any, out: Any, parity: int) -> Any:
         total = np.empty(shape, dtype) if out is None else out
         arrays = [x if own and out is None else pair[parity] for pair, own in operands]
-        accident = combine(op, arrays, total, factors)
+        accident = plan.combine(arrays, total)
         if accident is not None:
             raise accident
         return total
