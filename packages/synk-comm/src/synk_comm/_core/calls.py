@@ -99,9 +99,9 @@ def _describe(arrays: Iterable[Kind | None]) -> list[str]:
     return said if len(said) <= _SHOWN else [*said[:_SHOWN], f"... {len(said)} arrays in all"]
 
 
-def count_bytes(kind: Kind) -> int:
+def count_bytes(kind: Kind | None) -> int:
     """Return the length of an array in bytes."""
-    return math.prod(kind[1]) * text_dtype(kind[0]).itemsize
+    return 0 if kind is None else math.prod(kind[1]) * text_dtype(kind[0]).itemsize
 
 
 def shorten(text: str, limit: int = _REASON_CHARS) -> str:
@@ -264,7 +264,15 @@ def _disagreement(calls: Sequence[CollectiveCall]) -> str | None:
 
 def received(calls: Sequence[CollectiveCall], receiver: int) -> list[Kind | None]:
     """Return the arrays that a rank receives, by source rank (of one sender: the single one)."""
-    row, root = row_of(calls[0].method), calls[0].root
-    which = receiver if row.sends == "parts" else 0
-    senders = [calls[root]] if row.root == "sends" else calls
-    return [call.arrays[which] if call.arrays else None for call in senders]
+    one = row_of(calls[0].method).root == "sends"
+    senders = [calls[calls[0].root]] if one else calls
+    return [sent_to(receiver, call, len(calls)) for call in senders]
+
+
+def sent_to(receiver: int, call: CollectiveCall, size: int) -> Kind | None:
+    """Return the array that a rank's call has for another rank; None if it has none."""
+    row = row_of(call.method)
+    if row.in_blocks and not call.many:
+        dtype, shape = call.arrays[0]
+        return dtype, (shape[0] // size, *shape[1:])
+    return call.arrays[receiver if row.sends == "parts" else 0] if call.arrays else None

@@ -7,11 +7,10 @@ from typing import Callable
 
 import numpy as np
 
-from .calls import CollectiveCall, Kind, count_bytes, text_dtype
+from .calls import CollectiveCall, Kind, count_bytes, sent_to, text_dtype
 from .fabric import Fabric, part_bytes
 from .ops import Array
 from .packing import flat_bytes
-from .table import row_of
 
 Read = Callable[[int, int], Array]
 """``read(rank, count)`` returns the next bytes of a rank for this one."""
@@ -112,9 +111,10 @@ def deal(
         sources: what goes to each rank; None if this rank gives nothing.
         receive: is called after every round.
     """
-    rank, counts = fabric.rank, [_counts(call, fabric.size) for call in calls]
+    ranks = range(fabric.size)
+    counts = [[count_bytes(sent_to(to, call, fabric.size)) for to in ranks] for call in calls]
     if fabric.longest_posted is not None:
-        for_this = [theirs[rank] for theirs in counts]
+        for_this = [theirs[fabric.rank] for theirs in counts]
         with fabric.bulk() as bulk:
             texts = bulk.deal(sources, for_this, deadline)
         receive(0, max(for_this), lambda sender, count: texts[sender][:count])
@@ -122,13 +122,6 @@ def deal(
     part, longest = part_bytes(fabric.slot_bytes, fabric.size), max(map(max, counts))
     fill = lambda start: _fill_parts(fabric, sources, start, part)  # noqa: E731
     in_rounds(fabric, fill, receive, longest, deadline, part=part)
-
-
-def _counts(call: CollectiveCall, size: int) -> list[int]:
-    """Return how many bytes a call has for each rank."""
-    if row_of(call.kind).in_blocks and not call.many:
-        return [count_bytes(call.arrays[0]) // size] * size
-    return [count_bytes(kind) for kind in call.arrays] or [0] * size
 
 
 def _fill_parts(fabric: Fabric, sources: Sequence[Array] | None, start: int, part: int) -> int:

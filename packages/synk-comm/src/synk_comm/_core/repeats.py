@@ -12,7 +12,7 @@ from typing import Any, Callable, Optional, Protocol, Tuple
 import numpy as np
 
 from .bulk import agreed
-from .calls import CollectiveCall, count_bytes, text_dtype
+from .calls import CollectiveCall, count_bytes, sent_to, text_dtype
 from .fabric import part_bytes
 from .ops import UFUNC, Array, ReduceOp, combine, is_wide
 from .packing import bare, typed
@@ -47,15 +47,13 @@ def parts_of(fabric: WholeSlots, calls: Sequence[CollectiveCall], rank: int) -> 
 
     def sent(sender: int, receiver: int) -> Views | None:
         """Return the place of a rank's array for another one; None if it sends nothing."""
-        arrays = calls[sender].arrays
-        if not arrays or not calls[sender].weight or (row.root == "sends" and sender != root):
+        kind = sent_to(receiver, calls[sender], size)
+        is_other = row.root == "sends" and sender != root
+        if kind is None or not calls[sender].weight or is_other:
             return None
-        dtype, shape = arrays[receiver if dealt and not row.in_blocks else 0]
-        if row.in_blocks:
-            shape = (shape[0] // size, *shape[1:])
         start = receiver * part if dealt else 0
-        stop = start + count_bytes((dtype, shape))
-        even, odd = (typed(s[start:stop], text_dtype(dtype), shape) for s in fabric.slots(sender))
+        stop, dtype = start + count_bytes(kind), text_dtype(kind[0])
+        even, odd = (typed(slot[start:stop], dtype, kind[1]) for slot in fabric.slots(sender))
         return even, odd
 
     mine, views = sent(rank, 0), [sent(sender, rank) for sender in range(size)]
