@@ -22,7 +22,7 @@ from synk_comm._core.packing import (
     place_for,
     unpack,
 )
-from synk_comm._core.reductions import first_round, reduce_stretch
+from synk_comm._core.reductions import first_round, folder, reduce_stretch
 from synk_comm._core.steps import CheckedCall, Result, Steps, check_out
 from synk_comm._core.table import Arguments, CollectiveRow
 
@@ -54,18 +54,16 @@ def reduce(steps: Steps, row: CollectiveRow, given: Arguments) -> CheckedCall:
         plan = agreed(calls)
         kinds, many = calls[plan.ranks[0]].arrays, calls[plan.ranks[0]].many
         results = outs or new_arrays(kinds if receives else ())
-        accident = None
         for which, bundle in enumerate(bundles(kinds)):
             source = first if which == 0 or sources is None else pack(sources, bundle)
             target = place_for(bundle, results, source) if receives else None
             stretch = Stretch(bundle.dtype, bundle.nbytes, source, target)
-            posted = which == 0
-            accident = reduce_stretch(fabric, plan, stretch, deadline, posted=posted) or accident
+            reduce_stretch(fabric, plan, stretch, deadline, posted=which == 0)
             if target is not None:
                 unpack(target, bundle, results)
         if many or not receives:
-            return (results if receives else None), accident
-        return (bare(results[0]) if outs is None else results[0]), accident
+            return (results if receives else None), plan.accident
+        return (bare(results[0]) if outs is None else results[0]), plan.accident
 
     fill, part = first_round(fabric, parts[0].nbytes if parts else 0, first)
     return CheckedCall(call, encode(call), finish, fill, root, part)
@@ -92,19 +90,10 @@ def reduce_scatter(steps: Steps, row: CollectiveRow, given: Arguments) -> Checke
     def finish(calls: Sequence[CollectiveCall], deadline: float) -> Result:
         plan = agreed(calls)
         block = moves.room(own, out, arrays)
-        target = flat_bytes(block)
-        accidents: list[Exception | None] = [None]
-
-        def receive(start: int, part: int, read: moves.Read) -> None:
-            stop = min(start + part, target.nbytes)
-            if stop > start:
-                operands = [read(rank, stop - start).view(dtype) for rank in range(size)]
-                accidents.append(plan.combine(operands, target[start:stop].view(dtype)))
-
-        moves.deal(steps.fabric, calls, sources, receive, deadline)
+        stretch = Stretch(dtype, block.nbytes, None, flat_bytes(block))
+        moves.deal(steps.fabric, calls, sources, folder(plan, stretch), deadline)
         moves.settle([block], [out])
-        accident = next(filter(None, accidents), None)
-        return (bare(block) if out is None else out), accident
+        return (bare(block) if out is None else out), plan.accident
 
     return CheckedCall(call, encode(call), finish, fill, part=part)
 

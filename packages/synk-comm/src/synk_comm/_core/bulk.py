@@ -20,16 +20,26 @@ class AgreedReduction(NamedTuple):
         ranks: who contributes.
         factors: weights of these, None if all are equal.
         root: the only rank that gets the result; None if all do.
+        accidents: what NumPy raised about overflow and its like, see ``combine``.
     """
 
     op: ReduceOp
     ranks: list[int]
     factors: list[float] | None
     root: int | None
+    accidents: list[Exception]
 
     def combine(self, operands: Sequence[Array], out: Array) -> Exception | None:
         """Reduce one stretch of each contributing rank."""
-        return combine(self.op, operands, out, self.factors)
+        accident = combine(self.op, operands, out, self.factors)
+        if accident is not None:
+            self.accidents.append(accident)
+        return accident
+
+    @property
+    def accident(self) -> Exception | None:
+        """The first of these."""
+        return self.accidents[0] if self.accidents else None
 
 
 def agreed(calls: Sequence[CollectiveCall]) -> AgreedReduction:
@@ -38,7 +48,7 @@ def agreed(calls: Sequence[CollectiveCall]) -> AgreedReduction:
     weights = [calls[rank].weight for rank in ranks]
     factors = None if min(weights) == max(weights) else scaled(weights)
     root = calls[0].root if calls[0].root >= 0 else None
-    return AgreedReduction(ReduceOp(calls[0].op), ranks, factors, root)
+    return AgreedReduction(ReduceOp(calls[0].op), ranks, factors, root, [])
 
 
 class Stretch(NamedTuple):

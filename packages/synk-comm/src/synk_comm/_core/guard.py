@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 import weakref
@@ -180,11 +181,8 @@ class Guard:
 
     def _shut(self) -> None:
         """Remove the key from the lock, if it is there."""
-        if self.lock:
-            try:
-                self._kept.append(self.lock.pop())
-            except IndexError:  # a thread has just entered; it keeps the key when it leaves
-                return
+        with contextlib.suppress(IndexError):  # of a thread inside, which keeps it when it leaves
+            self._kept.append(self.lock.pop())
 
     def _end(self, exc: BaseException) -> None:
         if is_of_watch(exc) or not isinstance(exc, (AbortedError, PeerLost)):

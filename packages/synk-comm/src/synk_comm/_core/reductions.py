@@ -16,7 +16,7 @@ import numpy as np
 
 from .bulk import AgreedReduction, Stretch
 from .fabric import Fabric
-from .moves import Read, in_rounds
+from .moves import Read, Receive, in_rounds
 from .ops import Array
 
 DIRECT_BYTES = 1 << 18
@@ -43,55 +43,59 @@ def first_round(fabric: Fabric, nbytes: int, source: Array | None) -> tuple[Call
 
 def reduce_stretch(
     fabric: Fabric, plan: AgreedReduction, stretch: Stretch, deadline: float, *, posted: bool
-) -> Exception | None:
-    """Reduce one stretch; ``posted`` is True if it is the first of its call.
-
-    Returns:
-        NumPy's exception about overflow and its like, see ``combine``.
-    """
+) -> None:
+    """Reduce one stretch; ``posted`` is True if it is the first of its call."""
     if not fabric.is_posted(stretch.nbytes):
         with fabric.bulk() as bulk:
-            return bulk.reduce(plan, stretch, deadline)
-    way = _direct if is_direct(stretch.nbytes, fabric.size) else _scattered
-    return way(fabric, plan, stretch, deadline, posted)
+            bulk.reduce(plan, stretch, deadline)
+    elif is_direct(stretch.nbytes, fabric.size):
+        _direct(fabric, plan, stretch, deadline, posted)
+    else:
+        _scattered(fabric, plan, stretch, deadline, posted)
 
 
-def _direct(
-    fabric: Fabric, plan: AgreedReduction, stretch: Stretch, deadline: float, posted: bool
-) -> Exception | None:
+def folder(plan: AgreedReduction, stretch: Stretch, own: int = -1) -> Receive:
+    """Return what reduces the bytes of all ranks into the target, if there is one.
+
+    Args:
+        own: the rank whose source is read in place of its slot.
+    """
     dtype, nbytes, source, target = stretch
-    # The own array is quicker to read than the own slot, but if the result overwrites it,
-    # it is only good for the first step.
-    in_place = source is not None and target is not None and np.may_share_memory(source, target)
-    own = source is not None and (
-        not in_place or (plan.factors is None and fabric.rank in plan.ranks[:2])
-    )
-    accidents: list[Exception | None] = [None]
 
     def receive(start: int, step: int, read: Read) -> None:
         stop = min(start + step, nbytes)
         if target is not None and stop > start:
             operands = [
                 source[start:stop].view(dtype)
-                if own and source is not None and rank == fabric.rank
+                if rank == own and source is not None
                 else read(rank, stop - start).view(dtype)
                 for rank in plan.ranks
             ]
-            accidents.append(plan.combine(operands, target[start:stop].view(dtype)))
+            plan.combine(operands, target[start:stop].view(dtype))
 
+    return receive
+
+
+def _direct(
+    fabric: Fabric, plan: AgreedReduction, stretch: Stretch, deadline: float, posted: bool
+) -> None:
+    _, nbytes, source, target = stretch
+    # The own array is quicker to read than the own slot, but if the result overwrites it,
+    # it is only good for the first step.
+    in_place = source is not None and target is not None and np.may_share_memory(source, target)
+    reads_own = not in_place or (plan.factors is None and fabric.rank in plan.ranks[:2])
+    receive = folder(plan, stretch, fabric.rank if reads_own else -1)
     fill = lambda start: fabric.fill(source, start)  # noqa: E731
     in_rounds(fabric, fill, receive, nbytes, deadline, to=plan.root, posted=posted)
-    return next(filter(None, accidents), None)
 
 
 def _scattered(
     fabric: Fabric, plan: AgreedReduction, stretch: Stretch, deadline: float, posted: bool
-) -> Exception | None:
+) -> None:
     dtype, nbytes, source, target = stretch
     size = fabric.size
     block = _part_bytes(fabric) * size
     blocks = -(-nbytes // block)
-    accident = None
     for turn in range(blocks + 1):
         part, length = _block(fabric, nbytes, turn) if turn < blocks else (0, 0)
         before, length_before = _block(fabric, nbytes, turn - 1) if turn else (0, 0)
@@ -103,8 +107,7 @@ def _scattered(
             start, stop = _share(fabric.rank, before, length_before)
             if stop > start:
                 operands = [fabric.read(rank, start, stop).view(dtype) for rank in plan.ranks]
-                result = slot[used : used + stop - start].view(dtype)
-                accident = plan.combine(operands, result) or accident
+                plan.combine(operands, slot[used : used + stop - start].view(dtype))
                 used += stop - start
             fabric.sync(None, used, deadline, to=plan.root, part=part)
         if turn and target is not None:
@@ -114,7 +117,6 @@ def _scattered(
                 if stop > start:
                     result = fabric.read(rank, size * part, size * part + stop - start)
                     np.copyto(target[base + start : base + stop], result)
-    return accident
 
 
 def _part_bytes(fabric: Fabric) -> int:

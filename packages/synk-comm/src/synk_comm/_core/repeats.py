@@ -134,7 +134,7 @@ def _fold(
     def fold(x: Any, out: Any, parity: int) -> Any:
         total = np.empty(shape, dtype) if out is None else out
         arrays = [x if own and out is None else pair[parity] for pair, own in operands]
-        accident = plan.combine(arrays, total)
+        accident = combine(plan.op, arrays, total, plan.factors)
         if accident is not None:
             raise accident
         return total
