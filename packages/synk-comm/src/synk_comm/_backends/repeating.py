@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
-from synk_comm._core.fabric import IN_STEP, RepeatedCall, Shortcut
+from synk_comm._core.fabric import RepeatedCall, Shortcut, is_in_step
 from synk_comm._core.repeats import Finish
 
 Exchange = Callable[[Any], int]
@@ -33,14 +33,11 @@ def repeating(repeated: RepeatedCall, exchange: Exchange, finish: Finish) -> Sho
                 synced = True
                 result = finish(x, out, parity)
             else:
-                result, accident = otherwise(x, out)
-                synced = True
-                if accident is not None:
-                    raise accident
+                result = otherwise(x, out)
         except BaseException as exc:
             if not entered and isinstance(exc, IndexError):  # no key in the lock
                 raise guard.refusal() from None
-            guard.leave(exc, in_step=synced or isinstance(exc, IN_STEP))
+            guard.leave(exc, in_step=synced or is_in_step(exc))
             raise
         lock.append(None)
         return result

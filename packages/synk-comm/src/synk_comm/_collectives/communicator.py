@@ -9,7 +9,7 @@ import operator
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Callable
+from typing import Any, Callable, cast
 
 from numpy import ndarray
 
@@ -18,7 +18,7 @@ from synk_comm._core.fabric import Fabric, RepeatedCall, Share, Shortcut
 from synk_comm._core.ops import ReduceOp
 from synk_comm._core.packing import NUMBERS, as_array, can_receive
 from synk_comm._core.requests import Request
-from synk_comm._core.steps import CheckedCall, Result, Steps
+from synk_comm._core.steps import CheckedCall, Steps
 from synk_comm._core.table import TABLE, Arguments, CollectiveRow, row_of
 from synk_comm.abc import Communicator
 from synk_comm.exceptions import CommError, MisuseError
@@ -121,11 +121,9 @@ class RoundCommunicator(Communicator):
     ) -> Any:
         """Make a call in the general way, and learn to repeat it if ``key`` is not None."""
         steps = self._steps
-        result, accident = steps.make(prepare(given), timeout_s)
+        result = steps.make(prepare(given), timeout_s)
         if key is not None and steps.fabric.is_first_round:
             self._learn(key, prepare, given._replace(x=None, out=None))
-        if accident is not None:
-            raise accident
         return result
 
     def _learn(self, key: Any, prepare: Prepare, given: Arguments) -> None:
@@ -137,7 +135,7 @@ class RoundCommunicator(Communicator):
             return
         in_blocks = row_of(calls[0].kind).in_blocks
 
-        def otherwise(x: Any, out: Any) -> Result:
+        def otherwise(x: Any, out: Any) -> Any:
             if in_blocks:
                 x = x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])
             prepared = prepare(given._replace(x=x, out=out))
@@ -158,7 +156,7 @@ class RoundCommunicator(Communicator):
         if shortcut is not None and left_s > 0.9 * self.timeout_s:  # it waits for as long as that
             calls = shortcut(None, None)
         else:
-            prepared = CheckedCall(call, encode(call), lambda calls, _: (calls, None))
+            prepared = CheckedCall(call, encode(call), lambda calls, _: calls)
             calls = self._call_first(call, lambda _: prepared, Arguments(), max(left_s, 0.001))
         return calls
 
@@ -207,17 +205,16 @@ class RoundCommunicator(Communicator):
     def _split(
         self, call: CollectiveCall, said: tuple[int | None, int], timeout_s: float | None
     ) -> RoundCommunicator | None:
-        def finish(_: Any, deadline: float) -> Result:
+        def finish(_: Any, deadline: float) -> RoundCommunicator | None:
             share: Share = lambda obj: gathering.share(self._steps, obj, deadline)  # noqa: E731
             enter = lambda fabric: meet(fabric, deadline, self.timeout_s, self.why)  # noqa: E731
             comm, members = split(self._steps.fabric, said, share, enter)
             if comm is not None:
                 comm._origin = members
-            return comm, None
+            return comm
 
-        made: RoundCommunicator | None
-        made, _ = self._steps.make(CheckedCall(call, encode(call), finish), timeout_s)
-        return made
+        made = self._steps.make(CheckedCall(call, encode(call), finish), timeout_s)
+        return cast("RoundCommunicator | None", made)
 
     def in_parent_ranks(self, exc: CommError) -> CommError:
         """Return an error of this group in the ranks of the group that it was split from."""

@@ -30,14 +30,14 @@ from synk_comm._core.packing import (
     place_for,
     unpack,
 )
-from synk_comm._core.steps import CheckedCall, Result, Steps, check_out, pickled, unpickled
+from synk_comm._core.steps import CheckedCall, Steps, check_out, pickled, unpickled
 from synk_comm._core.table import TABLE, Arguments, CollectiveRow
 
 
 def barrier(steps: Steps, row: CollectiveRow, given: Arguments) -> CheckedCall:  # noqa: ARG001
     """Prepare a barrier."""
     call = CollectiveCall("barrier")
-    return CheckedCall(call, encode(call), lambda calls, deadline: (None, None))  # noqa: ARG005
+    return CheckedCall(call, encode(call), lambda calls, deadline: None)  # noqa: ARG005
 
 
 # -- from one to all ----------------------------------------------------------------------
@@ -52,7 +52,7 @@ def broadcast(steps: Steps, row: CollectiveRow, given: Arguments) -> CheckedCall
     parts = bundles(call.arrays)
     source = pack(own, parts[0]) if steps.rank == root else None
 
-    def finish(calls: Sequence[CollectiveCall], deadline: float) -> Result:
+    def finish(calls: Sequence[CollectiveCall], deadline: float) -> Any:
         kinds, many = calls[root].arrays, calls[root].many
         arrays = new_arrays(kinds) if x is None else own
         for which, bundle in enumerate(bundles(kinds)):
@@ -64,8 +64,8 @@ def broadcast(steps: Steps, row: CollectiveRow, given: Arguments) -> CheckedCall
                 moves.spread(steps.fabric, root, target, deadline, which == 0)
                 unpack(target, bundle, arrays)
         if x is None:
-            return (arrays if many else bare(arrays[0])), None
-        return (bare(x) if is_number else x), None
+            return arrays if many else bare(arrays[0])
+        return bare(x) if is_number else x
 
     return CheckedCall(call, encode(call), finish, lambda: steps.fabric.post(source))
 
@@ -128,7 +128,7 @@ def exchange(steps: Steps, row: CollectiveRow, given: Arguments) -> CheckedCall:
     whole = None if sources is None else sources[0]
     fill, part = moves.first_parts(fabric, sources) if dealt else (lambda: fabric.post(whole), 0)
 
-    def finish(calls: Sequence[CollectiveCall], deadline: float) -> Result:
+    def finish(calls: Sequence[CollectiveCall], deadline: float) -> Any:
         totals = [sum(map(count_bytes, theirs.arrays)) for theirs in calls]
         lists, places = any(theirs.many for theirs in calls), outs or [None] * len(senders)
         kinds = received(calls, rank)
@@ -144,11 +144,11 @@ def exchange(steps: Steps, row: CollectiveRow, given: Arguments) -> CheckedCall:
             moves.collect(fabric, root, whole, got, totals, deadline)
         moves.settle(got, places)
         if out is not None or not receives:
-            return out, None
+            return out
         if lists:
-            return _by_array(got, calls), None
+            return _by_array(got, calls)
         new = [None if array is None else bare(array) for array in got]
-        return (new[0] if row.makes == "one" else new), None
+        return new[0] if row.makes == "one" else new
 
     to = root if row.root == "receives" else None
     return CheckedCall(call, encode(call), finish, fill, to, part)
@@ -160,7 +160,7 @@ _SHARE = TABLE["all_gather_object"]._replace(name="share")
 def share(steps: Steps, obj: Any, deadline: float) -> list[Any]:
     """Send a small object to all ranks, within a collective that has passed the guard."""
     prepared = exchange(steps, _SHARE, Arguments(pickled(obj)))
-    return [unpickled(data) for data in steps.make_inside(prepared, deadline)[0]]
+    return [unpickled(data) for data in steps.make_inside(prepared, deadline)]
 
 
 def _one_for_each(

@@ -44,9 +44,7 @@ class _BegunCollective(Request):
             # NumPy 1 miscounts the threads with other settings if the same are set once more.
             same = self._numpy == _numpy_settings()
             with nullcontext() if same else np.errstate(**self._numpy):
-                self._result, accident = steps.make(prepared, None)
-            if accident is not None:
-                raise accident
+                self._result = steps.make(prepared, None)
         except BaseException as exc:  # noqa: BLE001 - raised where it is waited for
             for link in chain(exc):  # a traceback would keep the arrays of its frames alive
                 link.__traceback__ = None

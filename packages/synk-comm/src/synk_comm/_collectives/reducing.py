@@ -23,7 +23,7 @@ from synk_comm._core.packing import (
     unpack,
 )
 from synk_comm._core.reductions import first_round, folder, reduce_stretch
-from synk_comm._core.steps import CheckedCall, Result, Steps, check_out
+from synk_comm._core.steps import CheckedCall, Steps, check_out
 from synk_comm._core.table import Arguments, CollectiveRow
 
 
@@ -50,7 +50,7 @@ def reduce(steps: Steps, row: CollectiveRow, given: Arguments) -> CheckedCall:
         sources = [array.copy() for array in sources]
     first = None if sources is None else pack(sources, parts[0])
 
-    def finish(calls: Sequence[CollectiveCall], deadline: float) -> Result:
+    def finish(calls: Sequence[CollectiveCall], deadline: float) -> Any:
         plan = agreed(calls)
         kinds, many = calls[plan.ranks[0]].arrays, calls[plan.ranks[0]].many
         results = outs or new_arrays(kinds if receives else ())
@@ -61,9 +61,10 @@ def reduce(steps: Steps, row: CollectiveRow, given: Arguments) -> CheckedCall:
             reduce_stretch(fabric, plan, stretch, deadline, posted=which == 0)
             if target is not None:
                 unpack(target, bundle, results)
+        plan.finish()
         if many or not receives:
-            return (results if receives else None), plan.accident
-        return (bare(results[0]) if outs is None else results[0]), plan.accident
+            return results if receives else None
+        return bare(results[0]) if outs is None else results[0]
 
     fill, part = first_round(fabric, parts[0].nbytes if parts else 0, first)
     return CheckedCall(call, encode(call), finish, fill, root, part)
@@ -87,13 +88,14 @@ def reduce_scatter(steps: Steps, row: CollectiveRow, given: Arguments) -> Checke
     sources = [flat_bytes(block) for block in blocks]
     fill, part = moves.first_parts(steps.fabric, sources)
 
-    def finish(calls: Sequence[CollectiveCall], deadline: float) -> Result:
+    def finish(calls: Sequence[CollectiveCall], deadline: float) -> Any:
         plan = agreed(calls)
         block = moves.room(own, out, arrays)
         stretch = Stretch(dtype, block.nbytes, None, flat_bytes(block))
         moves.deal(steps.fabric, calls, sources, folder(plan, stretch), deadline)
         moves.settle([block], [out])
-        return (bare(block) if out is None else out), plan.accident
+        plan.finish()
+        return bare(block) if out is None else out
 
     return CheckedCall(call, encode(call), finish, fill, part=part)
 

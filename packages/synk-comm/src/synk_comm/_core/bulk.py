@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .calls import CollectiveCall
-from .ops import Array, ReduceOp, combine, scaled
+from .ops import OVER, Array, ReduceOp, combine, scaled
 
 
 class AgreedReduction(NamedTuple):
@@ -36,10 +36,11 @@ class AgreedReduction(NamedTuple):
             self.accidents.append(accident)
         return accident
 
-    @property
-    def accident(self) -> Exception | None:
-        """The first of these."""
-        return self.accidents[0] if self.accidents else None
+    def finish(self) -> None:
+        """Raise what NumPy raised first, now that the call is over."""
+        if self.accidents:
+            self.accidents[0].__dict__[OVER] = True
+            raise self.accidents[0]
 
 
 def agreed(calls: Sequence[CollectiveCall]) -> AgreedReduction:

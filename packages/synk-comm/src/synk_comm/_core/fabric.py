@@ -38,7 +38,7 @@ from synk_comm.exceptions import (
 
 from .bulk import Bulk
 from .calls import CollectiveCall, decode
-from .ops import Array
+from .ops import OVER, Array
 
 Watch = Callable[[], None]
 _Error = TypeVar("_Error", bound=BaseException)
@@ -58,8 +58,10 @@ class NoMemory(MemoryError):
     """This rank has no memory left; the others have been informed."""
 
 
-IN_STEP = (MismatchError, PeerDeclined, NoMemory)
-"""Raised by all ranks after a complete round: the group stays in step."""
+def is_in_step(exc: BaseException) -> bool:
+    """Return whether it was raised by all ranks after a complete round, or after all rounds."""
+    return isinstance(exc, (MismatchError, PeerDeclined, NoMemory)) or OVER in exc.__dict__
+
 
 PART_BYTES = 1 << 18
 PIECE_HEAD_BYTES = 1024
@@ -103,15 +105,14 @@ class RepeatedCall(NamedTuple):
         calls, heads: of all ranks, the first time. If all are the same again, so are all layouts.
         timeout_s: how long to wait.
         otherwise: continues in the general way, after the first round of a call in which some
-            head differs: ``otherwise(x, out)`` returns the result, and NumPy's exception about
-            overflow and its like, or None.
+            head differs: ``otherwise(x, out)`` returns the result.
     """
 
     guard: Any
     calls: Sequence[CollectiveCall]
     heads: Sequence[bytes]
     timeout_s: float
-    otherwise: Callable[[Any, Any], tuple[Any, Exception | None]]
+    otherwise: Shortcut
 
 
 class Pieces(Protocol):

@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 from synk_comm.exceptions import AbortedError, ClosedError, CommError, MisuseError, PeerLost
 
 from .calls import shorten
-from .fabric import IN_STEP, aborted, again, is_of_watch
+from .fabric import aborted, again, is_in_step, is_of_watch
 
 DEFAULT_TIMEOUT_S = 300.0
 """Seconds that a call may take by default."""
@@ -80,7 +80,7 @@ class Guard:
             raise ended
 
     def __exit__(self, _: object, exc: BaseException | None, traceback: object) -> None:
-        self.leave(exc, in_step=exc is None or isinstance(exc, IN_STEP))
+        self.leave(exc, in_step=exc is None or is_in_step(exc))
 
     def leave(self, exc: BaseException | None, *, in_step: bool) -> None:
         """Return the key; end the group first if the exception left the ranks out of step."""

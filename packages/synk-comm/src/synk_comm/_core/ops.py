@@ -17,6 +17,10 @@ else:
     Array = np.ndarray
 
 
+OVER = "_over"
+"""Marks an exception of NumPy's, on overflow and its like, that is raised when its call is over."""
+
+
 class ReduceOp(str, enum.Enum):
     """How values of several ranks become one; the plain strings are accepted everywhere."""
 
