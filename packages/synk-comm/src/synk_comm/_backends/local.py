@@ -32,15 +32,7 @@ class LocalFabric(MessageFabric[Peer]):
     def slot(self) -> Array:
         return self._slot
 
-    def sync(
-        self,
-        head: bytes | None,
-        nbytes: int,  # noqa: ARG002 - of a slot that is read where it was filled
-        deadline: float,  # noqa: ARG002
-        *,
-        to: int | None = None,  # noqa: ARG002
-        part: int = 0,  # noqa: ARG002
-    ) -> None:
+    def sync(self, head: bytes | None, *_: Any, **how: Any) -> None:  # noqa: ARG002
         if head is not None:
             self.own_head = head
             self.turn += 1

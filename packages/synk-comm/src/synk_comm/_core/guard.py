@@ -181,7 +181,7 @@ class Guard:
 
     def _shut(self) -> None:
         """Remove the key from the lock, if it is there."""
-        with contextlib.suppress(IndexError):  # of a thread inside, which keeps it when it leaves
+        with contextlib.suppress(IndexError):  # a thread inside has it, and keeps it at its end
             self._kept.append(self.lock.pop())
 
     def _end(self, exc: BaseException) -> None:

@@ -119,22 +119,22 @@ def _fold(
     calls: Sequence[CollectiveCall], rank: int, views: Sequence[Views | None], *, from_x: bool
 ) -> Finish:
     """Return a function that reduces all views; ``from_x`` if ``x`` stands for the own one."""
-    plan = agreed(calls)
+    op, _, factors, *_ = agreed(calls)
     operands = [(pair, from_x and r == rank) for r, pair in enumerate(views) if pair is not None]
     like = operands[0][0][0]
     dtype, shape = like.dtype, like.shape
     if (
         len(operands) == len(views) == 2
-        and not plan.factors
-        and not is_wide(dtype, plan.op)
+        and not factors
+        and not is_wide(dtype, op)
         and dtype.isnative
     ):
-        return _add(plan.op, rank, [pair for pair, _ in operands], from_x=from_x)
+        return _add(op, rank, [pair for pair, _ in operands], from_x=from_x)
 
     def fold(x: Any, out: Any, parity: int) -> Any:
         total = np.empty(shape, dtype) if out is None else out
         arrays = [x if own and out is None else pair[parity] for pair, own in operands]
-        accident = combine(plan.op, arrays, total, plan.factors)
+        accident = combine(op, arrays, total, factors)
         if accident is not None:
             raise accident
         return total
