@@ -1,11 +1,8 @@
 """Collectives that return at once: the blocking ones, in a thread and a group of their own.
 
-The first of them splits off a group of the same ranks, and starts a thread that makes this group's
-calls, one after the other, in the order in which they were begun. So they have the blocking calls'
-comparison, time limits, errors and results, and go on while the rank computes. Arguments are
-checked, and laid out for travel, where the call is begun.
-
-The two groups end together: ``Guard.bind``.
+Arguments are checked, and laid out for travel, where the call is begun. So the thread's calls have
+the comparison, time limits, errors and results of others. The two groups end together:
+``Guard.bind``.
 """
 
 from __future__ import annotations
@@ -71,14 +68,11 @@ class _BegunCollective(Request):
 
 
 class Background(threading.Thread):
-    """The thread that makes the collectives which were begun, in a group of its own.
+    """The thread that makes the calls which were begun, in their order.
 
     Args:
-        child: a ``RoundCommunicator`` of the same ranks; that of the thread from now on.
-        owner: another one, which ends when ``child`` does; if it is dropped, the thread ends.
-
-    Attributes:
-        steps: of ``child``.
+        child: its ``RoundCommunicator``, of the same ranks as the owner.
+        owner: who begins the calls; if it is dropped, the thread ends.
     """
 
     def __init__(self, child: Any, owner: Any) -> None:
