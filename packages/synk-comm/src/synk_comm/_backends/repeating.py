@@ -1,9 +1,6 @@
 """A small call that all ranks have made before, repeated in a few microseconds.
 
-The general way costs far more Python than the machine needs. All that is the same next time is
-kept in closures: a back-end's ``exchange``, and ``finish`` (``_core/repeats.py``), which makes the
-result. As much is checked as in the general way, in which the call goes on if some rank makes
-another one.
+As much is checked as in the general way, in which the call goes on if some rank makes another one.
 """
 
 from __future__ import annotations

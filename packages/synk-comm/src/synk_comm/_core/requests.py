@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class Request(ABC):
     """A message or a collective that a method such as ``isend`` or ``iall_reduce`` has begun.
 
-    Until ``wait`` has returned or ``test`` has returned True, do not change its arrays, nor read
-    ``out``. It gets done even if nobody keeps the request, which keeps the arrays alive.
+    It gets done even if nobody keeps the request; its arrays are kept alive until then. Do not
+    change them, nor read ``out``, before ``wait`` has returned, or ``test`` has returned True.
 
     A message moves on in every call of its communicator that sends or receives one, in ``wait``
     and ``test`` of its messages, and in ``close()``. While this rank does anything else,
