@@ -217,8 +217,10 @@ def _by_array(
     count = max(len(theirs.arrays) for theirs in calls)
     lists: list[list[Array | None]] = [[None] * len(calls) for _ in range(count)]
     for rank, (flat, theirs) in enumerate(zip(gathered, calls)):
+        if flat is None:
+            continue
         start = 0
-        for which, (dtype, shape) in enumerate(theirs.arrays if flat is not None else ()):
+        for which, (dtype, shape) in enumerate(theirs.arrays):
             array = lists[which][rank] = np.empty(shape, text_dtype(dtype))
             stop = start + array.nbytes
             np.copyto(flat_bytes(array), flat[start:stop])

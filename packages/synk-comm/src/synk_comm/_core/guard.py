@@ -204,7 +204,14 @@ class Guard:
 
 _guards: weakref.WeakSet[Guard] = weakref.WeakSet()
 """All guards of this process, for the moment when it forks."""
-os.register_at_fork(after_in_child=lambda: [guard.disown() for guard in list(_guards)])
+
+
+def _disown_all() -> None:
+    for guard in list(_guards):
+        guard.disown()
+
+
+os.register_at_fork(after_in_child=_disown_all)
 
 
 def deadline_after(timeout_s: float) -> float:
