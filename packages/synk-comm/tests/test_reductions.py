@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synk_comm._core.ops import ReduceOp, combine, scaled
+from synk_comm._core.ops import UFUNC, ReduceOp, combine, scaled
 from synk_comm.testing import in_threads, thread_group
 
 SIZE = 3
@@ -55,7 +55,7 @@ def test_the_shortcut_names_where_results_go(monkeypatch, shape):
     def strict(first, second, **keywords):
         return np.maximum(first, second, **keywords)
 
-    monkeypatch.setattr("synk_comm._core.repeats.ufunc_of", lambda op: strict)
+    monkeypatch.setitem(UFUNC, ReduceOp.MAX, strict)
     pair = thread_group(2)
 
     def reduce(comm):

@@ -18,10 +18,10 @@ What holds for every collective:
 * An exception that leaves a collective half-way (a timeout, KeyboardInterrupt, whatever
   ``watch`` raises) ends the group: peers raise ``AbortedError`` at once, and so does every
   later call. Outputs may then be partly written.
-* Results do not share memory with inputs or with other ranks' arrays, unless ``out`` says so.
-* A new result without axes is a NumPy scalar, as from NumPy's own functions, whether a number or
-  an array without axes was given: ``all_reduce(3.0)`` is a ``np.float64``. Scalars are of native
-  byte order. What the caller gave to be filled (``out``, ``x`` of broadcast) is returned as it is.
+* A result is a new array in C order. Without axes it is a NumPy scalar of native byte order, as
+  from NumPy's own functions: ``all_reduce(3.0)`` is a ``np.float64``. What the caller gave to be
+  filled is returned instead: ``out``, a writeable array of the result's dtype and shape (or a list
+  of such), or ``x`` of broadcast. Nothing else shares memory with inputs or other ranks' arrays.
 
 Arrays: any memory layout and byte order. Moves (broadcast, scatter, gather, all_gather,
 all_to_all, send) take every dtype without Python objects, structured ones too; reductions take
@@ -44,127 +44,42 @@ waits for all ranks, and later ones return at once.
   in this group meanwhile. One that waits and one that does not are not matched with each other.
 * Arguments that are wrong by themselves raise at once. All else, MismatchError too, is raised by
   ``wait`` and ``test`` of the request, on all ranks that are concerned.
-* Input and ``out`` must not be changed until ``wait`` has returned or ``test`` has returned True;
-  they are kept alive until then. Results have the same bits as those of the blocking calls.
-* They go on while this rank computes. ``watch`` is called by that thread then.
+* They go on while this rank computes. ``watch`` is called by that thread then. Results have the
+  same bits as those of the blocking calls.
 * The two groups end together, by whatever ends one of them.
 """
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Callable, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Callable, TypeVar
 
 from numpy import ndarray
 
 from ._core.calls import word_to_peers
 from ._core.ops import Array, ReduceOp
 from ._core.packing import can_receive
+from ._core.requests import Request, begins
 from ._core.steps import pickled, unpickled
 from ._core.table import Arguments
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import ArrayLike
-    from typing_extensions import ParamSpec
 
-    P = ParamSpec("P")
+__all__ = ["Communicator", "Request"]
 
 Self = TypeVar("Self", bound="Communicator")
 Out = Any  # an ndarray, or a list of them: as the docstring of the method says
-
-
-class Request(ABC):
-    """A message or a collective that a method such as ``isend`` or ``iall_reduce`` has begun.
-
-    It gets done even if nobody keeps the request. A message moves on in every call of its
-    communicator that sends or receives one, in ``wait`` and ``test`` of its messages, and in
-    ``close()``. While this rank does anything else, collectives too, only what fits the channel is
-    under way: wait for a long message before a collective that its receiver enters after it. A
-    collective goes on all the time, in a thread.
-    """
-
-    @abstractmethod
-    def wait(self, timeout_s: float | None = None) -> Any:
-        """Wait until the call is done; at once if it is already.
-
-        An interrupt, such as Ctrl-C, of the wait for a collective ends this wait and nothing else.
-
-        Args:
-            timeout_s: None takes, for a message, the communicator's own. A collective has that in
-                any case, from when all that was begun before it is done.
-
-        Returns:
-            What the blocking call returns: of ``irecv`` the array, of ``isend`` None. The same
-            again if called again.
-
-        Raises:
-            CommTimeout: ``timeout_s`` is over, and the call under way: it can be waited for again.
-                Or a collective took longer than the communicator's own time: the group has ended.
-            MismatchError: ``out`` of ``irecv`` does not fit what came, which is lost.
-            PeerLost, AbortedError, ClosedError, MisuseError: as from every call.
-            Whatever else the blocking call raises after it has begun.
-        """
-
-    @abstractmethod
-    def test(self) -> bool:
-        """Return whether the call is done, without waiting; raise as ``wait``.
-
-        Only for a message whose other rank is gone it waits: for what may be on the way from it.
-        """
-
-
-class _Beginning:
-    """Stands for a communicator in the body of a blocking method: begins what that would make."""
-
-    request: Request
-
-    def __init__(self, comm: Communicator) -> None:
-        self._comm = comm
-        self._shortcuts: dict[Any, Any] = {}
-
-    def _call(self, kind: str, x: Any, out: Any, _: None, *more: Any) -> None:
-        self.request = self._comm._begin(kind, Arguments(x, out, *more))
-
-    def _message(self, sending: bool, array: Any, peer: int, tag: int, _: None) -> None:
-        self.request = self._comm._begin_message(sending, array, peer, tag)
-
-
-def _begins(blocking: Callable[P, object], more: str = "") -> Callable[P, Request]:
-    """Return the method that begins what another one makes, and takes the same but ``timeout_s``.
-
-    Args:
-        blocking: the other method, whose body calls ``_call`` or ``_message`` and nothing else.
-        more: the rest of its documentation.
-    """
-    name = f"i{blocking.__name__}"
-
-    def begin(comm: Communicator, *args: Any, **keywords: Any) -> Request:
-        if "timeout_s" in keywords:
-            raise TypeError(f"{name}() takes no timeout_s; give it to wait() of the request")
-        beginning = _Beginning(comm)
-        blocking(beginning, *args, **keywords)  # type: ignore[arg-type]
-        return beginning.request
-
-    begin.__name__, begin.__qualname__ = name, f"Communicator.{name}"
-    begin.__doc__ = f"""Begin a ``{blocking.__name__}``, and return at once.
-
-        ``wait`` of the request returns what that would.{more}
-        """
-    signature = inspect.signature(blocking)
-    kept = [given for given in signature.parameters.values() if given.name != "timeout_s"]
-    method: Any = begin
-    method.__signature__ = signature.replace(parameters=kept, return_annotation="Request")
-    return cast("Callable[P, Request]", method)
 
 
 class Communicator(ABC):
     """One rank's membership in a group of ranks, with a method for each collective of the table.
 
     To be used by one thread at a time, and never in a child after ``os.fork()``: both raise
-    RuntimeError. Only ``abort()`` and ``close()`` may come from another thread.
+    RuntimeError. Only ``abort()`` and ``close()`` may come from another thread. What holds for all
+    calls, and is not said of each: see ``synk_comm.abc``.
 
     Attributes:
         rank: this member's number, 0 <= rank < size.
@@ -172,8 +87,8 @@ class Communicator(ABC):
         backend: the name of what carries the bytes: ``"shm"``, ``"zmq"``, ``"mpi"``, ``"nccl"``
             or ``"local"``.
         why: a sentence that says how this back-end came to be chosen.
-        ordered_bytes: length of the longest array that is reduced as NumPy would, in rank order;
-            None if all are. Longer ones are left to a library such as MPI.
+        ordered_bytes: length of the longest array that is reduced in rank order, see
+            ``all_reduce``; None if all are.
     """
 
     rank: int
@@ -186,34 +101,14 @@ class Communicator(ABC):
     # look here themselves: one more function would cost them up to a tenth of their time.
     _shortcuts: dict[Any, Callable[[Any, Any], Any]] = {}  # noqa: RUF012 - none here, never written
 
-    # -- what a kind of communicator does in its own way --------------------------------------
-
-    @abstractmethod
-    def _call(
-        self,
-        kind: str,
-        x: Any,
-        out: Any,
-        timeout_s: float | None,
-        op: str | ReduceOp = "sum",
-        root: int = 0,
-        weight: float | None = None,
-    ) -> Any:
-        """Make a collective; arguments that it does not have keep their defaults."""
-
-    @abstractmethod
-    def _begin(self, kind: str, given: Arguments) -> Request:
-        """Begin a collective, and return at once."""
-
-    @abstractmethod
-    def _message(
-        self, sending: bool, array: Any, peer: int, tag: int, timeout_s: float | None
-    ) -> Any:
-        """Send an array to another rank, or receive one from it, into ``array`` if that is one."""
-
-    @abstractmethod
-    def _begin_message(self, sending: bool, array: Any, peer: int, tag: int) -> Request:
-        """Begin to send or to receive an array, and return at once."""
+    # What a kind of communicator does in its own way: ``_call(kind, x, out, timeout_s, op, root,
+    # weight)`` makes a collective; arguments that it does not have are left out. ``_message``
+    # sends an array to a rank, or receives one, into ``array`` if that is one. The others begin
+    # the same, and return at once.
+    _call: Callable[..., Any]
+    _begin: Callable[[str, Arguments], Request]
+    _message: Callable[[bool, Any, int, int, float | None], Any]
+    _begin_message: Callable[[bool, Any, int, int], Request]
 
     # -- collectives --------------------------------------------------------------------------
 
@@ -238,8 +133,9 @@ class Communicator(ABC):
 
         Operands are taken in rank order, so the result is the same to the last bit on all ranks,
         from run to run, and for every size of array. float16 is accumulated in float32. In arrays
-        of more than ``ordered_bytes`` the order is a library's: all ranks still hold the same bits,
-        but another number or placement of ranks may round otherwise, and overflow is not reported.
+        of more than ``ordered_bytes`` the order is that of a library such as MPI: all ranks still
+        hold the same bits, but another number or placement of ranks may round otherwise, and
+        overflow is not reported.
 
         Args:
             x: array or list; same shape and dtype on all contributing ranks. None if this rank
@@ -249,11 +145,8 @@ class Communicator(ABC):
             weight: for ``"avg"`` only: the result is ``sum(w_r * x_r) / sum(w_r)`` over the
                 contributing ranks, default 1.0. With weight 0, ``x`` counts as None, even if it
                 holds NaN. Computed in the float arithmetic of x's dtype.
-            out: writeable array like x to receive the result; may be ``x`` itself, which is the
-                quickest for large arrays (the reduction is in place).
-
-        Returns:
-            A new array in C order, a NumPy scalar if it has no axes, or ``out``.
+            out: may be ``x`` itself, which is the quickest for large arrays (the reduction is in
+                place).
 
         Raises:
             TypeError: avg of integers or booleans (NumPy would give float64, which has no place in
@@ -280,11 +173,8 @@ class Communicator(ABC):
 
         Args:
             x, op, weight: as for ``all_reduce``.
-            root: the rank that receives the result.
-            out: on the root as for ``all_reduce``; ignored on other ranks.
-
-        Returns:
-            On the root a new array, or ``out``; None elsewhere.
+            root: the rank that receives the result; the others get None.
+            out: ignored on other ranks.
         """
         return self._call("reduce", x, out, timeout_s, op, root, weight)
 
@@ -303,10 +193,7 @@ class Communicator(ABC):
             x: an array whose first axis is a multiple of ``size``, to be cut into equal blocks, or
                 a list of ``size`` arrays of one dtype and any shapes; alike on all ranks.
             op, weight: as for ``all_reduce``; every rank contributes, so weights are positive.
-            out: writeable array like this rank's block.
-
-        Returns:
-            This rank's block: a new array, a NumPy scalar if it has no axes, or ``out``.
+            out: for this rank's block.
         """
         return self._call("reduce_scatter", x, out, timeout_s, op, 0, weight)
 
@@ -327,8 +214,8 @@ class Communicator(ABC):
             root: the rank whose values are taken.
 
         Returns:
-            ``x`` itself; where ``x`` is None a new array in C order, or a list of such. Where it is
-            a number, the root's as a NumPy scalar, on the root too.
+            ``x`` itself; where ``x`` is None a new array, or a list of such. Where it is a number,
+            the root's as a NumPy scalar, on the root too.
         """
         if type(x) is ndarray and type(root) is int and timeout_s is None:
             shortcut = self._shortcuts.get(("broadcast", x.dtype, x.shape, "sum", root, None))
@@ -349,11 +236,8 @@ class Communicator(ABC):
         Args:
             xs: on the root ``size`` arrays of one dtype and any shapes (an array with a first
                 axis of length ``size`` is such a list); None elsewhere.
-            out: writeable array of the dtype and shape that this rank is to receive; if they
-                differ from what the root gives, MismatchError on every rank.
-
-        Returns:
-            A new array, on the root too, a NumPy scalar if it has no axes, or ``out``.
+            out: for this rank's array, on the root too; if it does not fit, MismatchError on every
+                rank.
         """
         return self._call("scatter", xs, out, timeout_s, "sum", root)
 
@@ -424,7 +308,8 @@ class Communicator(ABC):
             x: array of any shape and dtype without objects.
             dest: the receiving rank; may be this one.
             tag: a number from 0 that the receiver asks for. Messages of one tag between two
-                ranks arrive in the order in which they were sent.
+                ranks arrive in the order of ``send`` and ``isend``, and go to ``recv`` and
+                ``irecv`` in the order of these calls.
 
         Raises:
             CommTimeout: if nothing was sent yet, the communicator stays usable.
@@ -439,11 +324,7 @@ class Communicator(ABC):
         Args:
             source: the sending rank; may be this one.
             tag: messages with other tags are kept for later calls.
-            out: writeable array of the dtype and shape that comes; if they differ, MismatchError
-                on this rank, and the message is lost.
-
-        Returns:
-            A new array, a NumPy scalar if it has no axes, or ``out``.
+            out: if it does not fit what comes, MismatchError on this rank, and the message is lost.
 
         Raises:
             CommTimeout: the communicator stays usable, unless half of a message is in ``out``.
@@ -452,30 +333,17 @@ class Communicator(ABC):
 
     # -- the same without waiting -------------------------------------------------------------
 
-    ibarrier = _begins(barrier)
-    iall_reduce = _begins(all_reduce)
-    ireduce = _begins(reduce)
-    ireduce_scatter = _begins(reduce_scatter)
-    ibroadcast = _begins(broadcast)
-    iscatter = _begins(scatter)
-    igather = _begins(gather)
-    iall_gather = _begins(all_gather)
-    iall_to_all = _begins(all_to_all)
-    isend = _begins(
-        send,
-        """
-
-        Messages of ``send`` and ``isend`` with one tag arrive in the order of these calls. Do
-        not change ``x`` before ``wait`` has returned, or ``test`` has returned True.""",
-    )
-    irecv = _begins(
-        recv,
-        """
-
-        Messages go to ``recv`` and ``irecv`` of their tag in the order of these calls; one of
-        ``irecv`` gets its message even if nobody keeps the request. Neither read nor change
-        ``out`` before ``wait`` has returned, or ``test`` has returned True.""",
-    )
+    ibarrier = begins(barrier)
+    iall_reduce = begins(all_reduce)
+    ireduce = begins(reduce)
+    ireduce_scatter = begins(reduce_scatter)
+    ibroadcast = begins(broadcast)
+    iscatter = begins(scatter)
+    igather = begins(gather)
+    iall_gather = begins(all_gather)
+    iall_to_all = begins(all_to_all)
+    isend = begins(send)
+    irecv = begins(recv)
 
     # -- small objects ------------------------------------------------------------------------
 

@@ -3,104 +3,71 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection
-from typing import Callable, NoReturn
+from typing import Any
 
 import numpy as np
 
 from synk_comm._collectives.communicator import RoundCommunicator
-from synk_comm._core.fabric import Fabric, Pieces, Share, aborted, describe
+from synk_comm._core.fabric import Fabric, Share, describe
 from synk_comm._core.guard import DEFAULT_TIMEOUT_S, deadline_after
 from synk_comm._core.ops import Array
 from synk_comm.abc import Communicator
-from synk_comm.exceptions import CommError
+
+from .messages import MessageFabric, Peer
 
 
-class LocalFabric(Fabric):
-    """The slots of the only rank."""
+class LocalFabric(MessageFabric[Peer]):
+    """The slot of the only rank, which has no peers."""
 
     backend = "local"
+    pieces: Any = None
 
     def __init__(self) -> None:
         super().__init__(0, 1, None)
-        self._slots = [np.empty(self.slot_bytes, np.uint8) for _ in range(2)]
-        self._rounds = self._turn = 0
-        self._head = b""
-        self._failure: CommError | None = None
+        self._slot = np.empty(self.slot_bytes, np.uint8)
 
     def meet(self, deadline: float) -> None:
         """Nobody else comes."""
 
     def slot(self) -> Array:
-        return self._slots[(self._rounds + 1) & 1]
+        return self._slot
 
-    def sync(
-        self,
-        head: bytes | None,
-        nbytes: int,  # noqa: ARG002 - of a slot that is read where it was filled
-        deadline: float,  # noqa: ARG002
-        *,
-        to: int | None = None,  # noqa: ARG002
-        part: int = 0,  # noqa: ARG002
-    ) -> None:
-        self._rounds += 1
+    def sync(self, head: bytes | None, *_: Any, **how: Any) -> None:  # noqa: ARG002
         if head is not None:
-            self._head = head
-            self._turn += 1
+            self.own_head = head
+            self.turn += 1
 
     def all_said(self, head: bytes) -> bool:
-        return self._head == head
+        return self.own_head == head
 
     def heads(self) -> list[bytes]:
-        return [self._head]
+        return [self.own_head]
 
     def read(self, rank: int, start: int, stop: int) -> Array:  # noqa: ARG002
-        return self._slots[self._rounds & 1][start:stop]
-
-    def attend(
-        self,
-        done: Callable[[], bool],  # noqa: ARG002
-        rank: int,
-        deadline: float,  # noqa: ARG002
-        *,
-        sending: bool,  # noqa: ARG002
-    ) -> None:
-        _no_other(rank)
-
-    @property
-    def pieces(self) -> Pieces:
-        return _no_other(1)
+        return self._slot[start:stop]
 
     def split(self, groups: list[list[int]], mine: int | None, share: Share) -> Fabric | None:  # noqa: ARG002
         return None if mine is None else LocalFabric()
-
-    def abort(self, reason: str) -> None:
-        self._failure = self._failure or aborted(0, reason)
-
-    def lose(self, rank: int) -> None:
-        """Nobody else can be lost."""
-
-    def failure(self) -> CommError | None:
-        return self._failure
-
-    def gone(self, ranks: Collection[int]) -> CommError | None:  # noqa: ARG002
-        return self._failure
 
     def has_entered(self, rank: int) -> bool:  # noqa: ARG002
         return True
 
     def last_seen(self, rank: int) -> str:  # noqa: ARG002
-        return describe(self._head, self._turn)
+        return describe(self.own_head, self.turn)
 
     def close(self) -> None:
         """There is only memory."""
 
-    def drop(self) -> None:
-        """There is only memory."""
+    drop = close
 
+    def _send(self, peer: Peer, kind: bytes, number: int = 0, text: bytes = b"") -> None:
+        """Nobody gets it."""
 
-def _no_other(rank: int) -> NoReturn:
-    raise ValueError(f"a group of one has no rank {rank} to send to, or to hear from")
+    def _receive(self) -> bool:
+        return False
+
+    def _pause(self, waited_s: float, left_s: float) -> None:
+        """Nobody is waited for."""
 
 
 def local_group(size: int = 1, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Communicator]:

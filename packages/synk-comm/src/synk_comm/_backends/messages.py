@@ -65,8 +65,7 @@ class MessageFabric(Fabric, Generic[P]):
         self.turn = 0
         self.own_head = b""
         self.ended: End | None = None
-        self._reason: str | None = None  # why this rank aborts, which it may not have sent yet
-        self._found_gone: int | None = None  # by this rank
+        self._own: End | None = None  # how this rank ends the group, which it may not have sent yet
 
     # -- the carrier --------------------------------------------------------------------------
 
@@ -161,16 +160,14 @@ class MessageFabric(Fabric, Generic[P]):
     # -- the end ------------------------------------------------------------------------------
 
     def abort(self, reason: str) -> None:
-        if self._reason is None:
-            self._reason = reason
-        self._send_end_soon()
+        self._end(aborted(self.rank, reason))
 
     def lose(self, rank: int) -> None:
-        self._found_gone = rank
-        self._send_end_soon()
+        self._end(lost(rank, "this rank found it gone"))
 
-    def _send_end_soon(self) -> None:
+    def _end(self, how: End) -> None:
         """Send how this rank ends the group; a thread that waits in a round does so in a slice."""
+        self._own = self._own or how
         if self.io.acquire(False):
             try:
                 self._own_end()
@@ -179,12 +176,13 @@ class MessageFabric(Fabric, Generic[P]):
 
     def _own_end(self) -> End | None:
         """Send how this rank ends the group, if it does; return what ended it."""
-        if self.ended is None and self._found_gone is not None:
-            self._lose(self._found_gone, "this rank found it gone")
-            self._send_all(LOST, self._found_gone)
-        if self.ended is None and self._reason is not None:
-            self._send_all(ABORT, 0, self._reason)
-            self.ended = aborted(self.rank, self._reason)
+        own = self._own
+        if self.ended is None and isinstance(own, PeerLost):
+            self._lose(own.rank, own.reason)
+            self._send_all(LOST, own.rank)
+        elif self.ended is None and own is not None:
+            self._send_all(ABORT, 0, own.reason)
+            self.ended = own
         return self.ended
 
     def _lose(self, rank: int, how: str) -> CommError:

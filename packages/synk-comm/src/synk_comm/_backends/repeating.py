@@ -1,16 +1,13 @@
 """A small call that all ranks have made before, repeated in a few microseconds.
 
-The general way costs far more Python than the machine needs. All that is the same next time is
-kept in closures: a back-end's ``exchange``, and ``finish`` (``_core/repeats.py``), which makes the
-result. As much is checked as in the general way, in which the call goes on if some rank makes
-another one.
+As much is checked as in the general way, in which the call goes on if some rank makes another one.
 """
 
 from __future__ import annotations
 
 from typing import Any, Callable
 
-from synk_comm._core.fabric import IN_STEP, RepeatedCall, Shortcut
+from synk_comm._core.fabric import RepeatedCall, Shortcut, is_in_step
 from synk_comm._core.repeats import Finish
 
 Exchange = Callable[[Any], int]
@@ -20,7 +17,7 @@ of the round; -1 if some rank makes another call."""
 
 def repeating(repeated: RepeatedCall, exchange: Exchange, finish: Finish) -> Shortcut:
     """Return the shortcut for a call."""
-    guard, otherwise, timeout_s = repeated.guard, repeated.otherwise, repeated.timeout_s
+    guard, otherwise = repeated.guard, repeated.otherwise
     lock = guard.lock
 
     def shortcut(x: Any, out: Any) -> Any:
@@ -33,14 +30,11 @@ def repeating(repeated: RepeatedCall, exchange: Exchange, finish: Finish) -> Sho
                 synced = True
                 result = finish(x, out, parity)
             else:
-                result, accident = otherwise(x, out, timeout_s)
-                synced = True
-                if accident is not None:
-                    raise accident
+                result = otherwise(x, out)
         except BaseException as exc:
             if not entered and isinstance(exc, IndexError):  # no key in the lock
                 raise guard.refusal() from None
-            guard.leave(exc, in_step=synced or isinstance(exc, IN_STEP))
+            guard.leave(exc, in_step=synced or is_in_step(exc))
             raise
         lock.append(None)
         return result

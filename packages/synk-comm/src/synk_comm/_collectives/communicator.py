@@ -1,15 +1,6 @@
-"""The communicator: all collectives, built on rounds, one implementation for every backend.
+"""The communicator: all collectives, built on rounds, one implementation for every back-end.
 
-The path of one call:
-
-1. A row of the table and the arguments come from the front, ``Communicator``. If all ranks have
-   made this call before, a shortcut may repeat it: ``Fabric.shortcut``.
-2. Arguments are checked, on this rank alone (``_prepare``); nothing has been sent yet.
-3. The head (the call, with dtypes and shapes) and the first bytes of data are posted in one
-   round. After it every rank sees all heads, so all reach the same verdict: go on,
-   ``MismatchError``, or ``PeerDeclined``.
-4. Data longer than a slot follow in further rounds; their number follows from the heads.
-   Each rank reads what it needs from its peers' slots after each round.
+The ``README.md`` of the package's sources follows a call through it.
 """
 
 from __future__ import annotations
@@ -18,21 +9,22 @@ import operator
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Callable
+from typing import Any, Callable, cast
 
 from numpy import ndarray
 
 from synk_comm._core.calls import CollectiveCall, declined, decode, encode, encode_decline
-from synk_comm._core.fabric import Fabric, RepeatedCall, Share, Shortcut, is_of_watch
+from synk_comm._core.fabric import Fabric, RepeatedCall, Share, Shortcut
 from synk_comm._core.ops import ReduceOp
 from synk_comm._core.packing import NUMBERS, as_array, can_receive
-from synk_comm._core.steps import CheckedCall, Result, Steps
+from synk_comm._core.requests import Request
+from synk_comm._core.steps import CheckedCall, Steps
 from synk_comm._core.table import TABLE, Arguments, CollectiveRow, row_of
-from synk_comm.abc import Communicator, Request
-from synk_comm.exceptions import AbortedError, CommError, MisuseError, PeerLost
+from synk_comm.abc import Communicator
+from synk_comm.exceptions import CommError, MisuseError
 
 from . import gathering, reducing
-from .nonblocking import Background
+from .nonblocking import CLOSE_S, Background
 from .point_to_point import PointToPoint
 from .splitting import in_ranks_of_the_old, split
 
@@ -41,9 +33,9 @@ _PREPARE: dict[tuple[str, str], Callable[[Steps, CollectiveRow, Arguments], Chec
     ("whole", "fold"): reducing.reduce,
     ("parts", "fold"): reducing.reduce_scatter,
     ("whole", "fill"): gathering.broadcast,
-    ("whole", "rows"): gathering.gather,
-    ("parts", "rows"): gathering.deal,
-    ("parts", "one"): gathering.deal,
+    ("whole", "rows"): gathering.exchange,
+    ("parts", "rows"): gathering.exchange,
+    ("parts", "one"): gathering.exchange,
 }
 """By ``sends`` and ``makes`` of the row."""
 
@@ -73,6 +65,7 @@ class RoundCommunicator(Communicator):
         self.backend = fabric.backend
         self.ordered_bytes = fabric.ordered_bytes
         self.why = why or f"{fabric.backend}: asked for"
+        self.timeout_s = timeout_s  # of a call that names none
         self._steps = Steps(fabric, timeout_s)
         self._guard = self._steps.guard
         self._messages = PointToPoint(self._steps)
@@ -83,11 +76,6 @@ class RoundCommunicator(Communicator):
     def __repr__(self) -> str:
         who = f"rank {self.rank} of {self.size}"
         return f"<Communicator {who}, {self.backend}, {self._guard.state}>"
-
-    @property
-    def timeout_s(self) -> float:
-        """How long a call may take that names no time."""
-        return self._steps.timeout_s
 
     # -- collectives --------------------------------------------------------------------------
 
@@ -133,11 +121,9 @@ class RoundCommunicator(Communicator):
     ) -> Any:
         """Make a call in the general way, and learn to repeat it if ``key`` is not None."""
         steps = self._steps
-        result, accident = steps.make(prepare(given), timeout_s)
+        result = steps.make(prepare(given), timeout_s)
         if key is not None and steps.fabric.is_first_round:
             self._learn(key, prepare, given._replace(x=None, out=None))
-        if accident is not None:
-            raise accident
         return result
 
     def _learn(self, key: Any, prepare: Prepare, given: Arguments) -> None:
@@ -149,11 +135,11 @@ class RoundCommunicator(Communicator):
             return
         in_blocks = row_of(calls[0].kind).in_blocks
 
-        def otherwise(x: Any, out: Any, timeout_s: float | None) -> Result:
+        def otherwise(x: Any, out: Any) -> Any:
             if in_blocks:
                 x = x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])
             prepared = prepare(given._replace(x=x, out=out))
-            return steps.make(prepared, timeout_s, resuming=True)
+            return steps.make_inside(prepared, steps.deadline(None), resuming=True)
 
         shortcut = steps.fabric.shortcut(
             RepeatedCall(steps.guard, calls, heads, steps.timeout_s, otherwise)
@@ -170,7 +156,7 @@ class RoundCommunicator(Communicator):
         if shortcut is not None and left_s > 0.9 * self.timeout_s:  # it waits for as long as that
             calls = shortcut(None, None)
         else:
-            prepared = CheckedCall(call, encode(call), lambda calls, _: (calls, None))
+            prepared = CheckedCall(call, encode(call), lambda calls, _: calls)
             calls = self._call_first(call, lambda _: prepared, Arguments(), max(left_s, 0.001))
         return calls
 
@@ -203,14 +189,10 @@ class RoundCommunicator(Communicator):
     def _message(
         self, sending: bool, array: Any, peer: int, tag: int, timeout_s: float | None
     ) -> Any:
-        message = self._messages.prepare(sending, array, peer, tag)
-        self._messages.move(message, timeout_s, new=True)
-        return message.result()
+        return self._messages.begin(sending, array, peer, tag, timeout_s=timeout_s).wait()
 
     def _begin_message(self, sending: bool, array: Any, peer: int, tag: int) -> Request:
-        message = self._messages.prepare(sending, array, peer, tag)
-        self._messages.move(message, new=True, once=True)
-        return message
+        return self._messages.begin(sending, array, peer, tag, once=True)
 
     # -- groups -------------------------------------------------------------------------------
 
@@ -223,17 +205,16 @@ class RoundCommunicator(Communicator):
     def _split(
         self, call: CollectiveCall, said: tuple[int | None, int], timeout_s: float | None
     ) -> RoundCommunicator | None:
-        def finish(_: Any, deadline: float) -> Result:
+        def finish(_: Any, deadline: float) -> RoundCommunicator | None:
             share: Share = lambda obj: gathering.share(self._steps, obj, deadline)  # noqa: E731
             enter = lambda fabric: meet(fabric, deadline, self.timeout_s, self.why)  # noqa: E731
             comm, members = split(self._steps.fabric, said, share, enter)
             if comm is not None:
                 comm._origin = members
-            return comm, None
+            return comm
 
-        made: RoundCommunicator | None
-        made, _ = self._steps.make(CheckedCall(call, encode(call), finish), timeout_s)
-        return made
+        made = self._steps.make(CheckedCall(call, encode(call), finish), timeout_s)
+        return cast("RoundCommunicator | None", made)
 
     def in_parent_ranks(self, exc: CommError) -> CommError:
         """Return an error of this group in the ranks of the group that it was split from."""
@@ -255,13 +236,12 @@ class RoundCommunicator(Communicator):
         try:
             self._messages.finish()
         finally:
-            is_open = self._guard.ended() is None
+            limit_s = self.timeout_s if self._guard.ended() is None else CLOSE_S
             self._shortcuts.clear()  # they keep the memory of the slots, to be unmapped below
             self._guard.close()
-            self._messages.forget()
             # Last: ranks that wait for this one in this group need not wait for that.
             if self._background is not None:
-                self._background.close(is_open)
+                self._background.close(limit_s)
 
 
 def _of_blocks(shortcut: Shortcut, size: int) -> Shortcut:
@@ -273,14 +253,9 @@ def meet(fabric: Fabric, deadline: float, timeout_s: float, why: str = "") -> Ro
     """Wait for all ranks, and make the communicator; free everything if that fails."""
     comm = RoundCommunicator(fabric, timeout_s, why)
     try:
-        fabric.meet(deadline)
-    except BaseException as exc:
-        if is_of_watch(exc) or not isinstance(exc, (AbortedError, PeerLost)):
-            comm.abort(f"{type(exc).__name__} while joining: {exc}")
-        elif isinstance(exc, AbortedError) and exc.rank == fabric.rank:
-            comm.abort(exc.reason)  # of the group that this one comes from: the others may not know
-        elif fabric.failure() is None and exc.rank >= 0:  # else they see that, and by whom
-            fabric.lose(exc.rank)
+        with comm._guard:
+            fabric.meet(deadline)
+    except BaseException:
         comm.close()
         raise
     return comm

@@ -10,7 +10,6 @@ import numpy as np
 from synk_comm._core import moves
 from synk_comm._core.calls import (
     CollectiveCall,
-    Kind,
     count_bytes,
     encode,
     kind_of,
@@ -26,19 +25,19 @@ from synk_comm._core.packing import (
     contiguous,
     flat_bytes,
     is_list,
+    new_arrays,
     pack,
+    place_for,
     unpack,
 )
-from synk_comm._core.steps import CheckedCall, Result, Steps, check_out, pickled, unpickled
+from synk_comm._core.steps import CheckedCall, Steps, check_out, pickled, unpickled
 from synk_comm._core.table import TABLE, Arguments, CollectiveRow
-
-_BARRIER = CollectiveCall("barrier")
-_BARRIER_HEAD = encode(_BARRIER)
 
 
 def barrier(steps: Steps, row: CollectiveRow, given: Arguments) -> CheckedCall:  # noqa: ARG001
     """Prepare a barrier."""
-    return CheckedCall(_BARRIER, _BARRIER_HEAD, lambda calls, deadline: (None, None))  # noqa: ARG005
+    call = CollectiveCall("barrier")
+    return CheckedCall(call, encode(call), lambda calls, deadline: None)  # noqa: ARG005
 
 
 # -- from one to all ----------------------------------------------------------------------
@@ -46,23 +45,27 @@ def barrier(steps: Steps, row: CollectiveRow, given: Arguments) -> CheckedCall: 
 
 def broadcast(steps: Steps, row: CollectiveRow, given: Arguments) -> CheckedCall:
     """Check the arguments of a broadcast, and prepare it."""
-    root, x = steps.check_rank(given.root), given.x
-    if isinstance(x, NUMBERS):
-        made = broadcast(steps, row, given._replace(x=as_array(x)))
-        return made._replace(finish=lambda *how: (made.finish(*how)[0][()], None))
+    root, is_number = steps.check_rank(given.root), isinstance(given.x, NUMBERS)
+    x = as_array(given.x) if is_number else given.x
     call = _broadcast_call(steps, row.name, x, root)
-    parts = bundles(call.arrays, together=call.many)
-    source = pack(x if call.many else [x], parts[0]) if steps.rank == root else None
+    own = list(x) if call.many else [x]
+    parts = bundles(call.arrays)
+    source = pack(own, parts[0]) if steps.rank == root else None
 
-    def finish(calls: Sequence[CollectiveCall], deadline: float) -> Result:
-        brought = calls[root]
-        if x is not None:
-            _spread(steps, list(x) if brought.many else [x], parts, root, source, deadline)
-            return x, None
-        made = [np.empty(shape, text_dtype(dtype)) for dtype, shape in brought.arrays]
-        comes = bundles(brought.arrays, together=brought.many)
-        _spread(steps, made, comes, root, None, deadline)
-        return (made if brought.many else bare(made[0])), None
+    def finish(calls: Sequence[CollectiveCall], deadline: float) -> Any:
+        kinds, many = calls[root].arrays, calls[root].many
+        arrays = new_arrays(kinds) if x is None else own
+        for which, bundle in enumerate(bundles(kinds)):
+            if steps.rank == root:
+                data = source if which == 0 and source is not None else pack(arrays, bundle)
+                moves.spread(steps.fabric, root, data, deadline, which == 0)
+            else:
+                target = place_for(bundle, arrays)
+                moves.spread(steps.fabric, root, target, deadline, which == 0)
+                unpack(target, bundle, arrays)
+        if x is None:
+            return arrays if many else bare(arrays[0])
+        return bare(x) if is_number else x
 
     return CheckedCall(call, encode(call), finish, lambda: steps.fabric.post(source))
 
@@ -92,62 +95,63 @@ def _broadcast_call(steps: Steps, kind: str, x: Any, root: int) -> CollectiveCal
     return CollectiveCall(kind, root=root, arrays=kinds, many=many)
 
 
-def _spread(
-    steps: Steps, arrays: list[Array], parts: Any, root: int, first: Array | None, deadline: float
-) -> None:
-    for which, bundle in enumerate(parts):
-        if steps.rank == root:
-            source = first if which == 0 else pack(arrays, bundle)
-            moves.spread(steps.fabric, root, source, None, deadline, which == 0)
-            continue
-        alone = arrays[bundle.members[0]]
-        usable = len(bundle.members) == 1 and alone.flags.c_contiguous
-        target = flat_bytes(alone) if usable else np.empty(bundle.nbytes, np.uint8)
-        moves.spread(steps.fabric, root, None, target, deadline, which == 0)
-        unpack(target, bundle, arrays)
+# -- from each to each, where not all need to send or receive -----------------------------
 
 
-# -- from all to one, or to all -----------------------------------------------------------
-
-
-def gather(steps: Steps, row: CollectiveRow, given: Arguments) -> CheckedCall:
-    """Check the arguments of a gather or all_gather, and prepare it."""
-    root = steps.check_rank(given.root) if row.root == "receives" else None
-    receives = root in (None, steps.rank)
-    x, out, many = given.x, given.out if receives else None, is_list(given.x)
-    arrays = None if x is None else [as_array(array) for array in (x if many else [x])]
+def exchange(steps: Steps, row: CollectiveRow, given: Arguments) -> CheckedCall:
+    """Check the arguments of a gather, all_gather, scatter or all_to_all, and prepare it."""
+    fabric, rank, size, x = steps.fabric, steps.rank, steps.size, given.x
+    root = steps.check_rank(given.root) if row.root else None
+    senders = range(size) if root is None or row.root == "receives" else [root]
+    receives = row.root != "receives" or rank == root
+    out = given.out if receives else None
+    dealt = row.sends == "parts"
+    many = is_list(x) and not dealt
+    if dealt:
+        arrays = _one_for_each(steps, row.name, x, senders)
+    else:
+        arrays = None if x is None else [as_array(array) for array in (x if many else [x])]
     if out is not None and many:
         raise ValueError(f"out of {row.name} does not go together with a list of arrays")
-    outs = None if out is None else _rows(out, steps.size, row.name)
+    outs = None if out is None else _outs(out, None if row.makes == "one" else size, row.name)
     call = CollectiveCall(
         row.name,
         root=-1 if root is None else root,
         arrays=_kinds_of(arrays),
         outs=_kinds_of(outs),
-        weight=float(arrays is not None),
+        weight=float(dealt or arrays is not None),
         many=many,
     )
-    source = None if arrays is None else _joined(arrays)
+    sources = None if arrays is None else [flat_bytes(contiguous(array)) for array in arrays]
+    if sources is not None and not dealt:
+        sources = sources if len(sources) == 1 else [np.concatenate(sources)]
+    whole = None if sources is None else sources[0]
+    fill, part = moves.first_parts(fabric, sources) if dealt else (lambda: fabric.post(whole), 0)
 
-    def finish(calls: Sequence[CollectiveCall], deadline: float) -> Result:
+    def finish(calls: Sequence[CollectiveCall], deadline: float) -> Any:
         totals = [sum(map(count_bytes, theirs.arrays)) for theirs in calls]
-        if not receives:
-            moves.collect(steps.fabric, root, source, [None] * steps.size, totals, deadline)
-            return None, None
-        lists = any(theirs.many for theirs in calls)
-        kinds: list[Kind | None] = [
-            (("|u1", (total,)) if lists else theirs.arrays[0]) if theirs.arrays else None
-            for total, theirs in zip(totals, calls)
+        lists, places = any(theirs.many for theirs in calls), outs or [None] * len(senders)
+        kinds = received(calls, rank)
+        if lists:
+            kinds = [kind and ("|u1", (total,)) for kind, total in zip(kinds, totals)]
+        got = [
+            moves.room(kind, place, arrays or []) if kind is not None and receives else None
+            for kind, place in zip(kinds, places)
         ]
-        avoid = [] if source is None else [source]
-        inbox = moves.Inbox(kinds, outs or [None] * steps.size, avoid)
-        moves.collect(steps.fabric, root, source, inbox.flat(), totals, deadline)
-        gathered = inbox.taken()
-        if out is not None:
-            return out, None
-        return (_by_array(gathered, calls) if lists else _bare_ones(gathered)), None
+        if dealt:
+            moves.deal(fabric, calls, sources, moves.taker(senders, got), deadline)
+        else:
+            moves.collect(fabric, root, whole, got, totals, deadline)
+        moves.settle(got, places)
+        if out is not None or not receives:
+            return out
+        if lists:
+            return _by_array(got, calls)
+        new = [None if array is None else bare(array) for array in got]
+        return new[0] if row.makes == "one" else new
 
-    return CheckedCall(call, encode(call), finish, lambda: steps.fabric.post(source), root)
+    to = root if row.root == "receives" else None
+    return CheckedCall(call, encode(call), finish, fill, to, part)
 
 
 _SHARE = TABLE["all_gather_object"]._replace(name="share")
@@ -155,43 +159,19 @@ _SHARE = TABLE["all_gather_object"]._replace(name="share")
 
 def share(steps: Steps, obj: Any, deadline: float) -> list[Any]:
     """Send a small object to all ranks, within a collective that has passed the guard."""
-    prepared = gather(steps, _SHARE, Arguments(pickled(obj)))
-    return [unpickled(data) for data in steps.make_inside(prepared, deadline)[0]]
+    prepared = exchange(steps, _SHARE, Arguments(pickled(obj)))
+    return [unpickled(data) for data in steps.make_inside(prepared, deadline)]
 
 
-# -- an array for each rank ---------------------------------------------------------------
-
-
-def deal(steps: Steps, row: CollectiveRow, given: Arguments) -> CheckedCall:
-    """Check the arguments of a scatter or all_to_all, and prepare it."""
-    out, rank, size = given.out, steps.rank, steps.size
-    root, senders, alone = -1, list(range(size)), row.root == "sends"
-    if alone:
-        root = steps.check_rank(given.root)
-        senders = [root]
-        steps.check_only_root(row.name, given.x, root)
-        if out is not None:
-            check_out(out, None)
-    arrays = _one_for_each(steps, row.name, given.x) if rank in senders else None
-    outs = None if out is None else [out] if alone else _rows(out, size, row.name)
-    call = CollectiveCall(row.name, root=root, arrays=_kinds_of(arrays), outs=_kinds_of(outs))
-    sources = None if arrays is None else [flat_bytes(x) for x in arrays]
-    fill, part = moves.first_parts(steps.fabric, sources)
-
-    def finish(calls: Sequence[CollectiveCall], deadline: float) -> Result:
-        inbox = moves.Inbox(received(calls, rank), outs or [None] * len(senders), arrays or [])
-        receive = moves.taker(list(zip(senders, inbox.flat())))
-        moves.deal(steps.fabric, calls, sources, receive, deadline)
-        got = inbox.taken()
-        if out is not None:
-            return out, None
-        return (_bare_ones(got)[0] if alone else _bare_ones(got)), None
-
-    return CheckedCall(call, encode(call), finish, fill, part=part)
-
-
-def _one_for_each(steps: Steps, kind: str, xs: Sequence[Any] | None) -> list[Array]:
+def _one_for_each(
+    steps: Steps, kind: str, xs: Sequence[Any] | None, senders: Sequence[int]
+) -> list[Array] | None:
+    """Return what a sender has for each rank; None of a rank that is none."""
     size = steps.size
+    if len(senders) == 1:
+        steps.check_only_root(kind, xs, senders[0])
+    if steps.rank not in senders:
+        return None
     if xs is None or len(xs) != size:
         got = "None" if xs is None else f"a list of {len(xs)}"
         raise ValueError(f"{kind} takes a list of {size} here, one for each rank, got {got}")
@@ -206,8 +186,12 @@ def _kinds_of(arrays: Sequence[Array | None] | None) -> tuple[Any, ...]:
     return () if arrays is None else tuple(None if x is None else kind_of(x) for x in arrays)
 
 
-def _rows(out: Any, size: int, kind: str) -> list[Array | None]:
-    """Return the arrays that receive, by sender: rows of an array, or members of a list."""
+def _outs(out: Any, size: int | None, kind: str) -> list[Array | None]:
+    """Return the arrays that receive, by sender: rows of an array, or members of a list; for a
+    single sender the array itself."""
+    if size is None:
+        check_out(out, None)
+        return [out]
     if isinstance(out, np.ndarray):
         check_out(out, None)
         if not out.ndim or out.shape[0] != size:
@@ -226,15 +210,6 @@ def _rows(out: Any, size: int, kind: str) -> list[Array | None]:
     return list(out)
 
 
-def _bare_ones(arrays: Sequence[Array | None]) -> list[Any]:
-    return [None if array is None else bare(array) for array in arrays]
-
-
-def _joined(given: list[Array]) -> Array:
-    flats = [flat_bytes(contiguous(x)) for x in given]
-    return flats[0] if len(flats) == 1 else np.concatenate(flats)
-
-
 def _by_array(
     gathered: list[Array | None], calls: Sequence[CollectiveCall]
 ) -> list[list[Array | None]]:
@@ -242,12 +217,12 @@ def _by_array(
     count = max(len(theirs.arrays) for theirs in calls)
     lists: list[list[Array | None]] = [[None] * len(calls) for _ in range(count)]
     for rank, (flat, theirs) in enumerate(zip(gathered, calls)):
+        if flat is None:
+            continue
         start = 0
-        for which, kind in enumerate(theirs.arrays):
-            array = np.empty(kind[1], text_dtype(kind[0]))
-            target = flat_bytes(array)
-            if flat is not None:
-                np.copyto(target, flat[start : start + target.nbytes])
-            start += target.nbytes
-            lists[which][rank] = array
+        for which, (dtype, shape) in enumerate(theirs.arrays):
+            array = lists[which][rank] = np.empty(shape, text_dtype(dtype))
+            stop = start + array.nbytes
+            np.copyto(flat_bytes(array), flat[start:stop])
+            start = stop
     return lists

@@ -1,30 +1,34 @@
 """Messages between two ranks, in pieces: ``send``, ``recv``, ``isend`` and ``irecv``.
 
-A message waits in a queue, of its receiver or of its sender, until its last piece has moved. Every
-call of this file that waits moves all of them on; other calls of the communicator move none. A
-message that arrives goes to the first receive that was posted for its tag, else it is kept. No
-piece of a rank is taken before something is to be received from it: the channel stays full, and its
-sender waits.
+A message is in the table of its sender or its receiver until its last piece has moved. Every call
+of this file that waits moves all of them on. A message that arrives goes to the first receive in
+the table that asks for its tag, else it is kept. No piece of a rank is taken before something is to
+be received from it: the channel stays full, and its sender waits.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import operator
-from collections import deque
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from synk_comm._core.calls import Kind, kind_of, text_dtype
+from synk_comm._core.calls import CollectiveCall, Kind, Shape, decode, encode, kind_of, text_dtype
 from synk_comm._core.fabric import PIECE_HEAD_BYTES
 from synk_comm._core.ops import Array
-from synk_comm._core.packing import as_array, bare, contiguous, flat_bytes, typed
+from synk_comm._core.packing import as_array, bare, contiguous, flat_bytes
+from synk_comm._core.requests import Request
 from synk_comm._core.steps import Steps, check_out
-from synk_comm.abc import Request
-from synk_comm.exceptions import AbortedError, CommError, CommTimeout, MismatchError, PeerLost
+from synk_comm.exceptions import (
+    AbortedError,
+    ClosedError,
+    CommTimeout,
+    MismatchError,
+    MisuseError,
+    PeerLost,
+)
 
 _ROOM = PIECE_HEAD_BYTES - 8
 
@@ -33,82 +37,55 @@ class _ArrayMessage(Request):
     """One array on its way between this rank and its ``peer``.
 
     Attributes:
-        sending: whether this rank is the sender.
-        tag: what the receiver asks for.
-        header: tag, dtype and shape, of a message that is sent.
-        array: of a message that is sent the bytes that are not in the channel yet; else ``out``.
-        came: what has arrived: ``out`` itself, or another array.
-        done: whether nothing of it remains to be moved.
+        header: describes a message that is sent; b"" for one to be received.
+        array: in the table the bytes that are not in the channel yet; or ``out``.
         begun: whether it cannot be taken back any more.
+        new: whether no call has waited for it yet.
     """
 
-    done = begun = False
-    came: Array | None = None
+    begun, new = False, True
 
     def __init__(
-        self, messages: PointToPoint, peer: int, tag: int, header: bytes, array: Array | None
+        self, messages: PointToPoint, peer: int, tag: int, header: bytes, array: Any
     ) -> None:
+        super().__init__("to rank" if header else "from rank", peer)
         self._messages = messages
-        self.peer, self.tag = peer, tag
-        self.sending = bool(header)
-        self.header, self.array = header, array
+        self.peer, self.way, self.header, self.array = peer, (peer, tag), header, array
 
-    def wait(self, timeout_s: float | None = None) -> Any:
-        if not self.done:
-            self._messages.move(self, timeout_s)
-        return self.result()
-
-    def test(self) -> bool:
-        if not self.done:
-            self._messages.move(self, once=True)
-        if self.done:
-            self.result()
-        return self.done
+    def _go_on(self, timeout_s: float | None, *, once: bool) -> None:
+        if not self._done:
+            self._messages.move(self, timeout_s, once=once)
 
     def take(self, came: Array) -> None:
         """Accept the array that has arrived for it."""
-        self.done, self.came, out = True, came, self.array
-        if out is not None and came is not out and _fits(out, kind_of(came)):
-            np.copyto(out, came)
-            self.came = out
-
-    def result(self) -> Any:
-        """Return what ``wait`` returns, of a message that is done."""
-        if self.came is None:
-            return None
-        if self.array is None:
-            return bare(self.came)
-        if self.came is not self.array:
-            dtype, shape = kind_of(self.came)
-            raise MismatchError(
-                f"out of recv is {self.array.dtype} {self.array.shape}, but rank {self.peer} sent "
+        out = self.array
+        self._done, self._result = True, bare(came) if out is None else out
+        if out is not None and not _is_for(out, came.dtype, came.shape):
+            dtype, shape = kind_of(came)
+            self._error = MismatchError(
+                f"out of recv is {out.dtype} {out.shape}, but rank {self.peer} sent "
                 f"{dtype} {shape}; the message is lost",
                 calls={self.peer: f"send({dtype} {shape})"},
             )
-        return self.array
-
-    def __repr__(self) -> str:
-        way = "to" if self.sending else "from"
-        return f"<Request {way} rank {self.peer}, {'done' if self.done else 'pending'}>"
+        elif out is not None and out is not came:
+            np.copyto(out, came)
 
 
 class PointToPoint:
     """Messages to and from single ranks."""
 
+    _is_leaving = False
+
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
-        self._early: dict[tuple[int, int], deque[Array]] = {}  # by sender and tag
-        self._queues: dict[tuple[int, bool], deque[_ArrayMessage]] = {}  # by peer and ``sending``
-        # By sender: the tag of a message of which some pieces have come, where it is written, and
-        # the bytes of that which are still missing.
+        self._table: list[_ArrayMessage] = []  # that are not done, in the order of their calls
+        self._arrived: dict[tuple[int, int], list[Array]] = {}  # by sender and tag
+        # By sender: tag and place of a message of which some pieces have come, and its bytes that
+        # are still missing.
         self._arriving: dict[int, tuple[int, Array, Array]] = {}
 
-    def prepare(self, sending: bool, array: Any, peer: int, tag: int) -> _ArrayMessage:
-        """Check the arguments of a message; return it for ``move``.
-
-        Args:
-            array: to be sent; else ``out``, or None.
-        """
+    def begin(self, sending: bool, array: Any, peer: int, tag: int, **how: Any) -> Request:
+        """Send an array, or receive one into ``array`` if that is one; how: see ``move``."""
         peer, header = self._steps.check_rank(peer, "dest" if sending else "source"), b""
         number = operator.index(tag)
         if number < 0:
@@ -116,41 +93,43 @@ class PointToPoint:
         if sending:
             array = contiguous(as_array(array))
             header = _header(number, kind_of(array))
-            array = flat_bytes(array)
         elif array is not None:
             check_out(array, None)
-        return _ArrayMessage(self, peer, number, header, array)
+        message = _ArrayMessage(self, peer, number, header, array)
+        self.move(message, **how)
+        return message
 
     def move(
-        self,
-        message: _ArrayMessage,
-        timeout_s: float | None = None,
-        *,
-        new: bool = False,
-        once: bool = False,
+        self, message: _ArrayMessage, timeout_s: float | None = None, *, once: bool = False
     ) -> None:
-        """Send or receive a message.
+        """Wait until a message has moved; or only move what can be moved now, ``once``.
 
-        Args:
-            new: put it into its queue first; if the time is up before it has begun, it is taken
-                back, and if it has, the group ends.
-            once: only move what can be moved now.
+        If the time is up for a new one before it has begun, it is taken back; if it has, the group
+        ends.
         """
-        deadline, guard, torn = self._steps.deadline(timeout_s), self._steps.guard, False
+        fabric, guard, peer = self._steps.fabric, self._steps.guard, message.peer
+        deadline = self._steps.deadline(timeout_s)
+        new, message.new = message.new, False
         guard.__enter__()
         try:
             if new:
                 self._post(message)
-            self._attend(message, deadline, once)
-            if once and not new and self._is_last_chance(message):
-                self._attend(message, deadline)
+            elif once:
+                once = fabric.gone((peer,)) is None  # else its last pieces may be on the way
+            if peer == fabric.rank and not (message._done or once):
+                raise CommTimeout(
+                    f"rank {peer} has sent itself nothing that this recv could take",
+                    missing={peer: "is the one that waits"},
+                )
+            if peer != fabric.rank and not message._done:
+                is_done = lambda: self._advance(message) or once  # noqa: E731
+                fabric.attend(is_done, peer, deadline, sending=bool(message.header))
         except BaseException as exc:
-            is_late = isinstance(exc, CommTimeout)
-            if new and is_late:
-                torn = message.begun
-                if not torn:
-                    self._unpost(message)
-            guard.leave(exc, in_step=is_late and not torn)
+            is_late, torn = isinstance(exc, CommTimeout), new and message.begun
+            if is_late and new and not torn:
+                self._table.remove(message)
+            # That others have left does not end the group of a rank that is about to leave.
+            guard.leave(exc, in_step=self._is_leaving or (is_late and not torn))
             raise
         guard.leave(None, in_step=True)
 
@@ -160,163 +139,92 @@ class PointToPoint:
         Raises:
             CommTimeout: a rank has not taken its messages.
         """
-        last = [queue[-1] for (_, sending), queue in self._queues.items() if sending]
-        guard = self._steps.guard
-        if not last:
-            return
-        try:
-            guard.__enter__()
-        except CommError:  # the group has ended, or another thread is inside
-            return
-        try:
-            deadline = self._steps.deadline(None)
-            for message in last:
-                with contextlib.suppress(AbortedError, PeerLost):
-                    self._attend(message, deadline)
-        finally:
-            guard.leave(None, in_step=True)
-
-    def forget(self) -> None:
-        """Drop what keeps alive the memory of the channels, and the user's arrays."""
-        self._queues.clear()
-        self._arriving.clear()
-
-    def _attend(self, message: _ArrayMessage, deadline: float, once: bool = False) -> None:
-        """Move what can be moved, until a message is done; or ``once``."""
-        rank, peer = self._steps.rank, message.peer
-        if message.done or (once and peer == rank):
-            return
-        if peer == rank:
-            raise CommTimeout(
-                f"rank {rank} has sent itself nothing that this recv could take",
-                missing={rank: "is the one that waits"},
-            )
-
-        def is_done() -> bool:
-            self._advance()
-            return once or message.done
-
-        self._steps.fabric.attend(is_done, peer, deadline, sending=message.sending)
-
-    def _is_last_chance(self, message: _ArrayMessage) -> bool:
-        """Return whether the other rank is gone, whose last pieces may still be on the way here."""
-        rank, peer = self._steps.rank, message.peer
-        is_here = message.done or peer == rank or self._steps.fabric.gone((peer,)) is None
-        return not is_here
-
-    # -- the queues -------------------------------------------------------------------------
+        self._is_leaving = True
+        for message in [message for message in self._table if message.header]:
+            with contextlib.suppress(AbortedError, ClosedError, MisuseError, PeerLost):
+                self.move(message)
 
     def _post(self, message: _ArrayMessage) -> None:
-        """Put a message into its queue, or do at once what needs no other rank."""
-        rank, peer = self._steps.rank, message.peer
-        if message.sending and peer == rank:
-            assert message.array is not None  # noqa: S101 - what is sent
-            tag, (dtype, shape) = _read_header(message.header)
-            self._deliver(rank, tag, typed(message.array.copy(), text_dtype(dtype), shape))
-            message.done = True
+        """Put a message into the table; do at once what needs no other rank."""
+        if message.header and message.peer == self._steps.rank:
+            message._done = True
+            self._deliver(message.way, message.array.copy())
             return
-        early = None if message.sending else self._early.get((peer, message.tag))
-        if early:
-            message.take(early.popleft())
-            if not early:
-                del self._early[peer, message.tag]
-            return
-        self._queues.setdefault((peer, message.sending), deque()).append(message)
+        self._table.append(message)
+        if message.header:
+            message.array = flat_bytes(message.array)
+        else:
+            self._deliver(message.way)
 
-    def _unpost(self, message: _ArrayMessage) -> None:
-        """Remove a message from its queue."""
-        way = message.peer, message.sending
-        self._queues[way].remove(message)
-        if not self._queues[way]:
-            del self._queues[way]
+    def _deliver(self, way: tuple[int, int], *arrived: Array) -> None:
+        """Give what has arrived to the receives that expect it; keep what is left."""
+        arrays = [*self._arrived.pop(way, ()), *arrived]
+        for message in self._expecting(way)[: len(arrays)]:
+            self._table.remove(message)
+            message.take(arrays.pop(0))
+        if arrays:
+            self._arrived[way] = arrays
 
-    def _first_expected(self, source: int, tag: int) -> _ArrayMessage | None:
-        """Return the receive that is to get the next message of a tag, if one was posted."""
-        for message in self._queues.get((source, False), ()):
-            if message.tag == tag:
-                return message
-        return None
+    def _expecting(self, way: tuple[int, int]) -> list[_ArrayMessage]:
+        return [message for message in self._table if not message.header and message.way == way]
 
-    def _advance(self) -> None:
-        """Move what can be moved now; inside ``Fabric.attend`` only."""
-        rank, pieces = self._steps.rank, self._steps.fabric.pieces
-        for way in list(self._queues):
-            peer, sending = way
-            is_ready = pieces.has_place if sending else pieces.has_come
-            while peer != rank and way in self._queues and is_ready(peer):
-                if sending:
-                    self._put(self._queues[way][0])
+    def _advance(self, awaited: _ArrayMessage) -> bool:
+        """Move all that can be moved now; return whether this message is done."""
+        pieces, stuck = self._steps.fabric.pieces, {(self._steps.rank, False)}
+        for message in list(self._table):
+            way = message.peer, bool(message.header)
+            while not message._done and way not in stuck:
+                if not (pieces.has_place if message.header else pieces.has_come)(message.peer):
+                    stuck.add(way)
+                elif message.header:
+                    self._put(message)
                 else:
-                    self._take_in(peer)
+                    self._take_in(message.peer)
+        return awaited._done
 
     def _put(self, message: _ArrayMessage) -> None:
-        """Put the next piece of a message, the first of its queue, into the channel."""
+        """Put the next piece of a message into the channel."""
         fabric, data = self._steps.fabric, message.array
-        assert data is not None  # noqa: S101 - what is sent
-        piece = data[: fabric.piece_bytes]
+        piece, message.array = data[: fabric.piece_bytes], data[fabric.piece_bytes :]
         fabric.pieces.put(message.peer, b"" if message.begun else message.header, piece)
         message.begun = True
-        if piece.nbytes < data.nbytes:
-            message.array = data[piece.nbytes :]
-        else:
-            message.array = None  # the array is the user's again
-            message.done = True
-            self._unpost(message)
+        if not message.array.nbytes:
+            message._done, message.array = True, None  # the array is the user's again
+            self._table.remove(message)
 
     def _take_in(self, source: int) -> None:
         """Remove the next piece from the channel."""
         pieces = self._steps.fabric.pieces
         header, piece = pieces.piece(source)
-        arriving = self._arriving.pop(source, None)
-        if arriving is None:
-            tag, kind = _read_header(header)
-            target = self._target(source, tag, kind)
-            rest = flat_bytes(target)
-        else:
-            tag, target, rest = arriving
+        if header:
+            call = decode(header)
+            ((text, shape),) = call.arrays
+            dtype, target = text_dtype(text), None
+            for message in self._expecting((source, call.root))[:1]:
+                if _is_for(message.array, dtype, shape) and message.array.flags.c_contiguous:
+                    message.begun, target = True, message.array
+            target = np.empty(shape, dtype) if target is None else target
+            self._arriving[source] = call.root, target, flat_bytes(target)
+        tag, target, rest = self._arriving.pop(source)
         nbytes = piece.nbytes
         np.copyto(rest[:nbytes], piece)
         pieces.release(source)
         if nbytes < rest.nbytes:
             self._arriving[source] = tag, target, rest[nbytes:]
         else:
-            self._deliver(source, tag, target)
+            self._deliver((source, tag), target)
 
-    def _target(self, source: int, tag: int, kind: Kind) -> Array:
-        """Return where to write a message that begins to arrive."""
-        message = self._first_expected(source, tag)
-        out = None if message is None else message.array
-        if message is not None and out is not None and out.flags.c_contiguous and _fits(out, kind):
-            message.begun = True
-            return out
-        return np.empty(kind[1], text_dtype(kind[0]))
 
-    def _deliver(self, source: int, tag: int, array: Array) -> None:
-        """Hand a message to the first receive that was posted for it; keep it if there is none."""
-        message = self._first_expected(source, tag)
-        if message is not None:
-            self._unpost(message)
-            message.take(array)
-        else:
-            self._early.setdefault((source, tag), deque()).append(array)
+def _is_for(out: Any, dtype: np.dtype[Any], shape: Shape) -> bool:
+    return out is not None and (out.dtype, out.shape) == (dtype, shape)
 
 
 @lru_cache(maxsize=256)
 def _header(tag: int, kind: Kind) -> bytes:
-    header = json.dumps([tag, *kind]).encode()
+    header = encode(CollectiveCall("send", root=tag, arrays=(kind,)))
     if len(header) > _ROOM:
         raise ValueError(
             f"the description of this array takes {len(header)} bytes, at most {_ROOM} can "
             "be sent; use a simpler dtype"
         )
     return header
-
-
-@lru_cache(maxsize=256)
-def _read_header(header: bytes) -> tuple[int, Kind]:
-    tag, dtype, shape = json.loads(header)
-    return int(tag), (str(dtype), tuple(int(n) for n in shape))
-
-
-def _fits(out: Any, kind: Kind) -> bool:
-    return bool(out.dtype == text_dtype(kind[0]) and out.shape == kind[1])

@@ -5,28 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from synk_comm._core import moves
-from synk_comm._core.bulk import AgreedReduction, Stretch
+from synk_comm._core.bulk import Stretch, agreed
 from synk_comm._core.calls import CollectiveCall, encode, kind_of
-from synk_comm._core.ops import Array, ReduceOp, check_reducible, check_weight, scaled
+from synk_comm._core.ops import Array, ReduceOp, check_reducible, check_weight
 from synk_comm._core.packing import (
-    Bundle,
-    address,
     as_array,
     bare,
     bundles,
     contiguous,
-    cut,
     flat_bytes,
     is_list,
+    new_arrays,
     overlap,
     pack,
+    place_for,
     unpack,
 )
-from synk_comm._core.reductions import first_part, first_post, reduce_stretch
-from synk_comm._core.steps import CheckedCall, Result, Steps, check_out
+from synk_comm._core.reductions import first_round, folder, reduce_stretch
+from synk_comm._core.steps import CheckedCall, Steps, check_out
 from synk_comm._core.table import Arguments, CollectiveRow
 
 
@@ -47,39 +44,29 @@ def reduce(steps: Steps, row: CollectiveRow, given: Arguments) -> CheckedCall:
     weight = 0.0 if arrays is None else weight
     call = CollectiveCall(row.name, op.value, -1 if root is None else root, kinds, (), weight, many)
     sources = [contiguous(array) for array in arrays] if arrays is not None and weight else None
-    parts = bundles(kinds, together=many)  # none if this rank does not know what comes
+    parts = bundles(kinds)  # none if this rank does not know what comes
     # What is written for one bundle must not be what the next has still to read.
     if len(parts) > 1 and sources is not None and outs is not None and overlap(sources, outs):
         sources = [array.copy() for array in sources]
     first = None if sources is None else pack(sources, parts[0])
 
-    def finish(calls: Sequence[CollectiveCall], deadline: float) -> Result:
-        ranks = [rank for rank, theirs in enumerate(calls) if theirs.weight]
-        plan = _plan(op, calls, ranks, root)
-        kinds, many = calls[ranks[0]].arrays, calls[ranks[0]].many
-        results: list[Any] = [None] * len(kinds)
-        accident = None
-        for which, bundle in enumerate(parts or bundles(kinds, together=many)):
+    def finish(calls: Sequence[CollectiveCall], deadline: float) -> Any:
+        plan = agreed(calls)
+        kinds, many = calls[plan.ranks[0]].arrays, calls[plan.ranks[0]].many
+        results = outs or new_arrays(kinds if receives else ())
+        for which, bundle in enumerate(bundles(kinds)):
             source = first if which == 0 or sources is None else pack(sources, bundle)
-            target = _target(bundle, outs, source) if receives else None
+            target = place_for(bundle, results, source) if receives else None
             stretch = Stretch(bundle.dtype, bundle.nbytes, source, target)
-            posted = which == 0
-            accident = reduce_stretch(fabric, plan, stretch, deadline, posted=posted) or accident
-            if target is None:
-                continue
-            if outs is None:
-                for place, array in cut(target, bundle, kinds).items():
-                    results[place] = array
-            else:
-                unpack(target, bundle, outs)
-        if not receives:
-            return None, accident
-        if outs is not None:
-            return (outs if many else outs[0]), accident
-        return (results if many else bare(results[0])), accident
+            reduce_stretch(fabric, plan, stretch, deadline, posted=which == 0)
+            if target is not None:
+                unpack(target, bundle, results)
+        plan.finish()
+        if many or not receives:
+            return results if receives else None
+        return bare(results[0]) if outs is None else results[0]
 
-    fill = lambda: first_post(fabric, parts[0].nbytes, first) if parts else 0  # noqa: E731
-    part = first_part(fabric, parts[0].nbytes) if parts else 0
+    fill, part = first_round(fabric, parts[0].nbytes if parts else 0, first)
     return CheckedCall(call, encode(call), finish, fill, root, part)
 
 
@@ -101,33 +88,16 @@ def reduce_scatter(steps: Steps, row: CollectiveRow, given: Arguments) -> Checke
     sources = [flat_bytes(block) for block in blocks]
     fill, part = moves.first_parts(steps.fabric, sources)
 
-    def finish(calls: Sequence[CollectiveCall], deadline: float) -> Result:
-        plan = _plan(op, calls, list(range(size)), None)
-        inbox = moves.Inbox([own], [out], arrays)
-        (target,) = inbox.flat()
-        accidents: list[Exception | None] = [None]
-
-        def receive(start: int, part: int, read: moves.Read) -> None:
-            assert target is not None  # noqa: S101 - every rank gets its block
-            stop = min(start + part, target.nbytes)
-            if stop > start:
-                operands = [read(rank, stop - start).view(dtype) for rank in range(size)]
-                accidents.append(plan.combine(operands, target[start:stop].view(dtype)))
-
-        moves.deal(steps.fabric, calls, sources, receive, deadline)
-        (block,) = inbox.taken()
-        accident = next(filter(None, accidents), None)
-        return (bare(block) if out is None and block is not None else out), accident
+    def finish(calls: Sequence[CollectiveCall], deadline: float) -> Any:
+        plan = agreed(calls)
+        block = moves.room(own, out, arrays)
+        stretch = Stretch(dtype, block.nbytes, None, flat_bytes(block))
+        moves.deal(steps.fabric, calls, sources, folder(plan, stretch), deadline)
+        moves.settle([block], [out])
+        plan.finish()
+        return bare(block) if out is None else out
 
     return CheckedCall(call, encode(call), finish, fill, part=part)
-
-
-def _plan(
-    op: ReduceOp, calls: Sequence[CollectiveCall], ranks: list[int], root: int | None
-) -> AgreedReduction:
-    weights = [calls[rank].weight for rank in ranks]
-    factors = None if min(weights) == max(weights) else scaled(weights)
-    return AgreedReduction(op, ranks, factors, root)
 
 
 def _out_list(out: Any, many: bool, given: list[Array] | None) -> list[Array] | None:
@@ -157,18 +127,3 @@ def _blocks(given: list[Array], many: bool, size: int) -> list[Array]:
         )
     rows = x.shape[0] // size
     return [x[rank * rows : (rank + 1) * rows] for rank in range(size)]
-
-
-def _target(bundle: Bundle, outs: list[Array] | None, source: Array | None) -> Array:
-    """Return flat memory for a result: that of ``out`` if it can be written while x is read."""
-    if len(bundle.members) == 1 and outs is not None:
-        out = outs[bundle.members[0]]
-        if out.flags.c_contiguous:
-            flat = flat_bytes(out)
-            if (
-                source is None
-                or not np.may_share_memory(flat, source)
-                or address(flat) == address(source)
-            ):
-                return flat
-    return np.empty(bundle.nbytes, np.uint8)

@@ -16,22 +16,6 @@ from synk_comm.exceptions import AbortedError, CommError, CommTimeout, JoinError
 T = TypeVar("T")
 
 
-def groups_of(
-    said: Sequence[tuple[int | None, int]], rank: int
-) -> tuple[list[list[int]], int | None]:
-    """Return the ranks of each color in their new order, and which of them is this rank's."""
-    colors = sorted({color for color, _ in said if color is not None})
-    groups = [
-        sorted(
-            (r for r, (theirs, _) in enumerate(said) if theirs == color),
-            key=lambda r: (said[r][1], r),
-        )
-        for color in colors
-    ]
-    color = said[rank][0]
-    return groups, None if color is None else colors.index(color)
-
-
 def split(
     old: Fabric,
     said: tuple[int | None, int],
@@ -47,7 +31,11 @@ def split(
     Returns:
         None if this rank goes into no group; and the ranks, in the old group, of the new one.
     """
-    groups, mine = groups_of(share(said), old.rank)
+    all_said = share(said)
+    colors = sorted({color for color, _ in all_said if color is not None})
+    by_key = sorted(range(old.size), key=lambda rank: all_said[rank][1])
+    groups = [[rank for rank in by_key if all_said[rank][0] == color] for color in colors]
+    mine = None if said[0] is None else colors.index(said[0])
     members = [] if mine is None else groups[mine]
     try:
         new = old.split(groups, mine, share)
@@ -77,38 +65,28 @@ def _look_at(old: Fabric, new: Fabric, members: Sequence[int]) -> Watch:
     Only the old group can report a rank that dies before it has entered the new one. A rank that
     has entered, or goes elsewhere, may leave the old group at once. If the old group is aborted,
     it is unknown which ranks still come.
-
-    Args:
-        members: the ranks, in the old group, of the new one.
     """
     missed: list[int] = []
 
     def look() -> None:
         late = [rank for mine, rank in enumerate(members) if not new.has_entered(mine)]
         failure = old.gone(late)
-        if isinstance(failure, AbortedError):
-            raise aborted(_its_number(failure.rank, members), failure.reason)
-        if isinstance(failure, PeerLost):
-            # A late one may have come, and left both groups: looked at twice, the new one knows.
-            if failure.rank in missed or failure.rank not in late:
-                raise lost(_its_number(failure.rank, members), failure.reason)
-            missed.append(failure.rank)
+        if isinstance(failure, (AbortedError, PeerLost)):
+            rank, is_lost = failure.rank, isinstance(failure, PeerLost)
+            if is_lost and rank in late and rank not in missed:
+                # It may have come, and left both groups: looked at twice, the new one knows.
+                missed.append(rank)
+                return
+            number = members.index(rank) if rank in members else -1  # in the new group
+            raise (lost if is_lost else aborted)(number, failure.reason)
 
     return look
 
 
-def _its_number(rank: int, members: Sequence[int]) -> int:
-    """Return how the new group calls a rank of the old one; -1 if it is none of its own."""
-    return members.index(rank) if rank in members else -1
-
-
 def _behind(old: Fabric, ranks: Sequence[int] = ()) -> CommError | None:
-    """Return what ended the old group, if that shows now.
+    """Return what ended the old group, or which of these ranks has left it, if that shows now.
 
     A rank that aborts it leaves the new one too, which may show there before the reason is here.
-
-    Args:
-        ranks: ranks that must not even have left it.
     """
     until = time.monotonic() + 2 * SLICE_S
     while True:
@@ -119,14 +97,9 @@ def _behind(old: Fabric, ranks: Sequence[int] = ()) -> CommError | None:
 
 
 def in_ranks_of_the_old(exc: CommError, members: Sequence[int]) -> CommError:
-    """Return an error with ranks of the new group translated to those of the old one.
-
-    Args:
-        members: the ranks, in the old group, of the new one.
-    """
-    if is_of_watch(exc):
-        return exc
-    if isinstance(exc, (AbortedError, PeerLost)) and exc.rank < 0:  # the cause is unknown
+    """Return an error with ranks of the new group, the members, translated to those of the old."""
+    is_of_nobody = isinstance(exc, (AbortedError, PeerLost)) and exc.rank < 0
+    if is_of_watch(exc) or is_of_nobody:
         return exc
     if isinstance(exc, PeerLost):
         return lost(members[exc.rank], exc.reason)

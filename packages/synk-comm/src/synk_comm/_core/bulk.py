@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .ops import Array, ReduceOp, combine
+from .calls import CollectiveCall
+from .ops import OVER, Array, ReduceOp, combine, scaled
 
 
 class AgreedReduction(NamedTuple):
@@ -19,16 +20,36 @@ class AgreedReduction(NamedTuple):
         ranks: who contributes.
         factors: weights of these, None if all are equal.
         root: the only rank that gets the result; None if all do.
+        accidents: what NumPy raised about overflow and its like, see ``combine``.
     """
 
     op: ReduceOp
     ranks: list[int]
     factors: list[float] | None
     root: int | None
+    accidents: list[Exception]
 
     def combine(self, operands: Sequence[Array], out: Array) -> Exception | None:
         """Reduce one stretch of each contributing rank."""
-        return combine(self.op, operands, out, self.factors)
+        accident = combine(self.op, operands, out, self.factors)
+        if accident is not None:
+            self.accidents.append(accident)
+        return accident
+
+    def finish(self) -> None:
+        """Raise what NumPy raised first, now that the call is over."""
+        if self.accidents:
+            self.accidents[0].__dict__[OVER] = True
+            raise self.accidents[0]
+
+
+def agreed(calls: Sequence[CollectiveCall]) -> AgreedReduction:
+    """Return the reduction that all ranks' calls ask for."""
+    ranks = [rank for rank, call in enumerate(calls) if call.weight]
+    weights = [calls[rank].weight for rank in ranks]
+    factors = None if min(weights) == max(weights) else scaled(weights)
+    root = calls[0].root if calls[0].root >= 0 else None
+    return AgreedReduction(ReduceOp(calls[0].op), ranks, factors, root, [])
 
 
 class Stretch(NamedTuple):

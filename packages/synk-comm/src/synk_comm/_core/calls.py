@@ -37,7 +37,6 @@ Shape = Tuple[int, ...]
 Kind = Tuple[str, Shape]
 """dtype (see ``dtype_text``) and shape of an array."""
 
-
 ON_DEVICES = " of device arrays"
 """Ends the kind of a call whose arrays lie on GPUs."""
 
@@ -100,9 +99,9 @@ def _describe(arrays: Iterable[Kind | None]) -> list[str]:
     return said if len(said) <= _SHOWN else [*said[:_SHOWN], f"... {len(said)} arrays in all"]
 
 
-def count_bytes(kind: Kind) -> int:
+def count_bytes(kind: Kind | None) -> int:
     """Return the length of an array in bytes."""
-    return math.prod(kind[1]) * text_dtype(kind[0]).itemsize
+    return 0 if kind is None else math.prod(kind[1]) * text_dtype(kind[0]).itemsize
 
 
 def shorten(text: str, limit: int = _REASON_CHARS) -> str:
@@ -232,14 +231,9 @@ def check_agreement(calls: Sequence[CollectiveCall]) -> None:
     """Raise MismatchError, the same on every rank, unless the calls fit together."""
     problem = _disagreement(calls)
     if problem is not None:
-        raise mismatch(problem, calls)
-
-
-def mismatch(problem: str, calls: Sequence[object]) -> MismatchError:
-    """Return the error that lists what each rank called."""
-    said = {rank: str(call) for rank, call in enumerate(calls)}
-    lines = "".join(f"\n  rank {rank}: {text}" for rank, text in said.items())
-    return MismatchError(f"{problem}:{lines}", calls=said)
+        said = {rank: str(call) for rank, call in enumerate(calls)}
+        lines = "".join(f"\n  rank {rank}: {text}" for rank, text in said.items())
+        raise MismatchError(f"{problem}:{lines}", calls=said)
 
 
 def _disagreement(calls: Sequence[CollectiveCall]) -> str | None:
@@ -262,20 +256,23 @@ def _disagreement(calls: Sequence[CollectiveCall]) -> str | None:
         shapes = {tuple((len(shape),) for shape in theirs) for theirs in shapes}
     if row.alike and len(shapes) > 1:
         return f"the ranks brought different {row.alike} to this {method}"
-    return _misfit(calls)
-
-
-def _misfit(calls: Sequence[CollectiveCall]) -> str | None:
-    """Return which rank's ``out`` does not fit the array that it would receive."""
     for receiver, call in enumerate(calls):
         if call.outs and list(call.outs) != received(calls, receiver):
-            return f"out of rank {receiver} does not fit what this {call.method} would put there"
+            return f"out of rank {receiver} does not fit what this {method} would put there"
     return None
 
 
 def received(calls: Sequence[CollectiveCall], receiver: int) -> list[Kind | None]:
     """Return the arrays that a rank receives, by source rank (of one sender: the single one)."""
-    row, root = row_of(calls[0].method), calls[0].root
-    which = receiver if row.sends == "parts" else 0
-    senders = [calls[root]] if row.root == "sends" else calls
-    return [call.arrays[which] if call.arrays else None for call in senders]
+    one = row_of(calls[0].method).root == "sends"
+    senders = [calls[calls[0].root]] if one else calls
+    return [sent_to(receiver, call, len(calls)) for call in senders]
+
+
+def sent_to(receiver: int, call: CollectiveCall, size: int) -> Kind | None:
+    """Return the array that a rank's call has for another rank; None if it has none."""
+    row = row_of(call.method)
+    if row.in_blocks and not call.many:
+        dtype, shape = call.arrays[0]
+        return dtype, (shape[0] // size, *shape[1:])
+    return call.arrays[receiver if row.sends == "parts" else 0] if call.arrays else None

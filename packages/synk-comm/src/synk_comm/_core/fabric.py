@@ -22,7 +22,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Callable, NamedTuple, Protocol
+from copy import copy
+from typing import Any, Callable, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -37,9 +38,10 @@ from synk_comm.exceptions import (
 
 from .bulk import Bulk
 from .calls import CollectiveCall, decode
-from .ops import Array
+from .ops import OVER, Array
 
 Watch = Callable[[], None]
+_Error = TypeVar("_Error", bound=BaseException)
 
 SLICE_S = 0.015
 """Seconds between two checks of the watch, the peers and the clock while waiting."""
@@ -56,8 +58,10 @@ class NoMemory(MemoryError):
     """This rank has no memory left; the others have been informed."""
 
 
-IN_STEP = (MismatchError, PeerDeclined, NoMemory)
-"""Raised by all ranks after a complete round: the group stays in step."""
+def is_in_step(exc: BaseException) -> bool:
+    """Return whether it was raised by all ranks after a complete round, or after all rounds."""
+    return isinstance(exc, (MismatchError, PeerDeclined, NoMemory)) or OVER in exc.__dict__
+
 
 PART_BYTES = 1 << 18
 PIECE_HEAD_BYTES = 1024
@@ -89,39 +93,26 @@ def part_bytes(slot: int, size: int) -> int:
 Share = Callable[[Any], "list[Any]"]
 """Returns the objects of all ranks of the old group: an all_gather of small objects."""
 
-
-Again = Callable[[Any, Any, float], "tuple[Any, Exception | None]"]
+Shortcut = Callable[[Any, Any], Any]
+"""``shortcut(x, out)`` repeats the call on arguments like the first ones."""
 
 
 class RepeatedCall(NamedTuple):
     """The inputs of a shortcut, which repeats a call.
 
     Attributes:
-        guard: to be entered before anything is posted.
+        guard: the ``Guard`` to be entered before anything is posted.
         calls, heads: of all ranks, the first time. If all are the same again, so are all layouts.
         timeout_s: how long to wait.
         otherwise: continues in the general way, after the first round of a call in which some
-            head differs: ``otherwise(x, out, timeout_s)`` returns the result, and NumPy's
-            exception about overflow and its like, or None.
+            head differs: ``otherwise(x, out)`` returns the result.
     """
 
-    guard: Entrance
+    guard: Any
     calls: Sequence[CollectiveCall]
     heads: Sequence[bytes]
     timeout_s: float
-    otherwise: Again
-
-
-class Entrance(Protocol):
-    """The part of ``Guard`` that shortcuts use."""
-
-    lock: list[None]
-
-    def refusal(self) -> CommError:
-        """Return why no thread may enter."""
-
-    def leave(self, exc: BaseException | None, *, in_step: bool) -> None:
-        """Give the key back."""
+    otherwise: Shortcut
 
 
 class Pieces(Protocol):
@@ -133,32 +124,28 @@ class Pieces(Protocol):
     def put(self, dest: int, header: bytes, data: Array) -> None:
         """Send one piece to a rank for which there is a place.
 
-        Args:
-            header: at most ``PIECE_HEAD_BYTES``.
-            data: at most ``piece_bytes`` flat bytes.
+        The header has at most ``PIECE_HEAD_BYTES``, the data are at most ``piece_bytes``, flat.
         """
 
     def has_come(self, source: int) -> bool:
         """Return whether a piece of another rank is here."""
 
     def piece(self, source: int) -> tuple[bytes, Array]:
-        """Return the oldest piece that has come; valid until it is released."""
+        """Return the oldest piece that has come: its header, and data valid until ``release``."""
 
     def release(self, source: int) -> None:
-        """Return the place of a piece, which ``piece`` returned, to the channel."""
-
-
-Shortcut = Callable[[Any, Any], Any]
-"""``shortcut(x, out)`` repeats the call on arguments like the first ones."""
+        """Return the place of the oldest piece to the channel."""
 
 
 class Fabric(ABC):
     """One rank's slots and rounds.
 
     Attributes:
-        rank, size, backend: as in ``Communicator``.
+        rank, size, backend, ordered_bytes: as in ``Communicator``.
         slot_bytes: length of a slot, a multiple of 64.
         piece_bytes: the longest piece.
+        longest_posted: bytes of the longest array that the round with the heads begins to move, if
+            longer ones go by ``bulk``; None if none do.
         watch: the user's, called at least every ``SLICE_S`` seconds while ``sync`` waits.
         also: called with it, while the ranks meet.
         crowded: whether waits give way at once: they take the time of whom they wait for.
@@ -167,10 +154,7 @@ class Fabric(ABC):
     backend: str
     crowded = False
     ordered_bytes: int | None = None
-    """As in ``Communicator``."""
     longest_posted: int | None = None
-    """Bytes of the longest array that the round with the heads begins to move, if longer ones go by
-    ``bulk``; None if none do."""
 
     def __init__(self, rank: int, size: int, watch: Watch | None) -> None:
         self.rank = rank
@@ -264,16 +248,12 @@ class Fabric(ABC):
     def attend(
         self, done: Callable[[], bool], rank: int, deadline: float, *, sending: bool
     ) -> None:
-        """Wait until ``done`` returns True, which it may do at once.
-
-        ``done`` is where pieces are moved: the methods of ``pieces`` are called from there only.
+        """Wait until ``done`` returns True, which it may do at once; raise as ``sync``.
 
         Args:
-            done: called again whenever a piece has been moved to or from the rank, and oftener.
+            done: moves pieces; the methods of ``pieces`` are called from there only. Called again
+                whenever a piece has been moved to or from the rank, and oftener.
             rank, sending: which other rank is waited for, and whether it is to receive.
-
-        Raises:
-            AbortedError, PeerLost, CommTimeout, or what ``watch`` raises.
         """
 
     @property
@@ -288,7 +268,7 @@ class Fabric(ABC):
         Args:
             groups: the ranks of each new group, in their new order.
             mine: which of them is this rank's; None if none is.
-            share: to be called equally often by all ranks.
+            share: called equally often by all ranks.
         """
 
     def give_way(self) -> None:
@@ -377,13 +357,14 @@ def aborted(rank: int, reason: str) -> AbortedError:
     return AbortedError(f"the group was aborted by rank {rank}: {reason}", rank=rank, reason=reason)
 
 
-def again(exc: CommError) -> CommError:
+def again(exc: _Error) -> _Error:
     """Return a fresh copy of an error; a traceback would keep the arrays of its frames alive."""
-    if isinstance(exc, PeerLost):
-        return PeerLost(str(exc), rank=exc.rank, reason=exc.reason)
-    if isinstance(exc, AbortedError):
-        return AbortedError(str(exc), rank=exc.rank, reason=exc.reason)
-    return exc
+    try:
+        copied = copy(exc)
+    except Exception:  # noqa: BLE001 - some cannot be copied
+        return exc
+    copied.__cause__ = exc.__cause__
+    return copied
 
 
 def lost(rank: int, how: str) -> PeerLost:

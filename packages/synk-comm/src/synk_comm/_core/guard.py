@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 import weakref
-from types import TracebackType
 from typing import Protocol, TypeVar
 
 from synk_comm.exceptions import AbortedError, ClosedError, CommError, MisuseError, PeerLost
 
 from .calls import shorten
-from .fabric import IN_STEP, aborted, again, is_of_watch
+from .fabric import aborted, again, is_in_step, is_of_watch
 
 DEFAULT_TIMEOUT_S = 300.0
 """Seconds that a call may take by default."""
@@ -79,13 +79,8 @@ class Guard:
             self._kept.append(None)
             raise ended
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.leave(exc, in_step=exc is None or isinstance(exc, IN_STEP))
+    def __exit__(self, _: object, exc: BaseException | None, traceback: object) -> None:
+        self.leave(exc, in_step=exc is None or is_in_step(exc))
 
     def leave(self, exc: BaseException | None, *, in_step: bool) -> None:
         """Return the key; end the group first if the exception left the ranks out of step."""
@@ -146,8 +141,9 @@ class Guard:
         if self.closed or self.forked:
             return
         reason = shorten(str(reason), 3000)
-        twin = self._unbound()
+        twin, self._twin = self._twin, None
         if twin is not None:  # first: the own end lets other threads go, which may close it
+            twin._twin = None
             twin.abort(reason)
         if self._ended is None:
             self._ended = aborted(self._fabric.rank, reason)
@@ -176,7 +172,6 @@ class Guard:
         except IndexError:  # another thread is closing it
             return
         self.closed = True
-        self._unbound()
         self._fabric.close()
 
     def disown(self) -> None:
@@ -186,34 +181,25 @@ class Guard:
 
     def _shut(self) -> None:
         """Remove the key from the lock, if it is there."""
-        if self.lock:
-            try:
-                self._kept.append(self.lock.pop())
-            except IndexError:  # a thread has just entered; it keeps the key when it leaves
-                return
+        with contextlib.suppress(IndexError):  # a thread inside has it, and keeps it at its end
+            self._kept.append(self.lock.pop())
 
     def _end(self, exc: BaseException) -> None:
         if is_of_watch(exc) or not isinstance(exc, (AbortedError, PeerLost)):
             self.abort(f"{type(exc).__name__}: {exc}")
             return
         self._note(exc)
-        twin = self._unbound()
-        if twin is not None and twin.ended() is None:
-            twin._note(exc)
-            twin._shut()
+        if self._twin is not None and self._twin.ended() is None:
+            self._twin._note(exc)
+            self._twin._shut()
 
     def _note(self, exc: AbortedError | PeerLost) -> None:
-        """Note what has ended the group; the rank that aborts it informs the others."""
+        """Note what has ended the group; inform the others if they may not know it."""
         self._ended = again(exc)
         if isinstance(exc, PeerLost) and exc.rank >= 0:
             self._fabric.lose(exc.rank)
-
-    def _unbound(self) -> Guard | None:
-        """Return the guard that was bound to this one, which is to end now, too."""
-        twin, self._twin = self._twin, None
-        if twin is not None:
-            twin._twin = None
-        return twin
+        elif exc.rank == self._fabric.rank:  # it has aborted the group that this one comes from
+            self._fabric.abort(exc.reason)
 
 
 _guards: weakref.WeakSet[Guard] = weakref.WeakSet()

@@ -7,88 +7,85 @@ from typing import Callable
 
 import numpy as np
 
-from .calls import CollectiveCall, Kind, count_bytes, text_dtype
+from .calls import CollectiveCall, Kind, count_bytes, sent_to, text_dtype
 from .fabric import Fabric, part_bytes
 from .ops import Array
 from .packing import flat_bytes
-from .table import row_of
 
 Read = Callable[[int, int], Array]
 """``read(rank, count)`` returns the next bytes of a rank for this one."""
 Receive = Callable[[int, int, Read], None]
-"""``receive(start, part, read)`` takes bytes from ``start`` on, up to ``part`` of each rank."""
-Targets = Sequence["tuple[int, Array | None]"]
-"""Flat memory for what comes, by sender; None where nothing is to be copied."""
+"""``receive(start, step, read)`` takes bytes from ``start`` on, up to ``step`` of each rank."""
 
 
-def spread(
-    fabric: Fabric,
-    root: int,
-    source: Array | None,
-    target: Array | None,
-    deadline: float,
-    posted: bool,
-) -> None:
-    """Move the root's flat bytes into every other rank's ``target``, of the same length.
+def spread(fabric: Fabric, root: int, data: Array, deadline: float, posted: bool) -> None:
+    """Move the root's flat bytes into those of every other rank, which are as long.
 
     Args:
-        source, target: one of them, that of the root and that of the others.
         posted: whether these are the first bytes of their call.
     """
-    data = source if source is not None else target
-    assert data is not None  # noqa: S101 - see above
     if not fabric.is_posted(data.nbytes):
         with fabric.bulk() as bulk:
             bulk.spread(root, data, deadline)
         return
-    targets = [(root, target)]
-    _in_rounds(fabric, source, targets, data.nbytes, deadline, posted=posted)
+    source, target = (data, None) if fabric.rank == root else (None, data)
+    fill, receive = (lambda start: fabric.fill(source, start)), taker([root], [target])
+    in_rounds(fabric, fill, receive, data.nbytes, deadline, posted=posted)
 
 
 def collect(
     fabric: Fabric,
     root: int | None,
     source: Array | None,
-    targets: Sequence[Array | None],
+    arrays: Sequence[Array | None],
     totals: Sequence[int],
     deadline: float,
 ) -> None:
-    """Move every rank's flat bytes into the receivers' ``targets``; the first round is over.
+    """Move every rank's flat bytes into the receivers' arrays; the first round is over.
 
     Args:
+        arrays: by sender; None where nothing is to be copied.
         totals: how many bytes each rank has.
     """
-    longest = max(totals)
+    longest, receive = max(totals), taker(range(fabric.size), arrays)
     if fabric.is_posted(longest):
-        _in_rounds(fabric, source, list(enumerate(targets)), longest, deadline, to=root)
+        fill = lambda start: fabric.fill(source, start)  # noqa: E731
+        in_rounds(fabric, fill, receive, longest, deadline, to=root)
         return
     with fabric.bulk() as bulk:
         texts = bulk.collect(root, source, totals, deadline)
-    for text, target in zip(texts, targets):
-        if target is not None:
-            np.copyto(target, text)
+    receive(0, longest, lambda sender, count: texts[sender][:count])
 
 
-def _in_rounds(
+def in_rounds(
     fabric: Fabric,
-    source: Array | None,
-    targets: Targets,
+    fill: Callable[[int], int],
+    receive: Receive,
     longest: int,
     deadline: float,
     *,
     to: int | None = None,
+    part: int = 0,
     posted: bool = True,
 ) -> None:
-    start = 0
+    """Move flat bytes in whole slots, or in parts of them.
+
+    Args:
+        fill: ``fill(start)`` puts this rank's bytes from ``start`` on into the own slot, and
+            returns how many.
+        receive: called after every round.
+        longest: how many bytes some rank has.
+        to, part: see ``Fabric.sync``.
+        posted: whether the first round is over.
+    """
+    begin, start = fabric.rank * part, 0
     while True:
         if not posted:
-            fabric.sync(None, fabric.fill(source, start), deadline, to=to)
+            fabric.sync(None, fill(start), deadline, to=to, part=part)
         posted = False
-        for rank, target in targets:
-            if target is not None and start < target.nbytes:
-                stop = min(start + fabric.slot_bytes, target.nbytes)
-                np.copyto(target[start:stop], fabric.read(rank, 0, stop - start))
-        start += fabric.slot_bytes
+        step = part or fabric.slot_bytes
+        receive(start, step, lambda sender, count: fabric.read(sender, begin, begin + count))
+        start += step
         if start >= longest:
             return
 
@@ -114,28 +111,17 @@ def deal(
         sources: what goes to each rank; None if this rank gives nothing.
         receive: is called after every round.
     """
-    rank, counts = fabric.rank, [_counts(call, fabric.size) for call in calls]
+    ranks = range(fabric.size)
+    counts = [[count_bytes(sent_to(to, call, fabric.size)) for to in ranks] for call in calls]
     if fabric.longest_posted is not None:
-        for_this = [theirs[rank] for theirs in counts]
+        for_this = [theirs[fabric.rank] for theirs in counts]
         with fabric.bulk() as bulk:
             texts = bulk.deal(sources, for_this, deadline)
         receive(0, max(for_this), lambda sender, count: texts[sender][:count])
         return
     part, longest = part_bytes(fabric.slot_bytes, fabric.size), max(map(max, counts))
-    begin, start = rank * part, 0
-    while True:
-        receive(start, part, lambda sender, count: fabric.read(sender, begin, begin + count))
-        start += part
-        if start >= longest:
-            return
-        fabric.sync(None, _fill_parts(fabric, sources, start, part), deadline, part=part)
-
-
-def _counts(call: CollectiveCall, size: int) -> list[int]:
-    """Return how many bytes a call has for each rank."""
-    if row_of(call.kind).in_blocks and not call.many:
-        return [count_bytes(call.arrays[0]) // size] * size
-    return [count_bytes(kind) for kind in call.arrays] or [0] * size
+    fill = lambda start: _fill_parts(fabric, sources, start, part)  # noqa: E731
+    in_rounds(fabric, fill, receive, longest, deadline, part=part)
 
 
 def _fill_parts(fabric: Fabric, sources: Sequence[Array] | None, start: int, part: int) -> int:
@@ -150,49 +136,29 @@ def _fill_parts(fabric: Fabric, sources: Sequence[Array] | None, start: int, par
     return part * fabric.size
 
 
-def taker(targets: Targets) -> Receive:
-    """Return what copies this rank's part of each sender's slot into the target for that."""
+def taker(senders: Sequence[int], arrays: Sequence[Array | None]) -> Receive:
+    """Return what copies the bytes of each sender into the array for them, if there is one."""
+    targets = [(r, flat_bytes(array)) for r, array in zip(senders, arrays) if array is not None]
 
-    def receive(start: int, part: int, read: Read) -> None:
+    def receive(start: int, step: int, read: Read) -> None:
         for rank, target in targets:
-            if target is not None and start < target.nbytes:
-                stop = min(start + part, target.nbytes)
+            if start < target.nbytes:
+                stop = min(start + step, target.nbytes)
                 np.copyto(target[start:stop], read(rank, stop - start))
 
     return receive
 
 
-class Inbox:
-    """Arrays to be received: in the caller's memory if that can be, else copied there later."""
+def room(kind: Kind, out: Array | None, avoid: Sequence[Array]) -> Array:
+    """Return the array to receive into: ``out``, if it can be written while others are read."""
+    if out is not None and out.flags.c_contiguous:
+        if not any(np.may_share_memory(out, source) for source in avoid):
+            return out
+    return np.empty(kind[1], text_dtype(kind[0]))
 
-    def __init__(
-        self,
-        kinds: Sequence[Kind | None],
-        outs: Sequence[Array | None],
-        avoid: Sequence[Array],
-    ) -> None:
-        self.outs = outs
-        self.arrays: list[Array | None] = []
-        for kind, out in zip(kinds, outs):
-            usable = (
-                out is not None
-                and out.flags.c_contiguous
-                and not any(np.may_share_memory(out, source) for source in avoid)
-            )
-            if kind is None:
-                self.arrays.append(None)
-            else:
-                self.arrays.append(out if usable else np.empty(kind[1], text_dtype(kind[0])))
 
-    def flat(self) -> list[Array | None]:
-        """Return the memory to be filled."""
-        return [None if array is None else flat_bytes(array) for array in self.arrays]
-
-    def taken(self) -> list[Array | None]:
-        """Return the arrays, once filled."""
-        for which, out in enumerate(self.outs):
-            array = self.arrays[which]
-            if out is not None and array is not None and array is not out:
-                np.copyto(out, array)
-                self.arrays[which] = out
-        return self.arrays
+def settle(received: Sequence[Array | None], outs: Sequence[Array | None]) -> None:
+    """Copy what was not received in its ``out`` into it."""
+    for array, out in zip(received, outs):
+        if array is not None and out is not None and array is not out:
+            np.copyto(out, array)

@@ -17,6 +17,10 @@ else:
     Array = np.ndarray
 
 
+OVER = "_over"
+"""Marks an exception of NumPy's, on overflow and its like, that is raised when its call is over."""
+
+
 class ReduceOp(str, enum.Enum):
     """How values of several ranks become one; the plain strings are accepted everywhere."""
 
@@ -38,13 +42,14 @@ class ReduceOp(str, enum.Enum):
             raise ValueError(f"unknown reduce op {op!r}; expected one of {known}") from None
 
 
-_UFUNC: dict[ReduceOp, np.ufunc] = {
+UFUNC: dict[ReduceOp, np.ufunc] = {
     ReduceOp.AVG: np.add,
     ReduceOp.SUM: np.add,
     ReduceOp.MIN: np.minimum,
     ReduceOp.MAX: np.maximum,
     ReduceOp.PROD: np.multiply,
 }
+"""What combines two operands; an average is a sum, divided at the end."""
 
 
 def check_reducible(dtype: np.dtype[Any], op: ReduceOp) -> None:
@@ -83,11 +88,6 @@ def scaled(weights: Sequence[float]) -> list[float]:
     return [math.ldexp(weight, -exponent) for weight in weights]
 
 
-def ufunc_of(op: ReduceOp) -> np.ufunc:
-    """Return what combines two operands; an average is a sum, divided at the end."""
-    return _UFUNC[op]
-
-
 def is_wide(dtype: np.dtype[Any], op: ReduceOp) -> bool:
     """Return whether sums are accumulated in float32: float16, in any byte order, is too short."""
     return dtype.type is np.float16 and op not in (ReduceOp.MIN, ReduceOp.MAX)
@@ -111,8 +111,16 @@ def combine(
         return None
     if not out.ndim:  # NumPy 1 reckons with scalars in double precision
         operands, out = [operand.reshape(1) for operand in operands], out.reshape(1)
-    calm = _Calm()
-    ufunc = _UFUNC[op]
+    accidents: list[Exception] = []
+
+    def calm(ufunc: Callable[..., Any], *operands: Any, **keywords: Any) -> Any:
+        try:
+            return ufunc(*operands, **keywords)
+        except (FloatingPointError, RuntimeWarning) as exc:  # it has done its work by then
+            accidents.append(exc)
+            return keywords.get("out")
+
+    ufunc = UFUNC[op]
     wide = is_wide(out.dtype, op)
     total = np.empty(out.shape, np.float32) if wide else out
     kind = {"dtype": np.float32} if wide else {}
@@ -130,17 +138,4 @@ def combine(
             calm(np.divide, total, float(len(operands)), out=total)
     if wide:
         calm(np.copyto, out, total, casting="same_kind")
-    return calm.accident
-
-
-class _Calm:
-    """Calls ufuncs, and keeps their exceptions: they have done their work by then."""
-
-    accident: Exception | None = None
-
-    def __call__(self, ufunc: Callable[..., Any], *operands: Any, **keywords: Any) -> Any:
-        try:
-            return ufunc(*operands, **keywords)
-        except (FloatingPointError, RuntimeWarning) as exc:
-            self.accident = self.accident or exc
-            return keywords.get("out")
+    return accidents[0] if accidents else None

@@ -7,7 +7,7 @@ costs the same for a hundred of them as for one. Large ones stay alone: packing 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -18,6 +18,8 @@ PACKED_BYTES = 1 << 16
 """Longest array that is worth packing."""
 
 BUNDLE_BYTES = 1 << 22
+_bounds: Any = getattr(np, "byte_bounds", None) or cast(Any, np.lib).array_utils.byte_bounds
+"""Returns between which addresses an array lies; NumPy 2 has it elsewhere than NumPy 1."""
 NUMBERS = (int, float, complex, np.generic)
 
 
@@ -29,27 +31,22 @@ class Bundle(NamedTuple):
     nbytes: int
 
 
-def bundles(kinds: Sequence[Kind], *, together: bool) -> list[Bundle]:
+def bundles(kinds: Sequence[Kind]) -> list[Bundle]:
     """Decide, from dtypes and shapes alone, which arrays travel together."""
-    if not together:
-        return [
-            Bundle(text_dtype(kind[0]), (n,), count_bytes(kind)) for n, kind in enumerate(kinds)
-        ]
-    open_by_dtype: dict[str, tuple[list[int], int]] = {}
+    last_of: dict[str, Bundle] = {}  # small ones of a dtype
     done: list[Bundle] = []
     for which, kind in enumerate(kinds):
-        dtype, nbytes = kind[0], count_bytes(kind)
-        if nbytes > PACKED_BYTES:
-            done.append(Bundle(text_dtype(dtype), (which,), nbytes))
-            continue
-        members, total = open_by_dtype.get(dtype, ([], 0))
-        if total + nbytes > BUNDLE_BYTES:
-            done.append(Bundle(text_dtype(dtype), tuple(members), total))
-            members, total = [], 0
-        open_by_dtype[dtype] = ([*members, which], total + nbytes)
-    for dtype, (members, total) in open_by_dtype.items():
-        done.append(Bundle(text_dtype(dtype), tuple(members), total))
-    return done
+        alone = Bundle(text_dtype(kind[0]), (which,), count_bytes(kind))
+        last = last_of.get(kind[0])
+        if alone.nbytes > PACKED_BYTES:
+            done.append(alone)
+        elif last is None or last.nbytes + alone.nbytes > BUNDLE_BYTES:
+            done += [last] if last is not None else []
+            last_of[kind[0]] = alone
+        else:
+            members, nbytes = (*last.members, which), last.nbytes + alone.nbytes
+            last_of[kind[0]] = Bundle(alone.dtype, members, nbytes)
+    return [*done, *last_of.values()]
 
 
 def pack(arrays: Sequence[Array], bundle: Bundle) -> Array:
@@ -74,15 +71,21 @@ def unpack(flat: Array, bundle: Bundle, arrays: Sequence[Array]) -> None:
         start = stop
 
 
-def cut(flat: Array, bundle: Bundle, kinds: Sequence[Kind]) -> dict[int, Array]:
-    """Return flat bytes as the bundle's arrays: views of it, by their place in the list."""
-    arrays = {}
-    start = 0
-    for which in bundle.members:
-        stop = start + count_bytes(kinds[which])
-        arrays[which] = typed(flat[start:stop], bundle.dtype, kinds[which][1])
-        start = stop
-    return arrays
+def place_for(bundle: Bundle, arrays: Sequence[Array], avoid: Array | None = None) -> Array:
+    """Return flat memory for a bundle: its only array's, if it can be written while ``avoid``, or
+    just this memory, is read."""
+    if len(bundle.members) == 1:
+        array = arrays[bundle.members[0]]
+        if array.flags.c_contiguous:
+            flat = flat_bytes(array)
+            if avoid is None or not np.may_share_memory(flat, avoid) or _same_memory(flat, avoid):
+                return flat
+    return np.empty(bundle.nbytes, np.uint8)
+
+
+def new_arrays(kinds: Sequence[Kind]) -> list[Array]:
+    """Return uninitialised arrays."""
+    return [np.empty(shape, text_dtype(dtype)) for dtype, shape in kinds]
 
 
 def typed(flat: Array, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
@@ -96,8 +99,8 @@ def overlap(sources: Sequence[Array], targets: Sequence[Array]) -> bool:
     """Return whether writing some target may overwrite another source of the list."""
     if all(source is target for source, target in zip(sources, targets)):
         return False
-    spans = [(*_span(x), which, False) for which, x in enumerate(sources)]
-    spans += [(*_span(x), which, True) for which, x in enumerate(targets)]
+    spans = [(*_bounds(x), which, False) for which, x in enumerate(sources)]
+    spans += [(*_bounds(x), which, True) for which, x in enumerate(targets)]
     spans = sorted(span for span in spans if span[1] > span[0])
     reach: list[tuple[int, int, bool]] = []
     for begin, end, which, is_target in spans:
@@ -106,17 +109,6 @@ def overlap(sources: Sequence[Array], targets: Sequence[Array]) -> bool:
             return True
         reach.append((end, which, is_target))
     return False
-
-
-def _span(x: Array) -> tuple[int, int]:
-    """Return between which addresses an array lies."""
-    if not x.size:
-        return 0, 0
-    low = high = address(x)
-    for length, stride in zip(x.shape, x.strides):
-        low += min(0, (length - 1) * stride)
-        high += max(0, (length - 1) * stride)
-    return low, high + x.itemsize
 
 
 def is_list(x: Any) -> bool:

@@ -10,10 +10,13 @@ The operands are always taken in rank order, so that both ways agree to the last
 
 from __future__ import annotations
 
+from typing import Callable
+
 import numpy as np
 
 from .bulk import AgreedReduction, Stretch
 from .fabric import Fabric
+from .moves import Read, Receive, in_rounds
 from .ops import Array
 
 DIRECT_BYTES = 1 << 18
@@ -25,76 +28,74 @@ def is_direct(nbytes: int, size: int) -> bool:
     return size <= 2 or nbytes * size <= DIRECT_BYTES
 
 
-def first_part(fabric: Fabric, nbytes: int) -> int:
-    """Return the bytes of the parts of the slots in the first round; 0 if they are not cut."""
-    if is_direct(nbytes, fabric.size) or not fabric.is_posted(nbytes):
-        return 0
-    return _block(fabric, nbytes, 0)[0]
+def first_round(fabric: Fabric, nbytes: int, source: Array | None) -> tuple[Callable[[], int], int]:
+    """Return what fills the own slot for the first round, and the length of its parts, or 0."""
+    if source is None or is_direct(nbytes, fabric.size) or not fabric.is_posted(nbytes):
+        return (lambda: fabric.post(source)), 0
+    part, length = _block(fabric, nbytes, 0)
 
+    def fill() -> int:
+        np.copyto(fabric.slot()[:length], source[:length])
+        return part * fabric.size
 
-def first_post(fabric: Fabric, nbytes: int, source: Array | None) -> int:
-    """Fill the own slot for the first round; return the number of bytes."""
-    part = first_part(fabric, nbytes)
-    if source is None or not part:
-        return fabric.post(source)
-    length = min(nbytes, part * fabric.size)
-    np.copyto(fabric.slot()[:length], source[:length])
-    return part * fabric.size
+    return fill, part
 
 
 def reduce_stretch(
     fabric: Fabric, plan: AgreedReduction, stretch: Stretch, deadline: float, *, posted: bool
-) -> Exception | None:
-    """Reduce one stretch; ``posted`` is True if it is the first of its call.
-
-    Returns:
-        NumPy's exception about overflow and its like, see ``combine``.
-    """
+) -> None:
+    """Reduce one stretch; ``posted`` is True if it is the first of its call."""
     if not fabric.is_posted(stretch.nbytes):
         with fabric.bulk() as bulk:
-            return bulk.reduce(plan, stretch, deadline)
-    way = _direct if is_direct(stretch.nbytes, fabric.size) else _scattered
-    return way(fabric, plan, stretch, deadline, posted)
+            bulk.reduce(plan, stretch, deadline)
+    elif is_direct(stretch.nbytes, fabric.size):
+        _direct(fabric, plan, stretch, deadline, posted)
+    else:
+        _scattered(fabric, plan, stretch, deadline, posted)
+
+
+def folder(plan: AgreedReduction, stretch: Stretch, own: int = -1) -> Receive:
+    """Return what reduces the bytes of all ranks into the target, if there is one.
+
+    Args:
+        own: the rank whose source is read in place of its slot.
+    """
+    dtype, nbytes, source, target = stretch
+
+    def receive(start: int, step: int, read: Read) -> None:
+        stop = min(start + step, nbytes)
+        if target is not None and stop > start:
+            operands = [
+                source[start:stop].view(dtype)
+                if rank == own and source is not None
+                else read(rank, stop - start).view(dtype)
+                for rank in plan.ranks
+            ]
+            plan.combine(operands, target[start:stop].view(dtype))
+
+    return receive
 
 
 def _direct(
     fabric: Fabric, plan: AgreedReduction, stretch: Stretch, deadline: float, posted: bool
-) -> Exception | None:
-    dtype, nbytes, source, target = stretch
+) -> None:
+    _, nbytes, source, target = stretch
     # The own array is quicker to read than the own slot, but if the result overwrites it,
     # it is only good for the first step.
     in_place = source is not None and target is not None and np.may_share_memory(source, target)
-    own = source is not None and (
-        not in_place or (plan.factors is None and fabric.rank in plan.ranks[:2])
-    )
-    accident = None
-    start = 0
-    while True:
-        if not posted:
-            fabric.sync(None, fabric.fill(source, start), deadline, to=plan.root)
-        posted = False
-        stop = min(start + fabric.slot_bytes, nbytes)
-        if target is not None and stop > start:
-            operands = [
-                source[start:stop].view(dtype)
-                if own and source is not None and rank == fabric.rank
-                else fabric.read(rank, 0, stop - start).view(dtype)
-                for rank in plan.ranks
-            ]
-            accident = plan.combine(operands, target[start:stop].view(dtype)) or accident
-        start = stop
-        if start >= nbytes:
-            return accident
+    reads_own = not in_place or (plan.factors is None and fabric.rank in plan.ranks[:2])
+    receive = folder(plan, stretch, fabric.rank if reads_own else -1)
+    fill = lambda start: fabric.fill(source, start)  # noqa: E731
+    in_rounds(fabric, fill, receive, nbytes, deadline, to=plan.root, posted=posted)
 
 
 def _scattered(
     fabric: Fabric, plan: AgreedReduction, stretch: Stretch, deadline: float, posted: bool
-) -> Exception | None:
+) -> None:
     dtype, nbytes, source, target = stretch
     size = fabric.size
     block = _part_bytes(fabric) * size
     blocks = -(-nbytes // block)
-    accident = None
     for turn in range(blocks + 1):
         part, length = _block(fabric, nbytes, turn) if turn < blocks else (0, 0)
         before, length_before = _block(fabric, nbytes, turn - 1) if turn else (0, 0)
@@ -106,8 +107,7 @@ def _scattered(
             start, stop = _share(fabric.rank, before, length_before)
             if stop > start:
                 operands = [fabric.read(rank, start, stop).view(dtype) for rank in plan.ranks]
-                result = slot[used : used + stop - start].view(dtype)
-                accident = plan.combine(operands, result) or accident
+                plan.combine(operands, slot[used : used + stop - start].view(dtype))
                 used += stop - start
             fabric.sync(None, used, deadline, to=plan.root, part=part)
         if turn and target is not None:
@@ -117,7 +117,6 @@ def _scattered(
                 if stop > start:
                     result = fabric.read(rank, size * part, size * part + stop - start)
                     np.copyto(target[base + start : base + stop], result)
-    return accident
 
 
 def _part_bytes(fabric: Fabric) -> int:

@@ -11,9 +11,10 @@ from typing import Any, Callable, Optional, Protocol, Tuple
 
 import numpy as np
 
-from .calls import CollectiveCall, count_bytes, text_dtype
+from .bulk import agreed
+from .calls import CollectiveCall, count_bytes, sent_to, text_dtype
 from .fabric import part_bytes
-from .ops import Array, ReduceOp, combine, is_wide, scaled, ufunc_of
+from .ops import UFUNC, Array, ReduceOp, combine, is_wide
 from .packing import bare, typed
 from .table import row_of
 
@@ -46,15 +47,13 @@ def parts_of(fabric: WholeSlots, calls: Sequence[CollectiveCall], rank: int) -> 
 
     def sent(sender: int, receiver: int) -> Views | None:
         """Return the place of a rank's array for another one; None if it sends nothing."""
-        arrays = calls[sender].arrays
-        if not arrays or not calls[sender].weight or (row.root == "sends" and sender != root):
+        kind = sent_to(receiver, calls[sender], size)
+        is_other = row.root == "sends" and sender != root
+        if kind is None or not calls[sender].weight or is_other:
             return None
-        dtype, shape = arrays[receiver if dealt and not row.in_blocks else 0]
-        if row.in_blocks:
-            shape = (shape[0] // size, *shape[1:])
         start = receiver * part if dealt else 0
-        stop = start + count_bytes((dtype, shape))
-        even, odd = (typed(s[start:stop], text_dtype(dtype), shape) for s in fabric.slots(sender))
+        stop, dtype = start + count_bytes(kind), text_dtype(kind[0])
+        even, odd = (typed(slot[start:stop], dtype, kind[1]) for slot in fabric.slots(sender))
         return even, odd
 
     mine, views = sent(rank, 0), [sent(sender, rank) for sender in range(size)]
@@ -108,10 +107,9 @@ def _rows_of(views: Sequence[Views | None]) -> Finish:
     def finish(x: Any, out: Any, parity: int) -> Any:  # noqa: ARG001
         if out is None:
             return [None if pair is None else bare(pair[parity].copy()) for pair in views]
-        rows = (out[r, ...] for r in range(len(out))) if isinstance(out, np.ndarray) else out
-        for row, pair in zip(rows, views):
+        for r, pair in enumerate(views):
             if pair is not None:
-                row[...] = pair[parity]
+                out[r, ...] = pair[parity]
         return out
 
     return finish
@@ -121,9 +119,7 @@ def _fold(
     calls: Sequence[CollectiveCall], rank: int, views: Sequence[Views | None], *, from_x: bool
 ) -> Finish:
     """Return a function that reduces all views; ``from_x`` if ``x`` stands for the own one."""
-    op = ReduceOp(calls[0].op)
-    weights = [call.weight for call in calls if call.weight]
-    factors = None if min(weights) == max(weights) else scaled(weights)
+    op, _, factors, *_ = agreed(calls)
     operands = [(pair, from_x and r == rank) for r, pair in enumerate(views) if pair is not None]
     like = operands[0][0][0]
     dtype, shape = like.dtype, like.shape
@@ -149,7 +145,7 @@ def _fold(
 def _add(op: ReduceOp, rank: int, views: Sequence[Views], *, from_x: bool) -> Finish:
     """Return the function of ``_fold`` for two operands of equal weights, in the result's dtype."""
     dtype, shape = views[0][0].dtype, views[0][0].shape
-    ufunc = ufunc_of(op)
+    ufunc = UFUNC[op]
     own, peer = views[rank], views[1 - rank]
     divide = np.divide if op is ReduceOp.AVG else None
 

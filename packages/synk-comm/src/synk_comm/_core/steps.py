@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import pickle
 from collections.abc import Sequence
-from typing import Any, Callable, NamedTuple, Optional, Tuple
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
@@ -16,23 +16,20 @@ from .fabric import Fabric
 from .guard import Guard, deadline_after
 from .ops import Array
 
-Result = Tuple[Any, Optional[Exception]]
-"""The result of a call, and NumPy's exception about overflow and its like."""
-
 
 class CheckedCall(NamedTuple):
     """A call whose arguments have been checked, to be made once.
 
     Attributes:
         call, head: for the other ranks, and its encoded form.
-        finish: ``finish(calls, deadline)`` does what follows the first round.
+        finish: ``finish(calls, deadline)`` does what follows the first round; returns the result.
         fill: fills the own slot for the first round, and returns how much.
         to, part: of the first round, see ``Fabric.sync``.
     """
 
     call: CollectiveCall
     head: bytes
-    finish: Callable[[Sequence[CollectiveCall], float], Result]
+    finish: Callable[[Sequence[CollectiveCall], float], Any]
     fill: Callable[[], int] = lambda: 0
     to: int | None = None
     part: int = 0
@@ -52,23 +49,20 @@ class Steps:
         """Return when a call that begins now must be over."""
         return deadline_after(self.timeout_s if timeout_s is None else timeout_s)
 
-    def make(
-        self, prepared: CheckedCall, timeout_s: float | None, *, resuming: bool = False
-    ) -> Result:
-        """Make a call; if ``resuming``, go on after its first round, inside the guard."""
+    def make(self, prepared: CheckedCall, timeout_s: float | None) -> Any:
+        """Make a call."""
         deadline = self.deadline(timeout_s)
-        if resuming:
-            return prepared.finish(self.verdict(prepared.call, prepared.head), deadline)
         with self.guard:
             return self.make_inside(prepared, deadline)
 
-    def make_inside(self, prepared: CheckedCall, deadline: float) -> Result:
-        """Make a call as a part of another one, which has passed the guard."""
+    def make_inside(self, prepared: CheckedCall, deadline: float, *, resuming: bool = False) -> Any:
+        """Make a call inside the guard; if ``resuming``, go on after its first round."""
         call, head, finish, fill, to, part = prepared
-        self.fabric.sync(head, fill(), deadline, to=to, part=part)
-        return finish(self.verdict(call, head), deadline)
+        if not resuming:
+            self.fabric.sync(head, fill(), deadline, to=to, part=part)
+        return finish(self._verdict(call, head), deadline)
 
-    def verdict(self, call: CollectiveCall, head: bytes) -> Sequence[CollectiveCall]:
+    def _verdict(self, call: CollectiveCall, head: bytes) -> Sequence[CollectiveCall]:
         """Compare all ranks' heads of the first round."""
         if call.weight and self.fabric.all_said(head) and not call.outs:
             return [call] * self.size
