@@ -55,9 +55,9 @@ COMM = (
     _fault(
         "comm-nccl-repeats-the-op",
         "reductions",
-        "_backends/nccl/reduce.py",
-        "if known.calls and said == known.said:",
-        "if known.calls:",
+        "_backends/nccl/steps.py",
+        "if said == self._said:",
+        "if self._calls:",
         "A repeated average through NCCL goes on with the weights that others gave before.",
         "nccl",
     ),

@@ -20,12 +20,12 @@ class _Memory:
     def __init__(self, driver: Any, device: int, nbytes: int) -> None:
         self._driver, self._device = driver, device
         with driver.entered(device):
-            self.pointer = driver.allocate(nbytes)
+            self.pointer = driver.allocate_on(0, nbytes)
 
     def __del__(self) -> None:
         if hasattr(self, "pointer"):
             with contextlib.suppress(CudaError), self._driver.entered(self._device):
-                self._driver.free(self.pointer)
+                self._driver.free_on(0, self.pointer)
 
 
 class CudaArray:
@@ -73,16 +73,18 @@ class CudaArray:
         made = cls(driver, host.shape, dtype, device, **options)
         address = int(host.__array_interface__["data"][0])
         with driver.entered(device):
-            driver.upload(made._memory.pointer, address, host.nbytes)
+            driver.upload_on(0, made._memory.pointer, address, host.nbytes)
         return made
 
     def host(self) -> Array:
         """Copy to the host, after all that the default stream has to do."""
         values = np.empty(self.shape, self._bits)
         address = int(values.__array_interface__["data"][0])
+        pointer = self._memory.pointer + self._offset
         if values.nbytes:
             with self._driver.entered(self.device):
-                self._driver.download(address, self._memory.pointer + self._offset, values.nbytes)
+                # Into pages that are not locked, so it is done when this returns.
+                self._driver.download_on(0, address, pointer, values.nbytes)
         return values
 
     def new_empty(self, shape: tuple[int, ...]) -> CudaArray:

@@ -124,32 +124,26 @@ class FakeGpus:
         happened = self._events[event]
         self.enqueue(self._device(), stream, lambda: happened[0])
 
-    def allocate(self, nbytes: int) -> int:
+    def allocate_on(self, stream: int, nbytes: int) -> int:
         memory = np.full(max(nbytes, 1), 0xA5, np.uint8)
         pointer = int(memory.__array_interface__["data"][0])
         self._memory[pointer] = (memory, self._device())
         return pointer
 
-    def free(self, pointer: int) -> None:
+    def free_on(self, stream: int, pointer: int) -> None:
         with self.changed:
             self._dying.append(pointer)
             self.progress()
 
-    def allocate_on(self, stream: int, nbytes: int) -> int:
-        return self.allocate(nbytes)
-
-    def free_on(self, stream: int, pointer: int) -> None:
-        self._later(stream, lambda: self._memory.pop(pointer))
-
-    def upload(self, pointer: int, address: int, nbytes: int) -> None:
+    def upload_on(self, stream: int, pointer: int, address: int, nbytes: int) -> None:
         ctypes.memmove(pointer, address, nbytes)
 
-    def download(self, address: int, pointer: int, nbytes: int) -> None:
+    def download_on(self, stream: int, address: int, pointer: int, nbytes: int) -> None:
         deadline = time.monotonic() + _PATIENCE_S
         with self.changed:
-            while not self.is_done(0):
+            while not self.is_done(stream):
                 if not self.changed.wait(0.1) and time.monotonic() > deadline:
-                    raise CudaError("the default stream does not come to its end")
+                    raise CudaError("the stream does not come to its end")
             ctypes.memmove(address, pointer, nbytes)
 
     def copy_on(self, stream: int, target: int, source: int, nbytes: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import sys
 import types
@@ -9,7 +10,7 @@ import types
 import numpy as np
 import pytest
 
-from synk_comm._backends.nccl.arrays import BFLOAT16, check_usable, is_device_array, maker, resolve
+from synk_comm._backends.nccl.arrays import BFLOAT16, is_device_array, maker, resolve
 from synk_comm._backends.nccl.terms import check_apart
 
 HERE = 3
@@ -18,6 +19,10 @@ HERE = 3
 def where(pointer):
     assert pointer > 0
     return HERE
+
+
+def found(x, stream=None, *, device=HERE, written=False):
+    return resolve(x, "x", device, where, stream, written=written)
 
 
 class Exposes:
@@ -76,49 +81,46 @@ def test_host_things_are_no_device_arrays():
     for x in (Exposes(np.ones(3)), Packs(np.ones(3)), Packs(np.ones(3), kind=13)):
         assert is_device_array(x)
     with pytest.raises(TypeError, match="expected a device array, got ndarray"):
-        resolve(np.ones(3), where)
+        found(np.ones(3))
     with pytest.raises(TypeError, match="expected a device array, got Packs"):
-        resolve(Packs(np.ones(3), kind=1), where)
+        found(Packs(np.ones(3), kind=1))
 
 
 @pytest.mark.parametrize("dtype", ["f4", "i1", "?", "c16", ">i2", "M8[ns]"])
 def test_the_cuda_array_interface(dtype):
     host = np.zeros((2, 3), dtype)
-    got = resolve(Exposes(host, stream=7), where)
+    got = found(Exposes(host, stream=7))
     assert got.pointer == host.__array_interface__["data"][0]
     assert (got.shape, got.dtype, got.itemsize) == ((2, 3), host.dtype.str, host.itemsize)
-    assert (got.device, got.stream) == (HERE, 7)
-    assert got.contiguous
-    assert got.writeable
+    assert got.stream == 7
     assert (got.elements, got.nbytes) == (6, host.nbytes)
     assert [row.pointer - got.pointer for row in got.rows()] == [0, 3 * host.itemsize]
-    assert check_usable(got, "x", HERE, written=True) is got
+    assert found(Exposes(host, stream=7), written=True) == got
 
 
 def test_structured_arrays_are_described_by_descr():
     dtype = np.dtype([("a", "i2"), ("b", "f8", (2,))], align=True)
     x = Exposes(np.zeros(2, dtype), descr=np.lib.format.dtype_to_descr(dtype))
-    assert resolve(x, where).dtype == repr(np.lib.format.dtype_to_descr(dtype))
+    assert found(x).dtype == repr(np.lib.format.dtype_to_descr(dtype))
 
 
 def test_what_the_interface_says_of_a_stream_an_empty_array_and_a_mask():
-    assert resolve(Exposes(np.ones(2), stream=None), where).stream is None
-    empty = resolve(Exposes(np.ones((0, 2)), data=(0, False)), None)
-    assert (empty.device, empty.nbytes, empty.contiguous) == (-1, 0, True)
-    assert check_usable(empty, "x", 5, written=False)
+    assert found(Exposes(np.ones(2), stream=None)).stream is None
+    empty = Exposes(np.ones((0, 2)), data=(0, False), strides=(8, 16))
+    assert found(empty, device=5).nbytes == 0
     with pytest.raises(TypeError, match="masked"):
-        resolve(Exposes(np.ones(2), mask=Exposes(np.ones(2, bool))), where)
+        found(Exposes(np.ones(2), mask=Exposes(np.ones(2, bool))))
     with pytest.raises(TypeError, match="cannot travel"):
-        resolve(Exposes(np.ones(2), typestr="|O"), where)
+        found(Exposes(np.ones(2), typestr="|O"))
 
 
 def test_bfloat16_is_known_by_the_name_of_the_dtype():
     x = Exposes(np.zeros(2, "V2"))
-    assert resolve(x, where).dtype == "|V2"
+    assert found(x).dtype == "|V2"
     x.dtype = types.SimpleNamespace(name="bfloat16")
-    assert resolve(x, where).dtype == BFLOAT16
+    assert found(x).dtype == BFLOAT16
     x.dtype = "bfloat16"
-    assert resolve(x, where).dtype == BFLOAT16
+    assert found(x).dtype == BFLOAT16
 
 
 @pytest.mark.parametrize(
@@ -137,27 +139,30 @@ def test_bfloat16_is_known_by_the_name_of_the_dtype():
     ],
 )
 def test_contiguity_is_numpys(shape, strides, contiguous):
-    got = resolve(Exposes(np.ones(16), shape=shape, strides=strides), where)
-    assert got.contiguous == contiguous
+    def check(x):
+        refused = pytest.raises(ValueError, match=r"x is not contiguous .* ascontiguousarray")
+        with contextlib.nullcontext() if contiguous else refused:
+            found(x)
+
+    check(Exposes(np.ones(16), shape=shape, strides=strides))
     if strides is not None and 0 not in shape and min(strides, default=1) >= 0:
         like = np.lib.stride_tricks.as_strided(np.ones(500), shape, strides)
         assert like.flags.c_contiguous == contiguous
     packed = Packs(np.ones(shape), strides=None if strides is None else [s // 8 for s in strides])
     if 999 not in (strides or ()):
-        assert resolve(packed, where).contiguous == contiguous
-    if not contiguous:
-        with pytest.raises(ValueError, match="ascontiguousarray"):
-            check_usable(got, "x", HERE, written=False)
+        check(packed)
 
 
 def test_usable_is_on_the_right_device_and_writeable():
     host = np.ones(2)
-    fixed = resolve(Exposes(host, data=(host.ctypes.data, True)), where)
-    check_usable(fixed, "x", HERE, written=False)
-    with pytest.raises(ValueError, match="out must be writeable"):
-        check_usable(fixed, "out", HERE, written=True)
+    fixed = Exposes(host, data=(host.ctypes.data, True))
+    found(fixed)
+    with pytest.raises(ValueError, match="x must be writeable"):
+        found(fixed, written=True)
     with pytest.raises(ValueError, match=r"x is on device 3, .* works on device 0"):
-        check_usable(fixed, "x", 0, written=False)
+        found(fixed, device=0)
+    with pytest.raises(ValueError, match=r"x is on device 3, .* works on device 0"):
+        found(Packs(host), device=0)
 
 
 @pytest.mark.parametrize(
@@ -174,21 +179,21 @@ def test_usable_is_on_the_right_device_and_writeable():
 def test_dlpack(code, dtype, text):
     host = np.ones((2, 3), dtype)
     x = Packs(host, code=code, offset=0)
-    got = resolve(x, None)
+    got = found(x)
     assert got.pointer == host.__array_interface__["data"][0]
     assert (got.shape, got.dtype, got.itemsize) == ((2, 3), text, host.itemsize)
-    assert (got.device, got.stream) == (HERE, 1)
-    assert resolve(x, None, stream=99).stream == 99
-    assert resolve(x, None, stream=0).stream == 1  # the default stream has two names
+    assert got.stream == 1
+    assert found(x, stream=99).stream == 99
+    assert found(x, stream=0).stream == 1  # the default stream has two names
     assert x.asked == [1, 99, 1]  # the source made these streams wait for its own
-    assert resolve(Packs(host, code=code, offset=8), None).pointer == got.pointer + 8
+    assert found(Packs(host, code=code, offset=8)).pointer == got.pointer + 8
 
 
 def test_dlpack_elements_that_cannot_travel():
     with pytest.raises(TypeError, match="4 x 64 bits"):
-        resolve(Packs(np.ones(2), lanes=4), where)
+        found(Packs(np.ones(2), lanes=4))
     with pytest.raises(TypeError, match="type 3"):
-        resolve(Packs(np.ones(2), code=3), where)
+        found(Packs(np.ones(2), code=3))
 
 
 class PygpuArray:
@@ -208,17 +213,19 @@ def test_pygpu(monkeypatch):
     host = np.ones((2, 3), "f4")
     x = PygpuArray(host, offset=8)
     assert is_device_array(x)
-    got = resolve(x, where)
+    got = found(x)
     assert got.pointer == host.__array_interface__["data"][0] + 8
-    assert (got.shape, got.dtype, got.device, got.stream) == ((2, 3), "<f4", HERE, 0)
-    assert got.contiguous
-    assert got.writeable
-    assert not resolve(PygpuArray(host.T), where).contiguous
-    assert resolve(PygpuArray(np.ones((0, 2))), where).device == -1
+    assert (got.shape, got.dtype, got.stream) == ((2, 3), "<f4", 0)
+    assert found(x, written=True) == got
+    with pytest.raises(ValueError, match="not contiguous"):
+        found(PygpuArray(host.T))
+    with pytest.raises(ValueError, match="on device 3"):
+        found(x, device=1)
+    assert found(PygpuArray(np.ones((0, 2))), device=1).nbytes == 0
     made = []
     fake = types.SimpleNamespace(empty=lambda shape, **options: made.append((shape, options)))
     monkeypatch.setitem(sys.modules, "pygpu", fake)
-    maker(x)((4, 2), "<f4")
+    maker(x)((4, 2))
     assert made == [((4, 2), {"dtype": np.dtype("f4"), "context": "the context"})]
 
 
@@ -231,10 +238,10 @@ def test_where_both_are_there_the_interface_is_taken_if_it_names_the_stream():
             self.__cuda_array_interface__ = Exposes(host, **changes).__cuda_array_interface__
 
     host = np.ones(2)
-    assert resolve(Both(host, stream=55), where).stream == 55
+    assert found(Both(host, stream=55)).stream == 55
     silent = Both(host)
     assert is_device_array(silent)
-    assert resolve(silent, where, stream=99).stream == 99
+    assert found(silent, stream=99).stream == 99
     assert silent.asked == [99]
 
 
@@ -244,12 +251,12 @@ def test_nothing_is_imported_and_unknown_libraries_are_asked_for_out():
         maker(Exposes(np.ones(2)))
     x = Exposes(np.ones(2))
     x.new_empty = lambda shape: shape
-    assert maker(x)((2,), "<f8") == (2,)
+    assert maker(x)((2,)) == (2,)
     assert not {"torch", "cupy", "pygpu", "nccl"} & (set(sys.modules) - before)
 
 
 def test_what_is_written_must_lie_apart():
-    memory = resolve(Exposes(np.zeros(100, "u1")), where)
+    memory = found(Exposes(np.zeros(100, "u1")))
 
     def at(start, length):
         return memory._replace(pointer=memory.pointer + start, shape=(length,))

@@ -29,8 +29,8 @@ class Driver(cuda.Driver):
         call.argtypes = ()
         return call
 
-    def _text(self, status):
-        return "not permitted"
+    def do_cuGetErrorString(self, status, text):
+        text._obj.value = b"not permitted"
 
     def do_cuStreamEndCapture(self, stream, graph):
         graph._obj.value = 77

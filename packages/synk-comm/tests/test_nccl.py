@@ -619,7 +619,8 @@ class PygpuLike(CudaArray):
     def fill(self, value):
         host = np.full(self.shape, float(value))
         with self._driver.entered(self.device):
-            self._driver.upload(self.gpudata, host.__array_interface__["data"][0], host.nbytes)
+            address = host.__array_interface__["data"][0]
+            self._driver.upload_on(0, self.gpudata, address, host.nbytes)
 
 
 def test_an_all_reduce_that_is_made_again_is_of_what_the_arrays_hold_then(pair):
@@ -635,7 +636,7 @@ def test_an_all_reduce_that_is_made_again_is_of_what_the_arrays_hold_then(pair):
             ):
                 assert comm.all_reduce(x, op, weight=weight, out=out) is out
                 np.testing.assert_allclose(read(comm, out), right)
-        assert len(comm._repeated) == 1
+        assert len(comm._steps.repeated) == 1
         # The one that is there now may have the address of one that is gone.
         for turn in range(20):
             x = PygpuLike.of(pair.fake.gpus, np.full(2 + turn, comm.rank), comm.device)

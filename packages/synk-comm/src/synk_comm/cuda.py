@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
+import time
 from typing import Any, Callable, Iterator
 
 from .exceptions import CommError
@@ -26,8 +28,12 @@ _ON_DEVICE = 2  # CU_MEMORYTYPE_DEVICE
 _COPY_WORDS = 25  # of a CUDA_MEMCPY3D: the types of memory are those at
 _SOURCE, _TARGET = 4, 15
 
-_POINTER = ctypes.c_uint64
-_SIZE = ctypes.c_size_t
+_LOOK_S = 0.015
+"""Seconds between two looks in a wait."""
+_BUSY_S, _NAP_S = 0.002, 0.00005
+"""Seconds that a wait polls without pause, and that it sleeps then between two polls."""
+
+_nap = getattr(os, "sched_yield", lambda: time.sleep(0))
 
 
 class CudaError(CommError, RuntimeError):
@@ -59,39 +65,33 @@ class Driver:
             function.argtypes = [ctypes.c_void_p] * len(arguments)
         return int(function(*arguments))
 
-    def _call(self, name: str, *arguments: Any) -> None:
+    def _call(self, name: str, *arguments: Any, allowed: int = 0) -> bool:
+        """Call a function of the driver; return False if its status is the one allowed."""
         status = self._status(name, *arguments)
-        if status:
-            raise CudaError(f"{name} failed: {self._text(status)} (CUDA error {status})")
+        if status not in (0, allowed):
+            text = ctypes.c_char_p()
+            self._status("cuGetErrorString", status, ctypes.byref(text))
+            said = (text.value or b"unknown").decode("ascii", "replace")
+            raise CudaError(f"{name} failed: {said} (CUDA error {status})")
+        return status == 0
 
-    def _text(self, status: int) -> str:
-        text = ctypes.c_char_p()
-        self._status("cuGetErrorString", status, ctypes.byref(text))
-        return (text.value or b"unknown").decode("ascii", "replace")
+    def _made(self, name: str, *arguments: Any) -> int:
+        """Return the number, handle or pointer that a function stores at its first argument."""
+        made = ctypes.c_void_p()  # as wide as the widest of them
+        self._call(name, ctypes.byref(made), *arguments)
+        return made.value or 0
 
     # -- devices and contexts -------------------------------------------------------------
 
     def device_count(self) -> int:
         """Return how many devices this process may use."""
-        count = ctypes.c_int()
-        self._call("cuDeviceGetCount", ctypes.byref(count))
-        return count.value
+        return self._made("cuDeviceGetCount")
 
     def current_device(self) -> int | None:
         """Return the device of this thread's current context; None if it has none."""
         device = ctypes.c_int()
-        status = self._status("cuCtxGetDevice", ctypes.byref(device))
-        if status == _NO_CONTEXT:
-            return None
-        if status:
-            raise CudaError(f"cuCtxGetDevice failed: {self._text(status)} (CUDA error {status})")
-        return device.value
-
-    def name(self, device: int) -> str:
-        """Return what the maker calls a device."""
-        text = ctypes.create_string_buffer(256)
-        self._call("cuDeviceGetName", text, len(text), self._handle(device))
-        return text.value.decode("utf-8", "replace")
+        is_set = self._call("cuCtxGetDevice", ctypes.byref(device), allowed=_NO_CONTEXT)
+        return device.value if is_set else None
 
     def pci_bus_id(self, device: int) -> str:
         """Return where a device is plugged in, as in ``0000:01:00.0``."""
@@ -106,18 +106,14 @@ class Driver:
         return text.raw.hex()
 
     def _handle(self, device: int) -> int:
-        handle = ctypes.c_int()
-        self._call("cuDeviceGet", ctypes.byref(handle), device)
-        return handle.value
+        return self._made("cuDeviceGet", device)
 
     def _context(self, device: int) -> int:
-        context = self._contexts.get(device)
-        if context is None:
-            made = ctypes.c_void_p()
-            self._call("cuDevicePrimaryCtxRetain", ctypes.byref(made), self._handle(device))
+        if device not in self._contexts:
             # Kept until the process ends: NCCL and the arrays need it as long.
-            context = self._contexts[device] = made.value or 0
-        return context
+            made = self._made("cuDevicePrimaryCtxRetain", self._handle(device))
+            self._contexts[device] = made
+        return self._contexts[device]
 
     def make_current(self, device: int) -> None:
         """Make the device's primary context this thread's current one, from now on."""
@@ -134,9 +130,7 @@ class Driver:
 
     def device_of(self, pointer: int) -> int:
         """Return the device that memory belongs to."""
-        device = ctypes.c_int(-1)
-        self._call("cuPointerGetAttribute", ctypes.addressof(device), _DEVICE_ORDINAL, pointer)
-        return device.value
+        return self._made("cuPointerGetAttribute", _DEVICE_ORDINAL, pointer)
 
     # -- streams; their device must be entered --------------------------------------------
 
@@ -145,22 +139,15 @@ class Driver:
 
         It does not wait for the default stream, nor that for it.
         """
-        made = ctypes.c_void_p()
-        self._call("cuStreamCreate", ctypes.byref(made), _NON_BLOCKING)
-        return made.value or 0
+        return self._made("cuStreamCreate", _NON_BLOCKING)
 
     def wait_for(self, stream: int, event: int) -> None:
         """Make a stream's later work wait for an event; return at once."""
         self._call("cuStreamWaitEvent", stream, event, 0)
 
     def is_done(self, stream: int) -> bool:
-        """Return whether a stream has nothing left to do; its device must be entered."""
-        return self._is_ready(self._status("cuStreamQuery", stream))
-
-    def _is_ready(self, status: int) -> bool:
-        if status not in (0, _NOT_READY):
-            raise CudaError(f"a CUDA stream has failed: {self._text(status)} (error {status})")
-        return status == 0
+        """Return whether a stream has nothing left to do."""
+        return self._call("cuStreamQuery", stream, allowed=_NOT_READY)
 
     # -- graphs: work of a stream, recorded; their device must be entered -----------------
 
@@ -172,55 +159,47 @@ class Driver:
         read or written at each launch, whatever it holds by then.
         """
         made: list[int] = []
-        recorded = ctypes.c_void_p()
 
         def begin() -> None:
             self._call("cuStreamBeginCapture_v2", stream, _RELAXED)
 
-        def end() -> None:
+        def end(is_whole: bool = True) -> None:
+            recorded = ctypes.c_void_p()
             self._status("cuStreamEndCapture", stream, ctypes.byref(recorded))
+            try:
+                if is_whole:
+                    made.append(self._graph_of(recorded))
+            finally:
+                if recorded:
+                    self._status("cuGraphDestroy", recorded)
 
         def cut() -> None:
             end()
-            made.append(self._finished(recorded))
             begin()
 
         begin()
+        is_whole = False
         try:
             try:
                 run(cut)
+                is_whole = True
             finally:
-                # Also after an error: the stream must not go on recording.
-                end()
-            made.append(self._finished(recorded))
+                end(is_whole)  # also after an error: the stream must not go on recording
         except BaseException:
             for graph in made:
                 self.drop_graph(graph)
             raise
-        finally:
-            self._forget(recorded)
         return made
 
-    def _finished(self, recorded: ctypes.c_void_p) -> int:
-        """Return a graph for ``launch`` of what was recorded, which is forgotten."""
-        made = ctypes.c_void_p()
-        try:
-            if not recorded:
-                raise CudaError("something was enqueued, or waited for, that cannot be recorded")
-            if not self._stays_on_devices(recorded):
-                raise CudaError("a copy from or to host memory was recorded")
-            self._call("cuGraphInstantiateWithFlags", ctypes.byref(made), recorded, 0)
-        finally:
-            self._forget(recorded)
-        return made.value or 0
-
-    def _forget(self, recorded: ctypes.c_void_p) -> None:
-        if recorded:
-            self._status("cuGraphDestroy", recorded)
-            recorded.value = None
+    def _graph_of(self, recorded: ctypes.c_void_p) -> int:
+        if not recorded:
+            raise CudaError("something was enqueued, or waited for, that cannot be recorded")
+        if not self._stays_on_devices(recorded):
+            raise CudaError("a copy from or to host memory was recorded")
+        return self._made("cuGraphInstantiateWithFlags", recorded, 0)
 
     def _stays_on_devices(self, recorded: ctypes.c_void_p) -> bool:
-        count = _SIZE()
+        count = ctypes.c_size_t()
         self._call("cuGraphGetNodes", recorded, None, ctypes.byref(count))
         nodes = (ctypes.c_void_p * count.value)()
         if nodes:  # nothing comes between two cuts; the driver refuses room for none
@@ -249,9 +228,7 @@ class Driver:
 
     def event(self) -> int:
         """Return a new event, which lasts as long as the process."""
-        made = ctypes.c_void_p()
-        self._call("cuEventCreate", ctypes.byref(made), _NO_TIMING)
-        return made.value or 0
+        return self._made("cuEventCreate", _NO_TIMING)
 
     def record(self, event: int, stream: int) -> None:
         """Make an event happen when a stream has done all work enqueued so far."""
@@ -259,7 +236,7 @@ class Driver:
 
     def has_happened(self, event: int) -> bool:
         """Return whether an event has happened, or was never recorded."""
-        return self._is_ready(self._status("cuEventQuery", event))
+        return self._call("cuEventQuery", event, allowed=_NOT_READY)
 
     # -- host memory; a device must be entered --------------------------------------------
 
@@ -276,29 +253,13 @@ class Driver:
 
     # -- memory; its device must be entered -----------------------------------------------
 
-    def allocate(self, nbytes: int) -> int:
-        """Return new memory."""
-        pointer = _POINTER()
-        self._call("cuMemAlloc_v2", ctypes.byref(pointer), max(nbytes, 1))
-        return pointer.value
-
-    def free(self, pointer: int) -> None:
-        """Give memory of ``allocate`` back; waits for what still uses it."""
-        self._call("cuMemFree_v2", pointer)
-
     def allocate_on(self, stream: int, nbytes: int) -> int:
         """Return memory that work on a stream may use, as soon as earlier work is done."""
-        pointer = _POINTER()
-        self._call("cuMemAllocAsync", ctypes.byref(pointer), max(nbytes, 1), stream)
-        return pointer.value
+        return self._made("cuMemAllocAsync", max(nbytes, 1), stream)
 
     def free_on(self, stream: int, pointer: int) -> None:
         """Give memory of ``allocate_on`` back, once the stream has come to here."""
         self._call("cuMemFreeAsync", pointer, stream)
-
-    def upload(self, pointer: int, address: int, nbytes: int) -> None:
-        """Copy from host memory, and wait for it."""
-        self._call("cuMemcpyHtoD_v2", pointer, address, nbytes)
 
     def upload_on(self, stream: int, pointer: int, address: int, nbytes: int) -> None:
         """Copy from host memory, on a stream.
@@ -309,12 +270,8 @@ class Driver:
         self._call("cuMemcpyHtoDAsync_v2", pointer, address, nbytes, stream)
 
     def download_on(self, stream: int, address: int, pointer: int, nbytes: int) -> None:
-        """Copy to host memory whose pages are locked, on a stream; returns at once."""
+        """Copy to host memory, on a stream; return at once if its pages are locked."""
         self._call("cuMemcpyDtoHAsync_v2", address, pointer, nbytes, stream)
-
-    def download(self, address: int, pointer: int, nbytes: int) -> None:
-        """Copy to host memory, after what the default stream has to do, and wait for it."""
-        self._call("cuMemcpyDtoH_v2", address, pointer, nbytes)
 
     def copy_on(self, stream: int, target: int, source: int, nbytes: int) -> None:
         """Copy on the device, on a stream."""
@@ -333,3 +290,21 @@ class Driver:
         else:
             value = int.from_bytes(element, "little")
             self._call(f"cuMemsetD{8 * width}Async", pointer, value, count, stream)
+
+
+def wait_until(is_over: Callable[[], bool], look: Callable[[], object] | None = None) -> None:
+    """Poll until a device has done something; other threads run meanwhile.
+
+    Args:
+        look: called every 15 ms; what it raises ends the wait.
+    """
+    began = looked = time.monotonic()
+    while not is_over():
+        now = time.monotonic()
+        if look is not None and now - looked > _LOOK_S:
+            looked = now
+            look()
+        if now - began < _BUSY_S:
+            _nap()
+        else:
+            time.sleep(_NAP_S)

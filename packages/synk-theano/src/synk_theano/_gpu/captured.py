@@ -62,7 +62,7 @@ class _StaleGraphError(Exception):
 
 
 class CapturedFunction:
-    """A compiled function, which is recorded and replayed if that is possible and quicker.
+    """A `Launcher` of a function that is recorded and replayed if that is possible and quicker.
 
     Args:
         function: as compiled, or built again, for the default device.
@@ -99,12 +99,10 @@ class CapturedFunction:
 
     @property
     def state(self) -> str:
-        """Whether it is replayed: `REPLAYED`, or why not."""
         return self._why or (REPLAYED if self._replays else "not called often enough")
 
     @property
     def is_possible(self) -> bool:
-        """Whether it is, or may be, replayed."""
         return self._pure is not None
 
     @property
@@ -113,11 +111,6 @@ class CapturedFunction:
         return bool(self._shapes)
 
     def __call__(self, *arguments: Any) -> List[Any]:
-        """Compute outputs and updates of arguments that fit, as the function does.
-
-        Raises:
-            Whatever the function raises.
-        """
         if self._pure is None:
             return self._plain(*arguments)
         try:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 import weakref
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, ContextManager, Dict, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
@@ -29,9 +28,6 @@ SMALLEST_LOCK = 1 << 16
 LARGEST_LOCK = 1 << 30
 """Bytes above which rows go through a buffer with locked pages: locking takes a third of a second
 for a gigabyte, and locked pages cannot be swapped out."""
-
-_BUSY_S, _NAP_S = 0.002, 0.00005
-"""Seconds that a wait polls without pause, and that it sleeps then between two polls."""
 
 DOWNLOAD_BYTES = 1 << 17
 """Bytes of results that are copied to host memory as soon as they are ready."""
@@ -51,9 +47,9 @@ class LockedPages:
     """
 
     def __init__(self, driver: Any, device: int, stream: int) -> None:
+        self.driver = driver
         self.device = device
         self.stream = stream
-        self._driver = driver
         self._spans: Dict[int, int] = {}  # begin -> end
         self._refused: Dict[int, int] = {}
         self.event = 0
@@ -73,8 +69,8 @@ class LockedPages:
         if too_many or self._holds(begin, end) or self._refused.get(begin) == end:
             return
         try:
-            with self._driver.entered(self.device):
-                self._driver.lock_pages(begin, end - begin)
+            with self.entered():
+                self.driver.lock_pages(begin, end - begin)
         except cuda.CudaError as error:
             # A limit of the container, or pages that are locked for another array. Copies from
             # other pages are slower, but right.
@@ -89,9 +85,9 @@ class LockedPages:
             self._refused.clear()  # these pages may have been the reason
             self.settle()
             for event in self.uploads:
-                await_event(self._driver, self.device, event)
-            with self._driver.entered(self.device):
-                self._driver.unlock_pages(begin)
+                self.await_event(event)
+            with self.entered():
+                self.driver.unlock_pages(begin)
 
     def _holds(self, begin: int, end: int) -> bool:
         spans = tuple(self._spans.items())  # a finalizer may change the dict at any time
@@ -106,8 +102,8 @@ class LockedPages:
         """Enqueue a copy to the device; False if the array's pages are not locked."""
         if not self.covers(array):
             return False
-        driver = self._driver
-        with driver.entered(self.device):
+        driver = self.driver
+        with self.entered():
             if not self.event:
                 self.event = driver.event()
             driver.upload_on(self.stream, pointer, address_of(array), array.nbytes)
@@ -118,8 +114,18 @@ class LockedPages:
     def settle(self) -> None:
         """Wait for the copies."""
         if self.under_way:
-            await_event(self._driver, self.device, self.event)
+            self.await_event(self.event)
             self.under_way = False
+
+    def await_event(self, event: int) -> None:
+        """Wait for an event that depends on no other rank."""
+        with self.entered():
+            cuda.wait_until(lambda: self.driver.has_happened(event))
+
+    def entered(self) -> ContextManager[None]:
+        """Return a block for whose duration the device is this thread's current one."""
+        entered: ContextManager[None] = self.driver.entered(self.device)
+        return entered
 
 
 def owner_of(array: np.ndarray) -> np.ndarray:
@@ -156,15 +162,13 @@ class Downloads:
         room: uint8 vector in host memory with locked pages.
     """
 
-    def __init__(self, driver: Any, pages: LockedPages, room: np.ndarray) -> None:
-        self._driver = driver
-        self._device = device = pages.device
-        self._stream = pages.stream
+    def __init__(self, pages: LockedPages, room: np.ndarray) -> None:
+        self._pages = pages
         self._room = room
         self._used = 0
         self._started: Dict[int, Download] = {}  # by identity of the device array
-        with driver.entered(device):
-            self.event = driver.event()
+        with pages.entered():
+            self.event = pages.driver.event()
 
     @property
     def under_way(self) -> bool:
@@ -179,7 +183,8 @@ class Downloads:
         started = [self._started.get(id(value), value) for value in values]
         if not any(map(is_on_default_device, started)):
             return started  # nothing more to wait for
-        with self._driver.entered(self._device):
+        driver, stream = self._pages.driver, self._pages.stream
+        with self._pages.entered():
             for i, value in enumerate(started):
                 if not is_on_default_device(value) or not value.size:
                     continue
@@ -190,17 +195,11 @@ class Downloads:
                 # Aligned for any dtype.
                 self._used += -(-nbytes // 16) * 16
                 # The address of the first element: a view's `offset` is in it.
-                self._driver.download_on(self._stream, address_of(room), value.gpudata, nbytes)
+                driver.download_on(stream, address_of(room), value.gpudata, nbytes)
                 copy = Download(room.view(value.dtype).reshape(value.shape), value)
                 started[i] = self._started[id(value)] = copy
-            self._driver.record(self.event, self._stream)
+            driver.record(self.event, stream)
         return started
-
-    def wait(self) -> None:
-        """Wait for all copies; then there is room again."""
-        if self._used:
-            await_event(self._driver, self._device, self.event)
-            self.drop()
 
     def drop(self) -> None:
         """Have room again. Copies that are under way come before later ones."""
@@ -256,34 +255,26 @@ class Uploads:
     """
 
     def __init__(
-        self,
-        driver: Any,
-        pages: LockedPages,
-        context: Any,
-        await_events: Callable[[Sequence[int]], None],
+        self, pages: LockedPages, context: Any, await_events: Callable[[Sequence[int]], None]
     ) -> None:
-        self._driver = driver
+        self._driver = driver = pages.driver
         self._pages = pages
         self._context = context
         self._await = await_events
         self._buffers: Dict[Place, UploadBuffer] = {}
         self.taken: List[Upload] = []
-        with driver.entered(pages.device):
+        with pages.entered():
             self._stream = driver.stream()
 
     def start(self, place: Place, array: np.ndarray) -> Any:
-        """Start to copy an array; its memory must not change until the copy is done.
-
-        Returns:
-            An `Upload`; the array itself if its pages are not locked.
-        """
+        """Return an `Upload`; the array itself if its pages are not locked."""
         array = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
         if not array.size or not self._pages.covers(array):
             return array
         buffer = self._buffer(place, array)
         value = buffer.value[: len(array)] if array.ndim else buffer.value
         driver, stream = self._driver, self._stream
-        with driver.entered(self._pages.device):
+        with self._pages.entered():
             driver.wait_for(stream, buffer.used)
             driver.upload_on(stream, int(value.gpudata), address_of(array), array.nbytes)
             driver.record(buffer.copied, stream)
@@ -291,7 +282,7 @@ class Uploads:
 
     def take(self, upload: Upload) -> Any:
         """Return the device array; what is enqueued later waits for the copy."""
-        with self._driver.entered(self._pages.device):
+        with self._pages.entered():
             self._driver.wait_for(self._pages.stream, upload.buffer.copied)
         self.taken.append(upload)
         return upload.value
@@ -300,13 +291,12 @@ class Uploads:
         """After the function that reads them was enqueued: return the events of the copies that
         were taken; their buffers are free when it is done."""
         taken, self.taken = self.taken, []
-        with self._driver.entered(self._pages.device):
+        with self._pages.entered():
             for upload in taken:
                 self._driver.record(upload.buffer.used, self._pages.stream)
         return [upload.buffer.copied for upload in taken]
 
     def wait(self, places: Sequence[Place]) -> None:
-        """Wait until the arrays that were copied to these buffers last have been read."""
         self._await([self._buffers[p].copied for p in places if p in self._buffers])
 
     def forget(self, function_id: int) -> None:
@@ -325,7 +315,7 @@ class Uploads:
                 return held
         driver = self._driver
         value = arrays.empty(array.shape, array.dtype, self._context)
-        with driver.entered(self._pages.device):
+        with self._pages.entered():
             if held is None:
                 held = self._buffers[place] = UploadBuffer(value, driver.event(), driver.event())
                 self._pages.uploads.append(held.copied)
@@ -333,11 +323,3 @@ class Uploads:
             # Memory that was something else's before: free when this stream has come to here.
             driver.record(held.used, self._pages.stream)
         return held
-
-
-def await_event(driver: Any, device: int, event: int) -> None:
-    """Wait for an event; the communicator watches the ranks that it may depend on."""
-    began = time.monotonic()
-    with driver.entered(device):
-        while not driver.has_happened(event):
-            time.sleep(0 if time.monotonic() - began < _BUSY_S else _NAP_S)

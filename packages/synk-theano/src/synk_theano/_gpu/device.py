@@ -1,7 +1,8 @@
 """The device of a rank: copies of values to and from it, and the communicator that takes them.
 
-Copies from host memory to the device are enqueued there like all other work. From locked pages such
-a copy is quick and asynchronous, but the memory must not change before the copy is done.
+`synk_core.device` says what the methods are for. Copies from host memory to the device are enqueued
+there like all other work. From locked pages such a copy is quick and asynchronous, but the memory
+must not change before the copy is done.
 """
 
 from __future__ import annotations
@@ -29,7 +30,6 @@ from .copies import (
     LockedPages,
     Upload,
     Uploads,
-    await_event,
     owner_of,
 )
 from .ends import with_device_ends
@@ -63,11 +63,9 @@ class GpuArrayDevice(Device):
         self._context = context
 
     def adapted(self, function: Any, host_outputs: Sequence[bool]) -> Any:
-        """Return the function with device inputs and outputs, as far as its graph allows."""
         return with_device_ends(function, host_outputs)
 
     def bring(self, array: Any) -> Any:
-        """Return a new device array with these values."""
         dtype = array.dtype.newbyteorder("=")
         value = arrays.empty(array.shape, dtype, self._context)
         if array.size:
@@ -78,7 +76,6 @@ class GpuArrayDevice(Device):
         value.write(array)
 
     def fetch(self, results: List[Any]) -> List[Any]:
-        """Return results in host memory. Waits for the device."""
         return [_fetched(result) for result in results]
 
 
@@ -103,7 +100,7 @@ class CudaDevice(GpuArrayDevice):
         self._driver = driver = cuda.Driver()
         ordinal = arrays.ordinal_of(driver, name, context)
         self._pages = LockedPages(driver, ordinal, arrays.stream(context))
-        self.uploads = Uploads(driver, self._pages, context, self._await)
+        self.uploads = Uploads(self._pages, context, self._await)
 
     @cached_property
     def _graphs(self) -> Optional[CudaGraphs]:
@@ -119,11 +116,11 @@ class CudaDevice(GpuArrayDevice):
 
     @cached_property
     def _downloads(self) -> Downloads:
-        return Downloads(self._driver, self._pages, self.buffer((DOWNLOAD_BYTES,), np.uint8))
+        return Downloads(self._pages, self.buffer((DOWNLOAD_BYTES,), np.uint8))
 
     def _wait(self) -> None:
         """Wait for all that was enqueued; notice if a rank dies that the device waits for."""
-        with self._driver.entered(self._pages.device):
+        with self._pages.entered():
             if not self._marker:
                 self._marker = self._driver.event()
             self._driver.record(self._marker, self._pages.stream)
@@ -135,10 +132,9 @@ class CudaDevice(GpuArrayDevice):
             if self._comm is not None:
                 self._comm.synchronize(event=event)
             else:
-                await_event(self._driver, self._pages.device, event)
+                self._pages.await_event(event)
 
     def connect(self, comm: synk_comm.Communicator) -> Any:
-        """Return the communicator for values, given that for host memory; all ranks call it."""
         if not self._nccl or comm.size == 1:
             return comm
         self._comm = synk_comm.nccl(comm, device=self._pages.device, stream=self._pages.stream)
@@ -146,7 +142,6 @@ class CudaDevice(GpuArrayDevice):
         return self._comm
 
     def takes(self, values: Sequence[Any], reducible: bool = False) -> bool:
-        """Return whether NCCL takes these values where they lie, and can reduce them."""
         return (
             self._comm is not None
             and all(map(is_on_default_device, values))
@@ -163,7 +158,6 @@ class CudaDevice(GpuArrayDevice):
             self._driver.make_current(self._pages.device)
 
     def begin(self) -> None:
-        """Begin an order: see `enter`; what an earlier one has not fetched is dropped."""
         self.enter()
         self._downloads.drop()
 
@@ -172,13 +166,11 @@ class CudaDevice(GpuArrayDevice):
     def launcher(
         self, function: Any, name: str, parts: Optional[Any] = None
     ) -> Optional[CapturedFunction]:
-        """Return the function as it is recorded and replayed; None if that is not possible."""
         if self._graphs is None:
             return None
         return CapturedFunction(function, self._graphs, name, parts)
 
     def in_parts(self, function: Any, storage: List[Any]) -> Optional[Tuple[Any, Parts]]:
-        """Return a function that tells of the parts of a variable's new value, and these."""
         return in_parts(function, storage, self._copy_part)
 
     def _copy_part(self, vector: Any, begin: int, part: Any) -> None:
@@ -193,7 +185,6 @@ class CudaDevice(GpuArrayDevice):
     # ---- copies ----------------------------------------------------------------------------
 
     def lock(self, array: np.ndarray) -> bool:
-        """Lock the pages of an array for as long as it exists, if that makes copies quicker."""
         if owner_of(array).nbytes > LARGEST_LOCK:
             return False
         if array.nbytes >= SMALLEST_LOCK:
@@ -212,7 +203,6 @@ class CudaDevice(GpuArrayDevice):
         return array.reshape(shape)
 
     def bring(self, array: Any) -> Any:
-        """Return a new device array with these values; that of an `Upload`."""
         return self.uploads.take(array) if isinstance(array, Upload) else super().bring(array)
 
     def _write(self, value: Any, array: np.ndarray) -> None:
@@ -220,10 +210,7 @@ class CudaDevice(GpuArrayDevice):
             value.write(array)
 
     def settle(self) -> None:
-        """Wait until the device has read all arrays given to `bring`, and to uploads before.
-
-        The copies may come after a collective, so the wait notices if a rank dies.
-        """
+        # The copies may come after a collective, so the wait notices if a rank dies.
         if self.uploads.taken:
             self._await(self.uploads.release())
         if self._pages.under_way:
@@ -232,27 +219,18 @@ class CudaDevice(GpuArrayDevice):
             self._pages.settle()
 
     def send(self, values: Sequence[Any]) -> List[Any]:
-        """Start to copy small values to host memory, before any work that is ordered later.
-
-        Does nothing for those that it has been called for already, in this order.
-
-        Returns:
-            The values, with a `Download` in place of each small device array.
-        """
         return self._downloads.start(values)
 
     def fetch(self, results: List[Any]) -> List[Any]:
-        """Return results in host memory. Waits for the device.
-
-        The wait notices if a rank dies that the device waits for.
-        """
         downloads = self._downloads
         on_device = _has_device_values(results)
         if not on_device and not downloads.under_way:
             return results
-        if self._comm is not None:
-            self._comm.synchronize(event=None if on_device else downloads.event)
-        downloads.wait()
+        if on_device and self._comm is not None:
+            self._comm.synchronize()
+        if downloads.under_way:
+            self._await([downloads.event])
+            downloads.drop()
         return super().fetch(results)
 
 

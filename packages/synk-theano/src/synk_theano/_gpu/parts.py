@@ -87,7 +87,7 @@ class VectorPiece(NamedTuple):
 
 
 class Parts:
-    """The parts of one vector, and the executions of the function that joins it.
+    """The parts of one vector, and the executions of the function that joins it: `VectorParts`.
 
     Args:
         copy: copies a part to a vector, from some element on.
@@ -113,11 +113,9 @@ class Parts:
 
     @property
     def size(self) -> int:
-        """Return the number of elements of the vector, when it was joined last."""
         return self._begins[-1]
 
     def learn(self, itemsize: int) -> None:
-        """Expect in further executions parts of the sizes that they had in the last one."""
         self._begins = [0, *accumulate(self._found)]
         self.pieces = pieces_of(self._found, itemsize)
         alone = {piece.part for piece in self.pieces}
@@ -125,7 +123,6 @@ class Parts:
 
     @contextmanager
     def aimed(self, aim: Optional[Aim]) -> Iterator[None]:
-        """For the duration of the block, put the parts somewhere else."""
         before = self.aim
         self._begin(aim)
         try:

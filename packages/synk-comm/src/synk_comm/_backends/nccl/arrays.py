@@ -1,4 +1,4 @@
-"""Any device array, of any library, as (pointer, shape, dtype, device, stream).
+"""Any device array, of any library, as (pointer, shape, dtype, stream).
 
 The only file that reads device pointers. It takes
 
@@ -23,68 +23,61 @@ from typing import Any, Callable, NamedTuple, Tuple
 
 import numpy as np
 
-from synk_comm._core.calls import dtype_text, text_dtype
+from synk_comm._core.calls import Kind, Shape, dtype_text
 
 # NumPy 1 does not annotate it.
 _FORMAT: Any = np.lib.format
 BFLOAT16 = "bfloat16"
 _DLPACK_CUDA, _DLPACK_MANAGED = 2, 13
+_DLPACK_KINDS = {0: "i", 1: "u", 2: "f", 5: "c", 6: "b"}
+_DLPACK_BFLOAT = 4
 _LEGACY_STREAM = 1  # what DLPack and the CUDA array interface call the default stream
-
-DeviceOf = Callable[[int], int]
-Shape = Tuple[int, ...]
 
 
 class DeviceArray(NamedTuple):
-    """Where a device array lies.
+    """Where a device array lies, in C order.
 
     Attributes:
         pointer: of its first element; anything if it is empty.
-        shape: as everywhere.
         dtype: as ``_core.calls.dtype_text`` gives it, or ``"bfloat16"``.
         itemsize: bytes of an element.
-        device: ordinal of the device, -1 if an empty array does not name it.
         stream: CUDA stream on which its contents come about; None if the source does not say.
-        contiguous: whether it is in C order without gaps.
-        writeable: False if the source says that it must not be written.
-        owner: the array itself; keeps the memory alive.
-        keep: another object that must live as long.
+        keep: an object that must live as long, besides the array itself.
     """
 
     pointer: int
     shape: Shape
     dtype: str
     itemsize: int
-    device: int
     stream: int | None
-    contiguous: bool
-    writeable: bool
-    owner: Any
     keep: Any = None
 
     @property
     def elements(self) -> int:
-        """Number of elements."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Length in bytes."""
         return self.elements * self.itemsize
 
     @property
-    def kind(self) -> tuple[str, Shape]:
+    def kind(self) -> Kind:
         """dtype and shape, for the peers."""
         return self.dtype, self.shape
+
+    def part(self, begin: int, shape: Shape) -> DeviceArray:
+        """Return what lies from an element on, as an array of some shape."""
+        return self._replace(pointer=self.pointer + begin * self.itemsize, shape=shape)
 
     def rows(self) -> list[DeviceArray]:
         """Return what lies along the first axis, one array each."""
         shape = self.shape[1:]
-        step = math.prod(shape) * self.itemsize
-        return [
-            self._replace(pointer=self.pointer + step * row, shape=shape)
-            for row in range(self.shape[0])
-        ]
+        return [self.part(row * math.prod(shape), shape) for row in range(self.shape[0])]
+
+
+_Found = Tuple[DeviceArray, Any, bool, "int | None"]
+"""An array; its strides in bytes, None if it is in C order; whether it may be written; its device
+if the source names it."""
 
 
 def is_device_array(x: Any) -> bool:
@@ -97,61 +90,70 @@ def is_device_array(x: Any) -> bool:
     return device is not None and int(device()[0]) in (_DLPACK_CUDA, _DLPACK_MANAGED)
 
 
-def resolve(x: Any, device_of: DeviceOf, stream: int | None = None) -> DeviceArray:
-    """Return where a device array lies.
+def resolve(
+    x: Any,
+    name: str,
+    device: int,
+    device_of: Callable[[int], int],
+    stream: int | None = None,
+    *,
+    written: bool = False,
+) -> DeviceArray:
+    """Return where a device array lies that can be given to NCCL.
 
     Args:
-        x: the array.
+        name: what errors call it.
+        device: where it has to lie.
         device_of: returns the device of a pointer, for sources that do not name it.
         stream: where the array is going to be used; DLPack's sources make it wait for theirs.
+        written: whether it is going to be written.
 
     Raises:
         TypeError: this is no device array, or not one that can travel.
+        ValueError: it does not lie as it has to.
     """
     if is_pygpu(x):
-        return _from_pygpu(x, device_of)
-    interface = getattr(x, "__cuda_array_interface__", None)
-    if interface is not None and ("stream" in interface or not hasattr(x, "__dlpack__")):
-        return _from_interface(x, interface, device_of)
-    if hasattr(x, "__dlpack__") and is_device_array(x):
-        return _from_dlpack(x, stream or _LEGACY_STREAM)
-    raise TypeError(
-        f"expected a device array, got {type(x).__name__}; it must have __cuda_array_interface__ "
-        "or __dlpack__, or be a pygpu array, and lie on a CUDA device. Arrays of one call are "
-        "all on devices, or all in host memory"
-    )
-
-
-def check_usable(array: DeviceArray, name: str, device: int, *, written: bool) -> DeviceArray:
-    """Raise ValueError, with the cure, unless the array can be given to NCCL; else return it."""
-    if not array.contiguous:
+        found = _from_pygpu(x)
+    elif (interface := getattr(x, "__cuda_array_interface__", None)) is not None and (
+        "stream" in interface or not hasattr(x, "__dlpack__")
+    ):
+        found = _from_interface(x, interface)
+    elif hasattr(x, "__dlpack__") and is_device_array(x):
+        found = _from_dlpack(x, stream or _LEGACY_STREAM)
+    else:
+        raise TypeError(
+            f"expected a device array, got {type(x).__name__}; it must have "
+            "__cuda_array_interface__ or __dlpack__, or be a pygpu array, and lie on a CUDA "
+            "device. Arrays of one call are all on devices, or all in host memory"
+        )
+    array, strides, writeable, where = found
+    if strides is not None and not _in_c_order(array.shape, strides, array.itemsize):
         raise ValueError(
             f"{name} is not contiguous in C order; give NCCL a copy, as by ascontiguousarray(x) "
             "(x.contiguous() of PyTorch)"
         )
-    if array.device not in (device, -1):
+    if where is None:
+        where = device_of(array.pointer) if 0 not in array.shape else device
+    if where != device:
         raise ValueError(
-            f"{name} is on device {array.device}, but this communicator works on device {device}; "
+            f"{name} is on device {where}, but this communicator works on device {device}; "
             "make the array there, or the communicator with device="
         )
-    if written and not array.writeable:
+    if written and not writeable:
         raise ValueError(f"{name} must be writeable")
     return array
 
 
-# -- the sources --------------------------------------------------------------------------
-
-
 def _in_c_order(shape: Shape, strides: Any, itemsize: int) -> bool:
-    """Return whether strides, in bytes, are those of C order; None says so by itself."""
-    if strides is None or 0 in shape:
-        return True
     expected = itemsize
     for length, stride in zip(reversed(shape), reversed(tuple(strides))):
         if length != 1 and stride != expected:
-            return False
+            return 0 in shape
         expected *= length
     return True
+
+
+# -- the sources --------------------------------------------------------------------------
 
 
 def is_pygpu(x: Any) -> bool:
@@ -163,46 +165,25 @@ def pygpu_place(x: Any) -> tuple[Any, ...]:
     return x.gpudata, x.shape, x.strides, x.typecode
 
 
-def _from_pygpu(x: Any, device_of: DeviceOf) -> DeviceArray:
-    # libgpuarray's own streams wait for the default stream, and the default stream for them, so
-    # that work there is in order by itself.
-    pointer = int(x.gpudata)  # of the first element: a view's `offset` is in it
-    shape = tuple(x.shape)
-    return DeviceArray(
-        pointer,
-        shape,
-        dtype_text(np.dtype(x.dtype)),
-        int(x.itemsize),
-        device_of(pointer) if 0 not in shape else -1,
-        0,
-        _in_c_order(shape, x.strides, int(x.itemsize)),
-        bool(x.flags["WRITEABLE"]),
-        x,
-    )
+def _from_pygpu(x: Any) -> _Found:
+    # `gpudata` is the address of the first element: a view's `offset` is in it. libgpuarray's own
+    # streams wait for the default stream, and that for them, so that work there is in order.
+    dtype = dtype_text(np.dtype(x.dtype))
+    array = DeviceArray(int(x.gpudata), tuple(x.shape), dtype, int(x.itemsize), stream=0)
+    return array, x.strides, bool(x.flags["WRITEABLE"]), None
 
 
-def _from_interface(x: Any, interface: dict[str, Any], device_of: DeviceOf) -> DeviceArray:
+def _from_interface(x: Any, interface: dict[str, Any]) -> _Found:
     if interface.get("mask") is not None:
         raise TypeError("masked device arrays cannot travel; send values and mask apart")
-    shape = tuple(interface["shape"])
     text, itemsize = _plain_dtype(interface["typestr"])
     if text[1] == "V" or itemsize == 2:
         text = _special_dtype(x, interface, text)
     pointer, readonly = interface["data"]
-    device, pointer = (-1, 0) if 0 in shape else (device_of(pointer), pointer)
     stream = interface.get("stream")
-    strides = interface.get("strides")
-    return DeviceArray(
-        pointer,
-        shape,
-        text,
-        itemsize,
-        device,
-        None if stream is None else int(stream),
-        strides is None or _in_c_order(shape, strides, itemsize),
-        not readonly,
-        x,
-    )
+    stream = None if stream is None else int(stream)
+    array = DeviceArray(pointer, tuple(interface["shape"]), text, itemsize, stream)
+    return array, interface.get("strides"), not readonly, None
 
 
 @lru_cache(maxsize=64)
@@ -239,11 +220,7 @@ class _Tensor(ctypes.Structure):
     ]
 
 
-_DLPACK_KINDS = {0: "i", 1: "u", 2: "f", 5: "c", 6: "b"}
-_DLPACK_BFLOAT = 4
-
-
-def _from_dlpack(x: Any, stream: int) -> DeviceArray:
+def _from_dlpack(x: Any, stream: int) -> _Found:
     capsule = x.__dlpack__(stream=stream)
     read = ctypes.pythonapi.PyCapsule_GetPointer
     read.restype, read.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
@@ -259,42 +236,32 @@ def _from_dlpack(x: Any, stream: int) -> DeviceArray:
         raise TypeError(
             f"elements of DLPack's type {tensor.code} cannot travel; send them as uint8"
         )
-    shape = tuple(tensor.shape[axis] for axis in range(tensor.ndim))
-    strides = None
-    if tensor.strides:
-        strides = tuple(tensor.strides[axis] * itemsize for axis in range(tensor.ndim))
-    # The capsule is not consumed: it keeps the tensor, and frees it when it is dropped.
-    return DeviceArray(
-        (tensor.data or 0) + tensor.byte_offset,
-        shape,
-        dtype,
-        itemsize,
-        int(tensor.device),
-        stream,  # the producer has made it wait for its own
-        _in_c_order(shape, strides, itemsize),
-        True,
-        x,
-        capsule,
-    )
+    shape = tuple(tensor.shape[: tensor.ndim])
+    strides = tensor.strides and [step * itemsize for step in tensor.strides[: tensor.ndim]]
+    pointer = (tensor.data or 0) + tensor.byte_offset
+    # The capsule is not consumed: it keeps the tensor, and frees it when it is dropped. The
+    # producer has made the stream wait for its own.
+    array = DeviceArray(pointer, shape, dtype, itemsize, stream, capsule)
+    return array, strides or None, True, int(tensor.device)
 
 
 # -- new arrays ---------------------------------------------------------------------------
 
 
-def maker(like: Any) -> Callable[[Shape, str], Any]:
-    """Return a function that makes arrays of the library of ``like``, on the same device.
+def maker(like: Any) -> Callable[[Shape], Any]:
+    """Return a function that makes arrays of some shape like another one, on the same device.
 
-    It takes a shape and a dtype as text, which is that of ``like``. Libraries take part by a method
-    ``new_empty(shape)``, as PyTorch's tensors have one.
+    Libraries take part by a method ``new_empty(shape)``, as PyTorch's tensors have one.
 
     Raises:
         TypeError: it is not known how.
     """
     if is_pygpu(like):
         empty = sys.modules["pygpu"].empty
-        return lambda shape, dtype: empty(shape, dtype=text_dtype(dtype), context=like.context)
+        return lambda shape: empty(shape, dtype=like.dtype, context=like.context)
     if hasattr(like, "new_empty"):
-        return lambda shape, _: like.new_empty(shape)
+        make: Callable[[Shape], Any] = like.new_empty
+        return make
     raise TypeError(
         f"a result like {type(like).__name__} cannot be made here; "
         "give out=, a device array that receives it"

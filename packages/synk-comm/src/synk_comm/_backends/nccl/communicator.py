@@ -35,20 +35,23 @@ What holds for device arrays, beyond the contract of ``abc.py`` and in places in
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any, Callable
 
+import numpy as np
+
+from synk_comm._backends.nccl.arrays import is_device_array
 from synk_comm._collectives.communicator import RoundCommunicator
 from synk_comm._core.ops import ReduceOp
 from synk_comm._core.table import TABLE, Arguments
-from synk_comm.abc import Communicator
-from synk_comm.cuda import Driver
+from synk_comm.abc import Communicator, Request
 from synk_comm.exceptions import CommError, MismatchError
 
-from .base import NcclSettings, on_device
+from . import moves, reduce
 from .link import Link, NcclError
-from .moves import NcclMoves
-from .reduce import NcclReductions
-from .start import MissingLibrary, load_binding
+from .partitioned import PartitionedReduction
+from .start import MissingLibrary, NcclSettings, load_binding
+from .steps import DeviceSteps
 
 __all__ = ["MissingLibrary", "NcclCommunicator", "NcclError", "nccl", "why_no_nccl"]
 
@@ -56,12 +59,47 @@ _REPLY_TAG = 1 << 40
 """Added to the tag of a message for the receiver's answer, out of the way of all tags in use."""
 
 
-class NcclCommunicator(NcclReductions, NcclMoves):
+_ON_DEVICES: dict[tuple[str, str], Callable[..., Any]] = {
+    ("whole", "fold"): reduce.reduce,
+    ("parts", "fold"): reduce.reduce_scatter,
+    ("whole", "fill"): moves.broadcast,
+    ("whole", "rows"): moves.collect,
+    ("parts", "rows"): moves.deal,
+    ("parts", "one"): moves.deal,
+}
+"""By ``sends`` and ``makes`` of the row."""
+
+
+class NcclCommunicator(Communicator):
     """A host communicator that takes device arrays too, through NCCL; made by ``nccl``.
 
     Attributes, besides those of every communicator:
         device: the ordinal of the device whose arrays it takes.
     """
+
+    def __init__(self, host: RoundCommunicator, settings: NcclSettings, timeout_s: float) -> None:
+        try:
+            self._link = link = Link(host, settings, timeout_s)
+        except BaseException:
+            host.close()
+            raise
+        self.rank = host.rank
+        self.size = host.size
+        self.backend = "nccl"
+        self.why = settings.why
+        self.ordered_bytes = host.ordered_bytes
+        self.device = link.device
+        self._host = host
+        self._settings = settings
+        self._steps = DeviceSteps(host, link, settings.stream)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Communicator rank {self.rank} of {self.size}, nccl on device {self.device} "
+            f"beside {self._host.backend}, {self._steps.guard.state}>"
+        )
+
+    # -- calls ----------------------------------------------------------------------------
 
     def _call(
         self,
@@ -73,47 +111,116 @@ class NcclCommunicator(NcclReductions, NcclMoves):
         root: int = 0,
         weight: float | None = None,
     ) -> Any:
+        steps = self._steps
         if kind == "all_reduce":
-            known = self._repeated.get((id(x), id(out)))
+            known = steps.repeated.get((id(x), id(out)))
             if known is not None and known.fits(x, out, op, weight):
-                self._reduce_again(known, self._steps.deadline(timeout_s))
+                known.call.make(steps.deadline(timeout_s))
                 return out
         if not on_device(x, out):
             return self._host._call(kind, x, out, timeout_s, op, root, weight)
         row, asked = TABLE[kind], Arguments(x, out, op, root, weight)
-        return _ON_DEVICES[row.sends, row.makes](self, row, asked, self._steps.deadline(timeout_s))
+        return _ON_DEVICES[row.sends, row.makes](steps, row, asked, steps.deadline(timeout_s))
 
     def _message(
         self, sending: bool, array: Any, peer: int, tag: int, timeout_s: float | None
     ) -> Any:
         if not on_device(array):
             return self._host._message(sending, array, peer, tag, timeout_s)
-        deadline = self._steps.deadline(timeout_s)
-        peer = self._steps.check_rank(peer, "dest" if sending else "source")
+        steps, host, link = self._steps, self._host, self._link
+        deadline = steps.deadline(timeout_s)
+        peer = steps.check_rank(peer, "dest" if sending else "source")
         if sending and peer == self.rank:
             raise ValueError("a device array cannot be sent to the own rank; make a copy of it")
-        here = self._one(array, "x" if sending else "out", written=not sending)
-        stream, reply = self._stream_for([here]), _REPLY_TAG + tag
+        here = steps.one(array, "x" if sending else "out", written=not sending)
+        stream, reply = steps.stream_for([here]), _REPLY_TAG + tag
         if sending:
             said = ("device array", here.kind)
-            self._host.send_object(said, peer, tag=tag, timeout_s=_left_s(deadline))
-            with self._device_guard:
-                if self._host.recv_object(peer, tag=reply, timeout_s=_left_s(deadline)):
-                    self._link.run(self._exchange([(peer, here)], [], stream), stream, deadline)
+            host.send_object(said, peer, tag=tag, timeout_s=_left_s(deadline))
+            with steps.guard:
+                if host.recv_object(peer, tag=reply, timeout_s=_left_s(deadline)):
+                    link.run(moves.exchange([(peer, here)], []), stream, deadline)
             return None
-        what, (dtype, shape) = self._host.recv_object(peer, tag=tag, timeout_s=_left_s(deadline))
+        what, (dtype, shape) = host.recv_object(peer, tag=tag, timeout_s=_left_s(deadline))
         fits = (dtype, tuple(shape)) == here.kind
-        with self._device_guard:
-            self._host.send_object(fits, peer, tag=reply, timeout_s=_left_s(deadline))
+        with steps.guard:
+            host.send_object(fits, peer, tag=reply, timeout_s=_left_s(deadline))
             if not fits:
                 raise MismatchError(
                     f"rank {peer} sent a {what} of {dtype} {shape}, but out is for "
                     f"{here.dtype} {here.shape}; the message is lost"
                 )
-            self._link.run(self._exchange([], [(peer, here)], stream), stream, deadline)
+            link.run(moves.exchange([], [(peer, here)]), stream, deadline)
         return array
 
-    # -- groups ---------------------------------------------------------------------------
+    def _begin(self, kind: str, given: Arguments) -> Request:
+        for array in (given.x, given.out):
+            _refuse_device(array, f"i{kind}", kind)
+        return self._host._begin(kind, given)
+
+    def _begin_message(self, sending: bool, array: Any, peer: int, tag: int) -> Request:
+        _refuse_device(array, *(("isend", "send") if sending else ("irecv", "recv")))
+        return self._host._begin_message(sending, array, peer, tag)
+
+    def partitioned_all_reduce(
+        self,
+        out: Any,
+        op: str | ReduceOp = "sum",
+        *,
+        bounds: Sequence[tuple[int, int]],
+        weight: float | None = None,
+        timeout_s: float | None = None,
+    ) -> PartitionedReduction:
+        """Begin an all_reduce of a device vector whose parts come about one after the other.
+
+        A collective: it compares the ranks' calls, as ``all_reduce`` does. Each rank then calls
+        ``ready`` of the result for each part that is there, and ``wait`` at the end, whatever
+        happens in between; no other call on device arrays may come before that. The parts are
+        reduced on a stream of their own meanwhile.
+
+        Args:
+            out: a device vector for the reduced parts, in which they may also come about.
+            op: as in ``all_reduce``.
+            bounds: begin and end of each part, in elements, in the order in which they come about;
+                the same on all ranks.
+            weight: of this rank in an average, greater than 0.
+            timeout_s: of the comparison, and of each call of NCCL.
+
+        Raises:
+            MismatchError: the ranks' parts or ops differ.
+            TypeError, ValueError: bad arguments, such as parts that overlap.
+            All errors of ``all_reduce``.
+        """
+        op = ReduceOp.parse(op)
+        return PartitionedReduction(self._steps, out, op, bounds, weight, timeout_s)
+
+    def synchronize(self, timeout_s: float | None = None, *, event: int | None = None) -> None:
+        """Wait until the GPU has done all that this communicator's calls have enqueued.
+
+        Args:
+            event: a CUDA event of this device (``synk_comm.cuda.Driver.event``): wait for that
+                instead.
+
+        Unlike a plain wait for the stream this ends if a peer dies or gives up, or when the time
+        is over: NCCL is stopped then, and the group has ended. No collective: an interrupt, such
+        as Ctrl-C, ends the wait and nothing else.
+
+        Raises:
+            PeerLost, AbortedError, CommTimeout, or NcclError for what NCCL reports itself.
+        """
+        deadline = self._steps.deadline(timeout_s)
+        interrupt: BaseException | None = None
+        with self._steps.guard:
+            try:
+                self._link.synchronize(deadline, event)
+            except CommError:
+                raise
+            except BaseException as exc:  # noqa: BLE001 - raised below, outside of the guard
+                interrupt = exc
+        if interrupt is not None:
+            raise interrupt
+
+    # -- the group ------------------------------------------------------------------------
 
     def split(
         self, color: int | None, key: int = 0, *, timeout_s: float | None = None
@@ -124,24 +231,53 @@ class NcclCommunicator(NcclReductions, NcclMoves):
             return None
         settings = self._settings._replace(device=self.device)
         try:
-            return _wrap(host, settings, _left_s(deadline))
+            return NcclCommunicator(host, settings, _left_s(deadline))
         except CommError as exc:
             raise host.in_parent_ranks(exc) from exc.__cause__
+
+    def decline(self, reason: str, *, timeout_s: float | None = None) -> dict[int, str]:
+        return self._host.decline(reason, timeout_s=timeout_s)
+
+    def raised(self, error: BaseException) -> bool:
+        return self._host.raised(error)
+
+    def ended(self) -> CommError | None:
+        """Return a fresh error if the communicator cannot be used any more."""
+        return self._steps.guard.ended()
+
+    def abort(self, reason: str) -> None:
+        self._steps.guard.abort(reason)
+
+    def close(self) -> None:
+        """Leave the group; NCCL gets two seconds at most to end in order.
+
+        What is still enqueued on a stream then may be stopped: ``synchronize()`` first.
+        """
+        self._steps.guard.close()
+
+
+def on_device(*arguments: Any) -> bool:
+    """Return whether a call is about device arrays: by the first argument that is not None."""
+    for argument in arguments:
+        if isinstance(argument, (list, tuple)):
+            first = next((x for x in argument if x is not None), None)
+            if first is not None:
+                return is_device_array(first)
+        elif argument is not None:
+            return not isinstance(argument, np.ndarray) and is_device_array(argument)
+    return False
+
+
+def _refuse_device(x: Any, call: str, instead: str) -> None:
+    if on_device(x):
+        raise TypeError(
+            f"{call} takes arrays in host memory; of a device array use {instead}(), which "
+            "returns while the GPU is at work"
+        )
 
 
 def _left_s(deadline: float) -> float:
     return max(deadline - time.monotonic(), 0.001)
-
-
-_ON_DEVICES: dict[tuple[str, str], Callable[..., Any]] = {
-    ("whole", "fold"): NcclCommunicator._reduce,
-    ("parts", "fold"): NcclCommunicator._reduce_scatter,
-    ("whole", "fill"): NcclCommunicator._broadcast,
-    ("whole", "rows"): NcclCommunicator._collect,
-    ("parts", "rows"): NcclCommunicator._deal,
-    ("parts", "one"): NcclCommunicator._deal,
-}
-"""By ``sends`` and ``makes`` of the row."""
 
 
 def nccl(
@@ -181,12 +317,9 @@ def nccl(
             "open one with back-end shm, zmq or mpi first"
         )
 
-    def load() -> tuple[Any, Driver]:
-        return binding or load_binding(), driver or Driver()
-
-    why = f"nccl over {getattr(comm, 'why', '') or comm.backend}"
+    why = f"nccl over {comm.why or comm.backend}"
     limit = comm.timeout_s if timeout_s is None else timeout_s
-    return _wrap(comm, NcclSettings(stream, device, load, why), limit)
+    return NcclCommunicator(comm, NcclSettings(stream, device, binding, driver, why), limit)
 
 
 def why_no_nccl() -> str:
@@ -196,12 +329,3 @@ def why_no_nccl() -> str:
     except MissingLibrary as exc:
         return str(exc)
     return ""
-
-
-def _wrap(host: Any, settings: NcclSettings, timeout_s: float) -> NcclCommunicator:
-    try:
-        link = Link.connect(host, settings.load, settings.device, timeout_s, host.ended)
-    except BaseException:
-        host.close()
-        raise
-    return NcclCommunicator(host, link, settings)

@@ -14,36 +14,34 @@ import atexit
 import contextlib
 import ctypes
 import logging
-import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, Callable
+from typing import Any, Callable, Tuple
 
-import numpy as np
-
+from synk_comm._collectives.communicator import RoundCommunicator
 from synk_comm._core.fabric import SLICE_S, lost
-from synk_comm._system.liveness import Identity, Pidfds
-from synk_comm.abc import Communicator
-from synk_comm.cuda import Driver
+from synk_comm._system.liveness import Pidfds
+from synk_comm.cuda import wait_until
 from synk_comm.exceptions import CommError, CommTimeout, JoinError, PeerLost
 
-from .start import Introduction, assign, check_versions, introduce, raise_problems
+from .start import NcclSettings, introduce
 
 _log = logging.getLogger(__name__)
+
+NcclCalls = Sequence[Tuple[Any, ...]]
+"""Names of NCCL's functions, each with the arguments before the communicator and the stream."""
 
 _ON_HOST = 1  # where the factor of a scaled sum lies
 _GUARD_S = 0.05
 """Seconds between two checks of the guard; it ignores shorter calls."""
 _GRACE_S = 0.5
 """Seconds that work on the GPU may go on when a peer's process has ended."""
-_BUSY_S, _NAP_S = 0.002, 0.00005
-"""How long a wait for the GPU looks all the time, and how long it sleeps then between two looks."""
+_STOP_S = 1.0
+"""Seconds that a failed call waits for NCCL's kernels to stop."""
 _LEAVE_S = 2.0
 """Seconds for NCCL to end in order in ``close``, and at the end of the process, before it is left
 behind in its thread."""
-
-_nap = getattr(os, "sched_yield", lambda: time.sleep(0))
 
 
 class NcclError(CommError, RuntimeError):
@@ -86,73 +84,46 @@ def _leave_libraries() -> None:
 
 
 class Link:
-    """One rank's end of an NCCL communicator; made by ``connect``, by all ranks together."""
+    """One rank's NCCL communicator, which ends together with the host communicator of the ranks.
 
-    def __init__(
-        self,
-        host: Communicator,
-        binding: Any,
-        driver: Driver,
-        device: int,
-        host_failure: Callable[[], CommError | None],
-    ) -> None:
-        self.binding = binding
-        self.driver = driver
-        self.device = device
+    Making one is a collective of theirs. A guard of calls can end it, as it ends a ``Fabric``.
+
+    Args:
+        timeout_s: bound of the start.
+    """
+
+    def __init__(self, host: RoundCommunicator, settings: NcclSettings, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        self.binding, self.driver, self.device, processes = introduce(host, settings)
+        self.rank = host.rank
         self.handle: Any = None
         self._host = host
-        self._host_failure = host_failure
-        self._pidfds = Pidfds()
         self._streams: set[int] = set()
-        self._ending = threading.Lock()
-        self._looking = threading.Lock()
+        self._lock = threading.Lock()  # of the end, and of the pidfds
+        self._pidfds = Pidfds()
         self._ended = threading.Event()
         self._end_thread: _Inside | None = None
         self._inside: tuple[float] | None = None  # the deadline of the call that is in NCCL now
         self._rescue: CommError | None = None  # why the guard stopped it
-
-    # -- the beginning --------------------------------------------------------------------
-
-    @classmethod
-    def connect(
-        cls,
-        host: Communicator,
-        load: Callable[[], tuple[Any, Driver]],
-        device: int | None,
-        timeout_s: float,
-        host_failure: Callable[[], CommError | None],
-    ) -> Link:
-        """Start NCCL on all ranks of a host communicator, within ``timeout_s``."""
-        deadline = time.monotonic() + timeout_s
-        mine, failed, binding, driver = introduce(load, device)
-        all_said = [Introduction(*said) for said in host.all_gather_object(tuple(mine))]
-        raise_problems([said.problem for said in all_said], host.rank, failed)
-        check_versions([said.version for said in all_said])
-        link = cls(host, binding, driver, assign(all_said)[host.rank], host_failure)
-        for rank, said in enumerate(all_said):
+        for rank, process in enumerate(processes):
             if rank != host.rank:
-                link._pidfds.add(rank, Identity(*said.process))
+                self._pidfds.add(rank, process)
         try:
-            link._start(deadline)
+            self._start(deadline)
         except BaseException as exc:
             # Also ends the others' waits, which look at the host communicator.
-            host.abort(f"NCCL did not start: {type(exc).__name__}: {exc}")
-            link.abort()
+            self.abort(f"NCCL did not start: {type(exc).__name__}: {exc}")
             raise
-        return link
 
     def _start(self, deadline: float) -> None:
         host, binding = self._host, self.binding
-        said = None
-        if host.rank == 0:
+        unique_id = b""
+        if self.rank == 0:
             try:
-                said = ("", bytes(binding.get_unique_id()))
+                unique_id = bytes(binding.get_unique_id())
             except binding.NCCLError as exc:
-                said = (str(exc), b"")
-        problem, unique_id = host.broadcast_object(said)
-        if problem:
-            raise JoinError(f"NCCL could not open its port on rank 0: {problem}")
-        begun = threading.Event()
+                raise JoinError(f"NCCL could not open its port on rank 0: {exc}") from exc
+        unique_id = host.broadcast_object(unique_id)
         failed: list[BaseException] = []
 
         def begin() -> None:
@@ -161,24 +132,25 @@ class Link:
                     config = binding.Config()
                     config.blocking = 1
                     handle = binding.comm_init_rank_config(
-                        host.size, bytearray(unique_id), host.rank, config.ptr
+                        host.size, bytearray(unique_id), self.rank, config.ptr
                     )
-                with self._ending:
+                with self._lock:
                     self.handle = handle
                     late = self._ended.is_set()
                 if late:
                     binding.comm_abort(handle)
             except BaseException as exc:  # noqa: BLE001 - raised below, in the caller's thread
                 failed.append(exc)
-            begun.set()
 
         # If this has to be given up, NCCL stays behind in its thread: it cannot be stopped yet.
-        _Inside("synk-comm nccl start", begin).start()
-        while not begun.wait(SLICE_S):
+        thread = _Inside("synk-comm nccl start", begin)
+        thread.start()
+        while thread.is_alive():
             self._look(deadline, "starting NCCL")
+            thread.join(SLICE_S)
         if failed:
             try:
-                self.check_peers()  # the cause
+                self._check_peers()  # the cause
             except CommError as exc:
                 raise exc from failed[0]
             raise JoinError(f"NCCL did not start: {failed[0]}") from failed[0]
@@ -187,26 +159,23 @@ class Link:
 
     # -- calls ----------------------------------------------------------------------------
 
-    def run(self, calls: Sequence[tuple[Any, ...]], stream: int, deadline: float) -> None:
-        """Make calls of NCCL, of the form (function, argument, ...), as one group.
-
-        They are enqueued when this returns, which is not to say that they have been carried out.
-        """
-        binding = self.binding
+    def run(self, calls: NcclCalls, stream: int, deadline: float) -> None:
+        """Enqueue calls of NCCL on a stream, as one group."""
+        binding, handle = self.binding, self.handle
         self._streams.add(stream)
         self._inside = (deadline,)
         try:
             if len(calls) == 1:
-                function, *arguments = calls[0]
-                function(*arguments)
+                name, *arguments = calls[0]
+                getattr(binding, name)(*arguments, handle, stream)
             elif calls:
                 binding.group_start()
                 try:
-                    for function, *arguments in calls:
-                        function(*arguments)
+                    for name, *arguments in calls:
+                        getattr(binding, name)(*arguments, handle, stream)
                 finally:
                     binding.group_end()
-            status = binding.comm_get_async_error(self.handle)
+            status = binding.comm_get_async_error(handle)
         except binding.NCCLError as exc:
             raise self._rescue or self._failure(str(exc)) from exc
         finally:
@@ -234,13 +203,13 @@ class Link:
                     gone_since = self._check_grace(gone_since)
             except CommError as exc:
                 self._rescue = exc
-                self.abort()
+                self._end("comm_abort", 0.0)
             before = inside
 
     def _check_grace(self, gone_since: float | None) -> float | None:
         """Return since when a peer is gone; raise if it has been so for too long."""
         try:
-            self.check_peers()
+            self._check_peers()
         except PeerLost:
             # It may have left after its last call, and this be about to end too.
             now = time.monotonic()
@@ -251,17 +220,12 @@ class Link:
 
     @contextlib.contextmanager
     def scaled_sum(self, scalar: bytes, nccl_type: int) -> Iterator[int]:
-        """Make a sum that multiplies this rank's operand by a number first, for a while.
-
-        Args:
-            scalar: the number, as an element of the type.
-            nccl_type: NCCL's data type.
-        """
+        """Make a sum that multiplies this rank's operand first, by an element of NCCL's type."""
         binding, handle = self.binding, self.handle
-        memory = np.frombuffer(scalar, np.uint8).copy()
-        address = int(memory.__array_interface__["data"][0])
+        memory = ctypes.create_string_buffer(scalar, len(scalar))
+        start = ctypes.addressof(memory), nccl_type, _ON_HOST
         try:
-            op = binding.red_op_create_pre_mul_sum(address, nccl_type, _ON_HOST, handle)
+            op = binding.red_op_create_pre_mul_sum(*start, handle)
         except binding.NCCLError as exc:
             raise self._failure(str(exc)) from exc
         try:
@@ -273,23 +237,23 @@ class Link:
 
     def _look(self, deadline: float, doing: str) -> None:
         """Raise if a peer is gone, or the time is up."""
-        self.check_peers()
+        self._check_peers()
         self._check_time(deadline, doing)
 
     def _check_time(self, deadline: float, doing: str) -> None:
         if time.monotonic() >= deadline:
             # NCCL does not name the ranks that it waits for.
-            others = {r: "unknown to NCCL" for r in range(self._host.size) if r != self._host.rank}
+            others = {r: "unknown to NCCL" for r in range(self._host.size) if r != self.rank}
             raise CommTimeout(
-                f"rank {self._host.rank} waited too long for other ranks in {doing}", missing=others
+                f"rank {self.rank} waited too long for other ranks in {doing}", missing=others
             )
 
-    def check_peers(self) -> None:
+    def _check_peers(self) -> None:
         """Raise if a peer's process has ended, or the group has been given up."""
-        failure = self._host_failure()
+        failure = self.failure()
         if failure is not None:
             raise failure
-        with self._looking:
+        with self._lock:
             gone = list(self._pidfds.gone())
         if gone:
             raise lost(gone[0], "its process has ended")
@@ -300,7 +264,7 @@ class Link:
         patience = time.monotonic() + 0.2  # its sockets may break before its process has ended
         while time.monotonic() < patience:
             try:
-                self.check_peers()
+                self._check_peers()
             except CommError as exc:
                 return exc
             time.sleep(SLICE_S)
@@ -317,51 +281,58 @@ class Link:
                 self._wait(lambda stream=stream: driver.is_done(stream), deadline)  # type: ignore[misc]
                 self._streams.discard(stream)
 
-    def _wait(self, over: Callable[[], bool], deadline: float) -> None:
+    def _wait(self, is_over: Callable[[], bool], deadline: float) -> None:
         gone_since: float | None = None
-        began = looked = time.monotonic()
-        while not over():
-            now = time.monotonic()
-            if now - looked > SLICE_S:
-                looked = now
-                gone_since = self._check_grace(gone_since)
-                self._check_time(deadline, "synchronize()")
-                status = self.binding.comm_get_async_error(self.handle)
-                if status:
-                    raise self._failure(self.binding.get_error_string(status))
-            if now - began < _BUSY_S:
-                _nap()
-            else:
-                time.sleep(_NAP_S)
+
+        def look() -> None:
+            nonlocal gone_since
+            gone_since = self._check_grace(gone_since)
+            self._check_time(deadline, "synchronize()")
+            status = self.binding.comm_get_async_error(self.handle)
+            if status:
+                raise self._failure(self.binding.get_error_string(status))
+
+        wait_until(is_over, look)
         if self._rescue is not None:
             raise self._rescue  # it is over because NCCL was stopped
 
-    def is_idle_within(self, seconds: float) -> bool:
-        """Return whether the streams have done all, or do so within a time."""
-        deadline = time.monotonic() + seconds
-        try:
-            self.synchronize(deadline)
-        except (CommError, OSError):
-            return False
-        return True
-
     # -- the end --------------------------------------------------------------------------
 
-    def abort(self, wait_s: float = 0.0) -> None:
-        """Make NCCL's kernels and threads stop; may be called from any thread.
+    def failure(self) -> CommError | None:
+        """Return what ended the host communicator."""
+        return self._host.ended()
 
-        Args:
-            wait_s: how long to wait for that. Who frees memory of the device while a kernel still
-                waits for a peer keeps the thread that is to stop it from CUDA, for ever.
+    def abort(self, reason: str) -> None:
+        """End both communicators; wait a second at most for NCCL's kernels to stop.
+
+        Who frees memory of the device while a kernel still waits for a peer keeps the thread that
+        is to stop it from CUDA, for ever.
         """
-        self._end("comm_abort", wait_s)
+        self._host.abort(reason)
+        self._end("comm_abort", _STOP_S)
+
+    def lose(self, rank: int) -> None:
+        """Do nothing: ``abort`` informs all ranks."""
+
+    def drop(self) -> None:
+        """Leave the host communicator; a forked child must not touch NCCL."""
+        self._host.close()
 
     def close(self) -> None:
-        """End NCCL in order, with a short wait for enqueued work."""
-        self._end("comm_destroy", _LEAVE_S)
+        """Leave both; NCCL only ends in order if all is well and done."""
+        how, wait_s = "comm_abort", _STOP_S
+        if self.failure() is None:
+            with contextlib.suppress(CommError, OSError):
+                self.synchronize(time.monotonic() + _STOP_S)
+                how, wait_s = "comm_destroy", _LEAVE_S
+        try:
+            self._host.close()
+        finally:
+            self._end(how, wait_s)
 
     def _end(self, how: str, wait_s: float) -> None:
-        with self._ending:
+        """Make NCCL end, once, in a thread; wait for that, at most for some seconds."""
+        with self._lock:
             if not self._ended.is_set():
                 self._ended.set()
                 if self.handle is not None:
@@ -372,7 +343,6 @@ class Link:
                     except RuntimeError:  # in `atexit` of Python 3.12.0 none can
                         _leave_libraries()
             thread = self._end_thread
-        with self._looking:
             self._pidfds.close()
         # Also if another thread, such as the guard, was first.
         if thread is not None and not threading.main_thread().is_alive():

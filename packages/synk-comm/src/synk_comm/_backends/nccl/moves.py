@@ -1,7 +1,8 @@
-"""Movement of device arrays: broadcast, gather, all_gather, scatter, all_to_all."""
+"""Movement of device arrays: broadcast, gather, all_gather, scatter, all_to_all; messages."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,194 +10,147 @@ from synk_comm._backends.nccl.arrays import DeviceArray, maker
 from synk_comm._core.calls import ON_DEVICES, CollectiveCall, Kind, received
 from synk_comm._core.table import Arguments, CollectiveRow
 
-from . import terms
-from .base import NcclBase
-from .terms import UINT8
+from .link import NcclCalls
+from .steps import DeviceCall, DeviceSteps, Finished
+from .terms import UINT8, check_apart
 
-_Calls = list[tuple[Any, ...]]
+Places = Sequence["DeviceArray | None"]
+"""Where arrays go, or come from, by rank."""
 
 
-class NcclMoves(NcclBase):
-    """Movement between all ranks, on devices."""
+def broadcast(steps: DeviceSteps, row: CollectiveRow, asked: Arguments, deadline: float) -> Any:
+    x, root = asked.x, steps.check_rank(asked.root)
+    arrays = steps.several(x, "x", written=steps.rank != root)
+    call = _call_of(row, root, arrays, many=isinstance(x, (list, tuple)))
+    starts = [(array.pointer, array.pointer, array.nbytes) for array in arrays if array.nbytes]
+    calls = [("broadcast", *start, UINT8, root) for start in starts]
+    stream = steps.stream_for(arrays)
+    DeviceCall(steps, call, stream, lambda *_: (calls, False)).make(deadline)
+    return x
 
-    def _broadcast(self, row: CollectiveRow, asked: Arguments, deadline: float) -> Any:
-        x, root = asked.x, self._steps.check_rank(asked.root)
-        arrays = self._several(x, "x", written=self.rank != root)
-        stream = self._stream_for(arrays)
-        call = _call_of(row, root, arrays, many=isinstance(x, (list, tuple)))
-        with self._device_guard:
-            self._host.agree(call, deadline)
-            calls = [self._from(root, array.pointer, array, stream) for array in arrays]
-            self._link.run([call for call in calls if call], stream, deadline)
-        return x
 
-    def _from(
-        self, root: int, source: int, target: DeviceArray, stream: int
-    ) -> tuple[Any, ...] | None:
-        """Return the NCCL call that brings the root's bytes to all ranks."""
-        if not target.nbytes:
-            return None
-        start = (source, target.pointer, target.nbytes, UINT8, root)
-        return (self._link.binding.broadcast, *start, self._link.handle, stream)
+def collect(steps: DeviceSteps, row: CollectiveRow, asked: Arguments, deadline: float) -> Any:
+    """Make a gather or all_gather."""
+    x, out = asked.x, asked.out
+    root = steps.check_rank(asked.root) if row.root == "receives" else None
+    receives = root in (None, steps.rank)
+    many = isinstance(x, (list, tuple))
+    given = [] if x is None else steps.several(x, "x")
+    likes = (x if many else [x]) if given else [out]
+    places: Places | None = None
+    if receives and out is not None:
+        if many:
+            raise ValueError(f"{row.name} takes either a list for x, or out")
+        places = steps.per_rank(out, "out", written=True)
+        check_apart(_beside(steps, given[0] if given else None), places)
+    elif receives:
+        maker(likes[0])  # an error now, not when the others rely on this rank
+    call = _call_of(row, -1 if root is None else root, given, places, many=many)._replace(
+        weight=0.0 if x is None else 1.0,
+        place="apart" if places and isinstance(out, (list, tuple)) else "",
+    )
+    results: list[Any] = []
 
-    def _collect(self, row: CollectiveRow, asked: Arguments, deadline: float) -> Any:
-        x, out = asked.x, asked.out
-        root = self._steps.check_rank(asked.root) if row.root == "receives" else None
-        many = isinstance(x, (list, tuple))
-        given = [] if x is None else self._several(x, "x")
-        receives = root is None or root == self.rank
-        places: list[DeviceArray | None] | None = None
-        if receives and out is not None:
-            if many:
-                raise ValueError(f"{row.name} takes either a list for x, or out")
-            places = self._places(out)
-            terms.check_apart(self._beside(given[0] if given else None), places)
-        if receives and out is None:
-            maker(given[0].owner)  # an error now, not when the others rely on this rank
-        stream = self._stream_for([*given, *(place for place in places or () if place)])
-        call = _call_of(row, -1 if root is None else root, given, places, many=many)._replace(
-            weight=0.0 if x is None else 1.0,
-            place="" if places is None or terms.is_block(places) else "apart",
-        )
-        with self._device_guard:
-            calls = self._host.agree(call, deadline)
-            length = next(len(call.arrays) for call in calls if call.weight)
-            nccl: _Calls = []
-            results = []
-            for number in range(length):
-                kinds = [call.arrays[number] if call.weight else None for call in calls]
-                source = given[number] if given else None
-                values, targets = out, places
-                if receives and targets is None:
-                    values, targets = self._rows_for(kinds, given[number].owner if given else out)
-                # All ranks must come to the same choice here.
-                alike = all(kind == kinds[0] and not c.place for kind, c in zip(kinds, calls))
-                nccl += self._moves(root, kinds, source, targets, stream, alike)
+    def finish(said: Sequence[CollectiveCall], _: contextlib.ExitStack) -> Finished:
+        nccl: list[tuple[Any, ...]] = []
+        for number in range(next(len(call.arrays) for call in said if call.weight)):
+            kinds = [call.arrays[number] if call.weight else None for call in said]
+            source, targets = given[number] if given else None, places or ()
+            if receives and places is None:
+                values, targets = _rows_for(steps, kinds, likes[number if given else 0])
                 results.append(values)
-            self._link.run(nccl, stream, deadline)
-            many = next(call.many for call in calls if call.weight)
-        if not receives:
-            return None
-        if places is not None:
-            return [out[r] if c.weight else None for r, c in enumerate(calls)]
-        return results if many else results[0]
+            # All ranks must come to the same choice here.
+            alike = all(kind == kinds[0] and not c.place for kind, c in zip(kinds, said))
+            if root is None and alike and source and targets[0]:
+                start = (source.pointer, targets[0].pointer, source.nbytes)
+                nccl += [("all_gather", *start, UINT8)] if source.nbytes else []
+            else:
+                receivers = range(steps.size) if root is None else [root]
+                nccl += exchange([(to, source) for to in receivers], enumerate(targets))
+        return nccl, False
 
-    def _places(self, out: Any) -> list[DeviceArray | None]:
-        """Resolve the arrays that receive, by sender; None for ranks that send nothing."""
-        if not isinstance(out, (list, tuple)):
-            return list(self._per_rank(out, "out", written=True))
-        if len(out) != self.size:
-            raise ValueError(f"out must be a list of {self.size} arrays, got {len(out)}")
-        return [
-            None if array is None else self._one(array, f"out[{rank}]", written=True)
-            for rank, array in enumerate(out)
-        ]
+    stream = steps.stream_for([*given, *(places or ())])
+    said = DeviceCall(steps, call, stream, finish).make(deadline)
+    if not receives:
+        return None
+    if places is not None:
+        return [out[r] if c.weight else None for r, c in enumerate(said)]
+    return results if next(c.many for c in said if c.weight) else results[0]
 
-    def _rows_for(
-        self, kinds: Sequence[Kind | None], like: Any
-    ) -> tuple[list[Any], list[DeviceArray | None]]:
-        """Make the arrays that receive, by sender: rows of one array, if all are alike."""
-        first = kinds[0]
-        if len(kinds) > 1 and first is not None and all(kind == first for kind in kinds):
-            dtype, shape = first
-            block, where = self._made(like, (len(kinds), *shape), dtype)
-            return [block[rank] for rank in range(len(kinds))], list(where.rows())
-        values: list[Any] = [None] * len(kinds)
-        targets: list[DeviceArray | None] = [None] * len(kinds)
-        for rank, kind in enumerate(kinds):
-            if kind is not None:
-                values[rank], targets[rank] = self._made(like, kind[1], kind[0])
-        return values, targets
 
-    def _moves(
-        self,
-        root: int | None,
-        kinds: Sequence[Kind | None],
-        source: DeviceArray | None,
-        targets: Sequence[DeviceArray | None] | None,
-        stream: int,
-        alike: bool,
-    ) -> _Calls:
-        """Return the NCCL calls that bring each rank's array to the root, or to all."""
-        link = self._link
-        if root is not None:
-            sends = [] if source is None else [(root, source)]
-            return self._exchange(sends, list(enumerate(targets or ())), stream)
-        assert targets is not None  # noqa: S101 - every rank is a receiver
-        first = targets[0]
-        if alike and source is not None and first is not None:
-            if not source.nbytes:
-                return []
-            start = (source.pointer, first.pointer, source.nbytes, UINT8)
-            return [(link.binding.all_gather, *start, link.handle, stream)]
-        calls = []
-        for rank, (kind, target) in enumerate(zip(kinds, targets)):
-            if kind is None or target is None:
-                continue
-            origin = source.pointer if rank == self.rank and source else target.pointer
-            calls.append(self._from(rank, origin, target, stream))
-        return [call for call in calls if call]
+def _rows_for(
+    steps: DeviceSteps, kinds: Sequence[Kind | None], like: Any
+) -> tuple[list[Any], Places]:
+    """Make the arrays that receive, by sender: rows of one array, if all are alike."""
+    first = kinds[0]
+    if len(kinds) > 1 and first is not None and all(kind == first for kind in kinds):
+        block, where = steps.made(like, (len(kinds), *first[1]))
+        return [block[rank] for rank in range(len(kinds))], where.rows()
+    made = [(None, None) if kind is None else steps.made(like, kind[1]) for kind in kinds]
+    return [value for value, _ in made], [where for _, where in made]
 
-    def _exchange(
-        self,
-        sends: Sequence[tuple[int, DeviceArray]],
-        receives: Sequence[tuple[int, DeviceArray | None]],
-        stream: int,
-    ) -> _Calls:
-        """Return the NCCL calls that send arrays to ranks and receive from them, all at once."""
-        link = self._link
-        calls: _Calls = []
-        for function, arrays in ((link.binding.send, sends), (link.binding.recv, receives)):
-            for rank, array in arrays:
-                if array is not None and array.nbytes:
-                    start = (array.pointer, array.nbytes, UINT8, rank)
-                    calls.append((function, *start, link.handle, stream))
-        return calls
 
-    def _beside(self, array: DeviceArray | None) -> list[DeviceArray | None]:
-        """Return an array at this rank's place in a list of all ranks' arrays."""
-        return [array if rank == self.rank else None for rank in range(self.size)]
+def exchange(sends: Any, receives: Any) -> NcclCalls:
+    """Return the calls of NCCL that send arrays to ranks and receive from them, all at once.
 
-    def _deal(self, row: CollectiveRow, asked: Arguments, deadline: float) -> Any:
-        xs, out, root, senders = asked.x, asked.out, -1, list(range(self.size))
-        alone = row.root == "sends"
-        if alone:
-            root = self._steps.check_rank(asked.root)
-            senders = [root]
-            self._steps.check_only_root(row.name, xs, root)
-        if self.rank in senders and xs is None:
-            raise ValueError(f"{row.name} takes a list of {self.size} here, got None")
-        given = [] if xs is None else self._per_rank(xs, "xs")
-        if len({array.dtype for array in given}) > 1:
-            dtypes = ", ".join(sorted({array.dtype for array in given}))
-            raise TypeError(f"{row.name} needs arrays of one dtype, got {dtypes}")
-        places: list[DeviceArray | None] | None = None
-        if out is None:
-            maker(given[0].owner)  # an error now, not when the others rely on this rank
-        elif alone:
-            places = [self._one(out, "out", written=True)]
-            terms.check_apart(given, self._beside(places[0]))
-        else:
-            places = self._places(out)
-            terms.check_apart(given, places, in_place=False)
-        stream = self._stream_for([*given, *(place for place in places or () if place)])
-        call = _call_of(row, root, given, places)
-        with self._device_guard:
-            calls = self._host.agree(call, deadline)
-            values = [out] if alone else out
-            if places is None:
-                kinds = received(calls, self.rank)
-                values, places = self._rows_for(kinds, given[0].owner)
-            moves = self._exchange(list(enumerate(given)), list(zip(senders, places)), stream)
-            self._link.run(moves, stream, deadline)
-        return values[0] if alone else [values[rank] for rank in range(self.size)]
+    Args:
+        sends, receives: pairs of a rank, and an array or None.
+    """
+    return [
+        (name, array.pointer, array.nbytes, UINT8, rank)
+        for name, arrays in (("send", sends), ("recv", receives))
+        for rank, array in arrays
+        if array is not None and array.nbytes
+    ]
+
+
+def _beside(steps: DeviceSteps, array: DeviceArray | None) -> Places:
+    """Return an array at this rank's place in a list of all ranks' arrays."""
+    return [array if rank == steps.rank else None for rank in range(steps.size)]
+
+
+def deal(steps: DeviceSteps, row: CollectiveRow, asked: Arguments, deadline: float) -> Any:
+    """Make a scatter or all_to_all."""
+    xs, out, root, senders = asked.x, asked.out, -1, list(range(steps.size))
+    alone = row.root == "sends"
+    if alone:
+        root = steps.check_rank(asked.root)
+        senders = [root]
+        steps.check_only_root(row.name, xs, root)
+    if steps.rank in senders and xs is None:
+        raise ValueError(f"{row.name} takes a list of {steps.size} here, got None")
+    given = [] if xs is None else steps.per_rank(xs, "xs")
+    if len({array.dtype for array in given}) > 1:
+        dtypes = ", ".join(sorted({array.dtype for array in given}))
+        raise TypeError(f"{row.name} needs arrays of one dtype, got {dtypes}")
+    like = xs[0] if isinstance(xs, (list, tuple)) else xs
+    places: Places | None = None
+    if out is None:
+        maker(like)  # an error now, not when the others rely on this rank
+    elif alone:
+        places = [steps.one(out, "out", written=True)]
+        check_apart(given, _beside(steps, places[0]))
+    else:
+        places = steps.per_rank(out, "out", written=True)
+        check_apart(given, places, in_place=False)
+    values = [out] if alone else out
+
+    def finish(said: Sequence[CollectiveCall], _: contextlib.ExitStack) -> Finished:
+        nonlocal values, places
+        if places is None:
+            values, places = _rows_for(steps, received(said, steps.rank), like)
+        return exchange(enumerate(given), zip(senders, places)), False
+
+    stream = steps.stream_for([*given, *(places or ())])
+    DeviceCall(steps, _call_of(row, root, given, places), stream, finish).make(deadline)
+    return values[0] if alone else [values[rank] for rank in range(steps.size)]
 
 
 def _call_of(
     row: CollectiveRow,
     root: int,
     given: Sequence[DeviceArray],
-    places: Sequence[DeviceArray | None] | None = None,
+    places: Places | None = None,
     *,
     many: bool = False,
 ) -> CollectiveCall:

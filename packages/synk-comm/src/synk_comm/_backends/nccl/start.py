@@ -4,18 +4,39 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from typing import Any, Callable, NamedTuple
+from typing import Any, NamedTuple
 
 from synk_comm._system.liveness import Identity, identity
 from synk_comm._system.machine import machine_name
+from synk_comm.abc import Communicator
 from synk_comm.cuda import CudaError, Driver
-from synk_comm.exceptions import CommError, JoinError
+from synk_comm.exceptions import CommError, JoinError, PeerDeclined
 
 BINDING = "nccl.bindings.nccl"
 
 
 class MissingLibrary(CommError, ImportError):
     """What the back-end needs is not installed."""
+
+
+class NcclSettings(NamedTuple):
+    """Settings of a communicator, which its splits inherit: the arguments of ``nccl``."""
+
+    stream: int | None
+    device: int | None
+    binding: Any
+    driver: Any
+    why: str
+
+
+class Introduction(NamedTuple):
+    """One rank's libraries and devices, for the others."""
+
+    machine: str
+    wanted: int | None
+    uuids: Sequence[str]
+    version: int
+    process: Identity
 
 
 def load_binding() -> Any:
@@ -37,47 +58,46 @@ def load_binding() -> Any:
     return binding
 
 
-class Introduction(NamedTuple):
-    """One rank's libraries and devices, for the others before NCCL starts."""
-
-    problem: str
-    machine: str
-    wanted: int | None
-    uuids: Sequence[str]
-    version: int
-    process: Identity
-
-
 def introduce(
-    load: Callable[[], tuple[Any, Driver]], device: int | None
-) -> tuple[Introduction, BaseException | None, Any, Any]:
-    """Load the libraries and describe this rank; a failure is sent to the others first."""
-    blank = Introduction("", machine_name(), device, (), 0, identity())
+    host: Communicator, settings: NcclSettings
+) -> tuple[Any, Any, int, Sequence[Identity]]:
+    """Load the libraries on all ranks; return binding, driver, device, and who the ranks are.
+
+    Raises:
+        Whatever is wrong here; JoinError for what is wrong elsewhere, or between the ranks.
+    """
     try:
-        binding, driver = load()
-        uuids = [driver.uuid(number) for number in range(driver.device_count())]
+        binding, driver = settings.binding or load_binding(), settings.driver or Driver()
+        uuids = tuple([driver.uuid(number) for number in range(driver.device_count())])
         if not uuids:
             raise CudaError("this process sees no CUDA device; see CUDA_VISIBLE_DEVICES")
-        wanted = driver.current_device() if device is None else device
+        wanted = driver.current_device() if settings.device is None else settings.device
         if wanted is not None and not 0 <= wanted < len(uuids):
             raise ValueError(f"device must be 0 to {len(uuids) - 1}, got {wanted}")
         version = int(binding.get_version())
     except (CommError, ValueError) as exc:
-        return blank._replace(problem=f"{type(exc).__name__}: {exc}"), exc, None, None
-    mine = blank._replace(wanted=wanted, uuids=tuple(uuids), version=version)
-    return mine, None, binding, driver
+        host.decline(f"{type(exc).__name__}: {exc}")
+        raise
+    mine = Introduction(machine_name(), wanted, uuids, version, identity())
+    try:
+        ranks: list[Introduction] = host.all_gather_object(mine)
+    except PeerDeclined as exc:
+        lines = "".join(f"\n  rank {rank}: {text}" for rank, text in exc.reasons.items())
+        raise JoinError(f"rank {host.rank} cannot start NCCL, because of{lines}") from None
+    if len({said.version for said in ranks}) > 1:
+        versions = ", ".join(f"rank {rank}: {said.version}" for rank, said in enumerate(ranks))
+        raise JoinError(
+            f"the ranks have different versions of NCCL ({versions}); install one of them"
+        )
+    return binding, driver, _devices(ranks)[host.rank], [said.process for said in ranks]
 
 
-def assign(all_said: Sequence[Introduction]) -> list[int]:
-    """Return each rank's device: the one it asked for, else by turns on each machine.
-
-    Raises:
-        JoinError: two ranks would share a device, which NCCL does not support.
-    """
+def _devices(ranks: Sequence[Introduction]) -> list[int]:
+    """Return each rank's device: the one it asked for, else by turns on each machine."""
     devices: list[int] = []
     users: dict[str, int] = {}
-    for rank, said in enumerate(all_said):
-        place = sum(other.machine == said.machine for other in all_said[:rank])
+    for rank, said in enumerate(ranks):
+        place = sum(other.machine == said.machine for other in ranks[:rank])
         device = place % len(said.uuids) if said.wanted is None else said.wanted
         first = users.setdefault(said.uuids[device], rank)
         if first != rank:
@@ -88,19 +108,3 @@ def assign(all_said: Sequence[Introduction]) -> list[int]:
             )
         devices.append(device)
     return devices
-
-
-def raise_problems(problems: Sequence[str], rank: int, mine: BaseException | None) -> None:
-    """Raise the own problem, or else name those of the others."""
-    if mine is not None:
-        raise mine
-    lines = "".join(f"\n  rank {who}: {text}" for who, text in enumerate(problems) if text)
-    if lines:
-        raise JoinError(f"rank {rank} cannot start NCCL, because of{lines}")
-
-
-def check_versions(versions: Sequence[int]) -> None:
-    """Raise JoinError unless all ranks have the same version of NCCL."""
-    if len(set(versions)) > 1:
-        said = ", ".join(f"rank {rank}: {version}" for rank, version in enumerate(versions))
-        raise JoinError(f"the ranks have different versions of NCCL ({said}); install one of them")

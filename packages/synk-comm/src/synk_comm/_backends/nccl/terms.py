@@ -9,112 +9,68 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import zip_longest
-from typing import NamedTuple, Tuple
+from typing import NamedTuple
 
 import numpy as np
 
 from synk_comm._backends.nccl.arrays import BFLOAT16, DeviceArray
-from synk_comm._core.calls import ON_DEVICES, CollectiveCall, Kind, text_dtype
-from synk_comm._core.ops import ReduceOp, check_reducible, scaled
+from synk_comm._core.calls import Kind, text_dtype
+from synk_comm._core.ops import ReduceOp, check_reducible
 
 UINT8 = 1
 """NCCL's type for bytes: all that is moved, not combined, travels as this."""
 
 _SUM, _PROD, _MAX, _MIN, _AVG = range(5)
 _OPS = {ReduceOp.SUM: _SUM, ReduceOp.PROD: _PROD, ReduceOp.MAX: _MAX, ReduceOp.MIN: _MIN}
-_TYPES = {
-    "|i1": 0,
-    "|u1": 1,
-    "<i4": 2,
-    "<u4": 3,
-    "<i8": 4,
-    "<u8": 5,
-    "<f2": 6,
-    "<f4": 7,
-    "<f8": 8,
-    BFLOAT16: 9,
-}
+_TYPES = ["|i1", "|u1", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8", BFLOAT16]
+"""dtypes, by the numbers that NCCL gives them."""
 _PARTS = {"<c8": "<f4", "<c16": "<f8"}
 
 
-def count_bytes(kind: Kind) -> int:
-    """Return the length of an array in bytes."""
-    dtype, shape = kind
-    return math.prod(shape) * (2 if dtype == BFLOAT16 else text_dtype(dtype).itemsize)
-
-
-class Reduction(NamedTuple):
-    """How a dtype is combined.
+class Combined(NamedTuple):
+    """How NCCL combines an array.
 
     Attributes:
         type: NCCL's data type.
-        parts: how many of these make up an element: 2 for complex numbers.
-        dtype: of these, as text.
+        dtype: the same as text; of complex numbers that of their parts.
+        elements: how many of these the array has.
     """
 
     type: int
-    parts: int
     dtype: str
+    elements: int
 
 
-def reduction(dtype: str, op: ReduceOp) -> Reduction:
-    """Return how NCCL combines a dtype; TypeError, with the cure, if it cannot."""
-    if dtype == BFLOAT16:
-        return Reduction(_TYPES[dtype], 1, dtype)
-    if text_dtype(dtype).isnative:
+@lru_cache(maxsize=1024)
+def combined(kind: Kind, op: ReduceOp) -> Combined:
+    """Return how NCCL combines an array; TypeError, with the cure, if it cannot."""
+    dtype, shape = kind
+    elements = math.prod(shape)
+    if dtype != BFLOAT16 and text_dtype(dtype).isnative:
         check_reducible(text_dtype(dtype), op)
     if dtype == "|b1":
-        return Reduction(UINT8, 1, "|u1")  # only min and max are left: and, or
-    if dtype in _PARTS:
+        dtype = "|u1"  # only min and max are left: and, or
+    elif dtype in _PARTS:
         if op not in (ReduceOp.SUM, ReduceOp.AVG):
             raise TypeError(
                 f"NCCL cannot {op} complex numbers, only sum and avg; reduce a copy in host memory"
             )
-        return Reduction(_TYPES[_PARTS[dtype]], 2, _PARTS[dtype])
-    if dtype not in _TYPES:
+        dtype, elements = _PARTS[dtype], 2 * elements
+    elif dtype not in _TYPES:
         raise TypeError(
             f"NCCL cannot {op} arrays of dtype {text_dtype(dtype)}; convert to one of int8, uint8, "
             "int32, uint32, int64, uint64, float16, float32, float64, or reduce in host memory"
         )
-    return Reduction(_TYPES[dtype], 1, dtype)
-
-
-class NcclReduction(NamedTuple):
-    """The part of a reduction that is the same for all calls with such arrays.
-
-    Attributes:
-        call: what the ranks compare.
-        hows: how each array is combined.
-        counts: how many of NCCL's elements each has.
-    """
-
-    call: CollectiveCall
-    hows: Tuple[Reduction, ...]
-    counts: Tuple[int, ...]
-
-
-@lru_cache(maxsize=1024)
-def plan(
-    kind: str, op: ReduceOp, root: int, arrays: Tuple[Kind, ...], weight: float, many: bool
-) -> NcclReduction:
-    """Return the plan of a call; TypeError if NCCL cannot combine one of the dtypes."""
-    hows = tuple(reduction(dtype, op) for dtype, _ in arrays)
-    counts = tuple(math.prod(shape) * how.parts for (_, shape), how in zip(arrays, hows))
-    call = CollectiveCall(kind + ON_DEVICES, op.value, root, arrays, (), weight, many)
-    return NcclReduction(call, hows, counts)
+    return Combined(_TYPES.index(dtype), dtype, elements)
 
 
 def plain_op(op: ReduceOp, weights: Sequence[float]) -> int | None:
     """Return NCCL's own op; None if the average needs each rank to multiply by a factor."""
+    if len(weights) == 1:
+        return _SUM  # a copy: NCCL 2.28 leaves out the last elements of some averages of one rank
     if op is not ReduceOp.AVG:
         return _OPS[op]
     return _AVG if weights.count(weights[0]) == len(weights) else None
-
-
-def factor(weights: Sequence[float], rank: int) -> float:
-    """Return what a rank multiplies its array by in a weighted average."""
-    small = scaled(weights)
-    return small[rank] / math.fsum(small)
 
 
 def element(value: float, dtype: str) -> bytes:
@@ -135,17 +91,6 @@ def neutral(op: ReduceOp, dtype: str) -> bytes:
         return element(-math.inf if op is ReduceOp.MAX else math.inf, dtype)
     limits = np.iinfo(text_dtype(dtype))
     return element(limits.min if op is ReduceOp.MAX else limits.max, dtype)
-
-
-def is_block(arrays: Sequence[DeviceArray | None]) -> bool:
-    """Return whether arrays are alike and lie one after the other."""
-    first = arrays[0]
-    return first is not None and all(
-        array is not None
-        and array.kind == first.kind
-        and array.pointer == first.pointer + number * first.nbytes
-        for number, array in enumerate(arrays)
-    )
 
 
 def check_apart(
