@@ -1,8 +1,8 @@
-"""The loop around a training step (epochs, validation, checkpoints), and its callbacks.
+"""The loop around a training step: epochs, validation, checkpoints.
 
 The Trainer chooses the indexes and the learning rate before a step, and keeps sums after it. Its
 own state is a `TrainingProgress`; with the values of the shared variables and the states of
-generator, schedule and callbacks this makes a checkpoint.
+generator and callbacks this makes a checkpoint.
 """
 
 from __future__ import annotations
@@ -23,79 +23,14 @@ from synkhronos._progress import track
 
 from ._arguments import names_of_outputs, require, require_finite_params, require_number
 from ._batches import BatchMaker, BatchSampler
-from ._checkpoint_contents import CheckpointContents, SharedVariables, TrainingProgress
+from ._callbacks import as_callback, has_state
+from ._checkpoint_contents import CheckpointContents, TrainingProgress
 from ._checkpoints import Checkpoints, write_file
 from ._data import Validation, as_list, number_of_rows, placed, scalar
 from ._history import History, LogFile, ended, epoch_line
 from ._interrupt import Interrupt
 from ._learning_rate import LearningRate
 from ._ranks import is_float, ranks_of
-
-
-class Callback:
-    """Base class of callbacks: override the methods you need.
-
-    The Trainer calls them from its own process and thread. Checkpoints save and restore what
-    :meth:`state` returns, if :meth:`load_state` is overridden. A plain function
-    ``f(trainer, record)`` among the callbacks is called like :meth:`on_epoch_end`.
-
-    Attributes:
-        required: Whether a checkpoint with this callback's state can only be loaded if there is
-            such a callback. False for logs: without them, the training is the same.
-    """
-
-    required = True
-
-    def on_run_begin(self, trainer: Trainer) -> None:
-        """Run before the first step of a run, after a checkpoint was loaded."""
-
-    def on_step_end(self, trainer: Trainer, loss: float) -> None:
-        """Run after a step; ``loss`` is the batch's mean, before the step."""
-
-    def on_epoch_end(self, trainer: Trainer, record: dict[str, Any]) -> None:
-        """Run after an epoch and its validation; ``record`` is the line for the log.
-
-        Entries that you add to ``record`` are kept in the history.
-        """
-
-    def on_run_end(self, trainer: Trainer, history: History) -> None:
-        """Run after the last step and checkpoint, unless an exception ended the run."""
-
-    def on_run_exit(self, trainer: Trainer, error: BaseException | None) -> None:
-        """Run at the very end of a run, however it ended; close here what on_run_begin opened.
-
-        It is called if :meth:`on_run_begin` returned, in reverse order of the callbacks. ``error``
-        is the exception that ends the run, or None.
-        """
-
-    def state(self) -> dict[str, Any]:
-        """Return the state to save: numbers, strings, None, arrays, lists and dicts of them.
-
-        The keys of a dict are strings: others come back as strings.
-        """
-        return {}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Restore a state that :meth:`state` returned."""
-
-
-def _is_stateful(item: Any) -> bool:
-    """Return whether a schedule, callback or rule of `sync` can load a state."""
-    loads = getattr(type(item), "load_state", None) is not Callback.load_state
-    return loads and hasattr(item, "load_state")
-
-
-def _as_callback(callback: Any) -> Callback:
-    if isinstance(callback, Callback):
-        return callback
-    if not callable(callback) or isinstance(callback, type):
-        raise TypeError(
-            f"got {callback!r} among callbacks; expected a Callback object or a function "
-            "f(trainer, record)"
-        )
-    made = Callback()
-    made.on_epoch_end = callback  # type: ignore[method-assign]
-    return made
 
 
 class Trainer:
@@ -132,15 +67,15 @@ class Trainer:
         num_slices: Number of slices for each gradient.
         learning_rate: The shared variable that ``train`` takes for its rate.
         schedule: Function from the number of finished epochs to the rate, such as :func:`cosine`
-            returns, or :class:`ReduceOnPlateau`. The rate is set on all ranks.
+            returns. The rate is set on all ranks.
         schedule_by: "epoch", or "step" to call the schedule before each step, with the number of
             steps taken.
         seed: Seed for shuffling: anything that ``numpy.random.default_rng`` takes, or a Generator
             or RandomState. This and the next two have no effect if you make the batches.
         shuffle: Shuffle the rows again for each epoch.
         drop_last: Leave out a last batch that is smaller.
-        monitor: The column of the log that scores an epoch, for ``best.npz``, early stopping, and
-            :class:`ReduceOnPlateau`; by default "valid_loss", without ``valid`` "train_loss".
+        monitor: The column of the log that scores an epoch, for ``best.npz`` and early stopping; by
+            default "valid_loss", without ``valid`` "train_loss".
         mode: "min" if a low ``monitor`` is good, "max" if a high one is, such as an accuracy.
         average_local: After each epoch, before validation, average the floats that each rank keeps
             for itself (``train.state.local``), such as the running averages of batch normalisation.
@@ -217,9 +152,9 @@ class Trainer:
         self.monitor = monitor or ("valid_loss" if self._valid else "train_loss")
         require(self.monitor, "monitor", known)
         self._mode, self._terminate_on_nan = mode, terminate_on_nan
-        self._callbacks = [*map(_as_callback, callbacks)]
-        is_folder = checkpoint is not None and not isinstance(checkpoint, Checkpoints)
-        self._checkpoints: Any = Checkpoints(checkpoint) if is_folder else checkpoint  # type: ignore[arg-type]
+        self._callbacks = [*map(as_callback, callbacks)]
+        is_folder = isinstance(checkpoint, (str, os.PathLike))
+        self._checkpoints: Any = Checkpoints(checkpoint) if is_folder else checkpoint
         columns = ["epoch", "step", "seconds", *self._columns, "learning_rate"]
         self._log = None if log is None else LogFile(log, columns)
         self._report = reporter(verbose)
@@ -228,10 +163,12 @@ class Trainer:
         self._valued = [*train.state.params, *train.state.centre, *floats]
         self._rate = LearningRate(learning_rate, schedule, schedule_by, self._ranks, train.state)
         self._contents = CheckpointContents(
-            SharedVariables(self._ranks, train.state, learning_rate),
+            self._ranks,
+            train.state,
+            learning_rate,
             self._sampler,
             {"monitor": self.monitor, "mode": mode, "train_columns": self._train_columns},
-            [*filter(_is_stateful, [schedule, *self._callbacks, train.sync])],
+            [*filter(has_state, self._callbacks), *([train.sync] if train.sync else [])],
         )
         self._progress = TrainingProgress([0.0] * len(self._train_columns))
         self._since: float | None = None  # of a run under way, when its seconds were 0
@@ -471,10 +408,9 @@ class Trainer:
         }
         score = self.score(record)
         self.records.append(record)
-        self._due.append((True, partial(self._rate.observe, score)))
         for callback in self._callbacks:
             # What belongs to the training has each epoch once, also if others are interrupted.
-            belongs = callback.required and _is_stateful(callback)
+            belongs = callback.required and has_state(callback)
             self._due.append((belongs, partial(callback.on_epoch_end, self, record)))
         self._due.append((True, partial(self._keep, score)))
 
