@@ -23,11 +23,7 @@ _LOSS = "loss"  # the name of the first output's column
 
 
 def names_of_outputs(names: Sequence[Any]) -> list[str]:
-    """Return the names of a training step's outputs: those of their expressions, if they can be.
-
-    Args:
-        names: For each output, the name of its expression, or None.
-    """
+    """Return the names of outputs: those of their expressions, or None, if they can be."""
     further = list(names[1:])
     usable = [name if name != _LOSS and further.count(name) == 1 else None for name in further]
     return [_LOSS, *(name or f"output_{i}" for i, name in enumerate(usable, 1))]
@@ -36,11 +32,9 @@ def names_of_outputs(names: Sequence[Any]) -> list[str]:
 def call_of_1_0(
     count: int, data: tuple[Any, ...], batch: Any, named_data: dict[str, Any]
 ) -> tuple[tuple[Any, ...], Any]:
-    """Convert the call of release 1.0, ``train(x_data, y_data, batch)``, to today's form.
+    """Return the positional values and the batch of a call, also ``train(x_data, y_data, batch)``.
 
-    Returns:
-        The positional values of the ``count`` inputs, and the batch. ``x_data`` and ``y_data`` are
-        removed from ``named_data``.
+    That is the form of 1.0; ``x_data`` and ``y_data`` are removed from ``named_data``.
     """
     if count != 2:  # 1.0 had two inputs
         return data, batch

@@ -36,14 +36,11 @@ class TrainingProgress:
 
     Attributes:
         sums: For each output of the step, the sum of value times rows over the finished batches of
-            the present epoch.
+            the present epoch, which are ``batch`` batches of ``sum_rows`` rows.
         shuffle: The generator's state before it shuffled the rows of the present epoch; None
             until it does.
-        epoch, step, batch: Number of finished epochs, of steps, and of these batches.
-        sum_rows: Number of rows in these batches.
         best: Best score of an epoch.
         seconds: Seconds of training, up to the end of the last run or checkpoint.
-        records: The records of the finished epochs.
     """
 
     sums: list[float]
@@ -78,10 +75,8 @@ class CheckpointContents:
     Of each shared variable that is a list of values: one if it is equal on all ranks, else one per
     rank.
 
-    Args:
-        rate: The shared variable of the learning rate, or None.
-        settings: Plain values that have to be the same for a training to continue.
-        stateful: Callbacks and rule of `sync` with ``state()`` and ``load_state()``.
+    For a training to continue, the ``settings`` have to be the same. ``stateful`` are callbacks and
+    a rule of `sync`.
     """
 
     def __init__(
