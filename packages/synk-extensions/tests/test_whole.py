@@ -23,7 +23,6 @@ from synkhronos.extensions.train import (
     _callbacks,
     _checkpoint_contents,
     _history,
-    _learning_rate,
     _ranks,
     _serial,
     _trainer,
@@ -143,7 +142,7 @@ class Acts:
         if kind == "serial":  # with ranks it is one broadcast
             self.acts["load"] = lambda: load_weights(path, model.params)
         self.codes = codes_of(
-            _trainer, _checkpoint_contents, _learning_rate, _ranks, _serial, _callbacks,
+            _trainer, _checkpoint_contents, _ranks, _serial, _callbacks,
             interrupts.whole, interrupts._call_all,
         )  # fmt: skip
 
@@ -227,7 +226,7 @@ def results(model, trainer, folder):
 def test_after_two_ctrl_c_the_next_run_goes_on_as_if_none_had_come(ctrl_c, tmp_path, step):
     model = Model(rule=updates.adam)
     start = [v.get_value() for v in [*model.params, *model.train.state.optimizer]]
-    codes = codes_of(_trainer, _callbacks, _history, _serial, _learning_rate, interrupts.whole)
+    codes = codes_of(_trainer, _callbacks, _history, _serial, interrupts.whole)
     trainer = fresh(model, tmp_path / "whole", start)
     places = places_of(codes, lambda: trainer.run(6), step)
     expected = results(model, trainer, tmp_path / "whole")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from ._callbacks import Callback, EarlyStopping, MLflow, TensorBoard, WandB
 from ._checkpoints import CheckpointError, Checkpoints
 from ._history import History
-from ._learning_rate import cosine, exponential, step_decay, warm_up
+from ._schedules import cosine, exponential, step_decay, warm_up
 from ._serial import SerialTrainFunction
 from ._state import TrainingState
 from ._step import TrainFunction, make_train_function, make_train_function_theano

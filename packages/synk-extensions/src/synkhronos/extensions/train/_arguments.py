@@ -87,14 +87,19 @@ def require_first_axis(axes: Sequence[int]) -> None:
         )
 
 
-def require_rate(rate: Any, state: TrainingState) -> None:
-    """Raise an error unless it is a scalar shared variable that the training step reads."""
-    if not isinstance(rate, SharedVariable) or rate.ndim != 0:
-        raise TypeError(
-            f"learning_rate is {rate!r}; expected the scalar shared variable that the update rule "
-            f"takes for its rate, such as {NAME}.shared(numpy.float32(0.1))"
-        )
-    if storage_of(rate) not in map(storage_of, state.read):
+def require_rate(rate: Any, schedule: Any, state: TrainingState) -> None:
+    """Raise an error unless it is a scalar shared variable that the training step reads, or None
+    without a schedule."""
+    expected = (
+        "expected the scalar shared variable that the update rule takes for its rate, such as "
+        f"{NAME}.shared(numpy.float32(0.1))"
+    )
+    if rate is None:
+        if schedule is not None:
+            raise ValueError(f"got a schedule but no learning_rate; {expected}")
+    elif not isinstance(rate, SharedVariable) or rate.ndim != 0:
+        raise TypeError(f"learning_rate is {rate!r}; {expected}")
+    elif storage_of(rate) not in map(storage_of, state.read):
         raise ValueError(
             f"learning_rate is {rate!r}, which the training step does not read; expected the "
             "variable that make_train_function was given for learning_rate"

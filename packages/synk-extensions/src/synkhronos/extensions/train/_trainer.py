@@ -17,11 +17,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from synk_core import whole
 from synkhronos._default import refuses_other_names, reporter
 from synkhronos._progress import track
 
-from ._arguments import names_of_outputs, require, require_finite_params, require_number
+from ._arguments import (
+    finite,
+    names_of_outputs,
+    require,
+    require_finite_params,
+    require_number,
+    require_rate,
+)
 from ._batches import BatchMaker, BatchSampler
 from ._callbacks import as_callback, has_state
 from ._checkpoint_contents import CheckpointContents, TrainingProgress
@@ -29,7 +38,6 @@ from ._checkpoints import Checkpoints, write_file
 from ._data import Validation, as_list, number_of_rows, placed, scalar
 from ._history import History, LogFile, ended, epoch_line
 from ._interrupt import Interrupt
-from ._learning_rate import LearningRate
 from ._ranks import is_float, ranks_of
 
 
@@ -161,7 +169,10 @@ class Trainer:
         floats = [variable for variable in train.state.local if is_float(variable)]
         self._averaged = floats if average_local else []
         self._valued = [*train.state.params, *train.state.centre, *floats]
-        self._rate = LearningRate(learning_rate, schedule, schedule_by, self._ranks, train.state)
+        require_rate(learning_rate, schedule, train.state)
+        require(schedule_by, "schedule_by", ("epoch", "step"))
+        self._rate, self._schedule, self._schedule_by = learning_rate, schedule, schedule_by
+        self._set_rate: Any = None  # the rate that all ranks are known to have
         self._contents = CheckpointContents(
             self._ranks,
             train.state,
@@ -190,7 +201,7 @@ class Trainer:
     @property
     def learning_rate(self) -> float | None:
         """The present value of the learning rate's variable in this process, or None."""
-        return self._rate.value()
+        return None if self._rate is None else float(self._rate.get_value())
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -358,7 +369,7 @@ class Trainer:
         progress = self._progress
         if progress.shuffle is None:
             progress.shuffle = self._sampler.get_state()
-        self._rate.set_for("epoch", progress.epoch)
+        self._schedule_rate("epoch", progress.epoch)
         with track(f"epoch {self.epoch + 1}", total=self._sampler.batches) as advance:
             advance(progress.batch)
             batches = self._sampler.epoch(progress.shuffle, progress.batch)
@@ -381,8 +392,21 @@ class Trainer:
             if self._log:
                 self._log.append(self.records)
 
+    def _schedule_rate(self, by: str, t: int) -> None:
+        """Set the rate before epoch or step number ``t``, counted from 0, on all ranks; also one
+        that, say, a callback has set in this process."""
+        if self._rate is None:
+            return
+        rate = self._rate.get_value()
+        if self._schedule is not None and by == self._schedule_by:
+            scheduled = finite(self._schedule(t), f"the schedule's rate for {by} {t}")
+            rate = np.asarray(scheduled, dtype=self._rate.dtype)
+        if self._set_rate is None or rate != self._set_rate or rate != self._rate.get_value():
+            self._ranks.perform([self._ranks.set(None, [self._rate], [rate])])
+            self._set_rate = rate
+
     def _take_step(self, take: Callable[[], Any]) -> float:
-        self._rate.set_for("step", self.step)
+        self._schedule_rate("step", self.step)
 
         def counted() -> float:
             values = [scalar(*pair) for pair in zip(self._train_columns, as_list(take()))]
@@ -404,7 +428,7 @@ class Trainer:
             "step": self.step,
             "seconds": round(self._seconds(), 3),
             **{name: means.get(name) for name in self._columns},
-            "learning_rate": self._rate.value(),
+            "learning_rate": self.learning_rate,
         }
         score = self.score(record)
         self.records.append(record)
