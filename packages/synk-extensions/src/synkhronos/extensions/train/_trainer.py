@@ -24,7 +24,6 @@ from synkhronos._default import refuses_other_names, reporter
 from synkhronos._progress import track
 
 from ._arguments import (
-    finite,
     names_of_outputs,
     require,
     require_finite_params,
@@ -183,7 +182,6 @@ class Trainer:
         )
         self._progress = TrainingProgress([0.0] * len(self._train_columns))
         self._since: float | None = None  # of a run under way, when its seconds were 0
-        self._begun = False  # whether this object has trained or loaded anything
         self._saved: tuple[int, int] | None = None
         self._due: deque[tuple[bool, Callable[[], Any]]] = deque()  # at the end of an epoch
         self._stop_reason: str | None = None
@@ -255,10 +253,10 @@ class Trainer:
             raise TypeError(f"epochs is {epochs!r}; expected an integer of at least 0")
         if resume:
             self.resume()
-        self._begin()
+        self._require_own_folder()
         if self._checkpoints and self.epoch < epochs:
             self._checkpoints.require_writable()
-        self._stop_reason = None
+        self._stop_reason, self._interrupt.over = None, False
         return whole(partial(self._run, epochs), self._idle, always=True, ends=True)
 
     def resume(self, path: str | os.PathLike[str] | None = None) -> bool:
@@ -290,7 +288,7 @@ class Trainer:
             return False
 
         def use(progress: TrainingProgress) -> None:
-            self._progress, self._begun = progress, True
+            self._progress = progress
             self._saved = (self.epoch, self.step)
             self._due.clear()
 
@@ -327,15 +325,15 @@ class Trainer:
         """
         if self._checkpoints is None:
             raise ValueError("there is no folder for checkpoints: Trainer(checkpoint=...)")
-        self._begin()
+        self._require_own_folder()
         path = self._checkpoints.write(self.step, self._content())
         self._saved = (self.epoch, self.step)
         return path
 
-    def _begin(self) -> None:
-        if self._checkpoints and not self._begun:
+    def _require_own_folder(self) -> None:
+        """Raise CheckpointError if a new training would mix with an earlier one."""
+        if self._checkpoints and not self.step and self._saved is None:
             self._checkpoints.require_empty()
-        self._begun = True
 
     def _run(self, epochs: int) -> History:
         self._since = time.perf_counter() - self._progress.seconds
@@ -347,7 +345,7 @@ class Trainer:
                 exits.push(lambda _, error, __, c=callback: c.on_run_exit(self, error))
             try:
                 self._do_due()
-                while self.epoch < epochs and not self._is_ending():
+                while self.epoch < epochs and not interrupt.over:
                     self._run_epoch(epochs)
             except Exception as error:
                 if interrupt.by != "SIGTERM" or isinstance(error, FloatingPointError):
@@ -374,9 +372,9 @@ class Trainer:
             advance(progress.batch)
             batches = self._sampler.epoch(progress.shuffle, progress.batch)
             steps = self.train.each_step(*self._data, batches, num_slices=self._num_slices)
-            while not self._is_ending() and (take := self._interrupt.drawn(steps)) is not None:
+            while (take := self._interrupt.drawn(steps)) is not None:
                 advance(1, f"loss {self._take_step(take):.4g}")
-        if self._is_ending():
+        if self._interrupt.over:
             return
         if not progress.batch:
             raise ValueError(f"data gave no batch for epoch {self.epoch}; expected at least one")
@@ -399,8 +397,11 @@ class Trainer:
             return
         rate = self._rate.get_value()
         if self._schedule is not None and by == self._schedule_by:
-            scheduled = finite(self._schedule(t), f"the schedule's rate for {by} {t}")
-            rate = np.asarray(scheduled, dtype=self._rate.dtype)
+            rate = np.asarray(float(self._schedule(t)), dtype=self._rate.dtype)
+            if not np.isfinite(rate):
+                raise ValueError(
+                    f"the schedule's rate for {by} {t} is {rate}; expected a finite number"
+                )
         if self._set_rate is None or rate != self._set_rate or rate != self._rate.get_value():
             self._ranks.perform([self._ranks.set(None, [self._rate], [rate])])
             self._set_rate = rate
@@ -485,9 +486,6 @@ class Trainer:
     def _require_idle(self, what: str) -> None:
         if self._since is not None:
             raise RuntimeError(f"{what} while run() is under way; let a callback call stop() first")
-
-    def _is_ending(self) -> bool:
-        return bool(self._interrupt.by) or self._stop_reason is not None
 
     def __repr__(self) -> str:
         return f"<Trainer at epoch {self.epoch}, step {self.step}, of {self.train!r}>"
