@@ -94,7 +94,7 @@ def test_a_checkpoint_of_another_rule_is_refused(two_ranks, tmp_path):
     for rule, match in (
         ("easgd", r"got the state of sync.downpour\(\), expected easgd\(\)"),
         ("average", "centre: .* in the checkpoint, none here"),
-        (None, "schedule, callback or sync: SyncRule in the checkpoint, none here"),
+        (None, "callback or sync: SyncRule in the checkpoint, none here"),
     ):
         training = Training(rule, tmp_path)
         before = training.values()

@@ -98,13 +98,9 @@ def fork(
     settings = dict(locals())
     for name in ("max_n_var", "max_dim", "verbose"):
         del settings[name]
-    if n_parallel is None and devices is None:
-        settings["n_parallel"] = _default.processes_from_environment()
-    settings["backend"] = backend or _default.from_environment("BACKEND")
-    settings["proof"] = _default.proof_from_environment() if proof is None else proof
-    settings["timeline"] = _default.timeline_from_environment()
-    settings["report"] = _default.reporter(verbose)
-    runtime = _default.open_default(**settings, track=track)
+    settings.update(_default.from_environment(settings))
+    report = _default.reporter(verbose)
+    runtime = _default.open_default(**settings, report=report, track=track)
     return runtime.size
 
 

@@ -8,7 +8,7 @@ import functools
 import inspect
 import os
 import threading
-from typing import Any, Callable, Optional, TypeVar, Union, cast
+from typing import Any, Callable, Dict, Optional, TypeVar, cast
 
 from synk_core import AlreadyForked, InputValueError, NotForked, Runtime
 
@@ -39,11 +39,7 @@ def refuses_other_names(function: Call) -> Call:
 
 
 def open_default(**settings: Any) -> Runtime:
-    """Open the default runtime.
-
-    Raises:
-        AlreadyForked: it is already open.
-    """
+    """Open the default runtime; raise AlreadyForked if it is open."""
     global _runtime, _owner
     with _lock:
         if is_open():
@@ -60,11 +56,7 @@ def open_default(**settings: Any) -> Runtime:
 
 
 def default() -> Runtime:
-    """Return the default runtime, open or closed.
-
-    Raises:
-        NotForked: `fork()` was never called.
-    """
+    """Return the default runtime, open or closed; raise NotForked if there never was any."""
     if _runtime is None:
         raise NotForked("synkhronos has not forked yet; call synkhronos.fork() first")
     return _runtime
@@ -92,38 +84,29 @@ def reporter(verbose: bool) -> Callable[[str], None]:
     return say if verbose else lambda _line: None
 
 
-def from_environment(name: str) -> Optional[str]:
-    """Return the variable ``SYNKHRONOS_<name>``, or None if it is not set."""
-    return os.environ.get(f"SYNKHRONOS_{name}", "").strip() or None
+def from_environment(given: Dict[str, Any]) -> Dict[str, Any]:
+    """Return the settings of a runtime that `fork()` was not given, as the environment has them.
 
-
-def timeline_from_environment() -> Optional[str]:
-    """Return SYNKHRONOS_TIMELINE, numbered for each `fork()` after the first; None if not set."""
-    global _recorded  # noqa: PLW0603 - this file is where the default lives
-    path = from_environment("TIMELINE")
-    if path is None:
-        return None
-    _recorded += 1
-    stem, suffix = os.path.splitext(path)
-    return path if _recorded == 1 else f"{stem}.{_recorded}{suffix}"
-
-
-def proof_from_environment() -> Union[str, bool]:
-    """Return what SYNKHRONOS_PROOF says, "raise" if it is not set; checked later."""
-    text = (from_environment("PROOF") or "raise").lower()
-    return False if text in ("0", "off", "false") else text
-
-
-def processes_from_environment() -> Optional[int]:
-    """Return SYNKHRONOS_N_PARALLEL, or None if it is not set.
-
-    Raises:
-        InputValueError: it is not a whole number.
+    The file of SYNKHRONOS_TIMELINE is numbered for each `fork()` after the first.
     """
-    text = from_environment("N_PARALLEL")
-    try:
-        return text if text is None else int(text)
-    except ValueError:
-        raise InputValueError(
-            f"environment variable SYNKHRONOS_N_PARALLEL: got {text!r}, expected a whole number"
-        ) from None
+    global _recorded  # noqa: PLW0603 - this file is where the default lives
+    names = ("N_PARALLEL", "BACKEND", "PROOF", "TIMELINE")
+    processes, backend, proof, path = (
+        os.environ.get(f"SYNKHRONOS_{name}", "").strip() for name in names
+    )
+    found: Dict[str, Any] = {"backend": backend or None}
+    if processes and given["n_parallel"] is None and given["devices"] is None:
+        try:
+            found["n_parallel"] = int(processes)
+        except ValueError:
+            raise InputValueError(
+                "environment variable SYNKHRONOS_N_PARALLEL: "
+                f"got {processes!r}, expected a whole number"
+            ) from None
+    proof = proof.lower() or "raise"
+    found["proof"] = False if proof in ("0", "off", "false") else proof
+    if path:
+        _recorded += 1
+        stem, suffix = os.path.splitext(path)
+        found["timeline"] = path if _recorded == 1 else f"{stem}.{_recorded}{suffix}"
+    return {name: value for name, value in found.items() if given.get(name) is None}

@@ -32,13 +32,10 @@ def _main() -> int:
 
 
 def run_script(path: str, arguments: List[str]) -> int:
-    """Run a script as ``__main__``; return the status that Python would exit with.
+    """Run a script, or after "-m" a module, as ``__main__``; return the status that Python would
+    exit with.
 
     An exception is printed as Python prints it. The status of an interrupt is 130.
-
-    Args:
-        path: The file; or "-m", for the module that `arguments` begin with.
-        arguments: The elements of ``sys.argv`` after its own name.
     """
     if path == "-m":
         sys.argv = list(arguments)

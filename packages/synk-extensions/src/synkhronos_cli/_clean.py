@@ -9,12 +9,7 @@ from ._terminal import console, fail, in_units, print_json
 
 
 def run_clean(*, dry_run: bool, json: bool) -> None:
-    """Remove the segments of this user whose processes have all ended, and print their names.
-
-    Args:
-        dry_run: Only list them.
-        json: Print one JSON object instead of lines.
-    """
+    """Remove the segments of this user whose processes have all ended, and print their names."""
     try:
         import synk_shm
     except ImportError as error:

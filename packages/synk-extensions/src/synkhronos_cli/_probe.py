@@ -68,12 +68,8 @@ def output_of(command: List[str], timeout_s: float) -> Tuple[str, str, str]:
 def run_to_end(command: List[str], timeout_s: Optional[float] = None, **how: Any) -> int:
     """Run a program, with arguments of `Popen`; return its status.
 
-    If this process is interrupted or ended by a signal, the program is killed with all that it has
-    started. The kernel kills the program itself if this process is killed.
-
-    Raises:
-        subprocess.TimeoutExpired: It was killed, with all that it has started.
-        OSError: It could not be started.
+    After the timeout, or if this process is interrupted or ended by a signal, the program is killed
+    with all that it has started. The kernel kills the program itself if this process is killed.
     """
     parent, prctl = os.getpid(), ctypes.CDLL(None).prctl
 

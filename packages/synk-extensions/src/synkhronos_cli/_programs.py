@@ -87,10 +87,7 @@ def run_demo(
     *,
     only_source: bool,
 ) -> None:
-    """Replace this process by a demo's program, or print its source.
-
-    Exits with one line if the program cannot run.
-    """
+    """Replace this process by a demo's program, or print its source; or exit with one line."""
     if name not in DEMOS:
         fail(f"no demo {name!r}; there are {', '.join(DEMOS)}")
     demo = DEMOS[name]
@@ -129,12 +126,8 @@ def _missing(demo: _Demo) -> List[str]:
 
 
 def run_script(arguments: Sequence[str], hosts: str | None) -> NoReturn:
-    """Replace this process by a rank that runs a script, or by the launcher of such ranks.
-
-    Args:
-        arguments: The script and its arguments, or "-m", a module and its arguments.
-        hosts: Where the launcher starts ranks, as in "a:4,b:4"; None for this process alone.
-    """
+    """Replace this process by a rank that runs a script (or "-m" and a module) with its arguments,
+    or by the launcher of such ranks on hosts, as in "a:4,b:4"."""
     command = [sys.executable, "-m", "synkhronos._running", *arguments]
     if hosts is not None:
         command = [*launcher_command(_parsed(hosts)), *command]

@@ -85,7 +85,17 @@ def plot_scaling(
         InputValueError: no measurement, a missing key, or a number that is not above 0.
         ImportError: matplotlib is not installed.
     """
-    by_number = _rates(results)
+    if isinstance(results, (str, bytes, Mapping)) or not isinstance(results, Sequence):
+        kind = type(results).__name__
+        raise InputTypeError(f"results: got {kind}, expected a list of measurements; {_CURE}")
+    if not results:
+        raise InputValueError(f"results: got no measurement, expected at least one; {_CURE}")
+    by_number: Dict[int, List[float]] = {}
+    for place, result in enumerate(results):
+        number, rows, seconds = (_number(result, place, name) for name in ("n", "rows", "seconds"))
+        if number != int(number):
+            raise InputValueError(f"results[{place}]['n']: got {number}, expected a whole number")
+        by_number.setdefault(int(number), []).append(rows / seconds)
     n = sorted(by_number)
     rates, slowest, fastest = (
         [choose(by_number[number]) for number in n] for choose in (statistics.median, min, max)
@@ -109,22 +119,6 @@ def plot_scaling(
         right.set_ylim(0, max(1.0, *efficiency) * 1.15)
         right.yaxis.set_major_formatter("{x:.0%}")
     return figure
-
-
-def _rates(results: Any) -> Dict[int, List[float]]:
-    """Return the rates, in rows per second, by number of processes."""
-    if isinstance(results, (str, bytes, Mapping)) or not isinstance(results, Sequence):
-        kind = type(results).__name__
-        raise InputTypeError(f"results: got {kind}, expected a list of measurements; {_CURE}")
-    if not results:
-        raise InputValueError(f"results: got no measurement, expected at least one; {_CURE}")
-    by_number: Dict[int, List[float]] = {}
-    for place, result in enumerate(results):
-        n, rows, seconds = (_number(result, place, name) for name in ("n", "rows", "seconds"))
-        if n != int(n):
-            raise InputValueError(f"results[{place}]['n']: got {n}, expected a whole number")
-        by_number.setdefault(int(n), []).append(rows / seconds)
-    return by_number
 
 
 def _number(result: Any, place: int, name: str) -> float:

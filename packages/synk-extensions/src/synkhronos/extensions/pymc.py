@@ -264,7 +264,9 @@ def _build(
     point = model.initial_point(0)
     is_known = not check or _are_sums(model, of_rows, terms, inputs, data)
     prior = model.logp(vars=[*model.free_RVs, *once], jacobian=jacobian)
-    mode = _mode(mode, model)
+    # Parameters out of range make -inf, not an error, as in PyMC.
+    bounds = "check_parameter_to_ninf_switch" if model.check_bounds else "remove_check_parameter"
+    mode = pytensor.compile.mode.get_mode(mode).including(f"local_{bounds}")
     outputs, q = _with_gradient(sum(terms[1:], terms[0]), model, point)
     with warnings.catch_warnings():
         # It is an error here.
@@ -400,13 +402,6 @@ def _with_gradient(logp: Any, model: Any, point: Mapping[str, Any]) -> tuple[lis
     dlogp = pt.join(0, *[gradient.ravel() for gradient in gradients])
     outputs, q = join_nonshared_inputs(point=dict(point), outputs=[logp, dlogp], inputs=free)
     return list(outputs), q
-
-
-def _mode(mode: Any, model: Any) -> Any:
-    """Return a mode in which parameters out of range make -inf, not an error, as PyMC's do."""
-    bounds = model.check_bounds
-    name = "local_check_parameter_to_ninf_switch" if bounds else "local_remove_check_parameter"
-    return pytensor.compile.mode.get_mode(mode).including(name)
 
 
 def _are_sums(model: Any, variables: Any, terms: Any, inputs: Any, data: Any) -> bool:

@@ -11,10 +11,10 @@ that combines the parts. Every result is compared with that of a plain function 
 import numpy as np
 
 import synkhronos as synk
-from options import fork_arguments
 from synkhronos.engine import TITLE, T, engine
+from synkhronos_examples.demos.options import parsed
 
-n = synk.fork(**fork_arguments(__doc__))
+n = synk.fork(**parsed(__doc__))
 
 # Any graph: x will be split by rows, every process gets the whole of y.
 x = T.fmatrix("x")

@@ -9,10 +9,10 @@ already: write once, call often.
 import numpy as np
 
 import synkhronos as synk
-from options import fork_arguments
 from synkhronos.engine import T, engine
+from synkhronos_examples.demos.options import parsed
 
-synk.fork(**fork_arguments(__doc__))
+synk.fork(**parsed(__doc__))
 x = T.fmatrix("x")
 labels = T.ivector("labels")
 mean = (x.max(axis=1) * T.cast(labels, "float32")).mean()

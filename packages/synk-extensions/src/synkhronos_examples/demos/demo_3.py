@@ -9,10 +9,10 @@ happens then is up to updates, in each process, and to collectives, between them
 import numpy as np
 
 import synkhronos as synk
-from options import fork_arguments
 from synkhronos.engine import T, engine
+from synkhronos_examples.demos.options import parsed
 
-n = synk.fork(**fork_arguments(__doc__))
+n = synk.fork(**parsed(__doc__))
 ranks = range(n)
 x = T.fmatrix("x")
 s = engine.shared(np.ones(2, dtype="float32"), name="s")

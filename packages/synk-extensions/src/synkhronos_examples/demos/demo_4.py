@@ -9,11 +9,11 @@ fetches its part of them by itself, in parallel: shuffling costs the master noth
 import numpy as np
 
 import synkhronos as synk
-from options import fork_arguments
 from synkhronos.engine import TITLE, T, engine
 from synkhronos.extensions.batches import index_batches
+from synkhronos_examples.demos.options import parsed
 
-n = synk.fork(**fork_arguments(__doc__))
+n = synk.fork(**parsed(__doc__))
 x = T.fmatrix("x")
 y = T.fvector("y")
 w = engine.shared(np.zeros(5, dtype="float32"), name="w")

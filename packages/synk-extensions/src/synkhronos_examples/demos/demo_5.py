@@ -9,10 +9,10 @@ nothing is copied between processes, or to a GPU, any more.
 import numpy as np
 
 import synkhronos as synk
-from options import fork_arguments
 from synkhronos.engine import T, engine
+from synkhronos_examples.demos.options import parsed
 
-n = synk.fork(**fork_arguments(__doc__))
+n = synk.fork(**parsed(__doc__))
 ranks = range(n)
 x = T.fmatrix("x")
 y = T.ivector("y")

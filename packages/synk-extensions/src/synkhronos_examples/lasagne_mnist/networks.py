@@ -14,6 +14,8 @@ import theano.tensor as T
 from lasagne import layers, nonlinearities, objectives
 from lasagne import random as lasagne_random
 
+from synkhronos_examples.demos.options import add_options, fork_arguments
+
 # Best for GPUs, and half the memory. Lasagne creates its parameters with this type.
 theano.config.floatX = "float32"
 # Lasagne 0.1 uses a keyword that Theano has renamed; it still means the same.
@@ -81,20 +83,14 @@ def parse(about: str | None, arguments: Sequence[str] | None = None) -> argparse
     add("--learning-rate", type=float, default=0.05, help="default: %(default)s")
     mark = f"to be reached (default: {ACCURACY} from {EPOCHS} epochs on, else none)"
     add("--accuracy", type=float, help=mark)
-    add("--devices", help="'cpu', or Theano's names with commas, one per process: cuda0,cuda1")
-    add("--processes", type=int, help="how many, where no devices are named (default: all)")
+    add_options(parser)
     options = parser.parse_args(arguments)
     for name in ("epochs", "batch_size"):
         if getattr(options, name) < 1:
             parser.error(f"--{name.replace('_', '-')}: expected at least 1")
     if options.accuracy is None and options.epochs >= EPOCHS:
         options.accuracy = ACCURACY
-    if options.devices is None or options.devices == "cpu":
-        # None leaves the choice to fork(): GPUs if there are any, else CPU processes.
-        use_gpu = None if options.devices is None else False
-        options.fork = {"n_parallel": options.processes, "use_gpu": use_gpu}
-    else:
-        options.fork = {"devices": options.devices.split(",")}
+    options.fork = fork_arguments(options)
     return options
 
 

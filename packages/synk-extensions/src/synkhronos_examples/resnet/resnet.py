@@ -19,6 +19,9 @@ from lasagne import init, layers, nonlinearities, objectives
 from lasagne import random as lasagne_random
 from theano.tensor.nnet import bn
 
+from synkhronos_examples.demos.options import add_options, fork_arguments
+
+__all__ = ["fork_arguments"]
 # Best for GPUs, and half the memory. Lasagne creates its parameters with this type.
 theano.config.floatX = "float32"
 
@@ -209,8 +212,7 @@ def parse(about: str | None) -> argparse.Namespace:
     add("--interval", type=int, default=10, help="steps per line (default: %(default)s)")
     add("--images", type=int, help="of the data set (default: 1280; tiny: 640)")
     add("--learning-rate", type=float, help="default: 0.02; tiny: 0.05")
-    add("--devices", help="'cpu', or Theano's names with commas, one per process: cuda0,cuda1")
-    add("--processes", type=int, help="how many, where no devices are named (default: all)")
+    add_options(parser)
     full = {"batch_size": 64, "steps": 200, "images": 1280, "learning_rate": 0.02}
     tiny = {"batch_size": 32, "steps": 40, "images": 640, "learning_rate": 0.05}
     parser.set_defaults(**full)
@@ -236,10 +238,3 @@ def use_device(options: argparse.Namespace) -> None:
         import theano.gpuarray
 
         theano.gpuarray.use(options.devices)
-
-
-def fork_arguments(options: argparse.Namespace) -> dict[str, Any]:
-    """The same for `synk.fork()`, which takes any number of devices, or what there is."""
-    if options.devices is None or options.devices == "cpu":
-        return {"n_parallel": options.processes, "use_gpu": options.devices and False}
-    return {"devices": options.devices.split(",")}

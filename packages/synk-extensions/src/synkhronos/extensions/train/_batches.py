@@ -19,11 +19,9 @@ from synkhronos.extensions.batches import index_batches
 
 
 class BatchSampler:
-    """Generate the index batches of each epoch.
+    """Generate the index batches of each epoch: so many ``batches``.
 
-    Attributes:
-        batches: Number of batches in an epoch.
-        settings: Values that have to be the same to continue within an epoch, as a dict.
+    To continue within an epoch, the ``settings`` have to be the same.
     """
 
     def __init__(
@@ -58,11 +56,8 @@ class BatchSampler:
         self._generator = seed if own else np.random.default_rng(seed)
 
     def epoch(self, state: dict[str, Any], start: int = 0) -> Iterator[Any]:
-        """Yield an epoch's indexes from batch number ``start`` on.
-
-        Args:
-            state: The generator's state before it shuffles the rows of this epoch.
-        """
+        """Yield an epoch's indexes from batch number ``start`` on; the rows are shuffled from a
+        state of the generator."""
         self.set_state(state)
         rows, batch_size, shuffle, drop_last = self.settings.values()
         generator = self._generator if shuffle else None
@@ -213,14 +208,13 @@ def drawn_batches(
 ) -> Iterator[tuple[Any, ...]]:
     """Yield batches as tuples of ``Data``: a thread draws each, and copies it to shared memory.
 
-    They keep their values until the next one is drawn; one longer if the executor ``prefetches``.
+    They keep their values until the next one is drawn; one longer if the executor, that of the
+    runtime, ``prefetches``.
 
     Args:
-        batches: Yields an array for each input of a step, in a tuple; or a single one. With
-            ``sources``, what a call takes as ``batch``.
+        batches: Yields what `arrays_of` takes. With ``sources``, of which rows are then read
+            straight to shared memory, what a call takes as ``batch``.
         place: Makes a ``Data`` of each of the first arrays, as ``Function.build_inputs`` does.
-        executor: Of the runtime that computes the steps.
-        sources: Sources of rows, which are read straight to shared memory.
         drawn: Where the thread puts what it has drawn; empty.
     """
     asked: SimpleQueue[Any] = SimpleQueue()

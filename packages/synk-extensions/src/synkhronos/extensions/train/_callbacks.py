@@ -1,4 +1,4 @@
-"""The callbacks: early stopping, and logs in TensorBoard, Weights & Biases and MLflow."""
+"""Callbacks: their base class, early stopping, and logs in TensorBoard, W&B and MLflow."""
 
 from __future__ import annotations
 
@@ -9,17 +9,85 @@ import time
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from ._arguments import at_least_one
 from ._checkpoints import CheckpointError, number_in
 from ._history import History
-from ._trainer import Callback, Trainer
+
+if TYPE_CHECKING:
+    from ._trainer import Trainer
 
 Write = Callable[[int, "dict[str, float]"], Any]
 """Write numbers at a step."""
 Close = Callable[[Optional[BaseException]], Any]
 """Close a log, if the callback opened it, of a run that ended in this error, or None."""
+
+
+class Callback:
+    """Base class of callbacks: override the methods you need.
+
+    The Trainer calls them from its own process and thread. Checkpoints save and restore what
+    :meth:`state` returns, if :meth:`load_state` is overridden. A plain function
+    ``f(trainer, record)`` among the callbacks is called like :meth:`on_epoch_end`.
+
+    Attributes:
+        required: Whether a checkpoint with this callback's state can only be loaded if there is
+            such a callback. False for logs: without them, the training is the same.
+    """
+
+    required = True
+
+    def on_run_begin(self, trainer: Trainer) -> None:
+        """Run before the first step of a run, after a checkpoint was loaded."""
+
+    def on_step_end(self, trainer: Trainer, loss: float) -> None:
+        """Run after a step; ``loss`` is the batch's mean, before the step."""
+
+    def on_epoch_end(self, trainer: Trainer, record: dict[str, Any]) -> None:
+        """Run after an epoch and its validation; ``record`` is the line for the log.
+
+        Entries that you add to ``record`` are kept in the history.
+        """
+
+    def on_run_end(self, trainer: Trainer, history: History) -> None:
+        """Run after the last step and checkpoint, unless an exception ended the run."""
+
+    def on_run_exit(self, trainer: Trainer, error: BaseException | None) -> None:
+        """Run at the very end of a run, however it ended; close here what on_run_begin opened.
+
+        It is called if :meth:`on_run_begin` returned, in reverse order of the callbacks. ``error``
+        is the exception that ends the run, or None.
+        """
+
+    def state(self) -> dict[str, Any]:
+        """Return the state to save: numbers, strings, None, arrays, lists and dicts of them.
+
+        The keys of a dict are strings: others come back as strings.
+        """
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Restore a state that :meth:`state` returned."""
+
+
+def as_callback(callback: Any) -> Callback:
+    """Return a callback, made of a function ``f(trainer, record)`` if it is one."""
+    if isinstance(callback, Callback):
+        return callback
+    if not callable(callback) or isinstance(callback, type):
+        raise TypeError(
+            f"got {callback!r} among callbacks; expected a Callback object or a function "
+            "f(trainer, record)"
+        )
+    made = Callback()
+    made.on_epoch_end = callback  # type: ignore[method-assign]
+    return made
+
+
+def has_state(callback: Callback) -> bool:
+    """Return whether checkpoints keep a callback's state."""
+    return type(callback).load_state is not Callback.load_state
 
 
 class EarlyStopping(Callback):

@@ -115,7 +115,7 @@ class Checkpoints:
         return path
 
     def require_empty(self) -> None:
-        """Raise CheckpointError if a new training would mix with an earlier one."""
+        """Raise CheckpointError unless the folder has no checkpoint."""
         if newest := self.newest():
             raise CheckpointError(
                 f"{self.folder} has checkpoints of an earlier training (the newest is "

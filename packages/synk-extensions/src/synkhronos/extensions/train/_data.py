@@ -10,7 +10,7 @@ import numpy as np
 import synkhronos as synk
 from synk_core import RowSource
 
-from ._arguments import require_distinct, require_first_axis, require_rows
+from ._arguments import LOSS, require_first_axis
 from ._serial import combine
 
 
@@ -18,12 +18,7 @@ def placed(function: Any, values: Any, what: str) -> tuple[Any, ...]:
     """Return data sets as ``function`` needs them: in shared memory if it is parallel.
 
     If the rows of one are in a file, all stay where they are; scattered ones are returned as
-    sources of rows.
-
-    Args:
-        function: Has ``build_inputs`` if its values have to be copied.
-        values: An array or ``Data``, or a sequence of them, one per input.
-        what: Name of the argument, for errors.
+    sources of rows. ``what`` is the name of the argument, for errors.
     """
     values = tuple(values) if isinstance(values, (tuple, list)) else (values,)
     if not values:
@@ -42,7 +37,9 @@ def placed(function: Any, values: Any, what: str) -> tuple[Any, ...]:
             values = built if isinstance(built, tuple) else (built,)
         else:
             values = tuple(np.asarray(value) for value in values)
-    require_rows(values[:scattered], axes, what)
+    rows = [item.shape[axis] if item.ndim > axis else "no" for item, axis in zip(values, axes)]
+    if len(set(rows)) > 1 or "no" in rows:
+        raise ValueError(f"{what} has {rows} rows; expected the same number for all inputs")
     return values
 
 
@@ -67,19 +64,16 @@ def as_source(value: Any) -> RowSource:
 class Validation:
     """Compute the outputs of a function over the validation set, as means over rows.
 
-    Args:
-        function: A ``synkhronos.Function``, whose averages are exact over ranks and slices; or any
-            callable, such as a compiled Theano function, whose outputs are means over its rows.
-        data: An array or ``Data``, or a sequence of them, one per input.
-        num_slices: Number of slices, computed one after the other to save memory.
-        names: Names of all outputs but the first, for the log.
-
-    Raises:
-        ValueError: ``num_slices`` is less than 1, or the names or rows do not fit.
+    Its arguments are those of the Trainer: ``valid``, ``valid_data``, ``valid_slices`` and
+    ``valid_names``.
     """
 
     def __init__(self, function: Any, data: Any, num_slices: int, names: Sequence[str]) -> None:
-        require_distinct(names, "valid_names")
+        if len({LOSS, *names}) != 1 + len(names):
+            raise ValueError(
+                f"valid_names is {list(names)}; expected different names, none of them {LOSS!r}, "
+                "which is the first output"
+            )
         self._function = function
         if num_slices < 1:
             raise ValueError(f"valid_slices is {num_slices}; expected at least 1")
@@ -91,11 +85,7 @@ class Validation:
             self._check(count)
 
     def __call__(self) -> dict[str, float]:
-        """Return the means, by the names of the log's columns.
-
-        Raises:
-            ValueError: The function returns the wrong number of outputs.
-        """
+        """Return the means, by the names of the log's columns."""
         if isinstance(self._function, synk.Function) and not any_source(self._data):
             outputs = as_list(self._function(*self._data, num_slices=self._num_slices))
         else:
@@ -121,15 +111,11 @@ class Validation:
             if parallel:
                 outputs = as_list(self._function(*self._data, batch=place))
             else:
-                outputs = as_list(self._function(*(_rows(value, place) for value in self._data)))
+                outputs = as_list(self._function(*(value[place] for value in self._data)))
             results.append([np.asarray(value, dtype="float64") for value in outputs])
             weights.append(len(part))
         ops = self._function.output_modes if parallel else ["avg"] * len(results[0])
         return [combine(op, values, weights) for op, values in zip(ops, zip(*results))]
-
-
-def _rows(value: Any, place: slice) -> Any:
-    return (value if isinstance(value, RowSource) else np.asarray(value))[place]
 
 
 def _number_of_outputs(function: Any) -> int | None:
@@ -146,10 +132,7 @@ def as_list(outputs: Any) -> list[Any]:
 
 
 def scalar(name: str, value: Any) -> float:
-    """
-    Raises:
-        TypeError: The value is more than one number.
-    """
+    """Return one number as a float; raise TypeError if it is several."""
     if np.size(value) != 1:
         raise TypeError(
             f"{name} has the shape {np.shape(value)}; the Trainer needs scalar outputs: "

@@ -77,14 +77,7 @@ def epoch_line(records: Sequence[dict[str, Any]], epochs: int) -> str:
 
 
 class LogFile:
-    """Write records to a CSV file, one line per epoch, as soon as the epoch is over.
-
-    Args:
-        columns: The columns, in order.
-
-    Raises:
-        ValueError: The name says that the file is of another kind.
-    """
+    """Write records to a CSV file, one line per epoch, as soon as the epoch is over."""
 
     def __init__(self, path: str | os.PathLike[str], columns: Sequence[str]) -> None:
         self._path, self._columns = Path(path), columns
@@ -95,10 +88,7 @@ class LogFile:
             )
 
     def begin(self, records: Sequence[dict[str, Any]]) -> None:
-        """Rewrite the file with these records: none, or those of a checkpoint.
-
-        Lines of epochs after the checkpoint are dropped, since these are trained again.
-        """
+        """Rewrite the file with these records: what is after a checkpoint is trained again."""
         if self._path.exists() and not self._path.is_file():
             raise OSError(f"log={str(self._path)!r} is no file; expected the name of one")
         make_folder(self._path.parent)

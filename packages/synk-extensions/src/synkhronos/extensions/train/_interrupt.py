@@ -15,30 +15,24 @@ class _NoBatch(KeyboardInterrupt):
 
 
 class Interrupt:
-    """A context in which the first Ctrl-C only sets :attr:`by`; the second works as usual.
+    """A context in which the first Ctrl-C only sets ``by``, to "Ctrl-C"; the second works as usual.
+    With ``on_sigterm``, each SIGTERM only sets ``by``, to "SIGTERM", and the end raises SystemExit.
 
     A context within another one passes signals on to it, which then ends the program in its place.
     If an error kept a SIGTERM from ending the program, the end of the next context in this process
     does it. An error after a Ctrl-C is the cause of a KeyboardInterrupt.
 
+    From any of these, and from `end_wait`, the run is ``over`` after its step; who begins another
+    one says that it is not.
+
     Nothing changes in other threads than the main one, to which Python delivers signals; nor where
     Ctrl-C is ignored, or has a handler that is not in Python.
-
-    Attributes:
-        by: "SIGTERM" if it came, else "Ctrl-C" if that did, else "".
-
-    Args:
-        on_sigterm: Whether SIGTERM only sets :attr:`by`, each time.
-
-    Raises:
-        RuntimeError: ``on_sigterm`` is not possible here.
     """
 
     _missed = False  # of the process, as signals are
 
     def __init__(self, on_sigterm: bool) -> None:
-        self.by = ""
-        self._draws = self._over = False
+        self.by, self.over, self._draws = "", False, False
         self._on_sigterm = on_sigterm
         self._usual: dict[int, Any]
 
@@ -51,8 +45,8 @@ class Interrupt:
             )
         self.by = "SIGTERM" if is_main and Interrupt._missed else ""
         Interrupt._missed = Interrupt._missed and not is_main
-        self._ctrl_c = self._over = False
-        self._usual, self._pid = {}, os.getpid()
+        self.over |= bool(self.by)
+        self._usual, self._pid, self._ctrl_c = {}, os.getpid(), False
         if is_main and callable(signal.getsignal(signal.SIGINT)):
             self._usual[signal.SIGINT] = signal.signal(signal.SIGINT, self._take)
         if self._on_sigterm:
@@ -76,14 +70,14 @@ class Interrupt:
         with contextlib.suppress(_NoBatch):
             try:
                 self._draws = True
-                return None if self._over else next(items, None)
+                return None if self.over else next(items, None)
             finally:
                 self._draws = False
         return None
 
     def end_wait(self) -> None:
         """End `drawn`; in a handler of a signal that has interrupted it, by an exception."""
-        self._over = True
+        self.over = True
         if self._draws and threading.current_thread() is threading.main_thread():
             self._draws = False
             raise _NoBatch
@@ -108,7 +102,7 @@ class Interrupt:
             outer._note(number)
         self._ctrl_c |= number == signal.SIGINT
         self.by = "SIGTERM" if number == signal.SIGTERM else self.by or "Ctrl-C"
-        self._over = True
+        self.over = True
 
     def _outer(self, number: int) -> Interrupt | None:
         """Return the context around this one that would have got the signal."""

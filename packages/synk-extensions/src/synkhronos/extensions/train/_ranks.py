@@ -109,7 +109,7 @@ class AllRanks:
 
     def get_states(self, variable: Any) -> Any:
         return (
-            self._reader(variable).delayed()
+            self._function("read", variable).delayed()
             if _is_object(variable)
             else synk.delayed.gather(variable)
         )
@@ -117,27 +117,19 @@ class AllRanks:
     def set_states(self, variable: Any, states: Sequence[Any]) -> list[Any]:
         if _is_object(variable):
             # One row for each rank: scattered, in the order of the ranks.
-            return [self._writer(variable).delayed(np.stack(states))]
+            return [self._function("set", variable).delayed(np.stack(states))]
         return [self.set(rank, [variable], [state]) for rank, state in enumerate(states)]
 
-    def _reader(self, variable: Any) -> Any:
-        """Return a function that gathers the states of one stream, a row for each rank."""
-        key = ("read", variable)
+    def _function(self, what: str, variable: Any) -> Any:
+        """Return a function that gathers ("read", without drawing) or scatters ("set") the states
+        of one stream, a row for each rank."""
+        key = (what, variable)
         if key not in self._functions:
-            row = (ToRow()(variable), "gather")
-            # Reading a state must not draw from it.
-            self._functions[key] = synk.function(
-                [], row, name="read random states", no_default_updates=True
-            )
-        return self._functions[key]
-
-    def _writer(self, variable: Any) -> Any:
-        key = ("write", variable)
-        if key not in self._functions:
-            rows = T.matrix("rows", dtype="uint8")
-            self._functions[key] = synk.function(
-                [rows], updates=[(variable, FromRow()(rows))], name="set random states"
-            )
+            inputs, how = [], {"outputs": (ToRow()(variable), "gather"), "no_default_updates": True}
+            if what == "set":
+                inputs = [T.matrix("rows", dtype="uint8")]
+                how = {"updates": [(variable, FromRow()(*inputs))]}
+            self._functions[key] = synk.function(inputs, name=f"{what} random states", **how)
         return self._functions[key]
 
 
@@ -146,11 +138,7 @@ RankVariables = Union[OneProcess, AllRanks]
 
 
 def ranks_of(train: Any) -> RankVariables:
-    """Return access to the ranks of a training step: all, or this process of the serial twin.
-
-    Raises:
-        TypeError: It is no training step.
-    """
+    """Return access to the ranks of a training step: all, or this process of the serial twin."""
     if isinstance(train, SerialTrainFunction):
         return OneProcess()
     if isinstance(train, TrainFunction):
@@ -177,12 +165,7 @@ def _is_object(variable: Any) -> bool:
 
 
 def to_row(state: Any) -> Any:
-    """Return a RandomState or Generator as text: a uint8 array of shape ``(ROW,)``.
-
-    Raises:
-        TypeError: It uses none of NumPy's own bit generators; a RandomState, another one than the
-            Mersenne twister.
-    """
+    """Return a RandomState or Generator as text: a uint8 array of shape ``(ROW,)``."""
     is_generator = isinstance(state, np.random.Generator)
     saved = state.bit_generator.state if is_generator else state.get_state(legacy=False)
     known = _BITS if is_generator else _BITS[:1]

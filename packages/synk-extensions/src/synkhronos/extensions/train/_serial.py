@@ -21,16 +21,7 @@ _REDUCTIONS: dict[str, Any] = {"sum": np.sum, "max": np.max, "min": np.min, "pro
 class SerialTrainFunction:
     """A training step in this process; made by ``make_train_function_theano``.
 
-    Attributes:
-        grad_function: function that writes the gradient into :attr:`flat_grad`.
-        update_function: function that moves the parameters from there.
-        flat_grad: The flat shared vector (a list of shared variables for ``sgd_nonflat``).
-        state: :class:`TrainingState`: the shared variables that a step changes.
-        output_names: For each output of a call, the name of its expression, or None.
-        n_scattered: Number of inputs whose rows ``batch`` selects; they come first.
-        row_axes: The axis along which the rows of each of these lie.
-        rows: Number of rows of the last step; 0 where none are divided.
-        sync: None, as of a ``TrainFunction`` without a rule.
+    It has the attributes of :class:`TrainFunction`; ``sync`` is None.
     """
 
     sync = None

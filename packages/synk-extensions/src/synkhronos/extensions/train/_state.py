@@ -44,11 +44,8 @@ def training_state(
 ) -> TrainingState:
     """Sort the shared variables that a step changes.
 
-    Args:
-        params: A shared variable or several.
-        param_updates: Pairs of the update rule.
-        expressions: All other computed expressions: loss, outputs, gradients, values of givens.
-        updates: The user's own updates of the gradient function: pairs, or triples with an op.
+    It has the pairs of the update rule, the user's ``updates`` of the gradient function, which may
+    have an op, and all other ``expressions``: loss, outputs, gradients, values of givens.
     """
     read = _shared_leaves([*expressions, *(pair[1] for pair in (*param_updates, *updates))])
     of_rule = [target for target, *_ in param_updates]

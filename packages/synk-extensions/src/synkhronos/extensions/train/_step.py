@@ -29,7 +29,7 @@ import synkhronos as synk
 from synk_core import brief_traceback, flat_updates
 from synk_core.engine import T, Variable, library
 from synkhronos.extensions.sync import SyncRule
-from synkhronos.extensions.updates._wrapping import three_parts
+from synkhronos.extensions.updates._wrappers import three_parts
 
 from ._arguments import call_of_1_0, data_and_rows, require_first_axis
 from ._batches import drawn_batches, with_next
@@ -372,12 +372,8 @@ def _state(
 
 
 def _where_rows(loss: Any, param_updates: Sequence[Any]) -> tuple[Any, list[Any]]:
-    """Have a rank without rows take no step.
-
-    Returns:
-        An update for the gradient function, which notes that the rank had rows, and the updates of
-        the update function, which change nothing otherwise.
-    """
+    """Return an update for the gradient function, which notes that a rank had rows, and those of
+    the update function, which take no step otherwise."""
     mark = library.shared(np.zeros((), loss.dtype), name="had rows")
     moved = [
         (target, new if is_random(target) else T.switch(T.gt(mark, 0), new, target))

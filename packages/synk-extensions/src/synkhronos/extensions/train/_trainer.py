@@ -1,8 +1,8 @@
-"""The loop around a training step (epochs, validation, checkpoints), and its callbacks.
+"""The loop around a training step: epochs, validation, checkpoints.
 
 The Trainer chooses the indexes and the learning rate before a step, and keeps sums after it. Its
 own state is a `TrainingProgress`; with the values of the shared variables and the states of
-generator, schedule and callbacks this makes a checkpoint.
+generator and callbacks this makes a checkpoint.
 """
 
 from __future__ import annotations
@@ -17,85 +17,27 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from synk_core import whole
 from synkhronos._default import refuses_other_names, reporter
 from synkhronos._progress import track
 
-from ._arguments import names_of_outputs, require, require_finite_params, require_number
+from ._arguments import (
+    names_of_outputs,
+    require,
+    require_finite_params,
+    require_number,
+    require_rate,
+)
 from ._batches import BatchMaker, BatchSampler
-from ._checkpoint_contents import CheckpointContents, SharedVariables, TrainingProgress
+from ._callbacks import as_callback, has_state
+from ._checkpoint_contents import CheckpointContents, TrainingProgress
 from ._checkpoints import Checkpoints, write_file
 from ._data import Validation, as_list, number_of_rows, placed, scalar
 from ._history import History, LogFile, ended, epoch_line
 from ._interrupt import Interrupt
-from ._learning_rate import LearningRate
 from ._ranks import is_float, ranks_of
-
-
-class Callback:
-    """Base class of callbacks: override the methods you need.
-
-    The Trainer calls them from its own process and thread. Checkpoints save and restore what
-    :meth:`state` returns, if :meth:`load_state` is overridden. A plain function
-    ``f(trainer, record)`` among the callbacks is called like :meth:`on_epoch_end`.
-
-    Attributes:
-        required: Whether a checkpoint with this callback's state can only be loaded if there is
-            such a callback. False for logs: without them, the training is the same.
-    """
-
-    required = True
-
-    def on_run_begin(self, trainer: Trainer) -> None:
-        """Run before the first step of a run, after a checkpoint was loaded."""
-
-    def on_step_end(self, trainer: Trainer, loss: float) -> None:
-        """Run after a step; ``loss`` is the batch's mean, before the step."""
-
-    def on_epoch_end(self, trainer: Trainer, record: dict[str, Any]) -> None:
-        """Run after an epoch and its validation; ``record`` is the line for the log.
-
-        Entries that you add to ``record`` are kept in the history.
-        """
-
-    def on_run_end(self, trainer: Trainer, history: History) -> None:
-        """Run after the last step and checkpoint, unless an exception ended the run."""
-
-    def on_run_exit(self, trainer: Trainer, error: BaseException | None) -> None:
-        """Run at the very end of a run, however it ended; close here what on_run_begin opened.
-
-        It is called if :meth:`on_run_begin` returned, in reverse order of the callbacks. ``error``
-        is the exception that ends the run, or None.
-        """
-
-    def state(self) -> dict[str, Any]:
-        """Return the state to save: numbers, strings, None, arrays, lists and dicts of them.
-
-        The keys of a dict are strings: others come back as strings.
-        """
-        return {}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Restore a state that :meth:`state` returned."""
-
-
-def _is_stateful(item: Any) -> bool:
-    """Return whether a schedule, callback or rule of `sync` can load a state."""
-    loads = getattr(type(item), "load_state", None) is not Callback.load_state
-    return loads and hasattr(item, "load_state")
-
-
-def _as_callback(callback: Any) -> Callback:
-    if isinstance(callback, Callback):
-        return callback
-    if not callable(callback) or isinstance(callback, type):
-        raise TypeError(
-            f"got {callback!r} among callbacks; expected a Callback object or a function "
-            "f(trainer, record)"
-        )
-    made = Callback()
-    made.on_epoch_end = callback  # type: ignore[method-assign]
-    return made
 
 
 class Trainer:
@@ -132,15 +74,15 @@ class Trainer:
         num_slices: Number of slices for each gradient.
         learning_rate: The shared variable that ``train`` takes for its rate.
         schedule: Function from the number of finished epochs to the rate, such as :func:`cosine`
-            returns, or :class:`ReduceOnPlateau`. The rate is set on all ranks.
+            returns. The rate is set on all ranks.
         schedule_by: "epoch", or "step" to call the schedule before each step, with the number of
             steps taken.
         seed: Seed for shuffling: anything that ``numpy.random.default_rng`` takes, or a Generator
             or RandomState. This and the next two have no effect if you make the batches.
         shuffle: Shuffle the rows again for each epoch.
         drop_last: Leave out a last batch that is smaller.
-        monitor: The column of the log that scores an epoch, for ``best.npz``, early stopping, and
-            :class:`ReduceOnPlateau`; by default "valid_loss", without ``valid`` "train_loss".
+        monitor: The column of the log that scores an epoch, for ``best.npz`` and early stopping; by
+            default "valid_loss", without ``valid`` "train_loss".
         mode: "min" if a low ``monitor`` is good, "max" if a high one is, such as an accuracy.
         average_local: After each epoch, before validation, average the floats that each rank keeps
             for itself (``train.state.local``), such as the running averages of batch normalisation.
@@ -217,25 +159,29 @@ class Trainer:
         self.monitor = monitor or ("valid_loss" if self._valid else "train_loss")
         require(self.monitor, "monitor", known)
         self._mode, self._terminate_on_nan = mode, terminate_on_nan
-        self._callbacks = [*map(_as_callback, callbacks)]
-        is_folder = checkpoint is not None and not isinstance(checkpoint, Checkpoints)
-        self._checkpoints: Any = Checkpoints(checkpoint) if is_folder else checkpoint  # type: ignore[arg-type]
+        self._callbacks = [*map(as_callback, callbacks)]
+        is_folder = isinstance(checkpoint, (str, os.PathLike))
+        self._checkpoints: Any = Checkpoints(checkpoint) if is_folder else checkpoint
         columns = ["epoch", "step", "seconds", *self._columns, "learning_rate"]
         self._log = None if log is None else LogFile(log, columns)
         self._report = reporter(verbose)
         floats = [variable for variable in train.state.local if is_float(variable)]
         self._averaged = floats if average_local else []
         self._valued = [*train.state.params, *train.state.centre, *floats]
-        self._rate = LearningRate(learning_rate, schedule, schedule_by, self._ranks, train.state)
+        require_rate(learning_rate, schedule, train.state)
+        require(schedule_by, "schedule_by", ("epoch", "step"))
+        self._rate, self._schedule, self._schedule_by = learning_rate, schedule, schedule_by
+        self._set_rate: Any = None  # the rate that all ranks are known to have
         self._contents = CheckpointContents(
-            SharedVariables(self._ranks, train.state, learning_rate),
+            self._ranks,
+            train.state,
+            learning_rate,
             self._sampler,
             {"monitor": self.monitor, "mode": mode, "train_columns": self._train_columns},
-            [*filter(_is_stateful, [schedule, *self._callbacks, train.sync])],
+            [*filter(has_state, self._callbacks), *([train.sync] if train.sync else [])],
         )
         self._progress = TrainingProgress([0.0] * len(self._train_columns))
         self._since: float | None = None  # of a run under way, when its seconds were 0
-        self._begun = False  # whether this object has trained or loaded anything
         self._saved: tuple[int, int] | None = None
         self._due: deque[tuple[bool, Callable[[], Any]]] = deque()  # at the end of an epoch
         self._stop_reason: str | None = None
@@ -253,7 +199,7 @@ class Trainer:
     @property
     def learning_rate(self) -> float | None:
         """The present value of the learning rate's variable in this process, or None."""
-        return self._rate.value()
+        return None if self._rate is None else float(self._rate.get_value())
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -307,10 +253,10 @@ class Trainer:
             raise TypeError(f"epochs is {epochs!r}; expected an integer of at least 0")
         if resume:
             self.resume()
-        self._begin()
+        self._require_own_folder()
         if self._checkpoints and self.epoch < epochs:
             self._checkpoints.require_writable()
-        self._stop_reason = None
+        self._stop_reason, self._interrupt.over = None, False
         return whole(partial(self._run, epochs), self._idle, always=True, ends=True)
 
     def resume(self, path: str | os.PathLike[str] | None = None) -> bool:
@@ -342,7 +288,7 @@ class Trainer:
             return False
 
         def use(progress: TrainingProgress) -> None:
-            self._progress, self._begun = progress, True
+            self._progress = progress
             self._saved = (self.epoch, self.step)
             self._due.clear()
 
@@ -379,15 +325,15 @@ class Trainer:
         """
         if self._checkpoints is None:
             raise ValueError("there is no folder for checkpoints: Trainer(checkpoint=...)")
-        self._begin()
+        self._require_own_folder()
         path = self._checkpoints.write(self.step, self._content())
         self._saved = (self.epoch, self.step)
         return path
 
-    def _begin(self) -> None:
-        if self._checkpoints and not self._begun:
+    def _require_own_folder(self) -> None:
+        """Raise CheckpointError if a new training would mix with an earlier one."""
+        if self._checkpoints and not self.step and self._saved is None:
             self._checkpoints.require_empty()
-        self._begun = True
 
     def _run(self, epochs: int) -> History:
         self._since = time.perf_counter() - self._progress.seconds
@@ -399,7 +345,7 @@ class Trainer:
                 exits.push(lambda _, error, __, c=callback: c.on_run_exit(self, error))
             try:
                 self._do_due()
-                while self.epoch < epochs and not self._is_ending():
+                while self.epoch < epochs and not interrupt.over:
                     self._run_epoch(epochs)
             except Exception as error:
                 if interrupt.by != "SIGTERM" or isinstance(error, FloatingPointError):
@@ -421,14 +367,14 @@ class Trainer:
         progress = self._progress
         if progress.shuffle is None:
             progress.shuffle = self._sampler.get_state()
-        self._rate.set_for("epoch", progress.epoch)
+        self._schedule_rate("epoch", progress.epoch)
         with track(f"epoch {self.epoch + 1}", total=self._sampler.batches) as advance:
             advance(progress.batch)
             batches = self._sampler.epoch(progress.shuffle, progress.batch)
             steps = self.train.each_step(*self._data, batches, num_slices=self._num_slices)
-            while not self._is_ending() and (take := self._interrupt.drawn(steps)) is not None:
+            while (take := self._interrupt.drawn(steps)) is not None:
                 advance(1, f"loss {self._take_step(take):.4g}")
-        if self._is_ending():
+        if self._interrupt.over:
             return
         if not progress.batch:
             raise ValueError(f"data gave no batch for epoch {self.epoch}; expected at least one")
@@ -444,8 +390,24 @@ class Trainer:
             if self._log:
                 self._log.append(self.records)
 
+    def _schedule_rate(self, by: str, t: int) -> None:
+        """Set the rate before epoch or step number ``t``, counted from 0, on all ranks; also one
+        that, say, a callback has set in this process."""
+        if self._rate is None:
+            return
+        rate = self._rate.get_value()
+        if self._schedule is not None and by == self._schedule_by:
+            rate = np.asarray(float(self._schedule(t)), dtype=self._rate.dtype)
+            if not np.isfinite(rate):
+                raise ValueError(
+                    f"the schedule's rate for {by} {t} is {rate}; expected a finite number"
+                )
+        if self._set_rate is None or rate != self._set_rate or rate != self._rate.get_value():
+            self._ranks.perform([self._ranks.set(None, [self._rate], [rate])])
+            self._set_rate = rate
+
     def _take_step(self, take: Callable[[], Any]) -> float:
-        self._rate.set_for("step", self.step)
+        self._schedule_rate("step", self.step)
 
         def counted() -> float:
             values = [scalar(*pair) for pair in zip(self._train_columns, as_list(take()))]
@@ -467,14 +429,13 @@ class Trainer:
             "step": self.step,
             "seconds": round(self._seconds(), 3),
             **{name: means.get(name) for name in self._columns},
-            "learning_rate": self._rate.value(),
+            "learning_rate": self.learning_rate,
         }
         score = self.score(record)
         self.records.append(record)
-        self._due.append((True, partial(self._rate.observe, score)))
         for callback in self._callbacks:
             # What belongs to the training has each epoch once, also if others are interrupted.
-            belongs = callback.required and _is_stateful(callback)
+            belongs = callback.required and has_state(callback)
             self._due.append((belongs, partial(callback.on_epoch_end, self, record)))
         self._due.append((True, partial(self._keep, score)))
 
@@ -525,9 +486,6 @@ class Trainer:
     def _require_idle(self, what: str) -> None:
         if self._since is not None:
             raise RuntimeError(f"{what} while run() is under way; let a callback call stop() first")
-
-    def _is_ending(self) -> bool:
-        return bool(self._interrupt.by) or self._stop_reason is not None
 
     def __repr__(self) -> str:
         return f"<Trainer at epoch {self.epoch}, step {self.step}, of {self.train!r}>"

@@ -7,8 +7,7 @@ from typing import Any, Callable
 
 from synk_core.engine import T
 from synkhronos.extensions.updates._arguments import accepts_lr, scalar
-from synkhronos.extensions.updates._elementwise import larger
-from synkhronos.extensions.updates._flatten import FlatGradient, SplitUpdates
+from synkhronos.extensions.updates._flatten import FlatGradient, SplitUpdates, larger
 
 
 @accepts_lr
@@ -252,9 +251,8 @@ def _adam(
 ) -> SplitUpdates:
     """Step along the average gradient, divided by a size.
 
-    ``scalars`` are the learning rate, beta1, beta2 and epsilon. ``size_of`` maps a gradient, its
-    parameter's state and beta2 to updates of the state, and the size. ``is_square``: the size is
-    the root of an average, which needs a correction as well.
+    ``size_of`` maps a gradient, its parameter's state and beta2 to updates of the state, and the
+    size. ``is_square``: it is the root of an average, which needs a correction as well.
     """
     grads = FlatGradient(loss_or_grads, params)
     names = ("learning_rate", "beta1", "beta2", "epsilon")

@@ -87,10 +87,6 @@ def gradients(loss_or_grads: Any, params: Sequence[Any]) -> list[Any]:
 
     The shape of given gradients is checked in each call: in the flat vector, elements of a
     transposed gradient would go to other places without an error.
-
-    Args:
-        loss_or_grads: A scalar Theano expression, or one gradient expression per parameter.
-        params: Shared variables, as returned by :func:`check_params`.
     """
     given = isinstance(loss_or_grads, (list, tuple))
     if given:
