@@ -1,13 +1,24 @@
-"""All ranks that were started together: the one loop that feeds, hears, watches and ends them."""
+"""All ranks of a group: the one loop that starts, watches and ends them."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import selectors
 import signal
+import subprocess
+import sys
 import time
-from typing import Callable
+from typing import Callable, Mapping, Sequence, Union
 
-from .process import RankFailure, RankProcess
+from synk_comm._join.groups import Group
+from synk_comm._system.memory import memory_file
+from synk_comm.processes import NO_RANKS, WatchedProcess, import_path, threads_per_rank
+
+from .process import RankProcess
+from .rank import RankReport, Script, Task
+
+Environment = Union[Mapping[str, str], Callable[[int], Mapping[str, str]], None]
 
 SETTLE_S = 3.0
 """Seconds for the others to fail by themselves, and report how, once one rank has failed: on a busy
@@ -16,54 +27,112 @@ machine it takes more than one."""
 _STACKS_S = 0.3  # for late ranks to write their stacks
 _LEFTOVERS_S = 1.0  # from SIGTERM to SIGKILL, for children of a rank that has ended
 _REAP_S = 5.0  # from SIGKILL until a process is given up: it may be stuck in the kernel
-_LONGEST_NAP_S = 0.05
+_NAP_S = 0.02
 
 
 class Crew:
-    """All ranks that were started together, and the loop that waits for them.
+    """All ranks of a group, and the loop that waits for them.
 
-    Leaving its ``with`` block ends whatever still runs.
+    Leaving its ``with`` block ends whatever still runs, and discards the group.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, group: Group) -> None:
         self.ranks: list[RankProcess] = []
+        self._group = group
         self._selector = selectors.DefaultSelector()
-        self._nap_s = 0.001
+        self._ends: list[WatchedProcess] = []
         self._ask_until: float | None = None
 
-    def add(self, rank: RankProcess) -> None:
-        """Add a rank that has been started."""
-        self.ranks.append(rank)
-        self.register(rank.fileno_to_hear(), selectors.EVENT_READ, rank.hear)
-        if not rank.feed():
-            self.register(rank.fileno(), selectors.EVENT_WRITE, rank.feed)
+    def start(
+        self,
+        work: Task | Script,
+        payload: bytes = b"",
+        *,
+        env: Environment = None,
+        argv: Sequence[str] | None = None,
+        path: Sequence[str] | None = None,
+        stdin: int | None = subprocess.DEVNULL,
+        output: int | None = None,
+    ) -> None:
+        """Start all ranks, until they are asked to end.
 
-    def register(self, fd: int, event: int, ready: Callable[[], bool]) -> None:
-        """Call ``ready`` whenever the descriptor is, until it returns True."""
-        self._selector.register(fd, event, ready)
+        Args:
+            payload: of a task, ``pickle.dumps((function, args))``.
+            env: variables beside those of this process, or a function from rank to these.
+            argv, path: ``sys.argv`` and ``sys.path`` of the work; None for those of this process.
+            stdin: of rank 0, as in `subprocess`; the others have none.
+            output: the standard output and the standard error of all.
+        """
+        argv = sys.argv if argv is None else argv
+        path = import_path() if path is None else path
+        with memory_file(payload) as file:
+            for rank in range(self._group.size):
+                if self._ask_until is not None:
+                    break
+                process = RankProcess(
+                    rank,
+                    work,
+                    file.fileno(),
+                    argv=argv,
+                    path=path,
+                    env=self._environment(rank, env(rank) if callable(env) else env),
+                    fds=self._group.fds,
+                    stdin=subprocess.DEVNULL if rank else stdin,
+                    stdout=output,
+                    stderr=output,
+                )
+                self.ranks.append(process)
+                with contextlib.suppress(OSError):  # without pidfds its end shows on asking only
+                    self._ends.append(WatchedProcess(process.pid))
+                    self.register(self._ends[-1].fd, process.has_ended)
+
+    def _environment(self, rank: int, extra: Mapping[str, str] | None) -> dict[str, str]:
+        """Return the environment of a rank.
+
+        ``OMP_NUM_THREADS`` is this rank's share of the cores, unless it is set.
+        """
+        size, environment = self._group.size, dict(os.environ)
+        if "SYNK_COMM_RANK" in environment:  # those of a rank start no more: it would have no end
+            environment[NO_RANKS] = "a rank that a rank has started"
+        environment.update(SYNK_COMM_RANK=str(rank), SYNK_COMM_SIZE=str(size))
+        if size > 1:
+            environment.setdefault("OMP_NUM_THREADS", str(threads_per_rank(size)))
+        environment.update(extra or {}, SYNK_COMM_TICKET=self._group.ticket(rank))
+        return environment
+
+    def register(self, fd: int, ready: Callable[[], bool]) -> None:
+        """Call ``ready`` whenever there is something to read, until it returns True."""
+        self._selector.register(fd, selectors.EVENT_READ, ready)
 
     def running(self) -> list[RankProcess]:
         """Return the ranks that have not ended."""
         return [rank for rank in self.ranks if not rank.has_ended()]
 
     def step(self, deadline: float | None = None) -> None:
-        """Wait for something to happen, but not long: the end of a process shows only on asking."""
-        nap = self._nap_s
-        if deadline is not None:
-            nap = min(nap, max(0.0, deadline - time.monotonic()))
-        events = self._selector.select(nap)
-        self._nap_s = 0.001 if events else min(self._nap_s * 2, _LONGEST_NAP_S)
-        for key, _ in events:
+        """Wait for something to happen, but not long: what ranks report shows only on asking."""
+        nap = _NAP_S if deadline is None else max(0.0, min(_NAP_S, deadline - time.monotonic()))
+        for key, _ in self._selector.select(nap):
             if key.data():
                 self._selector.unregister(key.fd)
         for rank in self.ranks:
             if rank.has_ended():
                 rank.signal_group(0)  # to notice when its group is empty
 
-    def failures(self) -> list[RankFailure]:
+    def failures(self) -> list[tuple[RankProcess, RankReport]]:
         """Return all failures: first what has a cause of its own, then its victims, by time."""
-        found = [failure for rank in self.ranks for failure in [rank.failure()] if failure]
-        return sorted(found, key=lambda failure: (failure.by_others, failure.at))
+        found = [(rank, report) for rank in self.ranks for report in [rank.failure()] if report]
+        return sorted(found, key=lambda failed: (failed[1].by_others, failed[1].at))
+
+    def fates(self, besides: RankProcess) -> str:
+        """Describe how the other ranks ended, each in a line."""
+        others = [rank for rank in self.ranks if rank is not besides]
+        return "".join(f"\n  rank {rank.rank}: {rank.fate()}" for rank in others)
+
+    def late(self, timeout_s: float | None) -> tuple[list[int], str]:
+        """Return the ranks that had to be ended, and a sentence about them."""
+        late = [rank.rank for rank in self.ranks if rank.stopped_at is not None]
+        which = f"rank{'s' * (len(late) > 1)} {', '.join(map(str, late))} of {len(self.ranks)}"
+        return late, f"{which} still ran after {timeout_s} s and had to be ended"
 
     def wait(self, deadline: float | None, grace_s: float, *, end_on_failure: bool = True) -> None:
         """Return when all have ended; from the first failure or the deadline on, make them end.
@@ -125,13 +194,15 @@ class Crew:
 
     def __exit__(self, *exc_info: object) -> None:
         try:
-            if self.running():
-                self.kill()
+            self.kill()
             deadline = time.monotonic() + _LEFTOVERS_S
             while time.monotonic() < deadline and any(rank.has_leftovers() for rank in self.ranks):
                 time.sleep(0.005)
         finally:
+            self._group.discard()
             for rank in self.ranks:
-                rank.kill_leftovers()
+                if rank.has_leftovers():
+                    rank.signal_group(signal.SIGKILL)
                 rank.close()
-            self._selector.close()
+            for one in (*self._ends, self._selector):
+                one.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import io
+import mmap
 import os
 import pickle
 import runpy
@@ -83,6 +84,6 @@ class _MainUnpickler(pickle.Unpickler):
         return super().find_class(module_name, global_name)
 
 
-def unpickled(data: bytes) -> Any:
+def unpickled(data: bytes | mmap.mmap) -> Any:
     """Read what the parent of this process, or a rank of it, has sent."""
     return _MainUnpickler(io.BytesIO(data)).load()

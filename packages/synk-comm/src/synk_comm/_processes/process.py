@@ -12,31 +12,12 @@ import pickle
 import signal
 import subprocess
 import time
-from typing import Any, Mapping, NamedTuple, Sequence
+from typing import Any, Sequence
 
-from synk_comm.processes import NO_RANKS, Process, stat, threads_per_rank
+from synk_comm._system.memory import memory_file
+from synk_comm.processes import Process, stat
 
 from .rank import STACKS_SIGNAL, RankReport, Script, Task
-
-_READ_BYTES = 1 << 20
-
-
-class RankFailure(NamedTuple):
-    """How a rank failed: by an exception, if ``report`` is there, else its process died."""
-
-    rank: int
-    at: float
-    report: RankReport | None
-    exitcode: int | None
-
-    @property
-    def by_others(self) -> bool:
-        return self.report is not None and self.report.by_others
-
-    def __str__(self) -> str:
-        if self.report is not None:
-            return self.report.brief
-        return describe_exit(self.exitcode)
 
 
 def describe_exit(exitcode: int | None) -> str:
@@ -49,38 +30,22 @@ def describe_exit(exitcode: int | None) -> str:
         name = signal.Signals(-exitcode).name
     except ValueError:
         name = f"signal {-exitcode}"
-    hints = {"SIGKILL": " (out of memory? see the kernel's log)"}
-    return f"was killed by {name}{hints.get(name, '')}"
-
-
-def rank_environment(size: int, rank: int, extra: Mapping[str, str] | None) -> dict[str, str]:
-    """Return the environment of a rank.
-
-    ``SYNK_COMM_RANK`` and ``SYNK_COMM_SIZE`` are set; what belongs to a group that this process is
-    in is left out. ``OMP_NUM_THREADS`` is this rank's share of the cores, unless it is set.
-    """
-    environment = dict(os.environ)
-    if "SYNK_COMM_RANK" in environment:  # those of a rank start no more: it would have no end
-        environment[NO_RANKS] = "a rank that a rank has started"
-    environment.pop("SYNK_COMM_TICKET", None)
-    environment.update(SYNK_COMM_RANK=str(rank), SYNK_COMM_SIZE=str(size))
-    if size > 1:
-        environment.setdefault("OMP_NUM_THREADS", str(threads_per_rank(size)))
-    environment.update(extra or {})
-    return environment
+    hint = " (out of memory? see the kernel's log)" if name == "SIGKILL" else ""
+    return f"was killed by {name}{hint}"
 
 
 class RankProcess(Process):
     """The process of one rank.
 
     Args:
+        payload: descriptor of the file for ``_processes.rank.main``.
         argv: the command line that the work sees.
         how: as of `Process`: path, env, and streams.
 
     Attributes:
         rank: its number.
         exitcode: None while it runs, as far as `has_ended` has seen; negative for a signal.
-        report: of the result of its work, or None.
+        report: of the result of its work, as far as `has_ended` has seen, or None.
         stopped_at: when it was first asked to end by us, or None.
     """
 
@@ -88,10 +53,10 @@ class RankProcess(Process):
         self,
         rank: int,
         work: Task | Script,
-        payload: bytes = b"",
+        payload: int,
         *,
         argv: Sequence[str],
-        fds: Sequence[int] = (),
+        fds: Sequence[int],
         **how: Any,
     ) -> None:
         self.rank = rank
@@ -100,83 +65,59 @@ class RankProcess(Process):
         self.stopped_at: float | None = None
         self._must_report = isinstance(work, Task)
         self._ended_at = 0.0
-        self._heard = bytearray()
-        low, high = os.pipe()
-        # Objects, not numbers: if this is interrupted they close.
-        with open(high, "wb", buffering=0) as theirs:
-            self._hear = open(low, "rb", buffering=0)  # noqa: SIM115 - until close()
-            os.set_blocking(low, False)
-            super().__init__(
-                "synk_comm._processes.rank",
-                "main",
-                (rank, high, list(argv), work),
-                payload,
-                fds=(theirs.fileno(), *fds),
-                # What multiprocessing gives to its own children, too: -W, -X, -O, -E, ...
-                flags=subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
-                **how,
-            )
+        self._file = memory_file(b"\0")
+        fd = self._file.fileno()
+        super().__init__(
+            "synk_comm._processes.rank",
+            "main",
+            (rank, fd, payload, list(argv), work),
+            fds=(fd, payload, *fds),
+            # What multiprocessing gives to its own children, too: -W, -X, -O, -E, ...
+            flags=subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
+            **how,
+        )
 
     def __repr__(self) -> str:
         state = "running" if self.exitcode is None else describe_exit(self.exitcode)
         return f"<RankProcess {self.rank}, pid {self.pid}, {state}>"
 
-    def fileno_to_hear(self) -> int:
-        """Return the descriptor for ``hear``."""
-        return self._hear.fileno()
-
-    def hear(self) -> bool:
-        """Read what there is of the report; return whether no more follows."""
-        while True:
-            data = self._hear.read(_READ_BYTES)
-            if data is None:
-                return False
-            self._heard += data
-            if self.report is None and len(self._heard) >= 8:
-                length = int.from_bytes(self._heard[:8], "little")
-                if len(self._heard) >= 8 + length:
-                    with memoryview(self._heard) as view:
-                        fields = pickle.loads(view[8:])  # noqa: S301 - from a child of this process
-                    self._heard = bytearray()
-                    self.report = RankReport(*fields)
-                    return True
-            if not data:
-                return True
-
     def has_ended(self) -> bool:
-        """Return whether the process has ended, and take note how."""
-        if self.exitcode is None and self.poll() is not None:
-            if self.report is None:
-                self.hear()
-            self._ended_at = time.monotonic()
-            self.exitcode = self.returncode
-            # Its own children go with it; those that clean up after it get a moment for that.
-            self.signal_group(signal.SIGTERM)
+        """Return whether the process has ended; note how, and what it has reported."""
+        if self.exitcode is None:
+            exitcode = self.poll()
+            if self.report is None and os.pread(self._file.fileno(), 1, 0) != b"\0":
+                with open(self._file.fileno(), "rb", closefd=False) as file:
+                    file.seek(1)
+                    self.report = RankReport(*pickle.load(file))  # noqa: S301 - from a child
+            if exitcode is not None:
+                self._ended_at = time.monotonic()
+                self.exitcode = exitcode
+                # Its own children go with it; those that clean up after it get a moment for that.
+                self.signal_group(signal.SIGTERM)
         return self.exitcode is not None
 
-    def failure(self) -> RankFailure | None:
-        """Return how the rank failed, by itself or by others, but not by being stopped by us."""
-        failure = None
-        if self.report is not None and self.report.failure:
-            failure = RankFailure(self.rank, self.report.at, self.report, self.exitcode)
-        elif self.exitcode or (
-            self.exitcode is not None and self._must_report and self.report is None
-        ):
-            failure = RankFailure(self.rank, self._ended_at, None, self.exitcode)
-        if failure is None or (self.stopped_at is not None and failure.at >= self.stopped_at):
-            return None
-        return failure
+    def failure(self) -> RankReport | None:
+        """Return how the rank failed, by itself or by others, but not by being stopped by us.
+
+        Of a process that died without a report of its failure it has ``brief`` and ``at`` only.
+        """
+        report = self.report
+        if report is None or not report.failure:
+            is_silent = report is None and self._must_report
+            if self.exitcode is None or not (self.exitcode or is_silent):
+                return None
+            report = RankReport(brief=describe_exit(self.exitcode), at=self._ended_at)
+        is_our_doing = self.stopped_at is not None and report.at >= self.stopped_at
+        return None if is_our_doing else report
 
     def fate(self) -> str:
         """Describe how the rank ended."""
         failure = self.failure()
         if failure is not None:
-            return str(failure)
+            return failure.brief
         if self.stopped_at is not None:
             return "was ended while it was still running"
-        if self.exitcode is None:
-            return describe_exit(None)
-        return "had ended well"
+        return describe_exit(None) if self.exitcode is None else "had ended well"
 
     def stop(self, signum: int) -> None:
         """Send a signal that is to end it; what happens from now on is no failure of its own."""
@@ -195,15 +136,10 @@ class RankProcess(Process):
         """Return whether the group outlives its leader."""
         return self.signal_group(0) and _any_alive(self.pid)
 
-    def kill_leftovers(self) -> None:
-        """Kill the rest of the group."""
-        if self.has_leftovers():
-            self.signal_group(signal.SIGKILL)
-
     def close(self) -> None:
-        """Close the pipes."""
+        """Close the pipes and the file."""
         super().close()
-        self._hear.close()
+        self._file.close()
 
 
 def _any_alive(group: int) -> bool:

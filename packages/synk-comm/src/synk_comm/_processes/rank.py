@@ -1,13 +1,14 @@
 """The process of one rank, from the inside: what ``launch`` and ``run`` start.
 
-The work comes through the pipe of a ``Process``, and a report of the result goes back through
-another. Both are inherited, so the pickles in them come from this user's own processes.
+The work comes in files of a ``Process`` without names, and a report of the result goes back in
+another. All are inherited, so the pickles in them come from this user's own processes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
+import mmap
 import os
 import pickle
 import runpy
@@ -40,13 +41,12 @@ class Task(NamedTuple):
     """Work: call a function with a communicator.
 
     Attributes:
-        ticket, timeout_s: for ``join``.
+        timeout_s: for ``join``.
         main: the main script, if the payload refers to it.
         home: the module of the function, if that is another one.
         tell: whether a failure is sent to peers by ``abort``; else they notice that it has left.
     """
 
-    ticket: str
     timeout_s: float
     main: Source | None
     home: Source | None
@@ -98,36 +98,39 @@ class RankReport(NamedTuple):
         return cls(b"", text, brief(exc), raised, _by_others(exc, rank), time.monotonic())
 
     def send(self, fd: int) -> None:
-        """Write it, with its length in front."""
-        data = pickle.dumps(tuple(self), protocol=pickle.HIGHEST_PROTOCOL)
-        with contextlib.suppress(BrokenPipeError), open(fd, "wb") as pipe:
-            pipe.write(len(data).to_bytes(8, "little"))
-            pipe.write(data)
+        """Write it into a file, and then, at its begin, that it is whole."""
+        with open(fd, "wb") as file:
+            file.seek(1)
+            file.write(pickle.dumps(tuple(self), protocol=pickle.HIGHEST_PROTOCOL))
+            file.flush()
+            os.pwrite(fd, b"\1", 0)
 
 
-def main(rank: int, report_fd: int, argv: list[str], work: Task | Script, payload: bytes) -> None:
-    """Do the work that the parent has sent; the process ends with it.
+def main(rank: int, report: int, payload: int, argv: list[str], work: Task | Script) -> None:
+    """Do the work; the process ends with it.
 
     Args:
         rank: its number.
-        report_fd: the pipe for the report.
+        report, payload: descriptors of the files for the report, and of a task with
+            ``pickle.dumps((function, args))``.
         argv: the command line that the work sees.
-        payload: of a task, ``pickle.dumps((function, args))``.
     """
-    os.set_inheritable(report_fd, False)
+    for fd in (report, payload):
+        os.set_inheritable(fd, False)
     sys.argv[:] = argv
     with contextlib.suppress(RuntimeError, ValueError, OSError):  # standard error is closed
         faulthandler.register(STACKS_SIGNAL)
     if isinstance(work, Task):
         with contextlib.suppress(RuntimeError, ValueError, OSError):
             faulthandler.enable()
-        _perform(rank, report_fd, work, payload)
+        _perform(rank, report, payload, work)
     else:
-        _run(rank, report_fd, work)
+        os.close(payload)
+        _run(rank, report, work)
 
 
-def _perform(rank: int, report_fd: int, task: Task, payload: bytes) -> None:
-    report = None
+def _perform(rank: int, report_fd: int, payload: int, task: Task) -> None:
+    report, ticket = None, os.environ.pop("SYNK_COMM_TICKET")
     try:
         # What is imported here must not start ranks, which would import it, too.
         is_loading = os.environ.setdefault(NO_RANKS, _LOADS) == _LOADS
@@ -135,10 +138,11 @@ def _perform(rank: int, report_fd: int, task: Task, payload: bytes) -> None:
             load_main(task.main)
         if task.home is not None:
             load(task.home)
-        function, args = unpickled(payload)
+        function, args = unpickled(mmap.mmap(payload, 0, access=mmap.ACCESS_READ))
+        os.close(payload)
         if is_loading:
             os.environ.pop(NO_RANKS, None)
-        with join(task.ticket, timeout_s=task.timeout_s) as comm:
+        with join(ticket, timeout_s=task.timeout_s) as comm:
             try:
                 report = RankReport(_pickled(function(comm, *args)), at=time.monotonic())
             except BaseException as exc:

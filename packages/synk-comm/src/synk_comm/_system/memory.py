@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from io import FileIO
 
 _LARGE = 1 << 26
 _UNIT = 1 << 16
@@ -20,8 +21,8 @@ _threads = threading.Lock()
 """Record locks, as ``lockf`` takes them, exclude processes, not the threads of one."""
 
 
-def anonymous_memory(nbytes: int, sparse: int = 0) -> int:
-    """Return a descriptor (not inheritable) of ``nbytes`` of zeroed shared memory; see ``extend``.
+def _unnamed() -> int:
+    """Return a descriptor (not inheritable) of an empty file that has no name.
 
     On Linux a memfd, which counts as memory of this process and is not bound by the size of
     /dev/shm; elsewhere a file that is unlinked before it is used.
@@ -32,6 +33,22 @@ def anonymous_memory(nbytes: int, sparse: int = 0) -> int:
     else:
         fd, path = tempfile.mkstemp(prefix="synk-comm-")
         os.unlink(path)
+    return fd
+
+
+def memory_file(data: bytes) -> FileIO:
+    """Return a file without a name that holds these bytes, for processes that inherit it."""
+    file = open(_unnamed(), "r+b", buffering=0)  # noqa: SIM115 - the caller's
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]
+    file.seek(0)
+    return file
+
+
+def anonymous_memory(nbytes: int, sparse: int = 0) -> int:
+    """Return a descriptor (not inheritable) of zeroed shared memory; see ``extend``."""
+    fd = _unnamed()
     try:
         extend(fd, nbytes, sparse)
     except BaseException:

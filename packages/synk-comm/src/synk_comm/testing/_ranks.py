@@ -11,7 +11,7 @@ from typing import Any, Callable, NamedTuple, Sequence, TypeVar
 from synk_comm._core.guard import DEFAULT_TIMEOUT_S
 from synk_comm._join.groups import create_group, join
 from synk_comm._processes.crew import Crew
-from synk_comm._processes.launch import packed, start
+from synk_comm._processes.launch import packed
 from synk_comm._processes.loading import unpickled
 from synk_comm._processes.process import RankProcess
 from synk_comm.abc import Communicator
@@ -56,15 +56,10 @@ def run_ranks(
     Raises:
         AssertionError: some rank failed; holds all tracebacks.
     """
-    work = packed(function, args)
-    with create_group(size, backend) as group, Crew() as crew:
-        try:
-            # A rank that fails leaves: how peers take that is what tests are about.
-            start(crew, group, work, timeout_s, tell=False)
-            crew.wait(time.monotonic() + timeout_s, grace_s=0.0, end_on_failure=False)
-        finally:
-            crew.kill()
-            group.discard()
+    with Crew(create_group(size, backend)) as crew:
+        # A rank that fails leaves: how peers take that is what tests are about.
+        crew.start(*packed(function, args, timeout_s, tell=False))
+        crew.wait(time.monotonic() + timeout_s, grace_s=0.0, end_on_failure=False)
     outcomes = [_outcome(rank) for rank in crew.ranks]
     if not check:
         return outcomes
