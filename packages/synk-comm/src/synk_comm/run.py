@@ -16,7 +16,7 @@ import time
 from types import FrameType
 from typing import Callable, Iterator, Sequence
 
-from ._join.groups import create_group
+from ._join import create_group
 from ._processes.crew import Crew
 from ._processes.loading import Source
 from ._processes.rank import Script

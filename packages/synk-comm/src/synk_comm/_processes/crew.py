@@ -11,7 +11,7 @@ import sys
 import time
 from typing import Callable, Mapping, Sequence, Union
 
-from synk_comm._join.groups import Group
+from synk_comm._join import Group
 from synk_comm._system.memory import memory_file
 from synk_comm.processes import NO_RANKS, WatchedProcess, import_path, threads_per_rank
 

@@ -14,7 +14,7 @@ from typing import Any, Callable
 
 from synk_comm._core.calls import brief
 from synk_comm._core.guard import DEFAULT_TIMEOUT_S, deadline_after
-from synk_comm._join.groups import create_group
+from synk_comm._join import create_group
 from synk_comm.exceptions import CommTimeout, RankDied, RankFailed
 from synk_comm.processes import require_leave
 

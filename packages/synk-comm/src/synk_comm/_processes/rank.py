@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from synk_comm._core.calls import brief, chain
-from synk_comm._join.groups import join
+from synk_comm._join import join
 from synk_comm.exceptions import AbortedError, CommError, CommTimeout, PeerDeclined, PeerLost
 from synk_comm.processes import NO_RANKS
 

@@ -64,16 +64,15 @@ def signature(head: bytes) -> int:
 
 
 class Layout:
-    """Offsets for a group of ``size``, in bytes from ``start`` of its file.
+    """Offsets for a group of ``size``, in bytes.
 
     Attributes:
         nbytes: length of the block.
         sparse: length of the channels, at its end: they get memory when they are first used.
     """
 
-    def __init__(self, size: int, start: int = 0) -> None:
+    def __init__(self, size: int) -> None:
         self.size = size
-        self.start = start
         pairs = size * (size - 1)
         self._counters = PAGE * (1 + size)
         self._slots = self._counters + _pages(pairs * _PAIR_WORDS * 8)
@@ -82,11 +81,6 @@ class Layout:
         self._place_bytes = PIECE_HEAD_BYTES + piece_bytes(size)
         self.sparse = _pages(pairs * PLACES * self._place_bytes)
         self.nbytes = self._channels + self.sparse
-
-    @property
-    def head_bytes(self) -> int:
-        """Length of all that must be zero in a new block: everything before the slots."""
-        return self._slots
 
     def control(self, rank: int) -> int:
         """Return where the page of a rank begins."""
@@ -135,9 +129,9 @@ class Block:
         bytes, words, data: the same memory as bytes, as unsigned 64-bit words, as an array.
     """
 
-    def __init__(self, fd: int, layout: Layout, group_id: bytes) -> None:
-        self.layout = layout
-        self._map = _map(fd, layout, group_id)
+    def __init__(self, fd: int, size: int, group_id: bytes) -> None:
+        self.layout = Layout(size)
+        self._map = _map(fd, self.layout, group_id)
         self.bytes = memoryview(self._map)
         self.words = self.bytes.cast("Q")
         self.data: Array = np.frombuffer(self._map, np.uint8)
@@ -177,10 +171,10 @@ def packed(text: bytes) -> bytes:
 def _map(fd: int, layout: Layout, group_id: bytes) -> mmap.mmap:
     cure = "start ranks with subprocess.Popen(..., pass_fds=group.fds), or keep the group open"
     try:
-        if os.fstat(fd).st_size < layout.start + layout.nbytes:
+        if os.fstat(fd).st_size < layout.nbytes:
             raise JoinError(f"descriptor {fd} is not the memory of this group; {cure}")
         with memory_errors(layout.nbytes):
-            mapping = mmap.mmap(fd, layout.nbytes, offset=layout.start)
+            mapping = mmap.mmap(fd, layout.nbytes)
     except OSError as exc:
         if isinstance(exc, JoinError):
             raise

@@ -9,12 +9,15 @@ alternate between two parities. A head is only written if the one of two rounds 
 
 A waiting rank looks between two slices of sleep at the abort byte, at its peers' processes, at
 ``watch`` and at the clock.
+
+A smaller group is a new one, whose block its first rank makes.
 """
 
 from __future__ import annotations
 
 import os
 import time
+import weakref
 from collections.abc import Collection
 from typing import Any, Callable
 
@@ -22,71 +25,92 @@ from synk_comm._backends.repeating import repeating
 from synk_comm._core.calls import HEAD_BYTES
 from synk_comm._core.fabric import (
     Fabric,
+    NoMemory,
     RepeatedCall,
     Share,
     Shortcut,
     Watch,
+    aborted,
     describe,
+    lost,
     moving,
     said,
 )
 from synk_comm._core.guard import deadline_after
 from synk_comm._core.ops import Array
 from synk_comm._core.repeats import parts_of
+from synk_comm._system.futex import memory_fence
+from synk_comm._system.liveness import Identity, Pidfds, identity
+from synk_comm.exceptions import CommError, JoinError, PeerDeclined
 
 from .block import (
+    ALERT,
     BARE,
+    CLOSED,
     EXTRA,
     HEADED,
+    JOINED,
     LENGTH,
+    LOST,
+    NAMESPACE,
+    PID,
     POSTED,
     PUSHED,
     ROUND,
+    STARTED,
+    STATE,
     TAKEN,
+    TEXT,
+    TEXT_BYTES,
     Block,
-    Layout,
+    create,
     packed,
     signature,
 )
-from .blocks import Blocks
 from .channels import Channels
-from .states import SharedStates
+from .waiting import Waiter
 
 
-class ShmFabric(SharedStates):
-    """One rank's end of a block. Keeps a duplicate of ``fd``, for the blocks of its splits.
+class ShmFabric(Fabric):
+    """One rank's end of a block.
 
     Most of its methods are those of ``Fabric``.
+
+    Args:
+        fd: of the block's memory; closed when all have met, who may have to open it here.
     """
 
     backend = "shm"
 
     def __init__(
-        self,
-        rank: int,
-        size: int,
-        watch: Watch | None,
-        *,
-        fd: int,
-        group_id: bytes,
-        start: int = 0,
+        self, rank: int, size: int, watch: Watch | None, *, fd: int, group_id: bytes
     ) -> None:
-        block = Block(fd, Layout(size, start), group_id)
-        try:
-            super().__init__(rank, watch, block)
-        except BaseException:
-            block.close()
-            raise
+        super().__init__(rank, size, watch)
+        self._release = weakref.finalize(self, os.close, fd)
         self._group_id = group_id
+        self._block = block = Block(fd, size, group_id)
         self._layout = block.layout
-        self._words = block.words
-        self._blocks = Blocks(fd)
+        self._words = words = block.words
+        self._fence = memory_fence()
+        self._waiter = Waiter(block, rank)
         self._channels = Channels(block, rank, self._waiter, self._fence)
+        self._pidfds = Pidfds()
+        # Where the control words of each rank begin, its posted word first.
+        pages = [block.layout.control(r) // 8 + POSTED for r in range(size)]
+        self._me = pages[rank]
+        self._peers = [(r, page) for r, page in enumerate(pages) if r != rank]
         self._seq = 0  # number of the latest round
         self._said = [b"", b""]  # the heads in the own slots, by parity
         self._heads_of = 0
         self._agreed = False
         self._extra = 0
+        if words[self._me + STATE]:
+            self.drop()
+            raise JoinError(f"rank {rank} of this group has already been joined")
+        words[self._me + PID], words[self._me + STARTED], words[self._me + NAMESPACE] = identity()
+        if self._fence is not None:
+            self._fence()
+        words[self._me + STATE] = JOINED
 
     def meet(self, deadline: float) -> None:
         began = time.monotonic()
@@ -104,6 +128,18 @@ class ShmFabric(SharedStates):
                     raise failure
                 time.sleep(min(0.002, max(deadline - time.monotonic(), 0)))
         self.sync(None, 0, deadline)
+        self._release()
+
+    def _is_here(self, rank: int) -> bool:
+        """Return whether a rank has entered; if so, begin to watch its process."""
+        if not self.has_entered(rank):
+            return False
+        which = (PID, STARTED, NAMESPACE)
+        self._pidfds.add(rank, Identity(*(self._block.word(rank, word) for word in which)))
+        return True
+
+    def has_entered(self, rank: int) -> bool:
+        return bool(self._block.word(rank, STATE))
 
     # -- a round --------------------------------------------------------------------------
 
@@ -278,25 +314,105 @@ class ShmFabric(SharedStates):
         super().give_way()
         self._waiter.give_way()
 
-    # -- memory and groups ----------------------------------------------------------------
+    # -- groups and their ends --------------------------------------------------------------
 
     def split(self, groups: list[list[int]], mine: int | None, share: Share) -> Fabric | None:
-        layouts = [Layout(len(group)) for group in groups]
-        starts = self._blocks.agree_on(layouts, self.rank, share)
-        for group, layout, start in zip(groups, layouts, starts):
-            if group[0] == self.rank:
-                os.pwrite(self._blocks.fd, layout.label(self._group_id), start)
-        share(None)  # no rank opens a block before it is labelled
+        ranks = [self.rank] if mine is None else groups[mine]
+        is_maker = mine is not None and ranks[0] == self.rank
+        fd, failure = -1, ""
+        try:
+            fd = create(len(ranks), self._group_id) if is_maker else fd
+        except (MemoryError, OSError, OverflowError) as exc:
+            failure = f"{type(exc).__name__}: {exc}"
+        try:
+            places = share((os.getpid(), fd, failure))
+            reasons = {rank: reason for rank, (_, _, reason) in enumerate(places) if reason}
+            if failure:
+                raise NoMemory(failure)
+            if reasons:
+                raise PeerDeclined(f"no memory for a smaller group: {reasons}", reasons=reasons)
+        except BaseException:
+            if is_maker and not failure:
+                os.close(fd)
+            raise
         if mine is None:
             return None
-        return ShmFabric(
-            groups[mine].index(self.rank),
-            len(groups[mine]),
-            self.watch,
-            fd=self._blocks.fd,
-            group_id=self._group_id,
-            start=starts[mine],
-        )
+        if not is_maker:
+            pid, theirs, _ = places[ranks[0]]
+            try:
+                fd = os.open(f"/proc/{pid}/fd/{theirs}", os.O_RDWR | os.O_CLOEXEC)
+            except OSError as exc:
+                raise JoinError(
+                    f"rank {ranks[0]} has no memory for a smaller group: {exc}"
+                ) from exc
+        rank, size = ranks.index(self.rank), len(ranks)
+        return ShmFabric(rank, size, self.watch, fd=fd, group_id=self._group_id)
+
+    def abort(self, reason: str) -> None:
+        block, start = self._block, self._layout.control(self.rank) + TEXT
+        if not LENGTH.unpack_from(block.bytes, start)[0]:
+            block.put_text(start, reason.encode("utf-8", "replace")[:TEXT_BYTES])
+        if self._fence is not None:
+            self._fence()
+        block.bytes[ALERT] = 1
+        self._wake_all()
+
+    def lose(self, rank: int) -> None:
+        self._block.words[self._me + LOST] = 1 + rank
+        self._wake_all()
+
+    def close(self) -> None:
+        self._block.words[self._me + STATE] = CLOSED
+        self._wake_all()
+        self.drop()
+
+    def drop(self) -> None:
+        self._release()
+        self._pidfds.close()
+        del self._words
+        self._block.close()
+
+    def _wake_all(self) -> None:
+        # A sleeper waits on the word of the rank it misses, not on this one's.
+        self._waiter.wake(self._me)
+        for rank, page in self._peers:
+            self._waiter.wake(page)
+            self._waiter.wake(self._layout.pair(rank, self.rank) + TAKEN)
+            self._waiter.wake(self._layout.pair(self.rank, rank) + PUSHED)
+
+    def failure(self) -> CommError | None:
+        if not self._block.bytes[ALERT]:
+            return None
+        for rank in range(self.size):
+            text = self._block.text(self._layout.control(rank) + TEXT, TEXT_BYTES)
+            if text:
+                return aborted(rank, text.decode("utf-8", "replace"))
+        return aborted(-1, "no reason was left")
+
+    def gone(self, ranks: Collection[int]) -> CommError | None:
+        lost_peer = self._lost_peer(ranks)
+        # Last: a rank that aborts the group closes its communicator at once.
+        return self.failure() or lost_peer
+
+    def _lost_peer(self, late: Collection[int]) -> CommError | None:
+        """Return the first lost rank: found by others, or among those waited for."""
+        dead = self._pidfds.gone()
+        # A rank that found another one gone ended because of it, and may have left by now.
+        # This one may have found it in another thread.
+        ranks = [self.rank, *(rank for rank, _ in self._peers)]
+        victims = [rank for rank in ranks if self._block.word(rank, LOST)]
+        causes = [self._block.word(rank, LOST) - 1 for rank in victims]
+        causes.sort(key=victims.__contains__)
+        for rank in [*causes, *late]:
+            if rank in dead:
+                pid = self._block.word(rank, PID)
+                return lost(rank, f"its process (pid {pid}) has ended")
+            if rank in causes:
+                return lost(rank, "another rank found it gone")
+        for rank in late:
+            if self._block.word(rank, STATE) == CLOSED:
+                return lost(rank, "it has closed its communicator")
+        return None
 
     # -- what ranks have called ------------------------------------------------------------
 
@@ -318,11 +434,6 @@ class ShmFabric(SharedStates):
 
     def _turn_of(self, rank: int) -> int:
         return self._number_of(rank) - self._block.word(rank, EXTRA)
-
-    def drop(self) -> None:
-        self._blocks.close()
-        del self._words
-        super().drop()
 
     # -- where things are -----------------------------------------------------------------
 
