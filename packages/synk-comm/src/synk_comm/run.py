@@ -18,8 +18,7 @@ from typing import Callable, Iterator, Sequence
 
 from ._join import create_group
 from ._processes.crew import Crew
-from ._processes.loading import Source
-from ._processes.rank import Script
+from ._processes.rank import Script, Source
 from .exceptions import MisuseError
 from .processes import import_path, require_leave
 

@@ -12,7 +12,7 @@ from ._core.guard import DEFAULT_TIMEOUT_S
 from ._join import create_group, join
 from ._processes.crew import Crew
 from ._processes.launch import packed
-from ._processes.loading import unpickled
+from ._processes.rank import unpickled
 from .abc import Communicator
 
 __all__ = ["Outcome", "in_threads", "run_ranks", "thread_group"]

@@ -19,8 +19,7 @@ from synk_comm.exceptions import CommTimeout, RankDied, RankFailed
 from synk_comm.processes import require_leave
 
 from .crew import Crew, Environment
-from .loading import MAIN_NAMES, Source, unpickled
-from .rank import RankReport, Task
+from .rank import MAIN_NAMES, RankReport, Source, Task, unpickled
 
 
 def launch(

@@ -9,6 +9,7 @@ import ctypes
 import platform
 import sys
 import time
+from functools import partial
 from typing import Callable
 
 _WAIT = 0
@@ -76,17 +77,11 @@ def memory_fence() -> Callable[[], object] | None:
             fence = ctypes.CDLL(name).atomic_thread_fence
         except (OSError, AttributeError):
             continue
-        sequentially_consistent = ctypes.c_int(5)
-        return lambda: fence(sequentially_consistent)
+        return partial(fence, ctypes.c_int(5))  # sequentially consistent
     if _is_64_bit_linux():
         # To wake, the kernel looks for sleepers after a full barrier, even if there are none.
-        word = ctypes.c_uint32(0)
-        futex = Futex()
-
-        def barrier_of_the_kernel() -> None:
-            futex.wake(ctypes.addressof(word))
-
-        return barrier_of_the_kernel
+        word, futex = ctypes.c_uint32(0), Futex()
+        return lambda: futex.wake(ctypes.addressof(word))
     raise OSError(
         "no memory fence is known for this machine; install libatomic, or use backend='zmq'"
     )
