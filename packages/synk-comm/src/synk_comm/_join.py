@@ -19,15 +19,8 @@ from ._system.folder import SocketFolder
 from .abc import Communicator
 from .exceptions import JoinError
 
-_MPI = "mpi"
-_BACKENDS = ("auto", "shm", "zmq", "nccl", _MPI)
+_BACKENDS = ("auto", "shm", "zmq", "nccl", "mpi")
 """What can be asked for. NCCL is put around one of the others; groups of MPI are its launcher's."""
-
-_HOW_TO_START = (
-    "on one machine start ranks with `python -m synk_comm.run -n 4 script.py`, or give each a "
-    "ticket of create_group(); on several start them with mpiexec or srun, and call "
-    "connect(backend='mpi')"
-)
 
 
 class Ticket(NamedTuple):
@@ -155,7 +148,7 @@ def create_group(size: int, backend: str = "shm") -> Group:
         raise ValueError(f"size must be at least 1, got {size!r}")
     if backend == "local":
         raise ValueError("'local' is a group of one: use local_group")
-    if backend == _MPI:
+    if backend == "mpi":
         raise ValueError(
             "the ranks of 'mpi' are started by mpiexec or srun, not by this process; call "
             "connect(backend='mpi') on each of them"
@@ -183,7 +176,7 @@ def join(
     Args:
         ticket: the text of ``group.ticket(rank)``. In shared memory an inherited descriptor is used
             up: it is closed. A process that has not inherited it takes the memory from the process
-            that made the group, while ``group`` is open there (Linux).
+            that made the group, while ``group`` is open there.
         timeout_s: bound of this wait, and default bound of every collective.
         watch: called at least every 20 ms while this rank waits, here and in every collective;
             what it raises ends the wait, and the group.
@@ -229,14 +222,18 @@ def connect(
     """
     if "SYNK_COMM_TICKET" in os.environ:
         return _enter(os.environ["SYNK_COMM_TICKET"], timeout_s, watch, backend)
-    if backend == _MPI:
+    if backend == "mpi":
         # Imported here: this loads mpi4py and starts MPI.
         from ._backends.mpi.start import mpi
 
         return mpi(timeout_s=timeout_s, watch=watch)
     for name in ("SYNK_COMM_RANK", "SYNK_COMM_SIZE"):
         if name in os.environ:
-            raise JoinError(f"{name} is set, but not SYNK_COMM_TICKET; {_HOW_TO_START}")
+            raise JoinError(
+                f"{name} is set, but not SYNK_COMM_TICKET; on one machine start ranks with `python "
+                "-m synk_comm.run -n 4 script.py`, or give each a ticket of create_group(); on "
+                "several start them with mpiexec or srun, and call connect(backend='mpi')"
+            )
     if backend == "auto":
         (comm,) = local_group(timeout_s=timeout_s)
         comm.why = "local: no variable SYNK_COMM_* is set, so this process is a group of one"
@@ -298,8 +295,6 @@ def _memory(entry: Ticket) -> int:
     Without an inherited one open the maker's, as only processes of the same user can.
     """
     fd, here = int(entry.place), entry.maker == os.getpid()
-    if not os.path.isdir("/proc/self/fd"):
-        return os.dup(fd) if here else fd
     for process in ("self", entry.maker):
         path = f"/proc/{process}/fd/{fd}"
         with contextlib.suppress(OSError):

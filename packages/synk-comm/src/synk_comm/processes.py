@@ -184,10 +184,7 @@ def _lifeline() -> tuple[FileIO, FileIO, FileIO]:
     # Objects, not numbers: if this is interrupted they close.
     reading = open(low, "rb", buffering=0)  # noqa: SIM115 - until _release()
     with open(high, "wb", buffering=0) as writing:
-        try:
-            witness = open(f"/proc/self/fd/{low}", "rb", buffering=0)  # noqa: SIM115
-        except OSError:  # another system, without such a message
-            witness = open(os.dup(low), "rb", buffering=0)  # noqa: SIM115
+        witness = open(f"/proc/self/fd/{low}", "rb", buffering=0)  # noqa: SIM115
         last = fcntl.fcntl(writing.fileno(), fcntl.F_DUPFD_CLOEXEC, witness.fileno() + 1)
     return witness, open(last, "wb", buffering=0), reading
 
@@ -213,7 +210,7 @@ def _end_with_parent(fd: int, parent: int, by_main_thread: bool) -> None:
 
     can_kill = _kernel_kills(fd, -os.getpid())
     # A child that the parent forked in C may have a copy of the pipe: then it lives on.
-    if sys.platform == "linux" and by_main_thread:
+    if by_main_thread:
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if not (can_kill and by_main_thread):
@@ -222,7 +219,7 @@ def _end_with_parent(fd: int, parent: int, by_main_thread: bool) -> None:
 
 
 def _kernel_kills(fd: int, owner: int) -> bool:
-    """Ask the kernel for SIGKILL to a process when the pipe ends; Linux can.
+    """Ask the kernel for SIGKILL to a process when the pipe ends; return whether it does.
 
     Args:
         owner: the pid; of a process group the negative number.
@@ -231,7 +228,7 @@ def _kernel_kills(fd: int, owner: int) -> bool:
         fcntl.fcntl(fd, fcntl.F_SETOWN, owner)
         fcntl.fcntl(fd, fcntl.F_SETSIG, int(signal.SIGKILL))
         fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
-    except (AttributeError, OSError):
+    except OSError:
         return False
     return True
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from types import FrameType
-from typing import Callable, Iterator, Sequence
+from typing import Iterator, Sequence
 
 from ._join import create_group
 from ._processes.crew import Crew
@@ -56,6 +56,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     parser = _parser()
     options = parser.parse_args(argv)
+    for name in ("n", "timeout", "grace"):
+        value = getattr(options, name)
+        if value is not None and not value > 0:
+            parser.error(f"{name} must be more than 0, got {value}")
     source, arguments = _program(parser, options)
     tagged = options.n > 1 if options.tag_output is None else options.tag_output
     try:
@@ -98,35 +102,25 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("-n", type=_positive(int), required=True, help="number of ranks")
+    parser.add_argument("-n", type=int, required=True, help="number of ranks")
     parser.add_argument(
         "--backend",
         default="auto",
         help="shm (shared memory), zmq (ZeroMQ), or auto: shm where memory can be shared (default)",
     )
-    parser.add_argument(
-        "--timeout", type=_positive(float), metavar="S", help="end all ranks after S seconds"
-    )
+    parser.add_argument("--timeout", type=float, metavar="S", help="end all ranks after S seconds")
     parser.add_argument(
         "--grace",
-        type=_positive(float),
+        type=float,
         metavar="S",
         default=30.0,
         help="what ranks get to end after SIGINT or SIGTERM before they are killed (default 30)",
     )
-    tags = parser.add_mutually_exclusive_group()
-    tags.add_argument(
+    parser.add_argument(
         "--tag-output",
-        action="store_true",
-        default=None,
-        help="put '[rank] ' before each line of output, and let lines through as a whole "
-        "(default with more than one rank)",
-    )
-    tags.add_argument(
-        "--no-tag-output",
-        action="store_false",
-        dest="tag_output",
-        help="let the ranks write straight to the output of this process",
+        action=argparse.BooleanOptionalAction,
+        help="put '[rank] ' before each line of output, and let lines through as a whole (default "
+        "with more than one rank); else the ranks write straight to the output of this process",
     )
     parser.add_argument(
         "-m",
@@ -136,17 +130,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("script", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
-
-
-def _positive(kind: Callable[[str], float]) -> Callable[[str], float]:
-    def positive(text: str) -> float:
-        value = kind(text)
-        if not value > 0:
-            raise argparse.ArgumentTypeError(f"must be more than 0, got {text}")
-        return value
-
-    positive.__name__ = kind.__name__  # argparse names it in "invalid int value"
-    return positive
 
 
 def _program(

@@ -157,7 +157,12 @@ class Crew:
             if end is not None and now >= end:
                 break
             self.step(min((at for at in (deadline, end) if at is not None), default=None))
-        self.stop(signal.SIGTERM, grace_s)
+        if self.running():
+            for rank in self.ranks:
+                rank.stop(signal.SIGTERM)
+                rank.signal_group(signal.SIGCONT)  # who is stopped hears only this, and SIGKILL
+            self.wait_until(time.monotonic() + grace_s)
+            self.kill()
 
     def wait_until(self, deadline: float) -> None:
         """Return when all have ended, at the latest at the deadline."""
@@ -173,15 +178,6 @@ class Crew:
             if rank.exitcode is None:
                 rank.signal_group(signum)
         self._ask_until = time.monotonic() + grace_s
-
-    def stop(self, signum: int, grace_s: float) -> None:
-        """Make all end: by the signal, after ``grace_s`` by SIGKILL."""
-        if self.running():
-            for rank in self.ranks:
-                rank.stop(signum)
-                rank.signal_group(signal.SIGCONT)  # who is stopped hears only this, and SIGKILL
-            self.wait_until(time.monotonic() + grace_s)
-            self.kill()
 
     def kill(self) -> None:
         """Kill all that have not ended."""

@@ -20,10 +20,7 @@ def available_cores(root: Path = _ROOT) -> int:
     Args:
         root: where ``proc`` and ``sys`` are.
     """
-    cores = os.cpu_count() or 1
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
-    return max(1, min(cores, core_quota(root)))
+    return min(len(os.sched_getaffinity(0)), core_quota(root))
 
 
 def core_quota(root: Path = _ROOT) -> int:

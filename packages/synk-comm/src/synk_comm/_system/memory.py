@@ -5,32 +5,21 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import sys
-import tempfile
 from collections.abc import Iterator
 from io import FileIO
 
 _LARGE = 1 << 26
 
 
-def _unnamed() -> int:
-    """Return a descriptor (not inheritable) of an empty file that has no name.
-
-    On Linux a memfd, which counts as memory of this process and is not bound by the size of
-    /dev/shm; elsewhere a file that is unlinked before it is used.
-    """
-    if sys.platform == "linux":
-        fd = os.memfd_create("synk-comm", os.MFD_CLOEXEC)
-        os.fchmod(fd, 0o600)  # they begin as everybody's; only /proc keeps others away then
-    else:
-        fd, path = tempfile.mkstemp(prefix="synk-comm-")
-        os.unlink(path)
+def _memfd() -> int:
+    fd = os.memfd_create("synk-comm", os.MFD_CLOEXEC)
+    os.fchmod(fd, 0o600)  # they begin as everybody's; only /proc keeps others away then
     return fd
 
 
 def memory_file(data: bytes) -> FileIO:
-    """Return a file without a name that holds these bytes, for processes that inherit it."""
-    file = open(_unnamed(), "r+b", buffering=0)  # noqa: SIM115 - the caller's
+    """Return a file in memory that holds these bytes, for processes that inherit it."""
+    file = open(_memfd(), "r+b", buffering=0)  # noqa: SIM115 - the caller's
     rest = memoryview(data)
     while rest:
         rest = rest[file.write(rest) :]
@@ -41,10 +30,11 @@ def memory_file(data: bytes) -> FileIO:
 def anonymous_memory(nbytes: int, sparse: int = 0) -> int:
     """Return a descriptor (not inheritable) of ``nbytes`` of zeroed shared memory.
 
+    It counts as memory of this process, and is not bound by the size of /dev/shm.
     All of it but the last ``sparse`` bytes is allocated here: a full memory is a MemoryError now,
     not a SIGBUS later.
     """
-    fd = _unnamed()
+    fd = _memfd()
     try:
         with memory_errors(nbytes):
             os.ftruncate(fd, nbytes)
@@ -53,10 +43,7 @@ def anonymous_memory(nbytes: int, sparse: int = 0) -> int:
             available = _available() if needed > _LARGE else None
             if available is not None and needed > available:
                 raise _no_room(nbytes, f"{available / 2**20:.0f} MB are left")
-            if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(fd, 0, needed)
-            else:
-                os.pwrite(fd, bytes(needed), 0)
+            os.posix_fallocate(fd, 0, needed)
     except BaseException:
         os.close(fd)
         raise

@@ -20,7 +20,6 @@ _SPINS = 400
 _SPIN_S = 0.0003
 _YIELD_S = 0.001
 _YIELDS_CROWDED = 50
-_nap = getattr(os, "sched_yield", lambda: time.sleep(0))
 
 
 class Waiter:
@@ -70,7 +69,7 @@ class Waiter:
             waited = time.monotonic() - began
             if yields < _YIELDS_CROWDED if self._crowded else waited < _YIELD_S:
                 if self._crowded or waited > _SPIN_S:
-                    _nap()
+                    os.sched_yield()
                     yields += 1
                 continue
             check(began)
