@@ -16,8 +16,6 @@ from synk_comm import AbortedError, ClosedError, CommTimeout, JoinError, PeerLos
 from synk_comm._collectives.splitting import _look_at, in_ranks_of_the_old
 from synk_comm.testing import run_ranks
 
-SHARED = {"shm": 2, "zmq": 1}
-"""How often the ranks tell each other something before they enter their new groups."""
 SOON_S = 4.0
 """On a busy machine; it is some hundredths of a second on an idle one."""
 FIRST, ALONE, LAST = range(3)
@@ -91,21 +89,14 @@ def outcome(comm, *, late_s=0.0, struck=None, timeout_s=None, watch=None, color=
     """
     fabric = comm._steps.fabric
     part = type(fabric).split
-    to_share = SHARED[comm.backend]
 
     def slowly(self, groups, mine, share):
-        shared = 0
-
         def share_first(obj):
-            nonlocal shared
             said = share(obj)
-            shared += 1
-            if shared == to_share:
-                time.sleep(late_s)
+            time.sleep(late_s)
             return said
 
         made = part(self, groups, mine, share_first)
-        assert shared == to_share
         if watch is not None:
             made.watch = watch
         if struck is not None:

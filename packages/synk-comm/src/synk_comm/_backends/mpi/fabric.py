@@ -81,10 +81,14 @@ class MpiFabric(MpiMessages):
     Args:
         mpi: the module ``mpi4py.MPI``.
         comm: duplicated for this fabric.
+
+    Attributes:
+        nodes: how many machines the ranks are on; known once they have met.
     """
 
     backend = "mpi"
     ordered_bytes = 1 << 18
+    nodes = 0
 
     def __init__(self, mpi: Any, comm: Any, watch: Watch | None) -> None:
         super().__init__(mpi, comm, watch)
@@ -104,7 +108,6 @@ class MpiFabric(MpiMessages):
         self._written = [b"", b""]  # what the record of a repeated call begins with
         # The heads of the last call that all ranks have entered, and which turn it was.
         self._latest: tuple[int, Sequence[bytes]] = (0, ())
-        self._machines: set[bytes] = set()
 
     def _round(self, row: Array, records: Array) -> Callable[[], Any]:
         """Return what begins the Allgather of a record, and returns its request."""
@@ -129,19 +132,15 @@ class MpiFabric(MpiMessages):
         self.slot()[: len(me)] = np.frombuffer(me, np.uint8)
         self.sync(None, len(me), deadline)
         self._latest = (0, [b""] * self.size)
-        here = 0
+        here, nodes = 0, set()
         for rank in range(self.size):
             theirs, there, *rest = _IDENTITY.unpack(self.read(rank, 0, len(me)).tobytes())
-            self._machines.add(theirs)
+            nodes.add(theirs)
             here += there == real
             if rank != self.rank and theirs == node:
                 self._pidfds.add(rank, Identity(*rest))
         self.crowded = here > available_cores()
-
-    @property
-    def nodes(self) -> int:
-        """How many machines the ranks are on; known once they have met."""
-        return len(self._machines)
+        self.nodes = len(nodes)
 
     # -- rounds -----------------------------------------------------------------------------
 
