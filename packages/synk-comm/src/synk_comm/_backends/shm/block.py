@@ -130,8 +130,17 @@ class Block:
     """
 
     def __init__(self, fd: int, size: int, group_id: bytes) -> None:
-        self.layout = Layout(size)
-        self._map = _map(fd, self.layout, group_id)
+        self.layout = layout = Layout(size)
+        cure = "start ranks with subprocess.Popen(..., pass_fds=group.fds), or keep the group open"
+        try:
+            with memory_errors(layout.nbytes):
+                self._map = mmap.mmap(fd, layout.nbytes)
+        except (OSError, ValueError) as exc:  # it is not inherited, or too short
+            raise JoinError(f"descriptor {fd} is not the group's memory ({exc}); {cure}") from exc
+        label = layout.label(group_id)
+        if self._map[: len(label)] != label:
+            self._map.close()
+            raise JoinError(f"descriptor {fd} is the memory of another group; {cure}")
         self.bytes = memoryview(self._map)
         self.words = self.bytes.cast("Q")
         self.data: Array = np.frombuffer(self._map, np.uint8)
@@ -166,21 +175,3 @@ class Block:
 def packed(text: bytes) -> bytes:
     """Return a text after its length."""
     return LENGTH.pack(len(text)) + text
-
-
-def _map(fd: int, layout: Layout, group_id: bytes) -> mmap.mmap:
-    cure = "start ranks with subprocess.Popen(..., pass_fds=group.fds), or keep the group open"
-    try:
-        if os.fstat(fd).st_size < layout.nbytes:
-            raise JoinError(f"descriptor {fd} is not the memory of this group; {cure}")
-        with memory_errors(layout.nbytes):
-            mapping = mmap.mmap(fd, layout.nbytes)
-    except OSError as exc:
-        if isinstance(exc, JoinError):
-            raise
-        raise JoinError(f"descriptor {fd} of the group was not inherited ({exc}); {cure}") from exc
-    label = layout.label(group_id)
-    if mapping[: len(label)] != label:
-        mapping.close()
-        raise JoinError(f"descriptor {fd} is the memory of another group; {cure}")
-    return mapping

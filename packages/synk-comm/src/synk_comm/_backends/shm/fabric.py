@@ -114,12 +114,13 @@ class ShmFabric(Fabric):
 
     def meet(self, deadline: float) -> None:
         began = time.monotonic()
-        absent = dict(self._peers)
+        absent = [rank for rank, _ in self._peers]
         while absent:
-            for rank in list(absent):
-                if self._is_here(rank):
-                    del absent[rank]
-            self._check(absent.keys, began, deadline, "join")
+            for rank in filter(self.has_entered, absent.copy()):
+                absent.remove(rank)
+                who = (self._block.word(rank, word) for word in (PID, STARTED, NAMESPACE))
+                self._pidfds.add(rank, Identity(*who))
+            self._check(lambda: absent, began, deadline, "join")
             if absent:
                 # A rank that leaves before all have met has failed.
                 here = [rank for rank, _ in self._peers if rank not in absent]
@@ -129,14 +130,6 @@ class ShmFabric(Fabric):
                 time.sleep(min(0.002, max(deadline - time.monotonic(), 0)))
         self.sync(None, 0, deadline)
         self._release()
-
-    def _is_here(self, rank: int) -> bool:
-        """Return whether a rank has entered; if so, begin to watch its process."""
-        if not self.has_entered(rank):
-            return False
-        which = (PID, STARTED, NAMESPACE)
-        self._pidfds.add(rank, Identity(*(self._block.word(rank, word) for word in which)))
-        return True
 
     def has_entered(self, rank: int) -> bool:
         return bool(self._block.word(rank, STATE))
@@ -194,10 +187,7 @@ class ShmFabric(Fabric):
         def late() -> list[int]:
             return [rank for rank, index in self._peers if not here(self._words[index])]
 
-        def check(began: float) -> None:
-            self._check(late, began, deadline, "")
-
-        self._waiter.until(page, here, check, deadline)
+        self._waiter.until(page, here, lambda at: self._check(late, at, deadline, ""), deadline)
         return self._words[page] == posted
 
     def _check(
@@ -211,7 +201,8 @@ class ShmFabric(Fabric):
         if failure is not None or now >= deadline:
             missing = list(late())  # a peer may have come and then left
             if missing:
-                doing = doing or f"call #{self._turn_of(self.rank)}, {said(self._own_head())}"
+                own = said(self._head(self.rank, self._heads_of))
+                doing = doing or f"call #{self._turn_of(self.rank)}, {own}"
                 raise failure or self.timeout(missing, now - began, doing)
 
     def all_said(self, head: bytes) -> bool:
@@ -305,8 +296,8 @@ class ShmFabric(Fabric):
         index = pair(self.rank, rank) + TAKEN if sending else pair(rank, self.rank) + PUSHED
 
         def check(began: float) -> None:
-            missing = lambda: [] if done() else [rank]  # noqa: E731
-            self._check(missing, began, deadline, moving(rank, sending))
+            late = lambda: [] if done() else [rank]  # noqa: E731
+            self._check(late, began, deadline, moving(rank, sending))
 
         self._waiter.until(index, lambda _: done(), check, deadline)
 
@@ -428,9 +419,6 @@ class ShmFabric(Fabric):
         """Return the number of a rank's latest round, from the last bits, in its word."""
         behind = (self._seq - self._block.word(rank, POSTED)) & ROUND
         return self._seq - (behind if behind < ROUND // 2 else behind - ROUND - 1)
-
-    def _own_head(self) -> bytes:
-        return self._head(self.rank, self._heads_of)
 
     def _turn_of(self, rank: int) -> int:
         return self._number_of(rank) - self._block.word(rank, EXTRA)
