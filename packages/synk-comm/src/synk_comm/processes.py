@@ -75,8 +75,9 @@ class Process(subprocess.Popen[bytes]):
         env: its whole environment.
         fds: descriptors that it inherits, besides the standard streams.
         flags: options of the interpreter.
-        cwd: its current folder; None for this process's.
         blocked: signals that are blocked until it unblocks them.
+        how: as of `subprocess.Popen`: the current folder and the streams; it has no input if
+            ``stdin`` is not among them.
 
     Raises:
         OSError: it cannot be started.
@@ -93,11 +94,8 @@ class Process(subprocess.Popen[bytes]):
         env: Mapping[str, str],
         fds: Sequence[int] = (),
         flags: Sequence[str] = (),
-        cwd: str | None = None,
-        stdin: int | None = subprocess.DEVNULL,
-        stdout: int | None = None,
-        stderr: int | None = None,
         blocked: Sequence[int] = (),
+        **how: Any,
     ) -> None:
         self._is_alone = False
         self._lifeline = _, _, reading = _lifeline()
@@ -114,11 +112,8 @@ class Process(subprocess.Popen[bytes]):
                         pass_fds=(work.fileno(), reading.fileno(), *fds),
                         start_new_session=True,
                         env=env,
-                        cwd=cwd,
-                        stdin=stdin,
-                        stdout=stdout,
-                        stderr=stderr,
                         bufsize=0,
+                        **{"stdin": subprocess.DEVNULL, **how},
                     )
                 finally:
                     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
