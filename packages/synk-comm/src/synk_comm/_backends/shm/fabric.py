@@ -10,7 +10,8 @@ alternate between two parities. A head is only written if the one of two rounds 
 A waiting rank looks between two slices of sleep at the abort byte, at its peers' processes, at
 ``watch`` and at the clock.
 
-A smaller group is a new one, whose block its first rank makes.
+Pieces between two ranks lie in a ring of a few places for each direction. A smaller group is a new
+one, whose block its first rank makes.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ from typing import Any, Callable
 from synk_comm._backends.repeating import repeating
 from synk_comm._core.calls import HEAD_BYTES
 from synk_comm._core.fabric import (
+    PIECE_HEAD_BYTES,
     Fabric,
     NoMemory,
+    Pieces,
     RepeatedCall,
     Share,
     Shortcut,
@@ -54,6 +57,7 @@ from .block import (
     LOST,
     NAMESPACE,
     PID,
+    PLACES,
     POSTED,
     PUSHED,
     ROUND,
@@ -67,8 +71,9 @@ from .block import (
     packed,
     signature,
 )
-from .channels import Channels
 from .waiting import Waiter
+
+_DATA_LENGTH_AT = PIECE_HEAD_BYTES - LENGTH.size
 
 
 class ShmFabric(Fabric):
@@ -93,7 +98,6 @@ class ShmFabric(Fabric):
         self._words = words = block.words
         self._fence = memory_fence()
         self._waiter = Waiter(block, rank)
-        self._channels = Channels(block, rank, self._waiter, self._fence)
         self._pidfds = Pidfds()
         # Where the control words of each rank begin, its posted word first.
         pages = [block.layout.control(r) // 8 + POSTED for r in range(size)]
@@ -283,8 +287,47 @@ class ShmFabric(Fabric):
     # -- pieces ---------------------------------------------------------------------------
 
     @property
-    def pieces(self) -> Channels:
-        return self._channels
+    def pieces(self) -> Pieces:
+        return self
+
+    def has_place(self, dest: int) -> bool:
+        """Return whether the ring of another rank has a place for a piece."""
+        pair = self._layout.pair(self.rank, dest)
+        return self._words[pair + PUSHED] - self._words[pair + TAKEN] < PLACES
+
+    def put(self, dest: int, header: bytes, data: Array) -> None:
+        pushed = self._layout.pair(self.rank, dest) + PUSHED
+        number = self._words[pushed]
+        place = self._layout.place(self.rank, dest, number)
+        self._block.put_text(place, header)
+        LENGTH.pack_into(self._block.bytes, place + _DATA_LENGTH_AT, data.nbytes)
+        start = place + PIECE_HEAD_BYTES
+        self._block.data[start : start + data.nbytes] = data
+        self._step(pushed, number + 1)
+
+    def has_come(self, source: int) -> bool:
+        pair = self._layout.pair(source, self.rank)
+        return self._words[pair + PUSHED] > self._words[pair + TAKEN]
+
+    def piece(self, source: int) -> tuple[bytes, Array]:
+        if self._fence is not None:
+            self._fence()
+        number = self._words[self._layout.pair(source, self.rank) + TAKEN]
+        place = self._layout.place(source, self.rank, number)
+        header = self._block.text(place, _DATA_LENGTH_AT - LENGTH.size)
+        nbytes = LENGTH.unpack_from(self._block.bytes, place + _DATA_LENGTH_AT)[0]
+        start = place + PIECE_HEAD_BYTES
+        return header, self._block.data[start : start + nbytes]
+
+    def release(self, source: int) -> None:
+        index = self._layout.pair(source, self.rank) + TAKEN
+        self._step(index, self._words[index] + 1)
+
+    def _step(self, index: int, value: int) -> None:
+        if self._fence is not None:
+            self._fence()
+        self._words[index] = value
+        self._waiter.wake_sleepers(index)
 
     def attend(
         self, done: Callable[[], bool], rank: int, deadline: float, *, sending: bool
