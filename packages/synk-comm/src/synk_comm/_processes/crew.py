@@ -17,14 +17,7 @@ from typing import Any, Callable, Mapping, Sequence, Union
 
 from synk_comm._join import Group
 from synk_comm._system.memory import memory_file
-from synk_comm.processes import (
-    NO_RANKS,
-    Process,
-    WatchedProcess,
-    import_path,
-    stat,
-    threads_per_rank,
-)
+from synk_comm.processes import NO_RANKS, Process, import_path, stat, threads_per_rank
 
 from .rank import STACKS_SIGNAL, RankReport, Script, Task
 
@@ -172,7 +165,6 @@ class Crew:
         self.ranks: list[RankProcess] = []
         self._group = group
         self._selector = selectors.DefaultSelector()
-        self._ends: list[WatchedProcess] = []
         self._ask_until: float | None = None
 
     def start(
@@ -214,9 +206,6 @@ class Crew:
                     stderr=output,
                 )
                 self.ranks.append(process)
-                with contextlib.suppress(OSError):  # without pidfds its end shows on asking only
-                    self._ends.append(WatchedProcess(process.pid))
-                    self.register(self._ends[-1].fd, process.has_ended)
 
     def _environment(self, rank: int, extra: Mapping[str, str] | None) -> dict[str, str]:
         """Return the environment of a rank.
@@ -241,7 +230,7 @@ class Crew:
         return [rank for rank in self.ranks if not rank.has_ended()]
 
     def step(self, deadline: float | None = None) -> None:
-        """Wait for something to happen, but not long: what ranks report shows only on asking."""
+        """Wait for output, but not long: what ranks report, and their end, show only on asking."""
         nap = _NAP_S if deadline is None else max(0.0, min(_NAP_S, deadline - time.monotonic()))
         for key, _ in self._selector.select(nap):
             if key.data():
@@ -332,8 +321,7 @@ class Crew:
                 if rank.has_leftovers():
                     rank.signal_group(signal.SIGKILL)
                 rank.close()
-            for one in (*self._ends, self._selector):
-                one.close()
+            self._selector.close()
 
 
 def _any_alive(group: int) -> bool:

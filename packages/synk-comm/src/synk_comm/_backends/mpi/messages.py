@@ -11,6 +11,8 @@ Pieces from rank to rank are synchronous messages of MPI: sent when they are rec
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import struct
 import time
@@ -21,12 +23,10 @@ from typing import Any, Callable
 import numpy as np
 
 from synk_comm._backends.messages import CLOSE, MessageFabric, Peer
-from synk_comm._core.fabric import PIECE_HEAD_BYTES, SLICE_S, Pieces, Watch, again, moving
+from synk_comm._core.fabric import PIECE_HEAD_BYTES, SLICE_S, Pieces, Watch, again, lost, moving
 from synk_comm._core.ops import Array
 from synk_comm._system.liveness import Pidfds
-from synk_comm.exceptions import CommError
-
-from .mailbox import Mailbox, reported
+from synk_comm.exceptions import CommError, PeerLost
 
 _SPINS = 50
 """Looks at a request before the next one at anything else, or before another rank has its turn."""
@@ -39,12 +39,67 @@ CLOSE_S = 0.5
 """Seconds that closing waits for the others: MPI moves messages only while it is called."""
 _SILENCE_S, _LOOKS = 0.2, 50
 """After so many seconds without a look at messages, and so many looks then."""
-_TAG_OF_PIECES = 2
+_TAG, _TAG_OF_PIECES = 1, 2
+_ENVELOPE = struct.Struct("<cQQ")  # kind, number, collectives that the sender has begun; then text
 _PIECES = 4  # that may be on the way to a rank
 _LENGTH = struct.Struct("<Q")  # of a piece's header
 _WHO_WAITS, _I_WAIT = b"W", b"H"
 _ROLL_CALL_S = 0.2
 """Seconds that ranks have to answer whether they wait: they look every SLICE_S."""
+
+
+def reported(mpi: Any, comm: Any, exc: Any) -> PeerLost:
+    """Return the error for one of MPI's: of a lost rank, if MPI can say so (ULFM)."""
+    names = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
+    if exc.Get_error_class() in {getattr(mpi, name, None) for name in names}:
+        with contextlib.suppress(mpi.Exception, NotImplementedError, AttributeError):
+            group = comm.Get_failed()
+            comm.Ack_failed()
+            ranks = group.Translate_ranks(None, comm.Get_group())
+            if len(ranks):
+                return lost(int(ranks[0]), "its process has ended")
+    return lost(-1, f"MPI reports: {exc}")
+
+
+class Mailbox:
+    """One rank's short messages.
+
+    Attributes:
+        begun: how many collectives of MPI this rank has begun.
+        requests: of messages, pieces and collectives, which may not be done. Each keeps its buffers
+            alive.
+    """
+
+    def __init__(self, mpi: Any, comm: Any) -> None:
+        self._mpi = mpi
+        self._comm = comm
+        self._status = mpi.Status()
+        self.requests: list[Any] = []
+        self.begun = 0
+
+    def send(self, rank: int, kind: bytes, number: int = 0, text: bytes = b"") -> None:
+        """Send a message."""
+        message = np.frombuffer(_ENVELOPE.pack(kind, number, self.begun) + text, np.uint8)
+        with contextlib.suppress(self._mpi.Exception):
+            self.requests.append(self._comm.Isend([message, self._mpi.BYTE], rank, _TAG))
+
+    def receive(self) -> list[tuple[int, bytes, int, int, bytes]]:
+        """Return what has come: sender, kind, number, its ``begun`` and text of each."""
+        self.requests = [request for request in self.requests if not request.Test()]
+        come: list[tuple[int, bytes, int, int, bytes]] = []
+        while True:
+            found = self._comm.Improbe(self._mpi.ANY_SOURCE, _TAG, self._status)
+            if found is None:
+                return come
+            message = np.empty(self._status.Get_count(self._mpi.BYTE), np.uint8)
+            source = self._status.Get_source()
+            found.Recv([message, self._mpi.BYTE])
+            kind, number, begun = _ENVELOPE.unpack_from(message.data)
+            come.append((source, kind, number, begun, message[_ENVELOPE.size :].tobytes()))
+
+    def keep(self) -> None:
+        """Keep what is not done until the process ends: MPI may still read and write there."""
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.requests))
 
 
 class _MpiPeer(Peer):
