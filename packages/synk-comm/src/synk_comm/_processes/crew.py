@@ -90,10 +90,6 @@ class RankProcess(Process):
             **how,
         )
 
-    def __repr__(self) -> str:
-        state = "running" if self.exitcode is None else describe_exit(self.exitcode)
-        return f"<RankProcess {self.rank}, pid {self.pid}, {state}>"
-
     def has_ended(self) -> bool:
         """Return whether the process has ended; note how, and what it has reported."""
         if self.exitcode is None:
@@ -193,19 +189,20 @@ class Crew:
             for rank in range(self._group.size):
                 if self._ask_until is not None:
                     break
-                process = RankProcess(
-                    rank,
-                    work,
-                    file.fileno(),
-                    argv=argv,
-                    path=path,
-                    env=self._environment(rank, env(rank) if callable(env) else env),
-                    fds=self._group.fds,
-                    stdin=subprocess.DEVNULL if rank else stdin,
-                    stdout=output,
-                    stderr=output,
+                self.ranks.append(
+                    RankProcess(
+                        rank,
+                        work,
+                        file.fileno(),
+                        argv=argv,
+                        path=path,
+                        env=self._environment(rank, env(rank) if callable(env) else env),
+                        fds=self._group.fds,
+                        stdin=subprocess.DEVNULL if rank else stdin,
+                        stdout=output,
+                        stderr=output,
+                    )
                 )
-                self.ranks.append(process)
 
     def _environment(self, rank: int, extra: Mapping[str, str] | None) -> dict[str, str]:
         """Return the environment of a rank.
@@ -229,10 +226,9 @@ class Crew:
         """Return the ranks that have not ended."""
         return [rank for rank in self.ranks if not rank.has_ended()]
 
-    def step(self, deadline: float | None = None) -> None:
+    def step(self) -> None:
         """Wait for output, but not long: what ranks report, and their end, show only on asking."""
-        nap = _NAP_S if deadline is None else max(0.0, min(_NAP_S, deadline - time.monotonic()))
-        for key, _ in self._selector.select(nap):
+        for key, _ in self._selector.select(_NAP_S):
             if key.data():
                 self._selector.unregister(key.fd)
         for rank in self.ranks:
@@ -277,7 +273,7 @@ class Crew:
             end = settled if self._ask_until is None else self._ask_until
             if end is not None and now >= end:
                 break
-            self.step(min((at for at in (deadline, end) if at is not None), default=None))
+            self.step()
         if self.running():
             for rank in self.ranks:
                 rank.stop(signal.SIGTERM)
@@ -288,7 +284,7 @@ class Crew:
     def wait_until(self, deadline: float) -> None:
         """Return when all have ended, at the latest at the deadline."""
         while self.running() and time.monotonic() < deadline:
-            self.step(deadline)
+            self.step()
 
     def ask(self, signum: int, grace_s: float) -> None:
         """Send a signal to all, and let ``wait`` end them after ``grace_s``; a signal handler may.

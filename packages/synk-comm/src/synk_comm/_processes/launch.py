@@ -34,7 +34,7 @@ def launch(
 ) -> list[Any]:
     """Run ``fn(comm, *args)`` on ``n`` ranks, each in a fresh Python process; return the results.
 
-    Blocks until all processes have ended. When one fails, the others get a second to fail by
+    Blocks until all processes have ended. When one fails, the others get three seconds to fail by
     themselves and to say how; then they are ended. No process is left, nor any that the ranks
     started, whatever happens here: also if this process is killed.
 
