@@ -30,28 +30,27 @@ class Ticket(NamedTuple):
         backend: name of the back-end.
         rank, size: as in ``Communicator``.
         group_id: hex; names the group's memory, and marks its messages.
-        maker: pid of the process that made the group, and still owns its descriptors.
-        place: in shared memory the number of the inherited descriptor; else the folder of sockets.
+        place: path of the memory, as a descriptor of the process that made the group, or of the
+            folder of sockets.
     """
 
     backend: str
     rank: int
     size: int
     group_id: str
-    maker: int
     place: str
 
     def __str__(self) -> str:
-        return "|".join(["synk-comm-2", *map(str, self)])
+        return "|".join(["synk-comm-3", *map(str, self)])
 
     @classmethod
     def parse(cls, text: str) -> Ticket:
         """Read a ticket back; ValueError if the text is none."""
         fields = text.strip().split("|")
-        if len(fields) != 7 or fields[0] != "synk-comm-2":
+        if len(fields) != 6 or fields[0] != "synk-comm-3":
             raise ValueError("this is not a ticket; expected the text of group.ticket(rank)")
-        _, backend, rank, size, group_id, maker, place = fields
-        return cls(backend, int(rank), int(size), group_id, int(maker), place)
+        _, backend, rank, size, group_id, place = fields
+        return cls(backend, int(rank), int(size), group_id, place)
 
 
 class Group:
@@ -80,12 +79,12 @@ class Group:
             self._release: Callable[[], object] = weakref.finalize(
                 self, _close_in_maker, os.getpid(), fd
             )
-            place = str(fd)
+            place = f"/proc/{os.getpid()}/fd/{fd}"
         else:
             self._folder = SocketFolder.named(secrets.token_bytes(8)).make()
             self._release = self._folder.forget
             place = self._folder.path
-        self._ticket = Ticket(backend, 0, size, group_id.hex(), os.getpid(), place)
+        self._ticket = Ticket(backend, 0, size, group_id.hex(), place)
         self._open = True
 
     def __repr__(self) -> str:
@@ -263,9 +262,9 @@ def _enter(
     deadline = deadline_after(timeout_s)
     group_id = bytes.fromhex(entry.group_id)
     fabric: Fabric
-    if entry.place.isdigit():
+    if entry.place.startswith("/proc/"):
         why = "shm: the ranks have the group's memory from its maker"
-        fd = _memory(entry)
+        fd = _memory(entry.place)
         fabric = ShmFabric(entry.rank, entry.size, watch, fd=fd, group_id=group_id)
     else:
         # Imported here: this loads pyzmq.
@@ -289,19 +288,19 @@ def _enter(
         raise
 
 
-def _memory(entry: Ticket) -> int:
+def _memory(place: str) -> int:
     """Return a descriptor of the group's memory, to be closed: the inherited, or a new one.
 
     Without an inherited one open the maker's, as only processes of the same user can.
     """
-    fd, here = int(entry.place), entry.maker == os.getpid()
-    for process in ("self", entry.maker):
-        path = f"/proc/{process}/fd/{fd}"
+    fd = int(os.path.basename(place))
+    own = f"/proc/self/fd/{fd}"
+    is_makers = place == f"/proc/{os.getpid()}/fd/{fd}"
+    for path in (own, place):
         with contextlib.suppress(OSError):
             if os.readlink(path).startswith("/memfd:synk-comm"):
-                if process == "self" and not here:
-                    return fd
-                return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+                is_inherited = path == own and not is_makers
+                return fd if is_inherited else os.open(path, os.O_RDWR | os.O_CLOEXEC)
     raise JoinError(
         f"descriptor {fd} of the group was not inherited, and its maker has none; start ranks with "
         "subprocess.Popen(..., pass_fds=group.fds), or keep the group open until all have joined"

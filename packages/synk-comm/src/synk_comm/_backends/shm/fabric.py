@@ -359,8 +359,8 @@ class ShmFabric(Fabric):
         except (MemoryError, OSError, OverflowError) as exc:
             failure = f"{type(exc).__name__}: {exc}"
         try:
-            places = share((os.getpid(), fd, failure))
-            reasons = {rank: reason for rank, (_, _, reason) in enumerate(places) if reason}
+            places = share((f"/proc/{os.getpid()}/fd/{fd}", failure))
+            reasons = {rank: reason for rank, (_, reason) in enumerate(places) if reason}
             if failure:
                 raise NoMemory(failure)
             if reasons:
@@ -372,9 +372,8 @@ class ShmFabric(Fabric):
         if mine is None:
             return None
         if not is_maker:
-            pid, theirs, _ = places[ranks[0]]
             try:
-                fd = os.open(f"/proc/{pid}/fd/{theirs}", os.O_RDWR | os.O_CLOEXEC)
+                fd = os.open(places[ranks[0]][0], os.O_RDWR | os.O_CLOEXEC)
             except OSError as exc:
                 raise JoinError(
                     f"rank {ranks[0]} has no memory for a smaller group: {exc}"
