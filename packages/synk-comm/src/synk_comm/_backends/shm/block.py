@@ -121,23 +121,22 @@ def create(size: int, group_id: bytes) -> int:
     return fd
 
 
-class Block:
+class Block(Layout):
     """One rank's mapping of a group's block; JoinError if the descriptor is not that.
 
     Attributes:
-        layout: where everything is.
         bytes, words, data: the same memory as bytes, as unsigned 64-bit words, as an array.
     """
 
     def __init__(self, fd: int, size: int, group_id: bytes) -> None:
-        self.layout = layout = Layout(size)
+        super().__init__(size)
         cure = "start ranks with subprocess.Popen(..., pass_fds=group.fds), or keep the group open"
         try:
-            with memory_errors(layout.nbytes):
-                self._map = mmap.mmap(fd, layout.nbytes)
+            with memory_errors(self.nbytes):
+                self._map = mmap.mmap(fd, self.nbytes)
         except (OSError, ValueError) as exc:  # it is not inherited, or too short
             raise JoinError(f"descriptor {fd} is not the group's memory ({exc}); {cure}") from exc
-        label = layout.label(group_id)
+        label = self.label(group_id)
         if self._map[: len(label)] != label:
             self._map.close()
             raise JoinError(f"descriptor {fd} is the memory of another group; {cure}")
@@ -152,7 +151,7 @@ class Block:
 
     def word(self, rank: int, which: int) -> int:
         """Read a control word of a rank."""
-        return self.words[self.layout.control(rank) // 8 + which]
+        return self.words[self.control(rank) // 8 + which]
 
     def put_text(self, start: int, text: bytes) -> None:
         """Write a text after its length."""

@@ -94,13 +94,12 @@ class ShmFabric(Fabric):
         self._release = weakref.finalize(self, os.close, fd)
         self._group_id = group_id
         self._block = block = Block(fd, size, group_id)
-        self._layout = block.layout
         self._words = words = block.words
         self._fence = memory_fence()
         self._waiter = Waiter(block, rank)
         self._pidfds = Pidfds()
         # Where the control words of each rank begin, its posted word first.
-        pages = [block.layout.control(r) // 8 + POSTED for r in range(size)]
+        pages = [block.control(r) // 8 + POSTED for r in range(size)]
         self._me = pages[rank]
         self._peers = [(r, page) for r, page in enumerate(pages) if r != rank]
         self._seq = 0  # number of the latest round
@@ -162,7 +161,7 @@ class ShmFabric(Fabric):
             words[me + BARE] = seq
         else:
             if self._said[seq & 1] != head:
-                self._block.put_text(self._layout.slot(self.rank, seq), head)
+                self._block.put_text(self._block.slot(self.rank, seq), head)
             self._said[seq & 1] = head
             self._heads_of = seq
             posted |= signature(head)
@@ -241,7 +240,7 @@ class ShmFabric(Fabric):
         words, me, said, fence = self._words, self._me, self._said, self._fence
         (alert, *more_alerts), spins = self._waiter.alerts, self._waiter.spins
         texts = self._block.bytes
-        starts = [self._layout.slot(self.rank, parity) for parity in (0, 1)]
+        starts = [self._block.slot(self.rank, parity) for parity in (0, 1)]
         places = [slice(start, start + len(text)) for start in starts]
 
         def exchange(x: Any) -> int:
@@ -292,13 +291,13 @@ class ShmFabric(Fabric):
 
     def has_place(self, dest: int) -> bool:
         """Return whether the ring of another rank has a place for a piece."""
-        pair = self._layout.pair(self.rank, dest)
+        pair = self._block.pair(self.rank, dest)
         return self._words[pair + PUSHED] - self._words[pair + TAKEN] < PLACES
 
     def put(self, dest: int, header: bytes, data: Array) -> None:
-        pushed = self._layout.pair(self.rank, dest) + PUSHED
+        pushed = self._block.pair(self.rank, dest) + PUSHED
         number = self._words[pushed]
-        place = self._layout.place(self.rank, dest, number)
+        place = self._block.place(self.rank, dest, number)
         self._block.put_text(place, header)
         LENGTH.pack_into(self._block.bytes, place + _DATA_LENGTH_AT, data.nbytes)
         start = place + PIECE_HEAD_BYTES
@@ -306,21 +305,21 @@ class ShmFabric(Fabric):
         self._step(pushed, number + 1)
 
     def has_come(self, source: int) -> bool:
-        pair = self._layout.pair(source, self.rank)
+        pair = self._block.pair(source, self.rank)
         return self._words[pair + PUSHED] > self._words[pair + TAKEN]
 
     def piece(self, source: int) -> tuple[bytes, Array]:
         if self._fence is not None:
             self._fence()
-        number = self._words[self._layout.pair(source, self.rank) + TAKEN]
-        place = self._layout.place(source, self.rank, number)
+        number = self._words[self._block.pair(source, self.rank) + TAKEN]
+        place = self._block.place(source, self.rank, number)
         header = self._block.text(place, _DATA_LENGTH_AT - LENGTH.size)
         nbytes = LENGTH.unpack_from(self._block.bytes, place + _DATA_LENGTH_AT)[0]
         start = place + PIECE_HEAD_BYTES
         return header, self._block.data[start : start + nbytes]
 
     def release(self, source: int) -> None:
-        index = self._layout.pair(source, self.rank) + TAKEN
+        index = self._block.pair(source, self.rank) + TAKEN
         self._step(index, self._words[index] + 1)
 
     def _step(self, index: int, value: int) -> None:
@@ -334,7 +333,7 @@ class ShmFabric(Fabric):
     ) -> None:
         if done():  # mostly: what follows costs as much again
             return
-        pair = self._layout.pair
+        pair = self._block.pair
         # The word that the other rank changes.
         index = pair(self.rank, rank) + TAKEN if sending else pair(rank, self.rank) + PUSHED
 
@@ -382,7 +381,7 @@ class ShmFabric(Fabric):
         return ShmFabric(rank, size, self.watch, fd=fd, group_id=self._group_id)
 
     def abort(self, reason: str) -> None:
-        block, start = self._block, self._layout.control(self.rank) + TEXT
+        block, start = self._block, self._block.control(self.rank) + TEXT
         if not LENGTH.unpack_from(block.bytes, start)[0]:
             block.put_text(start, reason.encode("utf-8", "replace")[:TEXT_BYTES])
         if self._fence is not None:
@@ -410,14 +409,14 @@ class ShmFabric(Fabric):
         self._waiter.wake(self._me)
         for rank, page in self._peers:
             self._waiter.wake(page)
-            self._waiter.wake(self._layout.pair(rank, self.rank) + TAKEN)
-            self._waiter.wake(self._layout.pair(self.rank, rank) + PUSHED)
+            self._waiter.wake(self._block.pair(rank, self.rank) + TAKEN)
+            self._waiter.wake(self._block.pair(self.rank, rank) + PUSHED)
 
     def failure(self) -> CommError | None:
         if not self._block.bytes[ALERT]:
             return None
         for rank in range(self.size):
-            text = self._block.text(self._layout.control(rank) + TEXT, TEXT_BYTES)
+            text = self._block.text(self._block.control(rank) + TEXT, TEXT_BYTES)
             if text:
                 return aborted(rank, text.decode("utf-8", "replace"))
         return aborted(-1, "no reason was left")
@@ -468,8 +467,8 @@ class ShmFabric(Fabric):
     # -- where things are -----------------------------------------------------------------
 
     def _slice(self, rank: int, number: int, start: int, stop: int) -> Array:
-        slot = self._layout.slot(rank, number) + HEAD_BYTES
+        slot = self._block.slot(rank, number) + HEAD_BYTES
         return self._block.data[slot + start : slot + stop]
 
     def _head(self, rank: int, number: int) -> bytes:
-        return self._block.text(self._layout.slot(rank, number), HEAD_BYTES - LENGTH.size)
+        return self._block.text(self._block.slot(rank, number), HEAD_BYTES - LENGTH.size)

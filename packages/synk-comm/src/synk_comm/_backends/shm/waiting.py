@@ -33,7 +33,7 @@ class Waiter:
     def __init__(self, block: Block, rank: int) -> None:
         self._block = block
         self._sleeping = ALERT + 1 + rank
-        size = block.layout.size
+        size = block.size
         self.alerts = list(range(ALERT // 8, (ALERT + size) // 8 + 1))
         self._futex = Futex()
         self._crowded = False
