@@ -266,7 +266,7 @@ class MpiMessages(MessageFabric[_MpiPeer]):
     def put(self, dest: int, header: bytes, data: Array) -> None:
         begin = _LENGTH.pack(len(header)) + header
         piece = self._memory(len(begin) + data.nbytes)
-        piece[: len(begin)] = np.frombuffer(begin, np.uint8)
+        piece.data[: len(begin)] = begin
         piece[len(begin) :] = data
         request = self._comm.Issend([piece, self._mpi.BYTE], dest, _TAG_OF_PIECES)
         self._under_way[dest].append((request, piece))
