@@ -73,16 +73,14 @@ class Group:
         self.backend = backend
         self.fds: tuple[int, ...] = ()
         self._folder: SocketFolder | None = None
+        self._release: Callable[[], object] = lambda: None
         if memory:
             fd = create_block(size, group_id)
             self.fds = (fd,)
-            self._release: Callable[[], object] = weakref.finalize(
-                self, _close_in_maker, os.getpid(), fd
-            )
+            self._release = weakref.finalize(self, _close_in_maker, os.getpid(), fd)
             place = f"/proc/{os.getpid()}/fd/{fd}"
         else:
             self._folder = SocketFolder.named(secrets.token_bytes(8)).make()
-            self._release = self._folder.forget
             place = self._folder.path
         self._ticket = Ticket(backend, 0, size, group_id.hex(), place)
         self._open = True

@@ -43,12 +43,7 @@ class SocketFolder:
     def remove(self) -> None:
         """Remove the folder and the sockets in it, if it is there."""
         shutil.rmtree(self.path, ignore_errors=True)
-        self.forget()
-
-    def forget(self) -> None:
-        """Release what waits for the exit of this process, if the folder is gone already."""
-        if not os.path.isdir(self.path):
-            atexit.unregister(self._remove_in_maker)
+        atexit.unregister(self._remove_in_maker)
 
     def _remove_in_maker(self) -> None:
         if os.getpid() == self._pid:
