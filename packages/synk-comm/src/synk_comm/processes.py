@@ -177,11 +177,9 @@ def _lifeline() -> tuple[FileIO, FileIO, FileIO]:
     """
     low, high = os.pipe()
     # Objects, not numbers: if this is interrupted they close.
-    reading = open(low, "rb", buffering=0)  # noqa: SIM115 - until _release()
-    with open(high, "wb", buffering=0) as writing:
-        witness = open(f"/proc/self/fd/{low}", "rb", buffering=0)  # noqa: SIM115
-        last = fcntl.fcntl(writing.fileno(), fcntl.F_DUPFD_CLOEXEC, witness.fileno() + 1)
-    return witness, open(last, "wb", buffering=0), reading
+    witness = open(low, "rb", buffering=0)  # noqa: SIM115 - until _release()
+    writing = open(high, "wb", buffering=0)  # noqa: SIM115
+    return witness, writing, open(f"/proc/self/fd/{low}", "rb", buffering=0)
 
 
 def _end_with_parent(fd: int, parent: int, by_main_thread: bool) -> None:
