@@ -179,7 +179,7 @@ class MpiFabric(MpiMessages):
             self._latest = (self.turn, heads)
 
     def _all_heads(self, records: Array, deadline: float) -> list[bytes]:
-        _, filled, lengths, _ = zip(*(_RECORD.unpack_from(record) for record in records))
+        _, filled, lengths, _ = zip(*(_RECORD.unpack_from(record.data) for record in records))
         if max(map(operator.add, filled, lengths)) <= self.slot_bytes:
             return [record[self._record - n :].tobytes() for record, n in zip(records, lengths)]
         own = np.frombuffer(self.own_head, np.uint8)
@@ -224,7 +224,7 @@ class MpiFabric(MpiMessages):
 
     def shortcut(self, repeated: RepeatedCall) -> Shortcut | None:
         calls, heads, rank, last = repeated.calls, repeated.heads, self.rank, self._seq & 1
-        _, nbytes, length, _ = _RECORD.unpack_from(self._rows[last])
+        _, nbytes, length, _ = _RECORD.unpack_from(self._rows[last].data)
         if calls[0].method in _DEALT or nbytes + length > self.slot_bytes:
             return None
         if not all(self.is_posted(sum(map(count_bytes, call.arrays))) for call in calls):
