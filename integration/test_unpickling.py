@@ -17,8 +17,8 @@ MPI = "ranks that the user's own MPI launcher has started"
 
 KNOWN = {
     "synk_comm/processes.py": INHERITED,
-    "synk_comm/_processes/process.py": INHERITED,
-    "synk_comm/_processes/loading.py": INHERITED,
+    "synk_comm/_processes/crew.py": INHERITED,
+    "synk_comm/_processes/rank.py": INHERITED,
     "synk_comm/_core/steps.py": GROUP,
     "synk_core/_master/failures.py": INHERITED,
     "synk_core/_workers/interrupts.py": MPI,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import re
 import stat
 import tempfile
 import threading
@@ -61,7 +62,7 @@ def test_shm_ticket_holds_no_secret_and_memory_has_no_name():
 
 def test_zmq_folder_is_private_and_gone_after_joining():
     group = create_group(2, "zmq")
-    folder = group.ticket(0).split("|")[6]
+    folder = group.folder
     assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
     group.close()
     assert os.path.isdir(folder)  # ranks may still be starting
@@ -89,7 +90,7 @@ def test_a_long_path_of_temporary_files_leaves_room_for_names_of_sockets(tmp_pat
 
 
 def test_zmq_folder_goes_with_its_maker():
-    code = "import synk_comm; print(synk_comm.create_group(2, 'zmq').ticket(0).split('|')[6])"
+    code = "import synk_comm; print(synk_comm.create_group(2, 'zmq').folder)"
     assert not os.path.exists(printed_by("-c", code).strip())
 
 
@@ -117,7 +118,7 @@ def test_descriptor_that_was_not_inherited():
         join(ticket)
     with create_group(2) as other, create_group(2) as group:
         foreign = group.ticket(0).split("|")
-        foreign[6] = str(other.fds[0])
+        foreign[-1] = other.ticket(0).split("|")[-1]
         with pytest.raises(JoinError, match="another group"):
             join("|".join(foreign))
 
@@ -145,9 +146,6 @@ def test_a_rank_does_not_join_a_second_time_while_others_are_missing():
     group = create_group(2, "zmq")
     rightful = SocketFolder(group.folder)
     rightful.claim(0)
-    # So `synkhronos clean` takes the folder for used until its process has ended.
-    with open("/proc/net/unix", encoding="utf-8") as bound:
-        assert f"{group.folder}/0\n" in bound.read()
     with pytest.raises(JoinError, match="rank 0 has already joined this group"):
         join(group.ticket(0), timeout_s=20)
     assert os.path.isdir(group.folder)  # the rightful one goes on
@@ -211,15 +209,15 @@ def test_a_rank_that_aborts_and_leaves_meanwhile_is_not_taken_for_lost(monkeypat
 
 
 def _memory_of_groups():
-    """Descriptors of memory that ranks of this process share."""
-    targets = []
+    """How often memory that ranks share is mapped in this process, or has a descriptor."""
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        found = [line for line in maps if "/memfd:synk-comm" in line]
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
-            targets.append(os.readlink(f"/proc/self/fd/{name}"))
-    return [target for target in targets if target.startswith("/memfd:synk-comm")]
+            found += re.findall("/memfd:synk-comm", os.readlink(f"/proc/self/fd/{name}"))
+    return len(found)
 
 
-@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
 def test_close_gives_the_memory_back_at_once():
     """Whatever was called again and again, and whoever has the communicators still."""
     gc.collect()
@@ -231,7 +229,7 @@ def test_close_gives_the_memory_back_at_once():
             in_threads(comms, lambda comm: comm.barrier())
             in_threads(comms, lambda comm: comm.all_reduce(np.ones(3)))
             in_threads(comms, lambda comm: comm.reduce(np.ones(3)))
-        assert len(_memory_of_groups()) > len(before)
+        assert _memory_of_groups() > before
         for comm in comms:
             comm.close()
         assert _memory_of_groups() == before

@@ -12,12 +12,17 @@ import time
 import pytest
 from _helpers import BOTH
 
-from synk_comm import AbortedError, ClosedError, CommTimeout, JoinError, PeerLost
+from synk_comm import (
+    AbortedError,
+    ClosedError,
+    CommTimeout,
+    JoinError,
+    PeerDeclined,
+    PeerLost,
+)
 from synk_comm._collectives.splitting import _look_at, in_ranks_of_the_old
-from synk_comm.testing import run_ranks
+from synk_comm.testing import in_threads, run_ranks, thread_group
 
-SHARED = {"shm": 2, "zmq": 1}
-"""How often the ranks tell each other something before they enter their new groups."""
 SOON_S = 4.0
 """On a busy machine; it is some hundredths of a second on an idle one."""
 FIRST, ALONE, LAST = range(3)
@@ -91,21 +96,14 @@ def outcome(comm, *, late_s=0.0, struck=None, timeout_s=None, watch=None, color=
     """
     fabric = comm._steps.fabric
     part = type(fabric).split
-    to_share = SHARED[comm.backend]
 
     def slowly(self, groups, mine, share):
-        shared = 0
-
         def share_first(obj):
-            nonlocal shared
             said = share(obj)
-            shared += 1
-            if shared == to_share:
-                time.sleep(late_s)
+            time.sleep(late_s)
             return said
 
         made = part(self, groups, mine, share_first)
-        assert shared == to_share
         if watch is not None:
             made.watch = watch
         if struck is not None:
@@ -177,6 +175,22 @@ def test_one_does_not_come(backend):
         assert kind is AbortedError, text
         assert blamed == FIRST, text
         assert "CommTimeout" in text
+
+
+def test_a_group_without_memory_for_a_smaller_one_goes_on(monkeypatch):
+    def fail(size, group_id):
+        raise MemoryError("no room")
+
+    def split(comm):
+        with pytest.raises(MemoryError if comm.rank == 0 else PeerDeclined, match="no room"):
+            comm.split(0)
+        return float(comm.all_reduce(1.0))
+
+    monkeypatch.setattr("synk_comm._backends.shm.fabric.create", fail)
+    comms = thread_group(2)
+    assert in_threads(comms, split) == [2.0, 2.0]
+    for comm in comms:
+        comm.close()
 
 
 def fail_to_wire(comm):

@@ -20,8 +20,7 @@ from ._backends.local import local_group
 
 # How values become one.
 from ._core.ops import ReduceOp
-from ._join.connect import connect
-from ._join.groups import Group, create_group, join
+from ._join import Group, connect, create_group, join
 from ._processes.launch import launch
 
 # The noun, and what can go wrong.

@@ -1,10 +1,10 @@
 """Start fresh Python interpreters that end with this process, however it ends.
 
-`Process` is a `subprocess.Popen`. Its process inherits the reading end of a pipe, whose writing end
-this process alone has. Its arguments come through that pipe, and after them nothing: the end of the
-pipe is the end of this process. Then the kernel sends SIGKILL to its process group, as this process
-and the started one have both asked for. That needs no thread and no other process, and it works
-when the started one is stopped or never releases the interpreter's lock.
+`Process` is a `subprocess.Popen`. Its process inherits the reading end of a pipe, into which
+nothing is ever written, and whose writing end this process alone has: the end of the pipe is the
+end of this process. Then the kernel sends SIGKILL to its process group, as this process and the
+started one have both asked for. That needs no thread and no other process, and it works when the
+started one is stopped or never releases the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from importlib.machinery import ModuleSpec
 from io import FileIO
 from multiprocessing import spawn
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 from ._system.cores import available_cores, core_quota, threads_per_rank
 from ._system.liveness import WatchedProcess, stat
+from ._system.memory import memory_file
 from .exceptions import MisuseError
 
 __all__ = [
@@ -50,8 +51,8 @@ NO_RANKS = "SYNK_COMM_NO_RANKS"
 
 _BOOT = (
     "import sys; sys.path = [entry for entry in sys.path if entry]; import pickle; "
-    "pipe = open(int(sys.argv[1]), 'rb', closefd=False); sys.path[:] = pickle.load(pipe); "
-    "from synk_comm.processes import begin; begin(pipe)"
+    "work = open(int(sys.argv[1]), 'rb'); sys.path[:] = pickle.load(work); "
+    "from synk_comm.processes import begin; begin(work)"
 )
 """Program of a fresh interpreter. Not ``-m``: with its parent's ``sys.path`` it finds this package
 wherever the parent found it, and nothing of the current folder before."""
@@ -61,39 +62,22 @@ _STDERR = 2
 _LOOK_EVERY_S = 0.5
 
 
-class Start(NamedTuple):
-    """How a process begins.
-
-    Attributes:
-        module, function: what it calls with its arguments.
-        parent: the pid of the process that has started it.
-        by_main_thread: whether the parent's main thread has.
-        length: of the payload, in bytes; -1 for none.
-    """
-
-    module: str
-    function: str
-    parent: int
-    by_main_thread: bool
-    length: int
-
-
 class Process(subprocess.Popen[bytes]):
     """A fresh interpreter that calls ``module.function(*args)``, and ends with this process.
 
     It leads a session of its own: its process group can be signalled as a whole, and a terminal's
-    Ctrl-C does not reach it. Call `feed` until that returns True.
+    Ctrl-C does not reach it.
 
     Args:
         module, function: what it calls; its command line shows the module.
         args: picklable, by what it imports.
-        payload: bytes that follow as the last argument.
         path: its ``sys.path``.
         env: its whole environment.
         fds: descriptors that it inherits, besides the standard streams.
         flags: options of the interpreter.
-        cwd: its current folder; None for this process's.
         blocked: signals that are blocked until it unblocks them.
+        how: as of `subprocess.Popen`: the current folder and the streams; it has no input if
+            ``stdin`` is not among them.
 
     Raises:
         OSError: it cannot be started.
@@ -105,73 +89,43 @@ class Process(subprocess.Popen[bytes]):
         module: str,
         function: str,
         args: tuple[Any, ...],
-        payload: bytes | None = None,
         *,
         path: Sequence[str],
         env: Mapping[str, str],
         fds: Sequence[int] = (),
         flags: Sequence[str] = (),
-        cwd: str | None = None,
-        stdin: int | None = subprocess.DEVNULL,
-        stdout: int | None = None,
-        stderr: int | None = None,
         blocked: Sequence[int] = (),
+        **how: Any,
     ) -> None:
+        self._is_alone = False
+        self._lifeline = _, _, reading = _lifeline()
         # The signal of PR_SET_PDEATHSIG comes when the thread ends that has started the process.
         by_main_thread = threading.get_native_id() == os.getpid()
-        length = -1 if payload is None else len(payload)
-        start = Start(module, function, os.getpid(), by_main_thread, length)
-        head = b"".join(map(pickle.dumps, (list(path), tuple(start), args)))
-        self._unsent = [memoryview(part) for part in (head, payload) if part]
-        self._is_alone = False
-        self._lifeline = Lifeline.create()
-        fd = self._lifeline.reading.fileno()
+        start = module, function, args, reading.fileno(), os.getpid(), by_main_thread
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         try:
-            try:
-                signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
-                super().__init__(
-                    [interpreter(), *flags, "-c", _BOOT, str(fd), module],
-                    pass_fds=(fd, *fds),
-                    start_new_session=True,
-                    env=env,
-                    cwd=cwd,
-                    stdin=stdin,
-                    stdout=stdout,
-                    stderr=stderr,
-                    bufsize=0,
-                )
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            with memory_file(pickle.dumps(list(path)) + pickle.dumps(start)) as work:
+                try:
+                    signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+                    super().__init__(
+                        [interpreter(), *flags, "-c", _BOOT, str(work.fileno()), module],
+                        pass_fds=(work.fileno(), reading.fileno(), *fds),
+                        start_new_session=True,
+                        env=env,
+                        bufsize=0,
+                        **{"stdin": subprocess.DEVNULL, **how},
+                    )
+                finally:
+                    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            # It asks for the same, but if it dies amid the end of this process, what it has asked
+            # for may be gone before the pipe ends.
+            _kernel_kills(self._lifeline[0].fileno(), -self.pid)
         except BaseException:
-            self._lifeline.close()
+            self._release()
             if getattr(self, "pid", None) is not None:  # interrupted when it had been started
                 self.kill()
                 self.wait()
             raise
-
-    def fileno(self) -> int:
-        """Return the descriptor that `feed` writes to."""
-        return self._lifeline.writing.fileno()
-
-    def feed(self) -> bool:
-        """Write what the pipe takes of the arguments; return whether all is written.
-
-        When it is, the kernel watches this process: see `Lifeline.end_group_with_us`.
-        """
-        try:
-            while self._unsent:
-                sent = self._lifeline.writing.write(self._unsent[0])
-                if sent is None:  # full
-                    return False
-                self._unsent[0] = self._unsent[0][sent:]
-                if not self._unsent[0]:
-                    del self._unsent[0]
-        except BrokenPipeError:  # it has ended, which will be found out
-            self._unsent.clear()
-        if self.returncode is None:  # else its number may be another process's by now
-            self._lifeline.end_group_with_us(self.pid)
-        return True
 
     def signal_group(self, number: int) -> bool:
         """Send a signal to its process group; return whether that has members, even if zombies.
@@ -190,94 +144,75 @@ class Process(subprocess.Popen[bytes]):
 
     def close(self) -> None:
         """Close the pipes. If it has not ended, the kernel kills it. Idempotent, in any thread."""
-        self._lifeline.close()
+        self._release()
         for stream in (self.stdout, self.stderr):
             if stream is not None:
                 stream.close()
 
-
-def begin(pipe: BinaryIO) -> None:
-    """In a fresh interpreter, call what its parent has started it for; see `Process`."""
-    start = Start(*pickle.load(pipe))  # noqa: S301 - from the parent, through an inherited pipe
-    args = pickle.load(pipe)  # noqa: S301 - the same
-    if start.length >= 0:
-        args = (*args, pipe.read(start.length))
-    os.set_inheritable(pipe.fileno(), False)
-    _end_with_parent(pipe.fileno(), start.parent, start.by_main_thread)
-    getattr(importlib.import_module(start.module), start.function)(*args)
-
-
-class Lifeline(NamedTuple):
-    """The parent's hold on a pipe to a process that ends with it.
-
-    Attributes:
-        reading: the end that the process inherits.
-        witness: another reading end, which the parent alone has.
-        writing: the end that closes when the parent exits.
-    """
-
-    reading: FileIO
-    witness: FileIO
-    writing: FileIO
-
-    @classmethod
-    def create(cls) -> Lifeline:
-        """Make the pipe.
-
-        When a process is killed, the kernel closes its files from the highest number to the
-        lowest: the writing end while the witness is still open, which notices it.
-        """
-        low, high = os.pipe()
-        # Objects, not numbers: if this is interrupted they close.
-        reading = open(low, "rb", buffering=0)  # noqa: SIM115 - until close()
-        with open(high, "wb", buffering=0) as writing:
-            try:
-                witness = open(f"/proc/self/fd/{low}", "rb", buffering=0)  # noqa: SIM115
-            except OSError:  # another system, without such a message
-                witness = open(os.dup(low), "rb", buffering=0)  # noqa: SIM115
-            last = fcntl.fcntl(writing.fileno(), fcntl.F_DUPFD_CLOEXEC, witness.fileno() + 1)
-        os.set_blocking(last, False)
-        return cls(reading, witness, open(last, "wb", buffering=0))
-
-    def end_group_with_us(self, group: int) -> None:
-        """Let the kernel kill a process group when this process is gone.
-
-        Call it when all has been written. The process asks for the same, but if it dies amid the
-        end of this one, what it has asked for may be gone before the pipe ends.
-        """
-        _kernel_kills(self.witness.fileno(), -group)
-
-    def close(self) -> None:
-        """Close all ends, the witness first: a group whose leader has ended may go on."""
-        for end in (self.witness, self.writing, self.reading):
+    def _release(self) -> None:
+        """Close the lifeline, the witness first: a group whose leader has ended may go on."""
+        for end in self._lifeline:
             end.close()
 
 
+def begin(work: BinaryIO) -> None:
+    """In a fresh interpreter, call what its parent has started it for; see `Process`."""
+    start = pickle.load(work)  # noqa: S301 - from the parent, in a file that only this one inherits
+    module, function, args, fd, parent, by_main_thread = start
+    work.close()
+    os.set_inheritable(fd, False)
+    _end_with_parent(fd, parent, by_main_thread)
+    getattr(importlib.import_module(module), function)(*args)
+
+
+def _lifeline() -> tuple[FileIO, FileIO, FileIO]:
+    """Make a pipe to a process that ends with this one.
+
+    When a process is killed, the kernel closes its files from the highest number to the lowest:
+    the writing end while the witness is still open, which notices it.
+
+    Returns:
+        The witness, a reading end that this process alone has; the writing end, which closes when
+        this process exits; the reading end that the other process inherits.
+    """
+    low, high = os.pipe()
+    # Objects, not numbers: if this is interrupted they close.
+    witness = open(low, "rb", buffering=0)  # noqa: SIM115 - until _release()
+    writing = open(high, "wb", buffering=0)  # noqa: SIM115
+    return witness, writing, open(f"/proc/self/fd/{low}", "rb", buffering=0)
+
+
 def _end_with_parent(fd: int, parent: int, by_main_thread: bool) -> None:
-    """Let this process, and its process group, be killed when the parent is gone.
+    """Let this process, and the group that it leads, be killed when the parent is gone.
 
     Args:
-        fd: the reading end of a pipe whose writing end only the parent has, and into which
-            nothing is written any more.
+        fd: the reading end of a pipe whose writing end only the parent has.
         parent: its pid.
         by_main_thread: whether its main thread has started this process.
     """
-    can_kill = _kernel_kills(fd, -os.getpgrp() if _leads_group() else os.getpid())
+
+    def look(wait_s: float) -> None:
+        if select.select([fd], [], [], wait_s)[0] or os.getppid() != parent:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGKILL)  # it has moved to another group
+
+    def watch() -> None:
+        while True:
+            look(_LOOK_EVERY_S)
+
+    can_kill = _kernel_kills(fd, -os.getpid())
     # A child that the parent forked in C may have a copy of the pipe: then it lives on.
-    if sys.platform == "linux" and by_main_thread:
+    if by_main_thread:
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if not (can_kill and by_main_thread):
-        threading.Thread(
-            target=_await_end, args=(fd, parent), name="synk-comm-parent", daemon=True
-        ).start()
-    # What has happened before now leaves no signal.
-    if _has_ended(fd, parent, 0.0):
-        _kill_group()
+        threading.Thread(target=watch, name="synk-comm-parent", daemon=True).start()
+    look(0.0)  # what has happened before now leaves no signal
 
 
 def _kernel_kills(fd: int, owner: int) -> bool:
-    """Ask the kernel for SIGKILL to a process when the pipe ends; Linux can.
+    """Ask the kernel for SIGKILL to a process when the pipe ends; return whether it does.
 
     Args:
         owner: the pid; of a process group the negative number.
@@ -286,29 +221,9 @@ def _kernel_kills(fd: int, owner: int) -> bool:
         fcntl.fcntl(fd, fcntl.F_SETOWN, owner)
         fcntl.fcntl(fd, fcntl.F_SETSIG, int(signal.SIGKILL))
         fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
-    except (AttributeError, OSError):
+    except OSError:
         return False
     return True
-
-
-def _leads_group() -> bool:
-    return os.getpgrp() == os.getpid()
-
-
-def _has_ended(fd: int, parent: int, wait_s: float) -> bool:
-    return bool(select.select([fd], [], [], wait_s)[0]) or os.getppid() != parent
-
-
-def _await_end(fd: int, parent: int) -> None:
-    while not _has_ended(fd, parent, _LOOK_EVERY_S):
-        pass
-    _kill_group()
-
-
-def _kill_group() -> None:
-    if _leads_group():
-        os.killpg(os.getpgrp(), signal.SIGKILL)
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def require_leave(what: str) -> None:

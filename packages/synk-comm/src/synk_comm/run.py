@@ -6,21 +6,19 @@ The program finds its group with ``comm = synk_comm.connect()``. See ``--help``.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import select
-import selectors
 import signal
 import subprocess
 import sys
 import time
 from types import FrameType
-from typing import Callable, NoReturn, Sequence
+from typing import Iterator, Sequence
 
-from ._join.groups import Group, create_group
+from ._join import create_group
 from ._processes.crew import Crew
-from ._processes.loading import Source
-from ._processes.process import RankFailure, RankProcess, rank_environment
-from ._processes.rank import Script
+from ._processes.rank import Script, Source
 from .exceptions import MisuseError
 from .processes import import_path, require_leave
 
@@ -58,29 +56,41 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     parser = _parser()
     options = parser.parse_args(argv)
+    for name in ("n", "timeout", "grace"):
+        value = getattr(options, name)
+        if value is not None and not value > 0:
+            parser.error(f"{name} must be more than 0, got {value}")
     source, arguments = _program(parser, options)
     tagged = options.n > 1 if options.tag_output is None else options.tag_output
     try:
         require_leave("python -m synk_comm.run")
-        group = create_group(options.n, options.backend)
+        crew = Crew(create_group(options.n, options.backend))
     except (ValueError, MemoryError, MisuseError) as exc:
         parser.error(str(exc))
     outputs: list[_Output] = []
-    with group, Crew() as crew, _SignalForwarder(crew, options.grace) as signals:
+    with _passing_on(crew, options.grace) as asked, crew:
         try:
-            _start(crew, group, source, arguments, signals, outputs if tagged else None)
+            crew.start(
+                Script(source, by_line=tagged),
+                argv=arguments,
+                path=_path(source),
+                stdin=None,
+                output=subprocess.PIPE if tagged else None,
+            )
+            for rank in crew.ranks:
+                for theirs, ours in ((rank.stdout, 1), (rank.stderr, 2)):
+                    if theirs is not None:
+                        outputs.append(_Output(theirs.fileno(), b"[%d] " % rank.rank, ours))
+                        crew.register(theirs.fileno(), outputs[-1].ready)
             deadline = None if options.timeout is None else time.monotonic() + options.timeout
             crew.wait(deadline, _FAILURE_GRACE_S)
             for output in outputs:
                 output.finish()
         except BrokenPipeError:  # the reader of our output has gone
             for output in outputs:
-                output.drop()
+                output.ours = None
             return 128 + signal.SIGPIPE
-        finally:
-            crew.kill()
-            group.discard()
-    return _verdict(crew, options.timeout, signals.asked)
+    return _verdict(crew, options.timeout, asked[0] if asked else None)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -92,35 +102,25 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("-n", type=_positive(int), required=True, help="number of ranks")
+    parser.add_argument("-n", type=int, required=True, help="number of ranks")
     parser.add_argument(
         "--backend",
         default="auto",
         help="shm (shared memory), zmq (ZeroMQ), or auto: shm where memory can be shared (default)",
     )
-    parser.add_argument(
-        "--timeout", type=_positive(float), metavar="S", help="end all ranks after S seconds"
-    )
+    parser.add_argument("--timeout", type=float, metavar="S", help="end all ranks after S seconds")
     parser.add_argument(
         "--grace",
-        type=_positive(float),
+        type=float,
         metavar="S",
         default=30.0,
         help="what ranks get to end after SIGINT or SIGTERM before they are killed (default 30)",
     )
-    tags = parser.add_mutually_exclusive_group()
-    tags.add_argument(
+    parser.add_argument(
         "--tag-output",
-        action="store_true",
-        default=None,
-        help="put '[rank] ' before each line of output, and let lines through as a whole "
-        "(default with more than one rank)",
-    )
-    tags.add_argument(
-        "--no-tag-output",
-        action="store_false",
-        dest="tag_output",
-        help="let the ranks write straight to the output of this process",
+        action=argparse.BooleanOptionalAction,
+        help="put '[rank] ' before each line of output, and let lines through as a whole (default "
+        "with more than one rank); else the ranks write straight to the output of this process",
     )
     parser.add_argument(
         "-m",
@@ -130,17 +130,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("script", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
-
-
-def _positive(kind: Callable[[str], float]) -> Callable[[str], float]:
-    def positive(text: str) -> float:
-        value = kind(text)
-        if not value > 0:
-            raise argparse.ArgumentTypeError(f"must be more than 0, got {text}")
-        return value
-
-    positive.__name__ = kind.__name__  # argparse names it in "invalid int value"
-    return positive
 
 
 def _program(
@@ -167,48 +156,19 @@ def _path(source: Source) -> Sequence[str]:
     return [os.path.dirname(os.path.realpath(source.path)), *path[1:]]
 
 
-def _start(
-    crew: Crew,
-    group: Group,
-    source: Source,
-    arguments: list[str],
-    signals: _SignalForwarder,
-    outputs: list[_Output] | None,
-) -> None:
-    """Start all ranks; if their output is to be tagged, add what passes it on to ``outputs``."""
-    pipe = None if outputs is None else subprocess.PIPE
-    for rank in range(group.size):
-        if signals.asked is not None:
-            break
-        process = RankProcess(
-            rank,
-            Script(source, by_line=outputs is not None),
-            path=_path(source),
-            argv=arguments,
-            env=rank_environment(group.size, rank, {"SYNK_COMM_TICKET": group.ticket(rank)}),
-            fds=group.fds,
-            stdin=None if rank == 0 else subprocess.DEVNULL,
-            stdout=pipe,
-            stderr=pipe,
-        )
-        crew.add(process)
-        for theirs, ours in ((process.stdout, 1), (process.stderr, 2)):
-            if theirs is not None and outputs is not None:
-                output = _Output(theirs.fileno(), b"[%d] " % rank, ours)
-                crew.register(theirs.fileno(), selectors.EVENT_READ, output.ready)
-                outputs.append(output)
-
-
 class _Output:
-    """Passes on what a rank writes, line by line, each with a tag in front."""
+    """Passes on what a rank writes, line by line, each with a tag in front.
+
+    Attributes:
+        ours: descriptor of the output; None to pass on nothing more.
+    """
 
     def __init__(self, theirs: int, tag: bytes, ours: int) -> None:
         os.set_blocking(theirs, False)
+        self.ours: int | None = ours
         self._theirs = theirs
         self._tag = tag
-        self._ours = ours
-        self._begun = bytearray()  # of a line whose end has not come
-        self._dropped = False
+        self._begun = bytearray()  # what has not been passed on
 
     def ready(self) -> bool:
         """Pass on the next piece; return whether that was the last."""
@@ -216,38 +176,28 @@ class _Output:
             data = os.read(self._theirs, _READ_BYTES)
         except BlockingIOError:
             return False
-        end = data.rfind(b"\n") + 1
-        if end:
-            lines = bytes(self._begun + data[:end]).split(b"\n")[:-1]
-            self._begun = bytearray()
-            self._write(lines)
-        self._begun += data[end:]
-        if len(self._begun) > _LONGEST_LINE or not data:
-            self._end_line()
+        self._begun += data
+        is_over = not data or len(self._begun) > _LONGEST_LINE
+        if b"\n" in data or is_over:
+            self._pass_on(is_over)
         return not data
-
-    def drop(self) -> None:
-        """Pass on nothing more."""
-        self._dropped = True
 
     def finish(self) -> None:
         """Pass on what is left in the pipe, even if some grandchild still holds it open."""
         for _ in range(_MOST_LEFT // _READ_BYTES):
-            if not select.select([self._theirs], [], [], 0)[0]:
+            if not select.select([self._theirs], [], [], 0)[0] or self.ready():
                 break
-            if self.ready():
-                return
-        self._end_line()
+        self._pass_on(True)
 
-    def _end_line(self) -> None:
-        # A line that never ends, or the end of all: other ranks begin a line of their own.
-        if self._begun:
-            line, self._begun = bytes(self._begun), bytearray()
-            self._write([line])
-
-    def _write(self, lines: list[bytes]) -> None:
-        if not self._dropped:
-            write_all(self._ours, b"".join(b"%b%b\n" % (self._tag, line) for line in lines))
+    def _pass_on(self, is_over: bool) -> None:
+        """Pass on all lines that are whole; also the begin of one whose end does not come."""
+        *lines, begun = bytes(self._begun).split(b"\n")
+        if is_over and begun:
+            lines.append(begun)  # other ranks begin a line of their own
+            begun = b""
+        self._begun = bytearray(begun)
+        if self.ours is not None:
+            write_all(self.ours, b"".join(b"%b%b\n" % (self._tag, line) for line in lines))
 
 
 def write_all(fd: int, data: bytes) -> None:
@@ -260,76 +210,58 @@ def write_all(fd: int, data: bytes) -> None:
             select.select([], [fd], [], 1.0)
 
 
-class _SignalForwarder:
-    """While it is entered, SIGINT and SIGTERM go on to the ranks.
+@contextlib.contextmanager
+def _passing_on(crew: Crew, grace_s: float) -> Iterator[list[int]]:
+    """Pass SIGINT and SIGTERM on to the ranks; yield the list of those that come."""
+    came: list[int] = []
 
-    Attributes:
-        asked: the first signal that came, or None.
-    """
-
-    def __init__(self, crew: Crew, grace_s: float) -> None:
-        self._crew = crew
-        self._grace_s = grace_s
-        self._before: dict[int, object] = {}
-        self.asked: int | None = None
-
-    def __enter__(self) -> _SignalForwarder:  # noqa: PYI034 - typing.Self is newer than 3.9
-        for signum in (signal.SIGINT, signal.SIGTERM):
-            if signal.getsignal(signum) is not signal.SIG_IGN:  # nohup, or a shell's background
-                self._before[signum] = signal.signal(signum, self._pass_on)
-        # It may be ignored from the start; then no exit code of a child is known.
-        self._before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        for signum, handler in self._before.items():
-            signal.signal(signum, handler)  # type: ignore[arg-type]
-
-    def _pass_on(self, signum: int, frame: FrameType | None) -> None:
+    def pass_on(signum: int, frame: FrameType | None) -> None:
         del frame
-        if self.asked is None:
-            self.asked = signum
-            self._crew.ask(signum, self._grace_s)
+        came.append(signum)
+        if len(came) == 1:
+            crew.ask(signum, grace_s)
         else:
-            self._crew.ask(signal.SIGKILL, 0.0)
+            crew.ask(signal.SIGKILL, 0.0)
+
+    usual = (signal.SIGINT, signal.SIGTERM)
+    # Those of nohup, or of a shell's background, are ignored.
+    heeded = [signum for signum in usual if signal.getsignal(signum) is not signal.SIG_IGN]
+    before = {signum: signal.signal(signum, pass_on) for signum in heeded}
+    # It may be ignored from the start; then no exit code of a child is known.
+    before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        yield came
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
 
 
 def _verdict(crew: Crew, timeout_s: float | None, asked: int | None) -> int:
-    failures = crew.failures()
-    size = len(crew.ranks)
+    """Say how the job ended, unless it ended well; return the exit code."""
     if asked is not None:
         if all(rank.exitcode == 0 for rank in crew.ranks):
             return 0
         _say(f"stopped by {signal.Signals(asked).name}")
         return 128 + asked
+    failures = crew.failures()
     if failures:
-        first = failures[0]
-        others = [rank for rank in crew.ranks if rank.rank != first.rank]
-        lines = [f"\n  rank {rank.rank}: {rank.fate()}" for rank in others]
-        _say(f"rank {first.rank} of {size} failed first: {first}{''.join(lines)}")
-        return _exit_code(crew.ranks[first.rank], first)
-    late = [str(rank.rank) for rank in crew.ranks if rank.stopped_at is not None]
+        first, report = failures[0]
+        place = f"rank {first.rank} of {len(crew.ranks)}"
+        _say(f"{place} failed first: {report.brief}{crew.fates(besides=first)}")
+        exitcode = first.exitcode
+        if exitcode is None or (report.failure and first.stopped_at is not None):
+            return 1  # it had failed already, but would not end
+        return exitcode if exitcode >= 0 else 128 - exitcode
+    late, said = crew.late(timeout_s)
     if late:
-        which = f"rank {late[0]}" if len(late) == 1 else f"ranks {', '.join(late)}"
-        _say(f"{which} of {size} still ran after {timeout_s} s and had to be ended")
+        _say(said)
         return _TIMEOUT_CODE
     return 0
-
-
-def _exit_code(rank: RankProcess, failure: RankFailure) -> int:
-    exitcode = rank.exitcode
-    if exitcode is None or (failure.report is not None and rank.stopped_at is not None):
-        return 1  # it had failed already, but would not end
-    return exitcode if exitcode >= 0 else 128 - exitcode
 
 
 def _say(text: str) -> None:
     write_all(2, f"synk_comm.run: {text}\n".encode(errors="replace"))
 
 
-def _exit() -> NoReturn:
-    raise SystemExit(main())
-
-
 if __name__ == "__main__":
-    _exit()
+    raise SystemExit(main())

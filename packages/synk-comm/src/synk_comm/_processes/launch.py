@@ -9,24 +9,17 @@ import pickle
 import signal
 import sys
 import time
-from collections.abc import Mapping
 from types import FunctionType, MethodType, ModuleType
-from typing import Any, Callable, Optional, Tuple, Union
+from typing import Any, Callable
 
 from synk_comm._core.calls import brief
 from synk_comm._core.guard import DEFAULT_TIMEOUT_S, deadline_after
-from synk_comm._join.groups import Group, create_group
+from synk_comm._join import create_group
 from synk_comm.exceptions import CommTimeout, RankDied, RankFailed
-from synk_comm.processes import import_path, require_leave
+from synk_comm.processes import require_leave
 
-from .crew import Crew
-from .loading import MAIN_NAMES, Source, unpickled
-from .process import RankFailure, RankProcess, describe_exit, rank_environment
-from .rank import RankReport, Task
-
-Environment = Union[Mapping[str, str], Callable[[int], Mapping[str, str]], None]
-Packed = Tuple[bytes, Optional[Source], Optional[Source]]
-"""A pickled function with its arguments, and the modules to be loaded for them."""
+from .crew import Crew, Environment
+from .rank import MAIN_NAMES, RankReport, Source, Task, unpickled
 
 
 def launch(
@@ -41,7 +34,7 @@ def launch(
 ) -> list[Any]:
     """Run ``fn(comm, *args)`` on ``n`` ranks, each in a fresh Python process; return the results.
 
-    Blocks until all processes have ended. When one fails, the others get a second to fail by
+    Blocks until all processes have ended. When one fails, the others get three seconds to fail by
     themselves and to say how; then they are ended. No process is left, nor any that the ranks
     started, whatever happens here: also if this process is killed.
 
@@ -82,48 +75,26 @@ def launch(
     deadline = None if timeout_s is None else deadline_after(timeout_s)
     deadline_after(comm_timeout_s)
     require_leave("launch()")
-    work = packed(fn, args)
-    with create_group(n, backend) as group, Crew() as crew:
+    work = packed(fn, args, comm_timeout_s, tell=True)
+    with Crew(create_group(n, backend)) as crew:
         try:
-            start(crew, group, work, comm_timeout_s, tell=True, env=env)
+            crew.start(*work, env=env)
             crew.wait(deadline, grace_s)
         except KeyboardInterrupt:
             crew.ask(signal.SIGINT, grace_s)
             crew.wait_until(time.monotonic() + grace_s)
             raise
-        finally:
-            crew.kill()
-            group.discard()
     return _results(crew, timeout_s)
-
-
-def start(
-    crew: Crew,
-    group: Group,
-    work: Packed,
-    timeout_s: float,
-    *,
-    tell: bool,
-    env: Environment = None,
-) -> None:
-    """Start all ranks of a group; ``timeout_s`` and ``tell`` are those of ``Task``."""
-    payload, main, home = work
-    path, argv = import_path(), sys.argv
-    for rank in range(group.size):
-        task = Task(group.ticket(rank), timeout_s, main, home, tell)
-        own = rank_environment(group.size, rank, env(rank) if callable(env) else env)
-        crew.add(RankProcess(rank, task, payload, path=path, argv=argv, env=own, fds=group.fds))
 
 
 # -- on the way there ---------------------------------------------------------------------
 
 
-def packed(fn: Callable[..., Any], args: tuple[Any, ...]) -> Packed:
-    """Pickle a function and its arguments, by name, and say what must be loaded for them.
-
-    Returns:
-        The pickle; the main script if it needs that; the module of the function, if another.
-    """
+def packed(
+    fn: Callable[..., Any], args: tuple[Any, ...], timeout_s: float, *, tell: bool
+) -> tuple[Task, bytes]:
+    """Pickle a function and its arguments, by name; return the task with what must be loaded for
+    them, whose ``timeout_s`` and ``tell`` these are, and the pickle."""
     if not callable(fn):
         raise TypeError(f"fn must be a function, got {type(fn).__qualname__}: {fn!r}")
     inner = _innermost(fn)
@@ -151,7 +122,7 @@ def packed(fn: Callable[..., Any], args: tuple[Any, ...]) -> Packed:
         path = _file(sys.modules.get(name))
         home = Source(name, os.path.abspath(path) if path else "")
     # A string in the arguments may look alike: then the script is loaded for nothing.
-    return payload, main if b"_main__" in payload else None, home
+    return Task(timeout_s, main if b"_main__" in payload else None, home, tell), payload
 
 
 def _innermost(fn: Any) -> Any:
@@ -190,21 +161,13 @@ def _main_source() -> Source | None:
 
 
 def _results(crew: Crew, timeout_s: float | None) -> list[Any]:
-    failures = crew.failures()
-    if failures:
-        raise _error(crew, failures[0])
-    missing = {
-        rank.rank: "still ran"
-        for rank in crew.ranks
-        if rank.stopped_at is not None or rank.report is None
-    }
-    if missing:
-        names = ", ".join(map(str, missing))
-        which = f"rank {names}" if len(missing) == 1 else f"ranks {names}"
+    if crew.failures():
+        raise _error(crew)
+    late, said = crew.late(timeout_s)
+    if late:
         raise CommTimeout(
-            f"{which} of {len(crew.ranks)} still ran after {timeout_s} s and had to be ended; "
-            "raise timeout_s, or see on standard error where the threads were",
-            missing=missing,
+            f"{said}; raise timeout_s, or see on standard error where the threads were",
+            missing=dict.fromkeys(late, "still ran"),
         )
     values = []
     for rank in crew.ranks:
@@ -221,27 +184,23 @@ def _results(crew: Crew, timeout_s: float | None) -> list[Any]:
     return values
 
 
-def _error(crew: Crew, first: RankFailure) -> RankFailed:
-    others = "".join(
-        f"\n  rank {rank.rank}: {rank.fate()}" for rank in crew.ranks if rank.rank != first.rank
-    )
-    if others:
-        others = f"\n\nThe others:{others}"
-    place = f"rank {first.rank} of {len(crew.ranks)}"
-    exitcode = crew.ranks[first.rank].exitcode
-    if first.report is None:
-        when = " after its function had returned" if crew.ranks[first.rank].report else ""
-        how = describe_exit(first.exitcode)
-        return RankDied(f"{place} {how}{when}{others}", rank=first.rank, exitcode=exitcode)
-    text = first.report.failure
+def _error(crew: Crew) -> RankFailed:
+    rank, report = crew.failures()[0]
+    fates = crew.fates(besides=rank)
+    others = f"\n\nThe others:{fates}" if fates else ""
+    place = f"rank {rank.rank} of {len(crew.ranks)}"
+    who: dict[str, Any] = {"rank": rank.rank, "exitcode": rank.exitcode}
+    if not report.failure:
+        when = " after its function had returned" if rank.report else ""
+        return RankDied(f"{place} {report.brief}{when}{others}", **who)
+    there = report.failure.rstrip()
     error = RankFailed(
-        f"{place} failed: {first.report.brief}\n\nThere:\n{text.rstrip()}{others}",
-        rank=first.rank,
-        traceback=text,
-        exitcode=exitcode,
+        f"{place} failed: {report.brief}\n\nThere:\n{there}{others}",
+        traceback=report.failure,
+        **who,
     )
     try:
-        cause = unpickled(first.report.raised) if first.report.raised else None
+        cause = unpickled(report.raised) if report.raised else None
     except Exception:  # noqa: BLE001 - of a module that only the ranks have; the text says it all
         cause = None
     error.__cause__ = cause if isinstance(cause, BaseException) else None

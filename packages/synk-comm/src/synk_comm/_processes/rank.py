@@ -1,13 +1,16 @@
 """The process of one rank, from the inside: what ``launch`` and ``run`` start.
 
-The work comes through the pipe of a ``Process``, and a report of the result goes back through
-another. Both are inherited, so the pickles in them come from this user's own processes.
+The work comes in files of a ``Process`` without names, and a report of the result goes back in
+another. All are inherited, so the pickles in them come from this user's own processes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
+import importlib.util
+import io
+import mmap
 import os
 import pickle
 import runpy
@@ -15,15 +18,17 @@ import signal
 import sys
 import time
 import traceback
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any, NamedTuple
 
 from synk_comm._core.calls import brief, chain
-from synk_comm._join.groups import join
+from synk_comm._join import join
 from synk_comm.exceptions import AbortedError, CommError, CommTimeout, PeerDeclined, PeerLost
 from synk_comm.processes import NO_RANKS
 
-from .loading import Source, load, load_main, unpickled
+MAIN_NAMES = ("__main__", "__mp_main__")
+"""What the main script is called where it runs, and where a rank has loaded it (as
+``multiprocessing`` calls it)."""
 
 STACKS_SIGNAL = signal.SIGQUIT
 """Lets a rank write the stacks of its threads to standard error, and go on."""
@@ -36,17 +41,28 @@ _LOADS = "a rank that loads the program"
 _FOLDER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 
 
+class Source(NamedTuple):
+    """Where a module comes from.
+
+    Attributes:
+        name: to import it by, or "".
+        path: of its file, or "".
+    """
+
+    name: str
+    path: str
+
+
 class Task(NamedTuple):
     """Work: call a function with a communicator.
 
     Attributes:
-        ticket, timeout_s: for ``join``.
+        timeout_s: for ``join``.
         main: the main script, if the payload refers to it.
         home: the module of the function, if that is another one.
         tell: whether a failure is sent to peers by ``abort``; else they notice that it has left.
     """
 
-    ticket: str
     timeout_s: float
     main: Source | None
     home: Source | None
@@ -98,47 +114,51 @@ class RankReport(NamedTuple):
         return cls(b"", text, brief(exc), raised, _by_others(exc, rank), time.monotonic())
 
     def send(self, fd: int) -> None:
-        """Write it, with its length in front."""
-        data = pickle.dumps(tuple(self), protocol=pickle.HIGHEST_PROTOCOL)
-        with contextlib.suppress(BrokenPipeError), open(fd, "wb") as pipe:
-            pipe.write(len(data).to_bytes(8, "little"))
-            pipe.write(data)
+        """Write it into a file, and then, at its begin, that it is whole."""
+        with open(fd, "wb") as file:
+            file.seek(1)
+            file.write(pickle.dumps(tuple(self), protocol=pickle.HIGHEST_PROTOCOL))
+            file.flush()
+            os.pwrite(fd, b"\1", 0)
 
 
-def main(rank: int, report_fd: int, argv: list[str], work: Task | Script, payload: bytes) -> None:
-    """Do the work that the parent has sent; the process ends with it.
+def main(rank: int, report: int, payload: int, argv: list[str], work: Task | Script) -> None:
+    """Do the work; the process ends with it.
 
     Args:
         rank: its number.
-        report_fd: the pipe for the report.
+        report, payload: descriptors of the files for the report, and of a task with
+            ``pickle.dumps((function, args))``.
         argv: the command line that the work sees.
-        payload: of a task, ``pickle.dumps((function, args))``.
     """
-    os.set_inheritable(report_fd, False)
+    for fd in (report, payload):
+        os.set_inheritable(fd, False)
     sys.argv[:] = argv
     with contextlib.suppress(RuntimeError, ValueError, OSError):  # standard error is closed
         faulthandler.register(STACKS_SIGNAL)
     if isinstance(work, Task):
         with contextlib.suppress(RuntimeError, ValueError, OSError):
             faulthandler.enable()
-        _perform(rank, report_fd, work, payload)
+        _perform(rank, report, payload, work)
     else:
-        _run(rank, report_fd, work)
+        os.close(payload)
+        _run(rank, report, work)
 
 
-def _perform(rank: int, report_fd: int, task: Task, payload: bytes) -> None:
-    report = None
+def _perform(rank: int, report_fd: int, payload: int, task: Task) -> None:
+    report, ticket = None, os.environ.pop("SYNK_COMM_TICKET")
     try:
         # What is imported here must not start ranks, which would import it, too.
         is_loading = os.environ.setdefault(NO_RANKS, _LOADS) == _LOADS
         if task.main is not None:
-            load_main(task.main)
+            _load_main(task.main)
         if task.home is not None:
-            load(task.home)
-        function, args = unpickled(payload)
+            _load(task.home)
+        function, args = unpickled(mmap.mmap(payload, 0, access=mmap.ACCESS_READ))
+        os.close(payload)
         if is_loading:
             os.environ.pop(NO_RANKS, None)
-        with join(task.ticket, timeout_s=task.timeout_s) as comm:
+        with join(ticket, timeout_s=task.timeout_s) as comm:
             try:
                 report = RankReport(_pickled(function(comm, *args)), at=time.monotonic())
             except BaseException as exc:
@@ -154,6 +174,65 @@ def _perform(rank: int, report_fd: int, task: Task, payload: bytes) -> None:
         # Not by raising again: the traceback travels, and need not be shown twice.
         raise SystemExit(1) from None
     report.send(report_fd)
+
+
+def _load_main(source: Source) -> None:
+    """Load the parent's main script under another name, so that its guard keeps it still."""
+    if source.name:
+        names = runpy.run_module(source.name, run_name="__mp_main__", alter_sys=True)
+    else:
+        names = runpy.run_path(source.path, run_name="__mp_main__")
+    module = ModuleType("__mp_main__")
+    vars(module).update(names)
+    for name in MAIN_NAMES:
+        sys.modules[name] = module
+
+
+def _load(source: Source) -> None:
+    """Import a module; from its file if its name leads nowhere, or elsewhere.
+
+    Test modules and scripts in other folders are often not importable by name.
+    """
+    if source.name in sys.modules:
+        return
+    spec = None
+    try:
+        spec = importlib.util.find_spec(source.name)
+    except ModuleNotFoundError as exc:
+        if not f"{source.name}.".startswith(f"{exc.name}."):
+            raise  # not its package is missing, but something that its package needs
+    except ValueError:  # a module without a spec
+        pass
+    origin = spec.origin if spec is not None else None
+    if not source.path or (
+        origin and os.path.exists(origin) and os.path.samefile(origin, source.path)
+    ):
+        importlib.import_module(source.name)
+        return
+    spec = importlib.util.spec_from_file_location(source.name, source.path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"cannot load the module {source.name!r} from {source.path!r}")
+    module = importlib.util.module_from_spec(spec)
+    package = source.name.rpartition(".")[0]
+    while package:  # pickle imports them, though they have no file
+        sys.modules.setdefault(package, ModuleType(package))
+        package = package.rpartition(".")[0]
+    sys.modules[source.name] = module
+    spec.loader.exec_module(module)
+
+
+class _MainUnpickler(pickle.Unpickler):
+    """Knows the main script by the name that the ranks give it."""
+
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        if module_name == "__mp_main__" and module_name not in sys.modules:
+            module_name = "__main__"
+        return super().find_class(module_name, global_name)
+
+
+def unpickled(data: bytes | mmap.mmap) -> Any:
+    """Read what the parent of this process, or a rank of it, has sent."""
+    return _MainUnpickler(io.BytesIO(data)).load()
 
 
 def _pickled(value: Any) -> bytes:

@@ -1,1 +1,1 @@
-"""Services of the system: futexes, memory without names, pidfds, folders, secrets."""
+"""Services of the system: futexes, memory without names, pidfds, folders."""

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import atexit
-import errno
 import os
 import shutil
-import socket
 import stat
 import tempfile
-import weakref
-from typing import Callable
 
 from synk_comm.exceptions import JoinError
 
 _PREFIX = "synk-comm-"
-_MAX_PATH = 100  # sun_path holds 108 bytes on Linux, 104 elsewhere
+_MAX_PATH = 100  # sun_path holds 108 bytes
 _OWN_BYTES = len("/synk-comm-0123456789ab/1000-1000")
 _SHORT = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - what is made there is 0700
 
@@ -27,7 +23,6 @@ class SocketFolder:
     def __init__(self, path: str) -> None:
         self.path = path
         self._pid = os.getpid()
-        self._leave: Callable[[], object] = lambda: None
 
     @classmethod
     def named(cls, secret: bytes) -> SocketFolder:
@@ -47,14 +42,8 @@ class SocketFolder:
 
     def remove(self) -> None:
         """Remove the folder and the sockets in it, if it is there."""
-        self._leave()
         shutil.rmtree(self.path, ignore_errors=True)
-        self.forget()
-
-    def forget(self) -> None:
-        """Release what waits for the exit of this process, if the folder is gone already."""
-        if not os.path.isdir(self.path):
-            atexit.unregister(self._remove_in_maker)
+        atexit.unregister(self._remove_in_maker)
 
     def _remove_in_maker(self) -> None:
         if os.getpid() == self._pid:
@@ -80,21 +69,16 @@ class SocketFolder:
             )
 
     def claim(self, rank: int) -> None:
-        """Enter as this rank; JoinError if the folder is not private, or another one has.
-
-        It is a socket until the folder is removed: one that its process has left shows as such.
-        """
+        """Enter as this rank; JoinError if the folder is not private, or another one has."""
         self.check()
-        with socket.socket(socket.AF_UNIX) as claim:
-            try:
-                claim.bind(os.path.join(self.path, f"{rank}"))
-            except OSError as exc:
-                if exc.errno != errno.EADDRINUSE:
-                    raise JoinError(f"rank {rank} cannot use {self.path}: {exc}") from exc
-                raise JoinError(
-                    f"rank {rank} has already joined this group; give each process its own ticket"
-                ) from None
-            self._leave = weakref.finalize(self, os.close, claim.detach())
+        try:
+            os.close(os.open(os.path.join(self.path, f"{rank}"), os.O_CREAT | os.O_EXCL, 0o600))
+        except FileExistsError:
+            raise JoinError(
+                f"rank {rank} has already joined this group; give each process its own ticket"
+            ) from None
+        except OSError as exc:
+            raise JoinError(f"rank {rank} cannot use {self.path}: {exc}") from exc
 
 
 def _place() -> str:

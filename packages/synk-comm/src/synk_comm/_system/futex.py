@@ -1,14 +1,16 @@
-"""Linux futexes and memory fences through ctypes; elsewhere, naps.
+"""Futexes and memory fences through ctypes.
 
 A futex lets a rank sleep on a word of shared memory until another rank changes it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import platform
 import sys
 import time
+from functools import partial
 from typing import Callable
 
 _WAIT = 0
@@ -24,17 +26,17 @@ class _Timespec(ctypes.Structure):
 class Futex:
     """Sleeping and waking on words of shared memory, given by address.
 
-    Where there is no futex (not Linux, or an unknown machine), ``wait`` takes short naps of
-    half a millisecond and ``wake`` has nothing to do.
+    On an unknown machine ``wait`` takes short naps of half a millisecond and ``wake`` has nothing
+    to do.
     """
 
     def __init__(self) -> None:
-        self._number = _SYSCALL.get(platform.machine()) if _is_64_bit_linux() else None
-        self._libc = ctypes.CDLL(None, use_errno=True) if self._number is not None else None
+        self._number = _SYSCALL.get(platform.machine()) if sys.maxsize > 2**32 else None
+        self._libc = ctypes.CDLL(None, use_errno=True)
 
     def wait(self, address: int, expected: int, timeout_s: float) -> None:
         """Sleep while the 32-bit word holds ``expected``, at most ``timeout_s``; may wake early."""
-        if self._libc is None:
+        if self._number is None:
             time.sleep(min(_NAP_S, timeout_s))
             return
         timespec = _Timespec(int(timeout_s), int(timeout_s % 1.0 * 1e9))
@@ -42,20 +44,19 @@ class Futex:
 
     def wake(self, address: int) -> None:
         """Wake all ranks that sleep on the word."""
-        if self._libc is not None:
-            self._call(address, _WAKE, 0x7FFFFFFF, None)
+        self._call(address, _WAKE, 0x7FFFFFFF, None)
 
     def _call(self, address: int, act: int, value: int, timespec: object) -> None:
-        assert self._libc is not None  # noqa: S101 - both callers look
-        self._libc.syscall(
-            ctypes.c_long(self._number or 0),
-            ctypes.c_void_p(address),
-            ctypes.c_int(act),
-            ctypes.c_uint32(value),
-            timespec,
-            None,
-            0,
-        )
+        if self._number is not None:
+            self._libc.syscall(
+                ctypes.c_long(self._number),
+                ctypes.c_void_p(address),
+                ctypes.c_int(act),
+                ctypes.c_uint32(value),
+                timespec,
+                None,
+                0,
+            )
 
 
 def low_word(address: int) -> int:
@@ -71,26 +72,13 @@ def memory_fence() -> Callable[[], object] | None:
     """
     if platform.machine() in ("x86_64", "AMD64"):
         return None
-    for name in ("libatomic.so.1", "libatomic.dylib"):
-        try:
-            fence = ctypes.CDLL(name).atomic_thread_fence
-        except (OSError, AttributeError):
-            continue
-        sequentially_consistent = ctypes.c_int(5)
-        return lambda: fence(sequentially_consistent)
-    if _is_64_bit_linux():
+    with contextlib.suppress(OSError, AttributeError):
+        fence = ctypes.CDLL("libatomic.so.1").atomic_thread_fence
+        return partial(fence, ctypes.c_int(5))  # sequentially consistent
+    if platform.machine() in _SYSCALL:
         # To wake, the kernel looks for sleepers after a full barrier, even if there are none.
-        word = ctypes.c_uint32(0)
-        futex = Futex()
-
-        def barrier_of_the_kernel() -> None:
-            futex.wake(ctypes.addressof(word))
-
-        return barrier_of_the_kernel
+        word, futex = ctypes.c_uint32(0), Futex()
+        return lambda: futex.wake(ctypes.addressof(word))
     raise OSError(
         "no memory fence is known for this machine; install libatomic, or use backend='zmq'"
     )
-
-
-def _is_64_bit_linux() -> bool:
-    return sys.platform == "linux" and sys.maxsize > 2**32

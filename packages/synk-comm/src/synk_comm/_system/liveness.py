@@ -98,36 +98,27 @@ class Pidfds:
     """
 
     def __init__(self) -> None:
-        self._poll = select.poll()
-        self._watched: dict[int, tuple[int, WatchedProcess]] = {}
+        self._watched: dict[int, WatchedProcess] = {}
         self._gone: list[int] = []
 
     def add(self, rank: int, peer: Identity) -> None:
         """Begin to watch the process of a rank."""
-        if not peer.namespace or peer.namespace != identity().namespace:
-            return
-        try:
-            process = WatchedProcess(peer.pid, peer.started)
-        except ProcessLookupError:
-            self._gone.append(rank)
-            return
-        except OSError:
-            return
-        self._watched[process.fd] = rank, process
-        self._poll.register(process.fd, select.POLLIN)
+        if peer.namespace and peer.namespace == identity().namespace:
+            try:
+                self._watched[rank] = WatchedProcess(peer.pid, peer.started)
+            except ProcessLookupError:
+                self._gone.append(rank)
+            except OSError:
+                return
 
     def gone(self) -> list[int]:
         """Return the ranks whose processes have ended."""
-        for fd, _ in self._poll.poll(0):
-            self._poll.unregister(fd)
-            rank, process = self._watched.pop(fd)
-            process.close()
+        for rank in [rank for rank, one in list(self._watched.items()) if one.is_gone()]:
+            self._watched.pop(rank).close()
             self._gone.append(rank)
         return self._gone
 
     def close(self) -> None:
         """Close all descriptors."""
         while self._watched:
-            fd, (_, process) = self._watched.popitem()
-            self._poll.unregister(fd)
-            process.close()
+            self._watched.popitem()[1].close()

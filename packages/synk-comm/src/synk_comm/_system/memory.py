@@ -4,65 +4,50 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
-import sys
-import tempfile
-import threading
-import time
 from collections.abc import Iterator
+from io import FileIO
 
 _LARGE = 1 << 26
-_UNIT = 1 << 16
-"""Each part of a file begins at a multiple of this."""
-_LOCK_S = 10.0
-_threads = threading.Lock()
-"""Record locks, as ``lockf`` takes them, exclude processes, not the threads of one."""
 
 
-def anonymous_memory(nbytes: int, sparse: int = 0) -> int:
-    """Return a descriptor (not inheritable) of ``nbytes`` of zeroed shared memory; see ``extend``.
-
-    On Linux a memfd, which counts as memory of this process and is not bound by the size of
-    /dev/shm; elsewhere a file that is unlinked before it is used.
-    """
-    if sys.platform == "linux":
-        fd = os.memfd_create("synk-comm", os.MFD_CLOEXEC)
-        os.fchmod(fd, 0o600)  # they begin as everybody's; only /proc keeps others away then
-    else:
-        fd, path = tempfile.mkstemp(prefix="synk-comm-")
-        os.unlink(path)
-    try:
-        extend(fd, nbytes, sparse)
-    except BaseException:
-        os.close(fd)
-        raise
+def _memfd() -> int:
+    fd = os.memfd_create("synk-comm", os.MFD_CLOEXEC)
+    os.fchmod(fd, 0o600)  # they begin as everybody's; only /proc keeps others away then
     return fd
 
 
-def extend(fd: int, nbytes: int, sparse: int = 0) -> int:
-    """Make a file of shared memory longer; return where the new part begins.
+def memory_file(data: bytes) -> FileIO:
+    """Return a file in memory that holds these bytes, for processes that inherit it."""
+    file = open(_memfd(), "r+b", buffering=0)  # noqa: SIM115 - the caller's
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]
+    file.seek(0)
+    return file
 
+
+def anonymous_memory(nbytes: int, sparse: int = 0) -> int:
+    """Return a descriptor (not inheritable) of ``nbytes`` of zeroed shared memory.
+
+    It counts as memory of this process, and is not bound by the size of /dev/shm.
     All of it but the last ``sparse`` bytes is allocated here: a full memory is a MemoryError now,
-    not a SIGBUS later. Several processes may do this at a time.
+    not a SIGBUS later.
     """
-    with _locked(fd), memory_errors(nbytes):
-        start = -(-os.fstat(fd).st_size // _UNIT) * _UNIT
-        try:
-            os.ftruncate(fd, start + nbytes)
+    fd = _memfd()
+    try:
+        with memory_errors(nbytes):
+            os.ftruncate(fd, nbytes)
             needed = nbytes - sparse
             # The kernel would go on until it has to kill a process.
             available = _available() if needed > _LARGE else None
             if available is not None and needed > available:
                 raise _no_room(nbytes, f"{available / 2**20:.0f} MB are left")
-            if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(fd, start, needed)
-            else:
-                os.pwrite(fd, bytes(needed), start)
-        except BaseException:
-            os.ftruncate(fd, start)
-            raise
-    return start
+            os.posix_fallocate(fd, 0, needed)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
 
 
 @contextlib.contextmanager
@@ -97,25 +82,3 @@ def _available() -> int | None:
     ):
         found.append(int(limit.read()) - int(current.read()))
     return min(found) if found else None
-
-
-@contextlib.contextmanager
-def _locked(fd: int) -> Iterator[None]:
-    """Hold the end of a file."""
-    until = time.monotonic() + _LOCK_S
-    with _threads:
-        while True:
-            try:
-                fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except (BlockingIOError, PermissionError):  # another group of this file is at it
-                if time.monotonic() > until:
-                    raise MemoryError(
-                        f"another group has held the end of the shared file for {_LOCK_S:g} s; "
-                        "is one of its processes stopped?"
-                    ) from None
-                time.sleep(0.001)
-        try:
-            yield
-        finally:
-            fcntl.lockf(fd, fcntl.LOCK_UN)

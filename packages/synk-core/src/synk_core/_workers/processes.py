@@ -59,8 +59,6 @@ class Worker:
                 self.stack_file.close()
                 why = with_cure(error)
                 raise StartError(f"cannot start the worker of rank {hello.rank}: {why}") from error
-        while not self.process.feed() and self.process.poll() is None:
-            time.sleep(0.001)
         # If the process is gone already, `wait_ready` raises.
         with contextlib.suppress(ChannelClosed):
             self.channel.send(pickle.dumps(hello))

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import operator
 import os
 import struct
 import time
@@ -42,15 +43,8 @@ from .bulk import MpiBulk
 from .messages import CLOSE_S, NAPS_S, MpiMessages
 
 _RECORD = struct.Struct("<16sII?")  # digest, nbytes, length of the head, is closing
-_FIELDS = np.dtype(
-    {
-        "names": ["digest", "nbytes", "length", "closing"],
-        "formats": [("<u8", 2), "<u4", "<u4", "?"],
-        "offsets": [0, 16, 20, 24],
-        "itemsize": 64,
-    }
-)
-_PREFIX = _FIELDS.itemsize
+_DIGEST_BYTES, _CLOSING = 16, 24
+_PREFIX = 64
 _RECORD_BYTES = 1280
 """Length of a record among few ranks: a kilobyte of data and a head."""
 _ALL_RECORDS_BYTES = 1 << 16
@@ -62,15 +56,10 @@ _MANY = 16
 """Records that a repeated call compares one by one; of more, the rest together."""
 
 
-def record_bytes(size: int) -> int:
-    """Return the length of a record: 1280 bytes, less among more than 51 ranks."""
-    return max(2 * _PREFIX, min(_RECORD_BYTES, _ALL_RECORDS_BYTES // size // 64 * 64))
-
-
 @lru_cache(maxsize=512)
 def digest_of(head: bytes) -> bytes:
     """Return what stands for a head in a record; different heads have different digests."""
-    return hashlib.blake2b(head, digest_size=16).digest()
+    return hashlib.blake2b(head, digest_size=_DIGEST_BYTES).digest()
 
 
 class MpiFabric(MpiMessages):
@@ -81,19 +70,23 @@ class MpiFabric(MpiMessages):
     Args:
         mpi: the module ``mpi4py.MPI``.
         comm: duplicated for this fabric.
+
+    Attributes:
+        nodes: how many machines the ranks are on; known once they have met.
     """
 
     backend = "mpi"
     ordered_bytes = 1 << 18
+    nodes = 0
 
     def __init__(self, mpi: Any, comm: Any, watch: Watch | None) -> None:
         super().__init__(mpi, comm, watch)
-        self._record = record_bytes(self.size)
+        most = _ALL_RECORDS_BYTES // self.size // 64 * 64
+        self._record = max(2 * _PREFIX, min(_RECORD_BYTES, most))
         self.slot_bytes = self._record - _PREFIX
         self.longest_posted = self.slot_bytes * 6 // 7 // 8 * 8  # mostly, the head fits behind it
         self._rows = [np.zeros(self._record, np.uint8) for _ in range(2)]
         self._records = [np.zeros((self.size, self._record), np.uint8) for _ in range(2)]
-        self._fields = [all_[:, :_PREFIX].view(_FIELDS)[:, 0] for all_ in self._records]
         self._persistent: list[Any] = []
         self._begin = [self._round(*pair) for pair in zip(self._rows, self._records)]
         self._bulk = MpiBulk(mpi, comm, self._do, self.ordered_bytes)
@@ -104,7 +97,6 @@ class MpiFabric(MpiMessages):
         self._written = [b"", b""]  # what the record of a repeated call begins with
         # The heads of the last call that all ranks have entered, and which turn it was.
         self._latest: tuple[int, Sequence[bytes]] = (0, ())
-        self._machines: set[bytes] = set()
 
     def _round(self, row: Array, records: Array) -> Callable[[], Any]:
         """Return what begins the Allgather of a record, and returns its request."""
@@ -129,19 +121,15 @@ class MpiFabric(MpiMessages):
         self.slot()[: len(me)] = np.frombuffer(me, np.uint8)
         self.sync(None, len(me), deadline)
         self._latest = (0, [b""] * self.size)
-        here = 0
+        here, nodes = 0, set()
         for rank in range(self.size):
             theirs, there, *rest = _IDENTITY.unpack(self.read(rank, 0, len(me)).tobytes())
-            self._machines.add(theirs)
+            nodes.add(theirs)
             here += there == real
             if rank != self.rank and theirs == node:
                 self._pidfds.add(rank, Identity(*rest))
         self.crowded = here > available_cores()
-
-    @property
-    def nodes(self) -> int:
-        """How many machines the ranks are on; known once they have met."""
-        return len(self._machines)
+        self.nodes = len(nodes)
 
     # -- rounds -----------------------------------------------------------------------------
 
@@ -180,22 +168,20 @@ class MpiFabric(MpiMessages):
 
     def _take_records(self, parity: int, deadline: float) -> None:
         """Look at all ranks' records; gather the heads that did not fit into them."""
-        fields = self._fields[parity]
-        if fields["closing"].any():
-            raise self._lose(int(fields["closing"].argmax()), CLOSED)
-        digests = fields["digest"]
+        records = self._records[parity]
+        if records[:, _CLOSING].any():
+            raise self._lose(int(records[:, _CLOSING].argmax()), CLOSED)
+        digests = records[:, :_DIGEST_BYTES]
         self._alike = bool((digests == digests[0]).all())
         if self._headed:
             alike = self._alike
-            heads = [self.own_head] * self.size if alike else self._all_heads(parity, deadline)
+            heads = [self.own_head] * self.size if alike else self._all_heads(records, deadline)
             self._latest = (self.turn, heads)
 
-    def _all_heads(self, parity: int, deadline: float) -> list[bytes]:
-        fields = self._fields[parity]
-        lengths = fields["length"].tolist()
-        if (fields["nbytes"] + fields["length"] <= self.slot_bytes).all():
-            pairs = zip(self._records[parity], lengths)
-            return [record[self._record - n :].tobytes() for record, n in pairs]
+    def _all_heads(self, records: Array, deadline: float) -> list[bytes]:
+        _, filled, lengths, _ = zip(*(_RECORD.unpack_from(record.data) for record in records))
+        if max(map(operator.add, filled, lengths)) <= self.slot_bytes:
+            return [record[self._record - n :].tobytes() for record, n in zip(records, lengths)]
         own = np.frombuffer(self.own_head, np.uint8)
         return [text.tobytes() for text in self._bulk.collect(None, own, lengths, deadline)]
 
@@ -238,8 +224,8 @@ class MpiFabric(MpiMessages):
 
     def shortcut(self, repeated: RepeatedCall) -> Shortcut | None:
         calls, heads, rank, last = repeated.calls, repeated.heads, self.rank, self._seq & 1
-        own = self._fields[last][rank]
-        if calls[0].method in _DEALT or own["nbytes"] + own["length"] > self.slot_bytes:
+        _, nbytes, length, _ = _RECORD.unpack_from(self._rows[last].data)
+        if calls[0].method in _DEALT or nbytes + length > self.slot_bytes:
             return None
         if not all(self.is_posted(sum(map(count_bytes, call.arrays))) for call in calls):
             return None

@@ -5,22 +5,28 @@ for. So nothing here blocks inside MPI: a wait looks at its request, the message
 processes, the watch and the clock in turns. Each message says how many collectives its sender had
 begun: a rank that has left, and whose part of a collective is still on its way, is not taken for
 lost.
+
+Pieces from rank to rank are synchronous messages of MPI: sent when they are received.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
+import struct
 import time
 import weakref
+from collections import defaultdict, deque
 from typing import Any, Callable
 
-from synk_comm._backends.messages import CLOSE, MessageFabric, Peer
-from synk_comm._core.fabric import SLICE_S, Pieces, Watch, again
-from synk_comm._system.liveness import Pidfds
-from synk_comm.exceptions import CommError
+import numpy as np
 
-from .mailbox import Mailbox, reported
-from .pieces import MpiPieces
+from synk_comm._backends.messages import CLOSE, MessageFabric, Peer
+from synk_comm._core.fabric import PIECE_HEAD_BYTES, SLICE_S, Pieces, Watch, again, lost, moving
+from synk_comm._core.ops import Array
+from synk_comm._system.liveness import Pidfds
+from synk_comm.exceptions import CommError, PeerLost
 
 _SPINS = 50
 """Looks at a request before the next one at anything else, or before another rank has its turn."""
@@ -33,9 +39,67 @@ CLOSE_S = 0.5
 """Seconds that closing waits for the others: MPI moves messages only while it is called."""
 _SILENCE_S, _LOOKS = 0.2, 50
 """After so many seconds without a look at messages, and so many looks then."""
+_TAG, _TAG_OF_PIECES = 1, 2
+_ENVELOPE = struct.Struct("<cQQ")  # kind, number, collectives that the sender has begun; then text
+_PIECES = 4  # that may be on the way to a rank
+_LENGTH = struct.Struct("<Q")  # of a piece's header
 _WHO_WAITS, _I_WAIT = b"W", b"H"
 _ROLL_CALL_S = 0.2
 """Seconds that ranks have to answer whether they wait: they look every SLICE_S."""
+
+
+def reported(mpi: Any, comm: Any, exc: Any) -> PeerLost:
+    """Return the error for one of MPI's: of a lost rank, if MPI can say so (ULFM)."""
+    names = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
+    if exc.Get_error_class() in {getattr(mpi, name, None) for name in names}:
+        with contextlib.suppress(mpi.Exception, NotImplementedError, AttributeError):
+            group = comm.Get_failed()
+            comm.Ack_failed()
+            ranks = group.Translate_ranks(None, comm.Get_group())
+            if len(ranks):
+                return lost(int(ranks[0]), "its process has ended")
+    return lost(-1, f"MPI reports: {exc}")
+
+
+class Mailbox:
+    """One rank's short messages.
+
+    Attributes:
+        begun: how many collectives of MPI this rank has begun.
+        requests: of messages, pieces and collectives, which may not be done. Each keeps its buffers
+            alive.
+    """
+
+    def __init__(self, mpi: Any, comm: Any) -> None:
+        self._mpi = mpi
+        self._comm = comm
+        self._status = mpi.Status()
+        self.requests: list[Any] = []
+        self.begun = 0
+
+    def send(self, rank: int, kind: bytes, number: int = 0, text: bytes = b"") -> None:
+        """Send a message."""
+        message = np.frombuffer(_ENVELOPE.pack(kind, number, self.begun) + text, np.uint8)
+        with contextlib.suppress(self._mpi.Exception):
+            self.requests.append(self._comm.Isend([message, self._mpi.BYTE], rank, _TAG))
+
+    def receive(self) -> list[tuple[int, bytes, int, int, bytes]]:
+        """Return what has come: sender, kind, number, its ``begun`` and text of each."""
+        self.requests = [request for request in self.requests if not request.Test()]
+        come: list[tuple[int, bytes, int, int, bytes]] = []
+        while True:
+            found = self._comm.Improbe(self._mpi.ANY_SOURCE, _TAG, self._status)
+            if found is None:
+                return come
+            message = np.empty(self._status.Get_count(self._mpi.BYTE), np.uint8)
+            source = self._status.Get_source()
+            found.Recv([message, self._mpi.BYTE])
+            kind, number, begun = _ENVELOPE.unpack_from(message.data)
+            come.append((source, kind, number, begun, message[_ENVELOPE.size :].tobytes()))
+
+    def keep(self) -> None:
+        """Keep what is not done until the process ends: MPI may still read and write there."""
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.requests))
 
 
 class _MpiPeer(Peer):
@@ -53,7 +117,7 @@ class _MpiPeer(Peer):
 
 
 class MpiMessages(MessageFabric[_MpiPeer]):
-    """One rank's messages and waits; see ``MpiFabric``."""
+    """One rank's messages, pieces and waits; see ``MpiFabric``."""
 
     def __init__(self, mpi: Any, comm: Any, watch: Watch | None) -> None:
         super().__init__(comm.Get_rank(), comm.Get_size(), watch)
@@ -64,17 +128,17 @@ class MpiMessages(MessageFabric[_MpiPeer]):
         self._others = list(self.peers) or [self.rank]
         self._pidfds = Pidfds()
         self._mailbox = Mailbox(mpi, comm)
-        self._pieces = MpiPieces(mpi, comm, self._mailbox, self.peers, self.piece_bytes)
+        self._longest = _LENGTH.size + PIECE_HEAD_BYTES + self.piece_bytes
+        self._spare: list[Array] = []  # memory of pieces that have gone
+        self._under_way: defaultdict[int, deque[tuple[Any, Array]]] = defaultdict(deque)
+        self._arriving: dict[int, tuple[Any, Array]] = {}
+        self._status = mpi.Status()
         self._forget = weakref.finalize(
             self, _forget, os.getpid(), self._mailbox, self.peers, self._pidfds
         )
         self._heard = self._watched = 0.0
         self._moves_data = False  # all ranks are in the same collective, which needs no naps
         self.crowded = True  # until it is known how many ranks are on this machine
-
-    @property
-    def pieces(self) -> Pieces:
-        return self._pieces
 
     def _send(self, peer: _MpiPeer, kind: bytes, number: int = 0, text: bytes = b"") -> None:
         if not peer.gone:  # it could end this process
@@ -120,11 +184,14 @@ class MpiMessages(MessageFabric[_MpiPeer]):
     def attend(
         self, done: Callable[[], bool], rank: int, deadline: float, *, sending: bool
     ) -> None:
-        def tried() -> bool:
-            return any(done() for _ in range(_SPINS))
+        def late() -> list[int]:
+            return [] if any(done() for _ in range(_SPINS)) else [rank]
 
         try:
-            super().attend(tried, rank, deadline, sending=sending)
+            with self.io:
+                self._enter()
+                if not done():  # mostly it is, when sending: what follows costs as much again
+                    self._wait(late, deadline, moving(rank, sending))
         except self._mpi.Exception as exc:
             raise self._mpi_failed(exc) from exc
 
@@ -182,6 +249,60 @@ class MpiMessages(MessageFabric[_MpiPeer]):
         """Note what MPI reports; return what ended the group."""
         failure = reported(self._mpi, self._comm, exc)
         return self._lose(failure.rank, failure.reason)
+
+    # -- pieces -------------------------------------------------------------------------------
+
+    @property
+    def pieces(self) -> Pieces:
+        return self
+
+    def has_place(self, dest: int) -> bool:
+        """Return whether not too many pieces are on the way to another rank."""
+        under_way = self._under_way[dest]
+        while under_way and under_way[0][0].Test():
+            self._reuse(under_way.popleft()[1])
+        return len(under_way) < _PIECES
+
+    def put(self, dest: int, header: bytes, data: Array) -> None:
+        begin = _LENGTH.pack(len(header)) + header
+        piece = self._memory(len(begin) + data.nbytes)
+        piece.data[: len(begin)] = begin
+        piece[len(begin) :] = data
+        request = self._comm.Issend([piece, self._mpi.BYTE], dest, _TAG_OF_PIECES)
+        self._under_way[dest].append((request, piece))
+        self._mailbox.requests.append(request)
+        self.peers[dest].pushed += 1
+
+    def has_come(self, source: int) -> bool:
+        if source not in self._arriving:
+            message = self._comm.Improbe(source, _TAG_OF_PIECES, self._status)
+            if message is None:
+                return False
+            piece = self._memory(self._status.Get_count(self._mpi.BYTE))
+            request = message.Irecv([piece, self._mpi.BYTE])
+            self._mailbox.requests.append(request)
+            self._arriving[source] = request, piece
+        return bool(self._arriving[source][0].Test())
+
+    def piece(self, source: int) -> tuple[bytes, Array]:
+        piece = self._arriving[source][1]
+        (length,) = _LENGTH.unpack_from(piece.data)
+        start = _LENGTH.size + length
+        return piece[_LENGTH.size : start].tobytes(), piece[start:]
+
+    def release(self, source: int) -> None:
+        self._reuse(self._arriving.pop(source)[1])
+        self.peers[source].released += 1
+
+    def _memory(self, nbytes: int) -> Array:
+        """Return memory for a piece, if possible such that was used before: with new memory the
+        kernel takes several times as long as the copy."""
+        whole = self._spare.pop() if self._spare else np.empty(self._longest, np.uint8)
+        return whole[:nbytes]
+
+    def _reuse(self, piece: Array) -> None:
+        if piece.base is not None and len(self._spare) < 2 * _PIECES:
+            self._spare.append(piece.base)
 
     def drop(self) -> None:
         """Forget all: a forked child must not call MPI."""

@@ -13,7 +13,7 @@ from synk_comm.abc import Communicator
 from synk_comm.exceptions import CommTimeout, JoinError
 
 from .fabric import MpiFabric
-from .mailbox import reported
+from .messages import reported
 
 _LAUNCHERS = (
     "OMPI_COMM_WORLD_SIZE",

@@ -64,16 +64,15 @@ def signature(head: bytes) -> int:
 
 
 class Layout:
-    """Offsets for a group of ``size``, in bytes from ``start`` of its file.
+    """Offsets for a group of ``size``, in bytes.
 
     Attributes:
         nbytes: length of the block.
         sparse: length of the channels, at its end: they get memory when they are first used.
     """
 
-    def __init__(self, size: int, start: int = 0) -> None:
+    def __init__(self, size: int) -> None:
         self.size = size
-        self.start = start
         pairs = size * (size - 1)
         self._counters = PAGE * (1 + size)
         self._slots = self._counters + _pages(pairs * _PAIR_WORDS * 8)
@@ -82,11 +81,6 @@ class Layout:
         self._place_bytes = PIECE_HEAD_BYTES + piece_bytes(size)
         self.sparse = _pages(pairs * PLACES * self._place_bytes)
         self.nbytes = self._channels + self.sparse
-
-    @property
-    def head_bytes(self) -> int:
-        """Length of all that must be zero in a new block: everything before the slots."""
-        return self._slots
 
     def control(self, rank: int) -> int:
         """Return where the page of a rank begins."""
@@ -127,17 +121,25 @@ def create(size: int, group_id: bytes) -> int:
     return fd
 
 
-class Block:
+class Block(Layout):
     """One rank's mapping of a group's block; JoinError if the descriptor is not that.
 
     Attributes:
-        layout: where everything is.
         bytes, words, data: the same memory as bytes, as unsigned 64-bit words, as an array.
     """
 
-    def __init__(self, fd: int, layout: Layout, group_id: bytes) -> None:
-        self.layout = layout
-        self._map = _map(fd, layout, group_id)
+    def __init__(self, fd: int, size: int, group_id: bytes) -> None:
+        super().__init__(size)
+        cure = "start ranks with subprocess.Popen(..., pass_fds=group.fds), or keep the group open"
+        try:
+            with memory_errors(self.nbytes):
+                self._map = mmap.mmap(fd, self.nbytes)
+        except (OSError, ValueError) as exc:  # it is not inherited, or too short
+            raise JoinError(f"descriptor {fd} is not the group's memory ({exc}); {cure}") from exc
+        label = self.label(group_id)
+        if self._map[: len(label)] != label:
+            self._map.close()
+            raise JoinError(f"descriptor {fd} is the memory of another group; {cure}")
         self.bytes = memoryview(self._map)
         self.words = self.bytes.cast("Q")
         self.data: Array = np.frombuffer(self._map, np.uint8)
@@ -149,7 +151,7 @@ class Block:
 
     def word(self, rank: int, which: int) -> int:
         """Read a control word of a rank."""
-        return self.words[self.layout.control(rank) // 8 + which]
+        return self.words[self.control(rank) // 8 + which]
 
     def put_text(self, start: int, text: bytes) -> None:
         """Write a text after its length."""
@@ -172,21 +174,3 @@ class Block:
 def packed(text: bytes) -> bytes:
     """Return a text after its length."""
     return LENGTH.pack(len(text)) + text
-
-
-def _map(fd: int, layout: Layout, group_id: bytes) -> mmap.mmap:
-    cure = "start ranks with subprocess.Popen(..., pass_fds=group.fds), or keep the group open"
-    try:
-        if os.fstat(fd).st_size < layout.start + layout.nbytes:
-            raise JoinError(f"descriptor {fd} is not the memory of this group; {cure}")
-        with memory_errors(layout.nbytes):
-            mapping = mmap.mmap(fd, layout.nbytes, offset=layout.start)
-    except OSError as exc:
-        if isinstance(exc, JoinError):
-            raise
-        raise JoinError(f"descriptor {fd} of the group was not inherited ({exc}); {cure}") from exc
-    label = layout.label(group_id)
-    if mapping[: len(label)] != label:
-        mapping.close()
-        raise JoinError(f"descriptor {fd} is the memory of another group; {cure}")
-    return mapping

@@ -20,7 +20,6 @@ _SPINS = 400
 _SPIN_S = 0.0003
 _YIELD_S = 0.001
 _YIELDS_CROWDED = 50
-_nap = getattr(os, "sched_yield", lambda: time.sleep(0))
 
 
 class Waiter:
@@ -34,7 +33,7 @@ class Waiter:
     def __init__(self, block: Block, rank: int) -> None:
         self._block = block
         self._sleeping = ALERT + 1 + rank
-        size = block.layout.size
+        size = block.size
         self.alerts = list(range(ALERT // 8, (ALERT + size) // 8 + 1))
         self._futex = Futex()
         self._crowded = False
@@ -70,7 +69,7 @@ class Waiter:
             waited = time.monotonic() - began
             if yields < _YIELDS_CROWDED if self._crowded else waited < _YIELD_S:
                 if self._crowded or waited > _SPIN_S:
-                    _nap()
+                    os.sched_yield()
                     yields += 1
                 continue
             check(began)

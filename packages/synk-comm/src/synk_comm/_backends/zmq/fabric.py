@@ -19,7 +19,7 @@ import contextlib
 import os
 import weakref
 from collections.abc import Sequence
-from typing import Any, Callable
+from typing import Any
 
 import numpy as np
 import zmq
@@ -73,30 +73,29 @@ class ZmqFabric(MessageFabric[SocketPeer]):
         self._poller = zmq.Poller()
         self._owners: dict[Any, SocketPeer] = {}  # of sockets and monitors
         self._shut = weakref.finalize(self, shut, os.getpid(), self._context, self.peers)
-        for other in range(size):
-            if other != rank:
-                peer = self.peers[other] = SocketPeer(other, self._context, key, rank)
-                for socket in (peer.socket, peer.monitor):
-                    self._owners[socket] = peer
-                    self._poller.register(socket, zmq.POLLIN)
         try:
-            self._wire()
+            for other in range(size):
+                if other != rank:
+                    self._wire(other)
         except BaseException:
             self.close()
             raise
 
-    def _wire(self) -> None:
-        """Bind for the higher ranks; connect to the lower ones, as soon as they listen."""
-        for other, peer in self.peers.items():
-            if other < self.rank:
-                self._folder.check()
-                peer.socket.connect(f"ipc://{self._folder.path_of(other, self.rank)}")
-                continue
-            path = self._folder.path_of(self.rank, other)
-            try:
-                peer.socket.bind(f"ipc://{path}")
-            except zmq.ZMQError as exc:
-                raise JoinError(f"rank {self.rank} cannot listen at {path}: {exc}") from exc
+    def _wire(self, other: int) -> None:
+        """Bind for a higher rank; connect to a lower one, as soon as it listens."""
+        peer = self.peers[other] = SocketPeer(other, self._context, self._key, self.rank)
+        for socket in (peer.socket, peer.monitor):
+            self._owners[socket] = peer
+            self._poller.register(socket, zmq.POLLIN)
+        path = self._folder.path_of(min(other, self.rank), max(other, self.rank))
+        if other < self.rank:
+            self._folder.check()
+            peer.socket.connect(f"ipc://{path}")
+            return
+        try:
+            peer.socket.bind(f"ipc://{path}")
+        except zmq.ZMQError as exc:
+            raise JoinError(f"rank {self.rank} cannot listen at {path}: {exc}") from exc
 
     def split(
         self, groups: Sequence[Sequence[int]], mine: int | None, share: Share
@@ -125,12 +124,13 @@ class ZmqFabric(MessageFabric[SocketPeer]):
         return ZmqFabric(ranks.index(self.rank), len(ranks), self.watch, key, folder)
 
     def meet(self, deadline: float) -> None:
+        peers = self.peers.items()
         with self.io:
-            for rank, peer in self.peers.items():
+            for rank, peer in peers:
                 if rank < self.rank:  # the binding end cannot send before it has received
                     self._send(peer, _HELLO)
             # A rank that leaves before all have met has failed.
-            self._wait_for(lambda peer: peer.met and not peer.gone, deadline, "join")
+            self._wait(lambda: [r for r, p in peers if p.gone or not p.met], deadline, "join")
         self.sync(None, 0, deadline)
         self._folder.remove()  # all are connected, or never will be
 
@@ -146,6 +146,7 @@ class ZmqFabric(MessageFabric[SocketPeer]):
         to: int | None = None,
         part: int = 0,
     ) -> None:
+        peers = self.peers.items()
         with self.io:
             self._enter()
             self._seq += 1
@@ -153,7 +154,7 @@ class ZmqFabric(MessageFabric[SocketPeer]):
                 self.turn += 1
                 self.own_head = head
             slot = self._slots[self._seq & 1]
-            for rank, peer in self.peers.items():
+            for rank, peer in peers:
                 own = common = slice(0, 0)
                 if part:
                     own = slice(min(rank * part, nbytes), min((rank + 1) * part, nbytes))
@@ -163,8 +164,8 @@ class ZmqFabric(MessageFabric[SocketPeer]):
                 starts = [*(one.start for one in stretches), 0, 0]
                 envelope = peer.envelope(_ROUND, self._seq, head or b"", (starts[0], starts[1]))
                 peer.send(envelope, *(slot[one] for one in stretches))
-            self._wait_for(lambda peer: bool(peer.rounds), deadline)
-            for rank, peer in self.peers.items():
+            self._wait(lambda: [r for r, p in peers if not p.rounds], deadline)
+            for rank, peer in peers:
                 peer.current = peer.rounds.popleft()
                 if peer.current.number != self._seq:
                     raise lost(rank, "its messages are out of step")
@@ -188,12 +189,6 @@ class ZmqFabric(MessageFabric[SocketPeer]):
             self._disconnect(peer)  # it can only be shown that this rank is gone
         elif kind == _HELLO or ((peer.met or peer.connected) and not peer.gone):
             peer.send(peer.envelope(kind, number, text))
-
-    def _wait_for(
-        self, has_come: Callable[[SocketPeer], bool], deadline: float, doing: str = ""
-    ) -> None:
-        peers = self.peers.items()
-        self._wait(lambda: [r for r, peer in peers if not has_come(peer)], deadline, doing)
 
     def _receive(self) -> bool:
         return self._listen(0)

@@ -1,4 +1,4 @@
-"""Groups of ranks that a common parent starts: made here, entered with a ticket."""
+"""Ways into a group: tickets from the process that starts its ranks, or the environment."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ import secrets
 import weakref
 from typing import Callable, NamedTuple
 
-from synk_comm._backends.shm.block import create as create_block
-from synk_comm._backends.shm.fabric import ShmFabric
-from synk_comm._collectives.communicator import meet
-from synk_comm._core.fabric import Fabric, Watch
-from synk_comm._core.guard import DEFAULT_TIMEOUT_S, deadline_after
-from synk_comm._system.folder import SocketFolder
-from synk_comm._system.liveness import identity
-from synk_comm.abc import Communicator
-from synk_comm.exceptions import JoinError
+from ._backends.local import local_group
+from ._backends.shm.block import create as create_block
+from ._backends.shm.fabric import ShmFabric
+from ._collectives.communicator import meet
+from ._core.fabric import Fabric, Watch
+from ._core.guard import DEFAULT_TIMEOUT_S, deadline_after
+from ._system.folder import SocketFolder
+from .abc import Communicator
+from .exceptions import JoinError
 
-MPI = "mpi"
-BACKENDS = ("auto", "shm", "zmq", "nccl", MPI)
+_BACKENDS = ("auto", "shm", "zmq", "nccl", "mpi")
 """What can be asked for. NCCL is put around one of the others; groups of MPI are its launcher's."""
 
 
@@ -31,34 +30,27 @@ class Ticket(NamedTuple):
         backend: name of the back-end.
         rank, size: as in ``Communicator``.
         group_id: hex; names the group's memory, and marks its messages.
-        maker: the process that made the group, and still owns its descriptors.
-        place: in shared memory the number of the inherited descriptor; else the folder of sockets.
+        place: path of the memory, as a descriptor of the process that made the group, or of the
+            folder of sockets.
     """
 
     backend: str
     rank: int
     size: int
     group_id: str
-    maker: str
     place: str
 
     def __str__(self) -> str:
-        return "|".join(["synk-comm-2", *map(str, self)])
+        return "|".join(["synk-comm-3", *map(str, self)])
 
     @classmethod
     def parse(cls, text: str) -> Ticket:
         """Read a ticket back; ValueError if the text is none."""
         fields = text.strip().split("|")
-        if len(fields) != 7 or fields[0] != "synk-comm-2":
+        if len(fields) != 6 or fields[0] != "synk-comm-3":
             raise ValueError("this is not a ticket; expected the text of group.ticket(rank)")
-        _, backend, rank, size, group_id, maker, place = fields
-        return cls(backend, int(rank), int(size), group_id, maker, place)
-
-
-def _this_process() -> str:
-    """Name this process so that a child, or a recycled pid, is not taken for it."""
-    me = identity()
-    return f"{me.pid}.{me.started}.{me.namespace}"
+        _, backend, rank, size, group_id, place = fields
+        return cls(backend, int(rank), int(size), group_id, place)
 
 
 class Group:
@@ -81,18 +73,16 @@ class Group:
         self.backend = backend
         self.fds: tuple[int, ...] = ()
         self._folder: SocketFolder | None = None
+        self._release: Callable[[], object] = lambda: None
         if memory:
             fd = create_block(size, group_id)
             self.fds = (fd,)
-            self._release: Callable[[], object] = weakref.finalize(
-                self, _close_in_maker, os.getpid(), fd
-            )
-            place = str(fd)
+            self._release = weakref.finalize(self, _close_in_maker, os.getpid(), fd)
+            place = f"/proc/{os.getpid()}/fd/{fd}"
         else:
             self._folder = SocketFolder.named(secrets.token_bytes(8)).make()
-            self._release = self._folder.forget
             place = self._folder.path
-        self._ticket = Ticket(backend, 0, size, group_id.hex(), _this_process(), place)
+        self._ticket = Ticket(backend, 0, size, group_id.hex(), place)
         self._open = True
 
     def __repr__(self) -> str:
@@ -155,12 +145,12 @@ def create_group(size: int, backend: str = "shm") -> Group:
         raise ValueError(f"size must be at least 1, got {size!r}")
     if backend == "local":
         raise ValueError("'local' is a group of one: use local_group")
-    if backend == MPI:
+    if backend == "mpi":
         raise ValueError(
             "the ranks of 'mpi' are started by mpiexec or srun, not by this process; call "
             "connect(backend='mpi') on each of them"
         )
-    check_backend(backend)
+    _check_backend(backend)
     if backend == "shm":
         return Group(size, backend, memory=True)
     if backend != "zmq" and os.environ.get("SYNK_COMM_SHM", "1") != "0":
@@ -169,10 +159,10 @@ def create_group(size: int, backend: str = "shm") -> Group:
     return Group(size, "zmq" if backend == "auto" else backend, memory=False)
 
 
-def check_backend(backend: str) -> None:
+def _check_backend(backend: str) -> None:
     """Raise ValueError if no back-end has this name."""
-    if backend not in BACKENDS:
-        raise ValueError(f"unknown backend {backend!r}; expected one of {BACKENDS}")
+    if backend not in _BACKENDS:
+        raise ValueError(f"unknown backend {backend!r}; expected one of {_BACKENDS}")
 
 
 def join(
@@ -183,7 +173,7 @@ def join(
     Args:
         ticket: the text of ``group.ticket(rank)``. In shared memory an inherited descriptor is used
             up: it is closed. A process that has not inherited it takes the memory from the process
-            that made the group, while ``group`` is open there (Linux).
+            that made the group, while ``group`` is open there.
         timeout_s: bound of this wait, and default bound of every collective.
         watch: called at least every 20 ms while this rank waits, here and in every collective;
             what it raises ends the wait, and the group.
@@ -194,11 +184,66 @@ def join(
         CommTimeout: some ranks did not come.
         PeerLost: a rank ended while the ranks were joining.
     """
-    return enter(Ticket.parse(ticket), timeout_s, watch)
+    return _enter(ticket, timeout_s, watch)
 
 
-def enter(
-    entry: Ticket, timeout_s: float, watch: Watch | None, backend: str = "auto"
+def connect(
+    *,
+    backend: str = "auto",
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    watch: Watch | None = None,
+) -> Communicator:
+    """Enter the group that this process was started for; return when all ranks have.
+
+    The environment names it, by ``SYNK_COMM_TICKET`` (then this is ``join``). If there is nothing,
+    the group is this process alone, so that a script for many ranks also runs by itself;
+    ``comm.why`` says so.
+
+    With ``backend="mpi"`` the ranks are those that ``mpiexec`` or ``srun`` has started, on any
+    number of hosts: this is ``mpi`` then.
+
+    Args:
+        backend: ``"auto"``, what the group was made for, and never MPI (``comm.why`` says what and
+            why); ``"nccl"``, to put that around it; or ``"mpi"``.
+        timeout_s: bound of this wait, and default bound of every collective.
+        watch: called at least every 20 ms while this rank waits, here and in every collective;
+            what it raises ends the wait, and the group.
+
+    Raises:
+        ValueError: an unknown back-end.
+        JoinError: there is no ticket, though other variables SYNK_COMM_* say that this is a rank;
+            the group was made for another back-end, the back-end cannot work here, or as for
+            ``join``.
+        CommTimeout: some ranks did not come.
+        PeerLost: a rank ended while the ranks were joining.
+    """
+    if "SYNK_COMM_TICKET" in os.environ:
+        return _enter(os.environ["SYNK_COMM_TICKET"], timeout_s, watch, backend)
+    if backend == "mpi":
+        # Imported here: this loads mpi4py and starts MPI.
+        from ._backends.mpi.start import mpi
+
+        return mpi(timeout_s=timeout_s, watch=watch)
+    for name in ("SYNK_COMM_RANK", "SYNK_COMM_SIZE"):
+        if name in os.environ:
+            raise JoinError(
+                f"{name} is set, but not SYNK_COMM_TICKET; on one machine start ranks with `python "
+                "-m synk_comm.run -n 4 script.py`, or give each a ticket of create_group(); on "
+                "several start them with mpiexec or srun, and call connect(backend='mpi')"
+            )
+    if backend == "auto":
+        (comm,) = local_group(timeout_s=timeout_s)
+        comm.why = "local: no variable SYNK_COMM_* is set, so this process is a group of one"
+        return comm
+    group = create_group(1, backend)
+    try:
+        return _enter(group.ticket(0), timeout_s, watch, backend)
+    finally:
+        group.discard()
+
+
+def _enter(
+    ticket: str, timeout_s: float, watch: Watch | None, backend: str = "auto"
 ) -> Communicator:
     """Make the fabric that a ticket describes, and meet the other ranks.
 
@@ -206,7 +251,8 @@ def enter(
         backend: what the user asked for: ``"auto"``, the ticket's back-end, or ``"nccl"``, which
             can be put around any other.
     """
-    check_backend(backend)
+    entry = Ticket.parse(ticket)
+    _check_backend(backend)
     if backend not in ("auto", "nccl", entry.backend):
         raise JoinError(
             f"this rank asked for backend {backend!r}, but its group was made for {entry.backend!r}"
@@ -214,16 +260,13 @@ def enter(
     deadline = deadline_after(timeout_s)
     group_id = bytes.fromhex(entry.group_id)
     fabric: Fabric
-    if entry.place.isdigit():
+    if entry.place.startswith("/proc/"):
         why = "shm: the ranks have the group's memory from its maker"
-        fd = _memory(entry)
-        try:
-            fabric = ShmFabric(entry.rank, entry.size, watch, fd=fd, group_id=group_id)
-        finally:
-            os.close(fd)
+        fd = _memory(entry.place)
+        fabric = ShmFabric(entry.rank, entry.size, watch, fd=fd, group_id=group_id)
     else:
         # Imported here: this loads pyzmq.
-        from synk_comm._backends.zmq.fabric import ZmqFabric
+        from ._backends.zmq.fabric import ZmqFabric
 
         why = "zmq: the group was made without shared memory"
         folder = SocketFolder(entry.place)
@@ -234,7 +277,7 @@ def enter(
         return comm
     try:
         # Imported here: it takes time to load.
-        from synk_comm._backends.nccl.communicator import nccl
+        from ._backends.nccl.communicator import nccl
 
         return nccl(comm)
     except BaseException as exc:
@@ -243,22 +286,19 @@ def enter(
         raise
 
 
-def _memory(entry: Ticket) -> int:
+def _memory(place: str) -> int:
     """Return a descriptor of the group's memory, to be closed: the inherited, or a new one.
 
     Without an inherited one open the maker's, as only processes of the same user can.
     """
-    fd = int(entry.place)
-    here = entry.maker == _this_process()
-    if not os.path.isdir("/proc/self/fd"):
-        return os.dup(fd) if here else fd
-    for process in ("self", entry.maker.partition(".")[0]):
-        path = f"/proc/{process}/fd/{fd}"
+    fd = int(os.path.basename(place))
+    own = f"/proc/self/fd/{fd}"
+    is_makers = place == f"/proc/{os.getpid()}/fd/{fd}"
+    for path in (own, place):
         with contextlib.suppress(OSError):
             if os.readlink(path).startswith("/memfd:synk-comm"):
-                if process == "self" and not here:
-                    return fd
-                return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+                is_inherited = path == own and not is_makers
+                return fd if is_inherited else os.open(path, os.O_RDWR | os.O_CLOEXEC)
     raise JoinError(
         f"descriptor {fd} of the group was not inherited, and its maker has none; start ranks with "
         "subprocess.Popen(..., pass_fds=group.fds), or keep the group open until all have joined"

@@ -1,4 +1,4 @@
-"""Ranks in fresh processes, and ranks in threads."""
+"""Tools for tests: ranks in fresh processes, and ranks in threads of this one."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import time
 from functools import partial
 from typing import Any, Callable, NamedTuple, Sequence, TypeVar
 
-from synk_comm._core.guard import DEFAULT_TIMEOUT_S
-from synk_comm._join.groups import create_group, join
-from synk_comm._processes.crew import Crew
-from synk_comm._processes.launch import packed, start
-from synk_comm._processes.loading import unpickled
-from synk_comm._processes.process import RankProcess
-from synk_comm.abc import Communicator
+from ._core.guard import DEFAULT_TIMEOUT_S
+from ._join import create_group, join
+from ._processes.crew import Crew
+from ._processes.launch import packed
+from ._processes.rank import unpickled
+from .abc import Communicator
+
+__all__ = ["Outcome", "in_threads", "run_ranks", "thread_group"]
 
 T = TypeVar("T")
 
@@ -56,35 +57,25 @@ def run_ranks(
     Raises:
         AssertionError: some rank failed; holds all tracebacks.
     """
-    work = packed(function, args)
-    with create_group(size, backend) as group, Crew() as crew:
-        try:
-            # A rank that fails leaves: how peers take that is what tests are about.
-            start(crew, group, work, timeout_s, tell=False)
-            crew.wait(time.monotonic() + timeout_s, grace_s=0.0, end_on_failure=False)
-        finally:
-            crew.kill()
-            group.discard()
-    outcomes = [_outcome(rank) for rank in crew.ranks]
+    with Crew(create_group(size, backend)) as crew:
+        # A rank that fails leaves: how peers take that is what tests are about.
+        crew.start(*packed(function, args, timeout_s, tell=False))
+        crew.wait(time.monotonic() + timeout_s, grace_s=0.0, end_on_failure=False)
+    outcomes, failures = [], []
+    for rank in crew.ranks:
+        exitcode = -signal.SIGKILL if rank.exitcode is None else rank.exitcode
+        outcome = Outcome(None, f"the process ended without an outcome ({exitcode})", exitcode)
+        if rank.report is not None:
+            value = None if rank.report.failure else unpickled(rank.report.value)
+            outcome = Outcome(value, rank.report.failure, exitcode)
+        outcomes.append(outcome)
+        if outcome.failure or exitcode:
+            failures.append(f"rank {rank.rank} (exit code {exitcode}):\n{outcome.failure}")
     if not check:
         return outcomes
-    failures = [
-        f"rank {rank} (exit code {outcome.exitcode}):\n{outcome.failure}"
-        for rank, outcome in enumerate(outcomes)
-        if outcome.failure or outcome.exitcode
-    ]
     if failures:
         raise AssertionError("\n".join(failures))
     return [outcome.value for outcome in outcomes]
-
-
-def _outcome(rank: RankProcess) -> Outcome:
-    exitcode = -signal.SIGKILL if rank.exitcode is None else rank.exitcode
-    report = rank.report
-    if report is None:
-        return Outcome(None, f"the process ended without an outcome ({exitcode})", exitcode)
-    value = None if report.failure else unpickled(report.value)
-    return Outcome(value, report.failure, exitcode)
 
 
 def thread_group(

@@ -1,1 +1,0 @@
-"""Ways into a group, and which back-end carries it."""
