@@ -72,8 +72,6 @@ def start(slurm, tmp_path):
     return started
 
 
-# ---- beginnings ----------------------------------------------------------------------------------
-
 COMPUTES = """
 @as_op([T.dmatrix], [T.dmatrix])
 def places(rows):
@@ -131,8 +129,6 @@ def test_the_status_is_that_of_the_program(start):
     assert done.status == 3, done.out + done.err
 
 
-# ---- ends ----------------------------------------------------------------------------------------
-
 STATES = """
 state, go = sys.argv[1:]
 synk.fork(verbose=False, use_gpu=False, timeout_s=4)
@@ -185,8 +181,6 @@ def test_a_killed_rank_ends_the_job(slurm, start, tmp_path, rank, state, options
         assert f"on host {'h1' if rank == 1 else 'h2'}" in text
     assert rank != 1 or facts(done.out)
 
-
-# ---- signals -------------------------------------------------------------------------------------
 
 STRUCK = """
 mark = sys.argv[1]

@@ -37,8 +37,6 @@ class FakeGpus:
         self._events: dict[int, list[bool]] = {}
         self.changed = threading.Condition(threading.RLock())
 
-    # -- what tests and the fake NCCL use -------------------------------------------------
-
     def view(self, pointer: int, nbytes: int, device: int) -> Array:
         """Return device memory as bytes; CudaError if it is not memory of that device."""
         for start, (memory, owner) in list(self._memory.items()):
@@ -72,8 +70,6 @@ class FakeGpus:
     def pending(self) -> int:
         """Return how many pieces of work are left."""
         return sum(len(steps) for steps in self._streams.values())
-
-    # -- the driver -----------------------------------------------------------------------
 
     def device_count(self) -> int:
         return self._count

@@ -31,9 +31,6 @@ def program(folder, text, name="program.py"):
     return str(path)
 
 
-# -- what comes back ----------------------------------------------------------------------
-
-
 def add_up(comm, x, factor=1):
     return comm.rank, factor * float(comm.all_reduce(x + comm.rank).sum()), comm.backend
 
@@ -76,9 +73,6 @@ def test_large_arguments_and_results():
     got = launch(2, echo, blob, 7, timeout_s=LIMIT_S)
     assert [number for _, number in got] == [0, 7]
     assert all(back == blob for back, _ in got)
-
-
-# -- failures -----------------------------------------------------------------------------
 
 
 class Own(Exception):
@@ -207,9 +201,6 @@ def refuse():
     raise LookupError("cannot be found")
 
 
-# -- what cannot be sent ------------------------------------------------------------------
-
-
 def give_a_lock(comm):
     return threading.Lock()
 
@@ -240,9 +231,6 @@ def test_what_cannot_be_sent_is_said_clearly():
         launch(1, give_a_lock, timeout_s=LIMIT_S)
     with pytest.raises(RankFailed, match="cannot be unpickled here: LookupError"):
         launch(1, give_unreadable, timeout_s=LIMIT_S)
-
-
-# -- the main script ----------------------------------------------------------------------
 
 
 def test_functions_and_classes_of_the_main_script(tmp_path):
@@ -307,9 +295,6 @@ def test_missing_guard_is_said(tmp_path, words):
     assert "launch() was called in a rank that loads the program" in done.stderr
     assert 'put the call under `if __name__ == "__main__":`' in done.stderr
     assert "III" not in done.stderr
-
-
-# -- where it is called, and who ends it --------------------------------------------------
 
 
 def nested(comm):

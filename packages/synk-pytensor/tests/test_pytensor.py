@@ -100,8 +100,6 @@ def test_states_by_which_all_ranks_would_draw_the_same_are_refused(pair):
         pair.function([x], (looped, "gather"))
 
 
-# ---- Numba -----------------------------------------------------------------------------------
-
 LOADED = """
 import pickle, sys
 from synk_core._graph.shared import VariableRegistry
@@ -312,8 +310,6 @@ def test_a_program_of_numbas_searches_for_no_blas():
     assert (status, out) == (0, "False False\n-lm\n"), err
     assert "BLAS" not in err
 
-
-# ---- JAX, PyTorch, MLX -----------------------------------------------------------------------
 
 FOREIGN = {"JAX": "jax", "PYTORCH": "torch", "MLX": "mlx"}
 
