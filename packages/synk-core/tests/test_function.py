@@ -443,9 +443,6 @@ def test_slices_may_lie_in_the_same_memory():
         assert result.tolist() == wanted.get(op, [4, 1]), op
 
 
-# Wrong use: a clear error before anything is sent, and the runtime stays usable.
-
-
 def test_sparse_inputs_are_refused_with_a_sentence(pair):
     sparse = importlib.import_module(f"{NAME}.sparse")
     x, m = T.vector("x"), sparse.csr_matrix("m")
