@@ -14,11 +14,17 @@ from synk_testing import Program, children, descriptors, shared_memory
 from synk_testing.processes import kill
 
 VICTIM = Path(__file__).resolve().with_name("_victim.py")
-STATES = (
-    *("starting", "computing", "updating", "collective", "stepping", "distributing", "growing"),
-    *("idle", "closing", "mixed"),
-)
-"""In which it can be killed: methods of its `Work`."""
+ACTS = {
+    "computing": ("call", "copy", "slice"),
+    "updating": ("call", "end"),
+    "collective": ("all_reduce", "gather"),
+    "stepping": ("step",),
+    "distributing": ("distribute",),
+    "growing": ("grow",),
+}
+"""What it does in a state in which it can be killed: acts of the fault suite's bench."""
+
+STATES = ("starting", *ACTS, "idle", "closing", "mixed")
 
 
 class Trouble(Exception):
