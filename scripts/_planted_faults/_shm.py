@@ -41,7 +41,7 @@ SHM = (
         "if offset + capacity > size or reserved > capacity:",
         "if capacity > size or reserved > capacity:",
         "A segment that was cut by less than its header's size is mapped, and reading it kills.",
-        "bad_segments bad_input",
+        "peers",
     ),
     _fault(
         "shm-fork-child-owns",
