@@ -60,7 +60,6 @@ def slurm(request):
 
 
 def written(folder, body):
-    """Write a program; return its path."""
     script = folder / "train.py"
     script.write_text(BEGINNING + "\n".join(f"    {line}" for line in body.split("\n")) + END)
     return script

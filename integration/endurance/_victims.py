@@ -72,7 +72,6 @@ class Victim(Program):
         return None
 
     def close(self) -> None:
-        """End it, and all that it has left."""
         self.kill_all()
         super().close()
         while reaped():

@@ -71,7 +71,6 @@ if NAME is not None:
 
     @pytest.fixture(scope="session")
     def device_set() -> Any:
-        """The set of this process."""
         from _sets import SETS
 
         return SETS[NAME]

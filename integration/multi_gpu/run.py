@@ -231,7 +231,6 @@ def arguments(given: list[str]) -> argparse.Namespace:
 
 
 def main(given: list[str]) -> int:
-    """Run, print, write; 0 if nothing failed."""
     options = arguments(given)
     chosen = [SETS[name] for name in options.sets]
     with tempfile.TemporaryDirectory(prefix="synk-multi-gpu-") as folder:

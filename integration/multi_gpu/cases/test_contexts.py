@@ -15,7 +15,6 @@ LIMIT_S = 300
 
 
 def of(device_set):
-    """The device of each rank."""
     return list(device_set.devices) or [f"cuda{i}" for i in range(device_set.ranks)]
 
 

@@ -45,13 +45,11 @@ class FakeGpus:
         raise CudaError(f"an illegal memory access: {nbytes} bytes at {pointer} on {device}")
 
     def enqueue(self, device: int, stream: int, step: Step) -> None:
-        """Put work on a stream."""
         with self.changed:
             self._streams.setdefault((device, 0 if stream == 1 else stream), []).append(step)
             self.progress()
 
     def progress(self) -> None:
-        """Carry out all that can be."""
         with self.changed:
             moved = True
             while moved:

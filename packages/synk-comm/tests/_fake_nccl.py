@@ -377,7 +377,6 @@ class FakeNccl:
 
 
 def itemsize(dtype: int) -> int:
-    """Return the bytes of an element."""
     return 2 if DTYPES[dtype] == "bfloat16" else np.dtype(DTYPES[dtype]).itemsize
 
 

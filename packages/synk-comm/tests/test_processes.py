@@ -14,7 +14,6 @@ from synk_comm.processes import WatchedProcess, available_cores, stat
 
 @pytest.fixture
 def child():
-    """A process that waits for its input."""
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     yield process
     process.kill()

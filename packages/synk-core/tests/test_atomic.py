@@ -35,7 +35,6 @@ pytestmark = pytest.mark.c_code
 
 @pytest.fixture(scope="module")
 def loose():
-    """A runtime whose calls are not atomic."""
     with Runtime(2, atomic=False) as runtime:
         yield runtime
 
@@ -48,7 +47,6 @@ def loose_and_identical():
 
 
 def ranks_of(runtime, *variables):
-    """All ranks' values of each variable."""
     return [runtime.collectives.gather(v).tolist() for v in variables]
 
 

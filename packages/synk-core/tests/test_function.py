@@ -36,7 +36,6 @@ def rows(count, columns=3, seed=0):
 
 @pytest.fixture(scope="module")
 def all_ops(runtime):
-    """A function with an output per op."""
     x, y = T.matrix("x"), T.vector("y")
     z = x * y
     outputs = [z.mean(axis=0), (z.mean(), "avg"), (z.sum(axis=0), "sum"), (z.max(axis=0), "max")]

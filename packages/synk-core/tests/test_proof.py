@@ -55,7 +55,6 @@ def check(runtime, f, *args, **kwargs):
 
 
 def right(runtime, f, *args, **kwargs):
-    """Verify, and require that all is right."""
     report = check(runtime, f, *args, **kwargs)
     assert report.ok, str(report)
     return report

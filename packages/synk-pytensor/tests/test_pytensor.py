@@ -42,7 +42,6 @@ def test_each_rank_has_a_generator_of_its_own_that_follows_from_the_state(bits):
 
 
 def drawing(runtime, rng, **options):
-    """One number for each row."""
     state, draws = rng.uniform(size=x.shape)
     return runtime.function([x], (draws + 0 * x, "gather"), updates=[(rng, state)], **options)
 

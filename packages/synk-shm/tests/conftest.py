@@ -103,7 +103,6 @@ _limit = hard_limit(LIMIT_S, SLOW_LIMIT_S)
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the cases as nightly that `FEW` leaves out."""
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         name = getattr(item, "originalname", "")
@@ -204,7 +203,6 @@ def zygote():
 
 @pytest.fixture
 def script(tmp_path: Path, zygote):
-    """Programs that begin with PRELUDE."""
     with contextlib.closing(Script(tmp_path, zygote, PRELUDE)) as made:
         yield made
 

@@ -21,12 +21,10 @@ MAKE = """
 
 
 def entry(handle: shm.Handle) -> str:
-    """Return the name of a handle as the folder has it."""
     return handle.name.lstrip("/")
 
 
 def handle_of(owner) -> shm.Handle:
-    """Return the handle that MAKE has printed."""
     return pickle.loads(bytes.fromhex(owner.line()))
 
 

@@ -76,7 +76,6 @@ class Bench:
         return self.before()
 
     def before(self) -> Values:
-        """The values after `reset()`."""
         ranks = range(self.runtime.size)
         return {
             "w": [list(map(float, range(COLUMNS))) for _ in ranks],
@@ -143,7 +142,6 @@ class Bench:
         return self.runtime.closed
 
     def after(self, act: str) -> Values:
-        """The values after `reset()` and this act."""
         values, size = self.before(), self.runtime.size
         calls = {"step": 2, "distribute": 0, "gather": 0, "all_reduce": 0, "close": 0}.get(act, 1)
         values["w"] = [[w + calls for w in row] for row in values["w"]]
