@@ -120,9 +120,7 @@ class Segment:
     @property
     def address_name(self) -> str:
         """The name by which other processes can attach this segment now."""
-        if self.fd is not None:
-            return f"/proc/{os.getpid()}/fd/{self.fd}"
-        return self.names[0]
+        return self.names[0] if self.fd is None else f"/proc/{os.getpid()}/fd/{self.fd}"
 
     @property
     def names(self) -> list[str]:
@@ -158,8 +156,7 @@ class Segment:
         if self.owner:
             posix.remove(name)
             return
-        family = naming.family_of(name) or self.family
-        self.families += process.enter(family)
+        self.families += process.enter(naming.family_of(name) or self.family)
         self.owner = True
         self.owned = [name]
 

@@ -33,9 +33,7 @@ def pack(name: str) -> bytes | str:
 
 def unpack(packed: bytes | str) -> str:
     """Return the name that `pack` packed. It may be any text: check it."""
-    if isinstance(packed, str):
-        return packed
-    return segment_name(packed[:4].hex(), packed[4:])
+    return packed if isinstance(packed, str) else segment_name(packed[:4].hex(), packed[4:])
 
 
 def family_of(name: str) -> str | None:
@@ -67,8 +65,7 @@ def is_user_name(name: str) -> bool:
 def system_name(name: str) -> str:
     """Return the system's name for a name given by a user, checked: posix_ipc crashes on a NUL.
 
-    A name that starts with a slash is a system name already, as `Segment.name` and `list()` show
-    them.
+    One that starts with a slash is a system name already, as `Segment.name` and `list()` show it.
     """
     if not isinstance(name, str):
         raise TypeError(f"a segment's name must be a str, got {type(name).__name__}")

@@ -188,14 +188,12 @@ def space(where: str) -> tuple[int, int] | None:
         status = os.statvfs(where)
     except (OSError, AttributeError):
         return None
-    if not status.f_blocks:  # a tmpfs mounted with size=0
-        return None
-    return status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
+    both = status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
+    return both if status.f_blocks else None  # a tmpfs mounted with size=0 has none
 
 
 def full_error(asked: int, where: str, number: int = errno.ENOSPC) -> ShmFullError:
     """Return the error for a full file system, or another limit: what there is, and the cure."""
-    found = space(where)
     cure = "free some memory or ask for less"
     if number == errno.EFBIG:
         most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
@@ -203,9 +201,8 @@ def full_error(asked: int, where: str, number: int = errno.ENOSPC) -> ShmFullErr
     elif number == errno.ENOMEM:
         state = "this process may map no more memory (raise ulimit -v, or sysctl vm.max_map_count)"
     else:
-        state = "the system has no more"
-        if found is not None:
-            state = f"{in_bytes(found[0])} are free of {in_bytes(found[1])} in total"
+        free = [in_bytes(count) for count in space(where) or ()]
+        state = "{} are free of {} in total".format(*free) if free else "the system has no more"
         if where != _ANONYMOUS:
             cure = (
                 'remove segments (synk_shm.list(), synk_shm.cleanup()), use backend="memfd", or '
@@ -247,13 +244,8 @@ def raise_mapped(
         finally:
             del error  # else it refers to itself through this frame, and keeps its arrays
     number = getattr(error, "errno", None) or errno.EIO
-    if isinstance(error, posix_ipc.PermissionsError):
-        number = errno.EACCES
-    elif isinstance(error, posix_ipc.ExistentialError):
-        number = existential
-    elif isinstance(error, MemoryError):
-        number = errno.ENOMEM
-    number = _SAME.get(number, number)
+    numbers = {posix_ipc.PermissionsError: errno.EACCES, posix_ipc.ExistentialError: existential}
+    number = {**numbers, MemoryError: errno.ENOMEM}.get(type(error), _SAME.get(number, number))
     if number in _KINDS:
         kind, reason = _KINDS[number]
         raise kind(number, reason, name) from error
