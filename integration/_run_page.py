@@ -84,7 +84,6 @@ class Block(NamedTuple):
 
     @property
     def runs(self) -> bool:
-        """Whether it is code that is run here."""
         is_code = self.kind in ("setup", "python") and self.mark != "not run"
         return is_code and self.only in ("", ENGINE)
 
@@ -130,7 +129,6 @@ class Page:
         self._wrong: list[str] = []
 
     def run(self) -> int:
-        """Run it; return how many blocks ran."""
         count = 0
         has_run = True  # what came last
         for block in blocks(self.path.read_text(encoding="utf-8")):

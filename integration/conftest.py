@@ -66,7 +66,6 @@ def clean_environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str
 
 @pytest.fixture(scope="session")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """One wheel for each package folder."""
     return build(tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheels"))
 
 

@@ -29,9 +29,9 @@ LIMIT_S = 240
 ELSEWHERE = {
     "packages/synk-shm/README.md": "packages/synk-shm/tests/test_examples.py",
     "packages/synk-shm/docs/from_shared_memory.md": "packages/synk-shm/tests/test_examples.py",
-    "packages/synk-comm/README.md": "packages/synk-comm/tests/test_readme.py",
-    "packages/synk-comm/docs/from_mpi4py.md": "packages/synk-comm/tests/test_guides.py",
-    "packages/synk-comm/docs/from_torch_distributed.md": "packages/synk-comm/tests/test_guides.py",
+    "packages/synk-comm/README.md": "packages/synk-comm/tests/test_pages.py",
+    "packages/synk-comm/docs/from_mpi4py.md": "packages/synk-comm/tests/test_pages.py",
+    "packages/synk-comm/docs/from_torch_distributed.md": "packages/synk-comm/tests/test_pages.py",
 }
 # What `make test` runs, by engine; nightly runs and CI run all.
 BY_DAY = {

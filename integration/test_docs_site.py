@@ -119,7 +119,6 @@ def test_links_lead_somewhere() -> None:
 
 
 def _broken(page: Path) -> list[str]:
-    """Return the links of a page that lead nowhere."""
     broken = []
     prose = re.sub(r"(`+)(?:(?!\1).)+?\1(?!`)", "`code`", _unfenced(page))
     for picture, link in LINK.findall(prose):

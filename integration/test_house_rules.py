@@ -367,7 +367,6 @@ def test_files_are_private_unless_they_are_the_documented_exceptions() -> None:
 
 
 def names_listed_in(path: Path) -> list[str]:
-    """Return the `__all__` of a module."""
     listed = [
         node.value
         for node in tree(path).body

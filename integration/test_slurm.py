@@ -1,17 +1,20 @@
-"""Programs in jobs of Slurm: what starts, what ends, and what is told when a rank is killed."""
+"""Programs in jobs of Slurm, and of MPICH on simulated hosts: what starts, what ends, and what is
+told when a rank, or a host, is killed."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from _checkout import ROOT
+from _checkout import ROOT, ran
 
-from synk_testing import why_no_mpi
+from synk_testing import Program, why_no_mpi
 
 sys.path.append(str(ROOT / "integration/benchmarks"))
 
@@ -56,6 +59,12 @@ def slurm(request):
         yield made
 
 
+def written(folder, body):
+    script = folder / "train.py"
+    script.write_text(BEGINNING + "\n".join(f"    {line}" for line in body.split("\n")) + END)
+    return script
+
+
 @pytest.fixture
 def start(slurm, tmp_path):
     """Start a program on ranks: by `synkhronos run`, or by Python.
@@ -65,19 +74,16 @@ def start(slurm, tmp_path):
     """
 
     def started(body, *arguments, starts=SRUN, by=RUN):
-        script = tmp_path / "train.py"
-        script.write_text(BEGINNING + "\n".join(f"    {line}" for line in body.split("\n")) + END)
-        return slurm.program([*by, str(script)], *arguments, starts=starts)
+        return slurm.program([*by, str(written(tmp_path, body))], *arguments, starts=starts)
 
     return started
 
 
-# ---- beginnings ----------------------------------------------------------------------------------
-
 COMPUTES = """
 @as_op([T.dmatrix], [T.dmatrix])
 def places(rows):
-    place = int(os.uname().nodename[1:]), int(os.environ["PMI_RANK"])
+    host, memory = int(os.uname().nodename[1:]), os.stat("/dev/shm").st_dev
+    place = host, int(os.environ["PMI_RANK"]), memory
     return np.tile(np.array(place, float), (len(rows), 1))
 
 synk.fork(verbose=False, use_gpu=False)
@@ -111,8 +117,9 @@ def test_a_job_computes_on_both_hosts(start, starts, by, readers):
     assert done.out.count("read by a rank") == readers
     (said,) = facts(done.out)
     assert said["total"] == said["w"] == [84.0, 92.0, 100.0]
-    hosts, ranks = said["places"]
+    hosts, ranks, memories = said["places"]
     assert set(hosts) == {1, 2}
+    assert len(set(zip(hosts, memories))) == len(set(memories)) == 2, "each has its own memory"
     assert ranks == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
@@ -130,8 +137,6 @@ def test_the_status_is_that_of_the_program(start):
         done = program.finish()
     assert done.status == 3, done.out + done.err
 
-
-# ---- ends ----------------------------------------------------------------------------------------
 
 STATES = """
 state, go = sys.argv[1:]
@@ -185,8 +190,6 @@ def test_a_killed_rank_ends_the_job(slurm, start, tmp_path, rank, state, options
         assert f"on host {'h1' if rank == 1 else 'h2'}" in text
     assert rank != 1 or facts(done.out)
 
-
-# ---- signals -------------------------------------------------------------------------------------
 
 STRUCK = """
 mark = sys.argv[1]
@@ -280,3 +283,40 @@ def test_ranks_use_the_cores_that_they_are_bound_to(start, options, expected):
         done = program.finish()
     assert done.status == 0, done.out + done.err
     assert facts(done.out) == [{"cores": expected}]
+
+
+NEXT_PROGRAM = "import synk_shm; synk_shm.zeros(1)"
+"""Removes what killed programs have left on this host."""
+
+
+def test_the_death_of_a_host_ends_the_job(tmp_path):
+    if problem := why_no_mpi() or network.missing():
+        pytest.skip(f"no simulated hosts: {problem}")
+    quiet = {"UCX_LOG_LEVEL": "error", "THEANO_FLAGS": "linker=py,optimizer=fast_compile"}
+    program = written(tmp_path, COMPUTES + "while True:\n    f(X)")
+    with network.hosts(2) as made:
+        prefix = made.command(str(Path(sys.executable).with_name("mpiexec.hydra")))
+        with Program(program, prefix=prefix, environment=quiet) as started:
+            wait_until_ready(started)
+            assert left_on(made)  # ranks, which are found
+            made.kill("h2")
+            assert started.wait() != 0
+            started.wait_alone()
+        assert left_on(made) == []
+    # MPI's launcher has killed the master, which could not remove its shared memory.
+    assert ran(sys.executable, "-c", NEXT_PROGRAM, timeout=200).returncode == 0
+
+
+def left_on(made):
+    """Return the commands of processes in the hosts' namespaces, but those that keep them."""
+    found = []
+    for name in made.names:
+        pids = subprocess.run(
+            ["ip", "netns", "pids", made.namespace(name)], capture_output=True, text=True
+        ).stdout.split()
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                found.append(Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip())
+    return [
+        command for command in found if command != "sleep infinity" and "unshare" not in command
+    ]

@@ -117,10 +117,8 @@ TOOLING = tuple(
     f"integration/test_{name}.py"
     for name in (
         *("bootstrap", "run_tests", "planted_faults", "ci", "ignored_signals"),
-        *("benchmarks", "gpu_benchmarks", "simulated_hosts", "pictures"),
-        *("wheels", "new_user", "notebook", "docs_site"),
+        *("benchmarks", "pictures", "wheels", "new_user", "notebook", "docs_site"),
     )
-    if (ROOT / f"integration/test_{name}.py").exists()
 )
 
 # Of the engine that is not at hand: its adapter's own tests, one of each kind of call, and PyMC's.

@@ -100,7 +100,6 @@ def curves(title: str, top: int) -> tuple[list[str], int]:
 
 
 def drawn() -> str:
-    """Return the picture."""
     lines: list[str] = []
     y = 0
     for title, network in (("ResNet-50, images/s", "resnet"), ("VGG-16, images/s", "vgg")):

@@ -30,7 +30,6 @@ RUNTIMES, WORK_S = 2, 0.8
 
 
 def work():
-    """Use one runtime."""
     say(state="starting")
     synk.fork(use_gpu=False, verbose=False, timeout_s=15)
     x = T.dmatrix("x")

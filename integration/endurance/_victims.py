@@ -14,11 +14,17 @@ from synk_testing import Program, children, descriptors, shared_memory
 from synk_testing.processes import kill
 
 VICTIM = Path(__file__).resolve().with_name("_victim.py")
-STATES = (
-    *("starting", "computing", "updating", "collective", "stepping", "distributing", "growing"),
-    *("idle", "closing", "mixed"),
-)
-"""In which it can be killed: methods of its `Work`."""
+ACTS = {
+    "computing": ("call", "copy", "slice"),
+    "updating": ("call", "end"),
+    "collective": ("all_reduce", "gather"),
+    "stepping": ("step",),
+    "distributing": ("distribute",),
+    "growing": ("grow",),
+}
+"""What it does in a state in which it can be killed: acts of the fault suite's bench."""
+
+STATES = ("starting", *ACTS, "idle", "closing", "mixed")
 
 
 class Trouble(Exception):
@@ -66,7 +72,6 @@ class Victim(Program):
         return None
 
     def close(self) -> None:
-        """End it, and all that it has left."""
         self.kill_all()
         super().close()
         while reaped():

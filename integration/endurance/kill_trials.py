@@ -179,7 +179,6 @@ class Trials:
         trial["left"] = dict(zip(LEAKS, left))
 
     def end(self) -> None:
-        """End the program, if there is one."""
         if self._program is not None:
             self._program.close()
         self._program = None
@@ -204,7 +203,6 @@ def summary(trials: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Run the trials; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trials", type=int, default=100, help="how often to kill (100)")
     parser.add_argument("--interrupts", type=int, default=0, help="how often Ctrl-C comes (0)")

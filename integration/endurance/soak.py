@@ -192,7 +192,6 @@ def soak(seconds: float, least: int, seed: int, size: int, backend: str) -> dict
 
 
 def main() -> int:
-    """Soak; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--acts", type=int, default=1, help="go on until there were so many")

@@ -90,7 +90,6 @@ class DeviceSet:
 
     @property
     def needs_cuda(self) -> int:
-        """How many GPUs."""
         return len(set(self.devices)) or self.ranks if self.kind == "cuda" else 0
 
 

@@ -3,7 +3,7 @@
     python integration/multi_gpu/run.py                           # all sets
     python integration/multi_gpu/run.py --sets cpu-2 cuda-2 -k gather --json results.json
 
-Each device set has processes of its own, one for the cases and some for the failures, so many at a
+Each device set has processes of its own, one for the cases and one for the failures, so many at a
 time (``--jobs``); each takes some 2.2 GB of each GPU. A process that dies, hangs or is out of time
 is a failure of the test that it was at; another process goes on with the tests after that. In the
 end as much memory of the GPUs must be free as before; with ``--jobs 1`` that is so after each
@@ -34,8 +34,6 @@ from _sets import SETS, DeviceSet, memory_used, missing, wait_for_memory  # noqa
 PARTS = ("cases", "failures")
 # What dies again and again is not tried for ever.
 MOST_DEATHS = 8
-# Failures, each of which starts ranks of its own, are divided among so many processes.
-SHARDS = 4
 
 
 @dataclass
@@ -63,46 +61,32 @@ class Outcome:
         return sum(result.outcome == outcome for result in self.results)
 
 
-@dataclass(frozen=True)
-class Unit:
-    """A part of a set, or every so-many-th test of it: the business of one process at a time."""
-
-    device_set: DeviceSet
-    part: str
-    shard: str = "0/1"
-
-    @property
-    def stem(self) -> str:
-        return f"{self.device_set.name}-{self.part}-{self.shard.replace('/', '-')}"
-
-
-def environment(unit: Unit, record: Path, options: argparse.Namespace) -> dict[str, str]:
-    """What the processes of a unit are started with."""
+def environment(device_set: DeviceSet, record: Path, options: argparse.Namespace) -> dict[str, str]:
+    """What the processes of a part are started with."""
     # Python's own implementations where there is no device: to compile takes most of the time.
-    flags = "linker=py" if unit.device_set.kind == "cpu" else "gcc.cxxflags=-O0"
-    # One cache has one lock, which all shards would wait for most of the time.
-    own = f"base_compiledir={record.with_suffix('')}" if options.split > 1 else ""
+    flags = "linker=py" if device_set.kind == "cpu" else "gcc.cxxflags=-O0"
     given = os.environ.get("THEANO_FLAGS", "")
     return {
         **os.environ,
         # What fork() takes by itself is among what is tested.
         "SYNKHRONOS_USE_GPU": "",
         **({"SYNK_DEVICE_ALONE": "1"} if options.jobs == 1 else {}),
-        "THEANO_FLAGS": ",".join(part for part in (flags, given, own) if part),
-        "SYNK_DEVICE_SET": unit.device_set.name,
-        "SYNK_DEVICE_SHARD": unit.shard,
+        "THEANO_FLAGS": ",".join(filter(None, (flags, given))),
+        "SYNK_DEVICE_SET": device_set.name,
         "SYNK_DEVICE_RECORD": str(record),
         "SYNK_DEVICE_TEST_LIMIT_S": str(options.test_limit),
     }
 
 
-def run_unit(unit: Unit, folder: Path, options: argparse.Namespace) -> Outcome:
-    """Run a unit, in as many processes as it takes."""
-    outcome = Outcome(unit.device_set.name, unit.part)
-    record, log = folder / f"{unit.stem}.jsonl", folder / f"{unit.stem}.log"
+def run_part(
+    device_set: DeviceSet, part: str, folder: Path, options: argparse.Namespace
+) -> Outcome:
+    """Run a part on a set, in as many processes as it takes, one after the other."""
+    outcome = Outcome(device_set.name, part)
+    record, log = (folder / f"{device_set.name}-{part}.{kind}" for kind in ("jsonl", "log"))
     end = time.monotonic() + options.limit
     command = [
-        *(*unit.device_set.command("pytest"), str(HERE / unit.part)),
+        *(*device_set.command("pytest"), str(HERE / part)),
         *("-p", "no:cacheprovider", "-q", "--tb=short"),
         *(f"--rootdir={ROOT}", f"--confcutdir={HERE}"),
         *(["-k", options.keyword] if options.keyword else []),
@@ -117,7 +101,7 @@ def run_unit(unit: Unit, folder: Path, options: argparse.Namespace) -> Outcome:
             process = subprocess.Popen(
                 command,
                 cwd=folder,
-                env=environment(unit, record, options),
+                env=environment(device_set, record, options),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -185,41 +169,22 @@ def read(record: Path) -> tuple[list[Result], str | None]:
 
 def run_all(chosen: list[DeviceSet], folder: Path, options: argparse.Namespace) -> list[Outcome]:
     """Run the parts on all sets, and look at the GPUs' memory before and after."""
-    outcomes, units = [], []
-    for device_set in chosen:
-        reason = missing(device_set)
-        for part in options.parts:
-            alone = part == "failures" and device_set.hosts and "its programs have no launcher"
-            if reason or alone:
-                outcomes.append(Outcome(device_set.name, part, reason=reason or alone))
-                continue
-            least = SHARDS if part == "failures" and options.jobs > 1 else 1
-            count = max(least, options.split)
-            units += [Unit(device_set, part, f"{k}/{count}") for k in range(count)]
-    # What takes longest first.
-    units.sort(key=lambda unit: unit.part)
+    outcomes, todo = [], []
+    for part in options.parts:
+        for device_set in chosen:
+            reason = missing(device_set)
+            if not reason and part == "failures" and device_set.hosts:
+                reason = "its programs have no launcher"
+            if reason:
+                outcomes.append(Outcome(device_set.name, part, reason=reason))
+            else:
+                todo.append((device_set, part))
     before = memory_used()
     with ThreadPoolExecutor(options.jobs) as pool:
-        done = list(pool.map(lambda unit: run_unit(unit, folder, options), units))
-    for device_set in chosen:
-        for part in options.parts:
-            mine = [each for each in done if (each.name, each.part) == (device_set.name, part)]
-            if mine:
-                outcomes.append(together(mine))
+        outcomes += pool.map(lambda each: run_part(*each, folder, options), todo)
     if before:
         outcomes.append(Outcome("GPUs", "memory", trouble=wait_for_memory(before)))
     return outcomes
-
-
-def together(shards: list[Outcome]) -> Outcome:
-    """The outcomes of shards as one."""
-    return Outcome(
-        shards[0].name,
-        shards[0].part,
-        [result for shard in shards for result in shard.results],
-        max(shard.seconds for shard in shards),
-        trouble="\n".join(shard.trouble for shard in shards if shard.trouble),
-    )
 
 
 def show(outcomes: list[Outcome]) -> None:
@@ -261,14 +226,11 @@ def arguments(given: list[str]) -> argparse.Namespace:
         "--jobs", type=int, default=max(1, cores // 4), help="processes of tests at a time"
     )
     parser.add_argument("--limit", type=float, default=1800, help="seconds for a part of a set")
-    split = "divide a set among so many processes, each with compiled code of its own (default: 1)"
-    parser.add_argument("--split", type=int, default=1, help=split)
     parser.add_argument("--test-limit", type=float, default=180, help="seconds for one test")
     return parser.parse_args(given)
 
 
 def main(given: list[str]) -> int:
-    """Run, print, write; 0 if nothing failed."""
     options = arguments(given)
     chosen = [SETS[name] for name in options.sets]
     with tempfile.TemporaryDirectory(prefix="synk-multi-gpu-") as folder:

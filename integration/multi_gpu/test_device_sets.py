@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from _checkout import ran
 
 HERE = Path(__file__).resolve().parent
 LIMIT_S = 280
@@ -23,14 +23,9 @@ SETS = {"cpu-2": "", "opencl-2": "test_aliases or test_shared"}
 def test_the_whole_api_on(name: str, tmp_path: Path) -> None:
     """Every result has to be there, and right."""
     answer = tmp_path / "answer.json"
-    command = [sys.executable, str(HERE / "run.py"), "--sets", name, "--json", str(answer)]
-    done = subprocess.run(
-        [*command, "--parts", "cases", "-k", SETS[name], "--limit", str(LIMIT_S - 30)],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    options = ("--parts", "cases", "-k", SETS[name], "--limit", LIMIT_S - 30)
+    command = (sys.executable, HERE / "run.py", "--sets", name, "--json", answer, *options)
+    done = ran(*command, timeout=LIMIT_S)
     parts = json.loads(answer.read_text(encoding="utf-8")) if answer.exists() else []
     if parts and all(part["reason"] for part in parts):
         pytest.skip(parts[0]["reason"])

@@ -33,7 +33,6 @@ ORDER, ALL_REDUCE, BROADCAST = range(3)
 
 @functools.cache
 def _bare(kind: int, nbytes: int) -> Callable[[], None]:
-    """Return a call of mpi4py alone."""
     from mpi4py import MPI
 
     comm = _communicator()

@@ -98,7 +98,6 @@ def needs_reductions(device_set: Any, dtype: str) -> None:
 
 
 def on_all(synk: Any, n: int, variable: Any) -> list[Any]:
-    """The value on each rank."""
     return [synk.get_value(rank, variable) for rank in range(n)]
 
 

@@ -25,7 +25,6 @@ class Forks:
         self.failed = False
 
     def ready(self) -> Any:
-        """The package, forked."""
         # In this order, as the documented programs have it.
         import theano  # noqa: F401
 
@@ -58,7 +57,6 @@ FAILED = pytest.StashKey[bool]()
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: Any, call: Any) -> Iterator[None]:
-    """Remember that a test failed."""
     outcome = yield
     if outcome.get_result().failed:
         item.session.stash[FAILED] = True
@@ -73,7 +71,6 @@ def forks(device_set: Any) -> Iterator[Forks]:
 
 @pytest.fixture
 def synk(forks: Forks, request: pytest.FixtureRequest) -> Any:
-    """The package, forked on the device set."""
     stash = request.session.stash
     forks.failed = stash.get(FAILED, False)
     stash[FAILED] = False
@@ -82,7 +79,6 @@ def synk(forks: Forks, request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture
 def n(device_set: Any) -> int:
-    """The number of ranks."""
     ranks: int = device_set.ranks
     return ranks
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from synk_testing import run
 
 PROGRAM = Path(__file__).parent / "_contexts.py"
 LIMIT_S = 300
 
 
 def of(device_set):
-    """The device of each rank."""
     return list(device_set.devices) or [f"cuda{i}" for i in range(device_set.ranks)]
 
 
@@ -41,14 +40,8 @@ def test_a_model_is_divided_over_the_devices_of_a_rank(device_set, by):
         ranks = of(device_set) if by == "flags" else []
         attempts = [(ranks, f"{flags},contexts=dev0->{first};dev1->{last}")]
     for devices, given in attempts:
-        done = subprocess.run(
-            [sys.executable, str(PROGRAM), json.dumps(devices)],
-            # Theano says by the other one that a parent process uses the GPU, and refuses it.
-            env={**os.environ, "THEANO_FLAGS": given, "THEANO_GPU_IS_ALREADY_ACTIVE": ""},
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
-        )
-        assert done.stdout.endswith("right\n"), done.stdout + done.stderr
-        assert "Traceback" not in done.stderr, done.stderr
+        # Theano says by the other one that a parent process uses the GPU, and refuses it.
+        changes = {"THEANO_FLAGS": given, "THEANO_GPU_IS_ALREADY_ACTIVE": ""}
+        done = run(PROGRAM, json.dumps(devices), environment=changes, limit_s=LIMIT_S)
+        assert done.out.endswith("right\n"), done.out + done.err
+        assert "Traceback" not in done.err, done.err

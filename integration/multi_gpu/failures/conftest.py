@@ -25,7 +25,6 @@ def no_gpu_memory_left(device_set: Any) -> Iterator[None]:
 
 @pytest.fixture
 def several(device_set: Any) -> Any:
-    """A device set with workers."""
     if device_set.ranks < 2:
         pytest.skip("one rank has no workers")
     return device_set

@@ -67,25 +67,6 @@ runpy.run_path({str(ROOT / "examples/intro.py")!r}, run_name="__main__")
     assert [line for line in lines if line not in told] == expected, str(ended)
 
 
-def test_the_master_may_have_any_rank(device_set):
-    told = told_by(device_set, USE)("""
-assert fork(master_rank=N - 1) == N
-kind = use(N)
-x = T.fvector("x")
-f = synk.function([x], [(x, None), (x, "gather")])
-own, all_ = f(np.arange(2 * N, dtype="float32"))
-s = theano.shared(np.zeros(2, "float32"))
-synk.set_value(0, s, np.ones(2, "float32"))
-tell(kind=kind, own=own.tolist(), all=all_.tolist(), s=synk.gather(s).tolist(),
-     mine=s.get_value().tolist())
-""")
-    n = device_set.ranks
-    assert told["own"] == [2 * n - 2, 2 * n - 1]
-    assert told["all"] == list(range(2 * n))
-    assert told["s"] == [[1, 1]] + [[0, 0]] * (n - 1)
-    assert told["mine"] == [1, 1] if n == 1 else [0, 0]
-
-
 def test_fork_close_fork_in_one_process(device_set):
     told = told_by(device_set, USE)("""
 kinds = []

@@ -68,7 +68,6 @@ build()
 
 @pytest.fixture
 def gpus(device_set):
-    """A device set on which functions are replayed."""
     if device_set.kind != "cuda":
         pytest.skip("only CUDA devices replay functions")
     return device_set

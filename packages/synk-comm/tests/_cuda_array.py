@@ -65,7 +65,6 @@ class CudaArray:
 
     @classmethod
     def of(cls, driver: Any, values: Any, device: int = 0, **options: Any) -> CudaArray:
-        """Copy an array from the host."""
         host = np.asarray(values, order="C")
         dtype = options.pop("dtype", None)
         if dtype is None:
@@ -88,7 +87,6 @@ class CudaArray:
         return values
 
     def new_empty(self, shape: tuple[int, ...]) -> CudaArray:
-        """Make an array of the same dtype, on the same device and stream."""
         return CudaArray(self._driver, tuple(shape), self.dtype, self.device, stream=self.stream)
 
     def __getitem__(self, row: int) -> CudaArray:

@@ -37,8 +37,6 @@ class FakeGpus:
         self._events: dict[int, list[bool]] = {}
         self.changed = threading.Condition(threading.RLock())
 
-    # -- what tests and the fake NCCL use -------------------------------------------------
-
     def view(self, pointer: int, nbytes: int, device: int) -> Array:
         """Return device memory as bytes; CudaError if it is not memory of that device."""
         for start, (memory, owner) in list(self._memory.items()):
@@ -47,13 +45,11 @@ class FakeGpus:
         raise CudaError(f"an illegal memory access: {nbytes} bytes at {pointer} on {device}")
 
     def enqueue(self, device: int, stream: int, step: Step) -> None:
-        """Put work on a stream."""
         with self.changed:
             self._streams.setdefault((device, 0 if stream == 1 else stream), []).append(step)
             self.progress()
 
     def progress(self) -> None:
-        """Carry out all that can be."""
         with self.changed:
             moved = True
             while moved:
@@ -72,8 +68,6 @@ class FakeGpus:
     def pending(self) -> int:
         """Return how many pieces of work are left."""
         return sum(len(steps) for steps in self._streams.values())
-
-    # -- the driver -----------------------------------------------------------------------
 
     def device_count(self) -> int:
         return self._count

@@ -148,8 +148,6 @@ class FakeNccl:
         self._group = threading.local()
         self._lock = self.gpus.changed
 
-    # -- communicators --------------------------------------------------------------------
-
     def get_version(self) -> int:
         return 22800
 
@@ -219,8 +217,6 @@ class FakeNccl:
     def red_op_destroy(self, op: int, comm: _Comm) -> None:
         assert op in comm.scalars
 
-    # -- calls ----------------------------------------------------------------------------
-
     def group_start(self) -> None:
         self._group.depth = getattr(self._group, "depth", 0) + 1
 
@@ -289,8 +285,6 @@ class FakeNccl:
         with self._lock:
             comm.pending += 1
         self.gpus.enqueue(comm.device, stream, step)
-
-    # -- what a GPU would do --------------------------------------------------------------
 
     def _try(self, posted: _Posted) -> None:
         comm, op = posted.comm, posted.op
@@ -383,7 +377,6 @@ class FakeNccl:
 
 
 def itemsize(dtype: int) -> int:
-    """Return the bytes of an element."""
     return 2 if DTYPES[dtype] == "bfloat16" else np.dtype(DTYPES[dtype]).itemsize
 
 

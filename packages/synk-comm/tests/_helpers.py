@@ -19,7 +19,6 @@ def environment(**more):
 
 
 def run_python(*words, timeout_s=60.0, cwd=None, **more):
-    """Run a program of Python to its end."""
     return subprocess.run(
         [sys.executable, *map(str, words)],
         cwd=cwd,

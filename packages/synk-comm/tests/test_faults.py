@@ -68,9 +68,6 @@ def test_run_ranks_kills_what_does_not_end():
     assert time.monotonic() - began < 20
 
 
-# -- everything, to everybody, everywhere ---------------------------------------------------
-
-
 def ring(comm, x):
     if comm.rank:
         got = comm.recv(comm.rank - 1)

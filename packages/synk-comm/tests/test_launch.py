@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import glob
 import os
@@ -13,14 +14,15 @@ import tempfile
 import textwrap
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
-from _helpers import environment, pids_in, run_python
+from _helpers import pids_in, run_python
 
 import synk_comm
 from synk_comm import CommTimeout, PeerLost, RankDied, RankFailed, launch
-from synk_testing import is_there, wait_gone
+from synk_testing import Program, wait_gone
 
 LIMIT_S = 60.0
 
@@ -29,9 +31,6 @@ def program(folder, text, name="program.py"):
     path = folder / name
     path.write_text(textwrap.dedent(text))
     return str(path)
-
-
-# -- what comes back ----------------------------------------------------------------------
 
 
 def add_up(comm, x, factor=1):
@@ -76,9 +75,6 @@ def test_large_arguments_and_results():
     got = launch(2, echo, blob, 7, timeout_s=LIMIT_S)
     assert [number for _, number in got] == [0, 7]
     assert all(back == blob for back, _ in got)
-
-
-# -- failures -----------------------------------------------------------------------------
 
 
 class Own(Exception):
@@ -207,9 +203,6 @@ def refuse():
     raise LookupError("cannot be found")
 
 
-# -- what cannot be sent ------------------------------------------------------------------
-
-
 def give_a_lock(comm):
     return threading.Lock()
 
@@ -240,9 +233,6 @@ def test_what_cannot_be_sent_is_said_clearly():
         launch(1, give_a_lock, timeout_s=LIMIT_S)
     with pytest.raises(RankFailed, match="cannot be unpickled here: LookupError"):
         launch(1, give_unreadable, timeout_s=LIMIT_S)
-
-
-# -- the main script ----------------------------------------------------------------------
 
 
 def test_functions_and_classes_of_the_main_script(tmp_path):
@@ -309,9 +299,6 @@ def test_missing_guard_is_said(tmp_path, words):
     assert "III" not in done.stderr
 
 
-# -- where it is called, and who ends it --------------------------------------------------
-
-
 def nested(comm):
     return launch(2, add_up, np.ones(1) * comm.rank, timeout_s=LIMIT_S)
 
@@ -336,66 +323,57 @@ RANKS_WITH_CHILDREN = """
     import os, signal, subprocess, sys, threading, time
     import synk_comm
 
-    def work(comm, folder, how):
+    def work(comm, how):
         child = subprocess.Popen(["sleep", "100"])
-        for pid in (os.getpid(), child.pid):
-            open(os.path.join(folder, str(pid)), "w").close()
+        os.write(1, b"at work\\n")  # in one piece
         try:
             if how == "stopped" and comm.rank == 1:
                 os.kill(os.getpid(), signal.SIGSTOP)
             while True:  # a signal just before a long wait would not end it
                 time.sleep(0.01)
         except KeyboardInterrupt:
-            open(os.path.join(folder + "-said", str(comm.rank)), "w").close()
+            os.write(1, b"interrupted\\n")
             raise
 
     if __name__ == "__main__":
-        for _ in range(60 if sys.argv[2] == "threads" else 0):
+        for _ in range(60 if sys.argv[1] == "threads" else 0):
             threading.Thread(target=time.sleep, args=(100,), daemon=True).start()
-        synk_comm.launch(2, work, *sys.argv[1:])
+        synk_comm.launch(2, work, sys.argv[1])
 """
 
 
+@pytest.fixture
+def at_work(tmp_path):
+    """A function that starts two ranks with a child each, and returns the program."""
+    with contextlib.ExitStack() as ends:
+
+        def start(how):
+            path = Path(program(tmp_path, RANKS_WITH_CHILDREN))
+            parent = ends.enter_context(Program(path, how, limit_s=LIMIT_S))
+            assert [parent.line() for _ in range(2)] == ["at work"] * 2
+            time.sleep(0.2)
+            assert len(parent.members()) >= 5
+            return parent
+
+        yield start
+
+
 @pytest.mark.parametrize("how", ["stopped", pytest.param("threads", marks=pytest.mark.nightly)])
-def test_nobody_outlives_a_killed_parent(tmp_path, how):
+def test_nobody_outlives_a_killed_parent(at_work, how):
     """Threads of a process end one by one, and its ranks with the one that has started them."""
-    pids = tmp_path / "pids"
-    pids.mkdir()
-    path = program(tmp_path, RANKS_WITH_CHILDREN)
-    parent = subprocess.Popen([sys.executable, path, str(pids), how], env=environment())
-    try:
-        family = pids_in(pids, 4)
-        time.sleep(0.2)
-        assert all(map(is_there, family))
-    finally:
-        parent.kill()
-        parent.wait(LIMIT_S)
-    wait_gone(family)
+    parent = at_work(how)
+    parent.kill()
+    parent.wait_alone()
 
 
-def test_interrupt_goes_to_the_ranks_once(tmp_path):
-    pids, said = tmp_path / "pids", tmp_path / "pids-said"
-    pids.mkdir()
-    said.mkdir()
-    path = program(tmp_path, RANKS_WITH_CHILDREN)
-    parent = subprocess.Popen(
-        [sys.executable, path, str(pids), "running"],
-        env=environment(),
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        family = pids_in(pids, 4)
-        time.sleep(0.2)
-        parent.send_signal(signal.SIGINT)
-        _, error = parent.communicate(timeout=LIMIT_S)
-    finally:
-        parent.kill()
-        parent.communicate()
-    assert parent.returncode == -signal.SIGINT
+def test_interrupt_goes_to_the_ranks_once(at_work):
+    parent = at_work("running")
+    parent.send_signal(signal.SIGINT)
+    status, out, error = parent.finish()
+    assert status == -signal.SIGINT
     assert error.rstrip().endswith("KeyboardInterrupt")
-    assert sorted(os.listdir(said)) == ["0", "1"]
-    wait_gone(family)
+    assert out.split() == ["interrupted"] * 2
+    parent.wait_alone()
 
 
 def test_public_names_are_errors_of_ranks():

@@ -27,9 +27,6 @@ def seen(case, size, *, status=0, by=None, **how):
     return [said[rank] for rank in sorted(said)], done.err
 
 
-# -- ways in --------------------------------------------------------------------------------
-
-
 def test_auto_never_takes_it():
     require_mpi()
     code = "import synk_comm; print(synk_comm.connect().why)"
@@ -109,9 +106,6 @@ def test_closed_groups_leave_nothing_in_mpi():
     assert said == [[0, True]] * 2
 
 
-# -- failures ---------------------------------------------------------------------------------
-
-
 def test_an_exception_on_one_rank_ends_the_job_and_all_learn_of_it():
     said, err = seen("exception", 3, status=1, by=[0, 2])
     for kind, rank, text in said:
@@ -131,9 +125,6 @@ def test_what_the_watch_raises_ends_the_group():
     assert said[0] == ["RuntimeError", None, "the watch has seen it"]
     assert said[1][:2] == ["AbortedError", 0]
     assert "the watch has seen it" in said[1][2]
-
-
-# -- deaths -------------------------------------------------------------------------------------
 
 
 def test_survivors_are_told_who_was_killed_where_the_launcher_lets_them_live():

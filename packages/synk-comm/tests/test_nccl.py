@@ -72,9 +72,6 @@ def read(comm, array):
     return array.host()
 
 
-# -- what every call gives ------------------------------------------------------------------
-
-
 def test_every_call_gives_what_it_gives_for_host_arrays(ranks):
     """Those go the host's way, which the contract compares with NumPy."""
     dtypes = ["i1", "u1", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "c8", "c16", *MOVED]
@@ -104,8 +101,6 @@ def test_bfloat16(ranks):
         for same in results[1:]:
             np.testing.assert_array_equal(same, bits)
 
-
-# -- in parts -----------------------------------------------------------------------------
 
 BOUNDS = [(7, 10), (3, 7), (0, 3)]
 
@@ -222,9 +217,6 @@ def test_a_rank_that_fails_amid_its_parts_ends_the_group_for_all():
     broken_group(run)
 
 
-# -- movement -----------------------------------------------------------------------------
-
-
 def test_a_block_is_reduced_to_where_it_lies(pair):
     def run(comm):
         x = pair.put(comm, np.arange(12.0).reshape(4, 3))
@@ -301,9 +293,6 @@ def test_a_split_whose_link_fails_blames_a_rank_by_its_old_number(monkeypatch):
     monkeypatch.setattr(Link, "_start", failing)
     assert group.run(run) == [3.0] * 3
     group.close()
-
-
-# -- nothing happens before all agree -------------------------------------------------------
 
 
 def test_mismatches_are_raised_everywhere_and_nothing_reaches_nccl(pair):
@@ -409,9 +398,6 @@ def test_streams():
     in_threads(comms, lambda comm: comm.all_reduce(arrays[comm.rank]))
     in_threads(comms, lambda comm: (comm.synchronize(), comm.close()))
     assert sorted(fake.gpus._streams) == [(0, 5), (1, 5)]
-
-
-# -- what may go wrong --------------------------------------------------------------------
 
 
 def broken_group(function, size=2):
@@ -711,9 +697,6 @@ def test_a_thread_that_stays_inside_nccl_spoils_no_exit(kind, status, said):
         check=False,
     )
     assert (done.returncode, done.stdout) == (status, said), done.stderr
-
-
-# -- the start ----------------------------------------------------------------------------
 
 
 def start(size, make, devices=None):

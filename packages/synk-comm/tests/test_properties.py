@@ -67,9 +67,6 @@ def programs(draw):
     return size, draw(st.lists(steps(size), min_size=1, max_size=most))
 
 
-# -- running it -------------------------------------------------------------------------------
-
-
 class Groups:
     """Groups that live as long as nothing fails: what one program left is there for the next."""
 

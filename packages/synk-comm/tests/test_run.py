@@ -61,9 +61,6 @@ def start(*args, **options):
     )
 
 
-# -- output and input ---------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("backend", [pytest.param("zmq", marks=pytest.mark.nightly), "auto"])
 def test_ranks_meet(script, backend):
     path = script("""
@@ -154,9 +151,6 @@ def test_a_reader_that_leaves_ends_all(script, tmp_path):
     wait_gone(family)
 
 
-# -- programs and arguments ---------------------------------------------------------------
-
-
 def test_script_sees_what_python_would_show_it(script, tmp_path):
     script("FOUND = True", "neighbour.py", prelude="")
     path = script("""
@@ -198,9 +192,6 @@ def test_wrong_command_lines(capsys):
     with pytest.raises(SystemExit, match="0"):
         main(["--help"])
     assert "python -m synk_comm.run -n 4 train.py" in capsys.readouterr().out
-
-
-# -- failures -----------------------------------------------------------------------------
 
 
 def test_a_failure_is_one_where_ended_children_are_ignored(script):
@@ -284,8 +275,6 @@ def test_late_ranks_are_ended(script):
     assert b"[0] " in done.stderr
     assert b"in i_am_late" in done.stderr
 
-
-# -- signals ------------------------------------------------------------------------------
 
 WAITING = """
         open(sys.argv[1] + f"/{os.getpid()}", "w").close()

@@ -58,9 +58,6 @@ def bytes_of(rank, nbytes):
     return np.random.default_rng(rank).integers(0, 256, nbytes, np.uint8)
 
 
-# -- failures -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("length", [0, 10, 25])
 def test_a_message_that_is_cut_short_ends_the_group(pair, length):
     peer = pair[1].peers[0]
@@ -111,9 +108,6 @@ def test_what_has_another_key_is_no_member():
 
     assert "another process has taken its place" in together([member, stranger], meet)[0]
     assert not os.path.exists(folder.path)
-
-
-# -- while ranks join -----------------------------------------------------------------------
 
 
 def test_a_rank_that_gives_up_while_others_join_says_why():

@@ -76,7 +76,6 @@ def runtime(request):
 
 @pytest.fixture(scope="session")
 def trio():
-    """A runtime with 3 ranks."""
     with Runtime(3) as opened:
         yield opened
 
@@ -94,7 +93,6 @@ def house():
 
 @pytest.fixture(scope="session")
 def pair():
-    """A runtime with 2 ranks."""
     with Runtime(2) as opened:
         yield opened
 

@@ -48,8 +48,6 @@ class Boom(Exception):
     """What users' objects raise."""
 
 
-# ---- objects that raise --------------------------------------------------------------------------
-
 HOOKS = ["__array__", "__array_interface__", "__bool__", "__eq__", "__float__", "__fspath__"]
 HOOKS += ["__getitem__", "__hash__", "__index__", "__int__", "__iter__", "__len__"]
 HOOKS += ["dtype", "ndim", "shape"]
@@ -188,9 +186,6 @@ def mostly(good: Any, wrong: Any = None) -> Any:
     """Two times of three what is right."""
     wrong = anything() if wrong is None else wrong
     return st.integers(0, 2).flatmap(lambda i: good if i else wrong)
-
-
-# ---- where it is tried ---------------------------------------------------------------------------
 
 
 SHARED = ("/dev/shm/synk.", "/memfd:synk-shm")

@@ -35,7 +35,6 @@ pytestmark = pytest.mark.c_code
 
 
 def ranks_of(runtime, *variables):
-    """All ranks' values of each variable."""
     return [runtime.collectives.gather(v).tolist() for v in variables]
 
 

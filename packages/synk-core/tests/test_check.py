@@ -44,9 +44,6 @@ def test_verdicts_are_right_and_agree_with_numbers_on_every_op(case):
             assert verdict.verdict == expected, (op, verdict.reason)
 
 
-# ---- what belongs to a function besides its outputs ---------------------------------------------
-
-
 def test_givens_sliceables_and_inputs_without_rows():
     r, s, row = T.dmatrix("r"), T.dmatrix("s"), T.drow("row")
     centred, squares = x - x.mean(axis=0), (T.sqr(r).sum(), "sum")
@@ -74,9 +71,6 @@ def test_givens_sliceables_and_inputs_without_rows():
     assert [verdict.verdict for verdict in verdicts] == ["exact"] * len(OPS)
 
 
-# ---- random streams -----------------------------------------------------------------------------
-
-
 def test_draws_for_each_row_are_row_wise_and_do_not_hide_a_mixed_result():
     for streams in STREAMS.values():
         srng = streams(3)
@@ -87,9 +81,6 @@ def test_draws_for_each_row_are_row_wise_and_do_not_hide_a_mixed_result():
         assert [verdict.verdict for verdict in verdicts] == ["exact"] * 3
         assert all("in distribution" in verdict.reason for verdict in verdicts)
         assert mixed.verdict == "wrong"
-
-
-# ---- updates ------------------------------------------------------------------------------------
 
 
 def test_updates_from_a_ranks_own_rows():
@@ -129,9 +120,6 @@ def test_updates_that_are_reduced_in_the_graph_are_the_same_on_all_ranks():
     srng = STREAMS["numpy"](1)
     output = srng.normal(size=(3,)).sum() + x.mean()
     assert check_spec(make_spec([x], [output], updates=srng.updates())).updates == []
-
-
-# ---- reports, users' operations, big graphs -----------------------------------------------------
 
 
 def test_a_report_names_the_node_its_line_and_the_cure():

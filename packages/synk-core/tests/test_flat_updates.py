@@ -73,7 +73,6 @@ class Model:
 
     @property
     def are_parts(self):
-        """Whether all parameters lie in one array."""
         return len({id(array.base) for array in self.arrays}) == 1
 
 

@@ -36,7 +36,6 @@ def rows(count, columns=3, seed=0):
 
 @pytest.fixture(scope="module")
 def all_ops(runtime):
-    """A function with an output per op."""
     x, y = T.matrix("x"), T.vector("y")
     z = x * y
     outputs = [z.mean(axis=0), (z.mean(), "avg"), (z.sum(axis=0), "sum"), (z.max(axis=0), "max")]
@@ -443,9 +442,6 @@ def test_slices_may_lie_in_the_same_memory():
         result = accumulator.result()
         held[:] = -1
         assert result.tolist() == wanted.get(op, [4, 1]), op
-
-
-# Wrong use: a clear error before anything is sent, and the runtime stays usable.
 
 
 def test_sparse_inputs_are_refused_with_a_sentence(pair):

@@ -250,9 +250,6 @@ def test_ctrl_c_interrupts_a_rank_of_another_host_unless_the_program_handles_it(
     assert abs(said["fine"]) < 1e-9
 
 
-# The launcher, without MPI.
-
-
 def test_the_rank_that_mpi_has_reported_is_named_before_others_that_ended():
     pool = object.__new__(mpi_pool.MpiPool)
     members = [SimpleNamespace(host=f"host{rank}") for rank in range(4)]

@@ -35,9 +35,6 @@ x = T.dmatrix("x")
 ROWS = np.random.RandomState(0).uniform(-1, 1, (7, 3))
 
 
-# Keywords of theano.function
-
-
 @pytest.mark.parametrize(
     "mode",
     [
@@ -180,9 +177,6 @@ def test_inputs_of_one_name_or_with_the_name_of_an_option_go_by_position(pair):
         f(values[0], values[2], a=values[1])
 
 
-# What cannot be used
-
-
 @pytest.fixture(scope="module")
 def f(pair):
     """rows (scattered), factor (broadcast, 0-d) -> gathered rows and their sum."""
@@ -259,9 +253,6 @@ def test_a_shared_variable_of_two_runtimes_has_replicas_in_each(pair, trio):
     np.testing.assert_array_equal(pair.collectives.gather(s), [3 * here, there])
 
 
-# Calls that meet
-
-
 AMID_CALLS = []
 """Acts, here only: it is empty when it travels."""
 
@@ -316,9 +307,6 @@ def test_test_values_are_the_users_alone(pair):
             np.testing.assert_allclose(resident, 2 * rows[[2, 0]].sum(axis=0))
 
 
-# Loops and branches
-
-
 def test_scan_that_updates_shared_variables(pair):
     """The inner function's own updates are applied once a call; in slices, once as well."""
     n = theano.shared(np.asarray(0), "n")
@@ -326,9 +314,6 @@ def test_scan_that_updates_shared_variables(pair):
     f = pair.function([x], (terms, "gather"), updates=updates, **FAST)
     np.testing.assert_allclose(f(ROWS), ROWS.sum(axis=1), rtol=1e-14)
     assert pair.collectives.gather(n).tolist() == [4, 3]
-
-
-# Random numbers
 
 
 def test_other_ranks_streams_are_as_far_apart_as_theanos(monkeypatch):
@@ -380,9 +365,6 @@ def test_sparse_constants_and_sparse_variables(pair):
     )
     for result in f(ROWS, num_slices=2):
         np.testing.assert_allclose(result, ROWS @ matrix.toarray(), rtol=1e-12, atol=1e-15)
-
-
-# Outputs
 
 
 # What it asks for is no result over rows, and is told so.

@@ -43,7 +43,6 @@ def test_each_rank_has_a_generator_of_its_own_that_follows_from_the_state(bits):
 
 
 def drawing(runtime, rng, **options):
-    """One number for each row."""
     state, draws = rng.uniform(size=x.shape)
     return runtime.function([x], (draws + 0 * x, "gather"), updates=[(rng, state)], **options)
 
@@ -100,8 +99,6 @@ def test_states_by_which_all_ranks_would_draw_the_same_are_refused(pair):
     with pytest.raises(SpecError, match="constant of the graph"):
         pair.function([x], (looped, "gather"))
 
-
-# ---- Numba -----------------------------------------------------------------------------------
 
 LOADED = """
 import pickle, sys
@@ -316,8 +313,6 @@ def test_a_program_of_numbas_searches_for_no_blas():
     assert (status, out) == (0, "False False\n-lm\n"), err
     assert "BLAS" not in err
 
-
-# ---- JAX, PyTorch, MLX -----------------------------------------------------------------------
 
 FOREIGN = {"JAX": "jax", "PYTORCH": "torch", "MLX": "mlx"}
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import shutil
-import subprocess
 import sys
 import textwrap
 import time
@@ -15,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from synk_testing import Program, Zygote, hard_limit, shared_memory
+from synk_testing import Program, Zygote, hard_limit, in_private, shared_memory
 
 pytest_plugins = ["synk_shm.testing"]
 
@@ -105,7 +103,6 @@ _limit = hard_limit(LIMIT_S, SLOW_LIMIT_S)
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the cases as nightly that `FEW` leaves out."""
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         name = getattr(item, "originalname", "")
@@ -206,7 +203,6 @@ def zygote():
 
 @pytest.fixture
 def script(tmp_path: Path, zygote):
-    """Programs that begin with PRELUDE."""
     with contextlib.closing(Script(tmp_path, zygote, PRELUDE)) as made:
         yield made
 
@@ -247,34 +243,14 @@ def program(script: Script):
 
 
 @pytest.fixture
-def private_or_skip():
-    """A function that makes the prefix of programs in private namespaces.
-
-    The command given to it runs there first, as root of these namespaces.
-    """
-
-    def make(command: str, *flags: str) -> tuple[str, ...]:
-        user = () if os.geteuid() == 0 else ("-r",)
-        prefix = ("unshare", *user, "-m", *flags, "sh", "-c", f'{command} && exec "$@"', "sh")
-        if shutil.which("unshare") is None:
-            pytest.skip("needs the unshare command, for a /dev/shm of its own")
-        trial = subprocess.run([*prefix, "true"], check=False, capture_output=True, timeout=30)
-        if trial.returncode:
-            pytest.skip(f"this system allows no private namespaces: {trial.stderr.decode()[:80]}")
-        return prefix
-
-    return make
-
-
-@pytest.fixture
-def small_shm(private_or_skip) -> tuple[str, ...]:
+def small_shm() -> tuple[str, ...]:
     """The prefix of programs that see a /dev/shm of 16 MiB of their own."""
     if any(os.path.realpath(place).startswith("/dev/shm/") for place in (*sys.path, sys.prefix)):
         pytest.skip("the package lies in /dev/shm, where these programs would not find it")
-    return private_or_skip("mount -t tmpfs -o size=16m none /dev/shm")
+    return in_private("mount -t tmpfs -o size=16m none /dev/shm")
 
 
 @pytest.fixture
-def other_pids(private_or_skip) -> tuple[str, ...]:
+def other_pids() -> tuple[str, ...]:
     """The prefix of programs in a pid namespace of their own, as in another container."""
-    return private_or_skip("true", "-p", "-f", "--mount-proc")
+    return in_private("true", "-p", "-f", "--mount-proc")

@@ -50,7 +50,7 @@ for _ in range(2):
     no_room(shm.resize, grows, 9 * MIB)
     no_room(shm.resize, grows, 40 * MIB)
     # Another process may take the memory between the check and the allocation.
-    shm._arrays.create.check_space = shm._arrays.resize.check_space = lambda *_: None
+    shm._arrays.constructors.check_space = shm._arrays.resize.check_space = lambda *_: None
 assert grows.shape == (MIB,) and (grows == 3).all() and a.sum() == 8 * MIB
 big = shm.share(np.ones(64 * MIB, "u1"), backend="memfd")
 assert big.sum() == 64 * MIB and shm.attach(shm.handle(big)).sum() == 64 * MIB

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+from pathlib import Path
 
 import pytest
 
@@ -20,12 +21,10 @@ MAKE = """
 
 
 def entry(handle: shm.Handle) -> str:
-    """Return the name of a handle as the folder has it."""
     return handle.name.lstrip("/")
 
 
 def handle_of(owner) -> shm.Handle:
-    """Return the handle that MAKE has printed."""
     return pickle.loads(bytes.fromhex(owner.line()))
 
 
@@ -88,6 +87,39 @@ def test_what_a_killed_owner_left_is_removed(script, given, left, act, word):
     assert shared_memory(kept.lstrip("/"))
     assert left(lost.lstrip("/")) == []
     script.finish(alive, "")
+
+
+@pytest.mark.parametrize(
+    "spoil, stays",
+    [
+        (lambda good: good[:16] + b"\7" + good[17:], True),
+        (lambda good: b"garbage" * 100, True),
+        (lambda good: good[:20], True),
+        (lambda good: bytes(len(good)), False),
+    ],
+    ids=["another version", "garbage", "too short", "not completed"],
+)
+def test_a_family_with_a_header_that_cannot_be_read_is_left_alone(
+    script, given, left, spoil, stays
+):
+    """All its names stay: another version may need them. What a kill left half made goes."""
+    words = [given("old")] if stays else []  # only what is complete gets such a name
+    owner = script.start(MAKE, *words)
+    path = Path(f"/dev/shm/{entry(handle_of(owner))}")
+    parts, good = (path.name.split(".")[1], *words), path.read_bytes()
+
+    def there() -> list[str]:
+        return sorted(name for part in parts for name in shared_memory(part))
+
+    path.write_bytes(spoil(good))
+    before = there()
+    owner.kill()
+    script.run("shm.ones(1)")
+    if stays:
+        assert there() == before
+        path.write_bytes(good)
+        shm.cleanup()
+    assert left(*parts) == []
 
 
 def test_lost_lock_file_is_made_again(script):

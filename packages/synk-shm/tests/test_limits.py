@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from synk_testing import in_private
+
 BACKENDS = pytest.mark.parametrize("backend", ["shm", "memfd"])
 
 
@@ -126,12 +128,12 @@ UNUSABLE = """
     ],
     ids=["read-only", "missing"],
 )
-def test_memfd_needs_no_dev_shm(script, private_or_skip, mount, code):
+def test_memfd_needs_no_dev_shm(script, mount, code):
     """Some containers have no /dev/shm that can be written."""
-    assert script.run(UNUSABLE, prefix=private_or_skip(mount)) in code
+    assert script.run(UNUSABLE, prefix=in_private(mount)) in code
 
 
-def test_no_entries_left(script, private_or_skip):
+def test_no_entries_left(script):
     """A tmpfs may limit files: to reach the limit is an error, and no entry is half made."""
     script.run(
         """
@@ -151,5 +153,5 @@ def test_no_entries_left(script, private_or_skip):
         del arrays[:5]
         assert shm.ones(4).sum() == 4
         """,
-        prefix=private_or_skip("mount -t tmpfs -o size=16m,nr_inodes=30 none /dev/shm"),
+        prefix=in_private("mount -t tmpfs -o size=16m,nr_inodes=30 none /dev/shm"),
     )

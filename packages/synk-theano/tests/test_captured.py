@@ -132,7 +132,6 @@ def mode():
 
 @pytest.fixture
 def graphs(monkeypatch):
-    """A stand-in for a device's graphs."""
     for owner, name, value in stand_ins():
         monkeypatch.setattr(owner, name, value)
     monkeypatch.setattr(theano.compile.mode, "instantiated_default_mode", mode())
@@ -179,7 +178,6 @@ class Pair:
         self.recorded = CapturedFunction(function, graphs, "train")
 
     def check(self, batch):
-        """Call both."""
         require_same(self.recorded(*batch), self.plain(*batch))
         require_same([v.get_value() for v in self.mine], [v.get_value() for v in self.its])
 

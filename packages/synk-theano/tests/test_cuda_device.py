@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
@@ -12,7 +13,8 @@ import numpy as np
 import pytest
 
 import synk_comm
-from synk_theano._gpu import arrays, device
+from synk_comm import cuda
+from synk_theano._gpu import arrays, copies, device
 from synk_theano._gpu.copies import LARGEST_LOCK, Download, Upload
 
 CONTEXT = object()
@@ -43,10 +45,11 @@ class Array:
 
 
 class Driver:
-    """As CUDA's for device 3: copies and events happen at once, in this order."""
+    """As CUDA's for device 3: copies happen at once, in this order; events when asked twice."""
 
     def __init__(self):
         self.did, self.current, self.numbers = [], 0, iter(range(1, 100))
+        self.locked, self.refuses, self.asked = {}, False, False
 
     def entered(self, ordinal):
         assert ordinal == 3
@@ -70,14 +73,20 @@ class Driver:
         self.did.append(("wait for", event))
 
     def has_happened(self, event):
-        self.did.append(("awaited", event))
-        return True
+        self.asked = not self.asked
+        if not self.asked:
+            self.did.append(("awaited", event))
+        return not self.asked
 
     def lock_pages(self, address, nbytes):
+        if self.refuses:
+            raise cuda.CudaError("already locked")
+        assert address not in self.locked
+        self.locked[address] = nbytes
         self.did.append("lock")
 
     def unlock_pages(self, address):
-        pass
+        del self.locked[address]
 
     def copy_on(self, stream, target, source, nbytes):
         ctypes.memmove(target, source, nbytes)
@@ -106,6 +115,41 @@ def test_it_is_made_the_threads_and_replays_nothing_if_told_never(made):
     assert driver.current == 3
     assert (cuda_device.name, cuda_device.precision, cuda_device.is_gpu) == ("cuda3", "tf32", True)
     assert cuda_device.launcher(None, "f") is None
+
+
+def test_pages_are_locked_once_and_for_as_long_as_the_array_lives(made):
+    (cuda_device, driver), pages = made, made[0]._pages
+    whole, there = np.arange(100_000.0), np.zeros(4)
+    for part in (whole[10:20], whole, whole[:500]):
+        pages.lock(part)
+    assert driver.locked == {whole.ctypes.data: whole.nbytes}
+    assert pages.copy(whole[5:9], there.ctypes.data)
+    assert there.tolist() == [5, 6, 7, 8]
+    assert not pages.copy(np.zeros(4), there.ctypes.data)
+    cuda_device.settle()
+    assert driver.did[-1][0] == "awaited"
+    del whole, part
+    gc.collect()
+    assert driver.locked == {}
+
+
+def test_what_cannot_be_locked_is_copied_the_other_way(made, monkeypatch):
+    """An array in too large a memory is not locked; a refusal is not for ever."""
+    driver, pages = made[1], made[0]._pages
+    monkeypatch.setattr(copies, "LARGEST_LOCK", 100_000)
+    large, small = np.zeros(100_000), np.zeros(12_000)
+    pages.lock(large[:100])
+    driver.refuses = True
+    pages.lock(small)
+    assert not pages.copy(small, 1)
+    assert (driver.locked, driver.did) == ({}, [])
+    driver.refuses = False
+    other = np.zeros(10_000)
+    pages.lock(other)
+    del other
+    gc.collect()
+    pages.lock(small)
+    assert list(driver.locked.values()) == [small.nbytes]
 
 
 def test_arrays_are_brought_by_the_device_from_locked_pages_or_written_by_the_host(made):

@@ -65,7 +65,6 @@ class Allocator:
             before[7] = ctypes.addressof(mine)
 
     def empty(self, shape, dtype, context):
-        """As pygpu.empty."""
         assert context is self
         return Array(self)
 

@@ -86,7 +86,6 @@ RoundCommunicator.partitioned_all_reduce = None  # so that it can be replaced on
 
 @as_op([T.dvector], [T.dvector])
 def overlap_here(values):
-    """Have this rank overlap from now on."""
     for owner, name, value in changes():
         setattr(owner, name, value)
     return values
@@ -102,7 +101,6 @@ def events(values):
 
 @as_op([T.dvector], [T.dvector])
 def left_open(values):
-    """Return how many reductions this rank has left open."""
     return values + len(OPEN)
 
 
@@ -180,7 +178,6 @@ def step(runtime, f, v, rows):
 
 
 def require_everywhere(runtime, v, want):
-    """All ranks have this value."""
     held = runtime.collectives.gather(v, nd_up=1)
     np.testing.assert_allclose(held, [want] * runtime.size, rtol=1e-12)
 

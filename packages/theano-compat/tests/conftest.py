@@ -39,7 +39,6 @@ test_worker_leaves_cleaning_to_others test_the_lock_is_released_when_something_f
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests as nightly that `BY_DAY` leaves out."""
     by_day = BY_DAY.split()
     files = [Path(__file__).with_name(f"test_{name}.py") for name in BY_NIGHT]
     for item in items:

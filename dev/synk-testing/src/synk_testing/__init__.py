@@ -5,6 +5,7 @@ from .leaks import BUT_PROCESSES, Leftovers, nothing_left, shared_memory
 from .limits import hard_limit
 from .marks import Mark
 from .mpi import job_command, mpi_job, why_no_mpi
+from .namespaces import in_private
 from .processes import children, descendants, descriptors, is_there, members, wait_gone
 from .program import Done, Program, run
 from .signals import usual_signals
@@ -21,6 +22,7 @@ __all__ = [
     "descendants",
     "descriptors",
     "hard_limit",
+    "in_private",
     "is_there",
     "job_command",
     "members",

@@ -52,12 +52,10 @@ class BareAllReduce(theano.Op):  # type: ignore[misc]
         return {"_comm": None, "_buffers": {}}  # a communicator is a process's own
 
     def make_node(self, rank: Any, unique_id: Any, how: Any) -> Any:
-        """Apply it."""
         inputs = [T.as_tensor_variable(value) for value in (rank, unique_id, how)]
         return theano.Apply(self, inputs, [T.dvector()])
 
     def perform(self, _node: Any, inputs: Any, outputs: Any) -> None:
-        """Run the loop."""
         from theano.gpuarray.type import get_context
 
         rank, unique_id, (size, elements, calls) = inputs
@@ -73,7 +71,6 @@ class BareAllReduce(theano.Op):  # type: ignore[misc]
         outputs[0][0] = np.array([seconds])
 
     def infer_shape(self, _node: Any, shapes: Any) -> Any:
-        """Return one number for each rank."""
         return [shapes[0]]
 
     def _buffer(self, context: Any, elements: int, value: float) -> Any:

@@ -40,7 +40,6 @@ class Settings:
 
     @property
     def cuda(self) -> bool:
-        """Whether it is about CUDA devices."""
         return self.device == "cuda"
 
     def devices(self) -> dict[str, Any]:
@@ -73,7 +72,6 @@ class Report:
 
 
 def main(kind: str, settings: str, folder: str) -> None:
-    """Do what the module says."""
     # Theano 1.0.5 comes to life by it, also where no .pth file sees to that. Plain Theano needs it
     # too, and uses nothing else of it.
     importlib.import_module("synk_theano")

@@ -115,7 +115,6 @@ def check_nothing_is_written(comm: Communicator) -> None:
 
 
 def _calls(comm: Communicator, x: Any) -> list[Callable[[], Any]]:
-    """Return a call of every collective."""
     size, first = comm.size, comm.rank == 0
     return [
         comm.barrier,

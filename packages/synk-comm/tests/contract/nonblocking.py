@@ -21,7 +21,6 @@ _BothWays = tuple[str, Callable[[], tuple[Any, ...]], dict[str, Any]]
 
 
 def calls_of(comm: Communicator, n: int, dtype: str) -> Iterator[_BothWays]:
-    """Yield every collective."""
     me, size, last = comm.rank, comm.size, comm.size - 1
     x = data(me, (n,), dtype)
     dealt = [x[: to + 2] for to in range(size)]

@@ -112,7 +112,6 @@ def check_requests_to_oneself(comm: Communicator) -> None:
 
 
 def _message(event: int) -> Array:
-    """Return what is sent in an event."""
     length = (0, 1, 50, 3000, 90_000, 700_000)[event * 7 % 6]
     return np.arange(length, dtype=("f8", "i4", "u1")[event % 3]) + event % 50
 

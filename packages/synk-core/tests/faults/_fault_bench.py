@@ -18,8 +18,6 @@ Values = Dict[str, List[List[float]]]
 """By variable its value on each rank."""
 
 COLUMNS = 3
-ROWS_PER_RANK = 6
-V_LENGTH = 4
 
 
 class Bench:
@@ -27,15 +25,17 @@ class Bench:
 
     Args:
         runtime: an open one.
+        rows_per_rank: of the data.
+        length: of the vector that collectives move.
     """
 
-    def __init__(self, runtime: Runtime) -> None:
-        self.runtime = runtime
+    def __init__(self, runtime: Runtime, rows_per_rank: int = 6, length: int = 4) -> None:
+        self.runtime, self._length = runtime, length
         size = runtime.size
-        self.rows = np.arange(size * ROWS_PER_RANK * COLUMNS, dtype=float).reshape(-1, COLUMNS)
+        self.rows = np.arange(size * rows_per_rank * COLUMNS, dtype=float).reshape(-1, COLUMNS)
         x = T.dmatrix("x")
         self.w = engine.shared(np.zeros(COLUMNS), "w")
-        self.v = engine.shared(np.zeros(V_LENGTH), "v")
+        self.v = engine.shared(np.zeros(self._length), "v")
         self.f = self._function(
             [x],
             [(x.sum(axis=0), "sum"), (x * 2, "gather")],
@@ -73,15 +73,14 @@ class Bench:
         self.quiet(self.growing)
         collectives.broadcast(self.w, np.arange(COLUMNS, dtype=float))
         for rank in range(self.runtime.size):
-            collectives.set_value(rank, self.v, np.full(V_LENGTH, rank + 1.0))
+            collectives.set_value(rank, self.v, np.full(self._length, rank + 1.0))
         return self.before()
 
     def before(self) -> Values:
-        """The values after `reset()`."""
         ranks = range(self.runtime.size)
         return {
             "w": [list(map(float, range(COLUMNS))) for _ in ranks],
-            "v": [[rank + 1.0] * V_LENGTH for rank in ranks],
+            "v": [[rank + 1.0] * self._length for rank in ranks],
         }
 
     def values(self) -> Values:
@@ -144,12 +143,11 @@ class Bench:
         return self.runtime.closed
 
     def after(self, act: str) -> Values:
-        """The values after `reset()` and this act."""
         values, size = self.before(), self.runtime.size
         calls = {"step": 2, "distribute": 0, "gather": 0, "all_reduce": 0, "close": 0}.get(act, 1)
         values["w"] = [[w + calls for w in row] for row in values["w"]]
         if act in {"all_reduce", "step"}:
-            values["v"] = [[size * (size + 1) / 2] * V_LENGTH for _ in range(size)]
+            values["v"] = [[size * (size + 1) / 2] * self._length for _ in range(size)]
         return values
 
     def verdict(self, act: str) -> Set[str]:

@@ -42,7 +42,6 @@ def kill(number: float) -> None:
 
 
 def sleep(seconds: float) -> None:
-    """Be late."""
     time.sleep(seconds)
 
 

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 from pathlib import Path
 
-import pytest
-
-from synk_testing import run
+from synk_testing import in_private, run
 
 ACTS = [
     # Known data, and buffers that are there.
@@ -54,22 +49,7 @@ with nothing_left(without=BUT_PROCESSES), no_segments_left():
 """
 
 
-def private_prefix(command):
-    """The prefix of a program that has a mount namespace of its own, in which `command` runs first.
-
-    Skips the test, with the reason, where that is not allowed.
-    """
-    user = () if os.geteuid() == 0 else ("-r",)
-    prefix = ("unshare", *user, "-m", "sh", "-c", f'{command} && exec "$@"', "sh")
-    if shutil.which("unshare") is None:
-        pytest.skip("needs the unshare command, for a small file system of its own")
-    trial = subprocess.run([*prefix, "true"], capture_output=True, timeout=30)
-    if trial.returncode:
-        pytest.skip(f"this system allows no private mounts: {trial.stderr.decode()[:80]}")
-    return prefix
-
-
 def test_neither_a_start_nor_an_act_needs_room_in_dev_shm():
-    prefix = private_prefix("mount -t tmpfs -o size=16m none /dev/shm")
+    prefix = in_private("mount -t tmpfs -o size=16m none /dev/shm")
     status, _, err = run(CROWDED, Path(__file__).parent, *ACTS, prefix=prefix)
     assert status == 0, err

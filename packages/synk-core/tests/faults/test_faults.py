@@ -38,7 +38,6 @@ class State(NamedTuple):
 
     @property
     def is_order(self):
-        """Whether an order is under way."""
         return self.name not in {"idle", "closing"}
 
 
@@ -97,7 +96,6 @@ FAULTS = [
 
 
 def makes_sense(state, fault):
-    """Whether the fault can strike in this state."""
     if fault.outcome in {"is_a_failure", "is_the_masters_own"}:
         # Nothing runs there that could raise, or a rank has done all that can fail.
         return state.name not in {"idle", "ending", "closing"}

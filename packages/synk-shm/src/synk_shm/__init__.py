@@ -39,7 +39,7 @@ from synk_shm.exceptions import (
 __version__ = "0.1.0"
 
 # `process` is below `pickling` and does not import it.
-_process.at_first.append(pickling.register)
+_process.at_first = pickling.register
 
 # fmt: off
 __all__ = [  # noqa: RUF022 (grouped by what you do with them)

@@ -349,9 +349,6 @@ def test_without_atomic_calls_rows_are_not_looked_for():
         runtime.watch_finite()
 
 
-# The search for the row, without ranks.
-
-
 def test_the_example_of_a_search():
     assert doctest.testmod(search).failed == 0
 

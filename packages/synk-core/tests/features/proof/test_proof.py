@@ -55,7 +55,6 @@ def check(runtime, f, *args, **kwargs):
 
 
 def right(runtime, f, *args, **kwargs):
-    """Verify, and require that all is right."""
     report = check(runtime, f, *args, **kwargs)
     assert report.ok, str(report)
     return report
@@ -68,9 +67,6 @@ def reasons(report):
 def wrong(report):
     """What is wrong, without the names of outputs' variables."""
     return {c.what.partition(" (")[0] for c in report.wrong}
-
-
-# ---- calls ---------------------------------------------------------------------------------------
 
 
 @as_op([T.dmatrix], [T.dmatrix])
@@ -278,9 +274,6 @@ def test_a_proof_is_undone_also_where_values_are_overwritten():
         np.testing.assert_array_equal(runtime.collectives.gather(w), np.ones((2, 3)))
 
 
-# ---- what ranks start from -----------------------------------------------------------------------
-
-
 def test_replicas_that_differ_are_named_with_the_cause(pair):
     w, v = (engine.shared(np.ones(3), name=name) for name in ("w", "v"))
     f = pair.function([x], x.dot(w * v).mean(), name="reader", **FAST)
@@ -369,9 +362,6 @@ def test_code_that_differs_between_ranks_is_found_at_once():
         del sys.modules[library.__name__]
 
 
-# ---- failures ------------------------------------------------------------------------------------
-
-
 def test_failures_amid_a_proof_leave_nothing(pair):
     s = engine.shared(np.float32([1, 2]), name="s")
     checked = Assert("too large")(T.sort(x, axis=1), T.lt(x.max(), 10))
@@ -415,9 +405,6 @@ def test_another_master():
         bad, _, _ = unlike(runtime)
         with pytest.raises(NotExact):
             bad(rows(5))
-
-
-# ---- verify() ------------------------------------------------------------------------------------
 
 
 def training_step(runtime):

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Iterable
 from typing import Any, Union
 
 import numpy as np
 
-from synk_shm._arrays.create import NOTHING, create
-from synk_shm._arrays.segment import Array, segment
-from synk_shm._segments import dtypes, naming
+from synk_shm._arrays.segment import Array, Bytes, Mapping, Segment, map_memory, segment
+from synk_shm._processes.process import process
+from synk_shm._segments import dtypes, headers, naming, posix
+from synk_shm._segments.memory import LARGE, WORTH_THREADS, allocate, check_space, populate
 
 Shape = Union[int, Iterable[int]]
+NOTHING = object()
 
 
 def empty(
@@ -90,9 +93,7 @@ def full(
         if rows < lengths[0]:
             raise ValueError(f"capacity {rows} is less than the length {lengths[0]}")
         room = dtypes.count_bytes((rows, *lengths[1:]), kind)
-    return create(
-        lengths, kind, order == "F", room, *_check_place(name, mode, backend), contents=fill_value
-    )
+    return create(lengths, kind, order == "F", room, name, mode, backend, contents=fill_value)
 
 
 def empty_like(prototype: Any, dtype: Any = None, **options: Any) -> Array:
@@ -116,7 +117,7 @@ def full_like(prototype: Any, fill_value: Any, dtype: Any = None, **options: Any
     kind = model.dtype if dtype is None else dtype
     axes = sorted(range(model.ndim), key=lambda axis: -abs(model.strides[axis]))
     if model.flags.forc or axes == sorted(axes) or {"capacity", "order"} & set(options):
-        options.setdefault("order", _order_of(model))
+        options.setdefault("order", "F" if model.flags.fnc else "C")
         return full(model.shape, fill_value, kind, **options)
     made = full([model.shape[axis] for axis in axes], NOTHING, kind, **options)
     result = made.transpose(np.argsort(axes))
@@ -157,18 +158,99 @@ def share(
             "copy=False, but this array is not in shared memory, or read-only, or not so named"
         )
     dtypes.check(source.dtype)
-    order = _order_of(source)
-    flat = source.T if order == "F" else source
+    fortran = source.flags.fnc  # and not in C order, too
+    flat = source.T if fortran else source
     whole = flat.flags.c_contiguous and source.size > 0
-    return create(
-        source.shape,
-        source.dtype,
-        order == "F",
-        None,
-        *_check_place(name, mode, backend),
-        data=flat.reshape(-1).view(np.uint8) if whole else None,
-        contents=NOTHING if whole else source,
-    )
+    data, contents = (flat.reshape(-1).view(np.uint8), NOTHING) if whole else (None, source)
+    return create(source.shape, source.dtype, fortran, None, name, mode, backend, data, contents)
+
+
+def create(
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    fortran: bool = False,
+    capacity: int | None = None,
+    name: str | None = None,
+    mode: int = 0o600,
+    backend: str = "shm",
+    data: Bytes | None = None,
+    contents: Any = NOTHING,
+) -> Array:
+    """Return the array of a new segment: of zeros, of bytes in memory order, or of `contents`.
+
+    `capacity` are the bytes to map now and allocate when needed. Memory comes first, then its
+    header, then its names.
+    """
+    full_name, mode = _check_place(name, mode, backend)
+    anonymous = backend == "memfd"
+    process.ready(not anonymous)
+    family = process.home
+    plan, packed = headers.plan(shape, dtype, fortran, capacity, family)
+    where = posix.PLACES[backend]
+    if plan.stop >= LARGE:
+        check_space(plan.stop, where)
+    noise = os.urandom(headers.NONCE_BYTES + naming.RANDOM_BYTES)
+    nonce = noise[: headers.NONCE_BYTES]
+    first = naming.segment_name(family, noise[headers.NONCE_BYTES :])
+    if full_name is not None and posix.DIRECTORY is None:
+        first = full_name  # second entries are impossible there: it is the only one
+    if anonymous:
+        fd = posix.create_anonymous()
+        first, owned = f"/proc/{os.getpid()}/fd/{fd}", []
+    else:
+        fd, owned = posix.create(first, mode), [first]
+    try:
+        try:
+            if mode & 0o077 or anonymous:  # an explicit mode: the umask does not apply
+                os.fchmod(fd, mode)
+            mapping = _map_new(fd, plan, first, data)
+        except OSError as error:
+            posix.raise_mapped(error, where, asked=plan.stop)
+        headers.write(mapping, packed, nonce)
+        inode = os.fstat(fd).st_ino
+        made = Segment(mapping, first, plan, nonce, mode, False, inode, owned)
+        made.owner = True
+        array = made.array(shape)
+        if contents is not NOTHING:
+            array[...] = contents
+        if full_name is not None and full_name != first:
+            posix.link(first, full_name)  # under this name the segment is complete
+            owned.append(full_name)
+    except BaseException:
+        for done in owned:
+            posix.remove(done)
+        owned.clear()
+        os.close(fd)
+        raise
+    if anonymous:
+        posix.seal(fd)
+        made.fd = fd
+    else:
+        os.close(fd)
+    return array
+
+
+def _map_new(fd: int, plan: headers.Header, name: str, data: Bytes | None) -> Mapping:
+    """Return the memory of a new segment, allocated, and filled with `data`."""
+    offset, stop = plan.data_offset, plan.stop
+    is_small = data is None and stop < LARGE
+    if not is_small or plan.length != stop or not posix.CAN_ALLOCATE:
+        os.ftruncate(fd, plan.length)  # else allocating sets the size, too
+    if is_small:
+        allocate(fd, 0, stop)
+    elif data is not None and stop < WORTH_THREADS and posix.write(fd, offset, data.data):
+        allocate(fd, 0, offset)
+    else:
+        # The page of the header is apart: data of this size begin on a page of their own.
+        allocate(fd, 0, offset)
+        mapping = map_memory(fd, plan.length, name)
+        memory = np.frombuffer(mapping, np.uint8)
+        if not populate(memory, offset, stop, data):
+            allocate(fd, offset, stop)
+            if data is not None:
+                memory[offset:stop] = data
+        return mapping
+    return map_memory(fd, plan.length, name)
 
 
 def check_length(length: Any) -> int:
@@ -182,7 +264,6 @@ def check_length(length: Any) -> int:
 
 
 def _check_shape(shape: Shape) -> tuple[int, ...]:
-    """Return the shape as a tuple of ints; TypeError or ValueError if it is none."""
     if type(shape) is int and shape >= 0:  # by far the most frequent
         return (shape,)
     given = (shape,) if isinstance(shape, (int, np.integer)) else shape
@@ -194,8 +275,8 @@ def _check_shape(shape: Shape) -> tuple[int, ...]:
     return lengths
 
 
-def _check_place(name: str | None, mode: int, backend: str) -> tuple[str | None, int, str]:
-    """Return the system's name for a given name, the permission bits, and the backend."""
+def _check_place(name: str | None, mode: int, backend: str) -> tuple[str | None, int]:
+    """Return the system's name for a given name, and the permission bits."""
     if backend not in ("shm", "memfd"):
         raise ValueError(f'backend must be "shm" or "memfd", got {backend!r}')
     full = None
@@ -208,8 +289,4 @@ def _check_place(name: str | None, mode: int, backend: str) -> tuple[str | None,
     bits = operator.index(mode)
     if isinstance(mode, bool) or bits & ~0o777 or bits & 0o600 != 0o600:
         raise ValueError(f"mode must be within 0o600 and 0o777, got {bits:#o}")
-    return full, bits, backend
-
-
-def _order_of(array: Array) -> str:
-    return "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
+    return full, bits

@@ -134,16 +134,16 @@ def attach(
         ShmTimeoutError: it was not ready after `timeout_s`.
         ShmError: the system cannot map it (errno says why); the segment is left as it is.
     """
-    if isinstance(name_or_handle, Handle):
-        name, nonce, *_ = name_or_handle
-        if not (isinstance(name, str) and name.startswith("/proc/")):
-            name = naming.system_name(name)
-        elif not _ANONYMOUS.fullmatch(name):
-            raise ValueError(f"{name!r} is not the address of a segment")
-        return view(open_segment(name, readonly, timeout_s, nonce, owner_uid), name_or_handle)
-    given = naming.system_name(name_or_handle)
-    mapping = open_segment(given, readonly, timeout_s, None, owner_uid)
-    return mapping.segment.array()  # the segment does not keep its mapping
+    address = name_or_handle if isinstance(name_or_handle, Handle) else None
+    nonce = None if address is None else address.nonce
+    name: Any = name_or_handle if address is None else address.name
+    if address is None or not (isinstance(name, str) and name.startswith("/proc/")):
+        name = naming.system_name(name)
+    elif not _ANONYMOUS.fullmatch(name):
+        raise ValueError(f"{name!r} is not the address of a segment")
+    mapping = open_segment(name, readonly, timeout_s, nonce, owner_uid)
+    # The segment does not keep its mapping: this variable does.
+    return mapping.segment.array() if address is None else view(mapping, address)
 
 
 def view(mapping: Mapping, address: Handle) -> Array:
@@ -223,7 +223,7 @@ def _wait_for_header(
     fd: int, name: str, timeout_s: float, owner_uid: int | None
 ) -> tuple[headers.Header, bytes, os.stat_result]:
     expected = os.geteuid() if owner_uid is None else owner_uid
-    deadline: float | None = None
+    deadline = time.monotonic() + timeout_s
     while True:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) and posix.DIRECTORY is not None:
@@ -240,9 +240,7 @@ def _wait_for_header(
             return *found, status
         if name.startswith("/proc/"):  # memory of that kind has no name before it is ready
             raise ShmNotFoundError(errno.ENOENT, "the process closed this memory", name)
-        now = time.monotonic()
-        deadline = now + timeout_s if deadline is None else deadline
-        if now >= deadline:
+        if time.monotonic() >= deadline:
             reason = f"the segment was not ready after {timeout_s} s"
             raise ShmTimeoutError(errno.ETIMEDOUT, reason, name)
         time.sleep(0.001)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import NamedTuple
 
 from synk_shm._processes import families
@@ -58,7 +59,8 @@ def cleanup() -> list[str]:
     """Remove what dead processes of this user left; return the names that are gone.
 
     A family of processes is dead when the kernel has dropped all its locks. Segments of
-    living families and of other users are never touched. This happens by itself when a
+    living families and of other users are never touched, nor is a family with a segment that cannot
+    be read, since another version of this package may have made it. This happens by itself when a
     process makes or attaches its first shared array, and when one that does exits.
     """
     return families.sweep_all()
@@ -89,10 +91,11 @@ def free_space() -> int:
 def _describe(names: list[str], nbytes: int) -> SegmentInfo | None:
     given = [name for name in names if naming.is_user_name(name)]
     name = given[0] if given else names[0]
-    header = peek(name)
+    shape = dtype = header = None  # of one that was made by another version, or is being made
+    with contextlib.suppress(ShmError):
+        header = peek(name)
     if header is None and posix.status_of(name) is None:
         return None  # it was removed meanwhile
-    shape = dtype = None  # of one that was made by another version, or is still being made
     family = next(filter(None, map(naming.family_of, names)), "")
     if header is not None:
         shape, dtype, family = header.shape, str(header.dtype), header.family

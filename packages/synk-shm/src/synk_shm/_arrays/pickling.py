@@ -1,9 +1,7 @@
 """Send shared arrays through multiprocessing and joblib, as handles that hold their memory.
 
-A message carries, besides the handle, a directory entry of its own for the segment. So the
-sender may drop the array, or exit, while the message is under way: the entry keeps the
-memory. The process that receives the message owns the entry from then on. Entries of messages
-that are never received are removed when their family ends. See README.md in this folder.
+A message carries, besides the handle, a directory entry of its own for the segment: see *Memory
+and names* in README.md of the package.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import sys
 
 from synk_shm._arrays.segment import Array, Segment, require_segment, segment
 from synk_shm._processes import families
@@ -27,7 +28,8 @@ def close(a: Array) -> None:
     found = require_segment(a)
     if found.closed:
         return
-    others = found.live_views() - 1
+    memory, probe = found.memory(), object()
+    others = sys.getrefcount(memory) - sys.getrefcount(probe) - 1  # without `a` itself
     if others > 0:
         raise BufferError(
             f"{others} other array{'s lie' if others > 1 else ' lies'} on the memory of "

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 
-from synk_shm._arrays.constructors import check_length
-from synk_shm._arrays.create import create
-from synk_shm._arrays.segment import Array, Segment, raise_taken, require_segment, segment
+from synk_shm._arrays.constructors import check_length, create
+from synk_shm._arrays.segment import Array, Segment, raise_taken, require_segment
 from synk_shm._segments import dtypes, naming, posix
 from synk_shm._segments.memory import allocate, check_space, populate
 
@@ -78,9 +77,14 @@ def _move(a: Array, found: Segment, shape: tuple[int, ...]) -> Array:
     )
     kept = min(shape[0], len(a))
     result[:kept] = a[:kept]
-    new = segment(result)
-    if new is not None:
-        new.move_user_name(found)
+    new = require_segment(result)
+    for name in filter(naming.is_user_name, found.names):
+        if posix.links(name, found.inode):  # else it is unlinked, or names another segment now
+            step = naming.random_name(new.family)
+            posix.link(new.address_name, step)
+            os.replace(posix.path_of(step), posix.path_of(name))  # in one step
+            found.owned.remove(name)
+            new.owned.append(name)
     return result
 
 

@@ -11,11 +11,13 @@ that this process owns. It points back by weak references only: no cycle delays 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
 import sys
 import weakref
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import numpy as np
@@ -47,6 +49,10 @@ class Segment:
 
     Attributes:
         name: what `attach` takes in another process.
+        backend: either "shm" (has a name) or "memfd" (has none).
+        dtype: of the whole array.
+        family: eight hex digits: the program whose end removes the segment.
+        capacity: bytes to which `resize` can grow the array in place.
         readonly: whether this process may only read the memory.
         owner: whether this process made or received the segment, and so removes its names.
         closed: whether this process has closed the segment.
@@ -75,13 +81,15 @@ class Segment:
         owned: list[str],
     ) -> None:
         self.name = name
+        self.backend = "memfd" if name.startswith("/proc/") else "shm"
         self.header = header
+        self.dtype, self.family, self.capacity = header.dtype, header.family, header.capacity
         self.nonce = nonce
         self.mode = mode
         self.readonly = readonly
         self.inode = inode
-        self._owned = owned
-        self._mapping: weakref.ref[Mapping] | None = weakref.ref(mapping, self._died)
+        self.owned = owned
+        self.mapping: Callable[[], Mapping | None] = weakref.ref(mapping, self._died)
         mapping.segment = self
         process.mapped[nonce, readonly] = self
 
@@ -93,26 +101,6 @@ class Segment:
         words += ["unlinked"] if self.unlinked else []
         kind = f"{self.shape} {self.dtype}, {self.nbytes} of {self.capacity} bytes"
         return f"<Segment {self.name} {kind}, {', '.join(words)}>"
-
-    @property
-    def backend(self) -> str:
-        """Either "shm" (has a name) or "memfd" (has none)."""
-        return "memfd" if self.fd is not None or self.name.startswith("/proc/") else "shm"
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Of the whole array."""
-        return self.header.dtype
-
-    @property
-    def family(self) -> str:
-        """Eight hex digits: the program whose end removes the segment."""
-        return self.header.family
-
-    @property
-    def capacity(self) -> int:
-        """Bytes to which `resize` can grow the array in place."""
-        return self.header.capacity
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -132,18 +120,12 @@ class Segment:
     @property
     def address_name(self) -> str:
         """The name by which other processes can attach this segment now."""
-        if self.fd is not None:
-            return f"/proc/{os.getpid()}/fd/{self.fd}"
-        return self.names[0]
+        return self.names[0] if self.fd is None else f"/proc/{os.getpid()}/fd/{self.fd}"
 
     @property
     def names(self) -> list[str]:
         """The names that this process owns, or the one that it attached."""
-        return list(self._owned) or [self.name]
-
-    def mapping(self) -> Mapping | None:
-        """Return the mapped memory, while any array lies on it."""
-        return None if self._mapping is None else self._mapping()
+        return list(self.owned) or [self.name]
 
     def memory(self) -> Bytes:
         """Return all bytes, header included: the one array on which all others lie."""
@@ -169,30 +151,14 @@ class Segment:
             self._data_at = int(start) + self.header.data_offset
         return int(x.__array_interface__["data"][0]) - self._data_at
 
-    def live_views(self) -> int:
-        """Return how many arrays of this process lie directly on this memory."""
-        owner, probe = self.memory(), object()
-        return sys.getrefcount(owner) - sys.getrefcount(probe)
-
     def adopt(self, name: str) -> None:
         """Own one more name, which came with a message. One is enough: drop a second."""
         if self.owner:
             posix.remove(name)
             return
-        family = naming.family_of(name) or self.family
-        self.families += process.enter(family)
+        self.families += process.enter(naming.family_of(name) or self.family)
         self.owner = True
-        self._owned = [name]
-
-    def move_user_name(self, old: Segment) -> None:
-        """Take the name that a user gave to `old`, in one step."""
-        for name in filter(naming.is_user_name, old.names):
-            if posix.links(name, old.inode):  # else it is unlinked, or names another segment now
-                step = naming.random_name(self.family)
-                posix.link(self.address_name, step)
-                os.replace(posix.path_of(step), posix.path_of(name))
-                old._owned.remove(name)
-                self._owned.append(name)
+        self.owned = [name]
 
     def set_length(self, length: int, reserved: int) -> None:
         """Publish a new first length: memory first, so that no reader exceeds it."""
@@ -202,12 +168,12 @@ class Segment:
     def disown(self) -> None:
         """Forget the names in a forked child: its parent owns them."""
         self.name = self.names[0]  # one that is still there
-        self._owned = []
+        self.owned = []
         self.owner = False
 
     def remove_owned_names(self) -> None:
         """Remove the names this process owns."""
-        owned, self._owned = self._owned, []
+        owned, self.owned = self.owned, []
         for name in reversed(owned):  # the random one last: it leads a sweep to the others
             # A random name cannot have been given again.
             posix.remove(name, self.inode if naming.is_user_name(name) else None)
@@ -216,7 +182,7 @@ class Segment:
     def unlink(self) -> None:
         """Make the segment unreachable for processes that do not map it yet."""
         self.unlinked = True
-        self._owned = []
+        self.owned = []
         self._close_fd()
 
     def release(self) -> None:
@@ -224,17 +190,15 @@ class Segment:
         if self.closed:
             return
         self.closed, self.owner = True, False
-        try:
+        with contextlib.suppress(ShmError):  # a later sweep will find the name
             self.remove_owned_names()
-        except ShmError:
-            pass  # a later sweep will find the name
         process.forget(self, (self.nonce, self.readonly))
         self._close_fd()
         for family in self.families:
             process.leave(family)
 
     def _died(self, _: object) -> None:
-        self._mapping = None  # it refers to this method, and so to self
+        self.mapping = lambda: None  # the weak reference refers to this method, and so to self
         self.release()
 
     def _close_fd(self) -> None:

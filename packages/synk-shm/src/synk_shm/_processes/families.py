@@ -12,13 +12,10 @@ import time
 
 from synk_shm._segments import naming, posix
 from synk_shm._segments.headers import peek
-from synk_shm.exceptions import ShmTimeoutError
+from synk_shm.exceptions import ShmError, ShmTimeoutError
 
 _OPEN_S = 5.0
 _GRACE_S = 60.0
-# Never follows a link that another user made, and never waits: for a pipe's other end, or until the
-# kernel breaks a lease, which takes up to 45 s.
-_CAREFUL = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _FLOCK = struct.Struct("@hhqqi0q")  # type, whence, start, length, pid: all of the file
 
 
@@ -32,14 +29,11 @@ def home_family() -> str:
 
 
 def hold(family: str, *, create: bool) -> int | None:
-    """Take a shared lock on a family's lock file and return the descriptor that holds it.
-
-    None if there is no such file and `create` is False, or where segments are not files.
-    """
+    """Return a descriptor that holds a shared lock on a family's lock file; None without a file."""
     if posix.DIRECTORY is None:
         return None
-    path = _lock_path(family)
-    flags = os.O_RDWR | _CAREFUL | (os.O_CREAT if create else 0)
+    path = posix.path_of(naming.lock_name(family))
+    flags = os.O_RDWR | posix.CAREFUL | (os.O_CREAT if create else 0)
     deadline = time.monotonic() + _OPEN_S
     while True:
         try:
@@ -48,38 +42,23 @@ def hold(family: str, *, create: bool) -> int | None:
             return None
         except OSError as error:
             posix.raise_mapped(error, path)
-        if _lock(fd, fcntl.LOCK_SH) and _is_current(fd, path):
+        if _lock(fd, fcntl.LOCK_SH) and _is_current(fd, family):
             _mark(fd)
             if create:
                 os.utime(fd)  # there is a member again: end the grace
             return fd
-        # A sweep holds it exclusively, or has just removed it: try again.
-        os.close(fd)
+        os.close(fd)  # a sweep holds it exclusively, or has just removed it: try again
         if time.monotonic() > deadline:
             reason = f"the lock file stayed locked for {_OPEN_S} s"
             raise ShmTimeoutError(errno.ETIMEDOUT, reason, path)
         time.sleep(0.001)
 
 
-def has_names(family: str) -> bool:
-    """Return whether there is anything that a sweep of this family would remove."""
-    return any(naming.family_of(name) == family for name, _ in names_of_user())
-
-
 def postpone_if_alone(fd: int) -> None:
     """Postpone the removal of a family's names if no other process holds this lock file."""
-    try:
-        alone = not _is_marked(fd)
-    except (OSError, AttributeError):
-        alone = True
-    if alone:
+    if not _is_marked(fd):
         until = time.time() + _GRACE_S
         os.utime(fd, (until, until))
-
-
-def is_linked(fd: int) -> bool:
-    """Return whether the lock file behind this descriptor still has its name."""
-    return os.fstat(fd).st_nlink > 0
 
 
 def is_alive(family: str) -> bool:
@@ -88,9 +67,10 @@ def is_alive(family: str) -> bool:
     if fd is None:
         return False
     try:
-        return _is_marked(fd) or not _is_due(fd)
-    except (OSError, AttributeError):  # no such locks here: try for the other kind
-        return not _lock(fd, fcntl.LOCK_EX) or not _is_due(fd)
+        marked = _is_marked(fd)
+        # Without such locks: try for the other kind.
+        held = not _lock(fd, fcntl.LOCK_EX) if marked is None else marked
+        return held or not _is_due(fd)
     finally:
         os.close(fd)
 
@@ -98,19 +78,22 @@ def is_alive(family: str) -> bool:
 def sweep(family: str, *, at_once: bool = False) -> list[str]:
     """Remove all names of a family if none of its processes is left; return those names.
 
-    With `at_once` also if it was postponed, because no process can read the messages.
+    With `at_once` also if it was postponed, because no process can read the messages. A family with
+    a segment that cannot be read, such as one of another version, is left as it is.
     """
-    fd, path = _open_lock(family, os.O_RDWR), _lock_path(family)
+    fd = _open_lock(family, os.O_RDWR)
     if fd is None:
         return []
     try:
-        is_dead = _lock(fd, fcntl.LOCK_EX) and _is_current(fd, path)
+        is_dead = _lock(fd, fcntl.LOCK_EX) and _is_current(fd, family)
         if not is_dead or not (at_once or _is_due(fd)):
             return []
-        # Its own names last: if this process is killed, the next one finds the rest by them.
-        removed = [name for name in _names_of(family) if posix.remove(name)]
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)  # last, because a sweep searches for lock files
+        try:
+            names = _names_of(family)
+        except ShmError:
+            return []
+        removed = [name for name in names if posix.remove(name)]
+        posix.remove(naming.lock_name(family))  # last, because a sweep searches for lock files
         return removed
     finally:
         os.close(fd)
@@ -118,9 +101,8 @@ def sweep(family: str, *, at_once: bool = False) -> list[str]:
 
 def sweep_all() -> list[str]:
     """Remove the names of every dead family of this user; return those names."""
-    owners = [naming.lock_owner(name[1:]) for name, _ in _files_of_user()]
-    user = os.geteuid()
-    return [name for owner in owners if owner and owner[0] == user for name in sweep(owner[1])]
+    found = [naming.family_of_lock(name) for name, _ in _files_of_user()]
+    return [name for family in found if family is not None for name in sweep(family)]
 
 
 def names_of_user() -> list[tuple[str, os.stat_result]]:
@@ -129,7 +111,6 @@ def names_of_user() -> list[tuple[str, os.stat_result]]:
 
 
 def _files_of_user() -> list[tuple[str, os.stat_result]]:
-    """Return the names of this user's regular files that may be ours, and their status."""
     if posix.DIRECTORY is None:
         return []
     user, found = os.geteuid(), []
@@ -143,24 +124,22 @@ def _files_of_user() -> list[tuple[str, os.stat_result]]:
 
 
 def _names_of(family: str) -> list[str]:
-    """Return the names of what a family made: those that users gave, then its own."""
+    """Return the names of what a family made: those that users gave, then its own.
+
+    If a process that removes them is killed, the next one finds the rest by the last ones.
+    """
     entries = [(name, status.st_ino) for name, status in names_of_user()]
     own = {name: inode for name, inode in entries if naming.family_of(name) == family}
     inodes = set(own.values())
     given = [name for name, inode in entries if naming.is_user_name(name) and inode in inodes]
+    headers = [(name, peek(name)) for name in [*given, *own]]
     # Its own may be names of messages that carry a segment of another family.
-    headers = [(name, peek(name)) for name in given]
-    return [name for name, header in headers if header and header.family == family] + list(own)
-
-
-def _lock_path(family: str) -> str:
-    return posix.path_of("/" + naming.lock_name(os.geteuid(), family))
+    return [name for name, header in headers if name in own or (header and header.family == family)]
 
 
 def _open_lock(family: str, access: int) -> int | None:
-    """Return a descriptor of a lock file; None if there is none, or it is another user's."""
     try:
-        return os.open(_lock_path(family), access | _CAREFUL)
+        return os.open(posix.path_of(naming.lock_name(family)), access | posix.CAREFUL)
     except OSError:
         return None
 
@@ -185,17 +164,15 @@ def _mark(fd: int) -> None:
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0))
 
 
-def _is_marked(fd: int) -> bool:
-    """Return whether another process than the descriptor's has marked the file."""
+def _is_marked(fd: int) -> bool | None:
+    """Return whether another process has marked the file; None where there are no such locks."""
     asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-    answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked)
-    return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
+    with contextlib.suppress(OSError, AttributeError):
+        return bool(_FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))[0] != fcntl.F_UNLCK)
+    return None
 
 
-def _is_current(fd: int, path: str) -> bool:
-    """Return whether the path still leads to this file, and this user owns it."""
-    held = os.fstat(fd)
-    with contextlib.suppress(FileNotFoundError):
-        found = os.stat(path, follow_symlinks=False)
-        return os.path.samestat(found, held) and held.st_uid == os.geteuid()
-    return False
+def _is_current(fd: int, family: str) -> bool:
+    """Return whether this is still the family's lock file, and this user owns it."""
+    held, found = os.fstat(fd), posix.status_of(naming.lock_name(family))
+    return found is not None and os.path.samestat(found, held) and held.st_uid == os.geteuid()

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from synk_shm._processes import families
+from synk_shm._segments import naming
 
 _CHECK_EVERY_S = 0.1  # other programs may remove lock files; a check each time would cost a tenth
 
@@ -42,7 +43,7 @@ class ProcessState:
     def __init__(self) -> None:
         self.home = ""
         self.mapped: dict[tuple[bytes, bool], Any] = {}
-        self.at_first: list[Callable[[], None]] = []
+        self.at_first: Callable[[], None] = lambda: None
         self._memberships: dict[str, _Membership] = {}
         self._leaving: collections.deque[str] = collections.deque()
         self._lock = threading.Lock()
@@ -74,8 +75,7 @@ class ProcessState:
 
         self._find_parent = parent_process  # nothing can be imported late in the exit
         self.home = families.home_family()
-        for call in self.at_first:
-            call()
+        self.at_first()
         os.register_at_fork(after_in_child=self._after_fork)
         # multiprocessing forgets finalizers in its forked children, then calls these.
         util.register_after_fork(self, ProcessState._finalize_at_exit)
@@ -100,8 +100,7 @@ class ProcessState:
             self._renew(member)
 
     def _renew(self, member: _Membership) -> None:
-        """Take the lock of the home family, if it has none, or its file was removed."""
-        if member.fd is None or not families.is_linked(member.fd):
+        if member.fd is None or not os.fstat(member.fd).st_nlink:
             lost, member.fd = member.fd, families.hold(self.home, create=True)
             if lost is not None:
                 os.close(lost)
@@ -126,10 +125,7 @@ class ProcessState:
         return self._armed and family == self.home and family in self._memberships
 
     def sending(self) -> None:
-        """Prepare a message to a process that may not hold the family's lock yet.
-
-        If no other process does, the family is not swept for a while after this process dies.
-        """
+        """Grant the grace of README.md for a message to a process that holds no lock yet."""
         if time.monotonic() >= self._send_check_at:
             self._send_check_at = time.monotonic() + _CHECK_EVERY_S
             member = self._memberships.get(self.home)
@@ -144,11 +140,7 @@ class ProcessState:
             self._leave_all()  # used by a handler of atexit that ran after ours
 
     def leave(self, family: str) -> None:
-        """Reverse one `enter`. The last member of a family that leaves removes its names.
-
-        A finalizer may call this inside any allocation, also of the thread that has the lock:
-        it only queues the work then.
-        """
+        """Reverse one `enter`. The last member of a family that leaves removes its names."""
         self._leaving.append(family)
         self._drain()
 
@@ -174,15 +166,18 @@ class ProcessState:
     def _release(self, family: str, member: _Membership) -> None:
         if member.fd is None:
             return
-        if family == self.home and not families.is_linked(member.fd) and families.has_names(family):
-            with contextlib.suppress(OSError):
+        is_home = has_names = family == self.home
+        with contextlib.suppress(OSError):  # no caller could catch it
+            names = families.names_of_user() if is_home else []
+            has_names = any(naming.family_of(name) == family for name, _ in names)
+            if has_names:
                 self._renew(member)  # so that the last messages are not swept
-        awaited = family == self.home and self._is_awaited()
-        if awaited and families.has_names(family):
+        awaited = is_home and self._is_awaited()
+        if awaited and has_names:
             families.postpone_if_alone(member.fd)
         os.close(member.fd)
-        with contextlib.suppress(OSError):  # no caller could catch it
-            families.sweep(family, at_once=family == self.home and not awaited)
+        with contextlib.suppress(OSError):
+            families.sweep(family, at_once=is_home and not awaited)
 
     def _is_awaited(self) -> bool:
         """Return whether a process outside of the family may still receive messages of this one.
@@ -203,10 +198,6 @@ class ProcessState:
         return True
 
     def _finalize_at_exit(self) -> None:
-        """Run `_at_exit` after multiprocessing has joined its children and queues.
-
-        Its forked children leave by os._exit, without atexit, but run these finalizers.
-        """
         from multiprocessing import util
 
         util.Finalize(None, self._at_exit, exitpriority=-100)

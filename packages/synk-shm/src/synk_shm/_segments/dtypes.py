@@ -31,12 +31,7 @@ def count_bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
 
 
 def check(dtype: np.dtype[Any]) -> None:
-    """Refuse a dtype whose elements are not in the array's own bytes.
-
-    Raises:
-        TypeError: Python objects, variable-length strings, or a dtype from outside NumPy.
-        ValueError: elements of zero bytes.
-    """
+    """Refuse a dtype whose elements are not in the array's own bytes, or have none."""
     if dtype.hasobject:
         raise TypeError(
             f"dtype {dtype} holds pointers into one process, which mean nothing in another; "
@@ -47,13 +42,9 @@ def check(dtype: np.dtype[Any]) -> None:
 
 
 def encode(dtype: np.dtype[Any]) -> str:
-    """Return a dtype as text that `decode` turns into an equal one.
+    """Return a dtype as text that `decode` turns into an equal one; refuse it as `check` does.
 
     Metadata are not kept, with a warning: they are arbitrary objects.
-
-    Raises:
-        TypeError: pointers, or a dtype from outside NumPy.
-        ValueError: elements of zero bytes, or a structure too large to describe.
     """
     check(dtype)
     literal = _literal(dtype)
@@ -76,7 +67,6 @@ def decode(text: str) -> np.dtype[Any]:
 
 
 def is_literal(text: str) -> bool:
-    """Return whether the text describes a structured dtype, or one of arrays."""
     return text.startswith(("{", "("))
 
 

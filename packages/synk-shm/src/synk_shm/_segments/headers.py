@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from synk_shm._segments import dtypes, posix
-from synk_shm.exceptions import ShmFormatError
+from synk_shm.exceptions import ShmFormatError, ShmNotFoundError
 
 NONCE_BYTES = 8
 RESERVED_AT = 48
@@ -78,10 +78,11 @@ def plan(
 ) -> tuple[Header, bytes]:
     """Return the header of a new segment for an array, and its bytes after the nonce."""
     # Other dtypes than NumPy's own numbers may be equal, but differ in metadata or alignment.
-    answer = _known_plan if dtype.isbuiltin == 1 else _plan
+    answer = _plan if dtype.isbuiltin == 1 else _plan.__wrapped__
     return answer(shape, dtype, fortran, capacity, family)
 
 
+@functools.lru_cache(maxsize=256)
 def _plan(
     shape: tuple[int, ...], dtype: np.dtype[Any], fortran: bool, capacity: int | None, family: str
 ) -> tuple[Header, bytes]:
@@ -97,9 +98,6 @@ def _plan(
     return Header(shape, dtype, text, fortran, start, room, nbytes, family), packed
 
 
-_known_plan = functools.lru_cache(maxsize=256)(_plan)
-
-
 def write(buffer: Any, packed: bytes, nonce: bytes) -> None:
     """Write a header to the start of a buffer, the magic last."""
     buffer[: _FIXED_AT + len(packed)] = _BLANK + nonce + packed
@@ -113,8 +111,7 @@ def _size(ndim: int, text_length: int) -> int:
 def read_header(fd: int, size: int, name: str) -> tuple[Header, bytes] | None:
     """Return the header of an open segment of `size` bytes, and its nonce; None if it has none yet.
 
-    Raises:
-        ShmFormatError: not a segment of synk_shm, or one that contradicts itself.
+    ShmFormatError if it is no segment of synk_shm, or contradicts itself.
     """
     start = posix.read_start(fd, size, _PEEK) if size else b""
     magic = start[: len(_MAGIC)]
@@ -128,13 +125,14 @@ def read_header(fd: int, size: int, name: str) -> tuple[Header, bytes] | None:
         if end > len(start):
             start = posix.read_start(fd, size, end)
         # A structured dtype is made again each time, because callers can change its names.
-        read = _read if b"{" in start[SHAPE_AT:end] else _known
+        read = _read.__wrapped__ if b"{" in start[SHAPE_AT:end] else _read
         return read(start[_FIXED_AT:end], size), start[len(_MAGIC) : _FIXED_AT]
     except (TypeError, ValueError) as error:
         reason = f"not a usable segment of synk_shm: {error}"
         raise ShmFormatError(errno.EINVAL, reason, name) from error
 
 
+@functools.lru_cache(maxsize=256)
 def _read(packed: bytes, size: int) -> Header:
     """Return the header, given its bytes after the nonce; ValueError if it contradicts itself."""
     version, flags, family, offset, capacity, reserved, ndim, text_length = _FIXED.unpack_from(
@@ -161,17 +159,20 @@ def _read(packed: bytes, size: int) -> Header:
     return Header(shape, dtype, text, fortran, offset, capacity, reserved, family.decode())
 
 
-_known = functools.lru_cache(maxsize=256)(_read)
-
-
 def peek(name: str) -> Header | None:
-    """Return the header of the file of this name; None if it is gone, or no usable segment."""
+    """Return the header of the file of this name; None if it is gone, or was not completed.
+
+    ShmError if it cannot be read. What begins with zeros was not completed.
+    """
     try:
         fd = posix.open_existing(name, readonly=True)
-        try:
-            found = read_header(fd, os.fstat(fd).st_size, name)
-        finally:
-            os.close(fd)
-    except OSError:
+    except ShmNotFoundError:
         return None
+    try:
+        size = os.fstat(fd).st_size
+        found = read_header(fd, size, name)
+        if found is None and size and any(posix.read_start(fd, size, len(_MAGIC))):
+            raise ShmFormatError(errno.EINVAL, "too short for a segment of synk_shm", name)
+    finally:
+        os.close(fd)
     return None if found is None else found[0]

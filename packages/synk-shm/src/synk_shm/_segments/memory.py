@@ -1,10 +1,6 @@
 """The memory of segments: allocated before it is used, so that no access can raise SIGBUS.
 
-A new page costs far more than the bytes in it: the kernel finds, clears and maps it, and does
-so one by one, at a few GB/s, if the pages are touched one by one. So many are requested at a
-time, by several threads if there are very many; each thread fills its pages while they are still in
-the cache. The pages are mapped afterwards: the first touch, which is where
-shared memory usually loses to private memory, costs nothing.
+README.md of the package says why it is requested in this way: see *Speed*.
 """
 
 from __future__ import annotations
@@ -40,8 +36,7 @@ _Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 def check_space(asked: int, where: str) -> None:
     """Raise `ShmFullError` if `asked` bytes are surely too many.
 
-    The file system's limit is one bound. The machine's and the container's memory is
-    another: beyond it, allocating would not fail, but the kernel would kill a process.
+    Beyond the memory of the machine or container, allocating would not fail: the kernel would kill.
     """
     found = posix.space(where)
     if found is not None and asked > found[0]:
@@ -67,7 +62,7 @@ def _machine_left() -> int | None:
 
 
 def _container_left() -> int | None:
-    """Return the bytes left to this process's control group; file pages count as free."""
+    """File pages count as free."""
     with contextlib.suppress(OSError, ValueError, LookupError, StopIteration):
         group = next(line[3:] for line in _lines("/proc/self/cgroup") if line.startswith("0::"))
         folder = f"/sys/fs/cgroup{group}/memory."
@@ -96,9 +91,7 @@ def populate(memory: _Bytes, start: int, stop: int, data: _Bytes | None = None) 
     """Allocate and map bytes start:stop of a mapping, and copy `data` to `start`.
 
     Return False, with nothing done, where the system cannot do that: no Linux, or an old one.
-
-    Raises:
-        OSError: there is not enough memory; a write would have been SIGBUS.
+    OSError if there is not enough memory.
     """
     advise = _c_function("madvise")
     if advise is None:

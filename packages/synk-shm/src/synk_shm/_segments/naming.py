@@ -1,10 +1,4 @@
-"""Names of segments and lock files: their forms, and which are allowed.
-
-==============================  =====================================================
-``/synk.<family>.<10 hex>``     a segment; the family is that of the process that made it
-``/synk.u.<name>``              a second entry for a segment that the user gave a name
-``synk.<uid>.<family>.lock``    the lock file of a family (see README.md in this folder)
-==============================  =====================================================
+"""Names of segments and lock files: README.md of the package says to whom they belong.
 
 All fit in 30 characters, the least that any supported system allows.
 """
@@ -19,7 +13,7 @@ _USER = "/synk.u."
 _LIMIT = 30
 _SEGMENT = re.compile(r"/synk\.([0-9a-f]{8})\.[0-9a-f]{10}")
 _GIVEN = re.compile(r"(?:/synk\.u\.)?([^/\0]+)")
-_LOCK = re.compile(r"synk\.([0-9]+)\.([0-9a-f]{8})\.lock")
+_LOCK = re.compile(r"/synk\.[0-9]+\.([0-9a-f]{8})\.lock")
 
 
 def random_name(family: str) -> str:
@@ -39,9 +33,7 @@ def pack(name: str) -> bytes | str:
 
 def unpack(packed: bytes | str) -> str:
     """Return the name that `pack` packed. It may be any text: check it."""
-    if isinstance(packed, str):
-        return packed
-    return segment_name(packed[:4].hex(), packed[4:])
+    return packed if isinstance(packed, str) else segment_name(packed[:4].hex(), packed[4:])
 
 
 def family_of(name: str) -> str | None:
@@ -50,14 +42,15 @@ def family_of(name: str) -> str | None:
     return match.group(1) if match else None
 
 
-def lock_name(uid: int, family: str) -> str:
-    return f"synk.{uid}.{family}.lock"
+def lock_name(family: str) -> str:
+    """Return the name of the lock file of one of this user's families."""
+    return f"/synk.{os.geteuid()}.{family}.lock"
 
 
-def lock_owner(file_name: str) -> tuple[int, str] | None:
-    """Return (uid, family) of a lock file's name; None if it is something else."""
-    match = _LOCK.fullmatch(file_name)
-    return (int(match.group(1)), match.group(2)) if match else None
+def family_of_lock(name: str) -> str | None:
+    """Return the family whose lock file has this name; None if it is none of this user's."""
+    match = _LOCK.fullmatch(name)
+    return match.group(1) if match and name == lock_name(match.group(1)) else None
 
 
 def is_segment(name: str) -> bool:
@@ -70,14 +63,9 @@ def is_user_name(name: str) -> bool:
 
 
 def system_name(name: str) -> str:
-    """Return the system's name for a name given by a user, checked.
+    """Return the system's name for a name given by a user, checked: posix_ipc crashes on a NUL.
 
-    Checked here because posix_ipc crashes on a NUL. A name that starts with a slash is a
-    system name already, as `Segment.name` and `list()` show them.
-
-    Raises:
-        TypeError: not a str.
-        ValueError: empty, ".", "..", too long, with NUL or "/", or not encodable.
+    One that starts with a slash is a system name already, as `Segment.name` and `list()` show it.
     """
     if not isinstance(name, str):
         raise TypeError(f"a segment's name must be a str, got {type(name).__name__}")

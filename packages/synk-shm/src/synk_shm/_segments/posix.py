@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import mmap
 import os
+import resource
 import stat
 from typing import NoReturn
 
@@ -27,26 +29,23 @@ from synk_shm.exceptions import (
 )
 
 _SHM = "/dev/shm"  # noqa: S108 (names in it are unguessable and created exclusively)
+# Where segments show as files (Linux); None where the system hides them (macOS).
 DIRECTORY: str | None = _SHM if os.path.isdir(_SHM) else None
-"""Where segments show as files (Linux); None where the system hides them (macOS).
-
-Without it there are no second entries, no listing and no sweeps: see README.md of the package.
-"""
-
 _ANONYMOUS = "anonymous memory"
+# Where the memory of each backend comes from, as errors name it.
 PLACES = {"shm": DIRECTORY or "shared memory", "memfd": _ANONYMOUS}
-"""Where the memory of each backend comes from, as errors name it."""
 
 CAN_ALLOCATE = hasattr(os, "posix_fallocate")
 _DESCRIPTORS = "/proc/self/fd/"
 _FULL = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG)
-# Never follows a link that another user made, and never waits at a pipe.
-_CAREFUL = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
-_CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | _CAREFUL
+# Never follows a link that another user made, and never waits: for a pipe's other end, or until the
+# kernel breaks a lease, which takes up to 45 s.
+CAREFUL = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+_CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | CAREFUL
 
 
 def path_of(name: str) -> str:
-    """Return the file of a segment. Only where `DIRECTORY` is known."""
+    """Return the file of a segment. This and what calls it are for where `DIRECTORY` is known."""
     if DIRECTORY is None:
         raise ShmError(errno.ENOTSUP, "this system does not show segments as files", name)
     return DIRECTORY + name
@@ -84,7 +83,7 @@ def open_existing(name: str, readonly: bool) -> int:
     """Open a segment by its name. Return its descriptor."""
     try:
         if DIRECTORY is not None:
-            return os.open(DIRECTORY + name, (os.O_RDONLY if readonly else os.O_RDWR) | _CAREFUL)
+            return os.open(DIRECTORY + name, (os.O_RDONLY if readonly else os.O_RDWR) | CAREFUL)
         return int(posix_ipc.SharedMemory(name, flags=0, read_only=readonly).fd)
     except (posix_ipc.Error, OSError, MemoryError) as error:
         raise_mapped(error, name)
@@ -105,7 +104,7 @@ def open_anonymous(path: str, readonly: bool) -> int:
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):  # opening a FIFO or a terminal may have effects
             raise ShmNotFoundError(errno.ENOENT, "the process closed this memory", path)
-        return os.open(path, (os.O_RDONLY if readonly else os.O_RDWR) | _CAREFUL & ~os.O_NOFOLLOW)
+        return os.open(path, (os.O_RDONLY if readonly else os.O_RDWR) | CAREFUL & ~os.O_NOFOLLOW)
     except OSError as error:
         raise_mapped(error, path)
 
@@ -131,7 +130,7 @@ def remove(name: str, inode: int | None = None) -> bool:
 
 
 def status_of(name: str) -> os.stat_result | None:
-    """Return the status of what has this name; None if it is gone. Only where `DIRECTORY` is."""
+    """Return the status of what has this name; None if it is gone."""
     try:
         return os.stat(path_of(name), follow_symlinks=False)
     except FileNotFoundError:
@@ -145,7 +144,7 @@ def links(name: str, inode: int) -> int:
 
 
 def link(name: str, new_name: str) -> None:
-    """Give a segment a second name, atomically. Only where `DIRECTORY` is known."""
+    """Give a segment a second name, atomically."""
     try:
         os.link(path_of(name), path_of(new_name), follow_symlinks=False)
     except OSError as error:
@@ -179,8 +178,6 @@ def read_start(fd: int, size: int, length: int) -> bytes:
 
 def seal(fd: int) -> None:
     """Fix the size of an anonymous segment, so that no peer can shrink it under another."""
-    import fcntl
-
     with contextlib.suppress(AttributeError, OSError):  # an extra, where the kernel has it
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
 
@@ -191,23 +188,21 @@ def space(where: str) -> tuple[int, int] | None:
         status = os.statvfs(where)
     except (OSError, AttributeError):
         return None
-    if not status.f_blocks:  # a tmpfs mounted with size=0
-        return None
-    return status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
+    both = status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
+    return both if status.f_blocks else None  # a tmpfs mounted with size=0 has none
 
 
 def full_error(asked: int, where: str, number: int = errno.ENOSPC) -> ShmFullError:
     """Return the error for a full file system, or another limit: what there is, and the cure."""
-    found = space(where)
     cure = "free some memory or ask for less"
     if number == errno.EFBIG:
-        state = f"the limit of file sizes holds for it: {_limit('FSIZE')} (raise it: ulimit -f)"
+        most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+        state = f"the limit of file sizes holds for it: {most} (raise it: ulimit -f)"
     elif number == errno.ENOMEM:
         state = "this process may map no more memory (raise ulimit -v, or sysctl vm.max_map_count)"
     else:
-        state = "the system has no more"
-        if found is not None:
-            state = f"{in_bytes(found[0])} are free of {in_bytes(found[1])} in total"
+        free = [in_bytes(count) for count in space(where) or ()]
+        state = "{} are free of {} in total".format(*free) if free else "the system has no more"
         if where != _ANONYMOUS:
             cure = (
                 'remove segments (synk_shm.list(), synk_shm.cleanup()), use backend="memfd", or '
@@ -222,13 +217,6 @@ def in_bytes(count: int) -> str:
     power = min(max(count.bit_length() - 1, 0) // 10, 4)
     exact = f"{count} bytes"
     return f"{count / 1024**power:.1f} {'KMGT'[power - 1]}iB ({exact})" if power else exact
-
-
-def _limit(name: str) -> int:
-    """Return this process's limit of a resource."""
-    import resource
-
-    return resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[0]
 
 
 _KINDS = {
@@ -256,13 +244,8 @@ def raise_mapped(
         finally:
             del error  # else it refers to itself through this frame, and keeps its arrays
     number = getattr(error, "errno", None) or errno.EIO
-    if isinstance(error, posix_ipc.PermissionsError):
-        number = errno.EACCES
-    elif isinstance(error, posix_ipc.ExistentialError):
-        number = existential
-    elif isinstance(error, MemoryError):
-        number = errno.ENOMEM
-    number = _SAME.get(number, number)
+    numbers = {posix_ipc.PermissionsError: errno.EACCES, posix_ipc.ExistentialError: existential}
+    number = {**numbers, MemoryError: errno.ENOMEM}.get(type(error), _SAME.get(number, number))
     if number in _KINDS:
         kind, reason = _KINDS[number]
         raise kind(number, reason, name) from error
@@ -271,5 +254,6 @@ def raise_mapped(
         raise full_error(asked, where, number) from error
     reason = getattr(error, "strerror", None) or str(error)
     if number == errno.EMFILE:
-        reason += f", of which this process may have {_limit('NOFILE')} (raise it: ulimit -n)"
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        reason += f", of which this process may have {most} (raise it: ulimit -n)"
     raise ShmError(number, reason, name) from error

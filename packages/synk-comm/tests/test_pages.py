@@ -1,4 +1,4 @@
-"""What the README shows is run as it says, and prints what it says."""
+"""What the README, the guides and the page of the examples show runs, and prints what they say."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from _helpers import printed_by
 
 import synk_comm
 
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-PROGRAMS = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+HOME = Path(__file__).parents[1]
+README = (HOME / "README.md").read_text(encoding="utf-8")
+FENCE = r"^```python\n(.*?)^```"
+PROGRAMS = re.findall(FENCE, README, re.DOTALL | re.MULTILINE)
 HELLO, LAUNCHES, PAIRS, REQUESTS, PARENT = PROGRAMS
 (MISMATCH,) = re.findall(r"```text\n  (the ranks .*?)  ```", README, re.DOTALL)
 CATCH = """
@@ -20,6 +22,14 @@ try:
 except synk_comm.MismatchError as error:
     print(error)
 """
+GUIDES = {path.stem: path.read_text("utf-8") for path in sorted(HOME.glob("docs/from_*.md"))}
+EXAMPLES = sorted(path.name for path in HOME.glob("examples/*.py"))
+_, *PARTS = re.split(r"^## ", (HOME / "examples/README.md").read_text("utf-8"), flags=re.MULTILINE)
+PRINTED = {
+    part.partition("\n")[0]: re.search(r"```text\n(.*?)```", part, re.DOTALL).group(1)
+    for part in PARTS
+}
+ON_THREE = ("-m", "synk_comm.run", "-n", 3)
 
 
 @pytest.fixture
@@ -33,8 +43,16 @@ def run(tmp_path):
     return run
 
 
-def promised(code):
-    return re.findall(r"#-> (.*)", code)
+def promised(code, rank=None):
+    """Return the lines that a program promises, or one rank's part of them: all ranks print the
+    same, unless it says ``rank 0: this; rank 1: that``."""
+    lines = []
+    for promise in re.findall(r"#-> (.*)", code):
+        if rank is None or not promise.startswith("rank "):
+            lines.append(promise)
+        else:
+            lines += re.findall(rf"rank {rank}: (.*?)(?:; rank \d|$)", promise)
+    return lines
 
 
 def test_first_program(run):
@@ -79,3 +97,29 @@ def test_calls_and_errors_are_those_there_are():
     own = {name for name in synk_comm.exceptions.__all__ if name != "CommError"}
     assert own <= shown
     assert shown - own == {"ValueError", "TypeError"}
+
+
+@pytest.mark.parametrize("page", ["from_mpi4py", "from_torch_distributed"])
+def test_program_of_a_guide(run, page):
+    assert page in GUIDES
+    assert len(GUIDES) == 2
+    (code,) = re.findall(FENCE, GUIDES[page], re.DOTALL | re.MULTILINE)
+    printed = run(code, *ON_THREE).splitlines()
+    for rank in range(3):
+        mine = [line[4:] for line in printed if line.startswith(f"[{rank}] ")]
+        assert mine == promised(code, rank) != []
+
+
+@pytest.mark.parametrize(
+    "name, size",
+    [
+        *((name, 3) for name in EXAMPLES),
+        (EXAMPLES[0], 1),
+        *(pytest.param(name, 1, marks=pytest.mark.nightly) for name in EXAMPLES[1:]),
+    ],
+)
+def test_example(name, size):
+    assert sorted(PRINTED) == EXAMPLES
+    start = [] if size == 1 else [*ON_THREE, "--no-tag-output"]
+    printed = printed_by(*start, HOME / "examples" / name, PYTHONWARNINGS="error")
+    assert printed == PRINTED[name]
