@@ -59,8 +59,6 @@ _BATCHED: Dict[str, Tuple[Sequence[int], Sequence[int]]] = {
     "LogSoftmax": ([0], []),
     "SoftmaxWithBias": ([0], []),
     "SoftmaxGrad": ([0, 1], [0]),
-    "CrossentropySoftmaxArgmax1HotWithBias": ([0, 2], []),
-    "CrossentropySoftmax1HotWithBiasDx": ([0, 1, 2], [0]),
     "CrossentropyCategorical1Hot": ([0, 1], []),
     "CrossentropyCategorical1HotGrad": ([0, 1, 2], [0]),
     "BatchedDot": ([0, 1], [0, 1]),

@@ -1,10 +1,13 @@
-"""Rules for shapes, axes, reductions, joining, and indexing that leaves rows in their order."""
+"""Rules for shapes, axes, reductions, joining, and indexing that leaves rows in their order.
+
+Of tensors of indices, those are followed that take the place of the first axes.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Sequence, Set, Tuple, Union
+from typing import Any, List, Optional, Sequence, Set, Tuple, Union
 
-from synk_core.engine import NoneTypeT, get_idx_list, indices_of
+from synk_core.engine import get_idx_list
 
 from .scalars import union
 from .walk import FIXED, NOISE, Value, merged, plain, refuse, rows, rule, unknown
@@ -109,8 +112,8 @@ _REDUCTIONS = {
 def reduction(node: Any, values: List[Value]) -> Value:
     """Reduce by a sum, product, maximum, minimum, any or all."""
     value, axes = values[0], _axes(node)
-    name = type(node.op).__name__
-    name = name if name in ("ProdWithoutZeros", "Mean") else type(node.op.scalar_op).__name__
+    is_mean = type(node.op).__name__ == "Mean"
+    name = "Mean" if is_mean else type(node.op.scalar_op).__name__
     if value.items is not None and name == "Mul" and axes:
         lengths = [item for item in value.items if item.literal != 1]
         layout = lengths[0].layout if len(lengths) == 1 else None
@@ -253,39 +256,35 @@ def _put(node: Any, whole: Value, part: Value, axis: Optional[int], ndim: int) -
 def _picked(node: Any, whole: Value, values: Sequence[Value], first: int) -> Tuple[Value, int]:
     """Return the value of indexing by tensors, which are the inputs from `first` on, and its number
     of axes."""
-    lookup, text = dict(zip(node.inputs[first:], values[first:])), "indexes in another way"
-    tensors: Dict[int, Tuple[Any, Value]] = {}
-    for axis, entry in enumerate(indices_of(node.op, node.inputs[first:])):
-        if isinstance(entry, slice):
-            steady = all(lookup[b].steady for b in _bounds(entry) if b in lookup)
-            refuse(not steady or (axis == whole.axis and entry != slice(None)), text)
-        else:
-            refuse(isinstance(entry.type, NoneTypeT) or entry.dtype == "bool", text)
-            tensors[axis] = entry, lookup[entry]
+    tensors, by = node.inputs[first:], values[first:]
+    # Of Theano slices are inputs, too; masks and new axes are, of both.
+    others = any(isinstance(entry, slice) for entry in getattr(node.op, "idx_list", ()))
+    others = others or any(getattr(tensor, "dtype", "bool") == "bool" for tensor in tensors)
+    refuse(others, "indexes in another way")
     # All tensors together become axes in the place of the first.
-    start, count, wide = min(tensors), len(tensors), max(t.ndim for t, _ in tensors.values())
-    refuse(max(tensors) - start >= count, text)
-    ndim, by = node.inputs[0].ndim - count + wide, [value for _, value in tensors.values()]
+    count, wide = len(tensors), max(tensor.ndim for tensor in tensors)
+    ndim = node.inputs[0].ndim - count + wide
     if all(value.steady for value in by):
-        refuse(whole.axis in tensors, "selects rows by their positions")
-        after = whole.axis is not None and whole.axis > start
-        return whole._replace(axis=whole.axis + wide - count if after else whole.axis), ndim
+        behind = whole.axis is None or whole.axis >= count
+        refuse(not behind, "selects rows by their positions")
+        axis = None if whole.axis is None else whole.axis + wide - count
+        return whole._replace(axis=axis), ndim
     # Counted from the last axis, because tensors are aligned there.
-    spread = {value.axis - t.ndim for t, value in tensors.values() if value.axis is not None}
+    spread = {v.axis - tensor.ndim for tensor, v in zip(tensors, by) if v.axis is not None}
     of_rows = all(value.axis is not None or value.steady for value in by)
     refuse(len(spread) != 1 or not of_rows or any(v.degree for v in by), "indexes by no rows")
     (inside,) = spread
-    for tensor, value in tensors.values():
+    for tensor, value in zip(tensors, by):
         several = tensor.ndim >= -inside and not tensor.broadcastable[inside]
         refuse(value.axis is None and several, "indexes by a fixed number of rows")
-    positions = [axis for axis, value in zip(tensors, by) if value.kind == "position"]
+    positions = [axis for axis, value in enumerate(by) if value.kind == "position"]
     if whole.axis is None:
         refuse(bool(positions) or not whole.steady, "selects by position")
-        return rows(start + wide + inside, merged(by)), ndim
+        return rows(wide + inside, merged(by)), ndim
     # Each row by its own number: p[arange(n), y].
-    own_rows = positions == [whole.axis] and tensors[whole.axis][1].layout == whole.layout
+    own_rows = positions == [whole.axis] and by[whole.axis].layout == whole.layout
     refuse(not own_rows, "combines rows with other rows by an index")
-    return whole._replace(axis=start + wide + inside, literal=None), ndim
+    return whole._replace(axis=wide + inside, literal=None), ndim
 
 
 @rule("AdvancedSubtensor1", "AdvancedSubtensor", takes=["position"])
