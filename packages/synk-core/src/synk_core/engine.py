@@ -63,7 +63,6 @@ __all__ = [
     "get_mode",
     "get_scalar_constant_value",
     "held_by",
-    "indices_of",
     "inner_graph",
     "inner_outputs",
     "is_random",

@@ -126,13 +126,7 @@ def inner_outputs(op: Any) -> Sequence[Any]:
 
 def inner_graph(op: Any) -> Tuple[Sequence[Any], Sequence[Any]]:
     """As with Theano."""
-    graph = op.fgraph.unfreeze()
-    return graph.inputs, graph.outputs
-
-
-def indices_of(op: Any, inputs: Sequence[Any]) -> Sequence[Any]:
-    """As with Theano."""
-    return get_idx_list([None, *inputs], op.idx_list)
+    return op.fgraph.inputs, op.fgraph.outputs
 
 
 def clients_of(_variable: Any, _node: Any) -> Sequence[Tuple[Any, int]]:

@@ -31,7 +31,6 @@ from theano.gof import (
 )
 from theano.gof import link as _linking
 from theano.gof.graph import ancestors
-from theano.gof.graph import clone as _clone_graph
 from theano.gof.graph import inputs as leaves_of
 from theano.gradient import DisconnectedInputError, DisconnectedType
 from theano.scalar import Mul, Second, upcast
@@ -43,7 +42,7 @@ from theano.tensor.nnet.bn import AbstractBatchNormTrain as BatchNormTrain
 from theano.tensor.opt import Assert
 from theano.tensor.raw_random import RandomStateType, random_state_type
 from theano.tensor.subtensor import Subtensor, get_idx_list
-from theano.tensor.type_other import NoneTypeT, SliceType
+from theano.tensor.type_other import NoneTypeT
 
 from synk_theano_compat.locks import refresh_cache, worker_cache
 
@@ -124,31 +123,8 @@ def inner_outputs(op: Any) -> Sequence[Any]:
 
 
 def inner_graph(op: Any) -> Tuple[Sequence[Any], Sequence[Any]]:
-    """Return inputs and outputs of a copy of the graph in a Scan or OpFromGraph.
-
-    Its variables are its own: PyTensor has one for all operations of the same inner graph.
-    """
-    made_of = [getattr(op, f"local_{ends}", None) or getattr(op, ends) for ends in _ENDS]
-    inputs, outputs = _clone_graph(*made_of)
-    return inputs, outputs
-
-
-_ENDS = ("inputs", "outputs")
-
-
-def indices_of(_op: Any, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return the indices of an AdvancedSubtensor of these inputs: variables, and slices of them.
-
-    What has such slices as inputs is computed from their bounds.
-    """
-    return [_as_slice(v) if isinstance(v.type, SliceType) else v for v in inputs]
-
-
-def _as_slice(variable: Any) -> slice:
-    if variable.owner is None:
-        return getattr(variable, "data", slice(0, 0))
-    bounds = variable.owner.inputs
-    return slice(*(None if isinstance(bound.type, NoneTypeT) else bound for bound in bounds))
+    """Return inputs and outputs of the graph in an OpFromGraph, which others may have, too."""
+    return op.local_inputs, op.local_outputs
 
 
 def clients_of(variable: Any, _node: Any) -> Sequence[Tuple[Any, int]]:
