@@ -213,7 +213,7 @@ CORE = (
         "theano-check-added-maxima",
         "graphs",
         "synk_core/_graph/rowwise/tensors.py",
-        "refuse(adds, ",
+        "refuse(not adds, ",
         "refuse(False, ",
         "check() calls a maximum to which another one is added a maximum over rows.",
         "test_check",

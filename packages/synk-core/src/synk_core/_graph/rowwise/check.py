@@ -167,8 +167,7 @@ def _verdict(walk: Optional[Walk], place: int, variable: Any, op: Optional[str])
         return Verdict(place, name, op, "exact", reason)
     value = walk.value(variable)
     if value.items is not None:
-        steady = all(item.steady for item in value.items)
-        value = FIXED if steady else unknown(None, "uses a shape as data")
+        value = FIXED if value.steady else unknown(None, "uses a shape as data")
     verdict, reason = _judge(value, op)
     if verdict == "exact":
         reason += "".join(_NOTES[mark] for mark in sorted(walk.marks.get(variable, ())))
@@ -197,7 +196,7 @@ def _fitting(value: Value) -> FrozenSet[str]:
 
 def _judge(value: Value, op: str) -> Tuple[str, str]:
     """Return the verdict, and its reason."""
-    if value.kind in ("unknown", "noise", "position"):
+    if value.kind in ("unknown", "position"):
         return "unknown", f"Cannot tell: {_described(value.reason)}."
     if value.kind == "mixed":
         cure = value.reason.cure if value.reason is not None else ""

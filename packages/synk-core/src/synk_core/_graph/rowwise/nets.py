@@ -85,8 +85,6 @@ def _row_by_row(values: Sequence[Value], places: Sequence[int], linear: Sequence
     Args:
         linear: places of those in which it is linear, as a product.
     """
-    if all(value.steady for value in values):
-        return FIXED
     spread, degrees = [values[i] for i in places], [values[i].degree for i in linear]
     refuse(any(value.axis != 0 for value in spread), "works on what has no rows as its first axis")
     steady = all(value.steady for i, value in enumerate(values) if i not in places)
@@ -97,22 +95,21 @@ def _row_by_row(values: Sequence[Value], places: Sequence[int], linear: Sequence
 
 
 @rule("Blockwise")
-def blockwise(node: Any, values: List[Value]) -> Value:
-    """Apply an operation to each item of a batch, whose axes come first."""
+def batched_products(node: Any, values: List[Value]) -> Value:
+    """Multiply each item of a batch, whose axes come first."""
+    refuse(type(node.op.core_op).__name__ != "Dot", "is no product")
     batch = node.outputs[0].ndim - len(node.op.outputs_sig[0])
-    is_product = type(node.op.core_op).__name__ == "Dot"
-    if is_product and all(value.axis is None or value.axis >= batch for value in values):
+    axes = {value.axis for value in values if value.axis is not None}
+    if all(axis >= batch for axis in axes):
         inside = [v if v.axis is None else v._replace(axis=v.axis - batch) for v in values]
         result = _product(node, inside, 1)
         return result if result.axis is None else result._replace(axis=result.axis + batch)
-    axes = {value.axis for value in values if value.axis is not None}
-    refuse(len(axes) > 1 or max(axes, default=-1) >= batch, "combines rows with each other")
-    axis = max(axes, default=0)
-    refuse(bool(axes) and fixed_rows(node, values, axis), "combines rows with a fixed number")
+    refuse(len(axes) > 1, "combines rows with each other")
+    (axis,) = axes
+    refuse(fixed_rows(node, values, axis), "combines rows with a fixed number")
     moved = [value if value.axis is None else value._replace(axis=0) for value in values]
     places = [place for place, value in enumerate(values) if value.axis is not None]
-    result = _row_by_row(moved, places, places if is_product else [])
-    return result if result.axis is None else result._replace(axis=axis)
+    return _row_by_row(moved, places, places)._replace(axis=axis)
 
 
 @rule("AbstractConv_gradWeights")

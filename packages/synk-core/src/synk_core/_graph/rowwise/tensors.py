@@ -10,7 +10,7 @@ from typing import Any, List, Optional, Sequence, Set, Tuple, Union
 from synk_core.engine import get_idx_list
 
 from .scalars import union
-from .walk import FIXED, NOISE, Value, merged, plain, refuse, rows, rule, unknown
+from .walk import FIXED, Value, merged, plain, refuse, rows, rule, unknown
 
 
 @rule("DimShuffle", takes=["position"])
@@ -47,8 +47,6 @@ def _axis_of_rows(items: Sequence[Value]) -> Optional[int]:
 def arange(_node: Any, values: List[Value]) -> Value:
     """Return the positions of rows, if it counts them."""
     start, stop, step = values
-    if all(value.steady for value in values):
-        return FIXED
     counts = start.zero and step.literal == 1 and stop.degree == 1 and stop.layout is not None
     refuse(not counts, "counts something other than rows")
     return Value("position", axis=0, layout=stop.layout)
@@ -70,12 +68,10 @@ def make_vector(_node: Any, values: List[Value]) -> Value:
     return FIXED._replace(items=tuple(values)) if fixed else union(values)
 
 
-@rule("Reshape", takes=["items", "noise", "position"])
+@rule("Reshape", takes=["items", "position"])
 def reshape(node: Any, values: List[Value]) -> Value:
     """Reshape: rows stay separate if they are the first axis before and after."""
     value, items = plain(values[0]), values[1].items or ()
-    if value.kind == "noise":
-        return drawn(node, items)
     steady = all(item.steady for item in items)
     if value.axis is None:
         is_known = (items and steady) or not node.outputs[0].ndim
@@ -96,11 +92,11 @@ def reshape(node: Any, values: List[Value]) -> Value:
 
 
 def drawn(node: Any, items: Optional[Sequence[Value]]) -> Value:
-    """Return draws of a shape: some for each row if one length is the number of rows."""
-    axis = _axis_of_rows(items or ())
-    if items and axis is not None:
-        return rows(axis, items[axis].layout or node)
-    return FIXED if items and all(item.steady for item in items) else NOISE
+    """Return draws of a shape, of which one length is the number of rows: some for each row."""
+    items = items or ()
+    axis = _axis_of_rows(items)
+    refuse(axis is None, "draws numbers of an unknown shape")
+    return rows(axis or 0, items[axis or 0].layout or node)
 
 
 _REDUCTIONS = {
@@ -225,32 +221,24 @@ def subtensor(node: Any, values: List[Value]) -> Value:
 
 @rule("IncSubtensor")
 def inc_subtensor(node: Any, values: List[Value]) -> Value:
-    """Set, or add to, slices and single entries."""
+    """Add to slices and single entries of zeros, as the gradient of selecting them does."""
     entries = get_idx_list(node.inputs[1:], node.op.idx_list)
     axis = _kept(values[0].axis, entries, values[2:])
     return _put(node, values[0], values[1], axis, node.inputs[0].ndim - _dropped(entries))
 
 
-def _changed(node: Any, whole: Value, part: Value) -> Value:
-    """Return a value in which a part was set, or added to what was there."""
-    result = union([whole, part])
-    adds = not node.op.set_instead_of_inc and result.kind in ("max", "min", "prod")
-    refuse(adds, "adds to a maximum, minimum or product over rows")
-    return result if result.zero else result._replace(literal=None)
-
-
 def _put(node: Any, whole: Value, part: Value, axis: Optional[int], ndim: int) -> Value:
-    """Return a value of which a selection was changed: of so many axes, with its rows along one.
-
-    The part is aligned with the selection from the last axis backwards.
-    """
+    """Return the value of zeros to a selection of which a part was added: of so many axes, with its
+    rows along one. The part is aligned with it from the last axis backwards."""
+    adds = whole.zero and not node.op.set_instead_of_inc and part.kind != "position"
+    refuse(not adds, "changes entries of other things than zeros")
     if axis is None:
-        return _changed(node, whole, part)
+        refuse(part.axis is not None, "puts rows into something else")
+        return part._replace(literal=None)
     there = axis - ndim + node.inputs[1].ndim
     fills = part.kind == "fixed" and (there < 0 or node.inputs[1].broadcastable[there])
-    plainly = "position" not in (whole.kind, part.kind) and (fills or part.axis == there)
-    refuse(not plainly, "puts something other than its rows into rows")
-    return _changed(node, whole, part._replace(kind="rows", axis=whole.axis, layout=whole.layout))
+    refuse(not fills and part.axis != there, "puts something other than its rows into rows")
+    return rows(whole.axis or 0, whole.layout, part.degree)
 
 
 def _picked(node: Any, whole: Value, values: Sequence[Value], first: int) -> Tuple[Value, int]:
@@ -295,12 +283,11 @@ def advanced_subtensor(node: Any, values: List[Value]) -> Value:
 
 @rule("AdvancedIncSubtensor1", "AdvancedIncSubtensor", takes=["position"])
 def advanced_inc_subtensor(node: Any, values: List[Value]) -> Value:
-    """Set, or add to, entries by tensors of indices; adding for each row is a sum over rows."""
+    """Add to entries of zeros by tensors of indices; adding for each row is a sum over rows."""
     whole, part = values[:2]
     chosen, ndim = _picked(node, whole, values, 2)
+    value = _put(node, whole._replace(axis=chosen.axis), part, chosen.axis, ndim)
     if chosen.axis is None or whole.axis is not None:
-        return _put(node, whole, part, chosen.axis, ndim)
-    sets = node.op.set_instead_of_inc or getattr(node.op, "ignore_duplicates", False)
-    refuse(sets, "lets rows overwrite each other")
-    of_rows = _put(node, chosen._replace(degree=part.degree), part, chosen.axis, ndim)
-    return _changed(node, whole, Value("sum", of_rows.degree + 1))
+        return value._replace(axis=whole.axis)
+    refuse(getattr(node.op, "ignore_duplicates", False), "lets rows overwrite each other")
+    return Value("sum", value.degree + 1)
