@@ -227,7 +227,15 @@ def select(batch: Any, length: int, what: str = "batch") -> Selection:
 
 def _selection(chosen: Selector, length: int, what: str = "batch") -> Selection:
     if isinstance(chosen, slice):
-        return _select_slice(chosen, length, what)
+        for name, bound in (("start", chosen.start), ("stop", chosen.stop)):
+            if bound is not None and not -length <= bound <= length:
+                raise BatchError(
+                    f"{what}: got {name} {bound}, but there are only {length} rows; "
+                    f"give more data or a smaller {what}"
+                )
+        start, stop, step = chosen.indices(length)
+        count = len(range(start, stop, step))
+        return Selection(count, start, step) if count else Selection(0)
     if chosen.dtype.kind == "b":
         if len(chosen) != length:
             raise BatchError(
@@ -235,23 +243,7 @@ def _selection(chosen: Selector, length: int, what: str = "batch") -> Selection:
                 f"{length} rows"
             )
         chosen = np.flatnonzero(chosen)
-    return _select_index(chosen, length, what)
-
-
-def _select_slice(batch: slice, length: int, what: str) -> Selection:
-    for name, bound in (("start", batch.start), ("stop", batch.stop)):
-        if bound is not None and not -length <= bound <= length:
-            raise BatchError(
-                f"{what}: got {name} {bound}, but there are only {length} rows; "
-                f"give more data or a smaller {what}"
-            )
-    start, stop, step = batch.indices(length)
-    count = len(range(start, stop, step))
-    return Selection(count, start, step) if count else Selection(0)
-
-
-def _select_index(index: np.ndarray, length: int, what: str) -> Selection:
-    count = len(index)
+    index, count = chosen, len(chosen)
     if not count:
         return Selection(0)
     # One look finds what is too large as well as what is negative.

@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Sequence, Tuple, Union
 from synk_core.engine import NoneTypeT, inner_graph
 
 from .scalars import coupled, fixed_rows, pairs_of_rows
-from .tensors import drawn
+from .tensors import of_shape
 from .walk import FIXED, Value, Walk, merged, mixed, plain, refuse, rows, rule, unknown
 
 _PASSING = (
@@ -170,7 +170,7 @@ def all_reduce(node: Any, values: List[Value]) -> Sequence[Value]:
 @rule("mrg_uniform", takes=["all"])
 def mrg_uniform(node: Any, values: List[Value]) -> List[Value]:
     """Draw from MRG31k3p: the generator's state, a shape -> the state, draws."""
-    return [FIXED, drawn(node, values[1].items)]
+    return [FIXED, of_shape(node, values[1].items)]
 
 
 @rule("RandomFunction", "RandomVariable", takes=["items"])
@@ -184,4 +184,4 @@ def random_variable(node: Any, values: List[Value]) -> List[Value]:
     refuse(several or not steady, "draws with parameters that are not one number each")
     refuse(getattr(node.op, "ndim_supp", 0) > 0, "draws vectors")
     by_size = not isinstance(node.inputs[1].type, NoneTypeT)
-    return [FIXED, drawn(node, values[1].items if by_size else (FIXED,))]
+    return [FIXED, of_shape(node, values[1].items if by_size else (FIXED,))]

@@ -29,12 +29,19 @@ def alloc(node: Any, values: List[Value]) -> Value:
     value, items, pattern = values[0], values[1:], node.inputs[0].broadcastable
     if value.axis is None and all(item.steady for item in items):
         return value
-    axis = _axis_of_rows(items)
-    place = -1 if axis is None else axis + len(pattern) - len(items)
+    filled = of_shape(node, items)
+    place = (filled.axis or 0) + len(pattern) - len(items)
     fills = value.kind == "fixed" and (place < 0 or pattern[place])
-    refuse(axis is None or not (fills or place == value.axis), "has a shape that depends on rows")
-    of_rows = rows(axis or 0, items[axis or 0].layout or node, value.degree)
-    return of_rows._replace(literal=value.literal)
+    refuse(not fills and place != value.axis, "has a shape that depends on rows")
+    return filled._replace(degree=value.degree, literal=value.literal)
+
+
+def of_shape(node: Any, items: Optional[Sequence[Value]]) -> Value:
+    """Return entries of a shape, of which one length is the number of rows: some for each row."""
+    items = items or ()
+    axis = _axis_of_rows(items)
+    refuse(axis is None, "has an unknown shape, or one that depends on rows")
+    return rows(axis or 0, items[axis or 0].layout or node)
 
 
 def _axis_of_rows(items: Sequence[Value]) -> Optional[int]:
@@ -89,14 +96,6 @@ def reshape(node: Any, values: List[Value]) -> Value:
     rest = all(pattern[value.axis + 1 :]) and all(item.literal == 1 for item in items[place + 1 :])
     layout = items[place].layout or (value.layout if rest else node)
     return value._replace(axis=place, layout=layout)
-
-
-def drawn(node: Any, items: Optional[Sequence[Value]]) -> Value:
-    """Return draws of a shape, of which one length is the number of rows: some for each row."""
-    items = items or ()
-    axis = _axis_of_rows(items)
-    refuse(axis is None, "draws numbers of an unknown shape")
-    return rows(axis or 0, items[axis or 0].layout or node)
 
 
 _REDUCTIONS = {
