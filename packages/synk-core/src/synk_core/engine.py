@@ -12,7 +12,8 @@ before that.
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, Iterator
 
 __all__ = [  # noqa: RUF022 - by what they are about
     # its names, and what it is set to
@@ -35,6 +36,18 @@ __all__ = [  # noqa: RUF022 - by what they are about
     "foreign_linker", "held_by", "link", "linked_by_kind", "machine_of", "n_returned",
     "raise_with_op", "reduced", "returns_results_alone", "state_of",
 ]  # fmt: skip
+
+
+@contextmanager
+def replaced(holder: Any, name: str, value: Any) -> Iterator[None]:
+    """For the duration of the block, give an attribute another value: adapters so change what
+    engines have no option for."""
+    plain = getattr(holder, name)
+    setattr(holder, name, value)
+    try:
+        yield
+    finally:
+        setattr(holder, name, plain)
 
 
 def __getattr__(name: str) -> Any:

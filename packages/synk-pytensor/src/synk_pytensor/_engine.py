@@ -9,8 +9,8 @@ import hashlib
 import importlib
 import inspect
 import warnings
-from contextlib import contextmanager, nullcontext
-from typing import Any, Callable, Dict, Iterator, List, NoReturn, Optional, Sequence, Tuple
+from contextlib import nullcontext
+from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple
 
 import numba
 import numpy as np
@@ -50,6 +50,8 @@ from pytensor.tensor.shape import Reshape
 from pytensor.tensor.subtensor import Subtensor, get_idx_list
 from pytensor.tensor.type import TensorType
 from pytensor.tensor.type_other import NoneTypeT
+
+from synk_core.engine import replaced
 
 ADAPTER = __name__
 NAME, TITLE, FLAGS = "pytensor", "PyTensor", "PYTENSOR_FLAGS"
@@ -163,13 +165,7 @@ def build(inputs: Any, outputs: Any, *, no_default_updates: Any = False, **argum
 
     A function that is compiled as a whole is not linked yet: see `to_build_again`.
     """
-
-    def changed(plain: Any) -> Any:
-        return lambda *arguments, **settings: plain(
-            *arguments, **{**settings, "no_default_updates": no_default_updates}
-        )
-
-    with _constructing(changed), _unlinked_as_a_whole():
+    with _constructing(no_default_updates=no_default_updates), _unlinked_as_a_whole():
         return library.function(inputs, outputs, **arguments)
 
 
@@ -184,22 +180,10 @@ linked_by_kind = without_test_values
 
 def out_of_place() -> Any:
     """As with Theano."""
-
-    def changed(plain: Any) -> Any:
-        def construct(*arguments: Any, **settings: Any) -> Any:
-            inputs, outputs = plain(*arguments, **settings)
-            for item in inputs:
-                if item.shared:
-                    item.mutable = False
-            return inputs, outputs
-
-        return construct
-
-    return _constructing(changed)
+    return _constructing(in_place=False)
 
 
-@contextmanager
-def _unlinked_as_a_whole() -> Iterator[None]:
+def _unlinked_as_a_whole() -> Any:
     """For the duration of the block, link no function that is compiled as a whole. Numba never lets
     go of what it has seen: of the user's shared variables, for one; and see `_JitMachine`."""
     plain = FunctionMaker.create
@@ -214,26 +198,25 @@ def _unlinked_as_a_whole() -> Iterator[None]:
         returns = self.outputs, self.unpack_single, self.return_none
         return Function(_unlinked, *ends, *returns, self, self.trust_input, self.name)
 
-    FunctionMaker.create = create
-    try:
-        yield
-    finally:
-        FunctionMaker.create = plain
+    return replaced(FunctionMaker, "create", create)
 
 
 def _unlinked() -> NoReturn:
     raise NotImplementedError("the function is to be built again")
 
 
-@contextmanager
-def _constructing(changed: Callable[[Any], Any]) -> Iterator[None]:
+def _constructing(in_place: bool = True, **changed: Any) -> Any:
     """For the duration of the block, change what clones the graph of a new function."""
     plain = _maker.construct_function_ins_and_outs
-    _maker.construct_function_ins_and_outs = changed(plain)
-    try:
-        yield
-    finally:
-        _maker.construct_function_ins_and_outs = plain
+
+    def construct(*arguments: Any, **settings: Any) -> Any:
+        inputs, outputs = plain(*arguments, **{**settings, **changed})
+        for item in inputs:
+            if item.shared and not in_place:
+                item.mutable = False
+        return inputs, outputs
+
+    return replaced(_maker, "construct_function_ins_and_outs", construct)
 
 
 # ---- compiled functions ----------------------------------------------------------------------
@@ -406,8 +389,7 @@ _ALIKE_BY_TYPE = (DimShuffle, Dot, Elemwise)
 """Operations whose translation depends on nothing but themselves and their variables' types."""
 
 
-@contextmanager
-def _translated_by_kind() -> Iterator[None]:
+def _translated_by_kind() -> Any:
     """For the duration of the block, translate operations for Numba once for each kind.
 
     A millisecond for each node, also where all that is compiled is loaded from the cache, is most
@@ -428,11 +410,7 @@ def _translated_by_kind() -> Iterator[None]:
             known[kind] = plain(op, *arguments, node=node, **settings)
         return known[kind]
 
-    basic.numba_funcify_ensure_cache = translated
-    try:
-        yield
-    finally:
-        basic.numba_funcify_ensure_cache = plain
+    return replaced(basic, "numba_funcify_ensure_cache", translated)
 
 
 _to_register: List[Tuple[type, Callable[..., Any]]] = []

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import contextmanager
-from typing import Any, Dict, Iterator, NoReturn, Optional, Sequence, Tuple
+from typing import Any, Dict, NoReturn, Optional, Sequence, Tuple
 
 import theano as library
 import theano.tensor as T
@@ -44,6 +43,7 @@ from theano.tensor.raw_random import RandomStateType, random_state_type
 from theano.tensor.subtensor import Subtensor, get_idx_list
 from theano.tensor.type_other import NoneTypeT
 
+from synk_core.engine import replaced
 from synk_theano_compat.locks import refresh_cache, worker_cache
 
 from ._gpu import backend as DEVICES
@@ -170,8 +170,7 @@ def without_test_values() -> Any:
     return change_flags(compute_test_value="off")
 
 
-@contextmanager
-def out_of_place() -> Iterator[None]:
+def out_of_place() -> Any:
     """For the duration of the block, build functions that overwrite no shared variable's value.
 
     The engine makes operations work in place on a variable that is updated. A function that fails
@@ -189,11 +188,7 @@ def out_of_place() -> Iterator[None]:
                 item.mutable = False
         return plain(inputs, *arguments, **settings)
 
-    pfunc.orig_function = orig_function
-    try:
-        yield
-    finally:
-        pfunc.orig_function = plain
+    return replaced(pfunc, "orig_function", orig_function)
 
 
 # ---- compiled functions ----------------------------------------------------------------------

@@ -19,6 +19,8 @@ from theano.gof.graph import Constant
 from theano.gof.op import Op
 from theano.gof.utils import MethodNotDefined
 
+from synk_core.engine import replaced
+
 _linking = threading.RLock()
 
 
@@ -49,25 +51,16 @@ def linked_by_kind() -> Iterator[None]:
 
     with _linking:
         link_alone = Op.make_c_thunk
-        Op.make_c_thunk = make_c_thunk
-        try:
+        with replaced(Op, "make_c_thunk", make_c_thunk):
             yield
-        finally:
-            Op.make_c_thunk = link_alone
 
 
-@contextmanager
-def quick_outputs(graph: Any) -> Iterator[None]:
+def quick_outputs(graph: Any) -> Any:
     """For the duration of the block, let `variable in graph.outputs` take no search.
 
     The linker tests each input of each node, and a training function has hundreds of outputs.
     """
-    plain = graph.outputs
-    graph.outputs = _Outputs(plain)
-    try:
-        yield
-    finally:
-        graph.outputs = plain
+    return replaced(graph, "outputs", _Outputs(graph.outputs))
 
 
 class _Outputs(List[Any]):

@@ -81,7 +81,9 @@ def bare(function: Any) -> Callable[..., List[Any]]:
             results = machine()
         except Exception:
             if hasattr(machine, "position_of_error"):
-                _raise_with_op(machine)
+                position = machine.position_of_error
+                thunk = machine.thunks[position] if hasattr(machine, "thunks") else None
+                raise_with_op(machine, machine.nodes[position], thunk)
             raise
         if results is None:
             results = [place[0] for place in found]
@@ -92,10 +94,3 @@ def bare(function: Any) -> Callable[..., List[Any]]:
         return results[:count]
 
     return call
-
-
-def _raise_with_op(machine: Any) -> None:
-    """Raise the error that is being handled, with the engine's description of the operation."""
-    position = machine.position_of_error
-    thunk = machine.thunks[position] if hasattr(machine, "thunks") else None
-    raise_with_op(machine, machine.nodes[position], thunk)

@@ -181,7 +181,7 @@ def in_one_order(function: Any) -> Any:
     what = f"{function.name or 'this function'} has an in-graph all_reduce or all_gather"
     nodes = function.maker.fgraph.apply_nodes
     for node in nodes:
-        if _reduces_inside(node.op):
+        if any(isinstance(op, AllReduce) for op in ops_inside(node.op)):
             raise SpecError(
                 f"{what} inside {node.op}, which may run it a different number of times "
                 f"on each rank; move it out of there, so that all ranks run it once"
@@ -217,7 +217,8 @@ def in_one_order(function: Any) -> Any:
     return rebuild(replace(flat, nodes=tuple(rows)))
 
 
-def _reduces_inside(op: Any) -> bool:
-    """Return whether the inner graph of an operation (Scan, OpFromGraph) reduces over ranks."""
-    inner = {v.owner.op for v in ancestors(list(inner_outputs(op))) if v.owner is not None}
-    return any(isinstance(each, AllReduce) or _reduces_inside(each) for each in inner)
+def ops_inside(op: Any) -> Iterator[Any]:
+    """Yield the operations of the graphs inside of an operation (Scan, OpFromGraph)."""
+    for inner in {v.owner.op for v in ancestors(list(inner_outputs(op))) if v.owner is not None}:
+        yield inner
+        yield from ops_inside(inner)
