@@ -209,7 +209,7 @@ def in_one_order(function: Any) -> Any:
     flat = flatten(function)
     rows, token, count = [], None, flat.first_made
     for op, inputs, outputs in flat.nodes:
-        if isinstance(flat.ops[op], AllReduce):
+        if isinstance(op, AllReduce):
             inputs = inputs if token is None else (*inputs, token)
             token = count + 1
         rows.append((op, inputs, outputs))

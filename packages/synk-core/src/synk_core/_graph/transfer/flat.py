@@ -58,14 +58,12 @@ class FlatFunction:
     """A compiled function; see the module's docstring.
 
     Variables are numbered: inputs first, then constants, then each node's outputs.
-    ``nodes`` has (index in `ops`, input numbers, index in `types` and name of each output).
+    ``nodes`` has (operation, input numbers, type and name of each output).
     """
 
     inputs: Tuple[FlatInput, ...]
     constants: Tuple[Tuple[type, Any, Any, Optional[str]], ...]
-    ops: Tuple[Any, ...]
-    types: Tuple[Any, ...]
-    nodes: Tuple[Tuple[int, Tuple[int, ...], Tuple[Tuple[int, Optional[str]], ...]], ...]
+    nodes: Tuple[Tuple[Any, Tuple[int, ...], Tuple[Tuple[Any, Optional[str]], ...]], ...]
     outputs: Tuple[int, ...]
     borrowed_outputs: Tuple[bool, ...]
     update_mapping: Dict[int, int]
@@ -85,14 +83,14 @@ class FlatFunction:
         """Return the type of each variable, by its number."""
         types = [item.type for item in self.inputs]
         types += [type_ for _, type_, _, _ in self.constants]
-        types += [self.types[type_] for _, _, made in self.nodes for type_, _ in made]
+        types += [type_ for _, _, made in self.nodes for type_, _ in made]
         return types
 
     def numbered_nodes(self) -> List[Tuple[Any, Tuple[int, ...], range]]:
         """Return for each node its operation, and the numbers of its inputs and outputs."""
         found, number = [], self.first_made
         for op, sources, made in self.nodes:
-            found.append((self.ops[op], sources, range(number, number + len(made))))
+            found.append((op, sources, range(number, number + len(made))))
             number += len(made)
         return found
 
@@ -101,22 +99,18 @@ _PLAIN = (str, bytes, int, float, complex, np.generic, np.dtype, type)
 
 
 class _Distinct:
-    """A list of objects without repetition."""
+    """Objects of which the first of equal ones stands for all: a pickle has it once."""
 
     def __init__(self) -> None:
-        self.items: List[Any] = []
-        self._by_identity: Dict[int, int] = {}
-        self._by_value: Dict[Any, int] = {}
+        self._by_identity: Dict[int, Any] = {}
+        self._by_value: Dict[Any, Any] = {}
 
-    def place(self, item: Any) -> int:
-        """Return the index of the item, or of one that is the same; append it if there is none."""
-        place = self._by_identity.get(id(item))
-        if place is None:
-            place = self._by_value.setdefault((item, _state(item)), len(self.items))
-            if place == len(self.items):
-                self.items.append(item)
-            self._by_identity[id(item)] = place
-        return place
+    def one(self, item: Any) -> Any:
+        """Return the first item that is the same."""
+        if id(item) not in self._by_identity:
+            first = self._by_value.setdefault((item, _state(item)), item)
+            self._by_identity[id(item)] = first
+        return self._by_identity[id(item)]
 
 
 def _state(value: Any) -> Any:
@@ -160,13 +154,8 @@ def flatten(function: Any) -> FlatFunction:
     ops, types = _Distinct(), _Distinct()
     nodes = []
     for node in order:
-        nodes.append(
-            (
-                ops.place(node.op),
-                tuple(numbers[v] for v in node.inputs),
-                tuple((types.place(v.type), v.name) for v in node.outputs),
-            )
-        )
+        made = tuple((types.one(v.type), v.name) for v in node.outputs)
+        nodes.append((ops.one(node.op), tuple(numbers[v] for v in node.inputs), made))
         for v in node.outputs:
             numbers[v] = len(numbers)
     n_outputs = len(maker.outputs)
@@ -176,8 +165,6 @@ def flatten(function: Any) -> FlatFunction:
             for spec, variable, container in zip(maker.inputs, graph.inputs, function.input_storage)
         ),
         constants=tuple(constants),
-        ops=tuple(ops.items),
-        types=tuple(types.items),
         nodes=tuple(nodes),
         outputs=tuple(numbers[v] for v in graph.outputs),
         borrowed_outputs=tuple(bool(out.borrow) for out in maker.outputs[:n_outputs]),
@@ -218,13 +205,12 @@ def rebuild(flat: FlatFunction) -> Any:
     variables: List[Any] = [item.type.make_variable(item.name) for item in flat.inputs]
     variables += [cls(type_, data, name) for cls, type_, data, name in flat.constants]
     for op, inputs, outputs in flat.nodes:
-        made = [flat.types[type_].make_variable(name) for type_, name in outputs]
-        Apply(flat.ops[op], [variables[i] for i in inputs], made)
+        made = [type_.make_variable(name) for type_, name in outputs]
+        Apply(op, [variables[i] for i in inputs], made)
         variables += made
-    graph_outputs = [variables[i] for i in flat.outputs]
     graph = FunctionGraph(
         variables[: len(flat.inputs)],
-        graph_outputs,
+        [variables[i] for i in flat.outputs],
         clone=False,
         update_mapping=flat.update_mapping,
     )
