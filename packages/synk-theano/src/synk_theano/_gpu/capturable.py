@@ -162,7 +162,7 @@ class _Reading:
                 raise NotCapturableError("it computes on more than one device")
         # Host variables that depend on values: by number, the name of an input.
         self._valued = {
-            number: item.name or item.in_name or "an input"
+            number: item.name or item.settings["name"] or "an input"
             for number, item in enumerate(flat.inputs)
             if not self.device[number]
         }

@@ -43,7 +43,7 @@ def _brought(flat: FlatFunction) -> Dict[int, Any]:
     arguments = {
         number
         for number, item in enumerate(flat.inputs)
-        if item.holder is None and item.default is None and not item.has_update
+        if item.value is None and not item.has_update
     }
     candidates: Dict[int, Any] = {}
     spoiled: Set[int] = set(flat.outputs)

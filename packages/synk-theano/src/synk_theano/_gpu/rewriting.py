@@ -8,6 +8,7 @@ from typing import Any, List, Sequence
 from synk_core.adapting import FlatFunction, FlatInput
 
 _SETTINGS = {
+    "name": None,
     "mutable": False,
     "borrow": True,
     "strict": True,
@@ -61,4 +62,4 @@ class Rewriting:
 
 def argument(type_: Any) -> FlatInput:
     """Return an input without a name or a default value."""
-    return FlatInput(type_.Variable, type_, None, None, None, None, False, _SETTINGS)
+    return FlatInput(type_.Variable, type_, None, None, False, _SETTINGS)

@@ -30,7 +30,7 @@ from synk_core.engine import (
     state_of,
 )
 
-_SETTINGS = ("mutable", "borrow", "strict", "allow_downcast", "implicit", "shared")
+_SETTINGS = ("name", "mutable", "borrow", "strict", "allow_downcast", "implicit", "shared")
 
 
 @dataclass(frozen=True)
@@ -38,17 +38,15 @@ class FlatInput:
     """An input of the function, as in `In`.
 
     Attributes:
-        holder: the shared variable or container that holds its value; None for an argument.
-        default: value of an argument that has one.
+        value: the shared variable or container that holds its value, or that of an argument which
+            has one; else None.
         settings: arguments of `In` by name.
     """
 
     cls: type
     type: Any
     name: Optional[str]
-    in_name: Optional[str]
-    holder: Any
-    default: Any
+    value: Any
     has_update: bool
     settings: Mapping[str, Any]
 
@@ -179,21 +177,15 @@ def flatten(function: Any) -> FlatFunction:
 
 
 def _flatten_input(spec: Any, variable: Any, container: Any) -> FlatInput:
-    holder = default = None
-    if isinstance(spec.variable, SharedVariable):
-        holder = spec.variable
-    elif isinstance(spec.value, Container):
-        holder = spec.value
-    elif spec.value is not None:
+    value = spec.variable if isinstance(spec.variable, SharedVariable) else spec.value
+    if spec.update is not None and not isinstance(value, (SharedVariable, Container, type(None))):
         # An input with a state: the current value, not the one that it was made with.
-        default = container.storage[0] if spec.update is not None else spec.value
+        value = container.storage[0]
     return FlatInput(
         cls=type(variable),
         type=variable.type,
         name=variable.name,
-        in_name=spec.name,
-        holder=holder,
-        default=default,
+        value=value,
         has_update=spec.update is not None,
         settings={name: getattr(spec, name) for name in _SETTINGS},
     )
@@ -229,15 +221,7 @@ def rebuild(flat: FlatFunction) -> Any:
 
 
 def _rebuild_input(item: FlatInput, variable: Any, update: Any) -> Any:
-    if isinstance(item.holder, SharedVariable):
-        variable, value = item.holder, item.holder.container
-    else:
-        value = item.default if item.holder is None else item.holder
-    return In(
-        variable,
-        name=item.in_name,
-        value=value,
-        update=update,
-        autoname=False,
-        **item.settings,
-    )
+    value = item.value
+    if isinstance(value, SharedVariable):
+        variable, value = value, value.container
+    return In(variable, value=value, update=update, autoname=False, **item.settings)
