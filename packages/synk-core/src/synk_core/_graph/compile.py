@@ -105,14 +105,12 @@ def _require_states_of_its_own(compiled: Any) -> None:
 def _compiled(spec: FunctionSpec, form: Form, device: Device, atomic: bool) -> Any:
     inputs: List[Any] = list(spec.inputs)
     givens: List[Any] = []
-    if form.select == "range":
-        start, stop = T.lscalar("start"), T.lscalar("stop")
-        inputs += [start, stop]
-        givens += [(s, with_pattern(s[start:stop], s)) for s in spec.sliceable]
-    elif form.select == "index":
-        index = T.lvector("index")
-        inputs.append(index)
-        givens += [(s, with_pattern(s[index], s)) for s in spec.sliceable]
+    if form.select:
+        ranges = form.select == "range"
+        by = [T.lscalar("start"), T.lscalar("stop")] if ranges else [T.lvector("index")]
+        rows = slice(*by) if ranges else by[0]
+        inputs += by
+        givens += [(s, with_pattern(s[rows], s)) for s in spec.sliceable]
     givens += spec.givens
 
     outputs = [
