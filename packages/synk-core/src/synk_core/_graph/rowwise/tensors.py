@@ -103,12 +103,11 @@ _REDUCTIONS = {
 }  # fmt: skip
 
 
-@rule("CAReduce", "Mean", takes=["items"])
+@rule("CAReduce", takes=["items"])
 def reduction(node: Any, values: List[Value]) -> Value:
     """Reduce by a sum, product, maximum, minimum, any or all."""
-    value, axes = values[0], _axes(node)
-    is_mean = type(node.op).__name__ == "Mean"
-    name = "Mean" if is_mean else type(node.op.scalar_op).__name__
+    refuse(type(node.op).__name__ == "Mean")  # that of `mean(op=True)`, which says that it adds
+    value, axes, name = values[0], _axes(node), type(node.op.scalar_op).__name__
     if value.items is not None and name == "Mul" and axes:
         lengths = [item for item in value.items if item.literal != 1]
         layout = lengths[0].layout if len(lengths) == 1 else None
@@ -126,13 +125,13 @@ def reduce_axes(node: Any, name: str, value: Value, axes: Set[int]) -> Value:
     """Return the value of a reduction over some axes of a tensor."""
     if name in ("AND", "OR") and node.inputs[0].dtype != "bool":
         name = ""
-    kind = "sum" if name == "Mean" else _REDUCTIONS.get(name)
+    kind = _REDUCTIONS.get(name)
     zero = 0.0 if value.zero and kind == "sum" else None
     if value.axis is not None and value.axis in axes:
         if kind == "sum":
             # Of equal entries it is their number, times what does not depend on rows.
             of_equal = "sum" if value.literal is None else "fixed"
-            return Value(of_equal, value.degree + (name != "Mean"), literal=zero)
+            return Value(of_equal, value.degree + 1, literal=zero)
         refuse(kind is None or value.degree != 0)
         return Value(kind or "")
     scaled = value.degree != 0 and not value.zero
