@@ -89,17 +89,13 @@ def _require_states_of_its_own(compiled: Any) -> None:
     A call that fails could not restore it, and nothing could copy it between ranks.
     """
     foreign = foreign_linker(compiled)
-    states = [
-        variable
-        for variable in compiled.maker.fgraph.inputs
-        if foreign and isinstance(variable.type, RandomStateType)
-    ]
-    if states:
-        raise SpecError(
-            f"{compiled.name or 'function()'} draws random numbers from {states[0]}, of which "
-            f'{foreign} keeps a copy that is neither shared nor restored; use mode="NUMBA" or '
-            f'mode="CVM"'
-        )
+    for variable in compiled.maker.fgraph.inputs if foreign else ():
+        if isinstance(variable.type, RandomStateType):
+            raise SpecError(
+                f"{compiled.name or 'function()'} draws random numbers from {variable}, of which "
+                f'{foreign} keeps a copy that is neither shared nor restored; use mode="NUMBA" or '
+                f'mode="CVM"'
+            )
 
 
 def _compiled(spec: FunctionSpec, form: Form, device: Device, atomic: bool) -> Any:

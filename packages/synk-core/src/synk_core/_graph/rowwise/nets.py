@@ -107,9 +107,9 @@ def batched_products(node: Any, values: List[Value]) -> Value:
     refuse(len(axes) > 1, "combines rows with each other")
     (axis,) = axes
     refuse(fixed_rows(node, values, axis), "combines rows with a fixed number")
-    moved = [value if value.axis is None else value._replace(axis=0) for value in values]
-    places = [place for place, value in enumerate(values) if value.axis is not None]
-    return _row_by_row(moved, places, places)._replace(axis=axis)
+    alone = all(value.axis is not None or value.steady for value in values)
+    refuse(not alone, "combines rows with a value of another kind")
+    return rows(axis, merged(values), sum(value.degree for value in values))
 
 
 @rule("AbstractConv_gradWeights")
