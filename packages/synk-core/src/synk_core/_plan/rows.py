@@ -7,6 +7,7 @@ by at most one, larger shares first. A share is split into slices by the same ru
 from __future__ import annotations
 
 import operator
+from dataclasses import dataclass
 from typing import Any, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
@@ -31,6 +32,7 @@ def split_rows(count: int, parts: int) -> List[Bounds]:
     return list(zip([0, *stops[:-1]], stops))
 
 
+@dataclass(eq=False)
 class Selection:
     """The rows of every scattered input that a call uses, in the order of use.
 
@@ -38,15 +40,10 @@ class Selection:
     ``(count,)``).
     """
 
-    __slots__ = ("count", "index", "start", "step")
-
-    def __init__(
-        self, count: int, start: int = 0, step: int = 1, index: Optional[np.ndarray] = None
-    ) -> None:
-        self.count = count
-        self.start = start
-        self.step = step
-        self.index = index
+    count: int
+    start: int = 0
+    step: int = 1
+    index: Optional[np.ndarray] = None
 
     def covers(self, length: int) -> bool:
         """Return whether it is all of ``range(length)``, in order."""
