@@ -353,30 +353,22 @@ def extras_of(_function: Any) -> None:
     """As with Theano: nothing."""
 
 
-def link(
-    graph: Any,
-    inputs: Sequence[Any],
-    borrows: Sequence[bool],
-    mode: Any,
-    name: Optional[str],
-    returns: Tuple[bool, bool],
-    _extras: Any,
-) -> Any:
+def link(flat: Any, graph: Any, inputs: Sequence[Any]) -> Any:
     """As with Theano. Prepared graphs have to be declared, and need an `Out` for each update."""
-    n_outputs = len(borrows)
-    borrows = [*borrows, *[False] * (len(graph.outputs) - n_outputs)]
+    n_outputs = len(flat.borrowed_outputs)
+    borrows = [*flat.borrowed_outputs, *[False] * (len(graph.outputs) - n_outputs)]
     maker = FunctionMaker(
         inputs,
         [Out(variable, borrow=borrow) for variable, borrow in zip(graph.outputs, borrows)],
-        mode=mode,
+        mode=flat.mode,
         accept_inplace=True,
         on_unused_input="ignore",
         fgraph=graph,
-        name=name,
+        name=flat.name,
         no_fgraph_prep=True,
     )
     maker.outputs = maker.outputs[:n_outputs]
-    maker.unpack_single, maker.return_none = returns
+    maker.unpack_single, maker.return_none = flat.returns
     if not isinstance(maker.linker, JITLinker):
         return maker.create([item.value for item in inputs])
     with _translated_by_kind():

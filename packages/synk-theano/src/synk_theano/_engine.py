@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any, Dict, NoReturn, Optional, Sequence, Tuple
+from typing import Any, Dict, NoReturn, Sequence, Tuple
 
 import theano as library
 import theano.tensor as T
@@ -242,36 +242,27 @@ def extras_of(function: Any) -> Any:
     return function.maker.output_keys, processor_flags()
 
 
-def link(
-    graph: Any,
-    inputs: Sequence[Any],
-    borrows: Sequence[bool],
-    mode: Any,
-    name: Optional[str],
-    returns: Tuple[bool, bool],
-    extras: Any,
-) -> Any:
+def link(flat: Any, graph: Any, inputs: Sequence[Any]) -> Any:
     """Make a function of an optimised graph.
 
     Args:
+        flat: the `FlatFunction`, of which the settings matter.
         graph: its outputs are those of the function, then the new values of its updates.
         inputs: an `In` for each input of the graph.
-        borrows: for each output of the function, whether the caller may keep its memory.
-        returns: `unpack_single` and `return_none` of the function.
-        extras: see `extras_of`.
     """
-    output_keys, flags = extras
+    output_keys, flags = flat.extras
+    ends = zip(graph.outputs, flat.borrowed_outputs)
     maker = FunctionMaker(
         inputs,
-        [Out(variable, borrow=borrow) for variable, borrow in zip(graph.outputs, borrows)],
-        mode=mode,
+        [Out(variable, borrow=borrow) for variable, borrow in ends],
+        mode=flat.mode,
         accept_inplace=True,
         on_unused_input="ignore",
         fgraph=graph,
         output_keys=output_keys,
-        name=name,
+        name=flat.name,
     )
-    maker.unpack_single, maker.return_none = returns
+    maker.unpack_single, maker.return_none = flat.returns
     take_processor_flags(flags)
     with quick_outputs(graph):
         return maker.create([item.value for item in inputs], trustme=True)

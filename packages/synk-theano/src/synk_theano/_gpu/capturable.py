@@ -103,8 +103,7 @@ def pure_form(function: Any) -> Pure:
         flat,
         inputs=tuple(argument(item.type) for item in flat.inputs),
         update_mapping={},
-        unpack_single=False,
-        return_none=False,
+        returns=(False, False),
         trust_input=True,
     )
     on_host = [place for place, number in enumerate(flat.outputs) if not reading.device[number]]

@@ -56,7 +56,8 @@ class FlatFunction:
     """A compiled function; see the module's docstring.
 
     Variables are numbered: inputs first, then constants, then each node's outputs.
-    ``nodes`` has (operation, input numbers, type and name of each output).
+    ``nodes`` has (operation, input numbers, type and name of each output), ``returns`` the engine's
+    `unpack_single` and `return_none`.
     """
 
     inputs: Tuple[FlatInput, ...]
@@ -66,8 +67,7 @@ class FlatFunction:
     borrowed_outputs: Tuple[bool, ...]
     update_mapping: Dict[int, int]
     mode: Any
-    unpack_single: bool
-    return_none: bool
+    returns: Tuple[bool, bool]
     name: Optional[str]
     trust_input: bool
     extras: Any
@@ -156,7 +156,6 @@ def flatten(function: Any) -> FlatFunction:
         nodes.append((ops.one(node.op), tuple(numbers[v] for v in node.inputs), made))
         for v in node.outputs:
             numbers[v] = len(numbers)
-    n_outputs = len(maker.outputs)
     return FlatFunction(
         inputs=tuple(
             _flatten_input(spec, variable, container)
@@ -165,11 +164,10 @@ def flatten(function: Any) -> FlatFunction:
         constants=tuple(constants),
         nodes=tuple(nodes),
         outputs=tuple(numbers[v] for v in graph.outputs),
-        borrowed_outputs=tuple(bool(out.borrow) for out in maker.outputs[:n_outputs]),
+        borrowed_outputs=tuple(bool(out.borrow) for out in maker.outputs),
         update_mapping=dict(graph.update_mapping or {}),
         mode=maker.mode,
-        unpack_single=maker.unpack_single,
-        return_none=maker.return_none,
+        returns=(maker.unpack_single, maker.return_none),
         name=maker.name,
         trust_input=function.trust_input,
         extras=extras_of(function),
@@ -214,8 +212,7 @@ def rebuild(flat: FlatFunction) -> Any:
         _rebuild_input(item, variable, next(updates) if item.has_update else None)
         for item, variable in zip(flat.inputs, graph.inputs)
     ]
-    returns = flat.unpack_single, flat.return_none
-    function = link(graph, specs, flat.borrowed_outputs, flat.mode, flat.name, returns, flat.extras)
+    function = link(flat, graph, specs)
     function.trust_input = flat.trust_input
     return function
 
