@@ -33,8 +33,8 @@ __all__ = [  # noqa: RUF022 - by what they are about
     "NotScalarConstantError",
     # compiled functions, also on their way to other processes
     "Container", "DestroyHandler", "Function", "FunctionGraph", "FunctionMaker", "extras_of",
-    "foreign_linker", "held_by", "link", "linked_by_kind", "machine_of", "n_returned",
-    "raise_with_op", "reduced", "returns_results_alone", "state_of",
+    "foreign_linker", "held_by", "link", "linked_by_kind", "machine_of", "raise_with_op", "reduced",
+    "returns_results_alone", "state_of",
 ]  # fmt: skip
 
 

@@ -333,11 +333,6 @@ def held_by(function: Any) -> Any:
     return function.maker
 
 
-def n_returned(function: Any) -> int:
-    """As with Theano."""
-    return int(function._n_returned_outputs)
-
-
 def returns_results_alone(_function: Any) -> bool:
     """Return True: there are neither dicts of results nor defaults."""
     return True

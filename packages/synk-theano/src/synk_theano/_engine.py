@@ -219,11 +219,6 @@ def held_by(function: Any) -> Any:
     return function
 
 
-def n_returned(function: Any) -> int:
-    """Return the number of a compiled function's outputs, without its updates."""
-    return int(function.n_returned_outputs)
-
-
 def returns_results_alone(function: Any) -> bool:
     """Return whether a compiled function makes no dict of its results, and restores no default."""
     return function.output_keys is None and not any(refeed for _, refeed, _ in function.defaults)

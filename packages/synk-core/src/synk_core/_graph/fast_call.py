@@ -10,7 +10,7 @@ from typing import Any, Callable, List, Sequence
 
 import numpy as np
 
-from synk_core.engine import Function, machine_of, n_returned, raise_with_op, returns_results_alone
+from synk_core.engine import Function, machine_of, raise_with_op, returns_results_alone
 
 
 def trusting(function: Any, arrays: Sequence[np.ndarray]) -> Callable[..., List[Any]]:
@@ -60,13 +60,13 @@ def _wrapped(function: Any) -> Callable[..., List[Any]]:
 
 def bare(function: Any) -> Callable[..., List[Any]]:
     """Return a callable that computes `function` of arguments that fit; see `needs_no_wrapper`."""
-    machine = machine_of(function)
+    # Without its updates.
+    machine, count = machine_of(function), len(function.maker.outputs)
     if hasattr(machine, "bare"):
-        made: Callable[..., List[Any]] = machine.bare(n_returned(function))
+        made: Callable[..., List[Any]] = machine.bare(count)
         return made
     places = [container.storage for container in function.input_storage]
     given = [c.storage for c in function.input_storage if c.required]
-    count = n_returned(function)
     found = [container.storage for container in function.output_storage]
     # With allow_gc the machine frees its own intermediate results.
     freed = []
