@@ -24,16 +24,14 @@ __all__ = [  # noqa: RUF022 - by what they are about
     "Apply", "Constant", "Op", "SharedVariable", "Variable", "TensorType", "NoneTypeT",
     "RandomStateType", "random_state_type", "DisconnectedType", "Assert", "BatchNormTrain",
     "DimShuffle", "Elemwise", "FromFunctionOp", "Mul", "Rebroadcast", "Reshape", "Second",
-    "Subtensor", "ancestors", "clients_of", "clone", "get_idx_list", "get_scalar_constant_value",
-    "inner_graph", "inner_outputs", "is_random", "leaves_of", "shared_like", "upcast",
-    "with_pattern",
+    "Subtensor", "ancestors", "clone", "get_idx_list", "inner_graph", "inner_outputs", "is_random",
+    "leaves_of", "shared_like", "upcast", "with_pattern",
     # building functions
     "In", "build", "get_mode", "out_of_place", "to_build_again", "compile_ahead",
     "without_test_values", "run_in_python", "DisconnectedInputError", "MissingInputError",
-    "NotScalarConstantError",
     # compiled functions, also on their way to other processes
     "Container", "DestroyHandler", "Function", "FunctionGraph", "FunctionMaker", "extras_of",
-    "foreign_linker", "held_by", "link", "linked_by_kind", "machine_of", "raise_with_op", "reduced",
+    "foreign_linker", "link", "linked_by_kind", "machine_of", "raise_with_op", "reduced",
     "returns_results_alone", "state_of",
 ]  # fmt: skip
 

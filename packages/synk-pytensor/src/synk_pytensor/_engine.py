@@ -40,9 +40,7 @@ from pytensor.link.numba.linker import NumbaLinker
 from pytensor.link.utils import raise_with_op as _raise_with_op
 from pytensor.raise_op import Assert
 from pytensor.scalar.basic import Mul, ScalarInnerGraphOp, Second, upcast
-from pytensor.tensor.basic import get_underlying_scalar_constant_value as get_scalar_constant_value
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
-from pytensor.tensor.exceptions import NotScalarConstantError
 from pytensor.tensor.math import Dot
 from pytensor.tensor.random.type import RandomType as RandomStateType
 from pytensor.tensor.random.type import random_generator_type as random_state_type
@@ -129,11 +127,6 @@ def inner_outputs(op: Any) -> Sequence[Any]:
 def inner_graph(op: Any) -> Tuple[Sequence[Any], Sequence[Any]]:
     """As with Theano."""
     return op.fgraph.inputs, op.fgraph.outputs
-
-
-def clients_of(_variable: Any, _node: Any) -> Sequence[Tuple[Any, int]]:
-    """Return nothing: a variable does not know its clients."""
-    return ()
 
 
 def with_pattern(variable: Any, like: Any) -> Any:
@@ -326,11 +319,6 @@ def foreign_linker(function: Any) -> str:
     linker = function.maker.linker
     is_foreign = isinstance(linker, JITLinker) and not isinstance(linker, NumbaLinker)
     return type(linker).__name__ if is_foreign else ""
-
-
-def held_by(function: Any) -> Any:
-    """Return the maker: a function has no place for weak references."""
-    return function.maker
 
 
 def returns_results_alone(_function: Any) -> bool:

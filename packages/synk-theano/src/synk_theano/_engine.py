@@ -35,7 +35,7 @@ from theano.gradient import DisconnectedInputError, DisconnectedType
 from theano.scalar import Mul, Second, upcast
 from theano.scalar.basic import Composite, specific_out, transfer_type
 from theano.tensor import TensorType
-from theano.tensor.basic import NotScalarConstantError, Reshape, get_scalar_constant_value
+from theano.tensor.basic import Reshape
 from theano.tensor.elemwise import DimShuffle, Elemwise
 from theano.tensor.nnet.bn import AbstractBatchNormTrain as BatchNormTrain
 from theano.tensor.opt import Assert
@@ -127,15 +127,6 @@ def inner_graph(op: Any) -> Tuple[Sequence[Any], Sequence[Any]]:
     return op.local_inputs, op.local_outputs
 
 
-def clients_of(variable: Any, _node: Any) -> Sequence[Tuple[Any, int]]:
-    """Return the nodes that take a variable of a compiled graph, each with the input's place.
-
-    Args:
-        _node: one of them.
-    """
-    return [(client, place) for client, place in variable.clients if client != "output"]
-
-
 def with_pattern(variable: Any, like: Any) -> Any:
     """Return a tensor with the broadcast pattern of another one."""
     if variable.broadcastable == like.broadcastable:
@@ -212,11 +203,6 @@ def foreign_linker(_function: Any) -> str:
     """Return the name of a linker that computes in another library, which neither runs operations
     in Python nor knows NumPy's random states; "" for any other."""
     return ""
-
-
-def held_by(function: Any) -> Any:
-    """Return what goes together with a compiled function, and can be weakly referenced."""
-    return function
 
 
 def returns_results_alone(function: Any) -> bool:

@@ -25,17 +25,14 @@ from synk_core.engine import (
     Constant,
     DimShuffle,
     Elemwise,
-    NotScalarConstantError,
     Op,
     Rebroadcast,
     Reshape,
     SharedVariable,
     Subtensor,
     T,
-    clients_of,
     get_idx_list,
     get_mode,
-    get_scalar_constant_value,
     library,
 )
 
@@ -112,7 +109,9 @@ def _is_fresh(node: Any) -> bool:
     owner = vector.owner
     if owner is None or isinstance(owner.op, Flatten) or getattr(owner.op, "view_map", None):
         return False
-    return sum(isinstance(taker.op, Unflatten) for taker, _ in clients_of(vector, node)) == 1
+    # Where updates are flattened, the variables of compiled graphs know what takes them.
+    taking = [getattr(taker, "op", None) for taker, _ in vector.clients]
+    return sum(isinstance(op, Unflatten) for op in taking) == 1
 
 
 def protected(mode: Any) -> Any:
@@ -295,14 +294,14 @@ def _piece_of(variable: Any, shape: Shape) -> Optional[Tuple[Any, int, int]]:
         node = node.inputs[0].owner
     if node is None or not isinstance(node.op, Subtensor) or node.inputs[0].ndim != 1:
         return None
-    try:
-        (found,) = get_idx_list(node.inputs, node.op.idx_list)
-        start, stop = (int(get_scalar_constant_value(end)) for end in (found.start, found.stop))
-    except (NotScalarConstantError, AttributeError, TypeError, ValueError):
+    (found,) = get_idx_list(node.inputs, node.op.idx_list) or (None,)
+    if not isinstance(found, slice) or found.step is not None:
         return None
-    if found.step is not None or start < 0 or stop - start != math.prod(shape):
+    if not isinstance(found.start, Constant) or not isinstance(found.stop, Constant):
         return None
-    return _wherever(node.inputs[0]), start, stop
+    start, stop = int(found.start.data), int(found.stop.data)
+    is_piece = start >= 0 and stop - start == math.prod(shape)
+    return (_wherever(node.inputs[0]), start, stop) if is_piece else None
 
 
 def flat_updates(updates: Iterable[Update], least: Optional[int] = None) -> List[Update]:
