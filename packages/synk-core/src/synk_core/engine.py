@@ -32,7 +32,7 @@ __all__ = [  # noqa: RUF022 - by what they are about
     # compiled functions, also on their way to other processes
     "Container", "DestroyHandler", "Function", "FunctionGraph", "FunctionMaker", "extras_of",
     "foreign_linker", "link", "linked_by_kind", "machine_of", "raise_with_op", "reduced",
-    "returns_results_alone", "state_of",
+    "state_of",
 ]  # fmt: skip
 
 

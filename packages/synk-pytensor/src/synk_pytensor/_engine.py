@@ -321,11 +321,6 @@ def foreign_linker(function: Any) -> str:
     return type(linker).__name__ if is_foreign else ""
 
 
-def returns_results_alone(_function: Any) -> bool:
-    """Return True: there are neither dicts of results nor defaults."""
-    return True
-
-
 def raise_with_op(machine: Any, node: Any, thunk: Any) -> NoReturn:
     """As with Theano."""
     _raise_with_op(None, node, thunk, storage_map=getattr(machine, "storage_map", None))

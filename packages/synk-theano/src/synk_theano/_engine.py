@@ -205,11 +205,6 @@ def foreign_linker(_function: Any) -> str:
     return ""
 
 
-def returns_results_alone(function: Any) -> bool:
-    """Return whether a compiled function makes no dict of its results, and restores no default."""
-    return function.output_keys is None and not any(refeed for _, refeed, _ in function.defaults)
-
-
 def raise_with_op(machine: Any, node: Any, thunk: Any) -> NoReturn:
     """Raise the error that is being handled, with the engine's description of the operation."""
     _linking.raise_with_op(

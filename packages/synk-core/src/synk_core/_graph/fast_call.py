@@ -10,7 +10,7 @@ from typing import Any, Callable, List, Sequence
 
 import numpy as np
 
-from synk_core.engine import Function, machine_of, raise_with_op, returns_results_alone
+from synk_core.engine import Function, machine_of, raise_with_op
 
 
 def trusting(function: Any, arrays: Sequence[np.ndarray]) -> Callable[..., List[Any]]:
@@ -36,12 +36,15 @@ def _takes_as_they_are(function: Any, arrays: Sequence[np.ndarray]) -> bool:
 
 def needs_no_wrapper(function: Any) -> bool:
     """Return whether the linker makes updates, no default is restored, and results are a list."""
+    # Some engines' functions have defaults, and make a dict of their results.
+    restores = any(refeed for _, refeed, _ in getattr(function, "defaults", ()))
     return (
         type(function) is Function
         and not function.profile
         and not function.return_none
         and not function.unpack_single
-        and returns_results_alone(function)
+        and not restores
+        and getattr(function, "output_keys", None) is None
         and not getattr(machine_of(function), "need_update_inputs", True)
     )
 

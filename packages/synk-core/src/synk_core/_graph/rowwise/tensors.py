@@ -243,7 +243,7 @@ def _picked(node: Any, whole: Value, values: Sequence[Value], first: int) -> Tup
     """Return the value of indexing by tensors, which are the inputs from `first` on, and its number
     of axes."""
     tensors, by = node.inputs[first:], values[first:]
-    # Of Theano slices are inputs, too; masks and new axes are, of both.
+    # Some engines have slices among the inputs, and all have masks and new axes there.
     others = any(isinstance(entry, slice) for entry in getattr(node.op, "idx_list", ()))
     others = others or any(getattr(tensor, "dtype", "bool") == "bool" for tensor in tensors)
     refuse(others, "indexes in another way")
