@@ -10,6 +10,7 @@ import importlib
 import inspect
 import warnings
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple
 
 import numba
@@ -60,8 +61,6 @@ DEVICES = None
 FLATTENS = False
 
 NOT_INHERITED = ()
-
-RULED = ("pytensor", "pymc")
 
 # As in functions that users build with PyTensor alone.
 warnings.filterwarnings("ignore", "Numba will use object mode to run AllReduce")
@@ -321,10 +320,7 @@ def foreign_linker(function: Any) -> str:
     return type(linker).__name__ if is_foreign else ""
 
 
-def raise_with_op(machine: Any, node: Any, thunk: Any) -> NoReturn:
-    """As with Theano."""
-    _raise_with_op(None, node, thunk, storage_map=getattr(machine, "storage_map", None))
-    raise AssertionError("not reached")
+raise_with_op = partial(_raise_with_op, None)  # of no graph
 
 
 def extras_of(_function: Any) -> None:

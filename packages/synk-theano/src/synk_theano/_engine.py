@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any, Dict, NoReturn, Sequence, Tuple
+from typing import Any, Dict, Sequence, Tuple
 
 import theano as library
 import theano.tensor as T
@@ -28,9 +28,9 @@ from theano.gof import (
     Variable,
     vm,
 )
-from theano.gof import link as _linking
 from theano.gof.graph import ancestors
 from theano.gof.graph import inputs as leaves_of
+from theano.gof.link import raise_with_op
 from theano.gradient import DisconnectedInputError, DisconnectedType
 from theano.scalar import Mul, Second, upcast
 from theano.scalar.basic import Composite, specific_out, transfer_type
@@ -58,9 +58,6 @@ NAME, TITLE, FLAGS = "theano", "Theano", "THEANO_FLAGS"
 NOT_INHERITED = ("THEANO_GPU_IS_ALREADY_ACTIVE",)
 """Variables that workers must not have: Theano sets this one for processes that are forked from one
 that uses a GPU, and workers are not."""
-
-RULED = ("theano",)
-"""Packages of operations for which there are rules of `check`."""
 
 FLATTENS = True
 """Whether `flat_updates` is of use: linkers run operations in Python as they are."""
@@ -203,14 +200,6 @@ def foreign_linker(_function: Any) -> str:
     """Return the name of a linker that computes in another library, which neither runs operations
     in Python nor knows NumPy's random states; "" for any other."""
     return ""
-
-
-def raise_with_op(machine: Any, node: Any, thunk: Any) -> NoReturn:
-    """Raise the error that is being handled, with the engine's description of the operation."""
-    _linking.raise_with_op(
-        node=node, thunk=thunk, storage_map=getattr(machine, "storage_map", None)
-    )
-    raise AssertionError("not reached")
 
 
 def extras_of(function: Any) -> Any:

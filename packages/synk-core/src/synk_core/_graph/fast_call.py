@@ -86,7 +86,9 @@ def bare(function: Any) -> Callable[..., List[Any]]:
             if hasattr(machine, "position_of_error"):
                 position = machine.position_of_error
                 thunk = machine.thunks[position] if hasattr(machine, "thunks") else None
-                raise_with_op(machine, machine.nodes[position], thunk)
+                storage_map = getattr(machine, "storage_map", None)
+                # It adds the engine's description of the operation.
+                raise_with_op(node=machine.nodes[position], thunk=thunk, storage_map=storage_map)
             raise
         if results is None:
             results = [place[0] for place in found]

@@ -31,7 +31,7 @@ import numpy as np
 
 from synk_core._graph.random_streams import is_draw
 from synk_core._graph.reduce_op import AllReduce
-from synk_core.engine import RULED, Apply, Constant, Variable
+from synk_core.engine import NAME, Apply, Constant, Variable
 
 ROW = "row"
 """Layout of an axis with one entry per row. Any other names an unknown number per row, equal for
@@ -153,7 +153,7 @@ def _find_rule(op_class: type) -> _Rule:
     names = [base.__name__ for base in op_class.__mro__]
     # The graph that an operation is made of says more than its name.
     names.sort(key=lambda name: name != "OpFromGraph")
-    known = op_class.__module__.split(".")[0] in (*RULED, "synk_core")
+    known = op_class.__module__.split(".")[0] in (NAME, "pymc", "synk_core")
     return next((_RULES[name] for name in names if known and name in _RULES), (None, ()))
 
 
