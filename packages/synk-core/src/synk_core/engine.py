@@ -21,9 +21,9 @@ __all__ = [  # noqa: RUF022 - by what they are about
     "options", "worker_variables", "worker_cache", "refresh_cache", "slow_without_compiler",
     # graphs
     "Apply", "Constant", "Op", "SharedVariable", "Variable", "TensorType", "NoneTypeT",
-    "RandomStateType", "random_state_type", "DisconnectedType", "Assert", "BatchNormTrain",
-    "DimShuffle", "Elemwise", "FromFunctionOp", "Mul", "Rebroadcast", "Reshape", "Second",
-    "Subtensor", "ancestors", "clone", "get_idx_list", "inner_graph", "inner_outputs", "is_random",
+    "RandomStateType", "random_state_type", "DisconnectedType", "Assert", "DimShuffle",
+    "Elemwise", "FromFunctionOp", "Mul", "Reshape", "Second", "Subtensor",
+    "ancestors", "clone", "get_idx_list", "inner_graph", "inner_outputs", "is_random",
     "leaves_of", "shared_like", "upcast", "with_pattern",
     # building functions
     "In", "build", "get_mode", "out_of_place", "to_build_again", "compile_ahead",

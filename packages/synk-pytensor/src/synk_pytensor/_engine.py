@@ -65,9 +65,6 @@ NOT_INHERITED = ()
 # As in functions that users build with PyTensor alone.
 warnings.filterwarnings("ignore", "Numba will use object mode to run AllReduce")
 
-# It has no such operations.
-BatchNormTrain = Rebroadcast = ()
-
 # ---- what it is set to -----------------------------------------------------------------------
 
 

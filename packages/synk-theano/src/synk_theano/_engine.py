@@ -9,7 +9,7 @@ from typing import Any, Dict, Sequence, Tuple
 import theano as library
 import theano.tensor as T
 from theano import clone
-from theano.compile import FunctionMaker, In, Rebroadcast, SharedVariable
+from theano.compile import FunctionMaker, In, SharedVariable
 from theano.compile.function_module import Function
 from theano.compile.io import Out
 from theano.compile.mode import get_mode
@@ -37,7 +37,6 @@ from theano.scalar.basic import Composite, specific_out, transfer_type
 from theano.tensor import TensorType
 from theano.tensor.basic import Reshape
 from theano.tensor.elemwise import DimShuffle, Elemwise
-from theano.tensor.nnet.bn import AbstractBatchNormTrain as BatchNormTrain
 from theano.tensor.opt import Assert
 from theano.tensor.raw_random import RandomStateType, random_state_type
 from theano.tensor.subtensor import Subtensor, get_idx_list

@@ -26,7 +26,6 @@ from synk_core.engine import (
     DimShuffle,
     Elemwise,
     Op,
-    Rebroadcast,
     Reshape,
     SharedVariable,
     Subtensor,
@@ -285,7 +284,7 @@ def _wherever(variable: Any) -> Any:
 def _piece_of(variable: Any, shape: Shape) -> Optional[Tuple[Any, int, int]]:
     """Return (vector, start, stop) if a variable is ``vector[start:stop]`` in this shape."""
     node, reshaped = variable.owner, False
-    while node is not None and isinstance(node.op, (Rebroadcast, Reshape)):
+    while node is not None and type(node.op).__name__ in ("Rebroadcast", "Reshape"):
         if isinstance(node.op, Reshape) and not reshaped:
             reshaped = True
             wanted = node.inputs[1]
