@@ -26,7 +26,7 @@ __all__ = [  # noqa: RUF022 - by what they are about
     "ancestors", "clone", "get_idx_list", "inner_graph", "inner_outputs", "is_random",
     "leaves_of", "shared_like", "upcast", "with_pattern",
     # building functions
-    "In", "build", "get_mode", "out_of_place", "to_build_again", "compile_ahead",
+    "In", "build", "get_mode", "out_of_place", "compile_ahead",
     "without_test_values", "run_in_python", "DisconnectedInputError", "MissingInputError",
     # compiled functions, also on their way to other processes
     "Container", "DestroyHandler", "Function", "FunctionGraph", "FunctionMaker", "extras_of",

@@ -152,7 +152,7 @@ def is_random(variable: Any) -> bool:
 def build(inputs: Any, outputs: Any, *, no_default_updates: Any = False, **arguments: Any) -> Any:
     """As with Theano. The argument is deprecated, though not what it does.
 
-    A function that is compiled as a whole is not linked yet: see `to_build_again`.
+    A function that is compiled as a whole is not linked yet: see `machine_of`.
     """
     with _constructing(no_default_updates=no_default_updates), _unlinked_as_a_whole():
         return library.function(inputs, outputs, **arguments)
@@ -294,11 +294,6 @@ def _in_one_layout(value: Any) -> Any:
     return np.array(value, order="C")
 
 
-def to_build_again(function: Any) -> bool:
-    """As with Theano."""
-    return function.vm is _unlinked
-
-
 def compile_ahead(function: Any) -> None:
     """As with Theano."""
     if isinstance(function.vm, _JitMachine):
@@ -307,7 +302,7 @@ def compile_ahead(function: Any) -> None:
 
 def machine_of(function: Any) -> Any:
     """As with Theano."""
-    return function.vm
+    return None if function.vm is _unlinked else function.vm
 
 
 def foreign_linker(function: Any) -> str:

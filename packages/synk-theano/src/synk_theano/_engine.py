@@ -182,13 +182,9 @@ def out_of_place() -> Any:
 
 
 def machine_of(function: Any) -> Any:
-    """Return what runs a compiled function's nodes."""
+    """Return what runs a compiled function's nodes; None if what `build` has returned cannot run: it
+    has to be flattened and rebuilt."""
     return function.fn
-
-
-def to_build_again(_function: Any) -> bool:
-    """Return whether what `build` has returned cannot run: it has to be flattened and rebuilt."""
-    return False
 
 
 def compile_ahead(_function: Any) -> None:

@@ -26,8 +26,8 @@ from synk_core.engine import (
     is_random,
     leaves_of,
     linked_by_kind,
+    machine_of,
     out_of_place,
-    to_build_again,
     with_pattern,
     without_test_values,
 )
@@ -136,7 +136,7 @@ def _compiled(spec: FunctionSpec, form: Form, device: Device, atomic: bool) -> A
         compiled = build(inputs, outputs, updates=updates, givens=givens, name=spec.name, **kwargs)
         _require_states_of_its_own(compiled)
         compiled = in_one_order(compiled)
-        if to_build_again(compiled):
+        if machine_of(compiled) is None:
             # As in the workers, which so find what is compiled here: its key is the nodes' order.
             compiled = rebuild(flatten(compiled))
         compile_ahead(compiled)

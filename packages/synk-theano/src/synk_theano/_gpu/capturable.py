@@ -12,7 +12,13 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, List, Optional, Sequence, Set, Tuple
 
-from synk_core.adapting import FlatFunction, flatten, is_device_type, is_flat_able, needs_no_wrapper
+from synk_core.adapting import (
+    FlatFunction,
+    flatten,
+    is_device_type,
+    is_flat_able,
+    needs_no_wrapper,
+)
 
 from .ends import SHAPES
 from .parts import JoinedOp, PartOp
