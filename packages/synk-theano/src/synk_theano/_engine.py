@@ -182,8 +182,8 @@ def out_of_place() -> Any:
 
 
 def machine_of(function: Any) -> Any:
-    """Return what runs a compiled function's nodes; None if what `build` has returned cannot run: it
-    has to be flattened and rebuilt."""
+    """Return what runs a compiled function's nodes; None if what `build` has returned cannot run,
+    but has to be flattened and rebuilt."""
     return function.fn
 
 
