@@ -17,8 +17,8 @@ from typing import Any, Iterator
 
 __all__ = [  # noqa: RUF022 - by what they are about
     # its names, and what it is set to
-    "ADAPTER", "NAME", "TITLE", "FLAGS", "NOT_INHERITED", "DEVICES", "FLATTENS", "library", "T",
-    "options", "worker_variables", "worker_cache", "refresh_cache", "slow_without_compiler",
+    "ADAPTER", "NAME", "TITLE", "FLAGS", "DEVICES", "FLATTENS", "library", "T", "options",
+    "worker_variables", "worker_cache", "refresh_cache", "slow_without_compiler",
     # graphs
     "Apply", "Constant", "Op", "SharedVariable", "Variable", "TensorType", "NoneTypeT",
     "RandomStateType", "random_state_type", "DisconnectedType", "Assert", "DimShuffle",

@@ -60,8 +60,6 @@ DEVICES = None
 
 FLATTENS = False
 
-NOT_INHERITED = ()
-
 # As in functions that users build with PyTensor alone.
 warnings.filterwarnings("ignore", "Numba will use object mode to run AllReduce")
 

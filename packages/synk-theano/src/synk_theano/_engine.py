@@ -54,10 +54,6 @@ ADAPTER = __name__
 NAME, TITLE, FLAGS = "theano", "Theano", "THEANO_FLAGS"
 """Its module, its name in messages, and the variable in which users set its options."""
 
-NOT_INHERITED = ("THEANO_GPU_IS_ALREADY_ACTIVE",)
-"""Variables that workers must not have: Theano sets this one for processes that are forked from one
-that uses a GPU, and workers are not."""
-
 FLATTENS = True
 """Whether `flat_updates` is of use: linkers run operations in Python as they are."""
 
@@ -93,7 +89,8 @@ def worker_variables(on_device: bool) -> Dict[str, str]:
         flags.append(_NO_DEVICE)
     if not hasattr(vm, "CVM"):  # as when Theano was imported here; the option comes after it
         flags.append("cxx=")
-    return {FLAGS: ",".join(filter(None, flags))}
+    # Theano says so to processes that are forked from one that uses a GPU, and workers are not.
+    return {FLAGS: ",".join(filter(None, flags)), "THEANO_GPU_IS_ALREADY_ACTIVE": ""}
 
 
 def _lacks_its_device() -> bool:
