@@ -41,7 +41,6 @@ class FunctionFacts:
 
     @property
     def updates(self) -> FrozenSet[int]:
-        """The updated variables."""
         return frozenset(self.sources)
 
     def consumers(self, variable: int) -> List[int]:

@@ -88,7 +88,6 @@ class Unflatten(Op):  # type: ignore[misc] # engines have no types
         self.types = types
 
     def make_node(self, vector: Any) -> Any:
-        """Apply it to a vector."""
         return Apply(self, [vector], [type_() for type_ in self.types])
 
     def perform(self, node: Any, inputs: Sequence[Any], outputs: Any) -> None:

@@ -207,13 +207,12 @@ def in_one_order(function: Any) -> Any:
     if len(found) == 1:
         return function
     flat = flatten(function)
-    rows, token, count = [], None, flat.first_made
-    for op, inputs, outputs in flat.nodes:
+    rows, token = [], None
+    for (op, inputs, outputs), (_, _, made) in zip(flat.nodes, flat.numbered_nodes()):
         if isinstance(op, AllReduce):
             inputs = inputs if token is None else (*inputs, token)
-            token = count + 1
+            token = made.start + 1
         rows.append((op, inputs, outputs))
-        count += len(outputs)
     return rebuild(replace(flat, nodes=tuple(rows)))
 
 

@@ -94,7 +94,7 @@ class VariableRegistry:
     Attributes:
         variables: clones by number.
         end: number of the next new variable.
-        left: holders of variables that are gone, so that a variable may be unused now.
+        gone: holders of variables that are gone, so that a variable may be unused now.
     """
 
     def __init__(self) -> None:
@@ -123,7 +123,6 @@ class VariableRegistry:
         return self._numbers.get(id(storage))
 
     def name_of(self, number: int) -> Optional[str]:
-        """Return the current name of a variable."""
         name: Optional[str] = self._user(number).name
         return name
 

@@ -49,12 +49,10 @@ class FunctionSpec:
 
     @property
     def n_scattered(self) -> int:
-        """Number of scattered inputs."""
         return len(self.row_axes)
 
     @property
     def variables(self) -> Tuple[Any, ...]:
-        """The inputs' variables."""
         return tuple(map(_variable_of, self.inputs))
 
 

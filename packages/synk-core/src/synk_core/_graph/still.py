@@ -29,11 +29,9 @@ class Fixed(Op):  # type: ignore[misc] # engines have no types
     __props__ = ()
 
     def make_node(self, x: Any) -> Any:
-        """Apply it to a tensor."""
         return Apply(self, [x], [x.type()])
 
     def perform(self, node: Any, inputs: Sequence[Any], outputs: Any, _params: Any = None) -> None:  # noqa: ARG002
-        """Fill the output."""
         x = np.asarray(inputs[0])
         outputs[0][0] = np.full_like(x, _UNIFORM if x.dtype.kind == "f" else 1)
 

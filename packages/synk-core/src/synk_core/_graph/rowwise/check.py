@@ -214,7 +214,6 @@ def _fitting(value: Value, op: str) -> Tuple[Sequence[str], str]:
 
 
 def _judge(value: Value, op: str) -> Tuple[str, str]:
-    """Return the verdict, and its reason."""
     if value.kind in ("unknown", "position"):
         return "unknown", f"Cannot tell: {_described(value.reason)}."
     if value.kind == "mixed":

@@ -18,7 +18,6 @@ _PASSING = (
 
 @rule(*_PASSING, takes=["all"])
 def passes(_node: Any, values: Sequence[Value]) -> Value:
-    """Return the first input."""
     return values[0]
 
 

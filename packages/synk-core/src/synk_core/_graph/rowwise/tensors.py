@@ -15,7 +15,6 @@ from .walk import FIXED, Value, merged, plain, refuse, rows, rule, unknown
 
 @rule("DimShuffle", takes=["position"])
 def dimshuffle(node: Any, values: List[Value]) -> Value:
-    """Permute, add or drop axes."""
     order, value = list(node.op.new_order), values[0]
     if value.axis is None:
         return value
@@ -116,7 +115,6 @@ def reduction(node: Any, values: List[Value]) -> Value:
 
 
 def _axes(node: Any) -> Set[int]:
-    """Return the axes that an operation reduces."""
     ndim, axes = node.inputs[0].ndim, node.op.axis
     return {int(axis) % ndim for axis in (range(ndim) if axes is None or not ndim else axes)}
 
@@ -146,7 +144,6 @@ def reduce_axes(node: Any, name: str, value: Value, axes: Set[int]) -> Value:
 
 @rule("MaxAndArgmax", "Argmax")
 def max_and_argmax(node: Any, values: List[Value]) -> Union[Value, Sequence[Value]]:
-    """Return the largest entry, and its position."""
     largest = reduce_axes(node, "Maximum", values[0], _axes(node))
     where = largest._replace(degree=0.0)
     if largest.axis is None and not values[0].steady:
@@ -166,7 +163,6 @@ def _axis_among(node: Any, values: List[Value], place: int) -> Tuple[int, List[V
 
 @rule("Join", takes=["items"])
 def join(node: Any, values: List[Value]) -> Value:
-    """Join tensors, or shapes."""
     axis, parts = _axis_among(node, values, 0)
     if all(part.items is not None for part in parts):
         return FIXED._replace(items=tuple(item for part in parts for item in part.items or ()))
@@ -177,7 +173,6 @@ def join(node: Any, values: List[Value]) -> Value:
 
 @rule("Split")
 def split(node: Any, values: List[Value]) -> Value:
-    """Split a tensor."""
     axis, (value, lengths) = _axis_among(node, values, 1)
     refuse(value.axis == axis or not lengths.steady, "splits the rows")
     return value

@@ -80,7 +80,6 @@ REDUCED = ("sum", "max", "min", "prod")
 
 
 def rows(axis: int, layout: Any = ROW, degree: float = 0.0) -> Value:
-    """Return a row-wise value."""
     return Value("rows", degree, axis, layout)
 
 
@@ -92,7 +91,6 @@ def mixed(
 
 
 def unknown(node: Any, text: str = "is an operation unknown to this check") -> Value:
-    """Return a value that the check cannot follow."""
     return Value("unknown", reason=Reason(node, text))
 
 
