@@ -100,6 +100,4 @@ def _moved(flat: FlatFunction, inputs: Dict[int, Any], outputs: Dict[int, int]) 
 
 
 def _device_input(item: FlatInput, type_: Any) -> FlatInput:
-    return replace(
-        item, cls=type_.Variable, type=type_, settings={**item.settings, "strict": False}
-    )
+    return replace(item, type=type_, settings={**item.settings, "strict": False})

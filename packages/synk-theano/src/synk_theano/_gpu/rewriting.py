@@ -62,4 +62,4 @@ class Rewriting:
 
 def argument(type_: Any) -> FlatInput:
     """Return an input without a name or a default value."""
-    return FlatInput(type_.Variable, type_, None, None, False, _SETTINGS)
+    return FlatInput(type_, None, None, False, _SETTINGS)

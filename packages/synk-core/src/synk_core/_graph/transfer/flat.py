@@ -43,7 +43,6 @@ class FlatInput:
         settings: arguments of `In` by name.
     """
 
-    cls: type
     type: Any
     name: Optional[str]
     value: Any
@@ -180,7 +179,6 @@ def _flatten_input(spec: Any, variable: Any, container: Any) -> FlatInput:
         # An input with a state: the current value, not the one that it was made with.
         value = container.storage[0]
     return FlatInput(
-        cls=type(variable),
         type=variable.type,
         name=variable.name,
         value=value,
