@@ -45,8 +45,9 @@ def of_shape(node: Any, items: Optional[Sequence[Value]]) -> Value:
 
 def _axis_of_rows(items: Sequence[Value]) -> Optional[int]:
     """Return the only axis of a shape that is as long as the rows, or several times so long."""
-    counted = [axis for axis, item in enumerate(items) if item.kind == "fixed" and not item.steady]
-    return counted[0] if len(counted) == 1 and items[counted[0]].degree == 1 else None
+    counted = [axis for axis, item in enumerate(items) if not item.steady]
+    are_rows = [(items[axis].kind, items[axis].degree) for axis in counted] == [("fixed", 1)]
+    return counted[0] if are_rows else None
 
 
 @rule("ARange")
