@@ -100,13 +100,12 @@ def make_spec(
             )
     pairs, returns = _outputs(outputs)
     sliceable = _sequence(sliceable_shareds, "sliceable_shareds")
+    canonical_updates = _updates(updates)
+    canonical_givens = _givens(givens)
     for place, variable in enumerate(sliceable):
         _require_shared(variable, f"sliceable_shareds[{place}]")
         if variable.type.ndim == 0:
             raise SpecError(f"sliceable_shareds[{place}] ({variable}) is a scalar: it has no rows")
-    canonical_updates = _updates(updates)
-    canonical_givens = _givens(givens)
-    for variable in sliceable:
         if any(variable is key for key, _ in canonical_givens):
             raise SpecError(f"{variable} is listed in sliceable_shareds and replaced in givens")
         if any(variable is target for target, _, _ in canonical_updates):
