@@ -151,7 +151,9 @@ def test_ops_that_are_equal_travel_once():
     for _ in range(50):
         out = theano.compile.ops.deep_copy_op(T.nnet.softmax(out)) + x
     flat = flatten(theano.function([x], out, mode=theano.Mode("cvm", None)))
-    assert (len(flat.nodes), len(flat.ops), len(flat.types)) == (150, 3, 1)
+    ops = {id(op) for op, _, _ in flat.nodes}
+    types = {id(type_) for _, _, made in flat.nodes for type_, _ in made}
+    assert (len(flat.nodes), len(ops), len(types)) == (150, 3, 1)
 
 
 class Keyless(Op):
@@ -191,7 +193,7 @@ def test_equal_ops_that_compute_other_things_stay_apart():
     updates = [(state, after) for state, (after, _) in zip(states, made)]
     how = {"updates": updates, "mode": mode, "accept_inplace": True}
     function = theano.function([], [out for _, out in made], **how)
-    maps = [getattr(op, "destroy_map", {}) for op in flatten(function).ops]
+    maps = [getattr(op, "destroy_map", {}) for op, _, _ in flatten(function).nodes]
     assert {0: [0]} in maps
     agree(function, [], [])
 
@@ -199,7 +201,7 @@ def test_equal_ops_that_compute_other_things_stay_apart():
 def test_ops_that_are_equal_to_nothing_else_stay_apart():
     ops = [Keyless(2), Keyless(3), Keyless(2)]
     function = theano.function([x], [op(x) for op in ops], mode=theano.Mode("py", None))
-    assert len(flatten(function).ops) == 3
+    assert len({id(op) for op, _, _ in flatten(function).nodes}) == 3
     agree(function, [X])
 
 

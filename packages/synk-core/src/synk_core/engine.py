@@ -12,85 +12,39 @@ before that.
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, Iterator
 
-__all__ = [
-    "ADAPTER",
-    "DEVICES",
-    "FLAGS",
-    "FLATTENS",
-    "NAME",
-    "NOT_INHERITED",
-    "RULED",
-    "TITLE",
-    "Apply",
-    "Assert",
-    "BatchNormTrain",
-    "Constant",
-    "Container",
-    "DestroyHandler",
-    "DimShuffle",
-    "DisconnectedInputError",
-    "DisconnectedType",
-    "Elemwise",
-    "FromFunctionOp",
-    "Function",
-    "FunctionGraph",
-    "FunctionMaker",
-    "In",
-    "MissingInputError",
-    "Mul",
-    "NoneTypeT",
-    "NotScalarConstantError",
-    "Op",
-    "RandomStateType",
-    "Rebroadcast",
-    "Reshape",
-    "Second",
-    "SharedVariable",
-    "Subtensor",
-    "T",
-    "TensorType",
-    "Variable",
-    "ancestors",
-    "build",
-    "clients_of",
-    "clone",
-    "compile_ahead",
-    "extras_of",
-    "foreign_linker",
-    "get_idx_list",
-    "get_mode",
-    "get_scalar_constant_value",
-    "held_by",
-    "indices_of",
-    "inner_graph",
-    "inner_outputs",
-    "is_random",
-    "leaves_of",
-    "library",
-    "link",
-    "linked_by_kind",
-    "machine_of",
-    "n_returned",
-    "options",
-    "out_of_place",
-    "raise_with_op",
-    "random_state_type",
-    "reduced",
-    "refresh_cache",
-    "returns_results_alone",
-    "run_in_python",
-    "shared_like",
-    "slow_without_compiler",
+__all__ = [  # noqa: RUF022 - by what they are about
+    # its names, and what it is set to
+    "ADAPTER", "NAME", "TITLE", "FLAGS", "DEVICES", "FLATTENS", "library", "T", "options",
+    "worker_variables", "worker_cache", "refresh_cache", "slow_without_compiler",
+    # graphs
+    "Apply", "Constant", "Op", "SharedVariable", "Variable", "TensorType", "NoneTypeT",
+    "RandomStateType", "random_state_type", "DisconnectedType", "Assert", "DimShuffle",
+    "Elemwise", "FromFunctionOp", "Mul", "Reshape", "Second", "Subtensor",
+    "ancestors", "clone", "get_idx_list", "inner_graph", "inner_outputs", "is_random",
+    "leaves_of", "shared_like", "upcast", "with_pattern",
+    # building functions
+    "In", "build", "get_mode", "out_of_place", "compile_ahead",
+    "without_test_values", "run_in_python", "DisconnectedInputError", "MissingInputError",
+    # compiled functions, also on their way to other processes
+    "Container", "DestroyHandler", "Function", "FunctionGraph", "FunctionMaker", "extras_of",
+    "foreign_linker", "link", "linked_by_kind", "machine_of", "raise_with_op", "reduced",
     "state_of",
-    "to_build_again",
-    "upcast",
-    "with_pattern",
-    "without_test_values",
-    "worker_cache",
-    "worker_variables",
-]
+]  # fmt: skip
+
+
+@contextmanager
+def replaced(holder: Any, name: str, value: Any) -> Iterator[None]:
+    """For the duration of the block, give an attribute another value: adapters so change what
+    engines have no option for."""
+    plain = getattr(holder, name)
+    setattr(holder, name, value)
+    try:
+        yield
+    finally:
+        setattr(holder, name, plain)
 
 
 def __getattr__(name: str) -> Any:

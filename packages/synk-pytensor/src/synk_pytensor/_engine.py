@@ -9,8 +9,9 @@ import hashlib
 import importlib
 import inspect
 import warnings
-from contextlib import contextmanager, nullcontext
-from typing import Any, Callable, Dict, Iterator, List, NoReturn, Optional, Sequence, Tuple
+from contextlib import nullcontext
+from functools import partial
+from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple
 
 import numba
 import numpy as np
@@ -40,9 +41,7 @@ from pytensor.link.numba.linker import NumbaLinker
 from pytensor.link.utils import raise_with_op as _raise_with_op
 from pytensor.raise_op import Assert
 from pytensor.scalar.basic import Mul, ScalarInnerGraphOp, Second, upcast
-from pytensor.tensor.basic import get_underlying_scalar_constant_value as get_scalar_constant_value
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
-from pytensor.tensor.exceptions import NotScalarConstantError
 from pytensor.tensor.math import Dot
 from pytensor.tensor.random.type import RandomType as RandomStateType
 from pytensor.tensor.random.type import random_generator_type as random_state_type
@@ -50,6 +49,8 @@ from pytensor.tensor.shape import Reshape
 from pytensor.tensor.subtensor import Subtensor, get_idx_list
 from pytensor.tensor.type import TensorType
 from pytensor.tensor.type_other import NoneTypeT
+
+from synk_core.engine import replaced
 
 ADAPTER = __name__
 NAME, TITLE, FLAGS = "pytensor", "PyTensor", "PYTENSOR_FLAGS"
@@ -59,15 +60,8 @@ DEVICES = None
 
 FLATTENS = False
 
-NOT_INHERITED = ()
-
-RULED = ("pytensor", "pymc")
-
 # As in functions that users build with PyTensor alone.
 warnings.filterwarnings("ignore", "Numba will use object mode to run AllReduce")
-
-# It has no such operations.
-BatchNormTrain = Rebroadcast = ()
 
 # ---- what it is set to -----------------------------------------------------------------------
 
@@ -126,18 +120,7 @@ def inner_outputs(op: Any) -> Sequence[Any]:
 
 def inner_graph(op: Any) -> Tuple[Sequence[Any], Sequence[Any]]:
     """As with Theano."""
-    graph = op.fgraph.unfreeze()
-    return graph.inputs, graph.outputs
-
-
-def indices_of(op: Any, inputs: Sequence[Any]) -> Sequence[Any]:
-    """As with Theano."""
-    return get_idx_list([None, *inputs], op.idx_list)
-
-
-def clients_of(_variable: Any, _node: Any) -> Sequence[Tuple[Any, int]]:
-    """Return nothing: a variable does not know its clients."""
-    return ()
+    return op.fgraph.inputs, op.fgraph.outputs
 
 
 def with_pattern(variable: Any, like: Any) -> Any:
@@ -167,15 +150,9 @@ def is_random(variable: Any) -> bool:
 def build(inputs: Any, outputs: Any, *, no_default_updates: Any = False, **arguments: Any) -> Any:
     """As with Theano. The argument is deprecated, though not what it does.
 
-    A function that is compiled as a whole is not linked yet: see `to_build_again`.
+    A function that is compiled as a whole is not linked yet: see `machine_of`.
     """
-
-    def changed(plain: Any) -> Any:
-        return lambda *arguments, **settings: plain(
-            *arguments, **{**settings, "no_default_updates": no_default_updates}
-        )
-
-    with _constructing(changed), _unlinked_as_a_whole():
+    with _constructing(no_default_updates=no_default_updates), _unlinked_as_a_whole():
         return library.function(inputs, outputs, **arguments)
 
 
@@ -190,22 +167,10 @@ linked_by_kind = without_test_values
 
 def out_of_place() -> Any:
     """As with Theano."""
-
-    def changed(plain: Any) -> Any:
-        def construct(*arguments: Any, **settings: Any) -> Any:
-            inputs, outputs = plain(*arguments, **settings)
-            for item in inputs:
-                if item.shared:
-                    item.mutable = False
-            return inputs, outputs
-
-        return construct
-
-    return _constructing(changed)
+    return _constructing(in_place=False)
 
 
-@contextmanager
-def _unlinked_as_a_whole() -> Iterator[None]:
+def _unlinked_as_a_whole() -> Any:
     """For the duration of the block, link no function that is compiled as a whole. Numba never lets
     go of what it has seen: of the user's shared variables, for one; and see `_JitMachine`."""
     plain = FunctionMaker.create
@@ -220,26 +185,25 @@ def _unlinked_as_a_whole() -> Iterator[None]:
         returns = self.outputs, self.unpack_single, self.return_none
         return Function(_unlinked, *ends, *returns, self, self.trust_input, self.name)
 
-    FunctionMaker.create = create
-    try:
-        yield
-    finally:
-        FunctionMaker.create = plain
+    return replaced(FunctionMaker, "create", create)
 
 
 def _unlinked() -> NoReturn:
     raise NotImplementedError("the function is to be built again")
 
 
-@contextmanager
-def _constructing(changed: Callable[[Any], Any]) -> Iterator[None]:
+def _constructing(in_place: bool = True, **changed: Any) -> Any:
     """For the duration of the block, change what clones the graph of a new function."""
     plain = _maker.construct_function_ins_and_outs
-    _maker.construct_function_ins_and_outs = changed(plain)
-    try:
-        yield
-    finally:
-        _maker.construct_function_ins_and_outs = plain
+
+    def construct(*arguments: Any, **settings: Any) -> Any:
+        inputs, outputs = plain(*arguments, **{**settings, **changed})
+        for item in inputs:
+            if item.shared and not in_place:
+                item.mutable = False
+        return inputs, outputs
+
+    return replaced(_maker, "construct_function_ins_and_outs", construct)
 
 
 # ---- compiled functions ----------------------------------------------------------------------
@@ -328,11 +292,6 @@ def _in_one_layout(value: Any) -> Any:
     return np.array(value, order="C")
 
 
-def to_build_again(function: Any) -> bool:
-    """As with Theano."""
-    return function.vm is _unlinked
-
-
 def compile_ahead(function: Any) -> None:
     """As with Theano."""
     if isinstance(function.vm, _JitMachine):
@@ -341,7 +300,7 @@ def compile_ahead(function: Any) -> None:
 
 def machine_of(function: Any) -> Any:
     """As with Theano."""
-    return function.vm
+    return None if function.vm is _unlinked else function.vm
 
 
 def foreign_linker(function: Any) -> str:
@@ -351,55 +310,29 @@ def foreign_linker(function: Any) -> str:
     return type(linker).__name__ if is_foreign else ""
 
 
-def held_by(function: Any) -> Any:
-    """Return the maker: a function has no place for weak references."""
-    return function.maker
-
-
-def n_returned(function: Any) -> int:
-    """As with Theano."""
-    return int(function._n_returned_outputs)
-
-
-def returns_results_alone(_function: Any) -> bool:
-    """Return True: there are neither dicts of results nor defaults."""
-    return True
-
-
-def raise_with_op(machine: Any, node: Any, thunk: Any) -> NoReturn:
-    """As with Theano."""
-    _raise_with_op(None, node, thunk, storage_map=getattr(machine, "storage_map", None))
-    raise AssertionError("not reached")
+raise_with_op = partial(_raise_with_op, None)  # of no graph
 
 
 def extras_of(_function: Any) -> None:
     """As with Theano: nothing."""
 
 
-def link(
-    graph: Any,
-    inputs: Sequence[Any],
-    borrows: Sequence[bool],
-    mode: Any,
-    name: Optional[str],
-    returns: Tuple[bool, bool],
-    _extras: Any,
-) -> Any:
+def link(flat: Any, graph: Any, inputs: Sequence[Any]) -> Any:
     """As with Theano. Prepared graphs have to be declared, and need an `Out` for each update."""
-    n_outputs = len(borrows)
-    borrows = [*borrows, *[False] * (len(graph.outputs) - n_outputs)]
+    n_outputs = len(flat.borrowed_outputs)
+    borrows = [*flat.borrowed_outputs, *[False] * (len(graph.outputs) - n_outputs)]
     maker = FunctionMaker(
         inputs,
         [Out(variable, borrow=borrow) for variable, borrow in zip(graph.outputs, borrows)],
-        mode=mode,
+        mode=flat.mode,
         accept_inplace=True,
         on_unused_input="ignore",
         fgraph=graph,
-        name=name,
+        name=flat.name,
         no_fgraph_prep=True,
     )
     maker.outputs = maker.outputs[:n_outputs]
-    maker.unpack_single, maker.return_none = returns
+    maker.unpack_single, maker.return_none = flat.returns
     if not isinstance(maker.linker, JITLinker):
         return maker.create([item.value for item in inputs])
     with _translated_by_kind():
@@ -412,8 +345,7 @@ _ALIKE_BY_TYPE = (DimShuffle, Dot, Elemwise)
 """Operations whose translation depends on nothing but themselves and their variables' types."""
 
 
-@contextmanager
-def _translated_by_kind() -> Iterator[None]:
+def _translated_by_kind() -> Any:
     """For the duration of the block, translate operations for Numba once for each kind.
 
     A millisecond for each node, also where all that is compiled is loaded from the cache, is most
@@ -434,11 +366,7 @@ def _translated_by_kind() -> Iterator[None]:
             known[kind] = plain(op, *arguments, node=node, **settings)
         return known[kind]
 
-    basic.numba_funcify_ensure_cache = translated
-    try:
-        yield
-    finally:
-        basic.numba_funcify_ensure_cache = plain
+    return replaced(basic, "numba_funcify_ensure_cache", translated)
 
 
 _to_register: List[Tuple[type, Callable[..., Any]]] = []

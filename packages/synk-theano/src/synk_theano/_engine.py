@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import contextmanager
-from typing import Any, Dict, Iterator, NoReturn, Optional, Sequence, Tuple
+from typing import Any, Dict, Sequence, Tuple
 
 import theano as library
 import theano.tensor as T
 from theano import clone
-from theano.compile import FunctionMaker, In, Rebroadcast, SharedVariable
+from theano.compile import FunctionMaker, In, SharedVariable
 from theano.compile.function_module import Function
 from theano.compile.io import Out
 from theano.compile.mode import get_mode
@@ -29,22 +28,21 @@ from theano.gof import (
     Variable,
     vm,
 )
-from theano.gof import link as _linking
 from theano.gof.graph import ancestors
-from theano.gof.graph import clone as _clone_graph
 from theano.gof.graph import inputs as leaves_of
+from theano.gof.link import raise_with_op
 from theano.gradient import DisconnectedInputError, DisconnectedType
 from theano.scalar import Mul, Second, upcast
 from theano.scalar.basic import Composite, specific_out, transfer_type
 from theano.tensor import TensorType
-from theano.tensor.basic import NotScalarConstantError, Reshape, get_scalar_constant_value
+from theano.tensor.basic import Reshape
 from theano.tensor.elemwise import DimShuffle, Elemwise
-from theano.tensor.nnet.bn import AbstractBatchNormTrain as BatchNormTrain
 from theano.tensor.opt import Assert
 from theano.tensor.raw_random import RandomStateType, random_state_type
 from theano.tensor.subtensor import Subtensor, get_idx_list
-from theano.tensor.type_other import NoneTypeT, SliceType
+from theano.tensor.type_other import NoneTypeT
 
+from synk_core.engine import replaced
 from synk_theano_compat.locks import refresh_cache, worker_cache
 
 from ._gpu import backend as DEVICES
@@ -55,13 +53,6 @@ ADAPTER = __name__
 
 NAME, TITLE, FLAGS = "theano", "Theano", "THEANO_FLAGS"
 """Its module, its name in messages, and the variable in which users set its options."""
-
-NOT_INHERITED = ("THEANO_GPU_IS_ALREADY_ACTIVE",)
-"""Variables that workers must not have: Theano sets this one for processes that are forked from one
-that uses a GPU, and workers are not."""
-
-RULED = ("theano",)
-"""Packages of operations for which there are rules of `check`."""
 
 FLATTENS = True
 """Whether `flat_updates` is of use: linkers run operations in Python as they are."""
@@ -98,7 +89,8 @@ def worker_variables(on_device: bool) -> Dict[str, str]:
         flags.append(_NO_DEVICE)
     if not hasattr(vm, "CVM"):  # as when Theano was imported here; the option comes after it
         flags.append("cxx=")
-    return {FLAGS: ",".join(filter(None, flags))}
+    # Theano says so to processes that are forked from one that uses a GPU, and workers are not.
+    return {FLAGS: ",".join(filter(None, flags)), "THEANO_GPU_IS_ALREADY_ACTIVE": ""}
 
 
 def _lacks_its_device() -> bool:
@@ -124,40 +116,8 @@ def inner_outputs(op: Any) -> Sequence[Any]:
 
 
 def inner_graph(op: Any) -> Tuple[Sequence[Any], Sequence[Any]]:
-    """Return inputs and outputs of a copy of the graph in a Scan or OpFromGraph.
-
-    Its variables are its own: PyTensor has one for all operations of the same inner graph.
-    """
-    made_of = [getattr(op, f"local_{ends}", None) or getattr(op, ends) for ends in _ENDS]
-    inputs, outputs = _clone_graph(*made_of)
-    return inputs, outputs
-
-
-_ENDS = ("inputs", "outputs")
-
-
-def indices_of(_op: Any, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return the indices of an AdvancedSubtensor of these inputs: variables, and slices of them.
-
-    What has such slices as inputs is computed from their bounds.
-    """
-    return [_as_slice(v) if isinstance(v.type, SliceType) else v for v in inputs]
-
-
-def _as_slice(variable: Any) -> slice:
-    if variable.owner is None:
-        return getattr(variable, "data", slice(0, 0))
-    bounds = variable.owner.inputs
-    return slice(*(None if isinstance(bound.type, NoneTypeT) else bound for bound in bounds))
-
-
-def clients_of(variable: Any, _node: Any) -> Sequence[Tuple[Any, int]]:
-    """Return the nodes that take a variable of a compiled graph, each with the input's place.
-
-    Args:
-        _node: one of them.
-    """
-    return [(client, place) for client, place in variable.clients if client != "output"]
+    """Return inputs and outputs of the graph in an OpFromGraph, which others may have, too."""
+    return op.local_inputs, op.local_outputs
 
 
 def with_pattern(variable: Any, like: Any) -> Any:
@@ -194,8 +154,7 @@ def without_test_values() -> Any:
     return change_flags(compute_test_value="off")
 
 
-@contextmanager
-def out_of_place() -> Iterator[None]:
+def out_of_place() -> Any:
     """For the duration of the block, build functions that overwrite no shared variable's value.
 
     The engine makes operations work in place on a variable that is updated. A function that fails
@@ -213,24 +172,16 @@ def out_of_place() -> Iterator[None]:
                 item.mutable = False
         return plain(inputs, *arguments, **settings)
 
-    pfunc.orig_function = orig_function
-    try:
-        yield
-    finally:
-        pfunc.orig_function = plain
+    return replaced(pfunc, "orig_function", orig_function)
 
 
 # ---- compiled functions ----------------------------------------------------------------------
 
 
 def machine_of(function: Any) -> Any:
-    """Return what runs a compiled function's nodes."""
+    """Return what runs a compiled function's nodes; None if what `build` has returned cannot run,
+    but has to be flattened and rebuilt."""
     return function.fn
-
-
-def to_build_again(_function: Any) -> bool:
-    """Return whether what `build` has returned cannot run: it has to be flattened and rebuilt."""
-    return False
 
 
 def compile_ahead(_function: Any) -> None:
@@ -243,64 +194,32 @@ def foreign_linker(_function: Any) -> str:
     return ""
 
 
-def held_by(function: Any) -> Any:
-    """Return what goes together with a compiled function, and can be weakly referenced."""
-    return function
-
-
-def n_returned(function: Any) -> int:
-    """Return the number of a compiled function's outputs, without its updates."""
-    return int(function.n_returned_outputs)
-
-
-def returns_results_alone(function: Any) -> bool:
-    """Return whether a compiled function makes no dict of its results, and restores no default."""
-    return function.output_keys is None and not any(refeed for _, refeed, _ in function.defaults)
-
-
-def raise_with_op(machine: Any, node: Any, thunk: Any) -> NoReturn:
-    """Raise the error that is being handled, with the engine's description of the operation."""
-    _linking.raise_with_op(
-        node=node, thunk=thunk, storage_map=getattr(machine, "storage_map", None)
-    )
-    raise AssertionError("not reached")
-
-
 def extras_of(function: Any) -> Any:
     """Return what `link` needs besides a compiled function's graph, to be sent."""
     return function.maker.output_keys, processor_flags()
 
 
-def link(
-    graph: Any,
-    inputs: Sequence[Any],
-    borrows: Sequence[bool],
-    mode: Any,
-    name: Optional[str],
-    returns: Tuple[bool, bool],
-    extras: Any,
-) -> Any:
+def link(flat: Any, graph: Any, inputs: Sequence[Any]) -> Any:
     """Make a function of an optimised graph.
 
     Args:
+        flat: the `FlatFunction`, of which the settings matter.
         graph: its outputs are those of the function, then the new values of its updates.
         inputs: an `In` for each input of the graph.
-        borrows: for each output of the function, whether the caller may keep its memory.
-        returns: `unpack_single` and `return_none` of the function.
-        extras: see `extras_of`.
     """
-    output_keys, flags = extras
+    output_keys, flags = flat.extras
+    ends = zip(graph.outputs, flat.borrowed_outputs)
     maker = FunctionMaker(
         inputs,
-        [Out(variable, borrow=borrow) for variable, borrow in zip(graph.outputs, borrows)],
-        mode=mode,
+        [Out(variable, borrow=borrow) for variable, borrow in ends],
+        mode=flat.mode,
         accept_inplace=True,
         on_unused_input="ignore",
         fgraph=graph,
         output_keys=output_keys,
-        name=name,
+        name=flat.name,
     )
-    maker.unpack_single, maker.return_none = returns
+    maker.unpack_single, maker.return_none = flat.returns
     take_processor_flags(flags)
     with quick_outputs(graph):
         return maker.create([item.value for item in inputs], trustme=True)

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import threading
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Dict, Iterator, List, NoReturn, Optional, Tuple, Type, Union
+from functools import partial
+from typing import Any, Callable, Dict, Iterator, List, NoReturn, Optional, Sequence, Tuple, Type
 
 from theano.gof.cc import _CThunk
 from theano.gof.cmodule import GCC_compiler
 from theano.gof.graph import Constant
 from theano.gof.op import Op
 from theano.gof.utils import MethodNotDefined
+
+from synk_core.engine import replaced
 
 _linking = threading.RLock()
 
@@ -28,7 +30,7 @@ def linked_by_kind() -> Iterator[None]:
 
     Other threads wait for the end of it; none may build functions by Theano itself meanwhile.
     """
-    kinds: Dict[Any, Union[_Kind, _NoCode]] = {}
+    kinds: Dict[Any, Callable[..., Any]] = {}
 
     def make_c_thunk(
         self: Any, node: Any, storage_map: Any, compute_map: Any, no_recycling: Any
@@ -36,38 +38,29 @@ def linked_by_kind() -> Iterator[None]:
         key = None if no_recycling else _key(self, node)
         kind = None if key is None else kinds.get(key)
         if kind is not None:
-            return kind.link(node, storage_map, compute_map)
+            return kind(node, storage_map, compute_map)
         try:
             thunk = link_alone(self, node, storage_map, compute_map, no_recycling)
         except (NotImplementedError, MethodNotDefined) as error:
             if key is not None:
-                kinds[key] = _NoCode(type(error), error.args)
+                kinds[key] = partial(_without_code, type(error), error.args)
             raise
         if key is not None:
-            kinds[key] = _Kind.of(node, thunk.thunk)
+            kinds[key] = _linker_of(node, thunk.thunk)
         return thunk
 
     with _linking:
         link_alone = Op.make_c_thunk
-        Op.make_c_thunk = make_c_thunk
-        try:
+        with replaced(Op, "make_c_thunk", make_c_thunk):
             yield
-        finally:
-            Op.make_c_thunk = link_alone
 
 
-@contextmanager
-def quick_outputs(graph: Any) -> Iterator[None]:
+def quick_outputs(graph: Any) -> Any:
     """For the duration of the block, let `variable in graph.outputs` take no search.
 
     The linker tests each input of each node, and a training function has hundreds of outputs.
     """
-    plain = graph.outputs
-    graph.outputs = _Outputs(plain)
-    try:
-        yield
-    finally:
-        graph.outputs = plain
+    return replaced(graph, "outputs", _Outputs(graph.outputs))
 
 
 class _Outputs(List[Any]):
@@ -120,63 +113,39 @@ def _key(op: Any, node: Any) -> Any:
     return key
 
 
-@dataclass(frozen=True)
-class _NoCode:
-    """A kind of nodes without C code, which are computed in Python."""
-
-    error: Type[Exception]
-    arguments: Tuple[Any, ...]
-
-    def link(self, *_: Any) -> NoReturn:
-        """Raise the error of `Op.make_c_thunk`."""
-        raise self.error(*self.arguments)
+def _without_code(error: Type[Exception], arguments: Sequence[Any], *_: Any) -> NoReturn:
+    """Raise the error of `Op.make_c_thunk` for a kind of nodes that are computed in Python."""
+    raise error(*arguments)
 
 
-@dataclass(frozen=True)
-class _Kind:
-    """What the C thunks of a kind of nodes have in common.
+def _linker_of(node: Any, example: Any) -> Callable[..., Any]:
+    """Return what links other nodes of this node's kind, whose C thunk is `example`."""
+    (copy,) = example.nodes
+    # The module takes inputs that come twice only once, and some parameters after the outputs.
+    passed = [
+        place
+        for place, variable in enumerate(node.inputs)
+        if all(variable is not before for before in node.inputs[:place])
+    ]
+    known = {*copy.inputs, *copy.outputs}
+    constants = [
+        variable.data
+        for variable, task, _ in example.init_tasks
+        if isinstance(variable, Constant) and task == "init" and variable not in known
+    ]
 
-    Attributes:
-        example: the first thunk.
-        passed: indices of the inputs that the module takes: those that come twice only once.
-        constants: parameters that the module takes after inputs and outputs.
-    """
-
-    example: Any
-    passed: Tuple[int, ...]
-    constants: Tuple[Any, ...]
-
-    @classmethod
-    def of(cls, node: Any, example: Any) -> _Kind:
-        """Return the kind of a node whose thunk is `example`."""
-        (copy,) = example.nodes
-        passed = tuple(
-            place
-            for place, variable in enumerate(node.inputs)
-            if all(variable is not before for before in node.inputs[:place])
-        )
-        known = {*copy.inputs, *copy.outputs}
-        constants = tuple(
-            variable.data
-            for variable, task, _ in example.init_tasks
-            if isinstance(variable, Constant) and task == "init" and variable not in known
-        )
-        return cls(example, passed, constants)
-
-    def link(self, node: Any, storage_map: Any, compute_map: Any) -> Any:
-        """Return a thunk for another node, as `Op.make_c_thunk` does."""
+    def link(node: Any, storage_map: Any, compute_map: Any) -> Any:
         inputs = [storage_map[variable] for variable in node.inputs]
         outputs = [storage_map[variable] for variable in node.outputs]
         error_storage = [None, None, None]
-        first = self.example
-        cthunk = first.module.instantiate(
+        cthunk = example.module.instantiate(
             error_storage,
-            *[inputs[place] for place in self.passed],
+            *[inputs[place] for place in passed],
             *outputs,
-            *[[data] for data in self.constants],
+            *[[data] for data in constants],
         )
-        thunk = _CThunk(cthunk, first.init_tasks, first.tasks, error_storage, first.module)
-        thunk.nodes = first.nodes
+        thunk = _CThunk(cthunk, example.init_tasks, example.tasks, error_storage, example.module)
+        thunk.nodes = example.nodes
         computed = [compute_map[variable] for variable in node.outputs]
 
         def run() -> None:
@@ -190,3 +159,5 @@ class _Kind:
         run.outputs = outputs  # type: ignore[attr-defined]
         run.lazy = False  # type: ignore[attr-defined]
         return run
+
+    return link

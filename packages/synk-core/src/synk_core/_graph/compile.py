@@ -26,8 +26,8 @@ from synk_core.engine import (
     is_random,
     leaves_of,
     linked_by_kind,
+    machine_of,
     out_of_place,
-    to_build_again,
     with_pattern,
     without_test_values,
 )
@@ -89,30 +89,24 @@ def _require_states_of_its_own(compiled: Any) -> None:
     A call that fails could not restore it, and nothing could copy it between ranks.
     """
     foreign = foreign_linker(compiled)
-    states = [
-        variable
-        for variable in compiled.maker.fgraph.inputs
-        if foreign and isinstance(variable.type, RandomStateType)
-    ]
-    if states:
-        raise SpecError(
-            f"{compiled.name or 'function()'} draws random numbers from {states[0]}, of which "
-            f'{foreign} keeps a copy that is neither shared nor restored; use mode="NUMBA" or '
-            f'mode="CVM"'
-        )
+    for variable in compiled.maker.fgraph.inputs if foreign else ():
+        if isinstance(variable.type, RandomStateType):
+            raise SpecError(
+                f"{compiled.name or 'function()'} draws random numbers from {variable}, of which "
+                f'{foreign} keeps a copy that is neither shared nor restored; use mode="NUMBA" or '
+                f'mode="CVM"'
+            )
 
 
 def _compiled(spec: FunctionSpec, form: Form, device: Device, atomic: bool) -> Any:
     inputs: List[Any] = list(spec.inputs)
     givens: List[Any] = []
-    if form.select == "range":
-        start, stop = T.lscalar("start"), T.lscalar("stop")
-        inputs += [start, stop]
-        givens += [(s, with_pattern(s[start:stop], s)) for s in spec.sliceable]
-    elif form.select == "index":
-        index = T.lvector("index")
-        inputs.append(index)
-        givens += [(s, with_pattern(s[index], s)) for s in spec.sliceable]
+    if form.select:
+        ranges = form.select == "range"
+        by = [T.lscalar("start"), T.lscalar("stop")] if ranges else [T.lvector("index")]
+        rows = slice(*by) if ranges else by[0]
+        inputs += by
+        givens += [(s, with_pattern(s[rows], s)) for s in spec.sliceable]
     givens += spec.givens
 
     outputs = [
@@ -142,7 +136,7 @@ def _compiled(spec: FunctionSpec, form: Form, device: Device, atomic: bool) -> A
         compiled = build(inputs, outputs, updates=updates, givens=givens, name=spec.name, **kwargs)
         _require_states_of_its_own(compiled)
         compiled = in_one_order(compiled)
-        if to_build_again(compiled):
+        if machine_of(compiled) is None:
             # As in the workers, which so find what is compiled here: its key is the nodes' order.
             compiled = rebuild(flatten(compiled))
         compile_ahead(compiled)

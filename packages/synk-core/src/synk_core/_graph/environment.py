@@ -68,8 +68,6 @@ def worker_environment(size: int, on_device: bool = False) -> Dict[str, str]:
             user's flags name for this process.
     """
     environment = {k: v for k, v in os.environ.items() if not belongs_to_launcher(k)}
-    for name in engine.NOT_INHERITED:
-        environment.pop(name, None)
     environment.update(engine.worker_variables(on_device))
     if not engine.library.config.cxx:
         # This process's engine has warned the user; workers need not repeat it.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Callable, FrozenSet, Iterable, List, Mapping, Optional
 
 from synk_core._warn import Place
@@ -23,8 +23,7 @@ class FunctionFacts:
         reads: variables that outputs and updates are computed from.
         rank_dependent_updates: updated variables whose new value is computed from the rank's own
             rows, random numbers, or `row_share()`.
-        sources: for each update, the variables that its new value is computed from; an update
-            without an entry may depend on all that the function reads.
+        sources: for each update, the variables that its new value is computed from.
         has_rows: whether it has scattered inputs or sliceable variables.
         shown: variables that its outputs are computed from.
         built_at: the user's line.
@@ -33,17 +32,20 @@ class FunctionFacts:
     function_id: int
     name: str
     reads: FrozenSet[int]
-    updates: FrozenSet[int]
     rank_dependent_updates: FrozenSet[int]
     sliceable: FrozenSet[int]
-    sources: Mapping[int, FrozenSet[int]] = field(default_factory=dict)
-    has_rows: bool = True
-    shown: FrozenSet[int] = frozenset()
-    built_at: Optional[Place] = None
+    sources: Mapping[int, FrozenSet[int]]
+    has_rows: bool
+    shown: FrozenSet[int]
+    built_at: Optional[Place]
+
+    @property
+    def updates(self) -> FrozenSet[int]:
+        return frozenset(self.sources)
 
     def consumers(self, variable: int) -> List[int]:
         """Return the variables whose new value is computed from `variable`."""
-        return sorted(u for u in self.updates if variable in self.sources.get(u, self.reads))
+        return sorted(u for u, read in self.sources.items() if variable in read)
 
 
 def facts_of(spec: FunctionSpec, numbers: Callable[[Any], int], function_id: int) -> FunctionFacts:
@@ -65,7 +67,6 @@ def facts_of(spec: FunctionSpec, numbers: Callable[[Any], int], function_id: int
         function_id=function_id,
         name=spec.name or unnamed(function_id),
         reads=numbered(leaf for leaves in everything for leaf in leaves),
-        updates=numbered(target for target, _ in updates),
         rank_dependent_updates=numbered(
             target
             for target, leaves in lineage.since_reduced

@@ -10,7 +10,7 @@ from typing import Any, Callable, List, Sequence
 
 import numpy as np
 
-from synk_core.engine import Function, machine_of, n_returned, raise_with_op, returns_results_alone
+from synk_core.engine import Function, machine_of, raise_with_op
 
 
 def trusting(function: Any, arrays: Sequence[np.ndarray]) -> Callable[..., List[Any]]:
@@ -36,12 +36,15 @@ def _takes_as_they_are(function: Any, arrays: Sequence[np.ndarray]) -> bool:
 
 def needs_no_wrapper(function: Any) -> bool:
     """Return whether the linker makes updates, no default is restored, and results are a list."""
+    # Some engines' functions have defaults, and make a dict of their results.
+    restores = any(refeed for _, refeed, _ in getattr(function, "defaults", ()))
     return (
         type(function) is Function
         and not function.profile
         and not function.return_none
         and not function.unpack_single
-        and returns_results_alone(function)
+        and not restores
+        and getattr(function, "output_keys", None) is None
         and not getattr(machine_of(function), "need_update_inputs", True)
     )
 
@@ -60,13 +63,13 @@ def _wrapped(function: Any) -> Callable[..., List[Any]]:
 
 def bare(function: Any) -> Callable[..., List[Any]]:
     """Return a callable that computes `function` of arguments that fit; see `needs_no_wrapper`."""
-    machine = machine_of(function)
+    # Without its updates.
+    machine, count = machine_of(function), len(function.maker.outputs)
     if hasattr(machine, "bare"):
-        made: Callable[..., List[Any]] = machine.bare(n_returned(function))
+        made: Callable[..., List[Any]] = machine.bare(count)
         return made
     places = [container.storage for container in function.input_storage]
     given = [c.storage for c in function.input_storage if c.required]
-    count = n_returned(function)
     found = [container.storage for container in function.output_storage]
     # With allow_gc the machine frees its own intermediate results.
     freed = []
@@ -81,7 +84,11 @@ def bare(function: Any) -> Callable[..., List[Any]]:
             results = machine()
         except Exception:
             if hasattr(machine, "position_of_error"):
-                _raise_with_op(machine)
+                position = machine.position_of_error
+                thunk = machine.thunks[position] if hasattr(machine, "thunks") else None
+                storage_map = getattr(machine, "storage_map", None)
+                # It adds the engine's description of the operation.
+                raise_with_op(node=machine.nodes[position], thunk=thunk, storage_map=storage_map)
             raise
         if results is None:
             results = [place[0] for place in found]
@@ -92,10 +99,3 @@ def bare(function: Any) -> Callable[..., List[Any]]:
         return results[:count]
 
     return call
-
-
-def _raise_with_op(machine: Any) -> None:
-    """Raise the error that is being handled, with the engine's description of the operation."""
-    position = machine.position_of_error
-    thunk = machine.thunks[position] if hasattr(machine, "thunks") else None
-    raise_with_op(machine, machine.nodes[position], thunk)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 from synk_core.engine import (
     DEVICES,
@@ -25,17 +25,13 @@ from synk_core.engine import (
     Constant,
     DimShuffle,
     Elemwise,
-    NotScalarConstantError,
     Op,
-    Rebroadcast,
     Reshape,
     SharedVariable,
     Subtensor,
     T,
-    clients_of,
     get_idx_list,
     get_mode,
-    get_scalar_constant_value,
     library,
 )
 
@@ -92,7 +88,6 @@ class Unflatten(Op):  # type: ignore[misc] # engines have no types
         self.types = types
 
     def make_node(self, vector: Any) -> Any:
-        """Apply it to a vector."""
         return Apply(self, [vector], [type_() for type_ in self.types])
 
     def perform(self, node: Any, inputs: Sequence[Any], outputs: Any) -> None:
@@ -112,7 +107,9 @@ def _is_fresh(node: Any) -> bool:
     owner = vector.owner
     if owner is None or isinstance(owner.op, Flatten) or getattr(owner.op, "view_map", None):
         return False
-    return sum(isinstance(taker.op, Unflatten) for taker, _ in clients_of(vector, node)) == 1
+    # Where updates are flattened, the variables of compiled graphs know what takes them.
+    taking = [getattr(taker, "op", None) for taker, _ in vector.clients]
+    return sum(isinstance(op, Unflatten) for op in taking) == 1
 
 
 def protected(mode: Any) -> Any:
@@ -184,76 +181,86 @@ def is_flat(updates: Iterable[Sequence[Any]]) -> bool:
     return any(owner is not None and isinstance(owner.op, Unflatten) for owner in owners)
 
 
-class _Expression(NamedTuple):
-    """An elementwise expression.
-
-    Attributes:
-        skeleton: equal for expressions that do the same with their leaves.
-        leaves: shared variables of the target's shape.
-        pieces: (vector, start, stop): parts of vectors.
-    """
-
-    skeleton: Any
-    leaves: Tuple[Any, ...]
-    pieces: Tuple[Tuple[Any, int, int], ...]
-
-
 class _NotElementwiseError(Exception):
     """An expression is not elementwise, or it is not known to be."""
 
 
-class _Reader:
-    """Reads the expression of a target's new value."""
+class _Member:
+    """An update that can be computed with others.
 
-    def __init__(self, target: Any) -> None:
-        self._shape: Shape = tuple(value_of(target).shape)
-        self._leaves: List[Any] = []
-        self._pieces: List[Tuple[Any, int, int]] = []
-        self._seen: Dict[Any, int] = {}
+    Attributes:
+        place: in the list of updates.
+        skeleton: equal for elementwise expressions that do the same with leaves and pieces.
+        leaves: shared variables of the target's shape.
+        pieces: (vector, start, stop): parts of vectors.
 
-    def expression(self, value: Any) -> _Expression:
-        """Return the form of an expression.
+    Raises:
+        _NotElementwiseError: its value is not known to be elementwise.
+    """
 
-        Raises:
-            _NotElementwiseError: it is not known to be elementwise.
-        """
-        if value.owner is None or not isinstance(value.owner.op, Elemwise):
+    def __init__(self, place: int, target: Any, value: Any) -> None:
+        self.place, self.target, self.value = place, target, value
+        held = value_of(target)
+        is_tensor = is_array(held) and held.ndim and held.size
+        is_computed = getattr(value, "owner", None) is not None
+        if not (is_tensor and is_computed and getattr(value, "dtype", None) == target.dtype):
             raise _NotElementwiseError  # a variable's own value: there is nothing to compute
-        return _Expression(self._read(value, 0), tuple(self._leaves), tuple(self._pieces))
+        self.shape: Shape = tuple(held.shape)
+        self.leaves: List[Any] = []
+        self.pieces: List[Tuple[Any, int, int]] = []
+        self._seen: Dict[Any, int] = {}
+        self.skeleton = self._computed(value, 0)
+        hash(self.skeleton)
+
+    def precedes(self, other: _Member) -> bool:
+        """Return whether the other one's elements can lie right behind this one's."""
+        size = math.prod(self.shape) * value_of(self.target).dtype.itemsize
+        return size % ALIGNMENT == 0 and all(
+            mine is theirs and stop == start
+            for (mine, _, stop), (theirs, start, _) in zip(self.pieces, other.pieces)
+        )
 
     def _read(self, variable: Any, depth: int) -> Any:
         if variable in self._seen:
             return "again", self._seen[variable]
-        if depth > _DEEPEST:
-            raise _NotElementwiseError
         self._seen[variable] = len(self._seen)
-        scalar = scalar_of(variable)
-        if scalar is not None:
-            return "scalar", _identity(scalar)
-        leaf = leaf_of(variable)
-        if leaf is not None:
-            if tuple(getattr(value_of(leaf), "shape", ())) != self._shape:
+        kind, source = _source(variable, self.shape)
+        if kind == "scalar":
+            return kind, _identity(source)
+        if kind == "leaf":
+            if tuple(getattr(value_of(source), "shape", ())) != self.shape:
                 raise _NotElementwiseError
-            self._leaves.append(leaf)
-            return "leaf", leaf.dtype, getattr(leaf.type, "context_name", "host")
-        piece = piece_of(variable, self._shape)
-        if piece is not None:
-            self._pieces.append(piece)
-            return "piece", piece[0]
+            self.leaves.append(source)
+            return kind, source.dtype, _device(source)
+        if kind == "piece":
+            self.pieces.append(source)
+            return kind, source[0]
+        return self._computed(variable, depth)
+
+    def _computed(self, variable: Any, depth: int) -> Any:
+        self._seen.setdefault(variable, len(self._seen))
         node = variable.owner
-        if node is None or not isinstance(node.op, Elemwise) or len(node.outputs) > 1:
+        is_elementwise = node is not None and isinstance(node.op, Elemwise)
+        if not is_elementwise or len(node.outputs) > 1 or depth > _DEEPEST:
             raise _NotElementwiseError
         return node.op, *(self._read(source, depth + 1) for source in node.inputs)
 
 
-def scalar_of(variable: Any) -> Any:
-    """Return the scalar that a variable consists of, whatever its dimensions; None if of none."""
+def _source(variable: Any, shape: Shape) -> Tuple[str, Any]:
+    """Return what a variable is in an expression: a "scalar", whatever its dimensions; the shared
+    variable whose value it is, a "leaf"; a "piece" (vector, start, stop); else "", computed."""
     node = variable.owner
     if node is not None and isinstance(node.op, DimShuffle) and node.inputs[0].ndim == 0:
-        return node.inputs[0]
+        return "scalar", node.inputs[0]
     if isinstance(variable, Constant) and variable.data.size == 1 and all(variable.broadcastable):
-        return variable if variable.ndim == 0 else T.constant(variable.data.reshape(()))
-    return variable if variable.ndim == 0 else None
+        return "scalar", T.constant(variable.data.reshape(())) if variable.ndim else variable
+    if variable.ndim == 0:
+        return "scalar", variable
+    leaf = _wherever(variable)
+    if isinstance(leaf, SharedVariable):
+        return "leaf", leaf
+    piece = _piece_of(variable, shape)
+    return "piece" if piece else "", piece
 
 
 def _identity(scalar: Any) -> Any:
@@ -266,12 +273,6 @@ def _identity(scalar: Any) -> Any:
     return node.op, node.outputs.index(scalar), *map(_identity, node.inputs)
 
 
-def leaf_of(variable: Any) -> Any:
-    """Return the shared variable whose value this is, on any device; None if it is none."""
-    variable = _wherever(variable)
-    return variable if isinstance(variable, SharedVariable) else None
-
-
 def _wherever(variable: Any) -> Any:
     """Return what a variable is a copy of in host memory; itself if it is none."""
     node = variable.owner
@@ -279,10 +280,10 @@ def _wherever(variable: Any) -> Any:
     return node.inputs[0] if is_copy else variable
 
 
-def piece_of(variable: Any, shape: Shape) -> Optional[Tuple[Any, int, int]]:
+def _piece_of(variable: Any, shape: Shape) -> Optional[Tuple[Any, int, int]]:
     """Return (vector, start, stop) if a variable is ``vector[start:stop]`` in this shape."""
     node, reshaped = variable.owner, False
-    while node is not None and isinstance(node.op, (Rebroadcast, Reshape)):
+    while node is not None and type(node.op).__name__ in ("Rebroadcast", "Reshape"):
         if isinstance(node.op, Reshape) and not reshaped:
             reshaped = True
             wanted = node.inputs[1]
@@ -291,34 +292,14 @@ def piece_of(variable: Any, shape: Shape) -> Optional[Tuple[Any, int, int]]:
         node = node.inputs[0].owner
     if node is None or not isinstance(node.op, Subtensor) or node.inputs[0].ndim != 1:
         return None
-    try:
-        (found,) = get_idx_list(node.inputs, node.op.idx_list)
-        start, stop = (int(get_scalar_constant_value(end)) for end in (found.start, found.stop))
-    except (NotScalarConstantError, AttributeError, TypeError, ValueError):
+    (found,) = get_idx_list(node.inputs, node.op.idx_list) or (None,)
+    if not isinstance(found, slice) or found.step is not None:
         return None
-    if found.step is not None or start < 0 or stop - start != math.prod(shape):
+    if not isinstance(found.start, Constant) or not isinstance(found.stop, Constant):
         return None
-    return _wherever(node.inputs[0]), start, stop
-
-
-class _Member(NamedTuple):
-    """An update that can be computed with others: the place in the list, and its expression."""
-
-    place: int
-    target: Any
-    value: Any
-    shape: Shape
-    expression: _Expression
-
-    def precedes(self, other: _Member) -> bool:
-        """Return whether the other one's elements can lie right behind this one's."""
-        size = math.prod(self.shape) * value_of(self.target).dtype.itemsize
-        return size % ALIGNMENT == 0 and all(
-            mine is theirs and stop == start
-            for (mine, _, stop), (theirs, start, _) in zip(
-                self.expression.pieces, other.expression.pieces
-            )
-        )
+    start, stop = int(found.start.data), int(found.stop.data)
+    is_piece = start >= 0 and stop - start == math.prod(shape)
+    return (_wherever(node.inputs[0]), start, stop) if is_piece else None
 
 
 def flat_updates(updates: Iterable[Update], least: Optional[int] = None) -> List[Update]:
@@ -349,40 +330,22 @@ def flat_updates(updates: Iterable[Update], least: Optional[int] = None) -> List
         return flat  # DebugMode checks that results share no memory but as an op's `view_map` says
     runs: Dict[Any, List[List[_Member]]] = {}
     for place, (target, value) in enumerate(pairs):
-        member = _member(place, target, value)
-        if member is None:
+        try:
+            member = _Member(place, target, value)
+        except (_NotElementwiseError, TypeError):  # or it has no hash
             continue
-        kind = runs.setdefault(
-            (member.expression.skeleton, target.type.dtype, _device(target)), [[]]
-        )
+        key = member.skeleton, target.type.dtype, _device(target)
+        kind = runs.setdefault(key, [[]])
         if kind[-1] and not kind[-1][-1].precedes(member):
             kind.append([])
         kind[-1].append(member)
     joined: Dict[Any, Any] = {}
-    for kind in runs.values():
-        for run in kind:
-            if len(run) >= (_least_of(run) if least is None else max(least, 2)):
-                for member, value in zip(run, _together(run, joined)):
-                    flat[member.place] = member.target, value
+    for run in (run for kind in runs.values() for run in kind):
+        quicker = LEAST_ON_DEVICE if is_device_type(run[0].target.type) else LEAST_ON_HOST
+        if len(run) >= (quicker if least is None else max(least, 2)):
+            for member, value in zip(run, _together(run, joined)):
+                flat[member.place] = member.target, value
     return flat
-
-
-def _member(place: int, target: Any, value: Any) -> Optional[_Member]:
-    held = value_of(target)
-    if not is_array(held) or not held.ndim or not held.size:
-        return None
-    if getattr(value, "dtype", None) != target.dtype or not hasattr(value, "ndim"):
-        return None
-    try:
-        expression = _Reader(target).expression(value)
-        hash(expression.skeleton)
-    except (_NotElementwiseError, TypeError):
-        return None
-    return _Member(place, target, value, tuple(held.shape), expression)
-
-
-def _least_of(run: Sequence[_Member]) -> int:
-    return LEAST_ON_DEVICE if is_device_type(run[0].target.type) else LEAST_ON_HOST
 
 
 def _device(variable: Any) -> Any:
@@ -394,11 +357,11 @@ def _together(run: Sequence[_Member], joined: Dict[Any, Any]) -> List[Any]:
     first, last = run[0], run[-1]
     shapes = tuple(member.shape for member in run)
     vectors: Dict[Any, Any] = {}
-    for leaves in zip(*(member.expression.leaves for member in run)):
+    for leaves in zip(*(member.leaves for member in run)):
         if leaves not in joined:
             joined[leaves] = T.as_tensor_variable(Flatten(shapes)(*leaves))
         vectors[leaves[0]] = joined[leaves]
-    for (vector, start, _), (_, _, stop) in zip(first.expression.pieces, last.expression.pieces):
+    for (vector, start, _), (_, _, stop) in zip(first.pieces, last.pieces):
         vectors[vector, start] = vector[start:stop]
     value = _rebuilt(first.value, first.shape, vectors, {})
     if is_device_type(first.target.type):
@@ -410,16 +373,11 @@ def _together(run: Sequence[_Member], joined: Dict[Any, Any]) -> List[Any]:
 def _rebuilt(variable: Any, shape: Shape, vectors: Dict[Any, Any], known: Dict[Any, Any]) -> Any:
     """Return an expression with vectors in place of its leaves and pieces."""
     if variable not in known:
-        scalar, leaf = scalar_of(variable), leaf_of(variable)
-        piece = None if scalar is not None or leaf is not None else piece_of(variable, shape)
-        if scalar is not None:
-            known[variable] = scalar
-        elif leaf is not None:
-            known[variable] = vectors[leaf]
-        elif piece is not None:
-            known[variable] = vectors[piece[0], piece[1]]
-        else:
+        kind, source = _source(variable, shape)
+        if not kind:
             node = variable.owner
-            sources = [_rebuilt(source, shape, vectors, known) for source in node.inputs]
-            known[variable] = node.op(*sources)
+            source = node.op(*(_rebuilt(each, shape, vectors, known) for each in node.inputs))
+        elif kind != "scalar":
+            source = vectors[source[:2] if kind == "piece" else source]
+        known[variable] = source
     return known[variable]

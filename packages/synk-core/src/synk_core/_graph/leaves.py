@@ -8,21 +8,14 @@ set of leaves is the bits of one int, so size hardly does.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from functools import reduce
+from operator import or_
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 from synk_core._plan.ops import ROWLESS_OP
-from synk_core.engine import (
-    BatchNormTrain,
-    Constant,
-    DimShuffle,
-    Elemwise,
-    Mul,
-    Second,
-    SharedVariable,
-    library,
-)
+from synk_core.engine import Constant, DimShuffle, Elemwise, Mul, Second, SharedVariable, library
 
 from .random_streams import is_random_state
 from .reduce_op import AllReduce, is_reduced
@@ -57,34 +50,26 @@ def lineage_of(spec: FunctionSpec) -> Lineage:
     finds a leaf too many.
     """
     walk = _LeafSets(spec)
-    outputs = tuple(walk.leaves(variable) for variable in spec.outputs)
     values = [(target, value) for target, value, _ in spec.updates]
-    updates = [(target, walk.leaves(value)) for target, value in values]
     no_defaults = spec.kwargs.get("no_default_updates") or ()
     if no_defaults is not True:
-        seen = {id(target) for target, _ in updates} | {id(variable) for variable in no_defaults}
-        reached = _shared([*outputs, *(leaves for _, leaves in updates)])
+        seen = {id(target) for target, _ in values} | {id(variable) for variable in no_defaults}
+        todo = [*spec.outputs, *(value for _, value in values)]
         # A default update may reach further variables that have one.
-        while reached:
-            variable = reached.pop()
-            if id(variable) in seen or getattr(variable, "default_update", None) is None:
-                continue
-            seen.add(id(variable))
-            leaves = walk.leaves(variable.default_update)
-            values.append((variable, variable.default_update))
-            updates.append((variable, leaves))
-            reached.extend(_shared([leaves]))
-    if walk.has_zeros:
-        # So far they were needed, for the default updates of variables that zero multiplies.
-        bare = _LeafSets(spec, behind_zeros=False)
-        outputs = tuple(bare.leaves(variable) for variable in spec.outputs)
-        updates = [(target, bare.leaves(value)) for target, value in values]
-    followed = tuple(updates)
-    if not walk.has_reductions:
-        return Lineage(outputs, followed, followed, False)
-    short = _LeafSets(spec, behind_reductions=False)
-    since_reduced = tuple((target, short.leaves(value)) for target, value in values)
-    return Lineage(outputs, followed, since_reduced, True)
+        while todo:
+            for variable in walk.leaves(walk.sets_of(todo.pop()).every):
+                default = getattr(variable, "default_update", None)
+                if default is not None and id(variable) not in seen:
+                    seen.add(id(variable))
+                    values.append((variable, default))
+                    todo.append(default)
+    found = [(target, walk.sets_of(value)) for target, value in values]
+    return Lineage(
+        outputs=tuple(walk.leaves(walk.sets_of(variable).bare) for variable in spec.outputs),
+        updates=tuple((target, walk.leaves(sets.bare)) for target, sets in found),
+        since_reduced=tuple((target, walk.leaves(sets.own)) for target, sets in found),
+        has_reductions=walk.has_reductions,
+    )
 
 
 def replicated_updates(spec: FunctionSpec) -> List[Tuple[Any, str]]:
@@ -157,10 +142,6 @@ def is_row_share(variable: Any) -> bool:
     return bool(getattr(variable.tag, "synk_row_share", False))
 
 
-def _shared(several: Sequence[Leaves]) -> List[Any]:
-    return [leaf for leaves in several for leaf in leaves if isinstance(leaf, SharedVariable)]
-
-
 def _takes_only_a_shape(node: Any) -> bool:
     """Return whether a node is like ``zeros_like(s)`` of a shared variable s, which only gives the
     shape."""
@@ -185,37 +166,41 @@ def _is_zero(variable: Any) -> bool:
     return isinstance(variable, Constant) and not np.any(variable.data)
 
 
-class _LeafSets:
-    """Sets of leaves, as bits, for every variable seen so far.
+class _Sets(NamedTuple):
+    """Sets of a value's leaves, as bits; the lowest: an in-graph reduction is behind the value.
 
-    Args:
-        behind_reductions: include the leaves of in-graph reductions over ranks.
-        behind_zeros: include the leaves of values that are multiplied by zero.
+    Attributes:
+        every: all leaves.
+        bare: those but of values that are multiplied by zero.
+        own: those of `bare` but of in-graph reductions over ranks.
     """
 
-    def __init__(
-        self, spec: FunctionSpec, behind_reductions: bool = True, behind_zeros: bool = True
-    ) -> None:
-        self.has_reductions = self.has_zeros = False
-        self._behind_reductions = behind_reductions
-        self._behind_zeros = behind_zeros
+    every: int
+    bare: int
+    own: int
+
+
+class _LeafSets:
+    """Sets of leaves for every variable seen so far."""
+
+    def __init__(self, spec: FunctionSpec) -> None:
+        self.has_reductions = False
         self._givens = {id(key): value for key, value in spec.givens}
         # Keeps all variables alive whose ids are keys here, but for default updates, which their
         # variables keep alive.
         self._spec = spec
-        self._sets: Dict[int, int] = {}
-        self._leaves: List[Any] = [None]  # its bit: an in-graph reduction is behind the value
+        self._sets: Dict[int, _Sets] = {}
+        self._leaves: List[Any] = [None]
         self._bits: Dict[int, int] = {}
 
-    def leaves(self, variable: Any) -> Leaves:
-        found = self._set_of(variable) & ~1
-        return tuple(leaf for place, leaf in enumerate(self._leaves) if found >> place & 1)
+    def leaves(self, bits: int) -> Leaves:
+        return tuple(leaf for place, leaf in enumerate(self._leaves) if place and bits >> place & 1)
 
     def is_rowless(self, variable: Any) -> bool:
-        leaves = self.leaves(variable)
-        return not (self._set_of(variable) & 1 or differs_by_rank(leaves, self._spec))
+        every = self.sets_of(variable).every
+        return not (every & 1 or differs_by_rank(self.leaves(every), self._spec))
 
-    def _set_of(self, root: Any) -> int:
+    def sets_of(self, root: Any) -> _Sets:
         sets = self._sets
         entered = set()
         stack = [root]
@@ -225,9 +210,6 @@ class _LeafSets:
             if key in sets:
                 stack.pop()
                 continue
-            if self._is_end(variable):
-                sets[key] = 0
-                continue
             parents = self._parents(variable)
             if key not in entered:
                 entered.add(key)
@@ -235,48 +217,40 @@ class _LeafSets:
                 if waiting:
                     stack.extend(waiting)
                     continue
-            found = 0 if parents else self._bit(variable)
-            found |= variable.owner is not None and isinstance(variable.owner.op, AllReduce)
-            for parent in parents:
-                # In a replacement that is computed from what it replaces, such as {s: 2 * s}, s is
-                # the variable itself.
-                known = sets.get(id(parent))
-                found |= self._bit(parent) if known is None else known
-            sets[key] = found
+            # In a replacement that is computed from what it replaces, such as {s: 2 * s}, s is the
+            # variable itself.
+            known = [sets.get(id(parent)) or self._leaf(parent) for parent in parents]
+            sets[key] = self._joined(variable, known or [self._leaf(variable)])
             stack.pop()
         return sets[id(root)]
 
-    def _is_end(self, variable: Any) -> bool:
-        if not self._behind_reductions and is_reduced(variable):
-            return True
-        if variable.owner is None or not _is_nothing(variable.owner):
-            return False
-        self.has_zeros = True
-        return not self._behind_zeros
+    def _joined(self, variable: Any, parents: Sequence[_Sets]) -> _Sets:
+        every, bare, own = (reduce(or_, bits) for bits in zip(*parents))
+        if variable.owner is not None and id(variable) not in self._givens:
+            every |= isinstance(variable.owner.op, AllReduce)
+            bare, own = (0, 0) if _is_nothing(variable.owner) else (bare, own)
+            if is_reduced(variable):
+                self.has_reductions, own = True, 0
+        return _Sets(every, bare, own)
 
     def _parents(self, variable: Any) -> Sequence[Any]:
         if id(variable) in self._givens:
             return [self._givens[id(variable)]]
-        if is_reduced(variable):
-            self.has_reductions = True
         owner = variable.owner
-        if owner is None:
+        if owner is None or isinstance(owner.op, Fixed):  # nothing that is drawn
             return []
-        if isinstance(owner.op, Fixed):
-            return []  # nothing that is drawn
         if _takes_only_a_shape(owner):
             return list(owner.inputs[1:])
-        if isinstance(owner.op, BatchNormTrain):
+        if type(owner.op).__name__ == "AbstractBatchNormTrain":
             # The old running averages (inputs 5 and 6) only go into the new ones (outputs 3 and 4).
             place = owner.outputs.index(variable) - 3
             return owner.inputs[:5] + (owner.inputs[5 + place :][:1] if place >= 0 else [])
         return list(owner.inputs)
 
-    def _bit(self, leaf: Any) -> int:
+    def _leaf(self, leaf: Any) -> _Sets:
         if isinstance(leaf, Constant):
-            return 0
-        place = self._bits.get(id(leaf))
-        if place is None:
-            place = self._bits[id(leaf)] = len(self._leaves)
+            return _Sets(0, 0, 0)
+        place = self._bits.setdefault(id(leaf), len(self._leaves))
+        if place == len(self._leaves):
             self._leaves.append(leaf)
-        return 1 << place
+        return _Sets(*[1 << place] * 3)

@@ -155,9 +155,6 @@ def reduced_by(x: Any, dtype: str, op: str, cost: str, power: int) -> np.ndarray
 run_in_python(AllReduce, reduced_by)
 
 
-_ONE = "an in-graph all_reduce or all_gather"
-
-
 def is_reduced(variable: Any) -> bool:
     """Return whether a variable is equal on all ranks because it was reduced over them."""
     op = variable.owner and variable.owner.op
@@ -181,12 +178,12 @@ def in_one_order(function: Any) -> Any:
     Raises:
         SpecError: it is not certain that all ranks run the same reductions.
     """
-    name = function.name or "this function"
+    what = f"{function.name or 'this function'} has an in-graph all_reduce or all_gather"
     nodes = function.maker.fgraph.apply_nodes
     for node in nodes:
-        if _reduces_inside(node.op):
+        if any(isinstance(op, AllReduce) for op in ops_inside(node.op)):
             raise SpecError(
-                f"{name} has {_ONE} inside {node.op}, which may run it a different number of times "
+                f"{what} inside {node.op}, which may run it a different number of times "
                 f"on each rank; move it out of there, so that all ranks run it once"
             )
     found = reductions_of(function)
@@ -194,33 +191,33 @@ def in_one_order(function: Any) -> Any:
         return function
     if foreign := foreign_linker(function):
         raise SpecError(
-            f"{name} has {_ONE} and is compiled by {foreign}, in which a rank cannot wait for "
+            f"{what} and is compiled by {foreign}, in which a rank cannot wait for "
             f'others; use mode="NUMBA" or mode="CVM"'
         )
     if any(type(node.op).__name__ in ("IfElse", "LazyIfElse") for node in nodes):
         raise SpecError(
-            f"{name} has {_ONE} and an ifelse, so a rank may skip one that others wait in; use "
+            f"{what} and an ifelse, so a rank may skip one that others wait in; use "
             f"{NAME}.tensor.switch in place of ifelse"
         )
     if not is_flat_able(function):
         raise SpecError(
-            f"{name} has {_ONE} and is compiled in {function.maker.mode}, which runs nodes more "
+            f"{what} and is compiled in {function.maker.mode}, which runs nodes more "
             f"than once; use another mode"
         )
     if len(found) == 1:
         return function
     flat = flatten(function)
-    rows, token, count = [], None, flat.first_made
-    for op, inputs, outputs in flat.nodes:
-        if isinstance(flat.ops[op], AllReduce):
+    rows, token = [], None
+    for (op, inputs, outputs), (_, _, made) in zip(flat.nodes, flat.numbered_nodes()):
+        if isinstance(op, AllReduce):
             inputs = inputs if token is None else (*inputs, token)
-            token = count + 1
+            token = made.start + 1
         rows.append((op, inputs, outputs))
-        count += len(outputs)
     return rebuild(replace(flat, nodes=tuple(rows)))
 
 
-def _reduces_inside(op: Any) -> bool:
-    """Return whether the inner graph of an operation (Scan, OpFromGraph) reduces over ranks."""
-    inner = {v.owner.op for v in ancestors(list(inner_outputs(op))) if v.owner is not None}
-    return any(isinstance(each, AllReduce) or _reduces_inside(each) for each in inner)
+def ops_inside(op: Any) -> Iterator[Any]:
+    """Yield the operations of the graphs inside of an operation (Scan, OpFromGraph)."""
+    for inner in {v.owner.op for v in ancestors(list(inner_outputs(op))) if v.owner is not None}:
+        yield inner
+        yield from ops_inside(inner)

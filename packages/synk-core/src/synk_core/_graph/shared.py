@@ -107,7 +107,7 @@ class VariableRegistry:
         variables: clones by number.
         end: number of the next new variable.
         drifting: numbers of variables whose values differ between ranks on purpose.
-        left: holders of variables that are gone, so that a variable may be unused now.
+        gone: holders of variables that are gone, so that a variable may be unused now.
     """
 
     def __init__(self) -> None:
@@ -137,7 +137,6 @@ class VariableRegistry:
         return self._numbers.get(id(storage))
 
     def name_of(self, number: int) -> Optional[str]:
-        """Return the current name of a variable."""
         name: Optional[str] = self._user(number).name
         return name
 

@@ -49,13 +49,15 @@ class FunctionSpec:
 
     @property
     def n_scattered(self) -> int:
-        """Number of scattered inputs."""
         return len(self.row_axes)
 
     @property
     def variables(self) -> Tuple[Any, ...]:
-        """The inputs' variables."""
-        return tuple(i.variable if isinstance(i, In) else i for i in self.inputs)
+        return tuple(map(_variable_of, self.inputs))
+
+
+def _variable_of(declared: Any) -> Any:
+    return declared.variable if isinstance(declared, In) else declared
 
 
 _OWN_NAMES = ("bcast_inputs", "sliceable_shareds", "row_axis")
@@ -90,7 +92,7 @@ def make_spec(
     scattered = _inputs(inputs, "inputs")
     broadcast = _inputs(bcast_inputs, "bcast_inputs")
     for place, variable in enumerate(scattered):
-        symbol = variable.variable if isinstance(variable, In) else variable
+        symbol = _variable_of(variable)
         if getattr(symbol.type, "ndim", 0) == 0:
             raise SpecError(
                 f"inputs[{place}] ({symbol}) is a scalar and has no rows to scatter; "
@@ -98,13 +100,12 @@ def make_spec(
             )
     pairs, returns = _outputs(outputs)
     sliceable = _sequence(sliceable_shareds, "sliceable_shareds")
+    canonical_updates = _updates(updates)
+    canonical_givens = _givens(givens)
     for place, variable in enumerate(sliceable):
         _require_shared(variable, f"sliceable_shareds[{place}]")
         if variable.type.ndim == 0:
             raise SpecError(f"sliceable_shareds[{place}] ({variable}) is a scalar: it has no rows")
-    canonical_updates = _updates(updates)
-    canonical_givens = _givens(givens)
-    for variable in sliceable:
         if any(variable is key for key, _ in canonical_givens):
             raise SpecError(f"{variable} is listed in sliceable_shareds and replaced in givens")
         if any(variable is target for target, _, _ in canonical_updates):
@@ -145,10 +146,11 @@ def _require_known(names: Mapping[str, Any]) -> None:
 
 
 def _sequence(value: Any, what: str) -> List[Any]:
-    if value is None:
-        return []
-    if isinstance(value, (list, tuple)):
-        return list(value)
+    """Return the items of a list or tuple, or the pairs of a dict."""
+    if value is None or isinstance(value, (list, tuple)):
+        return list(value or ())
+    if isinstance(value, Mapping) and what in ("updates", "givens"):
+        return list(value.items())
     raise SpecError(f"{what}: got {type(value).__name__}, expected a list or tuple")
 
 
@@ -166,7 +168,7 @@ def _inputs(value: Any, what: str) -> List[Any]:
                     f"{what}[{place}]: {NAME}.In(mutable=True) is not supported, because all ranks "
                     f"read inputs from the same memory"
                 )
-            item = item.variable
+        item = _variable_of(item)
         if isinstance(item, SharedVariable) or not isinstance(item, Variable):
             raise SpecError(
                 f"{what}[{place}]: got {shown(item)} of type {type(item).__name__}, expected a "
@@ -186,7 +188,7 @@ def _inputs(value: Any, what: str) -> List[Any]:
 def _row_axes(row_axis: Any, scattered: Sequence[Any]) -> Tuple[int, ...]:
     if row_axis is not None and not isinstance(row_axis, Mapping):
         raise SpecError(f"row_axis: got {shown(row_axis)}, expected a dict such as {{x: 1}}")
-    variables = [i.variable if isinstance(i, In) else i for i in scattered]
+    variables = list(map(_variable_of, scattered))
     axes = [0] * len(variables)
     for key, axis in (row_axis or {}).items():
         place = next((i for i, variable in enumerate(variables) if variable is key), None)
@@ -239,11 +241,8 @@ def _output(item: Any, what: str) -> _Output:
 
 
 def _updates(updates: Any) -> Tuple[Tuple[Any, Any, str], ...]:
-    if updates is None:
-        return ()
-    items: Sequence[Any] = list(updates.items()) if isinstance(updates, Mapping) else updates
     result = []
-    for place, item in enumerate(_sequence(items, "updates")):
+    for place, item in enumerate(_sequence(updates, "updates")):
         what = f"updates[{place}]"
         if not isinstance(item, (list, tuple)) or len(item) not in (2, 3):
             raise SpecError(
@@ -267,9 +266,7 @@ def default_update_op(target: Any) -> str:
 
 
 def _givens(givens: Any) -> Tuple[Tuple[Any, Any], ...]:
-    if givens is None:
-        return ()
-    items = list(givens.items()) if isinstance(givens, Mapping) else _sequence(givens, "givens")
+    items = _sequence(givens, "givens")
     for place, item in enumerate(items):
         if not isinstance(item, (list, tuple)) or len(item) != 2:
             raise SpecError(f"givens[{place}]: got {shown(item)}, expected (variable, replacement)")

@@ -6,13 +6,14 @@ Parts of the rows then combine as those of the drawing function do, and the resu
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, List, Sequence
+from typing import Any, Sequence
 
 import numpy as np
 
-from synk_core.engine import Apply, Op, ancestors, clone, inner_outputs
+from synk_core.engine import Apply, Op, ancestors, clone
 
 from .random_streams import is_draw
+from .reduce_op import ops_inside
 from .spec import FunctionSpec
 
 _UNIFORM = 0.05
@@ -28,11 +29,9 @@ class Fixed(Op):  # type: ignore[misc] # engines have no types
     __props__ = ()
 
     def make_node(self, x: Any) -> Any:
-        """Apply it to a tensor."""
         return Apply(self, [x], [x.type()])
 
     def perform(self, node: Any, inputs: Sequence[Any], outputs: Any, _params: Any = None) -> None:  # noqa: ARG002
-        """Fill the output."""
         x = np.asarray(inputs[0])
         outputs[0][0] = np.full_like(x, _UNIFORM if x.dtype.kind == "f" else 1)
 
@@ -54,7 +53,7 @@ def still(spec: FunctionSpec) -> FunctionSpec:
             if not sample.dtype.startswith("float") and not any(w in kind for w in _WITH_ONES):
                 raise ValueError(f"{node.op} draws whole numbers")
             fixed[sample] = Fixed()(node.clone().outputs[-1])
-        elif any(map(is_draw, _inside(node.op))):
+        elif any(map(is_draw, ops_inside(node.op))):
             raise ValueError(f"{node.op} draws inside of it")
     made = tuple(clone(values, replace=fixed))
     outputs, rest = made[: len(spec.outputs)], made[len(spec.outputs) :]
@@ -63,9 +62,3 @@ def still(spec: FunctionSpec) -> FunctionSpec:
     new = {id(target): value for target, value, _ in updates}
     summed = tuple((t, new.get(id(t), v), op) for t, v, op in spec.accumulated)
     return replace(spec, outputs=outputs, updates=updates, givens=givens, accumulated=summed)
-
-
-def _inside(op: Any) -> List[Any]:
-    """Return the operations of the graphs inside of an operation."""
-    inner = {v.owner.op for v in ancestors(list(inner_outputs(op))) if v.owner is not None}
-    return [*inner, *(deep for each in inner for deep in _inside(each))]

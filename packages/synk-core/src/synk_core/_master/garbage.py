@@ -11,7 +11,6 @@ from typing import Any, Deque, Dict, List
 
 from synk_core._rank.workplace import Workplace
 from synk_core._weakqueue import QueuedRef
-from synk_core.engine import held_by
 
 from .acts import ActTable
 from .record import Observers
@@ -81,7 +80,7 @@ class Garbage:
         loaded = self._here.functions.pop(number, None)
         if loaded is not None:
             for form in loaded.compiled():
-                self._registry.watch(held_by(form))
+                self._registry.watch(form.maker)
         self._functions.pop(number, None)
 
     def _forget_variables(self) -> None:

@@ -7,6 +7,7 @@ by at most one, larger shares first. A share is split into slices by the same ru
 from __future__ import annotations
 
 import operator
+from dataclasses import dataclass
 from typing import Any, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
@@ -31,6 +32,7 @@ def split_rows(count: int, parts: int) -> List[Bounds]:
     return list(zip([0, *stops[:-1]], stops))
 
 
+@dataclass(eq=False)
 class Selection:
     """The rows of every scattered input that a call uses, in the order of use.
 
@@ -38,15 +40,10 @@ class Selection:
     ``(count,)``).
     """
 
-    __slots__ = ("count", "index", "start", "step")
-
-    def __init__(
-        self, count: int, start: int = 0, step: int = 1, index: Optional[np.ndarray] = None
-    ) -> None:
-        self.count = count
-        self.start = start
-        self.step = step
-        self.index = index
+    count: int
+    start: int = 0
+    step: int = 1
+    index: Optional[np.ndarray] = None
 
     def covers(self, length: int) -> bool:
         """Return whether it is all of ``range(length)``, in order."""
@@ -227,7 +224,15 @@ def select(batch: Any, length: int, what: str = "batch") -> Selection:
 
 def _selection(chosen: Selector, length: int, what: str = "batch") -> Selection:
     if isinstance(chosen, slice):
-        return _select_slice(chosen, length, what)
+        for name, bound in (("start", chosen.start), ("stop", chosen.stop)):
+            if bound is not None and not -length <= bound <= length:
+                raise BatchError(
+                    f"{what}: got {name} {bound}, but there are only {length} rows; "
+                    f"give more data or a smaller {what}"
+                )
+        start, stop, step = chosen.indices(length)
+        count = len(range(start, stop, step))
+        return Selection(count, start, step) if count else Selection(0)
     if chosen.dtype.kind == "b":
         if len(chosen) != length:
             raise BatchError(
@@ -235,23 +240,7 @@ def _selection(chosen: Selector, length: int, what: str = "batch") -> Selection:
                 f"{length} rows"
             )
         chosen = np.flatnonzero(chosen)
-    return _select_index(chosen, length, what)
-
-
-def _select_slice(batch: slice, length: int, what: str) -> Selection:
-    for name, bound in (("start", batch.start), ("stop", batch.stop)):
-        if bound is not None and not -length <= bound <= length:
-            raise BatchError(
-                f"{what}: got {name} {bound}, but there are only {length} rows; "
-                f"give more data or a smaller {what}"
-            )
-    start, stop, step = batch.indices(length)
-    count = len(range(start, stop, step))
-    return Selection(count, start, step) if count else Selection(0)
-
-
-def _select_index(index: np.ndarray, length: int, what: str) -> Selection:
-    count = len(index)
+    index, count = chosen, len(chosen)
     if not count:
         return Selection(0)
     # One look finds what is too large as well as what is negative.

@@ -103,8 +103,7 @@ def pure_form(function: Any) -> Pure:
         flat,
         inputs=tuple(argument(item.type) for item in flat.inputs),
         update_mapping={},
-        unpack_single=False,
-        return_none=False,
+        returns=(False, False),
         trust_input=True,
     )
     on_host = [place for place, number in enumerate(flat.outputs) if not reading.device[number]]
@@ -162,7 +161,7 @@ class _Reading:
                 raise NotCapturableError("it computes on more than one device")
         # Host variables that depend on values: by number, the name of an input.
         self._valued = {
-            number: item.name or item.in_name or "an input"
+            number: item.name or item.settings["name"] or "an input"
             for number, item in enumerate(flat.inputs)
             if not self.device[number]
         }

@@ -43,7 +43,7 @@ def _brought(flat: FlatFunction) -> Dict[int, Any]:
     arguments = {
         number
         for number, item in enumerate(flat.inputs)
-        if item.holder is None and item.default is None and not item.has_update
+        if item.value is None and not item.has_update
     }
     candidates: Dict[int, Any] = {}
     spoiled: Set[int] = set(flat.outputs)
@@ -100,6 +100,4 @@ def _moved(flat: FlatFunction, inputs: Dict[int, Any], outputs: Dict[int, int]) 
 
 
 def _device_input(item: FlatInput, type_: Any) -> FlatInput:
-    return replace(
-        item, cls=type_.Variable, type=type_, settings={**item.settings, "strict": False}
-    )
+    return replace(item, type=type_, settings={**item.settings, "strict": False})

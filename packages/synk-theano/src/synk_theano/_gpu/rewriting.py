@@ -8,6 +8,7 @@ from typing import Any, List, Sequence
 from synk_core.adapting import FlatFunction, FlatInput
 
 _SETTINGS = {
+    "name": None,
     "mutable": False,
     "borrow": True,
     "strict": True,
@@ -31,7 +32,6 @@ class Rewriting:
     def __init__(self, flat: FlatFunction, more: Sequence[Any] = ()) -> None:
         self._flat = flat
         self._inputs = (*flat.inputs, *map(argument, more))
-        self._ops, self._types = list(flat.ops), list(flat.types)
         self._nodes: List[Any] = []
         self._count = flat.first_made + len(more)
         n_inputs = len(flat.inputs)
@@ -46,8 +46,7 @@ class Rewriting:
 
     def add(self, op: Any, sources: Sequence[int], type_: Any) -> int:
         """Add a node, whose inputs are numbered as here; return the number of its only output."""
-        made = ((_index_in(self._types, type_), None),)
-        self._nodes.append((_index_in(self._ops, op), tuple(sources), made))
+        self._nodes.append((op, tuple(sources), ((type_, None),)))
         self._count += 1
         return self._count - 1
 
@@ -56,8 +55,6 @@ class Rewriting:
         return replace(
             self._flat,
             **{"inputs": self._inputs, **changes},
-            ops=tuple(self._ops),
-            types=tuple(self._types),
             nodes=tuple(self._nodes),
             outputs=tuple(outputs),
         )
@@ -65,13 +62,4 @@ class Rewriting:
 
 def argument(type_: Any) -> FlatInput:
     """Return an input without a name or a default value."""
-    return FlatInput(type_.Variable, type_, None, None, None, None, False, _SETTINGS)
-
-
-def _index_in(items: List[Any], item: Any) -> int:
-    """Return the place of an item in a list, to which it is added if need be."""
-    for place, held in enumerate(items):
-        if held is item or (type(held) is type(item) and held == item):
-            return place
-    items.append(item)
-    return len(items) - 1
+    return FlatInput(type_, None, None, False, _SETTINGS)

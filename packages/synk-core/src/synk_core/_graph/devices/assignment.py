@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import synk_comm
 from synk_comm import cuda
@@ -65,12 +65,13 @@ class Assignment(NamedTuple):
     @property
     def noun(self) -> str:
         """The ranks in words, as in "2 GPUs"."""
+        hosts = len(set(self.hosts))
+        on_hosts = f" on {hosts} hosts" if hosts > 1 else ""
         if not self.devices:
-            some = f"{self.size} CPU {'process' if self.size == 1 else 'processes'}"
-            return f"{some}{_on_hosts(self.hosts)}"
+            return f"{self.size} CPU {'process' if self.size == 1 else 'processes'}{on_hosts}"
         several = [name for group in self.groups for name in group] or self.devices
         kind = "GPU" if all(name.startswith("cuda") for name in several) else "device"
-        return f"{len(several)} {kind}{'' if len(several) == 1 else 's'}{_on_hosts(self.hosts)}"
+        return f"{len(several)} {kind}{'' if len(several) == 1 else 's'}{on_hosts}"
 
     @property
     def distinct_gpus(self) -> bool:
@@ -93,48 +94,49 @@ def choose(
     """
     if devices is not None:
         return _named(devices, n_parallel, use_gpu, master_rank)
-    if use_gpu is None:
-        use_gpu = _use_gpu_from_environment()
-    lines: Tuple[str, ...] = ()
-    if use_gpu is not False:
-        count, problem = usable_gpus()
-        if use_gpu and problem:
-            raise _no_gpus(problem)
-        if not problem:
-            size = count if n_parallel is None else whole(n_parallel, 1, count, "n_parallel")
-            master = whole(master_rank, 0, size - 1, "master_rank")
-            line = f"Synkhronos attempting to use {size} of {count} detected GPUs..."
-            names, notes = _with_held([f"cuda{i}" for i in range(count)], size, master)
-            return Assignment(size, names, (line, *notes))
-        if count:
-            lines = (f"Synkhronos: GPUs are not used: {problem}; {DOCTOR}",)
-    _require_no_device()
+    count, lines = _gpus_to_use(use_gpu, usable_gpus)
     cores = available_cores()
-    size = cores if n_parallel is None else whole(n_parallel, 1, MOST_RANKS, "n_parallel")
-    whole(master_rank, 0, size - 1, "master_rank")
-    some = f"{size} of {cores} detected CPU cores"
+    found, most = (count, count) if count else (cores, MOST_RANKS)
+    size = found if n_parallel is None else _within(n_parallel, 1, most, "n_parallel")
+    master = _within(master_rank, 0, size - 1, "master_rank")
+    names, notes = _with_held(count, size, master) if count else ((), ())
+    some = f"{size} of {found} detected {'GPUs' if count else 'CPU cores'}"
     many = f"{size} processes on {cores} detected CPU cores"
-    line = f"Synkhronos attempting to use {some if size <= cores else many}..."
-    return Assignment(size, (), (*lines, line))
+    line = f"Synkhronos attempting to use {some if size <= found else many}..."
+    return Assignment(size, names, (*lines, line, *notes))
 
 
-def _no_gpus(problem: str) -> StartError:
-    """Return the error for GPUs that were requested but cannot be used."""
-    cure = "" if DEVICES is None else f"; {DOCTOR}"
-    return StartError(f"use_gpu=True: {problem}{cure}")
+def _gpus_to_use(
+    use_gpu: Optional[bool], usable: Callable[[], Tuple[int, str]]
+) -> Tuple[int, Tuple[str, ...]]:
+    """Return the number of GPUs that ranks can use, 0 for CPU processes, and lines to report.
 
+    Args:
+        usable: returns the number of GPUs, and why they cannot be used.
 
-def _require_no_device() -> None:
-    """
     Raises:
-        StartError: this process uses a device already, and ranks are to be CPU processes.
+        InputValueError: the environment variable is neither 0 nor 1.
+        StartError: GPUs were requested, and none can be used; or ranks are to be CPU processes, and
+            this one uses a device already.
     """
+    if use_gpu is None:
+        text = os.environ.get(USE_GPU, "").strip()
+        if text not in ("", "0", "1"):
+            raise InputValueError(f"environment variable {USE_GPU}: got {text!r}, expected 0 or 1")
+        use_gpu = {"": None, "0": False, "1": True}[text]
+    count, problem = (0, "") if use_gpu is False else usable()
+    cure = "" if DEVICES is None else f"; {DOCTOR}"
+    if problem and use_gpu:
+        raise StartError(f"use_gpu=True: {problem}{cure}")
+    if count and not problem:
+        return count, ()
     held = device_in_use()
     if held is not None:
         raise StartError(
             f"this process uses {held} already, so its shared variables lie on that device, which "
             f"CPU processes do not have; use devices=[{held!r}, ...], or a new process"
         )
+    return 0, (f"Synkhronos: GPUs are not used: {problem}{cure}",) if count else ()
 
 
 def choose_in_world(
@@ -163,32 +165,24 @@ def choose_in_world(
         raise InputValueError(
             f"master_rank: got {master_rank!r}, expected 0, as MPI's launchers do"
         )
-    hosts = tuple(member.host for member in world.members)
     if devices is not None:
-        named = _named(devices, None, use_gpu, 0)
-        if named.size != size:
+        chosen = _named(devices, None, use_gpu, 0)
+        if chosen.size != size:
             raise InputValueError(
-                f"devices: got {named.size} entries, expected one for each of {size} ranks"
+                f"devices: got {chosen.size} entries, expected one for each of {size} ranks"
             )
-        return named._replace(hosts=hosts, gpus=_uuids(world, named.devices))
-    if use_gpu is None:
-        use_gpu = _use_gpu_from_environment()
-    names: Tuple[str, ...] = ()
-    lines: Tuple[str, ...] = ()
-    if use_gpu is not False:
-        problem = "no rank sees a GPU (see CUDA_VISIBLE_DEVICES)"
-        if any(member.gpus for member in world.members):
-            problem = why_no_devices()
-            lines = (f"Synkhronos: GPUs are not used: {problem}",) if problem else ()
-        if problem and use_gpu:
-            raise _no_gpus(problem)
-        names = () if problem else _gpus_of(world)
-    if not names:
-        _require_no_device()
-    lines += _about_binding(world)
-    chosen = Assignment(size, names, lines, hosts=hosts, gpus=_uuids(world, names))
+    else:
+        seen = sum(len(member.gpus) for member in world.members)
+        none = "no rank sees a GPU (see CUDA_VISIBLE_DEVICES)"
+        count, lines = _gpus_to_use(use_gpu, lambda: (seen, why_no_devices() if seen else none))
+        names = _gpus_of(world) if count else ()
+        chosen = Assignment(size, names, (*lines, *_about_binding(world)))
+    hosts = tuple(member.host for member in world.members)
+    chosen = chosen._replace(hosts=hosts, gpus=_uuids(world, chosen.devices))
+    if devices is not None:
+        return chosen
     line = f"Synkhronos attempting to use {chosen.noun}..."
-    return chosen._replace(lines=(*lines, line))
+    return chosen._replace(lines=(*chosen.lines, line))
 
 
 def _gpus_of(world: World) -> Tuple[str, ...]:
@@ -236,74 +230,46 @@ def _uuids(world: World, names: Sequence[str]) -> Tuple[str, ...]:
     return tuple(found)
 
 
-def _on_hosts(hosts: Sequence[str]) -> str:
-    several = len(set(hosts))
-    return f" on {several} hosts" if several > 1 else ""
-
-
-def _use_gpu_from_environment() -> Optional[bool]:
-    """Return the meaning of ``use_gpu=None``.
-
-    Raises:
-        InputValueError: the variable is neither 0 nor 1.
-    """
-    text = os.environ.get(USE_GPU, "").strip()
-    if text not in ("", "0", "1"):
-        raise InputValueError(f"environment variable {USE_GPU}: got {text!r}, expected 0 or 1")
-    return {"": None, "0": False, "1": True}[text]
-
-
 def _named(
     devices: Devices,
     n_parallel: Optional[int],
     use_gpu: Optional[bool],
     master_rank: int,
 ) -> Assignment:
-    groups = _groups(devices)
-    if not groups:
+    entries = devices if isinstance(devices, (list, tuple)) else ()
+    groups: List[Any] = [(entry,) if isinstance(entry, str) else entry for entry in entries]
+    are_groups = all(isinstance(group, (list, tuple)) and group for group in groups)
+    several = [name for group in groups for name in group] if are_groups else []
+    if not several or not all(isinstance(name, str) for name in several):
         raise InputTypeError(
             f"devices: got {devices!r}, expected a list of names such as ['cuda0', 'cuda1'], one "
             f"for each rank, or of groups of names such as [('cuda0', 'cuda1'), ('cuda2', 'cuda3')]"
         )
-    names = tuple(group[0] for group in groups)
-    for name in [name for group in groups for name in group]:
+    for name in several:
         if not re.fullmatch(r"cuda\d+|opencl\d+:\d+", name):
             raise InputValueError(
                 f"devices: got {name!r}, expected a name such as 'cuda0' or 'opencl0:0'; for CPU "
                 f"processes use use_gpu=False"
             )
-    if n_parallel not in (None, len(names)) or use_gpu is False:
+    size = len(groups)
+    if n_parallel not in (None, size) or use_gpu is False:
         raise InputValueError(
-            f"devices: got {len(names)} names together with n_parallel={n_parallel}, "
+            f"devices: got {size} names together with n_parallel={n_parallel}, "
             f"use_gpu={use_gpu}; give devices alone"
         )
-    whole(master_rank, 0, len(names) - 1, "master_rank")
+    _within(master_rank, 0, size - 1, "master_rank")
     line = f"Synkhronos attempting to use {', '.join(' with '.join(group) for group in groups)}..."
-    has_groups = not all(isinstance(entry, str) for entry in devices)
-    return Assignment(len(names), names, (line,), tuple(groups) if has_groups else ())
+    has_groups = not all(isinstance(entry, str) for entry in entries)
+    all_of = tuple(map(tuple, groups)) if has_groups else ()
+    return Assignment(size, tuple(group[0] for group in groups), (line,), all_of)
 
 
-def _groups(devices: Any) -> List[Tuple[str, ...]]:
-    """Return the devices of each rank; an empty list if they are given in no such form."""
-    if not isinstance(devices, (list, tuple)):
-        return []
-    groups = [(entry,) if isinstance(entry, str) else entry for entry in devices]
-    for group in groups:
-        if not isinstance(group, (list, tuple)) or not group:
-            return []
-        if not all(isinstance(name, str) for name in group):
-            return []
-    return [tuple(group) for group in groups]
-
-
-def _with_held(
-    names: Sequence[str], size: int, master: int
-) -> Tuple[Tuple[str, ...], Tuple[str, ...]]:
-    """Return the first `size` devices, with the one that this process uses at the master's place,
-    and lines to report."""
+def _with_held(count: int, size: int, master: int) -> Tuple[Tuple[str, ...], Tuple[str, ...]]:
+    """Return the first `size` of so many GPUs, with the one that this process uses at the master's
+    place, and lines to report."""
     held = device_in_use()
-    chosen = list(names[:size])
-    if held is None or held not in names or chosen[master] == held:
+    chosen = [f"cuda{i}" for i in range(size)]
+    if held not in [f"cuda{i}" for i in range(count)] or chosen[master] == held:
         return tuple(chosen), ()
     if held in chosen:
         chosen[chosen.index(held)] = chosen[master]
@@ -366,28 +332,27 @@ def choose_nccl(ranks: Assignment, wanted: Optional[bool]) -> Tuple[bool, Tuple[
     Raises:
         StartError: NCCL was requested, and cannot be used.
     """
-    if wanted is False or ranks.size == 1 or not ranks.devices:
-        problem = "" if not wanted or ranks.size == 1 else "there are no GPUs"
+    if wanted is False or ranks.size == 1 or not (wanted or ranks.devices):
+        return False, ()
+    if not ranks.devices:
+        problem = "there are no GPUs"
     elif not ranks.distinct_gpus:
         problem = "NCCL needs a GPU for each rank"
     else:
         problem = synk_comm.why_no_nccl()
-        if not problem:
-            return True, ()
     if not problem:
-        return False, ()
+        return True, ()
     if wanted:
         raise StartError(f"nccl=True: {problem}; {DOCTOR}")
     return False, (f"Synkhronos: collectives go through host memory: {problem}",)
 
 
-def whole(value: Any, lowest: int, highest: Optional[int], what: str) -> int:
+def _within(value: Any, lowest: int, highest: int, what: str) -> int:
     """Return `value` as an int.
 
     Raises:
         InputValueError: `value` is no int in the range.
     """
-    if not is_int(value) or value < lowest or (highest is not None and value > highest):
-        span = f"at least {lowest}" if highest is None else f"from {lowest} to {highest}"
-        raise InputValueError(f"{what}: got {value!r}, expected an int {span}")
+    if not is_int(value) or not lowest <= value <= highest:
+        raise InputValueError(f"{what}: got {value!r}, expected an int from {lowest} to {highest}")
     return int(value)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any, FrozenSet, List, Optional, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 from synk_core._graph.leaves import differs_by_rank, lineage_of
 from synk_core._graph.random_streams import is_random_state
@@ -167,8 +167,7 @@ def _verdict(walk: Optional[Walk], place: int, variable: Any, op: Optional[str])
         return Verdict(place, name, op, "exact", reason)
     value = walk.value(variable)
     if value.items is not None:
-        steady = all(item.steady for item in value.items)
-        value = FIXED if steady else unknown(None, "uses a shape as data")
+        value = FIXED if value.steady else unknown(None, "uses a shape as data")
     verdict, reason = _judge(value, op)
     if verdict == "exact":
         reason += "".join(_NOTES[mark] for mark in sorted(walk.marks.get(variable, ())))
@@ -182,56 +181,51 @@ _NOTES = {
 }
 
 
-def _fitting(value: Value) -> FrozenSet[str]:
-    """Return the ops that are exact for a value."""
+def _fitting(value: Value, op: str) -> Tuple[Sequence[str], str]:
+    """Return the ops that are exact for a value, and the cure if it was declared this one."""
     if value.steady:
         of_equal = {0.0: ["sum", "prod"], 1.0: ["prod"]}.get(value.literal, [])  # type: ignore[arg-type]
-        return frozenset(["avg", "max", "min", "last", *of_equal])
-    if value.kind in ("sum", "fixed"):
-        return frozenset({0.0: ["avg"], 1.0: ["sum"]}.get(value.degree, []))
+        cure = "it would count once for each rank. To be exact, declare it 'avg'"
+        return ["avg", "max", "min", "last", *of_equal], cure
     if value.kind == "rows":
-        in_order = value.axis == 0 and (not value.degree or value.zero)
-        return frozenset(["gather"] if in_order else [])
-    return frozenset([value.kind])
+        cure = "to be exact, declare it 'gather', or return its mean or sum over axis 0"
+        if value.axis:
+            cure = (
+                f"its rows lie along axis {value.axis}. To be exact, transpose it, and declare it "
+                f"'gather'"
+            )
+        if value.degree:
+            cure = (
+                "each row was divided (or multiplied) by its rank's number of rows, as in the "
+                "gradient of a mean. To be exact, use a sum over rows in place of the mean, "
+                "declare it 'gather', and divide after the call"
+            )
+        return ["gather"] if value.axis == 0 and (not value.degree or value.zero) else [], cure
+    of_sum = {0.0: ["avg"], 1.0: ["sum"]}.get(value.degree, [])
+    fitting = of_sum if value.kind in ("sum", "fixed") else [value.kind]
+    if not fitting:
+        return [], (
+            "no op fits. To be exact, return the sum over rows with 'sum', and scale it after the "
+            "call"
+        )
+    mean = ", or take the mean over rows, as a training loss needs"
+    cure = f"to be exact, declare it {fitting[0]!r}"
+    return fitting, cure + mean * (fitting == ["sum"] and op == "avg")
 
 
 def _judge(value: Value, op: str) -> Tuple[str, str]:
-    """Return the verdict, and its reason."""
-    if value.kind in ("unknown", "noise", "position"):
+    if value.kind in ("unknown", "position"):
         return "unknown", f"Cannot tell: {_described(value.reason)}."
     if value.kind == "mixed":
         cure = value.reason.cure if value.reason is not None else ""
         return "wrong", f"{_described(value.reason)}." + (f" To be exact, {cure}." if cure else "")
     what = describe_value(value)
-    fitting = _fitting(value)
+    fitting, cure = _fitting(value, op)
     if op in fitting:
         return "exact", f"It is {what}."
     if op == "last":
         return "unknown", f"It is {what}; the last slice's value is the result."
-    return "wrong", f"It is {what}, declared {op!r}: {_cure(value, op, fitting)}."
-
-
-def _cure(value: Value, op: str, fitting: FrozenSet[str]) -> str:
-    if value.steady:
-        return "it would count once for each rank. To be exact, declare it 'avg'"
-    if value.kind == "rows" and value.degree:
-        return (
-            "each row was divided (or multiplied) by its rank's number of rows, as in the gradient "
-            "of a mean. To be exact, use a sum over rows in place of the mean, declare it "
-            "'gather', and divide after the call"
-        )
-    if value.kind == "rows" and value.axis:
-        why = f"its rows lie along axis {value.axis}"
-        return f"{why}. To be exact, transpose it, and declare it 'gather'"
-    if value.kind == "rows":
-        return "to be exact, declare it 'gather', or return its mean or sum over axis 0"
-    if fitting == {"sum"} and op == "avg":
-        return "to be exact, declare it 'sum', or take the mean over rows, as a training loss needs"
-    if fitting:
-        return "to be exact, declare it " + " or ".join(repr(name) for name in sorted(fitting))
-    return (
-        "no op fits. To be exact, return the sum over rows with 'sum', and scale it after the call"
-    )
+    return "wrong", f"It is {what}, declared {op!r}: {cure}."
 
 
 def _described(reason: Optional[Reason]) -> str:

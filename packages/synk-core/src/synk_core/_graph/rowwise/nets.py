@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Sequence, Tuple, Union
 from synk_core.engine import NoneTypeT, inner_graph
 
 from .scalars import coupled, fixed_rows, pairs_of_rows
-from .tensors import drawn
+from .tensors import of_shape
 from .walk import FIXED, Value, Walk, merged, mixed, plain, refuse, rows, rule, unknown
 
 _PASSING = (
@@ -18,7 +18,6 @@ _PASSING = (
 
 @rule(*_PASSING, takes=["all"])
 def passes(_node: Any, values: Sequence[Value]) -> Value:
-    """Return the first input."""
     return values[0]
 
 
@@ -59,8 +58,6 @@ _BATCHED: Dict[str, Tuple[Sequence[int], Sequence[int]]] = {
     "LogSoftmax": ([0], []),
     "SoftmaxWithBias": ([0], []),
     "SoftmaxGrad": ([0, 1], [0]),
-    "CrossentropySoftmaxArgmax1HotWithBias": ([0, 2], []),
-    "CrossentropySoftmax1HotWithBiasDx": ([0, 1, 2], [0]),
     "CrossentropyCategorical1Hot": ([0, 1], []),
     "CrossentropyCategorical1HotGrad": ([0, 1, 2], [0]),
     "BatchedDot": ([0, 1], [0, 1]),
@@ -87,8 +84,6 @@ def _row_by_row(values: Sequence[Value], places: Sequence[int], linear: Sequence
     Args:
         linear: places of those in which it is linear, as a product.
     """
-    if all(value.steady for value in values):
-        return FIXED
     spread, degrees = [values[i] for i in places], [values[i].degree for i in linear]
     refuse(any(value.axis != 0 for value in spread), "works on what has no rows as its first axis")
     steady = all(value.steady for i, value in enumerate(values) if i not in places)
@@ -99,22 +94,21 @@ def _row_by_row(values: Sequence[Value], places: Sequence[int], linear: Sequence
 
 
 @rule("Blockwise")
-def blockwise(node: Any, values: List[Value]) -> Value:
-    """Apply an operation to each item of a batch, whose axes come first."""
+def batched_products(node: Any, values: List[Value]) -> Value:
+    """Multiply each item of a batch, whose axes come first."""
+    refuse(type(node.op.core_op).__name__ != "Dot", "is no product")
     batch = node.outputs[0].ndim - len(node.op.outputs_sig[0])
-    is_product = type(node.op.core_op).__name__ == "Dot"
-    if is_product and all(value.axis is None or value.axis >= batch for value in values):
+    axes = {value.axis for value in values if value.axis is not None}
+    if all(axis >= batch for axis in axes):
         inside = [v if v.axis is None else v._replace(axis=v.axis - batch) for v in values]
         result = _product(node, inside, 1)
         return result if result.axis is None else result._replace(axis=result.axis + batch)
-    axes = {value.axis for value in values if value.axis is not None}
-    refuse(len(axes) > 1 or max(axes, default=-1) >= batch, "combines rows with each other")
-    axis = max(axes, default=0)
-    refuse(bool(axes) and fixed_rows(node, values, axis), "combines rows with a fixed number")
-    moved = [value if value.axis is None else value._replace(axis=0) for value in values]
-    places = [place for place, value in enumerate(values) if value.axis is not None]
-    result = _row_by_row(moved, places, places if is_product else [])
-    return result if result.axis is None else result._replace(axis=axis)
+    refuse(len(axes) > 1, "combines rows with each other")
+    (axis,) = axes
+    refuse(fixed_rows(node, values, axis), "combines rows with a fixed number")
+    alone = all(value.axis is not None or value.steady for value in values)
+    refuse(not alone, "combines rows with a value of another kind")
+    return rows(axis, merged(values), sum(value.degree for value in values))
 
 
 @rule("AbstractConv_gradWeights")
@@ -175,7 +169,7 @@ def all_reduce(node: Any, values: List[Value]) -> Sequence[Value]:
 @rule("mrg_uniform", takes=["all"])
 def mrg_uniform(node: Any, values: List[Value]) -> List[Value]:
     """Draw from MRG31k3p: the generator's state, a shape -> the state, draws."""
-    return [FIXED, drawn(node, values[1].items)]
+    return [FIXED, of_shape(node, values[1].items)]
 
 
 @rule("RandomFunction", "RandomVariable", takes=["items"])
@@ -189,4 +183,4 @@ def random_variable(node: Any, values: List[Value]) -> List[Value]:
     refuse(several or not steady, "draws with parameters that are not one number each")
     refuse(getattr(node.op, "ndim_supp", 0) > 0, "draws vectors")
     by_size = not isinstance(node.inputs[1].type, NoneTypeT)
-    return [FIXED, drawn(node, values[1].items if by_size else (FIXED,))]
+    return [FIXED, of_shape(node, values[1].items if by_size else (FIXED,))]

@@ -1,24 +1,25 @@
 """Rules for scalar functions, entry by entry.
 
 Of rows alone every such function is row-wise. f(sum over rows) can be combined from parts if f is
-linear; a function of a maximum, minimum or product over rows is only known in a few cases. Of a
-piecewise function (a clip, an absolute value) the graph does not show whether it changes a sum.
+linear; a function of a maximum, minimum or product over rows is not followed. Of a piecewise
+function (a clip, an absolute value) the graph does not show whether it changes a sum.
 """
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, List, Sequence
 
 from .walk import FIXED, REDUCED, Value, merged, mixed, plain, refuse, rows, rule, scalar_name
 
-_ALIASES = {"Composite": "", "Reciprocal": "Inv"}  # several functions work entry by entry, too
 _LINEAR = ("Identity", "Cast", "Neg", "Real", "Imag", "Conj", "Deg2Rad", "Rad2Deg")
 _COMPARISONS = ("LT", "GT", "LE", "GE", "EQ", "NEQ")
-_POWERS = {"Sqr": 2.0, "Sqrt": 0.5, "Inv": -1.0}
+_POWERS = {"Sqr": 2.0, "Sqrt": 0.5, "Inv": -1.0, "Reciprocal": -1.0}
+_AS_POWER = {1.0: "Identity", 2.0: "Sqr", 0.5: "Sqrt", -1.0: "Inv"}
+_KEEPING_DEGREE = (*_LINEAR, "Abs", "Add", "Sub", "Maximum", "Minimum", "Switch")
 _SMOOTH = (
     "Exp", "Expm1", "Log", "Log2", "Log10", "Log1p", "Sqrt", "Sqr", "Inv", "Tanh", "Sin", "Cos",
     "Sigmoid", "ScalarSigmoid", "Softplus", "ScalarSoftplus", "Erf", "Erfc", "GammaLn", "Log1mexp",
-    "Pow", "Mul", "TrueDiv",
+    "Pow", "Mul", "TrueDiv", "Reciprocal",
 )  # fmt: skip
 """Functions that are no piecewise linear ones."""
 
@@ -35,7 +36,7 @@ _CURE_OF_COUPLED = (
 @rule("Elemwise", takes=["items"])
 def elemwise(node: Any, values: Sequence[Value]) -> Value:
     """Apply a scalar function to the entries at each place; of shapes, only casts."""
-    name = _ALIASES.get(scalar_name(node), scalar_name(node))
+    name = scalar_name(node)
     name = "" if name == "Cast" and not _is_whole(node) else name
     if name == "Cast" and values[0].items is not None:
         items = (_combined(node, name, [item]) for item in values[0].items)
@@ -49,6 +50,9 @@ def _combined(node: Any, name: str, values: List[Value]) -> Value:
     spread = [value for value in values if value.axis is not None]
     if any(value.axis != spread[0].axis for value in spread):
         return pairs_of_rows(node)
+    if name == "Pow" and (not spread or all(node.inputs[1].broadcastable)):
+        name = _AS_POWER.get(values[1].literal or 0.0, name)
+        values = values if name == "Pow" else values[:1]
     numbers = [value.literal for value in values]
     of_zeros = name in (*_LINEAR, "Add", "Sub") and set(numbers) == {0}
     zero = of_zeros or (name == "Mul" and 0 in numbers)
@@ -100,36 +104,26 @@ def _with_rows(node: Any, name: str, values: Sequence[Value], axis: int, zero: b
     refuse(by_reduced, "chooses by a value that was reduced over rows")
     refuse(fixed_rows(node, values, axis), "combines rows with a fixed number of rows")
     if any(value.kind in REDUCED for value in values):
-        may_be = name in ("Maximum", "Minimum", "Clip", "Switch", "", *_COMPARISONS)
+        may_be = name in ("Maximum", "Minimum", "Clip", "Switch", "Composite", "", *_COMPARISONS)
         refuse(may_be, "may or may not combine rows with a reduction over rows")
         return coupled(node, axis, layout)
-    degree = _degree(name, values)
-    if degree is None:
-        refuse(name not in _SMOOTH, "may or may not change a value divided by the number of rows")
-        text = "is not linear in a value that was divided or multiplied by the number of rows"
-        return mixed(node, text, "use a sum over rows in place of the mean", axis, layout)
-    return rows(axis, layout, degree)
+    return rows(axis, layout, _degree(name, values))
 
 
-def _degree(name: str, values: Sequence[Value]) -> Optional[float]:
-    """Return the power of n of a scalar function of such values; None if it has none."""
-    first, last = values[0].degree, values[-1].degree
-    if name in _LINEAR or name == "Abs":
-        return first
-    if name in ("Mul", "TrueDiv"):
-        return sum(value.degree for value in values) if name == "Mul" else first - last
+def _degree(name: str, values: Sequence[Value]) -> float:
+    """Return the power of n of a scalar function of such values."""
+    degrees = [value.degree for value in values]
+    if name == "Mul":
+        return sum(degrees)
+    if name == "TrueDiv":
+        return degrees[0] - degrees[1]
     if name in _POWERS:
-        return _POWERS[name] * first
-    if name == "Pow" and last == 0 and values[1].literal is not None:
-        return values[1].literal * first
-    found = {value.degree for value in values if not value.zero}
-    if name in ("Add", "Sub", "Maximum", "Minimum") and len(found) == 1:
-        return found.pop()
-    if name == "Switch" and not first:
-        found = {value.degree for value in values[1:] if not value.zero} or {0.0}
-        return found.pop() if len(found) == 1 else None
-    compares = name in _COMPARISONS and len(found) == 1
-    return 0.0 if found <= {0.0} or compares else None
+        return _POWERS[name] * degrees[0]
+    chosen = values[1:] if name == "Switch" and not degrees[0] else values
+    found = {value.degree for value in chosen if not value.zero} or {0.0}
+    follows = found == {0.0} or (len(found) == 1 and name in (*_KEEPING_DEGREE, *_COMPARISONS))
+    refuse(not follows, "may or may not change a value divided by the number of rows")
+    return 0.0 if name in _COMPARISONS else found.pop()
 
 
 def _is_whole(node: Any) -> bool:
@@ -141,33 +135,32 @@ def _is_whole(node: Any) -> bool:
 
 def of_reduced(node: Any, name: str, values: List[Value]) -> Value:
     """Return the value of a scalar function of values without rows."""
-    if name == "Pow" and values[1].literal in (1.0, 2.0, 0.5, -1.0):
-        powers: Dict[Any, str] = {1.0: "Identity", 2.0: "Sqr", 0.5: "Sqrt", -1.0: "Inv"}
-        name, values = powers[values[1].literal], values[:1]
     moving = [value for value in values if value.kind != "fixed"]
     if not moving:
-        degree = _degree(name, values)
-        refuse(degree is None, "is a function of the number of rows that is not followed")
-        kept = name == "Cast" and degree == 1
-        return Value("fixed", degree or 0.0, layout=values[0].layout if kept else None)
+        layout = values[0].layout if name == "Cast" else None
+        return Value("fixed", _degree(name, values), layout=layout)
     if name in ("Add", "Sub"):
         return added(node, name, values)
     if name == "Switch":
         refuse(not values[0].steady, "chooses by a value that was reduced over rows")
         return union(values[1:])
-    whole, what = moving[0], describe_value(moving[0])
-    if {value.kind for value in moving} != {"sum"}:
-        return _of_extremes(node, name, values)
+    extremes = {"max": "min", "min": "max"}
+    # Floats do not wrap around as integers do.
+    if name == "Neg" and moving[0].kind in extremes and "float" in str(node.outputs[0].dtype):
+        return Value(extremes[moving[0].kind])
+    is_sum = all(value.kind == "sum" for value in moving)
+    refuse(not is_sum, "is a function of a maximum, minimum or product over rows")
+    whole = moving[0]
     if name in _LINEAR:
         return whole
     refuse(name == "TrueDiv" and values[1].zero, "divides by zero")
     if len(moving) == 1 and (name == "Mul" or (name == "TrueDiv" and whole is values[0])):
-        return Value("sum", _degree(name, values) or 0.0)
+        return Value("sum", _degree(name, values))
     if name == "Exp" and whole.degree == 1:
         return Value("prod")
     smooth = name in _SMOOTH and not (name == "Pow" and whole is not values[0])
     refuse(not smooth, "may or may not change a value that was reduced over rows")
-    what = what if len(moving) == 1 else "several reductions over rows"
+    what = describe_value(whole) if len(moving) == 1 else "several reductions over rows"
     return mixed(node, f"is not linear in {what}", CURE)
 
 
@@ -185,22 +178,6 @@ def added(node: Any, name: str, values: Sequence[Value]) -> Value:
         return mixed(node, f"{text} once for each rank", _ONCE_PER_RANK)
     text = "adds terms that grow differently with the number of rows (a sum and a mean)"
     return mixed(node, text, "make both sums or both means")
-
-
-def _of_extremes(node: Any, name: str, values: Sequence[Value]) -> Value:
-    """Return the value of a function of maxima, minima, or products over rows."""
-    kinds = {value.kind for value in values if not value.steady}
-    text = "is a function of a maximum, minimum or product over rows"
-    refuse(kinds not in ({"max"}, {"min"}), text)
-    is_bool = all(variable.dtype == "bool" for variable in node.inputs)
-    # Floats do not wrap around as integers do.
-    is_float = str(node.outputs[0].dtype).startswith("float")
-    if name == "Neg" and is_float:
-        return Value("min" if kinds == {"max"} else "max")
-    name = "Minimum" if name == "AND" and is_bool else name
-    same = name == "Cast" and (is_bool or is_float)
-    refuse(not (same or name[:3].lower() in kinds), text)
-    return Value(kinds.pop())
 
 
 def describe_value(value: Value) -> str:

@@ -1,18 +1,20 @@
-"""Rules for shapes, axes, reductions, joining, and indexing that leaves rows in their order."""
+"""Rules for shapes, axes, reductions, joining, and indexing that leaves rows in their order.
+
+Of tensors of indices, those are followed that take the place of the first axes.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Sequence, Set, Tuple, Union
+from typing import Any, List, Optional, Sequence, Set, Tuple, Union
 
-from synk_core.engine import NoneTypeT, get_idx_list, indices_of
+from synk_core.engine import get_idx_list
 
 from .scalars import union
-from .walk import FIXED, NOISE, Value, merged, plain, refuse, rows, rule, unknown
+from .walk import FIXED, Value, merged, plain, refuse, rows, rule, unknown
 
 
 @rule("DimShuffle", takes=["position"])
 def dimshuffle(node: Any, values: List[Value]) -> Value:
-    """Permute, add or drop axes."""
     order, value = list(node.op.new_order), values[0]
     if value.axis is None:
         return value
@@ -26,26 +28,32 @@ def alloc(node: Any, values: List[Value]) -> Value:
     value, items, pattern = values[0], values[1:], node.inputs[0].broadcastable
     if value.axis is None and all(item.steady for item in items):
         return value
-    axis = _axis_of_rows(items)
-    place = -1 if axis is None else axis + len(pattern) - len(items)
+    filled = of_shape(node, items)
+    place = (filled.axis or 0) + len(pattern) - len(items)
     fills = value.kind == "fixed" and (place < 0 or pattern[place])
-    refuse(axis is None or not (fills or place == value.axis), "has a shape that depends on rows")
-    of_rows = rows(axis or 0, items[axis or 0].layout or node, value.degree)
-    return of_rows._replace(literal=value.literal)
+    refuse(not fills and place != value.axis, "has a shape that depends on rows")
+    return filled._replace(degree=value.degree, literal=value.literal)
+
+
+def of_shape(node: Any, items: Optional[Sequence[Value]]) -> Value:
+    """Return entries of a shape, of which one length is the number of rows: some for each row."""
+    items = items or ()
+    axis = _axis_of_rows(items)
+    refuse(axis is None, "has an unknown shape, or one that depends on rows")
+    return rows(axis or 0, items[axis or 0].layout or node)
 
 
 def _axis_of_rows(items: Sequence[Value]) -> Optional[int]:
     """Return the only axis of a shape that is as long as the rows, or several times so long."""
-    counted = [axis for axis, item in enumerate(items) if item.kind == "fixed" and not item.steady]
-    return counted[0] if len(counted) == 1 and items[counted[0]].degree == 1 else None
+    counted = [axis for axis, item in enumerate(items) if not item.steady]
+    are_rows = [(items[axis].kind, items[axis].degree) for axis in counted] == [("fixed", 1)]
+    return counted[0] if are_rows else None
 
 
 @rule("ARange")
 def arange(_node: Any, values: List[Value]) -> Value:
     """Return the positions of rows, if it counts them."""
     start, stop, step = values
-    if all(value.steady for value in values):
-        return FIXED
     counts = start.zero and step.literal == 1 and stop.degree == 1 and stop.layout is not None
     refuse(not counts, "counts something other than rows")
     return Value("position", axis=0, layout=stop.layout)
@@ -67,12 +75,10 @@ def make_vector(_node: Any, values: List[Value]) -> Value:
     return FIXED._replace(items=tuple(values)) if fixed else union(values)
 
 
-@rule("Reshape", takes=["items", "noise", "position"])
+@rule("Reshape", takes=["items", "position"])
 def reshape(node: Any, values: List[Value]) -> Value:
     """Reshape: rows stay separate if they are the first axis before and after."""
     value, items = plain(values[0]), values[1].items or ()
-    if value.kind == "noise":
-        return drawn(node, items)
     steady = all(item.steady for item in items)
     if value.axis is None:
         is_known = (items and steady) or not node.outputs[0].ndim
@@ -92,25 +98,16 @@ def reshape(node: Any, values: List[Value]) -> Value:
     return value._replace(axis=place, layout=layout)
 
 
-def drawn(node: Any, items: Optional[Sequence[Value]]) -> Value:
-    """Return draws of a shape: some for each row if one length is the number of rows."""
-    axis = _axis_of_rows(items or ())
-    if items and axis is not None:
-        return rows(axis, items[axis].layout or node)
-    return FIXED if items and all(item.steady for item in items) else NOISE
-
-
 _REDUCTIONS = {
     "Add": "sum", "Mul": "prod", "Maximum": "max", "Minimum": "min", "AND": "min", "OR": "max",
 }  # fmt: skip
 
 
-@rule("CAReduce", "Mean", takes=["items"])
+@rule("CAReduce", takes=["items"])
 def reduction(node: Any, values: List[Value]) -> Value:
     """Reduce by a sum, product, maximum, minimum, any or all."""
-    value, axes = values[0], _axes(node)
-    name = type(node.op).__name__
-    name = name if name in ("ProdWithoutZeros", "Mean") else type(node.op.scalar_op).__name__
+    refuse(type(node.op).__name__ == "Mean")  # that of `mean(op=True)`, which says that it adds
+    value, axes, name = values[0], _axes(node), type(node.op.scalar_op).__name__
     if value.items is not None and name == "Mul" and axes:
         lengths = [item for item in value.items if item.literal != 1]
         layout = lengths[0].layout if len(lengths) == 1 else None
@@ -119,7 +116,6 @@ def reduction(node: Any, values: List[Value]) -> Value:
 
 
 def _axes(node: Any) -> Set[int]:
-    """Return the axes that an operation reduces."""
     ndim, axes = node.inputs[0].ndim, node.op.axis
     return {int(axis) % ndim for axis in (range(ndim) if axes is None or not ndim else axes)}
 
@@ -128,13 +124,13 @@ def reduce_axes(node: Any, name: str, value: Value, axes: Set[int]) -> Value:
     """Return the value of a reduction over some axes of a tensor."""
     if name in ("AND", "OR") and node.inputs[0].dtype != "bool":
         name = ""
-    kind = "sum" if name == "Mean" else _REDUCTIONS.get(name)
+    kind = _REDUCTIONS.get(name)
     zero = 0.0 if value.zero and kind == "sum" else None
     if value.axis is not None and value.axis in axes:
         if kind == "sum":
             # Of equal entries it is their number, times what does not depend on rows.
             of_equal = "sum" if value.literal is None else "fixed"
-            return Value(of_equal, value.degree + (name != "Mean"), literal=zero)
+            return Value(of_equal, value.degree + 1, literal=zero)
         refuse(kind is None or value.degree != 0)
         return Value(kind or "")
     scaled = value.degree != 0 and not value.zero
@@ -149,7 +145,6 @@ def reduce_axes(node: Any, name: str, value: Value, axes: Set[int]) -> Value:
 
 @rule("MaxAndArgmax", "Argmax")
 def max_and_argmax(node: Any, values: List[Value]) -> Union[Value, Sequence[Value]]:
-    """Return the largest entry, and its position."""
     largest = reduce_axes(node, "Maximum", values[0], _axes(node))
     where = largest._replace(degree=0.0)
     if largest.axis is None and not values[0].steady:
@@ -169,7 +164,6 @@ def _axis_among(node: Any, values: List[Value], place: int) -> Tuple[int, List[V
 
 @rule("Join", takes=["items"])
 def join(node: Any, values: List[Value]) -> Value:
-    """Join tensors, or shapes."""
     axis, parts = _axis_among(node, values, 0)
     if all(part.items is not None for part in parts):
         return FIXED._replace(items=tuple(item for part in parts for item in part.items or ()))
@@ -180,7 +174,6 @@ def join(node: Any, values: List[Value]) -> Value:
 
 @rule("Split")
 def split(node: Any, values: List[Value]) -> Value:
-    """Split a tensor."""
     axis, (value, lengths) = _axis_among(node, values, 1)
     refuse(value.axis == axis or not lengths.steady, "splits the rows")
     return value
@@ -222,70 +215,58 @@ def subtensor(node: Any, values: List[Value]) -> Value:
 
 @rule("IncSubtensor")
 def inc_subtensor(node: Any, values: List[Value]) -> Value:
-    """Set, or add to, slices and single entries."""
+    """Add to slices and single entries of zeros, as the gradient of selecting them does."""
     entries = get_idx_list(node.inputs[1:], node.op.idx_list)
     axis = _kept(values[0].axis, entries, values[2:])
     return _put(node, values[0], values[1], axis, node.inputs[0].ndim - _dropped(entries))
 
 
-def _changed(node: Any, whole: Value, part: Value) -> Value:
-    """Return a value in which a part was set, or added to what was there."""
-    result = union([whole, part])
-    adds = not node.op.set_instead_of_inc and result.kind in ("max", "min", "prod")
-    refuse(adds, "adds to a maximum, minimum or product over rows")
-    return result if result.zero else result._replace(literal=None)
-
-
 def _put(node: Any, whole: Value, part: Value, axis: Optional[int], ndim: int) -> Value:
-    """Return a value of which a selection was changed: of so many axes, with its rows along one.
-
-    The part is aligned with the selection from the last axis backwards.
-    """
+    """Return the value of zeros to a selection of which a part was added: of so many axes, with its
+    rows along one. The part is aligned with it from the last axis backwards."""
+    adds = whole.zero and not node.op.set_instead_of_inc and part.kind != "position"
+    refuse(not adds, "changes entries of other things than zeros")
     if axis is None:
-        return _changed(node, whole, part)
+        refuse(part.axis is not None, "puts rows into something else")
+        return part._replace(literal=None)
     there = axis - ndim + node.inputs[1].ndim
     fills = part.kind == "fixed" and (there < 0 or node.inputs[1].broadcastable[there])
-    plainly = "position" not in (whole.kind, part.kind) and (fills or part.axis == there)
-    refuse(not plainly, "puts something other than its rows into rows")
-    return _changed(node, whole, part._replace(kind="rows", axis=whole.axis, layout=whole.layout))
+    refuse(not fills and part.axis != there, "puts something other than its rows into rows")
+    return rows(whole.axis or 0, whole.layout, part.degree)
 
 
 def _picked(node: Any, whole: Value, values: Sequence[Value], first: int) -> Tuple[Value, int]:
     """Return the value of indexing by tensors, which are the inputs from `first` on, and its number
     of axes."""
-    lookup, text = dict(zip(node.inputs[first:], values[first:])), "indexes in another way"
-    tensors: Dict[int, Tuple[Any, Value]] = {}
-    for axis, entry in enumerate(indices_of(node.op, node.inputs[first:])):
-        if isinstance(entry, slice):
-            steady = all(lookup[b].steady for b in _bounds(entry) if b in lookup)
-            refuse(not steady or (axis == whole.axis and entry != slice(None)), text)
-        else:
-            refuse(isinstance(entry.type, NoneTypeT) or entry.dtype == "bool", text)
-            tensors[axis] = entry, lookup[entry]
+    tensors, by = node.inputs[first:], values[first:]
+    # Some engines have slices among the inputs, and all have masks and new axes there.
+    others = any(isinstance(entry, slice) for entry in getattr(node.op, "idx_list", ()))
+    others = others or any(getattr(tensor, "dtype", "bool") == "bool" for tensor in tensors)
+    refuse(others, "indexes in another way")
     # All tensors together become axes in the place of the first.
-    start, count, wide = min(tensors), len(tensors), max(t.ndim for t, _ in tensors.values())
-    refuse(max(tensors) - start >= count, text)
-    ndim, by = node.inputs[0].ndim - count + wide, [value for _, value in tensors.values()]
+    count, wide = len(tensors), max(tensor.ndim for tensor in tensors)
+    ndim = node.inputs[0].ndim - count + wide
     if all(value.steady for value in by):
-        refuse(whole.axis in tensors, "selects rows by their positions")
-        after = whole.axis is not None and whole.axis > start
-        return whole._replace(axis=whole.axis + wide - count if after else whole.axis), ndim
+        behind = whole.axis is None or whole.axis >= count
+        refuse(not behind, "selects rows by their positions")
+        axis = None if whole.axis is None else whole.axis + wide - count
+        return whole._replace(axis=axis), ndim
     # Counted from the last axis, because tensors are aligned there.
-    spread = {value.axis - t.ndim for t, value in tensors.values() if value.axis is not None}
+    spread = {v.axis - tensor.ndim for tensor, v in zip(tensors, by) if v.axis is not None}
     of_rows = all(value.axis is not None or value.steady for value in by)
     refuse(len(spread) != 1 or not of_rows or any(v.degree for v in by), "indexes by no rows")
     (inside,) = spread
-    for tensor, value in tensors.values():
+    for tensor, value in zip(tensors, by):
         several = tensor.ndim >= -inside and not tensor.broadcastable[inside]
         refuse(value.axis is None and several, "indexes by a fixed number of rows")
-    positions = [axis for axis, value in zip(tensors, by) if value.kind == "position"]
+    positions = [axis for axis, value in enumerate(by) if value.kind == "position"]
     if whole.axis is None:
         refuse(bool(positions) or not whole.steady, "selects by position")
-        return rows(start + wide + inside, merged(by)), ndim
+        return rows(wide + inside, merged(by)), ndim
     # Each row by its own number: p[arange(n), y].
-    own_rows = positions == [whole.axis] and tensors[whole.axis][1].layout == whole.layout
+    own_rows = positions == [whole.axis] and by[whole.axis].layout == whole.layout
     refuse(not own_rows, "combines rows with other rows by an index")
-    return whole._replace(axis=start + wide + inside, literal=None), ndim
+    return whole._replace(axis=wide + inside, literal=None), ndim
 
 
 @rule("AdvancedSubtensor1", "AdvancedSubtensor", takes=["position"])
@@ -296,12 +277,11 @@ def advanced_subtensor(node: Any, values: List[Value]) -> Value:
 
 @rule("AdvancedIncSubtensor1", "AdvancedIncSubtensor", takes=["position"])
 def advanced_inc_subtensor(node: Any, values: List[Value]) -> Value:
-    """Set, or add to, entries by tensors of indices; adding for each row is a sum over rows."""
+    """Add to entries of zeros by tensors of indices; adding for each row is a sum over rows."""
     whole, part = values[:2]
     chosen, ndim = _picked(node, whole, values, 2)
+    value = _put(node, whole._replace(axis=chosen.axis), part, chosen.axis, ndim)
     if chosen.axis is None or whole.axis is not None:
-        return _put(node, whole, part, chosen.axis, ndim)
-    sets = node.op.set_instead_of_inc or getattr(node.op, "ignore_duplicates", False)
-    refuse(sets, "lets rows overwrite each other")
-    of_rows = _put(node, chosen._replace(degree=part.degree), part, chosen.axis, ndim)
-    return _changed(node, whole, Value("sum", of_rows.degree + 1))
+        return value._replace(axis=whole.axis)
+    refuse(getattr(node.op, "ignore_duplicates", False), "lets rows overwrite each other")
+    return Value("sum", value.degree + 1)

@@ -14,7 +14,6 @@ sum        n^(degree - 1) times a sum over rows (degree 1: a sum, degree 0: a me
 max, min   the largest or smallest over rows of a row-wise result
 prod       the product over rows of a row-wise result
 position   the numbers 0 ... n - 1, along `axis`
-noise      random draws, independent of rows, of an unknown shape
 mixed      none of these for certain: `reason` has the node that is the cause
 unknown    not known: `reason` has the node that the check cannot follow
 =========  ======================================================================================
@@ -32,7 +31,7 @@ import numpy as np
 
 from synk_core._graph.random_streams import is_draw
 from synk_core._graph.reduce_op import AllReduce
-from synk_core.engine import RULED, Apply, Constant, Variable
+from synk_core.engine import NAME, Apply, Constant, Variable
 
 ROW = "row"
 """Layout of an axis with one entry per row. Any other names an unknown number per row, equal for
@@ -72,16 +71,15 @@ class Value(NamedTuple):
     @property
     def steady(self) -> bool:
         """Whether it is the same on any part of the rows."""
-        return self.kind == "fixed" and (self.degree == 0 or self.zero)
+        is_same = self.kind == "fixed" and (self.degree == 0 or self.zero)
+        return is_same and all(item.steady for item in self.items or ())
 
 
 FIXED = Value("fixed")
-NOISE = Value("noise")
 REDUCED = ("sum", "max", "min", "prod")
 
 
 def rows(axis: int, layout: Any = ROW, degree: float = 0.0) -> Value:
-    """Return a row-wise value."""
     return Value("rows", degree, axis, layout)
 
 
@@ -93,7 +91,6 @@ def mixed(
 
 
 def unknown(node: Any, text: str = "is an operation unknown to this check") -> Value:
-    """Return a value that the check cannot follow."""
     return Value("unknown", reason=Reason(node, text))
 
 
@@ -137,9 +134,9 @@ def rule(*names: str, takes: Sequence[str] = ()) -> Callable[[Handler], Handler]
     """Register the rule of the engine's own operations with these class names.
 
     Args:
-        takes: what inputs may be besides fixed, of rows, and reduced: "position", "noise", "items"
-            (else short vectors are plain values), or "all". A node with others is unknown. Mixed
-            inputs are row-wise or sums to a rule, and what is computed from them is mixed.
+        takes: what inputs may be besides fixed, of rows, and reduced: "position", "items" (else
+            short vectors are plain values), or "all". A node with others is unknown. Mixed inputs
+            are row-wise or sums to a rule, and what is computed from them is mixed.
     """
 
     def register(handler: Handler) -> Handler:
@@ -154,7 +151,7 @@ def _find_rule(op_class: type) -> _Rule:
     names = [base.__name__ for base in op_class.__mro__]
     # The graph that an operation is made of says more than its name.
     names.sort(key=lambda name: name != "OpFromGraph")
-    known = op_class.__module__.split(".")[0] in (*RULED, "synk_core")
+    known = op_class.__module__.split(".")[0] in (NAME, "pymc", "synk_core")
     return next((_RULES[name] for name in names if known and name in _RULES), (None, ()))
 
 
@@ -212,14 +209,17 @@ class Walk:
         return self.values[variable]
 
     def _compute(self, node: Apply) -> None:
+        values = [self.values[variable] for variable in node.inputs]
         result: Any
         try:
-            result = _result(node, [self.values[variable] for variable in node.inputs])
+            result = _result(node, values)
         except Unfollowed as reason:
             result = unknown(node, str(reason))
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
             # The rule does not expect this form of the operation, which must not refuse a function.
             result = unknown(node, FAILED)
+        if getattr(result, "kind", "") == "unknown" and all(value.steady for value in values):
+            result = FIXED
         marks = {mark for v in node.inputs for mark in self.marks.get(v, ())}
         if is_draw(node.op) or type(node.op) is AllReduce:
             marks.add("draws" if is_draw(node.op) else "meets")
@@ -230,10 +230,6 @@ class Walk:
             self.marks[output] = marks
 
 
-_OF_DRAWS = frozenset(["Elemwise", "Subtensor", "Join", "DimShuffle", "Shape", "Prod"])
-"""Names of the operations that streams apply to draws of an unknown shape."""
-
-
 def _result(node: Any, values: Sequence[Value]) -> Union[Value, Sequence[Value]]:
     """Return the value of a node's outputs, or that of each, by those of its inputs."""
     handler, takes = _find_rule(type(node.op))
@@ -242,18 +238,12 @@ def _result(node: Any, values: Sequence[Value]) -> Union[Value, Sequence[Value]]
     if "items" not in takes:
         values = [plain(value) for value in values]
     kinds = {value.kind for value in values}
-    if "noise" in kinds and "noise" not in takes:
-        names = {base.__name__ for base in type(node.op).__mro__}
-        of_draws = "Subtensor" in names or (kinds <= {"noise", "fixed"} and names & _OF_DRAWS)
-        refuse(not of_draws, "combines draws of an unknown shape")
-        return NOISE
     if scalar_name(node) == "Second" and all(node.inputs[0].broadcastable):
         return values[1]
     if "unknown" in kinds:
         return next(value for value in values if value.kind == "unknown")
     if handler is None:
-        refuse(not all(value.steady for value in values), "is an operation unknown to this check")
-        return FIXED
+        return unknown(node)
     by_place = "position" in kinds and "position" not in takes
     refuse(by_place, "computes with the positions of rows, which each rank counts from 0")
     return _of_mixed(node, handler, values) if "mixed" in kinds else handler(node, values)

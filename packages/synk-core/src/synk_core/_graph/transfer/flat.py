@@ -30,7 +30,7 @@ from synk_core.engine import (
     state_of,
 )
 
-_SETTINGS = ("mutable", "borrow", "strict", "allow_downcast", "implicit", "shared")
+_SETTINGS = ("name", "mutable", "borrow", "strict", "allow_downcast", "implicit", "shared")
 
 
 @dataclass(frozen=True)
@@ -38,17 +38,14 @@ class FlatInput:
     """An input of the function, as in `In`.
 
     Attributes:
-        holder: the shared variable or container that holds its value; None for an argument.
-        default: value of an argument that has one.
+        value: the shared variable or container that holds its value, or that of an argument which
+            has one; else None.
         settings: arguments of `In` by name.
     """
 
-    cls: type
     type: Any
     name: Optional[str]
-    in_name: Optional[str]
-    holder: Any
-    default: Any
+    value: Any
     has_update: bool
     settings: Mapping[str, Any]
 
@@ -58,20 +55,18 @@ class FlatFunction:
     """A compiled function; see the module's docstring.
 
     Variables are numbered: inputs first, then constants, then each node's outputs.
-    ``nodes`` has (index in `ops`, input numbers, index in `types` and name of each output).
+    ``nodes`` has (operation, input numbers, type and name of each output), ``returns`` the engine's
+    `unpack_single` and `return_none`.
     """
 
     inputs: Tuple[FlatInput, ...]
     constants: Tuple[Tuple[type, Any, Any, Optional[str]], ...]
-    ops: Tuple[Any, ...]
-    types: Tuple[Any, ...]
-    nodes: Tuple[Tuple[int, Tuple[int, ...], Tuple[Tuple[int, Optional[str]], ...]], ...]
+    nodes: Tuple[Tuple[Any, Tuple[int, ...], Tuple[Tuple[Any, Optional[str]], ...]], ...]
     outputs: Tuple[int, ...]
     borrowed_outputs: Tuple[bool, ...]
     update_mapping: Dict[int, int]
     mode: Any
-    unpack_single: bool
-    return_none: bool
+    returns: Tuple[bool, bool]
     name: Optional[str]
     trust_input: bool
     extras: Any
@@ -85,14 +80,14 @@ class FlatFunction:
         """Return the type of each variable, by its number."""
         types = [item.type for item in self.inputs]
         types += [type_ for _, type_, _, _ in self.constants]
-        types += [self.types[type_] for _, _, made in self.nodes for type_, _ in made]
+        types += [type_ for _, _, made in self.nodes for type_, _ in made]
         return types
 
     def numbered_nodes(self) -> List[Tuple[Any, Tuple[int, ...], range]]:
         """Return for each node its operation, and the numbers of its inputs and outputs."""
         found, number = [], self.first_made
         for op, sources, made in self.nodes:
-            found.append((self.ops[op], sources, range(number, number + len(made))))
+            found.append((op, sources, range(number, number + len(made))))
             number += len(made)
         return found
 
@@ -101,22 +96,18 @@ _PLAIN = (str, bytes, int, float, complex, np.generic, np.dtype, type)
 
 
 class _Distinct:
-    """A list of objects without repetition."""
+    """Objects of which the first of equal ones stands for all: a pickle has it once."""
 
     def __init__(self) -> None:
-        self.items: List[Any] = []
-        self._by_identity: Dict[int, int] = {}
-        self._by_value: Dict[Any, int] = {}
+        self._by_identity: Dict[int, Any] = {}
+        self._by_value: Dict[Any, Any] = {}
 
-    def place(self, item: Any) -> int:
-        """Return the index of the item, or of one that is the same; append it if there is none."""
-        place = self._by_identity.get(id(item))
-        if place is None:
-            place = self._by_value.setdefault((item, _state(item)), len(self.items))
-            if place == len(self.items):
-                self.items.append(item)
-            self._by_identity[id(item)] = place
-        return place
+    def one(self, item: Any) -> Any:
+        """Return the first item that is the same."""
+        if id(item) not in self._by_identity:
+            first = self._by_value.setdefault((item, _state(item)), item)
+            self._by_identity[id(item)] = first
+        return self._by_identity[id(item)]
 
 
 def _state(value: Any) -> Any:
@@ -160,31 +151,22 @@ def flatten(function: Any) -> FlatFunction:
     ops, types = _Distinct(), _Distinct()
     nodes = []
     for node in order:
-        nodes.append(
-            (
-                ops.place(node.op),
-                tuple(numbers[v] for v in node.inputs),
-                tuple((types.place(v.type), v.name) for v in node.outputs),
-            )
-        )
+        made = tuple((types.one(v.type), v.name) for v in node.outputs)
+        nodes.append((ops.one(node.op), tuple(numbers[v] for v in node.inputs), made))
         for v in node.outputs:
             numbers[v] = len(numbers)
-    n_outputs = len(maker.outputs)
     return FlatFunction(
         inputs=tuple(
             _flatten_input(spec, variable, container)
             for spec, variable, container in zip(maker.inputs, graph.inputs, function.input_storage)
         ),
         constants=tuple(constants),
-        ops=tuple(ops.items),
-        types=tuple(types.items),
         nodes=tuple(nodes),
         outputs=tuple(numbers[v] for v in graph.outputs),
-        borrowed_outputs=tuple(bool(out.borrow) for out in maker.outputs[:n_outputs]),
+        borrowed_outputs=tuple(bool(out.borrow) for out in maker.outputs),
         update_mapping=dict(graph.update_mapping or {}),
         mode=maker.mode,
-        unpack_single=maker.unpack_single,
-        return_none=maker.return_none,
+        returns=(maker.unpack_single, maker.return_none),
         name=maker.name,
         trust_input=function.trust_input,
         extras=extras_of(function),
@@ -192,21 +174,14 @@ def flatten(function: Any) -> FlatFunction:
 
 
 def _flatten_input(spec: Any, variable: Any, container: Any) -> FlatInput:
-    holder = default = None
-    if isinstance(spec.variable, SharedVariable):
-        holder = spec.variable
-    elif isinstance(spec.value, Container):
-        holder = spec.value
-    elif spec.value is not None:
+    value = spec.variable if isinstance(spec.variable, SharedVariable) else spec.value
+    if spec.update is not None and not isinstance(value, (SharedVariable, Container, type(None))):
         # An input with a state: the current value, not the one that it was made with.
-        default = container.storage[0] if spec.update is not None else spec.value
+        value = container.storage[0]
     return FlatInput(
-        cls=type(variable),
         type=variable.type,
         name=variable.name,
-        in_name=spec.name,
-        holder=holder,
-        default=default,
+        value=value,
         has_update=spec.update is not None,
         settings={name: getattr(spec, name) for name in _SETTINGS},
     )
@@ -218,13 +193,12 @@ def rebuild(flat: FlatFunction) -> Any:
     variables: List[Any] = [item.type.make_variable(item.name) for item in flat.inputs]
     variables += [cls(type_, data, name) for cls, type_, data, name in flat.constants]
     for op, inputs, outputs in flat.nodes:
-        made = [flat.types[type_].make_variable(name) for type_, name in outputs]
-        Apply(flat.ops[op], [variables[i] for i in inputs], made)
+        made = [type_.make_variable(name) for type_, name in outputs]
+        Apply(op, [variables[i] for i in inputs], made)
         variables += made
-    graph_outputs = [variables[i] for i in flat.outputs]
     graph = FunctionGraph(
         variables[: len(flat.inputs)],
-        graph_outputs,
+        [variables[i] for i in flat.outputs],
         clone=False,
         update_mapping=flat.update_mapping,
     )
@@ -236,22 +210,13 @@ def rebuild(flat: FlatFunction) -> Any:
         _rebuild_input(item, variable, next(updates) if item.has_update else None)
         for item, variable in zip(flat.inputs, graph.inputs)
     ]
-    returns = flat.unpack_single, flat.return_none
-    function = link(graph, specs, flat.borrowed_outputs, flat.mode, flat.name, returns, flat.extras)
+    function = link(flat, graph, specs)
     function.trust_input = flat.trust_input
     return function
 
 
 def _rebuild_input(item: FlatInput, variable: Any, update: Any) -> Any:
-    if isinstance(item.holder, SharedVariable):
-        variable, value = item.holder, item.holder.container
-    else:
-        value = item.default if item.holder is None else item.holder
-    return In(
-        variable,
-        name=item.in_name,
-        value=value,
-        update=update,
-        autoname=False,
-        **item.settings,
-    )
+    value = item.value
+    if isinstance(value, SharedVariable):
+        variable, value = value, value.container
+    return In(variable, value=value, update=update, autoname=False, **item.settings)

@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from synk_core._graph.digest import digest
-from synk_core.engine import FromFunctionOp, Op, ancestors, held_by, inner_outputs, library
+from synk_core.engine import FromFunctionOp, Op, ancestors, inner_outputs, library
 
 MOST, MOST_ELEMENTS = 1_000, 1_000_000
 """Items in a value, of which only the type is compared if it has more; elements of an array."""
@@ -199,7 +199,7 @@ _watched: WeakKeyDictionary[Any, _Watched] = WeakKeyDictionary()
 
 def has_users_code(compiled: Any) -> bool:
     """Return whether a compiled function has operations of users' modules."""
-    if held_by(compiled) not in _found:
+    if compiled.maker not in _found:
         ops, todo = {}, [node.op for node in compiled.maker.fgraph.apply_nodes]
         while todo:
             op = todo.pop()
@@ -207,20 +207,20 @@ def has_users_code(compiled: Any) -> bool:
                 ops[id(op)] = op, isinstance(op, FromFunctionOp) or _is_users(type(op).__module__)
                 todo += [v.owner.op for v in ancestors(list(inner_outputs(op))) if v.owner]
                 todo += [op.scalar_op] if hasattr(op, "scalar_op") else []
-        _found[held_by(compiled)] = [op for op, is_users in ops.values() if is_users]
-    return bool(_found[held_by(compiled)])
+        _found[compiled.maker] = [op for op, is_users in ops.values() if is_users]
+    return bool(_found[compiled.maker])
 
 
 def code_of(compiled: Any) -> _Rows:
     """Return the user's code that a compiled function runs, and the values that it reads: in words,
     and a text that is the same in all processes where it is."""
-    ops = _found[held_by(compiled)] if has_users_code(compiled) else []
+    ops = _found[compiled.maker] if has_users_code(compiled) else []
     names = {name for op in ops for name in dir(type(op)) if name.startswith("c_")}
     names, changed, size = names.union(_RUN.split()), {"__file__", "__path__"}, -1
     while size < len(names) + len(changed):
         size = len(names) + len(changed)
         table = _Table(ops, names, changed)
-    _watched[held_by(compiled)] = table.watched
+    _watched[compiled.maker] = table.watched
     digests = {t: hashlib.blake2b(repr(t).encode(), digest_size=8) for _, t in table.rows}
     return sorted({(w, t if len(t) < 60 else f"#{digests[t].hexdigest()}") for w, t in table.rows})
 
@@ -228,7 +228,7 @@ def code_of(compiled: Any) -> _Rows:
 def is_as_before(compiled: Any) -> bool:
     """Return quickly whether `code_of` would return the same again, but for large values."""
     with suppress(KeyError, AttributeError, ValueError):  # deleted; an empty cell; arrays
-        return all(get(name) is held for get, name, held in _watched.get(held_by(compiled), ()))
+        return all(get(name) is held for get, name, held in _watched.get(compiled.maker, ()))
     return False
 
 
