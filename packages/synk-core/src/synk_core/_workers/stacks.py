@@ -12,7 +12,6 @@ The state that the kernel reports describes a process that cannot answer.
 from __future__ import annotations
 
 import fcntl
-import math
 import os
 import re
 import signal
@@ -20,9 +19,9 @@ import subprocess
 import tempfile
 import threading
 import time
-from typing import Dict, Mapping, Optional, Tuple
+from typing import Dict, Mapping, Optional, Tuple, Union
 
-from synk_comm.processes import stat
+from synk_comm.processes import WatchedProcess, stat
 
 BETWEEN_BYTECODES: int = signal.SIGRTMIN + 3 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR1
 """Signal number that asks for stacks."""
@@ -58,7 +57,7 @@ class StackFile:
         """Return the file that another process of this user has made, under descriptor `fd`."""
         return cls(os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC))
 
-    def ask(self, process: subprocess.Popen[bytes], number: int) -> None:
+    def ask(self, process: AnyProcess, number: int) -> None:
         """Send the process one of the signals on which it writes its stacks."""
         with self._lock:
             if self.fd >= 0:
@@ -80,8 +79,7 @@ class StackFile:
     __del__ = close  # of a worker that could not be started
 
 
-Asked = Mapping[int, Tuple["subprocess.Popen[bytes]", StackFile]]
-"""Processes and their files, by rank."""
+AnyProcess = Union["subprocess.Popen[bytes]", WatchedProcess]
 
 
 class Stacks:
@@ -90,48 +88,40 @@ class Stacks:
     def __init__(self) -> None:
         self._lock = threading.Lock()
 
-    def gather(self, asked: Asked, timeout_s: float) -> Dict[int, str]:
-        """Return the stacks by rank, or why there are none. Blocks for `timeout_s` at most."""
+    def gather(
+        self, asked: Mapping[int, Tuple[AnyProcess, StackFile]], timeout_s: float
+    ) -> Dict[int, str]:
+        """Return the stacks by rank, or why there are none. Blocks for `timeout_s` at most.
+
+        Args:
+            asked: processes and their files, by rank.
+        """
         deadline = time.monotonic() + timeout_s
         if not self._lock.acquire(timeout=timeout_s):
             return dict.fromkeys(asked, "another thread is asking for its stacks")
+        patience = deadline - timeout_s + min(PATIENCE_S, timeout_s / 2)
+        missing, found = dict(asked), dict.fromkeys(asked, "")
         try:
-            return _gather(asked, deadline, timeout_s)
+            for number, until in ((BETWEEN_BYTECODES, patience), (AT_ONCE, deadline)):
+                for rank, (process, file) in missing.items():
+                    found[rank] = _obstacle(process)
+                    if not found[rank]:
+                        file.ask(process, number)
+                while True:
+                    late = time.monotonic() >= until
+                    # One may have been stopped, or have ended, since it was asked.
+                    for rank, (process, file) in missing.items():
+                        text = file.read()
+                        found[rank] = found[rank] or _whole(text) or _obstacle(process, text)
+                    missing = {rank: missing[rank] for rank in missing if not found[rank]}
+                    if late or not missing:
+                        break
+                    time.sleep(_LOOK_EVERY_S)
+            for rank, (process, file) in missing.items():
+                found[rank] = file.read() + _silence(process, timeout_s)
+            return found
         finally:
             self._lock.release()
-
-
-def _gather(asked: Asked, deadline: float, timeout_s: float) -> Dict[int, str]:
-    found: Dict[int, str] = {}
-    for rank, (process, file) in asked.items():
-        obstacle = _obstacle(process)
-        if obstacle is None:
-            file.ask(process, BETWEEN_BYTECODES)
-        else:
-            found[rank] = obstacle
-    patience = deadline - timeout_s + min(PATIENCE_S, timeout_s / 2)
-    while len(found) < len(asked):
-        now = time.monotonic()
-        late = now >= deadline
-        if now >= patience:
-            patience = math.inf
-            for rank, (process, file) in asked.items():
-                if rank not in found and not _whole(file.read()):
-                    file.ask(process, AT_ONCE)
-        for rank, (process, file) in asked.items():
-            if rank not in found:
-                text = file.read()
-                whole = _whole(text)
-                if not whole:
-                    # It may have been stopped, or have ended, since it was asked.
-                    obstacle = _obstacle(process)
-                    if obstacle is None and not late:
-                        continue
-                    whole = text + (obstacle or _silence(process, timeout_s))
-                found[rank] = whole
-        if len(found) < len(asked):
-            time.sleep(_LOOK_EVERY_S)
-    return found
 
 
 def _whole(text: str) -> str:
@@ -147,26 +137,24 @@ def _whole(text: str) -> str:
     return text if text.endswith("\n  ...\n") else ""
 
 
-def _obstacle(process: subprocess.Popen[bytes]) -> Optional[str]:
-    """Return why the process cannot answer; None if it can."""
-    state = _state(process.pid)
-    status = process.poll()
+def _obstacle(process: AnyProcess, text: str = "") -> str:
+    """Return why the process cannot answer, or not to the end of a text; "" if it can."""
+    state, pid = _state(process.pid), process.pid
+    status = process.poll() if isinstance(process, subprocess.Popen) else None
     if status is not None:
         how = f"was killed by signal {-status}" if status < 0 else f"exited with status {status}"
-        return f"process {process.pid} is gone: it {how}"
+        return f"{text}process {pid} is gone: it {how}"
     if state == "Z":
-        return f"process {process.pid} is gone"
+        return f"{text}process {pid} is gone"
     if state == "T":
         return (
-            f"process {process.pid} is stopped (SIGSTOP, or a job of a shell); "
-            f"`kill -CONT {process.pid}` lets it go on"
+            f"{text}process {pid} is stopped (SIGSTOP, or a job of a shell); `kill -CONT {pid}` "
+            f"lets it go on"
         )
-    if state == "t":
-        return f"process {process.pid} is held by a debugger"
-    return None
+    return f"{text}process {pid} is held by a debugger" if state == "t" else ""
 
 
-def _silence(process: subprocess.Popen[bytes], timeout_s: float) -> str:
+def _silence(process: AnyProcess, timeout_s: float) -> str:
     """Return the text for a process that was asked and has not answered to the end."""
     if _state(process.pid) == "D":
         return (
