@@ -381,11 +381,11 @@ class Presence:
     """Which rows of a `Data` each other host has as they are now.
 
     Args:
-        identity: of its memory and of its rows' form; rows in another one are others.
+        row_nbytes: bytes of a row; in another form rows are others.
     """
 
-    def __init__(self, identity: Any) -> None:
-        self.identity = identity
+    def __init__(self, row_nbytes: int) -> None:
+        self.row_nbytes = row_nbytes
         self._nodes: Dict[int, np.ndarray] = {}
         # A program may write in another thread than the one that calls functions.
         self._lock = threading.RLock()

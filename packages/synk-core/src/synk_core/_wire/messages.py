@@ -264,13 +264,6 @@ class Step(NamedTuple):
     origin: int = 0
 
 
-class NewMirror(NamedTuple):
-    """An array that each host but the master's is to have a copy of, for its ranks to share."""
-
-    key: int
-    nbytes: int
-
-
 EVERY_NODE = -1
 """In place of the number of a host."""
 
@@ -280,14 +273,14 @@ class Shipment(NamedTuple):
 
     Attributes:
         node: number of the host, or `EVERY_NODE` but the master's.
-        rows: (start, stop), or an int64 vector of row numbers.
+        rows: a range, or an int64 vector of row numbers.
         data: the rows, if they are few; None if they follow the order.
     """
 
     node: int
     key: int
     row_nbytes: int
-    rows: Union[Bounds, np.ndarray]
+    rows: Union[slice, np.ndarray]
     data: Optional[bytes] = None
 
 
@@ -302,7 +295,8 @@ class Extras:
         forget_functions: numbers of functions that will not be called any more.
         forget_variables: numbers of deleted shared variables.
         steps: the order's steps, if they are too many for its line.
-        mirrors, shipments: what other hosts lack of arrays in the master's memory.
+        mirrors: bytes of the arrays of which each other host is to make a copy, by key.
+        shipments: rows that other hosts lack.
     """
 
     acts: Dict[int, Act]
@@ -311,7 +305,7 @@ class Extras:
     forget_functions: Tuple[int, ...] = ()
     forget_variables: Tuple[int, ...] = ()
     steps: Optional[List[Step]] = None
-    mirrors: Tuple[NewMirror, ...] = ()
+    mirrors: Mapping[int, int] = field(default_factory=dict)
     shipments: Tuple[Shipment, ...] = ()
 
 
@@ -358,13 +352,8 @@ class Hello:
 
 
 JOIN = b"join"
-"""The second message: meet the other ranks. From here on orders come through the communicator."""
-
-
-class GiveUp(NamedTuple):
-    """To a rank of another host that computes: the order of this serial is given up."""
-
-    serial: int
+"""The second message: meet the other ranks. From here on orders come through the communicator;
+here, to ranks of other hosts, the serial of an order that is given up while they compute."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ from typing import Any, Callable, List, Optional, Sequence, TypeVar
 from synk_core._shield import SHIELD
 from synk_core._tracebacks import PACKAGES
 from synk_core._watch.flight import OWN_WORK, Flight, Phase
-from synk_core._wire.messages import GiveUp
 from synk_core.exceptions import Interrupted
 
 SIGNAL = signal.SIGRTMIN + 2 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
@@ -62,37 +61,28 @@ _LOSING = ("__del__", "_died", "__eq__", "__hash__")
 _OF_WEAK_REFS = ("weakref", "_weakrefset")
 
 
-def obey(rank: Any) -> None:
-    """In a worker, install the handler by which the master interrupts its computation."""
+def obey(rank: Any, channel: Any = None) -> None:
+    """In a worker, install the handler by which the master interrupts its computation.
 
-    def interrupt(number: int, frame: Any) -> None:
-        if _waits(number, frame):
-            return
-        if rank.flight.interrupted == rank.serial and rank.flight.phase[0] in OWN_WORK:
-            raise Interrupted
-
-    signal.signal(SIGNAL, interrupt)
-
-
-def obey_from_afar(rank: Any, channel: Any) -> None:
-    """The same on another host, which the master's signals do not reach.
-
-    The launcher brings Ctrl-C to all ranks. Whether it is to interrupt the order is the master's
-    decision, whose message follows.
+    Args:
+        channel: on another host, which the master's signals do not reach: for the master's decision
+            whether Ctrl-C, which the launcher brings to all ranks, is to interrupt the order.
     """
 
     def interrupt(number: int, frame: Any) -> None:
         if _waits(number, frame):
             return
-        until = time.monotonic() + WORD_S
-        while rank.flight.phase[0] in OWN_WORK and time.monotonic() < until:
-            for payload in channel.take_all():
-                word = pickle.loads(payload)
-                if isinstance(word, GiveUp) and word.serial == rank.serial:
-                    raise Interrupted
+        flight, until = rank.flight, time.monotonic() + WORD_S
+        while flight.phase[0] in OWN_WORK and time.monotonic() < until:
+            for payload in channel.take_all() if channel else ():
+                flight.interrupted = pickle.loads(payload)
+            if flight.interrupted == rank.serial:
+                raise Interrupted
+            if not channel:
+                return
             time.sleep(AGAIN_S)
 
-    signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGINT if channel else SIGNAL, interrupt)
 
 
 class CtrlC:

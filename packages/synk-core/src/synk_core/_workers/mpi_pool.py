@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Optional, Sequence
 
 from synk_core._wire.channel import ChannelClosed
-from synk_core._wire.messages import GiveUp, Hello
+from synk_core._wire.messages import Hello
 from synk_core._wire.world import World
 from synk_core.exceptions import StartError, WorkerDied
 
@@ -60,7 +60,7 @@ class MpiWorker:
             self.process.send_signal(SIGNAL)
         else:
             with contextlib.suppress(ChannelClosed):
-                self.channel.send(pickle.dumps(GiveUp(serial)))
+                self.channel.send(pickle.dumps(serial))
 
     def is_gone(self) -> bool:
         """Return whether the process has ended, as far as it shows here."""

@@ -126,14 +126,11 @@ def serve(
     """Prepare, join the other ranks, and perform the master's orders."""
     import synk_comm
 
-    from .interrupts import obey_from_afar
-
+    is_far = world is not None and not world.is_near(hello.rank)
     try:
-        rank = _prepare(hello, world)
-        if world is not None and not world.is_near(hello.rank):
-            obey_from_afar(rank, channel)
+        rank = _prepare(hello, world, channel if is_far else None)
     except BaseException as error:  # noqa: BLE001 - the master raises it
-        channel.send(pickle.dumps(_failure(0, hello.rank, "start", error, time.perf_counter())))
+        _report(channel, 0, hello.rank, "start", error, time.perf_counter())
         return
     channel.send(pickle.dumps(Ready(hello.rank, stacks_fd)))
 
@@ -146,7 +143,6 @@ def serve(
     try:
         channel.recv()  # JOIN
         _join(rank, hello, channel, watch, world)
-        is_far = world is not None and not world.is_near(hello.rank)
         between()
         while _obey(rank, channel):
             if is_far:
@@ -178,8 +174,7 @@ def _join(
         rank.join(enter, UNBOUNDED_S, watch)
     except BaseException as error:
         if not is_of_the_group(error) and not isinstance(error, ChannelClosed):
-            failure = _failure(0, hello.rank, "its start", error, time.perf_counter())
-            channel.send(pickle.dumps(failure))
+            _report(channel, 0, hello.rank, "its start", error, time.perf_counter())
             _await_verdict(channel)
         raise
 
@@ -191,7 +186,8 @@ def _await_verdict(channel: AnyChannel, wait_s: Optional[float] = None) -> None:
             channel.recv(wait_s)
 
 
-def _prepare(hello: Hello, world: Optional[World]) -> Any:
+def _prepare(hello: Hello, world: Optional[World], far: Optional[MpiChannel]) -> Any:
+    """Return the rank. `far`: the channel to the master, if that is on another host."""
     from synk_core._graph.environment import apply_options, follow, keep_freed_memory
 
     follow(hello.sys_path, hello.directory, world)
@@ -217,17 +213,15 @@ def _prepare(hello: Hello, world: Optional[World]) -> Any:
     engine.worker_cache()
     settings, threads = hello.settings, hello.threads
     device = take(hello.contexts, settings.nccl, settings.graphs, settings.precision)
-    is_near = world is None or world.is_near(hello.rank)
-    flight = Flight(synk_shm.attach(hello.flight.handle), hello.rank) if is_near else None
+    flight = None if far else Flight(synk_shm.attach(hello.flight.handle), hello.rank)
     rank = Rank(hello.rank, hello.size, hello.master, settings, device, flight, threads)
     if world is not None:
         rank.use(world)
     own = np.zeros(STEPS_IN_LINE * hello.size)  # the master asks for them when it needs them
-    rank.times = memoryview(synk_shm.attach(hello.times.handle) if is_near else own)  # type: ignore[arg-type] # NumPy 1 does not say so
+    rank.times = memoryview(own if far else synk_shm.attach(hello.times.handle))  # type: ignore[arg-type] # NumPy 1 does not say so
     if settings.records:
         rank.recorder.start()
-    if is_near:
-        obey(rank)
+    obey(rank, far)
     seed_globals(settings.seed, rank.seed)
     # What is imported stays: to look through it whenever a function goes would take longer.
     gc.freeze()
@@ -254,15 +248,17 @@ def _obey(rank: Any, channel: AnyChannel) -> bool:
             raise
         if not rank.group_raised(error):
             when = rank.failed_at + rank.clock_offset_s
-            failure = _failure(rank.serial, rank.rank, rank.doing, error, when)
-            channel.send(pickle.dumps(failure))
+            _report(channel, rank.serial, rank.rank, rank.doing, error, when)
             if rank.in_step:
                 return True
         _await_verdict(channel, VERDICT_S)
         raise ChannelClosed("this rank is out of step") from None
 
 
-def _failure(serial: int, rank: int, doing: str, error: BaseException, when: float) -> Failure:
+def _report(
+    channel: AnyChannel, serial: int, rank: int, doing: str, error: BaseException, when: float
+) -> None:
+    """Send the master a `Failure`, for it to raise."""
     from synk_core._text import text_of
     from synk_core._tracebacks import without_ours
 
@@ -280,4 +276,6 @@ def _failure(serial: int, rank: int, doing: str, error: BaseException, when: flo
         pickled = None
     if len(text) > FAILURE_LIMIT:
         text = f"{text[: FAILURE_LIMIT // 2]}\n...\n{text[-FAILURE_LIMIT // 2 :]}"
-    return Failure(serial, rank, doing, text, "".join(frames)[-FAILURE_LIMIT:], pickled, when)
+    frame_text = "".join(frames)[-FAILURE_LIMIT:]
+    failure = Failure(serial, rank, doing, text, frame_text, pickled, when)
+    channel.send(pickle.dumps(failure))
