@@ -44,19 +44,18 @@ class Worker:
         self.stack_file = stacks.StackFile()
         self.channel, theirs = Channel.pair()
         own = (theirs.fileno(), self.stack_file.fd)
-        signals = (int(stacks.BETWEEN_BYTECODES), int(stacks.AT_ONCE))
         with theirs:
             try:
                 self.process = Process(
                     "synk_core._workers.worker",
                     "main",
-                    (*own, *signals),
+                    own,
                     path=hello.sys_path,
                     env=environment,
                     fds=(*own, *fds),
                     cwd="/",  # no user's modules are found here
                     # Until it ignores or handles them itself.
-                    blocked=(*LEFT_TO_MASTER, *signals),
+                    blocked=(*LEFT_TO_MASTER, *stacks.SIGNALS),
                 )
             except (OSError, MisuseError) as error:
                 self.channel.close()

@@ -3,23 +3,23 @@
 It writes them into an unnamed file that the master has made, on either of two signals. On the first
 the worker's main thread writes them between two bytecodes. A worker that does not answer runs
 compiled code, and may hold the interpreter's lock: on the second signal a handler in C writes them
-at once (`worker.answer_with_stacks`). It is the second choice because it reads what the main thread
-may be changing: amid bytecodes it ends the process by SIGSEGV in one case of some 8,000.
+at once. It is the second choice because it reads what the main thread may be changing: amid
+bytecodes it ends the process by SIGSEGV in one case of some 8,000.
 
 The state that the kernel reports describes a process that cannot answer.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import fcntl
 import os
 import re
 import signal
 import subprocess
-import tempfile
 import threading
 import time
-from typing import Dict, Mapping, Optional, Tuple, Union
+from typing import Any, Dict, Mapping, Optional, Tuple, Union
 
 from synk_comm.processes import WatchedProcess, stat
 
@@ -29,6 +29,9 @@ BETWEEN_BYTECODES: int = signal.SIGRTMIN + 3 if hasattr(signal, "SIGRTMIN") else
 AT_ONCE: int = signal.SIGRTMIN + 1 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
 """Signal number that asks again, after `PATIENCE_S`."""
 
+SIGNALS = (int(BETWEEN_BYTECODES), int(AT_ONCE))
+"""Both: a worker blocks them until it answers."""
+
 PATIENCE_S = 0.1
 """Seconds that a worker has to answer the first signal."""
 
@@ -36,8 +39,22 @@ LIMIT = 1_000_000
 """Bytes of stacks that are read at most."""
 
 _LOOK_EVERY_S = 0.005
-_ANSWERING = re.compile(r'^  File ".*_workers/worker\.py", line \d+ in answer\n', re.MULTILINE)
+_ANSWERING = re.compile(r'^  File ".*_workers/stacks\.py", line \d+ in answer\n', re.MULTILINE)
 _BEGINNING = re.compile(r'^  File "<string>", line 1 in <module>\n', re.MULTILINE)
+
+
+def answer_with_stacks(fd: int) -> None:
+    """In a worker, install the handlers that write stacks into a file, one for each signal."""
+
+    def answer(_number: int, _frame: Any) -> None:
+        faulthandler.dump_traceback(fd, all_threads=True)
+
+    signal.signal(BETWEEN_BYTECODES, answer)
+    # Restart system calls: compiled code may not expect that one is interrupted.
+    signal.siginterrupt(BETWEEN_BYTECODES, False)
+    # In C, so that it writes them whichever thread holds the interpreter's lock.
+    faulthandler.register(AT_ONCE, fd, all_threads=True)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 class StackFile:
@@ -192,5 +209,7 @@ def _unnamed_file() -> int:
         fd = os.memfd_create("synkhronos stacks", os.MFD_CLOEXEC)
         os.fchmod(fd, 0o600)
         return fd
+    import tempfile
+
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import faulthandler
 import gc
 import os
 import pickle
@@ -22,6 +21,8 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator, NoReturn, Optional, U
 from synk_core._wire.channel import Channel, ChannelClosed
 from synk_core._wire.messages import LEFT_TO_MASTER, Failure, Hello, Ready
 from synk_core.files import whole_file
+
+from .stacks import answer_with_stacks
 
 if TYPE_CHECKING:
     from synk_core._wire.world import MpiChannel, World
@@ -39,16 +40,17 @@ FAILURE_LIMIT = 100_000
 """Characters of a traceback, or bytes of a pickled exception, that are sent at most."""
 
 
-def main(channel_fd: int, stacks_fd: int, gentle: int, at_once: int) -> NoReturn:
+def main(channel_fd: int, stacks_fd: int) -> NoReturn:
     """Run the worker until the master stops it, and end the process.
 
     Args:
         channel_fd: the socket for the master's commands.
-        stacks_fd, gentle, at_once: see `answer_with_stacks`.
+        stacks_fd: the file to write stacks into.
     """
     for fd in (channel_fd, stacks_fd):
         os.set_inheritable(fd, False)
-    answer_with_stacks(stacks_fd, gentle, at_once)
+    # Importing the engine takes seconds, and can hang: it waits for a compile directory's lock.
+    answer_with_stacks(stacks_fd)
     # Garbage collection takes an eighth of the time of the imports, and finds nothing.
     gc.disable()
     # The master alone acts on these, also if a batch system sends them to all processes. They were
@@ -74,24 +76,6 @@ def main(channel_fd: int, stacks_fd: int, gentle: int, at_once: int) -> NoReturn
     os._exit(status)
 
 
-def answer_with_stacks(stacks_fd: int, gentle: int, at_once: int) -> None:
-    """Install the handlers that write stacks, one for each signal.
-
-    Importing the engine takes seconds, and can hang while it waits for the lock of a compile
-    directory, so they are installed before that.
-    """
-
-    def answer(_number: int, _frame: Any) -> None:
-        faulthandler.dump_traceback(stacks_fd, all_threads=True)
-
-    signal.signal(gentle, answer)
-    # Restart system calls: compiled code may not expect that one is interrupted.
-    signal.siginterrupt(gentle, False)
-    # In C, so that it writes them whichever thread holds the interpreter's lock.
-    faulthandler.register(at_once, stacks_fd, all_threads=True)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (gentle, at_once))
-
-
 @contextlib.contextmanager
 def profiled(hello: Hello) -> Iterator[None]:
     """Write a profile of the block, if the runtime's settings ask for one."""
@@ -106,7 +90,6 @@ def profiled(hello: Hello) -> Iterator[None]:
     try:
         yield
     finally:
-        profile.disable()
         path = os.path.join(hello.directory, f"synkhronos_profile_rank{hello.rank}.prof")
         try:
             profile.create_stats()
