@@ -74,20 +74,13 @@ class WorkerPool:
             with contextlib.suppress(OSError):  # there is no shell
                 self._guard = _guard(folder)
         # A child that the user forks would hold the workers' lifelines open.
-        os.register_at_fork(after_in_child=_calling(weakref.WeakMethod(self._close_in_child)))
+        os.register_at_fork(after_in_child=partial(_close_in_child, weakref.ref(self)))
         try:
             for start in starts:
                 self._workers.append(start())
         except BaseException:
             self.kill()
             raise
-
-    def _close_in_child(self) -> None:
-        for worker in self._workers:
-            worker.close_in_child()
-        if self._guard is not None and self._guard.stdin is not None:
-            self._guard.stdin.close()
-        synk_shm.leave()
 
     @property
     def pids(self) -> Tuple[int, ...]:
@@ -310,15 +303,14 @@ class WorkerPool:
             self._guard.communicate()
 
 
-def _calling(method: weakref.WeakMethod[Callable[[], None]]) -> Callable[[], None]:
-    """Return a function that calls `method` if its object still exists."""
-
-    def call() -> None:
-        bound = method()
-        if bound is not None:
-            bound()
-
-    return call
+def _close_in_child(reference: weakref.ref[WorkerPool]) -> None:
+    pool = reference()
+    if pool is not None:
+        for worker in pool._workers:
+            worker.close_in_child()
+        if pool._guard is not None and pool._guard.stdin is not None:
+            pool._guard.stdin.close()
+        synk_shm.leave()
 
 
 def hellos_of(

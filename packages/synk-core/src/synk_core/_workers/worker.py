@@ -108,6 +108,7 @@ def serve(
 ) -> None:
     """Prepare, join the other ranks, and perform the master's orders."""
     import synk_comm
+    from synk_core.device import is_of_the_group
 
     is_far = world is not None and not world.is_near(hello.rank)
     try:
@@ -125,7 +126,14 @@ def serve(
 
     try:
         channel.recv()  # JOIN
-        _join(rank, hello, channel, watch, world)
+        enter = partial(synk_comm.join, hello.ticket) if world is None else world.communicator
+        try:
+            rank.join(enter, UNBOUNDED_S, watch)
+        except BaseException as error:
+            if not is_of_the_group(error) and not isinstance(error, ChannelClosed):
+                _report(channel, 0, hello.rank, "its start", error, time.perf_counter())
+                _await_verdict(channel)
+            raise
         between()
         while _obey(rank, channel):
             if is_far:
@@ -139,27 +147,6 @@ def serve(
         _await_verdict(channel)
     finally:
         rank.close()
-
-
-def _join(
-    rank: Any,
-    hello: Hello,
-    channel: AnyChannel,
-    watch: Callable[[], None],
-    world: Optional[World],
-) -> None:
-    """Join the other ranks; report a failure of that to the master."""
-    import synk_comm
-    from synk_core.device import is_of_the_group
-
-    enter = partial(synk_comm.join, hello.ticket) if world is None else world.communicator
-    try:
-        rank.join(enter, UNBOUNDED_S, watch)
-    except BaseException as error:
-        if not is_of_the_group(error) and not isinstance(error, ChannelClosed):
-            _report(channel, 0, hello.rank, "its start", error, time.perf_counter())
-            _await_verdict(channel)
-        raise
 
 
 def _await_verdict(channel: AnyChannel, wait_s: Optional[float] = None) -> None:
