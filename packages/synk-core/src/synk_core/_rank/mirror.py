@@ -70,7 +70,6 @@ class Mirror:
             self._memory.pop(key, None)
 
     def _find(self, ref: ArrayRef) -> np.ndarray:
-        """Return the copy of an array."""
         memory, handle = self._memory[ref.key], ref.handle
         part = memory[handle.offset : handle.offset + handle.nbytes]
         return np.ndarray(handle.shape, handle.dtype, part)
@@ -121,7 +120,6 @@ class Mirror:
         return new_array(max(nbytes, 1), np.dtype(np.uint8), what)
 
     def _move(self, shipment: Shipment) -> None:
-        """Send the rows of a shipment, or receive them."""
         sends, nbytes = self._rank == self._master, shipment.row_nbytes
         # A matrix of bytes, with a line for each row.
         memory = self.source(shipment.key)

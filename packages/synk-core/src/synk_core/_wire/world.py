@@ -446,10 +446,6 @@ def _versions() -> Dict[str, str]:
 
 
 def _require_equal(members: Sequence[RankInfo]) -> None:
-    """
-    Raises:
-        StartError: ranks have different versions.
-    """
     first = members[0]
     for rank, member in enumerate(members):
         for name, version in first.versions.items():

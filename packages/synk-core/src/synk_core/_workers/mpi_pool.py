@@ -108,7 +108,7 @@ class MpiPool(WorkerPool):
             self._world.lost = self._world.lost or "MPI has failed"
 
     def _died(self, worker: AnyWorker, doing: str) -> WorkerDied:
-        """Return the error for a rank that is lost; no further runtime can start."""
+        # No further runtime can start.
         self._world.gone.add(worker.rank)
         lost = f"rank {worker.rank} on host {worker.host} has ended"
         self._world.lost = self._world.lost or lost

@@ -145,7 +145,6 @@ class WorkerPool:
         return found
 
     def _name(self, rank: int) -> str:
-        """Return a worker in words."""
         host = {worker.rank: worker.host for worker in self._workers}.get(rank)
         return f"the worker of rank {rank}" if host is None else f"rank {rank} on host {host}"
 
@@ -207,7 +206,6 @@ class WorkerPool:
             raise self._died(gone, doing(gone.rank) if callable(doing) else doing)
 
     def _died(self, worker: AnyWorker, doing: str) -> WorkerDied:
-        """Return the error for a worker that has ended."""
         doing = doing.removesuffix(f" on host {worker.host}")
         return WorkerDied(worker.rank, worker.exitcode(), doing, host=worker.host)
 
