@@ -18,7 +18,6 @@ from synk_core._warn import warn_user
 from synk_core._wire.arrays import ArrayCache
 from synk_core._wire.data import Data, Presence
 from synk_core._wire.messages import (
-    EVERY_NODE,
     Act,
     ArrayRef,
     Call,
@@ -258,18 +257,16 @@ def _values_of(act: Collective) -> List[Tuple[ArrayRef, Optional[Rows]]]:
 
 def _merged(shipments: Sequence[Shipment], nodes: int) -> Tuple[Shipment, ...]:
     """Return shipments, one in place of those that bring the same rows to each of `nodes` hosts."""
-    alike: Dict[Any, Dict[int, Shipment]] = {}
+    alike: Dict[Any, Dict[Any, Shipment]] = {}
     for one in shipments:
-        rows = (
-            (one.rows.start, one.rows.stop) if isinstance(one.rows, slice) else one.rows.tobytes()
-        )
+        rows = str(one.rows) if isinstance(one.rows, slice) else one.rows.tobytes()
         # Several acts may want the same: it travels once.
         alike.setdefault((one.key, one.row_nbytes, rows), {})[one.node] = one
     found: List[Shipment] = []
     for by_node in alike.values():
         several = list(by_node.values())
         # Also to a single host: MPI's broadcast puts the rows where they belong, without copies.
-        found += [several[0]._replace(node=EVERY_NODE)] if nodes == len(several) else several
+        found += [several[0]._replace(node=None)] if nodes == len(several) else several
     return tuple(found)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import synk_comm
 import synk_shm
 from synk_core._wire.arrays import ArrayCache, new_array
-from synk_core._wire.messages import EVERY_NODE, ArrayRef, Extras, Shipment
+from synk_core._wire.messages import ArrayRef, Extras, Shipment
 from synk_core.exceptions import SharedMemoryFull
 
 PIECE_NBYTES = 1 << 26
@@ -85,7 +85,7 @@ class Mirror:
             if self._node:
                 self._make(extras.mirrors)
             self._comm.barrier()  # who has no room for them declines
-        own = [s for s in extras.shipments if not self._node or s.node in (self._node, EVERY_NODE)]
+        own = [s for s in extras.shipments if not self._node or s.node in (self._node, None)]
         try:
             for shipment in own if self._sending is not None else ():
                 self._move(shipment)
@@ -132,7 +132,7 @@ class Mirror:
         for piece in _pieces(shipment):
             together = isinstance(piece, slice)
             part = rows[piece] if together or sends else np.empty((len(piece), nbytes), np.uint8)
-            if shipment.node == EVERY_NODE:
+            if shipment.node is None:
                 self._sending.broadcast(part, 0)
             elif sends:
                 self._comm.send(part, self._leaders[shipment.node])

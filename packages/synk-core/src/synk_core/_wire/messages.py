@@ -264,20 +264,16 @@ class Step(NamedTuple):
     origin: int = 0
 
 
-EVERY_NODE = -1
-"""In place of the number of a host."""
-
-
 class Shipment(NamedTuple):
     """Rows of an array that the master sends to a host, for its copy.
 
     Attributes:
-        node: number of the host, or `EVERY_NODE` but the master's.
+        node: number of the host; None for every one but the master's.
         rows: a range, or an int64 vector of row numbers.
         data: the rows, if they are few; None if they follow the order.
     """
 
-    node: int
+    node: Optional[int]
     key: int
     row_nbytes: int
     rows: Union[slice, np.ndarray]
