@@ -323,7 +323,7 @@ def test_nothing_interrupts_a_worker_within_the_shield(number):
     """One on the master's host, and one on another."""
     record = SimpleNamespace(interrupted=7, phase=(Phase.COMPUTE, 0))
     rank = SimpleNamespace(serial=7, flight=record)
-    words = SimpleNamespace(take_all=lambda: [pickle.dumps(7)])
+    words = SimpleNamespace(take_all=lambda: [(7).to_bytes(8, "little")])
     done, usual = [], signal.getsignal(number)
 
     def strike():

@@ -349,7 +349,7 @@ class Hello:
 
 JOIN = b"join"
 """The second message: meet the other ranks. From here on orders come through the communicator;
-here, to ranks of other hosts, the serial of an order that is given up while they compute."""
+here, to ranks of other hosts, the number of an order that is given up while they compute."""
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ class MpiWorker:
             self.process.send_signal(SIGNAL)
         else:
             with contextlib.suppress(ChannelClosed):
-                self.channel.send(pickle.dumps(serial))
+                self.channel.send(serial.to_bytes(8, "little"))
 
     def is_gone(self) -> bool:
         """Return whether the process has ended, as far as it shows here."""
