@@ -360,7 +360,6 @@ class Ready:
         stacks_fd: the descriptor of its file of stacks, if the master has not made that.
     """
 
-    rank: int
     stacks_fd: int = -1
 
 

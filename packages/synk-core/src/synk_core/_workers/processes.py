@@ -82,8 +82,7 @@ class Worker:
     def kill(self) -> None:
         """Kill it, with what it has started, such as a compiler."""
         if self.is_alive():
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, SIGKILL)
+            self.process.signal_group(SIGKILL)
 
     def is_alive(self) -> bool:
         with self._looking:

@@ -116,7 +116,7 @@ def serve(
     except BaseException as error:  # noqa: BLE001 - the master raises it
         _report(channel, 0, hello.rank, "start", error, time.perf_counter())
         return
-    channel.send(pickle.dumps(Ready(hello.rank, stacks_fd)))
+    channel.send(pickle.dumps(Ready(stacks_fd)))
 
     def watch() -> None:
         if world is not None:
