@@ -108,7 +108,7 @@ class Shipping:
         for key in self._made:
             self._forget(key)
         for key in self._sent:
-            self._forget_rows(key)
+            self._presence.pop(key, None)
         self.sent()
 
     def close(self) -> None:
@@ -118,13 +118,8 @@ class Shipping:
 
     def _forget(self, key: int) -> None:
         self._mirrored.pop(key, None)
-        self._forget_rows(key)
+        self._presence.pop(key, None)
         self._again.pop(key, None)
-
-    def _forget_rows(self, key: int) -> None:
-        presence, data = self._presence.pop(key, None), self._store.get(key)
-        if presence is not None and data is not None:
-            data.untrack(presence)
 
     def _require_mirror(self, ref: ArrayRef, mirrors: Dict[int, int]) -> None:
         segment = ref.handle.name, ref.handle.nonce
@@ -201,12 +196,11 @@ class Shipping:
         self._sent.add(ref.key)
         rows: Union[slice, np.ndarray]
         if data.is_exposed:
-            self._forget_rows(ref.key)
+            self._presence.pop(ref.key, None)
             rows = wanted if isinstance(wanted, slice) else np.unique(wanted)
         else:
             presence = self._presence.get(ref.key)
             if presence is None or presence.row_nbytes != row_nbytes:
-                self._forget_rows(ref.key)
                 presence = self._presence[ref.key] = data.track(Presence(row_nbytes))
             present = presence.of(node, length)
             rows = _absent(present, wanted)

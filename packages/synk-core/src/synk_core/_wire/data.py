@@ -11,8 +11,9 @@ import itertools
 import math
 import sys
 import threading
+import weakref
 from collections import deque
-from typing import Any, Callable, NamedTuple, NoReturn, Optional, Sequence, Union
+from typing import Any, Callable, Iterable, NamedTuple, NoReturn, Optional, Sequence, Union
 
 import numpy as np
 
@@ -28,7 +29,7 @@ from .messages import ArrayRef
 
 Oversize = Union[int, float]
 
-OF_THE_RUNTIME = {"key", "memory", "named", "observers", "token", "track", "untrack"}
+OF_THE_RUNTIME = {"key", "memory", "named", "observers", "token", "track"}
 """Attributes that completion leaves out."""
 
 
@@ -75,7 +76,7 @@ class Data:
         self.named = True
         self._unlinked = False
         self.is_exposed = False
-        self._tracking: tuple[Presence, ...] = ()
+        self._tracking: Iterable[Presence] = ()
         self.free_memory()
 
     @property
@@ -106,13 +107,9 @@ class Data:
         self.is_exposed = False
 
     def track(self, presence: Presence) -> Presence:
-        """Have `presence` lose what is written from now on; return it."""
-        self._tracking += (presence,)
+        """Have `presence`, while it exists, lose what is written from now on; return it."""
+        self._tracking = weakref.WeakSet([*self._tracking, presence])
         return presence
-
-    def untrack(self, presence: Presence) -> None:
-        """Undo `track`."""
-        self._tracking = tuple(one for one in self._tracking if one is not presence)
 
     def _note_written(self, key: Any = ...) -> None:
         """Have other hosts get rows anew: those of an index as in ``d[key] = value``.
