@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 from functools import cached_property
-from itertools import chain
+from itertools import chain, cycle
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
@@ -80,6 +80,7 @@ class World:
         status: with which the program ends, for MPI where that has to end the ranks.
         sending: requests that may be under way, with what they send.
         leaving: called when this rank leaves the others in order.
+        next_tag: returns a tag for the messages of a new runtime.
 
     Raises:
         StartError: MPI cannot be used, does not fit the launcher, or the ranks do not fit together.
@@ -119,7 +120,7 @@ class World:
         self.sending: List[Tuple[Any, bytes]] = []
         self._processes: Dict[int, Optional[WatchedProcess]] = {}
         self._ended = False
-        self._tags = 0
+        self.next_tag = cycle(range(_FIRST_TAG, _LAST_TAG)).__next__
         try:
             with self.communicator(MEET_TIMEOUT_S) as comm:
                 # Exchange what ranks know of each other.
@@ -198,11 +199,6 @@ class World:
                 offsets[node] = min(trips)[1]
         found: List[float] = comm.broadcast_object(offsets)
         return found
-
-    def next_tag(self) -> int:
-        """Return a tag for the messages of a new runtime."""
-        self._tags = (self._tags + 1) % (_LAST_TAG - _FIRST_TAG)
-        return _FIRST_TAG + self._tags
 
     def channel(self, peer: int, tag: int = _CONTROL_TAG) -> MpiChannel:
         """Return this rank's end of the channel to another rank."""
