@@ -130,15 +130,17 @@ class Mirror:
                 rows[shipment.rows] = sent.reshape(-1, nbytes)
             return
         for piece in _pieces(shipment):
-            together = isinstance(piece, slice)
-            part = rows[piece] if together or sends else np.empty((len(piece), nbytes), np.uint8)
+            if sends or isinstance(piece, slice):
+                part = rows[piece]
+            else:
+                part = np.empty((len(piece), nbytes), np.uint8)
             if shipment.node is None:
                 self._sending.broadcast(part, 0)
             elif sends:
                 self._comm.send(part, self._leaders[shipment.node])
             else:
                 self._comm.recv(self._master, out=part)
-            if not together and not sends:
+            if not (sends or isinstance(piece, slice)):
                 rows[piece] = part
 
 
