@@ -21,7 +21,6 @@ KNOWN = {
     "synk_comm/_processes/rank.py": INHERITED,
     "synk_comm/_core/steps.py": GROUP,
     "synk_core/_master/failures.py": INHERITED,
-    "synk_core/_workers/interrupts.py": MPI,
     "synk_core/_workers/mpi_worker.py": MPI,
     "synk_core/_workers/pool.py": INHERITED,
     "synk_core/_workers/worker.py": INHERITED,

@@ -78,7 +78,7 @@ CORE = (
         "theano-first-gone",
         "error paths",
         "synk_core/_workers/pool.py",
-        "return min(gone, key=_cause_order)",
+        "return min(gone, key=self._cause_order)",
         "return gone[0]",
         "Of several workers that are gone the first is named, not the one that was killed.",
         "test_pool",

@@ -23,8 +23,7 @@ from synk_core import Runtime
 from synk_core._shield import SHIELD
 from synk_core._wire.channel import ChannelClosed
 from synk_core._wire.flight import Phase
-from synk_core._wire.messages import GiveUp
-from synk_core._workers.interrupts import SIGNAL, obey, obey_from_afar, whole
+from synk_core._workers.interrupts import SIGNAL, obey, whole
 from synk_core.engine import FLAGS, Apply, Op
 from synk_core.exceptions import (
     Closed,
@@ -324,7 +323,7 @@ def test_nothing_interrupts_a_worker_within_the_shield(number):
     """One on the master's host, and one on another."""
     record = SimpleNamespace(interrupted=7, phase=(Phase.COMPUTE, 0))
     rank = SimpleNamespace(serial=7, flight=record)
-    words = SimpleNamespace(take_all=lambda: [pickle.dumps(GiveUp(7))])
+    words = SimpleNamespace(take_all=lambda: [(7).to_bytes(8, "little")])
     done, usual = [], signal.getsignal(number)
 
     def strike():
@@ -333,10 +332,7 @@ def test_nothing_interrupts_a_worker_within_the_shield(number):
             pass
 
     try:
-        if number == SIGNAL:
-            obey(rank)
-        else:
-            obey_from_afar(rank, words)
+        obey(rank, None if number == SIGNAL else words)
         with pytest.raises(Interrupted):
             strike()
         with pytest.raises(Interrupted):

@@ -252,10 +252,9 @@ def test_ctrl_c_interrupts_a_rank_of_another_host_unless_the_program_handles_it(
 
 def test_the_rank_that_mpi_has_reported_is_named_before_others_that_ended():
     pool = object.__new__(mpi_pool.MpiPool)
-    members = [SimpleNamespace(host=f"host{rank}") for rank in range(4)]
-    pool._world = SimpleNamespace(members=members, gone=set(), lost="")
-    pool._first = None
-    pool._workers = [SimpleNamespace(rank=rank, is_gone=lambda: True) for rank in (1, 2, 3)]
+    pool._world, pool._first = SimpleNamespace(gone=set(), lost=""), None
+    ended = {"is_gone": lambda: True, "exitcode": lambda *_: None}
+    pool._workers = [SimpleNamespace(rank=n, host=f"host{n}", **ended) for n in (1, 2, 3)]
     pool.blame(-1)  # MPI does not know
     with pytest.raises(StartError, match="rank 1 on host host1"):
         pool.require_started([])

@@ -196,7 +196,7 @@ def test_a_worker_out_of_step_by_its_own_fault_ends_although_nobody_tells_it(mon
 def test_a_worker_without_a_thread_says_so_and_how_to_get_one(monkeypatch):
     channel, theirs = Channel.pair()
 
-    def prepare(_hello, _world):
+    def prepare(*_):
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(_worker, "_prepare", prepare)
@@ -214,7 +214,7 @@ def test_a_worker_without_a_thread_says_so_and_how_to_get_one(monkeypatch):
 def serve(monkeypatch, error):
     """A worker in a thread, that has its first order, which fails: its rank, its channel, it."""
     rank = RankThat(error)
-    monkeypatch.setattr(_worker, "_prepare", lambda _hello, _world: rank)
+    monkeypatch.setattr(_worker, "_prepare", lambda *_: rank)
     channel, theirs = Channel.pair()
     hello = SimpleNamespace(rank=1, ticket=None)
 

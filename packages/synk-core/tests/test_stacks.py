@@ -17,8 +17,6 @@ from synk_core import Runtime
 from synk_core._workers import stacks as _stacks
 
 BEGINNING = "in <module>\n"
-SIGNALS = [int(_stacks.BETWEEN_BYTECODES), int(_stacks.AT_ONCE)]
-
 
 @pytest.mark.parametrize("act", [hold_the_lock, sleep_beside_a_thread])
 def test_a_worker_that_computes_says_where(monkeypatch, act):
@@ -48,7 +46,7 @@ def test_a_worker_that_computes_says_where(monkeypatch, act):
         assert rank == 2
         assert "in answer" not in text
         if act is hold_the_lock:
-            assert asked == set(SIGNALS)
+            assert asked == set(_stacks.SIGNALS)
         else:
             assert asked == {_stacks.BETWEEN_BYTECODES}
             assert "in sleep_in_a_thread" in text
@@ -86,7 +84,7 @@ def test_of_a_stopped_or_dead_worker_that_is_said():
 def answering(code, file):
     """A Python process that runs this code, with the file and the signals, until its input ends."""
     code = f"import faulthandler, signal, sys\n{code}\nprint(flush=True); sys.stdin.read()"
-    command = [sys.executable, "-c", code, str(file.fd), *map(str, SIGNALS)]
+    command = [sys.executable, "-c", code, str(file.fd), *map(str, _stacks.SIGNALS)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, pass_fds=(file.fd,), **pipes) as process:
         process.stdout.readline()

@@ -71,13 +71,12 @@ def join() -> Optional[World]:
     if launch is None:
         return None
     fd = "" if "Open MPI" in launch.name else os.environ.get(launcher.CONNECTION, "")
-    name = f"rank {launch.rank} on host {os.uname().nodename}"
-    leaving = mpi_watchdog.start(int(fd), name) if fd.isdigit() else None
+    leaving = mpi_watchdog.start(int(fd), launch.rank) if fd.isdigit() else None
     handler = _outlive_others()
     world = World(launch)
     if leaving is not None and not (world.rank and "HYDI_CONTROL_FD" in os.environ):
         # MPICH's launcher closes the connection of a worker that leaves; others may not.
-        world.leaving = functools.partial(leaving, world.rank)
+        world.leaving = leaving
     # MPI may have put its own handler in the place.
     _outlive_others(handler)
     atexit.register(world.end)

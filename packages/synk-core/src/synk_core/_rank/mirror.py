@@ -7,14 +7,14 @@ An order brings what is new: memory to make, and rows to put there. The first ra
 from __future__ import annotations
 
 import errno
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence, Union
 
 import numpy as np
 
 import synk_comm
 import synk_shm
 from synk_core._wire.arrays import ArrayCache, new_array
-from synk_core._wire.messages import EVERY_NODE, ArrayRef, Extras, NewMirror, Shipment
+from synk_core._wire.messages import ArrayRef, Extras, Shipment
 from synk_core.exceptions import SharedMemoryFull
 
 PIECE_NBYTES = 1 << 26
@@ -41,8 +41,9 @@ class Mirror:
         self._node, self._host = nodes[rank], host
         self._arrays = arrays
         self._memory: Dict[int, np.ndarray] = {}
-        self._near: Optional[synk_comm.Communicator] = None
-        self._sending: Optional[synk_comm.Communicator] = None
+        # Among the ranks of this host, and among the master and the leaders.
+        self._near: Any = None
+        self._sending: Any = None
         self.groups: List[synk_comm.Communicator] = []
         self.source: Callable[[int], np.ndarray] = self._memory.__getitem__
         if self._node:
@@ -53,13 +54,9 @@ class Mirror:
         self._comm = comm
         self._near = comm.split(self._node)
         # What all hosts need travels from leader to leader, not from the master to each.
-        self._sending = comm.split(0 if self.is_leader or self._rank == self._master else None)
+        moves = self._rank == self._master or (self._node and not self._near.rank)
+        self._sending = comm.split(0 if moves else None)
         self.groups = [own for own in (self._near, self._sending) if own is not None]
-
-    @property
-    def is_leader(self) -> bool:
-        """Whether this rank is the first of a host that is not the master's."""
-        return bool(self._node) and self._rank == self._leaders[self._node]
 
     def close(self) -> None:
         """Drop the copies."""
@@ -73,7 +70,6 @@ class Mirror:
             self._memory.pop(key, None)
 
     def _find(self, ref: ArrayRef) -> np.ndarray:
-        """Return the copy of an array."""
         memory, handle = self._memory[ref.key], ref.handle
         part = memory[handle.offset : handle.offset + handle.nbytes]
         return np.ndarray(handle.shape, handle.dtype, part)
@@ -89,96 +85,71 @@ class Mirror:
             if self._node:
                 self._make(extras.mirrors)
             self._comm.barrier()  # who has no room for them declines
-        if not extras.shipments:
-            return
+        own = [s for s in extras.shipments if not self._node or s.node in (self._node, None)]
         try:
-            if self._rank == self._master:
-                for shipment in extras.shipments:
-                    if shipment.data is None:
-                        self._send(shipment)
-                return
-            own = [s for s in extras.shipments if s.node in (self._node, EVERY_NODE) and self._node]
-            if self.is_leader:
-                for shipment in own:
-                    self._receive(shipment)
+            for shipment in own if self._sending is not None else ():
+                self._move(shipment)
         except BaseException as error:
             # Ranks that wait for these rows would not notice that this one declines.
             for comm in (*self.groups, self._comm):
                 comm.abort(f"{type(error).__name__} while rows travelled between hosts")
             raise
-        if own and self._near is not None:
+        if own and self._node:
             self._near.barrier()
 
-    def _make(self, mirrors: Sequence[NewMirror]) -> None:
-        near = self._near
-        assert near is not None  # noqa: S101 - for type checkers: `join` came first
-        made: Any = None
-        if near.rank == 0:
+    def _make(self, mirrors: Mapping[int, int]) -> None:
+        if self._near.rank == 0:
             try:
-                made = [self._new(mirror) for mirror in mirrors]
+                made = {key: self._new(nbytes) for key, nbytes in mirrors.items()}
             except Exception as error:
-                near.broadcast_object(f"host {self._host}: {type(error).__name__}: {error}")
+                self._near.broadcast_object(f"host {self._host}: {type(error).__name__}: {error}")
                 raise
-            near.broadcast_object([synk_shm.handle(memory) for memory in made])
+            handles = {key: synk_shm.handle(memory) for key, memory in made.items()}
+            self._near.broadcast_object(handles)
         else:
-            found = near.broadcast_object(None)
+            found = self._near.broadcast_object(None)
             if isinstance(found, str):
                 raise SharedMemoryFull(errno.ENOSPC, found)
-            made = [synk_shm.attach(handle) for handle in found]
+            made = {key: synk_shm.attach(handle) for key, handle in found.items()}
         # Of an order that failed there may be others.
-        self._arrays.forget([mirror.key for mirror in mirrors])
-        self._memory.update((mirror.key, memory) for mirror, memory in zip(mirrors, made))
+        self._arrays.forget(mirrors)
+        self._memory.update(made)
 
-    def _new(self, mirror: NewMirror) -> np.ndarray:
-        what = f"a copy of {mirror.nbytes} bytes on host {self._host}"
-        return new_array(max(mirror.nbytes, 1), np.dtype(np.uint8), what)
+    def _new(self, nbytes: int) -> np.ndarray:
+        what = f"a copy of {nbytes} bytes on host {self._host}"
+        return new_array(max(nbytes, 1), np.dtype(np.uint8), what)
 
-    def _send(self, shipment: Shipment) -> None:
-        rows = self._rows(shipment)
-        for piece in _pieces(shipment):
-            if shipment.node == EVERY_NODE:
-                self._to_all(rows[piece])
-            else:
-                self._comm.send(rows[piece], self._leaders[shipment.node])
-
-    def _receive(self, shipment: Shipment) -> None:
-        rows = self._rows(shipment)
-        for piece in _pieces(shipment):
-            if shipment.data is not None:
-                sent = np.frombuffer(shipment.data, np.uint8)
-                rows[piece] = sent.reshape(-1, shipment.row_nbytes)
-                continue
-            together = isinstance(piece, slice)
-            target = rows[piece] if together else np.empty_like(rows, shape=rows[piece].shape)
-            if shipment.node == EVERY_NODE:
-                self._to_all(target)
-            else:
-                self._comm.recv(self._master, out=target)
-            if not together:
-                rows[piece] = target
-
-    def _to_all(self, rows: np.ndarray) -> None:
-        """Give these rows of the master's to the leaders of all other hosts."""
-        assert self._sending is not None  # noqa: S101 - for type checkers: it has joined
-        self._sending.broadcast(rows, 0)
-
-    def _rows(self, shipment: Shipment) -> np.ndarray:
-        """Return an array's memory here, as a matrix of bytes with a line for each row."""
+    def _move(self, shipment: Shipment) -> None:
+        sends, nbytes = self._rank == self._master, shipment.row_nbytes
+        # A matrix of bytes, with a line for each row.
         memory = self.source(shipment.key)
-        count = memory.nbytes // shipment.row_nbytes
-        return np.ndarray((count, shipment.row_nbytes), np.uint8, memory)
+        rows: np.ndarray = np.ndarray((memory.nbytes // nbytes, nbytes), np.uint8, memory)
+        if shipment.data is not None:
+            if not sends:
+                sent = np.frombuffer(shipment.data, np.uint8)
+                rows[shipment.rows] = sent.reshape(-1, nbytes)
+            return
+        for piece in _pieces(shipment):
+            if sends or isinstance(piece, slice):
+                part = rows[piece]
+            else:
+                part = np.empty((len(piece), nbytes), np.uint8)
+            if shipment.node is None:
+                self._sending.broadcast(part, 0)
+            elif sends:
+                self._comm.send(part, self._leaders[shipment.node])
+            else:
+                self._comm.recv(self._master, out=part)
+            if not (sends or isinstance(piece, slice)):
+                rows[piece] = part
 
 
 def _pieces(shipment: Shipment) -> Iterator[Union[slice, np.ndarray]]:
     """Yield the rows in pieces; those that do not lie together are copied."""
-    count = max(PIECE_NBYTES // shipment.row_nbytes, 1)
-    if not isinstance(shipment.rows, np.ndarray):
-        begin, end = shipment.rows
-        if shipment.data is not None:
-            yield slice(begin, end)
-            return
-        for start in range(begin, end, count):
-            yield slice(start, min(start + count, end))
-        return
-    for start in range(0, len(shipment.rows), count):
-        yield shipment.rows[start : start + count]
+    rows, count = shipment.rows, max(PIECE_NBYTES // shipment.row_nbytes, 1)
+    if isinstance(rows, slice):
+        for start in range(rows.start, rows.stop, count):
+            yield slice(start, min(start + count, rows.stop))
+    else:
+        for start in range(0, len(rows), count):
+            yield rows[start : start + count]

@@ -14,8 +14,8 @@ from typing import Optional, Tuple
 
 _LENGTH = struct.Struct("<Q")
 
-NO_SIGPIPE: int = getattr(socket, "MSG_NOSIGNAL", 0)
-"""Flag of `send`: without it a program that restores SIGPIPE's default dies with a worker."""
+# Without it a program that restores SIGPIPE's default dies with a worker.
+_NO_SIGPIPE: int = getattr(socket, "MSG_NOSIGNAL", 0)
 
 
 class ChannelClosed(ConnectionError):
@@ -46,7 +46,7 @@ class Channel:
         """
         self._sock.settimeout(timeout_s)
         try:
-            self._sock.sendall(_LENGTH.pack(len(payload)) + payload, NO_SIGPIPE)
+            self._sock.sendall(_LENGTH.pack(len(payload)) + payload, _NO_SIGPIPE)
         except socket.timeout:
             raise TimeoutError(f"the other side did not read for {timeout_s} s") from None
         except OSError as error:
@@ -96,9 +96,6 @@ class Channel:
             return False
         except OSError:
             return True
-
-    def fileno(self) -> int:
-        return self._sock.fileno()
 
     def close(self) -> None:
         self._sock.close()

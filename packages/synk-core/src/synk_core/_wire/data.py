@@ -11,19 +11,9 @@ import itertools
 import math
 import sys
 import threading
-from typing import (
-    Any,
-    Callable,
-    Deque,
-    Dict,
-    List,
-    NamedTuple,
-    NoReturn,
-    Optional,
-    Sequence,
-    Tuple,
-    Union,
-)
+import weakref
+from collections import deque
+from typing import Any, Callable, Iterable, NamedTuple, NoReturn, Optional, Sequence, Union
 
 import numpy as np
 
@@ -39,7 +29,7 @@ from .messages import ArrayRef
 
 Oversize = Union[int, float]
 
-OF_THE_RUNTIME = {"key", "memory", "named", "observers", "token", "track", "untrack"}
+OF_THE_RUNTIME = {"key", "memory", "named", "observers", "token", "track"}
 """Attributes that completion leaves out."""
 
 
@@ -82,11 +72,11 @@ class Data:
         self._name = name
         self.memory: np.ndarray = np.empty(0, self._dtype)
         self._data: Optional[np.ndarray] = None
-        self.observers: List[Deque[Any]] = []
+        self.observers: list[deque[Any]] = []
         self.named = True
         self._unlinked = False
         self.is_exposed = False
-        self._tracking: Tuple[Presence, ...] = ()
+        self._tracking: Iterable[Presence] = ()
         self.free_memory()
 
     @property
@@ -117,13 +107,9 @@ class Data:
         self.is_exposed = False
 
     def track(self, presence: Presence) -> Presence:
-        """Have `presence` lose what is written from now on; return it."""
-        self._tracking += (presence,)
+        """Have `presence`, while it exists, lose what is written from now on; return it."""
+        self._tracking = weakref.WeakSet([*self._tracking, presence])
         return presence
-
-    def untrack(self, presence: Presence) -> None:
-        """Undo `track`."""
-        self._tracking = tuple(one for one in self._tracking if one is not presence)
 
     def _note_written(self, key: Any = ...) -> None:
         """Have other hosts get rows anew: those of an index as in ``d[key] = value``.
@@ -144,7 +130,7 @@ class Data:
         return self._ndim
 
     @property
-    def shape(self) -> Tuple[int, ...]:
+    def shape(self) -> tuple[int, ...]:
         """Shape of the array; of a scalar (), also before it has a value."""
         return self.array.shape if self._ndim else ()
 
@@ -234,7 +220,7 @@ class Data:
         self._replace(np.empty(0, self._dtype))
         self._set(self.memory.reshape((0,) * self._ndim) if self._ndim else None)
 
-    def _checked_shape(self, shape: Any) -> Tuple[int, ...]:
+    def _checked_shape(self, shape: Any) -> tuple[int, ...]:
         lengths = shape.tolist() if isinstance(shape, np.ndarray) else shape
         if not isinstance(lengths, (list, tuple)) or not all(is_int(n) for n in lengths):
             raise InputTypeError(
@@ -247,10 +233,14 @@ class Data:
         return tuple(int(n) for n in lengths)
 
     def _allocate(
-        self, shape: Tuple[int, ...], oversize: Oversize, keep: bool, what: str = ""
+        self, shape: tuple[int, ...], oversize: Oversize, keep: bool, what: str = ""
     ) -> None:
         if type(oversize) is not int or oversize < 1:
-            _check_oversize(oversize)
+            is_number = is_int(oversize) or isinstance(oversize, (float, np.floating))
+            if not is_number or not 1 <= oversize < math.inf:
+                raise InputValueError(
+                    f"oversize: got {shown(oversize)}, expected a factor of at least 1, and finite"
+                )
         size = math.prod(shape)
         if size * self._dtype.itemsize >= sys.maxsize / oversize:
             raise InputValueError(
@@ -285,7 +275,7 @@ class Data:
         for moved in self.observers:
             moved.append(self.key)
 
-    def _room(self, shape: Tuple[int, ...], what: str) -> np.ndarray:
+    def _room(self, shape: tuple[int, ...], what: str) -> np.ndarray:
         """Take this shape; return the array, with arbitrary contents. Errors call it `what`."""
         self._allocate(shape, 1, keep=False, what=what)
         return self.data  # and so exposed: each call writes there
@@ -345,7 +335,7 @@ class Data:
         self.is_exposed = self.is_exposed or np.may_share_memory(array, self.array)
         return array
 
-    def __dir__(self) -> List[str]:
+    def __dir__(self) -> list[str]:
         return sorted({*super().__dir__()} - OF_THE_RUNTIME)
 
     def __repr__(self) -> str:
@@ -362,7 +352,7 @@ class Unread(NamedTuple):
         read: writes it to an array of this shape; its dtype is converted as in an assignment.
     """
 
-    shape: Tuple[int, ...]
+    shape: tuple[int, ...]
     dtype: np.dtype
     read: Callable[[np.ndarray], None]
 
@@ -381,12 +371,12 @@ class Presence:
     """Which rows of a `Data` each other host has as they are now.
 
     Args:
-        identity: of its memory and of its rows' form; rows in another one are others.
+        row_nbytes: bytes of a row; in another form rows are others.
     """
 
-    def __init__(self, identity: Any) -> None:
-        self.identity = identity
-        self._nodes: Dict[int, np.ndarray] = {}
+    def __init__(self, row_nbytes: int) -> None:
+        self.row_nbytes = row_nbytes
+        self._nodes: dict[int, np.ndarray] = {}
         # A program may write in another thread than the one that calls functions.
         self._lock = threading.RLock()
 
@@ -415,11 +405,3 @@ class Presence:
                         self.of(node, length)[row] = False
                 else:
                     self._nodes[node][...] = False
-
-
-def _check_oversize(oversize: Any) -> None:
-    is_number = is_int(oversize) or isinstance(oversize, (float, np.floating))
-    if not is_number or not 1 <= oversize < math.inf:
-        raise InputValueError(
-            f"oversize: got {shown(oversize)}, expected a factor of at least 1, and finite"
-        )

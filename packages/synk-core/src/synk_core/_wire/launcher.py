@@ -38,7 +38,11 @@ class Launch(NamedTuple):
 
 def detected(environment: Mapping[str, str] = os.environ) -> Optional[Launch]:
     """Return the launcher; None if there is none, or if it has started a single process."""
-    if not _is_connected(environment.get(CONNECTION, "")):
+    descriptor = environment.get(CONNECTION, "")
+    try:
+        if descriptor.isdigit():
+            os.fstat(int(descriptor))
+    except OSError:  # a child of a launcher's process inherits the name alone
         return None
     for name, size, rank in _LAUNCHERS:
         numbers = environment.get(size, ""), environment.get(rank, "")
@@ -46,18 +50,6 @@ def detected(environment: Mapping[str, str] = os.environ) -> Optional[Launch]:
             launch = Launch(name, int(numbers[0]), int(numbers[1]))
             return launch if launch.size > 1 else None
     return None
-
-
-def _is_connected(descriptor: str) -> bool:
-    """Return whether a launcher's descriptor is open: a child of its process inherits the name
-    alone."""
-    if not descriptor.isdigit():
-        return True
-    try:
-        os.fstat(int(descriptor))
-    except OSError:
-        return False
-    return True
 
 
 def belongs_to_launcher(variable: str) -> bool:

@@ -244,30 +244,19 @@ class Step(NamedTuple):
     origin: int = 0
 
 
-class NewMirror(NamedTuple):
-    """An array that each host but the master's is to have a copy of, for its ranks to share."""
-
-    key: int
-    nbytes: int
-
-
-EVERY_NODE = -1
-"""In place of the number of a host."""
-
-
 class Shipment(NamedTuple):
     """Rows of an array that the master sends to a host, for its copy.
 
     Attributes:
-        node: number of the host, or `EVERY_NODE` but the master's.
-        rows: (start, stop), or an int64 vector of row numbers.
+        node: number of the host; None for every one but the master's.
+        rows: a range, or an int64 vector of row numbers.
         data: the rows, if they are few; None if they follow the order.
     """
 
-    node: int
+    node: Optional[int]
     key: int
     row_nbytes: int
-    rows: Union[Bounds, np.ndarray]
+    rows: Union[slice, np.ndarray]
     data: Optional[bytes] = None
 
 
@@ -282,7 +271,8 @@ class Extras:
         forget_functions: numbers of functions that will not be called any more.
         forget_variables: numbers of deleted shared variables.
         steps: the order's steps, if they are too many for its line.
-        mirrors, shipments: what other hosts lack of arrays in the master's memory.
+        mirrors: bytes of the arrays of which each other host is to make a copy, by key.
+        shipments: rows that other hosts lack.
     """
 
     acts: Dict[int, Act]
@@ -291,7 +281,7 @@ class Extras:
     forget_functions: Tuple[int, ...] = ()
     forget_variables: Tuple[int, ...] = ()
     steps: Optional[List[Step]] = None
-    mirrors: Tuple[NewMirror, ...] = ()
+    mirrors: Mapping[int, int] = field(default_factory=dict)
     shipments: Tuple[Shipment, ...] = ()
 
 
@@ -338,13 +328,8 @@ class Hello:
 
 
 JOIN = b"join"
-"""The second message: meet the other ranks. From here on orders come through the communicator."""
-
-
-class GiveUp(NamedTuple):
-    """To a rank of another host that computes: the order of this serial is given up."""
-
-    serial: int
+"""The second message: meet the other ranks. From here on orders come through the communicator;
+here, to ranks of other hosts, the number of an order that is given up while they compute."""
 
 
 @dataclass(frozen=True)
@@ -355,7 +340,6 @@ class Ready:
         stacks_fd: the descriptor of its file of stacks, if the master has not made that.
     """
 
-    rank: int
     stacks_fd: int = -1
 
 

@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 from functools import cached_property
-from itertools import chain
+from itertools import chain, cycle
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
@@ -80,6 +80,7 @@ class World:
         status: with which the program ends, for MPI where that has to end the ranks.
         sending: requests that may be under way, with what they send.
         leaving: called when this rank leaves the others in order.
+        next_tag: returns a tag for the messages of a new runtime.
 
     Raises:
         StartError: MPI cannot be used, does not fit the launcher, or the ranks do not fit together.
@@ -117,9 +118,9 @@ class World:
         self.leaving: Callable[[], None] = lambda: None
         # MPI reads a buffer until its request is done.
         self.sending: List[Tuple[Any, bytes]] = []
-        self._master_process: Optional[WatchedProcess] = None
+        self._processes: Dict[int, Optional[WatchedProcess]] = {}
         self._ended = False
-        self._tags = 0
+        self.next_tag = cycle(range(_FIRST_TAG, _LAST_TAG)).__next__
         try:
             with self.communicator(MEET_TIMEOUT_S) as comm:
                 # Exchange what ranks know of each other.
@@ -199,19 +200,9 @@ class World:
         found: List[float] = comm.broadcast_object(offsets)
         return found
 
-    def next_tag(self) -> int:
-        """Return a tag for the messages of a new runtime."""
-        self._tags = (self._tags + 1) % (_LAST_TAG - _FIRST_TAG)
-        return _FIRST_TAG + self._tags
-
     def channel(self, peer: int, tag: int = _CONTROL_TAG) -> MpiChannel:
         """Return this rank's end of the channel to another rank."""
         return MpiChannel(self, peer, tag)
-
-    @cached_property
-    def control(self) -> MpiChannel:
-        """A worker's end of the channel over which it gets runtimes, as long as there are any."""
-        return self.channel(0)
 
     def drop_messages(self) -> None:
         """Receive what nobody waits for, before MPI ends: messages of runtimes that were closed."""
@@ -228,17 +219,24 @@ class World:
         """Forget what has been sent."""
         self.sending = [pair for pair in self.sending if not pair[0].Test()]
 
-    def look_at_master(self) -> None:
-        """On a worker of the master's host, notice that the master's process has ended."""
-        if not self.rank or 0 in self.gone or not self.is_near(self.rank):
-            return
-        if self._master_process is None:
-            try:
-                self._master_process = WatchedProcess(self.members[0].pid)
-            except OSError:  # it has ended, or this system has no such descriptors
-                return
-        if self._master_process.is_gone():
-            self.gone.add(0)
+    def process(self, rank: int) -> Optional[WatchedProcess]:
+        """Return the process of another rank on this one's node; None if it cannot be watched."""
+        if rank not in self._processes:
+            self._processes[rank] = None
+            if self.nodes[rank] == self.nodes[self.rank]:
+                try:
+                    self._processes[rank] = WatchedProcess(self.members[rank].pid)
+                except ProcessLookupError:
+                    self.gone.add(rank)
+                except OSError:  # this system has no such descriptors
+                    pass
+        return self._processes[rank]
+
+    def look_at(self, rank: int) -> None:
+        """Notice that the process of a rank on this one's node has ended."""
+        process = self.process(rank)
+        if process is not None and process.is_gone():
+            self.gone.add(rank)
 
     def failed_ranks(self) -> Sequence[int]:
         """Return the ranks that MPI knows to have failed, after it has raised an error."""
@@ -288,34 +286,33 @@ class MpiChannel:
         self._received: List[bytes] = []
         self._ended = self._closed = False
 
-    def send(self, payload: bytes, timeout_s: float = 60.0) -> None:
+    def send(self, payload: bytes) -> None:
         """Send one message; returns while it travels.
 
         Raises:
             ChannelClosed: the other side is gone.
         """
-        del timeout_s
         self._look()
-        if self._closed or (self._ended and self.peer not in self._world.gone):
-            raise ChannelClosed("the other side is gone")
-        self._post(payload)
-
-    def _post(self, payload: bytes) -> None:
-        mpi = self._world._mpi
         gone = f"rank {self.peer} on host {self._world.members[self.peer].host} is gone"
-        if self.peer in self._world.gone:
+        if self._closed or self._ended or not self._post(payload):
             raise ChannelClosed(gone)
+
+    def _post(self, payload: bytes) -> bool:
+        """Begin to send; return whether MPI takes it."""
+        mpi = self._world._mpi
         try:
             request = self._world.side.Isend([payload, mpi.BYTE], self.peer, self._tag)
             self._world.sending.append((request, payload))
             self._world.prune()
         except mpi.Exception:
             self._fail()
-            raise ChannelClosed(gone) from None
+            return False
+        return True
 
     def _look(self) -> None:
         """Take in what has come."""
-        self._world.look_at_master()
+        if self.peer == 0:  # a worker that ends in order may be gone before its message is here
+            self._world.look_at(0)
         self._ended = self._ended or self.peer in self._world.gone
         if self._ended:
             return
@@ -386,9 +383,8 @@ class MpiChannel:
         """Close this end. Idempotent."""
         if self._closed:
             return
-        with contextlib.suppress(ChannelClosed):
-            if not self._ended or self._tag == _CONTROL_TAG:
-                self._post(b"")
+        if self.peer not in self._world.gone and (not self._ended or self._tag == _CONTROL_TAG):
+            self._post(b"")
         self._closed = True
         until = time.monotonic() + 0.5
         with contextlib.suppress(self._world._mpi.Exception):
@@ -446,10 +442,6 @@ def _versions() -> Dict[str, str]:
 
 
 def _require_equal(members: Sequence[RankInfo]) -> None:
-    """
-    Raises:
-        StartError: ranks have different versions.
-    """
     first = members[0]
     for rank, member in enumerate(members):
         for name, version in first.versions.items():

@@ -15,16 +15,14 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found] # signal.getsignal() takes 3 us of each call
 import _thread
 import os
-import pickle
 import signal
 import threading
 import time
-from typing import Any, Callable, Optional, Sequence, TypeVar
+from typing import Any, Callable, List, Optional, Sequence, TypeVar
 
 from synk_core._shield import SHIELD
 from synk_core._tracebacks import PACKAGES
 from synk_core._wire.flight import OWN_WORK, Flight, Phase
-from synk_core._wire.messages import GiveUp
 from synk_core.exceptions import Interrupted
 
 SIGNAL = signal.SIGRTMIN + 2 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
@@ -62,48 +60,41 @@ _LOSING = ("__del__", "_died", "__eq__", "__hash__")
 _OF_WEAK_REFS = ("weakref", "_weakrefset")
 
 
-def obey(rank: Any) -> None:
-    """In a worker, install the handler by which the master interrupts its computation."""
+def obey(rank: Any, channel: Any = None) -> None:
+    """In a worker, install the handler by which the master interrupts its computation.
 
-    def interrupt(number: int, frame: Any) -> None:
-        if _waits(number, frame):
-            return
-        if rank.flight.interrupted == rank.serial and rank.flight.phase[0] in OWN_WORK:
-            raise Interrupted
-
-    signal.signal(SIGNAL, interrupt)
-
-
-def obey_from_afar(rank: Any, channel: Any) -> None:
-    """The same on another host, which the master's signals do not reach.
-
-    The launcher brings Ctrl-C to all ranks. Whether it is to interrupt the order is the master's
-    decision, whose message follows.
+    Args:
+        channel: on another host, which the master's signals do not reach: for the master's decision
+            whether Ctrl-C, which the launcher brings to all ranks, is to interrupt the order.
     """
 
     def interrupt(number: int, frame: Any) -> None:
         if _waits(number, frame):
             return
-        until = time.monotonic() + WORD_S
-        while rank.flight.phase[0] in OWN_WORK and time.monotonic() < until:
-            for payload in channel.take_all():
-                word = pickle.loads(payload)
-                if isinstance(word, GiveUp) and word.serial == rank.serial:
-                    raise Interrupted
+        flight, until = rank.flight, time.monotonic() + WORD_S
+        while flight.phase[0] in OWN_WORK and time.monotonic() < until:
+            for payload in channel.take_all() if channel else ():
+                flight.interrupted = int.from_bytes(payload, "little")
+            if flight.interrupted == rank.serial:
+                raise Interrupted
+            if not channel:
+                return
             time.sleep(AGAIN_S)
 
-    signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGINT if channel else SIGNAL, interrupt)
 
 
-class DelayedInterrupt:
-    """A Ctrl-C that came at the wrong moment and is raised later; one for all runtimes.
+class CtrlC:
+    """Handles Ctrl-C for all runtimes; one that comes at the wrong moment is raised later.
 
     Attributes:
         leaving: whether the main thread may be leaving this package with an order's result.
+        runtimes: the open ones that have been at work in the main thread.
     """
 
     def __init__(self) -> None:
         self.leaving = False
+        self.runtimes: List[Interrupts] = []
         self._since: Optional[float] = None
         self._again = False
         # Held while a thread sets `_again` and sends the signal, so that no other call interferes.
@@ -112,6 +103,8 @@ class DelayedInterrupt:
         os.register_at_fork(after_in_child=self._reset_in_child)
 
     def _reset_in_child(self) -> None:
+        self.leaving = False
+        self.runtimes.clear()
         self._sending = threading.RLock()  # a thread that is not in the child may hold the old one
         self._main = _thread.get_ident()  # the only thread
 
@@ -155,38 +148,48 @@ class DelayedInterrupt:
         """Return whether a Ctrl-C is delayed."""
         return self._since is not None
 
-    def take(self) -> bool:
-        """Return whether the signal that has come is a delayed one."""
+    def give_back(self) -> None:
+        """Restore Python's handler, if no runtime needs this one. A delayed Ctrl-C comes first."""
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and not self.runtimes and not self.is_pending() and _replace() == self.handle:
+            _replace(signal.default_int_handler)
+
+    def handle(self, number: int, frame: Any) -> None:
+        """Handle the signal."""
+        if SHIELD.holds(number):
+            return
         with self._sending:
             again, self._again = self._again or self.is_pending(), False
-        return again
+        if again and not self.is_pending():
+            return  # it has been raised already
+        order = next((one for one in reversed(self.runtimes) if one.is_under_way), None)
+        if order is not None and order.waits(again):
+            return
+        if self._is_the_moment(frame, within=order is not None):
+            self.give_back()
+            signal.default_int_handler(number, frame)
 
-    def is_the_moment(self, frame: Any, again: bool, within: bool = False) -> bool:
+    def _is_the_moment(self, frame: Any, within: bool) -> bool:
         """Return whether to raise a Ctrl-C that came at this frame; if not, delay it.
 
         Args:
-            again: whether it was delayed before.
             within: whether it may be raised within this package.
         """
+        delays = _is_undivided(frame, _COMM if within else (*_COMM, *PACKAGES))
+        delays = delays or _is_lost_at(frame)
         module = frame.f_globals.get("__name__") if frame is not None else None
-        ours = not within and str(module).partition(".")[0] in PACKAGES
-        undivided = _is_undivided(frame, _COMM if within else (*_COMM, *PACKAGES))
-        if (undivided or _is_lost_at(frame)) and (again or self._since is None):
-            if self._since is None:
-                self.put_off()
-            return False
-        if ours and self.leaving:
-            if self._since is None:
-                self.put_off()
-                return False
-            if time.thread_time() - self._since < LATEST_S:
-                return False
-        self.leaving = False
-        self.settle()
-        return True
+        if self.leaving and not within and str(module).partition(".")[0] in PACKAGES:
+            delays |= self._since is None or time.thread_time() - self._since < LATEST_S
+        if not delays:
+            self.leaving = False
+            self.settle()
+        elif self._since is None:
+            self.put_off()
+        return not delays
 
 
-LATER = DelayedInterrupt()
+LATER = CtrlC()
+"""That of this process."""
 
 
 class _HoldingHandler:
@@ -298,44 +301,32 @@ class Interrupts:
         self._struck = False
         self._finished = False
         self._since: Optional[float] = None
-        self._before: Optional[Interrupts] = None
         self._main = threading.main_thread().ident
         self._ended = False
 
     def install(self) -> None:
-        """Handle Ctrl-C in place of Python's handler or another runtime's; a user's own stays.
+        """Handle Ctrl-C in place of Python's handler; a user's own stays.
 
         Called again and again, because notebooks set Python's own for each cell.
         """
-        if threading.current_thread() is not threading.main_thread():
+        if self._ended or threading.current_thread() is not threading.main_thread():
             return
-        current = _replace()
-        before = link = _runtime_of(current)
-        while link is not None:
-            if link is self:
-                return  # it is in the chain of handlers already
-            link = link._before
-        if before is not None or current is signal.default_int_handler:
-            self._before = before
-            _replace(self._on_ctrl_c)
+        if self not in LATER.runtimes:
+            LATER.runtimes.append(self)
+        if _replace() is signal.default_int_handler:
+            _replace(LATER.handle)
 
     def restore(self) -> None:
-        """Restore the handler of before; the runtime has ended. A delayed Ctrl-C comes first."""
+        """Handle Ctrl-C no more: the runtime has ended."""
         self._ended = True
-        if not LATER.is_pending():
-            self._give_back()
+        if self in LATER.runtimes:
+            LATER.runtimes.remove(self)
+        LATER.give_back()
 
-    def _give_back(self) -> None:
-        if threading.current_thread() is threading.main_thread() and _replace() == self._on_ctrl_c:
-            before = self._living_before()
-            _replace(before._on_ctrl_c if before else signal.default_int_handler)
-
-    def _living_before(self) -> Optional[Interrupts]:
-        """Return the open runtime whose handler this one's replaced, if there is one."""
-        before = self._before
-        while before is not None and before._ended:
-            before = before._before
-        return before
+    @property
+    def is_under_way(self) -> bool:
+        """Whether the main thread of this process performs an order."""
+        return self._under_way and os.getpid() == self._rank.pid
 
     def begin(self, serial: int) -> None:
         """Begin an order, in this thread."""
@@ -381,37 +372,23 @@ class Interrupts:
         self._interrupt_workers()
         return None if isinstance(error, Exception) else GRACE_S
 
-    def _on_ctrl_c(self, number: int, frame: Any) -> None:
-        if SHIELD.holds(number):
-            return
-        again = LATER.take()
-        if not again or LATER.is_pending():  # else it has been raised already
-            self._handle(number, frame, again)
+    def waits(self, again: bool) -> bool:
+        """Return whether a Ctrl-C amid the order waits for the end of that; the first one that
+        comes while the master waits for workers interrupts these.
 
-    def _handle(self, number: int, frame: Any, again: bool) -> None:
-        if not self._under_way or os.getpid() != self._rank.pid:
-            before = self._living_before()
-            if before is not None:
-                if self._ended:
-                    self._give_back()
-                before._handle(number, frame, again)
-            elif os.getpid() != self._rank.pid or LATER.is_the_moment(frame, again):
-                if self._ended:
-                    self._give_back()
-                signal.default_int_handler(number, frame)
-            return
+        Args:
+            again: whether it was delayed before.
+        """
         if self._finished:
             self._since = time.monotonic()
-            return
-        if (self._struck and not again) or self._rank.flight.phase[0] in OWN_WORK:
-            self._struck = True
-            if LATER.is_the_moment(frame, again, within=True):
-                signal.default_int_handler(number, frame)
-            return
-        self._struck = True
+            return True
+        second, self._struck = self._struck and not again, True
+        if second or self._rank.flight.phase[0] in OWN_WORK:
+            return False
         self._since = time.monotonic()
         LATER.settle()
         self._interrupt_workers()
+        return True
 
     def _interrupt_workers(self) -> None:
         for flight in self._flights:
@@ -461,9 +438,3 @@ def _is_lost_at(frame: Any) -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def _runtime_of(handler: Any) -> Optional[Interrupts]:
-    """Return the object whose method a signal handler is, if it is one of these."""
-    owner = getattr(handler, "__self__", None)
-    return owner if isinstance(owner, Interrupts) else None

@@ -24,14 +24,13 @@ _LOOK_EVERY_MS = 500
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def start(launcher: int, name: str) -> Callable[[int], None]:
+def start(launcher: int, rank: int) -> Callable[[], None]:
     """Start it beside this process, a rank; return a function to call when the rank leaves MPI.
 
     If it cannot be started, all goes on without it.
 
     Args:
         launcher: the descriptor that connects this process to its launcher.
-        name: of the rank, in the message about its end.
     """
     import socket
     import subprocess
@@ -45,6 +44,7 @@ def start(launcher: int, name: str) -> Callable[[int], None]:
     except (AttributeError, OSError):
         ended = -1
     fds = theirs.fileno(), ended, launcher
+    name = f"rank {rank} on host {os.uname().nodename}"
     words = (fds[0], os.getpid(), ended, launcher, name)
     process = None
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)  # until it ignores them
@@ -66,7 +66,7 @@ def start(launcher: int, name: str) -> Callable[[int], None]:
         if ended >= 0:
             os.close(ended)
 
-    def leaving(rank: int) -> None:
+    def leaving() -> None:
         """Report that this rank will finalize MPI and end, the master with the program's status."""
         if process is None:
             return

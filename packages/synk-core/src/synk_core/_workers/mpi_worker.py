@@ -19,7 +19,7 @@ from synk_core._wire.messages import LEFT_TO_MASTER, Hello
 from synk_core._wire.world import World
 
 from . import stacks
-from .worker import answer_with_stacks, profiled, serve
+from .worker import profiled, serve
 
 
 def serve_world(world: World) -> None:
@@ -27,10 +27,10 @@ def serve_world(world: World) -> None:
     for number in LEFT_TO_MASTER:
         signal.signal(number, signal.SIG_IGN)
     file = stacks.StackFile()
-    answer_with_stacks(file.fd, stacks.BETWEEN_BYTECODES, stacks.AT_ONCE)
+    stacks.answer_with_stacks(file.fd)
     collects = gc.isenabled()
     world.in_use, os.environ[NO_RANKS] = True, "a worker"
-    control = world.control
+    control = world.channel(0)
     try:
         while True:
             hello: Hello = pickle.loads(control.recv())

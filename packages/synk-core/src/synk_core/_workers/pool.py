@@ -10,14 +10,13 @@ import contextlib
 import logging
 import os
 import pickle
-import select
 import subprocess
 import time
 import weakref
 from dataclasses import replace
+from functools import partial
 from multiprocessing.process import current_process
-from signal import SIGKILL
-from typing import Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 import synk_comm
 import synk_shm
@@ -32,9 +31,13 @@ from synk_core._wire.messages import ArrayRef, Failure, Hello, Ready
 from synk_core._wire.settings import Settings
 from synk_core.exceptions import StartError, WorkerDied
 
-from .interrupts import SIGNAL
-from .processes import Worker, reap_later
-from .stacks import Stacks
+from .processes import Worker
+from .stacks import StackFile, Stacks
+
+if TYPE_CHECKING:
+    from .mpi_pool import MpiWorker
+
+    AnyWorker = Union[Worker, MpiWorker]
 
 _logger = logging.getLogger(__name__)
 
@@ -49,55 +52,45 @@ KILL_TIMEOUT_S = 2.0
 which takes 0.3 s, or more than one on a busy GPU. Then a thread reaps it."""
 
 _TICK_S = 0.05
+_NAP_S = 1e-3
 
 
 class WorkerPool:
     """All workers of a runtime.
 
     Args:
-        starts: the first message to each worker, and its environment.
-        fds: descriptors that all workers inherit.
+        starts: each makes a worker, in rank order without the master.
         folder: the folder to remove if this process is killed while they start; None for none.
     """
 
     def __init__(
-        self,
-        starts: Sequence[Tuple[Hello, Dict[str, str]]],
-        fds: Sequence[int] = (),
-        folder: Optional[str] = None,
+        self, starts: Sequence[Callable[[], AnyWorker]] = (), folder: Optional[str] = None
     ) -> None:
-        self._workers: List[Worker] = []
+        self._workers: List[AnyWorker] = []
+        self._first: Optional[int] = None
         self._stacks = Stacks()
         self._guard: Optional[subprocess.Popen[bytes]] = None
         if folder is not None:
             with contextlib.suppress(OSError):  # there is no shell
                 self._guard = _guard(folder)
         # A child that the user forks would hold the workers' lifelines open.
-        os.register_at_fork(after_in_child=_calling(weakref.WeakMethod(self._close_in_child)))
+        os.register_at_fork(after_in_child=partial(_close_in_child, weakref.ref(self)))
         try:
-            for hello, environment in starts:
-                self._workers.append(Worker(hello, environment, fds))
+            for start in starts:
+                self._workers.append(start())
         except BaseException:
             self.kill()
             raise
 
-    def _close_in_child(self) -> None:
-        for worker in self._workers:
-            worker.close()
-        if self._guard is not None and self._guard.stdin is not None:
-            self._guard.stdin.close()
-        synk_shm.leave()
-
     @property
     def pids(self) -> Tuple[int, ...]:
-        """Process ids, in rank order without the master."""
-        return tuple(worker.process.pid for worker in self._workers)
+        """Process ids on their hosts, in rank order without the master."""
+        return tuple(worker.pid for worker in self._workers)
 
-    def interrupt(self, serial: int) -> None:  # noqa: ARG002 - those elsewhere get its number
+    def interrupt(self, serial: int) -> None:
         """Interrupt the workers that compute, because this order is given up."""
-        for pid in self.pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, SIGNAL)
+        for worker in list(self._workers):
+            worker.interrupt(serial)
 
     def wait_ready(
         self,
@@ -117,13 +110,12 @@ class WorkerPool:
         deadline = time.monotonic() + timeout_s
         late = [worker for worker in self._workers if not worker.is_ready]
         while late:
-            failed = []
-            for worker in self._await(late, max(min(_TICK_S, deadline - time.monotonic()), 0.0)):
-                answer = self._answer(worker)
-                worker.is_ready = isinstance(answer, Ready)
-                if isinstance(answer, Failure):
-                    failed.append(answer)
-            self.require_started(failed)
+            until = min(time.monotonic() + _TICK_S, deadline)
+            while not (found := [worker for worker in late if worker.has_answered()]):
+                if time.monotonic() >= until:
+                    break
+                time.sleep(_NAP_S)
+            self.require_started(self._start_failures(found))
             late = [worker for worker in late if not worker.is_ready]
             ranks = [worker.rank for worker in late]
             if ranks and tick is not None:
@@ -135,27 +127,26 @@ class WorkerPool:
                     f"`{engine.NAME}-cache unlock`)"
                 )
 
-    def _await(self, workers: Sequence[Worker], timeout_s: float) -> List[Worker]:
-        """Return those of these workers that have sent something; wait for it if none has."""
-        waiting = select.poll()
-        by_fd = {worker.channel.fileno(): worker for worker in workers}
-        for fd in by_fd:
-            waiting.register(fd, select.POLLIN)
-        return [by_fd[fd] for fd, _ in waiting.poll(1000 * timeout_s)]
-
-    def _answer(self, worker: Worker) -> Union[Ready, Failure, None]:
-        """Return a worker's message about its start; None if it has sent none."""
-        try:
-            answer = pickle.loads(worker.channel.recv(_TICK_S))
-        except (ChannelClosed, TimeoutError):
-            return None
-        if not isinstance(answer, (Ready, Failure)):
-            raise StartError(f"{self._name(worker.rank)} answered {answer!r}")
-        return answer
+    def _start_failures(self, workers: Sequence[AnyWorker]) -> List[Failure]:
+        """Return the failures that these workers have sent; note which are ready."""
+        found = []
+        for worker in workers:
+            with contextlib.suppress(ChannelClosed, TimeoutError):
+                answer = pickle.loads(worker.channel.recv(_TICK_S))
+                if isinstance(answer, Failure):
+                    found.append(answer)
+                elif isinstance(answer, Ready):
+                    worker.is_ready = True
+                    if worker.process is not None and answer.stacks_fd >= 0:
+                        with contextlib.suppress(OSError):
+                            worker.stack_file = StackFile.of(worker.pid, answer.stacks_fd)
+                else:
+                    raise StartError(f"{self._name(worker.rank)} answered {answer!r}")
+        return found
 
     def _name(self, rank: int) -> str:
-        """Return a worker in words."""
-        return f"the worker of rank {rank}"
+        host = {worker.rank: worker.host for worker in self._workers}.get(rank)
+        return f"the worker of rank {rank}" if host is None else f"rank {rank} on host {host}"
 
     def check_joining(self) -> None:
         """Return at once if no worker has reported that it failed to join.
@@ -163,8 +154,8 @@ class WorkerPool:
         Raises:
             StartError: one has.
         """
-        answers = [self._answer(worker) for worker in self._workers if worker.channel.pending()]
-        failed = [answer for answer in answers if isinstance(answer, Failure)]
+        answered = [worker for worker in self._workers if worker.channel.pending()]
+        failed = self._start_failures(answered)
         if failed:
             self.require_started(failed)
 
@@ -176,17 +167,17 @@ class WorkerPool:
             StartError: one has reported a failure, or has ended.
         """
         gone = self._first_gone()
-        status = None if gone is None else gone.exitcode()
-        if gone is not None and status is not None and status < 0:
-            raise WorkerDied(gone.rank, status, "in its start")
+        died = None if gone is None else self._died(gone, "in its start")
+        if died is not None and died.signal is not None:
+            raise died
         for failure in failed:
             why = with_cure(StartError(failure.traceback.rstrip()))
             raise StartError(f"{self._name(failure.rank)} failed to start:\n{why}")
-        if gone is not None:
+        if died is not None:
             raise StartError(
-                f"{self._name(gone.rank)} ended during its start with exit status "
-                f"{'unknown' if status is None else status}; its output is above. Check that "
-                f"`{interpreter()} -c 'import synk_core'` runs"
+                f"{self._name(died.rank)} ended during its start with exit status "
+                f"{'unknown' if died.exitcode is None else died.exitcode}; its output is above. "
+                f"Check that `{interpreter()} -c 'import synk_core'` runs"
             )
 
     def send(self, payload: bytes, doing: str) -> None:
@@ -199,10 +190,10 @@ class WorkerPool:
             try:
                 worker.channel.send(payload)
             except (ChannelClosed, TimeoutError):
-                raise WorkerDied(worker.rank, worker.exitcode(), doing) from None
+                raise self._died(worker, doing) from None
 
     def check(self, doing: Union[str, Callable[[int], str]]) -> None:
-        """Return at once if all workers are alive.
+        """Return at once if all workers are alive, as far as it shows here.
 
         Args:
             doing: the runtime's activity in words, or a function that returns that of a rank.
@@ -212,12 +203,15 @@ class WorkerPool:
         """
         gone = self._first_gone()
         if gone is not None:
-            activity = doing(gone.rank) if callable(doing) else doing
-            raise WorkerDied(gone.rank, gone.exitcode(), activity)
+            raise self._died(gone, doing(gone.rank) if callable(doing) else doing)
 
-    def _first_gone(self) -> Optional[Worker]:
+    def _died(self, worker: AnyWorker, doing: str) -> WorkerDied:
+        doing = doing.removesuffix(f" on host {worker.host}")
+        return WorkerDied(worker.rank, worker.exitcode(), doing, host=worker.host)
+
+    def _first_gone(self) -> Optional[AnyWorker]:
         """Return the worker whose end caused the others to end; None if all are alive."""
-        gone = [worker for worker in list(self._workers) if worker.is_gone()]
+        gone = [one for one in list(self._workers) if one.is_gone() or one.rank == self._first]
         if not gone:
             return None
         deadline = time.monotonic() + 1.0
@@ -226,7 +220,13 @@ class WorkerPool:
             worker.exitcode(deadline - time.monotonic())
         # The one that caused it may have a lot to release, and not have closed its channel yet.
         gone += [worker for worker in list(self._workers) if worker.is_gone() or worker.exitcode(0)]
-        return min(gone, key=_cause_order)
+        return min(gone, key=self._cause_order)
+
+    def _cause_order(self, worker: AnyWorker) -> int:
+        """Return a key that sorts workers: that which MPI has reported first; then killed by a
+        signal, ended, silent."""
+        status = worker.exitcode(0.0)
+        return -1 if worker.rank == self._first else 2 if status is None else int(status >= 0)
 
     def stacks(
         self, ranks: Optional[Iterable[int]] = None, timeout_s: float = 0.5
@@ -234,16 +234,24 @@ class WorkerPool:
         """Return the Python stacks of all threads of these workers (None: of all), by rank.
 
         The workers write them, whatever they compute. For a worker that cannot, because it is
-        stopped, stuck in the kernel or gone, the text says so. Blocks for `timeout_s` seconds at
-        most; any thread may call it.
+        stopped, stuck in the kernel, gone, or on another host, the text says so. Blocks for
+        `timeout_s` seconds at most; any thread may call it.
         """
         wanted = None if ranks is None else set(ranks)
+        workers = [one for one in list(self._workers) if wanted is None or one.rank in wanted]
         asked = {
             worker.rank: (worker.process, worker.stack_file)
-            for worker in list(self._workers)
-            if wanted is None or worker.rank in wanted
+            for worker in workers
+            if worker.process is not None and worker.stack_file is not None
         }
-        return self._stacks.gather(asked, timeout_s)
+        found = self._stacks.gather(asked, timeout_s)
+        for worker in workers:
+            found.setdefault(
+                worker.rank,
+                f"process {worker.pid} on host {worker.host}: there, `py-spy dump --pid "
+                f"{worker.pid}` shows its stack",
+            )
+        return found
 
     def failures(self, ranks: Iterable[int], serial: int, timeout_s: float = 10.0) -> List[Failure]:
         """Return the failures that these ranks have reported in command `serial`.
@@ -266,7 +274,7 @@ class WorkerPool:
         """Stop all workers; kill those that do not end within STOP_TIMEOUT_S.
 
         Takes 2.9 s at most, including a `kill()` after it, whatever the workers do; more than 0.9
-        only where the kernel is slow to end one.
+        only where the kernel is slow to end one. Those of a launcher wait for another runtime.
         """
         for worker in self._workers:
             worker.channel.close()
@@ -278,15 +286,13 @@ class WorkerPool:
     def kill(self) -> None:
         """Kill all workers, and wait at most KILL_TIMEOUT_S for the kernel to end them."""
         for worker in self._workers:
-            if worker.is_alive():
-                with contextlib.suppress(ProcessLookupError):  # with compilers that it has started
-                    os.killpg(worker.process.pid, SIGKILL)
+            worker.kill()
         deadline = time.monotonic() + KILL_TIMEOUT_S
         # Remove them one by one, so that an interrupted kill can be repeated, also by a thread.
         for worker in list(self._workers):
             if not worker.has_ended(deadline - time.monotonic()):
-                _logger.warning("process %d is killed, but not gone yet", worker.process.pid)
-                reap_later(worker.process)
+                _logger.warning("process %d is killed, but not gone yet", worker.pid)
+                worker.reap_later()
             worker.close()
             with contextlib.suppress(ValueError):
                 self._workers.remove(worker)
@@ -295,21 +301,14 @@ class WorkerPool:
             self._guard.communicate()
 
 
-def _cause_order(worker: Worker) -> int:
-    """Return a key that sorts workers: killed by a signal first, then ended, then silent."""
-    status = worker.exitcode(0.0)
-    return 2 if status is None else int(status >= 0)
-
-
-def _calling(method: weakref.WeakMethod[Callable[[], None]]) -> Callable[[], None]:
-    """Return a function that calls `method` if its object still exists."""
-
-    def call() -> None:
-        bound = method()
-        if bound is not None:
-            bound()
-
-    return call
+def _close_in_child(reference: weakref.ref[WorkerPool]) -> None:
+    pool = reference()
+    if pool is not None:
+        for worker in pool._workers:
+            worker.close_in_child()
+        if pool._guard is not None and pool._guard.stdin is not None:
+            pool._guard.stdin.close()
+        synk_shm.leave()
 
 
 def hellos_of(
@@ -357,10 +356,11 @@ def start_workers(
         StartError: a process could not be started; the others are ended.
     """
     if group is None:
-        return WorkerPool(())
+        return WorkerPool()
     variables = environment.worker_environment(len(hellos) + 1, on_device)
-    starts = [(replace(one, ticket=group.ticket(one.rank)), variables) for one in hellos]
-    return WorkerPool(starts, group.fds, group.folder)
+    tickets = [replace(one, ticket=group.ticket(one.rank)) for one in hellos]
+    starts = [partial(Worker, hello, variables, group.fds) for hello in tickets]
+    return WorkerPool(starts, group.folder)
 
 
 def _guard(folder: str) -> subprocess.Popen[bytes]:

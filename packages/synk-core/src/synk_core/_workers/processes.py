@@ -6,9 +6,9 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import subprocess
 import threading
 import time
+from signal import SIGKILL
 from typing import Dict, Iterator, Optional, Sequence
 
 from synk_comm import MisuseError
@@ -19,6 +19,7 @@ from synk_core._wire.messages import LEFT_TO_MASTER, Hello
 from synk_core.exceptions import StartError
 
 from . import stacks
+from .interrupts import SIGNAL
 
 _LONGEST_DELAY_S = 0.05
 
@@ -29,8 +30,11 @@ class Worker:
     """One worker process and the master's channel to it.
 
     Attributes:
+        host: None, because it is this one.
         is_ready: whether the worker has sent `Ready`.
     """
+
+    host: Optional[str] = None
 
     def __init__(self, hello: Hello, environment: Dict[str, str], fds: Sequence[int]) -> None:
         self.rank = hello.rank
@@ -40,28 +44,43 @@ class Worker:
         self.stack_file = stacks.StackFile()
         self.channel, theirs = Channel.pair()
         own = (theirs.fileno(), self.stack_file.fd)
-        signals = (int(stacks.BETWEEN_BYTECODES), int(stacks.AT_ONCE))
         with theirs:
             try:
                 self.process = Process(
                     "synk_core._workers.worker",
                     "main",
-                    (*own, *signals),
+                    own,
                     path=hello.sys_path,
                     env=environment,
                     fds=(*own, *fds),
                     cwd="/",  # no user's modules are found here
                     # Until it ignores or handles them itself.
-                    blocked=(*LEFT_TO_MASTER, *signals),
+                    blocked=(*LEFT_TO_MASTER, *stacks.SIGNALS),
                 )
             except (OSError, MisuseError) as error:
                 self.channel.close()
                 self.stack_file.close()
                 why = with_cure(error)
                 raise StartError(f"cannot start the worker of rank {hello.rank}: {why}") from error
+        self.pid = self.process.pid
         # If the process is gone already, `wait_ready` raises.
         with contextlib.suppress(ChannelClosed):
             self.channel.send(pickle.dumps(hello))
+
+    def has_answered(self) -> bool:
+        """Return whether it has sent something, or has ended."""
+        return self.channel.pending()
+
+    def interrupt(self, serial: int) -> None:
+        """Interrupt it if it computes, because this order is given up."""
+        del serial  # it is in shared memory
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, SIGNAL)
+
+    def kill(self) -> None:
+        """Kill it, with what it has started, such as a compiler."""
+        if self.is_alive():
+            self.process.signal_group(SIGKILL)
 
     def is_alive(self) -> bool:
         with self._looking:
@@ -99,11 +118,20 @@ class Worker:
         """Return whether the process has released all it held; wait for it `wait_s` seconds."""
         return any(not self.is_alive() for _ in _looks(wait_s))
 
+    def reap_later(self) -> None:
+        """Reap the process in a thread, however long the kernel takes to end it."""
+        with contextlib.suppress(RuntimeError):  # no more threads: `subprocess` does it some time
+            threading.Thread(
+                target=self.process.wait, name="synkhronos reaper", daemon=True
+            ).start()
+
     def close(self) -> None:
         """Close the channel and the process's pipes. Idempotent, in any thread."""
         self.channel.close()
         self.stack_file.close()
         self.process.close()
+
+    close_in_child = close
 
 
 def _looks(wait_s: float) -> Iterator[None]:
@@ -129,9 +157,3 @@ def _status_while_ending(pid: int) -> Optional[int]:
         return None
     # The kernel says 0, too, to a process that may not read the status.
     return os.waitstatus_to_exitcode(status) if flags & _PF_EXITING and status else None
-
-
-def reap_later(process: subprocess.Popen[bytes]) -> None:
-    """Reap a process in a thread, however long the kernel takes to end it."""
-    with contextlib.suppress(RuntimeError):  # no more threads: `subprocess` does it some time
-        threading.Thread(target=process.wait, name="synkhronos reaper", daemon=True).start()

@@ -3,32 +3,34 @@
 It writes them into an unnamed file that the master has made, on either of two signals. On the first
 the worker's main thread writes them between two bytecodes. A worker that does not answer runs
 compiled code, and may hold the interpreter's lock: on the second signal a handler in C writes them
-at once (`worker.answer_with_stacks`). It is the second choice because it reads what the main thread
-may be changing: amid bytecodes it ends the process by SIGSEGV in one case of some 8,000.
+at once. It is the second choice because it reads what the main thread may be changing: amid
+bytecodes it ends the process by SIGSEGV in one case of some 8,000.
 
 The state that the kernel reports describes a process that cannot answer.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import fcntl
-import math
 import os
 import re
 import signal
 import subprocess
-import tempfile
 import threading
 import time
-from typing import Dict, Mapping, Optional, Tuple
+from typing import Any, Dict, Mapping, Optional, Tuple, Union
 
-from synk_comm.processes import stat
+from synk_comm.processes import WatchedProcess, stat
 
 BETWEEN_BYTECODES: int = signal.SIGRTMIN + 3 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR1
 """Signal number that asks for stacks."""
 
 AT_ONCE: int = signal.SIGRTMIN + 1 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
 """Signal number that asks again, after `PATIENCE_S`."""
+
+SIGNALS = (int(BETWEEN_BYTECODES), int(AT_ONCE))
+"""Both: a worker blocks them until it answers."""
 
 PATIENCE_S = 0.1
 """Seconds that a worker has to answer the first signal."""
@@ -37,8 +39,22 @@ LIMIT = 1_000_000
 """Bytes of stacks that are read at most."""
 
 _LOOK_EVERY_S = 0.005
-_ANSWERING = re.compile(r'^  File ".*_workers/worker\.py", line \d+ in answer\n', re.MULTILINE)
+_ANSWERING = re.compile(r'^  File ".*_workers/stacks\.py", line \d+ in answer\n', re.MULTILINE)
 _BEGINNING = re.compile(r'^  File "<string>", line 1 in <module>\n', re.MULTILINE)
+
+
+def answer_with_stacks(fd: int) -> None:
+    """In a worker, install the handlers that write stacks into a file, one for each signal."""
+
+    def answer(_number: int, _frame: Any) -> None:
+        faulthandler.dump_traceback(fd, all_threads=True)
+
+    signal.signal(BETWEEN_BYTECODES, answer)
+    # Restart system calls: compiled code may not expect that one is interrupted.
+    signal.siginterrupt(BETWEEN_BYTECODES, False)
+    # In C, so that it writes them whichever thread holds the interpreter's lock.
+    faulthandler.register(AT_ONCE, fd, all_threads=True)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 class StackFile:
@@ -58,7 +74,7 @@ class StackFile:
         """Return the file that another process of this user has made, under descriptor `fd`."""
         return cls(os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC))
 
-    def ask(self, process: subprocess.Popen[bytes], number: int) -> None:
+    def ask(self, process: AnyProcess, number: int) -> None:
         """Send the process one of the signals on which it writes its stacks."""
         with self._lock:
             if self.fd >= 0:
@@ -80,8 +96,7 @@ class StackFile:
     __del__ = close  # of a worker that could not be started
 
 
-Asked = Mapping[int, Tuple["subprocess.Popen[bytes]", StackFile]]
-"""Processes and their files, by rank."""
+AnyProcess = Union["subprocess.Popen[bytes]", WatchedProcess]
 
 
 class Stacks:
@@ -90,48 +105,40 @@ class Stacks:
     def __init__(self) -> None:
         self._lock = threading.Lock()
 
-    def gather(self, asked: Asked, timeout_s: float) -> Dict[int, str]:
-        """Return the stacks by rank, or why there are none. Blocks for `timeout_s` at most."""
+    def gather(
+        self, asked: Mapping[int, Tuple[AnyProcess, StackFile]], timeout_s: float
+    ) -> Dict[int, str]:
+        """Return the stacks by rank, or why there are none. Blocks for `timeout_s` at most.
+
+        Args:
+            asked: processes and their files, by rank.
+        """
         deadline = time.monotonic() + timeout_s
         if not self._lock.acquire(timeout=timeout_s):
             return dict.fromkeys(asked, "another thread is asking for its stacks")
+        patience = deadline - timeout_s + min(PATIENCE_S, timeout_s / 2)
+        missing, found = dict(asked), dict.fromkeys(asked, "")
         try:
-            return _gather(asked, deadline, timeout_s)
+            for number, until in ((BETWEEN_BYTECODES, patience), (AT_ONCE, deadline)):
+                for rank, (process, file) in missing.items():
+                    found[rank] = _obstacle(process)
+                    if not found[rank]:
+                        file.ask(process, number)
+                while True:
+                    late = time.monotonic() >= until
+                    # One may have been stopped, or have ended, since it was asked.
+                    for rank, (process, file) in missing.items():
+                        text = file.read()
+                        found[rank] = found[rank] or _whole(text) or _obstacle(process, text)
+                    missing = {rank: missing[rank] for rank in missing if not found[rank]}
+                    if late or not missing:
+                        break
+                    time.sleep(_LOOK_EVERY_S)
+            for rank, (process, file) in missing.items():
+                found[rank] = file.read() + _silence(process, timeout_s)
+            return found
         finally:
             self._lock.release()
-
-
-def _gather(asked: Asked, deadline: float, timeout_s: float) -> Dict[int, str]:
-    found: Dict[int, str] = {}
-    for rank, (process, file) in asked.items():
-        obstacle = _obstacle(process)
-        if obstacle is None:
-            file.ask(process, BETWEEN_BYTECODES)
-        else:
-            found[rank] = obstacle
-    patience = deadline - timeout_s + min(PATIENCE_S, timeout_s / 2)
-    while len(found) < len(asked):
-        now = time.monotonic()
-        late = now >= deadline
-        if now >= patience:
-            patience = math.inf
-            for rank, (process, file) in asked.items():
-                if rank not in found and not _whole(file.read()):
-                    file.ask(process, AT_ONCE)
-        for rank, (process, file) in asked.items():
-            if rank not in found:
-                text = file.read()
-                whole = _whole(text)
-                if not whole:
-                    # It may have been stopped, or have ended, since it was asked.
-                    obstacle = _obstacle(process)
-                    if obstacle is None and not late:
-                        continue
-                    whole = text + (obstacle or _silence(process, timeout_s))
-                found[rank] = whole
-        if len(found) < len(asked):
-            time.sleep(_LOOK_EVERY_S)
-    return found
 
 
 def _whole(text: str) -> str:
@@ -147,26 +154,24 @@ def _whole(text: str) -> str:
     return text if text.endswith("\n  ...\n") else ""
 
 
-def _obstacle(process: subprocess.Popen[bytes]) -> Optional[str]:
-    """Return why the process cannot answer; None if it can."""
-    state = _state(process.pid)
-    status = process.poll()
+def _obstacle(process: AnyProcess, text: str = "") -> str:
+    """Return why the process cannot answer, or not to the end of a text; "" if it can."""
+    state, pid = _state(process.pid), process.pid
+    status = process.poll() if isinstance(process, subprocess.Popen) else None
     if status is not None:
         how = f"was killed by signal {-status}" if status < 0 else f"exited with status {status}"
-        return f"process {process.pid} is gone: it {how}"
+        return f"{text}process {pid} is gone: it {how}"
     if state == "Z":
-        return f"process {process.pid} is gone"
+        return f"{text}process {pid} is gone"
     if state == "T":
         return (
-            f"process {process.pid} is stopped (SIGSTOP, or a job of a shell); "
-            f"`kill -CONT {process.pid}` lets it go on"
+            f"{text}process {pid} is stopped (SIGSTOP, or a job of a shell); `kill -CONT {pid}` "
+            f"lets it go on"
         )
-    if state == "t":
-        return f"process {process.pid} is held by a debugger"
-    return None
+    return f"{text}process {pid} is held by a debugger" if state == "t" else ""
 
 
-def _silence(process: subprocess.Popen[bytes], timeout_s: float) -> str:
+def _silence(process: AnyProcess, timeout_s: float) -> str:
     """Return the text for a process that was asked and has not answered to the end."""
     if _state(process.pid) == "D":
         return (
@@ -204,5 +209,7 @@ def _unnamed_file() -> int:
         fd = os.memfd_create("synkhronos stacks", os.MFD_CLOEXEC)
         os.fchmod(fd, 0o600)
         return fd
+    import tempfile
+
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import faulthandler
 import gc
 import os
 import pickle
@@ -22,6 +21,8 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator, NoReturn, Optional, U
 from synk_core._wire.channel import Channel, ChannelClosed
 from synk_core._wire.messages import LEFT_TO_MASTER, Failure, Hello, Ready
 from synk_core.files import whole_file
+
+from .stacks import answer_with_stacks
 
 if TYPE_CHECKING:
     from synk_core._wire.world import MpiChannel, World
@@ -39,16 +40,17 @@ FAILURE_LIMIT = 100_000
 """Characters of a traceback, or bytes of a pickled exception, that are sent at most."""
 
 
-def main(channel_fd: int, stacks_fd: int, gentle: int, at_once: int) -> NoReturn:
+def main(channel_fd: int, stacks_fd: int) -> NoReturn:
     """Run the worker until the master stops it, and end the process.
 
     Args:
         channel_fd: the socket for the master's commands.
-        stacks_fd, gentle, at_once: see `answer_with_stacks`.
+        stacks_fd: the file to write stacks into.
     """
     for fd in (channel_fd, stacks_fd):
         os.set_inheritable(fd, False)
-    answer_with_stacks(stacks_fd, gentle, at_once)
+    # Importing the engine takes seconds, and can hang: it waits for a compile directory's lock.
+    answer_with_stacks(stacks_fd)
     # Garbage collection takes an eighth of the time of the imports, and finds nothing.
     gc.disable()
     # The master alone acts on these, also if a batch system sends them to all processes. They were
@@ -74,24 +76,6 @@ def main(channel_fd: int, stacks_fd: int, gentle: int, at_once: int) -> NoReturn
     os._exit(status)
 
 
-def answer_with_stacks(stacks_fd: int, gentle: int, at_once: int) -> None:
-    """Install the handlers that write stacks, one for each signal.
-
-    Importing the engine takes seconds, and can hang while it waits for the lock of a compile
-    directory, so they are installed before that.
-    """
-
-    def answer(_number: int, _frame: Any) -> None:
-        faulthandler.dump_traceback(stacks_fd, all_threads=True)
-
-    signal.signal(gentle, answer)
-    # Restart system calls: compiled code may not expect that one is interrupted.
-    signal.siginterrupt(gentle, False)
-    # In C, so that it writes them whichever thread holds the interpreter's lock.
-    faulthandler.register(at_once, stacks_fd, all_threads=True)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (gentle, at_once))
-
-
 @contextlib.contextmanager
 def profiled(hello: Hello) -> Iterator[None]:
     """Write a profile of the block, if the runtime's settings ask for one."""
@@ -106,7 +90,6 @@ def profiled(hello: Hello) -> Iterator[None]:
     try:
         yield
     finally:
-        profile.disable()
         path = os.path.join(hello.directory, f"synkhronos_profile_rank{hello.rank}.prof")
         try:
             profile.create_stats()
@@ -125,17 +108,15 @@ def serve(
 ) -> None:
     """Prepare, join the other ranks, and perform the master's orders."""
     import synk_comm
+    from synk_core.device import is_of_the_group
 
-    from .interrupts import obey_from_afar
-
+    is_far = world is not None and not world.is_near(hello.rank)
     try:
-        rank = _prepare(hello, world)
-        if world is not None and not world.is_near(hello.rank):
-            obey_from_afar(rank, channel)
+        rank = _prepare(hello, world, channel if is_far else None)
     except BaseException as error:  # noqa: BLE001 - the master raises it
-        channel.send(pickle.dumps(_failure(0, hello.rank, "start", error, time.perf_counter())))
+        _report(channel, 0, hello.rank, "start", error, time.perf_counter())
         return
-    channel.send(pickle.dumps(Ready(hello.rank, stacks_fd)))
+    channel.send(pickle.dumps(Ready(stacks_fd)))
 
     def watch() -> None:
         if world is not None:
@@ -145,8 +126,14 @@ def serve(
 
     try:
         channel.recv()  # JOIN
-        _join(rank, hello, channel, watch, world)
-        is_far = world is not None and not world.is_near(hello.rank)
+        enter = partial(synk_comm.join, hello.ticket) if world is None else world.communicator
+        try:
+            rank.join(enter, UNBOUNDED_S, watch)
+        except BaseException as error:
+            if not is_of_the_group(error) and not isinstance(error, ChannelClosed):
+                _report(channel, 0, hello.rank, "its start", error, time.perf_counter())
+                _await_verdict(channel)
+            raise
         between()
         while _obey(rank, channel):
             if is_far:
@@ -162,28 +149,6 @@ def serve(
         rank.close()
 
 
-def _join(
-    rank: Any,
-    hello: Hello,
-    channel: AnyChannel,
-    watch: Callable[[], None],
-    world: Optional[World],
-) -> None:
-    """Join the other ranks; report a failure of that to the master."""
-    import synk_comm
-    from synk_core.device import is_of_the_group
-
-    enter = partial(synk_comm.join, hello.ticket) if world is None else world.communicator
-    try:
-        rank.join(enter, UNBOUNDED_S, watch)
-    except BaseException as error:
-        if not is_of_the_group(error) and not isinstance(error, ChannelClosed):
-            failure = _failure(0, hello.rank, "its start", error, time.perf_counter())
-            channel.send(pickle.dumps(failure))
-            _await_verdict(channel)
-        raise
-
-
 def _await_verdict(channel: AnyChannel, wait_s: Optional[float] = None) -> None:
     """Block until the master closes the channel, for `wait_s` seconds at most."""
     with contextlib.suppress(ChannelClosed, TimeoutError):
@@ -191,7 +156,8 @@ def _await_verdict(channel: AnyChannel, wait_s: Optional[float] = None) -> None:
             channel.recv(wait_s)
 
 
-def _prepare(hello: Hello, world: Optional[World]) -> Any:
+def _prepare(hello: Hello, world: Optional[World], far: Optional[MpiChannel]) -> Any:
+    """Return the rank. `far`: the channel to the master, if that is on another host."""
     from synk_core._graph.environment import apply_options, follow, keep_freed_memory
 
     follow(hello.sys_path, hello.directory, world)
@@ -217,17 +183,15 @@ def _prepare(hello: Hello, world: Optional[World]) -> Any:
     engine.worker_cache()
     settings, threads = hello.settings, hello.threads
     device = take(hello.contexts, settings.nccl, settings.graphs, settings.precision)
-    is_near = world is None or world.is_near(hello.rank)
-    flight = Flight(synk_shm.attach(hello.flight.handle), hello.rank) if is_near else None
+    flight = None if far else Flight(synk_shm.attach(hello.flight.handle), hello.rank)
     rank = Rank(hello.rank, hello.size, hello.master, settings, device, flight, threads)
     if world is not None:
         rank.use(world)
     own = np.zeros(STEPS_IN_LINE * hello.size)  # the master asks for them when it needs them
-    rank.times = memoryview(synk_shm.attach(hello.times.handle) if is_near else own)  # type: ignore[arg-type] # NumPy 1 does not say so
+    rank.times = memoryview(own if far else synk_shm.attach(hello.times.handle))  # type: ignore[arg-type] # NumPy 1 does not say so
     for act in settings.at_start:
         act.perform(rank, act.argument)
-    if is_near:
-        obey(rank)
+    obey(rank, far)
     seed_globals(settings.seed, rank.seed)
     # What is imported stays: to look through it whenever a function goes would take longer.
     gc.freeze()
@@ -254,15 +218,17 @@ def _obey(rank: Any, channel: AnyChannel) -> bool:
             raise
         if not rank.group_raised(error):
             when = rank.failed_at + rank.clock_offset_s
-            failure = _failure(rank.serial, rank.rank, rank.doing, error, when)
-            channel.send(pickle.dumps(failure))
+            _report(channel, rank.serial, rank.rank, rank.doing, error, when)
             if rank.in_step:
                 return True
         _await_verdict(channel, VERDICT_S)
         raise ChannelClosed("this rank is out of step") from None
 
 
-def _failure(serial: int, rank: int, doing: str, error: BaseException, when: float) -> Failure:
+def _report(
+    channel: AnyChannel, serial: int, rank: int, doing: str, error: BaseException, when: float
+) -> None:
+    """Send the master a `Failure`, for it to raise."""
     from synk_core._text import text_of
     from synk_core._tracebacks import without_ours
 
@@ -280,4 +246,6 @@ def _failure(serial: int, rank: int, doing: str, error: BaseException, when: flo
         pickled = None
     if len(text) > FAILURE_LIMIT:
         text = f"{text[: FAILURE_LIMIT // 2]}\n...\n{text[-FAILURE_LIMIT // 2 :]}"
-    return Failure(serial, rank, doing, text, "".join(frames)[-FAILURE_LIMIT:], pickled, when)
+    frame_text = "".join(frames)[-FAILURE_LIMIT:]
+    failure = Failure(serial, rank, doing, text, frame_text, pickled, when)
+    channel.send(pickle.dumps(failure))
