@@ -18,6 +18,7 @@ from synk_core._workers import stacks as _stacks
 
 BEGINNING = "in <module>\n"
 
+
 @pytest.mark.parametrize("act", [hold_the_lock, sleep_beside_a_thread])
 def test_a_worker_that_computes_says_where(monkeypatch, act):
     """Who runs bytecodes is asked between two of them: stacks that are read in the middle of one

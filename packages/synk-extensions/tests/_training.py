@@ -138,26 +138,6 @@ class StopAt(Callback):
             trainer.stop()
 
 
-class HalveOnPlateau(Callback):
-    """Halve a rate after two epochs in a row without a better score; see the page on training."""
-
-    def __init__(self, rate):
-        self.rate, self.best, self.waited = rate, np.inf, 0
-
-    def on_epoch_end(self, trainer, record):
-        score = trainer.score(record)
-        self.best, self.waited = min(score, self.best), 0 if score < self.best else self.waited + 1
-        if self.waited == 2:
-            self.rate.set_value(self.rate.get_value() / 2)
-            self.waited = 0
-
-    def state(self):
-        return {"best": self.best, "waited": self.waited}
-
-    def load_state(self, state):
-        vars(self).update(state)
-
-
 @contextlib.contextmanager
 def forked(n, **settings):
     before = children()

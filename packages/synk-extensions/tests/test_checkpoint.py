@@ -8,15 +8,7 @@ import zipfile
 
 import numpy as np
 import pytest
-from _training import (
-    HalveOnPlateau,
-    Model,
-    StopAt,
-    assert_same,
-    dataset,
-    plain,
-    without_seconds,
-)
+from _training import Model, StopAt, assert_same, dataset, plain, without_seconds
 
 from synk_testing.engine import STREAMS, T, engine
 from synkhronos.extensions import updates
@@ -25,6 +17,7 @@ from synkhronos.extensions.train import (
     CheckpointError,
     Checkpoints,
     EarlyStopping,
+    ReduceOnPlateau,
     Trainer,
     cosine,
     make_train_function_theano,
@@ -97,14 +90,14 @@ def test_resuming_equals_an_uninterrupted_run_bit_for_bit(tmp_path, noise, rule,
     assert history["seconds"] == sorted(history["seconds"])
 
 
-def test_callbacks_go_on_where_they_were(tmp_path):
+def test_early_stopping_and_plateau_go_on_where_they_were(tmp_path):
     losses = [5, 4, 4.5, 4.2, 4.1, 3.9, 4.0, 4.0, 4.0, 4.0, 1.0]
 
     def build(folder, start=0):
         model, waiting = Model(), iter(losses[start:])
         how = {"valid": lambda *_: next(waiting), "valid_data": dataset(2), "checkpoint": folder}
-        callbacks = [EarlyStopping(4, restore_best=True), HalveOnPlateau(model.rate)]
-        return model, plain(model, learning_rate=model.rate, callbacks=callbacks, **how)
+        how.update(learning_rate=model.rate, schedule=ReduceOnPlateau(0.1, 0.5, patience=2))
+        return model, plain(model, callbacks=[EarlyStopping(4, restore_best=True)], **how)
 
     whole, trainer = build(tmp_path / "whole")
     expected = trainer.run(len(losses))
@@ -115,7 +108,7 @@ def test_callbacks_go_on_where_they_were(tmp_path):
     model, trainer = build(parts, 8)
     history = trainer.run(len(losses), resume=True)
     assert without_seconds(history) == without_seconds(expected)
-    assert history["learning_rate"] == [0.05] * 4 + [0.025] * 4 + [0.0125] * 2
+    assert history["learning_rate"] == [0.1] * 4 + [0.05] * 4 + [0.025] * 2
     assert_same([model.w.get_value()], [whole.w.get_value()])
     # A training that was stopped stays so, and its best parameters come back.
     again, trainer = build(parts)

@@ -30,8 +30,10 @@ from synkhronos.extensions import updates
 from synkhronos.extensions.train import (
     Callback,
     EarlyStopping,
+    ReduceOnPlateau,
     Trainer,
     exponential,
+    warm_up,
 )
 
 ENGINE = engine.__name__
@@ -269,14 +271,15 @@ def test_a_callback_that_raises_loses_no_line_no_step_and_no_second(tmp_path, mo
     assert epochs == ["1", "2", "3"]
 
 
-def test_early_stopping_begins_anew_with_another_training():
+def test_early_stopping_and_plateau_begin_anew_with_another_training():
     """As in a loop over folds, with one list of callbacks."""
-    stopping = EarlyStopping(2, restore_best=True)
+    stopping, plateau = EarlyStopping(2, restore_best=True), ReduceOnPlateau(0.05, 0.5, 1)
     histories, models = [], []
     for _ in range(2):
         model = Model()
+        how = {"learning_rate": model.rate, "schedule": warm_up(plateau, 1)}
         # By mode="max" the first epoch is the best.
-        trainer = plain(model, mode="max", callbacks=[stopping])
+        trainer = plain(model, mode="max", callbacks=[stopping], **how)
         histories.append(without_seconds(trainer.run(9)))
         models.append(model.values())
         assert trainer.run(9).status == "stopped"  # the same training stays stopped

@@ -18,7 +18,7 @@ from _training import Model, StopAt, assert_same, plain
 
 from synk_testing.engine import STREAMS, engine
 from synkhronos.exceptions import InputValueError
-from synkhronos.extensions.train import CheckpointError, Checkpoints, EarlyStopping
+from synkhronos.extensions.train import CheckpointError, Checkpoints, EarlyStopping, ReduceOnPlateau
 from synkhronos.extensions.train._ranks import to_row
 from synkhronos.extensions.weights import load_weights, save_weights
 
@@ -72,9 +72,9 @@ MOST_BYTES, BOMB = 16 << 20, 40 << 20
 
 
 def with_memories(model, folder, *callbacks, seed=0):
+    how = {"learning_rate": model.rate, "schedule": ReduceOnPlateau(0.1, patience=1)}
     callbacks = [EarlyStopping(9, restore_best=True), *callbacks]
-    how = {"checkpoint": folder, "callbacks": callbacks, "learning_rate": model.rate}
-    return plain(model, seed=seed, **how)
+    return plain(model, seed=seed, checkpoint=folder, callbacks=callbacks, **how)
 
 
 def state_of(model, trainer):
@@ -199,8 +199,8 @@ def change_text(chance, data):
     return edited(change)(data)
 
 
-def forget_best(_, content, __):
-    del content["callbacks"][0]["state"]["best"]
+def forget_best(content, number):
+    del content["callbacks"][number]["state"]["best"]
 
 
 def with_a_bomb(data):
@@ -223,7 +223,8 @@ DAMAGES = [
     (edited(lambda _, content, __: content["progress"].pop("sums")), "sums"),
     (edited(lambda _, content, __: content["variables"].pop("local")), "'local'"),
     (edited(lambda *_: _[2].pop("array_1.npy")), "array_1.*in the archive"),
-    (edited(forget_best), "EarlyStopping refused its state"),
+    (edited(lambda _, content, __: forget_best(content, 0)), "ReduceOnPlateau refused its state"),
+    (edited(lambda _, content, __: forget_best(content, 1)), "EarlyStopping refused its state"),
 ]
 
 

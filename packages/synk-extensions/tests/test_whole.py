@@ -19,14 +19,16 @@ from synk_core._workers import interrupts
 from synkhronos.extensions import updates
 from synkhronos.extensions.train import (
     EarlyStopping,
+    ReduceOnPlateau,
     Trainer,
     _callbacks,
     _checkpoint_contents,
     _history,
+    _learning_rate,
     _ranks,
     _serial,
     _trainer,
-    exponential,
+    find_learning_rate,
     make_train_function,
     make_train_function_theano,
 )
@@ -124,9 +126,10 @@ class Acts:
 
     def __init__(self, kind, folder):
         self.model = model = Model(MAKE[kind], updates.adam, noise="numpy", running=True)
+        self.plateau = ReduceOnPlateau(0.1, 0.5, 2)
         stopping = EarlyStopping(9, restore_best=True)
         self.trainer = trainer = Trainer(
-            model.train, dataset(), 17, learning_rate=model.rate, schedule=exponential(0.1, 0.5),
+            model.train, dataset(), 17, learning_rate=model.rate, schedule=self.plateau,
             callbacks=[stopping], checkpoint=folder, verbose=False,
         )  # fmt: skip
         trainer.run(2)
@@ -137,12 +140,15 @@ class Acts:
         save_weights(path, model.params)
         self.acts = {
             "resume": trainer.resume,
+            "rate": lambda: find_learning_rate(
+                model.train, model.rate, dataset(), 17, 1e-4, 1.0, steps=4
+            ),
             "set": lambda: trainer.set_values(stopping.state()["values"]),
         }
         if kind == "serial":  # with ranks it is one broadcast
             self.acts["load"] = lambda: load_weights(path, model.params)
         self.codes = codes_of(
-            _trainer, _checkpoint_contents, _ranks, _serial, _callbacks,
+            _trainer, _checkpoint_contents, _learning_rate, _ranks, _serial, _callbacks,
             interrupts.whole, interrupts._call_all,
         )  # fmt: skip
 
@@ -155,7 +161,7 @@ class Acts:
         else:
             values = [np.array(shared.get_value()) for shared in self.shareds]
         trainer = self.trainer
-        python = [trainer.step, trainer.epoch, len(trainer.records)]
+        python = [trainer.step, trainer.epoch, len(trainer.records), *self.plateau.state().values()]
         return [*values, *map(np.array, states), np.array(python, dtype=float)]
 
     def drift(self):
@@ -179,7 +185,7 @@ def same(values, others):
     return all(map(np.array_equal, values, others))
 
 
-@pytest.mark.parametrize("name", ["resume", "set", "load"])
+@pytest.mark.parametrize("name", ["resume", "rate", "set", "load"])
 @pytest.mark.parametrize("step", [29, pytest.param(1, marks=pytest.mark.nightly)])
 def test_ctrl_c_leaves_all_as_it_was_or_done(acts, name, step):
     if name not in acts.acts:
@@ -189,6 +195,7 @@ def test_ctrl_c_leaves_all_as_it_was_or_done(acts, name, step):
     before = acts.values()
     places = places_of(acts.codes, act, 1 if name in ("set", "load") else step)
     after = acts.values()
+    assert name != "rate" or same(after, before)
     ends = set()
     for number, place in enumerate(places):
         if not same(acts.values(), before):
@@ -207,7 +214,7 @@ def fresh(model, folder, values):
     callbacks = [lambda trainer, record: None, EarlyStopping(2, 3.0, restore_best=True)]
     return Trainer(
         model.train, dataset(), 17, callbacks=callbacks, checkpoint=folder, log=folder / "log.csv",
-        learning_rate=model.rate, schedule=exponential(0.05, 0.9), verbose=False,
+        learning_rate=model.rate, schedule=ReduceOnPlateau(0.05, 0.5, 1, 0.2), verbose=False,
     )  # fmt: skip
 
 
@@ -226,7 +233,7 @@ def results(model, trainer, folder):
 def test_after_two_ctrl_c_the_next_run_goes_on_as_if_none_had_come(ctrl_c, tmp_path, step):
     model = Model(rule=updates.adam)
     start = [v.get_value() for v in [*model.params, *model.train.state.optimizer]]
-    codes = codes_of(_trainer, _callbacks, _history, _serial, interrupts.whole)
+    codes = codes_of(_trainer, _callbacks, _history, _serial, _learning_rate, interrupts.whole)
     trainer = fresh(model, tmp_path / "whole", start)
     places = places_of(codes, lambda: trainer.run(6), step)
     expected = results(model, trainer, tmp_path / "whole")

@@ -10,7 +10,15 @@ from __future__ import annotations
 from ._callbacks import Callback, EarlyStopping, MLflow, TensorBoard, WandB
 from ._checkpoints import CheckpointError, Checkpoints
 from ._history import History
-from ._schedules import cosine, exponential, step_decay, warm_up
+from ._learning_rate import (
+    RateRange,
+    ReduceOnPlateau,
+    cosine,
+    exponential,
+    find_learning_rate,
+    step_decay,
+    warm_up,
+)
 from ._serial import SerialTrainFunction
 from ._state import TrainingState
 from ._step import TrainFunction, make_train_function, make_train_function_theano
@@ -23,6 +31,8 @@ __all__ = [
     "EarlyStopping",
     "History",
     "MLflow",
+    "RateRange",
+    "ReduceOnPlateau",
     "SerialTrainFunction",
     "TensorBoard",
     "TrainFunction",
@@ -31,6 +41,7 @@ __all__ = [
     "WandB",
     "cosine",
     "exponential",
+    "find_learning_rate",
     "make_train_function",
     "make_train_function_theano",
     "step_decay",

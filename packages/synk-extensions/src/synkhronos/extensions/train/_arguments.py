@@ -19,14 +19,14 @@ _CURE = (
     f"gradients (updates.clip_by_global_norm). {_FIND}; use Trainer(terminate_on_nan=False) to "
     "continue"
 )
-LOSS = "loss"  # the name of the first output's column
+_LOSS = "loss"  # the name of the first output's column
 
 
 def names_of_outputs(names: Sequence[Any]) -> list[str]:
     """Return the names of outputs: those of their expressions, or None, if they can be."""
     further = list(names[1:])
-    usable = [name if name != LOSS and further.count(name) == 1 else None for name in further]
-    return [LOSS, *(name or f"output_{i}" for i, name in enumerate(usable, 1))]
+    usable = [name if name != _LOSS and further.count(name) == 1 else None for name in further]
+    return [_LOSS, *(name or f"output_{i}" for i, name in enumerate(usable, 1))]
 
 
 def call_of_1_0(
@@ -62,6 +62,22 @@ def require(value: str, what: str, known: Sequence[str]) -> None:
         raise ValueError(f"{what} is {value!r}; expected one of {', '.join(map(repr, known))}")
 
 
+def require_distinct(names: Sequence[str], what: str) -> None:
+    """Raise ValueError if two columns of the log would have one name."""
+    if len({_LOSS, *names}) != 1 + len(names):
+        raise ValueError(
+            f"{what} is {list(names)}; expected different names, none of them {_LOSS!r}, which "
+            "is the first output"
+        )
+
+
+def require_rows(data: Sequence[Any], axes: Sequence[int], what: str) -> None:
+    """Raise ValueError unless all have the same number of rows, along these axes."""
+    rows = [item.shape[axis] if item.ndim > axis else "no" for item, axis in zip(data, axes)]
+    if len(set(rows)) > 1 or "no" in rows:
+        raise ValueError(f"{what} has {rows} rows; expected the same number for all inputs")
+
+
 def require_first_axis(axes: Sequence[int]) -> None:
     """Raise TypeError unless rows lie along axis 0, by which they are read from files."""
     if any(axes):
@@ -71,19 +87,14 @@ def require_first_axis(axes: Sequence[int]) -> None:
         )
 
 
-def require_rate(rate: Any, schedule: Any, state: TrainingState) -> None:
-    """Raise an error unless it is a scalar shared variable that the training step reads, or None
-    without a schedule."""
-    expected = (
-        "expected the scalar shared variable that the update rule takes for its rate, such as "
-        f"{NAME}.shared(numpy.float32(0.1))"
-    )
-    if rate is None:
-        if schedule is not None:
-            raise ValueError(f"got a schedule but no learning_rate; {expected}")
-    elif not isinstance(rate, SharedVariable) or rate.ndim != 0:
-        raise TypeError(f"learning_rate is {rate!r}; {expected}")
-    elif storage_of(rate) not in map(storage_of, state.read):
+def require_rate(rate: Any, state: TrainingState) -> None:
+    """Raise an error unless it is a scalar shared variable that the training step reads."""
+    if not isinstance(rate, SharedVariable) or rate.ndim != 0:
+        raise TypeError(
+            f"learning_rate is {rate!r}; expected the scalar shared variable that the update rule "
+            f"takes for its rate, such as {NAME}.shared(numpy.float32(0.1))"
+        )
+    if storage_of(rate) not in map(storage_of, state.read):
         raise ValueError(
             f"learning_rate is {rate!r}, which the training step does not read; expected the "
             "variable that make_train_function was given for learning_rate"
@@ -112,6 +123,14 @@ def require_finite_params(params: Iterable[dict[str, Any]], step: int) -> None:
                 f"the parameter {name} is not finite after step {step}: stopped, without a "
                 f"checkpoint of it. {_CURE}"
             )
+
+
+def finite(value: Any, what: str) -> float:
+    """Return the value as a float, if it is a finite number."""
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{what} is {number}; expected a finite number")
+    return number
 
 
 def at_least_one(name: str, number: Any) -> Any:

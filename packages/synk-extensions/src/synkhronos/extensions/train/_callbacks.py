@@ -1,4 +1,4 @@
-"""Callbacks: their base class, early stopping, and logs in TensorBoard, W&B and MLflow."""
+"""Callbacks: their base class, early stopping, logs in TensorBoard, Weights & Biases and MLflow."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ._checkpoints import CheckpointError, number_in
 from ._history import History
 
 if TYPE_CHECKING:
-    from ._trainer import Trainer
+    from synkhronos.extensions.train import Trainer
 
 Write = Callable[[int, "dict[str, float]"], Any]
 """Write numbers at a step."""
@@ -71,6 +71,12 @@ class Callback:
         """Restore a state that :meth:`state` returned."""
 
 
+def is_stateful(item: Any) -> bool:
+    """Return whether a schedule, callback or rule of `sync` can load a state."""
+    loads = getattr(type(item), "load_state", None) is not Callback.load_state
+    return loads and hasattr(item, "load_state")
+
+
 def as_callback(callback: Any) -> Callback:
     """Return a callback, made of a function ``f(trainer, record)`` if it is one."""
     if isinstance(callback, Callback):
@@ -83,11 +89,6 @@ def as_callback(callback: Any) -> Callback:
     made = Callback()
     made.on_epoch_end = callback  # type: ignore[method-assign]
     return made
-
-
-def has_state(callback: Callback) -> bool:
-    """Return whether checkpoints keep a callback's state."""
-    return type(callback).load_state is not Callback.load_state
 
 
 class EarlyStopping(Callback):

@@ -75,32 +75,19 @@ class CheckpointContents:
     Of each shared variable that is a list of values: one if it is equal on all ranks, else one per
     rank.
 
-    For a training to continue, the ``settings`` have to be the same. ``stateful`` are callbacks and
-    a rule of `sync`.
+    For a training to continue, the ``settings`` have to be the same. ``stateful`` are schedule,
+    callbacks and a rule of `sync`.
     """
 
     def __init__(
         self,
-        ranks: RankVariables,
-        state: TrainingState,
-        rate: Any,
+        variables: SharedVariables,
         sampler: BatchMaker | BatchSampler,
         settings: dict[str, Any],
         stateful: Sequence[Any],
     ) -> None:
-        self._ranks, self._sampler = ranks, sampler
+        self._variables, self._sampler = variables, sampler
         self._settings, self.stateful = settings, stateful
-        known = {storage_of(variable) for variable in (*state.params, *state.optimizer)}
-        self._kinds: dict[str, Sequence[Any]] = {
-            "learning_rate": [] if rate is None or storage_of(rate) in known else [rate],
-            "centre": state.centre,
-            "params": state.params,
-            "optimizer": state.optimizer,
-            "local": state.local,
-            "random": state.random,
-        }
-        # Kinds of which each rank has its own values.
-        self._own = {"local", *(("params", "optimizer") if state.takes_local_steps else ())}
 
     def collect(self, progress: TrainingProgress) -> dict[str, Any]:
         """Return the contents of a checkpoint."""
@@ -117,12 +104,12 @@ class CheckpointContents:
                 }
                 for item in self.stateful
             ],
-            "variables": self._variables(),
+            "variables": self._variables.read(),
         }
 
     def load(self, path: Path, use: Callable[[TrainingProgress], None]) -> None:
         """Read a file, restore everything, and `use` the progress: all of it, or nothing."""
-        content, here = read_file(path), self._variables()
+        content, here = read_file(path), self._variables.read()
         with refusing(f"{path}: a part is missing or of the wrong type", "; it is damaged"):
             progress = _progress_of(content["progress"], len(self._settings["train_columns"]))
             callbacks = self._callbacks_of(content["callbacks"])
@@ -131,17 +118,17 @@ class CheckpointContents:
             misfits = [
                 *_differences(content["settings"], self._settings),
                 *_differences(content["sampler"], sampler),
-                *self._misfits(content["variables"], here),
+                *self._variables.misfits(content["variables"], here),
                 *([refusal] if refusal else []),
                 *(
-                    f"callback or sync: {part['kind']} in the checkpoint, none here"
+                    f"schedule, callback or sync: {part['kind']} in the checkpoint, none here"
                     for item, part in callbacks
                     if item is None and part["required"]
                 ),
             ]
         if misfits:
             raise CheckpointError(f"{path} does not fit this training: " + "; ".join(misfits))
-        acts_and_values = self._setting(content["variables"])
+        set_variables = self._variables.setting(content["variables"])
         shuffle = self._sampler.get_state()
         done: list[Any] = []  # objects that may have loaded a state, and their states of before
 
@@ -152,7 +139,7 @@ class CheckpointContents:
                         done.append((item, copy.deepcopy(item.state())))
                         item.load_state(part["state"])
             self._sampler.set_state(progress.shuffle)
-            self._ranks.perform(*acts_and_values)  # last of what may fail
+            set_variables()  # last of what may fail
             use(progress)
 
         def undo() -> None:
@@ -171,11 +158,34 @@ class CheckpointContents:
             found.append((waiting.pop(kinds.index(part["kind"])) if known else None, part))
         return found
 
-    def _variables(self) -> dict[str, Any]:
-        """Return the values of all shared variables: of one moment, on all ranks."""
+
+class SharedVariables:
+    """Read and set the shared variables of a training on all ranks.
+
+    A checkpoint has a list of values for each: one if it is equal on all ranks, else one per rank.
+    """
+
+    def __init__(self, ranks: RankVariables, state: TrainingState, rate: Any) -> None:
+        self._ranks = ranks
+        known = {storage_of(variable) for variable in (*state.params, *state.optimizer)}
+        self._kinds: dict[str, Sequence[Any]] = {
+            "learning_rate": [] if rate is None or storage_of(rate) in known else [rate],
+            "centre": state.centre,
+            "params": state.params,
+            "optimizer": state.optimizer,
+            "local": state.local,
+            "random": state.random,
+        }
+        self._own = {"local"}  # kinds of which each rank has its own values
+        if state.takes_local_steps:
+            self._own |= {"params", "optimizer"}
+
+    def read(self) -> dict[str, Any]:
+        """Return all values, for a checkpoint: of one moment, on all ranks."""
+        ranks = self._ranks
         acts = {kind: self._reading(kind) for kind in self._kinds}
-        results = iter(self._ranks.perform([act for listed in acts.values() for act in listed]))
-        content: dict[str, Any] = {"ranks": self._ranks.size}
+        results = iter(ranks.perform([act for listed in acts.values() for act in listed]))
+        content: dict[str, Any] = {"ranks": ranks.size}
         for kind, listed in self._kinds.items():
             found = [next(results) for _ in acts[kind]]
             values = found if kind == "random" else zip(*found)  # by variable
@@ -193,8 +203,8 @@ class CheckpointContents:
         of = range(self._ranks.size) if kind in self._own else [self._ranks.master]
         return [self._ranks.get(rank, listed) for rank in of]
 
-    def _misfits(self, content: dict[str, Any], current: dict[str, Any]) -> Iterator[str]:
-        """Yield a sentence for each difference from the present variables."""
+    def misfits(self, content: dict[str, Any], current: dict[str, Any]) -> Iterator[str]:
+        """Yield a sentence for each difference from the present variables, as `read` has them."""
         size = number_in(content, "ranks", least=1, most=_MOST_RANKS)
         for kind in self._kinds:
             there, here = (", ".join(map(_described, part[kind])) for part in (content, current))
@@ -206,8 +216,8 @@ class CheckpointContents:
         if not all(is_state(value) for entry in content["random"] for value in entry["values"]):
             yield "random: a state that no generator can have"
 
-    def _setting(self, content: dict[str, Any]) -> tuple[list[Any], list[Any]]:
-        """Return acts that set all values, and what they set here; there are no misfits."""
+    def setting(self, content: dict[str, Any]) -> Callable[[], Any]:
+        """Return a function that sets all values in one order; `misfits` has found none."""
         ranks, saved_ranks = self._ranks, content["ranks"]
         acts: list[Any] = []
         here: list[Any] = []
@@ -222,7 +232,7 @@ class CheckpointContents:
             for rank in range(ranks.size) if is_own else [None]:
                 values = [*map(partial(_value_of, rank), listed, saved)]
                 acts.append(ranks.set(rank, listed, values))
-        return acts, here
+        return partial(ranks.perform, acts, here)
 
     def _set_random(self, saved: Sequence[Sequence[Any]], saved_ranks: int) -> list[Any]:
         ranks, listed = self._ranks, self._kinds["random"]

@@ -10,7 +10,7 @@ import numpy as np
 import synkhronos as synk
 from synk_core import RowSource
 
-from ._arguments import LOSS, require_first_axis
+from ._arguments import require_distinct, require_first_axis, require_rows
 from ._serial import combine
 
 
@@ -37,9 +37,7 @@ def placed(function: Any, values: Any, what: str) -> tuple[Any, ...]:
             values = built if isinstance(built, tuple) else (built,)
         else:
             values = tuple(np.asarray(value) for value in values)
-    rows = [item.shape[axis] if item.ndim > axis else "no" for item, axis in zip(values, axes)]
-    if len(set(rows)) > 1 or "no" in rows:
-        raise ValueError(f"{what} has {rows} rows; expected the same number for all inputs")
+    require_rows(values[:scattered], axes, what)
     return values
 
 
@@ -69,11 +67,7 @@ class Validation:
     """
 
     def __init__(self, function: Any, data: Any, num_slices: int, names: Sequence[str]) -> None:
-        if len({LOSS, *names}) != 1 + len(names):
-            raise ValueError(
-                f"valid_names is {list(names)}; expected different names, none of them {LOSS!r}, "
-                "which is the first output"
-            )
+        require_distinct(names, "valid_names")
         self._function = function
         if num_slices < 1:
             raise ValueError(f"valid_slices is {num_slices}; expected at least 1")

@@ -125,7 +125,9 @@ class AllRanks:
         of one stream, a row for each rank."""
         key = (what, variable)
         if key not in self._functions:
-            inputs, how = [], {"outputs": (ToRow()(variable), "gather"), "no_default_updates": True}
+            inputs: list[Any] = []
+            how: dict[str, Any] = {"outputs": (ToRow()(variable), "gather")}
+            how["no_default_updates"] = True
             if what == "set":
                 inputs = [T.matrix("rows", dtype="uint8")]
                 how = {"updates": [(variable, FromRow()(*inputs))]}

@@ -29,7 +29,7 @@ import synkhronos as synk
 from synk_core import brief_traceback, flat_updates
 from synk_core.engine import T, Variable, library
 from synkhronos.extensions.sync import SyncRule
-from synkhronos.extensions.updates._wrappers import three_parts
+from synkhronos.extensions.updates._wrapping import three_parts
 
 from ._arguments import call_of_1_0, data_and_rows, require_first_axis
 from ._batches import drawn_batches, with_next

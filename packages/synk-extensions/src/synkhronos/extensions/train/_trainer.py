@@ -1,8 +1,8 @@
-"""The loop around a training step: epochs, validation, checkpoints.
+"""The loop around a training step (epochs, validation, checkpoints), and its callbacks.
 
 The Trainer chooses the indexes and the learning rate before a step, and keeps sums after it. Its
 own state is a `TrainingProgress`; with the values of the shared variables and the states of
-generator and callbacks this makes a checkpoint.
+generator, schedule and callbacks this makes a checkpoint.
 """
 
 from __future__ import annotations
@@ -17,26 +17,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from synk_core import whole
 from synkhronos._default import refuses_other_names, reporter
 from synkhronos._progress import track
 
-from ._arguments import (
-    names_of_outputs,
-    require,
-    require_finite_params,
-    require_number,
-    require_rate,
-)
+from ._arguments import names_of_outputs, require, require_finite_params, require_number
 from ._batches import BatchMaker, BatchSampler
-from ._callbacks import as_callback, has_state
-from ._checkpoint_contents import CheckpointContents, TrainingProgress
+from ._callbacks import as_callback, is_stateful
+from ._checkpoint_contents import CheckpointContents, SharedVariables, TrainingProgress
 from ._checkpoints import Checkpoints, write_file
 from ._data import Validation, as_list, number_of_rows, placed, scalar
 from ._history import History, LogFile, ended, epoch_line
 from ._interrupt import Interrupt
+from ._learning_rate import LearningRate
 from ._ranks import is_float, ranks_of
 
 
@@ -74,15 +67,15 @@ class Trainer:
         num_slices: Number of slices for each gradient.
         learning_rate: The shared variable that ``train`` takes for its rate.
         schedule: Function from the number of finished epochs to the rate, such as :func:`cosine`
-            returns. The rate is set on all ranks.
+            returns, or :class:`ReduceOnPlateau`. The rate is set on all ranks.
         schedule_by: "epoch", or "step" to call the schedule before each step, with the number of
             steps taken.
         seed: Seed for shuffling: anything that ``numpy.random.default_rng`` takes, or a Generator
             or RandomState. This and the next two have no effect if you make the batches.
         shuffle: Shuffle the rows again for each epoch.
         drop_last: Leave out a last batch that is smaller.
-        monitor: The column of the log that scores an epoch, for ``best.npz`` and early stopping; by
-            default "valid_loss", without ``valid`` "train_loss".
+        monitor: The column of the log that scores an epoch, for ``best.npz``, early stopping, and
+            :class:`ReduceOnPlateau`; by default "valid_loss", without ``valid`` "train_loss".
         mode: "min" if a low ``monitor`` is good, "max" if a high one is, such as an accuracy.
         average_local: After each epoch, before validation, average the floats that each rank keeps
             for itself (``train.state.local``), such as the running averages of batch normalisation.
@@ -160,25 +153,20 @@ class Trainer:
         require(self.monitor, "monitor", known)
         self._mode, self._terminate_on_nan = mode, terminate_on_nan
         self._callbacks = [*map(as_callback, callbacks)]
-        is_folder = isinstance(checkpoint, (str, os.PathLike))
-        self._checkpoints: Any = Checkpoints(checkpoint) if is_folder else checkpoint
+        is_folder = checkpoint is not None and not isinstance(checkpoint, Checkpoints)
+        self._checkpoints: Any = Checkpoints(checkpoint) if is_folder else checkpoint  # type: ignore[arg-type]
         columns = ["epoch", "step", "seconds", *self._columns, "learning_rate"]
         self._log = None if log is None else LogFile(log, columns)
         self._report = reporter(verbose)
         floats = [variable for variable in train.state.local if is_float(variable)]
         self._averaged = floats if average_local else []
         self._valued = [*train.state.params, *train.state.centre, *floats]
-        require_rate(learning_rate, schedule, train.state)
-        require(schedule_by, "schedule_by", ("epoch", "step"))
-        self._rate, self._schedule, self._schedule_by = learning_rate, schedule, schedule_by
-        self._set_rate: Any = None  # the rate that all ranks are known to have
+        self._rate = LearningRate(learning_rate, schedule, schedule_by, self._ranks, train.state)
         self._contents = CheckpointContents(
-            self._ranks,
-            train.state,
-            learning_rate,
+            SharedVariables(self._ranks, train.state, learning_rate),
             self._sampler,
             {"monitor": self.monitor, "mode": mode, "train_columns": self._train_columns},
-            [*filter(has_state, self._callbacks), *([train.sync] if train.sync else [])],
+            [*filter(is_stateful, [schedule, *self._callbacks, train.sync])],
         )
         self._progress = TrainingProgress([0.0] * len(self._train_columns))
         self._since: float | None = None  # of a run under way, when its seconds were 0
@@ -199,7 +187,7 @@ class Trainer:
     @property
     def learning_rate(self) -> float | None:
         """The present value of the learning rate's variable in this process, or None."""
-        return None if self._rate is None else float(self._rate.get_value())
+        return self._rate.value()
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -367,7 +355,7 @@ class Trainer:
         progress = self._progress
         if progress.shuffle is None:
             progress.shuffle = self._sampler.get_state()
-        self._schedule_rate("epoch", progress.epoch)
+        self._rate.set_for("epoch", progress.epoch)
         with track(f"epoch {self.epoch + 1}", total=self._sampler.batches) as advance:
             advance(progress.batch)
             batches = self._sampler.epoch(progress.shuffle, progress.batch)
@@ -390,24 +378,8 @@ class Trainer:
             if self._log:
                 self._log.append(self.records)
 
-    def _schedule_rate(self, by: str, t: int) -> None:
-        """Set the rate before epoch or step number ``t``, counted from 0, on all ranks; also one
-        that, say, a callback has set in this process."""
-        if self._rate is None:
-            return
-        rate = self._rate.get_value()
-        if self._schedule is not None and by == self._schedule_by:
-            rate = np.asarray(float(self._schedule(t)), dtype=self._rate.dtype)
-            if not np.isfinite(rate):
-                raise ValueError(
-                    f"the schedule's rate for {by} {t} is {rate}; expected a finite number"
-                )
-        if self._set_rate is None or rate != self._set_rate or rate != self._rate.get_value():
-            self._ranks.perform([self._ranks.set(None, [self._rate], [rate])])
-            self._set_rate = rate
-
     def _take_step(self, take: Callable[[], Any]) -> float:
-        self._schedule_rate("step", self.step)
+        self._rate.set_for("step", self.step)
 
         def counted() -> float:
             values = [scalar(*pair) for pair in zip(self._train_columns, as_list(take()))]
@@ -429,13 +401,14 @@ class Trainer:
             "step": self.step,
             "seconds": round(self._seconds(), 3),
             **{name: means.get(name) for name in self._columns},
-            "learning_rate": self.learning_rate,
+            "learning_rate": self._rate.value(),
         }
         score = self.score(record)
         self.records.append(record)
+        self._due.append((True, partial(self._rate.observe, score)))
         for callback in self._callbacks:
             # What belongs to the training has each epoch once, also if others are interrupted.
-            belongs = callback.required and has_state(callback)
+            belongs = callback.required and is_stateful(callback)
             self._due.append((belongs, partial(callback.on_epoch_end, self, record)))
         self._due.append((True, partial(self._keep, score)))
 

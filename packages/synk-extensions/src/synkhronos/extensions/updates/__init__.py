@@ -36,9 +36,11 @@ The gradient passes them from the outside in, and the new parameters from the in
 is clipped, the decay is added to it, adam makes its step, and the norms are constrained.
 
 - Before the rule: :func:`clip_by_global_norm` scales the gradient down to a largest norm, all
-  parameters together; :func:`weight_decay` adds a multiple of the parameters.
-- After the rule: :func:`norm_constraint` scales the parameters down, unit by unit, to a largest
-  norm.
+  parameters together; :func:`clip_by_value` bounds its elements; :func:`weight_decay` adds a
+  multiple of the parameters.
+- After the rule: :func:`decoupled_weight_decay` shrinks the parameters by the learning rate times a
+  multiple of themselves; :func:`norm_constraint` scales them down, unit by unit, to a largest norm;
+  :func:`value_constraint` bounds their elements; :func:`moving_average` keeps averages of them.
 
 All of this happens in ``param_updates``, with the average over the ranks, and is therefore the same
 as in one process with the whole batch. ``flat_grad`` keeps the average.
@@ -79,7 +81,11 @@ from synkhronos.extensions.updates._flatten import (
 # the gradient before a rule sees it, and the parameters after a rule has moved them
 from synkhronos.extensions.updates._wrappers import (
     clip_by_global_norm,
+    clip_by_value,
+    decoupled_weight_decay,
+    moving_average,
     norm_constraint,
+    value_constraint,
     weight_decay,
 )
 
@@ -93,9 +99,12 @@ __all__ = [
     "apply_momentum",
     "apply_nesterov_momentum",
     "clip_by_global_norm",
+    "clip_by_value",
+    "decoupled_weight_decay",
     "flat_unflat_grads",
     "flatten_vars",
     "momentum",
+    "moving_average",
     "nesterov_momentum",
     "nonflat_grads",
     "norm_constraint",
@@ -103,6 +112,7 @@ __all__ = [
     "sgd",
     "sgd_nonflat",
     "unflatten_vars",
+    "value_constraint",
     "vars_flat_size",
     "weight_decay",
 ]

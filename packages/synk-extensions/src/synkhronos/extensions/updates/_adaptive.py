@@ -7,7 +7,8 @@ from typing import Any, Callable
 
 from synk_core.engine import T
 from synkhronos.extensions.updates._arguments import accepts_lr, scalar
-from synkhronos.extensions.updates._flatten import FlatGradient, SplitUpdates, larger
+from synkhronos.extensions.updates._elementwise import larger
+from synkhronos.extensions.updates._flatten import FlatGradient, SplitUpdates
 
 
 @accepts_lr

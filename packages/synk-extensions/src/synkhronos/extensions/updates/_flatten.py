@@ -125,15 +125,6 @@ def places(params: Sequence[Any]) -> list[slice]:
     return [slice(start, end) for start, end in zip([0, *ends], ends)]
 
 
-def larger(x: Any, y: Any) -> Any:
-    """Return the larger of ``x`` and ``y``, element by element; ``y`` where either is nan.
-
-    On every device: Theano's ``T.maximum`` is C code that calls ``nan("")``, which OpenCL does not
-    have; the process ends when such a kernel is compiled.
-    """
-    return T.switch(T.gt(x, y), x, y)
-
-
 def zeros_like(param: Any, name: str) -> Any:
     """Return a shared variable of zeros with the shape, dtype and pattern of ``param``."""
     return shared_like(param, np.zeros(_value(param).shape, param.dtype), name)

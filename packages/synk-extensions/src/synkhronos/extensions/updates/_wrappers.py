@@ -1,25 +1,26 @@
-r"""Wrappers: what changes the gradient before a rule sees it, or the parameters after its step.
-
-A wrapper changes the result of its rule, so it works with any function of that interface, not only
-the rules of this package. The expressions in ``param_updates`` read the stored gradient: to change
-the gradient, replace that variable by another expression; to change the step, replace a parameter's
-new value by another expression.
-"""
+"""Wrappers: what changes the gradient before a rule sees it, or the parameters after its step."""
 
 from __future__ import annotations
 
-import functools
-import math
 import numbers
 from collections.abc import Sequence
-from typing import Any, Callable
+from typing import Any
 
-from synk_core.engine import T, Variable, clone
-from synkhronos.extensions.updates._arguments import check_params, label, scalar
-from synkhronos.extensions.updates._flatten import SplitUpdates, larger, places
-
-UpdateRule = Callable[..., Any]
-"""``rule(loss_or_grads, params, ...) -> (grad_updates, param_updates, flat_grad)``."""
+from synk_core.engine import T, Variable, shared_like
+from synkhronos.extensions.updates._arguments import label, scalar
+from synkhronos.extensions.updates._elementwise import larger, smaller
+from synkhronos.extensions.updates._flatten import SplitUpdates, places
+from synkhronos.extensions.updates._wrapping import (
+    UpdateRule,
+    check_choice,
+    check_number,
+    chosen,
+    name_of,
+    stores,
+    with_gradients,
+    wrap,
+    wrap_values,
+)
 
 
 def clip_by_global_norm(rule: UpdateRule, max_norm: Any) -> UpdateRule:
@@ -51,15 +52,43 @@ def clip_by_global_norm(rule: UpdateRule, max_norm: Any) -> UpdateRule:
     networks", ICML (2013), algorithm 1.
     """
     name = "clip_by_global_norm"
-    limit = scalar(_checked_number(max_norm, f"{name}: max_norm", above=0), "float64", "max_norm")
+    limit = scalar(check_number(max_norm, f"{name}: max_norm", above=0), "float64", "max_norm")
 
-    def change(parts: SplitUpdates, _params: list[Any]) -> SplitUpdates:
-        stores = _stores(parts)
-        squares = [T.sum(T.sqr(T.cast(store, "float64"))) for store in stores]
+    def change(parts: SplitUpdates, _params: list[Any], _rate: Any) -> SplitUpdates:
+        squares = [T.sum(T.sqr(T.cast(store, "float64"))) for store in stores(parts)]
         factor = limit / larger(limit, T.sqrt(sum(squares)))
-        return _with_gradients(parts, [store * T.cast(factor, store.dtype) for store in stores])
+        return with_gradients(
+            parts, [store * T.cast(factor, store.dtype) for store in stores(parts)]
+        )
 
-    return _wrap(rule, name, change)
+    return wrap(rule, name, change)
+
+
+def clip_by_value(rule: UpdateRule, max_value: Any) -> UpdateRule:
+    r"""Bound each element of the gradient to [-max_value, max_value] before ``rule`` sees it.
+
+    .. math:: g \leftarrow \min(\max(g, -c), c)
+
+    As in :func:`clip_by_global_norm` it is the gradient averaged over the ranks that is bounded,
+    in the second half of the step, and ``flat_grad`` keeps it as it was. The direction of the
+    gradient changes. PyTorch's ``clip_grad_value_`` does the same.
+
+    Args, returns and errors are those of :func:`clip_by_global_norm`; ``max_value`` is :math:`c`.
+
+    Source: T. Mikolov, "Statistical Language Models Based on Neural Networks", PhD thesis, Brno
+    University of Technology (2012).
+    """
+    name = "clip_by_value"
+    limit = check_number(max_value, f"{name}: max_value", above=0)
+
+    def change(parts: SplitUpdates, _params: list[Any], _rate: Any) -> SplitUpdates:
+        bounds = [scalar(limit, str(store.dtype), "max_value") for store in stores(parts)]
+        return with_gradients(
+            parts,
+            [T.clip(store, -bound, bound) for store, bound in zip(stores(parts), bounds)],
+        )
+
+    return wrap(rule, name, change)
 
 
 def weight_decay(rule: UpdateRule, decay: Any, params: Any = None) -> UpdateRule:
@@ -69,7 +98,7 @@ def weight_decay(rule: UpdateRule, decay: Any, params: Any = None) -> UpdateRule
 
     It has the effect of adding :math:`\frac{\lambda}{2} \sum \theta^2` to the loss, but the
     reported loss does not include it. It equals ``weight_decay=`` of PyTorch's optimisers, except
-    ``AdamW``, and twice the coefficient of Lasagne's ``l2``.
+    ``AdamW`` (see :func:`decoupled_weight_decay`), and twice the coefficient of Lasagne's ``l2``.
 
     ::
 
@@ -96,32 +125,72 @@ def weight_decay(rule: UpdateRule, decay: Any, params: Any = None) -> UpdateRule
     (1991).
     """
     name = "weight_decay"
-    _checked_number(decay, f"{name}: decay", least=0)
-    choice = _checked_choice(params, name)
+    check_number(decay, f"{name}: decay", least=0)
+    choice = check_choice(params, name)
 
-    def change(parts: SplitUpdates, all_params: list[Any]) -> SplitUpdates:
-        among = set(_chosen(all_params, choice, name))
-        pulls = {
-            index: scalar(decay, str(param.dtype), "decay") * param
+    def change(parts: SplitUpdates, all_params: list[Any], _rate: Any) -> SplitUpdates:
+        decayed = set(chosen(all_params, choice, name))
+        decays = [
+            (index, scalar(decay, str(param.dtype), "decay") * param)
             for index, param in enumerate(all_params)
-            if param in among
-        }
-        stores, slices = _stores(parts), places(all_params)
+            if param in decayed
+        ]
         if isinstance(parts.flat_grad, list):
-            changed = [g + pulls[i] if i in pulls else g for i, g in enumerate(stores)]
-            return _with_gradients(parts, changed)
-        (vector,) = stores
-        size = int(vector.get_value(borrow=True, return_internal_type=True).size)
-        if size != slices[-1].stop:
-            raise ValueError(
-                f"the flat vector of rule {_name_of(rule)!r} has {size} elements; expected "
-                f"{slices[-1].stop}, the gradients of its parameters end to end in their order"
-            )
-        for index, pull in pulls.items():
+            gradients = stores(parts)
+            for index, pull in decays:
+                gradients[index] = gradients[index] + pull
+            return with_gradients(parts, gradients)
+        vector = parts.flat_grad
+        slices = places(all_params)
+        _check_size(vector, slices, rule)
+        for index, pull in decays:
             vector = T.inc_subtensor(vector[slices[index]], pull.flatten())
-        return _with_gradients(parts, [vector])
+        return with_gradients(parts, [vector])
 
-    return _wrap(rule, name, change)
+    return wrap(rule, name, change)
+
+
+def decoupled_weight_decay(
+    rule: UpdateRule, decay: Any, params: Any = None, *, times_learning_rate: bool = True
+) -> UpdateRule:
+    r"""Shrink each parameter separately from the step of ``rule`` (AdamW).
+
+    .. math:: \theta \leftarrow \theta_\mathrm{rule} - \eta\, \lambda\, \theta
+
+    where :math:`\theta_\mathrm{rule}` is the rule's new value of :math:`\theta`. Rules that scale
+    the gradient (adam, rmsprop and so on) scale a coupled decay away; this one they leave alone.
+    ``decoupled_weight_decay(adam, decay)`` is PyTorch's ``AdamW(weight_decay=decay)``.
+
+    Args:
+        rule, decay, params: As for :func:`weight_decay`.
+        times_learning_rate: Whether :math:`\eta` is the learning rate that the rule is called
+            with, its default included. If not it is 1, as in the paper, where ``decay`` takes
+            part in the schedule by a factor of its own.
+
+    Raises:
+        As :func:`weight_decay`; TypeError when the rule is called: it has no learning rate.
+
+    Source: I. Loshchilov and F. Hutter, "Decoupled Weight Decay Regularization", ICLR (2019),
+    arXiv:1711.05101.
+    """
+    name = "decoupled_weight_decay"
+    check_number(decay, f"{name}: decay", least=0)
+
+    def new_value(param: Any, value: Any, rate: Any) -> Any:
+        dtype, eta = str(param.dtype), rate() if times_learning_rate else 1
+        amount = scalar(eta, dtype, "learning_rate") * scalar(decay, dtype, "decay")
+        return value - amount * param
+
+    return wrap_values(rule, name, params, new_value)
+
+
+def _check_size(vector: Any, slices: Sequence[slice], rule: UpdateRule) -> None:
+    size = int(vector.get_value(borrow=True, return_internal_type=True).size)
+    if size != slices[-1].stop:
+        raise ValueError(
+            f"the flat vector of rule {name_of(rule)!r} has {size} elements; expected "
+            f"{slices[-1].stop}, the gradients of its parameters end to end in their order"
+        )
 
 
 def norm_constraint(
@@ -153,135 +222,58 @@ def norm_constraint(
     Overfitting", JMLR 15 (2014), section 5.1.
     """
     name = "norm_constraint"
-    _checked_number(max_norm, f"{name}: max_norm", above=0)
+    check_number(max_norm, f"{name}: max_norm", above=0)
     axes = None if norm_axes is None else _axes(norm_axes)
-    choice = (lambda param: param.ndim >= 2) if params is None else _checked_choice(params, name)
 
-    def constrained(param: Any, value: Any) -> Any:
+    def new_value(param: Any, value: Any, _rate: Any) -> Any:
         limit = scalar(max_norm, str(param.dtype), "max_norm")
         norms = T.sqrt(T.sum(T.sqr(value), axis=_axes_of(param, axes), keepdims=True))
         return value * (limit / larger(limit, norms))
 
-    def change(parts: SplitUpdates, all_params: list[Any]) -> SplitUpdates:
-        among = set(_chosen(all_params, choice, name))
-        pairs = parts.param_updates
-        changed = [(t, constrained(t, value) if t in among else value) for t, value in pairs]
-        return parts._replace(param_updates=changed)
-
-    return _wrap(rule, name, change)
+    return wrap_values(rule, name, _is_weight if params is None else params, new_value)
 
 
-def three_parts(rule: UpdateRule, parts: Any) -> SplitUpdates:
-    """Return ``parts``, the result of a rule, if they are three."""
-    if not isinstance(parts, tuple) or len(parts) != 3:
-        raise TypeError(
-            f"update rule {_name_of(rule)!r} returned a {type(parts).__name__}; expected "
-            "(grad_updates, param_updates, flat_grad). The rules of lasagne.updates do not split a "
-            "step: use the rule of that name in synkhronos.extensions.updates"
-        )
-    grad_updates, param_updates, flat_grad = parts
-    pairs = param_updates.items() if hasattr(param_updates, "items") else param_updates
-    return SplitUpdates(list(grad_updates), list(pairs), flat_grad)
-
-
-def _wrap(
-    rule: UpdateRule, wrapper: str, change: Callable[[SplitUpdates, list[Any]], SplitUpdates]
+def value_constraint(
+    rule: UpdateRule, low: Any = None, high: Any = None, params: Any = None
 ) -> UpdateRule:
-    """Return a rule that applies ``rule``, then ``change`` to its three parts and its parameters.
+    r"""After the step of ``rule``, bound each element of the parameters to [low, high].
 
-    ``wrapper`` is the wrapper's name, for messages and for the new rule's name.
+    .. math:: \theta \leftarrow \min(\max(\theta, a), b)
+
+    ``value_constraint(rule, low=0)`` keeps parameters from becoming negative. State of the rule
+    (velocities, averages) is not changed.
+
+    Args:
+        rule: As for :func:`weight_decay`.
+        low: :math:`a`, a number or Theano scalar; no bound by default.
+        high: :math:`b`, the same. If ``low`` is larger in a call, all elements become ``high``.
+        params: Which parameters, as for :func:`weight_decay`.
+
+    Raises:
+        As :func:`weight_decay`; TypeError: there is no bound; ValueError: ``low`` is larger than
+        ``high``.
     """
-    if not callable(rule) or isinstance(rule, Variable):
-        raise TypeError(
-            f"{wrapper}() got a {type(rule).__name__} as the rule; expected a function such as "
-            f"synkhronos.extensions.updates.adam, not yet called: {wrapper}(adam, ...)(loss, "
-            "params, learning_rate=...)"
-        )
+    name = "value_constraint"
+    if low is None and high is None:
+        raise TypeError(f"{name}() got neither low nor high; expected at least one of them")
+    for bound, argument in [(low, "low"), (high, "high")]:
+        if bound is not None:
+            check_number(bound, f"{name}: {argument}")
+    if isinstance(low, numbers.Real) and isinstance(high, numbers.Real) and low > high:
+        raise ValueError(f"{name}() got low={low!r} and high={high!r}; expected low <= high")
 
-    @functools.wraps(rule)
-    def wrapped(loss_or_grads: Any, params: Any, *args: Any, **kwargs: Any) -> SplitUpdates:
-        params = check_params(params)
-        return change(three_parts(rule, rule(loss_or_grads, params, *args, **kwargs)), params)
-
-    wrapped.__name__ = wrapped.__qualname__ = f"{wrapper}({_name_of(rule)})"
-    return wrapped
-
-
-def _stores(parts: SplitUpdates) -> list[Any]:
-    """Return the variables that hold the gradient: the flat vector, or one for each parameter."""
-    return list(parts.flat_grad) if isinstance(parts.flat_grad, list) else [parts.flat_grad]
-
-
-def _with_gradients(parts: SplitUpdates, gradients: Sequence[Any]) -> SplitUpdates:
-    """Return ``parts`` whose second half reads ``gradients`` instead of the stored ones."""
-    # On a GPU the variable's type is not the one that an expression of it has.
-    replace = [
-        (store, store.type.filter_variable(gradient))
-        for store, gradient in zip(_stores(parts), gradients)
-    ]
-    targets, values = zip(*parts.param_updates)
-    return parts._replace(param_updates=list(zip(targets, clone(list(values), replace))))
-
-
-def _name_of(rule: UpdateRule) -> str:
-    """Return the rule's name, through ``functools.partial``."""
-    while isinstance(rule, functools.partial):
-        rule = rule.func
-    return str(getattr(rule, "__name__", type(rule).__name__))
-
-
-def _checked_number(
-    value: Any, name: str, least: float | None = None, above: float | None = None
-) -> Any:
-    """Return a number of at least ``least`` or larger than ``above``, or a Theano scalar."""
-    scalar(value, "float64", name)
-    if isinstance(value, Variable):
+    def new_value(param: Any, value: Any, _rate: Any) -> Any:
+        if low is not None:
+            value = larger(scalar(low, str(param.dtype), "low"), value)
+        if high is not None:
+            value = smaller(scalar(high, str(param.dtype), "high"), value)
         return value
-    bound = f"larger than {above}" if above is not None else f"of at least {least}"
-    good = value > above if above is not None else value >= least
-    if math.isnan(value) or not good:
-        raise ValueError(f"{name} is {value!r}; expected a number {bound}")
-    return value
+
+    return wrap_values(rule, name, params, new_value)
 
 
-def _checked_choice(choice: Any, wrapper: str) -> Any:
-    """Return a choice of parameters in a form that can be read more than once.
-
-    It is None for all of them, shared variables (one or several), or a function of a parameter.
-    """
-    if choice is None or (callable(choice) and not isinstance(choice, Variable)):
-        return choice
-    is_several = hasattr(choice, "__iter__") and not isinstance(choice, Variable)
-    choice = list(choice) if is_several else [choice]
-    for item in choice:
-        if not isinstance(item, Variable):
-            raise TypeError(
-                f"{wrapper}() got {item!r} of type {type(item).__name__} in its params; expected "
-                "shared variables, for instance lasagne.layers.get_all_params(network, "
-                "regularizable=True), or a function such as lambda param: param.ndim > 1"
-            )
-    return choice
-
-
-def _chosen(params: Sequence[Any], choice: Any, wrapper: str) -> list[Any]:
-    """Return those of ``params`` that a checked choice selects."""
-    if choice is None:
-        return list(params)
-    selected = [param for param in params if choice(param)] if callable(choice) else choice
-    names = ", ".join(label(param, index) for index, param in enumerate(params))
-    for index, param in enumerate(selected):
-        if not any(param is known for known in params):
-            raise ValueError(
-                f"{wrapper}() got {label(param, index)} in its params, which is not among "
-                f"the parameters that the rule moves: {names}; take it out, or give it to the rule "
-                "as well"
-            )
-    if not selected:
-        raise ValueError(
-            f"the params of {wrapper}() select none of the rule's parameters {names}; "
-            "expected at least one (omit the wrapper if there is none)"
-        )
-    return list(selected)
+def _is_weight(param: Any) -> bool:
+    return bool(param.ndim >= 2)
 
 
 def _axes(norm_axes: Any) -> tuple[int, ...]:
@@ -313,3 +305,64 @@ def _axes_of(param: Any, axes: tuple[int, ...] | None) -> tuple[int, ...]:
             f"between {-ndim} and {ndim - 1} (params= chooses among the parameters)"
         )
     return positive
+
+
+def moving_average(rule: UpdateRule, decay: Any = 0.999, params: Any = None) -> UpdateRule:
+    r"""After the step of ``rule``, move an average of each parameter towards its new value.
+
+    .. math:: a \leftarrow \beta\, a + (1 - \beta)\, \theta
+
+    It begins at the parameter's value when the rule is called, so it needs no correction. The steps
+    are those of ``rule``. The averages often generalise better than the last parameters; they
+    are shared variables named "average(W)", equal on all ranks, and part of checkpoints. The new
+    rule has them as a dict ``averages`` from each parameter to its average, those of the last call.
+    Validate and save by them::
+
+        rule = updates.moving_average(updates.adam, 0.999)
+        train = make_train_function(loss, params, [x, y], rule, learning_rate=1e-3)
+        validate = synk.function([x, y], loss, givens=rule.averages)
+        save_weights("averages.npz", {p.name: a for p, a in rule.averages.items()})
+
+    Make it the outermost wrapper of those that change the parameters after the rule, such as
+    :func:`norm_constraint`: it averages the values that it gets. If you set the parameters
+    otherwise, such as by ``load_weights()``, set the averages as well. With a rule of
+    :mod:`synkhronos.extensions.sync`, each rank averages its own parameters.
+
+    Args:
+        rule: As for :func:`weight_decay`.
+        decay: :math:`\beta`, a number from 0 to below 1, or a Theano scalar. The average is about
+            that of the last :math:`1 / (1 - \beta)` steps.
+        params: Which parameters, as for :func:`weight_decay`.
+
+    Returns:
+        A rule with the arguments and results of ``rule``, and the dict ``averages``.
+
+    Raises:
+        As :func:`weight_decay`.
+
+    Source: B. T. Polyak and A. B. Juditsky, "Acceleration of stochastic approximation by
+    averaging", SIAM Journal on Control and Optimization 30 (1992), with exponential weights.
+    """
+    name = "moving_average"
+    check_number(decay, f"{name}: decay", least=0)
+    if not isinstance(decay, Variable) and decay >= 1:
+        raise ValueError(f"{name}: decay is {decay!r}; expected a number below 1")
+    choice = check_choice(params, name)
+    averages: dict[Any, Any] = {}
+
+    def change(parts: SplitUpdates, all_params: list[Any], _rate: Any) -> SplitUpdates:
+        averages.clear()
+        moves = []
+        values = dict(parts.param_updates)
+        for index, param in enumerate(chosen(all_params, choice, name)):
+            start = param.get_value()
+            average = shared_like(param, start, f"average({label(param, index)})")
+            averages[param] = average
+            beta = scalar(decay, str(param.dtype), "decay")
+            one = scalar(1, str(param.dtype), "one")
+            moves.append((average, beta * average + (one - beta) * values[param]))
+        return parts._replace(param_updates=[*parts.param_updates, *moves])
+
+    changed: Any = wrap(rule, name, change)
+    changed.averages = averages
+    return changed
