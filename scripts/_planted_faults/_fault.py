@@ -42,7 +42,8 @@ def faults_of(package: str, source: str = "", test: str = "test_{}.py") -> Calla
 
     It takes all attributes of `Fault` but the package, in their order; the file below `source`,
     and the tests as one text, in which each word is the part of a file's name that `test` lacks,
-    of another package's tests after its name and a colon; and "::test" after it for a single one.
+    after its folder, and after another package's name and a colon; and "::test" after it for a
+    single one.
     """
 
     def fault(
@@ -59,9 +60,9 @@ def faults_of(package: str, source: str = "", test: str = "test_{}.py") -> Calla
         for one in tests.split():
             place, *single = one.split("::")
             other, _, part = place.rpartition(":")
-            paths.append(
-                "::".join([f"packages/{other or package}/tests/{test.format(part)}", *single])
-            )
+            folder, slash, part = part.rpartition("/")
+            file_of_tests = f"packages/{other or package}/tests/{folder}{slash}{test.format(part)}"
+            paths.append("::".join([file_of_tests, *single]))
         place = f"packages/{package}/src/{source}{file}"
         return Fault(name, package, kind, place, old, new, says, tuple(paths), nightly)
 

@@ -107,6 +107,7 @@ QUIET = Step("reduce", root=1, quiet=(False, True), out=2)
 
 @settings(quick, max_examples=EXAMPLES)
 @example((2, [QUIET, QUIET._replace(op="max", out=1)]))
+@example((2, [Step("split", shapes=((),), out=2)]))
 @example((2, [FOREIGN, FOREIGN._replace(out=2), FOREIGN._replace(dtype=">i2", op="max")]))
 @given(programs())
 def test_programs_are_what_numpy_says(groups, drawn):

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import cloudpickle
 import numpy as np
 import pytest
+from _features import UNPROVED
 from _leaks import no_ranks_left
 
 from synk_core import Runtime
@@ -50,7 +51,7 @@ def computing(act, size=2):
     x = T.dvector("x")
     with no_ranks_left():
         runtime = Runtime(size)
-        f = runtime.function([x], (behave(x), "gather"), mode="FAST_COMPILE", proof=False)
+        f = runtime.function([x], (behave(x), "gather"), mode="FAST_COMPILE", **UNPROVED)
         f(np.zeros(size))
         pool = runtime._lifecycle.pool
 

@@ -7,6 +7,7 @@ import os
 
 import cloudpickle
 import pytest
+from _features import UNPROVED
 from _leaks import no_ranks_left
 
 from synk_core import Runtime
@@ -104,6 +105,6 @@ def unproved(monkeypatch):
     function = Runtime.function
 
     def without(self, *args, **kwargs):
-        return function(self, *args, **{"proof": False, **kwargs})
+        return function(self, *args, **{**UNPROVED, **kwargs})
 
     monkeypatch.setattr(Runtime, "function", without)

@@ -63,6 +63,7 @@ def test_an_adapter_for_another_version_is_refused_with_the_cure(monkeypatch):
     assert engine.T is before
 
 
+@pytest.mark.feature("finite", "proof", "stats", "timeline")
 def test_all_names_of_the_adapters_package_are_the_cores():
     package = __import__(f"synk_{NAME}")
     assert package.__all__ == synk_core.__all__

@@ -21,8 +21,8 @@ import synk_comm
 from synk_comm.cuda import CudaError
 from synk_core import Runtime
 from synk_core._shield import SHIELD
-from synk_core._watch.flight import Phase
 from synk_core._wire.channel import ChannelClosed
+from synk_core._wire.flight import Phase
 from synk_core._workers.interrupts import SIGNAL, obey, whole
 from synk_core.engine import FLAGS, Apply, Op
 from synk_core.exceptions import (
@@ -479,7 +479,7 @@ def test_what_no_rank_has_time_to_say_does_not_pile_up(pair):
 def test_a_forked_child_cannot_use_its_parents_runtime_and_does_it_no_harm(pair):
     f = pair.function([x], (x, "gather"))
     f(np.zeros(2))
-    calls = [act for act in pair.orders.acts._acts.values() if act.tally is f.tally]
+    calls = [act for act in pair.orders.acts._acts.values() if act.label == f.label]
     staged = [copied._target for call in calls for copied in call.copies]
     reading, writing = os.pipe()
     child = os.fork()

@@ -171,6 +171,7 @@ def test_a_shape_that_has_changed_is_named(model):
         model.update()
 
 
+@pytest.mark.feature("proof")
 def test_verify_and_check_take_such_functions(model):
     model.step()
     assert model.update.verify().ok

@@ -9,12 +9,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from _features import UNPROVED
 from _leaks import no_ranks_left
 from hypothesis import given
 from hypothesis import strategies as st
 
 from synk_core import Runtime
-from synk_core._watch.flight import KINDS, RECORDS, WORDS, ActOutcome, Flight
+from synk_core._wire.flight import KINDS, RECORDS, WORDS, ActOutcome, Flight
 from synk_core.exceptions import Closed, WorkerDied, WorkerFailed
 from synk_testing.engine import T, as_op
 
@@ -56,7 +57,7 @@ def test_the_dead_tell_what_they_were_doing():
 
     with no_ranks_left():
         runtime = Runtime(3)
-        f = runtime.function([x], (behave(x).sum(), "sum"), name="deadly", proof=False)
+        f = runtime.function([x], (behave(x).sum(), "sum"), name="deadly", **UNPROVED)
         activity = runtime._lifecycle.activity
         assert (activity.doing(1), activity.history(1)) == ("starting", "")
         f(np.zeros(6))

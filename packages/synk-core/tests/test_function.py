@@ -218,6 +218,7 @@ def test_values_that_no_row_goes_into_are_not_averaged(trio, reduces):
     np.testing.assert_array_equal(f(np.ones((4, 2)), num_slices=2)[0], np.full(3, 11 / 4))
 
 
+@pytest.mark.feature("proof")
 def test_updates_without_rows(trio):
     """Counters, rates and running schedules go on everywhere; what rows go into stays."""
     x, rate = T.vector("x"), T.scalar("rate")
@@ -410,6 +411,7 @@ def test_row_share_is_one_again_after_a_failure_and_in_another_runtime(pair):
     np.testing.assert_allclose(mean(np.arange(5.0)), 2.0)
 
 
+@pytest.mark.feature("proof")
 def test_outputs_that_do_not_fit_together_are_explained(runtime):
     x, value = T.vector("x"), np.arange(2.0 * runtime.size + 1)
     with warnings.catch_warnings(record=True) as caught:

@@ -8,6 +8,7 @@ import signal
 
 import numpy as np
 import pytest
+from _features import UNPROVED
 
 from synk_core import Runtime, in_graph
 from synk_core._graph.reduce_op import AllReduce
@@ -154,12 +155,12 @@ def test_numbers_and_nothing_are_reduced_to_arrays(pair):
         x = T.TensorType(dtype, (False,) * (1 + len(shape)))("x")
         for power in (-1, 0, 1):
             reduced = AllReduce("sum", "mean", power)(x.sum(axis=0, dtype=dtype))[0]
-            f = pair.function([x], (checked(reduced), "max"), mode="FAST_COMPILE", proof=False)
+            f = pair.function([x], (checked(reduced), "max"), mode="FAST_COMPILE", **UNPROVED)
             wanted = np.full(shape, 4 * 2.0**-power)
             np.testing.assert_array_equal(f(np.ones((4, *shape), dtype)), wanted)
     large = T.TensorType("float16", (False,))("large")
     half_of_the_sum = AllReduce("sum", "sum", 1)(large)[0]
-    f = pair.function([large], (half_of_the_sum, "max"), proof=False)
+    f = pair.function([large], (half_of_the_sum, "max"), **UNPROVED)
     np.testing.assert_array_equal(f(np.full(2, 40_000, np.float16)), np.full(1, 40_000, np.float16))
 
 
@@ -213,7 +214,7 @@ def test_shapes_that_differ(pair):
 def test_a_worker_that_dies():
     die = touchy(lambda: os.kill(os.getpid(), signal.SIGKILL))
     with Runtime(2) as runtime:
-        f = runtime.function([x], in_graph.all_reduce(die(x).sum(axis=0)), proof=False)
+        f = runtime.function([x], in_graph.all_reduce(die(x).sum(axis=0)), **UNPROVED)
         spoiled = data(4)
         spoiled[-1] = 1e6
         with pytest.raises(WorkerDied, match="SIGKILL"):
@@ -251,6 +252,7 @@ def test_refusals(pair):
         np.testing.assert_allclose(f(value), [value.sum(), (value**2).sum()], rtol=1e-12)
 
 
+@pytest.mark.feature("proof", "stats")
 def test_check_verify_and_stats(pair):
     W = engine.shared(data(3), name="W")
     running = engine.shared(np.zeros(3), name="running")

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from synk_comm import local_group
-from synk_core._watch.flight import OWN_WORK
+from synk_core._wire.flight import OWN_WORK
 from synk_core._workers.interrupts import SIGNAL, obey
 from synk_core.exceptions import Interrupted
 

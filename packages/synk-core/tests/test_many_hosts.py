@@ -118,6 +118,7 @@ raise ValueError("own")
 """
 
 
+@pytest.mark.feature("stats", "timeline")
 def test_a_program_runs_on_hosts_of_different_sizes(job, tmp_path):
     path = tmp_path / "trace.json"
     with job(WHOLE, path) as program:
@@ -188,6 +189,7 @@ if when != "in a call":
         pytest.param(0, 0, "closed", 2, id="the master, between runtimes", marks=NIGHTLY),
     ],
 )
+@pytest.mark.feature("proof")
 def test_a_rank_that_is_lost_ends_the_job(job, rank, status, when, on_a_host):
     with job(VANISHES, rank, status, when, on_a_host=on_a_host, limit_s=60) as program:
         done = program.finish()

@@ -147,6 +147,7 @@ def test_memory_that_is_given_back_is_not_held_for_a_call_that_never_came(made):
     assert mapped() is None
 
 
+@pytest.mark.feature("finite")
 def test_errors_and_the_search_for_nan_are_the_calls_own(made):
     good = made.f.delayed(*made.data, batch=[1, 2])
     bad = made.f.delayed(*made.data, batch=[99])
@@ -176,6 +177,7 @@ def test_a_loop_needs_no_more_rooms_and_acts_as_it_goes_on(made):
     assert not places
 
 
+@pytest.mark.feature("stats")
 def test_a_prefetch_updates_nothing_and_has_no_figures(made):
     x, total = T.dmatrix("x"), engine.shared(np.zeros(3), name="total")
     updates = [(total, total + x.sum(axis=0))]

@@ -60,6 +60,7 @@ def test_a_minibatch_and_a_call_whose_rows_are_taken_before(pair):
     np.testing.assert_allclose(gathered, expected(rows)[0], rtol=1e-12)
 
 
+@pytest.mark.feature("finite")
 def test_the_row_of_a_bad_value_is_found(pair):
     spoiled = X.copy()
     spoiled[2, 8] = -1e3

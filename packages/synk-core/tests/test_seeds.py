@@ -34,6 +34,7 @@ def drawing(runtime, kind):
 
 
 @pytest.mark.parametrize("kind", STREAMS)
+@pytest.mark.feature("replicas")
 def test_a_stream_that_is_seeded_draws_the_same_again_on_every_rank(trio, kind):
     stream, state, draw, serial, f = drawing(trio, kind)
     start = draw()
@@ -76,6 +77,7 @@ def test_a_stream_that_is_seeded_draws_the_same_again_on_every_rank(trio, kind):
 
 
 @pytest.mark.parametrize("kind", STREAMS)
+@pytest.mark.feature("proof", "replicas")
 def test_a_seed_is_not_lost_when_something_fails_or_looks_first(trio, kind):
     stream, _, draw, _, f = drawing(trio, kind)
     draw()
@@ -91,6 +93,7 @@ def test_a_seed_is_not_lost_when_something_fails_or_looks_first(trio, kind):
     np.testing.assert_array_equal(draw(), wanted)
 
 
+@pytest.mark.feature("replicas")
 def test_ranks_draw_the_same_from_a_seed_if_that_is_asked_for():
     with Runtime(2, random_streams="identical") as runtime:
         for kind in STREAMS:

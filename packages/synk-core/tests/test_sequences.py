@@ -18,6 +18,7 @@ from synk_testing.engine import T, engine
 x = T.dvector("x")
 
 
+@pytest.mark.feature("proof")
 def test_weights_are_those_of_the_last_call_that_succeeded(pair):
     w = engine.shared(np.zeros(1))
     for between in ("failure", "verify"):

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from synk_core import Runtime, SpecError, StallWarning
+from synk_core._features.stalls.stalls import StallWatch
 from synk_core._graph.random_streams import reseed
 from synk_core._graph.shared import VariableRegistry
 from synk_core._graph.transfer.pickling import dumps
-from synk_core._watch.flight import WORDS, Flight, Phase
-from synk_core._workers.stalls import StallWatch
+from synk_core._wire.flight import WORDS, Phase
+from synk_core._workers.activity import Activity
 from synk_core.in_graph import all_reduce
 from synk_testing.engine import IS_THEANO, PROGRAM, T, engine
 from synk_testing.program import run
@@ -258,10 +259,13 @@ def test_what_fails_is_named_and_all_goes_on(run_script):
 
 
 def test_a_rank_that_compiles_is_no_stall(recwarn):
-    flights = [Flight(np.zeros(2 * WORDS, np.int64), rank) for rank in range(2)]
-    watch = StallWatch(SimpleNamespace(flights=flights, doing=str), 0, lambda _ranks: {}, 0.0)
+    activity = Activity(np.zeros(2 * WORDS, np.int64), 2, 0)
+    pool, settings = SimpleNamespace(stacks=lambda _ranks: {}), SimpleNamespace(stall_s=0.0)
+    watch = StallWatch(
+        SimpleNamespace(activity=activity, pool=pool, settings=settings, wait_began=1.0)
+    )
+    flights = activity.flights
     flights[1].enter(Phase.COMPILE)
-    watch.began = 1.0
     watch.check()
     assert not recwarn.list
     flights[1].enter(Phase.COMPUTE)

@@ -205,7 +205,8 @@ def check(comm, step):
     nbytes = sum(x.nbytes for x in plain)
     in_order = comm.ordered_bytes is None or nbytes <= comm.ordered_bytes
     # What is new and has no axes is a scalar; what was given is not, nor what is in lists.
-    scalar = step.shapes == ((),) and step.out < 2 and step.kind != "broadcast"
+    is_new = step.kind == "split" or (step.out < 2 and step.kind != "broadcast")
+    scalar = step.shapes == ((),) and is_new
     for array, value in zip(got, wanted):
         assert isinstance(array, np.generic) == (scalar and value is not None), step
         if value is None:

@@ -42,13 +42,13 @@ if TYPE_CHECKING:
     from ._api.collectives import Collectives, DelayedCollectives
     from ._api.function import Delayed, Function
     from ._api.runtime import Runtime
-    from ._api.watches import FiniteWatch
+    from ._features.finite.watch import FiniteWatch
+    from ._features.proof.report import Report
+    from ._features.stats.stats import FunctionStats, Stats
+    from ._features.timeline.timeline import Timeline
     from ._graph.flat_updates import flat_updates
     from ._graph.rowwise.check import Verdict, Verdicts, check_outputs
     from ._tracebacks import brief_traceback
-    from ._watch.proof.report import Report
-    from ._watch.stats import FunctionStats, Stats
-    from ._watch.timeline import Timeline
     from ._wire.data import Data
     from ._wire.sources import RowSource
     from ._workers.interrupts import whole
@@ -62,12 +62,12 @@ _HOMES = {
     "._wire.sources": "RowSource",
     "._api.function": "Delayed Function",
     "._api.runtime": "Runtime",
-    "._api.watches": "FiniteWatch",
+    "._features.finite.watch": "FiniteWatch",
     "._api.collectives": "Collectives DelayedCollectives",
-    "._watch.stats": "FunctionStats Stats",
-    "._watch.timeline": "Timeline",
+    "._features.stats.stats": "FunctionStats Stats",
+    "._features.timeline.timeline": "Timeline",
     "._tracebacks": "brief_traceback",
-    "._watch.proof.report": "Report",
+    "._features.proof.report": "Report",
     "._workers.interrupts": "whole",
 }
 """Where what users meet is defined. Workers, which need half of the package, import no more."""

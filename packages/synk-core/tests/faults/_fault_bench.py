@@ -9,6 +9,7 @@ from typing import Any, Dict, List, Set
 
 import _fault_inflict as inflict
 import numpy as np
+from _features import UNPROVED
 
 from synk_core import Runtime
 from synk_testing.engine import T, as_op, engine
@@ -56,7 +57,7 @@ class Bench:
 
     def _function(self, *arguments: Any, **more: Any) -> Any:
         # Nothing is compiled: that takes the longest.
-        return self.runtime.function(*arguments, **more, mode="FAST_COMPILE", proof=False)
+        return self.runtime.function(*arguments, **more, mode="FAST_COMPILE", **UNPROVED)
 
     def arm(self, rank: int, place: inflict.Place, deed: str, argument: float) -> None:
         """Have a worker do something to itself in the next order."""

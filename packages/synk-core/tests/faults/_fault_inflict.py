@@ -111,7 +111,7 @@ def lie_in_ambush(place: Place, deed: Callable[[], Any], now: bool) -> None:
     Args:
         now: the order has not begun; else it is the one after the one under way.
     """
-    from synk_core._watch.flight import Flight, Phase
+    from synk_core._wire.flight import Flight, Phase
 
     enter_phase = Flight.enter
     left = [place.skip, now]

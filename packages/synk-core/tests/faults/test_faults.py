@@ -18,7 +18,7 @@ from _fault_bench import Bench
 import synk_shm
 from synk_core import Runtime
 from synk_core._master import orders
-from synk_core._watch.flight import Phase
+from synk_core._wire.flight import Phase
 from synk_core._workers.interrupts import LATER
 from synk_core.exceptions import StallWarning
 from synk_testing import Leftovers

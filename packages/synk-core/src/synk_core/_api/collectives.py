@@ -259,8 +259,7 @@ class Collectives:
                 key = (kind, numbers, *given.items())
             act = orders.acts.find(key)
             if act is None:
-                tally = orders.ledger.tally(f"{kind}()")
-                act = Prepared(Collective(kind, numbers, given), tally)
+                act = Prepared(Collective(kind, numbers, given), f"{kind}()")
                 orders.enter(act, key)
             return act, origin
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, NoReturn, Optional, Sequence, Tuple, Union
+from operator import itemgetter
+from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple
 
 from synk_core._graph.inputs import Signature
 from synk_core._graph.spec import FunctionSpec, unnamed
@@ -10,16 +11,18 @@ from synk_core._graph.values import on_host
 from synk_core._master.acts import Prepared
 from synk_core._master.orders import Orders
 from synk_core._master.store import Standing
+from synk_core._plan.arguments import DEFAULT, Options
 from synk_core._plan.rows import kept
 from synk_core._text import shown
 from synk_core._tracebacks import brief_traceback, shortened
-from synk_core._watch.proof.prover import Prover
-from synk_core._watch.proof.report import Report
 from synk_core._wire.data import Data
 from synk_core._wire.messages import Prefetch
 from synk_core.exceptions import InputTypeError
 
-from .planner import DEFAULT, Options, PlannedCall, Planner
+from .features import FunctionFeatures
+from .planner import PlannedCall, Planner
+
+_options: Any = tuple.__new__  # the class's own constructor is written in Python
 
 
 class Delayed:
@@ -46,7 +49,7 @@ class Delayed:
         self.function = function
 
     def rehearse(self) -> None:
-        """Prove what cannot be proved within the step."""
+        """Do what cannot be done within the step."""
 
 
 class DelayedCall(Delayed):
@@ -62,10 +65,9 @@ class DelayedCall(Delayed):
         self._ready = False
 
     def rehearse(self) -> None:
-        """Prove it before the step, if it has to be."""
-        prover = self._function.prover
-        if prover.is_due():
-            prover.rehearse(self._values, self._options)
+        """Do before the step what a call that is special needs."""
+        if self._function.is_due():
+            self._function.rehearse(self._values, self._options)
 
     def prefetch(self) -> Delayed:
         """Return an act that takes the rows of this call, and starts to copy them to the GPUs.
@@ -99,7 +101,7 @@ class DelayedCall(Delayed):
             act, self._staged = Prefetch(call.number), (call, origin)
         prepared = orders.acts.find(act.key)
         if prepared is None:
-            prepared = Prepared(act, self._function.tally)
+            prepared = Prepared(act, self._function.label)
             orders.enter(prepared, act.key)
         return prepared, origin
 
@@ -113,7 +115,10 @@ class DelayedCall(Delayed):
         if staged is None:
             values, options = self._values, self._options
             staged = self._function.planner.prepare(values, options, standing.place)
-        return self._function.proving(staged[0], self._options), staged[1]
+        call, origin = staged
+        if self._function.is_due():
+            return self._function.variant(call, self._options), origin
+        return call, origin
 
     def _finish(self, result: Any) -> Any:
         if self._place is not None:
@@ -122,12 +127,13 @@ class DelayedCall(Delayed):
         return self._function.finish(result, self._options)
 
 
-OF_THE_RUNTIME = {"belongs_to", "finish", "number", "orders"}
-OF_THE_RUNTIME |= {"planner", "prover", "proving", "spec", "tally", "tally_name"}
+OF_THE_RUNTIME = {"attach", "begin", "before_slices", "belongs_to", "calls", "finish", "is_due"}
+OF_THE_RUNTIME |= {"label", "number", "of_function", "orders", "planner", "prover", "rehearse"}
+OF_THE_RUNTIME |= {"reported", "spec", "take_options", "variant"}
 """Attributes that completion leaves out."""
 
 
-class Function:
+class Function(FunctionFeatures):
     """A Theano function that is computed by all ranks at once.
 
     Attributes:
@@ -137,10 +143,9 @@ class Function:
         number: of the function in its runtime.
         spec: the arguments of ``function()``.
         orders: of the runtime.
-        tally: adds up its figures.
-        tally_name: the name of these.
+        label: its name in figures.
+        calls: that were performed.
         planner: checks its calls, and copies their arrays.
-        prover: proves its calls.
     """
 
     def __init__(
@@ -150,19 +155,20 @@ class Function:
         plain: Any,
         orders: Orders,
         runtime: Any,
-        policy: Union[str, bool],
-        every: Optional[int] = None,
+        settings: Dict[str, Any],
     ) -> None:
         self.spec = spec
         self.number = function_id
         self._plain = plain
         self.orders = orders
         self._signature = Signature(spec)
-        self.tally_name = spec.name or unnamed(function_id)
-        self.tally = orders.ledger.tally(self.tally_name)
+        self.label = spec.name or unnamed(function_id)
+        self.calls = 0
         self.planner = Planner(self, self._signature)
-        self.prover = Prover(self, plain, runtime, policy, every)
         self.rows: Optional[Tuple[int, ...]] = None
+        returns: Dict[str, Callable[[Any], Any]] = {"single": itemgetter(0), "none": _nothing}
+        self._returned = returns.get(spec.returns, list)
+        self.attach(runtime, plain, **settings)
 
     @property
     def name(self) -> Optional[str]:
@@ -178,15 +184,6 @@ class Function:
     def update_modes(self) -> Tuple[str, ...]:
         """The operation with which each update accumulates over slices."""
         return tuple(op for _, _, op in self.spec.updates)
-
-    @property
-    def proof(self) -> Optional[Report]:
-        """What the latest proof has compared, at which call; None before the first.
-
-        None, too, where the graph shows that all is exact, and reads no variable on which the ranks
-        should agree. See ``fork(proof=...)``.
-        """
-        return self.prover.report
 
     def get_shared(self) -> List[Any]:
         """Return the shared variables that the function reads or updates."""
@@ -260,15 +257,15 @@ class Function:
             and type(num_slices) is int
             and num_slices == 1
         ):
-            options = Options(output_subset, batch, batch_s, num_slices)
+            options = _options(Options, (output_subset, batch, batch_s, num_slices))
         try:
             with self.orders.lock:
-                values, prover = self._signature.ordered(args, kwargs), self.prover
-                is_due = prover.is_due()
+                values = self._signature.ordered(args, kwargs)
+                is_due = self.is_due()
                 if is_due:
-                    prover.rehearse(values, options)
+                    self.rehearse(values, options)
                 call, origin = self.planner.prepare(values, options, 0)
-                act = self.proving(call, options) if is_due else call
+                act = self.variant(call, options) if is_due else call
                 (result,) = self.orders.perform((act,), (origin,))
                 return self.finish(result, options)
         except BaseException as error:  # noqa: BLE001 - it is raised again
@@ -309,40 +306,8 @@ class Function:
         plain = self._plain(*arrays)
         if wanted is not None:  # not every linker of Theano's can leave the others out
             plain = [plain[position] for position in wanted]
-        return self._returned([on_host(value) for value in plain], wanted is not None)
-
-    @brief_traceback
-    def verify(
-        self,
-        *args: Any,
-        output_subset: Optional[Sequence[int]] = None,
-        batch: Any = None,
-        batch_s: Any = None,
-        num_slices: Union[int, Sequence[int]] = (2, 3),
-        limit: Optional[float] = None,
-        **kwargs: Any,
-    ) -> Report:
-        """Compute serially, in parallel and sliced, and compare; blocks until all is done.
-
-        It proves a call as ``fork(proof=...)`` has some proved, but all of it: each output that is
-        not drawn, what the function updates, and whether the ranks agree on what it reads. The call
-        is undone on all ranks, states of random streams included, and counts nowhere.
-
-        Args:
-            *args, **kwargs: inputs, as in `__call__`.
-            output_subset, batch, batch_s: as in `__call__`.
-            num_slices: with how many slices to compute, besides without.
-            limit: machine epsilons that are taken for rounding, by default 16 * sqrt(rows).
-
-        Returns:
-            A `Report`: print it; `Report.ok`; `Report.raise_if_wrong()`.
-
-        Raises:
-            What a call raises.
-        """
-        values = self._signature.ordered(args, kwargs)
-        options = Options(output_subset, batch, batch_s)
-        return self.prover.verify(values, options, num_slices, limit)
+        values = [on_host(value) for value in plain]
+        return values if wanted is not None else self._returned(values)
 
     @brief_traceback
     def build_inputs(
@@ -388,29 +353,21 @@ class Function:
         )
         return datas[0] if len(datas) == 1 else datas
 
-    def proving(self, call: PlannedCall, options: Options) -> Prepared:
-        """Return a planned call, as one that is proved if that is due."""
-        if self.prover.calls < self.prover.due:
-            return call
-        return self.prover.proving(call, options.output_subset)
-
     def finish(self, result: Any, options: Options) -> Any:
         """Return what the caller gets; the master's result is that of a call that is done.
 
-        Last in a call: a warning of a proof may be an error, where the user's filters make it one.
+        Last in a call: a warning of a report may be an error, where the user's filters make it one.
         """
         self.rows = result.counts
-        self.prover.calls += 1
+        self.calls += 1
         if result.report is not None:
-            self.prover.done(result.report)
-        return self._returned(result.values, options.output_subset is not None)
+            self.reported(result.report)
+        values = result.values
+        return self._returned(values) if options.output_subset is None else values
 
-    def _returned(self, values: List[Any], as_list: bool) -> Any:
-        if as_list:
-            return values
-        if self.spec.returns == "none":
-            return None
-        return values[0] if self.spec.returns == "single" else values
+
+def _nothing(_: Any) -> None:
+    """Return None: the function has no outputs."""
 
 
 def as_delayed(act: Any, place: int, orders: Orders) -> Delayed:

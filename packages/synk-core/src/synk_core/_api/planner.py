@@ -15,6 +15,7 @@ from synk_core._graph.inputs import Copy, Signature, tokens
 from synk_core._graph.spec import FunctionSpec
 from synk_core._master.acts import Prepared
 from synk_core._master.orders import Orders
+from synk_core._plan.arguments import DEFAULT, Options
 from synk_core._plan.rows import (
     Selection,
     Selector,
@@ -45,18 +46,6 @@ MOST_KNOWN = 256
 
 MOST_SLICES = 1 << 20
 """Slices at most: each rank makes a list of them, and no slice is smaller than a row."""
-
-
-class Options(NamedTuple):
-    """The options of a call; see `Function.__call__`."""
-
-    output_subset: Optional[Sequence[int]] = None
-    batch: Any = None
-    batch_s: Any = None
-    num_slices: int = 1
-
-
-DEFAULT = Options()
 
 
 class PlannedCall(Prepared):
@@ -126,7 +115,14 @@ class Planner:
             values = [self._signature.accepted(i, value) for i, value in enumerate(values)]
             token, known = self._get_to_know(values)
             key = (self._number, place, token)
-        selection = self._selection(known, options.batch)
+        selection: Optional[Selection] = None
+        if known.lengths:
+            labels = self._signature.labels
+            selection = selection_for(options.batch, known.lengths, known.is_minibatch, labels)
+        elif options.batch is not None:
+            raise InputTypeError(
+                f"{self._label} got batch, but has no scattered inputs to select from"
+            )
         wanted: Optional[Tuple[int, ...]] = None
         selectors: Tuple[Selector, ...] = ()
         num_slices = 1
@@ -134,9 +130,8 @@ class Planner:
             wanted, selectors, num_slices = self._checked(options)
             if selectors:
                 key += (all_ranges(selectors), *map(_kind_of, selectors))
-            if selection is not None:
-                key += (selection.count, selection.step, selection.index is None)
-            key += (num_slices, wanted)
+            rows = selection and (selection.count, selection.step, selection.index is None)
+            key += (num_slices, wanted, rows)
         call = find(key)
         if call is None:
             call = self._plan(values, selection, selectors, wanted, num_slices, place)
@@ -159,7 +154,10 @@ class Planner:
             wanted = self.wanted(options.output_subset)
         if options.batch_s is not None:
             selectors = self._selectors(options.batch_s)
-        return wanted, selectors, self._slices(options.num_slices, wanted)
+        num_slices = options.num_slices
+        if type(num_slices) is not int or num_slices != 1:
+            num_slices = self._slices(num_slices, wanted)
+        return wanted, selectors, num_slices
 
     def _get_to_know(self, inputs: Sequence[Any]) -> Tuple[Hashable, Known]:
         """Return the token of accepted inputs, and their lengths."""
@@ -184,7 +182,7 @@ class Planner:
     ) -> PlannedCall:
         self._check_rows(selection, wanted)
         if num_slices > 1:
-            self._function.prover.warn_of_slices()
+            self._function.before_slices()
         form = self._form(selectors, num_slices)
         self._orders.require_form(self._number, form)
         # Sliceable variables differ in length by rank.
@@ -240,7 +238,7 @@ class Planner:
                 for (_, ref), chosen in zip(staged, selectors)
             ),
         )
-        planned = PlannedCall(call, self._function.tally, nbytes)
+        planned = PlannedCall(call, self._function.label, nbytes)
         planned.copies, planned.index_room = copies, index
         planned.selectors = [target for target, _ in staged]
         return planned
@@ -322,16 +320,6 @@ class Planner:
                 f"{self._label} got batch_s, but has no sliceable_shareds; list them in function()"
             )
         return selectors_for(batch_s, self._orders.size)
-
-    def _selection(self, known: Known, batch: Any) -> Optional[Selection]:
-        if known.lengths:
-            labels = self._signature.labels
-            return selection_for(batch, known.lengths, known.is_minibatch, labels)
-        if batch is not None:
-            raise InputTypeError(
-                f"{self._label} got batch, but has no scattered inputs to select from"
-            )
-        return None
 
     def _form(self, selectors: Sequence[Selector], num_slices: int) -> Form:
         if num_slices == 1 and not selectors:

@@ -21,8 +21,7 @@
 from __future__ import annotations
 
 import atexit
-import os
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from time import perf_counter
 from typing import Any, Callable, ContextManager, Dict, List, Optional, Tuple, TypeVar, Union
 
@@ -36,38 +35,32 @@ from synk_core._master.builder import Builder
 from synk_core._master.lifecycle import Lifecycle
 from synk_core._master.orders import Orders
 from synk_core._master.store import DataStore, Standing
-from synk_core._plan.arguments import checked_flag, checked_path
 from synk_core._plan.rows import is_int
 from synk_core._shield import require_frames
 from synk_core._text import shown
-from synk_core._watch.proof.origins import Origins
-from synk_core._watch.proof.prover import checked_policy as checked_proof
-from synk_core._watch.stats import Stats
-from synk_core._watch.timeline import Timeline
 from synk_core._wire.data import Data
-from synk_core._wire.messages import Collective, Own
+from synk_core._wire.messages import Collective
 from synk_core._wire.settings import Settings
 from synk_core._workers.interrupts import whole
 from synk_core._workers.mpi_worker import serve_world
 from synk_core.engine import TITLE
-from synk_core.exceptions import InputTypeError, InputValueError, NestedCall, StartError
+from synk_core.exceptions import InputTypeError, InputValueError, StartError
 from synk_core.mpi import world_for
 
 from .collectives import Collectives, DelayedCollectives, listed_variables
+from .features import RuntimeFeatures
 from .function import Function, as_delayed
-from .recordings import Recordings
-from .watches import FiniteWatch
 
 T = TypeVar("T")
 
 
-class Runtime:
+class Runtime(RuntimeFeatures):
     """Starts workers, replicates functions and variables, runs orders; a context manager.
 
     Args:
         report: takes lines of progress; None keeps quiet.
         track: shows work that takes long: given a description, a context manager.
-        timeline: a file for a `Timeline` from the start to `close()`; see `timeline`.
+        options: those of features: `proof`, `proof_every`, `timeline`.
 
     The others are those of `synkhronos.fork`, but for the environment variables that `fork` reads.
     Returns when this process has its device; workers start in the background, and are awaited when
@@ -96,11 +89,9 @@ class Runtime:
         nccl: Optional[bool] = None,
         graphs: Union[str, bool] = "auto",
         precision: str = "default",
-        proof: Union[str, bool] = "raise",
-        proof_every: Optional[int] = None,
-        timeline: Optional[str] = None,
         report: Optional[Callable[[str], None]] = None,
         track: Callable[[str], ContextManager[Any]] = nullcontext,
+        **options: Any,
     ) -> None:
         try:
             processes.require_leave("fork()")
@@ -112,17 +103,15 @@ class Runtime:
             serve_world(world)
             # What the program does next is the master's affair.
             raise SystemExit(0)
-        timeline = None if timeline is None else str(checked_path(timeline))
+        at_start = self._take_options(options)
+        Function.take_options(self, options)
+        for name in options:
+            raise TypeError(f"Runtime() got an unexpected keyword argument {name!r}")
         if world is None:
             ranks = choose(n_parallel, use_gpu, master_rank, devices)
         else:
             ranks = choose_in_world(world, n_parallel, use_gpu, master_rank, devices)
         self.size, self.master = ranks.size, int(master_rank)
-        self._records = timeline is not None
-        self._proof = checked_proof(proof)
-        if proof_every is not None and not (is_int(proof_every) and proof_every > 0):
-            raise InputValueError(f"proof_every: got {shown(proof_every)}, expected 1 or more")
-        self._proof_every = proof_every
         through_nccl, note = choose_nccl(ranks, nccl)
         settings = Settings(
             backend=backend or ("shm" if world is None else "mpi"),
@@ -134,11 +123,11 @@ class Runtime:
             graphs=graphs,
             precision=precision,
             profile=profile_workers,
-            records=timeline is not None,
+            at_start=at_start,
             seed=global_seed(),
         )
         self._report, self._track = report or (lambda _line: None), track
-        self._specs: Dict[int, FunctionSpec] = {}
+        self.specs: Dict[int, FunctionSpec] = {}
         for line in (*ranks.lines, *note, *compiler_note()):
             self._report(line)
 
@@ -154,14 +143,16 @@ class Runtime:
             )
             self._rank = self._lifecycle.rank
             self.registry = self._rank.registry
-            self._builder = Builder(self._rank, self._specs, track)
+            self._builder = Builder(self._rank, self.specs, track)
             self.orders = Orders(self._lifecycle, self._builder)
             self._lifecycle.before_close = self.orders.tell_to_stop
             self._lifecycle.on_end = self._forget_all
-            self.origins = Origins(self.registry, self._specs, self.size)
+            for act in at_start:
+                act.perform(self._rank, act.argument)
+            self._begin()
+            Function.begin(self)
             # The builder last: others read the specs that it forgets.
-            self.orders.observers.add(self.origins, self._builder)
-            self._recordings = Recordings(self._lifecycle, self.orders, timeline)
+            self.orders.observers.add(self._builder)
             atexit.register(self.close)
             self.collectives = Collectives(self.orders)
             self.delayed = DelayedCollectives(self.orders)
@@ -198,51 +189,38 @@ class Runtime:
         require_frames()
         atexit.unregister(self.close)
         try:
-            self._recordings.close()
+            self._finish()
         finally:
             self._lifecycle.close()
 
-    def timeline(self, path: Union[str, os.PathLike[str]]) -> Timeline:
-        """Record what all ranks do; see `synkhronos.timeline`."""
-        self._records = True
-        return self._recordings.begin(path)
-
-    def watch_finite(self, on: bool = True) -> FiniteWatch:
-        """Find the first NaN or infinity; see `synkhronos.watch_finite`."""
-        self._lifecycle.require_open()
-        return FiniteWatch(self.orders, self._rank.check_finite, on)
-
     def _forget_all(self) -> None:
         self.orders.close()
-        self._specs.clear()
-        if not self._records:
-            atexit.unregister(self.close)
+        self.specs.clear()
+        atexit.unregister(self.close)
 
     def function(
         self,
         inputs: Any,
         outputs: Any = None,
-        *,
-        proof: Union[str, bool, None] = None,
         **kwargs: Any,
     ) -> Function:
         """Build a function; see `synkhronos.function`."""
         self._lifecycle.require_open()
-        policy = self._proof if proof is None else checked_proof(proof)
+        settings = Function.of_function(self, kwargs)
         spec, plain = self._builder.compile(make_spec(inputs, outputs, **kwargs))
         with self._lifecycle.lock:
-            function = self._entered(spec, plain, policy)
+            function = self._entered(spec, plain, settings)
         if self.size > 1:
             warn_of_wrong(spec)
         return function
 
     def twin(self, spec: FunctionSpec) -> Function:
-        """Build a function for a proof; the caller holds the lock."""
-        return self._entered(*self._builder.compile(spec), self._proof)
+        """Build another form of a function for a feature; the caller holds the lock."""
+        return self._entered(*self._builder.compile(spec), Function.of_function(self, {}))
 
-    def _entered(self, spec: FunctionSpec, plain: Any, policy: Union[str, bool]) -> Function:
+    def _entered(self, spec: FunctionSpec, plain: Any, settings: Dict[str, Any]) -> Function:
         function_id = self._builder.enter(spec, plain)
-        function = Function(spec, function_id, plain, self.orders, self, policy, self._proof_every)
+        function = Function(spec, function_id, plain, self.orders, self, settings)
         self.orders.garbage.watch(function, function_id)
         return function
 
@@ -314,30 +292,4 @@ class Runtime:
             shared_vars: one variable or a list of them.
         """
         with self._lifecycle.lock:
-            self.origins.let_drift(self.orders.numbers(listed_variables(shared_vars)))
-
-    def stats(self, reset: bool = False) -> Stats:
-        """Return the times of calls; see `synkhronos.stats`."""
-        self._take_times()
-        stats = self.orders.ledger.stats(checked_flag(reset, "reset"))
-        for loaded in list(self._rank.functions.values()):
-            name = loaded.recipe.name
-            if name in stats:
-                stats[name] = stats[name]._replace(graph=loaded.replay)
-        for function in self.orders.garbage.watched():
-            name, report = function.tally_name, function.proof
-            if name in stats and report is not None:
-                how = f"call {report.call}" + f", {report.how}" * (report.how != "whole")
-                stats[name] = stats[name]._replace(proof=how if report.ok else f"{how}: WRONG")
-        stats.precision = self._rank.device.precision
-        return stats
-
-    def _take_times(self) -> None:
-        """Add to the ledger what ranks of other hosts have logged, if there are any.
-
-        Within a call this does nothing: their figures come later.
-        """
-        orders = self.orders
-        if orders.ledger.lacks_times and not self.closed:
-            with suppress(NestedCall), orders.lock:
-                orders.ledger.complete(orders.perform_own(Own("stats"), tally=None))
+            self.registry.drifting.update(self.orders.numbers(listed_variables(shared_vars)))

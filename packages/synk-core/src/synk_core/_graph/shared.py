@@ -14,7 +14,19 @@ import weakref
 from collections import deque
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Callable, Deque, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import (
+    Any,
+    Callable,
+    Deque,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+)
 
 from synk_core._text import shown
 from synk_core._weakqueue import QueuedRef
@@ -94,12 +106,14 @@ class VariableRegistry:
     Attributes:
         variables: clones by number.
         end: number of the next new variable.
+        drifting: numbers of variables whose values differ between ranks on purpose.
         left: holders of variables that are gone, so that a variable may be unused now.
     """
 
     def __init__(self) -> None:
         self.variables: Dict[int, Any] = {}
         self.end = 0
+        self.drifting: Set[int] = set()
         self.gone: Deque[QueuedRef] = deque()
         self._watched: Dict[int, QueuedRef] = {}
         self._leaving: Dict[int, Any] = {}

@@ -16,7 +16,7 @@ class Prepared:
 
     Args:
         act: what travels to the workers.
-        tally: adds up its figures; None for none.
+        label: its name in figures; None for none.
         nbytes: of inputs that the ranks read.
 
     Attributes:
@@ -24,16 +24,16 @@ class Prepared:
         key: by which the act is found again; None for an act of one order alone.
     """
 
-    def __init__(self, act: Act, tally: Any = None, nbytes: int = 0) -> None:
+    def __init__(self, act: Act, label: Optional[str] = None, nbytes: int = 0) -> None:
         self.act = act
-        self.tally = tally
+        self.label = label
         self.nbytes = nbytes
         self.number = 0
         self.key: Hashable = None
 
     def once(self, act: Act) -> Prepared:
         """Return another act, for one order, that counts as this one."""
-        return Prepared(act, self.tally, self.nbytes)
+        return Prepared(act, self.label, self.nbytes)
 
     def close(self) -> None:
         """Drop references to shared memory: the act is forgotten."""

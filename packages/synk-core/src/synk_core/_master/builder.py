@@ -91,7 +91,8 @@ class Builder:
         name, began = spec.name or "function", perf_counter()
         with self._track(f"compiling {name!r}"):
             compiled = compile_form(spec, form, self._here.device, self._here.journal.on)
-        self._here.recorder.add("compile", name, began, perf_counter())
+        if self._here.flight.recorder is not None:
+            self._here.flight.recorder.add("compile", name, began, perf_counter())
         return compiled
 
     def _register_variables(self, compiled: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+from time import perf_counter
 from typing import Any, Iterator, NoReturn, Optional, Sequence, Tuple
 
 import synk_comm
@@ -18,10 +19,17 @@ from synk_core.exceptions import (
     SynkError,
     WorkerDied,
     WorkerFailed,
+    WorkerStalled,
 )
 
 FAILURE_TIMEOUT_S = 0.05
 """Seconds to read failures that workers have reported already."""
+
+NOT_ATOMIC = (
+    "Ranks that had finished have applied their updates: the values of what it updates may "
+    "differ now. Use broadcast(), or fork(atomic=True).\n"
+)
+"""Added to the message of a failure that was not atomic."""
 
 
 def raise_for_start(error: BaseException, ranks: Any) -> NoReturn:
@@ -43,16 +51,15 @@ def raise_for_start(error: BaseException, ranks: Any) -> NoReturn:
         raise
 
 
-def raise_for(error: BaseException, ranks: Any, interrupted: bool, note: str) -> NoReturn:
+def raise_for(error: BaseException, ranks: Any, interrupted: bool) -> NoReturn:
     """Raise the error for a failed order; called where `error` is handled.
 
     Args:
         ranks: their `Lifecycle`.
         interrupted: whether Ctrl-C has come, too.
-        note: added to the message of a failure that was not atomic.
     """
     try:
-        _translate(error, ranks, interrupted, note)
+        _translate(error, ranks, interrupted)
         raise  # noqa: PLE0704 - the error that is being handled
     except Exception as raised:
         if interrupted:
@@ -60,7 +67,7 @@ def raise_for(error: BaseException, ranks: Any, interrupted: bool, note: str) ->
         raise
 
 
-def _translate(error: Any, ranks: Any, interrupted: bool, note: str) -> None:
+def _translate(error: Any, ranks: Any, interrupted: bool) -> None:
     """Raise the error for a failed order, unless that is `error` itself."""
     rank = ranks.rank
     doing = rank.doing or "an order"  # the act under way, as far as this rank has come
@@ -70,7 +77,7 @@ def _translate(error: Any, ranks: Any, interrupted: bool, note: str) -> None:
         failures = ranks.pool.failures(error.reasons, rank.serial)
         if interrupted:
             raise KeyboardInterrupt from None
-        failed, cause = worker_failed(error, failures, doing, "" if rank.journal.on else note)
+        failed, cause = worker_failed(error, failures, doing, "" if rank.journal.on else NOT_ATOMIC)
         raise failed from cause
     if rank.group_raised(error, synk_comm.MismatchError):
         raise InputValueError(mismatch(doing, error)) from error
@@ -109,11 +116,20 @@ def _end_out_of_step(error: BaseException, ranks: Any, doing: str) -> None:
         add_note(died, history)
         raise died from error
     if ours and isinstance(error, synk_comm.CommTimeout):
-        stalled = ranks.stalls.error()
+        stalled = _stalled(ranks)
         add_note(stalled, activity.history(stalled.rank))
         ranks.end(f"rank {stalled.rank} was {stalled.doing} for too long")
         raise stalled from error
     ranks.end(f"{type(error).__name__} in {doing}: {text_of(error)}".removesuffix(": "))
+
+
+def _stalled(ranks: Any) -> WorkerStalled:
+    """Return the error for an order that is given up: it names the ranks that are late."""
+    activity, seconds = ranks.activity, perf_counter() - ranks.wait_began
+    late = activity.late()
+    stacks = ranks.pool.stacks(late)
+    text = activity.describe(late, seconds, stacks)
+    return WorkerStalled(late, activity.doing(late[0]), seconds, stacks, text)
 
 
 def worker_failed(

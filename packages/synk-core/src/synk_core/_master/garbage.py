@@ -10,11 +10,11 @@ from collections import deque
 from typing import Any, Deque, Dict, List
 
 from synk_core._rank.workplace import Workplace
-from synk_core._watch.record import Observers
 from synk_core._weakqueue import QueuedRef
 from synk_core.engine import held_by
 
 from .acts import ActTable
+from .record import Observers
 from .store import DataStore
 
 LINGERING_ORDERS = 2
@@ -40,6 +40,7 @@ class Garbage:
         self._functions: Dict[int, QueuedRef] = {}
         self._gone: Deque[QueuedRef] = deque()
         self._lingers_until = -1
+        self._queues = self._gone, here.registry.gone, store.released
 
     def watch(self, function: Any, number: int) -> None:
         """Forget a function once the program has dropped it."""
@@ -54,8 +55,7 @@ class Garbage:
 
         To be called before staging: an older act may refer to the same room.
         """
-        lingers = self._here.serial <= self._lingers_until
-        if self._gone or self._registry.gone or self._store.released or lingers:
+        if any(self._queues) or self._here.serial <= self._lingers_until:
             self._collect()
 
     def _collect(self) -> None:

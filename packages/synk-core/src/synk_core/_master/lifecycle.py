@@ -14,7 +14,7 @@ import threading
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
-from typing import Callable, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from synk_core import engine
 from synk_core._graph import environment
 from synk_core._graph.devices.assignment import Assignment, take
 from synk_core._rank.rank import Enter, Rank
-from synk_core._watch.flight import WORDS, Flight
+from synk_core._wire.flight import WORDS, Flight
 from synk_core._wire.messages import JOIN, ArrayRef, Hello
 from synk_core._wire.orders import STEPS_IN_LINE
 from synk_core._wire.settings import Settings
@@ -32,7 +32,6 @@ from synk_core._workers.activity import Activity
 from synk_core._workers.interrupts import LATER, Interrupts
 from synk_core._workers.mpi_pool import MpiPool
 from synk_core._workers.pool import WorkerPool, hellos_of, start_workers
-from synk_core._workers.stalls import StallWatch
 from synk_core.exceptions import Closed
 
 from .failures import raise_for_start, start_errors
@@ -50,7 +49,9 @@ class Lifecycle:
         joined: whether the workers have started.
         pool: the workers' processes.
         activity: what each rank is doing.
-        stalls: warns of orders that take long.
+        wait_began: when the master's wait for workers began, by `time.perf_counter`.
+        while_waiting: called now and then while the master waits for workers; given a thread, what
+            it makes, and since when, while the master waits for that.
         interrupts: handles Ctrl-C.
         before_close: called before the workers of an open runtime are stopped.
         on_end: called once, when all is over.
@@ -99,7 +100,8 @@ class Lifecycle:
             else:
                 self.pool = self._use(world, hellos)
             undo.pop_all()
-        self.stalls = self.new_stall_watch()
+        self.wait_began = 0.0
+        self.while_waiting: List[Callable[..., None]] = []
         self.interrupts = Interrupts(self.rank, self.activity.flights, self.pool.interrupt)
         self.rank.before_decline = self.interrupts.give_up
         atexit.register(self.close)
@@ -114,15 +116,11 @@ class Lifecycle:
         # Early: who puts a handler of his own over it, hands on to it.
         self.interrupts.install()
 
-    def new_stall_watch(self) -> StallWatch:
-        """Return what warns of a wait that begins now, and takes long."""
-        return StallWatch(self.activity, self.rank.rank, self.pool.stacks, self.settings.stall_s)
-
     def _flight(self, store: DataStore, size: int, master: int) -> Tuple[Flight, ArrayRef]:
         """Make the flight records; return the master's, and where the workers find theirs."""
         words = (WORDS * size,)
         room, ref = _zeros(store, "flight", np.dtype(np.int64), words, "the flight record")
-        self.activity = Activity(room, size)
+        self.activity = Activity(room, size, master)
         return Flight(room, master), ref
 
     def _use(self, world: World, hellos: Sequence[Hello]) -> MpiPool:
@@ -194,7 +192,8 @@ class Lifecycle:
             KeyboardInterrupt: one was delayed until now.
             StartError: a worker could not start.
         """
-        self.require_open()
+        if self._closed is not None or os.getpid() != self._owner:
+            self.require_open()
         LATER.at_the_next_chance()
         if not self.joined:
             self.await_workers()
@@ -210,10 +209,10 @@ class Lifecycle:
         if self.joined:
             return
         LATER.at_the_next_chance()
-        self.stalls.began = perf_counter()
+        self.wait_began = perf_counter()
         joining = False
         try:
-            self.pool.wait_ready(tick=lambda _late: self.stalls.check())
+            self.pool.wait_ready(tick=lambda _late: self.waiting())
             joining = True
             self.pool.send(JOIN, "starting")
             enter: Optional[Enter] = None
@@ -243,8 +242,13 @@ class Lifecycle:
         if not self.joined:
             self.pool.check_joining()
         self.interrupts.check()
-        self.stalls.check()
+        self.waiting()
         self.interrupts.install()
+
+    def waiting(self, *wait: Any) -> None:
+        """Call those that follow the master's waits; see `while_waiting`."""
+        for follow in self.while_waiting:
+            follow(*wait)
 
     def close(self) -> None:
         """Stop the workers and free what they hold. Idempotent; returns within seconds."""

@@ -10,10 +10,9 @@ from time import perf_counter
 from typing import Any, Hashable, List, Optional, Sequence, Tuple
 
 import synk_comm
-from synk_core._watch.record import Observers, Record
-from synk_core._watch.stats import DISTRIBUTE, Ledger
 from synk_core._wire.data import Data
 from synk_core._wire.messages import (
+    DISTRIBUTE,
     Act,
     Call,
     Collective,
@@ -33,11 +32,13 @@ from .distributor import Distributor
 from .failures import raise_for
 from .garbage import Garbage
 from .lifecycle import Lifecycle
-from .replicas import Replicas
+from .record import Observers, Record
 from .shipping import Shipping
 
 STOP_TIMEOUT_S = 0.5
 """Seconds for workers to take the order to stop: idle ones do at once."""
+
+_new: Any = tuple.__new__  # constructors of named tuples are written in Python
 
 _CAN_BE_UNDONE = (Call, Prefetch, Collective)
 
@@ -49,8 +50,6 @@ class Orders:
         lock: held while acts are staged and performed: other threads wait.
         acts: numbers acts, and finds them again.
         observers: of orders; they are called while the lock is held.
-        ledger: adds up the times of orders.
-        replicas: notices variables whose values may differ between ranks.
         garbage: forgets what the program has dropped.
         distributor: sends functions and variables to the workers.
         prefetches: whether `DelayedCall.prefetch` saves time, as on most GPUs.
@@ -70,12 +69,10 @@ class Orders:
         if rank.mirror is not None and rank.world is not None:
             nodes = rank.world.nodes
             self._shipping = Shipping(nodes, self.store, rank.arrays, self.acts, rank.mirror)
-        self.ledger = Ledger(self.size, self.master, is_whole=rank.mirror is None)
-        self.replicas = Replicas(rank, lifecycle.settings, self.reseed)
         self.observers = Observers()
         self.garbage = Garbage(rank, self.acts, self.store, self.observers)
         self.distributor = Distributor(rank, self.perform_own, self.store, self.garbage.collect)
-        self.observers.add(self.replicas, lifecycle.stalls, self.ledger, self.distributor)
+        self.observers.add(self.distributor)
 
     @property
     def closed(self) -> bool:
@@ -124,9 +121,10 @@ class Orders:
         record = Record(acts, rank.times, began - lock.began)
         for before in self.observers.before:
             before(record)
+        lifecycle.wait_began = perf_counter()
         steps = []
         for act, origin in zip(acts, origins):
-            steps.append(Step(act.number, origin))
+            steps.append(_new(Step, (act.number, origin)))
         interrupts, extras = lifecycle.interrupts, None
         # An interrupt anywhere in here leaves nothing half sent, and the lock free.
         try:
@@ -136,7 +134,8 @@ class Orders:
                 extras = self._shipping.extend(extras, steps)
             record.serial = next(self._serials)
             interrupts.begin(record.serial)
-            results = rank.perform(Order(record.serial, steps, extras), lock.began, timeout_s)
+            order = _new(Order, (record.serial, steps, extras))
+            results = rank.perform(order, lock.began, timeout_s)
             struck = interrupts.finish()
             if extras is not None:
                 sent, extras = extras, None
@@ -149,7 +148,7 @@ class Orders:
         except BaseException as error:  # noqa: BLE001 - raised below
             interrupted = interrupts.end()
             try:
-                raise_for(error, lifecycle, interrupted, self.replicas.note)
+                raise_for(error, lifecycle, interrupted)
             finally:
                 if not lifecycle.closed:
                     for failed in self.observers.failed:
@@ -165,20 +164,19 @@ class Orders:
     def perform_own(
         self,
         act: Act,
-        tally: Optional[str] = DISTRIBUTE,
+        label: Optional[str] = DISTRIBUTE,
         key: Hashable = None,
         timeout_s: Optional[float] = None,
     ) -> Any:
         """Perform an act of the runtime's own. The caller holds the lock.
 
         Args:
-            tally: name of its line in `stats()`; None for none.
+            label: its name in figures; None for none.
             key: by which it is found again.
         """
         prepared = None if key is None else self.acts.find(key)
         if prepared is None:
-            line = None if tally is None else self.ledger.tally(tally)
-            prepared = self.enter(Prepared(act, tally=line), key)
+            prepared = self.enter(Prepared(act, label), key)
         self.lock.began = perf_counter()
         (result,) = self.perform((prepared,), timeout_s=timeout_s)
         # The figures of a call that had to wait for this begin now.
@@ -195,7 +193,7 @@ class Orders:
         if lifecycle.joined and self._rank.in_step and not self.lock.running:
             number = self.acts.enter(Prepared(Stop())).number
             order = Order(next(self._serials), [Step(number)], self.acts.extras())
-            lifecycle.stalls.began = perf_counter()
+            lifecycle.wait_began = perf_counter()
             with suppress(synk_comm.CommError, WorkerDied):
                 self._rank.tell(order, STOP_TIMEOUT_S)
 
@@ -203,7 +201,8 @@ class Orders:
         """Drop what refers to shared memory: the runtime has ended."""
         if self._shipping is not None:
             self._shipping.close()
-        self.replicas.close()
+        for close in self.observers.close:
+            close()
         self.acts.close()  # users may keep functions, and with them this
 
     def make_data(self, value: Any = None, var: Any = None, **options: Any) -> Data:
@@ -214,13 +213,12 @@ class Orders:
     def await_thread(self, thread: threading.Thread, made: Any, makes: str) -> Any:
         """Return the next item that a thread of the program queues; blocks until it does."""
         LATER.at_the_next_chance()
-        stalls = self._lifecycle.new_stall_watch()
-        stalls.began = perf_counter()
+        began = perf_counter()
         while True:
             self.require_open()
             with suppress(queue.Empty):
                 return made.get(timeout=0.1)  # then somebody may have closed it
-            stalls.check(thread, makes)
+            self._lifecycle.waiting(thread, makes, began)
 
     def require_form(self, function_id: int, form: Form) -> None:
         """Have `form` of a function on every rank; compile and distribute it if necessary."""

@@ -5,13 +5,25 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
-from typing import Any, Union
+from typing import Any, NamedTuple, Optional, Sequence, Union
 
 import numpy as np
 
 from synk_core._text import shown
 from synk_core.exceptions import InputTypeError, InputValueError
 from synk_core.files import place_of
+
+
+class Options(NamedTuple):
+    """The options of a call; see `Function.__call__`."""
+
+    output_subset: Optional[Sequence[int]] = None
+    batch: Any = None
+    batch_s: Any = None
+    num_slices: int = 1
+
+
+DEFAULT = Options()
 
 
 def checked_flag(value: Any, what: str) -> bool:

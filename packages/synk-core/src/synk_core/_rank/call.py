@@ -26,13 +26,13 @@ from synk_core._plan.rows import (
     selecting,
     split_rows,
 )
-from synk_core._watch.flight import KINDS, Phase
+from synk_core._wire.flight import KINDS, Phase, in_slice
 from synk_core._wire.messages import ROWLESS, Call, Prefetch
 from synk_core.device import Launcher, VectorParts
 from synk_core.exceptions import InputValueError, SynkError
 
 from .collectives import PreparedCollective
-from .finite import Execution
+from .functions import LoadedFunction
 from .in_graph import reductions_in
 from .inputs import CallInputs
 from .outputs import Accumulator, collect, collect_on_device, reduce_to
@@ -54,7 +54,7 @@ class CallResult(NamedTuple):
     Attributes:
         later: places of those outputs that are still this rank's own, by op.
         weight: of these, in averages.
-        report: of its proof, if it was proved.
+        report: of a variant of the call, such as a proof.
     """
 
     values: Sequence[Any]
@@ -75,6 +75,29 @@ class CallResult(NamedTuple):
             for place, value in zip(places, reduced or ()):
                 values[place] = value
         return self._replace(values=values, later={})
+
+
+_result: Any = tuple.__new__  # the class's own constructor is written in Python
+
+
+class Execution(NamedTuple):
+    """One execution of a compiled function, of some of the rank's rows.
+
+    Attributes:
+        begin: the row of the selection that is row 0 here.
+        piece: the number of the slice, from 1; 0 without slices.
+        in_graph: the function's `GraphReductions`, or None.
+        launch: runs the function, given its arguments and an `Execute` or None.
+        arguments: in host memory.
+    """
+
+    loaded: LoadedFunction
+    call: Call
+    begin: int
+    piece: int
+    in_graph: Any
+    launch: Callable[[Sequence[Any], Any], List[Any]]
+    arguments: Sequence[Any]
 
 
 class PreparedCall:
@@ -182,7 +205,8 @@ class PreparedCall:
         """
         here, counts = self._here, self._counts
         rank, flight = here.rank, here.flight
-        here.journal.keep(self._changed)
+        if self._changed:
+            here.journal.keep(self._changed)
         if self._average is not None:
             self._average.begin(self._counts)
         if self._launcher is not None:
@@ -233,13 +257,13 @@ class PreparedCall:
                 results.append(collect(comm, here.master, op, value, weight))
         if here.device.is_gpu and (here.is_master or later):
             results = here.device.send(results)
-        return CallResult(results, counts, later, weight)
+        return _result(CallResult, (results, counts, later, weight, None))
 
     def _compute_whole(self, origin: int) -> List[Any]:
         """Execute once, on views of the inputs or on excerpts by index."""
         start, stop = self._bounds[self._comm.rank]
         arguments, self._ahead = self._ahead, None
-        if self._here.check_finite[0] is not None:
+        if self._here.check[0] is not None:
             arguments = None  # the check takes arrays in host memory
         if arguments is None and (origin != self._origin or self._inputs.copies):
             self._here.flight.enter(_COPY)
@@ -249,7 +273,8 @@ class PreparedCall:
             self._origin = origin
         if arguments is None:
             arguments = self._arguments
-        results = self._run(self._quick, arguments, start)
+        run = self._launch if self._here.check[0] is None else self._checked
+        results = run(self._quick, arguments, self._strategy, start)
         wanted = self._call.outputs
         return results if wanted is None else [results[i] for i in wanted]
 
@@ -263,7 +288,7 @@ class PreparedCall:
         if loaded.ahead is not None:
             loaded.ahead.drop_prefetched()
         uploads = here.device.uploads
-        if not self._whole or uploads is None or here.check_finite[0] is not None:
+        if not self._whole or uploads is None or here.check[0] is not None:
             return
         here.flight.enter(_COPY)
         turn = loaded.turn
@@ -281,34 +306,37 @@ class PreparedCall:
         """Have the call take its rows itself, as if nothing had been prefetched."""
         self._ahead = None
 
-    def _run(self, function: Any, arguments: Sequence[np.ndarray], begin: int) -> List[Any]:
-        """Run the function on rows of the selection, from row `begin`."""
-        check = self._here.check_finite[0]
-        try:
-            if check is None:
-                return self._launch(function, arguments, self._strategy)
-            loaded, call, launch = self._loaded, self._call, partial(self._launch, function)
-            about = loaded, call, begin, self._piece, self._reductions, launch, arguments
-            return check(Execution(*about))
-        except Exception as error:
-            if self._call.scattered and not isinstance(error, SynkError):
-                rows = arguments[0].shape[self._call.scattered[0].axis]
-                end, total = begin + rows - 1, sum(self._counts)
-                self._here.doing = f"{self.doing}, rows {begin} to {end} of the call's {total}"
-            raise
+    def _checked(
+        self, function: Any, arguments: Sequence[np.ndarray], _: Optional[Execute], begin: int
+    ) -> List[Any]:
+        """Run the function as `_launch` does, and check what it computes."""
+        check: Any = self._here.check[0]
+        launch = partial(self._launch, function, begin=begin)
+        about = self._loaded, self._call, begin, self._piece, self._reductions, launch, arguments
+        results: List[Any] = check(Execution(*about))
+        return results
 
     def _launch(
-        self, function: Any, arguments: Sequence[np.ndarray], execute: Optional[Execute]
+        self,
+        function: Any,
+        arguments: Sequence[np.ndarray],
+        execute: Optional[Execute],
+        begin: int,
     ) -> List[Any]:
+        """Run the function on rows of the selection, from row `begin`."""
         try:
             if self._inputs.brings:
                 self._here.flight.enter(_COPY)
                 arguments = self._inputs.bring(arguments)
-            self._here.flight.enter(_SLICE if self._piece else _COMPUTE, self._piece)
+            self._here.flight.enter(in_slice(_SLICE, self._piece) if self._piece else _COMPUTE)
             results: List[Any] = (
                 function(*arguments) if execute is None else execute(function, arguments)
             )
-        except BaseException:
+        except BaseException as error:
+            if self._call.scattered and not isinstance(error, SynkError):
+                rows = arguments[0].shape[self._call.scattered[0].axis]
+                end, total = begin + rows - 1, sum(self._counts)
+                self._here.doing = f"{self.doing}, rows {begin} to {end} of the call's {total}"
             # The engine does so only after a success; here it would keep shared memory alive.
             for container in self._function.input_storage[: len(arguments)]:
                 container.storage[0] = None
@@ -386,8 +414,8 @@ class PreparedCall:
         try:
             for i, (start, stop) in enumerate(pieces):
                 self._piece = i + 1 if sliced else 0
-                self._here.flight.enter(_COPY, self._piece)
-                self._here.flight.heed(self._here.serial)
+                self._here.flight.enter(in_slice(_COPY, self._piece))
+                self._here.flight.raise_if_interrupted(self._here.serial)
                 self._set_row_share((stop - start) / total if total else 1.0)
                 values = self._execute(origin, first, start, stop, selection)
                 for accumulator, value in zip(accumulators, values):
@@ -423,7 +451,7 @@ class PreparedCall:
         rowless = self._loaded.forms.get(ROWLESS)
         if rowless is not None:
             self._here.flight.enter(_COMPUTE)
-            self._here.flight.heed(self._here.serial)
+            self._here.flight.raise_if_interrupted(self._here.serial)
             brought = self._inputs.brought[len(self._call.scattered) :]
             bring, whole = self._here.device.bring, self._inputs.broadcast
             rowless(*(bring(a) if b else a for a, b in zip(whole, brought)))
@@ -439,7 +467,8 @@ class PreparedCall:
     ) -> List[Any]:
         arguments = self._inputs.take(origin, first + start, first + stop)
         arguments += selecting(self._call.form.select, selection, start, stop)
-        results = self._run(self._careful, arguments, first + start)
+        run = self._launch if self._here.check[0] is None else self._checked
+        results = run(self._careful, arguments, self._strategy, first + start)
         if self._call.outputs is None:
             return results
         # Not every linker takes output_subset, and updates have to run whatever is wanted.

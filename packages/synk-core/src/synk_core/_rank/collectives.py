@@ -7,7 +7,8 @@ several variables in one comparison: so all change, or none.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from operator import attrgetter, itemgetter
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -23,11 +24,91 @@ from synk_core._graph.values import (
     is_plain,
     on_host,
 )
-from synk_core._watch.flight import KINDS, Phase
+from synk_core._wire.flight import KINDS, Phase
 from synk_core._wire.messages import ArrayRef, Collective, Rows
 from synk_core.exceptions import InputValueError
 
 from .workplace import Workplace
+
+_STORAGE, _VALUE = attrgetter("container.storage"), itemgetter(0)
+
+
+class ActVariables:
+    """The shared variables of a collective on this rank.
+
+    Attributes:
+        is_one: whether it is a single variable.
+    """
+
+    def __init__(self, here: Workplace, numbers: Sequence[int]) -> None:
+        self._here, self._numbers = here, numbers
+        # Not the storages: the registry counts who holds these.
+        self._variables = [here.registry[number] for number in numbers]
+        self.is_one = len(numbers) == 1
+
+    @property
+    def now(self) -> List[Any]:
+        """The values, wherever they lie."""
+        return list(map(_VALUE, map(_STORAGE, self._variables)))
+
+    @property
+    def names(self) -> List[str]:
+        """For messages."""
+        return [repr(self._here.registry.label(number)) for number in self._numbers]
+
+    def values(self, through_host: bool = False, reducible: bool = False) -> List[Any]:
+        """Return the values: the arrays themselves, without copies.
+
+        All are on the default device if all variables are and the communicator takes them there;
+        else all are in host memory, copied where necessary. All ranks choose alike.
+
+        Args:
+            through_host: use host memory in any case.
+            reducible: they are to be reduced.
+        """
+        values = list(map(_VALUE, map(_STORAGE, self._variables)))
+        if not through_host and self._here.device.takes(values, reducible):
+            return list(map(in_c_order, values))
+        return list(map(on_host, values))
+
+    def rooms(self, values: Sequence[Any]) -> List[Any]:
+        """Return arrays for new values, like `values` in shape, dtype and place."""
+        rooms = []
+        for number, variable, value in zip(self._numbers, self._variables, values):
+            storage = variable.container.storage
+            if value is storage[0]:
+                room = self._here.journal.room(number, storage)
+            else:
+                room = value if is_plain(value) else empty_like(value, value.shape, value.dtype)
+            rooms.append(room)
+        return rooms
+
+    def put(self, arrays: Iterable[np.ndarray]) -> None:
+        """Store copies of arrays in shared memory where the variables' values lie."""
+        bring = self._here.device.bring
+        for i, array in enumerate(arrays):
+            stays = is_on_default_device(value_of(self._variables[i]))
+            self._store(i, bring(array) if stays else np.array(array))
+
+    def store(self, values: Iterable[Any], alike: bool = False) -> None:
+        """Store new values; the journal keeps the old ones.
+
+        Args:
+            alike: they have the shapes and dtypes of the old ones.
+        """
+        for i, value in enumerate(values):
+            self._store(i, value, alike)
+
+    def _store(self, i: int, value: Any, alike: bool = False) -> None:
+        storage = self._variables[i].container.storage
+        old = storage[0]
+        if old is value:
+            return
+        self._here.journal.keep([storage])
+        if alike and type(old) is type(value):
+            storage[0] = value  # what the variable's type would check is known
+        else:
+            store(self._variables[i], value)
 
 
 class PreparedCollective:
@@ -44,11 +125,12 @@ class PreparedCollective:
     def __init__(self, here: Workplace, act: Collective) -> None:
         self._here = here
         self._act = act
+        self._variables = ActVariables(here, act.variables)
         self._perform = PERFORMERS[act.kind]
         given, many = act.arguments, len(act.variables) > 1
         self._has_rows = given.get("rows") is not None
         self.name = self.doing = f"{act.kind}()"
-        values = [value_of(here.registry[number]) for number in act.variables]
+        values = self._variables.now
         self.record = (KINDS.index(act.kind), len(act.variables))
         self.synchronizes = self._ends_together = act.kind == "all_reduce" and (
             # Through host memory, a rank may still fail to copy its result to the device.
@@ -72,7 +154,7 @@ class PreparedCollective:
         more = {"origin": origin} if self._has_rows else {}
         here.flight.enter(Phase.COLLECTIVE)
         try:
-            result = self._perform(here, act.variables, **act.arguments, **more)
+            result = self._perform(here, self._variables, **act.arguments, **more)
             if average is not None:
                 average.learn()
             return result
@@ -93,7 +175,7 @@ class PreparedCollective:
 
 def broadcast(
     here: Workplace,
-    variables: Sequence[int],
+    variables: ActVariables,
     values: Optional[Sequence[ArrayRef]],
     forms: Optional[Sequence[Tuple[Tuple[int, ...], str]]],
     through_host: bool = False,
@@ -103,38 +185,38 @@ def broadcast(
     Without `forms` the master broadcasts these first.
     """
     if values is not None:
-        for number, ref in zip(variables, values):
-            _put(here, number, here.arrays.get(ref))
+        variables.put(here.arrays.get(ref) for ref in values)
         return
-    arrays = _values(here, variables, through_host)
+    arrays = variables.values(through_host)
     if forms is None:
         forms = [(value.shape, str(value.dtype)) for value in arrays]
         forms = here.comm.broadcast_object(forms, here.master)
     if not here.is_master:
         arrays = [
-            _room(here, number, value) if value.shape == shape else empty_like(value, shape, dtype)
-            for number, value, (shape, dtype) in zip(variables, arrays, forms)
+            room if value.shape == shape else empty_like(value, shape, dtype)
+            for room, value, (shape, dtype) in zip(variables.rooms(arrays), arrays, forms)
         ]
     here.comm.broadcast(_bare(arrays), here.master)
     if not here.is_master:
-        _store_all(here, variables, arrays)
+        variables.store(arrays)
 
 
 def scatter(
     here: Workplace,
-    variables: Sequence[int],
+    variables: ActVariables,
     values: Sequence[ArrayRef],
     rows: Sequence[Rows],
     origin: int,
 ) -> None:
     """Give each rank its share of the rows of each value."""
-    for number, ref, own in zip(variables, values, rows):
-        _put(here, number, _take(here, ref, own, origin, *own.bounds[here.comm.rank]))
+    variables.put(
+        _take(here, ref, own, origin, *own.bounds[here.comm.rank]) for ref, own in zip(values, rows)
+    )
 
 
 def set_value(
     here: Workplace,
-    variables: Sequence[int],
+    variables: ActVariables,
     values: Sequence[ArrayRef],
     rank: int,
     rows: Optional[Rows],
@@ -143,12 +225,10 @@ def set_value(
     """Give one rank the values."""
     if here.comm.rank != rank:
         return
-    for number, ref in zip(variables, values):
-        if rows is None:
-            value = here.arrays.get(ref)
-        else:
-            value = _take(here, ref, rows, origin, *rows.bounds[0])
-        _put(here, number, value)
+    variables.put(
+        here.arrays.get(ref) if rows is None else _take(here, ref, rows, origin, *rows.bounds[0])
+        for ref in values
+    )
 
 
 def _take(
@@ -161,12 +241,12 @@ def _take(
     return array[rows.span(start, stop, origin)]
 
 
-def get_value(here: Workplace, variables: Sequence[int], rank: int) -> Optional[List[np.ndarray]]:
+def get_value(here: Workplace, variables: ActVariables, rank: int) -> Optional[List[np.ndarray]]:
     """Return the values of one rank, in the master."""
     results = []
-    for number in variables:
+    for value in variables.now:
         # Only one rank has something to send, so it goes through host memory.
-        mine = on_host(value_of(here.registry[number])) if here.comm.rank == rank else None
+        mine = on_host(value) if here.comm.rank == rank else None
         parts = here.comm.gather(mine, here.master)
         if parts is not None:
             results.append(np.array(parts[rank]))
@@ -174,28 +254,27 @@ def get_value(here: Workplace, variables: Sequence[int], rank: int) -> Optional[
 
 
 def gather(
-    here: Workplace, variables: Sequence[int], nd_up: int, through_host: bool = False
+    here: Workplace, variables: ActVariables, nd_up: int, through_host: bool = False
 ) -> Optional[List[np.ndarray]]:
     """Return all ranks' values in the master: stacked (nd_up=1) or concatenated (nd_up=0)."""
     comm: Any = here.comm  # of devices, if the values are there
-    values = _values(here, variables, through_host)
+    values = variables.values(through_host)
     gathered = _listed(comm.gather(_bare(values), here.master), variables)
     if not here.is_master:
         return None
     if is_on_device(values[0]):
         comm.synchronize()
     return [
-        join([on_host(part) for part in parts], nd_up, _name(here, number))
-        for number, parts in zip(variables, gathered)
+        join([on_host(part) for part in parts], nd_up, name)
+        for name, parts in zip(variables.names, gathered)
     ]
 
 
-def all_gather(here: Workplace, variables: Sequence[int], through_host: bool = False) -> None:
+def all_gather(here: Workplace, variables: ActVariables, through_host: bool = False) -> None:
     """Replace every rank's value by all ranks' values, concatenated along axis 0."""
-    values = _values(here, variables, through_host)
+    values = variables.values(through_host)
     gathered = _listed(here.comm.all_gather(_bare(values)), variables)
-    joined = [join(parts, 0, _name(here, number)) for number, parts in zip(variables, gathered)]
-    _store_all(here, variables, joined)
+    variables.store([join(parts, 0, name) for name, parts in zip(variables.names, gathered)])
 
 
 def join(parts: Sequence[Any], nd_up: int, name: str) -> Any:
@@ -219,22 +298,22 @@ def join(parts: Sequence[Any], nd_up: int, name: str) -> Any:
 
 
 def reduce(
-    here: Workplace, variables: Sequence[int], op: str, in_place: bool, through_host: bool = False
+    here: Workplace, variables: ActVariables, op: str, in_place: bool, through_host: bool = False
 ) -> Optional[List[np.ndarray]]:
     """Reduce all ranks' values into the master; other ranks keep theirs."""
-    values = _values(here, variables, through_host, reducible=True)
+    values = variables.values(through_host, reducible=True)
     reduced = _listed(here.comm.reduce(_bare(values), op, here.master), variables)
     if not here.is_master:
         return None
     if in_place:
-        _store_all(here, variables, reduced)
+        variables.store(reduced)
         return None
     return reduced
 
 
 def all_reduce(
     here: Workplace,
-    variables: Sequence[int],
+    variables: ActVariables,
     op: str,
     weights: Optional[Sequence[float]],
     weights_of: Optional[int] = None,
@@ -258,91 +337,41 @@ def all_reduce(
     if here.comm.size == 1:
         return
     weight = None if weights is None else float(weights[here.comm.rank])
-    values = _values(here, variables, through_host, reducible=True)
-    outs = [_room(here, number, value) for number, value in zip(variables, values)]
+    values = variables.values(through_host, reducible=True)
+    outs = variables.rooms(values)
     if op == "avg":
         here.comm.all_reduce(_bare(values), "avg", weight=weight, out=_bare(outs))
     else:
         here.comm.all_reduce(None if weight == 0 else _bare(values), op, out=_bare(outs))
-    for number, out in zip(variables, outs):
-        _store(here, number, out, alike=True)
+    variables.store(outs, alike=True)
 
 
-def get_shapes(here: Workplace, variables: Sequence[int]) -> Optional[List[Tuple[Any, ...]]]:
+def get_shapes(here: Workplace, variables: ActVariables) -> Optional[List[Tuple[Any, ...]]]:
     """Return in the master, for each variable, the tuple of all ranks' shapes."""
-    mine = [tuple(value_of(here.registry[number]).shape) for number in variables]
+    mine = [tuple(value.shape) for value in variables.now]
     by_rank = here.comm.gather_object(mine, root=here.master)
     return None if by_rank is None else list(zip(*by_rank))
 
 
-def reseed(here: Workplace, variables: Sequence[int], seed: Optional[int] = None) -> None:
+def reseed(here: Workplace, variables: ActVariables, seed: Optional[int] = None) -> None:
     """Give each rank its own substreams of the master's random states, made from a seed if any.
 
     With a seed, NumPy's and Python's global generators are seeded as well.
     """
     states = None
     if here.is_master:
-        states = [on_host(value_of(here.registry[number])) for number in variables]
+        states = [on_host(value) for value in variables.now]
         if seed is not None:
             states = [random_streams.seeded(state, (seed, i)) for i, state in enumerate(states)]
     states = here.comm.broadcast_object(states, here.master)
-    for number, state in zip(variables, states):
-        if seed is not None or not here.is_master:
-            state = random_streams.reseed(state, here.seed)
-            stays = is_on_default_device(value_of(here.registry[number]))
-            _store(here, number, here.device.bring(state) if stays else state)
+    if seed is not None or not here.is_master:
+        own = [random_streams.reseed(state, here.seed) for state in states]
+        variables.store(
+            here.device.bring(state) if is_on_default_device(value) else state
+            for value, state in zip(variables.now, own)
+        )
     if seed is not None:
         random_streams.seed_globals(seed, here.seed)
-
-
-def _values(
-    here: Workplace, variables: Sequence[int], through_host: bool = False, reducible: bool = False
-) -> List[Any]:
-    """Return this rank's values of variables: the arrays themselves, without copies.
-
-    All are on the default device if all variables are and the communicator takes them there; else
-    all are in host memory, copied where necessary. All ranks choose alike.
-
-    Args:
-        through_host: use host memory in any case.
-        reducible: they are to be reduced.
-    """
-    values = [value_of(here.registry[number]) for number in variables]
-    if not through_host and here.device.takes(values, reducible):
-        return [in_c_order(value) for value in values]
-    return [on_host(value) for value in values]
-
-
-def _put(here: Workplace, number: int, array: np.ndarray) -> None:
-    """Store a copy of an array in shared memory as a variable's value."""
-    stays = is_on_default_device(value_of(here.registry[number]))
-    _store(here, number, here.device.bring(array) if stays else np.array(array))
-
-
-def _room(here: Workplace, number: int, value: Any) -> Any:
-    """Return an array for a variable's new value, like `value` in shape, dtype and place."""
-    storage = here.registry[number].container.storage
-    if value is storage[0]:
-        return here.journal.room(number, storage)
-    return value if is_plain(value) else empty_like(value, value.shape, value.dtype)
-
-
-def _store(here: Workplace, number: int, value: Any, alike: bool = False) -> None:
-    """Store a variable's value; the journal keeps the old one.
-
-    Args:
-        alike: it has the old one's shape and dtype.
-    """
-    variable = here.registry[number]
-    storage = variable.container.storage
-    old = storage[0]
-    if old is value:
-        return
-    here.journal.keep([storage])
-    if alike and type(old) is type(value):
-        storage[0] = value  # what the variable's type would check is known
-    else:
-        store(variable, value)
 
 
 def _bare(arrays: List[Any]) -> Any:
@@ -350,18 +379,9 @@ def _bare(arrays: List[Any]) -> Any:
     return arrays[0] if len(arrays) == 1 else arrays
 
 
-def _listed(result: Any, variables: Sequence[int]) -> List[Any]:
+def _listed(result: Any, variables: ActVariables) -> List[Any]:
     """Return results as a list, the reverse of `_bare`; a number as an array again."""
-    return [array_of(result)] if len(variables) == 1 else result
-
-
-def _store_all(here: Workplace, variables: Sequence[int], values: Sequence[Any]) -> None:
-    for number, value in zip(variables, values):
-        _store(here, number, value)
-
-
-def _name(here: Workplace, number: int) -> str:
-    return repr(here.registry.label(number))
+    return [array_of(result)] if variables.is_one else result
 
 
 PERFORMERS: Dict[str, Callable[..., Any]] = {

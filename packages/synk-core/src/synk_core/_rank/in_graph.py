@@ -17,7 +17,7 @@ import numpy as np
 from synk_core._graph.reduce_op import AllReduce, meeting
 from synk_core._graph.shared import store, value_of
 from synk_core._plan.rows import split_rows
-from synk_core._watch.flight import Phase
+from synk_core._wire.flight import Phase
 
 from .workplace import Workplace
 
@@ -79,7 +79,7 @@ class GraphReductions:
         # A share of the rows, or its inverse, and what it multiplies may leave float16's range.
         wide = np.promote_types(x.dtype, np.float32) if op.power else x.dtype
         weight = {"weight": float(own)} if op.op == "avg" else {}
-        phase = self._here.flight.phase
+        phase = self._here.flight.word
         try:
             if self.watch is not None:
                 self.watch(x)
@@ -88,9 +88,9 @@ class GraphReductions:
         except BaseException as error:
             self._failure = error
             raise
-        self._here.flight.enter(*phase)
-        # A signal during the collective was not heeded.
-        self._here.flight.heed(self._here.serial)
+        self._here.flight.enter(phase)
+        # A signal during the collective was not looked at.
+        self._here.flight.raise_if_interrupted(self._here.serial)
         if op.power:
             result = result * np.asarray((own / sum(rows)) ** op.power, wide)
         return np.asarray(result, x.dtype)  # compiled code takes no NumPy scalar

@@ -58,26 +58,21 @@ class CallInputs:
         """
         arguments = []
         for position, (array, item) in enumerate(self.scattered):
-            rows = np.moveaxis(array, item.axis, 0) if item.axis else array
-            rows = self._excerpt(position, rows, origin, start, stop, turn)
+            every = np.moveaxis(array, item.axis, 0) if item.axis else array
+            if item.selected:
+                rows = every[start:stop]
+            elif self._index is not None:
+                buffer = self._buffer(position, every, stop - start, turn)
+                rows = self._here.arrays.take(every, self._index[start:stop], buffer)
+            else:
+                span = self._rows.span(start, stop, origin, origin if item.minibatch else 0)
+                rows = every[span]
+                if self.copies and self.brought[position]:
+                    buffer = self._buffer(position, every, stop - start, turn)
+                    np.copyto(buffer, rows)
+                    rows = buffer
             arguments.append(np.moveaxis(rows, 0, item.axis) if item.axis else rows)
         return arguments + self.broadcast
-
-    def _excerpt(
-        self, position: int, array: np.ndarray, origin: int, start: int, stop: int, turn: int
-    ) -> np.ndarray:
-        item = self.scattered[position][1]
-        if item.selected:
-            return array[start:stop]
-        if self._index is not None:
-            buffer = self._buffer(position, array, stop - start, turn)
-            return self._here.arrays.take(array, self._index[start:stop], buffer)
-        rows = array[self._rows.span(start, stop, origin, origin if item.minibatch else 0)]
-        if self.copies and self.brought[position]:
-            buffer = self._buffer(position, array, stop - start, turn)
-            np.copyto(buffer, rows)
-            return buffer
-        return rows
 
     def _buffer(self, position: int, like: np.ndarray, length: int, turn: int) -> np.ndarray:
         """Return memory for `length` rows of the input at `position`."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 from synk_core._graph.values import empty_like
-from synk_core._watch.flight import Phase
+from synk_core._wire.flight import Phase
 from synk_core.device import VectorParts
 
 from .workplace import Workplace
@@ -131,13 +131,13 @@ class OverlappedAverage:
 
     def _apart(self, act: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         """Do something that no signal interrupts: the ranks would lose each other."""
-        here, phase = self._here, self._here.flight.phase
+        here, phase = self._here, self._here.flight.word
         here.flight.enter(Phase.COLLECTIVE)
         try:
             result = act(*arguments, **named)
         except BaseException as error:
             self._failure = self._failure or error
             raise
-        here.flight.enter(*phase)
-        here.flight.heed(here.serial)
+        here.flight.enter(phase)
+        here.flight.raise_if_interrupted(here.serial)
         return result

@@ -19,8 +19,8 @@ from typing import Any, Callable, Dict, List, Optional, Tuple, Type
 import synk_comm
 from synk_comm import cuda
 from synk_core._text import text_of
-from synk_core._watch.flight import OWN_WORK, ActOutcome, Phase
 from synk_core._wire.channel import ChannelClosed
+from synk_core._wire.flight import OWN_WORK, ActOutcome, Phase
 from synk_core._wire.messages import (
     Call,
     Collective,
@@ -37,14 +37,13 @@ from synk_core._wire.orders import OrderLine
 from .call import CallResult, PreparedCall, PreparedPrefetch
 from .collectives import PreparedCollective
 from .distribute import PreparedDistribution, PreparedOwn
-from .proof import PreparedProof
 from .workplace import NotJoined, Workplace
 
 # Members of enums are slow to look up in some versions of Python.
 _IDLE, _END, _DONE = Phase.IDLE, Phase.END, ActOutcome.DONE
 
 _PREPARED: Dict[type, Callable[[Workplace, Any], Any]] = {
-    Call: lambda here, act: (PreparedProof if act.proof else PreparedCall)(here, act),
+    Call: lambda here, act: (act.variant.prepare if act.variant else PreparedCall)(here, act),
     Prefetch: PreparedPrefetch,
     Collective: PreparedCollective,
     Distribute: PreparedDistribution,
@@ -134,16 +133,22 @@ class Rank(Workplace):
         if self.device.is_gpu:
             self.device.begin()
         prepared = perf_counter()
-        if order is None:
-            order = self._exchanged(None, None)
-            began = prepared = perf_counter()
-        elif self.line is not None:
-            self._exchanged(order, timeout_s)
+        flight = self.flight
+        try:
+            if order is None:
+                flight.enter(_IDLE)
+                order = self.line.take()  # type: ignore[union-attr] # ranks without get orders
+                began = prepared = perf_counter()
+            elif self.line is not None:
+                self.line.give(order, timeout_s)
+        except synk_comm.PeerDeclined:  # another rank has failed after this one was done
+            self._undo_last()
+            raise
         self.serial = order.serial
         self.doing = "taking in what is new"
         self.journal.begin()
         known = self.registry.end
-        flight, recording = self.flight, self.flight.recorder is not None
+        recorder = flight.recorder
         ending = False
         try:
             # Nothing interrupts a wait for others: the ranks would lose each other.
@@ -158,23 +163,28 @@ class Rank(Workplace):
                 return None
             ending = True
             results = self._finish(*performed)
-            if recording:
-                self._record(order, began or prepared, prepared)
+            if recorder is not None:
+                names = [self.acts[number].name for number, _ in order.steps]
+                recorder.performed(order.serial, names, began or prepared, prepared, self.is_master)
             return results
         except BaseException as error:
-            self.failed_at = perf_counter()
-            try:
-                self._undo(known, order, error)
-            finally:
-                self.journal.undo()
-            if self.group_raised(error):
-                self.in_step = isinstance(error, (synk_comm.PeerDeclined, synk_comm.MismatchError))
-            elif ending:
-                # The others may have finished: this rank alone has undone the order.
-                self.in_step = False
-            else:
-                self._decline(error)
+            self._fail(error, order, known, ending)
             raise
+
+    def _fail(self, error: BaseException, order: Order, known: int, ending: bool) -> None:
+        """Undo an order, and have the others leave it, unless one of them has failed."""
+        self.failed_at = perf_counter()
+        try:
+            self._undo(known, order, error)
+        finally:
+            self.journal.undo()
+        if self.group_raised(error):
+            self.in_step = isinstance(error, (synk_comm.PeerDeclined, synk_comm.MismatchError))
+        elif ending:
+            # The others may have finished: this rank alone has undone the order.
+            self.in_step = False
+        else:
+            self._decline(error)
 
     def _perform_acts(self, order: Order) -> Optional[Tuple[List[Any], bool]]:
         """Return results, and whether the last act has synchronized all ranks; None to stop."""
@@ -220,22 +230,6 @@ class Rank(Workplace):
         self.flight.enter(phase)
         return self.device.fetch(results)
 
-    def _exchanged(self, order: Optional[Order], timeout_s: Optional[float]) -> Order:
-        """Give the other ranks an order; None: wait for the master's.
-
-        Raises:
-            synk_comm.PeerDeclined: another rank failed after this one had done the order before.
-        """
-        try:
-            if order is None:
-                self.flight.enter(_IDLE)
-                return self.line.take()  # type: ignore[union-attr] # ranks that have none get orders
-            self.line.give(order, timeout_s)  # type: ignore[union-attr]
-            return order
-        except synk_comm.PeerDeclined:
-            self._undo_last()
-            raise
-
     def _undo_last(self) -> None:
         """Undo the order that this rank has done, as the others do."""
         self.flight.mark(self.serial, ActOutcome.UNDONE)
@@ -253,16 +247,6 @@ class Rank(Workplace):
             self.flight.enter(_IDLE)
         self.in_step = True
         return results
-
-    def _record(self, order: Order, began: float, prepared: float) -> None:
-        """Record spans of a whole order: from its preparation, and until it was given."""
-        add, end = self.recorder.add, perf_counter()
-        self.recorder.place = order.serial, len(order.steps)
-        names = [self.acts[number].name for number, _ in order.steps]
-        add("call", ", ".join(names), began, end)
-        if self.is_master:
-            add("scatter", "check, plan, copy", began, prepared)
-        self.recorder.place = None
 
     def tell(self, order: Order, timeout_s: float) -> None:
         """Give the other ranks their last order, which this one does not perform."""
@@ -303,8 +287,9 @@ class Rank(Workplace):
         """Drop everything that came with a failed order: the master counts nothing as sent."""
         self.undone = order.serial
         self.journal.undo()
-        self.recorder.place = None
         self.flight.mark(order.serial, ActOutcome.UNDONE)
+        if self.flight.recorder is not None:
+            self.flight.recorder.place = None
         if not self.group_raised(error, synk_comm.PeerDeclined):
             self.flight.end(ActOutcome.FAILED)
         if not self.is_master:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from operator import itemgetter
 from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
 from synk_core._graph.shared import Storage
@@ -16,6 +17,8 @@ from synk_core._graph.values import empty_like, is_plain, is_view
 
 SPARE_ORDERS = 64
 """Orders after which an unused spare array is freed."""
+
+_VALUE = itemgetter(0)
 
 _FREE = 2
 """References to an array without other owners, as `sys.getrefcount` counts them in `room`."""
@@ -52,7 +55,8 @@ class Journal:
             always: keep copies of them where values are overwritten.
         """
         if storages and (self.on or always):
-            self._kept.append((storages, [self.kept(storage[0]) for storage in storages]))
+            values = list(map(_VALUE, storages))
+            self._kept.append((storages, values if self.on else copy.deepcopy(values)))
             self._known = None
 
     def kept(self, value: Any) -> Any:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, Callable, Deque, Dict, List, Optional
+from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 
 import numpy as np
 
 import synk_comm
 from synk_comm.processes import threads_per_rank
 from synk_core._graph.shared import VariableRegistry
-from synk_core._watch.flight import WORDS, Flight
-from synk_core._watch.spans import Recorder
-from synk_core._watch.stats import LOGGED, LoggedTimes
 from synk_core._wire.arrays import MOST_THREADS, ArrayCache
+from synk_core._wire.flight import WORDS, Flight
 from synk_core._wire.settings import Settings
 from synk_core._wire.world import World
 from synk_core.device import Cpu, Device
@@ -21,6 +19,12 @@ from synk_core.device import Cpu, Device
 from .functions import LoadedFunction
 from .mirror import Mirror
 from .undo import Journal
+
+LOGGED = 1 << 13
+"""Orders whose times ranks of other hosts keep, until the master asks for them."""
+
+LoggedTimes = Tuple[int, List[float]]
+"""The serial of an order, and the seconds that a rank computed in it, by act."""
 
 
 class NotJoined:
@@ -42,7 +46,6 @@ class Workplace:
         mirror: copies of them on other hosts; None if there are none.
         clock_offset_s: seconds to add to this host's `time.perf_counter` to get the master's.
         journal: the values that variables had before the order under way.
-        recorder: spans of time, while they are recorded.
         times: seconds of computing in the order under way, by act and rank; in the memory that
             the master's host shares.
         log: of the latest orders, serial and own seconds by act, on other hosts.
@@ -51,8 +54,8 @@ class Workplace:
         doing: the act under way, in words.
         reseeds: whether each worker seeds the states of random streams for itself.
         seed: for the states of random streams that arrive here; None keeps them as they are.
-        check_finite: runs an execution and raises `NotFinite`, while `watch_finite()` is on; in a
-            list, like a variable's value, for the journal.
+        check: runs an `Execution` of a call in place of the call; None while nothing is checked. In
+            a list, like a variable's value, for the journal.
     """
 
     def __init__(
@@ -79,7 +82,6 @@ class Workplace:
         self.device: Device = device or Cpu()
         self.flight = flight or Flight(np.zeros(WORDS * size, np.int64), rank)
         self.journal = Journal(settings.atomic)
-        self.recorder = Recorder(self.flight)
         self.times: Any = None
         self.log: Deque[LoggedTimes] = deque(maxlen=LOGGED)
         self.serial = 0
@@ -87,7 +89,7 @@ class Workplace:
         self.doing = ""
         self.reseeds = settings.reseeds
         self.seed = rank if settings.reseeds and not self.is_master else None
-        self.check_finite: List[Optional[Callable[[Any], List[Any]]]] = [None]
+        self.check: List[Optional[Callable[[Any], List[Any]]]] = [None]
         self.comm: synk_comm.Communicator = NotJoined()  # type: ignore[assignment]
 
     def use(self, world: World) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 import numpy as np
 
@@ -140,6 +140,10 @@ class StagedSelector:
     is_slice: bool
 
 
+DISTRIBUTE = "distribute()"
+"""Name of the act of distribution, in figures and errors."""
+
+
 @dataclass(frozen=True)
 class Distribute:
     """Take over new shared variables, recipes and compiled forms.
@@ -161,39 +165,14 @@ class Distribute:
 
 
 @dataclass(frozen=True)
-class Proof:
-    """What is compared in a call that is proved; see `_rank.proof`.
-
-    Attributes:
-        call: the number of the function's call, from 1; 0 for one that the program has not made.
-        outputs: places among the wanted outputs; `names` has names of all of these.
-        updates: updated variables that differ by rank, each with its name.
-        replicas: variables on which the ranks should agree, each with what is wrong if they do not.
-        compares_code: whether the ranks compare the code of users' operations.
-        limit: ulps that count as rounding; None for those that the number of rows asks for.
-        raises: whether a difference fails the call; else it is reported.
-        rehearses: whether the call is undone in any case.
-    """
-
-    call: int
-    outputs: Tuple[int, ...] = ()
-    names: Tuple[str, ...] = ()
-    updates: Tuple[Tuple[int, str], ...] = ()
-    replicas: Tuple[Tuple[int, str], ...] = ()
-    compares_code: bool = False
-    limit: Optional[float] = None
-    raises: bool = True
-    rehearses: bool = False
-
-
-@dataclass(frozen=True)
 class Call:
     """Compute a function; see `_rank.call.PreparedCall`.
 
     Attributes:
-        proof: what to prove of it, once; None for a call like any other.
         outputs: positions of the outputs that are wanted; None for all of them.
         selectors: `batch_s` by rank, or () for all rows everywhere.
+        variant: its `prepare(here, call)` makes what performs the call in another way, once; what
+            it has done when it fails is always undone. None for a call like any other.
     """
 
     function_id: int
@@ -204,7 +183,7 @@ class Call:
     outputs: Optional[Tuple[int, ...]]
     num_slices: int
     selectors: Tuple[StagedSelector, ...]
-    proof: Optional[Proof] = None
+    variant: Optional[Any] = None
 
     def arrays(self) -> List[ArrayRef]:
         """Return all arrays that the call refers to."""
@@ -243,9 +222,10 @@ class Collective:
 
 @dataclass(frozen=True)
 class Own:
-    """An act of a feature of the runtime: `kind` names the function in `_rank.distribute`."""
+    """An act of a feature: each rank calls this function of a module with its workplace, and with
+    the argument."""
 
-    kind: str
+    perform: Callable[[Any, Any], Any]
     argument: Any = None
 
 
@@ -320,7 +300,7 @@ class Hello:
     Attributes:
         ticket: for joining the other ranks.
         directory: the master's current folder.
-        times, flight: shared arrays; see `_watch.stats` and `_watch.flight`.
+        times, flight: shared arrays; see `_rank.workplace` and `_wire.flight`.
         adapter: the module of the master's graph engine; see `engine.load`.
         contexts: of the devices to compute on; see `device.Contexts`.
         authkey: the master's, of multiprocessing: shared memory identifies a family by it.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any, Tuple, Union
 
 from synk_core._plan.arguments import checked_seconds
 from synk_core._text import shown
@@ -42,7 +42,7 @@ class Settings:
         stall_s: seconds after which a wait is warned of.
         nccl: whether collectives of devices go through NCCL.
         profile: whether each worker writes a profile.
-        records: whether all ranks record spans of time from the start.
+        at_start: acts (`Own`) that every rank performs when it starts.
         seed: of the workers' global generators, with their rank.
 
     Raises:
@@ -58,7 +58,7 @@ class Settings:
     graphs: Any = "never"
     precision: str = "default"
     profile: bool = False
-    records: bool = False
+    at_start: Tuple[Any, ...] = ()
     seed: int = 0
 
     def __post_init__(self) -> None:

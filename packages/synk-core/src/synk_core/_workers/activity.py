@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Mapping
+from typing import List, Mapping, Sequence
 
 import numpy as np
 
 from synk_core._rank.functions import LoadedFunction
-from synk_core._watch.flight import ActOutcome, ActRecord, Flight, Phase
+from synk_core._wire.flight import ActOutcome, ActRecord, Flight, Phase
+
+_WAITING = (Phase.IDLE, Phase.REDUCE, Phase.COLLECTIVE, Phase.END, Phase.FAIL)
+"""Phases in which a rank waits for others: the others do not wait for it."""
 
 
 class Activity:
     """Reads the current phase and the last acts of every rank, also of one that is dead.
 
     Args:
-        room: int64 vector into which the ranks write; see `_watch.flight`.
+        room: int64 vector into which the ranks write; see `_wire.flight`.
 
     Attributes:
+        workers: their ranks.
         functions: functions by number, for their names.
         elsewhere: names of the hosts of ranks whose records are not in this one's memory.
     """
 
-    def __init__(self, room: np.ndarray, size: int) -> None:
+    def __init__(self, room: np.ndarray, size: int, master: int) -> None:
         self.flights = [Flight(room, rank) for rank in range(size)]
+        self.workers = [rank for rank in range(size) if rank != master]
         self.functions: Mapping[int, LoadedFunction] = {}
         self.elsewhere: Mapping[int, str] = {}
 
@@ -68,6 +73,22 @@ class Activity:
             done = act.outcome == ActOutcome.DONE
             words.append(self._act_of(act) + ("" if done else f" ({outcome})"))
         return f"The last acts of rank {rank}: {', '.join(words)}"
+
+    def phase(self, rank: int) -> Phase:
+        """Return the phase of a rank."""
+        return self.flights[rank].phase[0]
+
+    def late(self) -> List[int]:
+        """Return the workers that are busy while others wait; all workers, if none is busy."""
+        return [r for r in self.workers if self.phase(r) not in _WAITING] or self.workers
+
+    def describe(self, ranks: Sequence[int], seconds: float, stacks: Mapping[int, str]) -> str:
+        """Return a text of what these ranks are doing, each with its stack."""
+        parts = []
+        for rank in ranks:
+            stack = stacks.get(rank, "its stack could not be read").rstrip()
+            parts.append(f"rank {rank} has been {self.doing(rank)} for {seconds:.0f} s:\n{stack}")
+        return "\n".join(parts)
 
     def close(self) -> None:
         """Drop the shared memory."""

@@ -22,7 +22,7 @@ from typing import Any, Callable, List, Optional, Sequence, TypeVar
 
 from synk_core._shield import SHIELD
 from synk_core._tracebacks import PACKAGES
-from synk_core._watch.flight import OWN_WORK, Flight, Phase
+from synk_core._wire.flight import OWN_WORK, Flight, Phase
 from synk_core.exceptions import Interrupted
 
 SIGNAL = signal.SIGRTMIN + 2 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
@@ -99,12 +99,14 @@ class CtrlC:
         self._again = False
         # Held while a thread sets `_again` and sends the signal, so that no other call interferes.
         self._sending = threading.RLock()
+        self._main = threading.main_thread().ident
         os.register_at_fork(after_in_child=self._reset_in_child)
 
     def _reset_in_child(self) -> None:
         self.leaving = False
         self.runtimes.clear()
         self._sending = threading.RLock()  # a thread that is not in the child may hold the old one
+        self._main = _thread.get_ident()  # the only thread
 
     def put_off(self) -> None:
         """Raise Ctrl-C as soon as the program has left this package, or calls it again."""
@@ -137,7 +139,7 @@ class CtrlC:
         """
         if getattr(_signal.getsignal(_SIGINT), "ends", True) is False:
             return  # within `whole`
-        if threading.get_ident() == threading.main_thread().ident:
+        if _thread.get_ident() == self._main:
             self.leaving = False
             if self._since is not None and self.settle():
                 raise KeyboardInterrupt

@@ -172,7 +172,7 @@ def _prepare(hello: Hello, world: Optional[World], far: Optional[MpiChannel]) ->
     from synk_core._graph.devices.assignment import take
     from synk_core._graph.random_streams import seed_globals
     from synk_core._rank.rank import Rank
-    from synk_core._watch.flight import Flight
+    from synk_core._wire.flight import Flight
     from synk_core._wire.orders import STEPS_IN_LINE
 
     from .interrupts import obey
@@ -189,8 +189,8 @@ def _prepare(hello: Hello, world: Optional[World], far: Optional[MpiChannel]) ->
         rank.use(world)
     own = np.zeros(STEPS_IN_LINE * hello.size)  # the master asks for them when it needs them
     rank.times = memoryview(own if far else synk_shm.attach(hello.times.handle))  # type: ignore[arg-type] # NumPy 1 does not say so
-    if settings.records:
-        rank.recorder.start()
+    for act in settings.at_start:
+        act.perform(rank, act.argument)
     obey(rank, far)
     seed_globals(settings.seed, rank.seed)
     # What is imported stays: to look through it whenever a function goes would take longer.

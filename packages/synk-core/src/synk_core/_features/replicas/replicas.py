@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, Iterable, List, Sequence, Set, Tuple
 
+from synk_core._features.feature import RuntimeFeature
 from synk_core._graph.leaves import is_row_share
 from synk_core._graph.random_streams import content, is_random_state, require_seedable
 from synk_core._graph.shared import Storage, value_of
 from synk_core._graph.values import is_array, on_host
+from synk_core._master.record import Record
 from synk_core._plan.collectives import RESTORING, WRITING
 from synk_core._rank.workplace import Workplace
 from synk_core._warn import warn_user
-from synk_core._watch.record import Record
 from synk_core._wire.messages import PLAIN, Call, Collective, Distribute
 from synk_core._wire.settings import Settings
 from synk_core.engine import TITLE
@@ -26,15 +27,7 @@ class Replicas:
 
     Args:
         reseed: gives all ranks the states of random streams with these numbers.
-
-    Attributes:
-        note: added to the message of a failure that was not atomic.
     """
-
-    note = (
-        "Ranks that had finished have applied their updates: the values of what it updates may "
-        "differ now. Use broadcast(), or fork(atomic=True).\n"
-    )
 
     def __init__(
         self, here: Workplace, settings: Settings, reseed: Callable[[Tuple[int, ...]], None]
@@ -105,7 +98,7 @@ class Replicas:
             act = prepared.act
             if isinstance(act, Call):
                 values, states = self._use(act)
-                if act.proof is None:  # which is undone even so
+                if act.variant is None:  # a variant is undone even so
                     self._differ.update(self._functions[act.function_id].recipe.updated)
                     if self._same_streams:  # drawing a number is no update of the recipe
                         self._differ.update(number for number, _ in states)
@@ -241,6 +234,15 @@ class Replicas:
 
     def _named(self, number: int) -> str:
         return repr(self._registry.label(number))
+
+
+class WatchedReplicas(RuntimeFeature):
+    """Follows which variables the ranks agree on."""
+
+    def _begin(self) -> None:
+        super()._begin()
+        settings, reseed = self._lifecycle.settings, self.orders.reseed
+        self.orders.observers.add(Replicas(self._rank, settings, reseed))
 
 
 def _same(one: Any, other: Any) -> bool:

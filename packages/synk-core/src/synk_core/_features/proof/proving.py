@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import random
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -33,21 +34,14 @@ from synk_core._graph.transfer.users_code import code_of, differing
 from synk_core._graph.values import is_array, on_host
 from synk_core._plan.ops import ROWLESS_OP
 from synk_core._plan.rows import split_rows
-from synk_core._watch.flight import Phase
-from synk_core._watch.proof.report import (
-    BY_SLICES,
-    Comparison,
-    Rehearsed,
-    Report,
-    largest_magnitude,
-    measure,
-)
-from synk_core._wire.messages import PLAIN, Call, Proof
+from synk_core._rank.call import CallResult, PreparedCall
+from synk_core._rank.outputs import Accumulator
+from synk_core._rank.workplace import Workplace
+from synk_core._wire.flight import Phase
+from synk_core._wire.messages import PLAIN, Call
 from synk_core.exceptions import NotExact
 
-from .call import CallResult, PreparedCall
-from .outputs import Accumulator
-from .workplace import Workplace
+from .report import BY_SLICES, Comparison, Rehearsed, Report, largest_magnitude, measure
 
 ROUNDING = 16.0
 """Ulps by which results may differ, times the root of the number of rows for the order of sums."""
@@ -71,12 +65,42 @@ class Whole(NamedTuple):
     updated: Dict[int, Any]
 
 
+@dataclass(frozen=True)
+class Proof:
+    """What is compared in a call that is proved: a variant of calls.
+
+    Attributes:
+        call: the number of the function's call, from 1; 0 for one that the program has not made.
+        outputs: places among the wanted outputs; `names` has names of all of these.
+        updates: updated variables that differ by rank, each with its name.
+        replicas: variables on which the ranks should agree, each with what is wrong if they do not.
+        compares_code: whether the ranks compare the code of users' operations.
+        limit: ulps that count as rounding; None for those that the number of rows asks for.
+        raises: whether a difference fails the call; else it is reported.
+        rehearses: whether the call is undone in any case.
+    """
+
+    call: int
+    outputs: Tuple[int, ...] = ()
+    names: Tuple[str, ...] = ()
+    updates: Tuple[Tuple[int, str], ...] = ()
+    replicas: Tuple[Tuple[int, str], ...] = ()
+    compares_code: bool = False
+    limit: Optional[float] = None
+    raises: bool = True
+    rehearses: bool = False
+
+    def prepare(self, here: Workplace, call: Call) -> PreparedProof:
+        """Return what performs the call, once, and proves it."""
+        return PreparedProof(here, call, self)
+
+
 class PreparedProof(PreparedCall):
     """A call that this rank has read, to be performed once, and proved."""
 
-    def __init__(self, here: Workplace, call: Call) -> None:
+    def __init__(self, here: Workplace, call: Call, proof: Proof) -> None:
         super().__init__(here, call)
-        self._proof = call.proof or Proof(0)
+        self._proof = proof
         self._magnitudes: List[float] = []
         self._comparisons: List[Comparison] = []
         self._notes: List[str] = []
@@ -280,7 +304,7 @@ class PreparedProof(PreparedCall):
         drawn = np.random.get_state(), random.getstate()  # noqa: NPY002 - users' operations
         try:
             here.flight.enter(Phase.COMPUTE)
-            here.flight.heed(here.serial)  # a Ctrl-C of before, which waited
+            here.flight.raise_if_interrupted(here.serial)  # a Ctrl-C of before, which waited
             for storage, value in self._start:
                 storage[0] = here.journal.kept(value)
             for number, value in given.items():

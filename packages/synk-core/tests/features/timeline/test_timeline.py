@@ -11,9 +11,9 @@ import pytest
 from _ops import FAST
 
 from synk_core import Closed, InputTypeError, InputValueError, Runtime, WorkerDied
-from synk_core._watch.flight import WORDS, Flight
-from synk_core._watch.spans import Recorder
-from synk_core._watch.timeline import trace_of
+from synk_core._features.timeline.spans import Recorder
+from synk_core._features.timeline.timeline import trace_of
+from synk_core._wire.flight import WORDS, Flight
 from synk_testing.engine import T, engine
 
 
@@ -129,7 +129,7 @@ def test_a_bad_path_is_told_before_anything_is_recorded(pair, tmp_path, monkeypa
     ):
         with pytest.raises(error, match=text):
             pair.timeline(path)
-    assert not pair._rank.recorder.on
+    assert pair._rank.flight.recorder is None
     monkeypatch.setattr("synk_core._api.runtime.Lifecycle", None)  # which would start workers
     with pytest.raises(InputValueError, match="make it first"):
         Runtime(2, timeline=str(tmp_path / "no" / "trace.json"))
@@ -150,7 +150,7 @@ def test_close_ends_a_recording_that_began_with_the_runtime(tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_of_a_rank_that_is_lost_there_is_what_the_master_knows(tmp_path, monkeypatch, number):
-    monkeypatch.setattr("synk_core._api.recordings.CLOSE_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("synk_core._features.timeline.timeline.CLOSE_TIMEOUT_S", 0.3)
     path = tmp_path / "trace.json"
     with Runtime(2, timeline=str(path), timeout_s=60.0) as runtime:
         mean, *_ = mean_and_rows(runtime)
@@ -196,12 +196,12 @@ def test_the_end_of_the_program_ends_a_recording(run_script, tmp_path):
 
 
 def test_spans_beyond_what_there_is_room_for_are_counted(monkeypatch):
-    monkeypatch.setattr("synk_core._watch.spans.MOST_SPANS", 3)
+    monkeypatch.setattr("synk_core._features.timeline.spans.MOST_SPANS", 3)
     recorder = Recorder(Flight(np.zeros(WORDS, np.int64), 0))
     recorder.start()
     for number in range(5):
         recorder.add("compute", "f", number, number + 0.5)
-    trace = trace_of({0: recorder.take()}, 2, 0)
+    trace = trace_of({0: recorder.stop()}, 2, 0)
     assert [event["ts"] for event in spans(trace)] == [0.0, 1e6, 2e6]
     assert trace["otherData"]["lost spans"] == {0: 2}
     assert trace["otherData"]["missing ranks"] == [1]

@@ -11,29 +11,23 @@ from __future__ import annotations
 import io
 import math
 from collections import deque
-from typing import Any, Deque, Dict, List, NamedTuple, Sequence, Tuple
+from contextlib import suppress
+from typing import Any, Deque, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+from synk_core._features.feature import RuntimeFeature
 from synk_core._graph.spec import unnamed
-from synk_core._wire.messages import Call, Prefetch
-
-from .record import Record
-
-DISTRIBUTE = "distribute()"
-"""Name of the line of distribution, which happens once and is no part of the work."""
+from synk_core._master.record import Record
+from synk_core._plan.arguments import checked_flag
+from synk_core._rank.workplace import LOGGED, LoggedTimes, Workplace
+from synk_core._wire.flight import Phase
+from synk_core._wire.messages import DISTRIBUTE, Call, Own, Prefetch
+from synk_core.exceptions import NestedCall
 
 _SUMS = ("calls", "scatter_s", "compute_s", "wait_s", "reduce_s", "ranks_s", "input_bytes")
 _TITLES = ("calls", "total", "scatter", "compute", "wait", "reduce", "input MB", "slowest rank")
 
 GONE = "(gone)"
 """Name of the line that sums up deleted functions without a name."""
-
-
-LOGGED = 1 << 13
-"""Orders whose times ranks of other hosts keep, until `stats()` asks for them. Of earlier ones the
-times of the master's host count alone."""
-
-LoggedTimes = Tuple[int, List[float]]
-"""The serial of an order, and the seconds that a rank computed in it, by act."""
 
 
 class FunctionStats(NamedTuple):
@@ -161,6 +155,7 @@ class Tally:
         self.reset()
 
     def reset(self) -> None:
+        """Start again from zero."""
         self.calls = 0
         self.scatter_s = self.compute_s = self.wait_s = self.reduce_s = self.ranks_s = 0.0
         self.input_bytes = 0
@@ -173,6 +168,7 @@ class Tally:
         self.slowest = [mine + its for mine, its in zip(self.slowest, other.slowest)]
 
     def stats(self) -> FunctionStats:
+        """Return the sums."""
         sums = {name: getattr(self, name) for name in _SUMS}
         return FunctionStats(slowest=tuple(self.slowest), **sums)
 
@@ -209,14 +205,19 @@ class Ledger:
 
     def after(self, record: Record) -> None:
         """Add the figures of an order; those shared by its acts count with the last act that is no
-        prefetch. Acts without a tally are not counted."""
+        prefetch, or with the first one. Acts without a label are not counted."""
         times, run_s = record.times, record.run_s
         incomplete = []
         size, start = self._size, 0
-        last = record.acts[0].tally
+        last: Optional[Tally] = None
         for place, prepared in enumerate(record.acts):
-            act, tally = prepared.act, prepared.tally
-            if tally is None or isinstance(act, Prefetch):
+            act, label = prepared.act, prepared.label
+            if label is None:
+                start += size
+                continue
+            tally = self._tallies.get(label) or self.tally(label)
+            if isinstance(act, Prefetch):
+                last = last or tally
                 start += size
                 continue
             last = tally
@@ -235,9 +236,10 @@ class Ledger:
                     tally.wait_s += longest - own
                     tally.ranks_s += sum(ranks)
                     run_s -= longest
-        if last is not None:
-            last.scatter_s += record.scatter_s
-            last.reduce_s += max(run_s, 0.0)
+        if last is None:
+            return
+        last.scatter_s += record.scatter_s
+        last.reduce_s += max(run_s, 0.0)
         for call in incomplete:
             self._incomplete.append((*call, last))
 
@@ -273,3 +275,46 @@ class Ledger:
             for tally in tallies.values():
                 tally.reset()
         return stats
+
+
+def stats(here: Workplace, argument: None) -> Any:  # noqa: ARG001 - as of any act
+    """On every rank: return in the master the seconds that ranks of other hosts have logged."""
+    here.flight.enter(Phase.COLLECTIVE)
+    logs = here.comm.gather_object(list(here.log), root=here.master)
+    here.log.clear()
+    return logs
+
+
+class Statistics(RuntimeFeature):
+    """Keeps the figures of all orders."""
+
+    def _begin(self) -> None:
+        super()._begin()
+        is_whole = self._rank.mirror is None
+        self._ledger = Ledger(self.orders.size, self.orders.master, is_whole)
+        self.orders.observers.add(self._ledger)
+
+    def stats(self, reset: bool = False) -> Stats:
+        """Return the times of calls; see `synkhronos.stats`."""
+        self._take_times()
+        found = self._ledger.stats(checked_flag(reset, "reset"))
+        for loaded in list(self._rank.functions.values()):
+            name = loaded.recipe.name
+            if name in found:
+                found[name] = found[name]._replace(graph=loaded.replay)
+        for function in self.orders.garbage.watched():
+            name, report = function.label, getattr(function, "proof", None)
+            if name in found and report is not None:
+                how = f"call {report.call}" + f", {report.how}" * (report.how != "whole")
+                found[name] = found[name]._replace(proof=how if report.ok else f"{how}: WRONG")
+        found.precision = self._rank.device.precision
+        return found
+
+    def _take_times(self) -> None:
+        """Add to the ledger what ranks of other hosts have logged, if there are any.
+
+        Within a call this does nothing: their figures come later.
+        """
+        if self._ledger.lacks_times and not self.orders.closed:
+            with suppress(NestedCall), self.orders.lock:
+                self._ledger.complete(self.orders.perform_own(Own(stats), label=None))

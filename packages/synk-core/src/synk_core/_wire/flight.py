@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import struct
 from enum import IntEnum
-from typing import Any, List, NamedTuple, Tuple
+from functools import partial
+from typing import Any, Callable, List, NamedTuple, Tuple
 
 from synk_core._plan.collectives import COLLECTIVES
 from synk_core.exceptions import Interrupted
@@ -38,6 +39,11 @@ OWN_WORK = (Phase.COPY, Phase.COMPUTE, Phase.SLICE)
 """In which a rank does not need the others, and can be interrupted."""
 
 
+def in_slice(phase: int, number: int) -> int:
+    """Return a phase within a slice, from 1."""
+    return phase | number << _PHASE_BITS
+
+
 class ActOutcome(IntEnum):
     """Results of an act."""
 
@@ -47,7 +53,7 @@ class ActOutcome(IntEnum):
     UNDONE = 3
 
 
-KINDS = ("function", *COLLECTIVES, "distribute", "timeline", "watch_finite", "prefetch", "stats")
+KINDS = ("function", *COLLECTIVES, "distribute", "prefetch", "feature")
 """Kinds of acts."""
 
 RECORDS = 8
@@ -87,6 +93,7 @@ class Flight:
         room: int64 vector with `WORDS` integers for each rank.
 
     Attributes:
+        enter: records the phase that begins, a `Phase` or `in_slice`.
         recorder: gets each phase and act, while spans are recorded.
     """
 
@@ -95,13 +102,24 @@ class Flight:
         self._bytes: Any = self._words.cast("B")
         self._count = 0
         self._place = _HEADER
-        self.recorder: Any = None
+        self.record(None)
 
-    def enter(self, phase: int, detail: int = 0) -> None:
-        """Record the phase that begins; `detail` is the number of the slice."""
-        self._words[_PHASE] = phase | detail << _PHASE_BITS
-        if self.recorder is not None:
-            self.recorder.enter(phase, detail)
+    def record(self, recorder: Any) -> None:
+        """Inform a recorder from now on; None for none."""
+        self.recorder = recorder
+        # Every phase of every call: without a recorder, no Python code runs.
+        store: Callable[[int], None] = partial(self._words.__setitem__, _PHASE)
+        self.enter = store if recorder is None else self._enter
+
+    def _enter(self, word: int) -> None:
+        self._words[_PHASE] = word
+        self.recorder.enter(word & _PHASES, word >> _PHASE_BITS)
+
+    @property
+    def word(self) -> int:
+        """The phase as it is recorded, for `enter` to restore it."""
+        word: int = self._words[_PHASE]
+        return word
 
     def begin(self, serial: int, position: int, act: Any) -> None:
         """Record the begin of an act in an order; its `record` is its place in `KINDS`, and its
@@ -110,7 +128,8 @@ class Flight:
         Raises:
             Interrupted: the master gives this order up.
         """
-        self.heed(serial)
+        if self._words[_INTERRUPT] == serial:
+            raise Interrupted
         self._place = place = _HEADER + self._count % RECORDS * _WIDTH
         _ACT.pack_into(self._bytes, place * 8, serial, *act.record, 0)
         self._count += 1
@@ -133,7 +152,7 @@ class Flight:
                 return
             words[place + _OUTCOME] = outcome
 
-    def heed(self, serial: int) -> None:
+    def raise_if_interrupted(self, serial: int) -> None:
         """Raise if the master gives this order up.
 
         Raises:
@@ -147,7 +166,7 @@ class Flight:
     @property
     def phase(self) -> Tuple[Phase, int]:
         """The rank's phase, and its detail."""
-        word: int = self._words[_PHASE]
+        word = self.word
         return Phase(word & _PHASES), word >> _PHASE_BITS
 
     @property
@@ -174,3 +193,4 @@ class Flight:
         """Drop the shared memory; later records go nowhere."""
         self._words = memoryview(bytearray(WORDS * 8)).cast("q")
         self._bytes = self._words.cast("B")
+        self.record(self.recorder)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import threading
 from time import perf_counter
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from .flight import OWN_WORK, Flight, Phase
+from synk_core._rank.workplace import Workplace
+from synk_core._wire.flight import OWN_WORK, Flight, Phase
 
 MOST_SPANS = 1_000_000
 """Spans kept by one rank; later ones are only counted."""
@@ -37,6 +38,9 @@ class Span(NamedTuple):
     place: Optional[Place] = None
     thread: int = 0
 
+
+Recorded = Tuple[List[Span], int]
+"""A rank's spans, and the number of lost ones."""
 
 _SPANS: Dict[int, Tuple[str, str]] = {
     Phase.COPY: ("copy", "rows"),
@@ -68,16 +72,9 @@ class Recorder:
         self._phase: Optional[Tuple[str, str, float]] = None
         self._computes: Optional[float] = None  # since when
 
-    @property
-    def on(self) -> bool:
-        """Whether it records."""
-        return self._flight.recorder is not None
-
     def start(self) -> None:
-        """Start recording, without earlier spans."""
-        self._spans, self.lost, self.place = [], 0, None
-        self._phase = self._computes = None
-        self._flight.recorder = self
+        """Start recording, or go on."""
+        self._flight.record(self)
 
     def begin(self, place: Place, act: Any) -> None:
         """Begin an act."""
@@ -99,26 +96,47 @@ class Recorder:
             kind, name = _SPANS[phase]
             self._phase = kind, name.format(detail=detail, act=self._act), now
 
+    def performed(
+        self, serial: int, names: Sequence[str], began: float, given: float, is_master: bool
+    ) -> None:
+        """Add spans of a whole order: from its preparation on, and until it was given."""
+        self.place = serial, len(names)
+        self.add("call", ", ".join(names), began, perf_counter())
+        if is_master:
+            self.add("scatter", "check, plan, copy", began, given)
+        self.place = None
+
     def end(self) -> None:
         """End an act, and the phase in it."""
         self.enter(-1)
         self._computes = None
 
     def add(self, kind: str, name: str, begin: float, end: float) -> None:
-        """Add a span, if it records."""
-        if not self.on:
-            return
+        """Add a span."""
         if len(self._spans) >= MOST_SPANS:
             self.lost += 1
             return
         thread = threading.get_ident()
         self._spans.append(Span(kind, name, begin, end, self.place, thread))
 
-    def take(self) -> Tuple[List[Span], int]:
+    def stop(self) -> Recorded:
         """Stop recording; return the spans, and the number of lost ones."""
-        spans, self._spans, self._flight.recorder = self._spans, [], None
-        return spans, self.lost
+        self._flight.record(None)
+        return self._spans, self.lost
 
-    def restore(self, recorded: Tuple[List[Span], int]) -> None:
-        """Keep spans that `take` returned but that did not reach their receiver."""
-        self._spans, self.lost = recorded
+
+def timeline(here: Workplace, begin: bool) -> Any:
+    """On every rank, begin to record; or end, and return all ranks' spans in the master."""
+    recorder = here.flight.recorder
+    if begin:
+        Recorder(here.flight).start()
+        return None
+    spans, lost = recorder.stop()
+    here.flight.enter(Phase.COLLECTIVE)
+    try:
+        offset_s = here.clock_offset_s
+        shifted = [s._replace(begin=s.begin + offset_s, end=s.end + offset_s) for s in spans]
+        return here.comm.gather_object((shifted, lost), root=here.master)
+    except BaseException:
+        recorder.start()  # the spans have not reached the master
+        raise

@@ -10,46 +10,24 @@ computes: in-graph reductions return its own contribution.
 from __future__ import annotations
 
 import itertools
-from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from synk_core._graph.reduce_op import AllReduce, alone, meeting
 from synk_core._graph.shared import changed_by, value_of
 from synk_core._graph.values import is_array, on_host
-from synk_core._wire.messages import Call
+from synk_core._rank.call import Execution
+from synk_core._rank.workplace import Workplace
 from synk_core.exceptions import NotFinite
-
-from .functions import LoadedFunction
-from .workplace import Workplace
 
 Suspect = Tuple[str, int]
 """An "output", "update" or "sent" (to an in-graph reduction), and its place or variable number."""
 
 
-class Execution(NamedTuple):
-    """One execution of a compiled function, of some of the rank's rows.
-
-    Attributes:
-        begin: the row of the selection that is row 0 here.
-        piece: the number of the slice, from 1; 0 without slices.
-        in_graph: the function's `GraphReductions`, or None.
-        launch: runs the function, given its arguments and an `Execute` or None; see `_rank.call`.
-        arguments: in host memory.
-    """
-
-    loaded: LoadedFunction
-    call: Call
-    begin: int
-    piece: int
-    in_graph: Any
-    launch: Callable[[Sequence[Any], Any], List[Any]]
-    arguments: Sequence[Any]
-
-
 def watch_finite(here: Workplace, on: bool) -> bool:
     """Check from now on, or stop checking; return whether this rank checked before."""
-    held = here.check_finite
+    held = here.check
     was_on = held[0] is not None
     # If a rank fails here, the others switch back too.
     here.journal.keep([held])
@@ -214,7 +192,7 @@ class _Check:
 
     def _is_bad(self, suspect: Suspect, stop: int) -> bool:
         """Return whether the suspect of the rows before `stop` alone is not finite either."""
-        self._here.flight.heed(self._here.serial)
+        self._here.flight.raise_if_interrupted(self._here.serial)
         self._restore()
         arguments = list(self._arguments)
         for place, item in enumerate(self._call.scattered):

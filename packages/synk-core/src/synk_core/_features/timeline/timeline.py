@@ -6,22 +6,25 @@ complete events and metadata): Perfetto (ui.perfetto.dev) and chrome://tracing s
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple, Union
 
+from synk_core._features.feature import RuntimeFeature
 from synk_core._plan.arguments import checked_path
 from synk_core._warn import warn_user
+from synk_core._wire.messages import Own
+from synk_core.exceptions import InputValueError
 from synk_core.files import whole_file
 
-from .spans import Span
-
-Recorded = Tuple[List[Span], int]
-"""A rank's spans, and the number of lost ones."""
+from .spans import Recorded, Span, timeline
 
 CLOSE_TIMEOUT_S = 0.5
 """Seconds after the runtime's `close()` until all workers must answer, to be in the file."""
+
+BEGIN, END = Own(timeline, True), Own(timeline, False)
 
 WAITS = frozenset({"reduce", "collective"})
 """Kinds of span that begin with waiting for the last rank."""
@@ -56,6 +59,7 @@ class Timeline:
         self._size = size
         self._master = master
         self.recording = True
+        self._owner = os.getpid()
 
     def stop(self) -> None:
         """End the recording and write the file. Idempotent; blocks until all ranks have answered.
@@ -78,9 +82,10 @@ class Timeline:
             warn_user(text, RuntimeWarning)
 
     def _stop(self, closing: bool) -> None:
-        if not self.recording:
+        if not self.recording or os.getpid() != self._owner:  # a child of the program's
             return
         self.recording = False
+        atexit.unregister(self.close)
         write(self.path, trace_of(self._end(closing), self._size, self._master))
 
     def __enter__(self) -> Timeline:  # noqa: PYI034 - typing.Self is not there on Python 3.9
@@ -92,6 +97,67 @@ class Timeline:
     def __repr__(self) -> str:
         state = "recording" if self.recording else "written"
         return f"<Timeline {str(self.path)!r}, {state}>"
+
+
+class Timelines(RuntimeFeature):
+    """Records timelines, one at a time, of all ranks."""
+
+    _timeline: Optional[Timeline] = None
+
+    def _take_options(self, options: Dict[str, Any]) -> Tuple[Own, ...]:
+        path = options.pop("timeline", None)
+        self._first = None if path is None else str(checked_path(path))
+        others = super()._take_options(options)
+        return others if path is None else (*others, BEGIN)
+
+    def _begin(self) -> None:
+        super()._begin()
+        if self._first is not None:
+            self._keep(self._new_timeline(self._first))
+
+    def _finish(self) -> None:
+        if self._timeline is not None:
+            self._timeline.close()
+        super()._finish()
+
+    def timeline(self, path: Union[str, os.PathLike[str]]) -> Timeline:
+        """Record what all ranks do; see `synkhronos.timeline`.
+
+        Raises:
+            InputTypeError, InputValueError: a bad path, or a recording that is not over.
+        """
+        if self._timeline is not None and self._timeline.recording:
+            raise InputValueError(
+                f"timeline(): {self._timeline.path} is being recorded already; stop() it first"
+            )
+        with self.orders.lock:
+            timeline = self._new_timeline(path)
+            self.orders.perform_own(BEGIN, label=None)
+        return self._keep(timeline)
+
+    def _keep(self, timeline: Timeline) -> Timeline:
+        self._timeline = timeline
+        atexit.register(timeline.close)  # a failure may close the runtime before the program's end
+        return timeline
+
+    def _new_timeline(self, path: Union[str, os.PathLike[str]]) -> Timeline:
+        return Timeline(path, self._end_timeline, self.orders.size, self.orders.master)
+
+    def _end_timeline(self, closing: bool) -> Dict[int, Recorded]:
+        """Return the spans of every rank; of the master alone if the runtime is closed or fails."""
+        lifecycle, rank = self._lifecycle, self._rank
+        # The end waits neither for an order under way nor for workers that start.
+        leaves = closing and (lifecycle.lock.running or not lifecycle.joined)
+        if not lifecycle.closed and not leaves:
+            try:
+                with lifecycle.lock:
+                    timeout_s = CLOSE_TIMEOUT_S if closing else None
+                    spans = self.orders.perform_own(END, label=None, timeout_s=timeout_s)
+                    return dict(enumerate(spans))
+            except Exception:
+                if not lifecycle.closed:
+                    raise
+        return {rank.rank: rank.flight.recorder.stop()}
 
 
 def trace_of(recorded: Mapping[int, Recorded], size: int, master: int) -> Dict[str, Any]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any, List
 
+from synk_core._features.feature import RuntimeFeature
 from synk_core._master.orders import Orders
 from synk_core._text import shown
 from synk_core._wire.messages import Own
 from synk_core._workers.interrupts import whole
 from synk_core.exceptions import InputTypeError
+
+from .search import watch_finite
 
 
 class FiniteWatch:
@@ -52,7 +55,16 @@ class FiniteWatch:
 
     def _switch(self, on: bool) -> bool:
         """Switch on all ranks; return whether they checked before."""
-        act = Own("watch_finite", on)
+        act = Own(watch_finite, on)
         with self._orders.lock:
             was_on: bool = self._orders.perform_own(act, "watch_finite()", act)
         return was_on
+
+
+class FiniteWatches(RuntimeFeature):
+    """Finds the first value that is not finite."""
+
+    def watch_finite(self, on: bool = True) -> FiniteWatch:
+        """Find the first NaN or infinity; see `synkhronos.watch_finite`."""
+        self.orders.require_open()
+        return FiniteWatch(self.orders, self._rank.check, on)

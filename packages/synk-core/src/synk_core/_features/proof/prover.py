@@ -25,9 +25,10 @@ from synk_core._graph.values import is_array
 from synk_core._plan.rows import is_int
 from synk_core._text import shown
 from synk_core._warn import warn_user
-from synk_core._wire.messages import Call, Proof
+from synk_core._wire.messages import Call
 from synk_core.exceptions import InputValueError, NotExact, ProofWarning
 
+from .proving import Proof
 from .report import BY_SLICES, Comparison, Rehearsed, Report
 
 MOST_SLICINGS = 100
@@ -71,10 +72,9 @@ class Prover:
         plain: its compiled form.
         runtime: whose ranks compute it.
         policy: see `checked_policy`.
-        every: calls after which one is proved at the latest; None for no limit.
+        proofs: the `Proofs` of the runtime.
 
     Attributes:
-        calls: that were performed.
         due: the number of calls before the next one that is proved.
         report: of the latest proof.
     """
@@ -85,12 +85,11 @@ class Prover:
         plain: Any,
         runtime: Any,
         policy: Union[str, bool],
-        every: Optional[int] = None,
+        proofs: Any,
     ) -> None:
         self._function, self._plain, self._runtime = function, plain, runtime
-        self._every = every or _NEVER
+        self._origins, self._every = proofs.origins, proofs.every or _NEVER
         self._policy = policy
-        self.calls = 0
         self.due = 0 if policy and runtime.size > 1 else _NEVER
         self.report: Optional[Report] = None
         self._compares_code = self.due < _NEVER and has_users_code(plain)
@@ -138,11 +137,11 @@ class Prover:
 
     def is_due(self) -> bool:
         """Return whether the next call is proved: its number says so, or code has changed here."""
-        if self.calls >= self.due:
+        if self._function.calls >= self.due:
             return True
         if not self._compares_code or is_as_before(self._plain):
             return False
-        self.due = self.calls
+        self.due = self._function.calls
         return True
 
     def rehearse(self, values: Sequence[Any], options: Any) -> None:
@@ -165,7 +164,7 @@ class Prover:
             call, origin = self._twin.planner.prepare(values, options, 0)
             if not _is_divided(call.act):
                 return
-            proof = self._twin.prover.proof(options.output_subset, self.calls + 1)
+            proof = self._twin.prover.proof(options.output_subset, self._function.calls + 1)
             report = self._rehearse(call, origin, proof)
             if not report.ok and self._policy == "raise":
                 raise NotExact(report)
@@ -177,7 +176,7 @@ class Prover:
         lock, and has staged no other act."""
         orders = self._function.orders
         proof = replace(proof, rehearses=True)
-        once = orders.enter(call.once(replace(call.act, proof=proof)))
+        once = orders.enter(call.once(replace(call.act, variant=proof)))
         try:
             orders.perform((once,), (origin,))
         except Rehearsed as done:
@@ -189,10 +188,10 @@ class Prover:
         nothing to prove. A call of one part proves nothing, and the next one is due."""
         if not _is_divided(call.act):
             return call
-        proof = self.proof(output_subset, self.calls + 1)
+        proof = self.proof(output_subset, self._function.calls + 1)
         if proof.outputs or proof.updates or proof.replicas or proof.compares_code:
-            return self._function.orders.enter(call.once(replace(call.act, proof=proof)))
-        self._go_on(self.calls + 1)
+            return self._function.orders.enter(call.once(replace(call.act, variant=proof)))
+        self._go_on(self._function.calls + 1)
         return call
 
     def proof(self, output_subset: Any, call: int, everything: bool = False) -> Proof:
@@ -203,7 +202,7 @@ class Prover:
         """
         outputs, updates = self._parts
         wanted = outputs if output_subset is None else [outputs[i] for i in output_subset]
-        number, origins = self._function.number, self._runtime.origins
+        number, origins = self._function.number, self._origins
         registry = self._runtime.registry
         to_agree = [
             variable
@@ -224,7 +223,7 @@ class Prover:
         """Judge the proof of the call that was performed last."""
         found = (*self._rehearsed, *report.comparisons)
         self._judge(replace(report, comparisons=found))
-        self._go_on(self.calls)
+        self._go_on(self._function.calls)
 
     def _go_on(self, call: int) -> None:
         self._rehearsed = ()

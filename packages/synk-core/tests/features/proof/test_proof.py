@@ -23,8 +23,8 @@ from synk_core import (
     WorkerFailed,
     in_graph,
 )
-from synk_core._rank.proof import PreparedProof
-from synk_core._watch.proof.report import measure
+from synk_core._features.proof.proving import PreparedProof
+from synk_core._features.proof.report import measure
 from synk_core.engine import TITLE, Assert
 from synk_core.exceptions import InputTypeError, InputValueError
 from synk_testing.engine import STREAMS, T, as_op, engine, softmax
@@ -113,6 +113,7 @@ def test_a_call_that_one_process_would_not_make_raises_and_changes_nothing(trio)
             f(rows(7))
 
 
+@pytest.mark.feature("stats")
 def test_calls_1_2_4_8_are_proved_and_what_is_known_to_be_exact_is_not(pair):
     s = engine.shared(np.zeros(3), name="s")
     open_one = pair.function([x], (opaque(x) * s).sum(axis=1).mean())
@@ -134,7 +135,7 @@ def test_calls_1_2_4_8_are_proved_and_what_is_known_to_be_exact_is_not(pair):
         f, _, _ = unlike(alone)
         assert np.isfinite(f(rows(7)))
         assert f.proof is None
-    assert pair.stats()[open_one.tally_name].proof == "call 8"
+    assert pair.stats()[open_one.label].proof == "call 8"
 
 
 def test_warnings_in_place_of_errors_or_nothing(pair):

@@ -11,7 +11,7 @@ class Record:
     """An order.
 
     Args:
-        acts: its prepared acts, each with its `act`, `tally`, and `nbytes` of inputs.
+        acts: its prepared acts, each with its `act`, `label`, and `nbytes` of inputs.
         times: seconds of computing, by act and rank, once all ranks have performed it.
         scatter_s: seconds in which the master checked, planned and copied inputs.
 
@@ -46,6 +46,7 @@ class Observers:
         failed: called when it failed on some rank, unless that has closed the runtime.
         forget_function: called with the number of a function that the program has dropped.
         forget_variables: called with the numbers of shared variables that it has dropped.
+        close: called when the runtime has ended.
     """
 
     def __init__(self) -> None:
@@ -54,6 +55,7 @@ class Observers:
         self.failed: List[Hook] = []
         self.forget_function: List[Callable[[int], None]] = []
         self.forget_variables: List[Callable[[Sequence[int]], None]] = []
+        self.close: List[Callable[[], None]] = []
 
     def add(self, *observers: Any) -> None:
         """Call those of their methods that have the name of a hook."""

@@ -8,13 +8,13 @@ what was known before alone; it is looked up if it has happened before, as in an
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, FrozenSet, Hashable, Iterable, List, NamedTuple, Optional, Union
+from typing import Any, Dict, FrozenSet, Hashable, List, NamedTuple, Optional, Union
 
 from synk_core._graph.facts import FunctionFacts, facts_of
 from synk_core._graph.shared import VariableRegistry
 from synk_core._graph.spec import FunctionSpec
+from synk_core._master.record import Record
 from synk_core._plan.collectives import EQUALIZING
-from synk_core._watch.record import Record
 from synk_core._wire.messages import Call, Collective
 
 MOST_KNOWN = 10_000
@@ -61,13 +61,8 @@ class Origins:
         self._specs = specs
         self._size = size
         self._facts: Dict[int, FunctionFacts] = {}
-        self._local: FrozenSet[int] = frozenset()
         self._state = _State()
         self._known: Dict[Hashable, _State] = {}
-
-    def let_drift(self, variables: Iterable[int]) -> None:
-        """Expect no agreement on these variables from now on, nor on what only they consume."""
-        self._local = self._local.union(variables)
 
     def forget_function(self, function_id: int) -> None:
         """Drop the facts of a deleted function."""
@@ -102,7 +97,8 @@ class Origins:
         if not facts.has_rows and not facts.updates:
             return []  # it only shows what the ranks have
         read = facts.reads - facts.sliceable
-        read -= _with_stages(self._local, list(self._facts.values()))
+        meant = frozenset(self._registry.drifting)
+        read -= _with_stages(meant, list(self._facts.values()))
         parted = {one.variable: one for one in self._state.parted}
         return [
             number

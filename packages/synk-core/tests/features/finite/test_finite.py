@@ -12,13 +12,14 @@ import warnings
 import hypothesis
 import numpy as np
 import pytest
+from _features import UNPROVED
 from _ops import FAST
 from hypothesis import strategies as st
 
 from synk_core import Closed, InputTypeError, NestedCall, NotFinite, Runtime, WorkerFailed, in_graph
+from synk_core._features.finite import search
+from synk_core._features.finite.search import last_of_bad
 from synk_core._plan.rows import split_rows
-from synk_core._rank import finite
-from synk_core._rank.finite import last_of_bad
 from synk_testing.engine import STREAMS, T, as_op, engine
 
 x = T.dvector("x")
@@ -28,7 +29,7 @@ x = T.dvector("x")
 def watched(runtime):
     with runtime.watch_finite():
         yield runtime
-    assert runtime._rank.check_finite == [None]
+    assert runtime._rank.check == [None]
 
 
 @pytest.fixture
@@ -65,7 +66,7 @@ def logs(runtime):
     cost = T.log(x.dot(w)).mean()
     cost.name = "cost"
     updates = [(w, w + cost), (calls, calls + 1)]
-    f = runtime.function([x], cost, updates=updates, name="logs", proof=False, **FAST)
+    f = runtime.function([x], cost, updates=updates, name="logs", **UNPROVED, **FAST)
     return f, w, calls
 
 
@@ -333,6 +334,7 @@ def test_a_search_can_be_interrupted(watched_pair):
     f(np.ones(6))
 
 
+@pytest.mark.feature("stats")
 def test_without_atomic_calls_rows_are_not_looked_for():
     with Runtime(2, use_gpu=False, atomic=False) as runtime, runtime.watch_finite():
         f = runtime.function([x], T.log(x).mean(), name="plain")
@@ -351,7 +353,7 @@ def test_without_atomic_calls_rows_are_not_looked_for():
 
 
 def test_the_example_of_a_search():
-    assert doctest.testmod(finite).failed == 0
+    assert doctest.testmod(search).failed == 0
 
 
 @hypothesis.given(st.integers(1, 3000).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n))))

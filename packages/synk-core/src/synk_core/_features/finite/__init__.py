@@ -1,0 +1,1 @@
+"""The search for the first value that is not finite."""

@@ -1,0 +1,1 @@
+"""Proofs: whether calls give what one process would; see `prover` and `proving`."""

@@ -1,0 +1,1 @@
+"""Variables whose values may differ between ranks."""

@@ -1,0 +1,1 @@
+"""Warnings of ranks that others wait for."""

@@ -1,0 +1,1 @@
+"""The figures of calls and collectives."""

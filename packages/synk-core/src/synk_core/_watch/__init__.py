@@ -1,1 +1,0 @@
-"""What looks on and reports: flight ring, spans, statistics, proofs."""

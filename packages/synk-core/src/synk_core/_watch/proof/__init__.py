@@ -1,1 +1,0 @@
-"""Proofs: whether calls give what one process would; see `_rank.proof` and `prover`."""
