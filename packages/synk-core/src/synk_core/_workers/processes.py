@@ -62,10 +62,14 @@ class Worker:
                 self.stack_file.close()
                 why = with_cure(error)
                 raise StartError(f"cannot start the worker of rank {hello.rank}: {why}") from error
-        self.pid = self.process.pid
         # If the process is gone already, `wait_ready` raises.
         with contextlib.suppress(ChannelClosed):
             self.channel.send(pickle.dumps(hello))
+
+    @property
+    def pid(self) -> int:
+        """The number of its process."""
+        return self.process.pid
 
     def has_answered(self) -> bool:
         """Return whether it has sent something, or has ended."""
