@@ -24,7 +24,8 @@ from _victims import ACTS
 from synk_core import Runtime
 from synk_testing import children, descriptors
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "packages/synk-core/tests/faults"))
+TESTS = Path(__file__).resolve().parents[2] / "packages/synk-core/tests"
+sys.path += [str(TESTS), str(TESTS / "faults")]
 
 from _fault_bench import Bench
 

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 from typing import Any, Callable, NamedTuple, Optional
 
 import cloudpickle
@@ -112,11 +113,11 @@ def lie_in_ambush(place: Place, deed: Callable[[], Any], now: bool) -> None:
     """
     from synk_core._wire.flight import Flight, Phase
 
-    enter_phase = Flight.enter
     left = [place.skip, now]
 
-    def enter(self: Any, phase: int, detail: int = 0) -> None:
-        enter_phase(self, phase, detail)
+    def enter(store: Callable[[int], None], word: int) -> None:
+        store(word)
+        phase, detail = word & 0xFF, word >> 8
         if phase == Phase.IDLE:
             left[1] = True
         if not left[1] or phase != place.phase or place.detail not in {0, detail}:
@@ -124,13 +125,17 @@ def lie_in_ambush(place: Place, deed: Callable[[], Any], now: bool) -> None:
         if left[0]:
             left[0] -= 1
             return
-        Flight.enter = enter_phase  # type: ignore[method-assign]
+        del Flight.__getattribute__
         if phase == Phase.IDLE and not now:
             laid().wait()
         tell_now()
         deed()
 
-    Flight.enter = enter  # type: ignore[method-assign]
+    def get(self: Any, name: str) -> Any:
+        found = object.__getattribute__(self, name)
+        return partial(enter, found) if name == "enter" else found
+
+    Flight.__getattribute__ = get  # type: ignore[method-assign,assignment]
 
 
 def arm(order: np.ndarray) -> None:

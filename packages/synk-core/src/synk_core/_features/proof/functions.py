@@ -39,6 +39,7 @@ class Proving(FunctionFeature):
 
     @classmethod
     def take_options(cls, runtime: Any, options: Dict[str, Any]) -> None:
+        """Take `proof` and `proof_every`."""
         super().take_options(runtime, options)
         policy, every = options.pop("proof", "raise"), options.pop("proof_every", None)
         if every is not None and not (is_int(every) and every > 0):
@@ -47,6 +48,7 @@ class Proving(FunctionFeature):
 
     @classmethod
     def begin(cls, runtime: Any) -> None:
+        """Follow who wrote which variable."""
         super().begin(runtime)
         origins = Origins(runtime.registry, runtime.specs, runtime.size)
         runtime.proofs = runtime.proofs._replace(origins=origins)
@@ -54,11 +56,13 @@ class Proving(FunctionFeature):
 
     @classmethod
     def of_function(cls, runtime: Any, options: Dict[str, Any]) -> Dict[str, Any]:
+        """Take `proof`."""
         policy = options.pop("proof", None)
         policy = runtime.proofs.policy if policy is None else checked_policy(policy)
         return {**super().of_function(runtime, options), "policy": policy}
 
     def attach(self, runtime: Any, plain: Any, **settings: Any) -> None:
+        """Have a `Prover` follow the calls."""
         policy = settings.pop("policy")
         super().attach(runtime, plain, **settings)
         self.prover = Prover(self, plain, runtime, policy, runtime.proofs)
@@ -66,6 +70,7 @@ class Proving(FunctionFeature):
         self.before_slices, self.reported = self.prover.warn_of_slices, self.prover.done
 
     def variant(self, call: Any, options: Any) -> Prepared:
+        """Return the call with what is to be proved of it."""
         proved: Prepared = self.prover.proving(call, options.output_subset)
         return proved
 
