@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 from functools import partial
-from typing import TYPE_CHECKING, Optional, Sequence
+from typing import Optional, Sequence
 
 from synk_core._wire.channel import ChannelClosed
 from synk_core._wire.messages import Hello
@@ -14,11 +14,8 @@ from synk_core._wire.world import World
 from synk_core.exceptions import StartError, WorkerDied
 
 from .interrupts import SIGNAL
-from .pool import WorkerPool
+from .pool import AnyWorker, WorkerPool
 from .stacks import StackFile
-
-if TYPE_CHECKING:
-    from .pool import AnyWorker
 
 
 class MpiWorker:

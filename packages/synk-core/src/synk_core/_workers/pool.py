@@ -16,7 +16,7 @@ import weakref
 from dataclasses import replace
 from functools import partial
 from multiprocessing.process import current_process
-from typing import TYPE_CHECKING, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 import synk_comm
 import synk_shm
@@ -34,11 +34,6 @@ from synk_core.exceptions import StartError, WorkerDied
 from .processes import Worker
 from .stacks import StackFile, Stacks
 
-if TYPE_CHECKING:
-    from .mpi_pool import MpiWorker
-
-    AnyWorker = Union[Worker, MpiWorker]
-
 _logger = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 180.0
@@ -50,6 +45,9 @@ STOP_TIMEOUT_S = 0.8
 KILL_TIMEOUT_S = 2.0
 """Seconds to wait after SIGKILL: a process has its GPU's memory until the kernel is done with it,
 which takes 0.3 s, or more than one on a busy GPU. Then a thread reaps it."""
+
+AnyWorker = Any
+"""A `Worker`, or what has its methods."""
 
 _TICK_S = 0.05
 _NAP_S = 1e-3
