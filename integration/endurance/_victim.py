@@ -24,8 +24,8 @@ from _victims import ACTS
 from synk_core import Runtime
 from synk_testing import children, descriptors
 
-TESTS = Path(__file__).resolve().parents[2] / "packages/synk-core/tests"
-sys.path += [str(TESTS), str(TESTS / "faults")]
+sys.path.append(str(Path(__file__).resolve().parents[2] / "packages/synk-core/tests"))
+sys.path.append(f"{sys.path[-1]}/faults")
 
 from _fault_bench import Bench
 

@@ -148,7 +148,8 @@ LATEST: tuple[Fault, ...] = (
         "core-proof-waits-for-no-ctrl-c",
         "life cycles",
         "_features/proof/proving.py",
-        "here.flight.raise_if_interrupted(here.serial)  # a Ctrl-C of before, which waited\n",
+        "            here.flight.raise_if_interrupted(here.serial)"
+        "  # a Ctrl-C of before, which waited\n",
         "",
         "A Ctrl-C while ranks compare waits for all rows in one process.",
         "features/proof/proof::test_ctrl_c_while_ranks_compare_comes_before_all_rows_are_computed",

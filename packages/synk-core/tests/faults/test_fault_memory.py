@@ -15,7 +15,7 @@ ACTS = [
 
 CROWDED = """
 import sys
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = [sys.argv[1], f"{sys.argv[1]}/.."]
 from _fault_bench import Bench
 import synk_shm
 from synk_core import Runtime
