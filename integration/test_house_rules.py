@@ -46,7 +46,7 @@ DISTRIBUTIONS = {"sklearn": "scikit_learn", "zmq": "pyzmq", "synk_theano_compat"
 BROUGHT_ALONG = {"pygpu", "numba", "better_optimize"}
 # What a package has through a sibling that alone decides on the versions.
 THROUGH_SIBLINGS = {"synk-extensions": {"numpy", "theano", "pytensor"}}
-LONGEST = 600
+LONGEST = 500
 LARGEST_ROOM = 15
 MOST_NOUNS = 15
 # A file's folder says where and when its code runs. Each imports only what stands before it.

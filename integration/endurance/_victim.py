@@ -128,12 +128,19 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
         "closed": runtime is None or runtime.closed,
     }
     if runtime is not None and is_interrupted and isinstance(error, KeyboardInterrupt):
-        frames = traceback.extract_tb(error.__traceback__)
-        within = any("/synk_core/" in frame.filename for frame in frames)
+        # The handler is one of the core's frames, too, wherever it has interrupted the program.
+        frames = [(f.filename, f.name) for f in traceback.extract_tb(error.__traceback__)]
+        handler = next((i for i, (file, name) in enumerate(frames) if is_handler(file, name)), None)
+        within = any("/synk_core/" in file for file, _ in frames[:handler])
         told["wrong"] = "" if doing is None else went_on(doing, within)
         runtime.close()
         told["closed"] = runtime.closed
     return told
+
+
+def is_handler(file: str, name: str) -> bool:
+    """Return whether a frame is that of the handler of Ctrl-C."""
+    return file.endswith("/_workers/interrupts.py") and name == "handle"
 
 
 def went_on(doing: Work, within: bool) -> str:
