@@ -48,6 +48,7 @@ BROUGHT_ALONG = {"pygpu", "numba", "better_optimize"}
 THROUGH_SIBLINGS = {"synk-extensions": {"numpy", "theano", "pytensor"}}
 LONGEST = 500
 LARGEST_ROOM = 15
+MOST_METHODS = 20
 MOST_NOUNS = 15
 # A file's folder says where and when its code runs. Each imports only what stands before it.
 ROOMS = {
@@ -350,6 +351,19 @@ def test_pointers_in_maps_lead_to_files(text: Path) -> None:
 def test_source_files_stay_short() -> None:
     lengths = {path: path.read_text(encoding="utf-8").count("\n") for _, path in files()}
     assert {str(path.relative_to(ROOT)): n for path, n in lengths.items() if n > LONGEST} == {}
+
+
+def test_a_class_of_many_methods_says_why() -> None:
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    long = [
+        f"{path.relative_to(ROOT)}: {node.name}"
+        for _, path in files()
+        for node in statements(path)
+        if isinstance(node, ast.ClassDef)
+        and sum(isinstance(one, functions) for one in node.body) > MOST_METHODS
+        and "method" not in (ast.get_docstring(node) or "")
+    ]
+    assert long == []
 
 
 def test_files_are_private_unless_they_are_the_documented_exceptions() -> None:

@@ -110,7 +110,7 @@ def fail(comm, how, left=None):
         ("SIGKILL", None, -9, "was killed by SIGKILL"),
     ],
 )
-def test_first_cause_is_told_from_its_victims(how, cause, exitcode, text, tmp_path):
+def test_first_cause_is_distinguished_from_its_victims(how, cause, exitcode, text, tmp_path):
     with pytest.raises(RankFailed) as caught:
         launch(3, fail, how, str(tmp_path), timeout_s=LIMIT_S)
     error = caught.value

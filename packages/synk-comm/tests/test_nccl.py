@@ -632,7 +632,7 @@ def test_an_all_reduce_that_is_made_again_is_of_what_the_arrays_hold_then(pair):
     pair.run(run)
 
 
-def test_a_repeated_average_heeds_the_others_weights(pair):
+def test_a_repeated_average_uses_the_others_weights(pair):
     """The own call stays the same, and with it all that is known about it."""
 
     def run(comm):

@@ -73,7 +73,7 @@ def test_a_smaller_group_is_waited_for_until_the_old_one_ends(failure, raised, l
 
 
 @pytest.mark.parametrize("kind", [PeerLost, AbortedError])
-def test_errors_are_told_in_the_ranks_of_the_old_group(kind):
+def test_errors_name_the_ranks_of_the_old_group(kind):
     error = in_ranks_of_the_old(kind("rank 1 did it", rank=1, reason="why"), [5, 7])
     assert type(error) is kind
     assert (error.rank, error.reason) == (7, "why")

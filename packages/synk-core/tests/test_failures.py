@@ -153,9 +153,7 @@ def test_an_error_on_any_rank_says_function_rank_and_rows(pair):
             assert f"rank {row // 4}" in printed
 
 
-def test_a_traceback_shows_the_users_frames_only_unless_python_is_told_to_show_more(
-    pair, monkeypatch
-):
+def test_a_traceback_shows_the_users_frames_only_unless_python_shows_more(pair, monkeypatch):
     x, y = misbehaving(fail)
     f = pair.function([x], (y, "gather"), name="touchy")
     for values, all_frames in itertools.product(([1.0, 0.0], [0.0, 1.0]), [False, True]):
@@ -276,7 +274,7 @@ def test_an_exception_out_of_a_signal_handler_in_a_worker_names_it():
         assert runtime.closed
 
 
-def test_a_program_in_a_folder_that_was_removed_is_told_so(zygote, tmp_path):
+def test_the_error_names_a_folder_that_was_removed(zygote, tmp_path):
     done = zygote.run(
         "import os, sys; os.mkdir('gone'); os.chdir('gone'); os.rmdir(os.getcwd())\n"
         "from synk_core import Runtime\nfrom synk_core.exceptions import StartError\n"

@@ -296,7 +296,7 @@ def test_what_check_says(pair, recwarn):
         assert found.verdict == verdict, found.reason
 
 
-def test_ctrl_c_while_ranks_reduce_is_heeded_right_after(pair, monkeypatch):
+def test_ctrl_c_while_ranks_reduce_is_raised_right_after(pair, monkeypatch):
     """A signal does nothing in a collective, and does not come again."""
     s = engine.shared(np.zeros(3), name="s")
     f = pair.function([x], updates=[(s, s + in_graph.all_reduce(x.sum(axis=0)))])

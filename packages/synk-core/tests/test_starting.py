@@ -64,7 +64,7 @@ with synk_core.Runtime(2, use_gpu=False) as runtime:
 """
 
 
-def test_a_program_without_a_python_is_told_how_to_name_one(zygote):
+def test_without_a_python_the_error_says_how_to_name_one(zygote):
     status, out, err = zygote.run(WITHOUT)
     assert status == 0, err
     assert "sys.executable is '/opt/app/application', no Python to start ranks with" in out

@@ -109,7 +109,7 @@ def made(monkeypatch):
     return device.CudaDevice("cuda3", CONTEXT, True, "never", "tf32"), driver
 
 
-def test_it_is_made_the_threads_and_replays_nothing_if_told_never(made):
+def test_it_is_made_the_threads_and_replays_nothing_if_the_policy_is_never(made):
     cuda_device, driver = made
     cuda_device.begin()
     assert driver.current == 3

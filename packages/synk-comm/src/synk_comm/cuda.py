@@ -41,7 +41,10 @@ class CudaError(CommError, RuntimeError):
 
 
 class Driver:
-    """The driver library, loaded and initialised; CudaError says why if that cannot be."""
+    """The driver library, loaded and initialised; CudaError says why if that cannot be.
+
+    It has a method for each function of the driver that is used.
+    """
 
     def __init__(self, library: str = _LIBRARY) -> None:
         try:

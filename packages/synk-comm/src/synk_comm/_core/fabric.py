@@ -138,7 +138,7 @@ class Pieces(Protocol):
 
 
 class Fabric(ABC):
-    """One rank's slots and rounds.
+    """One rank's slots and rounds, with a method for each thing in which back ends differ.
 
     Attributes:
         rank, size, backend, ordered_bytes: as in ``Communicator``.

@@ -97,7 +97,7 @@ def test_without_atomic_calls_streams_that_may_differ_are_refused_if_they_are_to
 
 
 @pytest.mark.feature("proof")
-def test_a_value_that_was_set_in_the_master_alone_is_told(trio):
+def test_a_value_set_in_the_master_alone_is_warned_of(trio):
     rate = engine.shared(1.0)
     f = trio.function([x], (x * rate, "gather"), name="scaled", **UNPROVED, **FAST)
     trio.distribute()

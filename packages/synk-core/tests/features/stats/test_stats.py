@@ -19,7 +19,7 @@ CALL = Call(0, Form(), None, (), (), None, 1, ())
 
 
 @pytest.mark.feature("timeline")
-def test_the_slowest_rank_and_the_time_for_it_are_told(trio, tmp_path):
+def test_stats_name_the_slowest_rank_and_the_time_for_it(trio, tmp_path):
     """And in a recording, waiting for it is waiting."""
     x = T.dvector("x")
     f = trio.function([x], (nap(x), "gather"), name="slow", **UNPROVED, **FAST)

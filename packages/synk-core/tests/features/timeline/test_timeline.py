@@ -121,7 +121,7 @@ def test_one_recording_at_a_time_each_in_its_own_file(pair, tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["first.json", "second.json"]
 
 
-def test_a_bad_path_is_told_before_anything_is_recorded(pair, tmp_path, monkeypatch):
+def test_a_bad_path_is_refused_before_anything_is_recorded(pair, tmp_path, monkeypatch):
     for path, error, text in (
         (3, InputTypeError, "got 3 of type int as path"),
         (str(tmp_path), InputValueError, "is a folder"),

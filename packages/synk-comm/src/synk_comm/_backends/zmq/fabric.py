@@ -49,7 +49,7 @@ _FRAME = 1 << 20
 
 
 class ZmqFabric(MessageFabric[SocketPeer]):
-    """One rank's sockets; to be followed by ``meet``.
+    """One rank's sockets, with the methods of ``Fabric``; to be followed by ``meet``.
 
     Args:
         key: known to the group's members only.

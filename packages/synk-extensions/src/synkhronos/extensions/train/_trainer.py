@@ -36,6 +36,8 @@ from ._ranks import is_float, ranks_of
 class Trainer:
     """Train for some epochs, with validation, schedules, checkpoints and a log.
 
+    Half of the methods are what programs and callbacks use; the others take the parts of a run.
+
     ::
 
         rate = theano.shared(np.float32(0.1))
