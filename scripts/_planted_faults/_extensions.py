@@ -28,7 +28,7 @@ EXTENSIONS = (
     _fault(
         "ext-later-checkpoints",
         "life cycles",
-        "synkhronos/extensions/train/_checkpoints.py",
+        "synkhronos/extensions/train/_checkpoint_files.py",
         "kept = paths[:present] if self.keep is None else paths[:present][-self.keep :]",
         "kept = paths if self.keep is None else paths[-self.keep :]",
         "After training has gone back, checkpoints of later steps stay, and may push out the new.",

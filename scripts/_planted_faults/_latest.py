@@ -102,7 +102,7 @@ LATEST: tuple[Fault, ...] = (
     _of_extensions(
         "ext-arrays-larger-than-files",
         "refusals",
-        "train/_checkpoints.py",
+        "train/_checkpoint_files.py",
         "        if self._left < 0:\n",
         "        if self._left < 0 and known:\n",
         "A damaged checkpoint may ask for any memory.",
@@ -111,7 +111,7 @@ LATEST: tuple[Fault, ...] = (
     _of_core(
         "core-proof-leaves-its-updates",
         "atomicity",
-        "_features/proof/proving.py",
+        "_features/proof/comparing.py",
         "            for storage, value in reversed(before):\n                storage[0] = value\n",
         "",
         "A proved call starts from the values that all rows in one process have made.",
@@ -120,7 +120,7 @@ LATEST: tuple[Fault, ...] = (
     _of_core(
         "core-proof-of-the-first-call-only",
         "exactness",
-        "_features/proof/prover.py",
+        "_features/proof/schedule.py",
         "self.due = min(2 * call, call + self._every) - 1",
         "self.due = _NEVER",
         "What goes wrong at a later call is not found.",
@@ -129,7 +129,7 @@ LATEST: tuple[Fault, ...] = (
     _of_core(
         "core-proof-of-any-replica",
         "exactness",
-        "_features/proof/proving.py",
+        "_features/proof/comparing.py",
         "if len(set(ours)) == 1:",
         "if ours:",
         "Ranks whose variables have parted go on.",
@@ -138,7 +138,7 @@ LATEST: tuple[Fault, ...] = (
     _of_core(
         "core-proof-not-of-what-ranks-reduce",
         "exactness",
-        "_features/proof/prover.py",
+        "_features/proof/schedule.py",
         "is_reduced = lineage.has_reductions and is_open",
         "is_reduced = False",
         "An update that is the same on all ranks passes for that of one process.",
@@ -147,7 +147,7 @@ LATEST: tuple[Fault, ...] = (
     _of_core(
         "core-proof-waits-for-no-ctrl-c",
         "life cycles",
-        "_features/proof/proving.py",
+        "_features/proof/comparing.py",
         "            here.flight.raise_if_interrupted(here.serial)"
         "  # a Ctrl-C of before, which waited\n",
         "",

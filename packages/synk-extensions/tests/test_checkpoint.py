@@ -22,7 +22,7 @@ from synkhronos.extensions.train import (
     cosine,
     make_train_function_theano,
 )
-from synkhronos.extensions.train import _checkpoints as checkpoint_file
+from synkhronos.extensions.train import _checkpoint_files as checkpoint_file
 from synkhronos.extensions.train._ranks import to_row
 
 GENERATORS = {

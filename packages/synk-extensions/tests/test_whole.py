@@ -32,7 +32,7 @@ from synkhronos.extensions.train import (
     make_train_function,
     make_train_function_theano,
 )
-from synkhronos.extensions.train._checkpoints import read_file
+from synkhronos.extensions.train._checkpoint_files import read_file
 from synkhronos.extensions.train._ranks import OneProcess
 from synkhronos.extensions.weights import load_weights, save_weights
 

@@ -23,7 +23,7 @@ from synk_core import (
     WorkerFailed,
     in_graph,
 )
-from synk_core._features.proof.proving import PreparedProof
+from synk_core._features.proof.comparing import PreparedProof
 from synk_core._features.proof.report import measure
 from synk_core.engine import TITLE, Assert
 from synk_core.exceptions import InputTypeError, InputValueError

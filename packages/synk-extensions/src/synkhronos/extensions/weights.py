@@ -27,7 +27,7 @@ import synkhronos as synk
 from synk_core.engine import SharedVariable
 from synkhronos import _default
 from synkhronos.exceptions import InputTypeError, InputValueError
-from synkhronos.extensions.train._checkpoints import FORMAT, META, ArrayFile, write_arrays
+from synkhronos.extensions.train._checkpoint_files import FORMAT, META, ArrayFile, write_arrays
 from synkhronos.extensions.train._ranks import OneProcess
 
 __all__ = ["load_weights", "save_weights"]

@@ -1,1 +1,1 @@
-"""Proofs: whether calls give what one process would; see `prover` and `proving`."""
+"""Proofs: whether calls give what one process would; see `schedule` and `comparing`."""

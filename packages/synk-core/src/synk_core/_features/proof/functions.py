@@ -13,8 +13,8 @@ from synk_core._tracebacks import brief_traceback
 from synk_core.exceptions import InputValueError
 
 from .origins import Origins
-from .prover import Prover, checked_policy
 from .report import Report
+from .schedule import Prover, checked_policy
 
 
 class Proofs(NamedTuple):

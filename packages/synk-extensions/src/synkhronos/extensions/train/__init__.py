@@ -8,7 +8,7 @@ to either. It is optional: you can write your own loop.
 from __future__ import annotations
 
 from ._callbacks import Callback, EarlyStopping, MLflow, TensorBoard, WandB
-from ._checkpoints import CheckpointError, Checkpoints
+from ._checkpoint_files import CheckpointError, Checkpoints
 from ._history import History
 from ._learning_rate import (
     RateRange,

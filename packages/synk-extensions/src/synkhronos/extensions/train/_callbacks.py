@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from ._arguments import at_least_one
-from ._checkpoints import CheckpointError, number_in
+from ._checkpoint_files import CheckpointError, number_in
 from ._history import History
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ import numpy as np
 from synk_core import whole
 
 from ._batches import BatchMaker, BatchSampler
-from ._checkpoints import CheckpointError, number_in, read_file, refusing
+from ._checkpoint_files import CheckpointError, number_in, read_file, refusing
 from ._ranks import RankVariables, is_float, is_state
 from ._state import TrainingState, storage_of
 

@@ -20,7 +20,7 @@ from synk_core.engine import NAME
 from ._arguments import at_least_one, finite, require, require_rate
 from ._batches import BatchSampler
 from ._checkpoint_contents import SharedVariables
-from ._checkpoints import number_in
+from ._checkpoint_files import number_in
 from ._data import as_list, number_of_rows, placed, scalar
 from ._ranks import RankVariables, ranks_of
 from ._state import TrainingState

@@ -25,7 +25,7 @@ from ._arguments import names_of_outputs, require, require_finite_params, requir
 from ._batches import BatchMaker, BatchSampler
 from ._callbacks import as_callback, is_stateful
 from ._checkpoint_contents import CheckpointContents, SharedVariables, TrainingProgress
-from ._checkpoints import Checkpoints, write_file
+from ._checkpoint_files import Checkpoints, write_file
 from ._data import Validation, as_list, number_of_rows, placed, scalar
 from ._history import History, LogFile, ended, epoch_line
 from ._interrupt import Interrupt

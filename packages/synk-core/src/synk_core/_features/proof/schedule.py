@@ -28,7 +28,7 @@ from synk_core._warn import warn_user
 from synk_core._wire.messages import Call
 from synk_core.exceptions import InputValueError, NotExact, ProofWarning
 
-from .proving import Proof
+from .comparing import Proof
 from .report import BY_SLICES, Comparison, Rehearsed, Report
 
 MOST_SLICINGS = 100
