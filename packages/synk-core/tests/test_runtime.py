@@ -137,6 +137,7 @@ def test_an_array_that_is_gone_is_forgotten_though_ctrl_c_came_in_between(monkey
         assert key not in runtime._rank.arrays._held
 
 
+@pytest.mark.feature("timeline")
 def test_closing_before_the_workers_have_started_does_not_wait_for_them(tmp_path, monkeypatch):
     path = tmp_path / "trace.json"
     with no_ranks_left(), Runtime(2, timeline=str(path)) as runtime:
