@@ -12,5 +12,4 @@ _ROOM = Path(synk_core.__file__).parent / "_features"
 FEATURES = frozenset(path.parent.name for path in _ROOM.glob("*/__init__.py"))
 
 UNPROVED: Dict[str, Any] = {"proof": False} if "proof" in FEATURES else {}
-"""Options of functions that are not proved: their operations misbehave by their rows, and a proof
-has the master compute all rows."""
+"""For operations that misbehave by their rows: a proof has the master compute all of them."""

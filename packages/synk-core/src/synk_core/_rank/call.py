@@ -273,8 +273,7 @@ class PreparedCall:
             self._origin = origin
         if arguments is None:
             arguments = self._arguments
-        run = self._launch if self._here.check[0] is None else self._checked
-        results = run(self._quick, arguments, self._strategy, start)
+        results = self._run(self._quick, arguments, start)
         wanted = self._call.outputs
         return results if wanted is None else [results[i] for i in wanted]
 
@@ -306,24 +305,25 @@ class PreparedCall:
         """Have the call take its rows itself, as if nothing had been prefetched."""
         self._ahead = None
 
-    def _checked(
-        self, function: Any, arguments: Sequence[np.ndarray], _: Optional[Execute], begin: int
-    ) -> List[Any]:
-        """Run the function as `_launch` does, and check what it computes."""
-        check: Any = self._here.check[0]
-        launch = partial(self._launch, function, begin=begin)
-        about = self._loaded, self._call, begin, self._piece, self._reductions, launch, arguments
-        results: List[Any] = check(Execution(*about))
-        return results
+    def _run(self, function: Any, arguments: Sequence[np.ndarray], begin: int) -> List[Any]:
+        """Run the function on rows of the selection, from row `begin`."""
+        check = self._here.check[0]
+        try:
+            if check is None:
+                return self._launch(function, arguments, self._strategy)
+            loaded, call, launch = self._loaded, self._call, partial(self._launch, function)
+            about = loaded, call, begin, self._piece, self._reductions, launch, arguments
+            return check(Execution(*about))
+        except Exception as error:
+            if self._call.scattered and not isinstance(error, SynkError):
+                rows = arguments[0].shape[self._call.scattered[0].axis]
+                end, total = begin + rows - 1, sum(self._counts)
+                self._here.doing = f"{self.doing}, rows {begin} to {end} of the call's {total}"
+            raise
 
     def _launch(
-        self,
-        function: Any,
-        arguments: Sequence[np.ndarray],
-        execute: Optional[Execute],
-        begin: int,
+        self, function: Any, arguments: Sequence[np.ndarray], execute: Optional[Execute]
     ) -> List[Any]:
-        """Run the function on rows of the selection, from row `begin`."""
         try:
             if self._inputs.brings:
                 self._here.flight.enter(_COPY)
@@ -332,11 +332,7 @@ class PreparedCall:
             results: List[Any] = (
                 function(*arguments) if execute is None else execute(function, arguments)
             )
-        except BaseException as error:
-            if self._call.scattered and not isinstance(error, SynkError):
-                rows = arguments[0].shape[self._call.scattered[0].axis]
-                end, total = begin + rows - 1, sum(self._counts)
-                self._here.doing = f"{self.doing}, rows {begin} to {end} of the call's {total}"
+        except BaseException:
             # The engine does so only after a success; here it would keep shared memory alive.
             for container in self._function.input_storage[: len(arguments)]:
                 container.storage[0] = None
@@ -467,8 +463,7 @@ class PreparedCall:
     ) -> List[Any]:
         arguments = self._inputs.take(origin, first + start, first + stop)
         arguments += selecting(self._call.form.select, selection, start, stop)
-        run = self._launch if self._here.check[0] is None else self._checked
-        results = run(self._careful, arguments, self._strategy, first + start)
+        results = self._run(self._careful, arguments, first + start)
         if self._call.outputs is None:
             return results
         # Not every linker takes output_subset, and updates have to run whatever is wanted.

@@ -45,6 +45,7 @@ def failure(call, *args, **kwargs):
     error = caught.value
     if isinstance(error, WorkerFailed):
         assert error.rank
+        assert ", rows " not in error.doing, "the error has the row itself"
         assert "NotFinite: function " in str(error)
         error = error.__cause__
     else:
