@@ -74,6 +74,12 @@ class Known(NamedTuple):
     is_minibatch: List[bool]
 
 
+Extent = Tuple[Optional[Tuple[int, ...]], Tuple[Selector, ...], int]
+"""The places of the wanted outputs, selectors by rank, and the number of slices."""
+
+_WHOLE: Extent = (None, (), 1)
+
+
 class Planner:
     """Plans the calls of one `Function`."""
 
@@ -123,11 +129,10 @@ class Planner:
             raise InputTypeError(
                 f"{self._label} got batch, but has no scattered inputs to select from"
             )
-        wanted: Optional[Tuple[int, ...]] = None
-        selectors: Tuple[Selector, ...] = ()
-        num_slices = 1
+        subset, _, batch_s, slices = options
+        is_plain = subset is batch_s is None and type(slices) is int and slices == 1
+        wanted, selectors, num_slices = _WHOLE if is_plain else self._checked(options)
         if options is not DEFAULT:
-            wanted, selectors, num_slices = self._checked(options)
             if selectors:
                 key += (all_ranges(selectors), *map(_kind_of, selectors))
             rows = selection and (selection.count, selection.step, selection.index is None)
@@ -144,20 +149,9 @@ class Planner:
             call.index_room[...] = selection.index
         return call, 0 if selection is None or selection.index is not None else selection.lowest
 
-    def _checked(
-        self, options: Options
-    ) -> Tuple[Optional[Tuple[int, ...]], Tuple[Selector, ...], int]:
-        """Return the places of the wanted outputs, selectors by rank, and the number of slices."""
-        wanted: Optional[Tuple[int, ...]] = None
-        selectors: Tuple[Selector, ...] = ()
-        if options.output_subset is not None:
-            wanted = self.wanted(options.output_subset)
-        if options.batch_s is not None:
-            selectors = self._selectors(options.batch_s)
-        num_slices = options.num_slices
-        if type(num_slices) is not int or num_slices != 1:
-            num_slices = self._slices(num_slices, wanted)
-        return wanted, selectors, num_slices
+    def _checked(self, options: Options) -> Extent:
+        wanted = self.wanted(options.output_subset)
+        return wanted, self._selectors(options.batch_s), self._slices(options.num_slices, wanted)
 
     def _get_to_know(self, inputs: Sequence[Any]) -> Tuple[Hashable, Known]:
         """Return the token of accepted inputs, and their lengths."""

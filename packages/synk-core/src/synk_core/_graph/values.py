@@ -11,7 +11,7 @@ from synk_core.engine import DEVICES, TensorType
 
 def is_on_device(value: Any) -> bool:
     """Return whether a value is a device array."""
-    return DEVICES is not None and DEVICES.is_array(value)
+    return DEVICES is not None and type(value) is not np.ndarray and DEVICES.is_array(value)
 
 
 def is_on_default_device(value: Any) -> bool:

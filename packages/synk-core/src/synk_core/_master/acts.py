@@ -44,6 +44,7 @@ class ActTable:
 
     Attributes:
         find: returns the act of a key; None if there is none.
+        changed: whether there is something for `extras` or `end` to do.
     """
 
     def __init__(self) -> None:
@@ -54,6 +55,8 @@ class ActTable:
         self._users: Dict[int, Set[int]] = {}
         self._unsent: List[int] = []
         self._latest: List[int] = []  # those that came last
+        self._passing = 0  # acts for one order alone
+        self.changed = False
         # For the next order, in the order of `Extras`.
         self._forgotten: List[int] = []
         self._forgotten_arrays: List[int] = []
@@ -77,7 +80,10 @@ class ActTable:
         number = prepared.number = next(self._numbers)
         self._acts[number] = prepared
         self._unsent.append(number)
-        if key is not None:
+        self.changed = True
+        if key is None:
+            self._passing += 1
+        else:
             prepared.key = key
             self._by_key[key] = prepared
             for ref in _arrays_of(prepared.act):
@@ -90,9 +96,12 @@ class ActTable:
             prepared = self._acts.pop(number, None)
             if prepared is None:
                 continue
+            self.changed = True
             prepared.number = 0
             prepared.close()
-            if prepared.key is not None:
+            if prepared.key is None:
+                self._passing -= 1
+            else:
                 self._by_key.pop(prepared.key, None)
                 ahead = self.find(Prefetch(number).key)
                 if ahead is not None:
@@ -113,11 +122,13 @@ class ActTable:
         for key in keys:
             self.forget(tuple(self._users.get(key, ())))
         self._forgotten_arrays += keys
+        self.changed = True
 
     def forget_function(self, function_id: int) -> None:
         """Forget a function that the program has dropped, and its calls."""
         self._forget_if(lambda act: isinstance(act, Call) and act.function_id == function_id)
         self._forgotten_functions.append(function_id)
+        self.changed = True
 
     def forget_variables(self, numbers: Sequence[int]) -> None:
         """Forget shared variables that the program has dropped, and their collectives."""
@@ -126,6 +137,7 @@ class ActTable:
             lambda act: isinstance(act, Collective) and not gone.isdisjoint(act.variables)
         )
         self._forgotten_variables += numbers
+        self.changed = True
 
     def _forget_if(self, is_meant: Callable[[Act], bool]) -> None:
         self.forget([n for n, prepared in self._acts.items() if is_meant(prepared.act)])
@@ -164,6 +176,7 @@ class ActTable:
                 self.forget((prepared.number,))
         if len(self._acts) > LIMIT:
             self.forget(list(self._acts)[: len(self._acts) - LIMIT])
+        self.changed = bool(self._unsent or self._passing or any(self._all_forgotten))
 
     def close(self) -> None:
         """Drop references to shared memory: the runtime has ended."""

@@ -46,6 +46,8 @@ class Lifecycle:
         rank: the master's.
         lock: held while acts are staged and performed.
         closing: held by the thread that ends the runtime; others wait until it has.
+        reason: why it was closed; None while it is open.
+        owner: the process that has made it, and not one that was forked from that.
         joined: whether the workers have started.
         pool: the workers' processes.
         activity: what each rank is doing.
@@ -86,8 +88,8 @@ class Lifecycle:
             self.threads = environment.ThreadLimit(size, threads)
             environment.keep_freed_memory()
             self.joined = self._ended = False
-            self._closed: Optional[str] = None
-            self._owner = os.getpid()
+            self.reason: Optional[str] = None
+            self.owner = os.getpid()
             self._world = world
             self.pool: WorkerPool
             self._group = synk_comm.create_group(size, settings.backend) if starts else None
@@ -148,19 +150,19 @@ class Lifecycle:
     @property
     def state(self) -> str:
         """The state in a few words, for reprs."""
-        if self._closed is not None:
-            return f"closed: {self._closed}"
+        if self.reason is not None:
+            return f"closed: {self.reason}"
         return "ready" if self.joined else "starting"
 
     @property
     def is_foreign(self) -> bool:
         """Whether another process has made it, from which this one was forked."""
-        return os.getpid() != self._owner
+        return os.getpid() != self.owner
 
     @property
     def closed(self) -> bool:
         """Whether it is of no more use."""
-        return self._closed is not None
+        return self.reason is not None
 
     @property
     def worker_pids(self) -> Tuple[int, ...]:
@@ -172,15 +174,15 @@ class Lifecycle:
         Raises:
             Closed: it was closed, a failure has closed it, or it is another process's.
         """
-        if self._closed is None and os.getpid() == self._owner:
+        if self.reason is None and os.getpid() == self.owner:
             return
         if self.is_foreign:
             raise Closed(
-                f"this runtime belongs to process {self._owner}, and this is its child "
+                f"this runtime belongs to process {self.owner}, and this is its child "
                 f"{os.getpid()}; use it there, or call fork() of synkhronos in a fresh process"
             )
         raise Closed(
-            f"this runtime is closed ({self._closed}); call fork() to start a new one, and "
+            f"this runtime is closed ({self.reason}); call fork() to start a new one, and "
             f"build functions again: they belong to the runtime that they were built in"
         )
 
@@ -192,7 +194,7 @@ class Lifecycle:
             KeyboardInterrupt: one was delayed until now.
             StartError: a worker could not start.
         """
-        if self._closed is not None or os.getpid() != self._owner:
+        if self.reason is not None or os.getpid() != self.owner:
             self.require_open()
         LATER.at_the_next_chance()
         if not self.joined:
@@ -255,7 +257,7 @@ class Lifecycle:
         if self.is_foreign:
             return
         with self.closing:
-            was_open, self._closed = self._closed is None, self._closed or "by close()"
+            was_open, self.reason = self.reason is None, self.reason or "by close()"
             LATER.leaving = False  # no order's result is under way any more
             try:
                 if was_open:
@@ -267,7 +269,7 @@ class Lifecycle:
     def end(self, reason: str) -> None:
         """Close after a failure, without asking the workers."""
         with self.closing:
-            self._closed = self._closed or reason
+            self.reason = self.reason or reason
             try:
                 self.pool.kill()
             finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import queue
 import threading
 from contextlib import suppress
@@ -85,7 +86,9 @@ class Orders:
         Raises:
             Closed: the runtime was closed.
         """
-        self.require_open()
+        lifecycle = self._lifecycle
+        if lifecycle.reason is not None or os.getpid() != lifecycle.owner:
+            lifecycle.require_open()
         self.garbage.collect()
 
     def enter(self, prepared: Prepared, key: Hashable = None) -> Prepared:
@@ -129,7 +132,7 @@ class Orders:
         # An interrupt anywhere in here leaves nothing half sent, and the lock free.
         try:
             lock.running = True
-            extras = self.acts.extras()
+            extras = self.acts.extras() if self.acts.changed else None
             if self._shipping is not None:
                 extras = self._shipping.extend(extras, steps)
             record.serial = next(self._serials)
@@ -150,13 +153,11 @@ class Orders:
             try:
                 raise_for(error, lifecycle, interrupted)
             finally:
-                if not lifecycle.closed:
-                    for failed in self.observers.failed:
-                        failed(record)
-                self._not_taken_in(extras)
+                self._failed(record, extras)
         finally:
             lock.running = False
-            self.acts.end(acts)
+            if self.acts.changed:
+                self.acts.end(acts)
         if interrupts.end():
             LATER.put_off()
         return results or []
@@ -248,8 +249,11 @@ class Orders:
         if self._shipping is not None:
             self._shipping.sent()
 
-    def _not_taken_in(self, extras: Optional[Extras]) -> None:
+    def _failed(self, record: Record, extras: Optional[Extras]) -> None:
         """Note that an order failed, and that ranks may lack what came with it."""
+        if not self.closed:
+            for failed in self.observers.failed:
+                failed(record)
         self.acts.failed(extras)
         if self._shipping is not None:
             self._shipping.failed()

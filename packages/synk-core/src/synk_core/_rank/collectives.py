@@ -66,8 +66,9 @@ class ActVariables:
             through_host: use host memory in any case.
             reducible: they are to be reduced.
         """
-        values = list(map(_VALUE, map(_STORAGE, self._variables)))
-        if not through_host and self._here.device.takes(values, reducible):
+        values = self.now
+        device = self._here.device
+        if device.is_gpu and not through_host and device.takes(values, reducible):
             return list(map(in_c_order, values))
         return list(map(on_host, values))
 
