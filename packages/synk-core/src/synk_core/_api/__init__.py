@@ -1,1 +1,1 @@
-"""What runs while the user writes: the runtime, its functions, and what is called on them."""
+"""The objects that users call: the runtime and its functions, in the master."""

@@ -34,7 +34,7 @@ Stage = Callable[[Sequence[Any], Standing], Tuple[Arguments, int]]
 """Stages arrays; returns further arguments, and the lowest row that the act takes."""
 
 Returns = Callable[[bool, Any], Any]
-"""Makes the caller's result: of whether there is a single variable, and what comes back."""
+"""Makes the caller's result, given whether there is a single variable, and the master's result."""
 
 
 def _nothing(_single: bool, _result: Any) -> None:
@@ -67,7 +67,7 @@ class Collectives:
         self._orders = orders
 
     def broadcast(self, shared_vars: Any, values: Any = None) -> Any:
-        """Give every rank the master's values; see `synkhronos.broadcast`."""
+        """Copy the master's values to all ranks; see `synkhronos.broadcast`."""
 
         def stage(variables: Sequence[Any], standing: Standing) -> Tuple[Arguments, int]:
             if values is not None:

@@ -22,11 +22,11 @@ class RuntimeFeatures(
     Timelines,
     RuntimeFeature,
 ):
-    """What features add to a `Runtime`."""
+    """The methods that features add to a `Runtime`."""
 
 
 class FunctionFeatures(
     Proving,
     FunctionFeature,
 ):
-    """What features add to a `Function`."""
+    """The methods that features add to a `Function`."""

@@ -29,7 +29,7 @@ class Delayed:
     """A call or a collective for `step()`; made by ``f.delayed(...)`` and ``delayed.all_reduce``.
 
     Args:
-        orders: of the runtime that is to perform it.
+        orders: performs it.
         prepare: checks and stages it, given its position in the step; returns the act, and the
             lowest row that it takes.
         finish: makes the caller's result of the master's.
@@ -49,11 +49,11 @@ class Delayed:
         self.function = function
 
     def rehearse(self) -> None:
-        """Do what cannot be done within the step."""
+        """Do the part that is impossible within a step."""
 
 
 class DelayedCall(Delayed):
-    """A call for `step()`, whose rows can be taken before; made by ``f.delayed(...)``."""
+    """A call for `step()`, whose rows can be prefetched; made by ``f.delayed(...)``."""
 
     def __init__(self, function: Function, values: Sequence[Any], options: Options) -> None:
         super().__init__(function.orders, self._prepare, self._finish, function.number)
@@ -65,7 +65,7 @@ class DelayedCall(Delayed):
         self._ready = False
 
     def rehearse(self) -> None:
-        """Do before the step what a call that is special needs."""
+        """Rehearse the call before the step, if it is special."""
         if self._function.is_due():
             self._function.rehearse(self._values, self._options)
 

@@ -145,7 +145,7 @@ class Runtime(RuntimeFeatures):
             self.registry = self._rank.registry
             self._builder = Builder(self._rank, self.specs, track)
             self.orders = Orders(self._lifecycle, self._builder)
-            self._lifecycle.before_close = self.orders.tell_to_stop
+            self._lifecycle.before_close = self.orders.stop_workers
             self._lifecycle.on_end = self._forget_all
             for act in at_start:
                 act.perform(self._rank, act.argument)

@@ -151,7 +151,7 @@ class ActTable:
         return Extras(new, acts, arrays, functions, variables)
 
     def sent(self, extras: Extras) -> None:
-        """Note that all ranks have taken these in."""
+        """Note that all ranks have received these."""
         del self._forgotten[: len(extras.forget_acts)]
         del self._forgotten_arrays[: len(extras.forget_arrays)]
         del self._forgotten_functions[: len(extras.forget_functions)]

@@ -126,7 +126,7 @@ class Lifecycle:
         return Flight(room, master), ref
 
     def _use(self, world: World, hellos: Sequence[Hello]) -> MpiPool:
-        """Have the ranks that a launcher has started be the workers."""
+        """Use the ranks that a launcher has started as workers."""
         rank = self.rank
         rank.use(world)
         if rank.mirror is not None:

@@ -38,9 +38,9 @@ class OrderLock(_RLock):  # type: ignore[misc] # Any, because some versions' stu
             self._pid = os.getpid()
         if self._is_owned():
             raise NestedCall(
-                "got a call inside a call: this thread is at work on another one of the same "
-                "runtime (the inner one comes from an Op's perform, a callback or a signal "
-                "handler), expected one at a time; synk.step() has several things done in one go"
+                "got a call inside a call: this thread already performs one on this runtime (the "
+                "inner one comes from an Op's perform, a callback or a signal handler), expected "
+                "one at a time; use synk.step() to perform several together"
             )
         try:
             self.acquire()

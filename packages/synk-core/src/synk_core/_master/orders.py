@@ -1,4 +1,4 @@
-"""Give orders to all ranks, one at a time, and stage what they need."""
+"""Give orders to all ranks, one at a time."""
 
 from __future__ import annotations
 
@@ -185,10 +185,10 @@ class Orders:
         return result
 
     def reseed(self, variables: Tuple[int, ...]) -> None:
-        """Give all ranks the random states that the program has set in the master alone."""
+        """Copy random states that the program has set in the master alone to all ranks."""
         self.perform((self.enter(Prepared(Collective("reseed", variables))),))
 
-    def tell_to_stop(self) -> None:
+    def stop_workers(self) -> None:
         """Order the workers to stop, if they are idle; they also stop when their channel ends."""
         lifecycle = self._lifecycle
         if lifecycle.joined and self._rank.in_step and not self.lock.running:
@@ -196,7 +196,7 @@ class Orders:
             order = Order(next(self._serials), [Step(number)], self.acts.extras())
             lifecycle.wait_began = perf_counter()
             with suppress(synk_comm.CommError, WorkerDied):
-                self._rank.tell(order, STOP_TIMEOUT_S)
+                self._rank.send(order, STOP_TIMEOUT_S)
 
     def close(self) -> None:
         """Drop what refers to shared memory: the runtime has ended."""
@@ -222,7 +222,7 @@ class Orders:
             self._lifecycle.waiting(thread, makes, began)
 
     def require_form(self, function_id: int, form: Form) -> None:
-        """Have `form` of a function on every rank; compile and distribute it if necessary."""
+        """Compile a form of a function and distribute it, unless every rank has it."""
         self.require_open()
         self._builder.require_form(function_id, form)
         self.distributor.send((function_id,))

@@ -1,4 +1,4 @@
-"""What observers of orders see: one record of each."""
+"""The record of an order, and its observers."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class Record:
 
 
 class Observers:
-    """Whoever follows the orders of a runtime: hooks, by name.
+    """Hooks of those that follow the orders of a runtime, by name.
 
     Attributes:
-        before: called before an order is given; what these raise prevents it.
+        before: called before an order is given; an error prevents it.
         after: called when all ranks have performed it.
         failed: called when it failed on some rank, unless that has closed the runtime.
         forget_function: called with the number of a function that the program has dropped.

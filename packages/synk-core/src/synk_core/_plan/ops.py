@@ -13,10 +13,10 @@ from synk_core._text import shown
 from synk_core.exceptions import OpError, SpecError
 
 REDUCE_OPS = ("avg", "sum", "max", "min", "prod")
-"""What a collective on shared variables can reduce with."""
+"""Reduce operations of collectives on shared variables."""
 
 OUTPUT_OPS = (*REDUCE_OPS, "gather", None)
-"""What a function's output can be collected with; None is the master's own result."""
+"""Operations that collect outputs; None is the master's own result."""
 
 UPDATE_OPS = (*REDUCE_OPS, "last")
 """How an update accumulates over slices; "last" keeps the value of the last slice."""
@@ -55,7 +55,7 @@ def is_through_host(op: Any) -> bool:
 
 
 def check_dtype(op: Optional[str], dtype: str, what: str, cure: str = OUTPUT_CURE) -> None:
-    """Refuse to reduce what has no exact result in its own dtype.
+    """Refuse a reduction whose exact result the dtype cannot hold.
 
     Raises:
         SpecError: (a TypeError) for "avg" of integers, and for "avg", "sum" or "prod" of booleans.

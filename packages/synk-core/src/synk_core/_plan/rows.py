@@ -59,7 +59,7 @@ class Selection:
 
     @property
     def rows(self) -> Union[slice, np.ndarray]:
-        """What selects them from an array: their numbers, or the slice of a progression."""
+        """Their index for an array: a vector of numbers, or the slice of a progression."""
         if self.index is not None:
             return self.index
         stop = self.start + self.step * self.count
@@ -136,7 +136,7 @@ def selector(batch: Any, what: str = "batch") -> Selector:
 
 def kept(batch: Any, is_list: bool = True) -> Any:
     """Return a choice of rows, or a list of them, which later changes by the program do not reach;
-    what is neither as it is.
+    anything else as it is.
 
     Args:
         is_list: whether it may be a list of choices.
@@ -150,7 +150,7 @@ def kept(batch: Any, is_list: bool = True) -> Any:
         return batch
     try:
         index = np.array(np.asarray(batch))  # some objects cannot be asked for a copy
-    except (TypeError, ValueError):  # the call raises it, with what was expected
+    except (TypeError, ValueError):  # the call raises it, with the expected kinds
         return batch
     return index if index.dtype.kind in "iub" else batch
 
@@ -243,7 +243,7 @@ def _selection(chosen: Selector, length: int, what: str = "batch") -> Selection:
     index, count = chosen, len(chosen)
     if not count:
         return Selection(0)
-    # One look finds what is too large as well as what is negative.
+    # As unsigned numbers, negative ones are too large, too.
     if index.dtype == np.int64 and np.maximum.reduce(index.view(np.uint64)) < length:
         return Selection(count, index=index)
     lowest, highest = int(index.min()), int(index.max())

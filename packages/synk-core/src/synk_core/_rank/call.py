@@ -135,7 +135,7 @@ class PreparedCall:
             and not (self._selects and call.rows is None)
             and rows > 0
         )
-        # Numbers of a slice are only a part of what is sent.
+        # A slice computes only a part of a number.
         self.sends_early = self._whole and (comm.size == 1 or here.device.takes_collectives)
         self._origin: Optional[int] = None
         self._piece = 0
@@ -152,7 +152,7 @@ class PreparedCall:
         self.record = (KINDS.index("function"), recipe.function_id)
 
     def _use(self, function: Any, parts: Optional[VectorParts] = None) -> None:
-        """Compute with this form, which may tell of parts of what it computes."""
+        """Compute with this form, which reports `parts` of a vector while it computes."""
         recipe, registry = self._loaded.recipe, self._here.registry
         self._function = function
         self._launcher: Optional[Launcher] = None
@@ -302,7 +302,7 @@ class PreparedCall:
         ]
 
     def drop_prefetched(self) -> None:
-        """Have the call take its rows itself, as if nothing had been prefetched."""
+        """Forget prefetched rows: the call takes them itself."""
         self._ahead = None
 
     def _run(self, function: Any, arguments: Sequence[np.ndarray], begin: int) -> List[Any]:

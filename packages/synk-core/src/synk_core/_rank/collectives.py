@@ -181,7 +181,7 @@ def broadcast(
     forms: Optional[Sequence[Tuple[Tuple[int, ...], str]]],
     through_host: bool = False,
 ) -> None:
-    """Give all ranks the master's values, whose (shape, dtype) are `forms`.
+    """Copy the master's values to all ranks; their (shape, dtype) are `forms`.
 
     Without `forms` the master broadcasts these first.
     """
@@ -223,7 +223,7 @@ def set_value(
     rows: Optional[Rows],
     origin: int = 0,
 ) -> None:
-    """Give one rank the values."""
+    """Copy the values to one rank."""
     if here.comm.rank != rank:
         return
     variables.put(

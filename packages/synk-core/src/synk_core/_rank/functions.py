@@ -50,7 +50,7 @@ class LoadedFunction:
         return self._launchers[function]
 
     def close(self) -> None:
-        """Drop what was recorded."""
+        """Drop recorded launches."""
         for launcher in filter(None, self._launchers.values()):
             launcher.close()
         self._launchers.clear()

@@ -76,7 +76,7 @@ class GraphReductions:
         """Reduce over the ranks with rows in this round; called in the middle of a graph."""
         rows = self._rounds[self._done - 1]
         own = rows[self._comm.rank]
-        # A share of the rows, or its inverse, and what it multiplies may leave float16's range.
+        # A product with a share of the rows, or its inverse, may leave float16's range.
         wide = np.promote_types(x.dtype, np.float32) if op.power else x.dtype
         weight = {"weight": float(own)} if op.op == "avg" else {}
         phase = self._here.flight.word

@@ -182,10 +182,10 @@ def reduce_to(comm: Any, master: int, op: str, value: Any, weight: float) -> Any
     if op == ROWLESS_OP:
         op, held = "avg", value if isinstance(value, list) else [value]
         own = None if value is None else "".join(map(digest, held)).encode()
-        told = comm.all_gather(None if own is None else np.frombuffer(own, np.uint8))
-        if len({text.tobytes() for text in told if text is not None}) == 1:
+        digests = comm.all_gather(None if own is None else np.frombuffer(own, np.uint8))
+        if len({text.tobytes() for text in digests if text is not None}) == 1:
             # Of one operand the average is the operand itself.
-            only = next(rank for rank, text in enumerate(told) if text is not None)
+            only = next(rank for rank, text in enumerate(digests) if text is not None)
             value = value if comm.rank == only else None
             if only == master:
                 return value

@@ -24,7 +24,7 @@ class OverlappedAverage:
     It is an `Aim` of the parts.
 
     Args:
-        function: which tells of the parts.
+        function: reports the parts.
         number: of the variable.
 
     Attributes:
@@ -67,7 +67,7 @@ class OverlappedAverage:
             self._learned = self._here.undone
 
     def ready(self, sources: Sequence[Any]) -> None:
-        """Have the next pieces reduced."""
+        """Reduce the next pieces."""
         self.started = True
         self._apart(self._reduce, sources)
 
@@ -101,7 +101,7 @@ class OverlappedAverage:
             self.is_done = value.shape == self.vector.shape
             if self.is_done and value is not self.vector:
                 self.ready([value[begin:end] for begin, end, _ in pieces[self._given :]])
-            # If the sizes have changed, what was reduced is not that; the next act is to do it all.
+            # The sizes have changed: the reduced pieces are others, and the next act reduces all.
             self._apart(self._reduction.wait)
             if self.is_done:
                 self._storage[0] = self.vector

@@ -104,7 +104,7 @@ class Rank(Workplace):
             self.line = OrderLine(host, self.master)
             if self.mirror is not None:
                 self.mirror.join(host)
-                host.barrier()  # so that who fails until here fails at the start
+                host.barrier()  # a rank that fails until here fails at the start
             self.comm = self.device.connect(host)
             self._groups = [host, self.comm, *(self.mirror.groups if self.mirror else ())]
 
@@ -248,8 +248,8 @@ class Rank(Workplace):
         self.in_step = True
         return results
 
-    def tell(self, order: Order, timeout_s: float) -> None:
-        """Give the other ranks their last order, which this one does not perform."""
+    def send(self, order: Order, timeout_s: float) -> None:
+        """Send the other ranks their last order, which this one does not perform."""
         self.in_step = False
         if self.line is not None:
             self.line.give(order, timeout_s)

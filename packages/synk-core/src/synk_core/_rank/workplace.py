@@ -93,7 +93,7 @@ class Workplace:
         self.comm: synk_comm.Communicator = NotJoined()  # type: ignore[assignment]
 
     def use(self, world: World) -> None:
-        """Be a rank of this world, whose hosts share no memory."""
+        """Configure this rank for a launcher's world, whose hosts share no memory."""
         self.world, self.clock_offset_s = world, world.offset_s(self.rank)
         if len(world.hosts) > 1:
             host = world.members[self.rank].host
