@@ -311,11 +311,7 @@ class DelayedCollectives(Collectives):
 
 
 def _rows_of(function: Function) -> Tuple[int, ...]:
-    """Return the rows of a function's last call, by rank.
-
-    Raises:
-        InputValueError: there are none.
-    """
+    """Return the rows of a function's last call, by rank; raise if it had none."""
     rows = function.rows
     if rows is None or not any(rows):
         raise InputValueError(

@@ -49,13 +49,7 @@ MOST_SLICES = 1 << 20
 
 
 class PlannedCall(Prepared):
-    """A call, which can be repeated with other rows and other values of the same shapes.
-
-    Attributes:
-        copies: copy arrays that are not in shared memory.
-        index_room: where the selection's index goes, or None.
-        selectors: where `batch_s` goes, by rank.
-    """
+    """A call, which can be repeated with other rows and other values of the same shapes."""
 
     copies: Sequence[Copy] = ()
     index_room: Optional[np.ndarray] = None
@@ -262,11 +256,7 @@ class Planner:
                 )
 
     def wanted(self, output_subset: Any) -> Optional[Tuple[int, ...]]:
-        """Return the positions of the wanted outputs; None for all.
-
-        Raises:
-            InputValueError: not a list of positions.
-        """
+        """Return the positions of the wanted outputs, checked; None for all."""
         if output_subset is None:
             return None
         count = len(self._spec.outputs)

@@ -75,8 +75,7 @@ class ActTable:
         return None if prepared is None else prepared.act
 
     def enter(self, prepared: Prepared, key: Hashable = None) -> Prepared:
-        """Number an act, and return it. It is found again by its key; without one it is kept for
-        one order only."""
+        """Number an act, and return it; without a key it is kept for one order only."""
         number = prepared.number = next(self._numbers)
         self._acts[number] = prepared
         self._unsent.append(number)
@@ -160,9 +159,9 @@ class ActTable:
         self._latest = list(extras.acts)
 
     def failed(self, extras: Optional[Extras]) -> None:
-        """Forget the acts that came with a failed order: some ranks may have taken them in.
+        """Forget the acts that came with a failed order: some ranks may have received them.
 
-        And those that came last before it: that may be the order which a worker failed to end.
+        And those before it: a worker may have failed to end that order.
         """
         if extras is not None:
             self._unsent = [number for number in self._unsent if number not in extras.acts]

@@ -170,10 +170,7 @@ class Lifecycle:
         return self.pool.pids
 
     def require_open(self) -> None:
-        """
-        Raises:
-            Closed: it was closed, a failure has closed it, or it is another process's.
-        """
+        """Raise `Closed` unless the runtime is open, and this process has made it."""
         if self.reason is None and os.getpid() == self.owner:
             return
         if self.is_foreign:
@@ -203,11 +200,7 @@ class Lifecycle:
             self.threads.apply()
 
     def await_workers(self) -> None:
-        """Wait for the workers' start, and join them; returns at once the second time.
-
-        Raises:
-            StartError: one could not start; everything is closed then.
-        """
+        """Wait for the workers' start, and join them; raise `StartError` if one fails."""
         if self.joined:
             return
         LATER.at_the_next_chance()

@@ -49,10 +49,7 @@ class Orders:
 
     Attributes:
         lock: held while acts are staged and performed: other threads wait.
-        acts: numbers acts, and finds them again.
         observers: of orders; they are called while the lock is held.
-        garbage: forgets what the program has dropped.
-        distributor: sends functions and variables to the workers.
         prefetches: whether `DelayedCall.prefetch` saves time, as on most GPUs.
     """
 
@@ -81,11 +78,7 @@ class Orders:
         return self._lifecycle.closed
 
     def require_ready(self) -> None:
-        """Prepare for staging: forget acts whose arrays are gone or have moved.
-
-        Raises:
-            Closed: the runtime was closed.
-        """
+        """Prepare for staging: forget acts whose arrays are gone or have moved; raise if closed."""
         lifecycle = self._lifecycle
         if lifecycle.reason is not None or os.getpid() != lifecycle.owner:
             lifecycle.require_open()
@@ -169,12 +162,7 @@ class Orders:
         key: Hashable = None,
         timeout_s: Optional[float] = None,
     ) -> Any:
-        """Perform an act of the runtime's own. The caller holds the lock.
-
-        Args:
-            label: its name in figures; None for none.
-            key: by which it is found again.
-        """
+        """Perform an act of the runtime's own, for a caller that holds the lock."""
         prepared = None if key is None else self.acts.find(key)
         if prepared is None:
             prepared = self.enter(Prepared(act, label), key)
@@ -228,10 +216,7 @@ class Orders:
         self.distributor.send((function_id,))
 
     def numbers(self, variables: Sequence[Any]) -> Tuple[int, ...]:
-        """Return shared variables' numbers; distribute those that the workers lack.
-
-        The caller holds the lock.
-        """
+        """Return variables' numbers; distribute those that workers lack, under the lock."""
         self.require_open()
         numbers = tuple(map(self._rank.registry.number_of, variables))
         if not self.distributor.has_all_variables():

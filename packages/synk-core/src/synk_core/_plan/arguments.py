@@ -27,33 +27,21 @@ DEFAULT = Options()
 
 
 def checked_flag(value: Any, what: str) -> bool:
-    """Return a flag, which may also be an int or None.
-
-    Raises:
-        InputTypeError: `value` is neither True nor False.
-    """
+    """Return a flag, which may also be an int or None; raise if it is something else."""
     if value is None or isinstance(value, (bool, np.bool_, int, np.integer)):
         return bool(value)
     raise InputTypeError(f"{what}: got {shown(value)}, expected True or False")
 
 
 def checked_seconds(value: Any, what: str) -> float:
-    """Return `value` as a float.
-
-    Raises:
-        InputValueError: it is no number above 0.
-    """
+    """Return `value` as a float; raise if it is no number above 0."""
     if isinstance(value, (int, float, np.integer, np.floating)) and value > 0:
         return float(value)
     raise InputValueError(f"{what}: got {shown(value)}, expected a number of seconds above 0")
 
 
 def checked_path(path: Union[str, os.PathLike[str]]) -> Path:
-    """Return the file's absolute path.
-
-    Raises:
-        InputTypeError, InputValueError: no file can be written there.
-    """
+    """Return the file's absolute path; raise if no file can be written there."""
     try:
         path = Path(path).expanduser().absolute()
         place, found = place_of(path)

@@ -67,12 +67,7 @@ def condition(value: Any, dtype: Any, ndim: int, force_cast: bool, what: str) ->
 
 
 def unmasked(value: Any, what: str) -> np.ndarray:
-    """Return `value` as a plain array.
-
-    Raises:
-        InputTypeError: NumPy makes no array of it; or it is a masked array, and something in it is
-            masked.
-    """
+    """Return `value` as a plain array; raise if it is a masked array with masked entries."""
     if isinstance(value, np.ma.MaskedArray):
         mask: Any = value.mask
         if value.dtype.names is not None:  # one for each field

@@ -33,11 +33,7 @@ OUTPUT_CURE = (
 
 
 def normalize(op: Any, allowed: Sequence[Optional[str]], what: str) -> Optional[str]:
-    """Return the operation's plain name.
-
-    Raises:
-        OpError: if it is not one of `allowed`.
-    """
+    """Return the operation's plain name; raise `OpError` if it is not one of `allowed`."""
     if op is None and None in allowed:
         return None
     if isinstance(op, str):
@@ -55,11 +51,7 @@ def is_through_host(op: Any) -> bool:
 
 
 def check_dtype(op: Optional[str], dtype: str, what: str, cure: str = OUTPUT_CURE) -> None:
-    """Refuse a reduction whose exact result the dtype cannot hold.
-
-    Raises:
-        SpecError: (a TypeError) for "avg" of integers, and for "avg", "sum" or "prod" of booleans.
-    """
+    """Raise `SpecError` for averages of integers, and averages, sums and products of booleans."""
     if op == "avg" and not dtype.startswith(("float", "complex")):
         raise SpecError(
             f"{what}: got op 'avg' for dtype {dtype}, expected a float or complex dtype, because "

@@ -135,12 +135,7 @@ def selector(batch: Any, what: str = "batch") -> Selector:
 
 
 def kept(batch: Any, is_list: bool = True) -> Any:
-    """Return a choice of rows, or a list of them, which later changes by the program do not reach;
-    anything else as it is.
-
-    Args:
-        is_list: whether it may be a list of choices.
-    """
+    """Return a copy of a choice of rows, or of a list of them; anything else as it is."""
     if isinstance(batch, (list, tuple)):
         only_ints = set(map(type, batch)) <= {int}
         return [*batch] if only_ints or not is_list else [kept(part, False) for part in batch]
@@ -199,10 +194,7 @@ def _bounds(batch: slice) -> Tuple[Any, Any, Any]:
 def require_own_row(
     ops: Sequence[Optional[str]], counts: Sequence[int], master: int, what: str
 ) -> None:
-    """
-    Raises:
-        InputValueError: an output with op None, the master's own result, needs a row there.
-    """
+    """Raise if an output with op None, the master's own result, lacks a row there."""
     total = sum(counts)
     if None in ops and total and not counts[master]:
         raise InputValueError(
@@ -216,8 +208,7 @@ def select(batch: Any, length: int, what: str = "batch") -> Selection:
     """Convert a choice of rows (see `selector`) into a Selection of ``range(length)``.
 
     Raises:
-        BatchError: if it asks for rows that are not there (slices are not clipped silently).
-        InputValueError: if it is of no known kind.
+        BatchError: it asks for rows that are not there (slices are not clipped silently).
     """
     return _selection(selector(batch, what), length, what)
 
@@ -344,13 +335,10 @@ def _select_of_minibatches(chosen: Selector, rows: int) -> Selection:
 
 
 def selectors_for(batch_s: Any, size: int) -> Tuple[Selector, ...]:
-    """Return a selector for each of `size` ranks, from `batch_s`; () for all rows everywhere.
+    """Return a selector for each rank, from `batch_s`; () for all rows everywhere.
 
     Args:
         batch_s: None, one choice of rows for all ranks, or a list of them, one per rank.
-
-    Raises:
-        InputValueError: not a choice of rows, or a list of the wrong length.
     """
     if batch_s is None:
         return ()

@@ -64,10 +64,7 @@ class CallResult(NamedTuple):
     report: Any = None
 
     def collected(self, comm: Any, master: int) -> CallResult:
-        """Return the result with all ranks' outputs, which are in host memory by now.
-
-        Blocks until all ranks are here.
-        """
+        """Return the result with all ranks' outputs, in host memory by now; blocks for them."""
         values = list(self.values)
         for op, places in self.later.items():
             own = [values[place] for place in places]
@@ -350,10 +347,7 @@ class PreparedCall:
         self._ahead = None
 
     def _select_rows(self) -> Tuple[Selection, Tuple[int, ...]]:
-        """Return this rank's rows of sliceable variables, and the number of rows of each rank.
-
-        Blocks until all ranks know theirs.
-        """
+        """Return this rank's rows of sliceable variables, and all ranks' counts; blocks."""
         counts = self._counts
         self._here.flight.enter(_COPY)
         selection = self._select()
@@ -368,12 +362,8 @@ class PreparedCall:
         return selection, counts
 
     def _select(self) -> Selection:
-        """Return the rows of its sliceable shared variables that this rank uses.
-
-        Raises:
-            InputValueError: their lengths differ, or do not fit the scattered inputs' share.
-            BatchError: `batch_s` asks for rows that are not there.
-        """
+        """Return the rows of its sliceable shared variables that this rank uses; raise if they
+        do not fit each other or the scattered inputs' share."""
         rank, registry = self._comm.rank, self._here.registry
         named = {
             registry.label(n): value_of(registry[n]).shape[0] for n in self._loaded.recipe.sliceable

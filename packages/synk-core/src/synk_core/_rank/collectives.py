@@ -34,11 +34,7 @@ _STORAGE, _VALUE = attrgetter("container.storage"), itemgetter(0)
 
 
 class ActVariables:
-    """The shared variables of a collective on this rank.
-
-    Attributes:
-        is_one: whether it is a single variable.
-    """
+    """The shared variables of a collective on this rank."""
 
     def __init__(self, here: Workplace, numbers: Sequence[int]) -> None:
         self._here, self._numbers = here, numbers
@@ -279,11 +275,7 @@ def all_gather(here: Workplace, variables: ActVariables, through_host: bool = Fa
 
 
 def join(parts: Sequence[Any], nd_up: int, name: str) -> Any:
-    """Stack (nd_up=1; in host memory) or concatenate (nd_up=0) the ranks' values.
-
-    Raises:
-        InputValueError: the shapes do not allow it; the message lists those of all ranks.
-    """
+    """Stack (nd_up=1; in host memory) or concatenate (nd_up=0) the ranks' values."""
     try:
         return np.stack(parts) if nd_up else concatenated(parts)
     except ValueError:

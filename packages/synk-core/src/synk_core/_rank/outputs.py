@@ -88,11 +88,7 @@ class Accumulator:
         self._sums: Any = HostSums
 
     def add(self, value: Any, rows: float) -> None:
-        """Add the value of a slice with `rows` rows.
-
-        Raises:
-            InputValueError: its shape differs from that of earlier slices.
-        """
+        """Add the value of a slice with `rows` rows; raise if its shape is not that of others."""
         op = self._op
         if type(value) is not np.ndarray:
             if is_on_device(value):
@@ -143,11 +139,7 @@ class Accumulator:
         self._parts[-2:] = [[n + m, self._sums.combine(op, first, second)]]
 
     def result(self) -> Any:
-        """Return the value of all slices so far (at least one), in the memory of the slices.
-
-        Raises:
-            InputValueError: the rows to gather have different shapes.
-        """
+        """Return the value of all slices so far (at least one), in the memory of the slices."""
         if self._op == "gather":
             return _joined(self._parts, f"{self._what}: ", "slice")
         if not self._parts:
@@ -158,8 +150,7 @@ class Accumulator:
 
 
 def collect(comm: Any, master: int, op: Optional[str], value: Any, weight: float) -> Any:
-    """Reduce or gather one output of all ranks that computed it into the master, through host
-    memory."""
+    """Reduce or gather one output of all ranks in the master, through host memory."""
     if op is None:
         return value
     if value is not None:
