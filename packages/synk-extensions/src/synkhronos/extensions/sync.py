@@ -30,7 +30,7 @@ from typing import Any
 import synkhronos as synk
 from synk_core import Function, brief_traceback, flat_updates, whole
 from synkhronos import _default
-from synkhronos.extensions.updates._arguments import check_params, label, scalar
+from synkhronos.extensions.updates._arguments import check_params, scalar
 from synkhronos.extensions.updates._flatten import zeros_like
 
 __all__ = ["SyncRule", "average", "downpour", "easgd"]
@@ -240,7 +240,7 @@ def _update(updates: Sequence[Any], name: str) -> Function:
 
 
 def _centre(params: Sequence[Any]) -> list[Any]:
-    return [zeros_like(param, f"centre({label(param, i)})") for i, param in enumerate(params)]
+    return [zeros_like(param, i, "centre") for i, param in enumerate(params)]
 
 
 def _checked(params: Any, every: Any) -> list[Any]:

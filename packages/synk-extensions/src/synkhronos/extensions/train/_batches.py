@@ -46,18 +46,13 @@ class BatchSampler:
                 "step with all of them",
                 stacklevel=4,  # behind the Trainer's __init__, and what checks its keywords
             )
-        self.settings = {
-            "rows": rows,
-            "batch_size": batch_size,
-            "shuffle": shuffle,
-            "drop_last": drop_last,
-        }
+        sizes = {"rows": rows, "batch_size": batch_size}
+        self.settings = {**sizes, "shuffle": shuffle, "drop_last": drop_last}
         own = isinstance(seed, (np.random.Generator, np.random.RandomState))
         self._generator = seed if own else np.random.default_rng(seed)
 
     def epoch(self, state: dict[str, Any], start: int = 0) -> Iterator[Any]:
-        """Yield an epoch's indexes from batch number ``start`` on; the rows are shuffled from a
-        state of the generator."""
+        """Yield an epoch's indexes from batch ``start`` on, shuffled from a generator's state."""
         self.set_state(state)
         rows, batch_size, shuffle, drop_last = self.settings.values()
         generator = self._generator if shuffle else None
@@ -68,12 +63,10 @@ class BatchSampler:
 
     def get_state(self) -> dict[str, Any]:
         """Return the generator's state, as a dict of numbers, strings and arrays."""
-        generator = self._generator
-        if isinstance(generator, np.random.RandomState):
-            return {"kind": "RandomState", "state": generator.get_state(legacy=False)}
+        if isinstance(self._generator, np.random.RandomState):
+            return {"kind": "RandomState", "state": self._generator.get_state(legacy=False)}
         # A copy: some bit generators return their own arrays.
-        state = copy.deepcopy(generator.bit_generator.state)
-        return {"kind": "Generator", "state": state}
+        return {"kind": "Generator", "state": copy.deepcopy(self._generator.bit_generator.state)}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continue the generator from a state."""
@@ -156,10 +149,7 @@ class BatchMaker:
 
 
 def has_positions(state: Any) -> bool:
-    """Return whether the positions in a bit generator's state are within its arrays.
-
-    NumPy does not check them, and would read what lies behind.
-    """
+    """Return whether a bit generator's positions are in its arrays, which NumPy does not check."""
     inner = state["state"] if isinstance(state["state"], dict) else {}
     return 0 <= inner.get("pos", 0) <= 624 and 0 <= state.get("buffer_pos", 0) <= 4
 
@@ -208,14 +198,10 @@ def drawn_batches(
 ) -> Iterator[tuple[Any, ...]]:
     """Yield batches as tuples of ``Data``: a thread draws each, and copies it to shared memory.
 
-    They keep their values until the next one is drawn; one longer if the executor, that of the
-    runtime, ``prefetches``.
-
-    Args:
-        batches: Yields what `arrays_of` takes. With ``sources``, of which rows are then read
-            straight to shared memory, what a call takes as ``batch``.
-        place: Makes a ``Data`` of each of the first arrays, as ``Function.build_inputs`` does.
-        drawn: Where the thread puts what it has drawn; empty.
+    ``batches`` yields what `arrays_of` takes; with ``sources``, whose rows are then read straight
+    to shared memory, what a call takes as ``batch``. ``place`` makes ``Data`` of the first arrays.
+    The thread puts what it draws into ``drawn``. A batch keeps its values until the next one is
+    drawn; one longer if the executor, that of the runtime, ``prefetches``.
     """
     asked: SimpleQueue[Any] = SimpleQueue()
     arguments = iter(batches), sources, executor, asked, drawn
@@ -268,9 +254,9 @@ def _draw(
 
 
 def _taken(batch: Any, sources: Sequence[RowSource], held: tuple[Any, ...]) -> tuple[Any, bool]:
-    """Return a batch's arrays, and whether they were copied to `held`.
+    """Return a batch's arrays, and whether they were copied to `held`; else they are copies.
 
-    The next batch may be the same arrays with other values. The thread that computes makes new
+    The next batch may be the same arrays with other values. Only the thread that computes makes
     shared memory.
     """
     values: Any = [source.rows(batch) for source in sources] if sources else arrays_of(batch)
