@@ -45,13 +45,11 @@ def main() -> None:
     _app(prog_name="synkhronos")
 
 
-def _print_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
-    if wanted:
-        try:
-            click.echo(f"synkhronos {version('synkhronos')}")
-        except PackageNotFoundError:
-            click.echo("synkhronos, not installed as a package (a folder on PYTHONPATH)")
-        context.exit()
+def _own_version() -> str:
+    try:
+        return f"synkhronos {version('synkhronos')}"
+    except PackageNotFoundError:
+        return "synkhronos, not installed as a package (a folder on PYTHONPATH)"
 
 
 class _InOrder(click.Group):
@@ -69,14 +67,7 @@ class _InOrder(click.Group):
 
 
 @click.group(cls=_InOrder, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "--version",
-    is_flag=True,
-    expose_value=False,
-    is_eager=True,
-    callback=_print_version,
-    help="Print the version and exit.",
-)
+@click.version_option(_own_version(), message="%(version)s", help="Print the version and exit.")
 def _app() -> None:
     """Data-parallel Theano or PyTensor on all cores or GPUs of one or more machines.
 

@@ -28,8 +28,8 @@ PathLike = Union[str, "os.PathLike[str]"]
 __all__ = ["plot_scaling", "plot_training"]
 
 # Of Paul Tol's scheme "muted" (technical note SRON/EPS/TN/09-002), safe for the colour-blind.
-_INDIGO, _TEAL, _SAND, _ROSE, _PURPLE = "#332288", "#44AA99", "#DDCC77", "#CC6677", "#AA4499"
-_WINE, _GREY, _RATE = "#882255", "#777777", "#6B6B2A"
+_INDIGO, _TEAL, _ROSE, _WINE = "#332288", "#44AA99", "#CC6677", "#882255"
+_GREY, _RATE = "#777777", "#6B6B2A"
 
 _STYLE = {
     "axes.grid": True,
@@ -45,7 +45,7 @@ _STYLE = {
 }
 _LINEAR = {"color": _GREY, "linestyle": "--", "label": "linear"}
 _CURVES = {"train": (_INDIGO, "o"), "valid": (_ROSE, "s")}
-_OTHERS = ((_TEAL, "^"), (_SAND, "D"), (_PURPLE, "v"))
+_OTHER = (_TEAL, "^")
 _MARKS = 40
 """Marks on a curve, at most about."""
 _WIDE_RANGE = 10
@@ -85,7 +85,7 @@ def plot_scaling(
         InputValueError: no measurement, a missing key, or a number that is not above 0.
         ImportError: matplotlib is not installed.
     """
-    if isinstance(results, (str, bytes, Mapping)) or not isinstance(results, Sequence):
+    if isinstance(results, (str, bytes)) or not isinstance(results, Sequence):
         kind = type(results).__name__
         raise InputTypeError(f"results: got {kind}, expected a list of measurements; {_CURE}")
     if not results:
@@ -125,15 +125,12 @@ def _number(result: Any, place: int, name: str) -> float:
     """Return a finite number above 0."""
     if not isinstance(result, Mapping) or name not in result:
         raise InputValueError(f"results[{place}]: got {result!r}, expected a key {name!r}; {_CURE}")
-    try:
-        number = float(result[name])
-    except (TypeError, ValueError):
-        number = math.nan
-    if not 0 < number < math.inf:
-        raise InputValueError(
-            f"results[{place}][{name!r}]: got {result[name]!r}, expected a number above 0; {_CURE}"
-        )
-    return number
+    with contextlib.suppress(TypeError, ValueError):
+        if 0 < float(result[name]) < math.inf:
+            return float(result[name])
+    raise InputValueError(
+        f"results[{place}][{name!r}]: got {result[name]!r}, expected a number above 0; {_CURE}"
+    )
 
 
 def _label(axes: Any, n: List[int], y: List[float], texts: List[str], side: str) -> None:
@@ -182,9 +179,8 @@ def plot_training(
         grid = figure.subplots(len(order), 1, sharex=True, squeeze=False, height_ratios=heights)
         for axes, quantity in zip(grid[:, 0], order):
             axes.set_ylabel(_literal(quantity))
-            others = iter(_OTHERS)
             for name in panels[quantity]:
-                colour, mark = _CURVES.get(name.partition("_")[0]) or next(others, _OTHERS[0])
+                colour, mark = _CURVES.get(name.partition("_")[0], _OTHER)
                 how = {"color": colour, "marker": mark, "label": _literal(name)}
                 axes.plot(epochs, columns[name], markevery=len(epochs) // _MARKS + 1, **how)
                 if name == "valid_loss":

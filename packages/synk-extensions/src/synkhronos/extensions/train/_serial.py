@@ -131,9 +131,10 @@ class SerialTrainFunction:
         missing = [name for name in names if name not in named_data]
         unused = sorted(named_data.keys() - set(names))
         if missing or unused or len(data) > len(self._names):
+            problem = f"no {missing[0]!r}" if missing else f"the unused names {unused}"
             raise TypeError(
-                f"got {len(data)} positional values, none for {missing}, and the unused names "
-                f"{unused}; expected one for each of the inputs {self._names}"
+                f"got {len(data)} positional values and {problem}; expected one for each of the "
+                f"inputs {self._names}"
             )
         values = [*data, *(named_data[name] for name in names)]
         scattered = [_rows_of(value, axis) for value, axis in zip(values, self.row_axes)]
