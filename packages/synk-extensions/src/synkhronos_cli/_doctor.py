@@ -88,7 +88,7 @@ answer(seconds=sorted(times)[2], right=right, kernels=kernels)
 _GEMM_FLOP = 2 * 768**3
 _SLOW_GFLOPS = 3.0
 _OLD_KERNELS = {"Katmai", "Northwood", "Prescott", "Core2", "Penryn", "Dunnington", "Nehalem"}
-"""What OpenBLAS falls back to on an Intel processor that is newer than itself."""
+"""The kernels that OpenBLAS falls back to on an Intel processor newer than itself."""
 
 
 def examine_software(compat: Answer) -> Iterator[Item]:

@@ -19,7 +19,7 @@ from ._terminal import console, fail
 
 FOLDER = Path(__file__).resolve().parents[1] / "synkhronos_examples"
 
-# What demos need that pip cannot bring to every Python.
+# Requirements of demos that pip cannot install on every Python.
 _ONLY_ON = {
     "theano": "Theano, on Python 3.9 to 3.11",
     "pymc": "PyMC, on Python 3.12 or newer: pip install 'synkhronos[pymc]'",

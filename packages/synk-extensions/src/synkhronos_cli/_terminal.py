@@ -1,4 +1,4 @@
-"""What the commands print: output for any terminal, pipe and locale."""
+"""The output of the commands, for any terminal, pipe and locale."""
 
 from __future__ import annotations
 

@@ -249,7 +249,7 @@ def _build(
     _require_all_observed(model)
     found = _find_rows(model, rows)
     of_rows, once = _divide(model, found, potentials, by_name=isinstance(rows, str))
-    # Where the rows are all of one coordinate, some may be for predictions only.
+    # Of the rows of a coordinate, some may be for predictions only.
     used = _behind(model, of_rows)
     data = [item for item in found if item in used]
     inputs = [pt.TensorType(d.dtype, (None, *d.type.shape[1:]))(d.name) for d in data]

@@ -63,29 +63,20 @@ class BatchSampler:
 
     def get_state(self) -> dict[str, Any]:
         """Return the generator's state, as a dict of numbers, strings and arrays."""
-        if isinstance(self._generator, np.random.RandomState):
-            return {"kind": "RandomState", "state": self._generator.get_state(legacy=False)}
-        # A copy: some bit generators return their own arrays.
-        return {"kind": "Generator", "state": copy.deepcopy(self._generator.bit_generator.state)}
+        kind = "RandomState" if isinstance(self._generator, np.random.RandomState) else "Generator"
+        return {"kind": kind, "state": state_of(self._generator)}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continue the generator from a state."""
-        if isinstance(self._generator, np.random.RandomState):
-            self._generator.set_state(state["state"])
-        else:
-            self._generator.bit_generator.state = state["state"]
+        set_state_of(self._generator, state["state"])
 
     def refusal(self, state: dict[str, Any]) -> str | None:
         """Return why a state cannot be set, or None. It is tried on a copy."""
-        kind = type(self._generator).__name__
+        kind = self.get_state()["kind"]
         if state["kind"] != kind:
             return f"seed: rows were shuffled by a {state['kind']}, here by a {kind}"
-        trial = copy.copy(self)
-        trial._generator = copy.deepcopy(self._generator)
         try:
-            trial.set_state(state)
-            if not has_positions(trial.get_state()["state"]):
-                raise ValueError("a position is outside of its array")
+            set_state_of(copy.deepcopy(self._generator), state["state"])
         except Exception as error:  # noqa: BLE001 - whatever NumPy finds wrong
             return f"seed: the generator refuses its state ({error})"
         return None
@@ -148,10 +139,24 @@ class BatchMaker:
         return None if is_number else f"data: {state['state']!r:.80} is no number of an epoch"
 
 
-def has_positions(state: Any) -> bool:
-    """Return whether a bit generator's positions are in its arrays, which NumPy does not check."""
+def state_of(generator: Any) -> Any:
+    """Return the state of a RandomState or Generator: numbers, strings and arrays."""
+    if isinstance(generator, np.random.RandomState):
+        return generator.get_state(legacy=False)
+    return copy.deepcopy(generator.bit_generator.state)  # some return their own arrays
+
+
+def set_state_of(generator: Any, state: Any) -> None:
+    """Set the state of a RandomState or Generator; raise any exception if it cannot have it."""
+    if isinstance(generator, np.random.RandomState):
+        generator.set_state(state)
+    else:
+        generator.bit_generator.state = state
+    state = state_of(generator)
     inner = state["state"] if isinstance(state["state"], dict) else {}
-    return 0 <= inner.get("pos", 0) <= 624 and 0 <= state.get("buffer_pos", 0) <= 4
+    # NumPy does not check positions in arrays, and would read what lies behind.
+    if not 0 <= inner.get("pos", 0) <= 624 or not 0 <= state.get("buffer_pos", 0) <= 4:
+        raise ValueError("a position is outside of its array")
 
 
 def arrays_of(batch: Any) -> tuple[Any, ...]:

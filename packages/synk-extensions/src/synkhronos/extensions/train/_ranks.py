@@ -18,7 +18,7 @@ from synk_core import whole
 from synk_core.engine import Apply, Op, RandomStateType, T, random_state_type
 from synkhronos import _default
 
-from ._batches import has_positions
+from ._batches import set_state_of, state_of
 from ._serial import SerialTrainFunction, set_values
 from ._step import TrainFunction
 
@@ -152,8 +152,7 @@ def _is_object(variable: Any) -> bool:
 
 def to_row(state: Any) -> Any:
     """Return a RandomState or Generator as text: a uint8 array of shape ``(ROW,)``."""
-    is_generator = isinstance(state, np.random.Generator)
-    saved = state.bit_generator.state if is_generator else state.get_state(legacy=False)
+    is_generator, saved = isinstance(state, np.random.Generator), state_of(state)
     known = _BITS if is_generator else _BITS[:1]
     if saved["bit_generator"] not in known:
         raise TypeError(
@@ -166,13 +165,10 @@ def to_row(state: Any) -> Any:
 def from_row(row: Any) -> Any:
     """Return the RandomState or Generator that :func:`to_row` converted."""
     is_generator, saved = json.loads(row.tobytes())
-    if not is_generator:
-        state = np.random.RandomState(0)
-        state.set_state(saved)
-        return state
     bits = {name: getattr(np.random, name) for name in _BITS}[saved["bit_generator"]](0)
-    bits.state = saved
-    return np.random.Generator(bits)
+    state = np.random.Generator(bits) if is_generator else np.random.RandomState(0)
+    set_state_of(state, saved)
+    return state
 
 
 def is_state(saved: Any) -> bool:
@@ -180,10 +176,7 @@ def is_state(saved: Any) -> bool:
     if saved.ndim == 2:
         return bool((saved >= 0).all())
     try:
-        made = from_row(saved)
-        is_generator = isinstance(made, np.random.Generator)
-        bits = made.bit_generator.state if is_generator else made.get_state(legacy=False)
-        return has_positions(bits) and np.array_equal(to_row(made), saved)
+        return np.array_equal(to_row(from_row(saved)), saved)
     except Exception:  # noqa: BLE001 - whatever NumPy finds wrong
         return False
 

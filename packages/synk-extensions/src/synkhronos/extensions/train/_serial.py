@@ -133,7 +133,7 @@ class SerialTrainFunction:
         if missing or unused or len(data) > len(self._names):
             problem = f"no {missing[0]!r}" if missing else f"the unused names {unused}"
             raise TypeError(
-                f"got {len(data)} positional values and {problem}; expected one for each of the "
+                f"got {len(data)} values and {problem}; expected one for each of the "
                 f"inputs {self._names}"
             )
         values = [*data, *(named_data[name] for name in names)]

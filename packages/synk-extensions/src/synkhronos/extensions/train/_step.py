@@ -133,7 +133,7 @@ class TrainFunction:
 
         Raises:
             TypeError: There are other than these arguments.
-            What a call raises. If the iterable raises an Exception, the steps of the batches
+            All errors of a call. If the iterable raises an Exception, the steps of the batches
             before it are taken first.
         """
         return (take() for take in self.each_step(*data_and_batches, num_slices=num_slices))

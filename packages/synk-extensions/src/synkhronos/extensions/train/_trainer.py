@@ -409,7 +409,7 @@ class Trainer:
         self.records.append(record)
         self._due.append((True, partial(self._rate.observe, score)))
         for callback in self._callbacks:
-            # What belongs to the training has each epoch once, also if others are interrupted.
+            # Those of the training itself get each epoch once, also if others are interrupted.
             belongs = callback.required and is_stateful(callback)
             self._due.append((belongs, partial(callback.on_epoch_end, self, record)))
         self._due.append((True, partial(self._keep, score)))

@@ -348,7 +348,7 @@ def moving_average(rule: UpdateRule, decay: Any = 0.999, params: Any = None) -> 
             average = shared_like(param, param.get_value(), f"average({label(param, index)})")
             averages[param] = average
             beta, one = (scalar(number, str(param.dtype), "decay") for number in (decay, 1))
-            moves.append((average, beta * average + (one - beta) * values[param]))
+            moves.append((average, beta * average + (one - beta) * values.get(param, param)))
         return parts._replace(param_updates=[*parts.param_updates, *moves])
 
     changed: Any = wrap(rule, name, change, params)
