@@ -19,19 +19,6 @@ from ._terminal import fail, prepare_streams, print_json
 _OF_PROGRAM: dict[str, Any] = {"ignore_unknown_options": True}
 _OF_SCRIPT = {**_OF_PROGRAM, "allow_interspersed_args": False}
 
-_arguments = click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-_processes = click.option(
-    "--processes",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Number of processes (default: one per GPU, or core).",
-)
-_devices = click.option(
-    "--devices",
-    metavar="LIST",
-    help="'cpu', or Theano's device names, separated by commas: cuda0,cuda1.",
-)
-
 
 def main() -> None:
     """Run the command line and exit with its status."""
@@ -117,9 +104,18 @@ def doctor(json: bool, fix: bool, yes: bool) -> None:
 
 @_app.command(context_settings=_OF_PROGRAM)
 @click.argument("name", required=False)
-@_arguments
-@_processes
-@_devices
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.option(
+    "--processes",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Number of processes (default: one per GPU, or core).",
+)
+@click.option(
+    "--devices",
+    metavar="LIST",
+    help="'cpu', or Theano's device names, separated by commas: cuda0,cuda1.",
+)
 @click.option("--source", is_flag=True, help="Print the program instead of running it.")
 def demo(
     name: str | None,

@@ -130,7 +130,7 @@ class Checkpoints:
 
 
 def write_file(path: Path, content: dict[str, Any]) -> None:
-    """Write dicts with strings as keys, lists, numbers, strings, None, and arrays; make a folder."""
+    """Write dicts with string keys, lists, numbers, strings, None and arrays; make the folder."""
     arrays: dict[str, Any] = {}
 
     def for_json(value: Any) -> Any:
