@@ -66,8 +66,8 @@ EXTENSIONS = (
         "life cycles",
         "synkhronos/extensions/sync.py",
         "            results = synk.step(*acts)\n"
-        "            self._has_begun, self._steps = True, steps\n",
-        "            self._has_begun, self._steps = True, steps\n"
+        "            self._has_begun, self.steps = True, steps\n",
+        "            self._has_begun, self.steps = True, steps\n"
         "            results = synk.step(*acts)\n",
         "A step that failed counts, so the next synchronisation comes early or not at all.",
         "sync_trainer",

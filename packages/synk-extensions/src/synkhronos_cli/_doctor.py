@@ -1,7 +1,7 @@
 """``synkhronos doctor``: examine software, GPUs, the machine, and what several hosts need.
 
-Python code that may hang or crash runs in processes of its own, within limits of time. What Theano
-and CUDA's libraries are like here is reported by ``python -m synk_theano_compat``.
+Python code that may hang or crash runs in processes of its own, within limits of time.
+``python -m synk_theano_compat`` reports on Theano and on CUDA's libraries.
 """
 
 from __future__ import annotations

@@ -171,7 +171,7 @@ def plot_training(
     panels: Dict[str, List[str]] = {}
     for name in _drawn(columns):
         first, _, rest = name.partition("_")
-        quantity = rest if first in ("train", "valid") and rest else name
+        quantity = rest if first in _CURVES and rest else name
         panels.setdefault(quantity, []).append(name)
     order = sorted(panels, key=lambda quantity: quantity != "loss")
     heights = [1.4] + [1.0] * (len(order) - 1)
@@ -235,7 +235,7 @@ def _columns(path: PathLike) -> Dict[str, List[float]]:
         text = Path(path).read_text(encoding="utf-8-sig")
         rows = list(csv.DictReader(text.splitlines()))
         names = list(dict.fromkeys(name for row in rows for name in row))
-        columns = {name: [_value(row.get(name)) for row in rows] for name in names}
+        columns = {name: [float(row.get(name) or "nan") for row in rows] for name in names}
     except (TypeError, ValueError, csv.Error) as error:
         raise InputValueError(f"{path}: got no log ({error}), {_LOG}") from None
     if "epoch" not in columns or any(map(math.isnan, columns["epoch"])):
@@ -243,10 +243,6 @@ def _columns(path: PathLike) -> Dict[str, List[float]]:
     if not _drawn(columns):
         raise InputValueError(f"{path}: got columns {names} with nothing to draw, {_LOG}")
     return columns
-
-
-def _value(value: Any) -> float:
-    return math.nan if value is None or value == "" else float(value)
 
 
 def _literal(text: str) -> str:

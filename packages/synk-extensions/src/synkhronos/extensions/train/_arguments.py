@@ -111,7 +111,7 @@ def require_finite_params(params: Iterable[dict[str, Any]], step: int) -> None:
 
 
 def finite(value: Any, what: str) -> float:
-    """Return the value as a float, if it is a finite number."""
+    """Return the value as a float; raise ValueError if it is not finite."""
     number = float(value)
     if not math.isfinite(number):
         raise ValueError(f"{what} is {number}; expected a finite number")
@@ -119,7 +119,7 @@ def finite(value: Any, what: str) -> float:
 
 
 def at_least_one(name: str, number: Any) -> Any:
-    """Return the number of epochs (or steps), if it is one."""
+    """Return the number; raise ValueError if it is less than 1."""
     if number < 1:
         raise ValueError(f"{name} is {number}; expected at least 1")
     return number

@@ -175,18 +175,17 @@ def with_next(items: Iterator[Any], ahead: Callable[[], bool]) -> Iterator[tuple
 
     If the iterator raises an Exception, the items before it come first.
     """
-    for item in items:
-        while item is not None:
-            after = failure = None
-            if ahead():
-                try:
-                    after = next(items, None)
-                except Exception as error:  # noqa: BLE001 - raised below
-                    failure = error
-            yield item, after
-            if failure is not None:
-                raise failure
-            item = after
+    after = None
+    while (item := next(items, None) if after is None else after) is not None:
+        after = failure = None
+        if ahead():
+            try:
+                after = next(items, None)
+            except Exception as error:  # noqa: BLE001 - raised below
+                failure = error
+        yield item, after
+        if failure is not None:
+            raise failure
 
 
 _PLACES = 3

@@ -40,7 +40,7 @@ class CheckpointError(SynkError, ValueError):
 
 @contextlib.contextmanager
 def refusing(problem: str, cure: str = "") -> Iterator[None]:
-    """Make a CheckpointError of whatever a damaged, hostile or other file makes the block raise."""
+    """Raise a CheckpointError in place of any error, which a damaged or hostile file may cause."""
     try:
         yield
     except CheckpointError:

@@ -36,7 +36,7 @@ from ._ranks import is_float, ranks_of
 class Trainer:
     """Train for some epochs, with validation, schedules, checkpoints and a log.
 
-    Half of the methods are what programs and callbacks use; the others take the parts of a run.
+    Programs and callbacks use half of the methods; the others are the parts of a run.
 
     ::
 
@@ -441,7 +441,7 @@ class Trainer:
             self.save()
 
     def _content(self) -> dict[str, Any]:
-        """Return the contents of a checkpoint. All are from here, so none has bad parameters."""
+        """Return the contents of a checkpoint, unless a parameter is not finite."""
         self._seconds()
         content = self._contents.collect(self._progress)
         if self._terminate_on_nan:

@@ -76,7 +76,7 @@ from synkhronos.extensions.updates._flatten import (
     vars_flat_size,
 )
 
-# the gradient before a rule sees it, and the parameters after a rule has moved them
+# the gradient before a rule gets it, and the parameters after a rule has moved them
 from synkhronos.extensions.updates._wrappers import (
     clip_by_global_norm,
     clip_by_value,

@@ -1,4 +1,4 @@
-"""Wrappers: what changes the gradient before a rule sees it, or the parameters after its step."""
+"""Wrappers, which change the gradient before a rule gets it, or the parameters after its step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from synkhronos.extensions.updates._wrapping import (
 
 
 def clip_by_global_norm(rule: UpdateRule, max_norm: Any) -> UpdateRule:
-    r"""Scale the whole gradient down to a largest Euclidean norm before ``rule`` sees it.
+    r"""Scale the whole gradient down to a largest Euclidean norm before ``rule`` gets it.
 
     .. math:: g \leftarrow g\, \frac{c}{\max(c, \lVert g \rVert_2)}
 
@@ -61,7 +61,7 @@ def clip_by_global_norm(rule: UpdateRule, max_norm: Any) -> UpdateRule:
 
 
 def clip_by_value(rule: UpdateRule, max_value: Any) -> UpdateRule:
-    r"""Bound each element of the gradient to [-max_value, max_value] before ``rule`` sees it.
+    r"""Bound each element of the gradient to [-max_value, max_value] before ``rule`` gets it.
 
     .. math:: g \leftarrow \min(\max(g, -c), c)
 
@@ -88,7 +88,7 @@ def clip_by_value(rule: UpdateRule, max_value: Any) -> UpdateRule:
 
 
 def weight_decay(rule: UpdateRule, decay: Any, params: Any = None) -> UpdateRule:
-    r"""Add a multiple of each parameter to its gradient before ``rule`` sees it (L2 penalty).
+    r"""Add a multiple of each parameter to its gradient before ``rule`` gets it (L2 penalty).
 
     .. math:: g \leftarrow g + \lambda\, \theta
 
