@@ -102,7 +102,7 @@ EXTENSIONS = (
     _fault(
         "ext-clean-status",
         "error paths",
-        "synkhronos_cli/_clean.py",
+        "synkhronos_cli/_app.py",
         "    if left and not dry_run:\n        raise click.exceptions.Exit(1)\n",
         "",
         "synkhronos clean exits with 0 although something could not be removed.",

@@ -78,7 +78,7 @@ def test_a_mistake_is_reported_in_one_line():
 def test_the_start_imports_nothing_heavy():
     code = (
         "import sys\n"
-        "from synkhronos_cli import _app, _clean, _doctor, _programs\n"
+        "from synkhronos_cli import _app, _doctor, _programs\n"
         "heavy = {'theano', 'numpy', 'synk_core', 'synk_shm', 'synk_comm', 'synkhronos', 'zmq'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
     )

@@ -13,7 +13,7 @@ from typing import Any, Sequence
 
 import click
 
-from ._terminal import fail, prepare_streams, print_json
+from ._terminal import console, fail, in_units, prepare_streams, print_json
 
 # Unknown options after the name of a script or a program belong to it.
 _OF_PROGRAM: dict[str, Any] = {"ignore_unknown_options": True}
@@ -185,6 +185,28 @@ def clean(dry_run: bool, json: bool) -> None:
     \b
     synkhronos clean --dry-run
     """
-    from ._clean import run_clean
+    from rich.markup import escape
 
-    run_clean(dry_run=dry_run, json=json)
+    try:
+        import synk_shm
+    except ImportError as error:
+        fail(f"clean needs synk-shm, which cannot be imported: {error}", 1)
+    stale = {one.name: one.nbytes for one in synk_shm.list() if not one.alive and not one.mine}
+    if not dry_run:
+        synk_shm.cleanup()
+    left = {one.name for one in synk_shm.list()} & set(stale)
+    if json:
+        found = [
+            {"name": name, "nbytes": nbytes, "removed": name not in left}
+            for name, nbytes in stale.items()
+        ]
+        print_json({"dry_run": dry_run, "found": found})
+    else:
+        out = console()
+        for name, nbytes in stale.items():
+            did = "would remove" if dry_run else "not removed:" if name in left else "removed"
+            out.print(f"{did} segment {escape(name)}, {in_units(nbytes)}")
+        if not stale:
+            out.print("Nothing is stale.")
+    if left and not dry_run:
+        raise click.exceptions.Exit(1)
