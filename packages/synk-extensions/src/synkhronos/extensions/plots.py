@@ -85,7 +85,7 @@ def plot_scaling(
         InputValueError: no measurement, a missing key, or a number that is not above 0.
         ImportError: matplotlib is not installed.
     """
-    if isinstance(results, (str, bytes)) or not isinstance(results, Sequence):
+    if isinstance(results, (str, bytes, Mapping)) or not isinstance(results, Sequence):
         kind = type(results).__name__
         raise InputTypeError(f"results: got {kind}, expected a list of measurements; {_CURE}")
     if not results:
