@@ -25,9 +25,8 @@ def clip_by_global_norm(rule: UpdateRule, max_norm: Any) -> UpdateRule:
 
     .. math:: g \leftarrow g\, \frac{c}{\max(c, \lVert g \rVert_2)}
 
-    The norm is that of all parameters' gradients together, averaged over the ranks: it is computed
-    in the second half of the step, so that all ranks use the same factor, that of the whole batch.
-    ``flat_grad`` keeps the unscaled gradient.
+    The norm is that of all parameters' gradients together, averaged over the ranks. So all ranks
+    use one factor, that of the whole batch. ``flat_grad`` keeps the unscaled gradient.
 
     A shorter gradient is unchanged, to the last bit. The norm is summed in float64, because the
     squares of an exploding gradient exceed float32. PyTorch's ``clip_grad_norm_`` divides by the
@@ -92,9 +91,9 @@ def weight_decay(rule: UpdateRule, decay: Any, params: Any = None) -> UpdateRule
 
     .. math:: g \leftarrow g + \lambda\, \theta
 
-    It has the effect of adding :math:`\frac{\lambda}{2} \sum \theta^2` to the loss, but the
-    reported loss does not include it. It equals ``weight_decay=`` of PyTorch's optimisers, except
-    ``AdamW`` (see :func:`decoupled_weight_decay`), and twice the coefficient of Lasagne's ``l2``.
+    This adds :math:`\frac{\lambda}{2} \sum \theta^2` to the loss, but not to its reported value. It
+    equals ``weight_decay=`` of PyTorch's optimisers, except ``AdamW`` (see
+    :func:`decoupled_weight_decay`), and twice the coefficient of Lasagne's ``l2``.
 
     ::
 
