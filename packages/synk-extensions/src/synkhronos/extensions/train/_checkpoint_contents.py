@@ -90,18 +90,16 @@ class CheckpointContents:
     def collect(self, progress: TrainingProgress) -> dict[str, Any]:
         """Return the contents of a checkpoint."""
         shuffle = progress.shuffle or self._sampler.get_state()
+        parts = []
+        for item in self.stateful:
+            required = bool(getattr(item, "required", True))
+            kind = type(item).__name__
+            parts.append({"kind": kind, "state": item.state(), "required": required})
         return {
             "progress": {**asdict(progress), "shuffle": shuffle},
             "settings": self._settings,
             "sampler": self._sampler.settings,
-            "callbacks": [
-                {
-                    "kind": type(item).__name__,
-                    "state": item.state(),
-                    "required": bool(getattr(item, "required", True)),
-                }
-                for item in self.stateful
-            ],
+            "callbacks": parts,
             "variables": self._variables.read(),
         }
 
@@ -180,8 +178,13 @@ class SharedVariables:
 
     def read(self) -> dict[str, Any]:
         """Return all values, for a checkpoint: of one moment, on all ranks."""
-        ranks = self._ranks
-        acts = {kind: self._reading(kind) for kind in self._kinds}
+        ranks, acts = self._ranks, dict[str, list[Any]]()
+        for kind, listed in self._kinds.items():
+            if kind == "random":
+                acts[kind] = [*map(ranks.get_states, listed)]
+            else:
+                of = range(ranks.size) if kind in self._own else [ranks.master]
+                acts[kind] = [ranks.get(rank, listed) for rank in of]
         results = iter(ranks.perform([act for listed in acts.values() for act in listed]))
         content: dict[str, Any] = {"ranks": ranks.size}
         for kind, listed in self._kinds.items():
@@ -189,14 +192,6 @@ class SharedVariables:
             pairs = zip(listed, found if kind == "random" else zip(*found))  # by variable
             content[kind] = [{"name": of.name, "values": list(values)} for of, values in pairs]
         return content
-
-    def _reading(self, kind: str) -> list[Any]:
-        """Return acts, one for each random state, or for each rank that is read."""
-        listed = self._kinds[kind]
-        if kind == "random":
-            return [*map(self._ranks.get_states, listed)]
-        of = range(self._ranks.size) if kind in self._own else [self._ranks.master]
-        return [self._ranks.get(rank, listed) for rank in of]
 
     def misfits(self, content: dict[str, Any], current: dict[str, Any]) -> Iterator[str]:
         """Yield a sentence for each difference from the present variables, as `read` has them."""

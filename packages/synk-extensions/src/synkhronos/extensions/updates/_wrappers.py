@@ -8,7 +8,7 @@ from typing import Any
 
 from synk_core.engine import T, Variable, shared_like
 from synkhronos.extensions.updates._arguments import label, scalar
-from synkhronos.extensions.updates._flatten import SplitUpdates, larger, places
+from synkhronos.extensions.updates._flatten import SplitUpdates, larger, places, vars_flat_size
 from synkhronos.extensions.updates._wrapping import (
     UpdateRule,
     check_number,
@@ -127,8 +127,12 @@ def weight_decay(rule: UpdateRule, decay: Any, params: Any = None) -> UpdateRule
     ) -> SplitUpdates:
         decayed, gradients, slices = set(chosen), stores(parts), places(all_params)
         is_flat = not isinstance(parts.flat_grad, list)
-        if is_flat:
-            _check_size(parts.flat_grad, slices[-1].stop, rule)
+        size = vars_flat_size(gradients)
+        if is_flat and size != slices[-1].stop:
+            raise ValueError(
+                f"the flat vector of rule {name_of(rule)!r} has {size} elements; expected "
+                f"{slices[-1].stop}, the gradients of its parameters end to end in their order"
+            )
         for index, param in enumerate(all_params):
             if param in decayed:
                 pull = scalar(decay, str(param.dtype), "decay") * param
@@ -174,15 +178,6 @@ def decoupled_weight_decay(
         return value - amount * param
 
     return wrap_values(rule, name, params, new_value)
-
-
-def _check_size(vector: Any, expected: int, rule: UpdateRule) -> None:
-    size = int(vector.get_value(borrow=True, return_internal_type=True).size)
-    if size != expected:
-        raise ValueError(
-            f"the flat vector of rule {name_of(rule)!r} has {size} elements; expected "
-            f"{expected}, the gradients of its parameters end to end in their order"
-        )
 
 
 def norm_constraint(
