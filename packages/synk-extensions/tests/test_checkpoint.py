@@ -274,6 +274,17 @@ def test_a_checkpoint_of_another_training_changes_nothing(tmp_path):
         assert trainer.step == 0
 
 
+def test_a_generator_of_a_class_of_its_own_continues(tmp_path):
+    class Own(np.random.Generator):
+        pass
+
+    parts, whole = Model(), Model()
+    plain(Model(), seed=Own(np.random.PCG64(7)), checkpoint=tmp_path).run(1)
+    plain(parts, seed=Own(np.random.PCG64(7)), checkpoint=tmp_path).run(2, resume=True)
+    plain(whole, seed=Own(np.random.PCG64(7))).run(2)
+    assert_same(parts.values(), whole.values())
+
+
 @pytest.mark.parametrize("when, stop", [("on_epoch_end", 4), ("on_step_end", 3)])
 def test_what_a_callback_saves_has_what_later_callbacks_note(tmp_path, when, stop):
     class Steps(Callback):

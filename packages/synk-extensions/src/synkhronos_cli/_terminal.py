@@ -51,6 +51,7 @@ def fail(text: str, status: int = 2) -> NoReturn:
 def in_units(size: float) -> str:
     """Return a number of bytes with its unit, for people."""
     for unit, bits in _UNITS:
-        if size >= 1 << bits:
-            return f"{size / (1 << bits):.3g} {unit}"
+        number = size / (1 << bits)
+        if number >= 1:  # up to 1023, which three digits would round
+            return f"{number:.0f} {unit}" if number >= 100 else f"{number:.3g} {unit}"
     return f"{size:.0f} bytes"

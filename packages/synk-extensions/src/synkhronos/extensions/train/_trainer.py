@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import numbers
 import os
 import time
 from collections import deque
@@ -197,7 +198,7 @@ class Trainer:
 
         Logs of experiments show them. ``seed`` is missing if it is not an integer.
         """
-        seed = {"seed": self._seed} if isinstance(self._seed, int) else {}
+        seed = {"seed": int(self._seed)} if isinstance(self._seed, numbers.Integral) else {}
         slices = {"num_slices": self._num_slices, "ranks": self._ranks.size}
         return {**self._sampler.settings, **slices, **seed}
 

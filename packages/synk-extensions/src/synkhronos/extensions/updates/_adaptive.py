@@ -38,8 +38,7 @@ def adagrad(
         a = squares + T.sqr(grad)
         return [(squares, a), (param, param - eta * grad / T.sqrt(a + eps))]
 
-    scalars = {"learning_rate": learning_rate, "epsilon": epsilon}
-    return split_rule(loss_or_grads, params, move, **scalars)
+    return split_rule(loss_or_grads, params, move, learning_rate=learning_rate, epsilon=epsilon)
 
 
 @accepts_lr

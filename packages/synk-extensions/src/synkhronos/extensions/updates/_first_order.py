@@ -93,8 +93,7 @@ def momentum(
         v = mu * velocity - eta * grad
         return [(velocity, v), (param, param + v)]
 
-    scalars = {"learning_rate": learning_rate, "momentum": momentum}
-    return split_rule(loss_or_grads, params, move, **scalars)
+    return split_rule(loss_or_grads, params, move, learning_rate=learning_rate, momentum=momentum)
 
 
 @accepts_lr
@@ -122,8 +121,7 @@ def nesterov_momentum(
         v = mu * velocity - step
         return [(velocity, v), (param, param + mu * v - step)]
 
-    scalars = {"learning_rate": learning_rate, "momentum": momentum}
-    return split_rule(loss_or_grads, params, move, **scalars)
+    return split_rule(loss_or_grads, params, move, learning_rate=learning_rate, momentum=momentum)
 
 
 def apply_momentum(param_updates: Any, momentum: Any = 0.9) -> list[tuple[Any, Any]]:
