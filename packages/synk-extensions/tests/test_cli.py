@@ -47,11 +47,7 @@ def test_in_a_pipe_no_path_is_broken_into_lines(monkeypatch, capsys):
     assert capsys.readouterr().out == f"{path}\n"
     monkeypatch.setenv("COLUMNS", "90")
     assert _terminal.console().width == 90
-
-
-def test_sizes_have_three_digits_or_all_before_the_next_unit():
-    sizes = {0: "0 bytes", 1536: "1.5 KiB", 1010 << 20: "1010 MiB", 150754820096: "140 GiB"}
-    assert {size: _terminal.in_units(size) for size in sizes} == sizes
+    assert [*map(_terminal.in_units, (1536, 1010 << 20))] == ["1.5 KiB", "1010 MiB"]
 
 
 def test_a_mistake_is_reported_in_one_line():
