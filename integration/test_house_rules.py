@@ -71,7 +71,7 @@ ROOMS = {
         *("_rank", "_workers", "mpi", "_master", "_features", "_api"),
     ),
     "synk_theano_compat": ("_toolchain", "_cuda", "cuda", "locks", "_patches", "_hook", "_status"),
-    "synkhronos_cli": ("_terminal", "_probe", "_report", "_doctor", "_clean", "_programs", "_app"),
+    "synkhronos_cli": ("_terminal", "_probe", "_report", "_doctor", "_programs", "_app"),
     "synkhronos": (
         *("exceptions", "_default", "_progress", "_api", "_collective_api", "in_graph"),
         *("data_module", "function_module", "engine", "extensions"),

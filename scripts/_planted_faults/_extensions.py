@@ -66,8 +66,8 @@ EXTENSIONS = (
         "life cycles",
         "synkhronos/extensions/sync.py",
         "            results = synk.step(*acts)\n"
-        "            self._has_begun, self._steps = True, steps\n",
-        "            self._has_begun, self._steps = True, steps\n"
+        "            self._has_begun, self.steps = True, steps\n",
+        "            self._has_begun, self.steps = True, steps\n"
         "            results = synk.step(*acts)\n",
         "A step that failed counts, so the next synchronisation comes early or not at all.",
         "sync_trainer",
@@ -102,7 +102,7 @@ EXTENSIONS = (
     _fault(
         "ext-clean-status",
         "error paths",
-        "synkhronos_cli/_clean.py",
+        "synkhronos_cli/_app.py",
         "    if left and not dry_run:\n        raise click.exceptions.Exit(1)\n",
         "",
         "synkhronos clean exits with 0 although something could not be removed.",

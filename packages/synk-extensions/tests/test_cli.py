@@ -47,6 +47,7 @@ def test_in_a_pipe_no_path_is_broken_into_lines(monkeypatch, capsys):
     assert capsys.readouterr().out == f"{path}\n"
     monkeypatch.setenv("COLUMNS", "90")
     assert _terminal.console().width == 90
+    assert [*map(_terminal.in_units, (1536, 1010 << 20))] == ["1.5 KiB", "1010 MiB"]
 
 
 def test_a_mistake_is_reported_in_one_line():
@@ -78,7 +79,7 @@ def test_a_mistake_is_reported_in_one_line():
 def test_the_start_imports_nothing_heavy():
     code = (
         "import sys\n"
-        "from synkhronos_cli import _app, _clean, _doctor, _programs\n"
+        "from synkhronos_cli import _app, _doctor, _programs\n"
         "heavy = {'theano', 'numpy', 'synk_core', 'synk_shm', 'synk_comm', 'synkhronos', 'zmq'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
     )

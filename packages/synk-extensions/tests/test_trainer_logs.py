@@ -79,7 +79,7 @@ def test_records_and_hyperparameters_are_logged(kind):
         record.update(more=np.float32(1.5), odd=math.inf, text="none", array=np.ones(2))
 
     log = make(config={"layers": [3, 4], "dropout": 0.5, "batch_size": "mine"})
-    trainer, history = trained(add, log, seed=7, num_slices=2)
+    trainer, history = trained(add, log, seed=np.int64(7), num_slices=2)
     assert_logged(fake, history)
     assert fake.logged()["more"] == {3: 1.5, 6: 1.5}
     assert fake.logged()["odd"] == {3: math.inf, 6: math.inf}

@@ -392,6 +392,13 @@ def test_only_chosen_parameters_have_averages():
     assert len(split.param_updates) == len(params) + len(averages)
 
 
+def test_a_parameter_that_its_rule_does_not_move_is_its_own_average():
+    none = lambda *given: updates.sgd(*given)._replace(param_updates=[])  # noqa: E731
+    rule, w = updates.moving_average(none, 0.5), engine.shared(np.ones(3), "w")
+    take_step(_apply(rule, w))
+    assert rule.averages[w].get_value().tolist() == [1, 1, 1]
+
+
 def trained(make, epochs, folder=None, resume=False):
     rule = updates.moving_average(updates.adam, DECAY)
     model = Model(make, rule)

@@ -39,9 +39,10 @@ def fork(
 ) -> int:
     """Start the worker processes, and initialise this process's GPU if there are GPUs.
 
-    Call it before anything else of this package. Workers start while you build graphs, and are
-    joined on first use. They are fresh processes, not copies of this one, so it does not matter
-    what was initialised before: if this process already uses a GPU, it keeps that one.
+    Call it before anything else of this package: functions below raise `NotForked` before it, and
+    `Closed` after `close()` (RuntimeErrors). Workers start while you build graphs, and are joined
+    on first use. They are fresh processes, not copies of this one, so it does not matter what was
+    initialised before: if this process already uses a GPU, it keeps that one.
 
     Args:
         n_parallel: number of ranks, including this process. By default the environment variable
@@ -161,7 +162,6 @@ def function(
             that takes steps of each rank's own on purpose (local SGD).
 
     Raises:
-        NotForked, Closed: no `fork()` before (RuntimeErrors).
         SpecError: wrong form of an argument, or an average of integers (a TypeError).
         OpError, InputValueError: unknown op; unused sliceable variable (ValueErrors).
     """
@@ -206,7 +206,6 @@ def data(
         name: name for messages.
 
     Raises:
-        NotForked, Closed: no `fork()` before.
         InputTypeError: dtype and ndim are unknown, the dtype is none of numbers or booleans, or
             `value` does not match.
     """
@@ -295,7 +294,6 @@ def timeline(path: Union[str, os.PathLike[str]]) -> Timeline:
         The recording: a context manager, with `stop()`.
 
     Raises:
-        NotForked, Closed: no `fork()` before (RuntimeErrors).
         InputTypeError, InputValueError: `path` is not a path, or cannot be written; or another
             recording is running.
     """
@@ -325,7 +323,6 @@ def seed(n: int) -> None:
         n: from 0 to 2**32 - 1.
 
     Raises:
-        NotForked, Closed: no `fork()` before (RuntimeErrors).
         InputValueError: `n` is something else.
     """
     _default.default().seed(n)
@@ -356,7 +353,6 @@ def watch_finite(on: bool = True) -> FiniteWatch:
         A context manager that restores the previous state at its end; with `stop()`.
 
     Raises:
-        NotForked, Closed: no `fork()` before (RuntimeErrors).
         InputTypeError: `on` is neither True nor False.
     """
     return _default.default().watch_finite(on)

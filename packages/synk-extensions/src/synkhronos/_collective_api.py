@@ -19,7 +19,7 @@ def broadcast(shared_vars: Any, values: Any = None, nccl: bool = True) -> None:
     """Give every rank the master's values of shared variables, or `values`.
 
     Args:
-        shared_vars: a Theano shared variable, or a list of them.
+        shared_vars: a Theano shared variable, or a list of them; so in all collectives.
         values: None, or an array or `Data` (one for each variable of a list).
     """
     _default.default().collectives.broadcast(shared_vars, values)
@@ -30,8 +30,7 @@ def scatter(shared_vars: Any, values: Any, batch: Any = None) -> None:
     """Split values along axis 0 over the ranks' shared variables.
 
     Args:
-        shared_vars: a Theano shared variable, or a list of them.
-        values: an array or `Data` (one for each variable of a list).
+        shared_vars, values: as for `broadcast`.
         batch: rows of the values to use, as in calls.
     """
     _default.default().collectives.scatter(shared_vars, values, batch)
@@ -42,7 +41,6 @@ def gather(shared_vars: Any, nd_up: int = 1, nccl: bool = True) -> Any:
     """Return all ranks' values of shared variables, in the master.
 
     Args:
-        shared_vars: a Theano shared variable, or a list of them.
         nd_up: 1 stacks the values along a new first axis; 0 concatenates them along axis 0, where
             lengths may differ.
 
@@ -63,7 +61,6 @@ def reduce(shared_vars: Any, op: str = "avg", in_place: bool = True, nccl: bool 
     """Reduce all ranks' values of shared variables into the master; workers' values do not change.
 
     Args:
-        shared_vars: a Theano shared variable, or a list of them.
         op: avg, sum, max, min or prod.
         in_place: overwrite the master's value; otherwise return the result.
 
@@ -83,7 +80,6 @@ def all_reduce(
     """Replace every rank's value of shared variables by the reduction of all ranks' values.
 
     Args:
-        shared_vars: a Theano shared variable, or a list of them.
         op: avg, sum, max, min or prod.
         weights: one number per rank, or a function. ``avg`` is then ``sum(w * x) / sum(w)``: with
             ``weights=f`` the average is exact for any split of the last call of ``f``.
@@ -96,9 +92,7 @@ def set_value(rank: int, shared_vars: Any, values: Any, batch: Any = None) -> No
     """Set the values of shared variables on one rank.
 
     Args:
-        rank: the rank to set.
-        shared_vars: a Theano shared variable, or a list of them.
-        values: an array or `Data` (one for each variable of a list).
+        shared_vars, values: as for `broadcast`.
         batch: rows of the values to use, as in calls.
     """
     _default.default().collectives.set_value(rank, shared_vars, values, batch)

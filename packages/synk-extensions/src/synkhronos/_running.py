@@ -64,7 +64,10 @@ def _status_of(run: Callable[[], Any]) -> int:
     try:
         run()
     except SystemExit as end:
-        return _status(end.code)
+        if end.code is None or isinstance(end.code, int):
+            return (end.code or 0) & 0xFF
+        sys.stderr.write(f"{end.code}\n")
+        return 1
     except BaseException as error:  # noqa: BLE001 - everything that Python itself would print
         _print_traceback(error)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
@@ -81,15 +84,6 @@ def _print_traceback(error: BaseException) -> None:
     sys.stdout.flush()
     # The hook may be Theano's or the script's own.
     sys.excepthook(type(error), error, error.__traceback__)
-
-
-def _status(code: Any) -> int:
-    if code is None:
-        return 0
-    if isinstance(code, int):
-        return code & 0xFF
-    sys.stderr.write(f"{code}\n")
-    return 1
 
 
 if __name__ == "__main__":

@@ -13,24 +13,11 @@ from typing import Any, Sequence
 
 import click
 
-from ._terminal import fail, prepare_streams, print_json
+from ._terminal import console, fail, in_units, prepare_streams, print_json
 
 # Unknown options after the name of a script or a program belong to it.
 _OF_PROGRAM: dict[str, Any] = {"ignore_unknown_options": True}
 _OF_SCRIPT = {**_OF_PROGRAM, "allow_interspersed_args": False}
-
-_arguments = click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-_processes = click.option(
-    "--processes",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Number of processes (default: one per GPU, or core).",
-)
-_devices = click.option(
-    "--devices",
-    metavar="LIST",
-    help="'cpu', or Theano's device names, separated by commas: cuda0,cuda1.",
-)
 
 
 def main() -> None:
@@ -45,13 +32,11 @@ def main() -> None:
     _app(prog_name="synkhronos")
 
 
-def _print_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
-    if wanted:
-        try:
-            click.echo(f"synkhronos {version('synkhronos')}")
-        except PackageNotFoundError:
-            click.echo("synkhronos, not installed as a package (a folder on PYTHONPATH)")
-        context.exit()
+def _own_version() -> str:
+    try:
+        return f"synkhronos {version('synkhronos')}"
+    except PackageNotFoundError:
+        return "synkhronos, not installed as a package (a folder on PYTHONPATH)"
 
 
 class _InOrder(click.Group):
@@ -69,14 +54,7 @@ class _InOrder(click.Group):
 
 
 @click.group(cls=_InOrder, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "--version",
-    is_flag=True,
-    expose_value=False,
-    is_eager=True,
-    callback=_print_version,
-    help="Print the version and exit.",
-)
+@click.version_option(_own_version(), message="%(version)s", help="Print the version and exit.")
 def _app() -> None:
     """Data-parallel Theano or PyTensor on all cores or GPUs of one or more machines.
 
@@ -126,9 +104,18 @@ def doctor(json: bool, fix: bool, yes: bool) -> None:
 
 @_app.command(context_settings=_OF_PROGRAM)
 @click.argument("name", required=False)
-@_arguments
-@_processes
-@_devices
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.option(
+    "--processes",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Number of processes (default: one per GPU, or core).",
+)
+@click.option(
+    "--devices",
+    metavar="LIST",
+    help="'cpu', or Theano's device names, separated by commas: cuda0,cuda1.",
+)
 @click.option("--source", is_flag=True, help="Print the program instead of running it.")
 def demo(
     name: str | None,
@@ -198,6 +185,28 @@ def clean(dry_run: bool, json: bool) -> None:
     \b
     synkhronos clean --dry-run
     """
-    from ._clean import run_clean
+    from rich.markup import escape
 
-    run_clean(dry_run=dry_run, json=json)
+    try:
+        import synk_shm
+    except ImportError as error:
+        fail(f"clean needs synk-shm, which cannot be imported: {error}", 1)
+    stale = {one.name: one.nbytes for one in synk_shm.list() if not one.alive and not one.mine}
+    if not dry_run:
+        synk_shm.cleanup()
+    left = {one.name for one in synk_shm.list()} & set(stale)
+    if json:
+        found = [
+            {"name": name, "nbytes": nbytes, "removed": name not in left}
+            for name, nbytes in stale.items()
+        ]
+        print_json({"dry_run": dry_run, "found": found})
+    else:
+        out = console()
+        for name, nbytes in stale.items():
+            did = "would remove" if dry_run else "not removed:" if name in left else "removed"
+            out.print(f"{did} segment {escape(name)}, {in_units(nbytes)}")
+        if not stale:
+            out.print("Nothing is stale.")
+    if left and not dry_run:
+        raise click.exceptions.Exit(1)

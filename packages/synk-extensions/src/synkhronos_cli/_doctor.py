@@ -1,7 +1,7 @@
 """``synkhronos doctor``: examine software, GPUs, the machine, and what several hosts need.
 
-Python code that may hang or crash runs in processes of its own, within limits of time. What Theano
-and CUDA's libraries are like here is reported by ``python -m synk_theano_compat``.
+Python code that may hang or crash runs in processes of its own, within limits of time.
+``python -m synk_theano_compat`` reports on Theano and on CUDA's libraries.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ answer(seconds=sorted(times)[2], right=right, kernels=kernels)
 _GEMM_FLOP = 2 * 768**3
 _SLOW_GFLOPS = 3.0
 _OLD_KERNELS = {"Katmai", "Northwood", "Prescott", "Core2", "Penryn", "Dunnington", "Nehalem"}
-"""What OpenBLAS falls back to on an Intel processor that is newer than itself."""
+"""The kernels that OpenBLAS falls back to on an Intel processor newer than itself."""
 
 
 def examine_software(compat: Answer) -> Iterator[Item]:
@@ -332,9 +332,8 @@ def examine_machine(has_gpu: bool) -> Iterator[Item]:
     yield checked("locked memory", found, problem, cure, WARNING)
     allowed = len(os.sched_getaffinity(0))
     usable = ask(_CORES).get("cores", allowed)
-    found = f"{usable} of {os.cpu_count()}"
-    if usable < allowed:
-        found += ", by the limit of this container or service"
+    limited = ", by the limit of this container or service" if usable < allowed else ""
+    found = f"{usable} of {os.cpu_count()}{limited}"
     cure = "docker run --cpus=4 (or more: each process needs a core)"
     yield checked("cores", found, found if usable < min(allowed, 2) else "", cure, WARNING)
 
@@ -342,18 +341,17 @@ def examine_machine(has_gpu: bool) -> Iterator[Item]:
 def _shared_memory() -> Item:
     name = "shared memory"
     try:
-        state = os.statvfs(_SHARED_MEMORY)
+        space = shutil.disk_usage(_SHARED_MEMORY)
     except OSError as error:
         cure = f"mkdir -p {_SHARED_MEMORY} && mount -t tmpfs -o size=8g tmpfs {_SHARED_MEMORY}"
         return Item(name, MISSING, str(error), cure)
-    size, free = state.f_blocks * state.f_frsize, state.f_bavail * state.f_frsize
-    found = f"{_SHARED_MEMORY}: {in_units(free)} free of {in_units(size)}"
+    found = f"{_SHARED_MEMORY}: {in_units(space.free)} free of {in_units(space.total)}"
     if not os.access(_SHARED_MEMORY, os.W_OK | os.X_OK):
         cure = f"chmod 1777 {_SHARED_MEMORY} (as root)"
         return Item(name, MISSING, f"{found}, and not writable", cure)
     little = f"{found}, which is little for NCCL; data that do not fit are kept elsewhere"
     cure = f"mount -o remount,size=8g {_SHARED_MEMORY} (as root), or docker run --shm-size=8g"
-    return checked(name, found, little if free < _LEAST_SHARED else "", cure, WARNING)
+    return checked(name, found, little if space.free < _LEAST_SHARED else "", cure, WARNING)
 
 
 OPEN_MPI, MPICH = "Open MPI", "MPICH"

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from typing import Any, Dict, List, Optional, Tuple
+from typing import IO, Any, Dict, List, Optional, Tuple
 
 Answer = Dict[str, Any]
 """The values that a probe returned, or ``problem``: why there are none."""
@@ -57,12 +57,13 @@ def output_of(command: List[str], timeout_s: float) -> Tuple[str, str, str]:
             return "", "", f"no answer in {timeout_s:g} s"
         except OSError as error:
             return "", "", f"could not be started: {error}"
-        texts = []
-        for file in (output, errors):
-            file.seek(0)
-            texts.append(file.read().decode(errors="replace"))
-    printed, complaint = texts
+        printed, complaint = (_text_of(file) for file in (output, errors))
     return printed, complaint, _how_it_ended(status, complaint or printed) if status else ""
+
+
+def _text_of(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
 
 
 def run_to_end(command: List[str], timeout_s: Optional[float] = None, **how: Any) -> int:
@@ -92,6 +93,5 @@ def _how_it_ended(status: int, printed: str) -> str:
     """Return the signal, the last line or the exit status with which a program ended."""
     if status < 0:
         return f"died of {_SIGNALS.get(-status, f'signal {-status}')}"
-    lines = printed.split("\n")
-    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    last = printed.strip().rpartition("\n")[2].strip()
     return last[:_LONGEST_ERROR] or f"ended with status {status} and no message"

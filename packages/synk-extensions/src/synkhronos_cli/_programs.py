@@ -19,7 +19,7 @@ from ._terminal import console, fail
 
 FOLDER = Path(__file__).resolve().parents[1] / "synkhronos_examples"
 
-# What demos need that pip cannot bring to every Python.
+# Requirements of demos that pip cannot install on every Python.
 _ONLY_ON = {
     "theano": "Theano, on Python 3.9 to 3.11",
     "pymc": "PyMC, on Python 3.12 or newer: pip install 'synkhronos[pymc]'",
@@ -132,8 +132,13 @@ def run_script(arguments: Sequence[str], hosts: str | None) -> NoReturn:
     if hosts is not None:
         command = [*launcher_command(_parsed(hosts)), *command]
         click.echo(f"+ {' '.join(command)}", err=True)
-    elif arguments[0] != "-m":
-        _check_script(arguments[0])
+    elif (name := arguments[0]) != "-m":
+        if Path(name).is_dir():
+            fail(f"{name} is a folder; expected a Python script")
+        if not Path(name).is_file():
+            fail(f"no such script: {name}")
+        if not os.access(name, os.R_OK):
+            fail(f"{name} cannot be read")
     _replace(command, {})
 
 
@@ -172,17 +177,6 @@ def _parsed(hosts: str) -> List[Tuple[str, int]]:
             fail(f"--hosts {hosts}: got {part!r}, expected a host and its ranks, as in a:4")
         found.append((match[1], int(match[2] or 1)))
     return found
-
-
-def _check_script(name: str) -> None:
-    """Exit with one line about what is wrong with a script, if anything is."""
-    path = Path(name)
-    if path.is_dir():
-        fail(f"{name} is a folder; expected a Python script")
-    if not path.is_file():
-        fail(f"no such script: {name}")
-    if not os.access(path, os.R_OK):
-        fail(f"{name} cannot be read")
 
 
 def _replace(command: List[str], settings: Mapping[str, str]) -> NoReturn:

@@ -1,4 +1,4 @@
-"""What the doctor finds: items with a state and a cure, printed, and fixed without root."""
+"""The findings of the doctor: printed, and those fixed that need no root."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FIXES = {
 
 @dataclass(frozen=True)
 class Item:
-    """One thing that was examined: what was found, in words, and what to do if it is not good.
+    """A finding: in words what there is, and a cure if it is not good.
 
     It is ``missing`` if this machine needs it and it does not work; a ``warning`` could be better.
     """

@@ -1,4 +1,4 @@
-"""What the commands print: output for any terminal, pipe and locale."""
+"""The output of the commands, for any terminal, pipe and locale."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ import click
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-USAGE = 2
-"""Exit status of a mistake on the command line."""
 
 _IN_A_FILE = 1000
 """Columns of output that does not go to a terminal: paths stay in one piece there."""
@@ -30,12 +27,12 @@ def prepare_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def console(*, stderr: bool = False) -> Console:
-    """Return a console of rich for standard output, or for standard error."""
+def console() -> Console:
+    """Return a console of rich for standard output."""
     from rich.console import Console
 
-    on_screen = (sys.stderr if stderr else sys.stdout).isatty() or "COLUMNS" in os.environ
-    return Console(stderr=stderr, highlight=False, width=None if on_screen else _IN_A_FILE)
+    on_screen = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(highlight=False, width=None if on_screen else _IN_A_FILE)
 
 
 def print_json(value: Any) -> None:
@@ -45,8 +42,8 @@ def print_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2))
 
 
-def fail(text: str, status: int = USAGE) -> NoReturn:
-    """Print one line about what is wrong, and exit."""
+def fail(text: str, status: int = 2) -> NoReturn:
+    """Print one line about what is wrong, and exit; 2 is a mistake on the command line."""
     click.echo(f"synkhronos: {text}", err=True)
     raise click.exceptions.Exit(status)
 
@@ -54,6 +51,7 @@ def fail(text: str, status: int = USAGE) -> NoReturn:
 def in_units(size: float) -> str:
     """Return a number of bytes with its unit, for people."""
     for unit, bits in _UNITS:
-        if size >= 1 << bits:
-            return f"{size / (1 << bits):.3g} {unit}"
+        number = size / (1 << bits)
+        if number >= 1:  # up to 1023, which three digits would round
+            return f"{number:.0f} {unit}" if number >= 100 else f"{number:.3g} {unit}"
     return f"{size:.0f} bytes"

@@ -20,7 +20,7 @@ import importlib.util
 import sys
 import time
 import warnings
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from sklearn.datasets import load_digits
@@ -39,22 +39,14 @@ VALIDATION_ROWS = 360
 LARGEST_DIFFERENCE = 1e-10  # of float64 parameters: sums in another order differ in the last bits
 
 
-class Digits(NamedTuple):
-    """Images with the shape (rows, 1, 8, 8), between 0 and 1, and their labels."""
-
-    x_train: Any
-    y_train: Any
-    x_valid: Any
-    y_valid: Any
-
-
-def load_data() -> Digits:
+def load_data() -> list[tuple[Any, Any]]:
+    """Images of the shape (rows, 1, 8, 8), from 0 to 1, and labels: for training, validation."""
     x, y = load_digits(return_X_y=True)
     order = np.random.RandomState(SEED).permutation(len(x))
     x = x[order].reshape(-1, 1, 8, 8) / 16.0
     y = y[order].astype("int32")
     n = len(x) - VALIDATION_ROWS
-    return Digits(x[:n], y[:n], x[n:], y[n:])
+    return [(x[:n], y[:n]), (x[n:], y[n:])]
 
 
 def build_mlp(x: Any) -> tuple[Any, list[Any]]:
@@ -101,9 +93,10 @@ def cross_entropy(scores: Any, y: Any) -> Any:
 class Network:
     """A network, what its training function is made of, and where the plain one arrives."""
 
-    def __init__(self, model: str, digits: Digits, options: Any) -> None:
+    def __init__(self, model: str, digits: Any, options: Any) -> None:
         self.title, build = MODELS[model]
-        self._digits, self._options = digits, options
+        self._train_data, self._valid_data = digits
+        self._options = options
         x, y = T.tensor4("x"), T.ivector("y")
         scores, self._params = build(x)
         loss = cross_entropy(scores, y)
@@ -114,7 +107,7 @@ class Network:
         self._initial = self._values()
 
         train = make_train_function_theano(*self._arguments)
-        self.plain_speed = self._epoch(train, digits.x_train, digits.y_train, f"plain {TITLE}")
+        self.plain_speed = self._epoch(train, *self._train_data, f"plain {TITLE}")
         self._expected = self._values()
 
     def train(self, processes: int) -> tuple[float, float]:
@@ -124,8 +117,8 @@ class Network:
         synk.distribute()
 
         # The data is in shared memory, once; each process reads its own part of a batch.
-        digits, speeds = self._digits, []
-        x_train, y_train = train.build_inputs(digits.x_train, digits.y_train)
+        speeds = []
+        x_train, y_train = train.build_inputs(*self._train_data)
         synk.broadcast(self._params, self._initial)
         for epoch in range(1, self._options.epochs + 1):
             label = f"{processes} process(es), epoch {epoch} of {self._options.epochs}"
@@ -133,7 +126,7 @@ class Network:
             if epoch == 1:
                 pairs = zip(self._values(), self._expected)
                 difference = max(float(np.abs(a - b).max()) for a, b in pairs)
-        loss, accuracy = validate(digits.x_valid, digits.y_valid, num_slices=4)
+        loss, accuracy = validate(*self._valid_data, num_slices=4)
         print(f"  {self.title}, validation: loss {loss:.4f}, accuracy {accuracy:.1%}", flush=True)
         return float(np.median(speeds)), difference
 

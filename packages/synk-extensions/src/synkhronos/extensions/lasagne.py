@@ -156,7 +156,10 @@ def sync_batch_norm(layer: Any, **kwargs: Any) -> Any:
         **kwargs: Arguments of :class:`SyncBatchNormLayer`.
 
     Returns:
-        The topmost of the new layers. A layer that is normalised already is a ValueError.
+        The topmost of the new layers.
+
+    Raises:
+        ValueError: The layer is normalised already.
     """
     # lasagne.layers.batch_norm() returns the nonlinearity above its layer.
     is_above = isinstance(layer, lasagne.layers.NonlinearityLayer)

@@ -28,8 +28,8 @@ PathLike = Union[str, "os.PathLike[str]"]
 __all__ = ["plot_scaling", "plot_training"]
 
 # Of Paul Tol's scheme "muted" (technical note SRON/EPS/TN/09-002), safe for the colour-blind.
-_INDIGO, _TEAL, _SAND, _ROSE, _PURPLE = "#332288", "#44AA99", "#DDCC77", "#CC6677", "#AA4499"
-_WINE, _GREY, _RATE = "#882255", "#777777", "#6B6B2A"
+_INDIGO, _TEAL, _ROSE, _WINE = "#332288", "#44AA99", "#CC6677", "#882255"
+_GREY, _RATE = "#777777", "#6B6B2A"
 
 _STYLE = {
     "axes.grid": True,
@@ -45,7 +45,7 @@ _STYLE = {
 }
 _LINEAR = {"color": _GREY, "linestyle": "--", "label": "linear"}
 _CURVES = {"train": (_INDIGO, "o"), "valid": (_ROSE, "s")}
-_OTHERS = ((_TEAL, "^"), (_SAND, "D"), (_PURPLE, "v"))
+_OTHER = (_TEAL, "^")
 _MARKS = 40
 """Marks on a curve, at most about."""
 _WIDE_RANGE = 10
@@ -125,15 +125,12 @@ def _number(result: Any, place: int, name: str) -> float:
     """Return a finite number above 0."""
     if not isinstance(result, Mapping) or name not in result:
         raise InputValueError(f"results[{place}]: got {result!r}, expected a key {name!r}; {_CURE}")
-    try:
-        number = float(result[name])
-    except (TypeError, ValueError):
-        number = math.nan
-    if not 0 < number < math.inf:
-        raise InputValueError(
-            f"results[{place}][{name!r}]: got {result[name]!r}, expected a number above 0; {_CURE}"
-        )
-    return number
+    with contextlib.suppress(TypeError, ValueError):
+        if 0 < float(result[name]) < math.inf:
+            return float(result[name])
+    raise InputValueError(
+        f"results[{place}][{name!r}]: got {result[name]!r}, expected a number above 0; {_CURE}"
+    )
 
 
 def _label(axes: Any, n: List[int], y: List[float], texts: List[str], side: str) -> None:
@@ -174,7 +171,7 @@ def plot_training(
     panels: Dict[str, List[str]] = {}
     for name in _drawn(columns):
         first, _, rest = name.partition("_")
-        quantity = rest if first in ("train", "valid") and rest else name
+        quantity = rest if first in _CURVES and rest else name
         panels.setdefault(quantity, []).append(name)
     order = sorted(panels, key=lambda quantity: quantity != "loss")
     heights = [1.4] + [1.0] * (len(order) - 1)
@@ -182,9 +179,8 @@ def plot_training(
         grid = figure.subplots(len(order), 1, sharex=True, squeeze=False, height_ratios=heights)
         for axes, quantity in zip(grid[:, 0], order):
             axes.set_ylabel(_literal(quantity))
-            others = iter(_OTHERS)
             for name in panels[quantity]:
-                colour, mark = _CURVES.get(name.partition("_")[0]) or next(others, _OTHERS[0])
+                colour, mark = _CURVES.get(name.partition("_")[0], _OTHER)
                 how = {"color": colour, "marker": mark, "label": _literal(name)}
                 axes.plot(epochs, columns[name], markevery=len(epochs) // _MARKS + 1, **how)
                 if name == "valid_loss":
@@ -239,7 +235,7 @@ def _columns(path: PathLike) -> Dict[str, List[float]]:
         text = Path(path).read_text(encoding="utf-8-sig")
         rows = list(csv.DictReader(text.splitlines()))
         names = list(dict.fromkeys(name for row in rows for name in row))
-        columns = {name: [_value(row.get(name)) for row in rows] for name in names}
+        columns = {name: [float(row.get(name) or "nan") for row in rows] for name in names}
     except (TypeError, ValueError, csv.Error) as error:
         raise InputValueError(f"{path}: got no log ({error}), {_LOG}") from None
     if "epoch" not in columns or any(map(math.isnan, columns["epoch"])):
@@ -247,10 +243,6 @@ def _columns(path: PathLike) -> Dict[str, List[float]]:
     if not _drawn(columns):
         raise InputValueError(f"{path}: got columns {names} with nothing to draw, {_LOG}")
     return columns
-
-
-def _value(value: Any) -> float:
-    return math.nan if value is None or value == "" else float(value)
 
 
 def _literal(text: str) -> str:

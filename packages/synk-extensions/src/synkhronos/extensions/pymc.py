@@ -74,11 +74,9 @@ class RowLogp:
     trust_input = True
 
     def __init__(self, likelihood: Any, prior: Any, data: Sequence[Any]) -> None:
-        self.likelihood = likelihood
-        self.data = list(data)
+        self.likelihood, self.data = likelihood, list(data)
         self.dtype = pytensor.config.floatX
-        self._prior = prior
-        self._pid = os.getpid()
+        self._prior, self._pid = prior, os.getpid()
 
     def __call__(self, q: Any) -> tuple[np.ndarray, np.ndarray]:
         """Compute ``(logp, dlogp)`` at ``q``; blocks until all ranks have computed.
@@ -230,14 +228,12 @@ def find_MAP(  # noqa: N802 - PyMC's name
     point = DictToArrayBijection.rmap(x0._replace(data=np.asarray(result.x)), start)
     outputs = model.unobserved_value_vars
     # It runs once: to compile it well would take longer.
-    values = model.compile_fn(
-        outputs, inputs=model.value_vars, point_fn=False, on_unused_input="ignore", mode=_QUICK
-    )(**point)
+    how = {"inputs": model.value_vars, "on_unused_input": "ignore", "mode": "FAST_COMPILE"}
+    values = model.compile_fn(outputs, point_fn=False, **how)(**point)
     found = {output.name: value for output, value in zip(outputs, values)}
     return {name: found[name] for name in get_default_varnames(found, include_transformed)}
 
 
-_QUICK = "FAST_COMPILE"
 _NEED_HESSIAN = {"dogleg", "trust-ncg", "trust-krylov", "trust-exact"}
 
 
@@ -253,7 +249,7 @@ def _build(
     _require_all_observed(model)
     found = _find_rows(model, rows)
     of_rows, once = _divide(model, found, potentials, by_name=isinstance(rows, str))
-    # Where the rows are all of one coordinate, some may be for predictions only.
+    # Of the rows of a coordinate, some may be for predictions only.
     used = _behind(model, of_rows)
     data = [item for item in found if item in used]
     inputs = [pt.TensorType(d.dtype, (None, *d.type.shape[1:]))(d.name) for d in data]
@@ -318,9 +314,8 @@ def _require_all_observed(model: Any) -> None:
 
 def _find_rows(model: Any, rows: str | Sequence[Any]) -> list[Any]:
     """Return the Data that have rows, after checks."""
-    dims = model.named_vars_to_dims
     if isinstance(rows, str):
-        first = {item.name: (dims.get(item.name) or (None,))[0] for item in model.data_vars}
+        first = {item.name: _first_dimension(model, item) for item in model.data_vars}
         found = [item for item in model.data_vars if first[item.name] == rows]
         if not found:
             raise InputValueError(
@@ -363,8 +358,9 @@ def _divide(
             f'the model has Potentials {names}: pass potentials="rows" if they are sums over rows, '
             f'or potentials="once" if they are terms of the whole model'
         )
-    of_rows = list(model.potentials) if potentials == "rows" else []
-    once = [] if potentials == "rows" else list(model.potentials)
+    of_rows, once = [], list(model.potentials)
+    if potentials == "rows":
+        of_rows, once = once, of_rows
     behind = {observed: _behind(model, [observed]) for observed in model.observed_RVs}
     observed = [rv for rv, used in behind.items() if any(item in used for item in rows)]
     if not observed and not of_rows:
@@ -394,6 +390,10 @@ def _behind(model: Any, variables: Sequence[Any]) -> set[Any]:
     return set(ancestors(model.logp(vars=list(variables), sum=False)))
 
 
+def _first_dimension(model: Any, item: Any) -> str | None:
+    return (model.named_vars_to_dims.get(item.name) or (None,))[0]
+
+
 def _with_gradient(logp: Any, model: Any, point: Mapping[str, Any]) -> tuple[list[Any], Any]:
     """Return ``[logp, dlogp]`` as expressions of one vector, and the vector, as PyMC does."""
     logp = rewrite_pregrad(logp)
@@ -409,10 +409,10 @@ def _are_sums(model: Any, variables: Any, terms: Any, inputs: Any, data: Any) ->
     those of which it shows that they are not."""
     ops = [(term, "sum") for term in terms]
     verdicts = check_outputs(inputs, ops, bcast_inputs=model.value_vars)
-    found = [verdict.verdict == "wrong" for verdict in verdicts]
-    if any(found):
-        reasons = " ".join(v.reason for v in verdicts if v.verdict == "wrong")
-        _refuse(model, variables, data, found, reasons)
+    wrong = [pair for pair in zip(variables, verdicts) if pair[1].verdict == "wrong"]
+    if wrong:
+        names, reasons = [v.name for v, _ in wrong], [verdict.reason for _, verdict in wrong]
+        _refuse(model, variables, data, names, " ".join(reasons))
     return all(verdict.verdict == "exact" for verdict in verdicts)
 
 
@@ -421,42 +421,37 @@ def _prove(
 ) -> None:
     """Compare the ranks' sum, or that of slices where there is one rank, with that of one process,
     of all rows at the initial point; calls are proved later, too."""
-    n = len(data[0].get_value(borrow=True))
     slices = () if _default.default().size > 1 else 2
     try:
         report = likelihood.verify(*shared, q.astype(pytensor.config.floatX), num_slices=slices)
     except Exception as error:
         raise InputValueError(
-            f"the log-likelihood cannot be computed from a part of the {n} rows"
-            f"{_suspects(model, variables, data, n)}"
+            f"the log-likelihood cannot be computed from a part of the {len(shared[0])} rows"
+            f"{_suspects(model, variables, data)}"
         ) from error
     if not report.ok:
-        _refuse(model, variables, data, [True] * len(variables), str(report))
+        _refuse(model, variables, data, [variable.name for variable in variables], str(report))
 
 
 def _refuse(
-    model: Any, variables: Sequence[Any], data: Sequence[Any], wrong: Sequence[Any], reason: str
+    model: Any, variables: Sequence[Any], data: Sequence[Any], names: Sequence[str], reason: str
 ) -> NoReturn:
-    names = [variable.name for variable, bad in zip(variables, wrong) if bad]
-    n = len(data[0].get_value(borrow=True))
     raise InputValueError(
         f"the log probability of {names} is no sum over rows, so ranks cannot divide it"
-        f"{_suspects(model, variables, data, n)}. {reason} Quantities of all rows, such as "
+        f"{_suspects(model, variables, data)}. {reason} Quantities of all rows, such as "
         f"X.mean(0), have to be computed before the model; Gaussian processes and time series do "
         f'not divide; a Potential that uses no rows is potentials="once"'
     )
 
 
-def _suspects(model: Any, variables: Sequence[Any], data: Sequence[Any], n: int) -> str:
+def _suspects(model: Any, variables: Sequence[Any], data: Sequence[Any]) -> str:
     """Describe what in the graph has as many entries as there are rows, and the cure."""
-    behind = _behind(model, variables)
-    dims = model.named_vars_to_dims
-    of_rows = {(dims.get(item.name) or (None,))[0] for item in data} - {None}
-    point = model.initial_point(0)
-    lines = []
+    n = len(data[0].get_value(borrow=True))
+    of_rows = {_first_dimension(model, item) for item in data} - {None}
+    behind, point, lines = _behind(model, variables), model.initial_point(0), []
     for rv in model.free_RVs:
         value = model.rvs_to_values[rv]
-        named = of_rows & set(dims.get(rv.name) or ())
+        named = of_rows & set(model.named_vars_to_dims.get(rv.name) or ())
         if value in behind and (named or n in np.shape(point[value.name])):
             lines.append(
                 f"free variable {rv.name!r} has {n} entries, one for each row: a latent variable "
@@ -464,9 +459,8 @@ def _suspects(model: Any, variables: Sequence[Any], data: Sequence[Any], n: int)
             )
     for item in behind:
         if isinstance(item, pytensor.graph.basic.Constant):
-            shape = np.shape(item.data)
-            if n in shape:
-                name = item.name or f"{item.dtype} of shape {shape}"
+            if n in np.shape(item.data):
+                name = item.name or f"{item.dtype} of shape {np.shape(item.data)}"
                 lines.append(f"constant {name!r} has {n} entries: make it pm.Data and list it")
         elif item in model.data_vars and item not in data and n in item.get_value().shape:
             lines.append(f"pm.Data {item.name!r} has {n} rows and is not listed: list it in rows")

@@ -30,7 +30,7 @@ from typing import Any
 import synkhronos as synk
 from synk_core import Function, brief_traceback, flat_updates, whole
 from synkhronos import _default
-from synkhronos.extensions.updates._arguments import check_params, label, scalar
+from synkhronos.extensions.updates._arguments import check_params, scalar
 from synkhronos.extensions.updates._flatten import zeros_like
 
 __all__ = ["SyncRule", "average", "downpour", "easgd"]
@@ -49,6 +49,7 @@ class SyncRule:
         name: The function that made it.
         params: The parameters that it combines.
         every: Number of steps from one synchronisation to the next.
+        steps: Number of steps since the last one.
         centre: Shared variables of the shapes and dtypes of ``params``, equal on all ranks; empty
             for :func:`average`. Before the first step they are zero.
     """
@@ -64,13 +65,8 @@ class SyncRule:
     ) -> None:
         self.name, self.every = name, every
         self.params, self.centre = list(params), list(centre)
-        self._acts, self._settling, self._steps = tuple(acts), tuple(settling), 0
+        self._acts, self._settling, self.steps = tuple(acts), tuple(settling), 0
         self._has_begun = self._is_declared = False
-
-    @property
-    def steps(self) -> int:
-        """Number of steps since the last synchronisation."""
-        return self._steps
 
     @brief_traceback
     def step(self, *acts: Any) -> list[Any]:
@@ -88,9 +84,9 @@ class SyncRule:
         """
         if not acts:
             raise TypeError("step() got nothing to do; expected a step's calls: f.delayed(...)")
-        begin, is_due = self._beginning(), self._steps + 1 >= self.every
+        begin, is_due = self._beginning(), self.steps + 1 >= self.every
         last = self._acts if is_due else ()
-        results = self._perform([*begin, *acts, *last], 0 if is_due else self._steps + 1)
+        results = self._perform([*begin, *acts, *last], 0 if is_due else self.steps + 1)
         return results[len(begin) : len(begin) + len(acts)]
 
     @brief_traceback
@@ -103,17 +99,17 @@ class SyncRule:
         """
         if not self._has_begun:
             return
-        self._perform([*(self._acts if self._steps else ()), *self._settling], 0)
+        self._perform([*(self._acts if self.steps else ()), *self._settling], 0)
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint has to keep besides the variables."""
-        return {"rule": self.name, "begun": self._has_begun, "steps": self._steps}
+        return {"rule": self.name, "begun": self._has_begun, "steps": self.steps}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state` returned; raise ValueError if that was another rule."""
         if state["rule"] != self.name:
             raise ValueError(f"got the state of sync.{state['rule']}(), expected {self.name}()")
-        self._has_begun, self._steps = bool(state["begun"]), int(state["steps"])
+        self._has_begun, self.steps = bool(state["begun"]), int(state["steps"])
 
     def _beginning(self) -> list[Any]:
         """Return the acts that the first step begins with."""
@@ -131,7 +127,7 @@ class SyncRule:
 
         def act() -> list[Any]:
             results = synk.step(*acts)
-            self._has_begun, self._steps = True, steps
+            self._has_begun, self.steps = True, steps
             return results
 
         return whole(act)
@@ -139,7 +135,7 @@ class SyncRule:
     def __repr__(self) -> str:
         return (
             f"<sync.{self.name} of {len(self.params)} variables, every {self.every} steps, "
-            f"{self._steps} since the last time>"
+            f"{self.steps} since the last time>"
         )
 
 
@@ -240,7 +236,7 @@ def _update(updates: Sequence[Any], name: str) -> Function:
 
 
 def _centre(params: Sequence[Any]) -> list[Any]:
-    return [zeros_like(param, f"centre({label(param, i)})") for i, param in enumerate(params)]
+    return [zeros_like(param, i, "centre") for i, param in enumerate(params)]
 
 
 def _checked(params: Any, every: Any) -> list[Any]:

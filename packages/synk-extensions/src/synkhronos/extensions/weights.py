@@ -106,12 +106,14 @@ def load_weights(path: str | os.PathLike[str], params: Any, strict: bool = True)
 
 def _named(params: Any, function: str) -> dict[str, Any]:
     """Return shared variables by name, in their order."""
+    listed = params if isinstance(params, (list, tuple)) else [params]
+    lasagne = sys.modules.get("lasagne")  # nobody has a layer of it unless it is imported
     if isinstance(params, Mapping):
         pairs = list(params.items())
-    elif _is_layer(params) or (_is_list(params) and params and all(map(_is_layer, params))):
+    elif lasagne and listed and all(isinstance(item, lasagne.layers.Layer) for item in listed):
         pairs = _of_layers(params)
     else:
-        pairs = [(getattr(v, "name", None), v) for v in (params if _is_list(params) else [params])]
+        pairs = [(getattr(variable, "name", None), variable) for variable in listed]
     found: dict[str, Any] = {}
     for name, variable in pairs:
         if not isinstance(variable, SharedVariable):
@@ -148,16 +150,6 @@ def _of_layers(layers: Any) -> list[tuple[Any, Any]]:
         for param in params:
             names.setdefault(param, param.name and prefix + param.name)
     return [(name, param) for param, name in names.items()]
-
-
-def _is_layer(thing: Any) -> bool:
-    """Return whether this is a layer of Lasagne, which nobody has unless it is imported."""
-    lasagne = sys.modules.get("lasagne")
-    return lasagne is not None and isinstance(thing, lasagne.layers.Layer)
-
-
-def _is_list(thing: Any) -> bool:
-    return isinstance(thing, (list, tuple))
 
 
 def _read(path: Path, variables: dict[str, Any], strict: bool) -> dict[str, Any]:

@@ -34,8 +34,8 @@ TIMEOUT_S = 15
 BYTES = 0x08  # the IDX format's code of uint8, which is all that MNIST uses
 
 
-class NoDataError(RuntimeError):
-    """There are no digits to train with; says what was tried, and what to do."""
+class NoDataError(SystemExit):
+    """There are no digits to train with: ends the program with what was tried, and what to do."""
 
 
 class Images(NamedTuple):
@@ -75,14 +75,6 @@ def load(where: str | None = None) -> Images:
             return _scikit_learn()
     train, valid = _read_split(folder, "train"), _read_split(folder, "t10k")
     return _show(Images(*train, *valid), f"MNIST from {folder}")
-
-
-def load_or_exit(where: str | None = None) -> Images:
-    """As `load()`; without digits, end the program with one line that says what to do."""
-    try:
-        return load(where)
-    except NoDataError as error:
-        raise SystemExit(f"no digits to train with: {error}") from None
 
 
 def download(folder: Path) -> None:

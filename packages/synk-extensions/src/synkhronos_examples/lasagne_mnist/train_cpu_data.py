@@ -20,7 +20,7 @@ import networks
 
 def main():
     options = networks.parse(__doc__)
-    digits = mnist_data.load_or_exit(options.data)
+    digits = mnist_data.load(options.data)
     synk.fork(**options.fork)
     model = networks.build_model(options.model, side=digits.x_train.shape[-1])
     train = make_train_function(

@@ -19,14 +19,15 @@ _CURE = (
     f"gradients (updates.clip_by_global_norm). {_FIND}; use Trainer(terminate_on_nan=False) to "
     "continue"
 )
-_LOSS = "loss"  # the name of the first output's column
+LOSS = "loss"
+"""The name of the first output's column."""
 
 
 def names_of_outputs(names: Sequence[Any]) -> list[str]:
     """Return the names of outputs: those of their expressions, or None, if they can be."""
     further = list(names[1:])
-    usable = [name if name != _LOSS and further.count(name) == 1 else None for name in further]
-    return [_LOSS, *(name or f"output_{i}" for i, name in enumerate(usable, 1))]
+    usable = [name if name != LOSS and further.count(name) == 1 else None for name in further]
+    return [LOSS, *(name or f"output_{i}" for i, name in enumerate(usable, 1))]
 
 
 def call_of_1_0(
@@ -45,7 +46,7 @@ def call_of_1_0(
 
 
 def data_and_rows(given: tuple[Any, ...], count: int) -> tuple[list[Any], Any]:
-    """Return the data sets and the batches that ``steps()`` of ``count`` inputs was called with."""
+    """Return the data sets and the batches that ``steps()`` was given, of ``count`` inputs."""
     *data, batches = given or (None,)
     if not hasattr(batches, "__iter__") or len(data) not in (0, count):
         raise TypeError(
@@ -60,22 +61,6 @@ def require(value: str, what: str, known: Sequence[str]) -> None:
     """Raise ValueError unless the value is a known one."""
     if value not in known:
         raise ValueError(f"{what} is {value!r}; expected one of {', '.join(map(repr, known))}")
-
-
-def require_distinct(names: Sequence[str], what: str) -> None:
-    """Raise ValueError if two columns of the log would have one name."""
-    if len({_LOSS, *names}) != 1 + len(names):
-        raise ValueError(
-            f"{what} is {list(names)}; expected different names, none of them {_LOSS!r}, which "
-            "is the first output"
-        )
-
-
-def require_rows(data: Sequence[Any], axes: Sequence[int], what: str) -> None:
-    """Raise ValueError unless all have the same number of rows, along these axes."""
-    rows = [item.shape[axis] if item.ndim > axis else "no" for item, axis in zip(data, axes)]
-    if len(set(rows)) > 1 or "no" in rows:
-        raise ValueError(f"{what} has {rows} rows; expected the same number for all inputs")
 
 
 def require_first_axis(axes: Sequence[int]) -> None:
@@ -126,7 +111,7 @@ def require_finite_params(params: Iterable[dict[str, Any]], step: int) -> None:
 
 
 def finite(value: Any, what: str) -> float:
-    """Return the value as a float, if it is a finite number."""
+    """Return the value as a float; raise ValueError if it is not finite."""
     number = float(value)
     if not math.isfinite(number):
         raise ValueError(f"{what} is {number}; expected a finite number")
@@ -134,7 +119,7 @@ def finite(value: Any, what: str) -> float:
 
 
 def at_least_one(name: str, number: Any) -> Any:
-    """Return the number of epochs (or steps), if it is one."""
+    """Return the number; raise ValueError if it is less than 1."""
     if number < 1:
         raise ValueError(f"{name} is {number}; expected at least 1")
     return number

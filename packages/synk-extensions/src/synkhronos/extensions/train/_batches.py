@@ -46,18 +46,13 @@ class BatchSampler:
                 "step with all of them",
                 stacklevel=4,  # behind the Trainer's __init__, and what checks its keywords
             )
-        self.settings = {
-            "rows": rows,
-            "batch_size": batch_size,
-            "shuffle": shuffle,
-            "drop_last": drop_last,
-        }
+        sizes = {"rows": rows, "batch_size": batch_size}
+        self.settings = {**sizes, "shuffle": shuffle, "drop_last": drop_last}
         own = isinstance(seed, (np.random.Generator, np.random.RandomState))
         self._generator = seed if own else np.random.default_rng(seed)
 
     def epoch(self, state: dict[str, Any], start: int = 0) -> Iterator[Any]:
-        """Yield an epoch's indexes from batch number ``start`` on; the rows are shuffled from a
-        state of the generator."""
+        """Yield an epoch's indexes from batch ``start`` on, shuffled from a generator's state."""
         self.set_state(state)
         rows, batch_size, shuffle, drop_last = self.settings.values()
         generator = self._generator if shuffle else None
@@ -68,31 +63,20 @@ class BatchSampler:
 
     def get_state(self) -> dict[str, Any]:
         """Return the generator's state, as a dict of numbers, strings and arrays."""
-        generator = self._generator
-        if isinstance(generator, np.random.RandomState):
-            return {"kind": "RandomState", "state": generator.get_state(legacy=False)}
-        # A copy: some bit generators return their own arrays.
-        state = copy.deepcopy(generator.bit_generator.state)
-        return {"kind": "Generator", "state": state}
+        kind = "RandomState" if isinstance(self._generator, np.random.RandomState) else "Generator"
+        return {"kind": kind, "state": state_of(self._generator)}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continue the generator from a state."""
-        if isinstance(self._generator, np.random.RandomState):
-            self._generator.set_state(state["state"])
-        else:
-            self._generator.bit_generator.state = state["state"]
+        set_state_of(self._generator, state["state"])
 
     def refusal(self, state: dict[str, Any]) -> str | None:
         """Return why a state cannot be set, or None. It is tried on a copy."""
-        kind = type(self._generator).__name__
+        kind = self.get_state()["kind"]
         if state["kind"] != kind:
             return f"seed: rows were shuffled by a {state['kind']}, here by a {kind}"
-        trial = copy.copy(self)
-        trial._generator = copy.deepcopy(self._generator)
         try:
-            trial.set_state(state)
-            if not has_positions(trial.get_state()["state"]):
-                raise ValueError("a position is outside of its array")
+            set_state_of(copy.deepcopy(self._generator), state["state"])
         except Exception as error:  # noqa: BLE001 - whatever NumPy finds wrong
             return f"seed: the generator refuses its state ({error})"
         return None
@@ -155,13 +139,24 @@ class BatchMaker:
         return None if is_number else f"data: {state['state']!r:.80} is no number of an epoch"
 
 
-def has_positions(state: Any) -> bool:
-    """Return whether the positions in a bit generator's state are within its arrays.
+def state_of(generator: Any) -> Any:
+    """Return the state of a RandomState or Generator: numbers, strings and arrays."""
+    if isinstance(generator, np.random.RandomState):
+        return generator.get_state(legacy=False)
+    return copy.deepcopy(generator.bit_generator.state)  # some return their own arrays
 
-    NumPy does not check them, and would read what lies behind.
-    """
+
+def set_state_of(generator: Any, state: Any) -> None:
+    """Set the state of a RandomState or Generator; raise any exception if it cannot have it."""
+    if isinstance(generator, np.random.RandomState):
+        generator.set_state(state)
+    else:
+        generator.bit_generator.state = state
+    state = state_of(generator)
     inner = state["state"] if isinstance(state["state"], dict) else {}
-    return 0 <= inner.get("pos", 0) <= 624 and 0 <= state.get("buffer_pos", 0) <= 4
+    # NumPy does not check positions in arrays, and would read what lies behind.
+    if not 0 <= inner.get("pos", 0) <= 624 or not 0 <= state.get("buffer_pos", 0) <= 4:
+        raise ValueError("a position is outside of its array")
 
 
 def arrays_of(batch: Any) -> tuple[Any, ...]:
@@ -180,18 +175,17 @@ def with_next(items: Iterator[Any], ahead: Callable[[], bool]) -> Iterator[tuple
 
     If the iterator raises an Exception, the items before it come first.
     """
-    for item in items:
-        while item is not None:
-            after = failure = None
-            if ahead():
-                try:
-                    after = next(items, None)
-                except Exception as error:  # noqa: BLE001 - raised below
-                    failure = error
-            yield item, after
-            if failure is not None:
-                raise failure
-            item = after
+    after = None
+    while (item := next(items, None) if after is None else after) is not None:
+        after = failure = None
+        if ahead():
+            try:
+                after = next(items, None)
+            except Exception as error:  # noqa: BLE001 - raised below
+                failure = error
+        yield item, after
+        if failure is not None:
+            raise failure
 
 
 _PLACES = 3
@@ -208,14 +202,10 @@ def drawn_batches(
 ) -> Iterator[tuple[Any, ...]]:
     """Yield batches as tuples of ``Data``: a thread draws each, and copies it to shared memory.
 
-    They keep their values until the next one is drawn; one longer if the executor, that of the
-    runtime, ``prefetches``.
-
-    Args:
-        batches: Yields what `arrays_of` takes. With ``sources``, of which rows are then read
-            straight to shared memory, what a call takes as ``batch``.
-        place: Makes a ``Data`` of each of the first arrays, as ``Function.build_inputs`` does.
-        drawn: Where the thread puts what it has drawn; empty.
+    ``batches`` yields what `arrays_of` takes; with ``sources``, whose rows are then read straight
+    to shared memory, what a call takes as ``batch``. ``place`` makes ``Data`` of the first arrays.
+    The thread puts what it draws into ``drawn``. A batch keeps its values until the next one is
+    drawn; one longer if the executor, that of the runtime, ``prefetches``.
     """
     asked: SimpleQueue[Any] = SimpleQueue()
     arguments = iter(batches), sources, executor, asked, drawn
@@ -268,9 +258,9 @@ def _draw(
 
 
 def _taken(batch: Any, sources: Sequence[RowSource], held: tuple[Any, ...]) -> tuple[Any, bool]:
-    """Return a batch's arrays, and whether they were copied to `held`.
+    """Return a batch's arrays, and whether they were copied to `held`; else they are copies.
 
-    The next batch may be the same arrays with other values. The thread that computes makes new
+    The next batch may be the same arrays with other values. Only the thread that computes makes
     shared memory.
     """
     values: Any = [source.rows(batch) for source in sources] if sources else arrays_of(batch)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Write = Callable[[int, "dict[str, float]"], Any]
 """Write numbers at a step."""
 Close = Callable[[Optional[BaseException]], Any]
-"""Close a log, if the callback opened it, of a run that ended in this error, or None."""
+"""Close a log, if the callback opened it; the run ended in this error, or None."""
 
 
 class Callback:
@@ -127,8 +127,7 @@ class EarlyStopping(Callback):
         if score < self._best - self._min_delta:
             if self._restore_best:
                 self._values = trainer.get_values()  # first: it may be interrupted
-            self._best = score
-            self._waited = 0
+            self._best, self._waited = score, 0
         else:
             self._waited += 1
         self._stop_if_due(trainer)
@@ -139,11 +138,9 @@ class EarlyStopping(Callback):
             trainer.set_values(self._values)
 
     def state(self) -> dict[str, Any]:
-        """Return the state that a checkpoint keeps."""
         return {"best": self._best, "waited": self._waited, "values": self._values}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restore a state that :meth:`state` returned."""
         best = number_in(state, "best", float, -math.inf, math.inf)
         _kinds(state["values"] or ())
         self._waited, self._best, self._values = number_in(state, "waited"), best, state["values"]
@@ -158,13 +155,11 @@ def _kinds(values: Iterable[Any]) -> list[Any]:
 
 
 class ExperimentLog(Callback):
-    """Base class of logs: an epoch's record goes to a run of the log.
+    """Base class of logs: the numbers of an epoch's record go to a run of the log.
 
     Checkpoints keep the id of the run, so that a resumed training continues it; epochs after the
-    checkpoint are logged again. A subclass has the one method :meth:`_open`.
-
-    Args:
-        config: Your hyperparameters, by name. The Trainer's ``settings`` are logged with them.
+    checkpoint are logged again. ``config`` are hyperparameters by name, which are logged with the
+    Trainer's ``settings``. A subclass has the one method :meth:`_open`.
     """
 
     required = False
@@ -184,21 +179,17 @@ class ExperimentLog(Callback):
         self._write, self._close = self._open(trainer.step, {**trainer.settings, **self._config})
 
     def on_epoch_end(self, trainer: Trainer, record: dict[str, Any]) -> None:
-        """Write the numbers of the record."""
         found = {k: float(v) for k, v in record.items() if isinstance(v, numbers.Real)}
         found.pop("step", None)
         self._write(trainer.step, found)
 
     def on_run_exit(self, trainer: Trainer, error: BaseException | None) -> None:  # noqa: ARG002
-        """Close the run if the callback opened it."""
         self._close(error)
 
     def state(self) -> dict[str, Any]:
-        """Return the state that a checkpoint keeps."""
         return {"id": self._id}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restore a state that :meth:`state` returned."""
         self._id = state["id"]
 
 

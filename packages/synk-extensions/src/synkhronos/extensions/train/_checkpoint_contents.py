@@ -21,10 +21,11 @@ from typing import Any, Callable
 import numpy as np
 
 from synk_core import whole
+from synkhronos import _default
 
 from ._batches import BatchMaker, BatchSampler
 from ._checkpoint_files import CheckpointError, number_in, read_file, refusing
-from ._ranks import RankVariables, is_float, is_state
+from ._ranks import AllRanks, OneProcess, RankVariables, is_float, is_state
 from ._state import TrainingState, storage_of
 
 _MOST_RANKS = 1 << 16
@@ -72,9 +73,6 @@ class TrainingProgress:
 class CheckpointContents:
     """Collect and restore everything that a checkpoint keeps: all of it or nothing.
 
-    Of each shared variable that is a list of values: one if it is equal on all ranks, else one per
-    rank.
-
     For a training to continue, the ``settings`` have to be the same. ``stateful`` are schedule,
     callbacks and a rule of `sync`.
     """
@@ -92,18 +90,16 @@ class CheckpointContents:
     def collect(self, progress: TrainingProgress) -> dict[str, Any]:
         """Return the contents of a checkpoint."""
         shuffle = progress.shuffle or self._sampler.get_state()
+        parts = []
+        for item in self.stateful:
+            required = bool(getattr(item, "required", True))
+            kind = type(item).__name__
+            parts.append({"kind": kind, "state": item.state(), "required": required})
         return {
             "progress": {**asdict(progress), "shuffle": shuffle},
             "settings": self._settings,
             "sampler": self._sampler.settings,
-            "callbacks": [
-                {
-                    "kind": type(item).__name__,
-                    "state": item.state(),
-                    "required": bool(getattr(item, "required", True)),
-                }
-                for item in self.stateful
-            ],
+            "callbacks": parts,
             "variables": self._variables.read(),
         }
 
@@ -128,14 +124,14 @@ class CheckpointContents:
             ]
         if misfits:
             raise CheckpointError(f"{path} does not fit this training: " + "; ".join(misfits))
-        set_variables = self._variables.setting(content["variables"])
+        set_variables = self._variables.setting(content["variables"], here)
         shuffle = self._sampler.get_state()
         done: list[Any] = []  # objects that may have loaded a state, and their states of before
 
         def act() -> None:
             for item, part in callbacks:
-                if item is not None:
-                    with refusing(f"{path} does not fit: {part['kind']} refused its state"):
+                with refusing(f"{path} does not fit: {part['kind']} refused its state"):
+                    if item is not None:
                         done.append((item, copy.deepcopy(item.state())))
                         item.load_state(part["state"])
             self._sampler.set_state(progress.shuffle)
@@ -182,26 +178,20 @@ class SharedVariables:
 
     def read(self) -> dict[str, Any]:
         """Return all values, for a checkpoint: of one moment, on all ranks."""
-        ranks = self._ranks
-        acts = {kind: self._reading(kind) for kind in self._kinds}
+        ranks, acts = self._ranks, dict[str, list[Any]]()
+        for kind, listed in self._kinds.items():
+            if kind == "random":
+                acts[kind] = [*map(ranks.get_states, listed)]
+            else:
+                of = range(ranks.size) if kind in self._own else [ranks.master]
+                acts[kind] = [ranks.get(rank, listed) for rank in of]
         results = iter(ranks.perform([act for listed in acts.values() for act in listed]))
         content: dict[str, Any] = {"ranks": ranks.size}
         for kind, listed in self._kinds.items():
             found = [next(results) for _ in acts[kind]]
-            values = found if kind == "random" else zip(*found)  # by variable
-            content[kind] = [
-                {"name": variable.name, "values": list(each)}
-                for variable, each in zip(listed, values)
-            ]
+            pairs = zip(listed, found if kind == "random" else zip(*found))  # by variable
+            content[kind] = [{"name": of.name, "values": list(values)} for of, values in pairs]
         return content
-
-    def _reading(self, kind: str) -> list[Any]:
-        """Return acts, one for each random state, or for each rank that is read."""
-        listed = self._kinds[kind]
-        if kind == "random":
-            return [*map(self._ranks.get_states, listed)]
-        of = range(self._ranks.size) if kind in self._own else [self._ranks.master]
-        return [self._ranks.get(rank, listed) for rank in of]
 
     def misfits(self, content: dict[str, Any], current: dict[str, Any]) -> Iterator[str]:
         """Yield a sentence for each difference from the present variables, as `read` has them."""
@@ -216,8 +206,11 @@ class SharedVariables:
         if not all(is_state(value) for entry in content["random"] for value in entry["values"]):
             yield "random: a state that no generator can have"
 
-    def setting(self, content: dict[str, Any]) -> Callable[[], Any]:
-        """Return a function that sets all values in one order; `misfits` has found none."""
+    def setting(self, content: dict[str, Any], current: dict[str, Any]) -> Callable[[], Any]:
+        """Return a function that sets all values in one order; `misfits` has found none.
+
+        After the runtime is closed it sets those of this process.
+        """
         ranks, saved_ranks = self._ranks, content["ranks"]
         acts: list[Any] = []
         here: list[Any] = []
@@ -226,19 +219,24 @@ class SharedVariables:
             saved = [entry["values"] for entry in content[kind]]
             here.append((listed, [*map(partial(_value_of, place), listed, saved)]))
             if kind == "random":
-                acts += self._set_random(saved, saved_ranks)
+                states = [entry["values"] for entry in current[kind]]
+                acts += self._set_random(saved, saved_ranks, states)
                 continue
             is_own = kind in self._own and saved_ranks == ranks.size
             for rank in range(ranks.size) if is_own else [None]:
                 values = [*map(partial(_value_of, rank), listed, saved)]
                 acts.append(ranks.set(rank, listed, values))
-        return partial(ranks.perform, acts, here)
 
-    def _set_random(self, saved: Sequence[Sequence[Any]], saved_ranks: int) -> list[Any]:
-        ranks, listed = self._ranks, self._kinds["random"]
-        if not listed:
-            return []
-        current = [list(states) for states in ranks.perform(self._reading("random"))]
+        def set_all() -> None:
+            if isinstance(ranks, AllRanks) and not _default.is_open():
+                OneProcess().perform(here)
+            else:
+                ranks.perform(acts)
+
+        return set_all
+
+    def _set_random(self, saved: list[Any], saved_ranks: int, current: list[Any]) -> list[Any]:
+        ranks = self._ranks
         # The ranks drew the same then, and must not now: only one of them continues the stream.
         distinct = 1 if saved_ranks > 1 and all(map(_all_equal, saved)) else saved_ranks
         news = [
@@ -247,7 +245,8 @@ class SharedVariables:
         ]
         if ranks.size > 1 and all(map(_all_equal, current)):
             news = [[values[0]] * ranks.size for values in saved]
-        return [act for pair in zip(listed, news) for act in ranks.set_states(*pair)]
+        pairs = zip(self._kinds["random"], news)
+        return [act for pair in pairs for act in ranks.set_states(*pair)]
 
 
 def _progress_of(saved: dict[str, Any], outputs: int) -> TrainingProgress:

@@ -1,8 +1,7 @@
-"""Checkpoints on disk: a folder of the last few and the best, each a single file.
+"""Checkpoints on disk: a folder of the last few and the best, each a .npz of arrays.
 
-A file is a .npz of arrays, one of which is a JSON text that describes the others. No pickles are
-written or read, so the worst that a file from elsewhere can cause is an error. A single file can be
-replaced atomically: readers find the old one or the new one, even after a power cut.
+One array is a JSON text that describes the others. No pickles are written or read, so a file from
+elsewhere can cause no more than an error.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class CheckpointError(SynkError, ValueError):
 
 @contextlib.contextmanager
 def refusing(problem: str, cure: str = "") -> Iterator[None]:
-    """Make a CheckpointError of whatever a damaged, hostile or other file makes the block raise."""
+    """Raise a CheckpointError in place of any error, which a damaged or hostile file may cause."""
     try:
         yield
     except CheckpointError:
@@ -131,10 +130,7 @@ class Checkpoints:
 
 
 def write_file(path: Path, content: dict[str, Any]) -> None:
-    """Write ``content``: dicts with strings as keys, lists, numbers, strings, None, and arrays.
-
-    The new file replaces an old one as a whole: see :func:`write_arrays`. A folder is created.
-    """
+    """Write dicts with string keys, lists, numbers, strings, None and arrays; make the folder."""
     arrays: dict[str, Any] = {}
 
     def for_json(value: Any) -> Any:

@@ -10,7 +10,7 @@ import numpy as np
 import synkhronos as synk
 from synk_core import RowSource
 
-from ._arguments import require_distinct, require_first_axis, require_rows
+from ._arguments import LOSS, require_first_axis
 from ._serial import combine
 
 
@@ -37,7 +37,9 @@ def placed(function: Any, values: Any, what: str) -> tuple[Any, ...]:
             values = built if isinstance(built, tuple) else (built,)
         else:
             values = tuple(np.asarray(value) for value in values)
-    require_rows(values[:scattered], axes, what)
+    rows = [item.shape[axis] if item.ndim > axis else "no" for item, axis in zip(values, axes)]
+    if len(set(rows)) > 1 or "no" in rows:
+        raise ValueError(f"{what} has {rows} rows; expected the same number for all inputs")
     return values
 
 
@@ -53,30 +55,32 @@ def any_source(values: Sequence[Any]) -> bool:
 
 def as_source(value: Any) -> RowSource:
     """Return a source of the rows of any array or ``Data``."""
-    source = RowSource.of(value)
-    if source is None:
-        source = RowSource(value.array if isinstance(value, synk.Data) else np.asarray(value))
-    return source
+    array = value.array if isinstance(value, synk.Data) else value
+    return RowSource.of(value) or RowSource(np.asarray(array))
 
 
 class Validation:
     """Compute the outputs of a function over the validation set, as means over rows.
 
-    Its arguments are those of the Trainer: ``valid``, ``valid_data``, ``valid_slices`` and
-    ``valid_names``.
+    The arguments are those of the Trainer whose names begin with "valid".
     """
 
     def __init__(self, function: Any, data: Any, num_slices: int, names: Sequence[str]) -> None:
-        require_distinct(names, "valid_names")
+        if len({LOSS, *names}) != 1 + len(names):
+            raise ValueError(
+                f"valid_names is {list(names)}; expected different names, none of them {LOSS!r}, "
+                "which is the first output"
+            )
         self._function = function
         if num_slices < 1:
             raise ValueError(f"valid_slices is {num_slices}; expected at least 1")
         self._data = placed(function, data, "valid_data")
         self._num_slices = num_slices
         self.columns = ["valid_loss", *(f"valid_{name}" for name in names)]
-        count = _number_of_outputs(function)
-        if count is not None:
-            self._check(count)
+        if isinstance(function, synk.Function):
+            self._check(len(function.output_modes))
+        elif (outputs := getattr(getattr(function, "maker", None), "outputs", None)) is not None:
+            self._check(len(outputs))  # of a plain function
 
     def __call__(self) -> dict[str, float]:
         """Return the means, by the names of the log's columns."""
@@ -103,21 +107,13 @@ class Validation:
         for part in np.array_split(np.arange(rows), min(self._num_slices, max(rows, 1))):
             place = slice(part[0], part[-1] + 1) if len(part) else slice(0)
             if parallel:
-                outputs = as_list(self._function(*self._data, batch=place))
+                outputs = self._function(*self._data, batch=place)
             else:
-                outputs = as_list(self._function(*(value[place] for value in self._data)))
-            results.append([np.asarray(value, dtype="float64") for value in outputs])
+                outputs = self._function(*(value[place] for value in self._data))
+            results.append([np.asarray(value, dtype="float64") for value in as_list(outputs)])
             weights.append(len(part))
         ops = self._function.output_modes if parallel else ["avg"] * len(results[0])
         return [combine(op, values, weights) for op, values in zip(ops, zip(*results))]
-
-
-def _number_of_outputs(function: Any) -> int | None:
-    """Return the number of a function's outputs, or None if it is unknown."""
-    if isinstance(function, synk.Function):
-        return len(function.output_modes)
-    outputs = getattr(getattr(function, "maker", None), "outputs", None)  # of Theano
-    return None if outputs is None else len(outputs)
 
 
 def as_list(outputs: Any) -> list[Any]:

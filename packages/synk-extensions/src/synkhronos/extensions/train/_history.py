@@ -50,8 +50,8 @@ class History:
         return iter(self.records)
 
     def __repr__(self) -> str:
-        ended = f"{self.status} ({self.reason})" if self.reason else self.status
-        return f"<History of {len(self.records)} epochs, {ended}>"
+        reason = self.reason and f" ({self.reason})"
+        return f"<History of {len(self)} epochs, {self.status}{reason}>"
 
 
 def ended(records: Sequence[Any], by: str, stop_reason: str | None) -> History:
@@ -82,10 +82,8 @@ class LogFile:
     def __init__(self, path: str | os.PathLike[str], columns: Sequence[str]) -> None:
         self._path, self._columns = Path(path), columns
         if self._path.suffix in (".json", ".jsonl"):
-            raise ValueError(
-                f"log is {str(path)!r}; expected the name of a CSV file, such as "
-                f"{self._path.stem + '.csv'!r}"
-            )
+            csv_name = f"{self._path.stem}.csv"
+            raise ValueError(f"log is {str(path)!r}; expected a CSV file, such as {csv_name!r}")
 
     def begin(self, records: Sequence[dict[str, Any]]) -> None:
         """Rewrite the file with these records: what is after a checkpoint is trained again."""

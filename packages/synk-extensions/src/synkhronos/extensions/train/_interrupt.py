@@ -22,8 +22,7 @@ class Interrupt:
     If an error kept a SIGTERM from ending the program, the end of the next context in this process
     does it. An error after a Ctrl-C is the cause of a KeyboardInterrupt.
 
-    From any of these, and from `end_wait`, the run is ``over`` after its step; who begins another
-    one says that it is not.
+    After any of these, and after `end_wait`, the run is ``over`` with its step, until the next run.
 
     Nothing changes in other threads than the main one, to which Python delivers signals; nor where
     Ctrl-C is ignored, or has a handler that is not in Python.

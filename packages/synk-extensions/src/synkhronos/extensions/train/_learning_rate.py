@@ -282,7 +282,8 @@ def find_learning_rate(
                 break
 
     variables, rule = SharedVariables(ranks, train.state, learning_rate), train.sync
-    undo = [variables.setting(variables.read())]
+    before = variables.read()
+    undo = [variables.setting(before, before)]
     undo += [] if rule is None else [partial(rule.load_state, rule.state())]
     whole(take_steps, *undo, always=True, ends=True)
     best = int(np.nanargmin(smoothed)) if np.isfinite(smoothed).any() else 0

@@ -1,16 +1,14 @@
 """Values of shared variables on all ranks, or in this process alone: one interface for both.
 
-The Trainer and its checkpoints use it, so that they work with a parallel step and with its serial
-twin. Collectives carry arrays, but a state of ``RandomStreams`` is an object of NumPy's: two
-Ops convert between such a state and a row of bytes, its text as JSON, inside functions of all ranks
-that gather and scatter the rows.
+Collectives carry arrays, but a state of ``RandomStreams`` is an object of NumPy's: two Ops convert
+it to a row of bytes, its text as JSON, and back, in functions that gather and scatter the rows.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, Union
 
 import numpy as np
@@ -20,7 +18,7 @@ from synk_core import whole
 from synk_core.engine import Apply, Op, RandomStateType, T, random_state_type
 from synkhronos import _default
 
-from ._batches import has_positions
+from ._batches import set_state_of, state_of
 from ._serial import SerialTrainFunction, set_values
 from ._step import TrainFunction
 
@@ -36,12 +34,8 @@ class OneProcess:
     master = 0
     """The rank of this process."""
 
-    def perform(self, acts: Sequence[Any], here: Sequence[Any] = ()) -> list[Any]:  # noqa: ARG002 - for `AllRanks`
-        """Perform acts, all or none; return their results. Blocks until every rank is done.
-
-        Args:
-            here: Acts of this class to perform instead if there is a runtime, and it is closed.
-        """
+    def perform(self, acts: Sequence[Any]) -> list[Any]:
+        """Perform acts, all or none; return their results. Blocks until every rank is done."""
         sets = [pair for variables, values in acts if values for pair in zip(variables, values)]
         before = [variable.get_value() for variable, _ in sets]
 
@@ -76,7 +70,7 @@ class AllRanks:
     """All ranks of the default runtime; see :class:`OneProcess`."""
 
     def __init__(self) -> None:
-        self._functions: dict[Any, Any] = {}
+        self._reader, self._setter = cache(_reader), cache(_setter)
 
     @property
     def size(self) -> int:
@@ -86,9 +80,7 @@ class AllRanks:
     def master(self) -> int:
         return _default.default().master
 
-    def perform(self, acts: Sequence[Any], here: Sequence[Any] = ()) -> list[Any]:
-        if here and _default.default().closed:
-            return OneProcess().perform(here)
+    def perform(self, acts: Sequence[Any]) -> list[Any]:
         results = iter(synk.step(*filter(None, acts)))
         return [next(results) if act else [] for act in acts]
 
@@ -98,41 +90,33 @@ class AllRanks:
     def set(self, rank: int | None, variables: Sequence[Any], values: Sequence[Any]) -> Any:
         if not variables:
             return None
-        pair = list(variables), list(values)
-        return (
-            synk.delayed.broadcast(*pair) if rank is None else synk.delayed.set_value(rank, *pair)
-        )
+        delayed, pair = synk.delayed, (list(variables), list(values))
+        return delayed.broadcast(*pair) if rank is None else delayed.set_value(rank, *pair)
 
     def average(self, variables: Sequence[Any]) -> None:
         if variables:
             synk.all_reduce(list(variables), op="avg")
 
     def get_states(self, variable: Any) -> Any:
-        return (
-            self._function("read", variable).delayed()
-            if _is_object(variable)
-            else synk.delayed.gather(variable)
-        )
+        is_object = _is_object(variable)
+        return self._reader(variable).delayed() if is_object else synk.delayed.gather(variable)
 
     def set_states(self, variable: Any, states: Sequence[Any]) -> list[Any]:
         if _is_object(variable):
-            # One row for each rank: scattered, in the order of the ranks.
-            return [self._function("set", variable).delayed(np.stack(states))]
+            return [self._setter(variable).delayed(np.stack(states))]
         return [self.set(rank, [variable], [state]) for rank, state in enumerate(states)]
 
-    def _function(self, what: str, variable: Any) -> Any:
-        """Return a function that gathers ("read", without drawing) or scatters ("set") the states
-        of one stream, a row for each rank."""
-        key = (what, variable)
-        if key not in self._functions:
-            inputs: list[Any] = []
-            how: dict[str, Any] = {"outputs": (ToRow()(variable), "gather")}
-            how["no_default_updates"] = True
-            if what == "set":
-                inputs = [T.matrix("rows", dtype="uint8")]
-                how = {"updates": [(variable, FromRow()(*inputs))]}
-            self._functions[key] = synk.function(inputs, name=f"{what} random states", **how)
-        return self._functions[key]
+
+def _reader(variable: Any) -> Any:
+    """Return a function that gathers a stream's states, a row of each rank; it draws nothing."""
+    output = ToRow()(variable), "gather"
+    return synk.function([], output, name="read random states", no_default_updates=True)
+
+
+def _setter(variable: Any) -> Any:
+    """Return a function that scatters rows to a stream's states, in the order of the ranks."""
+    rows = T.matrix("rows", dtype="uint8")
+    return synk.function([rows], updates=[(variable, FromRow()(rows))], name="set random states")
 
 
 RankVariables = Union[OneProcess, AllRanks]
@@ -168,8 +152,7 @@ def _is_object(variable: Any) -> bool:
 
 def to_row(state: Any) -> Any:
     """Return a RandomState or Generator as text: a uint8 array of shape ``(ROW,)``."""
-    is_generator = isinstance(state, np.random.Generator)
-    saved = state.bit_generator.state if is_generator else state.get_state(legacy=False)
+    is_generator, saved = isinstance(state, np.random.Generator), state_of(state)
     known = _BITS if is_generator else _BITS[:1]
     if saved["bit_generator"] not in known:
         raise TypeError(
@@ -182,14 +165,10 @@ def to_row(state: Any) -> Any:
 def from_row(row: Any) -> Any:
     """Return the RandomState or Generator that :func:`to_row` converted."""
     is_generator, saved = json.loads(row.tobytes())
-    if not is_generator:
-        state = np.random.RandomState(0)
-        state.set_state(saved)
-        return state
-    kinds = {name: getattr(np.random, name) for name in _BITS}
-    bits = kinds[saved["bit_generator"]](0)
-    bits.state = saved
-    return np.random.Generator(bits)
+    bits = {name: getattr(np.random, name) for name in _BITS}[saved["bit_generator"]](0)
+    state = np.random.Generator(bits) if is_generator else np.random.RandomState(0)
+    set_state_of(state, saved)
+    return state
 
 
 def is_state(saved: Any) -> bool:
@@ -197,10 +176,7 @@ def is_state(saved: Any) -> bool:
     if saved.ndim == 2:
         return bool((saved >= 0).all())
     try:
-        made = from_row(saved)
-        is_generator = isinstance(made, np.random.Generator)
-        bits = made.bit_generator.state if is_generator else made.get_state(legacy=False)
-        return has_positions(bits) and np.array_equal(to_row(made), saved)
+        return np.array_equal(to_row(from_row(saved)), saved)
     except Exception:  # noqa: BLE001 - whatever NumPy finds wrong
         return False
 

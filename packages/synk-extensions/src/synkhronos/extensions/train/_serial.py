@@ -10,6 +10,7 @@ import numpy as np
 
 from synk_core import RowSource, whole
 from synk_core.engine import T, library
+from synkhronos.extensions.updates._wrapping import stores
 
 from ._arguments import call_of_1_0, data_and_rows
 from ._batches import arrays_of
@@ -42,12 +43,13 @@ class SerialTrainFunction:
     ) -> None:
         self.state, self.output_names = state, tuple(output_names)
         grad_updates, param_updates, self.flat_grad = split_updates
+        self._stores = stores(split_updates)
         self._single = not isinstance(outputs, list)
         pairs = [_with_op(output) for output in ([outputs] if self._single else outputs)]
         self._ops = [op for _, op in pairs]
         self.n_scattered, self.row_axes, self.rows = len(inputs), tuple(row_axes), 0
         self._sliceable = list(sliceable_shareds)
-        rows = [T.lvector("rows")] if self._sliceable else []
+        rows = [T.lvector("rows")] if sliceable_shareds else []
         self.grad_function = library.function(
             [*rows, *inputs, *bcast_inputs],
             [output for output, _ in pairs],
@@ -100,8 +102,8 @@ class SerialTrainFunction:
                 results.append(self.grad_function(*declared, *bcast))
                 weights.append(len(arguments[0]) if arguments else 1)
                 if len(slices) > 1:
-                    gradients.append([shared.get_value() for shared in self._flat_grads()])
-            for shared, values in zip(self._flat_grads(), zip(*gradients)):
+                    gradients.append([shared.get_value() for shared in self._stores])
+            for shared, values in zip(self._stores, zip(*gradients)):
                 shared.set_value(_average(values, weights))
             self.update_function()
             self.rows = sum(weights) if rows or scattered else 0
@@ -125,19 +127,16 @@ class SerialTrainFunction:
         return (partial(step, *arrays_of(batch)) for batch in batches)
 
     def _arguments(self, data: Any, named_data: dict[str, Any]) -> tuple[list[Any], list[Any]]:
-        values = list(data)
-        for name in self._names[len(values) :]:
-            if name not in named_data:
-                raise TypeError(
-                    f"got {len(data)} values but no {name!r}; expected one for each of the inputs "
-                    f"{self._names}"
-                )
-            values.append(named_data.pop(name))
-        if named_data or len(values) > len(self._names):
+        names = self._names[len(data) :]
+        missing = [name for name in names if name not in named_data]
+        unused = sorted(named_data.keys() - set(names))
+        if missing or unused or len(data) > len(self._names):
+            problem = f"no {missing[0]!r}" if missing else f"the unused names {unused}"
             raise TypeError(
-                f"got {len(data)} positional values and the unused names {sorted(named_data)}; "
-                f"expected one for each of the inputs {self._names}"
+                f"got {len(data)} values and {problem}; expected one for each of the "
+                f"inputs {self._names}"
             )
+        values = [*data, *(named_data[name] for name in names)]
         scattered = [_rows_of(value, axis) for value, axis in zip(values, self.row_axes)]
         return scattered, [np.asarray(value) for value in values[self.n_scattered :]]
 
@@ -146,9 +145,6 @@ class SerialTrainFunction:
             return []
         length = self._sliceable[0].get_value(borrow=True, return_internal_type=True).shape[0]
         return [np.arange(length)[_key(batch_s)]]
-
-    def _flat_grads(self) -> list[Any]:
-        return self.flat_grad if isinstance(self.flat_grad, list) else [self.flat_grad]
 
     def __repr__(self) -> str:
         return f"<SerialTrainFunction {self.grad_function.name!r}>"

@@ -1,8 +1,4 @@
-"""The state of a training step: the shared variables that a checkpoint has to keep.
-
-They are collected from the graphs before compilation, the same for the parallel and the serial
-step.
-"""
+"""The state of a training step, collected from its graphs: what a checkpoint has to keep."""
 
 from __future__ import annotations
 
@@ -44,8 +40,8 @@ def training_state(
 ) -> TrainingState:
     """Sort the shared variables that a step changes.
 
-    It has the pairs of the update rule, the user's ``updates`` of the gradient function, which may
-    have an op, and all other ``expressions``: loss, outputs, gradients, values of givens.
+    ``updates`` are the user's, of the gradient function, and may have an op; ``expressions`` are
+    loss, outputs, gradients, and the values of givens.
     """
     read = _shared_leaves([*expressions, *(pair[1] for pair in (*param_updates, *updates))])
     of_rule = [target for target, *_ in param_updates]
@@ -55,7 +51,7 @@ def training_state(
     trained = _distinct([params] if isinstance(params, SharedVariable) else params)
     optimizer = _distinct(of_rule, [*trained, *random])
     local = _distinct(others, [*trained, *random, *optimizer])
-    return TrainingState(tuple(trained), tuple(optimizer), tuple(local), tuple(random), tuple(read))
+    return TrainingState(trained, optimizer, local, random, read)
 
 
 def is_random(variable: Any) -> bool:
@@ -74,7 +70,7 @@ def _default_update(variable: Any) -> Any:
     return getattr(variable, "default_update", None)
 
 
-def _shared_leaves(expressions: Iterable[Any]) -> list[Any]:
+def _shared_leaves(expressions: Iterable[Any]) -> tuple[Any, ...]:
     """Return the shared variables that are read, also by default updates of others.
 
     Of several clones, the one with a default update represents all.
@@ -86,20 +82,16 @@ def _shared_leaves(expressions: Iterable[Any]) -> list[Any]:
         for leaf in reached:
             if not isinstance(leaf, SharedVariable):
                 continue
-            known = found.get(storage_of(leaf))
-            update = _default_update(leaf)
+            known, update = found.get(storage_of(leaf)), _default_update(leaf)
             if known is None or (update is not None and _default_update(known) is None):
                 found[storage_of(leaf)] = leaf
                 waiting += [] if update is None else [update]
-    return list(found.values())
+    return tuple(found.values())
 
 
-def _distinct(variables: Iterable[Any], taken: Iterable[Any] = ()) -> list[Any]:
+def _distinct(variables: Iterable[Any], taken: Iterable[Any] = ()) -> tuple[Any, ...]:
     """Return each variable once, without those that are taken."""
-    seen = {storage_of(variable) for variable in taken}
-    kept = []
+    others, found = {storage_of(variable) for variable in taken}, dict[int, Any]()
     for variable in variables:
-        if storage_of(variable) not in seen:
-            seen.add(storage_of(variable))
-            kept.append(variable)
-    return kept
+        found.setdefault(storage_of(variable), variable)
+    return tuple(variable for key, variable in found.items() if key not in others)

@@ -1,17 +1,11 @@
-"""One callable that takes an exact data-parallel training step.
-
-A step has three parts, each over all ranks::
+"""One callable that takes an exact data-parallel training step, in three parts over all ranks::
 
     grad_function(x, y)          each rank: gradient over its rows -> flat_grad
     all_reduce(flat_grad)        every rank: the average, weighted by the rows each rank had
     update_function()            each rank: the same step of the parameters
 
-The averages are weighted by rows, over ranks and slices. A step therefore equals the serial step on
-the whole batch (to rounding) for every batch size and number of processes. The loss must be a
-*mean* over the rows of the batch, as training losses usually are.
-
-With a rule of `synkhronos.extensions.sync` there is no all_reduce: each rank takes the step of its
-own gradient, and the rule combines the ranks' parameters every few steps.
+So it is the serial step on the whole batch, to rounding, if the loss is a mean over its rows. With
+a rule of `synkhronos.extensions.sync` in place of the all_reduce each rank steps by its own rows.
 """
 
 from __future__ import annotations
@@ -139,7 +133,7 @@ class TrainFunction:
 
         Raises:
             TypeError: There are other than these arguments.
-            What a call raises. If the iterable raises an Exception, the steps of the batches
+            All errors of a call. If the iterable raises an Exception, the steps of the batches
             before it are taken first.
         """
         return (take() for take in self.each_step(*data_and_batches, num_slices=num_slices))
@@ -254,8 +248,8 @@ def make_train_function(
     """
     inputs, update_rule, args = _call_form(inputs, update_rule, args, kwargs)
     split = three_parts(update_rule, update_rule(loss, params, *args, **kwargs))
-    grad_updates, param_updates, flat_grad = split
-    pairs, together, every = _pairs(updates), _pairs(param_updates), [loss, *(outputs or ())]
+    grad_updates, together, flat_grad = split
+    pairs, every = _pairs(updates), [loss, *(outputs or ())]
     if sync is not None:
         _require_all_of(params, sync)
         had_rows, together = _where_rows(_expression(loss), together)
@@ -365,15 +359,13 @@ def _names(outputs: Sequence[Any]) -> list[Any]:
 def _state(
     params: Any, split: Any, outputs: Sequence[Any], updates: Sequence[Any], givens: Sequence[Any]
 ) -> TrainingState:
-    grad_updates, param_updates, _ = split
     expressions = [_expression(output) for output in outputs]
-    expressions += [value for _, value in (*grad_updates, *givens)]
-    return training_state(params, param_updates, expressions, updates)
+    expressions += [value for _, value in (*split.grad_updates, *givens)]
+    return training_state(params, split.param_updates, expressions, updates)
 
 
 def _where_rows(loss: Any, param_updates: Sequence[Any]) -> tuple[Any, list[Any]]:
-    """Return an update for the gradient function, which notes that a rank had rows, and those of
-    the update function, which take no step otherwise."""
+    """Return an update that notes that a rank had rows, and updates that need them to step."""
     mark = library.shared(np.zeros((), loss.dtype), name="had rows")
     moved = [
         (target, new if is_random(target) else T.switch(T.gt(mark, 0), new, target))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import numbers
 import os
 import time
 from collections import deque
@@ -36,7 +37,7 @@ from ._ranks import is_float, ranks_of
 class Trainer:
     """Train for some epochs, with validation, schedules, checkpoints and a log.
 
-    Half of the methods are what programs and callbacks use; the others take the parts of a run.
+    Programs and callbacks use half of the methods; the others are the parts of a run.
 
     ::
 
@@ -197,7 +198,7 @@ class Trainer:
 
         Logs of experiments show them. ``seed`` is missing if it is not an integer.
         """
-        seed = {"seed": self._seed} if isinstance(self._seed, int) else {}
+        seed = {"seed": int(self._seed)} if isinstance(self._seed, numbers.Integral) else {}
         slices = {"num_slices": self._num_slices, "ranks": self._ranks.size}
         return {**self._sampler.settings, **slices, **seed}
 
@@ -409,7 +410,7 @@ class Trainer:
         self.records.append(record)
         self._due.append((True, partial(self._rate.observe, score)))
         for callback in self._callbacks:
-            # What belongs to the training has each epoch once, also if others are interrupted.
+            # Those of the training itself get each epoch once, also if others are interrupted.
             belongs = callback.required and is_stateful(callback)
             self._due.append((belongs, partial(callback.on_epoch_end, self, record)))
         self._due.append((True, partial(self._keep, score)))
@@ -441,7 +442,7 @@ class Trainer:
             self.save()
 
     def _content(self) -> dict[str, Any]:
-        """Return the contents of a checkpoint. All are from here, so none has bad parameters."""
+        """Return the contents of a checkpoint, unless a parameter is not finite."""
         self._seconds()
         content = self._contents.collect(self._progress)
         if self._terminate_on_nan:

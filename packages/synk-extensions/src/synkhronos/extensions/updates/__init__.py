@@ -35,12 +35,10 @@ Options for any rule are wrappers, which take a rule and return one of the same 
 The gradient passes them from the outside in, and the new parameters from the inside out. Here it
 is clipped, the decay is added to it, adam makes its step, and the norms are constrained.
 
-- Before the rule: :func:`clip_by_global_norm` scales the gradient down to a largest norm, all
-  parameters together; :func:`clip_by_value` bounds its elements; :func:`weight_decay` adds a
-  multiple of the parameters.
-- After the rule: :func:`decoupled_weight_decay` shrinks the parameters by the learning rate times a
-  multiple of themselves; :func:`norm_constraint` scales them down, unit by unit, to a largest norm;
-  :func:`value_constraint` bounds their elements; :func:`moving_average` keeps averages of them.
+- :func:`clip_by_global_norm`, :func:`clip_by_value` and :func:`weight_decay` change the gradient
+  before the rule.
+- :func:`decoupled_weight_decay`, :func:`norm_constraint` and :func:`value_constraint` change the
+  parameters after it, and :func:`moving_average` keeps averages of them.
 
 All of this happens in ``param_updates``, with the average over the ranks, and is therefore the same
 as in one process with the whole batch. ``flat_grad`` keeps the average.
@@ -78,7 +76,7 @@ from synkhronos.extensions.updates._flatten import (
     vars_flat_size,
 )
 
-# the gradient before a rule sees it, and the parameters after a rule has moved them
+# the gradient before a rule gets it, and the parameters after a rule has moved them
 from synkhronos.extensions.updates._wrappers import (
     clip_by_global_norm,
     clip_by_value,

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Callable
 
-from synk_core.engine import T
-from synkhronos.extensions.updates._arguments import accepts_lr, scalar
-from synkhronos.extensions.updates._elementwise import larger
-from synkhronos.extensions.updates._flatten import FlatGradient, SplitUpdates
+import numpy as np
+
+from synk_core.engine import T, library
+from synkhronos.extensions.updates._arguments import accepts_lr, check_params, common_dtype, scalar
+from synkhronos.extensions.updates._flatten import SplitUpdates, larger, split_rule
 
 
 @accepts_lr
@@ -31,15 +32,13 @@ def adagrad(
     Source: J. Duchi, E. Hazan and Y. Singer, "Adaptive subgradient methods for online learning
     and stochastic optimization", JMLR 12 (2011).
     """
-    grads = FlatGradient(loss_or_grads, params)
-    eta = scalar(learning_rate, grads.dtype, "learning_rate")
-    eps = scalar(epsilon, grads.dtype, "epsilon")
-    updates = []
-    for param, grad, state in grads:
+
+    def move(param: Any, grad: Any, state: Any, eta: Any, eps: Any) -> Any:
         squares = state("squares")
         a = squares + T.sqr(grad)
-        updates += [(squares, a), (param, param - eta * grad / T.sqrt(a + eps))]
-    return grads.split(updates)
+        return [(squares, a), (param, param - eta * grad / T.sqrt(a + eps))]
+
+    return split_rule(loss_or_grads, params, move, learning_rate=learning_rate, epsilon=epsilon)
 
 
 @accepts_lr
@@ -67,16 +66,14 @@ def rmsprop(
     Source: T. Tieleman and G. Hinton, "Lecture 6.5: RMSProp", Neural Networks for Machine
     Learning, Coursera (2012).
     """
-    grads = FlatGradient(loss_or_grads, params)
-    eta = scalar(learning_rate, grads.dtype, "learning_rate")
-    decay = scalar(rho, grads.dtype, "rho")
-    eps = scalar(epsilon, grads.dtype, "epsilon")
-    updates = []
-    for param, grad, state in grads:
+
+    def move(param: Any, grad: Any, state: Any, eta: Any, decay: Any, eps: Any) -> Any:
         squares = state("squares")
         a = decay * squares + (1 - decay) * T.sqr(grad)
-        updates += [(squares, a), (param, param - eta * grad / T.sqrt(a + eps))]
-    return grads.split(updates)
+        return [(squares, a), (param, param - eta * grad / T.sqrt(a + eps))]
+
+    scalars = {"learning_rate": learning_rate, "rho": rho, "epsilon": epsilon}
+    return split_rule(loss_or_grads, params, move, **scalars)
 
 
 @accepts_lr
@@ -97,7 +94,7 @@ def adadelta(
 
     Args:
         loss_or_grads, params, learning_rate: As for :func:`sgd`. The paper has no learning rate: 1.
-        rho: :math:`\rho`, how much of the averages is kept at each step.
+        rho: As for :func:`rmsprop`, of both averages.
         epsilon: A small number inside the roots. It also sets the size of the first step, so it
             must be well above the smallest number of the dtype.
 
@@ -106,18 +103,16 @@ def adadelta(
 
     Source: M. D. Zeiler, "ADADELTA: an adaptive learning rate method", arXiv:1212.5701 (2012).
     """
-    grads = FlatGradient(loss_or_grads, params)
-    eta = scalar(learning_rate, grads.dtype, "learning_rate")
-    decay = scalar(rho, grads.dtype, "rho")
-    eps = scalar(epsilon, grads.dtype, "epsilon")
-    updates = []
-    for param, grad, state in grads:
+
+    def move(param: Any, grad: Any, state: Any, eta: Any, decay: Any, eps: Any) -> Any:
         squares, deltas = state("squares"), state("deltas")
         a = decay * squares + (1 - decay) * T.sqr(grad)
         step = grad * T.sqrt(deltas + eps) / T.sqrt(a + eps)
         d = decay * deltas + (1 - decay) * T.sqr(step)
-        updates += [(squares, a), (deltas, d), (param, param - eta * step)]
-    return grads.split(updates)
+        return [(squares, a), (deltas, d), (param, param - eta * step)]
+
+    scalars = {"learning_rate": learning_rate, "rho": rho, "epsilon": epsilon}
+    return split_rule(loss_or_grads, params, move, **scalars)
 
 
 @accepts_lr
@@ -227,11 +222,9 @@ def adamax(
         epsilon: A small number against division by zero (0 in the paper).
 
     Returns:
-        As :func:`sgd`. The state is "step", one counter for all parameters, and "mean(W)" and
-        "largest(W)" for each.
+        As :func:`adam`, with "largest(W)" in place of "squares(W)".
 
-    Source: D. P. Kingma and J. Ba, "Adam: A Method for Stochastic Optimization",
-    arXiv:1412.6980 (2014), section 7.
+    Source: the paper of :func:`adam`, section 7.
     """
 
     def size_of(grad: Any, state: Any, beta: Any) -> Any:
@@ -255,16 +248,18 @@ def _adam(
     ``size_of`` maps a gradient, its parameter's state and beta2 to updates of the state, and the
     size. ``is_square``: it is the root of an average, which needs a correction as well.
     """
-    grads = FlatGradient(loss_or_grads, params)
-    names = ("learning_rate", "beta1", "beta2", "epsilon")
-    eta, b1, b2, eps = (scalar(value, grads.dtype, name) for value, name in zip(scalars, names))
-    step = grads.scalar_state("step")
+    params = check_params(params)
+    dtype, names = common_dtype(params), ("learning_rate", "beta1", "beta2", "epsilon")
+    eta, b1, b2, eps = (scalar(value, dtype, name) for value, name in zip(scalars, names))
+    step = library.shared(np.zeros((), dtype), name="step")
     t = step + 1
     rate = (eta * T.sqrt(1 - b2**t) if is_square else eta) / (1 - b1**t)
-    updates = [(step, t)]
-    for param, grad, state in grads:
+
+    def move(param: Any, grad: Any, state: Any) -> Any:
         mean = state("mean")
         m = b1 * mean + (1 - b1) * grad
         more, size = size_of(grad, state, b2)
-        updates += [(mean, m), *more, (param, param - rate * m / (size + eps))]
-    return grads.split(updates)
+        return [(mean, m), *more, (param, param - rate * m / (size + eps))]
+
+    parts = split_rule(loss_or_grads, params, move)
+    return parts._replace(param_updates=[(step, t), *parts.param_updates])

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from synkhronos.extensions.updates._arguments import accepts_lr, check_params, label, scalar
+from synkhronos.extensions.updates._arguments import accepts_lr, check_params, scalar
 from synkhronos.extensions.updates._flatten import (
-    FlatGradient,
     SplitUpdates,
     nonflat_grads,
+    split_rule,
     zeros_like,
 )
 
@@ -36,9 +36,11 @@ def sgd(loss_or_grads: Any, params: Any, learning_rate: Any) -> SplitUpdates:
     Source: H. Robbins and S. Monro, "A Stochastic Approximation Method",
     Annals of Mathematical Statistics 22 (1951).
     """
-    grads = FlatGradient(loss_or_grads, params)
-    eta = scalar(learning_rate, grads.dtype, "learning_rate")
-    return grads.split([(param, param - eta * grad) for param, grad, _ in grads])
+
+    def move(param: Any, grad: Any, _state: Any, eta: Any) -> Any:
+        return [(param, param - eta * grad)]
+
+    return split_rule(loss_or_grads, params, move, learning_rate=learning_rate)
 
 
 @accepts_lr
@@ -85,15 +87,13 @@ def momentum(
     Source: B. T. Polyak, "Some methods of speeding up the convergence of iteration methods",
     USSR Computational Mathematics and Mathematical Physics 4 (1964).
     """
-    grads = FlatGradient(loss_or_grads, params)
-    eta = scalar(learning_rate, grads.dtype, "learning_rate")
-    mu = scalar(momentum, grads.dtype, "momentum")
-    updates = []
-    for param, grad, state in grads:
+
+    def move(param: Any, grad: Any, state: Any, eta: Any, mu: Any) -> Any:
         velocity = state("velocity")
         v = mu * velocity - eta * grad
-        updates += [(velocity, v), (param, param + v)]
-    return grads.split(updates)
+        return [(velocity, v), (param, param + v)]
+
+    return split_rule(loss_or_grads, params, move, learning_rate=learning_rate, momentum=momentum)
 
 
 @accepts_lr
@@ -109,27 +109,19 @@ def nesterov_momentum(
     The parameters hold the look-ahead point, at which the next gradient is taken, so that the
     gradient is the ordinary one of the loss (the change of variables is Bengio's).
 
-    Args:
-        loss_or_grads, params, learning_rate: As for :func:`sgd`.
-        momentum: :math:`\mu`, a number or Theano scalar.
-
-    Returns:
-        As :func:`sgd`. The state is "velocity(W)" for each parameter.
+    Arguments, result and state are those of :func:`momentum`.
 
     Sources: Y. Nesterov, "A method for solving the convex programming problem with convergence
     rate O(1/k^2)", Doklady 269 (1983); Y. Bengio et al., "Advances in optimizing recurrent
     networks", ICASSP (2013), equation 7.
     """
-    grads = FlatGradient(loss_or_grads, params)
-    eta = scalar(learning_rate, grads.dtype, "learning_rate")
-    mu = scalar(momentum, grads.dtype, "momentum")
-    updates = []
-    for param, grad, state in grads:
-        velocity = state("velocity")
-        step = eta * grad
+
+    def move(param: Any, grad: Any, state: Any, eta: Any, mu: Any) -> Any:
+        velocity, step = state("velocity"), eta * grad
         v = mu * velocity - step
-        updates += [(velocity, v), (param, param + mu * v - step)]
-    return grads.split(updates)
+        return [(velocity, v), (param, param + mu * v - step)]
+
+    return split_rule(loss_or_grads, params, move, learning_rate=learning_rate, momentum=momentum)
 
 
 def apply_momentum(param_updates: Any, momentum: Any = 0.9) -> list[tuple[Any, Any]]:
@@ -162,12 +154,6 @@ def apply_nesterov_momentum(param_updates: Any, momentum: Any = 0.9) -> list[tup
 def _velocities(param_updates: Any, momentum: Any) -> list[tuple[Any, Any, Any, Any]]:
     pairs = list(param_updates.items() if hasattr(param_updates, "items") else param_updates)
     params = check_params([param for param, _ in pairs])
-    return [
-        (
-            param,
-            zeros_like(param, f"velocity({label(param, index)})"),
-            stepped,
-            scalar(momentum, str(param.dtype), "momentum"),
-        )
-        for index, (param, (_, stepped)) in enumerate(zip(params, pairs))
-    ]
+    velocities = [zeros_like(param, index, "velocity") for index, param in enumerate(params)]
+    mus = [scalar(momentum, str(param.dtype), "momentum") for param in params]
+    return list(zip(params, velocities, [stepped for _, stepped in pairs], mus))

@@ -6,14 +6,20 @@ A collective over one large vector is faster than many over small ones: each has
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, Callable, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from synk_core.engine import T, library, shared_like, with_pattern
-from synkhronos.extensions.updates._arguments import check_params, common_dtype, gradients, label
+from synkhronos.extensions.updates._arguments import (
+    check_params,
+    common_dtype,
+    gradients,
+    label,
+    scalar,
+)
 
 
 class SplitUpdates(NamedTuple):
@@ -29,43 +35,19 @@ class SplitUpdates(NamedTuple):
     """The flat shared vector (a list of shared variables for ``sgd_nonflat``)."""
 
 
-class FlatGradient:
-    """The gradients of several parameters, end to end in one shared vector.
+def split_rule(loss_or_grads: Any, params: Any, move: Any, **scalars: Any) -> SplitUpdates:
+    """Return the result of a rule that moves each parameter by its own gradient and state.
 
-    Attributes:
-        vector: Shared variable with the shape ``(total number of elements,)``, named "flat_grad".
-        updates: The one update that computes the gradient into :attr:`vector`.
-        dtype: The dtype of the parameters and of the vector.
-
-    Iterating yields ``(param, grad, state)`` for each parameter: ``grad`` is the parameter's part
-    of the vector in the parameter's shape, and ``state(kind)`` makes a shared variable of zeros
-    of the parameter's shape, dtype and broadcastable pattern, named ``kind(name of parameter)``.
+    ``move(param, grad, state, *scalars)`` returns a parameter's updates: ``grad`` is its part of
+    the flat vector; ``state(kind)`` makes a variable like it of zeros, named "kind(W)".
     """
-
-    def __init__(self, loss_or_grads: Any, params: Any) -> None:
-        self._params = check_params(params)
-        self.dtype = common_dtype(self._params)
-        grads = gradients(loss_or_grads, self._params)
-        zeros = np.zeros(vars_flat_size(self._params), self.dtype)
-        self.vector = library.shared(zeros, name="flat_grad")
-        # A vector that is known to have one element gets a broadcastable type of its own.
-        self.updates = [(self.vector, with_pattern(flatten_vars(grads), self.vector))]
-
-    def __iter__(self) -> Iterator[tuple[Any, Any, Callable[[str], Any]]]:
-        for index, part in enumerate(unflatten_vars(self.vector, self._params)):
-            yield self._params[index], part, partial(self._state, index)
-
-    def _state(self, index: int, kind: str) -> Any:
-        param = self._params[index]
-        return zeros_like(param, f"{kind}({label(param, index)})")
-
-    def scalar_state(self, name: str) -> Any:
-        """Return a new shared scalar 0, one for all parameters, of their dtype."""
-        return library.shared(np.zeros((), self.dtype), name=name)
-
-    def split(self, param_updates: Sequence[tuple[Any, Any]]) -> SplitUpdates:
-        """Return the result of a rule."""
-        return SplitUpdates(list(self.updates), list(param_updates), self.vector)
+    params = check_params(params)
+    vector, flat_grad, grads = flat_unflat_grads(loss_or_grads, params)
+    numbers = [scalar(value, vector.dtype, name) for name, value in scalars.items()]
+    param_updates: list[Any] = []
+    for index, (param, grad) in enumerate(zip(params, grads)):
+        param_updates += move(param, grad, partial(zeros_like, param, index), *numbers)
+    return SplitUpdates([(vector, flat_grad)], param_updates, vector)
 
 
 def flatten_vars(variables: Sequence[Any]) -> Any:
@@ -80,11 +62,10 @@ def vars_flat_size(variables: Sequence[Any]) -> int:
 
 def unflatten_vars(flat_var: Any, variables: Sequence[Any]) -> list[Any]:
     """Undo :func:`flatten_vars`: the parts of a vector, shaped as the shared variables are now."""
-    parts = []
-    for variable, place in zip(variables, places(variables)):
-        part = flat_var[place].reshape(_value(variable).shape)
-        parts.append(with_pattern(part, variable))
-    return parts
+    return [
+        with_pattern(flat_var[place].reshape(_value(variable).shape), variable)
+        for variable, place in zip(variables, places(variables))
+    ]
 
 
 def flat_unflat_grads(loss_or_grads: Any, params: Any) -> tuple[Any, Any, list[Any]]:
@@ -103,9 +84,12 @@ def flat_unflat_grads(loss_or_grads: Any, params: Any) -> tuple[Any, Any, list[A
         A shared vector of zeros of their dtype, the expression of the gradient that goes there,
         and for each parameter its part of the shared vector, in its shape.
     """
-    grads = FlatGradient(loss_or_grads, params)
-    ((vector, flat_grad),) = grads.updates
-    return vector, flat_grad, [part for _, part, _ in grads]
+    params = check_params(params)
+    zeros = np.zeros(vars_flat_size(params), common_dtype(params))
+    vector = library.shared(zeros, name="flat_grad")
+    # A vector that is known to have one element gets a broadcastable type of its own.
+    flat_grad = with_pattern(flatten_vars(gradients(loss_or_grads, params)), vector)
+    return vector, flat_grad, unflatten_vars(vector, params)
 
 
 def nonflat_grads(loss_or_grads: Any, params: Any) -> tuple[list[Any], list[Any]]:
@@ -116,7 +100,7 @@ def nonflat_grads(loss_or_grads: Any, params: Any) -> tuple[list[Any], list[Any]
     """
     params = check_params(params)
     grads = gradients(loss_or_grads, params)
-    return [zeros_like(param, f"grad({label(param, i)})") for i, param in enumerate(params)], grads
+    return [zeros_like(param, i, "grad") for i, param in enumerate(params)], grads
 
 
 def places(params: Sequence[Any]) -> list[slice]:
@@ -125,11 +109,18 @@ def places(params: Sequence[Any]) -> list[slice]:
     return [slice(start, end) for start, end in zip([0, *ends], ends)]
 
 
-def zeros_like(param: Any, name: str) -> Any:
-    """Return a shared variable of zeros with the shape, dtype and pattern of ``param``."""
-    return shared_like(param, np.zeros(_value(param).shape, param.dtype), name)
+def zeros_like(param: Any, index: int, kind: str) -> Any:
+    """Return a shared variable like ``param``, of zeros, with a name such as "velocity(W)"."""
+    zeros = np.zeros(_value(param).shape, param.dtype)
+    return shared_like(param, zeros, f"{kind}({label(param, index)})")
 
 
 def _value(param: Any) -> Any:
     """Return the parameter's value where it lives (no copy off a GPU), for shape and size."""
     return param.get_value(borrow=True, return_internal_type=True)
+
+
+def larger(x: Any, y: Any) -> Any:
+    """Return the larger of ``x`` and ``y``, element by element; ``y`` where either is nan."""
+    # T.maximum is C code that calls nan(""), which OpenCL does not have: the process would end.
+    return T.switch(T.gt(x, y), x, y)

@@ -1,4 +1,4 @@
-"""Wrappers: what changes the gradient before a rule sees it, or the parameters after its step."""
+"""Wrappers, which change the gradient before a rule gets it, or the parameters after its step."""
 
 from __future__ import annotations
 
@@ -8,13 +8,10 @@ from typing import Any
 
 from synk_core.engine import T, Variable, shared_like
 from synkhronos.extensions.updates._arguments import label, scalar
-from synkhronos.extensions.updates._elementwise import larger, smaller
-from synkhronos.extensions.updates._flatten import SplitUpdates, places
+from synkhronos.extensions.updates._flatten import SplitUpdates, larger, places, vars_flat_size
 from synkhronos.extensions.updates._wrapping import (
     UpdateRule,
-    check_choice,
     check_number,
-    chosen,
     name_of,
     stores,
     with_gradients,
@@ -24,18 +21,17 @@ from synkhronos.extensions.updates._wrapping import (
 
 
 def clip_by_global_norm(rule: UpdateRule, max_norm: Any) -> UpdateRule:
-    r"""Scale the whole gradient down to a largest Euclidean norm before ``rule`` sees it.
+    r"""Scale the whole gradient down to a largest Euclidean norm before ``rule`` gets it.
 
     .. math:: g \leftarrow g\, \frac{c}{\max(c, \lVert g \rVert_2)}
 
-    The norm is that of all parameters' gradients together, averaged over the ranks: it is computed
-    in the second half of the step, so that all ranks use the same factor, that of the whole batch.
-    ``flat_grad`` keeps the unscaled gradient.
+    The norm is that of all parameters' gradients together, averaged over the ranks. So all ranks
+    use one factor, that of the whole batch. ``flat_grad`` keeps the unscaled gradient.
 
-    A shorter gradient is unchanged, to the last bit. The norm is summed in float64 for every dtype
-    of the parameters, since the squares of an exploding gradient quickly exceed float32. PyTorch's
-    ``clip_grad_norm_`` divides by the norm plus 1e-6 and Lasagne's ``total_norm_constraint`` by the
-    norm plus 1e-7; apart from that all are equal. A nan in the gradient makes all parameters nan.
+    A shorter gradient is unchanged, to the last bit. The norm is summed in float64, because the
+    squares of an exploding gradient exceed float32. PyTorch's ``clip_grad_norm_`` divides by the
+    norm plus 1e-6, Lasagne's ``total_norm_constraint`` by the norm plus 1e-7; apart from that all
+    are equal. A nan in the gradient makes all parameters nan.
 
     Args:
         rule: An update rule, for instance :func:`adam`; may be a wrapped one.
@@ -54,24 +50,23 @@ def clip_by_global_norm(rule: UpdateRule, max_norm: Any) -> UpdateRule:
     name = "clip_by_global_norm"
     limit = scalar(check_number(max_norm, f"{name}: max_norm", above=0), "float64", "max_norm")
 
-    def change(parts: SplitUpdates, _params: list[Any], _rate: Any) -> SplitUpdates:
+    def change(parts: SplitUpdates, *_: Any) -> SplitUpdates:
         squares = [T.sum(T.sqr(T.cast(store, "float64"))) for store in stores(parts)]
         factor = limit / larger(limit, T.sqrt(sum(squares)))
-        return with_gradients(
-            parts, [store * T.cast(factor, store.dtype) for store in stores(parts)]
-        )
+        scaled = [store * T.cast(factor, store.dtype) for store in stores(parts)]
+        return with_gradients(parts, scaled)
 
     return wrap(rule, name, change)
 
 
 def clip_by_value(rule: UpdateRule, max_value: Any) -> UpdateRule:
-    r"""Bound each element of the gradient to [-max_value, max_value] before ``rule`` sees it.
+    r"""Bound each element of the gradient to [-max_value, max_value] before ``rule`` gets it.
 
     .. math:: g \leftarrow \min(\max(g, -c), c)
 
-    As in :func:`clip_by_global_norm` it is the gradient averaged over the ranks that is bounded,
-    in the second half of the step, and ``flat_grad`` keeps it as it was. The direction of the
-    gradient changes. PyTorch's ``clip_grad_value_`` does the same.
+    As in :func:`clip_by_global_norm` this bounds the gradient averaged over the ranks, and
+    ``flat_grad`` keeps it as it was. The direction of the gradient changes. PyTorch's
+    ``clip_grad_value_`` does the same.
 
     Args, returns and errors are those of :func:`clip_by_global_norm`; ``max_value`` is :math:`c`.
 
@@ -81,24 +76,24 @@ def clip_by_value(rule: UpdateRule, max_value: Any) -> UpdateRule:
     name = "clip_by_value"
     limit = check_number(max_value, f"{name}: max_value", above=0)
 
-    def change(parts: SplitUpdates, _params: list[Any], _rate: Any) -> SplitUpdates:
-        bounds = [scalar(limit, str(store.dtype), "max_value") for store in stores(parts)]
-        return with_gradients(
-            parts,
-            [T.clip(store, -bound, bound) for store, bound in zip(stores(parts), bounds)],
-        )
+    def clipped(store: Any) -> Any:
+        bound = scalar(limit, str(store.dtype), "max_value")
+        return T.clip(store, -bound, bound)
+
+    def change(parts: SplitUpdates, *_: Any) -> SplitUpdates:
+        return with_gradients(parts, [*map(clipped, stores(parts))])
 
     return wrap(rule, name, change)
 
 
 def weight_decay(rule: UpdateRule, decay: Any, params: Any = None) -> UpdateRule:
-    r"""Add a multiple of each parameter to its gradient before ``rule`` sees it (L2 penalty).
+    r"""Add a multiple of each parameter to its gradient before ``rule`` gets it (L2 penalty).
 
     .. math:: g \leftarrow g + \lambda\, \theta
 
-    It has the effect of adding :math:`\frac{\lambda}{2} \sum \theta^2` to the loss, but the
-    reported loss does not include it. It equals ``weight_decay=`` of PyTorch's optimisers, except
-    ``AdamW`` (see :func:`decoupled_weight_decay`), and twice the coefficient of Lasagne's ``l2``.
+    This adds :math:`\frac{\lambda}{2} \sum \theta^2` to the loss, but not to its reported value. It
+    equals ``weight_decay=`` of PyTorch's optimisers, except ``AdamW`` (see
+    :func:`decoupled_weight_decay`), and twice the coefficient of Lasagne's ``l2``.
 
     ::
 
@@ -126,28 +121,29 @@ def weight_decay(rule: UpdateRule, decay: Any, params: Any = None) -> UpdateRule
     """
     name = "weight_decay"
     check_number(decay, f"{name}: decay", least=0)
-    choice = check_choice(params, name)
 
-    def change(parts: SplitUpdates, all_params: list[Any], _rate: Any) -> SplitUpdates:
-        decayed = set(chosen(all_params, choice, name))
-        decays = [
-            (index, scalar(decay, str(param.dtype), "decay") * param)
-            for index, param in enumerate(all_params)
-            if param in decayed
-        ]
-        if isinstance(parts.flat_grad, list):
-            gradients = stores(parts)
-            for index, pull in decays:
-                gradients[index] = gradients[index] + pull
-            return with_gradients(parts, gradients)
-        vector = parts.flat_grad
-        slices = places(all_params)
-        _check_size(vector, slices, rule)
-        for index, pull in decays:
-            vector = T.inc_subtensor(vector[slices[index]], pull.flatten())
-        return with_gradients(parts, [vector])
+    def change(
+        parts: SplitUpdates, all_params: list[Any], chosen: list[Any], _rate: Any
+    ) -> SplitUpdates:
+        decayed, gradients, slices = set(chosen), stores(parts), places(all_params)
+        is_flat = not isinstance(parts.flat_grad, list)
+        size = vars_flat_size(gradients)
+        if is_flat and size != slices[-1].stop:
+            raise ValueError(
+                f"the flat vector of rule {name_of(rule)!r} has {size} elements; expected "
+                f"{slices[-1].stop}, the gradients of its parameters end to end in their order"
+            )
+        for index, param in enumerate(all_params):
+            if param in decayed:
+                pull = scalar(decay, str(param.dtype), "decay") * param
+                if is_flat:
+                    part = gradients[0][slices[index]]
+                    gradients[0] = T.inc_subtensor(part, pull.flatten())
+                else:
+                    gradients[index] = gradients[index] + pull
+        return with_gradients(parts, gradients)
 
-    return wrap(rule, name, change)
+    return wrap(rule, name, change, params)
 
 
 def decoupled_weight_decay(
@@ -182,15 +178,6 @@ def decoupled_weight_decay(
         return value - amount * param
 
     return wrap_values(rule, name, params, new_value)
-
-
-def _check_size(vector: Any, slices: Sequence[slice], rule: UpdateRule) -> None:
-    size = int(vector.get_value(borrow=True, return_internal_type=True).size)
-    if size != slices[-1].stop:
-        raise ValueError(
-            f"the flat vector of rule {name_of(rule)!r} has {size} elements; expected "
-            f"{slices[-1].stop}, the gradients of its parameters end to end in their order"
-        )
 
 
 def norm_constraint(
@@ -230,7 +217,9 @@ def norm_constraint(
         norms = T.sqrt(T.sum(T.sqr(value), axis=_axes_of(param, axes), keepdims=True))
         return value * (limit / larger(limit, norms))
 
-    return wrap_values(rule, name, _is_weight if params is None else params, new_value)
+    if params is None:
+        params = lambda param: param.ndim >= 2  # noqa: E731 - what a program would write
+    return wrap_values(rule, name, params, new_value)
 
 
 def value_constraint(
@@ -266,14 +255,11 @@ def value_constraint(
         if low is not None:
             value = larger(scalar(low, str(param.dtype), "low"), value)
         if high is not None:
-            value = smaller(scalar(high, str(param.dtype), "high"), value)
+            most = scalar(high, str(param.dtype), "high")
+            value = T.switch(T.lt(most, value), most, value)  # as in larger()
         return value
 
     return wrap_values(rule, name, params, new_value)
-
-
-def _is_weight(param: Any) -> bool:
-    return bool(param.ndim >= 2)
 
 
 def _axes(norm_axes: Any) -> tuple[int, ...]:
@@ -347,22 +333,18 @@ def moving_average(rule: UpdateRule, decay: Any = 0.999, params: Any = None) -> 
     check_number(decay, f"{name}: decay", least=0)
     if not isinstance(decay, Variable) and decay >= 1:
         raise ValueError(f"{name}: decay is {decay!r}; expected a number below 1")
-    choice = check_choice(params, name)
     averages: dict[Any, Any] = {}
 
-    def change(parts: SplitUpdates, all_params: list[Any], _rate: Any) -> SplitUpdates:
+    def change(parts: SplitUpdates, _all: Any, chosen: list[Any], _rate: Any) -> SplitUpdates:
         averages.clear()
-        moves = []
-        values = dict(parts.param_updates)
-        for index, param in enumerate(chosen(all_params, choice, name)):
-            start = param.get_value()
-            average = shared_like(param, start, f"average({label(param, index)})")
+        moves, values = [], dict(parts.param_updates)
+        for index, param in enumerate(chosen):
+            average = shared_like(param, param.get_value(), f"average({label(param, index)})")
             averages[param] = average
-            beta = scalar(decay, str(param.dtype), "decay")
-            one = scalar(1, str(param.dtype), "one")
-            moves.append((average, beta * average + (one - beta) * values[param]))
+            beta, one = (scalar(number, str(param.dtype), "decay") for number in (decay, 1))
+            moves.append((average, beta * average + (one - beta) * values.get(param, param)))
         return parts._replace(param_updates=[*parts.param_updates, *moves])
 
-    changed: Any = wrap(rule, name, change)
+    changed: Any = wrap(rule, name, change, params)
     changed.averages = averages
     return changed

@@ -1,9 +1,7 @@
-"""Common parts of the wrappers, which turn a rule into a rule of the same interface.
+"""Common parts of the wrappers, which turn any rule into a rule of the same interface.
 
-A wrapper changes the result of its rule, so it works with any function of that interface, not only
-the rules of this package. The expressions in ``param_updates`` read the stored gradient: to change
-the gradient, replace that variable by another expression; to change the step, replace a parameter's
-new value by another expression.
+The expressions in ``param_updates`` read the stored gradient: to change the gradient, replace that
+variable by another expression; to change the step, replace a parameter's new value.
 """
 
 from __future__ import annotations
@@ -11,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Callable
 
 from synk_core.engine import Variable, clone
@@ -25,15 +23,14 @@ UpdateRule = Callable[..., Any]
 def wrap(
     rule: UpdateRule,
     wrapper: str,
-    change: Callable[[SplitUpdates, list[Any], Callable[[], Any]], SplitUpdates],
+    change: Callable[[SplitUpdates, list[Any], list[Any], Callable[[], Any]], SplitUpdates],
+    params: Any = None,
 ) -> UpdateRule:
     """Return a rule that applies ``rule``, then ``change`` to its result.
 
-    Args:
-        rule: The rule to wrap; may be a wrapped one.
-        wrapper: The wrapper's name, for messages and for the new rule's name.
-        change: Called with the rule's three parts, the checked parameters, and a function that
-            returns the learning rate the rule was called with.
+    ``change`` gets the three parts, all parameters, those that ``params`` selects (all by default;
+    one, several, or a function of one), and a function that returns the rule's learning rate.
+    ``wrapper`` is the name for messages and for the new rule's name.
     """
     if not callable(rule) or isinstance(rule, Variable):
         raise TypeError(
@@ -41,14 +38,14 @@ def wrap(
             f"synkhronos.extensions.updates.adam, not yet called: {wrapper}(adam, ...)(loss, "
             "params, learning_rate=...)"
         )
+    choice = _checked_choice(params, wrapper)
 
     @functools.wraps(rule)
     def wrapped(loss_or_grads: Any, params: Any, *args: Any, **kwargs: Any) -> SplitUpdates:
         params = check_params(params)
         parts = three_parts(rule, rule(loss_or_grads, params, *args, **kwargs))
-        return change(
-            parts, params, lambda: _learning_rate(rule, (loss_or_grads, params, *args), kwargs)
-        )
+        rate = functools.partial(_learning_rate, rule, (loss_or_grads, params, *args), kwargs)
+        return change(parts, params, _chosen(params, choice, wrapper), rate)
 
     wrapped.__name__ = wrapped.__qualname__ = f"{wrapper}({name_of(rule)})"
     return wrapped
@@ -78,57 +75,24 @@ def wrap_values(
 ) -> UpdateRule:
     """Return a rule that changes the new values of the parameters that ``params`` selects.
 
-    Args:
-        rule, wrapper: As for :func:`wrap`.
-        params: See :func:`check_choice`.
-        new_value: From a parameter, the value that ``rule`` moves it to, and a function that
-            returns the learning rate, to the new value.
+    ``new_value`` gets a parameter, the value that ``rule`` moves it to, and the function that
+    returns the learning rate.
     """
-    choice = check_choice(params, wrapper)
 
-    def change(parts: SplitUpdates, all_params: list[Any], rate: Any) -> SplitUpdates:
-        among = set(chosen(all_params, choice, wrapper))
-        pairs = parts.param_updates
+    def change(parts: SplitUpdates, _all: Any, chosen: list[Any], rate: Any) -> SplitUpdates:
+        among, pairs = set(chosen), parts.param_updates
         changed = [(t, new_value(t, value, rate) if t in among else value) for t, value in pairs]
         return parts._replace(param_updates=changed)
 
-    return wrap(rule, wrapper, change)
+    return wrap(rule, wrapper, change, params)
 
 
-def chosen(params: Sequence[Any], choice: Any, wrapper: str) -> list[Any]:
-    """Return those of ``params`` that ``choice`` selects; see :func:`check_choice`."""
-    if choice is None:
-        return list(params)
-    if callable(choice) and not isinstance(choice, Variable):
-        selected = [param for param in params if choice(param)]
-    else:
-        selected = [choice] if isinstance(choice, Variable) else list(choice)
-        for index, param in enumerate(selected):
-            if not any(param is known for known in params):
-                raise ValueError(
-                    f"{wrapper}() got {label(param, index)} in its params, which is not among "
-                    f"the parameters that the rule moves: {names(params)}; take it out, or give it "
-                    "to the rule as well"
-                )
-    if not selected:
-        raise ValueError(
-            f"the params of {wrapper}() select none of the rule's parameters {names(params)}; "
-            "expected at least one (omit the wrapper if there is none)"
-        )
-    return selected
-
-
-def check_choice(choice: Any, wrapper: str) -> Any:
-    """Return ``choice`` of parameters in a form that can be read more than once.
-
-    It is None for all of them, shared variables (one or several), or a function of a parameter.
-    """
-    if choice is None or isinstance(choice, Variable) or callable(choice):
+def _checked_choice(choice: Any, wrapper: str) -> Any:
+    """Return None, a function, or a list of variables, which can be read more than once."""
+    if choice is None or (callable(choice) and not isinstance(choice, Variable)):
         return choice
-    try:
-        choice = list(choice)
-    except TypeError:
-        choice = [choice]
+    is_one = isinstance(choice, Variable) or not isinstance(choice, Iterable)
+    choice = [choice] if is_one else list(choice)
     for item in choice:
         if not isinstance(item, Variable):
             raise TypeError(
@@ -137,6 +101,30 @@ def check_choice(choice: Any, wrapper: str) -> Any:
                 "regularizable=True), or a function such as lambda param: param.ndim > 1"
             )
     return choice
+
+
+def _chosen(params: Sequence[Any], choice: Any, wrapper: str) -> list[Any]:
+    """Return those of ``params`` that the choice selects."""
+    if choice is None:
+        return list(params)
+    known = ", ".join(label(param, index) for index, param in enumerate(params))
+    if callable(choice):
+        selected = [param for param in params if choice(param)]
+    else:
+        selected = choice
+        for index, param in enumerate(selected):
+            if not any(param is one for one in params):
+                raise ValueError(
+                    f"{wrapper}() got {label(param, index)} in its params, which is not among "
+                    f"the parameters that the rule moves: {known}; take it out, or give it "
+                    "to the rule as well"
+                )
+    if not selected:
+        raise ValueError(
+            f"the params of {wrapper}() select none of the rule's parameters {known}; "
+            "expected at least one (omit the wrapper if there is none)"
+        )
+    return selected
 
 
 def check_number(value: Any, name: str, least: float | None = None, above: Any = None) -> Any:
@@ -153,11 +141,6 @@ def check_number(value: Any, name: str, least: float | None = None, above: Any =
     if not good or (least is not None and value < least):
         raise ValueError(f"{name} is {value!r}; expected a number{bound}")
     return value
-
-
-def names(params: Sequence[Any]) -> str:
-    """Return the parameters' names, for messages."""
-    return ", ".join(label(param, index) for index, param in enumerate(params))
 
 
 def name_of(rule: UpdateRule) -> str:
@@ -183,14 +166,10 @@ def three_parts(rule: UpdateRule, parts: Any) -> SplitUpdates:
 def _learning_rate(rule: UpdateRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return the learning rate that ``rule(*args, **kwargs)`` works with."""
     inner: Any = rule
-    while True:
+    while isinstance(inner, functools.partial) or hasattr(inner, "__wrapped__"):
         if isinstance(inner, functools.partial):
             args, kwargs = (*inner.args, *args), {**inner.keywords, **kwargs}
-            inner = inner.func
-        elif hasattr(inner, "__wrapped__"):
-            inner = inner.__wrapped__
-        else:
-            break
+        inner = inner.func if isinstance(inner, functools.partial) else inner.__wrapped__
     if "lr" in kwargs:
         return kwargs["lr"]
     bound = inspect.signature(inner).bind(*args, **kwargs)
