@@ -158,7 +158,8 @@ def hold():
         time.sleep(0.3)
 
 with _progress.track("epoch", total=2) as advance:
-    time.sleep(0.5)
+    while not (_progress._Display.bars and _progress._Display.bars.tasks):
+        time.sleep(0.01)
     threading.Thread(target=hold).start()
     held.wait()
     child = os.fork()
