@@ -35,7 +35,7 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(np|numpy|collections|os|pathlib|abc|enum|_pytest|theano|lasagne|matplotlib)\..*"),
     (r"py:.*", r"(.*\.)?_.*"),
     (r"py:.*", r".*[ \[].*"),
-    (r"py:.*", r"PathLike|Figure|flat_grad|rank|Unusable|MissingLibrary|CudaError"),
+    (r"py:.*", r"PathLike|Figure|flat_grad|rank|Unusable|MissingLibrary|CudaError|.*\.T"),
     (r"py:.*", r"Array|ArrayLike|DTypeLike|Out"),
 ]
 

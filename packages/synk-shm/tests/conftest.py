@@ -19,7 +19,6 @@ pytest_plugins = ["synk_shm.testing"]
 
 TIMEOUT_S = 60  # for what a program does
 LIMIT_S = 180  # for a test
-SLOW_LIMIT_S = 900
 WARNINGS = ("-W", "error")
 
 # Before every program but those of `bare_script`. It does not import multiprocessing.
@@ -98,7 +97,7 @@ FEW = {
 }
 """How many cases of a test run by day: they are spread over all, and the others are nightly."""
 
-_limit = hard_limit(LIMIT_S, SLOW_LIMIT_S)
+_limit = hard_limit(LIMIT_S, last_resort=True)
 
 
 @pytest.hookimpl(tryfirst=True)
