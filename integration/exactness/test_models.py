@@ -90,13 +90,16 @@ def picked(table, number):
     return list(table.items())[number % len(table)]
 
 
+# By day, some of them, and of the draws those that are numbers of a normal distribution.
+DAILY = {*range(0, BY_NIGHT, BY_NIGHT // BY_DAY), list(LAYERS).index("noise")}
+
 # The lengths of the tables have no common factor: each meets all of the others.
 CASES = [
     pytest.param(
         *(layer, loss, RULES[i % len(RULES)]),
         *(PENALTIES[i % 3], layer[0] in DRAWS),
         id="-".join([layer[0], loss[0], str(i)]),
-        marks=[] if i % (BY_NIGHT // BY_DAY) == 0 else [pytest.mark.nightly],
+        marks=[] if i in DAILY else [pytest.mark.nightly],
     )
     for i in range(BY_NIGHT)
     for layer, loss in [(picked(LAYERS, i), picked(LOSSES, i))]

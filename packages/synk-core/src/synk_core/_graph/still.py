@@ -16,8 +16,9 @@ from .random_streams import is_draw
 from .reduce_op import ops_inside
 from .spec import FunctionSpec
 
-_UNIFORM = 0.05
-"""Of uniform draws, which dropout keeps where they are below its probability to keep."""
+_UNIFORM = 0.125
+"""Dropout keeps entries where a draw is below its probability to keep. Of an eighth, a Box-Muller
+transform makes two equal normal numbers: cosine and sine of pi / 4."""
 
 _WITH_ONES = ("bernoulli", "binomial")
 """Draws of whole numbers among which 1 is one."""
