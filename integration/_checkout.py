@@ -33,12 +33,7 @@ def project(folder: str) -> dict[str, Any]:
 
 
 def ran(*command: object, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end, for `LIMIT_S` seconds at most, and return all that it printed.
-
-    Args:
-        command: the program and its arguments.
-        options: of `subprocess.run`.
-    """
+    """Run a command to its end, for `LIMIT_S` seconds at most, and return all that it printed."""
     words = [str(word) for word in command]
     return subprocess.run(
         words, **{"capture_output": True, "text": True, "timeout": LIMIT_S, **options}

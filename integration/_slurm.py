@@ -95,12 +95,7 @@ def facts(text: str) -> list[dict[str, Any]]:
 
 
 class Cluster:
-    """A running Slurm.
-
-    Attributes:
-        hosts: its hosts.
-        environment: of its commands, and so of the ranks.
-    """
+    """A running Slurm: its hosts, and the environment of its commands, and so of the ranks."""
 
     def __init__(self, made: Hosts) -> None:
         self.hosts = made
@@ -118,11 +113,7 @@ class Cluster:
         return [*self.hosts.on("h1"), str(UNPACKED / "usr/bin" / name), *arguments]
 
     def program(self, source: Source, *arguments: object, starts: Sequence[str]) -> Program:
-        """Return a program that ranks run.
-
-        Args:
-            starts: the command of Slurm that starts them, up to their program.
-        """
+        """Return a program that ranks run; `starts` is Slurm's command, up to their program."""
         name, *options = starts
         prefix = self.command(name, *options)
         environment = {**self.environment, "THEANO_FLAGS": "linker=py,optimizer=fast_compile"}
@@ -148,9 +139,7 @@ class Cluster:
 def cluster(cores: int = 4, binding: str = "task/none") -> Iterator[Cluster]:
     """Yield a Slurm of two hosts; at the end all of it is killed.
 
-    Args:
-        cores: of each host, as Slurm believes.
-        binding: the plugin that binds ranks to cores.
+    Each host has as many cores as Slurm believes; `binding` is the plugin that binds ranks to them.
     """
     with hosts(2) as made:
         slurm = Cluster(made)

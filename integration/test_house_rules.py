@@ -96,11 +96,7 @@ def tree(path: Path) -> ast.Module:
 
 @functools.cache
 def statements(path: Path, for_types: bool = True) -> list[ast.AST]:
-    """Return what a file imports, calls and defines as classes.
-
-    Args:
-        for_types: whether also what only type checkers read of it.
-    """
+    """Return what a file imports, also `for_types` alone, what it calls and defines as classes."""
     found = []
     below: list[ast.AST] = [tree(path)]
     while below:
@@ -170,7 +166,6 @@ def test_imports_point_down_and_only_adapters_know_engines() -> None:
 
 
 def test_the_core_names_no_engine() -> None:
-    """Neither in what it imports, which is tested above, nor in messages and other texts."""
     named = re.compile(r"\b(theano|pytensor|pygpu)\b")
     wrong = []
     for path in sorted(MODULES["synk_core"].rglob("*.py")):
@@ -304,7 +299,6 @@ TWICE: dict[str, str] = {}
 
 
 def test_no_class_name_stands_twice() -> None:
-    """One noun has one meaning in all packages."""
     found: dict[str, list[str]] = {}
     for _, path in files():
         for node in statements(path):

@@ -1,7 +1,4 @@
-"""What a new user meets: the README's first program, the command line, and no compiler.
-
-All of it in a fresh environment into which the built wheels were installed, with an empty home.
-"""
+"""A new user, with built wheels in a fresh environment and an empty home, runs what README shows."""
 
 from __future__ import annotations
 

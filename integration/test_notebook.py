@@ -111,11 +111,9 @@ class Kernel:
             mark.unlink()
 
     def define(self) -> None:
-        """Run the cell that defines `call`."""
         assert result_of(self.run(BUSY.replace("FOLDER", repr(str(self.folder))))) == "0.0"
 
     def works(self) -> None:
-        """Assert that both ranks compute."""
         assert result_of(self.run("call(0.25, 0.5)")) == "0.75"
 
     def wait_for(self, *marks: str) -> None:
@@ -223,7 +221,6 @@ def test_what_cells_define_reaches_the_workers_and_fork_twice_is_told(kernel: Ke
 
 
 def test_the_stop_button_ends_a_call_on_all_ranks_and_all_goes_on(kernel: Kernel) -> None:
-    """The master waits for its worker, which computes."""
     kernel.busy()
     workers = kernel.workers()
     cell = kernel.client.execute("call(0, 60)")

@@ -56,7 +56,6 @@ def test_value():
 
 @pytest.fixture
 def start(tmp_path):
-    """A function that starts the program on a small checkout, with a folder for what it makes."""
     for name in PACKAGES:
         package = tmp_path / "root/packages/all/src" / name
         package.mkdir(parents=True)

@@ -60,8 +60,6 @@ Start = Callable[..., Program]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Start:
-    """A function that starts a run of these suites; options are as of `Program`."""
-
     def make(
         *names: str,
         arguments: tuple[str, ...] = (),

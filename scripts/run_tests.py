@@ -63,15 +63,9 @@ ALONE = re.compile(r"^\s*(?:@|pytestmark = )pytest\.mark\.alone", re.MULTILINE)
 class Suite:
     """A pytest of its own; or another program, which passes by ending with status 0.
 
-    Attributes:
-        name: a package, or "integration", and which part of it.
-        paths: what pytest collects, relative to the root.
-        without: what of it other suites run.
-        is_daily: whether it runs every day, and not only at night or when it is named.
-        needs_theano: whether it is left out where Python is too new for Theano.
-        python: the interpreter.
-        program: arguments of the interpreter, for what is no pytest: part of nightly runs.
-        is_quiet: whether nothing else may run beside the program.
+    Its name is a package, or "integration", and which part of it. Pytest collects `paths`, relative
+    to the root, but for those `without`, which other suites run. One that is not daily runs at
+    night, or when it is named. Nothing else may run beside a program that `is_quiet`.
     """
 
     name: str
@@ -217,14 +211,7 @@ def programs(soak_s: int, trials: int) -> list[Suite]:
 
 
 class Run:
-    """A suite under way, and what came of it.
-
-    Args:
-        suite: what to run.
-        arguments: for pytest.
-        alone: whether to run the tests that are marked so, or the others.
-        environment: changes to this program's.
-    """
+    """A suite under way, and what came of it; either of its tests marked "alone", or of the others."""
 
     def __init__(
         self, suite: Suite, arguments: Sequence[str], alone: bool, environment: dict[str, str]
@@ -332,16 +319,7 @@ class Run:
 
 
 class Runs:
-    """All suites of one run.
-
-    Args:
-        suites: what to run.
-        arguments: for pytest.
-        jobs: how many at the same time.
-        nightly: whether whole.
-        left_out: names of suites that cannot run here.
-        is_complete: whether no suite was chosen by its name.
-    """
+    """All suites of one run; `left_out` are names of those that cannot run here."""
 
     def __init__(
         self,
@@ -506,11 +484,7 @@ class Runs:
 
 
 def chosen(names: Sequence[str], suites: Sequence[Suite], nightly: bool) -> list[Suite]:
-    """Return the suites of these names; of a package's name, all its parts of every day.
-
-    Raises:
-        SystemExit: there is no such suite.
-    """
+    """Return the suites of these names; of a package's name, all its parts of every day."""
     known = {suite.name for suite in suites} | {suite.name.partition("/")[0] for suite in suites}
     if unknown := [name for name in names if name not in known]:
         sys.exit(f"no such suite: {', '.join(unknown)}; known are {', '.join(sorted(known))}")

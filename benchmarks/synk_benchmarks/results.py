@@ -27,12 +27,7 @@ def failure(error: BaseException) -> str:
 
 @dataclass(frozen=True)
 class Cell:
-    """What one contender did.
-
-    Attributes:
-        samples: a number for each round.
-        note: a remark, or why there is no number.
-    """
+    """What one contender did: a number for each round, and a remark, or why there is no number."""
 
     samples: tuple[float, ...] = ()
     note: str = ""
@@ -47,12 +42,7 @@ class Cell:
 class Row:
     """One thing that was measured, over all contenders.
 
-    Attributes:
-        group: the table it belongs to.
-        label: its first column.
-        cells: by contender.
-        unit: of the numbers.
-        ranks, images: at work, of a step; 0 if it has no meaning.
+    `group` is its table, `label` its first column; `ranks` and `images` are 0 if they mean nothing.
     """
 
     group: str

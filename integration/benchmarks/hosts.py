@@ -41,7 +41,6 @@ PACKAGES = ("synkhronos", "numpy", "mpi4py", "mpich")
 
 
 def main() -> int:
-    """Measure what was asked for, and show it."""
     parts = {"orders": _orders, "collectives": _collectives}
     parser = program.parser(__doc__ or "", parts, "3 short rounds, up to 1 MB", ROUNDS)
     parser.add_argument("--plain", action="store_true", help="no namespaces")

@@ -5,18 +5,14 @@
 With Theano, or with PyTensor where that is installed; `PYTENSOR_FLAGS=linker=cvm` measures its C
 code. Every way takes turns with what it is compared with. One BLAS thread for each process.
 
-**call.** A function that computes next to nothing, on two ranks and on one, beside a plain one:
-wall time, and processor time of the master. The master on one rank has nobody to wait for: it is
-the path of a call alone, and hardly changes on a busy machine.
+**call.** A function that computes next to nothing, on two ranks and on one, beside a plain one. On
+one rank the master waits for nobody: it is the path of a call alone.
 
-**start.** A program from its first line to the first result of a training step on two ranks, and to
-the end of each part of that, in a process of its own: with warm caches; and the first one, which
-may have to compile.
+**start.** A program until its first training step on two ranks, with warm caches and without.
 
-**posterior.** The log probability of a PyMC model and its gradient, a linear regression of
-1,000,000 rows and 10 columns: by PyMC alone, on one rank and on two, each in processes of its own.
-Two processes of PyMC alone, each with half of the rows and nothing to say to the other, show what
-the memory of this machine gives two cores at most.
+**posterior.** The log probability of a PyMC model and its gradient: by PyMC alone, on one rank and
+on two. Two processes of PyMC alone, each with half of the rows, show what the memory of this
+machine gives two cores at most.
 """
 
 from __future__ import annotations
@@ -121,7 +117,6 @@ synk.close()
 
 
 def call(options: Options) -> Iterator[Row]:
-    """A call of a function that computes next to nothing."""
     import synkhronos as synk
     from synkhronos.engine import T, engine
 
@@ -206,7 +201,6 @@ def _run(code: str) -> dict[str, float]:
 
 
 def main() -> int:
-    """Measure what was asked for, and show it."""
     parser = program.parser(__doc__ or "", PARTS, "few rounds", ROUNDS)
     options = parser.parse_args()
     from synkhronos.engine import TITLE, engine

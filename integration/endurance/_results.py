@@ -30,6 +30,5 @@ def begin(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 
 def write(path: Path | None, content: dict[str, Any]) -> None:
-    """Write a result, if a file is given."""
     if path is not None:
         path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

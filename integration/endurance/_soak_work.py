@@ -43,13 +43,7 @@ class Touchy(theano.Op):
 
 
 class Life:
-    """A runtime from its start to `close()`.
-
-    Args:
-        size, master, backend: of the runtime.
-        rng: decides what is done.
-        folder: for timelines.
-    """
+    """A runtime from its start to `close()`; `rng` decides what it does, in a folder for timelines."""
 
     def __init__(
         self, size: int, master: int, backend: str, rng: np.random.Generator, folder: Path
@@ -81,19 +75,14 @@ class Life:
         runtime.distribute()
 
     def act(self) -> str:
-        """Do something; return what it was.
-
-        Raises:
-            NotExact: one process has other results.
-            AssertionError: NumPy has other results.
-        """
+        """Do something and return what it was; raise NotExact or AssertionError if a result is
+        wrong."""
         names, weights = zip(*ACTS.items())
         name = str(self.rng.choice(names, p=np.array(weights) / sum(weights)))
         getattr(self, name)()
         return name
 
     def close(self) -> float:
-        """End it; return the seconds that took."""
         began = time.monotonic()
         self.runtime.close()
         return time.monotonic() - began
@@ -273,8 +262,5 @@ ACTS = {
 
 
 def close(got: Any, expected: Any) -> None:
-    """
-    Raises:
-        AssertionError: they differ by more than rounding.
-    """
+    """Assert that results are equal but for rounding."""
     np.testing.assert_allclose(got, np.asarray(expected), rtol=1e-8, atol=1e-9)

@@ -1,8 +1,7 @@
 """The program of the kill trials: it works until it or a worker is killed, or Ctrl-C comes.
 
-Its work is that of the fault suite's bench, which knows the values of all variables before and
-after each act. It reads orders on standard input, and reports events on standard output, one JSON
-object a line. Times are those of `time.monotonic`, which all processes share.
+It reads orders on standard input, and reports events on standard output, one JSON object a line.
+Times are those of `time.monotonic`, which all processes share.
 """
 
 from __future__ import annotations
@@ -43,10 +42,7 @@ class Finished(Exception):
 class Work:
     """Random acts on a runtime, and what is known of the values on all ranks.
 
-    Attributes:
-        called: when the calls under way, or the last ones, began.
-        act: the last one; None while the values before it are being set.
-        is_done: whether it has returned.
+    `act` is the last one, None while the values before it are being set; `called` is its beginning.
     """
 
     def __init__(self, runtime: Runtime, rng: random.Random) -> None:
@@ -80,10 +76,9 @@ class Work:
         raise Finished
 
     def wrong(self, within: bool = False) -> str:
-        """Say what some rank has that it should not; nothing if all is right.
+        """Say what some rank has that it should not; "" if all is right.
 
-        Args:
-            within: whether a call was interrupted: then it has not happened.
+        A call that was interrupted `within` has not happened.
         """
         if self.act is None:
             return ""

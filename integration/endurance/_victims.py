@@ -49,11 +49,7 @@ class Victim(Program):
         return None if line is None else json.loads(line)
 
     def await_event(self, name: str, until: float) -> dict[str, Any]:
-        """Return the next event of this name.
-
-        Raises:
-            Trouble: the program failed, or this event did not come in time.
-        """
+        """Return the next event of this name; raise `Trouble` if it does not come in time."""
         while True:
             event = self.event(until)
             if event is None:

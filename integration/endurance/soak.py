@@ -2,13 +2,10 @@
 
     python integration/endurance/soak.py --seconds 3600 --json results.json
 
-Calls with rows and batches of any number, updates, slices, collectives, steps, `Data` that grow
-and shrink, functions and variables that are new, timelines, exceptions in workers and in the
-master; now and then the runtime is closed, and another one started. All calls are proved
-(`_soak_work.py`).
-
-Once a second, between two calls and after a garbage collection, it measures how much of each
-resource the master and its workers have. Exits with status 1 if one is not flat: see `BOUNDS`.
+The work is that of `_soak_work.py`; all calls are proved, and now and then the runtime is closed,
+and another one started. Once a second, between two calls and after a garbage collection, it
+measures how much of each resource the master and its workers have. Exits with status 1 if one is
+not flat: see `BOUNDS`.
 """
 
 from __future__ import annotations
@@ -144,11 +141,7 @@ def show(result: dict[str, Any]) -> None:
 
 
 def soak(seconds: float, least: int, seed: int, size: int, backend: str) -> dict[str, Any]:
-    """Work for so long, and until there were at least so many acts; return what was found.
-
-    Raises:
-        NotExact, AssertionError: a result is wrong.
-    """
+    """Work for so long, and until there were at least so many acts; return what was found."""
     rng = np.random.default_rng(seed)
     acts: Counter[str] = Counter()
     samples: list[dict[str, float]] = []

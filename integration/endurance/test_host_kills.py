@@ -1,8 +1,4 @@
-"""Kill -9 at random moments of a job of MPI on two simulated hosts: it ends, and nothing is left.
-
-`_host_victim.py` on two ranks of each host works at random, in one runtime and then in another.
-After a random time, from the start of the script to the end of the job, a random rank gets SIGKILL.
-"""
+"""Kill -9 at random moments of a job of MPI on two simulated hosts: it ends, and nothing is left."""
 
 from __future__ import annotations
 

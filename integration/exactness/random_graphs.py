@@ -3,10 +3,8 @@
     python integration/exactness/random_graphs.py --count 10000 --seed 7
     python integration/exactness/random_graphs.py --seed 7 --first 123 --count 1    one again
 
-Each is a few operations on inputs with rows, one without, shared variables and the number of rows;
-its end is an output with some operation, or a loss that is trained. If its result differs from the
-engine's own beyond rounding, and neither `DecompositionWarning` nor `NotExact` has said so, it is
-printed as a program, and the exit status is 1.
+If a result differs from the engine's own beyond rounding, and neither `DecompositionWarning` nor
+`NotExact` has said so, it is printed as a program, and the exit status is 1.
 """
 
 from __future__ import annotations

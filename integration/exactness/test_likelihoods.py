@@ -82,7 +82,6 @@ def cases(table):
 
 
 def density(values, distribution, parameters):
-    """logp_dlogp, and PyMC's own, of a model."""
     with pm.Model() as model:
         x, y = pm.Data("x", X), pm.Data("y", values)
         s = pm.HalfNormal("s") + 0.5

@@ -50,8 +50,6 @@ def attempt(act, *args, **kwargs):
 
 
 class Ended:
-    """A program that has ended: status, output, and what it told."""
-
     def __init__(self, status: int, out: str, err: str, seconds: float) -> None:
         self.status, self.out, self.err, self.seconds = status, out, err, seconds
         self.told: dict[str, Any] = {}

@@ -38,8 +38,6 @@ MOST_DEATHS = 8
 
 @dataclass
 class Result:
-    """Of one test on one device set."""
-
     test: str
     outcome: str
     seconds: float = 0.0
@@ -48,8 +46,6 @@ class Result:
 
 @dataclass
 class Outcome:
-    """Of one part on one device set."""
-
     name: str
     part: str
     results: list[Result] = field(default_factory=list)

@@ -66,7 +66,7 @@ class Copy:
 
     @contextmanager
     def planted(self, fault: Fault) -> Iterator[None]:
-        """Have the fault in its file while the block runs."""
+        """Plant the fault in its file while the block runs."""
         path = self._folder / fault.file
         text = path.read_text(encoding="utf-8")
         try:

@@ -11,19 +11,10 @@ KINDS = (
 
 
 class Fault(NamedTuple):
-    """One fault: a text of a file, and what is put in its place.
+    """One fault: a text that a file has exactly once, and what is put in its place.
 
-    Attributes:
-        name: short, the same for ever.
-        package: the folder in ``packages``.
-        kind: one of ``KINDS``.
-        file: from the root.
-        old: what the file has, exactly once.
-        new: what it has with the fault.
-        says: what is wrong now.
-        tests: what to run after editing that file: arguments of pytest, paths from the root.
-        nightly: why it is enough that tests of nightly runs catch it; empty if those of every day
-            have to.
+    Paths are from the root, `tests` are arguments of pytest: what to run after editing that file.
+    Tests of every day have to catch it, unless `nightly` says why those of the night are enough.
     """
 
     name: str

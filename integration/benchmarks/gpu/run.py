@@ -57,7 +57,6 @@ def jobs(only: Sequence[str], gpus: Sequence[int]) -> Iterator[tuple[str, str, i
 
 
 def main() -> int:
-    """Measure what was asked for, and show it."""
     options = _options()
     environment = _environment(options)
     facts = machine.describe(

@@ -52,12 +52,7 @@ def missing() -> str:
 
 
 class Hosts:
-    """Simulated hosts h1, h2, ...
-
-    Attributes:
-        folder: on all of them, until their end.
-        names: of the hosts.
-    """
+    """Simulated hosts h1, h2, ...; all of them have `folder`, until their end."""
 
     def __init__(self, folder: Path, tag: str, names: Sequence[str]) -> None:
         self.folder, self._tag = folder, tag
@@ -70,8 +65,7 @@ class Hosts:
     def on(self, name: str, inside: bool = False) -> list[str]:
         """Return what a command on a host begins with.
 
-        Args:
-            inside: whether it ends with the host; else it is the very process that is started.
+        One `inside` ends with the host; else it is the very process that is started.
         """
         spaces = ["--net", "--uts", "--ipc", "--mount", *(["--pid"] if inside else [])]
         return ["nsenter", "-t", str(self._pid(name)), *spaces, f"--wd={os.getcwd()}"]
@@ -84,7 +78,6 @@ class Hosts:
         return [*begin, "-hosts", ",".join(self.names), *ranks]
 
     def namespace(self, name: str) -> str:
-        """Return the name of a host's network namespace."""
         return f"{self._tag}-{name}"
 
     def kill(self, name: str) -> None:
@@ -97,11 +90,7 @@ class Hosts:
 
 @contextlib.contextmanager
 def hosts(count: int) -> Iterator[Hosts]:
-    """Yield so many hosts, connected by a bridge. At the end all their processes are killed.
-
-    Raises:
-        OSError, subprocess.SubprocessError: a part of it cannot be made; see `missing`.
-    """
+    """Yield so many hosts, connected by a bridge. At the end all their processes are killed."""
     tag = f"synk{os.getpid()}"
     names = [f"h{number}" for number in range(1, count + 1)]
     with contextlib.ExitStack() as undo:

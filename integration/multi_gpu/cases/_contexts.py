@@ -45,7 +45,6 @@ def plain() -> None:
 
 
 def products(ranks: int) -> None:
-    """Two products, each on a device of its own: the first program of Theano's tutorial."""
     random = np.random.RandomState(1)
     values = [random.random_sample((64, 64)).astype("float32") for _ in range(4)]
     names = ("dev0", "dev0", "dev1", "dev1")
@@ -66,7 +65,6 @@ def products(ranks: int) -> None:
 
 
 def transfers() -> None:
-    """To a device and back: the second program."""
     v = T.fmatrix()
     there = v.transfer("dev1")
     w = theano.shared(np.full((3, 3), 2, "float32"), target="dev1")
@@ -91,7 +89,6 @@ def model(targets: tuple[str | None, str | None]) -> tuple[list[Any], Any, Any]:
 
 
 def training(ranks: int) -> None:
-    """The steps are those of one process, whether updates are computed together or apart."""
     for flat in (False, True):
         params, x, loss = model(("dev0", "dev1"))
         train = make_train_function(loss, params, [x], updates.momentum, RATE / 16, flat=flat)

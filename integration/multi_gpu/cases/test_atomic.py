@@ -36,7 +36,6 @@ def refused(synk):
 
 
 def bad_rows(rows, rank, n):
-    """The same rows, one of this rank's share too large."""
     bad = rows.copy()
     bad[sum(len(part) for part in np.array_split(rows, n)[:rank])] = LIMIT + 1
     return bad
@@ -44,7 +43,6 @@ def bad_rows(rows, rank, n):
 
 @pytest.mark.parametrize("num_slices", [1, 2])
 def test_a_failed_call_leaves_all_variables_as_they_were(synk, n, place, refused, num_slices):
-    """Updates before the operation that fails, and after it; some rows at a time, too."""
     x = T.fmatrix("x")
     w, held = spread(synk, n, values("float32", (50, 3)), place, "w")
     v = shared(np.zeros((), "float32"), place, "v")
@@ -76,7 +74,6 @@ def test_a_failed_call_leaves_all_variables_as_they_were(synk, n, place, refused
 
 
 def test_a_failed_step_leaves_all_variables_as_they_were(synk, n, place, refused):
-    """Whatever collectives were in it, before and after calls that update the same variables."""
     x = T.fmatrix("x")
     start = values("float32", (200, 7))
     w, held = spread(synk, n, start, place, "w")

@@ -27,7 +27,6 @@ FOR_EACH = {
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32"])
 @pytest.mark.parametrize("kind", [*FOR_ALL, *FOR_EACH])
 def test_rows_of_resident_data_are_selected_on_each_rank(synk, n, place, dtype, kind):
-    """Sliceable shared variables, given for an input and used by themselves, with a label."""
     count = 5 * n + 2
     rows, labels = values(dtype, (count, 3)), values("int32", (count,))
     x, y = T.TensorType(dtype, (False, False))("x"), T.ivector("y")

@@ -62,7 +62,6 @@ def start(side):
 
 
 def built(side, fails):
-    """A training function of four layers."""
     x, y = T.fmatrices("xy")
     params = [theano.shared(value, name=f"w{i}") for i, value in enumerate(start(side))]
     hidden = x
@@ -75,7 +74,6 @@ def built(side, fails):
 
 
 def numpy_step(params, x, y):
-    """The loss, and the parameters after the step."""
     layers = [x.astype("float64")]
     for w in params:
         layers.append(np.tanh(layers[-1] @ w))
@@ -120,7 +118,6 @@ def test_training_is_that_of_numpy(synk, n, device_set, side, ahead):
 
 
 def test_a_rank_that_fails_amid_its_gradient(synk, side):
-    """The others are let go, nothing has changed, and all goes on."""
     train, params = built(side, fails=True)
     want = [value.astype("float64") for value in start(side)]
     for step in range(8):

@@ -137,7 +137,6 @@ def test_weighted_averages(synk, n, place, dtype):
 
 
 def test_lists_of_variables_of_all_kinds_at_once(synk, n, device_set):
-    """Dtypes, shapes and places mixed: all change, in the order in which they are listed."""
     places = ["host"] if device_set.kind == "cpu" else ["device", "host"]
     kinds = [("float32", (2, 3)), ("float64", (4,)), ("float16", (3, 1)), ("int32", (5,)),
              ("float32", (1, 2, 2)), ("uint8", (2, 2)), ("float32", ())]  # fmt: skip
@@ -170,7 +169,6 @@ def test_lists_of_variables_of_all_kinds_at_once(synk, n, device_set):
 
 @pytest.mark.parametrize("layout", ["transposed", "every other", "fortran"])
 def test_values_that_are_not_contiguous(synk, n, place, layout):
-    """Both what is set, and what a function's update leaves in a variable."""
     base = values("float32", (4, 6))
     form = {
         "transposed": lambda a: a.T,
@@ -233,7 +231,6 @@ def test_values_that_are_parts_of_a_vector(synk, n, place, op):
 
 
 def test_large_values(synk, n, place):
-    """More than one buffer, if there are buffers."""
     size = 3_000_017
     variable = shared(np.zeros(size, "float32"), place)
     base = (np.arange(size) % 251).astype("float32")

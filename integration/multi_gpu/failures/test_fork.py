@@ -118,7 +118,6 @@ tell(before=before, after=open_devices())
 
 
 def test_a_device_that_the_user_has_initialized_before(device_set):
-    """The same device for the master works, another is refused in words."""
     if device_set.kind == "cpu":
         pytest.skip("no device")
     first = device_set.devices[0] if device_set.devices else "cuda0"
@@ -147,7 +146,6 @@ FULL = 2e-5
 
 @pytest.mark.parametrize("precision", ["default", "float32", "tf32"])
 def test_the_precision_of_products_is_that_of_the_setting_in_all_ranks(device_set, precision):
-    """Called plainly, and replayed; compared with float64 of NumPy."""
     if device_set.kind != "cuda":
         pytest.skip("no such setting")
     told = told_by(device_set, NVIDIA_TF32_OVERRIDE="", SYNKHRONOS_PRECISION="")(f"""

@@ -60,7 +60,6 @@ once(good)
 
 
 def test_ctrl_c_gives_everything_back_and_all_goes_on(device_set):
-    """In a step: a worker computes while the others wait for it, the master does, both do."""
     told = told_by(device_set, SLOW)("""
 before, results = held(), []
 both = bad(0.5, -1)

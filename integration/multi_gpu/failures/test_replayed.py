@@ -97,7 +97,6 @@ tell(results=results, before=before, last=last, number=held()[1], replayed=is_re
 
 
 def test_a_worker_that_is_killed_amid_replays(gpus, several):
-    """WorkerDied soon; values are those of before the step, and another runtime replays again."""
     told = told_by(gpus, TRAIN)("""
 steps = [6]
 def endless():
@@ -181,10 +180,6 @@ tell(results=results, failed=failed, number=number, counted=counted, last=last, 
 
 
 def test_ten_thousand_replayed_steps_take_no_memory(gpus):
-    """Of the processes, and of the GPUs if nothing else runs on them.
-
-    Sampled after two thousand steps, and at the end.
-    """
     told = told_by(gpus, TRAIN, timeout_s=170)("""
 def memory():
     gc.collect()

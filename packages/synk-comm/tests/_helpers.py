@@ -32,7 +32,7 @@ def run_python(*words, timeout_s=60.0, cwd=None, **more):
 
 
 def printed_by(*words, **options):
-    """Return what a program printed, which has to end well and without a warning."""
+    """Return what a program printed; it ends well and without a warning."""
     done = run_python(*words, **options)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout

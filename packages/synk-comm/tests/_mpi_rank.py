@@ -148,7 +148,6 @@ def threads_in_turn():
 
 
 def alone():
-    """What is asked for without a launcher."""
     try:
         return connected().size
     except JoinError as exc:

@@ -1,8 +1,4 @@
-"""Ranks that die, freeze, are interrupted or watched: nobody hangs, everybody learns why.
-
-The matrix at the end does each of many things to each rank in each collective, in forked
-processes. Each of them once is the default; ``SYNK_TESTS=all`` runs all.
-"""
+"""Ranks die, freeze, are interrupted or watched: nobody hangs, everybody learns why."""
 
 from __future__ import annotations
 

@@ -219,7 +219,6 @@ def _memory_of_groups():
 
 
 def test_close_gives_the_memory_back_at_once():
-    """Whatever was called again and again, and whoever has the communicators still."""
     gc.collect()
     before = _memory_of_groups()
     gc.disable()

@@ -128,7 +128,6 @@ def test_what_the_watch_raises_ends_the_group():
 
 
 def test_survivors_learn_who_was_killed_where_the_launcher_lets_them_live():
-    """One rank shares the host with it and sees its process end; the others hear it from that."""
     options = ["-disable-auto-cleanup"]
     with job(RANK, "killed", size=4, on_a_host=2, options=options, outlives=True) as program:
         done = program.finish()

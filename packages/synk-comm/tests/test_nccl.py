@@ -73,7 +73,6 @@ def read(comm, array):
 
 
 def test_every_call_gives_what_it_gives_for_host_arrays(ranks):
-    """Those go the host's way, which the contract compares with NumPy."""
     dtypes = ["i1", "u1", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "c8", "c16", *MOVED]
 
     def run(comm):
@@ -145,8 +144,6 @@ def test_parts_are_read_from_elsewhere(ranks):
 
 
 def test_a_part_that_is_computed_after_a_call_is_not_read_before(pair):
-    """What is ready is what the main stream has been given before, and what follows waits."""
-
     def run(comm):
         gpus, out_bytes = pair.fake.gpus, 80
         out = pair.put(comm, np.zeros(10))
@@ -477,7 +474,7 @@ def test_a_call_that_never_returns_from_nccl_is_stopped_in_time():
 
 @pytest.mark.parametrize("asked", [True, False])
 def test_a_dead_process_is_noticed_while_the_gpu_waits_for_it(asked):
-    """Also where nobody asks this communicator: a library may wait for the GPU by itself."""
+    """A library may wait for the GPU by itself, and ask this communicator nothing."""
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
 
     def run(comm, fake, x):
@@ -633,8 +630,6 @@ def test_an_all_reduce_that_is_made_again_is_of_what_the_arrays_hold_then(pair):
 
 
 def test_a_repeated_average_uses_the_others_weights(pair):
-    """The own call stays the same, and with it all that is known about it."""
-
     def run(comm):
         x, out = (PygpuLike.of(pair.fake.gpus, np.ones(3), comm.device) for _ in range(2))
         x.fill(comm.rank)

@@ -1,10 +1,6 @@
 """Random programs of collectives, in lock-step on several ranks, against NumPy.
 
-Programs run twice over shared memory, and once over sockets: results must be what NumPy says, and
-the same bits on all ranks, in all runs.
-
-Failures replay: hypothesis is derandomized, and prints the program. With ``SYNK_TESTS=all`` each
-run tries others, and more, and shrinks those that fail.
+Programs run twice over shared memory, and once over sockets: all give the same bits.
 """
 
 from __future__ import annotations

@@ -88,11 +88,7 @@ def test_errors_name_the_ranks_of_the_old_group(kind):
 def outcome(comm, *, late_s=0.0, struck=None, timeout_s=None, watch=None, color=None):
     """Split; return what is raised there, and after how long.
 
-    Args:
-        late_s: how late this rank enters its group, after all have agreed on how to.
-        struck: what happens meanwhile, to this rank or by it.
-        watch: looks after the new group.
-        color: if it is not the usual one.
+    This rank enters its group `late_s` after all have agreed on how to; `struck` happens meanwhile.
     """
     fabric = comm._steps.fabric
     part = type(fabric).split

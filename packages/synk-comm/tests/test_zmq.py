@@ -86,7 +86,6 @@ def test_what_follows_a_message_that_was_cut_short_is_not_taken_for_its_rest(pai
 
 
 def test_a_message_without_the_cookie_of_its_sender_ends_the_group(pair):
-    """Not even what this rank has sent itself is taken for the peer's."""
     own, theirs = pair[0].peers[1], pair[1].peers[0]
     theirs.send(own.envelope(b"R", 1, b""))
     with pytest.raises(PeerLost, match="another process has taken its place"):

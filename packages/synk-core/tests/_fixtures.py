@@ -40,10 +40,7 @@ def no_leaks():
 
 @pytest.fixture(scope="session")
 def zygote():
-    """A process that has imported the engine and this package: to fork programs from takes no time.
-
-    What is about the start itself is started: by `synk_testing.run`.
-    """
+    """A process that has imported the engine and this package: programs fork from it in no time."""
     with Zygote("import synk_shm, synk_core, synk_testing.engine") as made:
         yield made
 

@@ -1,9 +1,6 @@
 """Values that nobody expects, and the house in which they are tried.
 
-`anything` draws wrong types, dtypes, shapes and sizes, and objects that raise where nobody expects
-it. `House` holds a runtime with functions and shared variables whose values are known: after every
-attempt, whatever came of it, everything has to be as NumPy says it should be.
-
+After every attempt, whatever came of it, everything in the `House` is as NumPy says it should be.
 With ``SYNK_TESTS=all`` each run draws other examples, many times as many, and shrinks those that
 fail.
 """
@@ -45,7 +42,7 @@ def fuzzing(examples: int) -> Any:
 
 
 class Boom(Exception):
-    """What users' objects raise."""
+    pass
 
 
 HOOKS = ["__array__", "__array_interface__", "__bool__", "__eq__", "__float__", "__fspath__"]
@@ -193,7 +190,6 @@ SHARED = ("/dev/shm/synk.", "/memfd:synk-shm")
 
 
 def mapped(pid: object) -> int:
-    """Return how many shared arrays a process maps."""
     with open(f"/proc/{pid}/maps") as maps:
         return sum(any(name in line for name in SHARED) for line in maps)
 
@@ -233,14 +229,8 @@ class House:
         return len([name for name in names if not name.startswith(SHARED)])
 
     def attempt(self, act: Callable[[], Any], also: Tuple[type, ...] = ()) -> Tuple[bool, Any]:
-        """Whether it came to a result, and the result or the error.
-
-        Args:
-            also: errors that are no `SynkError` and right here.
-
-        Raises:
-            AssertionError: what came of it breaks a promise.
-        """
+        """Return whether it came to a result, and the result, or an error: none but `also` is
+        right."""
         serial = self.runtime._lifecycle.rank.serial
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -264,11 +254,7 @@ class House:
             assert len(text) <= LONGEST_MESSAGE, f"{len(text)} characters: {text[:300]} ..."
 
     def check(self, unchanged: bool = True) -> None:
-        """The runtime works, and every rank holds what it held.
-
-        Args:
-            unchanged: False sets the shared variables anew.
-        """
+        """Assert that the runtime works, and every rank holds what it held, or set that anew."""
         assert not self.runtime.closed, "closed by a wrong argument"
         self._turn += 1
         rows = np.arange(12.0).reshape(4, 3)[: self._turn % 5] + self._turn

@@ -250,7 +250,6 @@ def strike_at(place, functions, call):
     "size, atomic", [(2, True), pytest.param(2, False, marks=pytest.mark.nightly), (1, True)]
 )
 def test_an_interrupt_out_of_a_call_means_that_it_did_not_happen(size, atomic):
-    """Wherever Ctrl-C comes; and one that comes too late is raised when the result is there."""
     count = engine.shared(0, "count")
     usual = signal.getsignal(signal.SIGINT)
     with no_ranks_left(), Runtime(size, atomic=atomic) as runtime:
@@ -317,7 +316,7 @@ def await_no_other(pair):
 
 @pytest.mark.parametrize("number", [1, 2])
 def test_ctrl_c_in_a_comparison_of_keys_comes_once_after_it(pair, number):
-    """At the second one CPython drops what is raised, and says KeyError."""
+    """CPython drops what the second comparison raises, and says KeyError."""
     table = OrderedDict.fromkeys([Alike(), Alike()], 1)
     Alike.compared_until_struck = number
     with pytest.raises(KeyboardInterrupt):
@@ -328,7 +327,7 @@ def test_ctrl_c_in_a_comparison_of_keys_comes_once_after_it(pair, number):
 
 @pytest.mark.parametrize("kind", ["__del__", "array"])
 def test_ctrl_c_in_a_finalizer_comes_once_after_it(pair, kind, monkeypatch):
-    """What is raised there Python only prints."""
+    """Python only prints what a finalizer raises."""
     if kind == "__del__":
         kept = Gone()
     else:
@@ -353,7 +352,6 @@ STARTS += [Process.__init__, start_workers]
 
 @pytest.mark.parametrize("step", [47, pytest.param(1, marks=pytest.mark.nightly)])
 def test_an_interrupt_of_the_start_leaves_nothing_behind(step):
-    """At lines of what starts a runtime: there is one, or there is nothing of one."""
     usual = signal.getsignal(signal.SIGINT)
     place, struck, started = 0, True, []
     while struck:

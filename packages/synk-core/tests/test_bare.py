@@ -23,7 +23,6 @@ def mode(linker):
 
 
 def twins(linker, make):
-    """Two equal functions, each with a variable of its own."""
     functions = []
     for _ in range(2):
         x, s = T.dvector("x"), engine.shared(np.arange(3.0), "s")

@@ -1,8 +1,4 @@
-"""Verdicts on whether outputs are exact on any split of the rows, and the proof of each by numbers.
-
-Every graph of the table is also computed by the plain engine, on all rows and on uneven parts, and
-the parts are put together by NumPy: "exact" has to mean equal, and "wrong" different.
-"""
+"""Verdicts on whether outputs are exact on any split of the rows, and the proof of each by numbers."""
 
 from __future__ import annotations
 

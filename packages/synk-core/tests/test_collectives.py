@@ -39,7 +39,7 @@ def on_all_ranks(runtime, variable):
 
 @pytest.mark.parametrize("kind", [k for k in COLLECTIVES if COLLECTIVES[k].on_devices])
 def test_values_on_another_device_of_the_master_go_through_host_memory(trio, monkeypatch, kind):
-    """In all ranks: to these the context's name may mean their default device."""
+    """In workers, the context's name may mean the default device."""
     performed, perform = [], PERFORMERS[kind]
 
     def noted(*given, **named):
@@ -119,7 +119,6 @@ def test_gather_stacks_or_concatenates_also_ragged_values(runtime):
 
 
 def test_scatter_takes_values_of_different_lengths_at_once(runtime):
-    """As in 1.0: training and validation sets in one call. A batch is of rows that all have."""
     variables = [engine.shared(np.zeros((1, 2)), "a"), engine.shared(np.zeros(1), "b")]
     values = [np.arange(18.0).reshape(9, 2), np.arange(4.0)]
     collectives = runtime.collectives

@@ -15,7 +15,6 @@ has_gpus = theano_only("PyTensor computes on no GPU")
 
 @pytest.fixture
 def gpus(monkeypatch):
-    """Say how many GPUs there are, why none can be used, and which one this process holds."""
     monkeypatch.delenv(assignment.USE_GPU, raising=False)
 
     def tell(count, problem="", held=None):
@@ -141,8 +140,6 @@ def test_without_gpus_they_cannot_be_demanded():
 
 
 def test_a_device_that_the_master_cannot_take_ends_its_start(monkeypatch):
-    """With that error, and none of what a half-made runtime lacks."""
-
     def refuse(*_):
         raise StartError("planted")
 

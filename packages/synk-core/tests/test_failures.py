@@ -95,8 +95,6 @@ ERRORS = OF_USERS + OF_OTHER_GROUPS_AND_RUNTIMES
 
 
 def test_who_expects_an_error_of_a_class_catches_that_of_any_rank(runtime):
-    """And the ranks stay in step over many failures of either side."""
-
     def fail_as_told(values):
         raise copy.copy(ERRORS[int(values.max()) - 1][0])  # one would keep the frames of all calls
 
@@ -318,7 +316,6 @@ def test_nor_does_it_end_workers_that_still_start(run_script):
 
 @pytest.mark.parametrize("number", [SIGNAL, signal.SIGINT])
 def test_nothing_interrupts_a_worker_within_the_shield(number):
-    """One on the master's host, and one on another."""
     record = SimpleNamespace(interrupted=7, phase=(Phase.COMPUTE, 0))
     rank = SimpleNamespace(serial=7, flight=record)
     words = SimpleNamespace(take_all=lambda: [(7).to_bytes(8, "little")])
@@ -348,7 +345,6 @@ def test_nothing_interrupts_a_worker_within_the_shield(number):
 
 
 def test_nothing_interrupts_the_master_within_the_shield(pair):
-    """And a Ctrl-C while all ranks compute stops all."""
     done = []
 
     def careful(values):
@@ -411,7 +407,6 @@ f(np.ones(2))
     "end", ["os.kill(os.getpid(), 9)", pytest.param("runtime.close()", marks=pytest.mark.nightly)]
 )
 def test_workers_that_end_while_they_compute_take_along_what_they_have_started(run_script, end):
-    """As a compiler."""
     with no_ranks_left():
         _, out, err = run_script(COMPILING, end)
         pids = [int(word) for word in out.split()]
@@ -436,7 +431,6 @@ def test_a_worker_that_cannot_start_is_named_with_the_cause(monkeypatch):
     ],
 )
 def test_who_is_lost_while_ranks_join_is_named_as_ever(monkeypatch, error, expected):
-    """Also where its connection ended before anybody had looked at its process."""
     with no_ranks_left(), Runtime(2) as runtime:
 
         def join(*_args, **_kwargs):
@@ -456,8 +450,6 @@ def test_who_is_lost_while_ranks_join_is_named_as_ever(monkeypatch, error, expec
 
 
 def test_what_no_rank_has_time_to_say_does_not_pile_up(pair):
-    """Failures of several ranks at once are all read, however long their messages."""
-
     def shout(values):
         raise ValueError("x" * 1_000_000)
 

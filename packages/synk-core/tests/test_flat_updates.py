@@ -1,6 +1,6 @@
 """Updates of many variables as one computation: the same numbers, whatever happens to a value.
 
-All numbers are multiples of powers of two, which no order of operations rounds.
+No order of operations rounds multiples of powers of two.
 """
 
 from __future__ import annotations
@@ -46,7 +46,6 @@ class Model:
         self.update = runtime.function([], updates=self.together, name="update")
 
     def step(self):
-        """Take a step on all ranks, and in NumPy."""
         random = np.random.RandomState(3)
         rows = random.randint(-8, 8, (self.runtime.size + 1, self.flat.get_value().size)) * 1.0
         self.gradient(rows)
@@ -55,7 +54,6 @@ class Model:
         self.move(rows.sum(axis=0))
 
     def move(self, gradient):
-        """Take a step in NumPy."""
         parts = np.split(gradient, np.cumsum([v.size for v in self.values])[:-1])
         for i, part in enumerate(parts):
             self.velocities[i] = KEPT * self.velocities[i] - RATE * part.reshape(SHAPES[i])
@@ -226,7 +224,7 @@ def test_what_is_computed_together():
 
 
 def test_parts_begin_where_libraries_like_it():
-    """So a part whose length is odd is the last."""
+    """Only the last part may have an odd length."""
     for shapes, together in (
         ([(WIDE,), (WIDE,), (5,)], [3]),
         ([(WIDE,), (5,), (WIDE,), (WIDE,)], [2, 2]),
@@ -263,10 +261,7 @@ def test_different_dtypes_are_apart():
 
 
 def test_no_two_variables_share_their_elements(trio):
-    """What Theano finds to be equal is computed once, and what is unchanged not at all.
-
-    Functions that have flat updates take no operations in place, whatever their mode.
-    """
+    """Theano computes equal values once; functions of flat updates take no operations in place."""
     first, second = ([shared((WIDE,), 3.0) for _ in range(2)] for _ in "ab")
     third = [shared((1, WIDE), 3.0) for _ in range(2)]
     updates = [(w, v * 2.0) for w, v in zip(second, first)]

@@ -67,7 +67,7 @@ def test_named_arrays_without_room_in_dev_shm_lie_beside_it(refuse, caplog, code
 
 @pytest.mark.parametrize("backend", ["memfd", "shm"])
 def test_arrays_lie_where_there_is_room(refuse, backend):
-    """They are given back. Each act without room in /dev/shm is in faults/test_fault_memory.py."""
+    """Each act without room in /dev/shm is in faults/test_fault_memory.py."""
     x = T.matrix("x")
     before = files_in_memory(os.getpid())
     refuse(*((full(), None) if backend == "memfd" else (None, full())))

@@ -88,7 +88,6 @@ def test_calls(house, f, data):
 @fuzzing(120)
 @given(data=st.data())
 def test_functions_of_anything(house, data):
-    """What is built computes; what is refused leaves nothing behind."""
     draw, runtime = data.draw, house.runtime
     x, y = T.dmatrix("x"), T.dvector("y")
     options = {
@@ -222,7 +221,6 @@ def test_changing_data(house, data):
 @fuzzing(150)
 @given(key=anything(), value=anything())
 def test_items_of_data_are_as_those_of_arrays(house, key, value):
-    """What NumPy gives or raises for an array, `Data` give or raise."""
     plain = np.arange(12.0).reshape(4, 3)
     held = house.runtime.data(plain)
 

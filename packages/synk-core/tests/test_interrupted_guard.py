@@ -27,7 +27,6 @@ def computing():
 
 
 def test_a_guard_lets_the_next_call_in_after_any_interrupt(computing):
-    """Wherever within it an interrupt comes."""
     (comm,) = local_group(1)
     guard = comm._guard
     armed = threading.Event()

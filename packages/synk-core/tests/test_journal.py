@@ -16,7 +16,6 @@ def journal():
 
 
 def collective(journal, storage, number=0, fill=0.0):
-    """Give a variable a new value, as collectives do; return the array."""
     room = journal.room(number, storage)
     room[...] = fill
     if room is not storage[0]:

@@ -106,7 +106,6 @@ def test_near_the_recursion_limit_nothing_begins_that_could_not_end():
 
 
 def test_threads_may_close_at_once_while_others_work():
-    """The first one ends it, the others wait for that; whoever is at work learns of it."""
     x, before = T.dvector("x"), sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:

@@ -118,7 +118,6 @@ def test_who_waits_for_workers_to_start_has_a_limit_is_called_meanwhile_and_hear
 
 
 def test_of_several_that_are_gone_the_killed_one_is_named():
-    """Those that lose the group wait for the master."""
     with started(4) as (runtime, pool):
         pids = runtime.worker_pids
         runtime._rank.comm.abort("a test")

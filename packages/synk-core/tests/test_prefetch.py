@@ -1,7 +1,6 @@
 """Rows that are taken before the call is made: the same results, whatever happens in between.
 
-On processors nothing is taken before; here the first and the last of three ranks are made to do as
-a GPU does, and the one between them is not.
+The first and the last of three ranks are made to do as a GPU does, the one between them is not.
 """
 
 from __future__ import annotations
@@ -68,7 +67,6 @@ def require(made, function, result, rows):
 
 
 def test_rows_are_taken_once(made):
-    """So a change of the data in between is not seen where they were taken before."""
     x = made.runtime.data(np.zeros((3, 3)))
     call = made.g.delayed(x, made.labels[:3], batch=[0, 1, 2])
     made.runtime.step(call.prefetch())
@@ -78,7 +76,6 @@ def test_rows_are_taken_once(made):
 
 
 def test_calls_in_any_order_and_of_several_functions(made):
-    """Prefetched, performed, forgotten at random: each gets its own rows."""
     random = np.random.RandomState(0)
     waiting = []
     for _ in range(100):

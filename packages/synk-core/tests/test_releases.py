@@ -140,7 +140,6 @@ def test_what_an_order_that_failed_was_to_forget_is_forgotten_by_the_next(pair, 
 
 
 def test_numbers_are_never_given_twice():
-    """Also when a new variable's storage lies where that of an old one has been."""
     registry, seen = VariableRegistry(), set()
     for i in range(200):
         variable = engine.shared(np.full(2, float(i)), f"v{i}")
@@ -164,8 +163,6 @@ def test_numbers_are_never_given_twice():
 
 
 def test_what_is_gone_before_it_was_sent_is_never_sent(pair, settled):
-    """By `distribute()`, and by the first call of another function."""
-
     def build():
         w = engine.shared(np.arange(3.0), "w")
         return pair.function([x], (x.mean() * w).sum(), updates=[(w, w + 1)])
@@ -256,7 +253,6 @@ def test_no_signal_comes_between_an_end_and_its_farewell():
 
 @pytest.mark.parametrize("seed", [0, 1, 2] if ALL else [0])
 def test_whatever_comes_and_goes_values_are_right(pair, seed):
-    """Variables and functions are made, used and let go of in random order."""
     rng = random.Random(seed)
     variables, functions = {}, {}
     for i in range(60 if ALL else 30):

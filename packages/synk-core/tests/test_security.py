@@ -1,7 +1,4 @@
-"""What other users of the machine can see, touch or hold up of a run: nothing.
-
-With real processes, started as a user would, in folders of their own.
-"""
+"""What other users of the machine can see, touch or hold up of a run: nothing."""
 
 from __future__ import annotations
 

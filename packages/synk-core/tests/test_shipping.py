@@ -1,7 +1,6 @@
 """Rows on demand: whatever a program writes, other hosts compute with the values of now.
 
-The hosts are simulated: leaders take in what orders bring from queues, and what their ranks would
-read is compared with NumPy's selection from the master's array.
+The hosts are simulated: leaders take in what orders bring from queues.
 """
 
 from __future__ import annotations

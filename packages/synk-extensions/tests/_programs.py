@@ -23,7 +23,6 @@ IN_C = {"THEANO_FLAGS": os.environ.get("THEANO_FLAGS", "") + ",linker=cvm"}
 
 
 def number_of_ranks():
-    """How many `on_devices()` asks for."""
     return len(DEVICES) or CPU_PROCESSES
 
 
@@ -35,7 +34,6 @@ def on_devices(only_first=False):
 
 
 def on_one_device():
-    """The options for a program without processes."""
     return ("--devices", DEVICES[0] if DEVICES else "cpu")
 
 

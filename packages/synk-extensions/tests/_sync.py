@@ -47,15 +47,7 @@ def gradient(theta, x, y):
 
 
 class Ranks:
-    """What all ranks hold, a row each: `replicas`, and the velocities of their update rule.
-
-    Args:
-        size: Number of ranks.
-        rule: "average", "easgd" or "downpour".
-        every: Steps from one synchronisation to the next.
-        alpha: Of easgd.
-        mu: Momentum; 0 for plain gradient descent.
-    """
+    """What all ranks hold, a row each: `replicas`, and the velocities of their update rule."""
 
     def __init__(self, size, rule, every, alpha=None, mu=0.0):
         self.replicas = np.tile(START, (size, 1))

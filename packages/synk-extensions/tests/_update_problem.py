@@ -1,10 +1,7 @@
-"""The small problem on which update rules are tried, and the papers' formulas, in NumPy alone; then
-the same problem as a graph.
+"""The small problem on which update rules are tried, and the papers' formulas, in NumPy alone.
 
-It has parameters of all kinds of shapes, and a loss that is not quadratic. A formula is a generator
-for one parameter, fed with gradients.
-
-PyTorch, whose numbers torch_reference.json has, solved this problem.
+A formula is a generator for one parameter, fed with gradients. PyTorch solved this problem, too:
+its numbers are in torch_reference.json.
 """
 
 from __future__ import annotations

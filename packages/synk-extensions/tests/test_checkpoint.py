@@ -231,8 +231,6 @@ def test_what_a_killed_run_left_unfinished_is_no_checkpoint_and_goes(tmp_path):
 
 
 def test_a_checkpoint_of_another_training_changes_nothing(tmp_path):
-    """Every difference is named; here what another model and other arguments make of it."""
-
     def build(params="wv", rule=updates.momentum, dtype="float64", width=3, **settings):
         x = T.matrix("x", dtype=dtype)
         shareds = [engine.shared(np.ones(width, dtype), name=name) for name in params]

@@ -174,7 +174,7 @@ HANG_UP = pytest.param(signal.SIGHUP, marks=pytest.mark.nightly)
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, HANG_UP])
 def test_what_a_command_has_started_ends_with_it(tmp_path, number):
-    """Also what that has started, but after SIGKILL."""
+    """SIGKILL leaves what the command's child has started."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)

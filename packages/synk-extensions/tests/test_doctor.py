@@ -61,7 +61,6 @@ def test_this_machine(tmp_path: Path):
 
 @pytest.mark.parametrize("answer", [{"versions": [1], "hardware": 5}, {"problem": "no answer"}])
 def test_answers_of_no_sense_or_none(monkeypatch, capsys, answer: dict):
-    """Whatever a probe says, there is a report, and it does not say that all is well."""
     monkeypatch.setattr(doctor, "OF_THEANO", True)
     monkeypatch.setattr(doctor, "glob", lambda _: ["/dev/nvidia0"])
     for name in ("ask_python", "ask"):
@@ -243,7 +242,6 @@ def test_packages_that_do_not_fit_or_are_not_there(monkeypatch):
     ],
 )
 def test_lasagne(monkeypatch, tmp_path, lasagne, state, found):
-    """A program of 2015 wants 0.1."""
     for name, text in (("synk_theano", ""), ("lasagne/layers", ""), ("lasagne/__init__", lasagne)):
         (tmp_path / f"{name}.py").parent.mkdir(exist_ok=True)
         (tmp_path / f"{name}.py").write_text(text or "")

@@ -28,7 +28,7 @@ LOG = """epoch,step,seconds,train_loss,valid_loss,train_error,valid_error,norm,l
 
 @pytest.fixture
 def written(tmp_path):
-    """A function that writes a file with this content."""
+    """Return a function that writes a file with this content."""
 
     def write(content, name="file"):
         path = tmp_path / name
@@ -39,7 +39,7 @@ def written(tmp_path):
 
 
 def drawn(axes, label):
-    """The points of the line with this label."""
+    """Return the points of the line with this label."""
     (line,) = [line for line in axes.get_lines() if line.get_label() == label]
     return [list(values) for values in line.get_data()]
 
@@ -99,7 +99,6 @@ def test_training_curves(written):
 
 
 def test_scales_gaps_and_infinities(written, tmp_path):
-    """Only losses and rates are on logarithmic axes."""
     log = "epoch,train_loss,valid_accuracy,aux_loss,learning_rate\n"
     log += "1,20,0.05,9,0.1\n2,1,0.99,0.1,0.001\n"
     scales = {axes.get_ylabel(): axes.get_yscale() for axes in plot_training(written(log)).axes}

@@ -61,7 +61,6 @@ def on_a_terminal(before="", to_file=""):
 
 @pytest.mark.parametrize("to_file", [False, True])
 def test_on_a_terminal_work_is_shown_while_it_lasts(tmp_path, to_file):
-    """What is printed to a file is not touched."""
     path = tmp_path / "printed"
     shown = on_a_terminal(to_file=path if to_file else "")
     texts = ("training", "4/4", "loss 2", "compiling 'f'")
@@ -83,7 +82,6 @@ def state(monkeypatch):
 
 
 def test_what_is_shown(state, monkeypatch):
-    """The program decides, then the environment, then logging."""
     assert _progress._are_drawn() is None
     monkeypatch.setattr(logging.getLogger("synkhronos"), "level", logging.WARNING)
     assert _progress._are_drawn() is False

@@ -82,7 +82,7 @@ def test_steps_are_those_of_calls(twins, num_slices):
 
 @pytest.mark.parametrize("form", ["rows", "arrays"])
 def test_the_steps_of_what_was_drawn_come_before_a_wait_for_more(twins, form):
-    """Also of a program that decides by a step's loss what to draw next."""
+    """A program may decide by a step's loss what to draw next."""
     model, other, (x, y) = twins
     losses, got = SimpleQueue(), []
 
@@ -203,7 +203,6 @@ def test_what_the_program_changes_is_taken_when_it_is_drawn(lines, processes, ki
 
 @pytest.mark.parametrize("form", ["rows", "file", "arrays"])
 def test_a_loop_that_is_left_and_one_that_fails_leave_all_usable(twins, form):
-    """An error of the batches, and of a step, comes after the steps before it."""
     model, other, (x, y) = twins
     arguments = {"rows": (x, y), "file": (StandIn(x), y), "arrays": ()}[form]
     wrong = (x[:4, :2], y[:4]) if form == "arrays" else [999]
@@ -401,7 +400,6 @@ np.testing.assert_allclose(losses, expected)
 
 
 def test_a_child_is_refused_at_once_and_the_parent_goes_on():
-    """Forked in the loop, in the generator, and in one whose batch it then wants to be taken."""
     warm = zygote()
     with nothing_left():
         done = warm.run(BEGIN + CHILDREN, limit_s=LIMIT_S)

@@ -100,7 +100,6 @@ class Net:
         return [held.get_value() for held in (*self.params, *self.averages)]
 
     def serial_function(self):
-        """Lasagne's and Theano's own training step."""
         rule = lasagne.updates.nesterov_momentum(self.loss, self.params, **RATES)
         return theano.function([self.x, self.y], self.loss, updates=rule)
 
@@ -128,7 +127,6 @@ def largest(pairs):
     ids=lambda n: f"{n}-processes",
 )
 def processes(request):
-    """Fork."""
     with forked(request.param):
         yield request.param
 

@@ -111,7 +111,6 @@ def test_a_checkpoint_of_another_rule_is_refused(two_ranks, tmp_path):
 
 
 def test_a_checkpoint_without_a_rule(two_ranks, tmp_path):
-    """Averaging may go on from one; a centre is not in it."""
     plain = Training(None, tmp_path)
     plain.trainer.run(1)
     values = [rank[:4] for rank in plain.values()]

@@ -214,7 +214,6 @@ def test_a_generator_goes_on_from_a_row_of_numbers(name):
 
 
 def test_time_major_data_and_a_loss_over_the_whole_batch(processes):
-    """The steps of a plain function, whose data have their rows first."""
     series = np.random.RandomState(8).randn(3, 21, FEATURES)
 
     def trained(make, gather, is_major):

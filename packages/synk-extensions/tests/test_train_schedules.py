@@ -70,7 +70,6 @@ def test_plateau_goes_on_from_its_state_also_within_a_warm_up(t_kept):
 
 @pytest.mark.parametrize("by, expected", [("epoch", [0, 1]), ("step", [0, 1, 2, 3])])
 def test_the_schedule_decides_the_rate_of_each_epoch_or_step(by, expected):
-    """Whatever a callback sets in between; a value that is no rate ends the run before."""
     asked, wrong, model = [], {}, Model()
 
     def schedule(t):

@@ -58,7 +58,7 @@ def model(setting):
 
 
 def rows(epoch):
-    """Those that a Trainer with seed 0 uses in its epoch."""
+    """Return those that a Trainer with seed 0 uses in its epoch."""
     generator = np.random.default_rng(0)
     for _ in range(epoch):
         generator.permutation(50)
@@ -110,7 +110,6 @@ def test_a_loader_is_iterated_anew_for_each_epoch(model):
 
 @pytest.mark.parametrize("stop", [1, 3, pytest.param(4, marks=pytest.mark.nightly)])
 def test_a_resumed_training_draws_the_batches_that_are_left(model, stop, tmp_path):
-    """Also after the last batch of an epoch, whose validation is still to be done."""
     uninterrupted = trained(model, batches, None, 2)
     asked = []
 
@@ -149,7 +148,6 @@ def test_a_run_that_failed_goes_on_with_the_epoch_that_it_had_begun(model):
 # While an epoch's first batch is awaited, and its second.
 @pytest.mark.parametrize("number, steps", [(signal.SIGTERM, 3), (signal.SIGINT, 4)])
 def test_a_signal_ends_the_wait_for_a_batch(model, ctrl_c, tmp_path, number, steps):
-    """Where the program's iterable waits for ever; the rest of the training is as ever."""
     taken, over, late = threading.Event(), threading.Event(), []
 
     counting = Callback()

@@ -1,7 +1,6 @@
 """TensorBoard, Weights & Biases and MLflow get each epoch's record, whichever way the run ends.
 
-None of them has to be installed: stand-ins take their place. Where TensorBoard is installed, its
-own reader reads the files back.
+Stand-ins take their places; TensorBoard's own reader reads files back if it is installed.
 """
 
 from __future__ import annotations
@@ -101,7 +100,6 @@ def test_records_and_hyperparameters_are_logged(kind):
 
 
 def test_a_resumed_training_continues_the_log(kind, tmp_path):
-    """A step after the checkpoint was lost; a checkpoint fits without the log, too."""
     fake, make = kind
     losing = Callback()
     losing.on_step_end = lambda trainer, loss: 1 / (trainer.step - 5)
@@ -119,7 +117,6 @@ def test_a_resumed_training_continues_the_log(kind, tmp_path):
 
 @pytest.mark.parametrize("kind", WITH_ENDS, indirect=True)
 def test_a_run_is_closed_with_how_it_ended(kind, ctrl_c):
-    """After an error: test_a_resumed_training_continues_the_log."""
     fake, make = kind
 
     def interrupt(trainer, record):
@@ -142,7 +139,6 @@ def test_a_run_that_is_under_way_is_used_and_left_open(kind):
 
 
 def test_tensorboard_reads_what_was_written(tmp_path):
-    """By the library's own reader: also what a resumed training hides."""
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.plugins.hparams import metadata, plugin_data_pb2

@@ -140,7 +140,6 @@ def test_the_second_ctrl_c_ends_a_parallel_step_at_once(tmp_path):
 
 
 def saved_in(folder):
-    """The steps of its checkpoints."""
     return [int(path.stem[5:]) for path in Checkpoints(folder).paths()]
 
 
@@ -263,7 +262,6 @@ def test_a_signal_to_a_run_within_a_run_ends_both(restored, tmp_path):
 
 
 def test_a_child_that_a_run_has_forked_obeys_the_signal(restored, tmp_path):
-    """Such as a loader's processes, which are ended by it."""
     ended = []
 
     def fork(trainer, record):
@@ -290,7 +288,6 @@ def test_a_run_in_another_thread_is_refused_before_the_first_step(restored, tmp_
 
 
 def test_handlers_are_restored_and_the_users_is_asked_the_second_time():
-    """Ctrl-C is left alone in threads, and where it is ignored."""
     seen, calls, usual = [], [], signal.getsignal(signal.SIGINT)
     sigterm = signal.getsignal(signal.SIGTERM)
 

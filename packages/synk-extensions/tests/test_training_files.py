@@ -251,7 +251,6 @@ MUTATIONS = (*HARMLESS, change_member, *3 * [change_text])
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(1, 9))]
 )
 def test_whatever_a_checkpoint_holds_it_is_loaded_whole_or_refused(good, tmp_path, seed):
-    """And what was loaded can be gone on with."""
     model, path, generator = good
     data, chance = path.read_bytes(), random.Random(seed)
     file = tmp_path / "step-000000006.npz"

@@ -42,7 +42,6 @@ def assert_identical(values, others):
 
 
 def test_values_come_back_as_they_were(tmp_path):
-    """By a list in another order, and by a dict."""
     saved, path = shareds(VALUES), tmp_path / "weights"
     for by_name in (list, lambda each: {v.name: v for v in each}):
         loaded = shareds({name: np.zeros_like(value) for name, value in VALUES.items()})
@@ -56,7 +55,6 @@ def test_values_come_back_as_they_were(tmp_path):
 
 @pytest.mark.parametrize("strict", [True, False])
 def test_what_does_not_fit_changes_nothing(tmp_path, strict):
-    """And the message lists all differences."""
     path, usual = tmp_path / "w.npz", {"w": np.ones((2, 3)), "b": np.ones(3)}
     save_weights(path, shareds({"w": np.zeros((2, 3)), "b": np.zeros(3)}))
     missing = "v: missing in the file; .: in the file, but not in params; .: in"

@@ -117,12 +117,7 @@ def places_of(codes, act, step):
 
 
 class Acts:
-    """A training, and what changes it as a whole.
-
-    Attributes:
-        acts: by name.
-        codes: of the functions that they go through.
-    """
+    """A training, acts that change it as a whole, and the code of the functions they go through."""
 
     def __init__(self, kind, folder):
         self.model = model = Model(MAKE[kind], updates.adam, noise="numpy", running=True)
@@ -153,7 +148,7 @@ class Acts:
         )  # fmt: skip
 
     def values(self):
-        """Everything, on all ranks."""
+        """Return everything, on all ranks."""
         ranks = self.trainer._ranks
         (*states,) = ranks.perform([*map(ranks.get_states, self.random)])
         if self.kind == "parallel":
@@ -165,7 +160,7 @@ class Acts:
         return [*values, *map(np.array, states), np.array(python, dtype=float)]
 
     def drift(self):
-        """Be elsewhere than at the checkpoint."""
+        """Change everything that a checkpoint has."""
         self.trainer.run(3)
         ranks = self.trainer._ranks
         for shared in self.shareds:

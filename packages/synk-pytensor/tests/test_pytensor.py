@@ -247,7 +247,7 @@ with Runtime(2) as runtime:
 
 @needs_pytensor
 def test_what_fails_is_named_and_all_goes_on(run_script):
-    """In a program of its own: Numba keeps the arguments of a call that failed."""
+    """Numba keeps the arguments of a call that failed, so this is a program of its own."""
     status, out, err = run_script(PROGRAM + FAILING)
     assert status == 0, err
     assert "incompatible shape" in out

@@ -25,7 +25,6 @@ if __name__ == "__main__":
 
 
 def sections(text: str) -> dict[str, str]:
-    """Return the parts of a page by their titles."""
     _, *parts = re.split(r"^## ", text, flags=re.MULTILINE)
     return {part.partition("\n")[0]: part for part in parts}
 
@@ -45,12 +44,10 @@ ALONE = [title for title in AFTER if title not in BY_NAME + PARALLEL]
 
 
 def promised(code: str) -> list[str]:
-    """Return the lines that a program prints, according to its comments."""
     return re.findall(r"print\(.*#-> (.*)", code)
 
 
 def mask(printed: str) -> str:
-    """Replace the figure that depends on the machine."""
     return re.sub(r"\d+%", "few %", printed).strip()
 
 
@@ -69,7 +66,6 @@ def script(bare_script):
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_example(script, name, method):
-    """It succeeds, is silent on stderr, prints what is documented, and leaves no process."""
     process = script.start(EXAMPLES[name], "--start-method", method)
     printed = script.finish(process)
     process.wait_alone()
@@ -94,7 +90,6 @@ def test_ring_whose_producer_is_killed(script, method, die_at):
 
 
 def test_ring_whose_consumer_is_killed(script, method):
-    """The producer exits by itself; the memory and the semaphores are removed."""
     process = script.start(EXAMPLES["ring.py"], "--frames", 10**9, "--start-method", method)
     wait_until(lambda: any("/synk." in path for path in mapped(process.pid)))
     paths = mapped(process.pid)
@@ -107,7 +102,6 @@ def test_ring_whose_consumer_is_killed(script, method):
 
 
 def mapped(pid: int) -> set[str]:
-    """Return the files in shared memory that a process has mapped."""
     lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     return {line.split()[5] for line in lines if "/dev/shm/" in line and "(deleted)" not in line}
 

@@ -52,7 +52,6 @@ def jobs(script):
 
 @pytest.mark.parametrize("backend", ["loky", "multiprocessing", "threading"])
 def test_arrays_are_the_same_memory(jobs, backend):
-    """Small ones, and those that joblib would write to files; views, too, and both ways."""
     jobs(
         """
 def main(backend):
@@ -117,7 +116,6 @@ def test_other_arrays_other_executors_and_workers(jobs, backend, code):
 
 @pytest.mark.parametrize("missing", ["joblib.pool", "joblib.executor"])
 def test_a_joblib_of_another_make_is_refused(monkeypatch, missing):
-    """Nothing has been changed by then."""
     from joblib import executor, pool
 
     makers = {module.__name__: module.get_memmapping_reducers for module in (executor, pool)}

@@ -43,7 +43,6 @@ def test_arrays_per_descriptor(script, backend):
 
 @BACKENDS
 def test_no_descriptor_left(script, backend):
-    """With any number of free descriptors, creating works or leaves nothing."""
     script.run(
         """
         import resource
@@ -134,7 +133,7 @@ def test_memfd_needs_no_dev_shm(script, mount, code):
 
 
 def test_no_entries_left(script):
-    """A tmpfs may limit files: to reach the limit is an error, and no entry is half made."""
+    """A tmpfs may limit the number of files."""
     script.run(
         """
         from multiprocessing.reduction import ForkingPickler

@@ -1,8 +1,7 @@
 """Lives of arrays and processes: some that failed once, and random ones.
 
-Processes of several families run commands, one at a time: they make, attach, send, resize, close,
-unlink and drop arrays, fork, start children, exit, and are killed, also in the middle of a command.
-Every value read is right, every array is there while its owner has it, and nothing is left.
+Processes of several families run commands, one at a time. Every value read is right, every array is
+there while its owner has it, and nothing is left.
 """
 
 from __future__ import annotations
@@ -164,7 +163,6 @@ class World:
         self.families: set[str] = set()
 
     def root(self, name: str) -> Process:
-        """Start a program of its own."""
         self.script.start(PROCESS, self.listener.address, name)
         return self.accept()
 
@@ -291,7 +289,6 @@ def test_a_last_message_to_a_parent_that_has_no_arrays(world, parent_leaves_firs
 
 
 def test_a_child_outlives_its_killed_parent(world, given, left, each_method):
-    """The child can use its arrays, attach more and make its own; then all are removed."""
     parent, name = world.root("parent"), given("child")
     parent.do(MAKE, f"b = shm.full(5, 2.0, name={name!r})")
     child = parent.start("child", each_method, "a")
@@ -389,7 +386,6 @@ SENT = "m = dump(a), dump(shm.ones(7))"
     "what", ["here", "dropped", "after a child", "received", "never received", "killed"]
 )
 def test_nothing_stays_when_a_program_has_ended(world, left, what):
-    """Messages under way and arrays of killed children are removed with the last process."""
     parent = world.root("parent")
     parent.do(MAKE)
     if what == "killed":
@@ -422,7 +418,6 @@ MOMENTS = {
 @pytest.mark.nightly
 @pytest.mark.parametrize("act", MOMENTS)
 def test_a_kill_at_each_moment_of_an_act(world, given, act):
-    """At each fourth call or return of a function; the parent lives on, and another cleans up."""
     parent = world.root("parent")
     parent.do(MAKE)
     name = given("x")
@@ -518,7 +513,6 @@ class Life:
         return self.rng.choice(list(self.arrays)) if self.arrays else None
 
     def mapping(self, process: Process, segment: Segment, readonly: bool, keeper: Any) -> Mapping:
-        """Return the mapping that a process has already, or a new one."""
         for array in self.arrays.values():
             known = array.mapping
             if (known.process, known.segment, known.readonly) == (process, segment, readonly):
@@ -529,7 +523,6 @@ class Life:
         return [array for array in self.arrays.values() if array.mapping is mapping]
 
     def is_there(self, sent: Sent) -> bool:
-        """Return whether what a handle or a message leads to is there for sure."""
         return sent.segment.sure and bool(self.on(sent.keeper))
 
     def sent(self, name: str, data: Any) -> Sent:

@@ -134,7 +134,6 @@ def test_pages_are_locked_once_and_for_as_long_as_the_array_lives(made):
 
 
 def test_what_cannot_be_locked_is_copied_the_other_way(made, monkeypatch):
-    """An array in too large a memory is not locked; a refusal is not for ever."""
     driver, pages = made[1], made[0]._pages
     monkeypatch.setattr(copies, "LARGEST_LOCK", 100_000)
     large, small = np.zeros(100_000), np.zeros(12_000)

@@ -1,7 +1,6 @@
 """Averages that begin while a function still computes: with a stand-in for NCCL, on processors.
 
-It takes arrays in host memory for arrays on devices, and reduces a part at once where NCCL would do
-so later. What only GPUs show is in `integration/multi_gpu`.
+It reduces a part at once where NCCL would do so later. Only GPUs show the rest: `multi_gpu`.
 """
 
 from __future__ import annotations
@@ -317,7 +316,6 @@ def test_parts_of_other_sizes(overlapping):
 
 
 def test_only_the_average_that_follows_is_done(overlapping):
-    """Another variable's, and a second one after the value has changed, are done themselves."""
     runtime, size = overlapping.runtime, overlapping.runtime.size
     x = T.dvector("x")
     v, w = theano.shared(np.zeros(40), "v"), theano.shared(0.0, "w")
@@ -404,7 +402,6 @@ def sends_early(runtime, function):
 
 
 def test_numbers_are_collected_when_all_acts_are_done(overlapping):
-    """Also where ranks have other numbers of rows, and an act behind the call fails on one rank."""
     runtime = overlapping.runtime
     x = T.dvector("x")
     ops = ["avg", "sum", "max", "min", "prod", "gather", None]
@@ -440,7 +437,6 @@ def test_numbers_are_collected_when_all_acts_are_done(overlapping):
 
 
 def test_functions_that_cannot_tell_of_parts():
-    """Those that do more with the vector, too."""
     x = T.dvector("x")
     v, w = (theano.shared(np.zeros(4), name) for name in "vw")
     made = T.concatenate([x[:2], x[2:4]])

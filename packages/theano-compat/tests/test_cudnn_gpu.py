@@ -1,7 +1,4 @@
-"""cuDNN through Theano on a real device: convolutions of every kind, pooling, batch norm; and how
-it is found. Each test is a process of its own; what it compares with is NumPy, or Theano without
-GPU. Skipped where there is no CUDA device, or no pygpu.
-"""
+"""cuDNN through Theano on a real device, each test in a process of its own, against NumPy."""
 
 from __future__ import annotations
 
@@ -122,7 +119,6 @@ def run(code: str, flags: str = "", **changes: str) -> str:
     ],
 )
 def test_convolutions_and_both_gradients(checks, algorithm):
-    """In two and three dimensions, in groups, of float64, and by each way to choose."""
     names = ("algo_fwd", "algo_bwd_data", "algo_bwd_filter") if algorithm else ()
     flags = ",".join(f"dnn.conv.{name}={algorithm}" for name in names)
     run(NUMPY_CONV + "".join(f"check({arguments})\n" for arguments in checks.split("; ")), flags)

@@ -11,9 +11,7 @@ from typing import Tuple
 def in_private(command: str, *flags: str) -> Tuple[str, ...]:
     """Return the prefix of programs in a mount namespace of their own; skip the test without one.
 
-    Args:
-        command: runs there first, as root of these namespaces.
-        flags: of `unshare`, for others besides.
+    `command` runs there first, as root of these namespaces; `flags` of `unshare` add others.
     """
     import pytest
 

@@ -43,13 +43,9 @@ def parse_size(text: str) -> int:
 
 
 class Case:
-    """One collective at one size.
+    """One collective at one size: `out` receives the result of what this rank gives, `x`.
 
-    Attributes:
-        op: the metric's name.
-        nbytes: of the array that a rank gives, or of one block where it gives one to each.
-        x: what this rank gives.
-        out: what receives the result; of no use on ranks that get none.
+    `nbytes` are those of the array that a rank gives, or of one block if it gives one to each.
     """
 
     def __init__(self, op: str, nbytes: int, rank: int, size: int) -> None:

@@ -1,7 +1,4 @@
-"""Steps: collectives of which each rank knows what it brings and what NumPy says that it must get.
-
-The contract makes a table of them, and hypothesis draws programs of them.
-"""
+"""Steps: collectives of which each rank knows what it brings and what NumPy says that it must get."""
 
 from __future__ import annotations
 

@@ -157,8 +157,7 @@ def folded(parts: Sequence[Array], op: str) -> Array:
 def equal_reduced(comm: Communicator, got: Any, expected: Array, nbytes: int | None = None) -> None:
     """Raise unless a reduction gave this: to the last bit, if the operands come in rank order.
 
-    Args:
-        nbytes: of the arrays that were reduced together, if more than this one.
+    `nbytes` are those of the arrays that were reduced together, if more than this one.
     """
     nbytes = expected.nbytes if nbytes is None else nbytes
     if (

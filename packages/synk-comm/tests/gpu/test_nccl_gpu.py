@@ -1,8 +1,4 @@
-"""The same rules on real devices, with the arrays of every library that is here.
-
-Skipped where there is no CUDA device, or no nccl4py. Each case runs in fresh processes, one for
-each device.
-"""
+"""The same rules on real devices, each in a fresh process, with the arrays of every library here."""
 
 from __future__ import annotations
 

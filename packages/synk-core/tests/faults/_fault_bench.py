@@ -1,7 +1,4 @@
-"""What the faults strike: a runtime with functions, variables and data, and a way into each state.
-
-Every act has a result that is known beforehand, and changes variables in a known way.
-"""
+"""What the faults strike: a runtime, and acts on it, each with a known result and known changes."""
 
 from __future__ import annotations
 
@@ -21,13 +18,7 @@ COLUMNS = 3
 
 
 class Bench:
-    """One runtime and what is built in it.
-
-    Args:
-        runtime: an open one.
-        rows_per_rank: of the data.
-        length: of the vector that collectives move.
-    """
+    """An open runtime, what is built in it, and data; collectives move a vector of this length."""
 
     def __init__(self, runtime: Runtime, rows_per_rank: int = 6, length: int = 4) -> None:
         self.runtime, self._length = runtime, length
@@ -60,7 +51,7 @@ class Bench:
         return self.runtime.function(*arguments, **more, mode="FAST_COMPILE", **UNPROVED)
 
     def arm(self, rank: int, place: inflict.Place, deed: str, argument: float) -> None:
-        """Have a worker do something to itself in the next order."""
+        """Make a worker do something to itself in the next order."""
         orders = np.zeros((self.runtime.size, 5))
         orders[rank] = *place, inflict.NAMES.index(deed), argument
         self._lay(orders)

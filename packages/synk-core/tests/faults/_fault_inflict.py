@@ -1,7 +1,6 @@
 """What is done to a process, and when: shipped to workers by value, used in the master as well.
 
-A process lies in *ambush* for itself: it waits until its flight recorder enters a given phase, says
-at what time that was, and does something to itself there.
+A process waits in *ambush* until its flight recorder enters a given phase, and strikes itself.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ ROOM = 64 << 20
 
 
 class Injected(ValueError):
-    """The error of user code."""
+    pass
 
 
 def fail(_argument: float) -> None:
@@ -106,11 +105,7 @@ class Place(NamedTuple):
 
 
 def lie_in_ambush(place: Place, deed: Callable[[], Any], now: bool) -> None:
-    """Do this at this place of the next order, once.
-
-    Args:
-        now: the order has not begun; else it is the one after the one under way.
-    """
+    """Do this once, at this place of the order that begins `now`, or else of the one after it."""
     from synk_core._wire.flight import Flight, Phase
 
     left = [place.skip, now]

@@ -256,7 +256,7 @@ class Struck:
             self.again = all(act() for act in acts)
 
     def lay(self):
-        """Have the fault happen; the act that it is to strike."""
+        """Make the fault happen; return the act that it is to strike."""
         bench, state, fault = self.bench, self.state, self.fault
         act, argument, place = (
             getattr(bench, state.act),
@@ -330,7 +330,7 @@ class Struck:
         assert self.since < NOTICE_S
 
     def is_a_stall(self):
-        """A worker that is stopped is told, with its state; and given up when time is over."""
+        """The master names a worker that is stopped, with its state, and gives it up in the end."""
         error = self.raised("WorkerStalled")
         assert self.setting.struck in error.ranks
         assert "stopped" in error.stacks[self.setting.struck]
@@ -341,7 +341,7 @@ class Struck:
         assert self.since < HASTY_S + NOTICE_S
 
     def is_late(self):
-        """A worker that is late is told, with its stack; the result is right."""
+        """The master names a worker that is late, with its stack; the result is right."""
         assert self.error is None, self.error
         assert self.right
         assert self.again

@@ -23,10 +23,7 @@ Pair = Tuple[Array, Any]
 class Contender:
     """A way to have an array in several processes. The metrics time each method.
 
-    Attributes:
-        name: of its column; ``--only`` takes it.
-        package: the distribution to install, if any.
-        modules: that its user imports.
+    ``--only`` takes its name; its user installs `package`, if any, and imports `modules`.
     """
 
     name = ""

@@ -24,13 +24,7 @@ LARGE = 16 * MIB
 
 @dataclass
 class Bench:
-    """The argument of a metric.
-
-    Attributes:
-        contenders: to be measured.
-        quick: fewer rounds and shorter loops; the ratios are rougher.
-        large: bytes of the largest arrays.
-    """
+    """What is measured; if it is quick, by fewer rounds and shorter loops, and ratios are rougher."""
 
     contenders: list[Contender]
     quick: bool

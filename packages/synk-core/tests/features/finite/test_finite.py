@@ -305,8 +305,6 @@ def test_on_and_off(pair):
 
 
 def test_a_search_can_be_interrupted(watched_pair):
-    """On a rank that is not the master."""
-
     @as_op([T.dvector], [T.dvector])
     def slow_log(values):
         with np.errstate(invalid="ignore"):

@@ -435,7 +435,6 @@ def training_step(runtime):
 
 
 def test_a_training_step_with_all_ops_is_right(trio):
-    """Also of fewer rows than ranks, in more slices than rows."""
     f = training_step(trio)
     report = right(trio, f, rows(7), 2.0)
     assert report.raise_if_wrong() is report

@@ -20,7 +20,6 @@ CALL = Call(0, Form(), None, (), (), None, 1, ())
 
 @pytest.mark.feature("timeline")
 def test_stats_name_the_slowest_rank_and_the_time_for_it(trio, tmp_path):
-    """And in a recording, waiting for it is waiting."""
     x = T.dvector("x")
     f = trio.function([x], (nap(x), "gather"), name="slow", **UNPROVED, **FAST)
     values = np.zeros(3)
