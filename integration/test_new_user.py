@@ -1,4 +1,4 @@
-"""A new user, with built wheels in a fresh environment and an empty home, runs what README shows."""
+"""A new user, with built wheels in a fresh environment and an empty home, runs the README."""
 
 from __future__ import annotations
 

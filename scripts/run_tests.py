@@ -211,7 +211,7 @@ def programs(soak_s: int, trials: int) -> list[Suite]:
 
 
 class Run:
-    """A suite under way, and what came of it; either of its tests marked "alone", or of the others."""
+    """A suite under way, and its result; of its tests marked "alone", or of the others."""
 
     def __init__(
         self, suite: Suite, arguments: Sequence[str], alone: bool, environment: dict[str, str]

@@ -43,7 +43,7 @@ class Touchy(theano.Op):
 
 
 class Life:
-    """A runtime from its start to `close()`; `rng` decides what it does, in a folder for timelines."""
+    """A runtime from its start to `close()`; `rng` decides what it does."""
 
     def __init__(
         self, size: int, master: int, backend: str, rng: np.random.Generator, folder: Path

@@ -1,4 +1,4 @@
-"""Kill -9 at random moments of a job of MPI on two simulated hosts: it ends, and nothing is left."""
+"""Kill -9 at random moments of a job of MPI on two simulated hosts: it ends, and leaves nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verdicts on whether outputs are exact on any split of the rows, and the proof of each by numbers."""
+"""Verdicts on whether outputs are exact on any split of the rows, each proved by numbers."""
 
 from __future__ import annotations
 

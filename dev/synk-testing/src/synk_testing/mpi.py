@@ -68,7 +68,7 @@ def mpi_job(
     environment: Optional[Mapping[str, Optional[str]]] = None,
     **how: Any,
 ) -> Program:
-    """Return a program that runs on several ranks, once `why_no_mpi` found nothing; see `Program`."""
+    """Return a program on several ranks, if `why_no_mpi` found nothing; see `Program`."""
     prefix = job_command(size, on_a_host, options, outlives)
     settings = {**SETTINGS, **(environment or {})}
     limits = {"limit_s": LIMIT_S, **how}

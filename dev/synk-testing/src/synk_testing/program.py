@@ -119,7 +119,7 @@ class Program:
     # Its input and output.
 
     def line(self, limit_s: Optional[float] = None) -> str:
-        """Return the next line that it prints; if none comes, kill it and raise, with its stacks."""
+        """Return the next line that it prints; if none comes, kill it and raise its stacks."""
         text = self.line_or_end(limit_s)
         if text is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -162,7 +162,7 @@ class Program:
     # Its end.
 
     def wait(self, limit_s: Optional[float] = None) -> int:
-        """Wait until it ends; return its status. If it hangs, kill it and raise, with its stacks."""
+        """Wait until it ends; return its status. If it hangs, kill it and raise its stacks."""
         seconds = self.limit_s if limit_s is None else limit_s
         try:
             status: int = self._process.wait(seconds)

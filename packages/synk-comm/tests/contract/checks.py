@@ -80,7 +80,7 @@ def in_all(comms, function):
 
 
 def check_job(make, themes):
-    """Run the checks of some themes on all ranks; return in words what failed, here or elsewhere."""
+    """Run the checks of some themes on all ranks; return what failed, here or elsewhere."""
     failures = []
     comm = make()
     for theme in themes:

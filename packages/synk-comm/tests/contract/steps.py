@@ -1,4 +1,4 @@
-"""Steps: collectives of which each rank knows what it brings and what NumPy says that it must get."""
+"""Steps: collectives of which each rank knows what it gives and, by NumPy, what it must get."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same rules on real devices, each in a fresh process, with the arrays of every library here."""
+"""The same rules on real devices, in fresh processes, with the arrays of every library here."""
 
 from __future__ import annotations
 

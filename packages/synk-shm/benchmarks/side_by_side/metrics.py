@@ -24,7 +24,7 @@ LARGE = 16 * MIB
 
 @dataclass
 class Bench:
-    """What is measured; if it is quick, by fewer rounds and shorter loops, and ratios are rougher."""
+    """What is measured; if it is quick, by fewer rounds and shorter loops: ratios are rougher."""
 
     contenders: list[Contender]
     quick: bool
