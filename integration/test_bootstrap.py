@@ -97,7 +97,7 @@ def check(folder: Path, system: str = "debian", status: int = 1, **environment: 
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_what_is_missing_is_named_in_one_line_with_its_cure(tools: Path, system: str) -> None:
+def test_a_missing_tool_is_named_in_one_line_with_its_cure(tools: Path, system: str) -> None:
     _, all_of_it, python_alone = SYSTEMS[system]
     missing = "missing: g++, make, Python 3.9 to 3.14. Install with: "
     assert check(tools, system) == [missing + all_of_it]
@@ -108,7 +108,7 @@ def test_what_is_missing_is_named_in_one_line_with_its_cure(tools: Path, system:
     assert line == f"missing: Python 3.9 to 3.14. Install with: {python_alone}"
 
 
-def test_an_unknown_system_is_told_in_general_words_and_sudo_to_who_is_not_root(
+def test_an_unknown_system_gets_general_words_and_other_users_sudo(
     tools: Path,
 ) -> None:
     (line,) = check(tools, "unknown")
@@ -236,7 +236,7 @@ def test_a_newer_python_alone_gets_an_environment_for_pytensor(checkout: Checkou
     assert not any("synk_theano_compat" in call or ".venv-newer" in call for call in calls)
 
 
-def test_a_newer_python_gets_an_environment_for_what_does_without_theano(
+def test_a_newer_python_gets_an_environment_without_theano(
     checkout: Checkout,
 ) -> None:
     add(checkout.tools, "python3.13", PYTHON)
@@ -277,9 +277,7 @@ def test_a_ready_environment_is_left_alone_until_something_else_is_asked_for(
     assert checkout.set_up() == nothing
 
 
-def test_what_was_moved_or_not_finished_gets_a_new_environment(
-    checkout: Checkout, tmp_path: Path
-) -> None:
+def test_a_moved_or_unfinished_environment_is_made_anew(checkout: Checkout, tmp_path: Path) -> None:
     add(checkout.root / ".venv/bin", "python", PYTHON)
     _, _, not_finished = checkout.set_up()
     _, _, moved = checkout.set_up(checkout.root.rename(tmp_path / "moved"))

@@ -260,7 +260,7 @@ def test_rooms_import_only_those_below(package: str) -> None:
 
 
 @pytest.mark.parametrize("package", MODULES)
-def test_no_file_is_imported_by_what_it_imports(package: str) -> None:
+def test_no_imports_form_a_circle(package: str) -> None:
     """Neither through others, nor for types alone. What leads back to a package's front does not
     count: it has been imported before any file behind it."""
     graph = {
@@ -399,7 +399,7 @@ def test_public_names_are_listed_and_exist(name: str) -> None:
 
 @pytest.mark.skipif(sys.version_info < (3, 10), reason="sys.stdlib_module_names is new in 3.10")
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda path: path.name)
-def test_each_package_declares_what_it_imports(package: Path) -> None:
+def test_each_package_declares_its_imports(package: Path) -> None:
     described = project(package.name)
     texts = list(described["dependencies"])
     for extra in described.get("optional-dependencies", {}).values():
@@ -452,7 +452,7 @@ def scripts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("scripts")
-def test_suites_name_what_is_there() -> None:
+def test_suites_name_existing_files() -> None:
     import run_tests
 
     named = [path for suite in run_tests.SUITES for path in (*suite.paths, *suite.without)]

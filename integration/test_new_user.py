@@ -41,9 +41,7 @@ def last_line(text: str) -> str:
     return text.strip().splitlines()[-1]
 
 
-def test_the_readmes_first_program_prints_what_the_readme_shows(
-    attempt: Attempt, tmp_path: Path
-) -> None:
+def test_the_readmes_first_program_prints_the_shown_lines(attempt: Attempt, tmp_path: Path) -> None:
     page = (ROOT / "README.md").read_text(encoding="utf-8")
     program = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)[0]
     assert "synk.fork()" in program

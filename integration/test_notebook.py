@@ -161,7 +161,7 @@ def kernel(tmp_path: Path) -> Iterator[Kernel]:
     started.end()
 
 
-def test_the_notebook_runs_and_shows_what_it_promises(tmp_path: Path) -> None:
+def test_the_notebook_runs_and_shows_the_promised_results(tmp_path: Path) -> None:
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     NotebookClient(
         notebook, timeout=LIMIT_S, resources={"metadata": {"path": str(tmp_path)}}
@@ -200,7 +200,9 @@ def test_the_notebook_is_kept_without_outputs() -> None:
     assert set(notebook.metadata) == {"kernelspec", "language_info"}
 
 
-def test_what_cells_define_reaches_the_workers_and_fork_twice_is_told(kernel: Kernel) -> None:
+def test_definitions_of_cells_reach_the_workers_and_a_second_fork_is_refused(
+    kernel: Kernel,
+) -> None:
     kernel.busy()
     kernel.works()
     pids = {int(mark.suffix[1:]) for mark in kernel.folder.glob("began.*")}

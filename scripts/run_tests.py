@@ -125,7 +125,7 @@ SMOKE = (
         "test_function.py::test_outputs_come_back_as_from_theano",
         "test_function.py::test_inputs_by_name_and_of_other_kinds",
         "test_function.py::test_each_update_accumulates_by_its_own_operation",
-        "test_function.py::test_any_batch_in_slices_gives_what_numpy_gives_for_its_rows",
+        "test_function.py::test_any_batch_in_slices_gives_numpys_results",
         "test_function.py::test_dropout_masks_differ_by_rank_and_follow_from_the_seed",
         "test_in_graph.py::test_rows_of_all_ranks",
         "test_flat.py::test_givens_defaults_states_and_names",
@@ -137,8 +137,8 @@ SMOKE = (
     *tests_of(
         "synk-extensions",
         "test_pymc.py::test_rows_by_the_name_of_a_coordinate_are_read_once[2]",
-        "test_pymc.py::test_the_maximum_is_that_of_pymc[2-L-BFGS-B]",
-        "test_pymc.py::test_what_does_not_divide_is_refused[2-centred]",
+        "test_pymc.py::test_the_maximum_is_pymcs[2-L-BFGS-B]",
+        "test_pymc.py::test_models_that_do_not_divide_are_refused[2-centred]",
         "test_pymc.py::test_draws_are_those_of_pymc[2]",
     ),
 )

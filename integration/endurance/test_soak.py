@@ -61,13 +61,13 @@ def grows(one: dict[str, float]) -> bool:
     return one["growth"] > one["allowed"]
 
 
-def test_what_grows_with_the_calls_is_not_flat_and_what_goes_up_and_down_is() -> None:
+def test_growth_with_calls_is_found_and_ups_and_downs_are_flat() -> None:
     assert not any(map(grows, soak.growths(samples()).values()))
     leaking = soak.growths(samples(leak=8.0))
     assert all(map(grows, leaking.values())), leaking
 
 
-def test_what_a_runtime_leaks_shows_although_it_goes_with_it() -> None:
+def test_a_leak_that_ends_with_its_runtime_is_found() -> None:
     found = samples()
     for one in found:
         one["runtime"] = 0 if one["seconds"] < 350 else one["seconds"] // 70

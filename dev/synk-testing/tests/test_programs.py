@@ -83,11 +83,11 @@ def test_both_ways_are_alike(zygote, tmp_path):
         ("import os, signal; os.kill(os.getpid(), signal.SIGINT); input()", -2),
     ],
 )
-def test_its_status_is_told(start, code, status):
+def test_a_program_reports_its_status(start, code, status):
     assert finish(start(code)).status == status
 
 
-def test_one_that_hangs_tells_where_and_is_killed(start):
+def test_a_hanging_program_shows_its_stacks_and_is_killed(start):
     code = """
 import os, subprocess, sys, time
 print(subprocess.Popen(["sleep", "60"], start_new_session=True).pid, flush=True)
@@ -104,7 +104,7 @@ here()
         assert program.status == -signal.SIGABRT
 
 
-def test_what_it_leaves_is_found(start):
+def test_leftovers_of_a_program_are_found(start):
     code = """
 import subprocess
 nowhere = subprocess.DEVNULL
@@ -130,7 +130,7 @@ def test_a_zygote_takes_its_programs_along():
         program.close()
 
 
-def test_what_is_left_is_named(tmp_path):
+def test_leftovers_are_named(tmp_path):
     with pytest.raises(AssertionError, match="file"), nothing_left(0.0, files=f"{tmp_path}/*"):
         (tmp_path / "file").touch()
     names: list[str] = []
@@ -174,7 +174,7 @@ MPI.COMM_WORLD.Barrier()
 
 
 @pytest.mark.skipif(bool(why_no_mpi()), reason=why_no_mpi())
-def test_what_mpich_leaves_of_killed_ranks_is_removed_and_nothing_else():
+def test_segments_of_killed_mpich_ranks_alone_are_removed():
     name = f"/dev/shm/mpich_shm_{uuid.uuid4().hex[:8]}"
     older, opened, left = (Path(f"{name}_{kind}") for kind in ("older", "opened", "left"))
     try:

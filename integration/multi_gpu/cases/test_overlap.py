@@ -99,7 +99,7 @@ def overlapped(train):
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_training_is_that_of_numpy(synk, n, device_set, side, ahead):
+def test_training_equals_numpy(synk, n, device_set, side, ahead):
     train, params = built(side, fails=False)
     want = [value.astype("float64") for value in start(side)]
     batches = [data(side, ROWS - step % 2, step) for step in range(10)]

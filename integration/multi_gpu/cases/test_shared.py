@@ -243,7 +243,7 @@ def test_large_values(synk, n, place):
 
 
 @pytest.mark.parametrize("dtype", ALL)
-def test_digests_tell_one_element_apart(synk, place, dtype):
+def test_digests_differ_by_one_element(synk, place, dtype):
     """They are computed where the values lie, in C order."""
     for shape in ((), (3,), (7, 5, 2), (300, 1001)):
         value = values(dtype, shape)

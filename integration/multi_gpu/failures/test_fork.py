@@ -40,7 +40,7 @@ def open_devices():
 """
 
 
-def test_a_documented_program_prints_what_is_documented(device_set):
+def test_a_documented_program_prints_the_documented_lines(device_set):
     """It calls fork() without arguments: those of the set are put in their place."""
     code = f"""
 import functools, json, os, runpy
@@ -117,7 +117,7 @@ tell(before=before, after=open_devices())
     assert told["after"], "this way of looking finds devices that are open"
 
 
-def test_a_device_that_the_user_has_initialized_before(device_set):
+def test_a_device_initialized_by_the_user(device_set):
     if device_set.kind == "cpu":
         pytest.skip("no device")
     first = device_set.devices[0] if device_set.devices else "cuda0"
@@ -145,7 +145,7 @@ FULL = 2e-5
 
 
 @pytest.mark.parametrize("precision", ["default", "float32", "tf32"])
-def test_the_precision_of_products_is_that_of_the_setting_in_all_ranks(device_set, precision):
+def test_products_have_the_precision_of_the_setting_in_all_ranks(device_set, precision):
     if device_set.kind != "cuda":
         pytest.skip("no such setting")
     told = told_by(device_set, NVIDIA_TF32_OVERRIDE="", SYNKHRONOS_PRECISION="")(f"""

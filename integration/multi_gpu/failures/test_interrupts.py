@@ -59,7 +59,7 @@ once(good)
 """
 
 
-def test_ctrl_c_gives_everything_back_and_all_goes_on(device_set):
+def test_ctrl_c_restores_all_values_and_work_continues(device_set):
     told = told_by(device_set, SLOW)("""
 before, results = held(), []
 both = bad(0.5, -1)

@@ -104,7 +104,7 @@ def test_structured_arrays_are_described_by_descr():
     assert found(x).dtype == repr(np.lib.format.dtype_to_descr(dtype))
 
 
-def test_what_the_interface_says_of_a_stream_an_empty_array_and_a_mask():
+def test_the_interface_with_a_stream_an_empty_array_and_a_mask():
     assert found(Exposes(np.ones(2), stream=None)).stream is None
     empty = Exposes(np.ones((0, 2)), data=(0, False), strides=(8, 16))
     assert found(empty, device=5).nbytes == 0
@@ -255,7 +255,7 @@ def test_nothing_is_imported_and_unknown_libraries_are_asked_for_out():
     assert not {"torch", "cupy", "pygpu", "nccl"} & (set(sys.modules) - before)
 
 
-def test_what_is_written_must_lie_apart():
+def test_written_arrays_must_lie_apart():
     memory = found(Exposes(np.zeros(100, "u1")))
 
     def at(start, length):

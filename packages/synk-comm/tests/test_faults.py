@@ -57,7 +57,7 @@ def never_ends(comm):
     time.sleep(60)
 
 
-def test_run_ranks_kills_what_does_not_end():
+def test_run_ranks_kills_ranks_that_do_not_end():
     began = time.monotonic()
     with pytest.raises(AssertionError, match="without an outcome"):
         run_ranks(2, never_ends, timeout_s=1.5)

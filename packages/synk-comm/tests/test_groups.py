@@ -237,7 +237,7 @@ def test_close_gives_the_memory_back_at_once():
 
 
 @pytest.mark.parametrize(("backend", "first_inside"), [("shm", True), ("zmq", False)])
-def test_what_ended_a_group_keeps_no_arguments(backend, first_inside):
+def test_the_error_that_ended_a_group_keeps_no_arguments(backend, first_inside):
     comms = thread_group(2, backend)
     x = np.ones(5)
     kept = weakref.ref(x)

@@ -211,7 +211,7 @@ def give_unreadable(comm):
     return Unreadable()
 
 
-def test_what_cannot_be_sent_is_said_clearly():
+def test_an_object_that_cannot_be_sent_is_named():
     def inner(comm):
         pass
 

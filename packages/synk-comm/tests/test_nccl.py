@@ -72,7 +72,7 @@ def read(comm, array):
     return array.host()
 
 
-def test_every_call_gives_what_it_gives_for_host_arrays(ranks):
+def test_every_call_gives_the_results_of_host_arrays(ranks):
     dtypes = ["i1", "u1", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "c8", "c16", *MOVED]
 
     def run(comm):
@@ -435,7 +435,7 @@ def comm_ended(comm, x):
     assert "aborted" in repr(comm)
 
 
-def test_a_peer_that_fails_half_way_frees_those_who_wait_for_the_gpu():
+def test_a_peer_that_fails_half_way_frees_ranks_that_wait_for_the_gpu():
     def run(comm, fake, x):
         if comm.rank:
 
@@ -546,7 +546,7 @@ def test_an_interrupt_ends_a_wait_for_the_gpu_and_not_the_group(event):
     assert not broken_group(run).aborted
 
 
-def test_what_nccl_reports_ends_the_group():
+def test_an_error_of_nccl_ends_the_group():
     def run(comm, fake, x):
         comm.barrier()
         if comm.rank:
@@ -606,7 +606,7 @@ class PygpuLike(CudaArray):
             self._driver.upload_on(0, self.gpudata, address, host.nbytes)
 
 
-def test_an_all_reduce_that_is_made_again_is_of_what_the_arrays_hold_then(pair):
+def test_a_repeated_all_reduce_reads_the_arrays_anew(pair):
     def run(comm):
         x, out = (PygpuLike.of(pair.fake.gpus, np.ones((2, 3)), comm.device) for _ in range(2))
         for turn in range(1, 5):
@@ -771,7 +771,7 @@ def test_only_this_packages_communicators_can_be_wrapped():
         nccl(object())
 
 
-def test_a_missing_library_says_what_to_install(monkeypatch):
+def test_a_missing_library_is_an_error_with_its_cure(monkeypatch):
     monkeypatch.setitem(sys.modules, "nccl.bindings.nccl", None)
     with pytest.raises(MissingLibrary, match="pip install"):
         load_binding()

@@ -103,7 +103,7 @@ QUIET = Step("reduce", root=1, quiet=(False, True), out=2)
 @example((2, [Step("split", shapes=((),), out=2)]))
 @example((2, [FOREIGN, FOREIGN._replace(out=2), FOREIGN._replace(dtype=">i2", op="max")]))
 @given(programs())
-def test_programs_are_what_numpy_says(groups, drawn):
+def test_programs_give_numpys_results(groups, drawn):
     size, program = drawn
 
     def run(comm):

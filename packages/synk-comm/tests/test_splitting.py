@@ -139,7 +139,7 @@ def lose_one_that_has_come(comm, how):
     ("how", "backend"),
     [("kill", "shm"), ("abort", "zmq"), pytest.param("close", "shm", marks=pytest.mark.nightly)],
 )
-def test_one_that_has_come_is_lost(how, backend):
+def test_a_rank_is_lost_after_it_has_come(how, backend):
     outcomes = run_ranks(3, lose_one_that_has_come, how, backend=backend, check=False)
     for rank in (FIRST, ALONE):
         kind, blamed, text, took = outcomes[rank].value
@@ -198,7 +198,7 @@ def fail_to_wire(comm):
     return outcome(comm)
 
 
-def test_who_cannot_wire_says_why():
+def test_a_rank_that_cannot_connect_gives_the_reason():
     outcomes = run_ranks(3, fail_to_wire, backend="zmq", check=False)
     assert outcomes[ALONE].value == (None, None)
     for rank in (FIRST, LAST):

@@ -66,7 +66,7 @@ def test_a_message_that_is_cut_short_ends_the_group(pair, length):
         pair[0].sync(None, 0, soon())
 
 
-def test_what_follows_a_message_that_was_cut_short_is_not_taken_for_its_rest(pair, monkeypatch):
+def test_the_message_after_one_cut_short_is_not_taken_for_its_rest(pair, monkeypatch):
     """A signal came between its frames: the peer sees that this rank is gone."""
     whole = zmq.Socket.send_multipart
 
@@ -92,7 +92,7 @@ def test_a_message_without_the_cookie_of_its_sender_ends_the_group(pair):
         pair[0].sync(None, 0, soon())
 
 
-def test_what_has_another_key_is_no_member():
+def test_a_peer_with_another_key_is_no_member():
     folder = SocketFolder.named(os.urandom(8)).make()
     member = ZmqFabric(0, 2, None, KEY, folder)
     stranger = ZmqFabric(1, 2, None, b"s" * 32, folder)

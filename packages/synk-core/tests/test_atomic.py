@@ -136,7 +136,7 @@ def test_a_step_is_done_whole_or_not_at_all(trio):
     assert ranks_of(trio, weights) == [[[-1.0, -1.0]] * 3]
 
 
-def test_what_interrupts_after_all_are_done_closes_and_never_undoes_one_rank_alone(monkeypatch):
+def test_an_interrupt_after_all_are_done_closes_the_runtime(monkeypatch):
     with no_ranks_left(), Runtime(2) as runtime:
         s = engine.shared(np.zeros(()), name="s")
         f = runtime.function([x], updates=[(s, s + x.sum())], **FAST)
@@ -180,7 +180,7 @@ def test_rows_that_were_read_for_a_call_that_was_interrupted_are_no_others(trio)
         assert f(data, batch=first).tolist() == [0.0, 1.0, 2.0]
 
 
-def test_what_numpy_refuses_at_the_end_has_changed_nothing(trio):
+def test_an_error_of_numpy_at_the_end_changes_nothing(trio):
     """The master fails when the workers have done their part, and wait for the next order."""
     s = engine.shared(np.full(2, 1e308), name="s")
     trio.collectives.broadcast(s)

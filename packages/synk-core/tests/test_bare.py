@@ -50,7 +50,7 @@ def test_results_and_updates_are_the_wrappers(linker):
 
 
 @MODES
-def test_errors_tell_the_operation_and_leave_the_updated_variable(linker):
+def test_errors_name_the_operation_and_leave_the_updated_variable(linker):
     (plain, _), (function, s) = twins(linker, lambda x, s: ([x + s], [(s, s + x)]))
     call = trusting(function, [np.ones(3)])
     with pytest.raises(ValueError, match=DESCRIBED) as expected:
@@ -62,7 +62,7 @@ def test_errors_tell_the_operation_and_leave_the_updated_variable(linker):
     np.testing.assert_array_equal(call(np.ones(3))[0], [1.0, 2.0, 3.0])
 
 
-def test_what_does_not_fit_or_is_not_aligned_goes_through_the_wrapper():
+def test_unfit_or_unaligned_arrays_go_through_the_wrapper():
     function = engine.function([x], [x * 2], mode=mode("py"))
     call = trusting(function, [np.ones(3, np.float32)])
     assert call is function

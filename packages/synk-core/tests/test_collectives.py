@@ -196,7 +196,7 @@ def test_variables_that_were_made_from_one_array_are_two_in_the_workers(pair):
     assert on_all_ranks(pair, one)[1].tolist() == [1, 1, 1]
 
 
-def test_what_is_no_array_or_has_a_fixed_length_is_refused(pair):
+def test_variables_without_arrays_or_of_fixed_length_are_refused(pair):
     stream = STREAMS["numpy"](1)
     stream.uniform(size=(2,))
     state = stream.state_updates[0][0]
@@ -222,7 +222,7 @@ ARGUMENTS = {
 }
 
 
-def test_the_table_of_collectives_says_what_each_does_to_the_values(pair):
+def test_the_table_of_collectives_has_the_effects_of_each(pair):
     assert set(PERFORMERS) == set(COLLECTIVES)
     for name in set(COLLECTIVES) - {"reseed"}:
         w = engine.shared(np.zeros(3), "w")

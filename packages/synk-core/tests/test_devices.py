@@ -39,7 +39,7 @@ def test_all_gpus_are_taken_if_there_are_any(gpus):
     assert len(ranks.lines) == 1
 
 
-def test_the_environment_says_what_is_meant_if_the_program_does_not(gpus, monkeypatch):
+def test_the_environment_decides_if_the_program_does_not(gpus, monkeypatch):
     monkeypatch.setenv(assignment.USE_GPU, "0")
     assert assignment.choose(2, None, 0, None).devices == ()
     assert assignment.choose(2, True, 0, None).devices == ("cuda0", "cuda1")

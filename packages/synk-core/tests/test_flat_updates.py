@@ -175,7 +175,7 @@ def test_verify_and_check_take_such_functions(model):
     assert {one.verdict for one in model.runtime.check(model.update).updates} == {"exact"}
 
 
-def test_what_is_forgotten_leaves_no_memory():
+def test_forgotten_variables_leave_no_memory():
     known = set(implementation._wholes)
     with Runtime(1) as runtime:
         model = Model(runtime)
@@ -200,7 +200,7 @@ def of_all(make, shape=(WIDE,), count=3):
 SCALE, VECTOR, OTHER = shared(()), shared((6 * WIDE,)), shared((6 * WIDE,))
 
 
-def test_what_is_computed_together():
+def test_updates_that_are_computed_together():
     for make, together in (
         (lambda w, i: w * SCALE + 2 ** (SCALE + 1), 3),
         (lambda w, i: T.switch(T.gt(w, 0), w, -w), 3),

@@ -47,7 +47,7 @@ def all_ops(runtime):
 
 @settings(deadline=None, max_examples=25, suppress_health_check=list(HealthCheck))
 @given(st.data())
-def test_any_batch_in_slices_gives_what_numpy_gives_for_its_rows(all_ops, runtime, data):
+def test_any_batch_in_slices_gives_numpys_results(all_ops, runtime, data):
     count = data.draw(st.integers(1, 30), "rows")
     values, y = rows(count), np.array([1.0, -2.0, 0.5])
     x = data.draw(st.sampled_from([values, runtime.data(values)]), "array or Data")

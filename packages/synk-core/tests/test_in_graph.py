@@ -275,7 +275,7 @@ def test_check_verify_and_stats(pair):
     assert "normalized" in str(pair.stats())
 
 
-def test_what_check_says(pair, recwarn):
+def test_verdicts_of_check(pair, recwarn):
     for make, verdict in (
         (lambda x: in_graph.all_reduce(x.mean(axis=0), "sum").sum(), "wrong"),
         (lambda x: in_graph.all_reduce(x.sum(axis=0), "avg").sum(), "wrong"),
@@ -385,7 +385,7 @@ def whole_on_every_rank(z, gather, positions, reduce):
         (whole_on_every_rank, "mean"),  # it is no sum of the ranks' costs
     ],
 )
-def test_gradients_through_what_ranks_exchange(pair, trio, loss, cost):
+def test_gradients_through_exchanged_values(pair, trio, loss, cost):
     W, v = engine.shared(np.random.RandomState(1).randn(3, 2)), np.random.RandomState(3).randn(3, 2)
     settings = {"on_unused_input": "ignore", "mode": "FAST_COMPILE"}
 

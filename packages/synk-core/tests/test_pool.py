@@ -67,7 +67,7 @@ def test_stop_is_quick_whatever_the_workers_do():
     print(f"{took_s:.3f} s")
 
 
-def test_what_the_kernel_takes_long_to_end_is_named_with_its_signal(monkeypatch):
+def test_a_killed_worker_that_still_ends_is_named_with_its_signal(monkeypatch):
     """Such as a process whose GPU is busy: it is waited for in vain."""
     with started(3) as (_, pool):
         first, killed = pool._workers
@@ -90,7 +90,7 @@ def test_what_the_kernel_takes_long_to_end_is_named_with_its_signal(monkeypatch)
                 pool.check("at rest")
 
 
-def test_who_waits_for_workers_to_start_has_a_limit_is_called_meanwhile_and_hears_of_the_killed():
+def test_the_wait_for_workers_has_a_limit_and_names_the_killed():
     with no_ranks_left(), Runtime(3) as runtime:
         pool = runtime._lifecycle.pool
         stopped, killed = runtime.worker_pids
@@ -181,7 +181,7 @@ def test_a_worker_without_a_group_waits_as_long_as_it_takes(monkeypatch):
 
 
 @pytest.mark.parametrize("error", [ValueError("own"), synk_comm.MisuseError("own")])
-def test_a_worker_out_of_step_by_its_own_fault_ends_although_nobody_tells_it(monkeypatch, error):
+def test_a_worker_out_of_step_by_its_own_fault_ends_by_itself(monkeypatch, error):
     rank, channel, serving = serve(monkeypatch, error)
     serving.join(30)
     assert not serving.is_alive()

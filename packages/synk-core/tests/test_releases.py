@@ -104,7 +104,7 @@ def test_figures_of_functions_without_a_name_become_one_line(pair, settled):
 
 
 @pytest.mark.parametrize("holder", ["clone", "plain function"])
-def test_a_variable_that_somebody_has_in_another_way_stays(pair, settled, holder):
+def test_a_variable_that_others_hold_stays(pair, settled, holder):
     if holder == "plain function" and engine.config.linker == "numba":
         pytest.skip("Numba keeps what PyTensor's own functions have used")
     x, w = T.dvector("x"), engine.shared(np.arange(3.0), "w")
@@ -125,7 +125,7 @@ def test_a_variable_that_somebody_has_in_another_way_stays(pair, settled, holder
     assert number not in pair._rank.registry.variables
 
 
-def test_what_an_order_that_failed_was_to_forget_is_forgotten_by_the_next(pair, settled):
+def test_the_next_order_forgets_for_one_that_failed(pair, settled):
     train(pair)
     before = settled()
     failing = pair.function([x], (picky(x).sum(), "sum"))
@@ -162,7 +162,7 @@ def test_numbers_are_never_given_twice():
     assert registry.end == 200
 
 
-def test_what_is_gone_before_it_was_sent_is_never_sent(pair, settled):
+def test_functions_gone_before_they_were_sent_are_never_sent(pair, settled):
     def build():
         w = engine.shared(np.arange(3.0), "w")
         return pair.function([x], (x.mean() * w).sum(), updates=[(w, w + 1)])
@@ -208,7 +208,7 @@ def test_one_rank_has_no_replicas_that_could_differ():
 
 
 @pytest.mark.nightly
-def test_no_signal_comes_between_an_end_and_its_farewell():
+def test_no_signal_loses_the_end_of_an_object():
     """A finalizer that is written in Python is lost if a signal's exception comes in it."""
     gone, kept, armed = deque(), [], False
     deadline = time.monotonic() + 2

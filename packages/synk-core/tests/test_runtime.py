@@ -34,7 +34,7 @@ def is_single(values):
     return np.full(len(values), float(engine.config.floatX == "float32"))
 
 
-def test_it_reports_tells_its_state_and_writes_only_what_it_is_asked_for(tmp_path, monkeypatch):
+def test_a_runtime_reports_its_state_and_writes_no_other_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(engine.config, "floatX", "float32")  # reaches the workers
     lines, before = [], files_of_packages()

@@ -213,7 +213,7 @@ def test_a_row_travels_once(hosts):
     assert perform(hosts, data, slice(None)) == (32 - 2) * ROW  # all but 60 and 61 of rows 32 to 63
 
 
-def test_what_was_written_travels_again_and_nothing_else(hosts):
+def test_written_rows_alone_travel_again(hosts):
     for key, rows in (
         *((40, 1), (-1, 1), (slice(40, 44), 4), ([33, 40], 2), (np.arange(64) > 60, 3), (3, 0)),
         *(((slice(50, 52), 0), 2), (..., 32), (None, 32), (np.ones((64, 1024), bool), 32)),
@@ -239,7 +239,7 @@ def test_arrays_of_calls_travel_with_each(hosts):
     np.testing.assert_array_equal(hosts.seen(1, item.array)[4:], data.array[4:])
 
 
-def test_collectives_bring_what_each_rank_takes(hosts):
+def test_collectives_send_the_rows_of_each_rank(hosts):
     data = big(hosts, 8)
     ref = hosts.store.ref(data)
     rows = Rows(tuple(split_rows(8, 4)))
@@ -252,7 +252,7 @@ def test_collectives_bring_what_each_rank_takes(hosts):
     np.testing.assert_array_equal(hosts.seen(1, ref), data.array)
 
 
-def test_what_every_host_needs_whole_is_sent_once():
+def test_an_array_for_every_host_is_sent_once():
     hosts = Hosts((0, 1, 2, 3))
     data = big(hosts, 8)
     whole = Call(1, PLAIN, None, (), (hosts.store.ref(data),), None, 1, ())

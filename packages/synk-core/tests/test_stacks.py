@@ -60,7 +60,7 @@ def test_a_worker_that_still_starts_says_where():
         runtime.distribute()  # it was not disturbed
 
 
-def test_of_a_stopped_or_dead_worker_that_is_said():
+def test_a_stopped_or_dead_worker_is_described():
     with no_ranks_left():
         runtime = Runtime(3)
         runtime.distribute()
@@ -92,7 +92,7 @@ def answering(code, file):
         yield process
 
 
-def test_of_a_process_that_does_not_answer_is_said_what_the_system_knows(monkeypatch):
+def test_a_process_that_does_not_answer_is_described_by_the_system(monkeypatch):
     file = _stacks.StackFile()
     # Where it has nothing to do with Python, the signals have to be ignored.
     with answering("[signal.signal(int(n), signal.SIG_IGN) for n in sys.argv[2:]]", file) as deaf:

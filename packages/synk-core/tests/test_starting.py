@@ -134,7 +134,7 @@ with Runtime(2, use_gpu=False) as runtime:
 '''
 
 
-def test_workers_find_the_modules_that_the_master_has(zygote, tmp_path):
+def test_workers_find_the_modules_of_the_master(zygote, tmp_path):
     (tmp_path / "relative").mkdir()
     (tmp_path / "elsewhere").mkdir()
     source = "ONCE = (i for i in ())\ndef twice(x): ONCE; return 2 * x\n"

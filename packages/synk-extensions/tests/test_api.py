@@ -80,7 +80,7 @@ def test_function_takes_all_that_the_engines_takes(two):
     assert s.get_value() == 2.0
 
 
-def test_completion_shows_what_is_public():
+def test_completion_shows_public_names():
     assert {*dir(synk)} == {*synk.__all__, "exceptions", "extensions", "in_graph"}
 
 

@@ -220,7 +220,7 @@ def test_a_folder_with_nothing_but_the_best_is_gone_on_with_too(tmp_path):
     assert_same(model.values(), whole.values())
 
 
-def test_what_a_killed_run_left_unfinished_is_no_checkpoint_and_goes(tmp_path):
+def test_an_unfinished_file_of_a_killed_run_is_no_checkpoint(tmp_path):
     """That the old file stays until then: test_files.py of synk-core."""
     for name in ("step-000000001", "best"):
         (tmp_path / f".{name}.npz.abc.tmp").touch()
@@ -273,7 +273,7 @@ def test_a_checkpoint_of_another_training_changes_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("when, stop", [("on_epoch_end", 4), ("on_step_end", 3)])
-def test_what_a_callback_saves_has_what_later_callbacks_note(tmp_path, when, stop):
+def test_a_checkpoint_by_a_callback_has_the_notes_of_later_callbacks(tmp_path, when, stop):
     class Steps(Callback):
         seen = None  # nothing at first
 

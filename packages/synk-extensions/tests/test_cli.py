@@ -173,7 +173,7 @@ HANG_UP = pytest.param(signal.SIGHUP, marks=pytest.mark.nightly)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, HANG_UP])
-def test_what_a_command_has_started_ends_with_it(tmp_path, number):
+def test_processes_of_a_command_end_with_it(tmp_path, number):
     """SIGKILL leaves what the command's child has started."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
@@ -226,7 +226,7 @@ def test_segments_of_the_dead_go_and_those_of_the_living_stay():
         holder.communicate("")
 
 
-def test_what_is_stale_is_listed_removed_or_kept(monkeypatch):
+def test_stale_segments_are_listed_removed_or_kept(monkeypatch):
     """Of segments made up: another program may sweep real ones at any moment."""
     one = SimpleNamespace(name="weights", nbytes=3 << 20, alive=False, mine=False)
     stale, alive = [one], SimpleNamespace(name="busy", nbytes=1, alive=True, mine=False)

@@ -62,7 +62,7 @@ def run_here(path, folder=None):
     return zygote().run(HERE, path, folder=folder, environment=NO_LAUNCHER)
 
 
-def test_an_error_is_shown_without_frames_of_what_runs_the_script(script):
+def test_an_error_is_shown_without_frames_of_the_command(script):
     path = script("def f():\n    raise ValueError('mine')\n\n\nf()\n")
     done = run_here(path)
     assert (done.status, done.out) == (1, "")

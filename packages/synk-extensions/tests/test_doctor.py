@@ -106,7 +106,7 @@ def test_fix(monkeypatch, items, again, words, answer, runs, status, says):
         assert f"broken: {(again or items)[-1].name}\n" in done.stdout, "what is left"
 
 
-def test_what_is_done_by_itself(capfd):
+def test_cures_that_are_applied(capfd):
     for cure, words in (
         ("pip install pyzmq", ["-m", "pip", "install", "pyzmq"]),
         ("python -m synk_theano_compat --install", ["-m", "synk_theano_compat", "--install"]),
@@ -347,7 +347,7 @@ def hosts(monkeypatch, tmp_path):
     return looked
 
 
-def test_mpi4py_is_needed_by_who_uses_several_hosts(hosts, monkeypatch):
+def test_mpi4py_is_needed_for_several_hosts(hosts, monkeypatch):
     items = hosts(mpiexec=HYDRA, srun=PLUGINS)
     assert [(item.name, item.state, item.fix) for item in items.values()] == [("mpi4py", GOOD, [])]
     items = hosts(launched=LAUNCHED)

@@ -144,7 +144,7 @@ def test_a_damaged_file_is_refused(mnist_data, mnist):
             mnist_data.load(str(mnist))
 
 
-def test_download_checks_what_it_gets(mnist_data, mnist, tmp_path, monkeypatch):
+def test_download_checks_its_files(mnist_data, mnist, tmp_path, monkeypatch):
     files = {path.name: path.read_bytes() for path in mnist.glob("*.gz")}
     sums = {name[:-3]: hashlib.sha256(content).hexdigest() for name, content in files.items()}
     monkeypatch.setattr(mnist_data, "SHA256", sums)

@@ -81,7 +81,7 @@ def state(monkeypatch):
     return _progress._Display
 
 
-def test_what_is_shown(state, monkeypatch):
+def test_settings_of_progress(state, monkeypatch):
     assert _progress._are_drawn() is None
     monkeypatch.setattr(logging.getLogger("synkhronos"), "level", logging.WARNING)
     assert _progress._are_drawn() is False
@@ -193,7 +193,7 @@ for n in (2, 1):
 """
 
 
-def test_the_environment_has_every_fork_recorded(tmp_path):
+def test_the_environment_records_every_fork(tmp_path):
     path = tmp_path / "trace.json"
     done = zygote().run(engine.PROGRAM + TRACED, environment={"SYNKHRONOS_TIMELINE": str(path)})
     assert done.status == 0, done.err

@@ -134,7 +134,7 @@ def test_draws_are_those_of_pymc():
 
 @pytest.mark.filterwarnings("ignore:.find_MAP. will return:FutureWarning")
 @pytest.mark.parametrize("method", ["L-BFGS-B", pytest.param("CG", marks=nightly)])
-def test_the_maximum_is_that_of_pymc(method):
+def test_the_maximum_is_pymcs(method):
     model, rows = linear()
     with model:
         pm.Deterministic("double", 2 * model["b"])
@@ -264,7 +264,7 @@ REFUSED = {
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[nightly] * (name != "centred")) for name in REFUSED]
 )
-def test_what_does_not_divide_is_refused(name):
+def test_models_that_do_not_divide_are_refused(name):
     make, message = REFUSED[name]
     model, rows = make()
     before = set(synk.stats())
@@ -291,7 +291,7 @@ def test_other_arguments_are_refused():
 
 
 @nightly
-def test_potentials_are_what_they_are_said_to_be():
+def test_potentials_are_of_rows_or_of_the_model():
     def with_potential(of_rows):
         model, rows = linear()
         with model:

@@ -80,7 +80,7 @@ def test_the_programs_differ_in_the_documented_lines():
     assert len([line for line in added if line and not line.startswith("#")]) <= MOST_LINES
 
 
-def test_size_is_that_of_the_paper():
+def test_the_model_has_the_size_of_the_paper():
     printed = run(
         "-c",
         "import resnet; model = resnet.build_model();"

@@ -81,7 +81,7 @@ def test_steps_are_those_of_calls(twins, num_slices):
 
 
 @pytest.mark.parametrize("form", ["rows", "arrays"])
-def test_the_steps_of_what_was_drawn_come_before_a_wait_for_more(twins, form):
+def test_drawn_batches_are_computed_before_a_wait_for_more(twins, form):
     """A program may decide by a step's loss what to draw next."""
     model, other, (x, y) = twins
     losses, got = SimpleQueue(), []
@@ -184,7 +184,7 @@ def for_each_rank(train, ranks, batches):
 @pytest.mark.parametrize("kind", ["index", "view"])
 @given(chosen=SEVERAL)
 @settings(max_examples=5, deadline=None)
-def test_what_the_program_changes_is_taken_when_it_is_drawn(lines, processes, kind, chosen):
+def test_batches_are_taken_when_they_are_drawn(lines, processes, kind, chosen):
     x, made = lines
     for train, w in made if kind == "index" else made[:2]:
         ways = [train.steps, partial(trained, train)]
@@ -226,7 +226,7 @@ def test_a_loop_that_is_left_and_one_that_fails_leave_all_usable(twins, form):
         assert_same(model.values(), other.values())
 
 
-def test_a_stop_of_what_gives_the_values_is_an_error(twins):
+def test_stop_iteration_of_a_source_is_an_error(twins):
     model, _, (x, y) = twins
 
     class Ended(StandIn):

@@ -236,7 +236,7 @@ def test_conversion(ordinary):
     np.testing.assert_array_equal(output, expected)
 
 
-def test_what_is_not_converted(ordinary):
+def test_layers_that_are_not_converted(ordinary):
     derived = type("Derived", (ordinary,), {})
     with pytest.raises(TypeError, match="'mine' is a Derived"):
         top = derived(InputLayer((None, 4)))

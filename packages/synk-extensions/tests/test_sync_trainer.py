@@ -216,7 +216,7 @@ def test_an_alpha_with_which_nothing_approaches_is_refused(two_ranks):
             sync.easgd(p, 2, alpha)
 
 
-def test_a_training_step_refuses_what_does_not_fit_it(two_ranks):
+def test_a_training_step_refuses_an_unfit_rule(two_ranks):
     model = Linear()
     arguments = (model.loss, model.params, [model.x, model.y], updates.sgd, RATE)
     with pytest.raises(ValueError, match=r"does not combine the parameter b; make the rule with"):

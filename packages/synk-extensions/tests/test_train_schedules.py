@@ -31,7 +31,7 @@ def rates(schedule, n=EPOCHS):
     return [schedule(t) for t in range(n)]
 
 
-def test_schedules_refuse_what_makes_no_sense():
+def test_schedules_refuse_senseless_arguments():
     for make, error in [
         (lambda: step_decay(0.1, 0), ValueError),
         (lambda: cosine(0.1, 0), ValueError),

@@ -211,7 +211,7 @@ def test_a_log_has_a_line_per_epoch(tmp_path):
     assert len(path.read_text().splitlines()) == 2
 
 
-def test_what_cannot_be_written_is_an_error_before_the_first_step(tmp_path):
+def test_an_unwritable_path_is_an_error_before_the_first_step(tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
     before = sorted(tmp_path.rglob("*"))

@@ -122,7 +122,7 @@ def test_a_resumed_training_draws_the_batches_that_are_left(model, stop, tmp_pat
     assert_as(trained(model, noted, None, 2, checkpoint=tmp_path), uninterrupted)
 
 
-def test_a_run_that_failed_goes_on_with_the_epoch_that_it_had_begun(model):
+def test_a_run_that_failed_continues_its_epoch(model):
     asked, failing = [], True
 
     def data(epoch):
@@ -211,7 +211,7 @@ def test_a_function_that_makes_no_batches_is_reported(model):
         assert_same(model.values(), before)
 
 
-def test_what_is_no_batch_does_not_end_an_epoch(model):
+def test_none_in_place_of_a_batch_does_not_end_an_epoch(model):
     trainer = Trainer(model.train, lambda epoch: [*batches(epoch), None], verbose=False)
     with pytest.raises(TypeError):
         trainer.run(1)

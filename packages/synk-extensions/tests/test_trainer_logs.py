@@ -138,7 +138,7 @@ def test_a_run_that_is_under_way_is_used_and_left_open(kind):
     assert_logged(fake, history)
 
 
-def test_tensorboard_reads_what_was_written(tmp_path):
+def test_tensorboard_reads_the_files(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.plugins.hparams import metadata, plugin_data_pb2

@@ -23,7 +23,7 @@ from synkhronos.extensions.train._ranks import to_row
 from synkhronos.extensions.weights import load_weights, save_weights
 
 
-def test_what_a_training_writes_is_its_users_alone_and_follows_no_planted_link(tmp_path):
+def test_files_of_a_training_are_private_and_follow_no_planted_link(tmp_path):
     """Whatever the umask. The links of drafts: test_files.py of synk-core."""
     new, shared, model = tmp_path / "new" / "checkpoints", tmp_path / "shared", Model()
     before = os.umask(0)
@@ -307,7 +307,7 @@ def test_whatever_a_file_of_weights_holds_it_is_loaded_whole_or_refused(tmp_path
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_what_numpy_saved_without_names_is_loaded_in_order(tmp_path, save):
+def test_arrays_saved_by_numpy_without_names_are_loaded_in_order(tmp_path, save):
     values = [np.arange(6.0).reshape(2, 3), np.ones(3)]
     save(tmp_path / "w.npz", *values)
     variables = [engine.shared(value * 0, name=name) for name, value in zip("wb", values)]

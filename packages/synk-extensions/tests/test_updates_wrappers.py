@@ -59,7 +59,7 @@ def test_gradients_that_are_apart_are_changed_like_flat_ones():
 
 
 @pytest.mark.parametrize("name", ["adam", "sgd_nonflat"])
-def test_what_is_within_its_bounds_is_not_changed_by_one_bit(name):
+def test_values_within_their_bounds_do_not_change_by_one_bit(name):
     x = T.dmatrix("x")
     params, twins = make_params("float32"), make_params("float32")
     rule = updates.clip_by_value(updates.clip_by_global_norm(getattr(updates, name), 1e3), 1e3)
@@ -236,7 +236,7 @@ def _apply(wrapped, *params):
     return wrapped(sum(T.sum(param) for param in params), list(params), 0.1)
 
 
-def test_errors_name_what_was_got_and_expected():
+def test_errors_name_the_given_and_the_expected():
     w, other = (engine.shared(np.ones(3), name=name) for name in ("w", "other"))
 
     def own(_loss, _params, learning_rate):

@@ -225,7 +225,7 @@ def results(model, trainer, folder):
 
 
 @pytest.mark.parametrize("step", [37, pytest.param(1, marks=pytest.mark.nightly)])
-def test_after_two_ctrl_c_the_next_run_goes_on_as_if_none_had_come(ctrl_c, tmp_path, step):
+def test_the_next_run_after_two_ctrl_c_equals_an_uninterrupted_one(ctrl_c, tmp_path, step):
     model = Model(rule=updates.adam)
     start = [v.get_value() for v in [*model.params, *model.train.state.optimizer]]
     codes = codes_of(_trainer, _callbacks, _history, _serial, _learning_rate, interrupts.whole)

@@ -61,7 +61,7 @@ def test_ranks_and_slices_draw_numbers_of_their_own_again_and_again(runtime):
 
 
 @needs_pytensor
-def test_what_draws_without_an_update_draws_the_same_again_but_not_on_another_rank(pair):
+def test_draws_without_an_update_repeat_on_each_rank(pair):
     f = pair.function([x], (T.random.normal(size=x.shape) + 0 * x, "gather"))
     first, second = f(np.zeros(20)), f(np.zeros(20))
     np.testing.assert_array_equal(first, second)
@@ -134,7 +134,7 @@ def reducing():
 
 @needs_pytensor
 @pytest.mark.parametrize("make", [network, reducing])
-def test_a_worker_loads_what_the_master_has_compiled(run_script, tmp_path, make):
+def test_a_worker_loads_code_that_the_master_compiled(run_script, tmp_path, make):
     rows, whole, outputs = make()
     with Runtime(1) as runtime:
         f = runtime.function(rows, bcast_inputs=whole, outputs=outputs, mode="NUMBA")
@@ -246,7 +246,7 @@ with Runtime(2) as runtime:
 
 
 @needs_pytensor
-def test_what_fails_is_named_and_all_goes_on(run_script):
+def test_an_error_is_named_and_calls_continue(run_script):
     """Numba keeps the arguments of a call that failed, so this is a program of its own."""
     status, out, err = run_script(PROGRAM + FAILING)
     assert status == 0, err
@@ -326,7 +326,7 @@ def foreign(mode):
 
 @needs_pytensor
 @pytest.mark.parametrize("mode", FOREIGN)
-def test_what_another_library_cannot_do_on_ranks_is_refused(pair, mode):
+def test_modes_that_cannot_run_on_ranks_are_refused(pair, mode):
     linker = {"JAX": "JAXLinker", "PYTORCH": "PytorchLinker", "MLX": "MLXLinker"}[mode]
     mean = all_reduce(x.mean(), "avg")
     with pytest.raises(SpecError, match=f"all_gather and is compiled by {linker}"):

@@ -88,13 +88,13 @@ FEW = {
     "test_exit_of_the_owner_unlinks": 2,
     "test_handlers_that_end_it_otherwise": 5,
     "test_handlers_that_use_arrays": 5,
-    "test_last_attacher_removes_what_a_killed_owner_left": 2,
+    "test_last_attacher_removes_segments_of_a_killed_owner": 2,
     "test_message_outlives_its_sender": 3,
     "test_no_process_sees_a_half_made_segment": 1,
     "test_program_of_the_guide": 4,
     "test_parallel_program_of_the_guide": 2,
     "test_ring_whose_producer_is_killed": 1,
-    "test_what_a_killed_owner_left_is_removed": 2,
+    "test_segments_of_a_killed_owner_are_removed": 2,
 }
 """How many cases of a test run by day: they are spread over all, and the others are nightly."""
 

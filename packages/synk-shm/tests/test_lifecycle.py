@@ -73,7 +73,7 @@ def test_list_of_this_program_alone(script, given):
 
 @pytest.mark.parametrize("word", [None, "given"])
 @pytest.mark.parametrize("act", ["cleanup", "first array of another program"])
-def test_what_a_killed_owner_left_is_removed(script, given, left, act, word):
+def test_segments_of_a_killed_owner_are_removed(script, given, left, act, word):
     alive, dead = script.start(MAKE), script.start(MAKE, *([given(word)] if word else []))
     kept, lost = handle_of(alive).name, handle_of(dead).name
     dead.kill()

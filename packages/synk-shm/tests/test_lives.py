@@ -238,7 +238,7 @@ def test_a_message_of_another_family(named):
     assert one.do(f"float(shm.attach({name!r}).sum())") == 3
 
 
-def test_a_fork_forwards_what_its_parent_received_after_the_maker_has_ended(world):
+def test_a_fork_forwards_an_array_whose_maker_has_ended(world):
     parent = world.root("parent")
     parent.do(MAKE)
     maker = parent.start("maker")
@@ -302,7 +302,7 @@ def test_a_child_outlives_its_killed_parent(world, given, left, each_method):
 
 
 @pytest.mark.parametrize("workers, end", [(1, ""), (3, ""), (1, "shm.close(b)")])
-def test_last_attacher_removes_what_a_killed_owner_left(world, left, workers, end):
+def test_last_attacher_removes_segments_of_a_killed_owner(world, left, workers, end):
     owner = world.root("owner")
     handle = owner.do(MAKE, "tuple(shm.handle(a))")
     others = [world.root(f"other{number}") for number in range(workers)]

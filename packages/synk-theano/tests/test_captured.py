@@ -485,7 +485,7 @@ def test_functions_that_overwrite_values_in_place(graphs):
     assert recorded.state == REPLAYED
 
 
-def test_what_depends_on_shapes_alone_is_computed_by_the_host(graphs):
+def test_the_host_computes_values_of_shapes(graphs):
     x = T.dmatrix("x")
     rows, columns = x.shape
     outputs = [x[: rows // 2].sum(), T.zeros((columns, 2)) + x.sum(), x.reshape((columns, rows))]
@@ -545,7 +545,7 @@ def test_values_in_host_memory_are_read_in_each_call(graphs):
     assert recorded.state == REPLAYED
 
 
-def test_what_is_not_recorded(graphs):
+def test_functions_that_are_not_recorded(graphs):
     x, m, n, i = T.dvector("x"), T.dmatrix("m"), T.lscalar("n"), T.lvector("i")
     count, three = theano.shared(0, "count"), theano.shared(3, "three")
     doubled = as_op([T.dvector], [T.dvector])(lambda x: 2 * x)

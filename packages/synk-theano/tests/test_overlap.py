@@ -195,7 +195,7 @@ def test_the_average_begins_amid_the_function_and_is_exact(overlapping):
         assert overlapping.events() == (OVERLAPPED if call else [])
 
 
-def test_what_cannot_overlap_is_as_ever(overlapping):
+def test_other_averages_do_not_overlap(overlapping):
     runtime, size = overlapping.runtime, overlapping.runtime.size
     f, v, numpy_share = chain(runtime)
     all_reduce = runtime.delayed.all_reduce
@@ -436,7 +436,7 @@ def test_numbers_are_collected_when_all_acts_are_done(overlapping):
     assert sends_early(runtime, parts) == {False}
 
 
-def test_functions_that_cannot_tell_of_parts():
+def test_functions_without_parts():
     x = T.dvector("x")
     v, w = (theano.shared(np.zeros(4), name) for name in "vw")
     made = T.concatenate([x[:2], x[2:4]])

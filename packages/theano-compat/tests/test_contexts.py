@@ -109,7 +109,7 @@ def test_a_library_that_is_not_known_is_left_alone(fake):
     assert fake.table(fake.contexts[1]) == before[1]
 
 
-def test_the_second_cuda_context_has_all_mended(monkeypatch):
+def test_the_second_cuda_context_is_mended(monkeypatch):
     mended = []
     devices = {}
 

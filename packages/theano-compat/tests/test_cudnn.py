@@ -101,7 +101,7 @@ assert not os.path.exists(os.path.join(config.cuda.include_path, "other.h"))
 
 
 @pytest.mark.parametrize("version", [(8, 9, 7), (9, 14, 0)])
-def test_theano_compiles_with_what_was_found(run, install, tmp_path: Path, version):
+def test_theano_compiles_with_the_found_library(run, install, tmp_path: Path, version):
     root = install(tmp_path / "nvidia", version)
     number = cudnn.as_number(version)
     lead = LEAD.format(cache=str(tmp_path / "cache"), path=str(root))

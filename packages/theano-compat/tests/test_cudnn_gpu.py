@@ -322,5 +322,5 @@ assert active.value == 0
 """
 
 
-def test_what_tells_about_cuda_takes_no_devices_memory():
+def test_reports_about_cuda_take_no_device_memory():
     subprocess.run([sys.executable, "-c", NO_CONTEXT], timeout=120, check=True)

@@ -131,7 +131,7 @@ def answers(numbers, tmp_path: Path):
 @pytest.mark.parametrize(
     ("name", "major"), [("Forward", 9), ("BackwardData", 8), ("BackwardFilter", 10)]
 )
-def test_what_theano_is_given(answers, name: str, major: int):
+def test_the_header_for_theano(answers, name: str, major: int):
     cases = FORWARD if name == "Forward" else CASES
     calls = [(told, get(name, asked) if asked else time(name)) for told, asked, _ in cases]
     found = answers(calls, major)

@@ -102,7 +102,7 @@ def test_a_row_that_the_function_cannot_stand_is_found(watched, row, num_slices)
     f(rows, num_slices=num_slices)
 
 
-def test_the_row_is_that_of_the_call(watched_pair):
+def test_the_row_is_counted_in_the_call(watched_pair):
     f, _, _ = logs(watched_pair)
     rows = good(100)
     rows[77] = -1
@@ -208,7 +208,7 @@ def test_random_states_are_put_back(watched_pair):
     np.testing.assert_array_equal(drawing()(ones), noisy)
 
 
-def test_what_does_not_come_again(watched_pair):
+def test_a_nan_that_does_not_come_again(watched_pair):
 
     seen = []
 
