@@ -1,7 +1,4 @@
-"""What every test of this repository starts from, however pytest was started.
-
-pytest reads this file for each suite below it, by `make test` or by hand.
-"""
+"""The settings and fixtures of all tests of this repository, however pytest was started."""
 
 from __future__ import annotations
 
@@ -74,8 +71,7 @@ if "XDG_CACHE_HOME" not in os.environ:
 
 @pytest.fixture(autouse=True)
 def linker(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Have functions made of C code where a test is marked "c_code", and of graphs that are hardly
-    optimised where it is marked "fast_compile"."""
+    """Compile C code if a test is marked "c_code", and optimise little if it is "fast_compile"."""
     changes = {}
     if request.node.get_closest_marker("c_code") is not None:
         changes["linker"] = "cvm"

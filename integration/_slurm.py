@@ -137,10 +137,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def cluster(cores: int = 4, binding: str = "task/none") -> Iterator[Cluster]:
-    """Yield a Slurm of two hosts; at the end all of it is killed.
-
-    Each host has as many cores as Slurm believes; `binding` is the plugin that binds ranks to them.
-    """
+    """Yield a Slurm of two hosts, of so many cores as it believes; kill all of it at the end."""
     with hosts(2) as made:
         slurm = Cluster(made)
         names = ",".join(made.names)

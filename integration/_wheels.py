@@ -74,8 +74,7 @@ def make_environment(
 
 
 def needed(names: list[str], base: object) -> list[metadata.Distribution]:
-    """Return the distributions of an interpreter's environment that these need, directly or through
-    others."""
+    """Return the distributions that these need in an interpreter's environment, also indirectly."""
     asked = "import json, sys; print(json.dumps([sys.path, '%d.%d' % sys.version_info[:2]]))"
     places, version = json.loads(run(base, "-c", asked))
     found: dict[str, metadata.Distribution] = {}

@@ -236,10 +236,7 @@ def test_the_stop_button_ends_a_call_on_all_ranks_and_all_goes_on(kernel: Kernel
 
 
 def test_with_the_kernel_go_its_workers_and_their_memory(kernel: Kernel) -> None:
-    """By a restart; a kernel that is killed is a killed master, as synk-core tests it.
-
-    Memory with a name would be found at the end of the test; without one it goes with them.
-    """
+    """A killed kernel is a killed master, as synk-core tests it; this one restarts."""
     kernel.busy()
     kernel.run("data = synk.data(np.ones((1000, 1000))); data")
     workers = kernel.workers()

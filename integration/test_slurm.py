@@ -1,5 +1,4 @@
-"""Programs in jobs of Slurm, and of MPICH on simulated hosts: what starts, what ends, and what is
-told when a rank, or a host, is killed."""
+"""Programs in jobs of Slurm, and of MPICH on simulated hosts: their starts, ends and errors."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""A plugin of pytest: the functions of PyTensor's own tests are made as the master makes its own.
-
-What has no flat form, such as functions of DebugMode, stays as it is; so does what PyTensor makes
-inside itself.
-"""
+"""A plugin of pytest that makes functions of PyTensor's own tests as the master makes its own."""
 
 from __future__ import annotations
 

@@ -75,8 +75,7 @@ class Life:
         runtime.distribute()
 
     def act(self) -> str:
-        """Do something and return what it was; raise NotExact or AssertionError if a result is
-        wrong."""
+        """Do something, and return what it was; raise if a result is wrong."""
         names, weights = zip(*ACTS.items())
         name = str(self.rng.choice(names, p=np.array(weights) / sum(weights)))
         getattr(self, name)()

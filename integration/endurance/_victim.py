@@ -76,10 +76,7 @@ class Work:
         raise Finished
 
     def wrong(self, within: bool = False) -> str:
-        """Say what some rank has that it should not; "" if all is right.
-
-        A call that was interrupted `within` has not happened.
-        """
+        """Name wrong values of ranks; a call that was interrupted has not happened."""
         if self.act is None:
             return ""
         found = self.bench.verdict(self.act)

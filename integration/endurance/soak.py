@@ -86,10 +86,7 @@ def slope(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def growths(samples: list[dict[str, float]]) -> dict[str, dict[str, float]]:
-    """Return each resource's level and growth over the second half, and what is allowed.
-
-    Where the second half has a single sample, the growth is that over all of them.
-    """
+    """Return each resource's level and growth over the second half, and what is allowed."""
     middle = (samples[0]["seconds"] + samples[-1]["seconds"]) / 2
     half = [one for one in samples if one["seconds"] >= middle]
     half = half if len(half) > 1 else samples

@@ -60,10 +60,9 @@ def slurm() -> Iterator[tuple[network.Hosts, Start]]:
 
 
 def kill_a_rank(start: Start, rng: random.Random, whole_s: float) -> bool:
-    """Start a job that takes `whole_s` seconds, and kill a rank of it; return whether it still ran.
+    """Start a job, and kill a rank of it; return whether it still ran.
 
-    The job has to end in time, with a status that is not 0. If the program got an exception that
-    names a rank, it is this one. `Program` fails if a process is left.
+    The job ends in time with a status that is not 0; an exception of the program names this rank.
     """
     rank, moment = rng.randrange(RANKS), rng.random() * whole_s
     with start(rng.randrange(2**31)) as program:

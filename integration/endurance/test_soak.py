@@ -40,8 +40,7 @@ def test_random_work_is_right_and_flat(tmp_path: Path) -> None:
 
 
 def samples(leak: float = 0.0) -> list[dict[str, float]]:
-    """Ten minutes of a program whose every resource goes up and down, and grows by so many percent
-    of its level in a minute."""
+    """Ten minutes of a program whose resources go up and down, and grow by so many percent."""
     rng = np.random.default_rng(0)
     levels = dict.fromkeys(soak.BOUNDS, 40.0)
     levels.update({name: 150.0 for name in levels if "memory" in name})

@@ -70,8 +70,7 @@ def run_program(
 ) -> Callable[[str], Ended]:
     """Return a function that runs a program, given the code that follows its `beginning`.
 
-    It has to end in time, and nothing that it started may outlive it for long; otherwise the
-    function raises AssertionError.
+    It raises AssertionError if that does not end in time, or leaves anything behind.
     """
 
     def run_it(code: str) -> Ended:

@@ -63,10 +63,7 @@ class Hosts:
         return ["nsenter", "-t", str(self._pid(name)), "--net", "--uts", "--ipc"]
 
     def on(self, name: str, inside: bool = False) -> list[str]:
-        """Return what a command on a host begins with.
-
-        One `inside` ends with the host; else it is the very process that is started.
-        """
+        """Return what a command on a host begins with; one that is `inside` ends with the host."""
         spaces = ["--net", "--uts", "--ipc", "--mount", *(["--pid"] if inside else [])]
         return ["nsenter", "-t", str(self._pid(name)), *spaces, f"--wd={os.getcwd()}"]
 

@@ -142,12 +142,7 @@ tell(errors=errors, off=off, replayed=is_replayed(), pids=len(workers()))
 
 
 def test_memory_that_runs_out_amid_replays(gpus):
-    """Each step is done or undone on all ranks; with memory again, they go on.
-
-    The last values are held, so that no array of an earlier step can be filled anew. Each
-    kind of collective was used before: NCCL takes memory for the first, and what libgpuarray frees
-    is for its own arrays.
-    """
+    """NCCL takes memory for the first collective of each kind, so each kind was used before."""
     if "SYNK_DEVICE_ALONE" not in os.environ:
         pytest.skip("it takes all memory of the GPU: only where nothing else runs (--jobs 1)")
     told = told_by(gpus, TRAIN)("""

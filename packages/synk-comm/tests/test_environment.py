@@ -1,5 +1,4 @@
-"""What the environment tells ``connect``: nothing, a ticket, or that there should be one; and NCCL
-around the group."""
+"""The environment has no ticket for ``connect``, one, or half of one; NCCL around the group."""
 
 from __future__ import annotations
 
@@ -86,7 +85,7 @@ def fake_nccl(monkeypatch):
 
 
 @pytest.mark.parametrize("made_for", ["shm", "zmq", "nccl"])
-def test_nccl_wraps_groups_of_devices(made_for, fake_nccl, monkeypatch):
+def test_nccl_wraps_a_group_of_any_backend(made_for, fake_nccl, monkeypatch):
     with create_group(1, made_for) as group:
         monkeypatch.setenv("SYNK_COMM_TICKET", group.ticket(0))
         comm = connect(backend="nccl")

@@ -1,5 +1,4 @@
-"""The public names, the errors, and the table of collectives: the front, the documentation and the
-contract have all of its rows."""
+"""The public names, the errors, and the table of collectives, of which all rows are documented."""
 
 from __future__ import annotations
 

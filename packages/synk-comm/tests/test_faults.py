@@ -170,8 +170,7 @@ def suffer(comm, call, victim, fault, moment, log):
 def forked(function, *args, backend, timeout_s):
     """Run ``function(comm, *args)`` on ranks that are forks of this process, which is quick.
 
-    Returns what each function returned (or the traceback of what it raised), and how its
-    process ended. A stopped process is continued once all others have ended.
+    Return what each returned, or the traceback of what it raised, and how its process ended.
     """
     with create_group(SIZE, backend) as group, contextlib.ExitStack() as stack:
         pids, pipes = [], []

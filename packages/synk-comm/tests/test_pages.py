@@ -44,8 +44,7 @@ def run(tmp_path):
 
 
 def promised(code, rank=None):
-    """Return the lines that a program promises, or one rank's part of them: all ranks print the
-    same, unless it says ``rank 0: this; rank 1: that``."""
+    """Return the lines that a program promises, or one rank's: ``rank 0: this; rank 1: that``."""
     lines = []
     for promise in re.findall(r"#-> (.*)", code):
         if rank is None or not promise.startswith("rank "):

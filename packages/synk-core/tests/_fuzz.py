@@ -229,8 +229,7 @@ class House:
         return len([name for name in names if not name.startswith(SHARED)])
 
     def attempt(self, act: Callable[[], Any], also: Tuple[type, ...] = ()) -> Tuple[bool, Any]:
-        """Return whether it came to a result, and the result, or an error: none but `also` is
-        right."""
+        """Return whether it came to a result, and the result, or an error that is right."""
         serial = self.runtime._lifecycle.rank.serial
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

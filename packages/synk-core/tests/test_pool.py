@@ -294,8 +294,6 @@ os._exit(7)  # what the streams still hold cannot be written
 def test_a_program_whose_streams_are_closed_or_whose_terminal_goes_away_goes_on(
     zygote, tmp_path, streams
 ):
-    """Pipes to workers are not taken for its streams; and one that gives SIGPIPE its default back
-    does not die of a dead worker."""
     terminal, theirs = os.openpty()
     with no_ranks_left(), zygote.start(TALKATIVE, tmp_path, streams, terminal=theirs) as program:
         os.close(theirs)

@@ -41,10 +41,7 @@ def switch(values):
 
 @pytest.fixture(scope="module")
 def made(trio):
-    """Data, and functions whose results show which rows they were computed on.
-
-    Two of the ranks take rows before, and one does not.
-    """
+    """Data, and functions whose results show which rows they were computed on."""
     x, k = T.dmatrix("x"), T.lvector("k")
     tell = trio.function([x], (switch(x[:, 0]), "gather"), **FAST)
     tell(np.array([[1.0], [-1.0], [1.0]]))

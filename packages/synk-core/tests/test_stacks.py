@@ -21,8 +21,7 @@ BEGINNING = "in <module>\n"
 
 @pytest.mark.parametrize("act", [hold_the_lock, sleep_beside_a_thread])
 def test_a_worker_that_computes_says_where(monkeypatch, act):
-    """A thread that runs bytecodes answers between two of them; in the middle of one it may end the
-    process."""
+    """A thread answers between two bytecodes; in the middle of one it may end the process."""
     asked, ask = set(), _stacks.StackFile.ask
 
     def noted(self, process, number):

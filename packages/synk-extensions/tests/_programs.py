@@ -1,7 +1,4 @@
-"""Running the example programs as a user does, on two CPU processes or on devices of one's choice.
-
-SYNK_TEST_DEVICES names Theano devices, with commas: cuda0,cuda1 or opencl0:0,opencl0:0.
-"""
+"""Running the example programs as a user does, on two CPU processes or SYNK_TEST_DEVICES."""
 
 from __future__ import annotations
 

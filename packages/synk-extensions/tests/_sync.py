@@ -1,5 +1,4 @@
-"""Training by the rules of `extensions.sync` in NumPy, from the formulas; and the same problem as a
-graph."""
+"""Training by the rules of `extensions.sync` in NumPy, from the formulas; and as a graph."""
 
 from __future__ import annotations
 

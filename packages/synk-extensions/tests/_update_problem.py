@@ -195,8 +195,7 @@ def run_split(rule_updates, x):
 
 
 def made(floatx, dtype, rule, **settings):
-    """Parameters of a dtype, and a rule's updates of them, made with this floatX: all have the
-    parameters' dtype, and no number was rounded to float32 on the way."""
+    """Parameters and a rule's updates, made with this floatX: no number was rounded to float32."""
     x = T.matrix("x", dtype=dtype)
     with change_flags(floatX=floatx):
         params = make_params(dtype)

@@ -155,8 +155,7 @@ SEVERAL = st.lists(
 
 @pytest.fixture(scope="module")
 def lines(processes):
-    """Values; steps by which a parameter comes nearer to the mean of their rows, in parallel and
-    serial, of an input and of what is resident on all ranks."""
+    """Values, and steps by which a parameter approaches the mean of an input, or of resident rows."""
     x, resident = T.dvector("x"), engine.shared(np.random.RandomState(0).randn(50))
     made = []
     for rows, inputs, more in ((x, [x], {}), (resident, [], {"sliceable_shareds": [resident]})):

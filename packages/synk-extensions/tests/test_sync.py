@@ -1,5 +1,4 @@
-"""The rules of `extensions.sync` over one to four ranks: the same numbers as their formulas in
-NumPy."""
+"""The rules of `extensions.sync` over one to four ranks give the numbers of their formulas."""
 
 from __future__ import annotations
 

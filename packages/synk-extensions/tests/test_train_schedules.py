@@ -1,8 +1,5 @@
-"""Learning rates against the closed formulas of papers, and against PyTorch's schedulers.
-
-torch_schedules.json has the numbers of StepLR, MultiStepLR, ExponentialLR, CosineAnnealingLR,
-LinearLR, SequentialLR and ReduceLROnPlateau (threshold_mode="abs"), before each of 13 epochs.
-"""
+"""Learning rates against PyTorch's schedulers: torch_schedules.json has the numbers of each of 13
+epochs (ReduceLROnPlateau with threshold_mode="abs")."""
 
 from __future__ import annotations
 

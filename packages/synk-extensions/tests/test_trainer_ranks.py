@@ -1,5 +1,4 @@
-"""The Trainer over ranks: it is the serial training, resumes bit for bit, and checkpoints move to
-another number of ranks and to plain Theano."""
+"""The Trainer over ranks: it equals the serial one, resumes, and moves to other numbers of ranks."""
 
 from __future__ import annotations
 

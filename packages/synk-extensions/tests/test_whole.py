@@ -1,5 +1,4 @@
-"""Operations of several acts are done whole, undone or not begun, at whatever line of the
-master's code Ctrl-C comes."""
+"""Operations of several acts are done whole, undone or not begun, wherever Ctrl-C comes."""
 
 from __future__ import annotations
 

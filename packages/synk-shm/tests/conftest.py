@@ -140,10 +140,7 @@ def given():
 
 @pytest.fixture
 def left():
-    """A function that lists the entries of shared memory, lock files too, with a part in the name.
-
-    It waits 2 s at most for them to go, since another program may be removing them now.
-    """
+    """Return the entries of shared memory with a part in the name, which have 2 s to go."""
 
     def look(*parts: str) -> list[str]:
         deadline = time.monotonic() + 2
@@ -157,10 +154,7 @@ def left():
 
 
 class Script:
-    """Run programs, each from a file of its own and with every warning an error.
-
-    Each program leads a session; at the end of the test no process of the session may be left.
-    """
+    """Run programs, each from a file of its own, of which nothing is left; a warning is an error."""
 
     def __init__(self, folder: Path, zygote: Zygote, prelude: str) -> None:
         self._folder = folder
@@ -230,10 +224,7 @@ def each_method(request) -> str:
 
 @pytest.fixture
 def program(script: Script):
-    """Run a program with a `main(context)` that uses multiprocessing, by a start method.
-
-    `main` returns the number of segments that may be left when it has returned.
-    """
+    """Run a program with a `main(context)`, which returns how many segments it may leave."""
 
     def run(code: str, method: str, *arguments: Any, prefix: tuple[str, ...] = ()) -> str:
         whole = MULTIPROCESSING + textwrap.dedent(code) + MAIN

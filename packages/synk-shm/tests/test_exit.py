@@ -199,10 +199,7 @@ def test_threads_make_and_drop_while_others_fork(script, left):
 
 @pytest.mark.parametrize("lookers", [0, 1])
 def test_last_process_of_a_family_leaves_nothing(script, small_shm, lookers):
-    """A process that checks whether a family is alive must not disturb its last member's exit.
-
-    The programs run one after the other in a /dev/shm of their own; of each one process is killed.
-    """
+    """A process that checks whether a family is alive must not disturb its last member's exit."""
     left = script.run(
         """
         import multiprocessing

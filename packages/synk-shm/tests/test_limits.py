@@ -74,10 +74,7 @@ def test_no_descriptor_left(script, backend):
 @BACKENDS
 @pytest.mark.parametrize("limit", ["AS", "FSIZE"])
 def test_no_address_space_or_file_size_left(script, backend, limit):
-    """SharedArray: a create that fails leaves its file.
-
-    ``ulimit -f`` holds for shared memory, too; to reach it raises, and does not kill.
-    """
+    """SharedArray: a create that fails leaves its file."""
     script.run(
         """
         import resource

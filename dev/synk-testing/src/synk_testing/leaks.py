@@ -20,10 +20,7 @@ BUT_PROCESSES = ("descriptors", "open_files", "threads", "files", "segments")
 
 
 def shared_memory(part: str = "") -> List[str]:
-    """Return the names with `part` in them that this user has in shared memory (Linux).
-
-    Other users' names do not count: tests of what such users can do create names like ours.
-    """
+    """Return the names with `part` in them that this user has in shared memory (Linux)."""
     found = []
     for entry in os.scandir("/dev/shm"):
         with contextlib.suppress(OSError):  # gone meanwhile

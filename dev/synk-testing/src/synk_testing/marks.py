@@ -33,8 +33,7 @@ class Mark:
             self.path.unlink()
 
     def wait(self, limit_s: float = 60.0, check: Callable[[], object] = lambda: None) -> str:
-        """Wait until the file is there and return its text; raise TimeoutError, or what `check`
-        raises."""
+        """Wait until the file is there; return its text, or raise TimeoutError."""
         deadline = time.monotonic() + limit_s
         while (text := self.read()) is None:
             check()

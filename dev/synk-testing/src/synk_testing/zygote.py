@@ -111,10 +111,7 @@ class Zygote:
 
 
 class Forked:
-    """A process that a zygote has forked, with the methods of `subprocess.Popen`.
-
-    From the pipe `line` its pid can be read, and then its status.
-    """
+    """A process that a zygote has forked, with the methods of `subprocess.Popen`."""
 
     def __init__(self, line: int, printed: Any) -> None:
         self._line = line

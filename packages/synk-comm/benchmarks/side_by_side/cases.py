@@ -1,7 +1,7 @@
 """What is measured: sizes, the arrays of a rank, and what NumPy says the result has to be.
 
-Numbers are small integers in float32, so that every order of summing gives the same. What a rank
-gives repeats with a period that is prime: no chunk of a transfer looks like another.
+Sums of small integers in float32 are exact in any order; their period is prime, so no chunk looks
+like another.
 """
 
 from __future__ import annotations

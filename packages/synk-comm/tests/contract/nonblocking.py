@@ -67,8 +67,7 @@ def _same_bits(one: Any, other: Any) -> None:
 
 
 def check_begun_collectives(comm: Communicator) -> None:
-    """Each gives what the blocking call gives, to the last bit; many may be under way, and each
-    rank waits for them in an order of its own, or looks."""
+    """Each gives what the blocking call gives, to the last bit, in whatever order ranks wait."""
     calls = [
         call
         for n in (5 + comm.size, LONG)

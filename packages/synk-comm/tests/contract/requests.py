@@ -119,8 +119,7 @@ def _message(event: int) -> Array:
 def check_random_programs(comm: Communicator) -> None:
     """Whatever the order of messages, each receive gets the message that it should.
 
-    All that ranks do has one order. Only whoever comes second to a message may wait for the other,
-    so that no rank is stuck.
+    Only whoever comes second to a message may wait for the other, so that no rank is stuck.
     """
     done = Counter[str]()
     for seed in range(8):

@@ -33,10 +33,7 @@ NOBODY = (False,) * 5
 
 
 class Step(NamedTuple):
-    """One collective, as all ranks call it; ``times`` in a row.
-
-    Of several ``shapes`` a list, of one dtype or of several.
-    """
+    """One collective, as all ranks call it, so many ``times``; of several ``shapes`` a list."""
 
     kind: str
     dtype: Any = "f4"

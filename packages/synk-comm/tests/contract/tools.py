@@ -79,8 +79,7 @@ def until(done: Callable[[], Any]) -> None:
 
 
 def equal(got: Any, expected: Any) -> None:
-    """Raise unless two arrays have the same dtype, shape and values; scalars are arrays without
-    axes."""
+    """Raise unless two arrays have the same dtype, shape and values; scalars have no axes."""
     expected = np.asarray(expected)
     if isinstance(got, np.generic):
         got, expected = np.asarray(got), np.asarray(expected[()])
@@ -155,10 +154,7 @@ def folded(parts: Sequence[Array], op: str) -> Array:
 
 
 def equal_reduced(comm: Communicator, got: Any, expected: Array, nbytes: int | None = None) -> None:
-    """Raise unless a reduction gave this: to the last bit, if the operands come in rank order.
-
-    `nbytes` are those of the arrays that were reduced together, if more than this one.
-    """
+    """Raise unless a reduction gave this: to the last bit, if the operands come in rank order."""
     nbytes = expected.nbytes if nbytes is None else nbytes
     if (
         comm.ordered_bytes is None

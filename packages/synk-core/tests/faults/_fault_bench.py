@@ -142,8 +142,7 @@ class Bench:
         return values
 
     def verdict(self, act: str) -> Set[str]:
-        """Whether all ranks have the variables' values of "before" this act, of "after" it (or
-        both: "same"), or what they have; of a closed runtime, whether the master has."""
+        """Return whether ranks have the values "before" this act, "after" it, or both: "same"."""
         told, ranks = set(), slice(None)
         if self.runtime.closed:
             ranks = slice(self.runtime.master, self.runtime.master + 1)

@@ -1,5 +1,4 @@
-"""A worker or the master fails, in every state and way, or Ctrl-C comes: the right error, in time,
-nothing half done or left."""
+"""A worker or the master fails, in every state and way, or Ctrl-C comes: nothing is half done."""
 
 from __future__ import annotations
 
@@ -63,11 +62,7 @@ STATES = [
 
 
 class Fault(NamedTuple):
-    """What strikes.
-
-    ``who``, "worker" or "master", does something to itself; "ctrl-c": the master gets `argument` of
-    them while a worker does something to itself.
-    """
+    """One thing that strikes: a "worker" or "master", or "ctrl-c" `argument` times amid a deed."""
 
     name: str
     who: str
@@ -236,8 +231,7 @@ def test_a_fault(benches, monkeypatch, setting, state, fault):
 
 
 class Struck:
-    """A case, run: what was raised, the warnings, whether the result was right; how long it took,
-    and since the fault; which values there are, and whether all works after a reset."""
+    """A case, run: its error, warnings and result, how long it took, and the values that are left."""
 
     def __init__(self, bench, setting, state, fault):
         self.bench = bench
@@ -370,8 +364,8 @@ class Struck:
         assert self.since < NOTICE_S + (0 if self.state.interrupts else SHORT_S)
 
     def is_an_end(self):
-        """Ctrl-C while a worker does not listen, or ends because of it: it is a KeyboardInterrupt,
-        also for a program that handles the death of workers; and the runtime is closed."""
+        """Ctrl-C ends a worker that does not listen, is a KeyboardInterrupt, and closes the
+        runtime."""
         error = self.raised("KeyboardInterrupt")
         assert self.fault.name != "ctrl-c-fatal" or error.cause == "WorkerDied"
         assert self.closed

@@ -1,7 +1,4 @@
-"""The base of contenders: the acts of a way to have an array in several processes.
-
-All arrays are one-dimensional float64.
-"""
+"""The base of contenders: the acts of a way to have an array of float64 in several processes."""
 
 # ruff: noqa: ARG002 (arguments are there for the contenders that need them)
 

@@ -129,10 +129,7 @@ class SharedArray(Contender):
 
 
 class RawArray(Contender):
-    """multiprocessing.RawArray: an arena that children get when they are started.
-
-    It uses freed memory again, so its arrays are seldom new memory.
-    """
+    """multiprocessing.RawArray: an arena that uses freed memory again, and that children inherit."""
 
     name = "RawArray"
     modules = ("multiprocessing.sharedctypes",)
