@@ -155,7 +155,7 @@ SEVERAL = st.lists(
 
 @pytest.fixture(scope="module")
 def lines(processes):
-    """Values, and steps by which a parameter approaches the mean of an input, or of resident rows."""
+    """Values, and steps by which a parameter approaches the mean of an input or resident rows."""
     x, resident = T.dvector("x"), engine.shared(np.random.RandomState(0).randn(50))
     made = []
     for rows, inputs, more in ((x, [x], {}), (resident, [], {"sliceable_shareds": [resident]})):

@@ -1,4 +1,4 @@
-"""The Trainer over ranks: it equals the serial one, resumes, and moves to other numbers of ranks."""
+"""The Trainer over ranks equals the serial one, resumes, and moves to other numbers of ranks."""
 
 from __future__ import annotations
 

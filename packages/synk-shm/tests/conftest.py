@@ -154,7 +154,7 @@ def left():
 
 
 class Script:
-    """Run programs, each from a file of its own, of which nothing is left; a warning is an error."""
+    """Run programs, each from a file of its own; a warning is an error, and nothing is left."""
 
     def __init__(self, folder: Path, zygote: Zygote, prelude: str) -> None:
         self._folder = folder

@@ -62,7 +62,7 @@ STATES = [
 
 
 class Fault(NamedTuple):
-    """One thing that strikes: a "worker" or "master", or "ctrl-c" `argument` times amid a deed."""
+    """A deed of a "worker" or the "master"; "ctrl-c" strikes the master `argument` times then."""
 
     name: str
     who: str
@@ -364,8 +364,7 @@ class Struck:
         assert self.since < NOTICE_S + (0 if self.state.interrupts else SHORT_S)
 
     def is_an_end(self):
-        """Ctrl-C ends a worker that does not listen, is a KeyboardInterrupt, and closes the
-        runtime."""
+        """Ctrl-C ends a worker that does not listen, raises, and closes the runtime."""
         error = self.raised("KeyboardInterrupt")
         assert self.fault.name != "ctrl-c-fatal" or error.cause == "WorkerDied"
         assert self.closed

@@ -129,7 +129,7 @@ class SharedArray(Contender):
 
 
 class RawArray(Contender):
-    """multiprocessing.RawArray: an arena that uses freed memory again, and that children inherit."""
+    """multiprocessing.RawArray: an arena that children inherit; it uses freed memory again."""
 
     name = "RawArray"
     modules = ("multiprocessing.sharedctypes",)
