@@ -26,7 +26,6 @@ LIMIT_S = 280
 
 
 def project(folder: str) -> dict[str, Any]:
-    """Return the table `project` of a package's pyproject.toml."""
     path = ROOT / "packages" / folder / "pyproject.toml"
     described: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))["project"]
     return described

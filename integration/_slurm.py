@@ -79,7 +79,6 @@ def missing() -> str:
 
 
 def pid_of(program: Program, rank: int) -> int | None:
-    """Return the process of a rank that `synkhronos run` has started; None if it has ended."""
     for pid in program.members():
         with contextlib.suppress(OSError):
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
@@ -109,7 +108,6 @@ class Cluster:
         }
 
     def command(self, name: str, *arguments: str) -> list[str]:
-        """Return a command of Slurm, run on its first host."""
         return [*self.hosts.on("h1"), str(UNPACKED / "usr/bin" / name), *arguments]
 
     def program(self, source: Source, *arguments: object, starts: Sequence[str]) -> Program:
@@ -120,7 +118,6 @@ class Cluster:
         return Program(source, *arguments, prefix=prefix, environment=environment)
 
     def ran(self, name: str, *arguments: str) -> str:
-        """Run a command of Slurm; return what it has printed."""
         environment = {**os.environ, **self.environment}
         done = ran(*self.command(name, *arguments), env=environment, timeout=60)
         return f"{done.stdout}{done.stderr}"

@@ -238,7 +238,7 @@ def imported_files(package: str, path: Path) -> Iterator[tuple[int, Path]]:
 
 
 def room_of(package: str, path: Path) -> str:
-    """Return the top-level file or folder of a package that a file is, or lies in."""
+    """Return the top-level file or folder of a package that has a file."""
     return path.relative_to(MODULES[package]).with_suffix("").parts[0]
 
 

@@ -58,8 +58,6 @@ call(0, 0)
 
 
 class Kernel:
-    """A kernel, as a notebook's server runs it."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.manager = KernelManager(kernel_name="python3")
@@ -99,7 +97,6 @@ class Kernel:
         return shown[0]
 
     def fails(self, code: str) -> str:
-        """Run a cell that fails; return its error."""
         return error_of(self.finish(self.client.execute(code)))
 
     def busy(self) -> None:
@@ -146,7 +143,6 @@ def wait_until(done: Callable[[], bool], otherwise: str) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep Jupyter's files out of the home folder."""
     folder = tmp_path_factory.mktemp("jupyter")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JUPYTER_RUNTIME_DIR", str(folder / "runtime"))

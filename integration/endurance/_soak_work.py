@@ -202,7 +202,6 @@ class Life:
         close(collectives.gather(s), expected)
 
     def distribute(self) -> None:
-        """Use a new function and a new variable once, and drop them."""
         x = T.dmatrix("x")
         start = self.rng.normal(size=int(self.rng.integers(1, 5000)))
         v = theano.shared(start, name="new")
@@ -261,5 +260,4 @@ ACTS = {
 
 
 def close(got: Any, expected: Any) -> None:
-    """Assert that results are equal but for rounding."""
     np.testing.assert_allclose(got, np.asarray(expected), rtol=1e-8, atol=1e-9)

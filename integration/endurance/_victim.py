@@ -53,7 +53,6 @@ class Work:
         self.bench = Bench(runtime, rng.randint(1, 2000), rng.randint(1, 60_000))
 
     def do(self, state: str) -> None:
-        """Do something that leads into a state."""
         if state == "mixed":
             state = self.rng.choice([*ACTS, "idle"])
         if state == "idle":

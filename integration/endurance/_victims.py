@@ -92,7 +92,6 @@ def in_memory(family: Optional[str]) -> list[str]:
 
 
 def taken_away(folder: Path) -> list[str]:
-    """Remove all from a folder; return what was there."""
     found = sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
     for entry in folder.iterdir():
         shutil.rmtree(entry) if entry.is_dir() else entry.unlink()

@@ -123,7 +123,6 @@ def growing(result: dict[str, Any]) -> list[str]:
 
 
 def show(result: dict[str, Any]) -> None:
-    """Print what was done, and how much of each resource was in use."""
     wrong = growing(result)
     print(
         f"{result['calls']} acts in {result['seconds']} s and {result['lives']} runtimes; close()"

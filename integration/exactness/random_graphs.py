@@ -116,7 +116,6 @@ def drawn(rng: Any) -> tuple[Any, list[str]]:
 
 
 def batches(rng: Any) -> Iterator[list[Any]]:
-    """Yield two batches of few rows."""
     for rows in rng.randint(1, 10, 2):
         labels, mask = rng.randint(0, 4, rows), (rng.rand(rows) < 0.6).astype(float)
         yield [rng.randn(rows, 3), rng.randn(rows), labels, mask, rng.randn(3)]

@@ -184,7 +184,6 @@ def run_all(chosen: list[DeviceSet], folder: Path, options: argparse.Namespace) 
 
 
 def show(outcomes: list[Outcome]) -> None:
-    """Print full failures, why tests and sets were skipped, and the table."""
     for outcome in outcomes:
         for result in outcome.results:
             if result.outcome == "failed":

@@ -68,7 +68,6 @@ class Hosts:
         return ["nsenter", "-t", str(self._pid(name)), *spaces, f"--wd={os.getcwd()}"]
 
     def command(self, mpiexec: str, ranks_each: int = 1) -> list[str]:
-        """Return the command that starts ranks on all hosts, up to their program."""
         remote = ["-launcher", "ssh", "-launcher-exec", str(self.folder / "remote")]
         ranks = ["-ppn", str(ranks_each), "-n", str(ranks_each * len(self.names))]
         begin = [*self.inside_network("h1"), mpiexec, *remote]
@@ -151,7 +150,6 @@ def _wait(done: Callable[[], bool], process: subprocess.Popen[bytes] | None = No
 
 
 def _words(process: subprocess.Popen[bytes]) -> str:
-    """Return what a process that ends has printed."""
     said = process.stdout.read().decode(errors="replace").strip() if process.stdout else ""
     return f"exit status {process.wait()}: {said[-400:]}"
 

@@ -37,8 +37,6 @@ class FailsBackwards(theano.Op):
 
 
 class Backwards(theano.Op):
-    """The gradient of `FailsBackwards`."""
-
     __props__ = ()
 
     def make_node(self, gradient, x):

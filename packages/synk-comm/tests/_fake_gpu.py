@@ -65,7 +65,6 @@ class FakeGpus:
             self.changed.notify_all()
 
     def pending(self) -> int:
-        """Return how many pieces of work are left."""
         return sum(len(steps) for steps in self._streams.values())
 
     def device_count(self) -> int:

@@ -55,8 +55,6 @@ class FakeNcclError(Exception):
 
 
 class Op(NamedTuple):
-    """One call, as it was given."""
-
     name: str
     source: int = 0
     target: int = 0
@@ -373,7 +371,6 @@ def itemsize(dtype: int) -> int:
 
 
 def read_scalar(address: int, dtype: int) -> Any:
-    """Read one element from host memory."""
     return _decoded(
         np.frombuffer(ctypes.string_at(address, itemsize(dtype)), np.uint8), DTYPES[dtype]
     )[0]

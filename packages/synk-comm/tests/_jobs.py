@@ -22,6 +22,5 @@ def require_mpi():
 
 
 def job(source, *arguments, **how):
-    """Return a program on several ranks; see `synk_testing.mpi_job`."""
     require_mpi()
     return mpi_job(source, *arguments, **how)

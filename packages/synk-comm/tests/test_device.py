@@ -197,8 +197,6 @@ def test_dlpack_elements_that_cannot_travel():
 
 
 class PygpuArray:
-    """What libgpuarray's arrays show."""
-
     def __init__(self, host, offset=0):
         self.host = host
         start = host.__array_interface__["data"][0]

@@ -69,8 +69,6 @@ MODULE = "synk_comm._backends.nccl.communicator"
 
 @pytest.fixture
 def fake_nccl(monkeypatch):
-    """A module in place of NCCL's, whose communicator passes all on."""
-
     class Wrapped:
         def __init__(self, comm):
             if comm.rank == 1:

@@ -34,7 +34,6 @@ BOTH = pytest.mark.parametrize("backend", ["shm", "zmq"])
 
 
 def joined(group):
-    """Return the communicators of a group, all in this process."""
     seats = [SimpleNamespace(rank=rank, abort=lambda _: None) for rank in range(group.size)]
     return in_threads(seats, lambda seat: join(group.ticket(seat.rank), timeout_s=20))
 

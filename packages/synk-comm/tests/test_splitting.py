@@ -30,7 +30,7 @@ FIRST, ALONE, LAST = range(3)
 
 
 class Old:
-    """The group that is being split, of which rank 0 is this one."""
+    """The group that is being split; this is its rank 0."""
 
     rank = 0
 

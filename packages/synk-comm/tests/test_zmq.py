@@ -25,7 +25,7 @@ def soon(seconds=20.0):
 
 
 def wired(size, *, watch=None):
-    """Return fabrics that have met."""
+    """Return fabrics that are connected."""
     folder = SocketFolder.named(os.urandom(8)).make()
     fabrics = [ZmqFabric(rank, size, watch, KEY, folder) for rank in range(size)]
     together(fabrics, lambda fabric: fabric.meet(soon()))

@@ -210,7 +210,7 @@ def values_of(output: Any, in_c: bool) -> tuple[Any, list[Any]]:
 
 
 def is_exact(whole: Any, parts: list[Any], op: str) -> bool:
-    """Whether the parts, put together by NumPy, are the whole but for rounding."""
+    """Return whether the parts, put together by NumPy, are the whole but for rounding."""
     if any(part is None for part in parts):
         return False
     try:

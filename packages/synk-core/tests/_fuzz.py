@@ -29,7 +29,6 @@ LONGEST_MESSAGE = 1000
 
 
 def fuzzing(examples: int) -> Any:
-    """Settings for so many examples in a usual run."""
     return settings(
         deadline=None,
         database=None,
@@ -79,7 +78,7 @@ class Fibbing:
 
 
 class Subclass(np.ndarray):
-    """An array of a class of the user's."""
+    pass
 
 
 def _endless_list() -> Any:
@@ -180,7 +179,7 @@ def anything(draw: Any) -> Any:
 
 
 def mostly(good: Any, wrong: Any = None) -> Any:
-    """Two times of three what is right."""
+    """Draw the right thing two times of three."""
     wrong = anything() if wrong is None else wrong
     return st.integers(0, 2).flatmap(lambda i: good if i else wrong)
 
@@ -219,12 +218,10 @@ class House:
         self._descriptors = self._count_descriptors()
 
     def restore(self) -> None:
-        """Give the shared variables the values that `check` expects, on all ranks."""
         self.runtime.collectives.broadcast(self.variables, self._held)
 
     @staticmethod
     def _count_descriptors() -> int:
-        """Open descriptors but those of shared arrays."""
         names = [os.path.realpath(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd")]
         return len([name for name in names if not name.startswith(SHARED)])
 
@@ -273,7 +270,7 @@ class House:
         return mapped("self")
 
     def check_memory(self, segments: int) -> None:
-        """At the end: only so many segments, with or without a name, more than at first."""
+        """Assert that the runtime has only so many segments more than at first."""
         self.check()
         more = self._count_segments() - self._segments
         assert more <= segments, f"{more} segments more than at first"

@@ -28,6 +28,7 @@ from synk_core.device import Cpu
 from synk_core.exceptions import WorkerFailed
 from synk_shm._arrays import segment
 from synk_testing.engine import T, as_op, engine
+from synk_testing.strikes import struck
 
 x = T.dvector("x")
 
@@ -68,7 +69,7 @@ def test_a_failed_call_leaves_all_variables_as_they_were(trio, num_slices):
 
 @as_op([T.dvector], [T.dvector])
 def fail_later(values):
-    """Have this rank, if it gets a 1, fail at the end of its next collective, once."""
+    """Make this rank, if it gets a 1, fail once, at the end of its next collective."""
     if values[0]:
         settle = Cpu.settle
 
@@ -197,53 +198,12 @@ def test_an_error_of_numpy_at_the_end_changes_nothing(trio):
     assert ranks_of(trio, s) == [[[5e307, 5e307]] * 3]
 
 
-# A Ctrl-C that comes with a line of a function, as one of the package's own: what handlers see.
-STRIKE = """
-import signal, sys
-
-class Strike:
-    def __init__(self, codes, place):
-        self.codes, self.left, self.struck = codes, place, None
-
-    def __call__(self, frame, event, argument):
-        if frame.f_code not in self.codes:
-            return None
-        return self.line
-
-    def line(self, frame, event, argument):
-        if event == "line":
-            self.left -= 1
-            if self.left == 0:
-                self.struck = frame.f_code.co_name, frame.f_lineno
-                signal.raise_signal(signal.SIGINT)
-        return self.line
-"""
-
-
 def strike_at(place, functions, call):
-    """Call with a Ctrl-C at the place-th line of these functions.
-
-    Returns:
-        Where it came, or None; whether the call gave its result; the KeyboardInterrupt came.
-    """
-    names = {"__name__": "synk_core.struck"}
-    exec(STRIKE, names)
-    strike = names["Strike"]({function.__code__ for function in functions}, place)
-    given = interrupted = False
-    usual = sys.gettrace()
-    try:
-        sys.settrace(strike)
-        try:
-            call()
-            given = True
-        finally:
-            sys.settrace(usual)
-        late = time.monotonic() + 10
-        while strike.struck and time.monotonic() < late:
-            time.sleep(0.001)
-    except KeyboardInterrupt:
-        interrupted = True
-    return strike.struck, given, interrupted
+    """Call with Ctrl-C at a line of these functions; return the line, if there was one, whether the
+    call gave its result, and whether the KeyboardInterrupt came."""
+    codes = {function.__code__ for function in functions}
+    lines, given, interrupted = struck(codes, {place}, call, LATER.is_pending)
+    return lines[place - 1 : place], given, interrupted
 
 
 @pytest.mark.parametrize(
@@ -256,17 +216,17 @@ def test_an_interrupt_out_of_a_call_means_that_it_did_not_happen(size, atomic):
         f = runtime.function([x], (x.sum(), "sum"), updates=[(count, count + 1)])
         f(np.ones(4))
         functions = [Function.__call__, Orders.perform, Rank._finish]
-        counts, given, place, struck = 1, set(), 0, True
-        while struck:
+        counts, given, place, line = 1, set(), 0, True
+        while line:
             place += 1
-            struck, got, interrupted = strike_at(place, functions, lambda: f(np.ones(4)))
-            assert interrupted == bool(struck), struck
+            line, got, interrupted = strike_at(place, functions, lambda: f(np.ones(4)))
+            assert interrupted == bool(line), line
             given.add(got)
             counts += got
             if not atomic and not got:
                 runtime.collectives.broadcast(count)  # ranks may differ, which is told
             values = runtime.collectives.gather(count).tolist()
-            assert values == [counts] * size, (struck, got)
+            assert values == [counts] * size, (line, got)
         assert place > 40
         assert given == {False, True}
         assert not runtime.closed
@@ -300,7 +260,6 @@ class Alike:
 
 
 def await_interrupt():
-    """Ctrl-C comes now, and in what follows not a second time."""
     late = time.monotonic() + 30
     while time.monotonic() < late:
         time.sleep(0.001)
@@ -334,12 +293,12 @@ def test_ctrl_c_in_a_finalizer_comes_once_after_it(pair, kind, monkeypatch):
         kept = synk_shm.ones(3)
         remove = segment.posix.remove
 
-        def struck(*args):
+        def struck_then(*args):
             monkeypatch.undo()
             strike()
             return remove(*args)
 
-        monkeypatch.setattr(segment.posix, "remove", struck)
+        monkeypatch.setattr(segment.posix, "remove", struck_then)
     with pytest.raises(KeyboardInterrupt):
         del kept
         await_interrupt()
@@ -353,13 +312,13 @@ STARTS += [Process.__init__, start_workers]
 @pytest.mark.parametrize("step", [47, pytest.param(1, marks=pytest.mark.nightly)])
 def test_an_interrupt_of_the_start_leaves_nothing_behind(step):
     usual = signal.getsignal(signal.SIGINT)
-    place, struck, started = 0, True, []
-    while struck:
+    place, line, started = 0, True, []
+    while line:
         place += step
         with no_ranks_left():
-            struck, _, interrupted = strike_at(place, STARTS, lambda: started.append(Runtime(2)))
-            assert interrupted == bool(struck)
-            assert not (interrupted and started), struck
+            line, _, interrupted = strike_at(place, STARTS, lambda: started.append(Runtime(2)))
+            assert interrupted == bool(line)
+            assert not (interrupted and started), line
             for runtime in started:
                 runtime.close()
             assert signal.getsignal(signal.SIGINT) == usual

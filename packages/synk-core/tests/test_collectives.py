@@ -22,7 +22,6 @@ REDUCERS = {"avg": np.mean, "sum": np.sum, "max": np.max, "min": np.min, "prod":
 
 
 def spread(runtime, dtype="float64", shape=(3, 2)):
-    """A shared variable with a value of its own on each rank, and those values."""
     values = [
         np.random.RandomState(rank).uniform(-3, 3, shape).astype(dtype)
         for rank in range(runtime.size)

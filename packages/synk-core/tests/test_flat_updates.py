@@ -23,8 +23,6 @@ RATE, KEPT = 0.25, 0.5
 
 
 class Model:
-    """Parameters and velocities, by NumPy as well."""
-
     def __init__(self, runtime):
         random = np.random.RandomState(7)
         self.runtime = runtime
@@ -192,7 +190,6 @@ def shared(shape, value=1.0, **options):
 
 
 def of_all(make, shape=(WIDE,), count=3):
-    """Updates of so many variables, each made of its variable and its place."""
     targets = [shared(shape) for _ in range(count)]
     return [(target, make(target, place)) for place, target in enumerate(targets)]
 

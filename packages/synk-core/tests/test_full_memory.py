@@ -44,7 +44,6 @@ def full():
 
 
 def files_in_memory(pid):
-    """How many of synk_shm's a process has open."""
     folder = f"/proc/{pid}/fd"
     count = 0
     for fd in os.listdir(folder):

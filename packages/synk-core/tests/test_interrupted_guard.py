@@ -18,7 +18,7 @@ from synk_core.exceptions import Interrupted
 
 @pytest.fixture
 def computing():
-    """A rank that computes an order which is to be given up, and whose process obeys."""
+    """A rank that computes an order which is to be given up."""
     before = signal.getsignal(SIGNAL)
     rank = SimpleNamespace(serial=1, flight=SimpleNamespace(interrupted=1, phase=[OWN_WORK[0]]))
     obey(rank)

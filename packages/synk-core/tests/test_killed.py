@@ -66,8 +66,6 @@ COMPUTING = READY + "f(np.array([0.0, 0.0, 60.0, 60.0]))"
 
 
 class Victim(Program):
-    """A program with workers, to be killed."""
-
     def __init__(self, code, size, backend, how, zygote, folder):
         options = {"environment": {"SYNKHRONOS_USE_GPU": "0", "TMPDIR": str(folder)}}
         words = (size, backend, how)

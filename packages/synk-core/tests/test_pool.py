@@ -143,8 +143,6 @@ def test_of_several_that_are_gone_the_killed_one_is_named():
 
 
 class RankThat:
-    """A rank whose orders fail."""
-
     in_step = False
     rank = 1
     serial = 7
@@ -211,7 +209,7 @@ def test_a_worker_without_a_thread_says_so_and_how_to_get_one(monkeypatch):
 
 
 def serve(monkeypatch, error):
-    """A worker in a thread, that has its first order, which fails: its rank, its channel, it."""
+    """Return the rank, channel and thread of a worker whose first order fails."""
     rank = RankThat(error)
     monkeypatch.setattr(_worker, "_prepare", lambda *_: rank)
     channel, theirs = Channel.pair()

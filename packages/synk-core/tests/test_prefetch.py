@@ -20,8 +20,6 @@ from synk_testing.engine import T, as_op, engine
 
 
 class Uploads:
-    """Copies nothing."""
-
     def wait(self, _places):
         pass
 
@@ -34,7 +32,7 @@ class Uploads:
 
 @as_op([T.dvector], [T.dvector])
 def switch(values):
-    """Have this rank take rows before, or not, by the sign of its first value."""
+    """Make this rank take rows early, or not, by the sign of its first value."""
     Cpu.uploads = Uploads() if values[0] > 0 else None
     return values
 
@@ -57,7 +55,6 @@ def made(trio):
 
 
 def require(made, function, result, rows):
-    """The result is that of these rows, by NumPy."""
     wanted = made.expected[function](made.values[rows], made.labels[rows])
     for got, right in zip(result, wanted):
         np.testing.assert_array_equal(got, right)

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("unproved")
 
 @as_op([T.dvector], [T.dvector])
 def count_variables(x):
-    """For each row, how many shared variables this process has."""
+    """Return, for each row, how many shared variables this process has."""
     # By its type: what is asked itself may be a weak proxy.
     found = sum(issubclass(type(one), SharedVariable) for one in gc.get_objects())
     return np.full(len(x), float(found))
@@ -39,7 +39,7 @@ def count_variables(x):
 
 @pytest.fixture
 def settled(pair):
-    """Has all that is gone forgotten; gives how much the master knows, and has the worker."""
+    """Forget all that is gone; return what the master and the worker have."""
     f = pair.function([x], (count_variables(x), "gather"))
 
     def settle():

@@ -96,7 +96,6 @@ def test_memory_that_arrays_free_is_kept_for_the_next_ones(pair):
 
 
 def held():
-    """Shared memory that this process has made: how many segments."""
     gc.collect()
     return sum(info.mine for info in synk_shm.list())
 

@@ -53,7 +53,6 @@ def test_a_call_reads_the_rows_that_numpy_would_take(gather, values, source):
 
 @pytest.fixture
 def threads(monkeypatch):
-    """The number of threads of each copy of rows that has several."""
     in_pieces, noted = arrays_module.copy_in_pieces, []
 
     def copy_in_pieces(pool, count, *arrays):

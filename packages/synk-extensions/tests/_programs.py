@@ -24,7 +24,6 @@ def number_of_ranks():
 
 
 def on_devices(only_first=False):
-    """The options that name the devices."""
     if DEVICES:
         return ("--devices", ",".join(DEVICES[:1] if only_first else DEVICES))
     return ("--devices", "cpu", "--processes", "1" if only_first else str(CPU_PROCESSES))
@@ -36,7 +35,7 @@ def on_one_device():
 
 @functools.cache
 def zygote():
-    """A process that has imported what the programs import: to fork them from takes no time."""
+    """A process that has imported what the programs import: programs fork from it in no time."""
     known = "import synkhronos.extensions.train, synk_testing.engine"
     if importlib.util.find_spec("lasagne") is not None:
         known += ", lasagne"

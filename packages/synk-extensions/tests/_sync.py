@@ -27,8 +27,6 @@ def rows(count=41, seed=3):
 
 
 class Linear:
-    """Linear regression; its parameters start at START."""
-
     def __init__(self):
         self.x, self.y = T.dmatrix("x"), T.dvector("y")
         self.w = engine.shared(START[:-1].copy(), name="w")
@@ -95,7 +93,6 @@ def no_warning():
 
 
 def together(values):
-    """Values of several variables as one vector, for each rank."""
     return np.array([np.concatenate([np.ravel(v) for v in rank]) for rank in values])
 
 

@@ -58,8 +58,6 @@ class Fake:
 
 
 class Message(SimpleNamespace):
-    """A protocol buffer."""
-
     START = 1
 
 

@@ -188,7 +188,6 @@ def job(*words):
 
 
 def ended(*words):
-    """Run a job to its end. Nothing of it may be left then."""
     with job(*words) as program:
         return program.finish()
 

@@ -186,7 +186,6 @@ def test_a_large_likelihood_that_is_not_divided_is_a_warning():
 
 
 def of(build, **values):
-    """A model of what `build` makes of its `pm.Data`, and these."""
     with pm.Model() as model, warnings.catch_warnings():
         warnings.simplefilter("ignore", pm.exceptions.ImputationWarning)
         data = [pm.Data(name, value) for name, value in values.items()]
@@ -195,7 +194,6 @@ def of(build, **values):
 
 
 def besides(build, rows=None):
-    """The linear model, and what `build` adds; its rows are others, if there are any."""
     model, usual = linear()
     with model:
         added = build()

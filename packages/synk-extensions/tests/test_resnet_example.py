@@ -63,7 +63,6 @@ def test_training_on_all_ranks(plain):
 
 
 def code(name):
-    """The lines of a program after its docstring."""
     _, _, rest = (FOLDER / name).read_text(encoding="utf-8").split('"""', 2)
     return rest.splitlines()
 

@@ -49,7 +49,6 @@ def processes(request):
 
 @pytest.fixture
 def twins(processes):
-    """Two equal models with the same data."""
     return Model(make_train_function), Model(make_train_function), dataset()
 
 
@@ -168,7 +167,6 @@ def lines(processes):
 
 
 def trained(train, batches):
-    """The losses of a Trainer's steps."""
     losses = []
     callback = Callback()
     callback.on_step_end = lambda trainer, loss: losses.append(loss)

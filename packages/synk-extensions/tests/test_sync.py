@@ -33,7 +33,6 @@ def expected_of(size, name, every, alpha, mu=0.0):
 
 
 def batches(count=2):
-    """Batches of two epochs, and some with fewer rows than ranks."""
     rng = np.random.RandomState(5)
     chosen = [b for _ in range(count) for b in index_batches(41, BATCH, rng)]
     return [*chosen, np.array([7, 3]), np.array([11]), np.arange(4, 40)]

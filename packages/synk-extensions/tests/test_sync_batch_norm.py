@@ -76,8 +76,6 @@ HAS_BATCH_NORM = ORDINARY is not Ordinary
 
 
 class Net:
-    """A small classifier; two of them start with equal parameters."""
-
     def __init__(self, normalized, kind="dense"):
         lasagne.random.set_rng(np.random.RandomState(5))
         self.x, self.y = (T.dmatrix if kind == "dense" else T.dtensor4)("x"), T.ivector("y")

@@ -33,8 +33,6 @@ RULES = {
 
 
 class Model:
-    """A small classifier of its own: two of them start with equal parameters."""
-
     def __init__(self):
         rng = np.random.RandomState(5)
         self.x, self.y = T.dmatrix("x"), T.ivector("y")
@@ -60,7 +58,6 @@ def largest_difference(model, other):
 
 
 def twins(rule, flat=None, **settings):
-    """Two equal models, with a serial and a parallel training function."""
     one, two = Model(), Model()
     f = make_train_function_theano(one.loss, one.params, [one.x, one.y], rule, **settings)
     g = make_train_function(two.loss, two.params, [two.x, two.y], rule, flat=flat, **settings)

@@ -41,7 +41,6 @@ def setting(request):
 
 @pytest.fixture
 def model(setting):
-    """The model as it was built."""
     model, start, parallel = setting
     model.is_parallel = parallel
     state = model.train.state
@@ -71,7 +70,6 @@ def batches(epoch):
 
 
 def trained(model, data, size=SIZE, epochs=3, valid_data=None, stop=None, **settings):
-    """Train the model from its start; return its values and the records."""
     model.reset()
     how = {"valid": model.validate, "valid_data": valid_data or dataset(23, seed=2), **settings}
     how.update(learning_rate=model.rate, schedule=exponential(0.1, 0.9), schedule_by="step")

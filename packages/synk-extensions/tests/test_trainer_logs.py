@@ -61,7 +61,6 @@ def trained(*callbacks, epochs=2, resume=False, **settings):
 
 
 def assert_logged(fake, history):
-    """Each number of each record is there, at its step."""
     logged = fake.logged()
     names = {"epoch", "seconds", "train_loss", "train_error"}
     assert names <= set(logged)

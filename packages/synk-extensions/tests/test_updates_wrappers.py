@@ -36,7 +36,6 @@ RATE = 0.07
 
 
 def everything(rule):
-    """The rule with all wrappers around it."""
     rule = updates.weight_decay(rule, 0.3, params=lambda param: param.ndim > 1)
     rule = updates.decoupled_weight_decay(rule, 0.4, lambda param: param.name != "b")
     rule = updates.value_constraint(updates.norm_constraint(rule, 0.9), -0.5, 0.5)

@@ -128,7 +128,6 @@ def _clean(no_segments_left: None) -> None:
 
 @pytest.fixture
 def descriptors():
-    """A function that counts the open files of this process."""
     return lambda: len(os.listdir("/proc/self/fd"))
 
 
@@ -203,7 +202,6 @@ def script(tmp_path: Path, zygote):
 
 @pytest.fixture
 def bare_script(tmp_path: Path, zygote):
-    """Programs without PRELUDE."""
     with contextlib.closing(Script(tmp_path, zygote, "")) as made:
         yield made
 

@@ -60,7 +60,6 @@ def wait_until(condition) -> None:
 
 @pytest.fixture
 def script(bare_script):
-    """Programs as a user would run them."""
     return bare_script
 
 

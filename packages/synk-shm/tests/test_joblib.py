@@ -41,8 +41,6 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def jobs(script):
-    """Run a program whose `main` uses joblib."""
-
     def run(code: str, *arguments: object) -> None:
         before, after = WORK.split("if __name__")
         script.run(f"{before}{code}\nif __name__{after}", *arguments)

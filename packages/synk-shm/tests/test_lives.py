@@ -96,8 +96,6 @@ if __name__ == "__main__":
 
 
 class Process:
-    """The test's end of a process."""
-
     def __init__(self, world: World, line: connection.Connection) -> None:
         self.world, self.line = world, line
         self.name, self.pid, self.family = line.recv()
@@ -547,7 +545,7 @@ class Life:
         self.handles.append(self.sent(name, process.do(f"tuple(shm.handle({name}))")))
 
     def take(self, code: str, sent: Sent, readonly: bool) -> str | None:
-        """Have a process make an array of this. It may be gone, if it is not there for sure."""
+        """Make a process take an array; it may be gone, if it is not there for sure."""
         process, name = self.rng.choice(self.world.alive), self.new("v")
         outcome, said = process.ask(f"{name} = {code}")
         if outcome != "ok":

@@ -21,8 +21,6 @@ CONTEXT = object()
 
 
 class Array:
-    """As pygpu's."""
-
     def __init__(self, held, context=CONTEXT):
         self.held, self.context = held, context
         self.shape, self.dtype, self.ndim, self.size = held.shape, held.dtype, held.ndim, held.size

@@ -18,8 +18,6 @@ from synk_theano._gpu import backend, device
 
 
 class Array:
-    """As pygpu's."""
-
     def __init__(self, value, context):
         self.value, self.context = np.asarray(value), context
         self.shape, self.dtype, self.ndim = self.value.shape, self.value.dtype, self.value.ndim
@@ -85,8 +83,6 @@ def back_end(monkeypatch):
 
 
 class SimpleCuda(SimpleNamespace):
-    """A CUDA device without CUDA."""
-
     def __init__(self, name, *_):
         super().__init__(name=name, enter=lambda: None)
 

@@ -42,7 +42,6 @@ class Allocator:
         return found
 
     def take(self):
-        """Return the address of a block: the first free one, or a new one."""
         first = self.words[PLACE + 2]
         if first:
             block = Block.from_address(first)

@@ -69,7 +69,7 @@ def copy_part(vector, begin, part):
 
 
 def changes():
-    """What makes the processor a device whose collectives may overlap: (owner, name, value)."""
+    """Return what makes the processor a device whose collectives may overlap."""
     return [
         (RoundCommunicator, "partitioned_all_reduce", _begin),
         (Cpu, "is_gpu", True),
@@ -104,8 +104,6 @@ def left_open(values):
 
 
 class Overlapping:
-    """A runtime whose ranks overlap."""
-
     def __init__(self, runtime):
         self.runtime = runtime
         x = T.dvector("x")
@@ -123,7 +121,7 @@ class Overlapping:
 
 @pytest.fixture(scope="module")
 def ranks():
-    """Three ranks that overlap until the end; this process does as ever after that."""
+    """Three ranks that overlap until the end."""
     with pytest.MonkeyPatch.context() as patch:
         for owner, name, _ in changes():
             patch.setattr(owner, name, getattr(owner, name))  # to be restored

@@ -38,7 +38,6 @@ class Settings:
         return self.device == "cuda"
 
     def devices(self) -> dict[str, Any]:
-        """Return the arguments of fork() that choose the devices."""
         if self.device == "cpu":
             return {"n_parallel": self.gpus, "use_gpu": False}
         if self.cuda:

@@ -92,7 +92,6 @@ def check_again_but_not_all(comm: Communicator) -> None:
 
 
 def check_again_with_weights(comm: Communicator) -> None:
-    """Weights may change from call to call, on some ranks or on all."""
     size, rank = comm.size, comm.rank
     parts = [data(r, (6,), "f8") for r in range(size)]
     series = [[1.0] * size, [2.0] * size, [1.0 + r for r in range(size)], [2.0] * size]
@@ -110,7 +109,6 @@ def check_again_with_weights(comm: Communicator) -> None:
 
 
 def check_again_with_bad_arguments(comm: Communicator) -> None:
-    """Mistakes are found, here alone, also in calls that were right before."""
     x, fixed = np.ones(3), np.ones(3)
     fixed.flags.writeable = False
     room = np.zeros((comm.size, 3))

@@ -31,7 +31,6 @@ THEMES = {
 
 
 def check_all(comm):
-    """Run every check but the ends, one after the other."""
     for checks in THEMES.values():
         for check in checks:
             check(comm)

@@ -57,7 +57,6 @@ def check_tags(comm: Communicator) -> None:
 
 
 def check_objects_as_letters(comm: Communicator) -> None:
-    """Objects go from one rank to another, long ones too."""
     dest, source = ring(comm)
     for obj in (None, {"a": (1, 2)}, "x" * 3000):
         comm.send_object((comm.rank, obj), dest, tag=4)
@@ -117,7 +116,7 @@ def check_wrong_out(comm: Communicator) -> None:
 
 
 def check_letter_timeouts(comm: Communicator) -> None:
-    """Who asks in vain says for whom; nothing is broken by it, and a request can wait again."""
+    """A receiver that waits in vain names the sender; nothing breaks, and it can wait again."""
     dest, source = ring(comm)
     for tag in (0, 3):
         error = raises(

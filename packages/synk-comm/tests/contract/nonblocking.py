@@ -93,7 +93,7 @@ def check_begun_collectives(comm: Communicator) -> None:
 
 
 def check_begun_beside_other_calls(comm: Communicator) -> None:
-    """Blocking calls, messages and other groups go on beside what was begun, in any order."""
+    """Blocking calls, messages and other groups go on beside begun collectives."""
     dest, source = ring(comm)
     me, x, ones = comm.rank, np.full(LONG, comm.rank + 1.0), np.ones(LONG)
     aside = comm.split(0)
@@ -188,7 +188,7 @@ def check_wait_for_a_collective_again(comm: Communicator) -> None:
 
 
 def check_overflow_in_begun_collectives(comm: Communicator) -> None:
-    """What NumPy says to overflow is said as the one who begins has asked."""
+    """An overflow is handled as the caller that begins has asked NumPy."""
     huge = np.full(3, 3e38, "f4")
     with np.errstate(over="raise"):
         loud = comm.iall_reduce(huge)

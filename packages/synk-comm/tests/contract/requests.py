@@ -92,7 +92,6 @@ def check_half_a_message(comm: Communicator) -> None:
 
 
 def check_requests_to_oneself(comm: Communicator) -> None:
-    """A rank may send to itself, before or after it asks for that."""
     me = comm.rank
     got = comm.irecv(me, tag=6)
     assert not got.test()

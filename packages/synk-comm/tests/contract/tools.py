@@ -71,7 +71,6 @@ def raises(kind: Any, text: str, call: Callable[[], Any]) -> Any:
 
 
 def until(done: Callable[[], Any]) -> None:
-    """Wait until something is true."""
     deadline = time.monotonic() + PATIENCE_S
     while not done():
         assert time.monotonic() < deadline
@@ -183,6 +182,5 @@ def edges(size: int) -> list[int]:
 
 
 def everywhere(comm: Communicator, said: Any) -> None:
-    """Raise unless all ranks say the same."""
     told = comm.all_gather_object(said)
     assert all(theirs == said for theirs in told), told

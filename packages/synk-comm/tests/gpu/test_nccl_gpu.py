@@ -20,7 +20,6 @@ from synk_comm.testing import run_ranks
 
 
 def devices():
-    """Return how many devices can be used, and why none can."""
     try:
         load_binding()
         return Driver().device_count(), "no CUDA device is visible"

@@ -57,7 +57,7 @@ class Bench:
         self._lay(orders)
 
     def reset(self) -> Values:
-        """Make all as it is before every act; return the variables' values."""
+        """Restore all as it is before every act; return the variables' values."""
         collectives = self.runtime.collectives
         collectives.broadcast([self.w, self.v])
         self.growing = self.runtime.data(self.rows)
@@ -75,7 +75,7 @@ class Bench:
         }
 
     def values(self) -> Values:
-        """What every rank has; of a closed runtime, what the master has."""
+        """Return the values of every rank; of a closed runtime, the master's."""
         if self.runtime.closed:
             return {"w": [self.w.get_value().tolist()], "v": [self.v.get_value().tolist()]}
         gather = self.runtime.collectives.gather
@@ -102,7 +102,6 @@ class Bench:
         return self.quiet(self.data) in (None, [])
 
     def distribute(self) -> bool:
-        """A new function with a new variable, and its first call."""
         x = T.dmatrix("x")
         fresh = engine.shared(np.ones(()), "fresh")
         g = self._function([x], (x.sum() * fresh, "sum"), updates=[(fresh, fresh + 1)], name="g")
@@ -110,7 +109,6 @@ class Bench:
         return bool(g(self.data) == self.rows.sum())
 
     def grow(self) -> bool:
-        """Data that moves as it grows."""
         more = np.concatenate([self.rows] * 40)
         self.growing.set_value(more)
         return self.call(self.growing, more)

@@ -77,7 +77,7 @@ NAMES = [deed.__name__ for deed in DEEDS]
 
 
 def struck() -> Mark:
-    """Says when the fault was inflicted, by the clock that all processes share."""
+    """Return the mark that has the time of the fault, by the clock that all processes share."""
     return Mark(os.environ[MARK])
 
 
@@ -91,7 +91,6 @@ def tell_now() -> None:
 
 
 def when_struck() -> Optional[float]:
-    """When the fault was inflicted; None if it was not."""
     told = struck().read()
     return None if told is None else float(told)
 

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::synk_core.exceptions.StallWarni
 
 
 class State(NamedTuple):
-    """What a runtime does when a fault strikes."""
+    """The act of a runtime that a fault strikes."""
 
     name: str
     act: str  # of `Bench`, that leads into it
@@ -100,7 +100,7 @@ def makes_sense(state, fault):
 
 
 class Setting(NamedTuple):
-    """In what kind of runtime."""
+    """A kind of runtime."""
 
     name: str
     n_parallel: int = 2
@@ -109,7 +109,6 @@ class Setting(NamedTuple):
 
     @property
     def struck(self):
-        """The rank of the worker that a fault strikes: the last."""
         return max(rank for rank in range(self.n_parallel) if rank != self.master_rank)
 
 
@@ -131,7 +130,6 @@ BY_DAY = {
 
 
 def cases():
-    """The combinations that make sense, as parameters named "state-fault"."""
     return [
         pytest.param(
             *(setting, state, fault),
@@ -169,7 +167,6 @@ SHORT_S = 0.7
 
 
 def mine():
-    """What this process has in shared memory."""
     return [info.name for info in synk_shm.list() if info.mine]
 
 
@@ -190,7 +187,6 @@ class Benches:
         return self.bench
 
     def end(self):
-        """Close what is open; nothing of it is left."""
         if self.bench is not None:
             self.bench.runtime.close()
             self.bench, self.options = None, {}
@@ -231,7 +227,7 @@ def test_a_fault(benches, monkeypatch, setting, state, fault):
 
 
 class Struck:
-    """A case, run: its error, warnings and result, how long it took, and the values that are left."""
+    """A case, run: its error, warnings and result, how long it took, and the values left."""
 
     def __init__(self, bench, setting, state, fault):
         self.bench = bench
@@ -276,12 +272,10 @@ class Struck:
         return act
 
     def stay_idle(self):
-        """Nothing is under way while it strikes."""
         inflict.tell_now()
         time.sleep(LONG_S)
 
     def observe(self, act):
-        """What comes of an act, and when."""
         self.error = self.right = None
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
@@ -305,7 +299,7 @@ class Struck:
     # What is to come of a fault in a worker.
 
     def is_a_failure(self):
-        """An exception of a worker's is raised in the master; all goes on as if nothing was."""
+        """The master raises an exception of a worker's, and all continues."""
         error = self.raised("WorkerFailed")
         assert error.rank == self.setting.struck
         assert error.others == {}
@@ -346,7 +340,7 @@ class Struck:
     # What is to come of a fault in the master.
 
     def is_the_masters_own(self):
-        """What is raised in the master arrives as it is; all goes on as if nothing was."""
+        """The master raises its own error as it is, and all continues."""
         self.raised(self.kind_of_error())
         self.is_undone()
 

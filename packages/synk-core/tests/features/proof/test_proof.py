@@ -65,7 +65,6 @@ def reasons(report):
 
 
 def wrong(report):
-    """What is wrong, without the names of outputs' variables."""
     return {c.what.partition(" (")[0] for c in report.wrong}
 
 
@@ -76,7 +75,6 @@ def opaque(values):
 
 
 def spread(z):
-    """Of each row with all rows."""
     return T.sort(z.dot(z.T), axis=1)[:, -1]
 
 

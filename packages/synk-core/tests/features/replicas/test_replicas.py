@@ -25,13 +25,11 @@ def loose():
 
 @pytest.fixture(scope="module")
 def loose_and_identical():
-    """One whose random streams are to be the same on all ranks, too."""
     with Runtime(2, atomic=False, random_streams="identical") as runtime:
         yield runtime
 
 
 def ranks_of(runtime, *variables):
-    """All ranks' values of each variable."""
     return [runtime.collectives.gather(v).tolist() for v in variables]
 
 
