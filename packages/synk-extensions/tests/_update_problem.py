@@ -70,7 +70,7 @@ def _momentum(p, learning_rate, momentum=0.9):
         p = p + v
 
 
-def _nesterov(p, learning_rate, momentum=0.9):
+def _nesterov_momentum(p, learning_rate, momentum=0.9):
     # Nesterov's own form: the point x, and the look-ahead y at which the gradient is taken.
     x, y = p, p
     while True:
@@ -148,18 +148,8 @@ def _adamax(p, learning_rate=0.002, beta1=0.9, beta2=0.999, epsilon=1e-8):
         p = p - learning_rate / (1 - beta1**t) * m / (u + epsilon)
 
 
-FORMULAS = {
-    "sgd": _sgd,
-    "sgd_nonflat": _sgd,
-    "momentum": _momentum,
-    "nesterov_momentum": _nesterov,
-    "adagrad": _adagrad,
-    "rmsprop": _rmsprop,
-    "adadelta": _adadelta,
-    "adam": _adam,
-    "amsgrad": _amsgrad,
-    "adamax": _adamax,
-}
+_sgd_nonflat = _sgd
+FORMULAS = {name: globals()[f"_{name}"] for name in CASES}
 
 
 # NumPy computes, so that hundreds of small graphs need no C compiler; what is under test are the

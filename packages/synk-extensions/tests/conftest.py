@@ -26,5 +26,13 @@ def ctrl_c():
     signal.signal(signal.SIGINT, usual)
 
 
+@pytest.fixture(scope="module")
+def two_ranks():
+    from _training import forked
+
+    with forked(2):
+        yield
+
+
 def pytest_ignore_collect(collection_path: Path) -> Optional[bool]:
     return is_left_out(collection_path, ON_BOTH) or None

@@ -19,7 +19,7 @@ from _sync import (
     rows,
     together,
 )
-from _training import assert_same, everywhere, forked, without_seconds
+from _training import assert_same, everywhere, without_seconds
 
 import synkhronos as synk
 from synk_testing.engine import T, engine
@@ -32,12 +32,6 @@ from synkhronos.extensions.train import (
     make_train_function,
     make_train_function_theano,
 )
-
-
-@pytest.fixture(scope="module")
-def two_ranks():
-    with forked(2):
-        yield
 
 
 @pytest.mark.parametrize("name", RULES)

@@ -262,12 +262,9 @@ def test_a_seed_repeats_the_order_and_epochs_differ(make):
     assert not np.array_equal(epochs[0], epochs[1])
 
 
-@pytest.mark.parametrize("num_rows, batch_size", [(10, 0), (10, -1), (-1, 5)])
-def test_wrong_sizes_are_refused_at_the_call(num_rows, batch_size):
-    with pytest.raises(ValueError, match="expected"):
-        index_batches(num_rows, batch_size)
-
-
-def test_a_seed_in_the_place_of_a_generator_is_refused_at_the_call():
+def test_wrong_sizes_and_a_seed_are_refused_at_the_call():
+    for arguments in ((10, 0), (10, -1), (-1, 5)):
+        with pytest.raises(ValueError, match="expected"):
+            index_batches(*arguments)
     with pytest.raises(TypeError, match=r"rng is 3; expected a generator such as.*default_rng"):
         index_batches(10, 5, 3)

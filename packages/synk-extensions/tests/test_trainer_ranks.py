@@ -125,12 +125,6 @@ def test_local_steps_go_on_from_the_mean_on_another_number_of_ranks(tmp_path):
         assert len(parts.trainer.run(2)) == 2
 
 
-@pytest.fixture(scope="module")
-def two_ranks():
-    with forked(2):
-        yield
-
-
 def masks(model):
     """What the two ranks draw next, as an array of two rows; this draws it."""
     f = synk.function([model.x], (model.seen, "gather"))

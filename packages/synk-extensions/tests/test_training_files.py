@@ -243,7 +243,6 @@ def test_a_damaged_checkpoint_is_reported_and_changes_nothing(good, tmp_path):
 
 
 HARMLESS = (flip, cut)
-"""What came through after these is what was there before."""
 MUTATIONS = (*HARMLESS, change_member, *3 * [change_text])
 
 

@@ -48,19 +48,6 @@ def drawing(runtime, rng, **options):
 
 
 @needs_pytensor
-def test_ranks_and_slices_draw_numbers_of_their_own_again_and_again(runtime):
-    runs = []
-    for _ in range(2):
-        f = drawing(runtime, T.random.shared_rng(seed=7))
-        runs.append([f(np.zeros(60), num_slices=n) for n in (1, 1, 3)])
-    np.testing.assert_array_equal(*runs)
-    assert len(np.unique(runs[0])) == 180
-    own = 60 // runtime.size
-    serial = np.random.default_rng(7).uniform(size=(2, own))
-    np.testing.assert_array_equal(np.array(runs[0])[:2, :own], serial)
-
-
-@needs_pytensor
 def test_draws_without_an_update_repeat_on_each_rank(pair):
     f = pair.function([x], (T.random.normal(size=x.shape) + 0 * x, "gather"))
     first, second = f(np.zeros(20)), f(np.zeros(20))
