@@ -6,13 +6,10 @@
     python scripts/run_tests.py --nightly                    all there is, whole, and endurance
     python scripts/run_tests.py --table                      note the processor time of each suite
 
-By day the engine of this Python is tested whole, and the other one, where it is installed, by a
-smoke suite. Three suites more than there are cores run at a time, those that take longest first.
-Tests that are marked "alone", because they have hard limits of time or look at the whole machine,
-and programs that measure follow one by one. Every suite runs even when another failed. What each
-printed is kept in build/tests. The exit status is 0 only when all passed, and there were no more
-tests than scripts/budgets.json allows. A suite that takes longer than its limit is ended together
-with the processes it started.
+By day the other engine, where it is installed, has a smoke suite. Tests that are marked "alone",
+because they have hard limits of time or look at the whole machine, and programs that measure follow
+one by one. What each printed is kept in build/tests. The exit status is 0 only when all passed, and
+there were no more tests than scripts/budgets.json allows.
 """
 
 from __future__ import annotations
@@ -39,9 +36,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LOGS = ROOT / "build" / "tests"
 ENDURANCE = ROOT / "build" / "endurance"
 BUDGETS = ROOT / "scripts" / "budgets.json"
-"""How many tests there may be by day, and the processor time that each suite took."""
 NEWER = ROOT / ".venv-newer" / "bin" / "python"
-"""The newest Python that was found, for the smoke suite of PyTensor."""
 HAS_THEANO = sys.version_info < (3, 12)
 NO_TESTS_COLLECTED = 5
 GRAPHS = {"theano": 14000, "pytensor": 6000}
@@ -51,9 +46,7 @@ LIMIT_S = int(os.environ.get("SYNK_SUITE_LIMIT_S", "2400"))
 NIGHTLY_LIMIT_S = 4 * 3600
 """Seconds that one suite may take, whatever it hangs in."""
 PROGRESS_S = 60
-"""Seconds between two lines about what is under way."""
 UNKNOWN_S = 1000.0
-"""Processor time of a suite that was never measured: it is started early."""
 GROWTH, GROWTH_S = 1.1, 5.0
 """A suite that takes more than this factor of its time, and so many seconds, is reported."""
 ALONE = re.compile(r"^\s*(?:@|pytestmark = )pytest\.mark\.alone", re.MULTILINE)
@@ -110,7 +103,7 @@ PAGES = ("integration/test_docs_blocks.py", "integration/test_examples.py")
 TOOLING = tuple(
     f"integration/test_{name}.py"
     for name in (
-        *("bootstrap", "run_tests", "planted_faults", "ci", "ignored_signals"),
+        *("bootstrap", "run_tests", "planted_faults", "ci"),
         *("benchmarks", "pictures", "wheels", "new_user", "notebook", "docs_site"),
     )
 )
