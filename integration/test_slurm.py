@@ -285,7 +285,6 @@ def test_ranks_use_the_cores_that_they_are_bound_to(start, options, expected):
 
 
 NEXT_PROGRAM = "import synk_shm; synk_shm.zeros(1)"
-"""Removes what killed programs have left on this host."""
 
 
 def test_the_death_of_a_host_ends_the_job(tmp_path):

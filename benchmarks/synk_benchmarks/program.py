@@ -14,7 +14,6 @@ from .results import Row, joined
 from .tables import Table, page
 
 NOT_MEASURED = "not measured: "
-"""Beginning of the line on a part that broke."""
 
 
 def say(text: str) -> None:

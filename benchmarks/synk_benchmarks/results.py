@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import Any
 
 SECONDS, BYTES = "s", "B"
-"""Units of a row's numbers."""
 KB, MB, GB = 1 << 10, 1 << 20, 1 << 30
 FAILED = "failed: "
-"""Beginning of the note on what raised an exception."""
 
 
 class NotOfferedError(Exception):

@@ -11,7 +11,6 @@ from typing import Any, Callable, Dict, TypeVar
 from .results import Cell, NotOfferedError, failure
 
 MOST_CALLS = 2000
-"""Calls of one turn, at most."""
 Parts = Dict[str, float]
 """A number for each part of a turn: create, destroy ..."""
 T = TypeVar("T")

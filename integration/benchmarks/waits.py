@@ -49,7 +49,6 @@ ROWS, QUICK_ROWS = 1_000_000, 10_000
 LIMIT_S = 3600
 OURS, PLAIN = "ours", "plain"
 Options = argparse.Namespace
-"""Of the command line; `rounds` is a number."""
 ONE, TWO, ALONE, HALVES = "1 rank", "2 ranks", "PyMC alone", "two halves apart"
 
 # Prints the seconds since it began, after each part.

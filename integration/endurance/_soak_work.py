@@ -15,8 +15,6 @@ from synk_core import Data, Runtime, WorkerFailed
 
 WIDTH = 7
 ROWS = 600
-"""At most, of what is computed."""
-
 GROWN_ROWS = 20_000
 """At most, of a `Data`: 1 MiB."""
 
@@ -256,7 +254,6 @@ ACTS = {
     "distribute": 5,
     "timeline": 1,
 }
-"""Methods of `Life`, and how often they come."""
 
 
 def close(got: Any, expected: Any) -> None:

@@ -30,8 +30,6 @@ from _fault_bench import Bench
 
 GRACE_S = 5.0
 PATIENCE_S = 60.0
-"""Seconds to wait for the interrupt, when nothing is left to do."""
-
 _SET_PARENT_DEATH_SIGNAL = 1  # linux/prctl.h
 
 

@@ -37,8 +37,6 @@ KILLED = ("worker", "master", "interrupted")
 LEAKS = ("processes", "segments", "descriptors", "files")
 START_LIMIT_S = 120.0
 HANG_S = 30.0
-"""Seconds after the kill; a program that has said nothing by then hangs."""
-
 LIMIT_S = 10.0
 """The contracts are 0.1 s to notice, 1.2 s to end the rest, and 2 s after the master; a trial that
 takes longer than this is a failure even on a machine that is busy with other things."""

@@ -27,8 +27,6 @@ pytestmark = pytest.mark.nightly
 KILLS = int(os.environ.get("SYNK_HOST_KILLS", "8"))
 RANKS = 4
 HANG_S = 60.0
-"""Seconds after the kill; a job that has not ended by then hangs."""
-
 VICTIM = Path(__file__).with_name("_host_victim.py")
 SOURCE = [str(Path(sys.executable).with_name("synkhronos")), "run", str(VICTIM)]
 FLAGS = {"THEANO_FLAGS": "linker=py,optimizer=fast_compile", "UCX_LOG_LEVEL": "error"}

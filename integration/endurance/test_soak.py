@@ -17,8 +17,6 @@ import soak
 from _soak_work import ACTS
 
 SECONDS = 60
-"""Of work here; `make endurance` has an hour of it."""
-
 LIMIT_S = 240
 
 

@@ -3,11 +3,9 @@
     python integration/multi_gpu/run.py                           # all sets
     python integration/multi_gpu/run.py --sets cpu-2 cuda-2 -k gather --json results.json
 
-Each device set has processes of its own, one for the cases and one for the failures, so many at a
-time (``--jobs``); each takes some 2.2 GB of each GPU. A process that dies, hangs or is out of time
-is a failure of the test that it was at; another process goes on with the tests after that. In the
-end as much memory of the GPUs must be free as before; with ``--jobs 1`` that is so after each
-failure.
+Each set has processes of its own; each takes some 2.2 GB of each GPU. A process that dies, hangs or
+is out of time is a failure of its test, and another one goes on. As much memory of the GPUs must be
+free in the end as before; with ``--jobs 1`` that is so after each failure.
 """
 
 from __future__ import annotations

@@ -29,12 +29,12 @@ class Fault(NamedTuple):
 
 
 def faults_of(package: str, source: str = "", test: str = "test_{}.py") -> Callable[..., Fault]:
-    """Return a function that makes the faults of a package.
+    """Return a function that makes the faults of a package, from the attributes of `Fault` in
+    order.
 
-    It takes all attributes of `Fault` but the package, in their order; the file below `source`,
-    and the tests as one text, in which each word is the part of a file's name that `test` lacks,
-    after its folder, and after another package's name and a colon; and "::test" after it for a
-    single one.
+    The file is below `source`; `tests` is one text, in which each word is the part of a file's name
+    that `test` lacks, after its folder, and another package's name and a colon, and before
+    "::test".
     """
 
     def fault(

@@ -26,7 +26,6 @@ import synkhronos as synk
 
 OURS, THEIRS = "synkhronos", "mpi4py"
 ORDER_NBYTES = 128
-"""Bytes of an order."""
 ORDER, ALL_REDUCE, BROADCAST = range(3)
 
 

@@ -1,11 +1,8 @@
 """Each rank has several devices, under names: a program of its own, because names stay.
 
-    python _contexts.py '[["opencl0:0", "opencl0:0"], ["opencl0:0", "opencl0:0"]]'
-    THEANO_FLAGS='contexts=dev0->cuda0;dev1->cuda0' python _contexts.py '["cuda0", "cuda1"]'
-    THEANO_FLAGS='contexts=dev0->cuda0;dev1->cuda0' python _contexts.py '[]'     # plain Theano
-
-A model is divided over the devices of a rank, and its data over the ranks. The results are compared
-with NumPy, and with plain Theano on the processor.
+python _contexts.py '[["opencl0:0", "opencl0:0"], ["opencl0:0", "opencl0:0"]]'
+THEANO_FLAGS='contexts=dev0->cuda0;dev1->cuda0' python _contexts.py '["cuda0", "cuda1"]'
+THEANO_FLAGS='contexts=dev0->cuda0;dev1->cuda0' python _contexts.py '[]'     # plain Theano
 """
 
 from __future__ import annotations

@@ -25,7 +25,6 @@ from synk_testing.engine import T, engine
 LONGER = os.environ.get("SYNK_TESTS") == "all"
 CASES = 2000 if LONGER else 40
 LONGEST_MESSAGE = 1000
-"""Characters of an error's message that somebody still reads."""
 
 
 def fuzzing(examples: int) -> Any:
@@ -185,7 +184,6 @@ def mostly(good: Any, wrong: Any = None) -> Any:
 
 
 SHARED = ("/dev/shm/synk.", "/memfd:synk-shm")
-"""Beginnings of what shared arrays are called in /proc."""
 
 
 def mapped(pid: object) -> int:

@@ -161,7 +161,6 @@ def test_collectives(house, data):
 GOOD = arrays(dtypes=["f8", "f4", "i4", "?"], shapes=[(4, 3), (0, 3), (2, 3)])
 DTYPES = st.sampled_from(["float64", "float32", "int8", np.dtype(">f8"), bool])
 FULL = (synk_shm.ShmFullError,)
-"""What a size gives that is possible, but not here."""
 
 
 @fuzzing(400)

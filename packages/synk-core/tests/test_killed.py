@@ -20,7 +20,6 @@ GONE_S = 2.0
 """The contract: from the master's death until nothing is left."""
 
 BUSY_S = 3.0
-"""What a busy machine may add."""
 
 PROGRAM = """
 import ctypes, os, resource, sys, threading, time

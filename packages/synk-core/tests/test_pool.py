@@ -30,10 +30,7 @@ END_S = 2.9
 """What `stop()` and `kill()` may take together."""
 
 QUICK_END_S = 1.2
-"""The same, where the kernel is not slow."""
-
 BUSY_S = 2.0
-"""What a busy machine may add."""
 
 
 @contextmanager

@@ -25,7 +25,6 @@ from synk_core._wire.messages import PLAIN, Call, Collective, Extras, Rows, Scat
 from synk_core.exceptions import SharedMemoryFull
 
 PROGRAMS = 120 if os.environ.get("SYNK_TESTS") == "all" else 24
-"""Random programs, of some 40 steps each."""
 
 
 class Wires:

@@ -43,7 +43,6 @@ STREAMS = (
 """Classes of random streams: one takes a seed, and draws by `uniform(size=)` and the like."""
 
 PROGRAM = f"import numpy as np, {NAME} as engine, {NAME}.tensor as T\n"
-"""How a program begins that a test runs."""
 
 
 def theano_only(reason: str) -> pytest.MarkDecorator:

@@ -13,10 +13,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional
 from .processes import children, descriptors
 
 GRACE_S = 5.0
-"""Seconds for what was ended to be gone."""
-
 BUT_PROCESSES = ("descriptors", "open_files", "threads", "files", "segments")
-"""Kinds of leftovers besides processes; see `Leftovers`."""
 
 
 def shared_memory(part: str = "") -> List[str]:

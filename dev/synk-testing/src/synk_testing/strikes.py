@@ -9,7 +9,6 @@ from types import CodeType
 from typing import Any, Callable, Collection, Dict, List, NamedTuple, Set, Tuple
 
 LATE_S = 20.0
-"""Seconds for a Ctrl-C that was put off."""
 
 # To the handler of the signal it comes within the package, as it does without a tracer.
 _STRIKE = """

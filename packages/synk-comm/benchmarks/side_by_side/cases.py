@@ -26,10 +26,8 @@ METRICS = (
     *("barrier", "all_reduce", "all_reduce_in_place", "reduce_scatter", "broadcast"),
     *("all_gather", "all_to_all", "ping_pong", "mismatch", "order"),
 )
-"""What is measured: methods of the contenders."""
 WITHOUT_SIZE = {"barrier", "mismatch", "order"}
 OVER_MPI = ("order", "barrier", "broadcast", "all_reduce", "ping_pong")
-"""What is measured over MPI."""
 MPI_SIZES = (KB, MB, 100 * MB)
 
 

@@ -13,7 +13,6 @@ from .cases import Case
 OURS = "synk-comm"
 OVER_MPI = "synk-comm over MPI"
 TIMEOUT_S = 60.0
-"""Seconds of a single call, for contenders that have timeouts."""
 
 
 @dataclass(frozen=True)

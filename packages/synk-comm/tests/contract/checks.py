@@ -27,7 +27,6 @@ THEMES = {
     "errors": ERRORS,
     "again": AGAIN,
 }
-"""Checks that leave the group as it was."""
 
 
 def check_all(comm):

@@ -351,4 +351,3 @@ ENDS: list[Check] = [
     end_with_two_threads,
     *(_end_in(which, ("abort", "close")[number % 2]) for number, which in enumerate(_WAITS)),
 ]
-"""For groups of two ranks or more."""

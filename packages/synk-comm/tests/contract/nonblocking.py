@@ -15,7 +15,6 @@ from .letters import ring
 from .tools import PATIENCE_S, Check, bits, data, equal, equal_lists, raises, until
 
 LONG = 100_003
-"""Elements, of several slots."""
 _BothWays = tuple[str, Callable[[], tuple[Any, ...]], dict[str, Any]]
 """A collective, to be made with and without waiting: method, fresh arguments, keywords."""
 

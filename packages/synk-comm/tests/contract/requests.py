@@ -16,7 +16,6 @@ from .letters import ring
 from .tools import Check, equal, raises, until
 
 LONG = 3_000_003
-"""Bytes, more than any channel holds."""
 
 
 def _long(number: int) -> Array:

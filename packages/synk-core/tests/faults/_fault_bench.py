@@ -12,8 +12,6 @@ from synk_core import Runtime
 from synk_testing.engine import T, as_op, engine
 
 Values = Dict[str, List[List[float]]]
-"""By variable its value on each rank."""
-
 COLUMNS = 3
 
 

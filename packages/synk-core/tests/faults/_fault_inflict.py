@@ -21,10 +21,7 @@ from synk_testing import Mark
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 MARK = "SYNK_FAULTS_MARK"
-"""Variable of the environment: the file that tells when a fault was inflicted."""
-
 ROOM = 64 << 20
-"""Bytes that a process which runs out of memory has left."""
 
 
 class Injected(ValueError):

@@ -72,7 +72,6 @@ class Fault(NamedTuple):
 
 
 SLOW_S = 0.8
-"""By so much a slow worker is late."""
 
 FAULTS = [
     Fault("raises", "worker", "fail", 0, "is_a_failure"),
@@ -154,16 +153,11 @@ NOTICE_S = 1.0
 are busy with something else."""
 
 CLOSE_S = 3.0
-"""For `close()`, whose contract is 2 s."""
-
 DEAF_S = 10.0
-"""Until a worker is ended that does not listen."""
-
 LONG_S = 20.0
 """A worker's sleep that something ends; and in which workers have to listen on a busy machine."""
 
 SHORT_S = 0.7
-"""A worker's sleep where no Ctrl-C reaches it."""
 
 
 def mine():

@@ -19,7 +19,6 @@ from .contender import Contender, Pair
 
 KIB, MIB = 1 << 10, 1 << 20
 LARGE = 16 * MIB
-"""Bytes from which on an array gets fewer rounds."""
 
 
 @dataclass
