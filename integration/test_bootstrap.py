@@ -39,7 +39,6 @@ SYSTEMS = {
         f"{ZYPPER} python3-pip && {PIP} && {UV}",
     ),
 }
-# An interpreter that notes what it is asked to do, and a pip that fails if FAIL says so.
 PYTHON = """\
 echo "$*" >>"$CALLS"
 version=${VERSION:-3.11}
@@ -269,7 +268,6 @@ def test_a_ready_environment_is_left_alone_until_something_else_is_asked_for(
     assert said == "Installing the tools ...\n"
     assert calls == ["-m pip install --no-compile --group dev"]
     assert checkout.set_up(option="--tools") == nothing
-    # Another dependency refreshes the same environment.
     with (checkout.root / "pyproject.toml").open("a") as description:
         description.write("# more\n")
     _, _, calls = checkout.set_up()

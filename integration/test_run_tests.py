@@ -38,7 +38,6 @@ SUITES = {
         "    subprocess.run([sys.executable, '-c', code], check=True)"
     ),
 }
-# The program, with suites of its own and its logs elsewhere.
 PROGRAM = """
 import sys
 from pathlib import Path

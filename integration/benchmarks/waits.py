@@ -150,7 +150,6 @@ def posterior(options: Options) -> Iterator[Row]:
     """A PyMC model's log probability and gradient, of many rows."""
     rows = QUICK_ROWS if options.quick else ROWS
     evaluations = QUICK_EVALUATIONS if options.quick else EVALUATIONS
-    # Of each the number of ranks, and the processes' rows.
     ways = {TWO: (2, [rows]), ONE: (1, [rows]), ALONE: (0, [rows]), HALVES: (0, [rows // 2] * 2)}
     with contextlib.ExitStack() as ends:
         processes: dict[str, list[Program]] = {name: [] for name in ways}

@@ -31,7 +31,6 @@ VICTIM = Path(__file__).with_name("_host_victim.py")
 SOURCE = [str(Path(sys.executable).with_name("synkhronos")), "run", str(VICTIM)]
 FLAGS = {"THEANO_FLAGS": "linker=py,optimizer=fast_compile", "UCX_LOG_LEVEL": "error"}
 
-# Starts a job with a seed.
 Start = Callable[[int], Program]
 
 

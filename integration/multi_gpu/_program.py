@@ -37,7 +37,6 @@ def tell(**facts):
     print("@" + json.dumps(facts), flush=True)
 
 def attempt(act, *args, **kwargs):
-    # What it raised, and after how long.
     start = time.monotonic()
     try:
         act(*args, **kwargs)

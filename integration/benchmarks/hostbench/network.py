@@ -30,7 +30,6 @@ echo ready > {folder}/{host}.ready && exec sleep infinity
 """The first process of a host: when it is killed, the kernel kills all others of that host."""
 
 _REMOTE = """#!/bin/sh
-# Starts a command on a host, as ssh would: options, host, words for its shell.
 while [ "${{1#-}}" != "$1" ]; do shift; done
 host=$1; shift
 case $host in {network}.*) host=h${{host##*.}};; esac

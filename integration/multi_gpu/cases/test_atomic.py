@@ -102,7 +102,6 @@ def test_a_failed_step_leaves_all_variables_as_they_were(synk, n, place, refused
 
     for k, collective in enumerate(collectives):
         rank = k % n
-        # Twice: the second one works on what the first has given.
         bad = fail.delayed(bad_rows(rows, rank, n))
         acts = [move.delayed(rows), collective(w), collective(w), bad]
         refused(synk.step, *acts)

@@ -60,7 +60,6 @@ def test_updates_accumulate_over_slices_by_their_ops(synk, n, device_set, place,
     needs_reductions(device_set, dtype)
     x = T.TensorType(dtype, (False, False))("x")
     start = values(dtype, (3,), 3)
-    # For each op, what it is applied to, and what it gives in NumPy.
     ops = {
         "avg": (abs(x).mean(axis=0), lambda a: abs(a).mean(axis=0)),
         "sum": (abs(x).sum(axis=0), lambda a: abs(a).sum(axis=0)),

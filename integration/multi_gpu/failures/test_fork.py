@@ -12,9 +12,7 @@ from _program import run_program, told_by
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
 
 EIGHT = "0,1,2,3,4,5,6,7"
-# The lines that say what is going on.
 TOLD = ("Synkhronos", "...distribution")
-# A bit of everything; the kind of a shared variable.
 USE = """
 def use(n):
     x = T.fmatrix("x")
@@ -163,7 +161,6 @@ exact = [np.einsum("nchw,kc->nkhw", images, filters[:, :, 0, 0].astype("float64"
 errors = []
 for _ in range(6):
     found = both(images)
-    # Of each rank's rows.
     errors.append([[float(np.linalg.norm(a - b) / np.linalg.norm(b))
                     for a, b in zip(np.split(one, N), np.split(other, N))]
                    for one, other in zip(found, exact)])

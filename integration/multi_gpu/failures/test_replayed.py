@@ -50,7 +50,6 @@ def is_replayed():
     return synk.stats()["gradient"].graph == "replayed"
 
 def held():
-    # The same on all ranks, to the bit.
     values, counts = synk.gather(w), synk.gather(count)
     assert all(np.array_equal(values[0], value) for value in values)
     assert (counts == counts[0, 0]).all(), counts

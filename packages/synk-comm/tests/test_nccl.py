@@ -114,7 +114,6 @@ def test_an_array_is_reduced_part_by_part(ranks, op, dtype):
         whole = comm.all_reduce(kept, op, weight=comm.rank + 1 if op == "avg" else None)
         weight = comm.rank + 1 if op == "avg" else None
         reduction = comm.partitioned_all_reduce(out, op, bounds=BOUNDS, weight=weight)
-        # Some ranks may have none ready before the end.
         for _ in range(comm.rank):
             reduction.ready()
         reduction.wait()
@@ -484,7 +483,6 @@ def test_a_dead_process_is_noticed_while_the_gpu_waits_for_it(asked):
             time.sleep(0.2)
             child.kill()
             return
-        # As if rank 1 lived in that process.
         comm._link._pidfds.add(1, Identity(child.pid, 0, identity().namespace))
         comm.all_reduce(x)
         deadline = time.monotonic() + 10
@@ -512,7 +510,6 @@ def test_synchronize_waits_for_an_event_alone():
     def run(comm, fake, x):
         comm.all_reduce(x)
         if comm.rank == 0:
-            # The event happens at the third look.
             comm._link.driver.has_happened = lambda event: asked.append(event) or len(asked) > 2
             comm.synchronize(10, event=77)
             assert asked == [77] * 3

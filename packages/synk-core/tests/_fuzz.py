@@ -92,7 +92,6 @@ ODD += [0, -1, 1, 2, 2**31, 2**63, 2**64 - 1, -(2**63) - 1, 10**30, 0.5, 1e308, 
 ODD += [float("nan"), float("inf"), -float("inf"), Fraction(1, 3), decimal.Decimal("1.5")]
 ODD += [np.float16("nan"), np.datetime64("2020-01-01"), np.int8(-1), np.uint64(2**64 - 1)]
 ODD += [dt.date(2020, 1, 1), "", "abc", "\0", "x" * 5000, b"abc"]
-# Containers and ranges.
 ODD += [{}, {"a": 1}, set(), {1, 2}, range(3), range(10**12), range(10**12, 0, -1)]
 ODD += [slice(None), slice(0, 2), slice(0, 0.5), slice(0, 2, 0), slice(0, 10**30), slice(0, "a")]
 ODD += [[], (), [[]], [[1], [1, 2]], [None], [True, False], [True, 2], [1.5, "a"], ["a", "b"]]

@@ -43,7 +43,6 @@ def test_results_and_updates_are_the_wrappers(linker):
         for one, two in zip(expected, got):
             np.testing.assert_array_equal(one, two)
         np.testing.assert_array_equal(s.get_value(), t.get_value())
-        # Nothing of the call stays.
         assert other.input_storage[0].storage[0] is None
         if getattr(machine_of(other), "allow_gc", False):
             assert other.output_storage[0].storage[0] is None

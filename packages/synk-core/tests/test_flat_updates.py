@@ -104,7 +104,6 @@ def test_a_rules_updates_are_computed_together_whatever_happens_to_values(model)
     collectives.broadcast(params[2])
     model.values[2] = np.full(SHAPES[2], 4.0)
     go_on()
-    # Parts still, in another order.
     first = params[0].get_value()
     collectives.broadcast(params[0], first + 1)
     collectives.broadcast(params[0], first)
@@ -115,7 +114,6 @@ def test_a_rules_updates_are_computed_together_whatever_happens_to_values(model)
     model.runtime.step(model.update.delayed(), model.runtime.delayed.all_reduce(params, "max"))
     model.move(model.flat.get_value())
     go_on()
-    # What was read is the caller's own.
     read, kept = params[0].get_value(), model.values[0]
     model.step()
     np.testing.assert_array_equal(read, kept)

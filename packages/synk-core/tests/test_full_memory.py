@@ -102,7 +102,6 @@ def test_no_room_at_all_names_the_input_and_the_function(pair):
     text = str(error)
     assert "by batch=" in text
     assert "backend=" not in text
-    # The cure of the message.
     assert f(huge[:, :2], batch=slice(0, 5)) == 10.0
     with pytest.raises(SharedMemoryFull, match=r"<Data 'big' float64 shape=\(0, 0\)>: asked for"):
         pair.data(shape=(10**6, 10**6), dtype="float64", name="big")

@@ -208,7 +208,6 @@ def test_values_that_no_row_goes_into_are_not_averaged(trio, reduces):
         for rank in range(3):
             held = trio.collectives.get_value(rank, shareds)
             np.testing.assert_array_equal(held, expected, f"{number} rows, {num_slices} slices")
-    # Replicas that differ are averaged by rows.
     for rank, value in enumerate((0.5, 2.0, 8.0)):
         trio.collectives.set_value(rank, a, np.full(3, value))
     np.testing.assert_array_equal(f(np.ones((4, 2)), num_slices=2)[0], np.full(3, 11 / 4))
@@ -302,7 +301,6 @@ def test_build_inputs_and_as_theano(pair):
         f.build_inputs(value, None)
     single = pair.function([x], x.mean()).build_inputs(value.astype(float), force_cast=True)
     np.testing.assert_array_equal(single.data, value)
-    # Data of float32 are taken by variables of float64.
     double = T.dmatrix("double")
     squares = pair.function([double], (double**2).mean(), **FAST)(single, batch=[0, 2])
     np.testing.assert_allclose(squares, (value[[0, 2]].astype(float) ** 2).mean(), rtol=1e-15)

@@ -154,7 +154,6 @@ def test_collectives(house, data):
         return house.runtime.step(made) if delayed else made
 
     came, _ = house.attempt(act)
-    # Nothing is half done: what failed has changed nothing on any rank.
     house.check(unchanged=not came)
 
 
@@ -210,7 +209,6 @@ def test_changing_data(house, data):
         came, _ = house.attempt(lambda: getattr(held, way)(given, **options), FULL)  # noqa: B023
         if came:
             expected = held.data.copy()
-        # What failed has changed nothing, here and for the ranks.
         np.testing.assert_array_equal(held.data, expected)
         if held.shape[1] == 3:
             np.testing.assert_array_equal(house.witness(held, 0.0)[1], expected)

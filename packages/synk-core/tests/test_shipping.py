@@ -204,7 +204,6 @@ ROW = 1024 * 8
 def test_a_row_travels_once(hosts):
     data = big(hosts)
     index = np.array([3, 9, 1, 60, 61, 2, 7, 8])
-    # Of eight rows, ranks 2 and 3 read the last four.
     assert perform(hosts, data, index) == 4 * ROW
     assert perform(hosts, data, index) == 0
     assert perform(hosts, data, index[::-1].copy()) == 4 * ROW  # the first four, new to that host

@@ -51,7 +51,6 @@ def names_in(folder):
 LAST = [*STREAMS][-1]
 
 
-# Before the first step's end there is nothing; 4 and 8 are ends of epochs.
 @pytest.mark.parametrize(
     "noise, rule, generator, stop",
     [
@@ -309,7 +308,6 @@ def overflowing(folder, step):
     [
         # The end of an epoch, whose mean is the best so far; its file would take that place.
         ({}, 8, {"best.npz", "step-000000004.npz"}),
-        # Within an epoch; the only other file would be deleted.
         ({"every_steps": 3, "keep": 1, "best": False}, 6, {"step-000000004.npz"}),
     ],
 )

@@ -147,7 +147,6 @@ def test_hosts_by_each_launcher(launchers):
     of_srun = ["--kill-on-bad-exit=1", "--nodelist=a,b", "--ntasks-per-node=4", "-n", "8"]
     of_open_mpi = ["--host", "a:4,b:4", "-n", "8", "--with-ft", "ulfm", "--bind-to", "none"]
     script = ["train.py", "--rate", "0.1"]
-    # An installed srun alone is no job.
     assert started("a:4,b.site:2,c", *script) == [*of_mpich, *RUNNING, *script]
     assert started("a:4,b:4", *script, SLURM_JOB_ID="77") == [*of_srun, *RUNNING, *script]
     launchers("mpiexec", OPEN_MPI)

@@ -31,9 +31,6 @@ def by_name(items) -> dict[str, Item]:
     return {item.name: item for item in items}
 
 
-# ---- the command ---------------------------------------------------------------------------------
-
-
 def test_this_machine(tmp_path: Path):
     settings = tmp_path / "theanorc"  # no flags; but where the home may be read-only
     settings.write_text(f"[global]\nbase_compiledir = {tmp_path / 'theano'}\n")
@@ -71,8 +68,6 @@ def test_answers_of_no_sense_or_none(monkeypatch, capsys, answer: dict):
     (gpus,) = report.as_json()["sections"]["GPUs"]
     assert gpus["needed"], "a driver that hangs is no machine without GPUs"
 
-
-# ---- --fix ---------------------------------------------------------------------------------------
 
 NUMPY = Item("NumPy", MISSING, "2.1", "pip install 'numpy>=1.23,<1.27'")
 COMPILER = Item("C++ compiler", MISSING, "none", "apt install g++ (yum: gcc-c++)")
@@ -137,8 +132,6 @@ def test_probes():
     assert "No module named" in ask_python(["-m", "no_such_module_at_all"], 30)["problem"]
 
 
-# ---- GPUs ----------------------------------------------------------------------------------------
-
 GPU = {
     "hardware": ["/dev/nvidia0", "/dev/nvidia1"],
     "driver": [13, 0],
@@ -189,9 +182,6 @@ def test_gpus(monkeypatch, changes, answers, name, state, text):
     assert broken(items) == ([name] if state == MISSING else [])
     assert items[name].state == state
     assert text in f"{items[name].found} {items[name].cure}"
-
-
-# ---- software and the machine --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -287,8 +277,6 @@ def test_limits_of_the_machine(monkeypatch):
     cure = "mkdir -p /nowhere && mount -t tmpfs -o size=8g tmpfs /nowhere"
     assert items["shared memory"].cure == cure
 
-
-# ---- several hosts -------------------------------------------------------------------------------
 
 MPICH = {"name": "MPICH 5.0.2", "file": "/lib/libmpi.so.12", "mpi4py": "4.1.2"}
 OF_PIP = {**MPICH, "file": os.path.join(sys.prefix, "lib/libmpi.so.12")}

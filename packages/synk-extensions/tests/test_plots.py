@@ -53,7 +53,6 @@ def test_scaling_is_measured_rates_beside_linear_ones():
     assert [text.get_text() for text in rates.texts] == ["1.00 x", "1.50 x", "2.40 x"]
     assert [text.get_text() for text in efficiency.texts] == ["100%", "75%", "60%"]
     assert figure.texts[0].get_text() == "a call of 1200 rows"
-    # Weak scaling; linear begins at the smallest number.
     results = [{"n": 2, "seconds": 1.0, "rows": 200}, {"n": 4, "seconds": 1.25, "rows": 400}]
     rates, efficiency = plot_scaling(results).axes
     assert drawn(rates, "linear") == [[0, 2, 4], [0, 200, 400]]

@@ -118,9 +118,6 @@ def test_parameters_out_of_range_are_infinitely_improbable():
     assert f([-1.0])[0] == -np.inf
 
 
-# ---- sampling and maximizing -----------------------------------------------------------------
-
-
 def test_draws_are_those_of_pymc():
     model, rows = linear()
     with model:
@@ -170,9 +167,6 @@ def test_chains_in_processes_are_refused(start):
     with model, pytest.raises(Exception, match=r"pm\.sample\(cores=1\)"):
         pm.sample(step=step, **{**SHORT, "chains": 2, "cores": 2}, mp_ctx=start)
     same_as_pymc(model, step._logp_dlogp_func)
-
-
-# ---- refusals --------------------------------------------------------------------------------
 
 
 @nightly

@@ -360,7 +360,6 @@ def test_the_program_ends_as_after_a_loop_of_calls(way, says):
 
 CHILDREN = """
 def in_child(act):
-    # 7 where it gets Closed.
     pid = os.fork()
     if pid == 0:
         try:

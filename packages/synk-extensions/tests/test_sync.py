@@ -54,7 +54,6 @@ def test_rules_with_a_function_of_ones_own(ranks, name, every, alpha):
         rule.settle()
         expected.settle()
         require_equal(rule, expected)
-        # It goes on from there.
         rule.step(train.delayed(x, y))
         expected.step(x, y)
         require_equal(rule, expected)

@@ -30,7 +30,6 @@ from synkhronos.extensions.train import make_train_function
 # Workers cannot import test modules by the names that pytest gives them.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-# What is tested here are sums over ranks, in the largest graphs of all tests.
 pytestmark = pytest.mark.fast_compile
 
 TOLERANCE = 1e-10

@@ -148,7 +148,6 @@ def test_a_synchronisation_that_fails_changes_nothing_and_the_step_did_not_happe
     with pytest.raises((SynkError, ValueError)):
         rule.settle()
     assert rule.steps == 1
-    # With the cause gone it is made up for.
     synk.set_value(1, p, np.full(3, 4.0))
     rule.step(step)
     assert rule.steps == 0

@@ -86,7 +86,6 @@ def test_records_and_hyperparameters_are_logged(kind):
     config.update(drop_last=False, num_slices=2, ranks=1, seed=7)
     logged = {name: str(value) for name, value in fake.runs[0].config.items()}
     assert logged == {name: str(value) for name, value in config.items()}
-    # The next run of the Trainer continues the log; another training has one of its own.
     assert_logged(fake, trainer.run(3))
     assert len(fake.runs) == 1
     assert_logged(fake, trained(log, epochs=1)[1])
@@ -155,7 +154,6 @@ def test_tensorboard_reads_the_files(tmp_path):
 
     with nothing_left():
         trained(log(), checkpoint=tmp_path / "kept")
-        # Going back to the first epoch hides the second one until it is logged again.
         first = sorted((tmp_path / "kept").glob("step-*"))[0]
         trainer = Trainer(
             Model().train, dataset(), BATCH, callbacks=[log()], checkpoint=tmp_path / "kept"
@@ -167,6 +165,5 @@ def test_tensorboard_reads_the_files(tmp_path):
     hparams = plugin_data_pb2.HParamsPluginData.FromString(content).session_start_info.hparams
     assert hparams["layers"].string_value == "[3, 4]"
     assert hparams["batch_size"].number_value == BATCH
-    # A new training in the same folder hides the earlier ones.
     trained(TensorBoard(tmp_path / "runs"), epochs=1)
     assert steps() == [3]

@@ -118,7 +118,6 @@ def test_a_signal_finishes_the_step_and_saves(tmp_path, kind, number):
     assert "Traceback" not in done.err
     assert saved_in(tmp_path / "kept") == [3]
 
-    # What it wrote goes on here, as a run that nothing ended.
     model, whole = Model(), Model()
     history = plain(model, checkpoint=tmp_path / "kept").run(2, resume=True)
     expected = plain(whole).run(2)

@@ -64,8 +64,6 @@ def test_a_log_that_became_something_else_meanwhile_is_an_error(tmp_path, plante
     assert precious.read_bytes() == b"precious"
 
 
-# ---- files from hostile hands ------------------------------------------------------------------
-
 LAST = [*STREAMS][-1]
 MOST_BYTES, BOMB = 16 << 20, 40 << 20
 """What reading a small file may need; and what it would, if such a member was unpacked."""

@@ -142,7 +142,6 @@ def test_all_ranks_get_the_values(tmp_path):
         x, y = dataset(9)
         loss = ((x @ expected[0] + expected[1] - y) ** 2).mean()
         np.testing.assert_allclose(early_loss(x, y), loss)
-        # What one rank cannot have, none has.
         wrong = [model.w, engine.shared(np.ones(2), name="b")]
         synk.broadcast(model.w, np.ones(4))
         with pytest.raises(InputValueError):

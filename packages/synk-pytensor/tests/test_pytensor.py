@@ -175,7 +175,6 @@ def test_operations_are_translated_once_for_each_kind(monkeypatch):
     y = x
     for _ in range(6):
         y = T.tanh(y.dot(w))
-    # Operations of the same name, of other patterns and dtypes.
     others = [x.dot(w) * row, narrow * narrow, T.tanh(narrow), narrow.dot(narrow), w.T.dot(row.T)]
     with Runtime(1) as runtime:
         f = runtime.function(

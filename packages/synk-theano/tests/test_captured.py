@@ -210,7 +210,6 @@ def test_a_training_function_is_recorded_once_and_replayed(graphs, train):
     assert train.recorded.state == REPLAYED
     for array, copy in held:
         np.testing.assert_array_equal(array, copy)
-    # Once it is closed, nothing is left.
     shape = weakref.ref(next(iter(train.recorded._shapes.values())))
     train.recorded.close()
     gc.collect()
@@ -251,7 +250,6 @@ def test_numbers_are_sent_to_the_host_before_the_rest_is_computed(graphs, monkey
         return
     assert "and a replay" in recorded.state
     assert graphs.done == [numbers, "the rest"]
-    # Nothing of a call that fails stays.
     value = -value
     kept = weakref.ref(value)
     with pytest.raises(ArithmeticError):

@@ -118,7 +118,6 @@ def test_the_users_own_paths_come_first(run, install, tmp_path: Path):
     lead = LEAD.format(cache=str(tmp_path / "cache"), path=str(found))
     flags = f"dnn.include_path={mine}/cudnn/include,dnn.library_path={mine}/cudnn/lib"
     assert run(lead + COMPILE.format(version=8907), flags=flags).stdout.startswith("cuDNN 8907: ")
-    # So does a stand-in of the user's own for the header alone.
     (tmp_path / "cudnn.h").write_text("#include_next <cudnn.h>\n")
     code = f"assert config.dnn.include_path == {str(tmp_path)!r} and config.dnn.bin_path\n"
     run(lead + code, flags=f"dnn.include_path={tmp_path}")

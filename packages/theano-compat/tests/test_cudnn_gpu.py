@@ -269,7 +269,6 @@ for shape in ((2, 3, 4, 3, 2), (4, 3, 6), (1, 1, 1, 1), (300, 2, 1, 1), (2, 70, 
         assert np.allclose(got, right, rtol=1e-5, atol=1e-4), (shape, got, right)
 everything = theano.function([x], x.sum())
 assert "GpuDnnReduction" in ops(everything), ops(everything)
-# The gradient of a bias, too.
 x, b = T.ftensor4(), theano.shared(random.normal(size=5).astype("float32"))
 value = random.normal(size=(3, 5, 7, 2)).astype("float32")
 loss = T.tanh(x + b.dimshuffle("x", 0, "x", "x")).sum()

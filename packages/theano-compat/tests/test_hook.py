@@ -139,7 +139,6 @@ def test_flags_of_the_users_file_win(run, tmp_path: Path, at_home: bool):
     if at_home:
         code = "import os; del os.environ['THEANORC']\n" + SHOW
         env = {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    # The environment beats the file, as in Theano.
     for flags, ldflags in (("", "-lm"), ("blas.ldflags=", "")):
         shown = json.loads(run(code, env=env, flags=flags).stdout)
         assert shown == ["cpu", False, ldflags, "float32", 4]

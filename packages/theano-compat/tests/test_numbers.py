@@ -13,7 +13,6 @@ from synk_theano_compat._patches.reshape import complete
 
 IMPORT = "import theano, theano.tensor as T, numpy as np, itertools\n"
 
-# Linker and optimiser of each row: C code, and Python.
 MODES = ["None", "theano.Mode('py', 'fast_run')"]
 
 PRODUCTS = """

@@ -29,7 +29,6 @@ as_op = _of(".compile.ops").as_op if IS_THEANO else engine.wrap_py
 ifelse = _of(".ifelse" if IS_THEANO else ".conditional.op").ifelse
 
 change_flags = engine.change_flags if IS_THEANO else engine.config.change_flags
-# Of each row of a matrix.
 softmax = T.nnet.softmax if IS_THEANO else partial(_of(".tensor.special").softmax, axis=-1)
 
 STREAMS = (

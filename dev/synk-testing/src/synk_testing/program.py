@@ -116,8 +116,6 @@ class Program:
         size = os.fstat(self._err.fileno()).st_size
         return os.pread(self._err.fileno(), size, 0).decode(errors="replace")
 
-    # Its input and output.
-
     def line(self, limit_s: Optional[float] = None) -> str:
         """Return the next line that it prints; if none comes, kill it and raise its stacks."""
         text = self.line_or_end(limit_s)
@@ -158,8 +156,6 @@ class Program:
     def close_input(self) -> None:
         """Close its standard input."""
         self._in = _closed(self._in)
-
-    # Its end.
 
     def wait(self, limit_s: Optional[float] = None) -> int:
         """Wait until it ends; return its status. If it hangs, kill it and raise its stacks."""

@@ -37,7 +37,6 @@ def _variants(comm: Communicator, x: np.ndarray[Any, Any], odd: bool) -> list[Ca
     """Return what an odd rank may do while the others call all_reduce(x), after they learned it."""
     size, reduce, gather = comm.size, lambda: comm.all_reduce(x), lambda: comm.all_gather(x)
     broadcast: Callable[[], Any] = lambda: comm.broadcast(x.copy())  # noqa: E731
-    # What the odd rank calls, and the others.
     differing: list[tuple[Callable[[], Any], Callable[[], Any]]] = [
         (lambda: comm.all_reduce(x.astype("f8")), reduce),
         (lambda: comm.all_reduce(x[1:]), reduce),

@@ -56,7 +56,6 @@ def check_split(comm: Communicator) -> None:
         assert (some.rank, some.size) == (rank // 2, (size + 1) // 2)
         _use(some)
     assert comm.split(None) is None
-    # All of them at once, in turn.
     for _ in range(3):
         equal(comm.all_reduce(1), size)
         equal(pairs.all_reduce(1), pairs.size)

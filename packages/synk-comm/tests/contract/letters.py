@@ -136,7 +136,6 @@ def check_letter_timeouts(comm: Communicator) -> None:
     comm.barrier()
     comm.send(np.zeros(2), dest, tag=1)
     comm.barrier()
-    # With something of another tag at hand, which is kept.
     raises(CommTimeout, f"{source}", lambda: comm.recv(source, tag=2, timeout_s=0.1))
     equal(comm.recv(source, tag=1), np.zeros(2))
     if comm.size > 1:

@@ -50,7 +50,6 @@ STATES = [
     State("slicing", "slice", (Phase.SLICE, 2, 0), f"computing slice 2 of {F}", True),
     State("reducing", "call", (Phase.REDUCE, 0, 0), f"in the reduction of {F}"),
     State("all_reduce", "all_reduce", (Phase.COLLECTIVE, 0, 0), "in all_reduce()"),
-    # In the third of three acts.
     State("step", "step", (Phase.COMPUTE, 0, 1), f"computing {F}", True),
     State("growing", "grow", (Phase.TAKE_IN, 0, 0), "taking in what is new"),
     # When all that is left is to hear that the others are done.
@@ -290,8 +289,6 @@ class Struck:
         self.call_s = ended - began
         self.since = None if when is None else ended - max(when, began)
 
-    # What is to come of a fault in a worker.
-
     def is_a_failure(self):
         """The master raises an exception of a worker's, and all continues."""
         error = self.raised("WorkerFailed")
@@ -331,8 +328,6 @@ class Struck:
         assert self.found <= {"same", "after"}
         assert self.since < SLOW_S + NOTICE_S
 
-    # What is to come of a fault in the master.
-
     def is_the_masters_own(self):
         """The master raises its own error as it is, and all continues."""
         self.raised(self.kind_of_error())
@@ -358,8 +353,6 @@ class Struck:
         assert self.closed
         assert self.found <= {"same", "before"}, self.found
         assert self.since < (DEAF_S if self.fault.argument == 1 else CLOSE_S)
-
-    # Parts of the above.
 
     def raised(self, name):
         assert self.error is not None, f"nothing was raised, expected {name}"

@@ -81,7 +81,6 @@ def test_a_row_that_the_function_cannot_stand_is_found(watched, row, num_slices)
     rows, bad = good(29), good(29)
     assert np.isfinite(f(rows, num_slices=num_slices))
     before = watched.collectives.gather([w, calls])
-    # Of several rows of a rank it is the first.
     owner = owner_of(row, 29, watched.size)
     start, stop = split_rows(29, watched.size)[owner]
     bad[[row, stop - 1]] = -1

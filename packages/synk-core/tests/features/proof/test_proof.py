@@ -554,7 +554,6 @@ def test_a_zero_with_rounding_errors_is_not_judged_by_its_digits(pair):
     report = check(pair, f, rows(300, 7))
     assert report.ok, str(report)
     assert max(c.limit for c in report.comparisons) > 1e6 * 16, "the case is not what it should be"
-    # The excuse holds for nothing else.
     assert wrong(check(pair, pair.function([x], x.std(axis=0), **FAST), rows(300, 7)))
 
 

@@ -53,7 +53,6 @@ def test_without_atomic_calls_variables_that_may_differ_are_refused_until_broadc
         assert isinstance(caught.value, SynkError)
     assert g(np.ones(2)) == 2.0
     assert sorted(ranks_of(loose, s)[0]) == [1.0, 2.0]
-    # What is refused has mended nothing.
     many = engine.shared(np.zeros(()), name="many")
     h = loose.function([x], (picky(x).sum(), "sum"), updates=[(many, many + 1)], **FAST)
     with pytest.raises(WorkerFailed):

@@ -88,7 +88,6 @@ def test_everything_that_ranks_do_is_there_on_one_clock(trio, tmp_path):
         assert len(spans(trace, "scatter", rank)) == (4 if rank == trio.master else 0)
         named = [e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"]
         assert named[rank] == f"rank {rank}" + (" (master)" if rank == trio.master else "")
-    # One clock, and spans that nest.
     assert min(event["ts"] for event in spans(trace)) == 0
     orders = {event["args"]["order"]: event for event in spans(trace, "call", trio.master)}
     for rank in range(3):
