@@ -33,7 +33,7 @@ os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
 os.environ.setdefault("SYNKHRONOS_USE_GPU", "0")
 # What a program writes does not depend on how long it takes.
 os.environ.setdefault("SYNKHRONOS_PROGRESS", "0")
-# Graphs are optimised as ever, and computed by Theano's own implementations in Python: the C code
+# Graphs are optimised as usual, and computed by Theano's own implementations in Python: the C code
 # that it writes is its own affair, and compiling takes longer than the tests. What is ours around
 # that code has tests that are marked "c_code"; all others run so too, if all is asked for.
 ALL = os.environ.get("SYNK_TESTS") == "all"

@@ -67,7 +67,6 @@ def tools(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def complete(tools: Path) -> Path:
-    """The same with a compiler and make; only Python is missing."""
     add(tools, "g++", "true")
     add(tools, "make", "true")
     return tools
@@ -246,7 +245,6 @@ def test_a_newer_python_gets_an_environment_without_theano(
     assert len(into) == 2
     assert "numpy" in into[0]
     assert into[1].count("--editable") == 6
-    # What cannot be had is left out, and holds up nothing.
     (checkout.root / ".venv" / ".ready").unlink()
     said, _, _ = checkout.set_up(FAIL="no network", ONLY="--python")
     assert "is left out" in said

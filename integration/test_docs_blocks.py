@@ -45,7 +45,6 @@ FOREIGN = {
 
 
 def _pages() -> dict[str, list[Block]]:
-    """Return the blocks of all pages, by name."""
     places = ["*.md", "docs/**/*.md", "examples/**/*.md", "packages/*/*.md", "benchmarks/*.md"]
     places += ["packages/*/docs/*.md", "packages/*/benchmarks/**/*.md", "packages/*/src/**/*.md"]
     found = sorted({path for place in places for path in ROOT.glob(place)})
@@ -237,7 +236,6 @@ def _check_python(words: list[str], home: Path) -> None:
 
 
 def _check_pip(words: list[str]) -> None:
-    """Check that extras of our packages exist."""
     for word in (word for word in words[1:] if not word.startswith("-")):
         if (ROOT / word).is_file():
             continue  # a list of requirements

@@ -21,7 +21,6 @@ x = T.matrix("x")
 """
 
 
-# Runs a program, with changes of its environment: its exit status, and both of its outputs.
 Attempt = Callable[..., tuple[int, str, str]]
 
 
@@ -35,10 +34,6 @@ def attempt(installed: Path, clean_environment: dict[str, str], tmp_path: Path) 
         return done.returncode, done.stdout, done.stderr
 
     return run_it
-
-
-def last_line(text: str) -> str:
-    return text.strip().splitlines()[-1]
 
 
 def test_the_readmes_first_program_prints_the_shown_lines(attempt: Attempt, tmp_path: Path) -> None:
@@ -69,7 +64,7 @@ def test_no_compiler(attempt: Attempt, tmp_path: Path) -> None:
             (tools / tool).symlink_to(found)
     program = BEGIN + 'f = synk.function([x], x.mean(), name="f")\nprint(f(np.ones((4, 3))))\n'
     status, printed, said = attempt(program, PATH=str(tools), HOME=str(tmp_path))
-    assert (status, last_line(printed)) == (0, "1.0"), said
+    assert (status, printed.strip().splitlines()[-1]) == (0, "1.0"), said
     assert "there is no C++ compiler" in printed
     assert "apt install g++" in printed
     assert said.count("configdefaults.py") == 1, f"workers do not repeat it: {said}"

@@ -206,7 +206,6 @@ def test_definitions_of_cells_reach_the_workers_and_a_second_fork_is_refused(
     table = kernel.run("synk.stats()").data
     for text in (table["text/plain"], table["text/html"]):
         assert {"calls", "busy"} <= set(re.split(r"[^a-z]+", text))
-    # A cell that is run once more defines its class anew; so do functions with it.
     kernel.define()
     kernel.works()
     workers = kernel.workers()

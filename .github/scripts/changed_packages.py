@@ -41,7 +41,6 @@ PROSE_FOLDERS = ("docs/",)
 PROSE_SUFFIXES = (".md", ".rst", ".txt")
 # Run by the job of each engine, which no change can leave out.
 INTEGRATION_FOLDERS = ("integration/", "benchmarks/")
-# What the tests of the suite "tooling" are of.
 TOOLING = (
     *("scripts/", ".github/", "dev/", "integration/", "benchmarks/", "docs/"),
     *("Makefile", "conftest.py"),

@@ -51,7 +51,6 @@ OURS, PLAIN = "ours", "plain"
 Options = argparse.Namespace
 ONE, TWO, ALONE, HALVES = "1 rank", "2 ranks", "PyMC alone", "two halves apart"
 
-# Prints the seconds since it began, after each part.
 START = """
 import json, time
 begin, parts = time.perf_counter(), {}
@@ -175,7 +174,6 @@ def posterior(options: Options) -> Iterator[Row]:
 
 
 def _said(process: Program, word: str) -> str:
-    """Return the rest of the next line that begins with this word."""
     while True:
         first, _, rest = process.line().partition(" ")
         if first == word:

@@ -64,7 +64,6 @@ class Work:
         self.is_done = True
 
     def close(self, waits: bool) -> None:
-        """Close the runtime, at about the time of the kill."""
         tell("at work")
         time.sleep(self.rng.uniform(0.0, 0.6))
         self.called = time.monotonic()

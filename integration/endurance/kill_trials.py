@@ -173,7 +173,6 @@ class Trials:
 
 
 def summary(trials: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the figures, by what was killed."""
     told: dict[str, Any] = {"trials": len(trials)}
     told["wrong"] = sum("trouble" in trial for trial in trials)
     told["leaks"] = dict.fromkeys(LEAKS, 0)

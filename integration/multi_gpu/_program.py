@@ -87,7 +87,7 @@ def run_program(
 
 
 def told_by(device_set: Any, beginning: str = "", **how: Any) -> Callable[[str], Any]:
-    """Return a function that runs a program, which has to end well, and returns what it told."""
+    """Return a function that runs a program, which has to end well, and returns its facts."""
 
     def run_it(code: str) -> Any:
         ended = run_program(device_set, beginning, **how)(code)

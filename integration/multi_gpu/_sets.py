@@ -140,7 +140,6 @@ def missing(device_set: DeviceSet) -> str | None:
 
 
 def memory_used() -> list[int]:
-    """MiB on each GPU; nothing where there is no GPU."""
     try:
         done = subprocess.run(
             ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"],

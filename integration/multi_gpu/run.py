@@ -56,7 +56,6 @@ class Outcome:
 
 
 def environment(device_set: DeviceSet, record: Path, options: argparse.Namespace) -> dict[str, str]:
-    """What the processes of a part are started with."""
     # Python's own implementations where there is no device: to compile takes most of the time.
     flags = "linker=py" if device_set.kind == "cpu" else "gcc.cxxflags=-O0"
     given = os.environ.get("THEANO_FLAGS", "")

@@ -58,7 +58,6 @@ def zygote():
 
 @pytest.fixture(params=["started", "forked"])
 def start(request, zygote):
-    """Start a program, afresh or from a zygote."""
     return zygote.start if request.param == "forked" else Program
 
 

@@ -72,7 +72,6 @@ def transfers() -> None:
 
 
 def model(targets: tuple[str | None, str | None]) -> tuple[list[Any], Any, Any]:
-    """Two layers on two devices: parameters, input and loss."""
     random = np.random.RandomState(2)
     shapes = [(WIDE, WIDE), (WIDE,), (WIDE, WIDE), (WIDE,)]
     values = [(random.randn(*shape) / 8).astype("float32") for shape in shapes]

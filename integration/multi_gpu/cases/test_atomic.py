@@ -26,8 +26,6 @@ def picky(array):
 
 @pytest.fixture
 def refused(synk):
-    """Assert that an act fails on the rank with the bad row."""
-
     def check(act, *args, **kwargs):
         with pytest.raises((ValueError, synk.WorkerFailed), match="not this"):
             act(*args, **kwargs)
@@ -109,7 +107,6 @@ def test_a_failed_step_leaves_all_variables_as_they_were(synk, n, place, refused
         if k != 2:
             refused(synk.step, collective(g), collective(w), *acts[:1], collective(w), bad)
             unchanged()
-    # Both, as one list, and after all of that it is done whole.
     refused(synk.step, delayed.all_reduce([w, g], op="sum"), fail.delayed(bad_rows(rows, 0, n)))
     unchanged()
     synk.step(delayed.all_reduce([w, g], op="sum"), fail.delayed(rows))

@@ -27,10 +27,6 @@ ALL = [*FLOATS, *INTEGERS, "bool"]
 NUMPY = {"sum": np.sum, "max": np.max, "min": np.min, "prod": np.prod, "avg": np.mean}
 
 
-def ops_for(dtype):
-    return list(NUMPY) if dtype in FLOATS else ["sum", "max", "min", "prod"]
-
-
 def expected(op, held):
     result = NUMPY[op](np.stack([exact(value) for value in held]), axis=0)
     return result if held[0].dtype.kind == "f" else result.astype(held[0].dtype)
@@ -103,8 +99,9 @@ def test_values_of_other_shapes_on_each_rank_are_gathered_right(synk, n, place, 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS])
 def test_reductions_are_those_of_numpy(synk, n, place, dtype):
+    ops = NUMPY if dtype in FLOATS else ["sum", "max", "min", "prod"]
     for shape in ((2, 3), (), (257,), (2, 1, 2, 3)):
-        for op in ops_for(dtype):
+        for op in ops:
             variable, held = spread(synk, n, values(dtype, shape), place)
             want = expected(op, held)
             same(synk.reduce(variable, op=op, in_place=False), want, dtype, op)
@@ -193,7 +190,6 @@ def test_values_that_are_not_contiguous(synk, n, place, layout):
     same(synk.reduce(variable, op="avg", in_place=False), exact(form(base)), "float32")
     synk.all_gather(variable)
     ranks_have(synk, n, variable, np.concatenate([form(base)] * n))
-    # What was gathered is an ordinary value: it goes on being used by functions.
     total = synk.function([], (variable.sum(), "sum"))
     same(total(), n * n * exact(form(base)).sum())
 

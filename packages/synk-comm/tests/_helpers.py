@@ -39,7 +39,6 @@ def printed_by(*words, **options):
 
 
 def pids_in(folder, count, limit_s=60.0):
-    """Wait for files named by process ids; return these."""
     deadline = time.monotonic() + limit_s
     while len(os.listdir(folder)) < count:
         assert time.monotonic() < deadline, os.listdir(folder)

@@ -15,7 +15,6 @@ FOLDER = Path(__file__).parent
 
 
 def require_mpi():
-    """Skip the test if this environment has no MPI."""
     problem = why_no_mpi()
     if problem:
         pytest.skip(problem)

@@ -200,7 +200,6 @@ class PygpuArray:
     def __init__(self, host, offset=0):
         self.host = host
         start = host.__array_interface__["data"][0]
-        # The address of the first element, which is `offset` bytes behind its buffer's.
         self.gpudata, self.offset, self.context = start + offset, offset, "the context"
         self.shape, self.dtype, self.strides = host.shape, host.dtype, host.strides
         self.size, self.itemsize = host.size, host.itemsize

@@ -98,7 +98,6 @@ CALLS = {
 FAULTS = ["kill", "exit", "sys.exit", "raise", "interrupt", "stop", "abort", "close"]
 MOMENTS = ["before", "large", "again"]
 MATRIX = list(itertools.product(["shm", "zmq"], CALLS, range(SIZE), FAULTS, MOMENTS))
-# Each fault once over shared memory, and three of them over sockets.
 CHOSEN = [
     ("shm", "all_reduce", 1, "kill", "large"),
     ("shm", "iall_reduce", 0, "exit", "again"),
@@ -243,7 +242,7 @@ def test_whatever_happens(backend, call, victim, fault, moment, tmp_path):
     for rank, (value, ended_by) in enumerate(outcomes):
         if rank == victim:
             assert ended_by == (signal.SIGKILL if fault == "kill" else 0)
-            # The others have closed meanwhile; who waited for a message has not ended the group.
+            # The others have closed meanwhile; one that waited for a message has ended nothing.
             if fault == "stop" and (backend == "zmq" or call == "send and recv"):
                 assert value[0] in ("AbortedError", "PeerLost", "CommTimeout"), value
             elif fault in ("stop", "abort"):
@@ -279,14 +278,13 @@ def test_whatever_happens(backend, call, victim, fault, moment, tmp_path):
             assert kind == "AbortedError", text
             assert "given up" in text
         elif fault not in ("sys.exit", "raise"):
-            # Interrupted, or closed, between two calls or inside one.
             assert kind in ("AbortedError", "PeerLost"), text
         took = moment_of_error - struck
         assert took < ENOUGH_S, (took, text)
 
 
 def waited_for(outcomes):
-    """The ranks whose absence was told of by anybody."""
+    """The ranks that somebody reported as absent."""
     named = set()
     for value, _ in outcomes:
         text = value[2] if isinstance(value, tuple) else ""

@@ -34,8 +34,6 @@ from synk_comm.testing import in_threads, thread_group
 
 
 class Ranks:
-    """A group, and arrays on each rank's device."""
-
     def __init__(self, size, **options):
         self.size = size
         self.fake, self.comms = open_group(size, **options)

@@ -36,7 +36,6 @@ def threads():
 
 
 def gone(what, limit_s=10.0):
-    """Wait until ``what()`` is empty."""
     deadline = time.monotonic() + limit_s
     while what():
         assert time.monotonic() < deadline, what()

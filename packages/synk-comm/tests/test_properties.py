@@ -19,7 +19,7 @@ from synk_comm.testing import thread_group
 
 LONGER = os.environ.get("SYNK_TESTS") == "all"
 EXAMPLES = 80 if LONGER else 12
-# Shrinking takes minutes: it is for those who ask for more examples.
+# Shrinking takes minutes: it is for runs of more examples.
 quick = settings(
     deadline=None,
     derandomize=not LONGER,
@@ -94,7 +94,6 @@ def groups():
 
 
 FOREIGN = Step("reduce_scatter", ">f4")
-# The root has nothing to add, and says where the result is to go; more than once.
 QUIET = Step("reduce", root=1, quiet=(False, True), out=2)
 
 

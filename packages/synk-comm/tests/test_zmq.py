@@ -25,7 +25,6 @@ def soon(seconds=20.0):
 
 
 def wired(size, *, watch=None):
-    """Return fabrics that are connected."""
     folder = SocketFolder.named(os.urandom(8)).make()
     fabrics = [ZmqFabric(rank, size, watch, KEY, folder) for rank in range(size)]
     together(fabrics, lambda fabric: fabric.meet(soon()))
@@ -54,10 +53,6 @@ def pair():
         fabric.close()
 
 
-def bytes_of(rank, nbytes):
-    return np.random.default_rng(rank).integers(0, 256, nbytes, np.uint8)
-
-
 @pytest.mark.parametrize("length", [0, 10, 25])
 def test_a_message_that_is_cut_short_ends_the_group(pair, length):
     peer = pair[1].peers[0]
@@ -78,7 +73,7 @@ def test_the_message_after_one_cut_short_is_not_taken_for_its_rest(pair, monkeyp
 
     monkeypatch.setattr(zmq.Socket, "send_multipart", struck)
     with pytest.raises(KeyboardInterrupt):
-        pair[0].put(1, b"header", bytes_of(0, 40))
+        pair[0].put(1, b"header", np.arange(40, dtype=np.uint8))
     monkeypatch.undo()
     pair[0].abort("given up")
     with pytest.raises(PeerLost, match="cut off"):

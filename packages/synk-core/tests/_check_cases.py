@@ -54,7 +54,6 @@ else:
     matrices = x[:, None] * x[:, :, None] + np.eye(3)
 
     def of_graph(build: Any) -> Any:
-        """The rows through an operation that is made of a graph."""
         inner = x.type()
         return OpFromGraph([inner], [build(inner)])(x)
 

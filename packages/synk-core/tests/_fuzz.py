@@ -160,7 +160,6 @@ def laid_out(values: np.ndarray, layout: str) -> np.ndarray:
 
 @st.composite
 def anything(draw: Any) -> Any:
-    """Whatever a user may hand over by mistake."""
     kind = draw(st.integers(0, 7))
     if kind <= 2:
         return draw(st.sampled_from(ODD))
@@ -177,7 +176,6 @@ def anything(draw: Any) -> Any:
 
 
 def mostly(good: Any, wrong: Any = None) -> Any:
-    """Draw the right thing two times of three."""
     wrong = anything() if wrong is None else wrong
     return st.integers(0, 2).flatmap(lambda i: good if i else wrong)
 

@@ -18,7 +18,6 @@ NOBODY = 65534
 
 @pytest.fixture
 def open_umask():
-    """A umask that takes nothing away."""
     before = os.umask(0)
     yield
     os.umask(before)

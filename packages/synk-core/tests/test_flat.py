@@ -155,7 +155,7 @@ def test_only_new_variables_travel():
 
 
 def test_a_later_value_has_the_last_sent_shape():
-    """Ranks keep a variable if the master alone takes the order back that brought it."""
+    """Ranks keep a variable if the master alone takes back the order with it."""
     here, there = VariableRegistry(), VariableRegistry()
     v = engine.shared(np.zeros(3), "v")
     here.number_of(v)

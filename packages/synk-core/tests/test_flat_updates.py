@@ -58,7 +58,6 @@ class Model:
             self.values[i] = self.values[i] + self.velocities[i]
 
     def require(self):
-        """All ranks have NumPy's numbers."""
         for param, value in zip(self.params, self.values):
             held = self.runtime.collectives.gather(param, nd_up=1)
             np.testing.assert_array_equal(held, [value] * self.runtime.size)

@@ -64,7 +64,6 @@ def job():
 
 
 def facts(done):
-    """Return the lines of JSON that a program has printed."""
     lines = [line for line in done.out.splitlines() if line.startswith("@")]
     return [json.loads(line[1:]) for line in lines]
 

@@ -155,7 +155,7 @@ def test_numbers_are_never_given_twice():
         registry.let_go([number])
         registry.forget_gone(1)
         assert number not in registry.variables
-        # Until the ranks have been told, no other variable can lie there.
+        # Until the ranks know, no other variable can lie there.
         assert storage != id(engine.shared(np.zeros(2)).container.storage)
         registry.forget(number)
     assert registry.variables == {}

@@ -315,7 +315,6 @@ def test_other_ranks_streams_are_as_far_apart_as_theanos(monkeypatch):
         state = np.arange(6 * count, dtype="int32").reshape(count, 6) + 1
         serial = MRG_RandomStreams(1)
         with monkeypatch.context() as without:
-            # It compiles a function, one process after the other.
             without.setattr(rng_mrg, "multMatVect", None)
             seeded = random_streams.reseed(state, rank=2)
         assert (seeded.dtype, seeded.shape) == (state.dtype, state.shape)
@@ -326,7 +325,6 @@ def test_other_ranks_streams_are_as_far_apart_as_theanos(monkeypatch):
             np.testing.assert_array_equal(seeded, np.asarray(expected))
 
 
-# What it asks for is no result over rows, and is told so.
 @pytest.mark.filterwarnings("ignore:this function cannot be split")
 def test_one_random_state_goes_on_over_functions_and_rounds(pair):
     def drawn():
@@ -359,7 +357,6 @@ def test_sparse_constants_and_sparse_variables(pair):
         np.testing.assert_allclose(result, ROWS @ matrix.toarray(), rtol=1e-12, atol=1e-15)
 
 
-# What it asks for is no result over rows, and is told so.
 @pytest.mark.filterwarnings("ignore:this function cannot be split")
 def test_inputs_variables_and_doubles_as_outputs_are_the_callers_own(pair):
     s, c, total = theano.shared(np.arange(3.0), "s"), T.dscalar("c"), x.sum()

@@ -40,7 +40,6 @@ class Fake:
         self.runs, self.run = [], None
 
     def begin(self, run_id, *names):
-        """Continue a run, or begin another."""
         again = [run for run in self.runs if run.id == run_id]
         assert self.run is None
         assert bool(again) == (run_id is not None)

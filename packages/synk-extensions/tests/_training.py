@@ -96,7 +96,6 @@ class Model:
         )
 
     def values(self):
-        """Return everything that changes, of this process."""
         state = self.train.state
         shareds = [*state.params, *state.optimizer, *state.local, self.rate]
         return [np.array(shared.get_value()) for shared in shareds]

@@ -231,6 +231,5 @@ def test_fork_and_data_have_the_defaults_of_the_runtime():
         mine, other = (inspect.signature(each).parameters for each in (ours, theirs))
         shared = set(mine) & set(other)
         assert len(shared) >= 9
-        # The environment says what becomes of a difference, if the program does not.
         differing = {n for n in shared if mine[n].default != other[n].default}
         assert differing <= {"proof"}

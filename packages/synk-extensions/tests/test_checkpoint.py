@@ -35,7 +35,6 @@ GENERATORS = {
 
 
 def random_values(model):
-    """The states of the random streams, of either kind."""
     values = [shared.get_value() for shared in model.train.state.random]
     return [v if isinstance(v, np.ndarray) else to_row(v) for v in values]
 
@@ -109,7 +108,6 @@ def test_early_stopping_and_plateau_go_on_where_they_were(tmp_path):
     assert without_seconds(history) == without_seconds(expected)
     assert history["learning_rate"] == [0.1] * 4 + [0.05] * 4 + [0.025] * 2
     assert_same([model.w.get_value()], [whole.w.get_value()])
-    # A training that was stopped stays so, and its best parameters come back.
     again, trainer = build(parts)
     newest = Checkpoints(parts).newest()
     written = newest.stat().st_ino
@@ -131,7 +129,6 @@ def test_the_last_and_the_best_are_kept(tmp_path):
     assert trainer.resume(tmp_path / "best.npz")
     assert (trainer.epoch, trainer.step) == (2, 8)
     assert_same([other.w.get_value()], [after[1]])
-    # The training takes another course from there: what was later on the first one goes.
     trainer.run(3)
     assert names_in(tmp_path) == ["best.npz", "step-000000012.npz"]
 

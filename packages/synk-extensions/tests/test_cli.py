@@ -183,7 +183,6 @@ def test_processes_of_a_command_end_with_it(tmp_path, number):
         assert os.read(reader, 9) == b"x"
         program.send_signal(number)
         program.wait()
-        # It ends when nobody has the other end any more.
         assert select.select([reader], [], [], 60)[0]
         assert os.read(reader, 9) == b""
     os.close(reader)

@@ -240,7 +240,6 @@ RESULT = " ".join(map(str, [2, ROWS.mean(), *ROWS.sum(axis=1)]))
 
 
 def segments(pids):
-    """The files in shared memory that processes have mapped."""
     maps = "".join(Path(f"/proc/{pid}/maps").read_text() for pid in pids)
     return set(re.findall(r"/dev/shm/synk\S+", maps))
 

@@ -28,8 +28,6 @@ LOG = """epoch,step,seconds,train_loss,valid_loss,train_error,valid_error,norm,l
 
 @pytest.fixture
 def written(tmp_path):
-    """Return a function that writes a file with this content."""
-
     def write(content, name="file"):
         path = tmp_path / name
         path.write_text(content)
@@ -39,7 +37,6 @@ def written(tmp_path):
 
 
 def drawn(axes, label):
-    """Return the points of the line with this label."""
     (line,) = [line for line in axes.get_lines() if line.get_label() == label]
     return [list(values) for values in line.get_data()]
 
@@ -57,7 +54,6 @@ def test_scaling_is_measured_rates_beside_linear_ones():
     rates, efficiency = plot_scaling(results).axes
     assert drawn(rates, "linear") == [[0, 2, 4], [0, 200, 400]]
     assert [text.get_text() for text in efficiency.texts] == ["100%", "80%"]
-    # Of several measurements the median, and a bar for the others.
     rows = [{"n": 1, "seconds": s, "rows": 60} for s in (1.0, 2.0, 3.0)]
     axes = plot_scaling(rows).axes[0]
     assert drawn(axes, "measured") == [[1], [30]]

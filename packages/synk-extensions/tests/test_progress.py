@@ -75,7 +75,6 @@ def test_on_a_terminal_work_is_shown_while_it_lasts(tmp_path, to_file):
 
 @pytest.fixture
 def state(monkeypatch):
-    """The state of this process, without settings of tests."""
     monkeypatch.setenv("SYNKHRONOS_PROGRESS", "")
     monkeypatch.setattr(_progress._Display, "setting", None)
     return _progress._Display

@@ -199,7 +199,6 @@ def normal(mean, observed, **how):
 
 
 WITH_GAPS = np.where(GROUPS, Y_VALUES, np.nan)
-# What is refused: the model and its rows, and what the error says.
 REFUSED = {
     "missing": (
         lambda: of(lambda x: normal(x @ pm.Normal("b", shape=3), WITH_GAPS), x=X_VALUES),

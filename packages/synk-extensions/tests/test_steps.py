@@ -174,10 +174,6 @@ def trained(train, batches):
     return losses
 
 
-def for_each_rank(train, ranks, batches):
-    return train.steps([rows] * ranks for rows in batches)
-
-
 @pytest.mark.parametrize("kind", ["index", "view"])
 @given(chosen=SEVERAL)
 @settings(max_examples=5, deadline=None)
@@ -188,7 +184,7 @@ def test_batches_are_taken_when_they_are_drawn(lines, processes, kind, chosen):
         if train.n_scattered and kind == "index":
             ways = [partial(train.steps, x)]
         elif train is made[2][0]:
-            ways.append(partial(for_each_rank, train, processes))
+            ways.append(lambda rows: made[2][0].steps([each] * processes for each in rows))
         for way in ways:
             value, expected = float(w.get_value()), []
             for rows in chosen:

@@ -273,7 +273,6 @@ def test_early_stopping_and_plateau_begin_anew_with_another_training():
     for _ in range(2):
         model = Model()
         how = {"learning_rate": model.rate, "schedule": warm_up(plateau, 1)}
-        # By mode="max" the first epoch is the best.
         trainer = plain(model, mode="max", callbacks=[stopping], **how)
         histories.append(without_seconds(trainer.run(9)))
         models.append(model.values())
@@ -335,7 +334,6 @@ def test_outputs_that_no_log_can_hold_are_refused(monkeypatch):
         plain(model, valid=valid, valid_data=dataset(3))
     with pytest.raises(TypeError, match=r"valid_loss has the shape \(4,\)"):
         plain(model, valid=lambda x, y: x.sum(axis=0), valid_data=dataset(3)).run(1)
-    # Columns are named after the expressions, which may have the same name.
     monkeypatch.setattr(model.train, "output_names", ("loss", "loss"))
     (record,) = plain(model).run(1)
     assert {"train_loss", "train_output_1"} <= record.keys()

@@ -143,7 +143,6 @@ def test_a_run_that_failed_continues_its_epoch(model):
     assert asked == [0, 0, 1]
 
 
-# While an epoch's first batch is awaited, and its second.
 @pytest.mark.parametrize("number, steps", [(signal.SIGTERM, 3), (signal.SIGINT, 4)])
 def test_a_signal_ends_the_wait_for_a_batch(model, ctrl_c, tmp_path, number, steps):
     taken, over, late = threading.Event(), threading.Event(), []

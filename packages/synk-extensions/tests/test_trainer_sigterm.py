@@ -327,7 +327,6 @@ def test_an_interrupted_run_keeps_its_last_parameters_to_go_on_from(ctrl_c):
             signal.raise_signal(signal.SIGINT)
 
     model, twin, best = Model(), Model(), Model()
-    # By mode="max" the first epoch is the best.
     callbacks = [EarlyStopping(9, restore_best=True), interrupt]
     trainer = plain(model, 50, mode="max", callbacks=callbacks)
     assert trainer.run(3).interrupted

@@ -158,7 +158,6 @@ def test_given_gradients_of_another_shape_are_refused(rule, turn):
 
 
 def _wrong(w):
-    """Yield what a rule refuses, and how."""
     used, unused, cut, narrow = (
         engine.shared(np.ones(3, dtype), name=name)
         for name, dtype in [("u", "float64"), ("v", "float64"), ("c", "float64"), ("n", "float32")]

@@ -315,7 +315,6 @@ CASES = {
 
 
 def steps_of(rule, **settings):
-    """The values of all parameters after each of ten steps."""
     x = T.dmatrix("x")
     params = make_params()
     split = rule(loss_of(x, *params), params, **settings)

@@ -95,7 +95,6 @@ class Acts:
         )  # fmt: skip
 
     def values(self):
-        """Return everything, on all ranks."""
         ranks = self.trainer._ranks
         (*states,) = ranks.perform([*map(ranks.get_states, self.random)])
         if self.kind == "parallel":

@@ -16,7 +16,6 @@ EXAMPLES = {path.name: path.read_text() for path in sorted((HOME / "examples").g
 README = (HOME / "README.md").read_text()
 GUIDE = (HOME / "docs" / "from_shared_memory.md").read_text()
 FENCE = r"```python\n(.*?)```"
-# Choose the start method of a program by its argument.
 CHOOSE = """
 import multiprocessing, sys
 if __name__ == "__main__":

@@ -74,7 +74,6 @@ def main(backend):
     )
 
 
-# Small ones are copied, large ones arrive read-only, as joblib has it.
 OTHERS = """
 def main(backend):
     shm.register_joblib()

@@ -26,7 +26,6 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Lin
 LIMIT_S = 60
 MISSING = "ShmNotFoundError"
 
-# A process: it runs commands of the test, and lights a fuse for some.
 PROCESS = """
 import multiprocessing as mp
 from multiprocessing import connection
@@ -152,8 +151,6 @@ class Process:
 
 
 class World:
-    """All processes of a test, which end with it."""
-
     def __init__(self, script: Any) -> None:
         self.script = script
         self.listener = connection.Listener(None, "AF_UNIX")

@@ -144,7 +144,6 @@ def graphs(monkeypatch):
 
 @functools.cache
 def compiled(seed, _twin):
-    """A small network's training function and variables."""
     rng = np.random.RandomState(seed)
     x, y = T.dmatrix("x"), T.dmatrix("y")
     w = theano.shared(rng.randn(5, 7), "w")

@@ -121,7 +121,6 @@ class Overlapping:
 
 @pytest.fixture(scope="module")
 def ranks():
-    """Three ranks that overlap until the end."""
     with pytest.MonkeyPatch.context() as patch:
         for owner, name, _ in changes():
             patch.setattr(owner, name, getattr(owner, name))  # to be restored
@@ -269,7 +268,6 @@ def test_a_rank_that_fails_lets_the_others_go(overlapping, monkeypatch, atomic):
                 step(runtime, f, v, bad)
             told = overlapping.events()
             if rank == 0:
-                # It gave what it had, and something in place of the rest.
                 assert told == given
             overlapping.require_all_ended()
             if atomic:
@@ -302,7 +300,6 @@ def test_parts_of_other_sizes(overlapping):
     for _ in range(2):
         check(25)
     assert len(overlapping.events()) >= 4
-    # On one rank alone: it is noticed, and forgotten everywhere.
     runtime.collectives.set_value(1, a, np.arange(30.0))
     for _ in range(2):
         with pytest.raises(InputValueError, match="do not fit together"):

@@ -20,8 +20,6 @@ pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs gcc")
 
 
 class Fake:
-    """The library, and two contexts on devices "a" and "b"."""
-
     def __init__(self, path):
         self.lib = ctypes.CDLL(str(path))
         self.room = [ctypes.create_string_buffer(CONTEXT_BYTES) for _ in "ab"]

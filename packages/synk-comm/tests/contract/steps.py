@@ -73,7 +73,6 @@ def laid_out(step, x):
 
 
 def place(step, like):
-    """Return an ``out``, or None."""
     ways = list(outs_like(like)) if step.out > 1 else [None]
     return ways[step.out % len(ways)]
 

@@ -27,8 +27,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::synk_core.exceptions.StallWarni
 
 
 class State(NamedTuple):
-    """The act of a runtime that a fault strikes."""
-
     name: str
     act: str  # of `Bench`, that leads into it
     place: Tuple[int, int, int]  # phase, detail and how often it is passed before
@@ -98,8 +96,6 @@ def makes_sense(state, fault):
 
 
 class Setting(NamedTuple):
-    """A kind of runtime."""
-
     name: str
     n_parallel: int = 2
     backend: str = "shm"

@@ -46,7 +46,6 @@ def values_of(runtime, f):
 
 
 def check(runtime, f, *args, **kwargs):
-    """Verify, and require that nothing has changed."""
     before, rows_before = values_of(runtime, f), f.rows
     report = f.verify(*args, **kwargs)
     assert values_of(runtime, f) == before

@@ -18,7 +18,6 @@ pytestmark = pytest.mark.c_code
 
 @pytest.fixture(scope="module")
 def loose():
-    """A runtime whose calls are not atomic."""
     with Runtime(2, atomic=False) as runtime:
         yield runtime
 
@@ -72,7 +71,6 @@ def test_without_atomic_calls_streams_that_may_differ_are_refused_if_they_are_to
     loose, loose_and_identical, kind
 ):
     def drawing():
-        # Rows are looked at before numbers are drawn: who refuses them draws none.
         return [x], [(STREAMS[kind](3).uniform(size=picky(x)[:1].shape), "gather")]
 
     good, bad = np.zeros(2), np.array([0.0, 200.0])
@@ -102,7 +100,6 @@ def test_a_value_set_in_the_master_alone_is_warned_of(trio):
     rate.set_value(2.0)
     with pytest.warns(ReplicaWarning, match="'rate' has been given a value in the master only"):
         assert f(np.ones(3)).tolist() == [2.0, 1.0, 1.0]
-    # Told once; and not if all get it, or we set it.
     for change in (
         lambda: trio.collectives.broadcast(rate),
         lambda: (rate.set_value(3.0), trio.collectives.broadcast(rate)),
