@@ -1,7 +1,4 @@
-"""What every test of this repository starts from, however pytest was started.
-
-pytest reads this file for each suite below it, by `make test` or by hand.
-"""
+"""The settings and fixtures of all tests of this repository, however pytest was started."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
 os.environ.setdefault("SYNKHRONOS_USE_GPU", "0")
 # What a program writes does not depend on how long it takes.
 os.environ.setdefault("SYNKHRONOS_PROGRESS", "0")
-# Graphs are optimised as ever, and computed by Theano's own implementations in Python: the C code
+# Graphs are optimised as usual, and computed by Theano's own implementations in Python: the C code
 # that it writes is its own affair, and compiling takes longer than the tests. What is ours around
 # that code has tests that are marked "c_code"; all others run so too, if all is asked for.
 ALL = os.environ.get("SYNK_TESTS") == "all"
@@ -74,8 +71,7 @@ if "XDG_CACHE_HOME" not in os.environ:
 
 @pytest.fixture(autouse=True)
 def linker(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Have functions made of C code where a test is marked "c_code", and of graphs that are hardly
-    optimised where it is marked "fast_compile"."""
+    """Compile C code if a test is marked "c_code", and optimise little if it is "fast_compile"."""
     changes = {}
     if request.node.get_closest_marker("c_code") is not None:
         changes["linker"] = "cvm"

@@ -26,19 +26,13 @@ LIMIT_S = 280
 
 
 def project(folder: str) -> dict[str, Any]:
-    """Return the table `project` of a package's pyproject.toml."""
     path = ROOT / "packages" / folder / "pyproject.toml"
     described: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))["project"]
     return described
 
 
 def ran(*command: object, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end, for `LIMIT_S` seconds at most, and return all that it printed.
-
-    Args:
-        command: the program and its arguments.
-        options: of `subprocess.run`.
-    """
+    """Run a command to its end, for `LIMIT_S` seconds at most, and return all that it printed."""
     words = [str(word) for word in command]
     return subprocess.run(
         words, **{"capture_output": True, "text": True, "timeout": LIMIT_S, **options}

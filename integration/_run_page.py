@@ -89,7 +89,6 @@ class Block(NamedTuple):
 
 
 def blocks(page: str) -> Iterator[Block]:
-    """Yield the blocks of a page's text, in order."""
     lines = page.splitlines()
     mark, detail, only, number = "", "", "", 0
     while number < len(lines):
@@ -117,8 +116,6 @@ def blocks(page: str) -> Iterator[Block]:
 
 
 class Page:
-    """A page that is being run."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
         # By value, as what is defined in a user's program, it travels to other processes.

@@ -79,7 +79,6 @@ def missing() -> str:
 
 
 def pid_of(program: Program, rank: int) -> int | None:
-    """Return the process of a rank that `synkhronos run` has started; None if it has ended."""
     for pid in program.members():
         with contextlib.suppress(OSError):
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
@@ -95,12 +94,7 @@ def facts(text: str) -> list[dict[str, Any]]:
 
 
 class Cluster:
-    """A running Slurm.
-
-    Attributes:
-        hosts: its hosts.
-        environment: of its commands, and so of the ranks.
-    """
+    """A running Slurm: its hosts, and the environment of its commands, and so of the ranks."""
 
     def __init__(self, made: Hosts) -> None:
         self.hosts = made
@@ -114,22 +108,16 @@ class Cluster:
         }
 
     def command(self, name: str, *arguments: str) -> list[str]:
-        """Return a command of Slurm, run on its first host."""
         return [*self.hosts.on("h1"), str(UNPACKED / "usr/bin" / name), *arguments]
 
     def program(self, source: Source, *arguments: object, starts: Sequence[str]) -> Program:
-        """Return a program that ranks run.
-
-        Args:
-            starts: the command of Slurm that starts them, up to their program.
-        """
+        """Return a program that ranks run; `starts` is Slurm's command, up to their program."""
         name, *options = starts
         prefix = self.command(name, *options)
         environment = {**self.environment, "THEANO_FLAGS": "linker=py,optimizer=fast_compile"}
         return Program(source, *arguments, prefix=prefix, environment=environment)
 
     def ran(self, name: str, *arguments: str) -> str:
-        """Run a command of Slurm; return what it has printed."""
         environment = {**os.environ, **self.environment}
         done = ran(*self.command(name, *arguments), env=environment, timeout=60)
         return f"{done.stdout}{done.stderr}"
@@ -146,12 +134,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def cluster(cores: int = 4, binding: str = "task/none") -> Iterator[Cluster]:
-    """Yield a Slurm of two hosts; at the end all of it is killed.
-
-    Args:
-        cores: of each host, as Slurm believes.
-        binding: the plugin that binds ranks to cores.
-    """
+    """Yield a Slurm of two hosts, of so many cores as it believes; kill all of it at the end."""
     with hosts(2) as made:
         slurm = Cluster(made)
         names = ",".join(made.names)

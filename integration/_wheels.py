@@ -52,12 +52,8 @@ def make_environment(
 ) -> Path:
     """Create a virtual environment with these wheels and what they need; return its interpreter.
 
-    What they need is taken from the environment of `base`, with which no network is asked; all of
-    it comes from the index instead if SYNK_TESTS=all.
-
-    Args:
-        base: an interpreter.
-        extra: one of synkhronos, whose wheel is among them.
+    What they need comes from the environment of the interpreter `base`, without a network; or from
+    the index, if SYNK_TESTS=all. `extra` is one of synkhronos, whose wheel is among them.
     """
     run(base, "-m", "venv", "--without-pip", folder)
     python = folder / "bin" / "python"
@@ -78,8 +74,7 @@ def make_environment(
 
 
 def needed(names: list[str], base: object) -> list[metadata.Distribution]:
-    """Return the distributions of an interpreter's environment that these need, directly or through
-    others."""
+    """Return the distributions that these need in an interpreter's environment, also indirectly."""
     asked = "import json, sys; print(json.dumps([sys.path, '%d.%d' % sys.version_info[:2]]))"
     places, version = json.loads(run(base, "-c", asked))
     found: dict[str, metadata.Distribution] = {}

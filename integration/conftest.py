@@ -37,7 +37,6 @@ _limit = hard_limit(LIMIT_S, last_resort=True)
 
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
-    """Fail the test that leaves a child process or a shared memory segment behind."""
     before = _children()
     with no_segments_left(GRACE_S):
         yield

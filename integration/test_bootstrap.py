@@ -39,7 +39,6 @@ SYSTEMS = {
         f"{ZYPPER} python3-pip && {PIP} && {UV}",
     ),
 }
-# An interpreter that notes what it is asked to do, and a pip that fails if FAIL says so.
 PYTHON = """\
 echo "$*" >>"$CALLS"
 version=${VERSION:-3.11}
@@ -68,7 +67,6 @@ def tools(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def complete(tools: Path) -> Path:
-    """The same with a compiler and make; only Python is missing."""
     add(tools, "g++", "true")
     add(tools, "make", "true")
     return tools
@@ -97,7 +95,7 @@ def check(folder: Path, system: str = "debian", status: int = 1, **environment: 
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_what_is_missing_is_named_in_one_line_with_its_cure(tools: Path, system: str) -> None:
+def test_a_missing_tool_is_named_in_one_line_with_its_cure(tools: Path, system: str) -> None:
     _, all_of_it, python_alone = SYSTEMS[system]
     missing = "missing: g++, make, Python 3.9 to 3.14. Install with: "
     assert check(tools, system) == [missing + all_of_it]
@@ -108,7 +106,7 @@ def test_what_is_missing_is_named_in_one_line_with_its_cure(tools: Path, system:
     assert line == f"missing: Python 3.9 to 3.14. Install with: {python_alone}"
 
 
-def test_an_unknown_system_is_told_in_general_words_and_sudo_to_who_is_not_root(
+def test_an_unknown_system_gets_general_words_and_other_users_sudo(
     tools: Path,
 ) -> None:
     (line,) = check(tools, "unknown")
@@ -236,7 +234,7 @@ def test_a_newer_python_alone_gets_an_environment_for_pytensor(checkout: Checkou
     assert not any("synk_theano_compat" in call or ".venv-newer" in call for call in calls)
 
 
-def test_a_newer_python_gets_an_environment_for_what_does_without_theano(
+def test_a_newer_python_gets_an_environment_without_theano(
     checkout: Checkout,
 ) -> None:
     add(checkout.tools, "python3.13", PYTHON)
@@ -247,7 +245,6 @@ def test_a_newer_python_gets_an_environment_for_what_does_without_theano(
     assert len(into) == 2
     assert "numpy" in into[0]
     assert into[1].count("--editable") == 6
-    # What cannot be had is left out, and holds up nothing.
     (checkout.root / ".venv" / ".ready").unlink()
     said, _, _ = checkout.set_up(FAIL="no network", ONLY="--python")
     assert "is left out" in said
@@ -269,7 +266,6 @@ def test_a_ready_environment_is_left_alone_until_something_else_is_asked_for(
     assert said == "Installing the tools ...\n"
     assert calls == ["-m pip install --no-compile --group dev"]
     assert checkout.set_up(option="--tools") == nothing
-    # Another dependency refreshes the same environment.
     with (checkout.root / "pyproject.toml").open("a") as description:
         description.write("# more\n")
     _, _, calls = checkout.set_up()
@@ -277,9 +273,7 @@ def test_a_ready_environment_is_left_alone_until_something_else_is_asked_for(
     assert checkout.set_up() == nothing
 
 
-def test_what_was_moved_or_not_finished_gets_a_new_environment(
-    checkout: Checkout, tmp_path: Path
-) -> None:
+def test_a_moved_or_unfinished_environment_is_made_anew(checkout: Checkout, tmp_path: Path) -> None:
     add(checkout.root / ".venv/bin", "python", PYTHON)
     _, _, not_finished = checkout.set_up()
     _, _, moved = checkout.set_up(checkout.root.rename(tmp_path / "moved"))

@@ -94,7 +94,7 @@ def test_the_gate_waits_for_every_other_job_that_must_not_fail() -> None:
     assert gate["if"] == "always()", "a skipped gate would count as success"
 
 
-def test_each_job_runs_a_supported_python_and_installs_what_the_package_needs() -> None:
+def test_each_job_installs_its_packages_on_a_supported_python() -> None:
     jobs = answers(arguments=("--all",))["matrix"]["include"]
     for package in ALL:
         described = project(package)

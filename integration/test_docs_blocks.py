@@ -1,8 +1,6 @@
 """What the documentation shows runs, and prints what is shown; see `_run_page.py` for its marks.
 
-Programs that a page includes from `examples/` are run by `test_examples.py`. The pages of synk-shm
-and synk-comm are run by these packages' own tests, on ranks where they need any. Pages for either
-engine are run with both.
+`test_examples.py` runs the programs that a page includes; synk-shm and synk-comm run their own.
 """
 
 from __future__ import annotations
@@ -47,7 +45,6 @@ FOREIGN = {
 
 
 def _pages() -> dict[str, list[Block]]:
-    """Return the blocks of all pages, by name."""
     places = ["*.md", "docs/**/*.md", "examples/**/*.md", "packages/*/*.md", "benchmarks/*.md"]
     places += ["packages/*/docs/*.md", "packages/*/benchmarks/**/*.md", "packages/*/src/**/*.md"]
     found = sorted({path for place in places for path in ROOT.glob(place)})
@@ -94,7 +91,6 @@ def zygote() -> Iterator[Zygote]:
     [pytest.param(name, marks=[pytest.mark.nightly] * (name not in BY_DAY)) for name in RUN],
 )
 def test_page_runs(zygote: Zygote, name: str, tmp_path: Path) -> None:
-    """Each page in a process and a folder of its own."""
     status, printed, said = zygote.run(
         ROOT / "integration/_run_page.py",
         ROOT / name,
@@ -156,7 +152,6 @@ def test_every_page_with_programs_is_run() -> None:
 
 
 def test_commands_are_there() -> None:
-    """What belongs to this project is: targets, subcommands and their options, extras, modules."""
     for where, block in SHELL:
         try:
             _check_block(block, (ROOT / where.rpartition(":")[0]).parent)
@@ -241,7 +236,6 @@ def _check_python(words: list[str], home: Path) -> None:
 
 
 def _check_pip(words: list[str]) -> None:
-    """Check that extras of our packages exist."""
     for word in (word for word in words[1:] if not word.startswith("-")):
         if (ROOT / word).is_file():
             continue  # a list of requirements

@@ -34,7 +34,6 @@ HEADING = re.compile(r"^#{1,6} +(.*?)\s*$", re.MULTILINE)
 
 @pytest.mark.nightly
 def test_every_public_name_is_in_the_reference(tmp_path: Path) -> None:
-    """Of the site as `make docs` builds it: by its name, or by another one of the same object."""
     from sphinx.util.inventory import InventoryFile
 
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")

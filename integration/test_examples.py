@@ -18,7 +18,6 @@ LIMIT_S = 280
 
 
 def run(program: Path, folder: Path) -> str:
-    """Run a program in an empty folder, which has to succeed; return what it printed."""
     environment = {**os.environ, "SYNKHRONOS_N_PARALLEL": "2"}
     done = ran(sys.executable, program, cwd=folder, env=environment, timeout=LIMIT_S)
     assert done.returncode == 0, f"{program}:\n{done.stdout}\n{done.stderr}"

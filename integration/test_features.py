@@ -17,7 +17,7 @@ TIMEOUT_S = 1800.0
 
 
 def without(feature: str, copy: Path) -> None:
-    """Copy the core, and take a feature out of the copy: its folder, its tests, and two lines."""
+    """Copy the core without a feature: its folder, its tests, and two lines."""
     left_out = shutil.ignore_patterns("__pycache__", ".hypothesis", "faults")
     shutil.copytree(CORE, copy, ignore=left_out)
     shutil.rmtree(copy / ROOM / feature)

@@ -96,11 +96,7 @@ def tree(path: Path) -> ast.Module:
 
 @functools.cache
 def statements(path: Path, for_types: bool = True) -> list[ast.AST]:
-    """Return what a file imports, calls and defines as classes.
-
-    Args:
-        for_types: whether also what only type checkers read of it.
-    """
+    """Return what a file imports, also `for_types` alone, what it calls and defines as classes."""
     found = []
     below: list[ast.AST] = [tree(path)]
     while below:
@@ -170,7 +166,6 @@ def test_imports_point_down_and_only_adapters_know_engines() -> None:
 
 
 def test_the_core_names_no_engine() -> None:
-    """Neither in what it imports, which is tested above, nor in messages and other texts."""
     named = re.compile(r"\b(theano|pytensor|pygpu)\b")
     wrong = []
     for path in sorted(MODULES["synk_core"].rglob("*.py")):
@@ -243,7 +238,7 @@ def imported_files(package: str, path: Path) -> Iterator[tuple[int, Path]]:
 
 
 def room_of(package: str, path: Path) -> str:
-    """Return the top-level file or folder of a package that a file is, or lies in."""
+    """Return the top-level file or folder of a package that has a file."""
     return path.relative_to(MODULES[package]).with_suffix("").parts[0]
 
 
@@ -265,7 +260,7 @@ def test_rooms_import_only_those_below(package: str) -> None:
 
 
 @pytest.mark.parametrize("package", MODULES)
-def test_no_file_is_imported_by_what_it_imports(package: str) -> None:
+def test_no_imports_form_a_circle(package: str) -> None:
     """Neither through others, nor for types alone. What leads back to a package's front does not
     count: it has been imported before any file behind it."""
     graph = {
@@ -304,7 +299,6 @@ TWICE: dict[str, str] = {}
 
 
 def test_no_class_name_stands_twice() -> None:
-    """One noun has one meaning in all packages."""
     found: dict[str, list[str]] = {}
     for _, path in files():
         for node in statements(path):
@@ -405,7 +399,7 @@ def test_public_names_are_listed_and_exist(name: str) -> None:
 
 @pytest.mark.skipif(sys.version_info < (3, 10), reason="sys.stdlib_module_names is new in 3.10")
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda path: path.name)
-def test_each_package_declares_what_it_imports(package: Path) -> None:
+def test_each_package_declares_its_imports(package: Path) -> None:
     described = project(package.name)
     texts = list(described["dependencies"])
     for extra in described.get("optional-dependencies", {}).values():
@@ -458,7 +452,7 @@ def scripts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("scripts")
-def test_suites_name_what_is_there() -> None:
+def test_suites_name_existing_files() -> None:
     import run_tests
 
     named = [path for suite in run_tests.SUITES for path in (*suite.paths, *suite.without)]

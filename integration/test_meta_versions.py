@@ -19,7 +19,7 @@ def test_module_and_distribution_agree(folder: str) -> None:
 
 
 @pytest.mark.parametrize("folder", PACKAGES)
-def test_changelog_tells_of_this_version(folder: str) -> None:
+def test_changelog_describes_this_version(folder: str) -> None:
     version = project(folder)["version"]
     changelog = (ROOT / "packages" / folder / "CHANGELOG.md").read_text(encoding="utf-8")
     headings = re.findall(r"^## \[?v?([0-9][^\]\s]*)", changelog, flags=re.MULTILINE)

@@ -1,7 +1,4 @@
-"""What a new user meets: the README's first program, the command line, and no compiler.
-
-All of it in a fresh environment into which the built wheels were installed, with an empty home.
-"""
+"""A new user, with built wheels in a fresh environment and an empty home, runs the README."""
 
 from __future__ import annotations
 
@@ -24,7 +21,6 @@ x = T.matrix("x")
 """
 
 
-# Runs a program, with changes of its environment: its exit status, and both of its outputs.
 Attempt = Callable[..., tuple[int, str, str]]
 
 
@@ -40,13 +36,7 @@ def attempt(installed: Path, clean_environment: dict[str, str], tmp_path: Path) 
     return run_it
 
 
-def last_line(text: str) -> str:
-    return text.strip().splitlines()[-1]
-
-
-def test_the_readmes_first_program_prints_what_the_readme_shows(
-    attempt: Attempt, tmp_path: Path
-) -> None:
+def test_the_readmes_first_program_prints_the_shown_lines(attempt: Attempt, tmp_path: Path) -> None:
     page = (ROOT / "README.md").read_text(encoding="utf-8")
     program = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)[0]
     assert "synk.fork()" in program
@@ -74,7 +64,7 @@ def test_no_compiler(attempt: Attempt, tmp_path: Path) -> None:
             (tools / tool).symlink_to(found)
     program = BEGIN + 'f = synk.function([x], x.mean(), name="f")\nprint(f(np.ones((4, 3))))\n'
     status, printed, said = attempt(program, PATH=str(tools), HOME=str(tmp_path))
-    assert (status, last_line(printed)) == (0, "1.0"), said
+    assert (status, printed.strip().splitlines()[-1]) == (0, "1.0"), said
     assert "there is no C++ compiler" in printed
     assert "apt install g++" in printed
     assert said.count("configdefaults.py") == 1, f"workers do not repeat it: {said}"

@@ -58,8 +58,6 @@ call(0, 0)
 
 
 class Kernel:
-    """A kernel, as a notebook's server runs it."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.manager = KernelManager(kernel_name="python3")
@@ -99,7 +97,6 @@ class Kernel:
         return shown[0]
 
     def fails(self, code: str) -> str:
-        """Run a cell that fails; return its error."""
         return error_of(self.finish(self.client.execute(code)))
 
     def busy(self) -> None:
@@ -111,11 +108,9 @@ class Kernel:
             mark.unlink()
 
     def define(self) -> None:
-        """Run the cell that defines `call`."""
         assert result_of(self.run(BUSY.replace("FOLDER", repr(str(self.folder))))) == "0.0"
 
     def works(self) -> None:
-        """Assert that both ranks compute."""
         assert result_of(self.run("call(0.25, 0.5)")) == "0.75"
 
     def wait_for(self, *marks: str) -> None:
@@ -148,7 +143,6 @@ def wait_until(done: Callable[[], bool], otherwise: str) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep Jupyter's files out of the home folder."""
     folder = tmp_path_factory.mktemp("jupyter")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JUPYTER_RUNTIME_DIR", str(folder / "runtime"))
@@ -163,7 +157,7 @@ def kernel(tmp_path: Path) -> Iterator[Kernel]:
     started.end()
 
 
-def test_the_notebook_runs_and_shows_what_it_promises(tmp_path: Path) -> None:
+def test_the_notebook_runs_and_shows_the_promised_results(tmp_path: Path) -> None:
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     NotebookClient(
         notebook, timeout=LIMIT_S, resources={"metadata": {"path": str(tmp_path)}}
@@ -202,7 +196,9 @@ def test_the_notebook_is_kept_without_outputs() -> None:
     assert set(notebook.metadata) == {"kernelspec", "language_info"}
 
 
-def test_what_cells_define_reaches_the_workers_and_fork_twice_is_told(kernel: Kernel) -> None:
+def test_definitions_of_cells_reach_the_workers_and_a_second_fork_is_refused(
+    kernel: Kernel,
+) -> None:
     kernel.busy()
     kernel.works()
     pids = {int(mark.suffix[1:]) for mark in kernel.folder.glob("began.*")}
@@ -210,7 +206,6 @@ def test_what_cells_define_reaches_the_workers_and_fork_twice_is_told(kernel: Ke
     table = kernel.run("synk.stats()").data
     for text in (table["text/plain"], table["text/html"]):
         assert {"calls", "busy"} <= set(re.split(r"[^a-z]+", text))
-    # A cell that is run once more defines its class anew; so do functions with it.
     kernel.define()
     kernel.works()
     workers = kernel.workers()
@@ -223,7 +218,6 @@ def test_what_cells_define_reaches_the_workers_and_fork_twice_is_told(kernel: Ke
 
 
 def test_the_stop_button_ends_a_call_on_all_ranks_and_all_goes_on(kernel: Kernel) -> None:
-    """The master waits for its worker, which computes."""
     kernel.busy()
     workers = kernel.workers()
     cell = kernel.client.execute("call(0, 60)")
@@ -237,10 +231,7 @@ def test_the_stop_button_ends_a_call_on_all_ranks_and_all_goes_on(kernel: Kernel
 
 
 def test_with_the_kernel_go_its_workers_and_their_memory(kernel: Kernel) -> None:
-    """By a restart; a kernel that is killed is a killed master, as synk-core tests it.
-
-    Memory with a name would be found at the end of the test; without one it goes with them.
-    """
+    """A killed kernel is a killed master, as synk-core tests it; this one restarts."""
     kernel.busy()
     kernel.run("data = synk.data(np.ones((1000, 1000))); data")
     workers = kernel.workers()

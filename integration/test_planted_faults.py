@@ -56,7 +56,6 @@ def test_value():
 
 @pytest.fixture
 def start(tmp_path):
-    """A function that starts the program on a small checkout, with a folder for what it makes."""
     for name in PACKAGES:
         package = tmp_path / "root/packages/all/src" / name
         package.mkdir(parents=True)
@@ -97,7 +96,7 @@ def test_without_a_fault_all_is_well(start):
     assert "1 in all, 0 not as they should be" in said
 
 
-def test_it_ends_when_it_is_told_to(start, tmp_path):
+def test_sigterm_ends_all_that_it_started(start, tmp_path):
     with start("--only", "sleeps", "seen", "unseen") as program:  # which are still to come
         deadline = time.monotonic() + LIMIT_S
         while not (tmp_path / "began").exists() and time.monotonic() < deadline:

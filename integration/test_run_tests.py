@@ -38,7 +38,6 @@ SUITES = {
         "    subprocess.run([sys.executable, '-c', code], check=True)"
     ),
 }
-# The program, with suites of its own and its logs elsewhere.
 PROGRAM = """
 import sys
 from pathlib import Path
@@ -60,8 +59,6 @@ Start = Callable[..., Program]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Start:
-    """A function that starts a run of these suites; options are as of `Program`."""
-
     def make(
         *names: str,
         arguments: tuple[str, ...] = (),
@@ -105,7 +102,7 @@ def test_all_suites_run_and_failures_are_shown_whole_at_the_end(start: Start) ->
     assert said.splitlines()[-1] == "1 passed, 3 failed, 1 skipped"
 
 
-def test_what_is_marked_alone_waits_for_all_others(start: Start) -> None:
+def test_a_test_marked_alone_waits_for_all_others(start: Start) -> None:
     status, said, _ = run(start, "strict", "slow", arguments=("--jobs", "2"))
     assert status == 0, said
     assert "3 suites, 2 at a time" in said
@@ -119,7 +116,7 @@ def test_more_tests_than_the_budget_are_a_failure(start: Start) -> None:
     assert "FAILED: 2 tests by day, scripts/budgets.json allows 1" in said
 
 
-def test_processor_time_is_noted_and_what_grows_is_a_warning(start: Start, tmp_path: Path) -> None:
+def test_processor_time_is_noted_and_growth_is_a_warning(start: Start, tmp_path: Path) -> None:
     budgets = {**BUDGETS, "cpu_s": {"day": {"busy": 0.1, "good": 9}, "night": {"good": 1}}}
     status, said, _ = run(start, "busy", "good", arguments=("--table",), budgets=budgets)
     assert status == 0, said
@@ -131,7 +128,7 @@ def test_processor_time_is_noted_and_what_grows_is_a_warning(start: Start, tmp_p
     assert noted["night"] == {"good": 1}
 
 
-def test_without_theano_what_needs_it_is_left_out_and_named(start: Start) -> None:
+def test_without_theano_suites_that_need_it_are_left_out_and_named(start: Start) -> None:
     status, said, _ = run(start, "good", "bad", "dead", has_theano=False)
     assert status == 0, said
     assert "===== left out, because they need Theano, and that Python 3.9 to 3.11" in said
@@ -146,7 +143,7 @@ def test_without_theano_what_needs_it_is_left_out_and_named(start: Start) -> Non
         ("nowhere", "no such suite: nowhere; known are bad, good\n"),
     ],
 )
-def test_who_asks_for_what_cannot_run_is_told(start: Start, asked: str, answer: str) -> None:
+def test_a_suite_that_cannot_run_is_refused(start: Start, asked: str, answer: str) -> None:
     status, said, error = run(start, "good", "bad", arguments=(asked,), has_theano=False)
     assert (status, said, error) == (1, "", answer)
 
@@ -155,7 +152,7 @@ def test_who_asks_for_what_cannot_run_is_told(start: Start, asked: str, answer: 
     "number",
     [signal.SIGINT, signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.nightly)],
 )
-def test_one_that_is_told_to_stop_ends_what_it_started(start: Start, tmp_path, number) -> None:
+def test_a_signal_ends_all_that_it_started(start: Start, tmp_path, number) -> None:
     with start("slow", sleep="100") as program:
         deadline = time.monotonic() + 60
         while not (tmp_path / "marks" / "slow").exists():

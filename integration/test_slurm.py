@@ -1,5 +1,4 @@
-"""Programs in jobs of Slurm, and of MPICH on simulated hosts: what starts, what ends, and what is
-told when a rank, or a host, is killed."""
+"""Programs in jobs of Slurm, and of MPICH on simulated hosts: their starts, ends and errors."""
 
 from __future__ import annotations
 
@@ -132,7 +131,7 @@ def test_ranks_that_do_not_find_each_other_are_an_error_and_no_masters(start):
     assert not any("total" in said for said in facts(done.out))
 
 
-def test_the_status_is_that_of_the_program(start):
+def test_the_status_is_the_programs(start):
     with start(COMPUTES + "sys.exit(3)") as program:
         done = program.finish()
     assert done.status == 3, done.out + done.err
@@ -225,7 +224,7 @@ def test_an_interrupt_undoes_the_call_on_both_hosts(slurm, start, tmp_path):
     assert facts(done.out) == [{"interrupted": True, "w": [1.0] * 3, "fine": 0.0}], done.err
 
 
-def test_the_program_decides_what_sigterm_means(slurm, start):
+def test_the_program_handles_sigterm(slurm, start):
     program = """
 asked = []
 signal.signal(signal.SIGTERM, lambda *_: asked.append("SIGTERM"))
@@ -286,7 +285,6 @@ def test_ranks_use_the_cores_that_they_are_bound_to(start, options, expected):
 
 
 NEXT_PROGRAM = "import synk_shm; synk_shm.zeros(1)"
-"""Removes what killed programs have left on this host."""
 
 
 def test_the_death_of_a_host_ends_the_job(tmp_path):

@@ -1,7 +1,4 @@
-"""Whoever can have a process unpickle something can have it run anything: each place is known here.
-
-A new one fails these tests until it is listed, with who alone can have written what it reads.
-"""
+"""Each place that unpickles is known: whoever can write what it reads can run anything."""
 
 from __future__ import annotations
 

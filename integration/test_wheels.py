@@ -123,7 +123,6 @@ def test_a_lower_package_works_alone(
 def test_theano_compat_alone_makes_theano_work(
     wheels: dict[str, Path], clean_environment: dict[str, str], tmp_path: Path
 ) -> None:
-    """No line of the program, and nothing of Synkhronos, but one distribution beside Theano."""
     python = make_environment(tmp_path / "venv", [wheels["theano-compat"]])
     program = (
         "import theano, theano.tensor as T, sys\n"

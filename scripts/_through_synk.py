@@ -1,9 +1,4 @@
-"""A plugin of pytest: the functions of PyTensor's own tests are made as the master makes its own.
-
-That is by synk_pytensor, out of place, and built again from the flat form that workers get. What
-has no flat form, such as functions of DebugMode, stays as it is; so does what PyTensor makes inside
-itself.
-"""
+"""A plugin of pytest that makes functions of PyTensor's own tests as the master makes its own."""
 
 from __future__ import annotations
 

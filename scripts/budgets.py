@@ -1,11 +1,7 @@
 """Count the lines of code, and the words of the pages, beside what scripts/budgets.json allows.
 
-    python scripts/budgets.py            the table
-    python scripts/budgets.py --lower    and make budgets of all that has become less
-
-`integration/test_budgets.py` holds the repository to the table, `integration/test_wheels.py` the
-wheels. Budgets may be lowered. `run_tests.py` checks the number of tests, and keeps the processor
-time of each suite there.
+python scripts/budgets.py            the table
+python scripts/budgets.py --lower    and make budgets of all that has become less
 """
 
 from __future__ import annotations

@@ -4,10 +4,9 @@
     python scripts/planted_faults.py --check         do these tests pass where there is no fault?
     python scripts/planted_faults.py --only shm-align --root ../other-checkout
 
-The checkout is not changed: each job has a copy of it, and an environment in which the packages of
-the copy come first. A fault is put into the copy, the tests that one would run after editing that
-file are run up to the first failure, and the file is put back. A test that hangs has caught the
-fault, too; all that it started is killed. The exit status is 0 only if every fault was caught.
+Each job has a copy of the checkout, and an environment in which the packages of the copy come
+first. A test that hangs has caught the fault, too. The exit status is 0 only if every fault was
+caught.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ from _planted_faults import FAULTS, Fault
 from _planted_faults._copy import Copy, Outcome, end_all
 
 Job = tuple[str, Optional[Fault], tuple[str, ...]]
-"""A name, what to plant, and the tests to run."""
 
 
 def problem_of(fault: Fault, root: Path) -> str:

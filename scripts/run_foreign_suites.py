@@ -5,18 +5,12 @@
                                                                          their own, made if absent
     python scripts/run_foreign_suites.py tests/test_ifelse lasagne/init  some, in this environment
     python scripts/run_foreign_suites.py --venv /tmp/foreign lasagne-0.2 Lasagne 0.2.dev1's and ours
-    python scripts/run_foreign_suites.py --pytensor FOLDER               PyTensor's
+    python scripts/run_foreign_suites.py --pytensor FOLDER               PyTensor's, of a checkout
 
-Theano's and Lasagne's run under the compatibility hook, on Python 3.9 to 3.11. Lasagne 0.2.dev1 is
-on no package index: its sources come from its repository. With them, tests of this repository that
-use Lasagne run, too: by the Python that runs this script, such as .venv's. PyTensor's, on 3.12
-and newer, have their functions made as those of Synkhronos: see `_through_synk.py`. FOLDER is a
-checkout of PyTensor, because its distributions lack the tests. Every suite runs in its own pytest,
-one after the other, and is compared with `foreign_suites.json` beside this script: how many tests
-passed, and which are known to fail, and why. The exit status is 1 when something that passed then
-fails now, or is gone. What a test of 2020 needs that is not installed with synk-theano (pytest
-7.4.4, which still knows how nose set up its tests) is only put into the environment of `--venv`.
-Theano's compiled modules are kept in `--cache`. All suites take hours; `--quick` has the compiler
+Theano's and Lasagne's run under the compatibility hook; PyTensor's have their functions made as
+those of Synkhronos: see `_through_synk.py`. Every suite runs in its own pytest, one after the
+other, and is compared with `foreign_suites.json` beside this script. The exit status is 1 when
+something that passed then fails now, or is gone. All suites take hours; `--quick` has the compiler
 spend no time on optimisation.
 """
 
@@ -45,7 +39,6 @@ NEWER = "lasagne-0.2.dev1/"
 NEWER_LASAGNE = (
     "https://github.com/Lasagne/Lasagne/archive/5d3c63cb315c50b1cbd27a6bc8664b406f34dd99.zip"
 )
-"""The last state of its repository, which names itself 0.2.dev1."""
 MENDED_FILE = "lasagne/tests/layers/test_conv.py"
 MENDED = {
     "output[slices]": "output[tuple(slices)]",

@@ -6,13 +6,10 @@
     python scripts/run_tests.py --nightly                    all there is, whole, and endurance
     python scripts/run_tests.py --table                      note the processor time of each suite
 
-By day the engine of this Python is tested whole, and the other one, where it is installed, by a
-smoke suite. Three suites more than there are cores run at a time, those that take longest first.
-Tests that are marked "alone", because they have hard limits of time or look at the whole machine,
-and programs that measure follow one by one. Every suite runs even when another failed. What each
-printed is kept in build/tests. The exit status is 0 only when all passed, and there were no more
-tests than scripts/budgets.json allows. A suite that takes longer than its limit is ended together
-with the processes it started.
+By day the other engine, where it is installed, has a smoke suite. Tests that are marked "alone",
+because they have hard limits of time or look at the whole machine, and programs that measure follow
+one by one. What each printed is kept in build/tests. The exit status is 0 only when all passed, and
+there were no more tests than scripts/budgets.json allows.
 """
 
 from __future__ import annotations
@@ -39,9 +36,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LOGS = ROOT / "build" / "tests"
 ENDURANCE = ROOT / "build" / "endurance"
 BUDGETS = ROOT / "scripts" / "budgets.json"
-"""How many tests there may be by day, and the processor time that each suite took."""
 NEWER = ROOT / ".venv-newer" / "bin" / "python"
-"""The newest Python that was found, for the smoke suite of PyTensor."""
 HAS_THEANO = sys.version_info < (3, 12)
 NO_TESTS_COLLECTED = 5
 GRAPHS = {"theano": 14000, "pytensor": 6000}
@@ -51,9 +46,7 @@ LIMIT_S = int(os.environ.get("SYNK_SUITE_LIMIT_S", "2400"))
 NIGHTLY_LIMIT_S = 4 * 3600
 """Seconds that one suite may take, whatever it hangs in."""
 PROGRESS_S = 60
-"""Seconds between two lines about what is under way."""
 UNKNOWN_S = 1000.0
-"""Processor time of a suite that was never measured: it is started early."""
 GROWTH, GROWTH_S = 1.1, 5.0
 """A suite that takes more than this factor of its time, and so many seconds, is reported."""
 ALONE = re.compile(r"^\s*(?:@|pytestmark = )pytest\.mark\.alone", re.MULTILINE)
@@ -63,15 +56,9 @@ ALONE = re.compile(r"^\s*(?:@|pytestmark = )pytest\.mark\.alone", re.MULTILINE)
 class Suite:
     """A pytest of its own; or another program, which passes by ending with status 0.
 
-    Attributes:
-        name: a package, or "integration", and which part of it.
-        paths: what pytest collects, relative to the root.
-        without: what of it other suites run.
-        is_daily: whether it runs every day, and not only at night or when it is named.
-        needs_theano: whether it is left out where Python is too new for Theano.
-        python: the interpreter.
-        program: arguments of the interpreter, for what is no pytest: part of nightly runs.
-        is_quiet: whether nothing else may run beside the program.
+    Its name is a package, or "integration", and which part of it. Pytest collects `paths`, relative
+    to the root, but for those `without`, which other suites run. One that is not daily runs at
+    night, or when it is named. Nothing else may run beside a program that `is_quiet`.
     """
 
     name: str
@@ -116,7 +103,7 @@ PAGES = ("integration/test_docs_blocks.py", "integration/test_examples.py")
 TOOLING = tuple(
     f"integration/test_{name}.py"
     for name in (
-        *("bootstrap", "run_tests", "planted_faults", "ci", "ignored_signals"),
+        *("bootstrap", "run_tests", "planted_faults", "ci"),
         *("benchmarks", "pictures", "wheels", "new_user", "notebook", "docs_site"),
     )
 )
@@ -131,7 +118,7 @@ SMOKE = (
         "test_function.py::test_outputs_come_back_as_from_theano",
         "test_function.py::test_inputs_by_name_and_of_other_kinds",
         "test_function.py::test_each_update_accumulates_by_its_own_operation",
-        "test_function.py::test_any_batch_in_slices_gives_what_numpy_gives_for_its_rows",
+        "test_function.py::test_any_batch_in_slices_gives_numpys_results",
         "test_function.py::test_dropout_masks_differ_by_rank_and_follow_from_the_seed",
         "test_in_graph.py::test_rows_of_all_ranks",
         "test_flat.py::test_givens_defaults_states_and_names",
@@ -143,8 +130,8 @@ SMOKE = (
     *tests_of(
         "synk-extensions",
         "test_pymc.py::test_rows_by_the_name_of_a_coordinate_are_read_once[2]",
-        "test_pymc.py::test_the_maximum_is_that_of_pymc[2-L-BFGS-B]",
-        "test_pymc.py::test_what_does_not_divide_is_refused[2-centred]",
+        "test_pymc.py::test_the_maximum_is_pymcs[2-L-BFGS-B]",
+        "test_pymc.py::test_models_that_do_not_divide_are_refused[2-centred]",
         "test_pymc.py::test_draws_are_those_of_pymc[2]",
     ),
 )
@@ -217,14 +204,7 @@ def programs(soak_s: int, trials: int) -> list[Suite]:
 
 
 class Run:
-    """A suite under way, and what came of it.
-
-    Args:
-        suite: what to run.
-        arguments: for pytest.
-        alone: whether to run the tests that are marked so, or the others.
-        environment: changes to this program's.
-    """
+    """A suite under way, and its result; of its tests marked "alone", or of the others."""
 
     def __init__(
         self, suite: Suite, arguments: Sequence[str], alone: bool, environment: dict[str, str]
@@ -332,16 +312,7 @@ class Run:
 
 
 class Runs:
-    """All suites of one run.
-
-    Args:
-        suites: what to run.
-        arguments: for pytest.
-        jobs: how many at the same time.
-        nightly: whether whole.
-        left_out: names of suites that cannot run here.
-        is_complete: whether no suite was chosen by its name.
-    """
+    """All suites of one run; `left_out` are names of those that cannot run here."""
 
     def __init__(
         self,
@@ -506,11 +477,7 @@ class Runs:
 
 
 def chosen(names: Sequence[str], suites: Sequence[Suite], nightly: bool) -> list[Suite]:
-    """Return the suites of these names; of a package's name, all its parts of every day.
-
-    Raises:
-        SystemExit: there is no such suite.
-    """
+    """Return the suites of these names; of a package's name, all its parts of every day."""
     known = {suite.name for suite in suites} | {suite.name.partition("/")[0] for suite in suites}
     if unknown := [name for name in names if name not in known]:
         sys.exit(f"no such suite: {', '.join(unknown)}; known are {', '.join(sorted(known))}")

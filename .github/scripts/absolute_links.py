@@ -1,9 +1,7 @@
-"""Make a package's links work on the package index: those of its README, and its addresses.
+"""Make a package's links, in README.md and pyproject.toml, lead to the repository at a release's
+tag.
 
     python .github/scripts/absolute_links.py synk-shm https://github.com/OWNER/NAME synk-shm-v0.1.0
-
-Rewrites README.md and pyproject.toml under packages/synk-shm: relative links lead to the repository
-at the release's tag, and [project.urls] has the places that every package has.
 """
 
 from __future__ import annotations

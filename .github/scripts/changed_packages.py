@@ -1,15 +1,10 @@
-"""Print which packages a change asks to test: each changed one, and all after it.
+"""Print which packages a change asks to test: each changed one, and all after it; or --all.
 
     git diff --name-only main... | python .github/scripts/changed_packages.py
 
-Reads changed paths, one per line, from standard input and prints three lines for a workflow's
-outputs: `packages=["synk-pytensor", "synk-extensions"]`; `matrix={"include": [...]}`, the jobs
-to run, each with `package`, `python` and `members` (the folders to install); and `tooling=true`
-or `false`: whether what builds and tests the packages has changed, which has tests of its own.
-With --all it names every package, and the tooling.
-
-Files that belong to no package (the workspace, the workflows) may change any result, so they
-ask for everything; prose does not.
+Three lines for a workflow's outputs: `packages`, `matrix`, the jobs to run with the folders to
+install, and `tooling`: whether what builds and tests the packages has changed. Files of no package
+(the workspace, the workflows) ask for everything; prose does not.
 """
 
 from __future__ import annotations
@@ -46,7 +41,6 @@ PROSE_FOLDERS = ("docs/",)
 PROSE_SUFFIXES = (".md", ".rst", ".txt")
 # Run by the job of each engine, which no change can leave out.
 INTEGRATION_FOLDERS = ("integration/", "benchmarks/")
-# What the tests of the suite "tooling" are of.
 TOOLING = (
     *("scripts/", ".github/", "dev/", "integration/", "benchmarks/", "docs/"),
     *("Makefile", "conftest.py"),

@@ -1,9 +1,8 @@
-"""Tell which package a release tag stands for, after checking that the tag is true.
+"""Print the folder of the package that a release tag stands for, if the tag is true.
 
     python .github/scripts/released_package.py synk-shm-v0.1.0
 
-Prints `folder=synk-shm`. The tag is `<distribution>-v<version>`; the package's pyproject.toml has
-to have that name and version, and its CHANGELOG.md a heading for it. Needs Python 3.11.
+The tag is `<distribution>-v<version>`, as in pyproject.toml and CHANGELOG.md. Needs Python 3.11.
 """
 
 from __future__ import annotations

@@ -12,12 +12,7 @@ from pathlib import Path
 
 
 def describe(*packages: str, **more: str) -> dict[str, str]:
-    """Return facts by name, in the order to show them; call it before anything is measured.
-
-    Args:
-        packages: distributions whose versions belong to it, as far as they are there.
-        more: further facts.
-    """
+    """Return facts by name, in the order to show them; call it before anything is measured."""
     return {
         "date": dt.datetime.now(dt.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "processor": processor(),

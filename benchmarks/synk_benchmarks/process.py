@@ -11,11 +11,7 @@ class Failed(Exception):
 
 
 def ask(command: Sequence[str], limit_s: float, environment: Mapping[str, str]) -> str:
-    """Return what a command prints.
-
-    Raises:
-        Failed: it ended badly, or took longer than `limit_s`.
-    """
+    """Return what a command prints; raise `Failed` if it ends badly, or after `limit_s` seconds."""
     how = {"env": environment, "stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
     try:
         done = subprocess.run(command, timeout=limit_s, check=False, **how)

@@ -14,7 +14,6 @@ from .results import Row, joined
 from .tables import Table, page
 
 NOT_MEASURED = "not measured: "
-"""Beginning of the line on a part that broke."""
 
 
 def say(text: str) -> None:
@@ -24,14 +23,7 @@ def say(text: str) -> None:
 
 
 def parser(doc: str, only: Iterable[str], quick: str, rounds: int = 0) -> argparse.ArgumentParser:
-    """Return a parser with the options that all benchmarks have.
-
-    Args:
-        doc: of the program.
-        only: what ``--only`` takes.
-        quick: what ``--quick`` does.
-        rounds: the default of ``--rounds``; 0 for no such option.
-    """
+    """Return a parser with the options of all benchmarks, with ``--rounds`` unless that is 0."""
     made = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -85,19 +77,7 @@ def run(
     """Measure the parts one after the other, show the page, and write it if that was asked for.
 
     A part that breaks is left out, and the page says why. Ctrl-C and SIGTERM end the run; the page
-    has what was measured before.
-
-    Args:
-        title: of the page.
-        facts: where and how it is measured.
-        parts: what yields rows, by name.
-        options: of `parser`.
-        left_out: who cannot take part, and why.
-        ours: the contender whose column is the first; by default that of a table's first cell.
-        more: makes further tables of all rows.
-
-    Returns:
-        The exit status.
+    has what was measured before. Ours is the first column, by default that of a table's first cell.
     """
     rows: list[Row] = []
     lines = [f"left out: {name}: {why}" for name, why in (left_out or {}).items()]

@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import Any
 
 SECONDS, BYTES = "s", "B"
-"""Units of a row's numbers."""
 KB, MB, GB = 1 << 10, 1 << 20, 1 << 30
 FAILED = "failed: "
-"""Beginning of the note on what raised an exception."""
 
 
 class NotOfferedError(Exception):
@@ -27,12 +25,7 @@ def failure(error: BaseException) -> str:
 
 @dataclass(frozen=True)
 class Cell:
-    """What one contender did.
-
-    Attributes:
-        samples: a number for each round.
-        note: a remark, or why there is no number.
-    """
+    """What one contender did: a number for each round, and a remark, or why there is no number."""
 
     samples: tuple[float, ...] = ()
     note: str = ""
@@ -47,12 +40,7 @@ class Cell:
 class Row:
     """One thing that was measured, over all contenders.
 
-    Attributes:
-        group: the table it belongs to.
-        label: its first column.
-        cells: by contender.
-        unit: of the numbers.
-        ranks, images: at work, of a step; 0 if it has no meaning.
+    `group` is its table, `label` its first column; `ranks` and `images` are 0 if they mean nothing.
     """
 
     group: str

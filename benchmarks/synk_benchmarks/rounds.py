@@ -11,7 +11,6 @@ from typing import Any, Callable, Dict, TypeVar
 from .results import Cell, NotOfferedError, failure
 
 MOST_CALLS = 2000
-"""Calls of one turn, at most."""
 Parts = Dict[str, float]
 """A number for each part of a turn: create, destroy ..."""
 T = TypeVar("T")
@@ -20,12 +19,8 @@ T = TypeVar("T")
 def turns(active: list[T], rounds: int, *, warm: bool = False) -> Iterator[tuple[int, T]]:
     """Yield the round and whose turn it is; each round begins with another one.
 
-    Garbage is collected between the rounds only.
-
-    Args:
-        active: who takes part; from the next round on without those that are removed meanwhile.
-        rounds: how many.
-        warm: begin with a round -1, which is not to be counted.
+    Garbage is collected between the rounds only. A warm round is number -1, and not to be counted.
+    What is removed from `active` takes no part from the next round on.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -52,10 +47,8 @@ def timed(call: Callable[[], object], calls: int) -> float:
 def calls_for(budget_s: float, trial: Callable[[int], float], give_up_s: float = math.inf) -> int:
     """Return how many calls fill a turn, by two trials: the first of all is never a fair one.
 
-    Args:
-        budget_s: how long the calls of a turn may take together, as far as one is shorter.
-        trial: takes a number of calls, returns the seconds of one.
-        give_up_s: one call that takes longer is enough for a turn.
+    `trial` takes a number of calls and returns the seconds of one; one call of more than
+    `give_up_s` is enough for a turn.
     """
     calls = 1
     for _ in range(2):
@@ -77,13 +70,8 @@ def time_in_turns(
 ) -> dict[str, list[float]]:
     """Time every way in every round; return by name the seconds of one call, for each round.
 
-    Args:
-        ways: what to call, by name.
-        rounds: how many.
-        budget_s: how long the calls of a turn take together, as far as one is shorter.
-        calls: of a turn, in place of `budget_s`.
-        warm: calls of each before all rounds, for caches and devices.
-        wait: what the calls have ordered; called at the end of each turn, within its time.
+    The calls of a turn take `budget_s` together, as far as one is shorter, or are `calls`. Each way
+    is called `warm` times before all rounds; `wait` ends each turn, within its time.
     """
     for way in ways.values():
         for _ in range(warm):
@@ -114,18 +102,11 @@ def take_turns(
     rounds: int,
     measure: Callable[[Any], Parts],
 ) -> dict[str, dict[str, Cell]]:
-    """Ask every contender once in every round.
+    """Ask every contender once in every round; return the cells by part, then by contender.
 
-    A first round does not count, except where there are only two.
-
-    Args:
-        contenders: have a name each.
-        rounds: how many.
-        measure: does its work with one contender and returns seconds (or anything else) by
-            part. A contender for which it raises is out for the rest; the cell says why.
-
-    Returns:
-        From the name of a part to the cells of that part.
+    A first round does not count, except where there are only two. `measure` returns seconds (or
+    anything else) by part; a contender for which it raises is out for the rest, and its cell says
+    why.
     """
     active = list(contenders)
     samples: dict[str, list[Parts]] = {contender.name: [] for contender in active}

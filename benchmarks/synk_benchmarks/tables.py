@@ -36,14 +36,7 @@ class Table:
 
 @dataclass
 class Page:
-    """All that is shown of a run.
-
-    Attributes:
-        title: of the page.
-        facts: where and how it was measured.
-        tables: of it.
-        remarks: lines on single numbers, and on what was left out.
-    """
+    """All that is shown of a run; remarks are on single numbers, and on what was left out."""
 
     title: str
     facts: Mapping[str, str]

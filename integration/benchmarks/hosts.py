@@ -3,9 +3,8 @@
     python integration/benchmarks/hosts.py --quick
     python integration/benchmarks/hosts.py --markdown r.md
 
-The hosts are simulated on this machine, which needs root: network namespaces, each with its own
-/dev/shm, connected by links as fast as the machine copies. Without root (or with --plain) there are
-two ranks that only believe to be on two hosts. hosts.md in this folder tells what is measured.
+hosts.md in this folder explains it. The hosts are simulated, which needs root; without (or with
+--plain) two ranks only believe to be on two hosts.
 """
 
 from __future__ import annotations
@@ -41,7 +40,6 @@ PACKAGES = ("synkhronos", "numpy", "mpi4py", "mpich")
 
 
 def main() -> int:
-    """Measure what was asked for, and show it."""
     parts = {"orders": _orders, "collectives": _collectives}
     parser = program.parser(__doc__ or "", parts, "3 short rounds, up to 1 MB", ROUNDS)
     parser.add_argument("--plain", action="store_true", help="no namespaces")

@@ -5,18 +5,14 @@
 With Theano, or with PyTensor where that is installed; `PYTENSOR_FLAGS=linker=cvm` measures its C
 code. Every way takes turns with what it is compared with. One BLAS thread for each process.
 
-**call.** A function that computes next to nothing, on two ranks and on one, beside a plain one:
-wall time, and processor time of the master. The master on one rank has nobody to wait for: it is
-the path of a call alone, and hardly changes on a busy machine.
+**call.** A function that computes next to nothing, on two ranks and on one, beside a plain one. On
+one rank the master waits for nobody: it is the path of a call alone.
 
-**start.** A program from its first line to the first result of a training step on two ranks, and to
-the end of each part of that, in a process of its own: with warm caches; and the first one, which
-may have to compile.
+**start.** A program until its first training step on two ranks, with warm caches and without.
 
-**posterior.** The log probability of a PyMC model and its gradient, a linear regression of
-1,000,000 rows and 10 columns: by PyMC alone, on one rank and on two, each in processes of its own.
-Two processes of PyMC alone, each with half of the rows and nothing to say to the other, show what
-the memory of this machine gives two cores at most.
+**posterior.** The log probability of a PyMC model and its gradient: by PyMC alone, on one rank and
+on two. Two processes of PyMC alone, each with half of the rows, show what the memory of this
+machine gives two cores at most.
 """
 
 from __future__ import annotations
@@ -53,10 +49,8 @@ ROWS, QUICK_ROWS = 1_000_000, 10_000
 LIMIT_S = 3600
 OURS, PLAIN = "ours", "plain"
 Options = argparse.Namespace
-"""Of the command line; `rounds` is a number."""
 ONE, TWO, ALONE, HALVES = "1 rank", "2 ranks", "PyMC alone", "two halves apart"
 
-# Prints the seconds since it began, after each part.
 START = """
 import json, time
 begin, parts = time.perf_counter(), {}
@@ -121,7 +115,6 @@ synk.close()
 
 
 def call(options: Options) -> Iterator[Row]:
-    """A call of a function that computes next to nothing."""
     import synkhronos as synk
     from synkhronos.engine import T, engine
 
@@ -156,7 +149,6 @@ def posterior(options: Options) -> Iterator[Row]:
     """A PyMC model's log probability and gradient, of many rows."""
     rows = QUICK_ROWS if options.quick else ROWS
     evaluations = QUICK_EVALUATIONS if options.quick else EVALUATIONS
-    # Of each the number of ranks, and the processes' rows.
     ways = {TWO: (2, [rows]), ONE: (1, [rows]), ALONE: (0, [rows]), HALVES: (0, [rows // 2] * 2)}
     with contextlib.ExitStack() as ends:
         processes: dict[str, list[Program]] = {name: [] for name in ways}
@@ -182,7 +174,6 @@ def posterior(options: Options) -> Iterator[Row]:
 
 
 def _said(process: Program, word: str) -> str:
-    """Return the rest of the next line that begins with this word."""
     while True:
         first, _, rest = process.line().partition(" ")
         if first == word:
@@ -206,7 +197,6 @@ def _run(code: str) -> dict[str, float]:
 
 
 def main() -> int:
-    """Measure what was asked for, and show it."""
     parser = program.parser(__doc__ or "", PARTS, "few rounds", ROUNDS)
     options = parser.parse_args()
     from synkhronos.engine import TITLE, engine

@@ -14,10 +14,7 @@ from synk_testing import usual_signals
 
 
 def begin(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """Read the command line, with `--seed` and `--json` besides; print the seed.
-
-    From here on SIGTERM raises, so that a program ends what it has started and writes what it has.
-    """
+    """Read the command line, print the seed; from here on SIGTERM raises."""
     parser.add_argument("--seed", type=int, default=None, help="default: another one each time")
     parser.add_argument("--json", type=Path, default=None, help="write the results there")
     options = parser.parse_args()
@@ -30,6 +27,5 @@ def begin(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 
 def write(path: Path | None, content: dict[str, Any]) -> None:
-    """Write a result, if a file is given."""
     if path is not None:
         path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

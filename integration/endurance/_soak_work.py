@@ -15,8 +15,6 @@ from synk_core import Data, Runtime, WorkerFailed
 
 WIDTH = 7
 ROWS = 600
-"""At most, of what is computed."""
-
 GROWN_ROWS = 20_000
 """At most, of a `Data`: 1 MiB."""
 
@@ -43,13 +41,7 @@ class Touchy(theano.Op):
 
 
 class Life:
-    """A runtime from its start to `close()`.
-
-    Args:
-        size, master, backend: of the runtime.
-        rng: decides what is done.
-        folder: for timelines.
-    """
+    """A runtime from its start to `close()`; `rng` decides what it does."""
 
     def __init__(
         self, size: int, master: int, backend: str, rng: np.random.Generator, folder: Path
@@ -81,19 +73,13 @@ class Life:
         runtime.distribute()
 
     def act(self) -> str:
-        """Do something; return what it was.
-
-        Raises:
-            NotExact: one process has other results.
-            AssertionError: NumPy has other results.
-        """
+        """Do something, and return what it was; raise if a result is wrong."""
         names, weights = zip(*ACTS.items())
         name = str(self.rng.choice(names, p=np.array(weights) / sum(weights)))
         getattr(self, name)()
         return name
 
     def close(self) -> float:
-        """End it; return the seconds that took."""
         began = time.monotonic()
         self.runtime.close()
         return time.monotonic() - began
@@ -214,7 +200,6 @@ class Life:
         close(collectives.gather(s), expected)
 
     def distribute(self) -> None:
-        """Use a new function and a new variable once, and drop them."""
         x = T.dmatrix("x")
         start = self.rng.normal(size=int(self.rng.integers(1, 5000)))
         v = theano.shared(start, name="new")
@@ -269,12 +254,7 @@ ACTS = {
     "distribute": 5,
     "timeline": 1,
 }
-"""Methods of `Life`, and how often they come."""
 
 
 def close(got: Any, expected: Any) -> None:
-    """
-    Raises:
-        AssertionError: they differ by more than rounding.
-    """
     np.testing.assert_allclose(got, np.asarray(expected), rtol=1e-8, atol=1e-9)

@@ -1,8 +1,7 @@
 """The program of the kill trials: it works until it or a worker is killed, or Ctrl-C comes.
 
-Its work is that of the fault suite's bench, which knows the values of all variables before and
-after each act. It reads orders on standard input, and reports events on standard output, one JSON
-object a line. Times are those of `time.monotonic`, which all processes share.
+It reads orders on standard input, and reports events on standard output, one JSON object a line.
+Times are those of `time.monotonic`, which all processes share.
 """
 
 from __future__ import annotations
@@ -31,8 +30,6 @@ from _fault_bench import Bench
 
 GRACE_S = 5.0
 PATIENCE_S = 60.0
-"""Seconds to wait for the interrupt, when nothing is left to do."""
-
 _SET_PARENT_DEATH_SIGNAL = 1  # linux/prctl.h
 
 
@@ -43,10 +40,7 @@ class Finished(Exception):
 class Work:
     """Random acts on a runtime, and what is known of the values on all ranks.
 
-    Attributes:
-        called: when the calls under way, or the last ones, began.
-        act: the last one; None while the values before it are being set.
-        is_done: whether it has returned.
+    `act` is the last one, None while the values before it are being set; `called` is its beginning.
     """
 
     def __init__(self, runtime: Runtime, rng: random.Random) -> None:
@@ -57,7 +51,6 @@ class Work:
         self.bench = Bench(runtime, rng.randint(1, 2000), rng.randint(1, 60_000))
 
     def do(self, state: str) -> None:
-        """Do something that leads into a state."""
         if state == "mixed":
             state = self.rng.choice([*ACTS, "idle"])
         if state == "idle":
@@ -71,7 +64,6 @@ class Work:
         self.is_done = True
 
     def close(self, waits: bool) -> None:
-        """Close the runtime, at about the time of the kill."""
         tell("at work")
         time.sleep(self.rng.uniform(0.0, 0.6))
         self.called = time.monotonic()
@@ -80,11 +72,7 @@ class Work:
         raise Finished
 
     def wrong(self, within: bool = False) -> str:
-        """Say what some rank has that it should not; nothing if all is right.
-
-        Args:
-            within: whether a call was interrupted: then it has not happened.
-        """
+        """Name wrong values of ranks; a call that was interrupted has not happened."""
         if self.act is None:
             return ""
         found = self.bench.verdict(self.act)

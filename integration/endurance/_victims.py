@@ -49,11 +49,7 @@ class Victim(Program):
         return None if line is None else json.loads(line)
 
     def await_event(self, name: str, until: float) -> dict[str, Any]:
-        """Return the next event of this name.
-
-        Raises:
-            Trouble: the program failed, or this event did not come in time.
-        """
+        """Return the next event of this name; raise `Trouble` if it does not come in time."""
         while True:
             event = self.event(until)
             if event is None:
@@ -96,7 +92,6 @@ def in_memory(family: Optional[str]) -> list[str]:
 
 
 def taken_away(folder: Path) -> list[str]:
-    """Remove all from a folder; return what was there."""
     found = sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
     for entry in folder.iterdir():
         shutil.rmtree(entry) if entry.is_dir() else entry.unlink()

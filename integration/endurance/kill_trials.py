@@ -2,23 +2,13 @@
 
     python integration/endurance/kill_trials.py --trials 1000 --interrupts 300 --json results.json
 
-One trial: a program (`_victim.py`) has a runtime of 2 or 3 ranks do random work of one kind. After
-a random time one of its processes gets SIGKILL. If it was a worker, the program has to get
-`WorkerDied` with this worker's rank; the seconds are those from the
-kill, or from the next call if the master was in none, to the exception in the program, when all
-other workers are gone and the memory is given back; or to the return of `close()`, if that was
-what the program was about to do. If it was the master, they are those from the
-kill until every process that it had started is gone.
-
-Or the master gets SIGINT, in half of the trials with all its workers. Then the program has to get
-`KeyboardInterrupt`. If that came out of a call, all ranks have to have the values from before it;
-otherwise those after it, as NumPy has them. It works on, if the runtime is still open, and closes;
-the seconds are those to the exception.
-
-After each trial all that is left is counted: processes, shared memory, descriptors, temporary
-files.
-
-Exits with status 1 if a trial went otherwise, or if anything was left.
+A worker is killed: the program gets `WorkerDied` with this worker's rank; the seconds are those
+from the kill, or from the next call, until the exception, or the return of `close()`, when all
+other workers and the memory are gone. The master is killed: the seconds are those until every
+process that it had started is gone. The master gets SIGINT, in half of the trials with all its
+workers: the program gets `KeyboardInterrupt`, and works on; if it came out of a call, all ranks
+have the values from before it, otherwise those after it. After each trial all that is left is
+counted. Exits with status 1 if a trial went otherwise, or if anything was left.
 """
 
 from __future__ import annotations
@@ -47,8 +37,6 @@ KILLED = ("worker", "master", "interrupted")
 LEAKS = ("processes", "segments", "descriptors", "files")
 START_LIMIT_S = 120.0
 HANG_S = 30.0
-"""Seconds after the kill; a program that has said nothing by then hangs."""
-
 LIMIT_S = 10.0
 """The contracts are 0.1 s to notice, 1.2 s to end the rest, and 2 s after the master; a trial that
 takes longer than this is a failure even on a machine that is busy with other things."""
@@ -185,7 +173,6 @@ class Trials:
 
 
 def summary(trials: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the figures, by what was killed."""
     told: dict[str, Any] = {"trials": len(trials)}
     told["wrong"] = sum("trouble" in trial for trial in trials)
     told["leaks"] = dict.fromkeys(LEAKS, 0)

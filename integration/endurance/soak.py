@@ -2,13 +2,10 @@
 
     python integration/endurance/soak.py --seconds 3600 --json results.json
 
-Calls with rows and batches of any number, updates, slices, collectives, steps, `Data` that grow
-and shrink, functions and variables that are new, timelines, exceptions in workers and in the
-master; now and then the runtime is closed, and another one started. All calls are proved
-(`_soak_work.py`).
-
-Once a second, between two calls and after a garbage collection, it measures how much of each
-resource the master and its workers have. Exits with status 1 if one is not flat: see `BOUNDS`.
+The work is that of `_soak_work.py`; all calls are proved, and now and then the runtime is closed,
+and another one started. Once a second, between two calls and after a garbage collection, it
+measures how much of each resource the master and its workers have. Exits with status 1 if one is
+not flat: see `BOUNDS`.
 """
 
 from __future__ import annotations
@@ -89,10 +86,7 @@ def slope(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def growths(samples: list[dict[str, float]]) -> dict[str, dict[str, float]]:
-    """Return each resource's level and growth over the second half, and what is allowed.
-
-    Where the second half has a single sample, the growth is that over all of them.
-    """
+    """Return each resource's level and growth over the second half, and what is allowed."""
     middle = (samples[0]["seconds"] + samples[-1]["seconds"]) / 2
     half = [one for one in samples if one["seconds"] >= middle]
     half = half if len(half) > 1 else samples
@@ -129,7 +123,6 @@ def growing(result: dict[str, Any]) -> list[str]:
 
 
 def show(result: dict[str, Any]) -> None:
-    """Print what was done, and how much of each resource was in use."""
     wrong = growing(result)
     print(
         f"{result['calls']} acts in {result['seconds']} s and {result['lives']} runtimes; close()"
@@ -144,11 +137,7 @@ def show(result: dict[str, Any]) -> None:
 
 
 def soak(seconds: float, least: int, seed: int, size: int, backend: str) -> dict[str, Any]:
-    """Work for so long, and until there were at least so many acts; return what was found.
-
-    Raises:
-        NotExact, AssertionError: a result is wrong.
-    """
+    """Work for so long, and until there were at least so many acts; return what was found."""
     rng = np.random.default_rng(seed)
     acts: Counter[str] = Counter()
     samples: list[dict[str, float]] = []

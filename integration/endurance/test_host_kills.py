@@ -1,8 +1,4 @@
-"""Kill -9 at random moments of a job of MPI on two simulated hosts: it ends, and nothing is left.
-
-`_host_victim.py` on two ranks of each host works at random, in one runtime and then in another.
-After a random time, from the start of the script to the end of the job, a random rank gets SIGKILL.
-"""
+"""Kill -9 at random moments of a job of MPI on two simulated hosts: it ends, and leaves nothing."""
 
 from __future__ import annotations
 
@@ -31,13 +27,10 @@ pytestmark = pytest.mark.nightly
 KILLS = int(os.environ.get("SYNK_HOST_KILLS", "8"))
 RANKS = 4
 HANG_S = 60.0
-"""Seconds after the kill; a job that has not ended by then hangs."""
-
 VICTIM = Path(__file__).with_name("_host_victim.py")
 SOURCE = [str(Path(sys.executable).with_name("synkhronos")), "run", str(VICTIM)]
 FLAGS = {"THEANO_FLAGS": "linker=py,optimizer=fast_compile", "UCX_LOG_LEVEL": "error"}
 
-# Starts a job with a seed.
 Start = Callable[[int], Program]
 
 
@@ -64,10 +57,9 @@ def slurm() -> Iterator[tuple[network.Hosts, Start]]:
 
 
 def kill_a_rank(start: Start, rng: random.Random, whole_s: float) -> bool:
-    """Start a job that takes `whole_s` seconds, and kill a rank of it; return whether it still ran.
+    """Start a job, and kill a rank of it; return whether it still ran.
 
-    The job has to end in time, with a status that is not 0. If the program got an exception that
-    names a rank, it is this one. `Program` fails if a process is left.
+    The job ends in time with a status that is not 0; an exception of the program names this rank.
     """
     rank, moment = rng.randrange(RANKS), rng.random() * whole_s
     with start(rng.randrange(2**31)) as program:

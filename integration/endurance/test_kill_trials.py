@@ -1,4 +1,4 @@
-"""Some random kill -9 and Ctrl-C: it is told at once, nothing is left, and no call is half done."""
+"""Some random kill -9 and Ctrl-C: ranks say so at once, leave nothing, and do no call by half."""
 
 from __future__ import annotations
 

@@ -17,8 +17,6 @@ import soak
 from _soak_work import ACTS
 
 SECONDS = 60
-"""Of work here; `make endurance` has an hour of it."""
-
 LIMIT_S = 240
 
 
@@ -40,8 +38,7 @@ def test_random_work_is_right_and_flat(tmp_path: Path) -> None:
 
 
 def samples(leak: float = 0.0) -> list[dict[str, float]]:
-    """Ten minutes of a program whose every resource goes up and down, and grows by so many percent
-    of its level in a minute."""
+    """Ten minutes of a program whose resources go up and down, and grow by so many percent."""
     rng = np.random.default_rng(0)
     levels = dict.fromkeys(soak.BOUNDS, 40.0)
     levels.update({name: 150.0 for name in levels if "memory" in name})
@@ -61,13 +58,13 @@ def grows(one: dict[str, float]) -> bool:
     return one["growth"] > one["allowed"]
 
 
-def test_what_grows_with_the_calls_is_not_flat_and_what_goes_up_and_down_is() -> None:
+def test_growth_with_calls_is_found_and_ups_and_downs_are_flat() -> None:
     assert not any(map(grows, soak.growths(samples()).values()))
     leaking = soak.growths(samples(leak=8.0))
     assert all(map(grows, leaking.values())), leaking
 
 
-def test_what_a_runtime_leaks_shows_although_it_goes_with_it() -> None:
+def test_a_leak_that_ends_with_its_runtime_is_found() -> None:
     found = samples()
     for one in found:
         one["runtime"] = 0 if one["seconds"] < 350 else one["seconds"] // 70

@@ -1,7 +1,7 @@
-"""Losses of papers and forums: which are means over rows, and which need the whole batch.
+"""Losses of papers and forums: means over rows, and others that need the whole batch.
 
-Each is a function of the network's output ``z`` (n, 4), labels ``y`` (n,) below 4, targets ``t``
-(n, 4) and a mask ``m`` (n,) of zeros and ones. Both engines have all names that are used.
+Each is a function of the output ``z`` (n, 4), labels ``y`` (n,) below 4, targets ``t`` (n, 4) and a
+mask ``m`` (n,) of zeros and ones.
 """
 
 from __future__ import annotations

@@ -3,10 +3,8 @@
     python integration/exactness/random_graphs.py --count 10000 --seed 7
     python integration/exactness/random_graphs.py --seed 7 --first 123 --count 1    one again
 
-Each is a few operations on inputs with rows, one without, shared variables and the number of rows;
-its end is an output with some operation, or a loss that is trained. If its result differs from the
-engine's own beyond rounding, and neither `DecompositionWarning` nor `NotExact` has said so, it is
-printed as a program, and the exit status is 1.
+If a result differs from the engine's own beyond rounding, and neither `DecompositionWarning` nor
+`NotExact` has said so, it is printed as a program, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -118,7 +116,6 @@ def drawn(rng: Any) -> tuple[Any, list[str]]:
 
 
 def batches(rng: Any) -> Iterator[list[Any]]:
-    """Yield two batches of few rows."""
     for rows in rng.randint(1, 10, 2):
         labels, mask = rng.randint(0, 4, rows), (rng.rand(rows) < 0.6).astype(float)
         yield [rng.randn(rows, 3), rng.randn(rows), labels, mask, rng.randn(3)]

@@ -82,7 +82,6 @@ def cases(table):
 
 
 def density(values, distribution, parameters):
-    """logp_dlogp, and PyMC's own, of a model."""
     with pm.Model() as model:
         x, y = pm.Data("x", X), pm.Data("y", values)
         s = pm.HalfNormal("s") + 0.5
@@ -106,7 +105,7 @@ def test_a_likelihood_and_its_gradient_are_pymcs_without_alarm(line):
 
 
 @pytest.mark.parametrize("parameters", cases(REFUSED))
-def test_what_is_no_sum_over_rows_gives_no_number(parameters):
+def test_a_likelihood_that_is_no_sum_over_rows_gives_no_number(parameters):
     ours, _ = density(Y, "Normal", parameters)
     with pytest.raises((NotExact, InputValueError)):
         ours()

@@ -40,7 +40,6 @@ def test_a_loss_trains_as_in_one_process_or_not_at_all(loss, is_right):
     x, y, t, m = inputs = T.dmatrix("x"), T.lvector("y"), T.dmatrix("t"), T.dvector("m")
     start = [0.5 * np.random.RandomState(1).randn(5, 4), np.arange(4) / 9]
     params = [engine.shared(value) for value in start]
-    # None of the inputs is unused.
     value = loss(x.dot(params[0]) + params[1], y, t, m) + 0 * (y.mean() + t.mean() + m.mean())
     serial = engine.function(inputs, [value, *T.grad(value, params)])
     batches = [batch(seed) for seed in range(3)]

@@ -114,7 +114,6 @@ def test_a_right_model_trains_as_in_one_process_without_alarm(layer, loss, rule,
     x = T.TensorType("float64", [False] * (1 + len(shape)))("x")
     inputs = [x, T.lvector("y"), T.dmatrix("t")]
     net = L.DenseLayer(build(L.InputLayer((None, *shape), x)), 3, nonlinearity=squash)
-    # Losses need not all inputs.
     cost = per_row(L.get_output(net), *inputs[1:]).mean() + 0 * sum(i.mean() for i in inputs[1:])
     if penalty is not None:
         cost = cost + 1e-3 * lasagne.regularization.regularize_network_params(net, penalty)

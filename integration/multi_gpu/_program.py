@@ -37,7 +37,6 @@ def tell(**facts):
     print("@" + json.dumps(facts), flush=True)
 
 def attempt(act, *args, **kwargs):
-    # What it raised, and after how long.
     start = time.monotonic()
     try:
         act(*args, **kwargs)
@@ -50,8 +49,6 @@ def attempt(act, *args, **kwargs):
 
 
 class Ended:
-    """A program that has ended: status, output, and what it told."""
-
     def __init__(self, status: int, out: str, err: str, seconds: float) -> None:
         self.status, self.out, self.err, self.seconds = status, out, err, seconds
         self.told: dict[str, Any] = {}
@@ -72,8 +69,7 @@ def run_program(
 ) -> Callable[[str], Ended]:
     """Return a function that runs a program, given the code that follows its `beginning`.
 
-    It has to end in time, and nothing that it started may outlive it for long; otherwise the
-    function raises AssertionError.
+    It raises AssertionError if that does not end in time, or leaves anything behind.
     """
 
     def run_it(code: str) -> Ended:
@@ -91,7 +87,7 @@ def run_program(
 
 
 def told_by(device_set: Any, beginning: str = "", **how: Any) -> Callable[[str], Any]:
-    """Return a function that runs a program, which has to end well, and returns what it told."""
+    """Return a function that runs a program, which has to end well, and returns its facts."""
 
     def run_it(code: str) -> Any:
         ended = run_program(device_set, beginning, **how)(code)

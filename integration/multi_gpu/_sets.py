@@ -56,12 +56,9 @@ os.execv(sys.argv[1], sys.argv[1:])
 class DeviceSet:
     """Ranks and their devices.
 
-    Attributes:
-        kind: "cpu", "opencl" or "cuda".
-        ranks: how many.
-        devices: Theano's names, one per rank; () for what ``use_gpu`` gives.
-        hosts: on how many, if MPI starts the ranks: all are this machine, and MPI believes in them.
-            A GPU belongs to one rank alone, and NCCL goes over the network.
+    `devices` are Theano's names, one per rank; () for what ``use_gpu`` gives. If MPI starts the
+    ranks, on so many `hosts`, all are this machine, and MPI believes in them. A GPU belongs to one
+    rank alone then, and NCCL goes over the network.
     """
 
     name: str
@@ -72,7 +69,6 @@ class DeviceSet:
 
     @property
     def fork_arguments(self) -> dict[str, Any]:
-        """What `synkhronos.fork` is called with."""
         if self.devices:
             return {"devices": list(self.devices)}
         if self.hosts:
@@ -144,7 +140,6 @@ def missing(device_set: DeviceSet) -> str | None:
 
 
 def memory_used() -> list[int]:
-    """MiB on each GPU; nothing where there is no GPU."""
     try:
         done = subprocess.run(
             ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"],

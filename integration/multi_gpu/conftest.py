@@ -1,7 +1,6 @@
-"""One device set per process: a device cannot be let go once Theano has initialized it.
+"""One device set per process: Theano cannot let go of a device once it has initialized it.
 
-`run.py` starts these tests once for each device set, with its name in the environment. Without
-one, the cases are not collected: `test_device_sets.py` stands for them in the usual run.
+Without its name in the environment, by `run.py`, the cases are not collected.
 """
 
 from __future__ import annotations

@@ -3,11 +3,9 @@
     python integration/multi_gpu/run.py                           # all sets
     python integration/multi_gpu/run.py --sets cpu-2 cuda-2 -k gather --json results.json
 
-Each device set has processes of its own, one for the cases and one for the failures, so many at a
-time (``--jobs``); each takes some 2.2 GB of each GPU. A process that dies, hangs or is out of time
-is a failure of the test that it was at; another process goes on with the tests after that. In the
-end as much memory of the GPUs must be free as before; with ``--jobs 1`` that is so after each
-failure.
+Each set has processes of its own; each takes some 2.2 GB of each GPU. A process that dies, hangs or
+is out of time is a failure of its test, and another one goes on. As much memory of the GPUs must be
+free in the end as before; with ``--jobs 1`` that is so after each failure.
 """
 
 from __future__ import annotations
@@ -38,8 +36,6 @@ MOST_DEATHS = 8
 
 @dataclass
 class Result:
-    """Of one test on one device set."""
-
     test: str
     outcome: str
     seconds: float = 0.0
@@ -48,8 +44,6 @@ class Result:
 
 @dataclass
 class Outcome:
-    """Of one part on one device set."""
-
     name: str
     part: str
     results: list[Result] = field(default_factory=list)
@@ -62,7 +56,6 @@ class Outcome:
 
 
 def environment(device_set: DeviceSet, record: Path, options: argparse.Namespace) -> dict[str, str]:
-    """What the processes of a part are started with."""
     # Python's own implementations where there is no device: to compile takes most of the time.
     flags = "linker=py" if device_set.kind == "cpu" else "gcc.cxxflags=-O0"
     given = os.environ.get("THEANO_FLAGS", "")
@@ -188,7 +181,6 @@ def run_all(chosen: list[DeviceSet], folder: Path, options: argparse.Namespace) 
 
 
 def show(outcomes: list[Outcome]) -> None:
-    """Print full failures, why tests and sets were skipped, and the table."""
     for outcome in outcomes:
         for result in outcome.results:
             if result.outcome == "failed":

@@ -21,7 +21,6 @@ SETS = {"cpu-2": "", "opencl-2": "test_aliases or test_shared"}
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", SETS)
 def test_the_whole_api_on(name: str, tmp_path: Path) -> None:
-    """Every result has to be there, and right."""
     answer = tmp_path / "answer.json"
     options = ("--parts", "cases", "-k", SETS[name], "--limit", LIMIT_S - 30)
     command = (sys.executable, HERE / "run.py", "--sets", name, "--json", answer, *options)

@@ -1,8 +1,6 @@
 """The table of faults: ten or more for each package, each a bug that somebody might well introduce.
 
-About half are plain. The others are seen only in some corner (at three ranks, with uneven shares,
-by arrays in another byte order, after a kill), so that they show when the one test is lost that
-looks there.
+About half show only in some corner (three ranks, another byte order, after a kill).
 """
 
 from __future__ import annotations

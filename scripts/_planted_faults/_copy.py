@@ -31,11 +31,7 @@ print(sys.modules["synk_theano_compat._hook"].__file__)
 
 
 class Outcome(NamedTuple):
-    """What came of a fault: ``caught``, ``hang``, ``MISSED``, or ``error`` if it was not tried.
-
-    ``passed`` or ``error`` of tests without a fault. `by` is the first test that failed, or what
-    else there is to say.
-    """
+    """What came of a fault: ``caught``, ``hang``, ``MISSED``, or ``error`` if it was not tried."""
 
     name: str
     verdict: str
@@ -66,7 +62,7 @@ class Copy:
 
     @contextmanager
     def planted(self, fault: Fault) -> Iterator[None]:
-        """Have the fault in its file while the block runs."""
+        """Plant the fault in its file while the block runs."""
         path = self._folder / fault.file
         text = path.read_text(encoding="utf-8")
         try:
@@ -124,10 +120,7 @@ class Copy:
 
 
 def _apart() -> list[str]:
-    """Return what gives a command a /dev/shm of its own, where this user may have that.
-
-    A fault may remove what belongs to living programs.
-    """
+    """Return what gives a command a /dev/shm of its own, if this user may have that."""
     mount = 'mount -t tmpfs -o mode=1777 tmpfs /dev/shm && exec "$@"'
     command = ["unshare", "--mount", "sh", "-c", mount, "sh"]
     with suppress(OSError):

@@ -11,19 +11,10 @@ KINDS = (
 
 
 class Fault(NamedTuple):
-    """One fault: a text of a file, and what is put in its place.
+    """One fault: a text that a file has exactly once, and what is put in its place.
 
-    Attributes:
-        name: short, the same for ever.
-        package: the folder in ``packages``.
-        kind: one of ``KINDS``.
-        file: from the root.
-        old: what the file has, exactly once.
-        new: what it has with the fault.
-        says: what is wrong now.
-        tests: what to run after editing that file: arguments of pytest, paths from the root.
-        nightly: why it is enough that tests of nightly runs catch it; empty if those of every day
-            have to.
+    Paths are from the root, `tests` are arguments of pytest: what to run after editing that file.
+    Tests of every day have to catch it, unless `nightly` says why those of the night are enough.
     """
 
     name: str
@@ -38,12 +29,12 @@ class Fault(NamedTuple):
 
 
 def faults_of(package: str, source: str = "", test: str = "test_{}.py") -> Callable[..., Fault]:
-    """Return a function that makes the faults of a package.
+    """Return a function that makes the faults of a package, from the attributes of `Fault` in
+    order.
 
-    It takes all attributes of `Fault` but the package, in their order; the file below `source`,
-    and the tests as one text, in which each word is the part of a file's name that `test` lacks,
-    after its folder, and after another package's name and a colon; and "::test" after it for a
-    single one.
+    The file is below `source`; `tests` is one text, in which each word is the part of a file's name
+    that `test` lacks, after its folder, and another package's name and a colon, and before
+    "::test".
     """
 
     def fault(

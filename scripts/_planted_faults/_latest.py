@@ -88,7 +88,7 @@ LATEST: tuple[Fault, ...] = (
         'if name == "__main__" or name not in sys.modules or not _is_found(name):',
         'if name == "__main__":',
         "Functions with a cache travel by a name that workers do not find.",
-        "starting::test_workers_find_the_modules_that_the_master_has",
+        "starting::test_workers_find_the_modules_of_the_master",
     ),
     _of_extensions(
         "ext-places-too-early",
@@ -142,7 +142,7 @@ LATEST: tuple[Fault, ...] = (
         "is_reduced = lineage.has_reductions and is_open",
         "is_reduced = False",
         "An update that is the same on all ranks passes for that of one process.",
-        "features/proof/proof::test_what_ranks_reduce_is_the_same_on_all_and_not_that_of_one_process",
+        "features/proof/proof::test_a_value_that_ranks_reduce_is_not_the_value_of_one_process",
     ),
     _of_core(
         "core-proof-waits-for-no-ctrl-c",

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
+import sys
 import time
 import uuid
 from pathlib import Path
@@ -55,7 +58,6 @@ def zygote():
 
 @pytest.fixture(params=["started", "forked"])
 def start(request, zygote):
-    """Start a program, afresh or from a zygote."""
     return zygote.start if request.param == "forked" else Program
 
 
@@ -83,11 +85,11 @@ def test_both_ways_are_alike(zygote, tmp_path):
         ("import os, signal; os.kill(os.getpid(), signal.SIGINT); input()", -2),
     ],
 )
-def test_its_status_is_told(start, code, status):
+def test_a_program_reports_its_status(start, code, status):
     assert finish(start(code)).status == status
 
 
-def test_one_that_hangs_tells_where_and_is_killed(start):
+def test_a_hanging_program_shows_its_stacks_and_is_killed(start):
     code = """
 import os, subprocess, sys, time
 print(subprocess.Popen(["sleep", "60"], start_new_session=True).pid, flush=True)
@@ -104,7 +106,7 @@ here()
         assert program.status == -signal.SIGABRT
 
 
-def test_what_it_leaves_is_found(start):
+def test_leftovers_of_a_program_are_found(start):
     code = """
 import subprocess
 nowhere = subprocess.DEVNULL
@@ -130,7 +132,7 @@ def test_a_zygote_takes_its_programs_along():
         program.close()
 
 
-def test_what_is_left_is_named(tmp_path):
+def test_leftovers_are_named(tmp_path):
     with pytest.raises(AssertionError, match="file"), nothing_left(0.0, files=f"{tmp_path}/*"):
         (tmp_path / "file").touch()
     names: list[str] = []
@@ -174,7 +176,7 @@ MPI.COMM_WORLD.Barrier()
 
 
 @pytest.mark.skipif(bool(why_no_mpi()), reason=why_no_mpi())
-def test_what_mpich_leaves_of_killed_ranks_is_removed_and_nothing_else():
+def test_segments_of_killed_mpich_ranks_alone_are_removed():
     name = f"/dev/shm/mpich_shm_{uuid.uuid4().hex[:8]}"
     older, opened, left = (Path(f"{name}_{kind}") for kind in ("older", "opened", "left"))
     try:
@@ -192,3 +194,32 @@ def test_what_mpich_leaves_of_killed_ranks_is_removed_and_nothing_else():
     finally:
         for path in (older, opened, left):
             path.unlink(missing_ok=True)
+
+
+CONFTEST = Path(__file__).parents[3] / "conftest.py"
+IGNORED = ["SIGHUP", "SIGINT", "SIGQUIT"]  # by nohup, and by a shell for what it starts with `&`
+
+STRUCK = """
+import os, runpy, signal, subprocess, sys
+names = sys.argv[2:]
+assert all(signal.getsignal(getattr(signal, name)) is signal.SIG_IGN for name in names)
+runpy.run_path(sys.argv[1])
+for name in names:
+    end = f"import os, signal; os.kill(os.getpid(), signal.{name})"
+    command = [sys.executable, "-c", end]
+    status = subprocess.run(command, stderr=subprocess.DEVNULL, timeout=60).returncode
+    assert status == -getattr(signal, name), (name, status)
+os.kill(os.getpid(), signal.SIGHUP)
+print("still here")
+"""
+
+
+@pytest.mark.skipif(shutil.which("sh") is None, reason="needs a shell, to have signals ignored")
+def test_children_begin_with_the_usual_signals():
+    trap = f"trap '' {' '.join(name[3:] for name in IGNORED)}; exec \"$@\""
+    program = (sys.executable, "-c", STRUCK, CONFTEST, *IGNORED)
+    done = subprocess.run(
+        ["sh", "-c", trap, "sh", *program], capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "still here\n"

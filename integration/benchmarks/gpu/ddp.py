@@ -2,12 +2,8 @@
 
 The same batches, data in host memory, and rule: shuffled rows are excerpted by each rank, by
 several threads, into a page-locked buffer, copied to its GPU, and the loss is read back in each
-step, since a Theano function returns it. A contender that prefetches excerpts and copies the next
-batch in a thread and on a stream of their own, while the GPU computes. Networks are torchvision's.
-One GPU runs the bare network, without DDP.
-Memory format and precision stay the defaults, except where a contender's name says otherwise:
-by default cuDNN may round the factors of convolutions to TF32, matrix products are float32, and
-cuDNN's algorithms are chosen by rule, not by timing them.
+step, since a Theano function returns it. One GPU runs the bare network, without DDP. Memory format
+and precision stay the defaults, except where a contender's name says otherwise.
 """
 
 from __future__ import annotations
@@ -47,7 +43,6 @@ CONTENDERS = {
 
 
 def main() -> None:
-    """Prepare the data, and have all ranks measure."""
     settings = json.loads(sys.argv[1])
     side, classes = (32, 10) if settings["tiny"] else (224, 1000)
     images = settings["images"]
@@ -61,7 +56,6 @@ def main() -> None:
 def rank_main(
     rank: int, settings: dict[str, Any], out: str, folder: str, data: Any, labels: Any
 ) -> None:
-    """One rank: every network with every contender."""
     gpus, cuda = settings["gpus"], settings["device"] == "cuda"
     device = torch.device("cuda", rank) if cuda else torch.device("cpu")
     if cuda:
@@ -110,9 +104,7 @@ def _network(name: str, tiny: bool) -> Any:
 class Loader:
     """Batches of one rank on its device; each stays as it is until the next but one is asked for.
 
-    Args:
-        share: the rank, and the number of ranks.
-        ahead: excerpt and copy the next batch while this one is used.
+    If it is `ahead`, it excerpts and copies the next batch while this one is used.
     """
 
     def __init__(

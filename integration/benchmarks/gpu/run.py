@@ -4,9 +4,8 @@
     python integration/benchmarks/gpu/run.py --out DIR --only resnet allreduce --gpus 1 2
     python integration/benchmarks/gpu/run.py --out DIR --device cpu --tiny     # tries the program
 
-README.md in this folder tells what is measured, how, and what each figure means. Each part is a
-process of its own, which writes its rows to a file in DIR as soon as they are there: a run that is
-cut off keeps what it has. The page is DIR/results.md.
+README.md in this folder explains the figures; the page is DIR/results.md. Each part is a process of
+its own, which writes its rows to a file in DIR at once.
 """
 
 from __future__ import annotations
@@ -57,7 +56,6 @@ def jobs(only: Sequence[str], gpus: Sequence[int]) -> Iterator[tuple[str, str, i
 
 
 def main() -> int:
-    """Measure what was asked for, and show it."""
     options = _options()
     environment = _environment(options)
     facts = machine.describe(

@@ -1,7 +1,4 @@
-"""Hosts that are simulated on one machine (`network`), and orders between them (`orders`).
-
-This file makes `synk_benchmarks` importable.
-"""
+"""Hosts that are simulated on one machine, and orders between them; `synk_benchmarks` is found."""
 
 import os
 import sys

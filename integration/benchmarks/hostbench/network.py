@@ -30,7 +30,6 @@ echo ready > {folder}/{host}.ready && exec sleep infinity
 """The first process of a host: when it is killed, the kernel kills all others of that host."""
 
 _REMOTE = """#!/bin/sh
-# Starts a command on a host, as ssh would: options, host, words for its shell.
 while [ "${{1#-}}" != "$1" ]; do shift; done
 host=$1; shift
 case $host in {network}.*) host=h${{host##*.}};; esac
@@ -52,12 +51,7 @@ def missing() -> str:
 
 
 class Hosts:
-    """Simulated hosts h1, h2, ...
-
-    Attributes:
-        folder: on all of them, until their end.
-        names: of the hosts.
-    """
+    """Simulated hosts h1, h2, ...; all of them have `folder`, until their end."""
 
     def __init__(self, folder: Path, tag: str, names: Sequence[str]) -> None:
         self.folder, self._tag = folder, tag
@@ -68,23 +62,17 @@ class Hosts:
         return ["nsenter", "-t", str(self._pid(name)), "--net", "--uts", "--ipc"]
 
     def on(self, name: str, inside: bool = False) -> list[str]:
-        """Return what a command on a host begins with.
-
-        Args:
-            inside: whether it ends with the host; else it is the very process that is started.
-        """
+        """Return what a command on a host begins with; one that is `inside` ends with the host."""
         spaces = ["--net", "--uts", "--ipc", "--mount", *(["--pid"] if inside else [])]
         return ["nsenter", "-t", str(self._pid(name)), *spaces, f"--wd={os.getcwd()}"]
 
     def command(self, mpiexec: str, ranks_each: int = 1) -> list[str]:
-        """Return the command that starts ranks on all hosts, up to their program."""
         remote = ["-launcher", "ssh", "-launcher-exec", str(self.folder / "remote")]
         ranks = ["-ppn", str(ranks_each), "-n", str(ranks_each * len(self.names))]
         begin = [*self.inside_network("h1"), mpiexec, *remote]
         return [*begin, "-hosts", ",".join(self.names), *ranks]
 
     def namespace(self, name: str) -> str:
-        """Return the name of a host's network namespace."""
         return f"{self._tag}-{name}"
 
     def kill(self, name: str) -> None:
@@ -97,11 +85,7 @@ class Hosts:
 
 @contextlib.contextmanager
 def hosts(count: int) -> Iterator[Hosts]:
-    """Yield so many hosts, connected by a bridge. At the end all their processes are killed.
-
-    Raises:
-        OSError, subprocess.SubprocessError: a part of it cannot be made; see `missing`.
-    """
+    """Yield so many hosts, connected by a bridge. At the end all their processes are killed."""
     tag = f"synk{os.getpid()}"
     names = [f"h{number}" for number in range(1, count + 1)]
     with contextlib.ExitStack() as undo:
@@ -165,7 +149,6 @@ def _wait(done: Callable[[], bool], process: subprocess.Popen[bytes] | None = No
 
 
 def _words(process: subprocess.Popen[bytes]) -> str:
-    """Return what a process that ends has printed."""
     said = process.stdout.read().decode(errors="replace").strip() if process.stdout else ""
     return f"exit status {process.wait()}: {said[-400:]}"
 

@@ -1,7 +1,6 @@
 """Measure orders of synkhronos beside plain mpi4py: ``mpiexec ... python -m hostbench.orders ...``.
 
-Between two orders the ranks are in synkhronos's loop. So mpi4py's calls are an op, which an order
-has all ranks compute: it times so many of them, after a barrier, and returns the seconds of one.
+Between two orders the ranks are in synkhronos's loop: an op has them compute mpi4py's calls.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ import synkhronos as synk
 
 OURS, THEIRS = "synkhronos", "mpi4py"
 ORDER_NBYTES = 128
-"""Bytes of an order."""
 ORDER, ALL_REDUCE, BROADCAST = range(3)
 
 
@@ -69,7 +67,6 @@ def seconds_of(kind: np.ndarray, nbytes: np.ndarray, calls: np.ndarray) -> np.nd
 
 
 def main(path: Path, rounds: int, budget_s: float, largest: int) -> None:
-    """Measure all cases; write a row for each."""
     synk.fork(backend="mpi", use_gpu=False, verbose=False)
     given = [T.lscalar(name) for name in ("kind", "nbytes", "calls")]
     bare = synk.function([], bcast_inputs=given, outputs=(seconds_of(*given), "max"))

@@ -1,11 +1,8 @@
 """Each rank has several devices, under names: a program of its own, because names stay.
 
-    python _contexts.py '[["opencl0:0", "opencl0:0"], ["opencl0:0", "opencl0:0"]]'
-    THEANO_FLAGS='contexts=dev0->cuda0;dev1->cuda0' python _contexts.py '["cuda0", "cuda1"]'
-    THEANO_FLAGS='contexts=dev0->cuda0;dev1->cuda0' python _contexts.py '[]'     # plain Theano
-
-A model is divided over the devices of a rank, and its data over the ranks. The results are compared
-with NumPy, and with plain Theano on the processor.
+python _contexts.py '[["opencl0:0", "opencl0:0"], ["opencl0:0", "opencl0:0"]]'
+THEANO_FLAGS='contexts=dev0->cuda0;dev1->cuda0' python _contexts.py '["cuda0", "cuda1"]'
+THEANO_FLAGS='contexts=dev0->cuda0;dev1->cuda0' python _contexts.py '[]'     # plain Theano
 """
 
 from __future__ import annotations
@@ -45,7 +42,6 @@ def plain() -> None:
 
 
 def products(ranks: int) -> None:
-    """Two products, each on a device of its own: the first program of Theano's tutorial."""
     random = np.random.RandomState(1)
     values = [random.random_sample((64, 64)).astype("float32") for _ in range(4)]
     names = ("dev0", "dev0", "dev1", "dev1")
@@ -66,7 +62,6 @@ def products(ranks: int) -> None:
 
 
 def transfers() -> None:
-    """To a device and back: the second program."""
     v = T.fmatrix()
     there = v.transfer("dev1")
     w = theano.shared(np.full((3, 3), 2, "float32"), target="dev1")
@@ -77,7 +72,6 @@ def transfers() -> None:
 
 
 def model(targets: tuple[str | None, str | None]) -> tuple[list[Any], Any, Any]:
-    """Two layers on two devices: parameters, input and loss."""
     random = np.random.RandomState(2)
     shapes = [(WIDE, WIDE), (WIDE,), (WIDE, WIDE), (WIDE,)]
     values = [(random.randn(*shape) / 8).astype("float32") for shape in shapes]
@@ -91,7 +85,6 @@ def model(targets: tuple[str | None, str | None]) -> tuple[list[Any], Any, Any]:
 
 
 def training(ranks: int) -> None:
-    """The steps are those of one process, whether updates are computed together or apart."""
     for flat in (False, True):
         params, x, loss = model(("dev0", "dev1"))
         train = make_train_function(loss, params, [x], updates.momentum, RATE / 16, flat=flat)

@@ -26,7 +26,6 @@ def values(dtype: str, shape: Sequence[int], seed: int = 0) -> np.ndarray:
 
 
 def exact(array: Any) -> np.ndarray:
-    """The same numbers, to compute references with."""
     array = np.asarray(array)
     return array.astype("float64") if array.dtype.kind == "f" else array
 
@@ -34,8 +33,7 @@ def exact(array: Any) -> np.ndarray:
 def same(got: Any, expected: Any, dtype: str | None = None, what: str = "") -> None:
     """Assert that an array for the user is what was computed in NumPy, to its dtype's rounding.
 
-    Args:
-        dtype: that it has to have; by default that of `expected`, unless it is float64: then any.
+    Its dtype is by default that of `expected`, or any if that is float64.
     """
     assert isinstance(got, (np.ndarray, np.generic)), f"{what}: got a {type(got)}"
     expected = np.asarray(expected)
@@ -85,14 +83,12 @@ def spread(synk: Any, n: int, value: Any, place: str, name: str = "s") -> tuple[
 
 
 def different(value: np.ndarray, rank: int) -> np.ndarray:
-    """Another value of the same shape and dtype."""
     if value.dtype == bool:
         return np.roll(value, rank) ^ (rank % 2 == 1)
     return np.asarray(values(str(value.dtype), value.shape, seed=100 * rank))
 
 
 def needs_reductions(device_set: Any, dtype: str) -> None:
-    """Skip the test where the device cannot reduce this dtype."""
     if device_set.kind == "opencl" and dtype == "float16":
         pytest.skip("pygpu does not reduce float16 on OpenCL")
 
@@ -102,11 +98,7 @@ def on_all(synk: Any, n: int, variable: Any) -> list[Any]:
 
 
 def ranks_have(synk: Any, n: int, variable: Any, wanted: Any, dtype: str | None = None) -> None:
-    """Assert what ranks have: one value for all, or a list of one for each.
-
-    Args:
-        dtype: that it has to have, equal to its rounding; by default values are exactly equal.
-    """
+    """Assert the value of all ranks, or of each in a list: exact, or to the rounding of `dtype`."""
     each = wanted if isinstance(wanted, list) else [wanted] * n
     for rank, (got, want) in enumerate(zip(on_all(synk, n, variable), each)):
         if dtype is None:

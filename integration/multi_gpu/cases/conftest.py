@@ -38,7 +38,6 @@ class Forks:
         return synk
 
     def close(self) -> None:
-        """Close; end this process if that takes too long."""
         self.failed = False
         if not self._is_open:
             return

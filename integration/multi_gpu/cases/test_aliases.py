@@ -71,7 +71,6 @@ def test_the_caller_may_write_to_inputs_as_soon_as_a_call_returns(synk, n, place
 
 
 def test_no_update_is_lost_between_calls_and_collectives(synk, n, place):
-    """Each waits for what the one before has written, on whatever stream."""
     x = T.matrix("x", dtype="float32")
     size = 20_000
     s, g = (shared(np.zeros(size, "float32"), place, name) for name in "sg")

@@ -26,8 +26,6 @@ def picky(array):
 
 @pytest.fixture
 def refused(synk):
-    """Assert that an act fails on the rank with the bad row."""
-
     def check(act, *args, **kwargs):
         with pytest.raises((ValueError, synk.WorkerFailed), match="not this"):
             act(*args, **kwargs)
@@ -36,7 +34,6 @@ def refused(synk):
 
 
 def bad_rows(rows, rank, n):
-    """The same rows, one of this rank's share too large."""
     bad = rows.copy()
     bad[sum(len(part) for part in np.array_split(rows, n)[:rank])] = LIMIT + 1
     return bad
@@ -44,7 +41,6 @@ def bad_rows(rows, rank, n):
 
 @pytest.mark.parametrize("num_slices", [1, 2])
 def test_a_failed_call_leaves_all_variables_as_they_were(synk, n, place, refused, num_slices):
-    """Updates before the operation that fails, and after it; some rows at a time, too."""
     x = T.fmatrix("x")
     w, held = spread(synk, n, values("float32", (50, 3)), place, "w")
     v = shared(np.zeros((), "float32"), place, "v")
@@ -76,7 +72,6 @@ def test_a_failed_call_leaves_all_variables_as_they_were(synk, n, place, refused
 
 
 def test_a_failed_step_leaves_all_variables_as_they_were(synk, n, place, refused):
-    """Whatever collectives were in it, before and after calls that update the same variables."""
     x = T.fmatrix("x")
     start = values("float32", (200, 7))
     w, held = spread(synk, n, start, place, "w")
@@ -105,7 +100,6 @@ def test_a_failed_step_leaves_all_variables_as_they_were(synk, n, place, refused
 
     for k, collective in enumerate(collectives):
         rank = k % n
-        # Twice: the second one works on what the first has given.
         bad = fail.delayed(bad_rows(rows, rank, n))
         acts = [move.delayed(rows), collective(w), collective(w), bad]
         refused(synk.step, *acts)
@@ -113,7 +107,6 @@ def test_a_failed_step_leaves_all_variables_as_they_were(synk, n, place, refused
         if k != 2:
             refused(synk.step, collective(g), collective(w), *acts[:1], collective(w), bad)
             unchanged()
-    # Both, as one list, and after all of that it is done whole.
     refused(synk.step, delayed.all_reduce([w, g], op="sum"), fail.delayed(bad_rows(rows, 0, n)))
     unchanged()
     synk.step(delayed.all_reduce([w, g], op="sum"), fail.delayed(rows))

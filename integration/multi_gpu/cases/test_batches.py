@@ -27,7 +27,6 @@ FOR_EACH = {
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32"])
 @pytest.mark.parametrize("kind", [*FOR_ALL, *FOR_EACH])
 def test_rows_of_resident_data_are_selected_on_each_rank(synk, n, place, dtype, kind):
-    """Sliceable shared variables, given for an input and used by themselves, with a label."""
     count = 5 * n + 2
     rows, labels = values(dtype, (count, 3)), values("int32", (count,))
     x, y = T.TensorType(dtype, (False, False))("x"), T.ivector("y")
@@ -61,7 +60,6 @@ def test_updates_accumulate_over_slices_by_their_ops(synk, n, device_set, place,
     needs_reductions(device_set, dtype)
     x = T.TensorType(dtype, (False, False))("x")
     start = values(dtype, (3,), 3)
-    # For each op, what it is applied to, and what it gives in NumPy.
     ops = {
         "avg": (abs(x).mean(axis=0), lambda a: abs(a).mean(axis=0)),
         "sum": (abs(x).sum(axis=0), lambda a: abs(a).sum(axis=0)),

@@ -10,7 +10,6 @@ from synkhronos import in_graph
 
 
 def test_reductions_inside_of_a_graph_and_their_gradients(synk, n, place):
-    """Centred rows: their mean square and its gradient are those of all rows together."""
     x = T.fmatrix("x")
     w, _ = spread(synk, n, values("float32", (3,)), place, "w")
     synk.broadcast(w)

@@ -15,7 +15,6 @@ def other_way(x):
     return range(x.ndim - 1, 0, -1)
 
 
-# Each: the operation, the output, and the same in NumPy.
 OF_ALL = [
     ("sum", lambda x: x.sum(axis=0), lambda a: a.sum(axis=0)),
     ("gather", lambda x: x.dimshuffle(0, *other_way(x)), lambda a: a.transpose(0, *other_way(a))),

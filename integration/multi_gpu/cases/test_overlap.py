@@ -37,8 +37,6 @@ class FailsBackwards(theano.Op):
 
 
 class Backwards(theano.Op):
-    """The gradient of `FailsBackwards`."""
-
     __props__ = ()
 
     def make_node(self, gradient, x):
@@ -62,7 +60,6 @@ def start(side):
 
 
 def built(side, fails):
-    """A training function of four layers."""
     x, y = T.fmatrices("xy")
     params = [theano.shared(value, name=f"w{i}") for i, value in enumerate(start(side))]
     hidden = x
@@ -75,7 +72,6 @@ def built(side, fails):
 
 
 def numpy_step(params, x, y):
-    """The loss, and the parameters after the step."""
     layers = [x.astype("float64")]
     for w in params:
         layers.append(np.tanh(layers[-1] @ w))
@@ -101,7 +97,7 @@ def overlapped(train):
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_training_is_that_of_numpy(synk, n, device_set, side, ahead):
+def test_training_equals_numpy(synk, n, device_set, side, ahead):
     train, params = built(side, fails=False)
     want = [value.astype("float64") for value in start(side)]
     batches = [data(side, ROWS - step % 2, step) for step in range(10)]
@@ -120,7 +116,6 @@ def test_training_is_that_of_numpy(synk, n, device_set, side, ahead):
 
 
 def test_a_rank_that_fails_amid_its_gradient(synk, side):
-    """The others are let go, nothing has changed, and all goes on."""
     train, params = built(side, fails=True)
     want = [value.astype("float64") for value in start(side)]
     for step in range(8):

@@ -56,7 +56,6 @@ def test_each_call_gets_its_own_rows(synk, n, place, form):
 
 @pytest.mark.parametrize("form", ["rows", "arrays"])
 def test_training_steps_are_those_of_calls(synk, n, form):
-    """To the rounding of sums on the device."""
     x, y = T.fmatrix("x"), T.ivector("y")
     data, labels = values("float32", (ROWS, FEATURES)), np.arange(ROWS, dtype="int32") % 3
     trained = []

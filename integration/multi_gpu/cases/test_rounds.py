@@ -11,7 +11,6 @@ from theano.tensor.shared_randomstreams import RandomStreams
 
 
 def test_check_follows_the_graph_through_transfers(synk, place):
-    """Values that go to the device and back are the same values."""
     x = T.matrix("x", dtype="float32")
     w = shared(values("float32", (3, 2)), place)
     h = T.tanh(x.dot(w))

@@ -27,10 +27,6 @@ ALL = [*FLOATS, *INTEGERS, "bool"]
 NUMPY = {"sum": np.sum, "max": np.max, "min": np.min, "prod": np.prod, "avg": np.mean}
 
 
-def ops_for(dtype):
-    return list(NUMPY) if dtype in FLOATS else ["sum", "max", "min", "prod"]
-
-
 def expected(op, held):
     result = NUMPY[op](np.stack([exact(value) for value in held]), axis=0)
     return result if held[0].dtype.kind == "f" else result.astype(held[0].dtype)
@@ -103,8 +99,9 @@ def test_values_of_other_shapes_on_each_rank_are_gathered_right(synk, n, place, 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS])
 def test_reductions_are_those_of_numpy(synk, n, place, dtype):
+    ops = NUMPY if dtype in FLOATS else ["sum", "max", "min", "prod"]
     for shape in ((2, 3), (), (257,), (2, 1, 2, 3)):
-        for op in ops_for(dtype):
+        for op in ops:
             variable, held = spread(synk, n, values(dtype, shape), place)
             want = expected(op, held)
             same(synk.reduce(variable, op=op, in_place=False), want, dtype, op)
@@ -137,7 +134,6 @@ def test_weighted_averages(synk, n, place, dtype):
 
 
 def test_lists_of_variables_of_all_kinds_at_once(synk, n, device_set):
-    """Dtypes, shapes and places mixed: all change, in the order in which they are listed."""
     places = ["host"] if device_set.kind == "cpu" else ["device", "host"]
     kinds = [("float32", (2, 3)), ("float64", (4,)), ("float16", (3, 1)), ("int32", (5,)),
              ("float32", (1, 2, 2)), ("uint8", (2, 2)), ("float32", ())]  # fmt: skip
@@ -170,7 +166,6 @@ def test_lists_of_variables_of_all_kinds_at_once(synk, n, device_set):
 
 @pytest.mark.parametrize("layout", ["transposed", "every other", "fortran"])
 def test_values_that_are_not_contiguous(synk, n, place, layout):
-    """Both what is set, and what a function's update leaves in a variable."""
     base = values("float32", (4, 6))
     form = {
         "transposed": lambda a: a.T,
@@ -195,7 +190,6 @@ def test_values_that_are_not_contiguous(synk, n, place, layout):
     same(synk.reduce(variable, op="avg", in_place=False), exact(form(base)), "float32")
     synk.all_gather(variable)
     ranks_have(synk, n, variable, np.concatenate([form(base)] * n))
-    # What was gathered is an ordinary value: it goes on being used by functions.
     total = synk.function([], (variable.sum(), "sum"))
     same(total(), n * n * exact(form(base)).sum())
 
@@ -233,7 +227,6 @@ def test_values_that_are_parts_of_a_vector(synk, n, place, op):
 
 
 def test_large_values(synk, n, place):
-    """More than one buffer, if there are buffers."""
     size = 3_000_017
     variable = shared(np.zeros(size, "float32"), place)
     base = (np.arange(size) % 251).astype("float32")
@@ -246,7 +239,7 @@ def test_large_values(synk, n, place):
 
 
 @pytest.mark.parametrize("dtype", ALL)
-def test_digests_tell_one_element_apart(synk, place, dtype):
+def test_digests_differ_by_one_element(synk, place, dtype):
     """They are computed where the values lie, in C order."""
     for shape in ((), (3,), (7, 5, 2), (300, 1001)):
         value = values(dtype, shape)

@@ -1,7 +1,4 @@
-"""What is left on the GPUs when a program has ended, however it ended.
-
-Only where nothing else runs beside it; `run.py` looks again when all has ended.
-"""
+"""No memory is left on the GPUs when a program has ended, if nothing else runs beside it."""
 
 from __future__ import annotations
 

@@ -62,7 +62,6 @@ result = attempt(endless)
 
 @pytest.mark.parametrize("when", KILLED_AT)
 def test_a_worker_that_is_killed(several, when):
-    """WorkerDied at once; the runtime is closed; fork() starts another."""
     told = told_by(several, BAD + KILLED_AT[when])("""
 after = attempt(synk.all_reduce, s)
 left = len(workers())
@@ -84,7 +83,6 @@ tell(result=result, after=after, left=left, again=again, t=float(t.get_value()[0
 
 
 def test_a_worker_that_stops_is_given_up_after_the_time_that_was_set(several, limit_s):
-    """In a collective."""
     told = told_by(several, BAD, MORE=json.dumps({"timeout_s": limit_s}))("""
 x, y = misbehaving(lambda: None)
 f = synk.function([x], (y.sum(), "sum"))
@@ -103,7 +101,6 @@ tell(result=result, after=attempt(f, good), left=len(workers()))
 
 
 def test_a_worker_that_runs_out_of_device_memory(device_set):
-    """The call fails, and says so; a call that needs less is done after it."""
     if device_set.kind != "cuda":
         pytest.skip("only a GPU's memory is small enough to be used up")
     told = told_by(device_set)("""
@@ -144,7 +141,6 @@ tell(pids=len(workers()))
 
 
 def test_a_master_that_is_killed_while_workers_wait_for_it(several):
-    """They are inside a collective that it does not come to."""
     ended = run_program(several, BAD)("""
 @as_op([T.fmatrix], [T.fmatrix])
 def slow(array):

@@ -12,9 +12,7 @@ from _program import run_program, told_by
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
 
 EIGHT = "0,1,2,3,4,5,6,7"
-# The lines that say what is going on.
 TOLD = ("Synkhronos", "...distribution")
-# A bit of everything; the kind of a shared variable.
 USE = """
 def use(n):
     x = T.fmatrix("x")
@@ -40,7 +38,7 @@ def open_devices():
 """
 
 
-def test_a_documented_program_prints_what_is_documented(device_set):
+def test_a_documented_program_prints_the_documented_lines(device_set):
     """It calls fork() without arguments: those of the set are put in their place."""
     code = f"""
 import functools, json, os, runpy
@@ -117,8 +115,7 @@ tell(before=before, after=open_devices())
     assert told["after"], "this way of looking finds devices that are open"
 
 
-def test_a_device_that_the_user_has_initialized_before(device_set):
-    """The same device for the master works, another is refused in words."""
+def test_a_device_initialized_by_the_user(device_set):
     if device_set.kind == "cpu":
         pytest.skip("no device")
     first = device_set.devices[0] if device_set.devices else "cuda0"
@@ -146,8 +143,7 @@ FULL = 2e-5
 
 
 @pytest.mark.parametrize("precision", ["default", "float32", "tf32"])
-def test_the_precision_of_products_is_that_of_the_setting_in_all_ranks(device_set, precision):
-    """Called plainly, and replayed; compared with float64 of NumPy."""
+def test_products_have_the_precision_of_the_setting_in_all_ranks(device_set, precision):
     if device_set.kind != "cuda":
         pytest.skip("no such setting")
     told = told_by(device_set, NVIDIA_TF32_OVERRIDE="", SYNKHRONOS_PRECISION="")(f"""
@@ -165,7 +161,6 @@ exact = [np.einsum("nchw,kc->nkhw", images, filters[:, :, 0, 0].astype("float64"
 errors = []
 for _ in range(6):
     found = both(images)
-    # Of each rank's rows.
     errors.append([[float(np.linalg.norm(a - b) / np.linalg.norm(b))
                     for a, b in zip(np.split(one, N), np.split(other, N))]
                    for one, other in zip(found, exact)])

@@ -47,7 +47,6 @@ def strike(*after_s):
     threading.Thread(target=run).start()
 
 def held():
-    # The same on all ranks, in one number each.
     found = []
     for variable in (w, g):
         values = synk.gather(variable)
@@ -59,8 +58,7 @@ once(good)
 """
 
 
-def test_ctrl_c_gives_everything_back_and_all_goes_on(device_set):
-    """In a step: a worker computes while the others wait for it, the master does, both do."""
+def test_ctrl_c_restores_all_values_and_work_continues(device_set):
     told = told_by(device_set, SLOW)("""
 before, results = held(), []
 both = bad(0.5, -1)
@@ -76,7 +74,6 @@ tell(before=before, results=results, after=held(), pids=len(workers()))
         assert result["error"] == "KeyboardInterrupt", told
         assert result["seconds"] < SOON_S, told
         assert result["held"] == told["before"], told
-    # w - 0.5 * 2 * w, from 1.
     assert told["before"] == [0.0, 2.0]
     assert told["after"] == [0.0, 0.0]
     assert told["pids"] == device_set.ranks - 1

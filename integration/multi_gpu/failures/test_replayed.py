@@ -50,7 +50,6 @@ def is_replayed():
     return synk.stats()["gradient"].graph == "replayed"
 
 def held():
-    # The same on all ranks, to the bit.
     values, counts = synk.gather(w), synk.gather(count)
     assert all(np.array_equal(values[0], value) for value in values)
     assert (counts == counts[0, 0]).all(), counts
@@ -97,7 +96,6 @@ tell(results=results, before=before, last=last, number=held()[1], replayed=is_re
 
 
 def test_a_worker_that_is_killed_amid_replays(gpus, several):
-    """WorkerDied soon; values are those of before the step, and another runtime replays again."""
     told = told_by(gpus, TRAIN)("""
 steps = [6]
 def endless():
@@ -143,12 +141,7 @@ tell(errors=errors, off=off, replayed=is_replayed(), pids=len(workers()))
 
 
 def test_memory_that_runs_out_amid_replays(gpus):
-    """Each step is done or undone on all ranks; with memory again, they go on.
-
-    The last values are held, so that no array of an earlier step can be filled anew. Each
-    kind of collective was used before: NCCL takes memory for the first, and what libgpuarray frees
-    is for its own arrays.
-    """
+    """NCCL takes memory for the first collective of each kind, so each kind was used before."""
     if "SYNK_DEVICE_ALONE" not in os.environ:
         pytest.skip("it takes all memory of the GPU: only where nothing else runs (--jobs 1)")
     told = told_by(gpus, TRAIN)("""
@@ -181,10 +174,6 @@ tell(results=results, failed=failed, number=number, counted=counted, last=last, 
 
 
 def test_ten_thousand_replayed_steps_take_no_memory(gpus):
-    """Of the processes, and of the GPUs if nothing else runs on them.
-
-    Sampled after two thousand steps, and at the end.
-    """
     told = told_by(gpus, TRAIN, timeout_s=170)("""
 def memory():
     gc.collect()

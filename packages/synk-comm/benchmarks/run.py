@@ -25,11 +25,9 @@ from synk_benchmarks.results import KB, MB
 
 ROUNDS, QUICK_ROUNDS = 11, 3
 BUDGET_S, QUICK_BUDGET_S = 10e-3, 3e-3
-"""Seconds of back-to-back calls in one turn, as far as one call is shorter."""
 QUICK_SIZES = (4, 64 * KB, MB, 16 * MB)
 PACKAGES = ("synk-comm", "numpy", "pyzmq", "mpi4py", "torch")
 TWO_HOSTS = "-launcher fork -hosts hosta,hostb -ppn 1 -n 2"
-"""What makes MPI believe that two ranks of this machine are on two hosts."""
 
 
 def main() -> int:

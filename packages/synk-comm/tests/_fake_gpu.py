@@ -1,8 +1,7 @@
 """GPUs that are host memory: devices, streams and a driver, between the threads of one process.
 
 Work on a stream is carried out in order and, as on a real GPU, maybe long after the call that
-enqueued it: what is read too early is old. A piece of work that waits for a peer holds up
-everything behind it on its stream.
+enqueued it: what is read too early is old.
 """
 
 from __future__ import annotations
@@ -66,7 +65,6 @@ class FakeGpus:
             self.changed.notify_all()
 
     def pending(self) -> int:
-        """Return how many pieces of work are left."""
         return sum(len(steps) for steps in self._streams.values())
 
     def device_count(self) -> int:

@@ -1,14 +1,10 @@
 """An NCCL between the threads of one process: the functions of ``nccl.bindings.nccl``, faked.
 
-It keeps NCCL's own rules in the blocking way, and is as unforgiving:
-
-* A call enqueues its work on a stream and returns. A collective happens when all ranks' streams
-  have come to it, a send when the receiver's stream has come to the receive.
-* The calls of a group begin together, and what follows on the stream begins when all have ended.
-* Nothing is compared. Ranks that give different collectives wait for ever; ranks that give
-  different counts, dtypes or ops get garbage. Both are noted in ``mistakes``.
-
-Every call is recorded in ``calls``.
+A call enqueues its work on a stream and returns. A collective happens when all ranks' streams have
+come to it, a send when the receiver's stream has come to the receive. The calls of a group begin
+together, and what follows on the stream begins when all have ended. Nothing is compared: ranks that
+give different collectives wait for ever, other counts, dtypes or ops give garbage, and both are
+noted in ``mistakes``.
 """
 
 from __future__ import annotations
@@ -59,8 +55,6 @@ class FakeNcclError(Exception):
 
 
 class Op(NamedTuple):
-    """One call, as it was given."""
-
     name: str
     source: int = 0
     target: int = 0
@@ -92,8 +86,6 @@ class _Config:
 
 
 class _Comm:
-    """One rank's communicator."""
-
     def __init__(self, clique: _Clique, rank: int, device: int) -> None:
         self.clique, self.rank, self.device = clique, rank, device
         self.collectives: list[_Posted] = []
@@ -105,8 +97,6 @@ class _Comm:
 
 
 class _Clique:
-    """The communicators of one unique id."""
-
     def __init__(self, size: int) -> None:
         self.size = size
         self.comms: dict[int, _Comm] = {}
@@ -381,7 +371,6 @@ def itemsize(dtype: int) -> int:
 
 
 def read_scalar(address: int, dtype: int) -> Any:
-    """Read one element from host memory."""
     return _decoded(
         np.frombuffer(ctypes.string_at(address, itemsize(dtype)), np.uint8), DTYPES[dtype]
     )[0]

@@ -32,14 +32,13 @@ def run_python(*words, timeout_s=60.0, cwd=None, **more):
 
 
 def printed_by(*words, **options):
-    """Return what a program printed, which has to end well and without a warning."""
+    """Return what a program printed; it ends well and without a warning."""
     done = run_python(*words, **options)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
 
 def pids_in(folder, count, limit_s=60.0):
-    """Wait for files named by process ids; return these."""
     deadline = time.monotonic() + limit_s
     while len(os.listdir(folder)) < count:
         assert time.monotonic() < deadline, os.listdir(folder)

@@ -15,13 +15,11 @@ FOLDER = Path(__file__).parent
 
 
 def require_mpi():
-    """Skip the test if this environment has no MPI."""
     problem = why_no_mpi()
     if problem:
         pytest.skip(problem)
 
 
 def job(source, *arguments, **how):
-    """Return a program on several ranks; see `synk_testing.mpi_job`."""
     require_mpi()
     return mpi_job(source, *arguments, **how)

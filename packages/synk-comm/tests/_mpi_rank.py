@@ -62,7 +62,7 @@ def left():
 
 
 def watched():
-    """What the watch raises ends the wait, and the group."""
+    """An error of the watch ends the wait, and the group."""
 
     def watch():
         if comm is not None and comm.rank == 0 and waiting:
@@ -148,7 +148,6 @@ def threads_in_turn():
 
 
 def alone():
-    """What is asked for without a launcher."""
     try:
         return connected().size
     except JoinError as exc:

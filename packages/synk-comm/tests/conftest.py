@@ -23,10 +23,7 @@ def pytest_configure(config):
 
 @pytest.fixture(scope="session", autouse=True)
 def own_temporary_folder():
-    """Keep apart from other programs that make groups on this machine right now.
-
-    Names of sockets are limited: where the usual place has a long path it is a shorter one.
-    """
+    """A folder of this session alone, whose path is short enough for names of sockets."""
     place = tempfile.gettempdir()
     place = place if len(os.fsencode(place)) <= 30 else "/tmp"
     with tempfile.TemporaryDirectory(prefix="synk-", dir=place) as folder:

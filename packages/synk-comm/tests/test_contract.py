@@ -65,7 +65,7 @@ def test_all_of_it_in_processes(backend):
     ],
 )
 def test_mpi(size, themes):
-    """Of more than two ranks, two share a host, and see each other's process."""
+    """Two of more than two ranks share a host, and see each other's process."""
     program = FOLDER / "contract_job.py"
     hosts = min(size, 2)
     with job(

@@ -104,7 +104,7 @@ def test_structured_arrays_are_described_by_descr():
     assert found(x).dtype == repr(np.lib.format.dtype_to_descr(dtype))
 
 
-def test_what_the_interface_says_of_a_stream_an_empty_array_and_a_mask():
+def test_the_interface_with_a_stream_an_empty_array_and_a_mask():
     assert found(Exposes(np.ones(2), stream=None)).stream is None
     empty = Exposes(np.ones((0, 2)), data=(0, False), strides=(8, 16))
     assert found(empty, device=5).nbytes == 0
@@ -197,12 +197,9 @@ def test_dlpack_elements_that_cannot_travel():
 
 
 class PygpuArray:
-    """What libgpuarray's arrays show."""
-
     def __init__(self, host, offset=0):
         self.host = host
         start = host.__array_interface__["data"][0]
-        # The address of the first element, which is `offset` bytes behind its buffer's.
         self.gpudata, self.offset, self.context = start + offset, offset, "the context"
         self.shape, self.dtype, self.strides = host.shape, host.dtype, host.strides
         self.size, self.itemsize = host.size, host.itemsize
@@ -255,7 +252,7 @@ def test_nothing_is_imported_and_unknown_libraries_are_asked_for_out():
     assert not {"torch", "cupy", "pygpu", "nccl"} & (set(sys.modules) - before)
 
 
-def test_what_is_written_must_lie_apart():
+def test_written_arrays_must_lie_apart():
     memory = found(Exposes(np.zeros(100, "u1")))
 
     def at(start, length):

@@ -1,5 +1,4 @@
-"""What the environment tells ``connect``: nothing, a ticket, or that there should be one; and NCCL
-around the group."""
+"""The environment has no ticket for ``connect``, one, or half of one; NCCL around the group."""
 
 from __future__ import annotations
 
@@ -49,7 +48,7 @@ def test_by_itself_a_script_is_a_group_of_one():
 
 
 @pytest.mark.parametrize("name", ["RANK", "SIZE"])
-def test_half_an_environment_is_an_error_that_tells_the_cure(name):
+def test_half_an_environment_is_an_error_with_its_cure(name):
     told = said(**{f"SYNK_COMM_{name}": "0"})
     assert f"SYNK_COMM_{name} is set, but not SYNK_COMM_TICKET" in told
     assert "python -m synk_comm.run -n 4 script.py" in told
@@ -70,8 +69,6 @@ MODULE = "synk_comm._backends.nccl.communicator"
 
 @pytest.fixture
 def fake_nccl(monkeypatch):
-    """A module in place of NCCL's, whose communicator passes all on."""
-
     class Wrapped:
         def __init__(self, comm):
             if comm.rank == 1:
@@ -86,7 +83,7 @@ def fake_nccl(monkeypatch):
 
 
 @pytest.mark.parametrize("made_for", ["shm", "zmq", "nccl"])
-def test_nccl_is_put_around_what_the_group_was_made_for(made_for, fake_nccl, monkeypatch):
+def test_nccl_wraps_a_group_of_any_backend(made_for, fake_nccl, monkeypatch):
     with create_group(1, made_for) as group:
         monkeypatch.setenv("SYNK_COMM_TICKET", group.ticket(0))
         comm = connect(backend="nccl")

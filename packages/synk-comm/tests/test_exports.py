@@ -1,5 +1,4 @@
-"""The public names, the errors, and the table of collectives: the front, the documentation and the
-contract have all of its rows."""
+"""The public names, the errors, and the table of collectives, of which all rows are documented."""
 
 from __future__ import annotations
 
@@ -22,14 +21,14 @@ OF_ARRAYS = [row for row in TABLE.values() if not row.is_of_objects]
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
 
 
-def test_all_lists_what_is_there():
+def test_all_lists_existing_names():
     assert synk_comm.__all__ == sorted(synk_comm.__all__)
     for name in synk_comm.__all__:
         assert getattr(synk_comm, name) is not None
     assert set(exceptions.__all__) < set(synk_comm.__all__)
 
 
-def test_completion_shows_what_is_public():
+def test_completion_shows_public_names():
     assert {*dir(synk_comm)} == {*synk_comm.__all__, "abc", "cuda", "exceptions"}
 
 
@@ -66,7 +65,7 @@ def parameters(name):
 
 
 @pytest.mark.parametrize("row", TABLE.values(), ids=lambda row: row.name)
-def test_the_front_takes_what_the_row_says(row):
+def test_the_front_takes_the_arguments_of_its_row(row):
     names = set(parameters(row.name)) - {"self"}
     given = {name for name in names if name in ("x", "xs", "obj", "objs")}
     assert len(given) == bool(row.sends)

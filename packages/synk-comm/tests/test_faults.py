@@ -1,8 +1,4 @@
-"""Ranks that die, freeze, are interrupted or watched: nobody hangs, everybody learns why.
-
-The matrix at the end does each of many things to each rank in each collective, in forked
-processes. Each of them once is the default; ``SYNK_TESTS=all`` runs all.
-"""
+"""Ranks die, freeze, are interrupted or watched: nobody hangs, everybody learns why."""
 
 from __future__ import annotations
 
@@ -61,7 +57,7 @@ def never_ends(comm):
     time.sleep(60)
 
 
-def test_run_ranks_kills_what_does_not_end():
+def test_run_ranks_kills_ranks_that_do_not_end():
     began = time.monotonic()
     with pytest.raises(AssertionError, match="without an outcome"):
         run_ranks(2, never_ends, timeout_s=1.5)
@@ -102,7 +98,6 @@ CALLS = {
 FAULTS = ["kill", "exit", "sys.exit", "raise", "interrupt", "stop", "abort", "close"]
 MOMENTS = ["before", "large", "again"]
 MATRIX = list(itertools.product(["shm", "zmq"], CALLS, range(SIZE), FAULTS, MOMENTS))
-# Each fault once over shared memory, and three of them over sockets.
 CHOSEN = [
     ("shm", "all_reduce", 1, "kill", "large"),
     ("shm", "iall_reduce", 0, "exit", "again"),
@@ -174,8 +169,7 @@ def suffer(comm, call, victim, fault, moment, log):
 def forked(function, *args, backend, timeout_s):
     """Run ``function(comm, *args)`` on ranks that are forks of this process, which is quick.
 
-    Returns what each function returned (or the traceback of what it raised), and how its
-    process ended. A stopped process is continued once all others have ended.
+    Return what each returned, or the traceback of what it raised, and how its process ended.
     """
     with create_group(SIZE, backend) as group, contextlib.ExitStack() as stack:
         pids, pipes = [], []
@@ -248,7 +242,7 @@ def test_whatever_happens(backend, call, victim, fault, moment, tmp_path):
     for rank, (value, ended_by) in enumerate(outcomes):
         if rank == victim:
             assert ended_by == (signal.SIGKILL if fault == "kill" else 0)
-            # The others have closed meanwhile; who waited for a message has not ended the group.
+            # The others have closed meanwhile; one that waited for a message has ended nothing.
             if fault == "stop" and (backend == "zmq" or call == "send and recv"):
                 assert value[0] in ("AbortedError", "PeerLost", "CommTimeout"), value
             elif fault in ("stop", "abort"):
@@ -284,14 +278,13 @@ def test_whatever_happens(backend, call, victim, fault, moment, tmp_path):
             assert kind == "AbortedError", text
             assert "given up" in text
         elif fault not in ("sys.exit", "raise"):
-            # Interrupted, or closed, between two calls or inside one.
             assert kind in ("AbortedError", "PeerLost"), text
         took = moment_of_error - struck
         assert took < ENOUGH_S, (took, text)
 
 
 def waited_for(outcomes):
-    """The ranks whose absence was told of by anybody."""
+    """The ranks that somebody reported as absent."""
     named = set()
     for value, _ in outcomes:
         text = value[2] if isinstance(value, tuple) else ""

@@ -57,7 +57,7 @@ KERNEL, MEMSET, HOST_CALL = (0, 0, 0), (2, 0, 0), (3, 0, 0)
 ON_DEVICE, DIRTY, UPLOAD, DOWNLOAD = (1, 2, 2), (1, (5 << 32) + 2, 2), (1, 1, 2), (1, 2, 1)
 
 
-def test_what_is_recorded_is_launched():
+def test_recorded_work_is_launched():
     driver, ran = Driver([KERNEL, MEMSET, ON_DEVICE, DIRTY]), []
     assert driver.record_graphs(STREAM, lambda _: ran.append(list(driver.called))) == [88]
     assert ran == [["cuStreamBeginCapture_v2"]]
@@ -68,14 +68,14 @@ def test_what_is_recorded_is_launched():
 
 
 @pytest.mark.parametrize("node", [UPLOAD, DOWNLOAD, HOST_CALL])
-def test_what_reads_or_writes_host_memory_is_refused(node):
+def test_graphs_that_use_host_memory_are_refused(node):
     driver = Driver([KERNEL, node])
     with pytest.raises(cuda.CudaError, match="host memory was recorded"):
         driver.record_graphs(STREAM, lambda _: None)
     assert driver.called[-1] == "cuGraphDestroy"
 
 
-def test_what_cannot_be_recorded():
+def test_work_that_cannot_be_recorded():
     driver = Driver()
     driver.do_cuStreamEndCapture = lambda *_: 901
     with pytest.raises(cuda.CudaError, match="cannot be recorded"):
@@ -98,7 +98,7 @@ def test_a_stream_does_not_go_on_recording_after_an_error(error):
     assert driver.called == ["cuStreamBeginCapture_v2", "cuStreamEndCapture", "cuGraphDestroy"]
 
 
-def test_what_is_recorded_is_cut_into_several_graphs():
+def test_recorded_work_is_cut_into_several_graphs():
     driver = Driver([KERNEL])
     assert driver.record_graphs(STREAM, lambda cut: [cut(), cut()]) == [88] * 3
     one = ["cuStreamBeginCapture_v2", "cuStreamEndCapture", "cuGraphGetNodes", "cuGraphGetNodes"]

@@ -34,7 +34,6 @@ BOTH = pytest.mark.parametrize("backend", ["shm", "zmq"])
 
 
 def joined(group):
-    """Return the communicators of a group, all in this process."""
     seats = [SimpleNamespace(rank=rank, abort=lambda _: None) for rank in range(group.size)]
     return in_threads(seats, lambda seat: join(group.ticket(seat.rank), timeout_s=20))
 
@@ -219,7 +218,6 @@ def _memory_of_groups():
 
 
 def test_close_gives_the_memory_back_at_once():
-    """Whatever was called again and again, and whoever has the communicators still."""
     gc.collect()
     before = _memory_of_groups()
     gc.disable()
@@ -238,7 +236,7 @@ def test_close_gives_the_memory_back_at_once():
 
 
 @pytest.mark.parametrize(("backend", "first_inside"), [("shm", True), ("zmq", False)])
-def test_what_ended_a_group_keeps_no_arguments(backend, first_inside):
+def test_the_error_that_ended_a_group_keeps_no_arguments(backend, first_inside):
     comms = thread_group(2, backend)
     x = np.ones(5)
     kept = weakref.ref(x)

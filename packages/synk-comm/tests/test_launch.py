@@ -211,7 +211,7 @@ def give_unreadable(comm):
     return Unreadable()
 
 
-def test_what_cannot_be_sent_is_said_clearly():
+def test_an_object_that_cannot_be_sent_is_named():
     def inner(comm):
         pass
 
@@ -360,7 +360,6 @@ def at_work(tmp_path):
 
 @pytest.mark.parametrize("how", ["stopped", pytest.param("threads", marks=pytest.mark.nightly)])
 def test_nobody_outlives_a_killed_parent(at_work, how):
-    """Threads of a process end one by one, and its ranks with the one that has started them."""
     parent = at_work(how)
     parent.kill()
     parent.wait_alone()

@@ -84,7 +84,7 @@ def test_nonblocking_collectives_need_an_mpi_for_several_threads():
         assert total == 2
 
 
-def test_who_does_not_come_to_join_is_waited_for_in_vain():
+def test_a_rank_that_does_not_join_is_a_timeout():
     said, _ = seen("late", 3)
     for rank in (0, 2):
         assert said[rank][0] == "CommTimeout"
@@ -120,15 +120,14 @@ def test_a_rank_that_ends_without_a_word_is_lost():
         assert (kind, rank) == ("PeerLost", 1)
 
 
-def test_what_the_watch_raises_ends_the_group():
+def test_an_error_of_the_watch_ends_the_group():
     said, _ = seen("watched", 2)
     assert said[0] == ["RuntimeError", None, "the watch has seen it"]
     assert said[1][:2] == ["AbortedError", 0]
     assert "the watch has seen it" in said[1][2]
 
 
-def test_survivors_learn_who_was_killed_where_the_launcher_lets_them_live():
-    """One rank shares the host with it and sees its process end; the others hear it from that."""
+def test_survivors_name_the_killed_rank_if_the_launcher_lets_them_live():
     options = ["-disable-auto-cleanup"]
     with job(RANK, "killed", size=4, on_a_host=2, options=options, outlives=True) as program:
         done = program.finish()

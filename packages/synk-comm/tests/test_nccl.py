@@ -34,8 +34,6 @@ from synk_comm.testing import in_threads, thread_group
 
 
 class Ranks:
-    """A group, and arrays on each rank's device."""
-
     def __init__(self, size, **options):
         self.size = size
         self.fake, self.comms = open_group(size, **options)
@@ -72,8 +70,7 @@ def read(comm, array):
     return array.host()
 
 
-def test_every_call_gives_what_it_gives_for_host_arrays(ranks):
-    """Those go the host's way, which the contract compares with NumPy."""
+def test_every_call_gives_the_results_of_host_arrays(ranks):
     dtypes = ["i1", "u1", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "c8", "c16", *MOVED]
 
     def run(comm):
@@ -115,7 +112,6 @@ def test_an_array_is_reduced_part_by_part(ranks, op, dtype):
         whole = comm.all_reduce(kept, op, weight=comm.rank + 1 if op == "avg" else None)
         weight = comm.rank + 1 if op == "avg" else None
         reduction = comm.partitioned_all_reduce(out, op, bounds=BOUNDS, weight=weight)
-        # Some ranks may have none ready before the end.
         for _ in range(comm.rank):
             reduction.ready()
         reduction.wait()
@@ -145,8 +141,6 @@ def test_parts_are_read_from_elsewhere(ranks):
 
 
 def test_a_part_that_is_computed_after_a_call_is_not_read_before(pair):
-    """What is ready is what the main stream has been given before, and what follows waits."""
-
     def run(comm):
         gpus, out_bytes = pair.fake.gpus, 80
         out = pair.put(comm, np.zeros(10))
@@ -438,7 +432,7 @@ def comm_ended(comm, x):
     assert "aborted" in repr(comm)
 
 
-def test_a_peer_that_fails_half_way_frees_those_who_wait_for_the_gpu():
+def test_a_peer_that_fails_half_way_frees_ranks_that_wait_for_the_gpu():
     def run(comm, fake, x):
         if comm.rank:
 
@@ -477,7 +471,7 @@ def test_a_call_that_never_returns_from_nccl_is_stopped_in_time():
 
 @pytest.mark.parametrize("asked", [True, False])
 def test_a_dead_process_is_noticed_while_the_gpu_waits_for_it(asked):
-    """Also where nobody asks this communicator: a library may wait for the GPU by itself."""
+    """A library may wait for the GPU by itself, and ask this communicator nothing."""
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
 
     def run(comm, fake, x):
@@ -487,7 +481,6 @@ def test_a_dead_process_is_noticed_while_the_gpu_waits_for_it(asked):
             time.sleep(0.2)
             child.kill()
             return
-        # As if rank 1 lived in that process.
         comm._link._pidfds.add(1, Identity(child.pid, 0, identity().namespace))
         comm.all_reduce(x)
         deadline = time.monotonic() + 10
@@ -515,7 +508,6 @@ def test_synchronize_waits_for_an_event_alone():
     def run(comm, fake, x):
         comm.all_reduce(x)
         if comm.rank == 0:
-            # The event happens at the third look.
             comm._link.driver.has_happened = lambda event: asked.append(event) or len(asked) > 2
             comm.synchronize(10, event=77)
             assert asked == [77] * 3
@@ -549,7 +541,7 @@ def test_an_interrupt_ends_a_wait_for_the_gpu_and_not_the_group(event):
     assert not broken_group(run).aborted
 
 
-def test_what_nccl_reports_ends_the_group():
+def test_an_error_of_nccl_ends_the_group():
     def run(comm, fake, x):
         comm.barrier()
         if comm.rank:
@@ -609,7 +601,7 @@ class PygpuLike(CudaArray):
             self._driver.upload_on(0, self.gpudata, address, host.nbytes)
 
 
-def test_an_all_reduce_that_is_made_again_is_of_what_the_arrays_hold_then(pair):
+def test_a_repeated_all_reduce_reads_the_arrays_anew(pair):
     def run(comm):
         x, out = (PygpuLike.of(pair.fake.gpus, np.ones((2, 3)), comm.device) for _ in range(2))
         for turn in range(1, 5):
@@ -633,8 +625,6 @@ def test_an_all_reduce_that_is_made_again_is_of_what_the_arrays_hold_then(pair):
 
 
 def test_a_repeated_average_uses_the_others_weights(pair):
-    """The own call stays the same, and with it all that is known about it."""
-
     def run(comm):
         x, out = (PygpuLike.of(pair.fake.gpus, np.ones(3), comm.device) for _ in range(2))
         x.fill(comm.rank)
@@ -776,7 +766,7 @@ def test_only_this_packages_communicators_can_be_wrapped():
         nccl(object())
 
 
-def test_a_missing_library_says_what_to_install(monkeypatch):
+def test_a_missing_library_is_an_error_with_its_cure(monkeypatch):
     monkeypatch.setitem(sys.modules, "nccl.bindings.nccl", None)
     with pytest.raises(MissingLibrary, match="pip install"):
         load_binding()

@@ -36,7 +36,6 @@ def threads():
 
 
 def gone(what, limit_s=10.0):
-    """Wait until ``what()`` is empty."""
     deadline = time.monotonic() + limit_s
     while what():
         assert time.monotonic() < deadline, what()
@@ -79,7 +78,7 @@ def test_no_time_limit_at_all():
     assert not threads()
 
 
-def test_neither_what_is_done_nor_an_error_keeps_an_array_alive():
+def test_neither_a_finished_request_nor_an_error_keeps_an_array_alive():
     def run(comm):
         x, out, wrong = np.ones(3), np.zeros(3), np.ones(3 + comm.rank)
         known = [weakref.ref(array) for array in (x, out, wrong)]
@@ -107,7 +106,7 @@ def test_neither_what_is_done_nor_an_error_keeps_an_array_alive():
 
 @pytest.mark.parametrize("blocking", [True, False])
 @BOTH
-def test_what_takes_too_long_ends_both_groups(backend, blocking):
+def test_a_timeout_ends_both_groups(backend, blocking):
     comms = thread_group(2, backend, timeout_s=30 if blocking else 0.5)
     in_threads(comms, lambda comm: comm.ibarrier().wait())
     request, later = comms[0].iall_reduce(1), comms[0].ibarrier()
@@ -214,7 +213,7 @@ class Fire(Exception):
     pass
 
 
-def test_what_the_watch_raises_comes_out_of_wait_and_it_may_close_the_communicator():
+def test_wait_raises_the_error_of_a_watch_that_may_close_the_communicator():
     alarm, closed, act = threading.Event(), [], []
 
     def watch():

@@ -44,8 +44,7 @@ def run(tmp_path):
 
 
 def promised(code, rank=None):
-    """Return the lines that a program promises, or one rank's part of them: all ranks print the
-    same, unless it says ``rank 0: this; rank 1: that``."""
+    """Return the lines that a program promises, or one rank's: ``rank 0: this; rank 1: that``."""
     lines = []
     for promise in re.findall(r"#-> (.*)", code):
         if rank is None or not promise.startswith("rank "):
@@ -70,7 +69,6 @@ def test_programs_that_start_ranks(run, code):
 
 
 def test_pairs_requests_and_a_mismatch(run):
-    """All in one program, on the four ranks of the page's first one."""
     begin = "import numpy as np\nimport synk_comm\n\ncomm = synk_comm.connect()\n"
     code = begin + PAIRS + REQUESTS + CATCH
     printed = run(code, "-m", "synk_comm.run", "-n", "4").splitlines()
@@ -83,7 +81,6 @@ def test_pairs_requests_and_a_mismatch(run):
 
 
 def test_calls_and_errors_are_those_there_are():
-    """No call or error is missing in the tables, and none is there that does not exist."""
     calls = README.partition("## The calls")[2].partition("\n`op` is")[0]
     named = set(re.findall(r"^\| ((?:`[^|]*`(?:, | and its like)?)+) \|", calls, re.MULTILINE))
     named = {name for cell in named for name in re.findall(r"`(\w+)", cell)}

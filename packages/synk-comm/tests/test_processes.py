@@ -95,7 +95,6 @@ def test_the_smallest_limit_counts(many_cores, tmp_path):
 
 
 def test_affinity_counts(tmp_path, monkeypatch):
-    """And that alone on a machine without control groups."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5})
     assert available_cores(tmp_path) == 2
     monkeypatch.undo()

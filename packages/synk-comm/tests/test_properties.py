@@ -1,10 +1,6 @@
 """Random programs of collectives, in lock-step on several ranks, against NumPy.
 
-Programs run twice over shared memory, and once over sockets: results must be what NumPy says, and
-the same bits on all ranks, in all runs.
-
-Failures replay: hypothesis is derandomized, and prints the program. With ``SYNK_TESTS=all`` each
-run tries others, and more, and shrinks those that fail.
+Programs run twice over shared memory, and once over sockets: all give the same bits.
 """
 
 from __future__ import annotations
@@ -23,7 +19,7 @@ from synk_comm.testing import thread_group
 
 LONGER = os.environ.get("SYNK_TESTS") == "all"
 EXAMPLES = 80 if LONGER else 12
-# Shrinking takes minutes: it is for those who ask for more examples.
+# Shrinking takes minutes: it is for runs of more examples.
 quick = settings(
     deadline=None,
     derandomize=not LONGER,
@@ -98,7 +94,6 @@ def groups():
 
 
 FOREIGN = Step("reduce_scatter", ">f4")
-# The root has nothing to add, and says where the result is to go; more than once.
 QUIET = Step("reduce", root=1, quiet=(False, True), out=2)
 
 
@@ -107,7 +102,7 @@ QUIET = Step("reduce", root=1, quiet=(False, True), out=2)
 @example((2, [Step("split", shapes=((),), out=2)]))
 @example((2, [FOREIGN, FOREIGN._replace(out=2), FOREIGN._replace(dtype=">i2", op="max")]))
 @given(programs())
-def test_programs_are_what_numpy_says(groups, drawn):
+def test_programs_give_numpys_results(groups, drawn):
     size, program = drawn
 
     def run(comm):

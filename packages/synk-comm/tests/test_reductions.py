@@ -41,7 +41,6 @@ def test_infinities_and_overflow_raise_no_warning():
 
 @pytest.mark.parametrize("root", [1, np.int64(1), np.array(1), True])
 def test_a_root_is_any_integer(comms, root):
-    """Also when all ranks have made the call before, and take the shortcut."""
     for _ in range(3):
         results = in_threads(comms, lambda comm: comm.reduce(np.arange(3.0), "sum", root))
         assert [result is None for result in results] == [True, False, True]

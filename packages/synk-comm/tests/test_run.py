@@ -73,7 +73,7 @@ def test_ranks_meet(script, backend):
     assert sorted(done.stdout.splitlines()) == [b"[%d] [3.] True" % rank for rank in range(3)]
 
 
-def test_lines_stay_whole_and_bytes_stay_what_they_are(script):
+def test_lines_stay_whole_and_bytes_unchanged(script):
     path = script("""
         import random
         random.seed(rank)
@@ -98,7 +98,7 @@ def test_lines_stay_whole_and_bytes_stay_what_they_are(script):
     assert len(lines) == 3 * 1001
 
 
-def test_tags_can_be_had_or_not(script):
+def test_tags_can_be_switched_on_and_off(script):
     path = script("print('x', end=''); print('y', file=sys.stderr)")
     done = run("-n", 1, path)
     assert (done.stdout, done.stderr) == (b"x", b"y\n")
@@ -151,7 +151,7 @@ def test_a_reader_that_leaves_ends_all(script, tmp_path):
     wait_gone(family)
 
 
-def test_script_sees_what_python_would_show_it(script, tmp_path):
+def test_a_script_gets_the_arguments_and_names_of_python(script, tmp_path):
     script("FOUND = True", "neighbour.py", prelude="")
     path = script("""
         import neighbour, multiprocessing
@@ -214,7 +214,7 @@ def test_a_failure_is_one_where_ended_children_are_ignored(script):
         pytest.param("raise KeyboardInterrupt", 130, "Keyboard", marks=pytest.mark.nightly),
     ],
 )
-def test_exit_code_is_that_of_the_first_cause(script, how, code, said):
+def test_exit_code_is_the_first_causes(script, how, code, said):
     path = script(f"""
         comm.barrier()
         if rank == 1:
@@ -249,7 +249,7 @@ def test_innocent_ranks_say_one_line_each(script):
         assert lines == [f"[{rank}] synk_comm: rank {rank} ended at {path}, line 10: {cause}"]
 
 
-def test_what_all_ranks_raise_shows_lines_of_the_script_only(script):
+def test_an_error_of_all_ranks_shows_lines_of_the_script_only(script):
     path = script("""
         def add():
             return comm.all_reduce([0.0] * (1 + rank))

@@ -30,7 +30,7 @@ FIRST, ALONE, LAST = range(3)
 
 
 class Old:
-    """The group that is being split, of which rank 0 is this one."""
+    """The group that is being split; this is its rank 0."""
 
     rank = 0
 
@@ -88,11 +88,7 @@ def test_errors_name_the_ranks_of_the_old_group(kind):
 def outcome(comm, *, late_s=0.0, struck=None, timeout_s=None, watch=None, color=None):
     """Split; return what is raised there, and after how long.
 
-    Args:
-        late_s: how late this rank enters its group, after all have agreed on how to.
-        struck: what happens meanwhile, to this rank or by it.
-        watch: looks after the new group.
-        color: if it is not the usual one.
+    This rank enters its group `late_s` after all have agreed on how to; `struck` happens meanwhile.
     """
     fabric = comm._steps.fabric
     part = type(fabric).split
@@ -143,7 +139,7 @@ def lose_one_that_has_come(comm, how):
     ("how", "backend"),
     [("kill", "shm"), ("abort", "zmq"), pytest.param("close", "shm", marks=pytest.mark.nightly)],
 )
-def test_one_that_has_come_is_lost(how, backend):
+def test_a_rank_is_lost_after_it_has_come(how, backend):
     outcomes = run_ranks(3, lose_one_that_has_come, how, backend=backend, check=False)
     for rank in (FIRST, ALONE):
         kind, blamed, text, took = outcomes[rank].value
@@ -202,7 +198,7 @@ def fail_to_wire(comm):
     return outcome(comm)
 
 
-def test_who_cannot_wire_says_why():
+def test_a_rank_that_cannot_connect_gives_the_reason():
     outcomes = run_ranks(3, fail_to_wire, backend="zmq", check=False)
     assert outcomes[ALONE].value == (None, None)
     for rank in (FIRST, LAST):

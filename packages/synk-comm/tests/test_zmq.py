@@ -25,7 +25,6 @@ def soon(seconds=20.0):
 
 
 def wired(size, *, watch=None):
-    """Return fabrics that have met."""
     folder = SocketFolder.named(os.urandom(8)).make()
     fabrics = [ZmqFabric(rank, size, watch, KEY, folder) for rank in range(size)]
     together(fabrics, lambda fabric: fabric.meet(soon()))
@@ -54,10 +53,6 @@ def pair():
         fabric.close()
 
 
-def bytes_of(rank, nbytes):
-    return np.random.default_rng(rank).integers(0, 256, nbytes, np.uint8)
-
-
 @pytest.mark.parametrize("length", [0, 10, 25])
 def test_a_message_that_is_cut_short_ends_the_group(pair, length):
     peer = pair[1].peers[0]
@@ -66,7 +61,7 @@ def test_a_message_that_is_cut_short_ends_the_group(pair, length):
         pair[0].sync(None, 0, soon())
 
 
-def test_what_follows_a_message_that_was_cut_short_is_not_taken_for_its_rest(pair, monkeypatch):
+def test_the_message_after_one_cut_short_is_not_taken_for_its_rest(pair, monkeypatch):
     """A signal came between its frames: the peer sees that this rank is gone."""
     whole = zmq.Socket.send_multipart
 
@@ -78,7 +73,7 @@ def test_what_follows_a_message_that_was_cut_short_is_not_taken_for_its_rest(pai
 
     monkeypatch.setattr(zmq.Socket, "send_multipart", struck)
     with pytest.raises(KeyboardInterrupt):
-        pair[0].put(1, b"header", bytes_of(0, 40))
+        pair[0].put(1, b"header", np.arange(40, dtype=np.uint8))
     monkeypatch.undo()
     pair[0].abort("given up")
     with pytest.raises(PeerLost, match="cut off"):
@@ -86,14 +81,13 @@ def test_what_follows_a_message_that_was_cut_short_is_not_taken_for_its_rest(pai
 
 
 def test_a_message_without_the_cookie_of_its_sender_ends_the_group(pair):
-    """Not even what this rank has sent itself is taken for the peer's."""
     own, theirs = pair[0].peers[1], pair[1].peers[0]
     theirs.send(own.envelope(b"R", 1, b""))
     with pytest.raises(PeerLost, match="another process has taken its place"):
         pair[0].sync(None, 0, soon())
 
 
-def test_what_has_another_key_is_no_member():
+def test_a_peer_with_another_key_is_no_member():
     folder = SocketFolder.named(os.urandom(8)).make()
     member = ZmqFabric(0, 2, None, KEY, folder)
     stranger = ZmqFabric(1, 2, None, b"s" * 32, folder)

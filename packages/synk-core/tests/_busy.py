@@ -40,7 +40,7 @@ def sleep_in_a_thread():
 
 @contextmanager
 def computing(act, size=2):
-    """A pool whose last worker computes `act`, while the others wait for it."""
+    """Yield a pool whose last worker computes `act`, while the others wait for it."""
 
     @as_op([T.dvector], [T.dvector])
     def behave(values):
@@ -74,7 +74,7 @@ def computing(act, size=2):
 
 @contextmanager
 def calling_in_threads(functions):
-    """Call each function in a thread of its own; at the end none may have raised."""
+    """Call each function in a thread of its own; none may have raised at the end."""
     errors = []
 
     def call(function):
@@ -94,7 +94,7 @@ def calling_in_threads(functions):
 
 
 def await_stacks(pool, rank, word, timeout_s=30.0):
-    """The stacks of all workers, once `word` is in that of `rank`."""
+    """Wait until `word` is in the stacks of `rank`; return those of all workers."""
     deadline = time.monotonic() + timeout_s
     while True:
         stacks = pool.stacks()

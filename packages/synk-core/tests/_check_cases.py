@@ -54,7 +54,6 @@ else:
     matrices = x[:, None] * x[:, :, None] + np.eye(3)
 
     def of_graph(build: Any) -> Any:
-        """The rows through an operation that is made of a graph."""
         inner = x.type()
         return OpFromGraph([inner], [build(inner)])(x)
 
@@ -210,7 +209,7 @@ def values_of(output: Any, in_c: bool) -> tuple[Any, list[Any]]:
 
 
 def is_exact(whole: Any, parts: list[Any], op: str) -> bool:
-    """Whether the parts, put together by NumPy, are the whole but for rounding."""
+    """Return whether the parts, put together by NumPy, are the whole but for rounding."""
     if any(part is None for part in parts):
         return False
     try:

@@ -24,7 +24,7 @@ def by_value(request):
 
 @pytest.fixture(scope="session", autouse=True)
 def frozen():
-    """Looks for garbage leave out what was there before the first test: all of the engine."""
+    """Exclude all objects from before the first test, the engine's, from garbage collections."""
     gc.collect()
     gc.freeze()
     yield
@@ -33,17 +33,13 @@ def frozen():
 
 @pytest.fixture(scope="session", autouse=True)
 def no_leaks():
-    """No child process and no shared memory is left when all tests are done."""
     with no_ranks_left():
         yield
 
 
 @pytest.fixture(scope="session")
 def zygote():
-    """A process that has imported the engine and this package: to fork programs from takes no time.
-
-    What is about the start itself is started: by `synk_testing.run`.
-    """
+    """A process that has imported the engine and this package: programs fork from it in no time."""
     with Zygote("import synk_shm, synk_core, synk_testing.engine") as made:
         yield made
 
@@ -66,7 +62,6 @@ def run_script(zygote):
 # Three have uneven shares and one in the middle; two are there as `pair`.
 @pytest.fixture(scope="session", params=[1, 2, 3, 4] if ALL else [1, 3])
 def runtime(request):
-    """A runtime with 1 or 3 ranks; also with 2 and 4, if all is asked for."""
     if request.param == 3:
         yield request.getfixturevalue("trio")
         return

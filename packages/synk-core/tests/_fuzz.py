@@ -1,9 +1,6 @@
 """Values that nobody expects, and the house in which they are tried.
 
-`anything` draws wrong types, dtypes, shapes and sizes, and objects that raise where nobody expects
-it. `House` holds a runtime with functions and shared variables whose values are known: after every
-attempt, whatever came of it, everything has to be as NumPy says it should be.
-
+After every attempt, whatever came of it, everything in the `House` is as NumPy says it should be.
 With ``SYNK_TESTS=all`` each run draws other examples, many times as many, and shrinks those that
 fail.
 """
@@ -28,11 +25,9 @@ from synk_testing.engine import T, engine
 LONGER = os.environ.get("SYNK_TESTS") == "all"
 CASES = 2000 if LONGER else 40
 LONGEST_MESSAGE = 1000
-"""Characters of an error's message that somebody still reads."""
 
 
 def fuzzing(examples: int) -> Any:
-    """Settings for so many examples in a usual run."""
     return settings(
         deadline=None,
         database=None,
@@ -45,7 +40,7 @@ def fuzzing(examples: int) -> Any:
 
 
 class Boom(Exception):
-    """What users' objects raise."""
+    pass
 
 
 HOOKS = ["__array__", "__array_interface__", "__bool__", "__eq__", "__float__", "__fspath__"]
@@ -82,7 +77,7 @@ class Fibbing:
 
 
 class Subclass(np.ndarray):
-    """An array of a class of the user's."""
+    pass
 
 
 def _endless_list() -> Any:
@@ -97,7 +92,6 @@ ODD += [0, -1, 1, 2, 2**31, 2**63, 2**64 - 1, -(2**63) - 1, 10**30, 0.5, 1e308, 
 ODD += [float("nan"), float("inf"), -float("inf"), Fraction(1, 3), decimal.Decimal("1.5")]
 ODD += [np.float16("nan"), np.datetime64("2020-01-01"), np.int8(-1), np.uint64(2**64 - 1)]
 ODD += [dt.date(2020, 1, 1), "", "abc", "\0", "x" * 5000, b"abc"]
-# Containers and ranges.
 ODD += [{}, {"a": 1}, set(), {1, 2}, range(3), range(10**12), range(10**12, 0, -1)]
 ODD += [slice(None), slice(0, 2), slice(0, 0.5), slice(0, 2, 0), slice(0, 10**30), slice(0, "a")]
 ODD += [[], (), [[]], [[1], [1, 2]], [None], [True, False], [True, 2], [1.5, "a"], ["a", "b"]]
@@ -166,7 +160,6 @@ def laid_out(values: np.ndarray, layout: str) -> np.ndarray:
 
 @st.composite
 def anything(draw: Any) -> Any:
-    """Whatever a user may hand over by mistake."""
     kind = draw(st.integers(0, 7))
     if kind <= 2:
         return draw(st.sampled_from(ODD))
@@ -183,17 +176,14 @@ def anything(draw: Any) -> Any:
 
 
 def mostly(good: Any, wrong: Any = None) -> Any:
-    """Two times of three what is right."""
     wrong = anything() if wrong is None else wrong
     return st.integers(0, 2).flatmap(lambda i: good if i else wrong)
 
 
 SHARED = ("/dev/shm/synk.", "/memfd:synk-shm")
-"""Beginnings of what shared arrays are called in /proc."""
 
 
 def mapped(pid: object) -> int:
-    """Return how many shared arrays a process maps."""
     with open(f"/proc/{pid}/maps") as maps:
         return sum(any(name in line for name in SHARED) for line in maps)
 
@@ -223,24 +213,15 @@ class House:
         self._descriptors = self._count_descriptors()
 
     def restore(self) -> None:
-        """Give the shared variables the values that `check` expects, on all ranks."""
         self.runtime.collectives.broadcast(self.variables, self._held)
 
     @staticmethod
     def _count_descriptors() -> int:
-        """Open descriptors but those of shared arrays."""
         names = [os.path.realpath(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd")]
         return len([name for name in names if not name.startswith(SHARED)])
 
     def attempt(self, act: Callable[[], Any], also: Tuple[type, ...] = ()) -> Tuple[bool, Any]:
-        """Whether it came to a result, and the result or the error.
-
-        Args:
-            also: errors that are no `SynkError` and right here.
-
-        Raises:
-            AssertionError: what came of it breaks a promise.
-        """
+        """Return whether it came to a result, and the result, or an error that is right."""
         serial = self.runtime._lifecycle.rank.serial
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -264,11 +245,7 @@ class House:
             assert len(text) <= LONGEST_MESSAGE, f"{len(text)} characters: {text[:300]} ..."
 
     def check(self, unchanged: bool = True) -> None:
-        """The runtime works, and every rank holds what it held.
-
-        Args:
-            unchanged: False sets the shared variables anew.
-        """
+        """Assert that the runtime works, and every rank holds what it held, or set that anew."""
         assert not self.runtime.closed, "closed by a wrong argument"
         self._turn += 1
         rows = np.arange(12.0).reshape(4, 3)[: self._turn % 5] + self._turn
@@ -288,7 +265,7 @@ class House:
         return mapped("self")
 
     def check_memory(self, segments: int) -> None:
-        """At the end: only so many segments, with or without a name, more than at first."""
+        """Assert that the runtime has only so many segments more than at first."""
         self.check()
         more = self._count_segments() - self._segments
         assert more <= segments, f"{more} segments more than at first"

@@ -17,7 +17,6 @@ FAST = {"mode": "FAST_COMPILE"}
 
 @as_op([T.dvector], [T.dvector])
 def picky(values):
-    """Refuse rows above 100."""
     if values.size and values.max() > 100:
         raise ValueError("not this")
     return values
@@ -25,6 +24,5 @@ def picky(values):
 
 @as_op([T.dvector], [T.dvector])
 def nap(values):
-    """Take as many seconds as the rows add up to."""
     time.sleep(float(values.sum()))
     return values

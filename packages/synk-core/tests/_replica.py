@@ -16,7 +16,6 @@ class Replica:
         self.receiver = VariableRegistry()
 
     def send(self, *functions):
-        """Build the functions again, as a worker does."""
         for function in functions:
             for variable in function.get_shared():
                 self.sender.number_of(variable)

@@ -37,7 +37,6 @@ def test_a_call_that_repeats_sends_nothing_new(pair, monkeypatch):
     del sent[:]
     calls()
     assert sent == [None] * 15
-    # Other contents and other places are no reason to be wrong.
     data[:] = random.randn(8, 3)
     rows = random.permutation(8)[:5]
     np.testing.assert_array_equal(f(data, small, batch=rows), data[rows].sum(axis=1))

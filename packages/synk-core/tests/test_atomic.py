@@ -28,6 +28,7 @@ from synk_core.device import Cpu
 from synk_core.exceptions import WorkerFailed
 from synk_shm._arrays import segment
 from synk_testing.engine import T, as_op, engine
+from synk_testing.strikes import struck
 
 x = T.dvector("x")
 
@@ -68,7 +69,7 @@ def test_a_failed_call_leaves_all_variables_as_they_were(trio, num_slices):
 
 @as_op([T.dvector], [T.dvector])
 def fail_later(values):
-    """Have this rank, if it gets a 1, fail at the end of its next collective, once."""
+    """Make this rank, if it gets a 1, fail once, at the end of its next collective."""
     if values[0]:
         settle = Cpu.settle
 
@@ -136,7 +137,7 @@ def test_a_step_is_done_whole_or_not_at_all(trio):
     assert ranks_of(trio, weights) == [[[-1.0, -1.0]] * 3]
 
 
-def test_what_interrupts_after_all_are_done_closes_and_never_undoes_one_rank_alone(monkeypatch):
+def test_an_interrupt_after_all_are_done_closes_the_runtime(monkeypatch):
     with no_ranks_left(), Runtime(2) as runtime:
         s = engine.shared(np.zeros(()), name="s")
         f = runtime.function([x], updates=[(s, s + x.sum())], **FAST)
@@ -180,7 +181,7 @@ def test_rows_that_were_read_for_a_call_that_was_interrupted_are_no_others(trio)
         assert f(data, batch=first).tolist() == [0.0, 1.0, 2.0]
 
 
-def test_what_numpy_refuses_at_the_end_has_changed_nothing(trio):
+def test_an_error_of_numpy_at_the_end_changes_nothing(trio):
     """The master fails when the workers have done their part, and wait for the next order."""
     s = engine.shared(np.full(2, 1e308), name="s")
     trio.collectives.broadcast(s)
@@ -197,77 +198,35 @@ def test_what_numpy_refuses_at_the_end_has_changed_nothing(trio):
     assert ranks_of(trio, s) == [[[5e307, 5e307]] * 3]
 
 
-# A Ctrl-C that comes with a line of a function, as one of the package's own: what handlers see.
-STRIKE = """
-import signal, sys
-
-class Strike:
-    def __init__(self, codes, place):
-        self.codes, self.left, self.struck = codes, place, None
-
-    def __call__(self, frame, event, argument):
-        if frame.f_code not in self.codes:
-            return None
-        return self.line
-
-    def line(self, frame, event, argument):
-        if event == "line":
-            self.left -= 1
-            if self.left == 0:
-                self.struck = frame.f_code.co_name, frame.f_lineno
-                signal.raise_signal(signal.SIGINT)
-        return self.line
-"""
-
-
 def strike_at(place, functions, call):
-    """Call with a Ctrl-C at the place-th line of these functions.
-
-    Returns:
-        Where it came, or None; whether the call gave its result; the KeyboardInterrupt came.
-    """
-    names = {"__name__": "synk_core.struck"}
-    exec(STRIKE, names)
-    strike = names["Strike"]({function.__code__ for function in functions}, place)
-    given = interrupted = False
-    usual = sys.gettrace()
-    try:
-        sys.settrace(strike)
-        try:
-            call()
-            given = True
-        finally:
-            sys.settrace(usual)
-        late = time.monotonic() + 10
-        while strike.struck and time.monotonic() < late:
-            time.sleep(0.001)
-    except KeyboardInterrupt:
-        interrupted = True
-    return strike.struck, given, interrupted
+    """Call with Ctrl-C at a line of these functions; return the line, if there was one, whether the
+    call gave its result, and whether the KeyboardInterrupt came."""
+    codes = {function.__code__ for function in functions}
+    lines, given, interrupted = struck(codes, {place}, call, LATER.is_pending)
+    return lines[place - 1 : place], given, interrupted
 
 
 @pytest.mark.parametrize(
     "size, atomic", [(2, True), pytest.param(2, False, marks=pytest.mark.nightly), (1, True)]
 )
 def test_an_interrupt_out_of_a_call_means_that_it_did_not_happen(size, atomic):
-    """Wherever Ctrl-C comes; and one that comes too late is raised when the result is there."""
     count = engine.shared(0, "count")
     usual = signal.getsignal(signal.SIGINT)
     with no_ranks_left(), Runtime(size, atomic=atomic) as runtime:
         f = runtime.function([x], (x.sum(), "sum"), updates=[(count, count + 1)])
         f(np.ones(4))
         functions = [Function.__call__, Orders.perform, Rank._finish]
-        counts, given, place, struck = 1, set(), 0, True
-        while struck:
+        counts, given, place, line = 1, set(), 0, True
+        while line:
             place += 1
-            struck, got, interrupted = strike_at(place, functions, lambda: f(np.ones(4)))
-            assert interrupted == bool(struck), struck
+            line, got, interrupted = strike_at(place, functions, lambda: f(np.ones(4)))
+            assert interrupted == bool(line), line
             given.add(got)
             counts += got
             if not atomic and not got:
                 runtime.collectives.broadcast(count)  # ranks may differ, which is told
             values = runtime.collectives.gather(count).tolist()
-            assert values == [counts] * size, (struck, got)
+            assert values == [counts] * size, (line, got)
         assert place > 40
         assert given == {False, True}
         assert not runtime.closed
@@ -301,7 +260,6 @@ class Alike:
 
 
 def await_interrupt():
-    """Ctrl-C comes now, and in what follows not a second time."""
     late = time.monotonic() + 30
     while time.monotonic() < late:
         time.sleep(0.001)
@@ -317,7 +275,7 @@ def await_no_other(pair):
 
 @pytest.mark.parametrize("number", [1, 2])
 def test_ctrl_c_in_a_comparison_of_keys_comes_once_after_it(pair, number):
-    """At the second one CPython drops what is raised, and says KeyError."""
+    """CPython drops what the second comparison raises, and says KeyError."""
     table = OrderedDict.fromkeys([Alike(), Alike()], 1)
     Alike.compared_until_struck = number
     with pytest.raises(KeyboardInterrupt):
@@ -328,19 +286,19 @@ def test_ctrl_c_in_a_comparison_of_keys_comes_once_after_it(pair, number):
 
 @pytest.mark.parametrize("kind", ["__del__", "array"])
 def test_ctrl_c_in_a_finalizer_comes_once_after_it(pair, kind, monkeypatch):
-    """What is raised there Python only prints."""
+    """Python only prints what a finalizer raises."""
     if kind == "__del__":
         kept = Gone()
     else:
         kept = synk_shm.ones(3)
         remove = segment.posix.remove
 
-        def struck(*args):
+        def struck_then(*args):
             monkeypatch.undo()
             strike()
             return remove(*args)
 
-        monkeypatch.setattr(segment.posix, "remove", struck)
+        monkeypatch.setattr(segment.posix, "remove", struck_then)
     with pytest.raises(KeyboardInterrupt):
         del kept
         await_interrupt()
@@ -353,15 +311,14 @@ STARTS += [Process.__init__, start_workers]
 
 @pytest.mark.parametrize("step", [47, pytest.param(1, marks=pytest.mark.nightly)])
 def test_an_interrupt_of_the_start_leaves_nothing_behind(step):
-    """At lines of what starts a runtime: there is one, or there is nothing of one."""
     usual = signal.getsignal(signal.SIGINT)
-    place, struck, started = 0, True, []
-    while struck:
+    place, line, started = 0, True, []
+    while line:
         place += step
         with no_ranks_left():
-            struck, _, interrupted = strike_at(place, STARTS, lambda: started.append(Runtime(2)))
-            assert interrupted == bool(struck)
-            assert not (interrupted and started), struck
+            line, _, interrupted = strike_at(place, STARTS, lambda: started.append(Runtime(2)))
+            assert interrupted == bool(line)
+            assert not (interrupted and started), line
             for runtime in started:
                 runtime.close()
             assert signal.getsignal(signal.SIGINT) == usual

@@ -23,7 +23,6 @@ def mode(linker):
 
 
 def twins(linker, make):
-    """Two equal functions, each with a variable of its own."""
     functions = []
     for _ in range(2):
         x, s = T.dvector("x"), engine.shared(np.arange(3.0), "s")
@@ -44,14 +43,13 @@ def test_results_and_updates_are_the_wrappers(linker):
         for one, two in zip(expected, got):
             np.testing.assert_array_equal(one, two)
         np.testing.assert_array_equal(s.get_value(), t.get_value())
-        # Nothing of the call stays.
         assert other.input_storage[0].storage[0] is None
         if getattr(machine_of(other), "allow_gc", False):
             assert other.output_storage[0].storage[0] is None
 
 
 @MODES
-def test_errors_tell_the_operation_and_leave_the_updated_variable(linker):
+def test_errors_name_the_operation_and_leave_the_updated_variable(linker):
     (plain, _), (function, s) = twins(linker, lambda x, s: ([x + s], [(s, s + x)]))
     call = trusting(function, [np.ones(3)])
     with pytest.raises(ValueError, match=DESCRIBED) as expected:
@@ -63,7 +61,7 @@ def test_errors_tell_the_operation_and_leave_the_updated_variable(linker):
     np.testing.assert_array_equal(call(np.ones(3))[0], [1.0, 2.0, 3.0])
 
 
-def test_what_does_not_fit_or_is_not_aligned_goes_through_the_wrapper():
+def test_unfit_or_unaligned_arrays_go_through_the_wrapper():
     function = engine.function([x], [x * 2], mode=mode("py"))
     call = trusting(function, [np.ones(3, np.float32)])
     assert call is function

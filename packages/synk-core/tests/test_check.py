@@ -1,8 +1,4 @@
-"""Verdicts on whether outputs are exact on any split of the rows, and the proof of each by numbers.
-
-Every graph of the table is also computed by the plain engine, on all rows and on uneven parts, and
-the parts are put together by NumPy: "exact" has to mean equal, and "wrong" different.
-"""
+"""Verdicts on whether outputs are exact on any split of the rows, each proved by numbers."""
 
 from __future__ import annotations
 
@@ -154,7 +150,7 @@ class OwnSoftmax(T.nnet.nnet.Softmax if IS_THEANO else T.special.Softmax):
     """Derived from an operation of the engine: it may do anything all the same."""
 
 
-def test_what_users_define_is_unknown_where_rows_meet_it():
+def test_operations_of_users_are_unknown_if_they_take_rows():
     derived = OwnSoftmax(**({} if IS_THEANO else {"axis": (1,)}))(x)
     outputs = [(Own()(x).sum(), "sum"), (derived, "gather"), Own()(w).sum() + x.mean()]
     verdicts = check_spec(make_spec([x], outputs))

@@ -22,7 +22,6 @@ REDUCERS = {"avg": np.mean, "sum": np.sum, "max": np.max, "min": np.min, "prod":
 
 
 def spread(runtime, dtype="float64", shape=(3, 2)):
-    """A shared variable with a value of its own on each rank, and those values."""
     values = [
         np.random.RandomState(rank).uniform(-3, 3, shape).astype(dtype)
         for rank in range(runtime.size)
@@ -39,7 +38,7 @@ def on_all_ranks(runtime, variable):
 
 @pytest.mark.parametrize("kind", [k for k in COLLECTIVES if COLLECTIVES[k].on_devices])
 def test_values_on_another_device_of_the_master_go_through_host_memory(trio, monkeypatch, kind):
-    """In all ranks: to these the context's name may mean their default device."""
+    """In workers, the context's name may mean the default device."""
     performed, perform = [], PERFORMERS[kind]
 
     def noted(*given, **named):
@@ -119,7 +118,6 @@ def test_gather_stacks_or_concatenates_also_ragged_values(runtime):
 
 
 def test_scatter_takes_values_of_different_lengths_at_once(runtime):
-    """As in 1.0: training and validation sets in one call. A batch is of rows that all have."""
     variables = [engine.shared(np.zeros((1, 2)), "a"), engine.shared(np.zeros(1), "b")]
     values = [np.arange(18.0).reshape(9, 2), np.arange(4.0)]
     collectives = runtime.collectives
@@ -197,7 +195,7 @@ def test_variables_that_were_made_from_one_array_are_two_in_the_workers(pair):
     assert on_all_ranks(pair, one)[1].tolist() == [1, 1, 1]
 
 
-def test_what_is_no_array_or_has_a_fixed_length_is_refused(pair):
+def test_variables_without_arrays_or_of_fixed_length_are_refused(pair):
     stream = STREAMS["numpy"](1)
     stream.uniform(size=(2,))
     state = stream.state_updates[0][0]
@@ -223,7 +221,7 @@ ARGUMENTS = {
 }
 
 
-def test_the_table_of_collectives_says_what_each_does_to_the_values(pair):
+def test_the_table_of_collectives_has_the_effects_of_each(pair):
     assert set(PERFORMERS) == set(COLLECTIVES)
     for name in set(COLLECTIVES) - {"reseed"}:
         w = engine.shared(np.zeros(3), "w")

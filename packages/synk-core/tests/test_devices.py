@@ -15,7 +15,6 @@ has_gpus = theano_only("PyTensor computes on no GPU")
 
 @pytest.fixture
 def gpus(monkeypatch):
-    """Say how many GPUs there are, why none can be used, and which one this process holds."""
     monkeypatch.delenv(assignment.USE_GPU, raising=False)
 
     def tell(count, problem="", held=None):
@@ -40,7 +39,7 @@ def test_all_gpus_are_taken_if_there_are_any(gpus):
     assert len(ranks.lines) == 1
 
 
-def test_the_environment_says_what_is_meant_if_the_program_does_not(gpus, monkeypatch):
+def test_the_environment_decides_if_the_program_does_not(gpus, monkeypatch):
     monkeypatch.setenv(assignment.USE_GPU, "0")
     assert assignment.choose(2, None, 0, None).devices == ()
     assert assignment.choose(2, True, 0, None).devices == ("cuda0", "cuda1")
@@ -141,8 +140,6 @@ def test_without_gpus_they_cannot_be_demanded():
 
 
 def test_a_device_that_the_master_cannot_take_ends_its_start(monkeypatch):
-    """With that error, and none of what a half-made runtime lacks."""
-
     def refuse(*_):
         raise StartError("planted")
 

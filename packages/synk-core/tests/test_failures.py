@@ -94,9 +94,7 @@ OF_OTHER_GROUPS_AND_RUNTIMES = [
 ERRORS = OF_USERS + OF_OTHER_GROUPS_AND_RUNTIMES
 
 
-def test_who_expects_an_error_of_a_class_catches_that_of_any_rank(runtime):
-    """And the ranks stay in step over many failures of either side."""
-
+def test_an_error_of_any_rank_is_caught_by_its_class(runtime):
     def fail_as_told(values):
         raise copy.copy(ERRORS[int(values.max()) - 1][0])  # one would keep the frames of all calls
 
@@ -127,7 +125,7 @@ def fail(values):
     raise ValueError(f"cannot stand {values.max()}")
 
 
-def test_it_has_the_attributes_of_its_cause_and_travels():
+def test_an_error_keeps_its_causes_attributes_when_pickled():
     cause = FileNotFoundError(2, "gone", "a.npy")
     cause.code, cause.rank = 7, "the user's own"
     error = WorkerFailed.of(cause, 1, "function 'f'", "FileNotFoundError: gone", "File x, line 1")
@@ -242,7 +240,7 @@ def test_a_function_that_cannot_be_pickled_is_named_and_does_no_harm(pair):
     del pair._rank.functions[f.number]  # distribute() sends all there is, in later tests
 
 
-def test_what_batch_systems_send_to_all_processes_is_the_masters_business(pair):
+def test_workers_ignore_signals_that_batch_systems_send_to_all(pair):
     x, y = misbehaving(lambda _: None)
     f = pair.function([x], (y, "gather"), name="steady")
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -310,7 +308,7 @@ with Runtime(3) as runtime:
 """
 
 
-def test_nor_does_it_end_workers_that_still_start(run_script):
+def test_workers_that_still_start_ignore_these_signals(run_script):
     """A terminal sends Ctrl-C to the whole group; the program may go on with something else."""
     status, out, err = run_script(EARLY)
     assert (status, out.strip(), err) == (0, str(1.0 / 3), "")
@@ -318,7 +316,6 @@ def test_nor_does_it_end_workers_that_still_start(run_script):
 
 @pytest.mark.parametrize("number", [SIGNAL, signal.SIGINT])
 def test_nothing_interrupts_a_worker_within_the_shield(number):
-    """One on the master's host, and one on another."""
     record = SimpleNamespace(interrupted=7, phase=(Phase.COMPUTE, 0))
     rank = SimpleNamespace(serial=7, flight=record)
     words = SimpleNamespace(take_all=lambda: [(7).to_bytes(8, "little")])
@@ -348,7 +345,6 @@ def test_nothing_interrupts_a_worker_within_the_shield(number):
 
 
 def test_nothing_interrupts_the_master_within_the_shield(pair):
-    """And a Ctrl-C while all ranks compute stops all."""
     done = []
 
     def careful(values):
@@ -410,8 +406,7 @@ f(np.ones(2))
 @pytest.mark.parametrize(
     "end", ["os.kill(os.getpid(), 9)", pytest.param("runtime.close()", marks=pytest.mark.nightly)]
 )
-def test_workers_that_end_while_they_compute_take_along_what_they_have_started(run_script, end):
-    """As a compiler."""
+def test_a_worker_that_ends_kills_the_processes_that_it_started(run_script, end):
     with no_ranks_left():
         _, out, err = run_script(COMPILING, end)
         pids = [int(word) for word in out.split()]
@@ -435,8 +430,7 @@ def test_a_worker_that_cannot_start_is_named_with_the_cause(monkeypatch):
         (synk_comm.CommTimeout("rank 1 has not come"), WorkerStalled),
     ],
 )
-def test_who_is_lost_while_ranks_join_is_named_as_ever(monkeypatch, error, expected):
-    """Also where its connection ended before anybody had looked at its process."""
+def test_a_rank_lost_while_ranks_join_is_named(monkeypatch, error, expected):
     with no_ranks_left(), Runtime(2) as runtime:
 
         def join(*_args, **_kwargs):
@@ -455,9 +449,7 @@ def test_who_is_lost_while_ranks_join_is_named_as_ever(monkeypatch, error, expec
         assert runtime.closed
 
 
-def test_what_no_rank_has_time_to_say_does_not_pile_up(pair):
-    """Failures of several ranks at once are all read, however long their messages."""
-
+def test_long_failures_of_several_ranks_are_all_read(pair):
     def shout(values):
         raise ValueError("x" * 1_000_000)
 

@@ -18,7 +18,6 @@ NOBODY = 65534
 
 @pytest.fixture
 def open_umask():
-    """A umask that takes nothing away."""
     before = os.umask(0)
     yield
     os.umask(before)
@@ -51,7 +50,7 @@ def bind_socket(path):
         pytest.param(make_device, None, marks=AS_ROOT),
     ],
 )
-def test_what_is_no_file_is_never_replaced(tmp_path, monkeypatch, make, refusal):
+def test_folders_sockets_and_devices_are_never_replaced(tmp_path, monkeypatch, make, refusal):
     monkeypatch.chdir(tmp_path)  # names of sockets are limited
     path, link = tmp_path / "there", tmp_path / "link"
     make("there")
@@ -69,7 +68,7 @@ def test_what_is_no_file_is_never_replaced(tmp_path, monkeypatch, make, refusal)
     assert sorted(os.listdir(tmp_path)) == ["link", "there"]
 
 
-def test_a_fifo_and_descriptors_get_what_is_written(tmp_path):
+def test_a_fifo_and_descriptors_get_the_content(tmp_path):
     path = tmp_path / "fifo"
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)

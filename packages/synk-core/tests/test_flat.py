@@ -113,7 +113,7 @@ def test_a_deep_graph_travels_at_the_usual_recursion_limit():
     np.testing.assert_array_equal(copy(X), function(X))
 
 
-def test_the_recursion_limit_is_that_of_before_however_threads_come_and_go():
+def test_overlapping_threads_restore_the_recursion_limit():
     before = sys.getrecursionlimit()
     first, second = deep_recursion(), deep_recursion()
     first.__enter__()
@@ -154,8 +154,8 @@ def test_only_new_variables_travel():
     assert len(registry.records(0, lambda _values: False)) == 1
 
 
-def test_a_value_that_comes_later_has_the_shape_that_was_sent_last():
-    """Ranks keep a variable if the master alone takes the order back that brought it."""
+def test_a_later_value_has_the_last_sent_shape():
+    """Ranks keep a variable if the master alone takes back the order with it."""
     here, there = VariableRegistry(), VariableRegistry()
     v = engine.shared(np.zeros(3), "v")
     here.number_of(v)

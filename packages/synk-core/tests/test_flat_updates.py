@@ -1,6 +1,6 @@
 """Updates of many variables as one computation: the same numbers, whatever happens to a value.
 
-All numbers are multiples of powers of two, which no order of operations rounds.
+No order of operations rounds multiples of powers of two.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ RATE, KEPT = 0.25, 0.5
 
 
 class Model:
-    """Parameters and velocities, by NumPy as well."""
-
     def __init__(self, runtime):
         random = np.random.RandomState(7)
         self.runtime = runtime
@@ -46,7 +44,6 @@ class Model:
         self.update = runtime.function([], updates=self.together, name="update")
 
     def step(self):
-        """Take a step on all ranks, and in NumPy."""
         random = np.random.RandomState(3)
         rows = random.randint(-8, 8, (self.runtime.size + 1, self.flat.get_value().size)) * 1.0
         self.gradient(rows)
@@ -55,14 +52,12 @@ class Model:
         self.move(rows.sum(axis=0))
 
     def move(self, gradient):
-        """Take a step in NumPy."""
         parts = np.split(gradient, np.cumsum([v.size for v in self.values])[:-1])
         for i, part in enumerate(parts):
             self.velocities[i] = KEPT * self.velocities[i] - RATE * part.reshape(SHAPES[i])
             self.values[i] = self.values[i] + self.velocities[i]
 
     def require(self):
-        """All ranks have NumPy's numbers."""
         for param, value in zip(self.params, self.values):
             held = self.runtime.collectives.gather(param, nd_up=1)
             np.testing.assert_array_equal(held, [value] * self.runtime.size)
@@ -108,7 +103,6 @@ def test_a_rules_updates_are_computed_together_whatever_happens_to_values(model)
     collectives.broadcast(params[2])
     model.values[2] = np.full(SHAPES[2], 4.0)
     go_on()
-    # Parts still, in another order.
     first = params[0].get_value()
     collectives.broadcast(params[0], first + 1)
     collectives.broadcast(params[0], first)
@@ -119,7 +113,6 @@ def test_a_rules_updates_are_computed_together_whatever_happens_to_values(model)
     model.runtime.step(model.update.delayed(), model.runtime.delayed.all_reduce(params, "max"))
     model.move(model.flat.get_value())
     go_on()
-    # What was read is the caller's own.
     read, kept = params[0].get_value(), model.values[0]
     model.step()
     np.testing.assert_array_equal(read, kept)
@@ -177,7 +170,7 @@ def test_verify_and_check_take_such_functions(model):
     assert {one.verdict for one in model.runtime.check(model.update).updates} == {"exact"}
 
 
-def test_what_is_forgotten_leaves_no_memory():
+def test_forgotten_variables_leave_no_memory():
     known = set(implementation._wholes)
     with Runtime(1) as runtime:
         model = Model(runtime)
@@ -194,7 +187,6 @@ def shared(shape, value=1.0, **options):
 
 
 def of_all(make, shape=(WIDE,), count=3):
-    """Updates of so many variables, each made of its variable and its place."""
     targets = [shared(shape) for _ in range(count)]
     return [(target, make(target, place)) for place, target in enumerate(targets)]
 
@@ -202,7 +194,7 @@ def of_all(make, shape=(WIDE,), count=3):
 SCALE, VECTOR, OTHER = shared(()), shared((6 * WIDE,)), shared((6 * WIDE,))
 
 
-def test_what_is_computed_together():
+def test_updates_that_are_computed_together():
     for make, together in (
         (lambda w, i: w * SCALE + 2 ** (SCALE + 1), 3),
         (lambda w, i: T.switch(T.gt(w, 0), w, -w), 3),
@@ -226,7 +218,7 @@ def test_what_is_computed_together():
 
 
 def test_parts_begin_where_libraries_like_it():
-    """So a part whose length is odd is the last."""
+    """Only the last part may have an odd length."""
     for shapes, together in (
         ([(WIDE,), (WIDE,), (5,)], [3]),
         ([(WIDE,), (5,), (WIDE,), (WIDE,)], [2, 2]),
@@ -263,10 +255,7 @@ def test_different_dtypes_are_apart():
 
 
 def test_no_two_variables_share_their_elements(trio):
-    """What Theano finds to be equal is computed once, and what is unchanged not at all.
-
-    Functions that have flat updates take no operations in place, whatever their mode.
-    """
+    """Theano computes equal values once; functions of flat updates take no operations in place."""
     first, second = ([shared((WIDE,), 3.0) for _ in range(2)] for _ in "ab")
     third = [shared((1, WIDE), 3.0) for _ in range(2)]
     updates = [(w, v * 2.0) for w, v in zip(second, first)]

@@ -48,7 +48,7 @@ def test_an_order_that_is_undone_is_marked_whole():
     assert [act.outcome for act in writer.acts()] == [ActOutcome.DONE] + 3 * [ActOutcome.UNDONE]
 
 
-def test_the_dead_tell_what_they_were_doing():
+def test_the_act_of_a_dead_rank_is_known():
     @as_op([T.dvector], [T.dvector])
     def behave(values):
         if values.size and values.max() > 100:

@@ -44,7 +44,6 @@ def full():
 
 
 def files_in_memory(pid):
-    """How many of synk_shm's a process has open."""
     folder = f"/proc/{pid}/fd"
     count = 0
     for fd in os.listdir(folder):
@@ -67,7 +66,7 @@ def test_named_arrays_without_room_in_dev_shm_lie_beside_it(refuse, caplog, code
 
 @pytest.mark.parametrize("backend", ["memfd", "shm"])
 def test_arrays_lie_where_there_is_room(refuse, backend):
-    """They are given back. Each act without room in /dev/shm is in faults/test_fault_memory.py."""
+    """Each act without room in /dev/shm is in faults/test_fault_memory.py."""
     x = T.matrix("x")
     before = files_in_memory(os.getpid())
     refuse(*((full(), None) if backend == "memfd" else (None, full())))
@@ -103,7 +102,6 @@ def test_no_room_at_all_names_the_input_and_the_function(pair):
     text = str(error)
     assert "by batch=" in text
     assert "backend=" not in text
-    # The cure of the message.
     assert f(huge[:, :2], batch=slice(0, 5)) == 10.0
     with pytest.raises(SharedMemoryFull, match=r"<Data 'big' float64 shape=\(0, 0\)>: asked for"):
         pair.data(shape=(10**6, 10**6), dtype="float64", name="big")

@@ -47,7 +47,7 @@ def all_ops(runtime):
 
 @settings(deadline=None, max_examples=25, suppress_health_check=list(HealthCheck))
 @given(st.data())
-def test_any_batch_in_slices_gives_what_numpy_gives_for_its_rows(all_ops, runtime, data):
+def test_any_batch_in_slices_gives_numpys_results(all_ops, runtime, data):
     count = data.draw(st.integers(1, 30), "rows")
     values, y = rows(count), np.array([1.0, -2.0, 0.5])
     x = data.draw(st.sampled_from([values, runtime.data(values)]), "array or Data")
@@ -135,7 +135,6 @@ def test_a_function_without_inputs_averages_ranks_equally(runtime):
 
 @pytest.mark.c_code
 def test_each_update_accumulates_by_its_own_operation(pair):
-    """Also where there are more updates than outputs, or fewer."""
     x = T.dmatrix("x")
     ops = ["avg", "sum", "max", "min", "prod", "last"]
     meanings = [np.mean, np.sum, np.max, np.min, np.prod]
@@ -163,7 +162,7 @@ def test_each_update_accumulates_by_its_own_operation(pair):
 
 @pytest.mark.parametrize("dtype", ["float16", pytest.param("float64", marks=pytest.mark.nightly)])
 def test_rounding_does_not_grow_with_the_number_of_slices(pair, dtype):
-    """Of outputs and updates; float16 is added up in float32."""
+    """Sums of float16 are float32."""
     x = T.TensorType(dtype, (False, False))("x")
     ops = ("avg", "sum")
     shareds = [engine.shared(np.zeros(4, dtype), op) for op in ops]
@@ -190,8 +189,6 @@ def test_infinite_complex_numbers_are_added_as_without_slices(pair):
 
 @pytest.mark.parametrize("reduces", [False, True])
 def test_values_that_no_row_goes_into_are_not_averaged(trio, reduces):
-    """They are those of a serial program to the last bit, whatever rows and slices ranks have."""
-
     def build():
         a, b, c = (engine.shared(np.full(3, value)) for value in (0.1, 0.7, 1 / 3))
         return [a, b, c], [a * np.float64(0.93), a * b + np.float64(0.1), c * np.float64(0.7)]
@@ -211,7 +208,6 @@ def test_values_that_no_row_goes_into_are_not_averaged(trio, reduces):
         for rank in range(3):
             held = trio.collectives.get_value(rank, shareds)
             np.testing.assert_array_equal(held, expected, f"{number} rows, {num_slices} slices")
-    # Replicas that differ are averaged by rows.
     for rank, value in enumerate((0.5, 2.0, 8.0)):
         trio.collectives.set_value(rank, a, np.full(3, value))
     np.testing.assert_array_equal(f(np.ones((4, 2)), num_slices=2)[0], np.full(3, 11 / 4))
@@ -219,7 +215,6 @@ def test_values_that_no_row_goes_into_are_not_averaged(trio, reduces):
 
 @pytest.mark.feature("proof")
 def test_updates_without_rows(trio):
-    """Counters, rates and running schedules go on everywhere; what rows go into stays."""
     x, rate = T.vector("x"), T.scalar("rate")
     count, last, total = (engine.shared(0.0, name) for name in ("count", "last", "total"))
     noise = STREAMS["numpy"](5).uniform(size=(1,))[0]
@@ -306,7 +301,6 @@ def test_build_inputs_and_as_theano(pair):
         f.build_inputs(value, None)
     single = pair.function([x], x.mean()).build_inputs(value.astype(float), force_cast=True)
     np.testing.assert_array_equal(single.data, value)
-    # Data of float32 are taken by variables of float64.
     double = T.dmatrix("double")
     squares = pair.function([double], (double**2).mean(), **FAST)(single, batch=[0, 2])
     np.testing.assert_allclose(squares, (value[[0, 2]].astype(float) ** 2).mean(), rtol=1e-15)
@@ -314,7 +308,6 @@ def test_build_inputs_and_as_theano(pair):
 
 @pytest.mark.c_code
 def test_rows_in_the_byte_order_of_other_machines_are_converted(pair):
-    """As files have them; C code reads memory as it is."""
     x, factor = T.vector("x"), T.scalar("factor")
     f = pair.function([x], ((x * factor).sum(), "sum"), bcast_inputs=[factor])
     for dtype in (">f8", ">f4", ">i4"):
@@ -432,7 +425,7 @@ def test_outputs_that_do_not_fit_together_are_explained(runtime):
 
 
 def test_slices_may_lie_in_the_same_memory():
-    """As with a linker that keeps its memory."""
+    """Some linkers keep their memory."""
     wanted = {"max": [4, 5], "min": [3, 1], "gather": [3, 5, 4, 1], "sum": [7, 6], "avg": [3.5, 3]}
     for op in (*wanted, "last", "rowless"):
         held, accumulator = np.empty(2), Accumulator(op, "f")

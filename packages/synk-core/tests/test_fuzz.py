@@ -88,7 +88,6 @@ def test_calls(house, f, data):
 @fuzzing(120)
 @given(data=st.data())
 def test_functions_of_anything(house, data):
-    """What is built computes; what is refused leaves nothing behind."""
     draw, runtime = data.draw, house.runtime
     x, y = T.dmatrix("x"), T.dvector("y")
     options = {
@@ -155,14 +154,12 @@ def test_collectives(house, data):
         return house.runtime.step(made) if delayed else made
 
     came, _ = house.attempt(act)
-    # Nothing is half done: what failed has changed nothing on any rank.
     house.check(unchanged=not came)
 
 
 GOOD = arrays(dtypes=["f8", "f4", "i4", "?"], shapes=[(4, 3), (0, 3), (2, 3)])
 DTYPES = st.sampled_from(["float64", "float32", "int8", np.dtype(">f8"), bool])
 FULL = (synk_shm.ShmFullError,)
-"""What a size gives that is possible, but not here."""
 
 
 @fuzzing(400)
@@ -212,7 +209,6 @@ def test_changing_data(house, data):
         came, _ = house.attempt(lambda: getattr(held, way)(given, **options), FULL)  # noqa: B023
         if came:
             expected = held.data.copy()
-        # What failed has changed nothing, here and for the ranks.
         np.testing.assert_array_equal(held.data, expected)
         if held.shape[1] == 3:
             np.testing.assert_array_equal(house.witness(held, 0.0)[1], expected)
@@ -222,7 +218,6 @@ def test_changing_data(house, data):
 @fuzzing(150)
 @given(key=anything(), value=anything())
 def test_items_of_data_are_as_those_of_arrays(house, key, value):
-    """What NumPy gives or raises for an array, `Data` give or raise."""
     plain = np.arange(12.0).reshape(4, 3)
     held = house.runtime.data(plain)
 

@@ -70,7 +70,6 @@ def test_many_reductions_meet_in_one_order(trio):
 
 
 def test_updates_are_equal_on_all_ranks(trio):
-    """Also where a rank has no rows; what depends on a rank's own rows stays its own."""
     running = engine.shared(np.ones(3), name="running")
     steps = engine.shared(np.int64(0), name="steps")
     own = engine.shared(np.zeros(3), name="own")
@@ -110,7 +109,6 @@ def test_slices_are_reduced_together(trio):
 
 
 def test_rows_of_sliceable_variables(trio):
-    """The master may be the one without rows."""
     s = engine.shared(np.zeros((6, 3)), name="s")
     running = engine.shared(np.zeros(3), name="running")
     mean = in_graph.all_reduce(s.mean(axis=0), "avg")
@@ -184,7 +182,6 @@ def fail():
 
 
 def test_a_rank_that_fails_lets_the_others_go(trio):
-    """Before the first reduction, in a slice, and between two."""
     bad = touchy(fail)
     before = trio.function([x], in_graph.all_reduce(bad(x).sum(axis=0)), name="before")
     h = bad(x - in_graph.all_reduce(x.mean(axis=0), "avg"))
@@ -278,7 +275,7 @@ def test_check_verify_and_stats(pair):
     assert "normalized" in str(pair.stats())
 
 
-def test_what_check_says(pair, recwarn):
+def test_verdicts_of_check(pair, recwarn):
     for make, verdict in (
         (lambda x: in_graph.all_reduce(x.mean(axis=0), "sum").sum(), "wrong"),
         (lambda x: in_graph.all_reduce(x.sum(axis=0), "avg").sum(), "wrong"),
@@ -388,8 +385,7 @@ def whole_on_every_rank(z, gather, positions, reduce):
         (whole_on_every_rank, "mean"),  # it is no sum of the ranks' costs
     ],
 )
-def test_gradients_through_what_ranks_exchange(pair, trio, loss, cost):
-    """Those of the same loss in the plain engine, on all rows: second derivatives, too."""
+def test_gradients_through_exchanged_values(pair, trio, loss, cost):
     W, v = engine.shared(np.random.RandomState(1).randn(3, 2)), np.random.RandomState(3).randn(3, 2)
     settings = {"on_unused_input": "ignore", "mode": "FAST_COMPILE"}
 

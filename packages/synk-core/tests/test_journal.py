@@ -16,7 +16,6 @@ def journal():
 
 
 def collective(journal, storage, number=0, fill=0.0):
-    """Give a variable a new value, as collectives do; return the array."""
     room = journal.room(number, storage)
     room[...] = fill
     if room is not storage[0]:
@@ -36,7 +35,7 @@ def test_two_arrays_take_turns(journal):
     assert len(set(places)) == 2
 
 
-def test_what_was_made_in_this_order_is_used_again(journal):
+def test_an_array_made_in_this_order_is_used_again(journal):
     storage = [np.zeros(3)]
     journal.keep([storage])
     storage[0] = made = np.ones(3)
@@ -54,7 +53,7 @@ def test_a_value_that_an_act_has_left_as_it_was_is_not_written_to(journal):
 
 
 @pytest.mark.parametrize("taken", [lambda array: array, lambda array: array[1:]])
-def test_what_another_variable_had_is_not_written_to(journal, taken):
+def test_the_former_array_of_another_variable_is_not_written_to(journal, taken):
     """As after ``updates=[(last, w), (w, w + 1)]``: Theano makes no copy for `last`."""
     w, last = [before := np.arange(3.0)], [taken(np.zeros(3))]
     for _ in range(2):
@@ -70,7 +69,7 @@ def test_what_another_variable_had_is_not_written_to(journal, taken):
         assert before.tolist() == [0.0, 1.0, 2.0]
 
 
-def test_an_array_that_somebody_has_is_no_spare(journal):
+def test_an_array_in_use_is_no_spare(journal):
     storage = [np.zeros(3)]
     mine, view = storage[0], None
     for _ in range(4):

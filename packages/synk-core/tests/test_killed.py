@@ -20,7 +20,6 @@ GONE_S = 2.0
 """The contract: from the master's death until nothing is left."""
 
 BUSY_S = 3.0
-"""What a busy machine may add."""
 
 PROGRAM = """
 import ctypes, os, resource, sys, threading, time
@@ -66,8 +65,6 @@ COMPUTING = READY + "f(np.array([0.0, 0.0, 60.0, 60.0]))"
 
 
 class Victim(Program):
-    """A program with workers, to be killed."""
-
     def __init__(self, code, size, backend, how, zygote, folder):
         options = {"environment": {"SYNKHRONOS_USE_GPU": "0", "TMPDIR": str(folder)}}
         words = (size, backend, how)
@@ -84,7 +81,7 @@ class Victim(Program):
         return [*pids, *self.shared_memory(), *os.listdir(self.folder)]
 
     def await_nothing(self, timeout_s):
-        """Wait until nothing is left, and return how long it took."""
+        """Wait until nothing is left; return the seconds that it took."""
         began = time.monotonic()
         while self.left():
             assert time.monotonic() - began < timeout_s, self.left()
@@ -143,7 +140,6 @@ def test_nothing_is_left_of_a_killed_master(program, number, stopped, code, how,
     ("backend", "after_s"), [("shm", 0.3), pytest.param("zmq", 0.0, marks=NIGHTLY)]
 )
 def test_nor_of_one_whose_workers_still_start(program, backend, after_s):
-    """Nor of the folder in which zmq has its sockets."""
     killed = program("time.sleep(60)", 3, backend)
     time.sleep(after_s)
     killed.kill()
@@ -161,7 +157,6 @@ time.sleep(60)
 
 
 def test_of_more_arrays_than_descriptors_the_next_program_removes_the_rest(program, zygote):
-    """They have names."""
     killed = program(MANY)
     assert killed.line() == "0.0"
     assert killed.shared_memory()

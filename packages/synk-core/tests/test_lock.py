@@ -6,15 +6,20 @@ import random
 import signal
 import sys
 import threading
+import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from _busy import calling_in_threads
 from _leaks import no_ranks_left
 
+from synk_comm import local_group
 from synk_core import Runtime
 from synk_core._master.lock import OrderLock
-from synk_core.exceptions import Closed, NestedCall
+from synk_core._wire.flight import OWN_WORK
+from synk_core._workers.interrupts import SIGNAL, obey
+from synk_core.exceptions import Closed, Interrupted, NestedCall
 from synk_testing.engine import T, engine
 
 STRIKES = 1000
@@ -106,7 +111,6 @@ def test_near_the_recursion_limit_nothing_begins_that_could_not_end():
 
 
 def test_threads_may_close_at_once_while_others_work():
-    """The first one ends it, the others wait for that; whoever is at work learns of it."""
     x, before = T.dvector("x"), sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
@@ -135,3 +139,45 @@ def test_threads_may_close_at_once_while_others_work():
                 del kept
     finally:
         sys.setswitchinterval(before)
+
+
+@pytest.fixture
+def computing():
+    """A rank that computes an order which is to be given up."""
+    before = signal.getsignal(SIGNAL)
+    rank = SimpleNamespace(serial=1, flight=SimpleNamespace(interrupted=1, phase=[OWN_WORK[0]]))
+    obey(rank)
+    yield rank
+    signal.signal(SIGNAL, before if before is not signal.SIG_DFL else signal.SIG_IGN)
+
+
+def test_a_guard_lets_the_next_call_in_after_any_interrupt(computing):
+    (comm,) = local_group(1)
+    guard = comm._guard
+    armed = threading.Event()
+    ended = threading.Event()
+
+    def strike():
+        while armed.wait() and not ended.is_set():
+            armed.clear()
+            time.sleep(random.random() * 2e-4)
+            signal.pthread_kill(threading.main_thread().ident, SIGNAL)
+
+    def enter_for_ever():
+        armed.set()
+        while True:
+            with guard:
+                pass
+
+    striker = threading.Thread(target=strike)
+    striker.start()
+    try:
+        for _ in range(12):
+            with pytest.raises(Interrupted):
+                enter_for_ever()
+    finally:
+        computing.flight.interrupted = 0
+        ended.set()
+        armed.set()
+        striker.join()
+    assert guard.lock == [None]

@@ -64,7 +64,6 @@ def job():
 
 
 def facts(done):
-    """Return what a program has said, of which all ranks may say something."""
     lines = [line for line in done.out.splitlines() if line.startswith("@")]
     return [json.loads(line[1:]) for line in lines]
 

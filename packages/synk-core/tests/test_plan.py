@@ -29,7 +29,7 @@ def test_shares_are_contiguous_and_even_with_larger_ones_first(count, parts):
 
 
 @given(st.data(), st.integers(1, 50))
-def test_slices_select_what_numpy_selects(data, length):
+def test_slices_select_numpys_rows(data, length):
     bound = st.none() | st.integers(-length, length)
     step = st.none() | st.integers(-7, 7).filter(bool)
     batch = slice(data.draw(bound), data.draw(bound), data.draw(step))
@@ -41,14 +41,14 @@ def test_slices_select_what_numpy_selects(data, length):
 
 
 @given(st.data(), st.integers(1, 50))
-def test_indexes_select_what_numpy_selects(data, length):
+def test_indexes_select_numpys_rows(data, length):
     index = data.draw(st.lists(st.integers(-length, length - 1)))
     for batch in (index, np.array(index, dtype=np.int32)):
         assert rows_of(select(batch, length)) == np.arange(length)[np.array(index, int)].tolist()
 
 
 @given(st.lists(st.booleans(), min_size=1), st.integers(0, 20))
-def test_masks_and_first_rows_select_what_numpy_selects(mask, count):
+def test_masks_and_first_rows_select_numpys_rows(mask, count):
     assert rows_of(select(np.array(mask), len(mask))) == np.flatnonzero(mask).tolist()
     assert rows_of(select(count, 20)) == list(range(count))
 
@@ -60,7 +60,7 @@ def test_rows_that_are_not_there_are_refused():
             select(batch, 10)
 
 
-def test_what_is_no_selection_is_refused():
+def test_other_objects_are_no_selection():
     for batch in (1.5, "abc", [[1, 2]], np.array([0.5]), slice("a", None), True):
         with pytest.raises((InputValueError, TypeError)):
             select(batch, 10)

@@ -30,10 +30,7 @@ END_S = 2.9
 """What `stop()` and `kill()` may take together."""
 
 QUICK_END_S = 1.2
-"""The same, where the kernel is not slow."""
-
 BUSY_S = 2.0
-"""What a busy machine may add."""
 
 
 @contextmanager
@@ -67,7 +64,7 @@ def test_stop_is_quick_whatever_the_workers_do():
     print(f"{took_s:.3f} s")
 
 
-def test_what_the_kernel_takes_long_to_end_is_named_with_its_signal(monkeypatch):
+def test_a_killed_worker_that_still_ends_is_named_with_its_signal(monkeypatch):
     """Such as a process whose GPU is busy: it is waited for in vain."""
     with started(3) as (_, pool):
         first, killed = pool._workers
@@ -90,7 +87,7 @@ def test_what_the_kernel_takes_long_to_end_is_named_with_its_signal(monkeypatch)
                 pool.check("at rest")
 
 
-def test_who_waits_for_workers_to_start_has_a_limit_is_called_meanwhile_and_hears_of_the_killed():
+def test_the_wait_for_workers_has_a_limit_and_names_the_killed():
     with no_ranks_left(), Runtime(3) as runtime:
         pool = runtime._lifecycle.pool
         stopped, killed = runtime.worker_pids
@@ -118,7 +115,6 @@ def test_who_waits_for_workers_to_start_has_a_limit_is_called_meanwhile_and_hear
 
 
 def test_of_several_that_are_gone_the_killed_one_is_named():
-    """Those that lose the group wait for the master."""
     with started(4) as (runtime, pool):
         pids = runtime.worker_pids
         runtime._rank.comm.abort("a test")
@@ -144,8 +140,6 @@ def test_of_several_that_are_gone_the_killed_one_is_named():
 
 
 class RankThat:
-    """A rank whose orders fail."""
-
     in_step = False
     rank = 1
     serial = 7
@@ -182,7 +176,7 @@ def test_a_worker_without_a_group_waits_as_long_as_it_takes(monkeypatch):
 
 
 @pytest.mark.parametrize("error", [ValueError("own"), synk_comm.MisuseError("own")])
-def test_a_worker_out_of_step_by_its_own_fault_ends_although_nobody_tells_it(monkeypatch, error):
+def test_a_worker_out_of_step_by_its_own_fault_ends_by_itself(monkeypatch, error):
     rank, channel, serving = serve(monkeypatch, error)
     serving.join(30)
     assert not serving.is_alive()
@@ -212,7 +206,7 @@ def test_a_worker_without_a_thread_says_so_and_how_to_get_one(monkeypatch):
 
 
 def serve(monkeypatch, error):
-    """A worker in a thread, that has its first order, which fails: its rank, its channel, it."""
+    """Return the rank, channel and thread of a worker whose first order fails."""
     rank = RankThat(error)
     monkeypatch.setattr(_worker, "_prepare", lambda *_: rank)
     channel, theirs = Channel.pair()
@@ -295,8 +289,6 @@ os._exit(7)  # what the streams still hold cannot be written
 def test_a_program_whose_streams_are_closed_or_whose_terminal_goes_away_goes_on(
     zygote, tmp_path, streams
 ):
-    """Pipes to workers are not taken for its streams; and one that gives SIGPIPE its default back
-    does not die of a dead worker."""
     terminal, theirs = os.openpty()
     with no_ranks_left(), zygote.start(TALKATIVE, tmp_path, streams, terminal=theirs) as program:
         os.close(theirs)

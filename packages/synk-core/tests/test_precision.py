@@ -50,7 +50,7 @@ def test_a_precision_that_is_none_or_excluded_by_the_environment(monkeypatch):
 
 
 @pytest.mark.feature("stats")
-def test_stats_tell_that_of_the_device_and_processors_have_none():
+def test_stats_have_the_precision_of_the_device():
     assert Cpu().precision == ""
     with Runtime(1, use_gpu=False, precision="float32") as runtime:
         assert TF32_OVERRIDE not in os.environ

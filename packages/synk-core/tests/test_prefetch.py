@@ -1,7 +1,6 @@
 """Rows that are taken before the call is made: the same results, whatever happens in between.
 
-On processors nothing is taken before; here the first and the last of three ranks are made to do as
-a GPU does, and the one between them is not.
+The first and the last of three ranks are made to do as a GPU does, the one between them is not.
 """
 
 from __future__ import annotations
@@ -21,8 +20,6 @@ from synk_testing.engine import T, as_op, engine
 
 
 class Uploads:
-    """Copies nothing."""
-
     def wait(self, _places):
         pass
 
@@ -35,17 +32,14 @@ class Uploads:
 
 @as_op([T.dvector], [T.dvector])
 def switch(values):
-    """Have this rank take rows before, or not, by the sign of its first value."""
+    """Make this rank take rows early, or not, by the sign of its first value."""
     Cpu.uploads = Uploads() if values[0] > 0 else None
     return values
 
 
 @pytest.fixture(scope="module")
 def made(trio):
-    """Data, and functions whose results show which rows they were computed on.
-
-    Two of the ranks take rows before, and one does not.
-    """
+    """Data, and functions whose results show which rows they were computed on."""
     x, k = T.dmatrix("x"), T.lvector("k")
     tell = trio.function([x], (switch(x[:, 0]), "gather"), **FAST)
     tell(np.array([[1.0], [-1.0], [1.0]]))
@@ -61,14 +55,12 @@ def made(trio):
 
 
 def require(made, function, result, rows):
-    """The result is that of these rows, by NumPy."""
     wanted = made.expected[function](made.values[rows], made.labels[rows])
     for got, right in zip(result, wanted):
         np.testing.assert_array_equal(got, right)
 
 
 def test_rows_are_taken_once(made):
-    """So a change of the data in between is not seen where they were taken before."""
     x = made.runtime.data(np.zeros((3, 3)))
     call = made.g.delayed(x, made.labels[:3], batch=[0, 1, 2])
     made.runtime.step(call.prefetch())
@@ -78,7 +70,6 @@ def test_rows_are_taken_once(made):
 
 
 def test_calls_in_any_order_and_of_several_functions(made):
-    """Prefetched, performed, forgotten at random: each gets its own rows."""
     random = np.random.RandomState(0)
     waiting = []
     for _ in range(100):

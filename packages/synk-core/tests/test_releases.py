@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("unproved")
 
 @as_op([T.dvector], [T.dvector])
 def count_variables(x):
-    """For each row, how many shared variables this process has."""
+    """Return, for each row, how many shared variables this process has."""
     # By its type: what is asked itself may be a weak proxy.
     found = sum(issubclass(type(one), SharedVariable) for one in gc.get_objects())
     return np.full(len(x), float(found))
@@ -39,7 +39,7 @@ def count_variables(x):
 
 @pytest.fixture
 def settled(pair):
-    """Has all that is gone forgotten; gives how much the master knows, and has the worker."""
+    """Forget all that is gone; return what the master and the worker have."""
     f = pair.function([x], (count_variables(x), "gather"))
 
     def settle():
@@ -104,7 +104,7 @@ def test_figures_of_functions_without_a_name_become_one_line(pair, settled):
 
 
 @pytest.mark.parametrize("holder", ["clone", "plain function"])
-def test_a_variable_that_somebody_has_in_another_way_stays(pair, settled, holder):
+def test_a_variable_that_others_hold_stays(pair, settled, holder):
     if holder == "plain function" and engine.config.linker == "numba":
         pytest.skip("Numba keeps what PyTensor's own functions have used")
     x, w = T.dvector("x"), engine.shared(np.arange(3.0), "w")
@@ -125,7 +125,7 @@ def test_a_variable_that_somebody_has_in_another_way_stays(pair, settled, holder
     assert number not in pair._rank.registry.variables
 
 
-def test_what_an_order_that_failed_was_to_forget_is_forgotten_by_the_next(pair, settled):
+def test_the_next_order_forgets_for_one_that_failed(pair, settled):
     train(pair)
     before = settled()
     failing = pair.function([x], (picky(x).sum(), "sum"))
@@ -140,7 +140,6 @@ def test_what_an_order_that_failed_was_to_forget_is_forgotten_by_the_next(pair, 
 
 
 def test_numbers_are_never_given_twice():
-    """Also when a new variable's storage lies where that of an old one has been."""
     registry, seen = VariableRegistry(), set()
     for i in range(200):
         variable = engine.shared(np.full(2, float(i)), f"v{i}")
@@ -156,16 +155,14 @@ def test_numbers_are_never_given_twice():
         registry.let_go([number])
         registry.forget_gone(1)
         assert number not in registry.variables
-        # Until the ranks have been told, no other variable can lie there.
+        # Until the ranks know, no other variable can lie there.
         assert storage != id(engine.shared(np.zeros(2)).container.storage)
         registry.forget(number)
     assert registry.variables == {}
     assert registry.end == 200
 
 
-def test_what_is_gone_before_it_was_sent_is_never_sent(pair, settled):
-    """By `distribute()`, and by the first call of another function."""
-
+def test_functions_gone_before_they_were_sent_are_never_sent(pair, settled):
     def build():
         w = engine.shared(np.arange(3.0), "w")
         return pair.function([x], (x.mean() * w).sum(), updates=[(w, w + 1)])
@@ -211,7 +208,7 @@ def test_one_rank_has_no_replicas_that_could_differ():
 
 
 @pytest.mark.nightly
-def test_no_signal_comes_between_an_end_and_its_farewell():
+def test_no_signal_loses_the_end_of_an_object():
     """A finalizer that is written in Python is lost if a signal's exception comes in it."""
     gone, kept, armed = deque(), [], False
     deadline = time.monotonic() + 2
@@ -256,7 +253,6 @@ def test_no_signal_comes_between_an_end_and_its_farewell():
 
 @pytest.mark.parametrize("seed", [0, 1, 2] if ALL else [0])
 def test_whatever_comes_and_goes_values_are_right(pair, seed):
-    """Variables and functions are made, used and let go of in random order."""
     rng = random.Random(seed)
     variables, functions = {}, {}
     for i in range(60 if ALL else 30):

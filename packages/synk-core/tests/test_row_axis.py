@@ -74,7 +74,7 @@ def test_the_row_of_a_bad_value_is_found(pair):
     assert caught.value.row == 8
 
 
-def test_what_check_says(pair, recwarn):
+def test_verdicts_of_check(pair, recwarn):
     outputs = [(x.sum(axis=0), "gather"), x.mean(), (x.dimshuffle(1, 0, 2), "gather"), x.mean(1)]
     outputs += [(x, "gather"), x.mean(axis=0)]
     f = pair.function([x], outputs, row_axis={x: 1})

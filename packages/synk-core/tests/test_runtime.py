@@ -34,7 +34,7 @@ def is_single(values):
     return np.full(len(values), float(engine.config.floatX == "float32"))
 
 
-def test_it_reports_tells_its_state_and_writes_only_what_it_is_asked_for(tmp_path, monkeypatch):
+def test_a_runtime_reports_its_state_and_writes_no_other_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(engine.config, "floatX", "float32")  # reaches the workers
     lines, before = [], files_of_packages()
@@ -96,7 +96,6 @@ def test_memory_that_arrays_free_is_kept_for_the_next_ones(pair):
 
 
 def held():
-    """Shared memory that this process has made: how many segments."""
     gc.collect()
     return sum(info.mine for info in synk_shm.list())
 

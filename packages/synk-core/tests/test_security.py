@@ -1,7 +1,4 @@
-"""What other users of the machine can see, touch or hold up of a run: nothing.
-
-With real processes, started as a user would, in folders of their own.
-"""
+"""What other users of the machine can see, touch or hold up of a run: nothing."""
 
 from __future__ import annotations
 
@@ -104,7 +101,7 @@ def running(folder, backend):
 
 
 def wrong_sockets(pids):
-    """What others could reach of the sockets of these processes: a list of words."""
+    """Yield a line on each socket of these processes that others could reach."""
     for pid in pids:
         try:
             process = psutil.Process(pid)
@@ -126,7 +123,7 @@ def wrong_sockets(pids):
 
 
 def others_may(path, follow=True):
-    """What mode a file has that others may use, "" if there is none such."""
+    """Return the mode of a file that others may use, "" if there is none such."""
     try:
         mode = os.stat(path, follow_symlinks=follow).st_mode
     except OSError:

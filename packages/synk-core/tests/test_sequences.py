@@ -42,7 +42,6 @@ def test_weights_are_those_of_the_last_call_that_succeeded(pair):
 
 
 def test_a_call_while_another_is_prepared_is_refused(pair):
-    """From an input that computes itself."""
     y = T.dvector("y")
     f = pair.function([y], (y.sum(), "sum"), **FAST)
     f(np.ones(5))

@@ -1,7 +1,6 @@
 """Rows on demand: whatever a program writes, other hosts compute with the values of now.
 
-The hosts are simulated: leaders take in what orders bring from queues, and what their ranks would
-read is compared with NumPy's selection from the master's array.
+The hosts are simulated: leaders take in what orders bring from queues.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from synk_core._wire.messages import PLAIN, Call, Collective, Extras, Rows, Scat
 from synk_core.exceptions import SharedMemoryFull
 
 PROGRAMS = 120 if os.environ.get("SYNK_TESTS") == "all" else 24
-"""Random programs, of some 40 steps each."""
 
 
 class Wires:
@@ -206,7 +204,6 @@ ROW = 1024 * 8
 def test_a_row_travels_once(hosts):
     data = big(hosts)
     index = np.array([3, 9, 1, 60, 61, 2, 7, 8])
-    # Of eight rows, ranks 2 and 3 read the last four.
     assert perform(hosts, data, index) == 4 * ROW
     assert perform(hosts, data, index) == 0
     assert perform(hosts, data, index[::-1].copy()) == 4 * ROW  # the first four, new to that host
@@ -214,7 +211,7 @@ def test_a_row_travels_once(hosts):
     assert perform(hosts, data, slice(None)) == (32 - 2) * ROW  # all but 60 and 61 of rows 32 to 63
 
 
-def test_what_was_written_travels_again_and_nothing_else(hosts):
+def test_written_rows_alone_travel_again(hosts):
     for key, rows in (
         *((40, 1), (-1, 1), (slice(40, 44), 4), ([33, 40], 2), (np.arange(64) > 60, 3), (3, 0)),
         *(((slice(50, 52), 0), 2), (..., 32), (None, 32), (np.ones((64, 1024), bool), 32)),
@@ -240,7 +237,7 @@ def test_arrays_of_calls_travel_with_each(hosts):
     np.testing.assert_array_equal(hosts.seen(1, item.array)[4:], data.array[4:])
 
 
-def test_collectives_bring_what_each_rank_takes(hosts):
+def test_collectives_send_the_rows_of_each_rank(hosts):
     data = big(hosts, 8)
     ref = hosts.store.ref(data)
     rows = Rows(tuple(split_rows(8, 4)))
@@ -253,7 +250,7 @@ def test_collectives_bring_what_each_rank_takes(hosts):
     np.testing.assert_array_equal(hosts.seen(1, ref), data.array)
 
 
-def test_what_every_host_needs_whole_is_sent_once():
+def test_an_array_for_every_host_is_sent_once():
     hosts = Hosts((0, 1, 2, 3))
     data = big(hosts, 8)
     whole = Call(1, PLAIN, None, (), (hosts.store.ref(data),), None, 1, ())

@@ -53,7 +53,6 @@ def test_a_call_reads_the_rows_that_numpy_would_take(gather, values, source):
 
 @pytest.fixture
 def threads(monkeypatch):
-    """The number of threads of each copy of rows that has several."""
     in_pieces, noted = arrays_module.copy_in_pieces, []
 
     def copy_in_pieces(pool, count, *arrays):
@@ -121,7 +120,7 @@ def test_rows_travel_in_the_dtype_of_the_file(pair):
     np.testing.assert_allclose(mean(pixels, batch=[19, 2]), pixels[[19, 2]].mean())
 
 
-def test_what_does_not_fit_is_refused_before_anything_is_read(gather, values):
+def test_an_unfit_source_is_refused_before_anything_is_read(gather, values):
     for wrong, text in (
         (values.astype("float64"), "got dtype float64, expected float32"),
         (values[:, 0], r"got 1 dimensions \(shape \(50,\)\), expected 2"),
@@ -157,7 +156,7 @@ def test_a_source_that_gives_other_rows_or_fails_is_reported_and_the_function_wo
         np.testing.assert_array_equal(x, 2 * values[[5, 1, 2]])
 
 
-def test_what_is_whole_for_every_rank_is_read_as_a_whole(pair, values):
+def test_a_broadcast_source_is_read_as_a_whole(pair, values):
     x, k = T.fmatrix("x"), T.fvector("k")
     f = pair.function([k], [(k + x.sum(), "gather")], bcast_inputs=[x], **FAST)
     file = type("File", (StandIn,), {"__array__": lambda self, *_, **__: self._array})
@@ -165,7 +164,7 @@ def test_what_is_whole_for_every_rank_is_read_as_a_whole(pair, values):
     np.testing.assert_allclose(got, values[:2, 0] + values.sum(), rtol=1e-6)
 
 
-def test_what_is_in_memory_is_no_source(pair, values, tmp_path):
+def test_an_array_in_memory_is_no_source(pair, values, tmp_path):
     mapped = in_file("memory map", values, tmp_path)
     assert RowSource.of(mapped) is not None
     in_memory = [mapped + 1, np.asarray(mapped), pair.data(values), values[0, 0], values.tolist()]
@@ -178,7 +177,7 @@ def test_what_is_in_memory_is_no_source(pair, values, tmp_path):
         assert RowSource.of(other) is None
 
 
-def test_a_source_says_what_it_is(values, tmp_path):
+def test_a_source_shows_its_array(values, tmp_path):
     mapped = in_file("memory map", values, tmp_path)
     assert repr(RowSource.of(mapped)) == "<memmap float32 shape=(50, 3)>"
     source = RowSource.of(StandIn(values))

@@ -21,8 +21,7 @@ BEGINNING = "in <module>\n"
 
 @pytest.mark.parametrize("act", [hold_the_lock, sleep_beside_a_thread])
 def test_a_worker_that_computes_says_where(monkeypatch, act):
-    """Who runs bytecodes is asked between two of them: stacks that are read in the middle of one
-    end the process, in one case of thousands."""
+    """A thread answers between two bytecodes; in the middle of one it may end the process."""
     asked, ask = set(), _stacks.StackFile.ask
 
     def noted(self, process, number):
@@ -60,7 +59,7 @@ def test_a_worker_that_still_starts_says_where():
         runtime.distribute()  # it was not disturbed
 
 
-def test_of_a_stopped_or_dead_worker_that_is_said():
+def test_a_stopped_or_dead_worker_is_described():
     with no_ranks_left():
         runtime = Runtime(3)
         runtime.distribute()
@@ -92,7 +91,7 @@ def answering(code, file):
         yield process
 
 
-def test_of_a_process_that_does_not_answer_is_said_what_the_system_knows(monkeypatch):
+def test_a_process_that_does_not_answer_is_described_by_the_system(monkeypatch):
     file = _stacks.StackFile()
     # Where it has nothing to do with Python, the signals have to be ignored.
     with answering("[signal.signal(int(n), signal.SIG_IGN) for n in sys.argv[2:]]", file) as deaf:

@@ -40,7 +40,6 @@ def test_a_module_that_starts_workers_is_refused_in_a_worker(zygote, tmp_path):
 
 
 def test_nothing_below_a_worker_starts_ranks():
-    """Whatever it does with its environment."""
     code = "from synk_comm.processes import require_leave; require_leave('fork()')"
     below = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}], env={{}})"
     command = [sys.executable, "-c", below]
@@ -135,8 +134,7 @@ with Runtime(2, use_gpu=False) as runtime:
 '''
 
 
-def test_workers_find_the_modules_that_the_master_has(zygote, tmp_path):
-    """Relative, made, loaded, added and moved; or the error says where they have to be."""
+def test_workers_find_the_modules_of_the_master(zygote, tmp_path):
     (tmp_path / "relative").mkdir()
     (tmp_path / "elsewhere").mkdir()
     source = "ONCE = (i for i in ())\ndef twice(x): ONCE; return 2 * x\n"

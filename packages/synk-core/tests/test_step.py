@@ -90,7 +90,7 @@ def test_all_collectives_can_be_acts(trio):
     assert t.get_value().shape == (4 * size,)
 
 
-def test_what_is_wrong_in_any_act_is_found_before_anything_is_sent(trio):
+def test_a_wrong_act_is_found_before_anything_is_sent(trio):
     s = engine.shared(np.zeros(()), name="s")
     count = trio.function([], updates=[(s, s + 1)], **FAST)
     f = trio.function([x], (x.sum(), "sum"), **FAST)

@@ -1,8 +1,4 @@
-"""What `theano.function` takes and does, `Runtime.function` takes and does: against Theano itself.
-
-And what neither can use is refused: by an error that names the fault, before the workers are asked
-for anything.
-"""
+"""`Runtime.function` takes, does and refuses what `theano.function` does, and refuses it early."""
 
 from __future__ import annotations
 
@@ -90,7 +86,6 @@ def outcome(function, error, value):
 
 
 def test_values_convert_where_theano_converts_them(pair):
-    """The same values are taken, with the same result, and the same are refused by a TypeError."""
     arrays = [("float64", 1.5), ("float32", 1.5), ("float16", 0.1), ("int64", 300), ("int8", 1)]
     arrays += [("uint8", 2), ("bool", True), ("complex128", 1 + 2j)]
     values = [np.array([1, value], dtype) for dtype, value in arrays]
@@ -308,7 +303,6 @@ def test_test_values_are_the_users_alone(pair):
 
 
 def test_scan_that_updates_shared_variables(pair):
-    """The inner function's own updates are applied once a call; in slices, once as well."""
     n = theano.shared(np.asarray(0), "n")
     terms, updates = theano.scan(lambda row: (row.sum(), {n: n + 1}), x)
     f = pair.function([x], (terms, "gather"), updates=updates, **FAST)
@@ -321,7 +315,6 @@ def test_other_ranks_streams_are_as_far_apart_as_theanos(monkeypatch):
         state = np.arange(6 * count, dtype="int32").reshape(count, 6) + 1
         serial = MRG_RandomStreams(1)
         with monkeypatch.context() as without:
-            # It compiles a function, one process after the other.
             without.setattr(rng_mrg, "multMatVect", None)
             seeded = random_streams.reseed(state, rank=2)
         assert (seeded.dtype, seeded.shape) == (state.dtype, state.shape)
@@ -332,11 +325,8 @@ def test_other_ranks_streams_are_as_far_apart_as_theanos(monkeypatch):
             np.testing.assert_array_equal(seeded, np.asarray(expected))
 
 
-# What it asks for is no result over rows, and is told so.
 @pytest.mark.filterwarnings("ignore:this function cannot be split")
 def test_one_random_state_goes_on_over_functions_and_rounds(pair):
-    """Functions that share a stream draw on from each other; the master's numbers are Theano's."""
-
     def drawn():
         stream = RandomStreams(9)
         return stream.uniform((2,)), dict(stream.updates())
@@ -367,7 +357,6 @@ def test_sparse_constants_and_sparse_variables(pair):
         np.testing.assert_allclose(result, ROWS @ matrix.toarray(), rtol=1e-12, atol=1e-15)
 
 
-# What it asks for is no result over rows, and is told so.
 @pytest.mark.filterwarnings("ignore:this function cannot be split")
 def test_inputs_variables_and_doubles_as_outputs_are_the_callers_own(pair):
     s, c, total = theano.shared(np.arange(3.0), "s"), T.dscalar("c"), x.sum()

@@ -89,7 +89,7 @@ def lib(tmp_path, monkeypatch):
     del sys.modules["userslib"]
 
 
-def test_equal_code_is_equal_elsewhere_and_what_an_operation_changes_is_its_own(lib):
+def test_equal_code_is_equal_in_other_processes(lib):
     function, path = lib.build(), os.path.dirname(lib.__file__)
     assert not has_users_code(engine.function([lib.x], T.exp(lib.x).sum()))
     assert has_users_code(engine.function([lib.x], engine.scan(lib.OP, None, lib.x, n_steps=3)[0]))
@@ -105,7 +105,7 @@ def test_equal_code_is_equal_elsewhere_and_what_an_operation_changes_is_its_own(
 
 
 @pytest.mark.parametrize("line", CHANGES.strip().splitlines())
-def test_what_has_changed_is_named(lib, line):
+def test_a_changed_value_is_named(lib, line):
     change, found = line.split(" -> ")
     function = lib.build()
     before = code_of(function)

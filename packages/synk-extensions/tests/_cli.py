@@ -23,7 +23,6 @@ def command(*arguments, folder=None, program=("-m", "synkhronos_cli"), **changes
 
 
 def invoke(*arguments, **options):
-    """Run the command in this process."""
     # click 8.1, the last for Python 3.9, else has both streams in one.
     apart = {} if sys.version_info >= (3, 10) else {"mix_stderr": False}
     return CliRunner(**apart).invoke(

@@ -1,7 +1,4 @@
-"""Running the example programs as a user does, on two CPU processes or on devices of one's choice.
-
-SYNK_TEST_DEVICES names Theano devices, with commas: cuda0,cuda1 or opencl0:0,opencl0:0.
-"""
+"""Running the example programs as a user does, on two CPU processes or SYNK_TEST_DEVICES."""
 
 from __future__ import annotations
 
@@ -23,25 +20,22 @@ IN_C = {"THEANO_FLAGS": os.environ.get("THEANO_FLAGS", "") + ",linker=cvm"}
 
 
 def number_of_ranks():
-    """How many `on_devices()` asks for."""
     return len(DEVICES) or CPU_PROCESSES
 
 
 def on_devices(only_first=False):
-    """The options that name the devices."""
     if DEVICES:
         return ("--devices", ",".join(DEVICES[:1] if only_first else DEVICES))
     return ("--devices", "cpu", "--processes", "1" if only_first else str(CPU_PROCESSES))
 
 
 def on_one_device():
-    """The options for a program without processes."""
     return ("--devices", DEVICES[0] if DEVICES else "cpu")
 
 
 @functools.cache
 def zygote():
-    """A process that has imported what the programs import: to fork them from takes no time."""
+    """A process that has imported what the programs import: programs fork from it in no time."""
     known = "import synkhronos.extensions.train, synk_testing.engine"
     if importlib.util.find_spec("lasagne") is not None:
         known += ", lasagne"

@@ -1,5 +1,4 @@
-"""Training by the rules of `extensions.sync` in NumPy, from the formulas; and the same problem as a
-graph."""
+"""Training by the rules of `extensions.sync` in NumPy, from the formulas; and as a graph."""
 
 from __future__ import annotations
 
@@ -28,8 +27,6 @@ def rows(count=41, seed=3):
 
 
 class Linear:
-    """Linear regression; its parameters start at START."""
-
     def __init__(self):
         self.x, self.y = T.dmatrix("x"), T.dvector("y")
         self.w = engine.shared(START[:-1].copy(), name="w")
@@ -47,15 +44,7 @@ def gradient(theta, x, y):
 
 
 class Ranks:
-    """What all ranks hold, a row each: `replicas`, and the velocities of their update rule.
-
-    Args:
-        size: Number of ranks.
-        rule: "average", "easgd" or "downpour".
-        every: Steps from one synchronisation to the next.
-        alpha: Of easgd.
-        mu: Momentum; 0 for plain gradient descent.
-    """
+    """What all ranks hold, a row each: `replicas`, and the velocities of their update rule."""
 
     def __init__(self, size, rule, every, alpha=None, mu=0.0):
         self.replicas = np.tile(START, (size, 1))
@@ -104,7 +93,6 @@ def no_warning():
 
 
 def together(values):
-    """Values of several variables as one vector, for each rank."""
     return np.array([np.concatenate([np.ravel(v) for v in rank]) for rank in values])
 
 

@@ -11,8 +11,7 @@ class Config(dict):
 
 
 class Run:
-    """A run of a log: `names` of its project or experiment and its own, `values` by metric, then by
-    step, as the library would show them, and how it was closed each time, `ends`."""
+    """A run of a log: `values` by metric and step, as the library shows them, and its `ends`."""
 
     def __init__(self, fake, number, *names):
         self.fake, self.id, self.names = fake, f"id-{number}", names
@@ -41,7 +40,6 @@ class Fake:
         self.runs, self.run = [], None
 
     def begin(self, run_id, *names):
-        """Continue a run, or begin another."""
         again = [run for run in self.runs if run.id == run_id]
         assert self.run is None
         assert bool(again) == (run_id is not None)
@@ -59,8 +57,6 @@ class Fake:
 
 
 class Message(SimpleNamespace):
-    """A protocol buffer."""
-
     START = 1
 
 

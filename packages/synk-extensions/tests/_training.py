@@ -28,10 +28,7 @@ def dataset(rows=ROWS, seed=1):
 
 
 def numpy_training(rates, batch_size, seed=0):
-    """Gradient descent on the mean squared error, by hand: a step for each rate.
-
-    Returns: the loss before each step; then w and b.
-    """
+    """Return the losses of gradient descent by hand, before each rate's step; then w and b."""
     x, y = dataset()
     rng, batches = np.random.default_rng(seed), []
     w, b, losses = np.zeros(FEATURES), 0.0, []
@@ -50,11 +47,8 @@ def numpy_training(rates, batch_size, seed=0):
 class Model:
     """Its parameters, rate and training function; two of them start equal.
 
-    Args:
-        make: Which training function.
-        noise: "mrg" or "numpy": dropout of the inputs, by random streams of that kind.
-        slow: Applied to the further output.
-        running: Keep a running average of the inputs' mean, and a count of the steps.
+    `noise` is dropout of the inputs by random streams of that kind, `slow` is applied to the
+    further output, and `running` keeps an average of the inputs' mean, and a count of the steps.
     """
 
     def __init__(
@@ -102,14 +96,13 @@ class Model:
         )
 
     def values(self):
-        """Everything that changes, of this process."""
         state = self.train.state
         shareds = [*state.params, *state.optimizer, *state.local, self.rate]
         return [np.array(shared.get_value()) for shared in shareds]
 
 
 def plain(model, size=16, **settings):
-    """A quiet trainer of a model; by default four steps make an epoch."""
+    """Return a quiet trainer of a model; by default four steps make an epoch."""
     return Trainer(model.train, dataset(), size, **{"verbose": False, **settings})
 
 
@@ -150,7 +143,7 @@ def forked(n, **settings):
 
 
 def parallel(folder=None, stop=None, make=make_train_function, **kind):
-    """A model, and a trainer of it over the ranks there are; three steps make an epoch."""
+    """Return a model, and a trainer of it over the ranks; three steps make an epoch."""
     model = Model(make, updates.adam, **kind)
     how = {"learning_rate": model.rate, "schedule": exponential(0.1, 0.7)}
     return model, plain(model, 17, checkpoint=folder, callbacks=[StopAt(stop)], **how)
@@ -162,6 +155,6 @@ def serial(epochs):
 
 
 def everywhere(shareds):
-    """Values in all ranks: a list over ranks of lists over variables."""
+    """Return the values in all ranks: a list over ranks of lists over variables."""
     ranks = synk._default.default().size
     return [list(synk.get_value(rank, list(shareds))) for rank in range(ranks)]

@@ -1,10 +1,7 @@
-"""The small problem on which update rules are tried, and the papers' formulas, in NumPy alone; then
-the same problem as a graph.
+"""The small problem on which update rules are tried, and the papers' formulas, in NumPy alone.
 
-It has parameters of all kinds of shapes, and a loss that is not quadratic. A formula is a generator
-for one parameter, fed with gradients.
-
-PyTorch, whose numbers torch_reference.json has, solved this problem.
+A formula is a generator for one parameter, fed with gradients. PyTorch solved this problem, too:
+its numbers are in torch_reference.json.
 """
 
 from __future__ import annotations
@@ -73,7 +70,7 @@ def _momentum(p, learning_rate, momentum=0.9):
         p = p + v
 
 
-def _nesterov(p, learning_rate, momentum=0.9):
+def _nesterov_momentum(p, learning_rate, momentum=0.9):
     # Nesterov's own form: the point x, and the look-ahead y at which the gradient is taken.
     x, y = p, p
     while True:
@@ -151,18 +148,8 @@ def _adamax(p, learning_rate=0.002, beta1=0.9, beta2=0.999, epsilon=1e-8):
         p = p - learning_rate / (1 - beta1**t) * m / (u + epsilon)
 
 
-FORMULAS = {
-    "sgd": _sgd,
-    "sgd_nonflat": _sgd,
-    "momentum": _momentum,
-    "nesterov_momentum": _nesterov,
-    "adagrad": _adagrad,
-    "rmsprop": _rmsprop,
-    "adadelta": _adadelta,
-    "adam": _adam,
-    "amsgrad": _amsgrad,
-    "adamax": _adamax,
-}
+_sgd_nonflat = _sgd
+FORMULAS = {name: globals()[f"_{name}"] for name in CASES}
 
 
 # NumPy computes, so that hundreds of small graphs need no C compiler; what is under test are the
@@ -198,8 +185,7 @@ def run_split(rule_updates, x):
 
 
 def made(floatx, dtype, rule, **settings):
-    """Parameters of a dtype, and a rule's updates of them, made with this floatX: all have the
-    parameters' dtype, and no number was rounded to float32 on the way."""
+    """Parameters and a rule's updates, made with this floatX: no number was rounded to float32."""
     x = T.matrix("x", dtype=dtype)
     with change_flags(floatX=floatx):
         params = make_params(dtype)

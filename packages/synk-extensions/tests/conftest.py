@@ -20,10 +20,18 @@ those that import no Theano do so at night. Those of PyMC are run by a pytest of
 
 @pytest.fixture
 def ctrl_c():
-    """Ctrl-C raises KeyboardInterrupt, as Python has it."""
+    """Make Ctrl-C raise KeyboardInterrupt, as in a program."""
     usual = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, usual)
+
+
+@pytest.fixture(scope="module")
+def two_ranks():
+    from _training import forked
+
+    with forked(2):
+        yield
 
 
 def pytest_ignore_collect(collection_path: Path) -> Optional[bool]:

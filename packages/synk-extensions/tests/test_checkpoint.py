@@ -40,7 +40,6 @@ GENERATORS = {
 
 
 def random_values(model):
-    """The states of the random streams, of either kind."""
     values = [shared.get_value() for shared in model.train.state.random]
     return [v if isinstance(v, np.ndarray) else to_row(v) for v in values]
 
@@ -56,7 +55,6 @@ def names_in(folder):
 LAST = [*STREAMS][-1]
 
 
-# Before the first step's end there is nothing; 4 and 8 are ends of epochs.
 @pytest.mark.parametrize(
     "noise, rule, generator, stop",
     [
@@ -115,7 +113,6 @@ def test_early_stopping_and_plateau_go_on_where_they_were(tmp_path):
     assert without_seconds(history) == without_seconds(expected)
     assert history["learning_rate"] == [0.1] * 4 + [0.05] * 4 + [0.025] * 2
     assert_same([model.w.get_value()], [whole.w.get_value()])
-    # A training that was stopped stays so, and its best parameters come back.
     again, trainer = build(parts)
     newest = Checkpoints(parts).newest()
     written = newest.stat().st_ino
@@ -137,7 +134,6 @@ def test_the_last_and_the_best_are_kept(tmp_path):
     assert trainer.resume(tmp_path / "best.npz")
     assert (trainer.epoch, trainer.step) == (2, 8)
     assert_same([other.w.get_value()], [after[1]])
-    # The training takes another course from there: what was later on the first one goes.
     trainer.run(3)
     assert names_in(tmp_path) == ["best.npz", "step-000000012.npz"]
 
@@ -225,7 +221,7 @@ def test_a_folder_with_nothing_but_the_best_is_gone_on_with_too(tmp_path):
     assert_same(model.values(), whole.values())
 
 
-def test_what_a_killed_run_left_unfinished_is_no_checkpoint_and_goes(tmp_path):
+def test_an_unfinished_file_of_a_killed_run_is_no_checkpoint(tmp_path):
     """That the old file stays until then: test_files.py of synk-core."""
     for name in ("step-000000001", "best"):
         (tmp_path / f".{name}.npz.abc.tmp").touch()
@@ -236,8 +232,6 @@ def test_what_a_killed_run_left_unfinished_is_no_checkpoint_and_goes(tmp_path):
 
 
 def test_a_checkpoint_of_another_training_changes_nothing(tmp_path):
-    """Every difference is named; here what another model and other arguments make of it."""
-
     def build(params="wv", rule=updates.momentum, dtype="float64", width=3, **settings):
         x = T.matrix("x", dtype=dtype)
         shareds = [engine.shared(np.ones(width, dtype), name=name) for name in params]
@@ -280,7 +274,7 @@ def test_a_checkpoint_of_another_training_changes_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("when, stop", [("on_epoch_end", 4), ("on_step_end", 3)])
-def test_what_a_callback_saves_has_what_later_callbacks_note(tmp_path, when, stop):
+def test_a_checkpoint_by_a_callback_has_the_notes_of_later_callbacks(tmp_path, when, stop):
     class Steps(Callback):
         seen = None  # nothing at first
 
@@ -316,7 +310,6 @@ def overflowing(folder, step):
     [
         # The end of an epoch, whose mean is the best so far; its file would take that place.
         ({}, 8, {"best.npz", "step-000000004.npz"}),
-        # Within an epoch; the only other file would be deleted.
         ({"every_steps": 3, "keep": 1, "best": False}, 6, {"step-000000004.npz"}),
     ],
 )

@@ -8,7 +8,6 @@ import select
 import signal
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -174,8 +173,8 @@ HANG_UP = pytest.param(signal.SIGHUP, marks=pytest.mark.nightly)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, HANG_UP])
-def test_what_a_command_has_started_ends_with_it(tmp_path, number):
-    """Also what that has started, but after SIGKILL."""
+def test_processes_of_a_command_end_with_it(tmp_path, number):
+    """SIGKILL leaves what the command's child has started."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
@@ -185,49 +184,12 @@ def test_what_a_command_has_started_ends_with_it(tmp_path, number):
         assert os.read(reader, 9) == b"x"
         program.send_signal(number)
         program.wait()
-        # It ends when nobody has the other end any more.
         assert select.select([reader], [], [], 60)[0]
         assert os.read(reader, 9) == b""
     os.close(reader)
 
 
-SHARED_MEMORY = Path("/dev/shm")
-MAKE = """
-import os, sys
-import synk_shm
-array = synk_shm.zeros((1 << 16,), "float64", name=sys.argv[1])
-print("made", flush=True)
-if sys.argv[2] == "die":
-    os.kill(os.getpid(), 9)
-sys.stdin.read()
-"""
-
-
-def maker(name, then):
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    process = subprocess.Popen([sys.executable, "-c", MAKE, name, then], **pipes)
-    assert process.stdout.readline() == "made\n"
-    return process
-
-
-def test_segments_of_the_dead_go_and_those_of_the_living_stay():
-    dead, living = f"dead{os.getpid()}", f"live{os.getpid()}"
-    # The living one first: making a segment sweeps what the dead have left.
-    holder, victim = maker(living, "hold"), maker(dead, "die")
-    victim.communicate()
-    try:
-        shown = command("clean", "--json")
-        assert (shown.returncode, shown.stderr) == (0, "")
-        found = json.loads(shown.stdout)["found"]
-        assert not [one for one in found if living in one["name"] or not one["removed"]]
-        # Another program of this user may have swept it before: gone it is.
-        assert list(SHARED_MEMORY.glob(f"*{dead}")) == []
-        assert len(list(SHARED_MEMORY.glob(f"*{living}"))) == 1
-    finally:
-        holder.communicate("")
-
-
-def test_what_is_stale_is_listed_removed_or_kept(monkeypatch):
+def test_stale_segments_are_listed_removed_or_kept(monkeypatch):
     """Of segments made up: another program may sweep real ones at any moment."""
     one = SimpleNamespace(name="weights", nbytes=3 << 20, alive=False, mine=False)
     stale, alive = [one], SimpleNamespace(name="busy", nbytes=1, alive=True, mine=False)

@@ -62,7 +62,7 @@ def run_here(path, folder=None):
     return zygote().run(HERE, path, folder=folder, environment=NO_LAUNCHER)
 
 
-def test_an_error_is_shown_without_frames_of_what_runs_the_script(script):
+def test_an_error_is_shown_without_frames_of_the_command(script):
     path = script("def f():\n    raise ValueError('mine')\n\n\nf()\n")
     done = run_here(path)
     assert (done.status, done.out) == (1, "")
@@ -147,7 +147,6 @@ def test_hosts_by_each_launcher(launchers):
     of_srun = ["--kill-on-bad-exit=1", "--nodelist=a,b", "--ntasks-per-node=4", "-n", "8"]
     of_open_mpi = ["--host", "a:4,b:4", "-n", "8", "--with-ft", "ulfm", "--bind-to", "none"]
     script = ["train.py", "--rate", "0.1"]
-    # An installed srun alone is no job.
     assert started("a:4,b.site:2,c", *script) == [*of_mpich, *RUNNING, *script]
     assert started("a:4,b:4", *script, SLURM_JOB_ID="77") == [*of_srun, *RUNNING, *script]
     launchers("mpiexec", OPEN_MPI)
@@ -188,7 +187,6 @@ def job(*words):
 
 
 def ended(*words):
-    """Run a job to its end. Nothing of it may be left then."""
     with job(*words) as program:
         return program.finish()
 
@@ -242,7 +240,6 @@ RESULT = " ".join(map(str, [2, ROWS.mean(), *ROWS.sum(axis=1)]))
 
 
 def segments(pids):
-    """The files in shared memory that processes have mapped."""
     maps = "".join(Path(f"/proc/{pid}/maps").read_text() for pid in pids)
     return set(re.findall(r"/dev/shm/synk\S+", maps))
 

@@ -58,7 +58,6 @@ def test_this_machine(tmp_path: Path):
 
 @pytest.mark.parametrize("answer", [{"versions": [1], "hardware": 5}, {"problem": "no answer"}])
 def test_answers_of_no_sense_or_none(monkeypatch, capsys, answer: dict):
-    """Whatever a probe says, there is a report, and it does not say that all is well."""
     monkeypatch.setattr(doctor, "OF_THEANO", True)
     monkeypatch.setattr(doctor, "glob", lambda _: ["/dev/nvidia0"])
     for name in ("ask_python", "ask"):
@@ -102,7 +101,7 @@ def test_fix(monkeypatch, items, again, words, answer, runs, status, says):
         assert f"broken: {(again or items)[-1].name}\n" in done.stdout, "what is left"
 
 
-def test_what_is_done_by_itself(capfd):
+def test_cures_that_are_applied(capfd):
     for cure, words in (
         ("pip install pyzmq", ["-m", "pip", "install", "pyzmq"]),
         ("python -m synk_theano_compat --install", ["-m", "synk_theano_compat", "--install"]),
@@ -233,7 +232,6 @@ def test_packages_that_do_not_fit_or_are_not_there(monkeypatch):
     ],
 )
 def test_lasagne(monkeypatch, tmp_path, lasagne, state, found):
-    """A program of 2015 wants 0.1."""
     for name, text in (("synk_theano", ""), ("lasagne/layers", ""), ("lasagne/__init__", lasagne)):
         (tmp_path / f"{name}.py").parent.mkdir(exist_ok=True)
         (tmp_path / f"{name}.py").write_text(text or "")
@@ -337,7 +335,7 @@ def hosts(monkeypatch, tmp_path):
     return looked
 
 
-def test_mpi4py_is_needed_by_who_uses_several_hosts(hosts, monkeypatch):
+def test_mpi4py_is_needed_for_several_hosts(hosts, monkeypatch):
     items = hosts(mpiexec=HYDRA, srun=PLUGINS)
     assert [(item.name, item.state, item.fix) for item in items.values()] == [("mpi4py", GOOD, [])]
     items = hosts(launched=LAUNCHED)

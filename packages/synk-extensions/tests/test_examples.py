@@ -58,7 +58,6 @@ def test_demo_runs(program, tmp_path):
 @pytest.mark.nightly
 @pytest.mark.parametrize("program", DEMOS[2::2], ids=lambda path: path.stem)
 def test_demo_runs_on_one_process(program):
-    """Those that speak of each rank."""
     assert "All assertions passed." in run(program, *on_devices(only_first=True))
 
 

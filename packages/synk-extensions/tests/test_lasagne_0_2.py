@@ -32,7 +32,6 @@ def three_ranks():
 
 
 def recurrent(x):
-    """Sequences of different lengths, of which the last states count."""
     lengths = T.ceil(5 * T.nnet.sigmoid(x[:, 0, 0])).dimshuffle(0, "x")
     mask = layers.InputLayer((None, 5), T.lt(T.arange(5).dimshuffle("x", 0), lengths))
     network = layers.InputLayer((None, 5, 4), x)
@@ -41,7 +40,6 @@ def recurrent(x):
 
 
 def residual(x):
-    """A block of a residual network, and its shortcut."""
     network = layers.InputLayer((None, 2, 6, 6), x)
     branch = layers.batch_norm(layers.Conv2DLayer(network, 4, 3, stride=2, pad="same"))
     branch = layers.batch_norm(layers.Conv2DLayer(branch, 4, 3, pad="same", nonlinearity=None))
@@ -52,7 +50,6 @@ def residual(x):
 
 
 def upwards(x):
-    """A decoder: transposed convolutions, and parametric rectifiers."""
     network = layers.InputLayer((None, 2, 4, 4), x)
     network = layers.batch_norm(layers.TransposedConv2DLayer(network, 3, 3, stride=2))
     return layers.prelu(layers.Conv2DLayer(layers.Upscale2DLayer(network, 2), 2, 3))

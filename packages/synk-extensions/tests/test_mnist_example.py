@@ -25,7 +25,6 @@ pytestmark = [
 
 
 def idx(array):
-    """An array of uint8 in the IDX format."""
     header = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, dtype=">u4").tobytes()
     return header + array.astype(np.uint8).tobytes()
 
@@ -46,7 +45,6 @@ def write_split(folder, split, rows, seed):
 
 @pytest.fixture
 def mnist(tmp_path):
-    """A folder with files like MNIST's."""
     write_split(tmp_path, "train", rows=600, seed=2)
     write_split(tmp_path, "t10k", rows=120, seed=3)
     return tmp_path
@@ -146,8 +144,7 @@ def test_a_damaged_file_is_refused(mnist_data, mnist):
             mnist_data.load(str(mnist))
 
 
-def test_download_checks_what_it_gets(mnist_data, mnist, tmp_path, monkeypatch):
-    """The first source lacks one file, and has a wrong one of another."""
+def test_download_checks_its_files(mnist_data, mnist, tmp_path, monkeypatch):
     files = {path.name: path.read_bytes() for path in mnist.glob("*.gz")}
     sums = {name[:-3]: hashlib.sha256(content).hexdigest() for name, content in files.items()}
     monkeypatch.setattr(mnist_data, "SHA256", sums)

@@ -28,8 +28,6 @@ LOG = """epoch,step,seconds,train_loss,valid_loss,train_error,valid_error,norm,l
 
 @pytest.fixture
 def written(tmp_path):
-    """A function that writes a file with this content."""
-
     def write(content, name="file"):
         path = tmp_path / name
         path.write_text(content)
@@ -39,7 +37,6 @@ def written(tmp_path):
 
 
 def drawn(axes, label):
-    """The points of the line with this label."""
     (line,) = [line for line in axes.get_lines() if line.get_label() == label]
     return [list(values) for values in line.get_data()]
 
@@ -53,12 +50,10 @@ def test_scaling_is_measured_rates_beside_linear_ones():
     assert [text.get_text() for text in rates.texts] == ["1.00 x", "1.50 x", "2.40 x"]
     assert [text.get_text() for text in efficiency.texts] == ["100%", "75%", "60%"]
     assert figure.texts[0].get_text() == "a call of 1200 rows"
-    # Weak scaling; linear begins at the smallest number.
     results = [{"n": 2, "seconds": 1.0, "rows": 200}, {"n": 4, "seconds": 1.25, "rows": 400}]
     rates, efficiency = plot_scaling(results).axes
     assert drawn(rates, "linear") == [[0, 2, 4], [0, 200, 400]]
     assert [text.get_text() for text in efficiency.texts] == ["100%", "80%"]
-    # Of several measurements the median, and a bar for the others.
     rows = [{"n": 1, "seconds": s, "rows": 60} for s in (1.0, 2.0, 3.0)]
     axes = plot_scaling(rows).axes[0]
     assert drawn(axes, "measured") == [[1], [30]]
@@ -99,7 +94,6 @@ def test_training_curves(written):
 
 
 def test_scales_gaps_and_infinities(written, tmp_path):
-    """Only losses and rates are on logarithmic axes."""
     log = "epoch,train_loss,valid_accuracy,aux_loss,learning_rate\n"
     log += "1,20,0.05,9,0.1\n2,1,0.99,0.1,0.001\n"
     scales = {axes.get_ylabel(): axes.get_yscale() for axes in plot_training(written(log)).axes}

@@ -61,7 +61,6 @@ def on_a_terminal(before="", to_file=""):
 
 @pytest.mark.parametrize("to_file", [False, True])
 def test_on_a_terminal_work_is_shown_while_it_lasts(tmp_path, to_file):
-    """What is printed to a file is not touched."""
     path = tmp_path / "printed"
     shown = on_a_terminal(to_file=path if to_file else "")
     texts = ("training", "4/4", "loss 2", "compiling 'f'")
@@ -76,14 +75,12 @@ def test_on_a_terminal_work_is_shown_while_it_lasts(tmp_path, to_file):
 
 @pytest.fixture
 def state(monkeypatch):
-    """The state of this process, without settings of tests."""
     monkeypatch.setenv("SYNKHRONOS_PROGRESS", "")
     monkeypatch.setattr(_progress._Display, "setting", None)
     return _progress._Display
 
 
-def test_what_is_shown(state, monkeypatch):
-    """The program decides, then the environment, then logging."""
+def test_settings_of_progress(state, monkeypatch):
     assert _progress._are_drawn() is None
     monkeypatch.setattr(logging.getLogger("synkhronos"), "level", logging.WARNING)
     assert _progress._are_drawn() is False
@@ -196,7 +193,7 @@ for n in (2, 1):
 """
 
 
-def test_the_environment_has_every_fork_recorded(tmp_path):
+def test_the_environment_records_every_fork(tmp_path):
     path = tmp_path / "trace.json"
     done = zygote().run(engine.PROGRAM + TRACED, environment={"SYNKHRONOS_TIMELINE": str(path)})
     assert done.status == 0, done.err

@@ -131,7 +131,7 @@ def test_draws_are_those_of_pymc():
 
 @pytest.mark.filterwarnings("ignore:.find_MAP. will return:FutureWarning")
 @pytest.mark.parametrize("method", ["L-BFGS-B", pytest.param("CG", marks=nightly)])
-def test_the_maximum_is_that_of_pymc(method):
+def test_the_maximum_is_pymcs(method):
     model, rows = linear()
     with model:
         pm.Deterministic("double", 2 * model["b"])
@@ -180,7 +180,6 @@ def test_a_large_likelihood_that_is_not_divided_is_a_warning():
 
 
 def of(build, **values):
-    """A model of what `build` makes of its `pm.Data`, and these."""
     with pm.Model() as model, warnings.catch_warnings():
         warnings.simplefilter("ignore", pm.exceptions.ImputationWarning)
         data = [pm.Data(name, value) for name, value in values.items()]
@@ -189,7 +188,6 @@ def of(build, **values):
 
 
 def besides(build, rows=None):
-    """The linear model, and what `build` adds; its rows are others, if there are any."""
     model, usual = linear()
     with model:
         added = build()
@@ -201,7 +199,6 @@ def normal(mean, observed, **how):
 
 
 WITH_GAPS = np.where(GROUPS, Y_VALUES, np.nan)
-# What is refused: the model and its rows, and what the error says.
 REFUSED = {
     "missing": (
         lambda: of(lambda x: normal(x @ pm.Normal("b", shape=3), WITH_GAPS), x=X_VALUES),
@@ -258,7 +255,7 @@ REFUSED = {
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[nightly] * (name != "centred")) for name in REFUSED]
 )
-def test_what_does_not_divide_is_refused(name):
+def test_models_that_do_not_divide_are_refused(name):
     make, message = REFUSED[name]
     model, rows = make()
     before = set(synk.stats())
@@ -285,7 +282,7 @@ def test_other_arguments_are_refused():
 
 
 @nightly
-def test_potentials_are_what_they_are_said_to_be():
+def test_potentials_are_of_rows_or_of_the_model():
     def with_potential(of_rows):
         model, rows = linear()
         with model:

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def test_ranks_find_what_pymc_finds():
+def test_ranks_find_pymcs_results():
     options = ("--processes", "2", "--rows", "2001", "--draws", "20")
     status, out, err = start("pymc_regression.py", *options)
     assert status == 0, f"{out}\n{err}"

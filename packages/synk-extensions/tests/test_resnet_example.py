@@ -63,7 +63,6 @@ def test_training_on_all_ranks(plain):
 
 
 def code(name):
-    """The lines of a program after its docstring."""
     _, _, rest = (FOLDER / name).read_text(encoding="utf-8").split('"""', 2)
     return rest.splitlines()
 
@@ -80,7 +79,7 @@ def test_the_programs_differ_in_the_documented_lines():
     assert len([line for line in added if line and not line.startswith("#")]) <= MOST_LINES
 
 
-def test_size_is_that_of_the_paper():
+def test_the_model_has_the_size_of_the_paper():
     printed = run(
         "-c",
         "import resnet; model = resnet.build_model();"

@@ -49,7 +49,6 @@ def processes(request):
 
 @pytest.fixture
 def twins(processes):
-    """Two equal models with the same data."""
     return Model(make_train_function), Model(make_train_function), dataset()
 
 
@@ -81,8 +80,8 @@ def test_steps_are_those_of_calls(twins, num_slices):
 
 
 @pytest.mark.parametrize("form", ["rows", "arrays"])
-def test_the_steps_of_what_was_drawn_come_before_a_wait_for_more(twins, form):
-    """Also of a program that decides by a step's loss what to draw next."""
+def test_drawn_batches_are_computed_before_a_wait_for_more(twins, form):
+    """A program may decide by a step's loss what to draw next."""
     model, other, (x, y) = twins
     losses, got = SimpleQueue(), []
 
@@ -155,8 +154,7 @@ SEVERAL = st.lists(
 
 @pytest.fixture(scope="module")
 def lines(processes):
-    """Values; steps by which a parameter comes nearer to the mean of their rows, in parallel and
-    serial, of an input and of what is resident on all ranks."""
+    """Values, and steps by which a parameter approaches the mean of an input or resident rows."""
     x, resident = T.dvector("x"), engine.shared(np.random.RandomState(0).randn(50))
     made = []
     for rows, inputs, more in ((x, [x], {}), (resident, [], {"sliceable_shareds": [resident]})):
@@ -169,7 +167,6 @@ def lines(processes):
 
 
 def trained(train, batches):
-    """The losses of a Trainer's steps."""
     losses = []
     callback = Callback()
     callback.on_step_end = lambda trainer, loss: losses.append(loss)
@@ -177,21 +174,17 @@ def trained(train, batches):
     return losses
 
 
-def for_each_rank(train, ranks, batches):
-    return train.steps([rows] * ranks for rows in batches)
-
-
 @pytest.mark.parametrize("kind", ["index", "view"])
 @given(chosen=SEVERAL)
 @settings(max_examples=5, deadline=None)
-def test_what_the_program_changes_is_taken_when_it_is_drawn(lines, processes, kind, chosen):
+def test_batches_are_taken_when_they_are_drawn(lines, processes, kind, chosen):
     x, made = lines
     for train, w in made if kind == "index" else made[:2]:
         ways = [train.steps, partial(trained, train)]
         if train.n_scattered and kind == "index":
             ways = [partial(train.steps, x)]
         elif train is made[2][0]:
-            ways.append(partial(for_each_rank, train, processes))
+            ways.append(lambda rows: made[2][0].steps([each] * processes for each in rows))
         for way in ways:
             value, expected = float(w.get_value()), []
             for rows in chosen:
@@ -203,7 +196,6 @@ def test_what_the_program_changes_is_taken_when_it_is_drawn(lines, processes, ki
 
 @pytest.mark.parametrize("form", ["rows", "file", "arrays"])
 def test_a_loop_that_is_left_and_one_that_fails_leave_all_usable(twins, form):
-    """An error of the batches, and of a step, comes after the steps before it."""
     model, other, (x, y) = twins
     arguments = {"rows": (x, y), "file": (StandIn(x), y), "arrays": ()}[form]
     wrong = (x[:4, :2], y[:4]) if form == "arrays" else [999]
@@ -227,7 +219,7 @@ def test_a_loop_that_is_left_and_one_that_fails_leave_all_usable(twins, form):
         assert_same(model.values(), other.values())
 
 
-def test_a_stop_of_what_gives_the_values_is_an_error(twins):
+def test_stop_iteration_of_a_source_is_an_error(twins):
     model, _, (x, y) = twins
 
     class Ended(StandIn):
@@ -364,7 +356,6 @@ def test_the_program_ends_as_after_a_loop_of_calls(way, says):
 
 CHILDREN = """
 def in_child(act):
-    # 7 where it gets Closed.
     pid = os.fork()
     if pid == 0:
         try:
@@ -401,7 +392,6 @@ np.testing.assert_allclose(losses, expected)
 
 
 def test_a_child_is_refused_at_once_and_the_parent_goes_on():
-    """Forked in the loop, in the generator, and in one whose batch it then wants to be taken."""
     warm = zygote()
     with nothing_left():
         done = warm.run(BEGIN + CHILDREN, limit_s=LIMIT_S)

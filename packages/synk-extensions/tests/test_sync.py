@@ -1,5 +1,4 @@
-"""The rules of `extensions.sync` over one to four ranks: the same numbers as their formulas in
-NumPy."""
+"""The rules of `extensions.sync` over one to four ranks give the numbers of their formulas."""
 
 from __future__ import annotations
 
@@ -34,7 +33,6 @@ def expected_of(size, name, every, alpha, mu=0.0):
 
 
 def batches(count=2):
-    """Batches of two epochs, and some with fewer rows than ranks."""
     rng = np.random.RandomState(5)
     chosen = [b for _ in range(count) for b in index_batches(41, BATCH, rng)]
     return [*chosen, np.array([7, 3]), np.array([11]), np.arange(4, 40)]
@@ -56,7 +54,6 @@ def test_rules_with_a_function_of_ones_own(ranks, name, every, alpha):
         rule.settle()
         expected.settle()
         require_equal(rule, expected)
-        # It goes on from there.
         rule.step(train.delayed(x, y))
         expected.step(x, y)
         require_equal(rule, expected)

@@ -30,7 +30,6 @@ from synkhronos.extensions.train import make_train_function
 # Workers cannot import test modules by the names that pytest gives them.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-# What is tested here are sums over ranks, in the largest graphs of all tests.
 pytestmark = pytest.mark.fast_compile
 
 TOLERANCE = 1e-10
@@ -76,8 +75,6 @@ HAS_BATCH_NORM = ORDINARY is not Ordinary
 
 
 class Net:
-    """A small classifier; two of them start with equal parameters."""
-
     def __init__(self, normalized, kind="dense"):
         lasagne.random.set_rng(np.random.RandomState(5))
         self.x, self.y = (T.dmatrix if kind == "dense" else T.dtensor4)("x"), T.ivector("y")
@@ -100,7 +97,6 @@ class Net:
         return [held.get_value() for held in (*self.params, *self.averages)]
 
     def serial_function(self):
-        """Lasagne's and Theano's own training step."""
         rule = lasagne.updates.nesterov_momentum(self.loss, self.params, **RATES)
         return theano.function([self.x, self.y], self.loss, updates=rule)
 
@@ -128,7 +124,6 @@ def largest(pairs):
     ids=lambda n: f"{n}-processes",
 )
 def processes(request):
-    """Fork."""
     with forked(request.param):
         yield request.param
 
@@ -238,7 +233,7 @@ def test_conversion(ordinary):
     np.testing.assert_array_equal(output, expected)
 
 
-def test_what_is_not_converted(ordinary):
+def test_layers_that_are_not_converted(ordinary):
     derived = type("Derived", (ordinary,), {})
     with pytest.raises(TypeError, match="'mine' is a Derived"):
         top = derived(InputLayer((None, 4)))

@@ -19,7 +19,7 @@ from _sync import (
     rows,
     together,
 )
-from _training import assert_same, everywhere, forked, without_seconds
+from _training import assert_same, everywhere, without_seconds
 
 import synkhronos as synk
 from synk_testing.engine import T, engine
@@ -32,12 +32,6 @@ from synkhronos.extensions.train import (
     make_train_function,
     make_train_function_theano,
 )
-
-
-@pytest.fixture(scope="module")
-def two_ranks():
-    with forked(2):
-        yield
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -111,7 +105,6 @@ def test_a_checkpoint_of_another_rule_is_refused(two_ranks, tmp_path):
 
 
 def test_a_checkpoint_without_a_rule(two_ranks, tmp_path):
-    """Averaging may go on from one; a centre is not in it."""
     plain = Training(None, tmp_path)
     plain.trainer.run(1)
     values = [rank[:4] for rank in plain.values()]
@@ -155,7 +148,6 @@ def test_a_synchronisation_that_fails_changes_nothing_and_the_step_did_not_happe
     with pytest.raises((SynkError, ValueError)):
         rule.settle()
     assert rule.steps == 1
-    # With the cause gone it is made up for.
     synk.set_value(1, p, np.full(3, 4.0))
     rule.step(step)
     assert rule.steps == 0
@@ -217,7 +209,7 @@ def test_an_alpha_with_which_nothing_approaches_is_refused(two_ranks):
             sync.easgd(p, 2, alpha)
 
 
-def test_a_training_step_refuses_what_does_not_fit_it(two_ranks):
+def test_a_training_step_refuses_an_unfit_rule(two_ranks):
     model = Linear()
     arguments = (model.loss, model.params, [model.x, model.y], updates.sgd, RATE)
     with pytest.raises(ValueError, match=r"does not combine the parameter b; make the rule with"):

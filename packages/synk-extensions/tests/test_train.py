@@ -33,8 +33,6 @@ RULES = {
 
 
 class Model:
-    """A small classifier of its own: two of them start with equal parameters."""
-
     def __init__(self):
         rng = np.random.RandomState(5)
         self.x, self.y = T.dmatrix("x"), T.ivector("y")
@@ -60,7 +58,6 @@ def largest_difference(model, other):
 
 
 def twins(rule, flat=None, **settings):
-    """Two equal models, with a serial and a parallel training function."""
     one, two = Model(), Model()
     f = make_train_function_theano(one.loss, one.params, [one.x, one.y], rule, **settings)
     g = make_train_function(two.loss, two.params, [two.x, two.y], rule, flat=flat, **settings)
@@ -214,7 +211,6 @@ def test_a_generator_goes_on_from_a_row_of_numbers(name):
 
 
 def test_time_major_data_and_a_loss_over_the_whole_batch(processes):
-    """The steps of a plain function, whose data have their rows first."""
     series = np.random.RandomState(8).randn(3, 21, FEATURES)
 
     def trained(make, gather, is_major):
@@ -266,12 +262,9 @@ def test_a_seed_repeats_the_order_and_epochs_differ(make):
     assert not np.array_equal(epochs[0], epochs[1])
 
 
-@pytest.mark.parametrize("num_rows, batch_size", [(10, 0), (10, -1), (-1, 5)])
-def test_wrong_sizes_are_refused_at_the_call(num_rows, batch_size):
-    with pytest.raises(ValueError, match="expected"):
-        index_batches(num_rows, batch_size)
-
-
-def test_a_seed_in_the_place_of_a_generator_is_refused_at_the_call():
+def test_wrong_sizes_and_a_seed_are_refused_at_the_call():
+    for arguments in ((10, 0), (10, -1), (-1, 5)):
+        with pytest.raises(ValueError, match="expected"):
+            index_batches(*arguments)
     with pytest.raises(TypeError, match=r"rng is 3; expected a generator such as.*default_rng"):
         index_batches(10, 5, 3)

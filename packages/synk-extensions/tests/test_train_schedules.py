@@ -1,8 +1,5 @@
-"""Learning rates against the closed formulas of papers, and against PyTorch's schedulers.
-
-torch_schedules.json has the numbers of StepLR, MultiStepLR, ExponentialLR, CosineAnnealingLR,
-LinearLR, SequentialLR and ReduceLROnPlateau (threshold_mode="abs"), before each of 13 epochs.
-"""
+"""Learning rates against PyTorch's schedulers: torch_schedules.json has the numbers of each of 13
+epochs (ReduceLROnPlateau with threshold_mode="abs")."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ def rates(schedule, n=EPOCHS):
     return [schedule(t) for t in range(n)]
 
 
-def test_schedules_refuse_what_makes_no_sense():
+def test_schedules_refuse_senseless_arguments():
     for make, error in [
         (lambda: step_decay(0.1, 0), ValueError),
         (lambda: cosine(0.1, 0), ValueError),
@@ -70,7 +67,6 @@ def test_plateau_goes_on_from_its_state_also_within_a_warm_up(t_kept):
 
 @pytest.mark.parametrize("by, expected", [("epoch", [0, 1]), ("step", [0, 1, 2, 3])])
 def test_the_schedule_decides_the_rate_of_each_epoch_or_step(by, expected):
-    """Whatever a callback sets in between; a value that is no rate ends the run before."""
     asked, wrong, model = [], {}, Model()
 
     def schedule(t):

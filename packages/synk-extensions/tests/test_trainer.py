@@ -41,7 +41,6 @@ ENGINE = engine.__name__
 
 @functools.cache
 def one_model():
-    """For tests that do not ask for values."""
     return Model()
 
 
@@ -185,7 +184,6 @@ def test_early_stopping(losses, settings, mode, epochs, best):
 
 
 def test_a_log_has_a_line_per_epoch(tmp_path):
-    """Also if a callback adds to a record, or the file is removed meanwhile."""
     model, path = one_model(), tmp_path / "logs" / "run.csv"
 
     def note(trainer, record):
@@ -213,7 +211,7 @@ def test_a_log_has_a_line_per_epoch(tmp_path):
     assert len(path.read_text().splitlines()) == 2
 
 
-def test_what_cannot_be_written_is_an_error_before_the_first_step(tmp_path):
+def test_an_unwritable_path_is_an_error_before_the_first_step(tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
     before = sorted(tmp_path.rglob("*"))
@@ -227,7 +225,6 @@ def test_what_cannot_be_written_is_an_error_before_the_first_step(tmp_path):
 
 
 def test_a_loss_that_is_no_number_ends_the_run(tmp_path):
-    """The first such step is the last one, and no checkpoint has what it left."""
     trainer = plain(Model(), shuffle=False, checkpoint=tmp_path)
     trainer.run(1)
     kept = sorted(tmp_path.iterdir())
@@ -240,7 +237,6 @@ def test_a_loss_that_is_no_number_ends_the_run(tmp_path):
 
 
 def test_a_callback_that_raises_loses_no_line_no_step_and_no_second(tmp_path, monkeypatch):
-    """The seconds are those of training, not those between runs."""
     log, clock, failed = tmp_path / "log.csv", [0.0], []
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
     working = Callback()
@@ -272,13 +268,11 @@ def test_a_callback_that_raises_loses_no_line_no_step_and_no_second(tmp_path, mo
 
 
 def test_early_stopping_and_plateau_begin_anew_with_another_training():
-    """As in a loop over folds, with one list of callbacks."""
     stopping, plateau = EarlyStopping(2, restore_best=True), ReduceOnPlateau(0.05, 0.5, 1)
     histories, models = [], []
     for _ in range(2):
         model = Model()
         how = {"learning_rate": model.rate, "schedule": warm_up(plateau, 1)}
-        # By mode="max" the first epoch is the best.
         trainer = plain(model, mode="max", callbacks=[stopping], **how)
         histories.append(without_seconds(trainer.run(9)))
         models.append(model.values())
@@ -340,14 +334,12 @@ def test_outputs_that_no_log_can_hold_are_refused(monkeypatch):
         plain(model, valid=valid, valid_data=dataset(3))
     with pytest.raises(TypeError, match=r"valid_loss has the shape \(4,\)"):
         plain(model, valid=lambda x, y: x.sum(axis=0), valid_data=dataset(3)).run(1)
-    # Columns are named after the expressions, which may have the same name.
     monkeypatch.setattr(model.train, "output_names", ("loss", "loss"))
     (record,) = plain(model).run(1)
     assert {"train_loss", "train_output_1"} <= record.keys()
 
 
 def test_warnings_name_the_line_of_the_program():
-    """Of a batch that is larger than the data, and once of a loss that is not finite."""
     x, y = dataset()
     y[3] = math.inf
     with warnings.catch_warnings(record=True) as caught:

@@ -41,7 +41,6 @@ def setting(request):
 
 @pytest.fixture
 def model(setting):
-    """The model as it was built."""
     model, start, parallel = setting
     model.is_parallel = parallel
     state = model.train.state
@@ -58,7 +57,7 @@ def model(setting):
 
 
 def rows(epoch):
-    """Those that a Trainer with seed 0 uses in its epoch."""
+    """Return those that a Trainer with seed 0 uses in its epoch."""
     generator = np.random.default_rng(0)
     for _ in range(epoch):
         generator.permutation(50)
@@ -71,7 +70,6 @@ def batches(epoch):
 
 
 def trained(model, data, size=SIZE, epochs=3, valid_data=None, stop=None, **settings):
-    """Train the model from its start; return its values and the records."""
     model.reset()
     how = {"valid": model.validate, "valid_data": valid_data or dataset(23, seed=2), **settings}
     how.update(learning_rate=model.rate, schedule=exponential(0.1, 0.9), schedule_by="step")
@@ -110,7 +108,6 @@ def test_a_loader_is_iterated_anew_for_each_epoch(model):
 
 @pytest.mark.parametrize("stop", [1, 3, pytest.param(4, marks=pytest.mark.nightly)])
 def test_a_resumed_training_draws_the_batches_that_are_left(model, stop, tmp_path):
-    """Also after the last batch of an epoch, whose validation is still to be done."""
     uninterrupted = trained(model, batches, None, 2)
     asked = []
 
@@ -123,7 +120,7 @@ def test_a_resumed_training_draws_the_batches_that_are_left(model, stop, tmp_pat
     assert_as(trained(model, noted, None, 2, checkpoint=tmp_path), uninterrupted)
 
 
-def test_a_run_that_failed_goes_on_with_the_epoch_that_it_had_begun(model):
+def test_a_run_that_failed_continues_its_epoch(model):
     asked, failing = [], True
 
     def data(epoch):
@@ -146,10 +143,8 @@ def test_a_run_that_failed_goes_on_with_the_epoch_that_it_had_begun(model):
     assert asked == [0, 0, 1]
 
 
-# While an epoch's first batch is awaited, and its second.
 @pytest.mark.parametrize("number, steps", [(signal.SIGTERM, 3), (signal.SIGINT, 4)])
 def test_a_signal_ends_the_wait_for_a_batch(model, ctrl_c, tmp_path, number, steps):
-    """Where the program's iterable waits for ever; the rest of the training is as ever."""
     taken, over, late = threading.Event(), threading.Event(), []
 
     counting = Callback()
@@ -213,7 +208,7 @@ def test_a_function_that_makes_no_batches_is_reported(model):
         assert_same(model.values(), before)
 
 
-def test_what_is_no_batch_does_not_end_an_epoch(model):
+def test_none_in_place_of_a_batch_does_not_end_an_epoch(model):
     trainer = Trainer(model.train, lambda epoch: [*batches(epoch), None], verbose=False)
     with pytest.raises(TypeError):
         trainer.run(1)

@@ -1,7 +1,6 @@
 """TensorBoard, Weights & Biases and MLflow get each epoch's record, whichever way the run ends.
 
-None of them has to be installed: stand-ins take their place. Where TensorBoard is installed, its
-own reader reads the files back.
+Stand-ins take their places; TensorBoard's own reader reads files back if it is installed.
 """
 
 from __future__ import annotations
@@ -62,7 +61,6 @@ def trained(*callbacks, epochs=2, resume=False, **settings):
 
 
 def assert_logged(fake, history):
-    """Each number of each record is there, at its step."""
     logged = fake.logged()
     names = {"epoch", "seconds", "train_loss", "train_error"}
     assert names <= set(logged)
@@ -88,7 +86,6 @@ def test_records_and_hyperparameters_are_logged(kind):
     config.update(drop_last=False, num_slices=2, ranks=1, seed=7)
     logged = {name: str(value) for name, value in fake.runs[0].config.items()}
     assert logged == {name: str(value) for name, value in config.items()}
-    # The next run of the Trainer continues the log; another training has one of its own.
     assert_logged(fake, trainer.run(3))
     assert len(fake.runs) == 1
     assert_logged(fake, trained(log, epochs=1)[1])
@@ -101,7 +98,6 @@ def test_records_and_hyperparameters_are_logged(kind):
 
 
 def test_a_resumed_training_continues_the_log(kind, tmp_path):
-    """A step after the checkpoint was lost; a checkpoint fits without the log, too."""
     fake, make = kind
     losing = Callback()
     losing.on_step_end = lambda trainer, loss: 1 / (trainer.step - 5)
@@ -119,7 +115,6 @@ def test_a_resumed_training_continues_the_log(kind, tmp_path):
 
 @pytest.mark.parametrize("kind", WITH_ENDS, indirect=True)
 def test_a_run_is_closed_with_how_it_ended(kind, ctrl_c):
-    """After an error: test_a_resumed_training_continues_the_log."""
     fake, make = kind
 
     def interrupt(trainer, record):
@@ -141,8 +136,7 @@ def test_a_run_that_is_under_way_is_used_and_left_open(kind):
     assert_logged(fake, history)
 
 
-def test_tensorboard_reads_what_was_written(tmp_path):
-    """By the library's own reader: also what a resumed training hides."""
+def test_tensorboard_reads_the_files(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.plugins.hparams import metadata, plugin_data_pb2
@@ -160,7 +154,6 @@ def test_tensorboard_reads_what_was_written(tmp_path):
 
     with nothing_left():
         trained(log(), checkpoint=tmp_path / "kept")
-        # Going back to the first epoch hides the second one until it is logged again.
         first = sorted((tmp_path / "kept").glob("step-*"))[0]
         trainer = Trainer(
             Model().train, dataset(), BATCH, callbacks=[log()], checkpoint=tmp_path / "kept"
@@ -172,6 +165,5 @@ def test_tensorboard_reads_what_was_written(tmp_path):
     hparams = plugin_data_pb2.HParamsPluginData.FromString(content).session_start_info.hparams
     assert hparams["layers"].string_value == "[3, 4]"
     assert hparams["batch_size"].number_value == BATCH
-    # A new training in the same folder hides the earlier ones.
     trained(TensorBoard(tmp_path / "runs"), epochs=1)
     assert steps() == [3]

@@ -1,5 +1,4 @@
-"""The Trainer over ranks: it is the serial training, resumes bit for bit, and checkpoints move to
-another number of ranks and to plain Theano."""
+"""The Trainer over ranks equals the serial one, resumes, and moves to other numbers of ranks."""
 
 from __future__ import annotations
 
@@ -124,12 +123,6 @@ def test_local_steps_go_on_from_the_mean_on_another_number_of_ranks(tmp_path):
             np.testing.assert_allclose(together(everywhere(variables)), [value] * 2, rtol=1e-15)
         assert parts.rule.steps == 1
         assert len(parts.trainer.run(2)) == 2
-
-
-@pytest.fixture(scope="module")
-def two_ranks():
-    with forked(2):
-        yield
 
 
 def masks(model):

@@ -118,7 +118,6 @@ def test_a_signal_finishes_the_step_and_saves(tmp_path, kind, number):
     assert "Traceback" not in done.err
     assert saved_in(tmp_path / "kept") == [3]
 
-    # What it wrote goes on here, as a run that nothing ended.
     model, whole = Model(), Model()
     history = plain(model, checkpoint=tmp_path / "kept").run(2, resume=True)
     expected = plain(whole).run(2)
@@ -140,7 +139,6 @@ def test_the_second_ctrl_c_ends_a_parallel_step_at_once(tmp_path):
 
 
 def saved_in(folder):
-    """The steps of its checkpoints."""
     return [int(path.stem[5:]) for path in Checkpoints(folder).paths()]
 
 
@@ -263,7 +261,6 @@ def test_a_signal_to_a_run_within_a_run_ends_both(restored, tmp_path):
 
 
 def test_a_child_that_a_run_has_forked_obeys_the_signal(restored, tmp_path):
-    """Such as a loader's processes, which are ended by it."""
     ended = []
 
     def fork(trainer, record):
@@ -290,7 +287,6 @@ def test_a_run_in_another_thread_is_refused_before_the_first_step(restored, tmp_
 
 
 def test_handlers_are_restored_and_the_users_is_asked_the_second_time():
-    """Ctrl-C is left alone in threads, and where it is ignored."""
     seen, calls, usual = [], [], signal.getsignal(signal.SIGINT)
     sigterm = signal.getsignal(signal.SIGTERM)
 
@@ -331,7 +327,6 @@ def test_an_interrupted_run_keeps_its_last_parameters_to_go_on_from(ctrl_c):
             signal.raise_signal(signal.SIGINT)
 
     model, twin, best = Model(), Model(), Model()
-    # By mode="max" the first epoch is the best.
     callbacks = [EarlyStopping(9, restore_best=True), interrupt]
     trainer = plain(model, 50, mode="max", callbacks=callbacks)
     assert trainer.run(3).interrupted

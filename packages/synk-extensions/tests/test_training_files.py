@@ -23,7 +23,7 @@ from synkhronos.extensions.train._ranks import to_row
 from synkhronos.extensions.weights import load_weights, save_weights
 
 
-def test_what_a_training_writes_is_its_users_alone_and_follows_no_planted_link(tmp_path):
+def test_files_of_a_training_are_private_and_follow_no_planted_link(tmp_path):
     """Whatever the umask. The links of drafts: test_files.py of synk-core."""
     new, shared, model = tmp_path / "new" / "checkpoints", tmp_path / "shared", Model()
     before = os.umask(0)
@@ -63,8 +63,6 @@ def test_a_log_that_became_something_else_meanwhile_is_an_error(tmp_path, plante
         plain(Model(), log=path, callbacks=[plant]).run(2)
     assert precious.read_bytes() == b"precious"
 
-
-# ---- files from hostile hands ------------------------------------------------------------------
 
 LAST = [*STREAMS][-1]
 MOST_BYTES, BOMB = 16 << 20, 40 << 20
@@ -243,7 +241,6 @@ def test_a_damaged_checkpoint_is_reported_and_changes_nothing(good, tmp_path):
 
 
 HARMLESS = (flip, cut)
-"""What came through after these is what was there before."""
 MUTATIONS = (*HARMLESS, change_member, *3 * [change_text])
 
 
@@ -251,7 +248,6 @@ MUTATIONS = (*HARMLESS, change_member, *3 * [change_text])
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(1, 9))]
 )
 def test_whatever_a_checkpoint_holds_it_is_loaded_whole_or_refused(good, tmp_path, seed):
-    """And what was loaded can be gone on with."""
     model, path, generator = good
     data, chance = path.read_bytes(), random.Random(seed)
     file = tmp_path / "step-000000006.npz"
@@ -308,7 +304,7 @@ def test_whatever_a_file_of_weights_holds_it_is_loaded_whole_or_refused(tmp_path
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_what_numpy_saved_without_names_is_loaded_in_order(tmp_path, save):
+def test_arrays_saved_by_numpy_without_names_are_loaded_in_order(tmp_path, save):
     values = [np.arange(6.0).reshape(2, 3), np.ones(3)]
     save(tmp_path / "w.npz", *values)
     variables = [engine.shared(value * 0, name=name) for name, value in zip("wb", values)]

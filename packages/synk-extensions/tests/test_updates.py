@@ -158,7 +158,6 @@ def test_given_gradients_of_another_shape_are_refused(rule, turn):
 
 
 def _wrong(w):
-    """Yield what a rule refuses, and how."""
     used, unused, cut, narrow = (
         engine.shared(np.ones(3, dtype), name=name)
         for name, dtype in [("u", "float64"), ("v", "float64"), ("c", "float64"), ("n", "float32")]
@@ -180,7 +179,7 @@ def _wrong(w):
     yield TypeError, "n: float32, w: float64.*sgd_nonflat", (mixed, [narrow, w], 0.1)
 
 
-def test_errors_name_what_was_got_and_expected():
+def test_errors_name_the_given_and_the_expected():
     for rule in (updates.sgd, updates.sgd_nonflat, updates.adam):
         for error, message, arguments in _wrong(engine.shared(np.ones(3), name="w")):
             if rule is updates.sgd_nonflat and "sgd_nonflat" in message:

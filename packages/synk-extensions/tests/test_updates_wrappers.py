@@ -1,11 +1,8 @@
 """Clipping, decay, constraints and averages around a rule: their numbers, and PyTorch's.
 
-Ten steps of each wrapper equal those of PyTorch's CPU optimisers: torch_reference.json has its
-numbers, in the settings in which the definitions agree:
-
-* epsilon is 0, because PyTorch adds it at another place than the paper of Adam does;
-* ``clip_grad_norm_`` divides by the norm plus 1e-6 and ``renorm`` by the norm plus 1e-7: their
-  limits were made larger by the same factor, which leaves the ratio of limit and norm.
+In torch_reference.json epsilon is 0, because PyTorch adds it at another place than the paper of
+Adam; and the limits of ``clip_grad_norm_`` and ``renorm`` are larger by the factor that makes up
+for the 1e-6 and 1e-7 by which these enlarge a norm.
 """
 
 from __future__ import annotations
@@ -39,7 +36,6 @@ RATE = 0.07
 
 
 def everything(rule):
-    """The rule with all wrappers around it."""
     rule = updates.weight_decay(rule, 0.3, params=lambda param: param.ndim > 1)
     rule = updates.decoupled_weight_decay(rule, 0.4, lambda param: param.name != "b")
     rule = updates.value_constraint(updates.norm_constraint(rule, 0.9), -0.5, 0.5)
@@ -62,7 +58,7 @@ def test_gradients_that_are_apart_are_changed_like_flat_ones():
 
 
 @pytest.mark.parametrize("name", ["adam", "sgd_nonflat"])
-def test_what_is_within_its_bounds_is_not_changed_by_one_bit(name):
+def test_values_within_their_bounds_do_not_change_by_one_bit(name):
     x = T.dmatrix("x")
     params, twins = make_params("float32"), make_params("float32")
     rule = updates.clip_by_value(updates.clip_by_global_norm(getattr(updates, name), 1e3), 1e3)
@@ -137,7 +133,6 @@ def test_parameters_of_several_dtypes_are_clipped_together():
     ids=["global-norm", "value", "decay", "decoupled", "norm-constraint", "low", "high"],
 )
 def test_numbers_may_be_shared_variables_that_change(build, wrong, right):
-    """A step of one vector, by a number and by a variable that has it later."""
     start, gradient = np.array([0.3, -0.4, 0.2]), np.array([0.6, -0.3, 0.1])
     number, found = engine.shared(np.float32(wrong), name="number"), []
     for bound in (right, number):
@@ -211,7 +206,6 @@ def test_norms_are_taken_over_the_axes():
 
 
 def test_a_rule_of_ones_own_is_wrapped_as_well():
-    """With updates in a dictionary, as Theano has them, and a variable that is no parameter."""
     steps = engine.shared(0.0, name="steps")
 
     def own(loss, params, learning_rate):
@@ -241,7 +235,7 @@ def _apply(wrapped, *params):
     return wrapped(sum(T.sum(param) for param in params), list(params), 0.1)
 
 
-def test_errors_name_what_was_got_and_expected():
+def test_errors_name_the_given_and_the_expected():
     w, other = (engine.shared(np.ones(3), name=name) for name in ("w", "other"))
 
     def own(_loss, _params, learning_rate):
@@ -321,7 +315,6 @@ CASES = {
 
 
 def steps_of(rule, **settings):
-    """The values of all parameters after each of ten steps."""
     x = T.dmatrix("x")
     params = make_params()
     split = rule(loss_of(x, *params), params, **settings)
@@ -409,7 +402,6 @@ def trained(make, epochs, folder=None, resume=False):
 
 @pytest.mark.parametrize("flat", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_two_ranks_have_the_averages_of_one_also_in_checkpoints_and_validation(tmp_path, flat):
-    """Moved apart, and by one computation."""
     _, expected, _ = trained(make_train_function_theano, 3)
     expected = [average.get_value() for average in expected]
     make = functools.partial(make_train_function, flat=flat)

@@ -42,7 +42,6 @@ def assert_identical(values, others):
 
 
 def test_values_come_back_as_they_were(tmp_path):
-    """By a list in another order, and by a dict."""
     saved, path = shareds(VALUES), tmp_path / "weights"
     for by_name in (list, lambda each: {v.name: v for v in each}):
         loaded = shareds({name: np.zeros_like(value) for name, value in VALUES.items()})
@@ -55,8 +54,7 @@ def test_values_come_back_as_they_were(tmp_path):
 
 
 @pytest.mark.parametrize("strict", [True, False])
-def test_what_does_not_fit_changes_nothing(tmp_path, strict):
-    """And the message lists all differences."""
+def test_unfit_weights_change_nothing(tmp_path, strict):
     path, usual = tmp_path / "w.npz", {"w": np.ones((2, 3)), "b": np.ones(3)}
     save_weights(path, shareds({"w": np.zeros((2, 3)), "b": np.zeros(3)}))
     missing = "v: missing in the file; .: in the file, but not in params; .: in"
@@ -73,7 +71,7 @@ def test_what_does_not_fit_changes_nothing(tmp_path, strict):
         assert_same(values_of(variables), list(params.values()))
 
 
-def test_names_of_dicts_and_of_what_is_in_both(tmp_path):
+def test_names_of_dicts_and_common_names(tmp_path):
     w, v = engine.shared(np.array([0.1, 1e-30, 3])), engine.shared(np.zeros(3, "float32"))
     save_weights(tmp_path / "w.npz", {"encoder": w, "other": w})
     assert load_weights(tmp_path / "w.npz", {"encoder": v, "c": w}, strict=False) == ["encoder"]
@@ -144,7 +142,6 @@ def test_all_ranks_get_the_values(tmp_path):
         x, y = dataset(9)
         loss = ((x @ expected[0] + expected[1] - y) ** 2).mean()
         np.testing.assert_allclose(early_loss(x, y), loss)
-        # What one rank cannot have, none has.
         wrong = [model.w, engine.shared(np.ones(2), name="b")]
         synk.broadcast(model.w, np.ones(4))
         with pytest.raises(InputValueError):

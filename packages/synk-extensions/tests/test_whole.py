@@ -1,12 +1,8 @@
-"""Operations of several acts are done whole, undone or not begun, at whatever line of the
-master's code Ctrl-C comes."""
+"""Operations of several acts are done whole, undone or not begun, wherever Ctrl-C comes."""
 
 from __future__ import annotations
 
-import gc
 import signal
-import sys
-import time
 from contextlib import nullcontext
 from functools import partial
 from types import CodeType, FunctionType, ModuleType
@@ -16,6 +12,8 @@ import pytest
 from _training import Model, dataset, everywhere, forked, without_seconds
 
 from synk_core._workers import interrupts
+from synk_core._workers.interrupts import LATER
+from synk_testing.strikes import struck
 from synkhronos.extensions import updates
 from synkhronos.extensions.train import (
     EarlyStopping,
@@ -57,72 +55,16 @@ def codes_of(*sources):
     return found
 
 
-# Ctrl-C at places of some code, counted by lines that are run. To the handler of the signal it
-# comes within the package, as it does without a tracer.
-STRIKE = """
-import signal, sys
-
-class Strike:
-    def __init__(self, codes, places):
-        self.codes, self.places, self.lines = codes, places, []
-
-    def __call__(self, frame, event, argument):
-        return self.line if frame.f_code in self.codes else None
-
-    def line(self, frame, event, argument):
-        if event == "line":
-            self.lines.append((frame.f_code.co_name, frame.f_lineno))
-            if len(self.lines) in self.places:
-                sys.settrace(None)  # what is raised here would end the trace
-                try:
-                    signal.raise_signal(signal.SIGINT)
-                finally:
-                    sys.settrace(self)
-        return self.line
-"""
-NAMES_OF_STRIKE = {"__name__": "synk_core.struck"}
-exec(STRIKE, NAMES_OF_STRIKE)
-Strike = NAMES_OF_STRIKE["Strike"]
-
-
-def struck(codes, places, act):
-    """Act, with Ctrl-C; return the lines that were run, and whether it ended the act."""
-    strike = Strike(codes, places)
-    usual, ended = sys.gettrace(), False
-    gc.disable()  # hypothesis is told of collections, and Python drops what is raised there
-    try:
-        sys.settrace(strike)
-        try:
-            act()
-        finally:
-            sys.settrace(usual)
-    except KeyboardInterrupt:
-        ended = True
-    late = time.monotonic() + 20
-    while interrupts.LATER.is_pending() and time.monotonic() < late:
-        try:
-            time.sleep(0.001)
-        except KeyboardInterrupt:
-            pass
-    gc.enable()
-    return strike.lines, ended
-
-
 def places_of(codes, act, step):
     """Act; return the first and last time of each line that it runs, but for `step` - 1 of each."""
-    lines, _ = struck(codes, (), act)
+    lines = struck(codes, (), act, LATER.is_pending).lines
     first = {line: place for place, line in reversed([*enumerate(lines, 1)])}
     last = {line: place for place, line in enumerate(lines, 1)}
     return sorted({*first.values(), *last.values()})[::step]
 
 
 class Acts:
-    """A training, and what changes it as a whole.
-
-    Attributes:
-        acts: by name.
-        codes: of the functions that they go through.
-    """
+    """A training, acts that change it as a whole, and the code of the functions they go through."""
 
     def __init__(self, kind, folder):
         self.model = model = Model(MAKE[kind], updates.adam, noise="numpy", running=True)
@@ -153,7 +95,6 @@ class Acts:
         )  # fmt: skip
 
     def values(self):
-        """Everything, on all ranks."""
         ranks = self.trainer._ranks
         (*states,) = ranks.perform([*map(ranks.get_states, self.random)])
         if self.kind == "parallel":
@@ -165,7 +106,7 @@ class Acts:
         return [*values, *map(np.array, states), np.array(python, dtype=float)]
 
     def drift(self):
-        """Be elsewhere than at the checkpoint."""
+        """Change everything that a checkpoint has."""
         self.trainer.run(3)
         ranks = self.trainer._ranks
         for shared in self.shareds:
@@ -201,15 +142,15 @@ def test_ctrl_c_leaves_all_as_it_was_or_done(acts, name, step):
         if not same(acts.values(), before):
             acts.drift()
         # The second Ctrl-C of two comes soon after the first.
-        lines, ended = struck(acts.codes, {place, place + number % 3}, act)
+        strikes = {place, place + number % 3}
+        lines, given, _ = struck(acts.codes, strikes, act, LATER.is_pending)
         values = acts.values()
         assert same(values, before) or same(values, after), lines[place - 1]
-        ends.add(ended)
-    assert True in ends
+        ends.add(given)
+    assert False in ends
 
 
 def fresh(model, folder, values):
-    """A training from the start, in a new folder."""
     OneProcess().perform([([*model.params, *model.train.state.optimizer], values)])
     callbacks = [lambda trainer, record: None, EarlyStopping(2, 3.0, restore_best=True)]
     return Trainer(
@@ -219,7 +160,6 @@ def fresh(model, folder, values):
 
 
 def results(model, trainer, folder):
-    """What a training leaves, without times."""
     log = [line.split(",") for line in (folder / "log.csv").read_text().splitlines()]
     files = {p.name: read_file(p) for p in folder.glob("*.npz")}
     for content in files.values():
@@ -230,7 +170,7 @@ def results(model, trainer, folder):
 
 
 @pytest.mark.parametrize("step", [37, pytest.param(1, marks=pytest.mark.nightly)])
-def test_after_two_ctrl_c_the_next_run_goes_on_as_if_none_had_come(ctrl_c, tmp_path, step):
+def test_the_next_run_after_two_ctrl_c_equals_an_uninterrupted_one(ctrl_c, tmp_path, step):
     model = Model(rule=updates.adam)
     start = [v.get_value() for v in [*model.params, *model.train.state.optimizer]]
     codes = codes_of(_trainer, _callbacks, _history, _serial, _learning_rate, interrupts.whole)
@@ -241,9 +181,10 @@ def test_after_two_ctrl_c_the_next_run_goes_on_as_if_none_had_come(ctrl_c, tmp_p
     ends = []
     for place in places:
         trainer = fresh(model, tmp_path / str(place), start)
-        lines, ended = struck(codes, {place, place + 1}, partial(trainer.run, 6))
-        ends.append(ended)
+        run, strikes = partial(trainer.run, 6), {place, place + 1}
+        lines, given, _ = struck(codes, strikes, run, LATER.is_pending)
+        ends.append(given)
         trainer.run(6)
         assert results(model, trainer, tmp_path / str(place)) == expected, lines[place - 1]
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    assert True in ends
+    assert False in ends

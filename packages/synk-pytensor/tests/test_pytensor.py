@@ -26,7 +26,7 @@ x = T.vector("x")
 
 
 class Odd(np.random.PCG64):
-    """A bit generator that is not one of NumPy's."""
+    pass
 
 
 @pytest.mark.parametrize("bits", BITS)
@@ -48,20 +48,7 @@ def drawing(runtime, rng, **options):
 
 
 @needs_pytensor
-def test_ranks_and_slices_draw_numbers_of_their_own_again_and_again(runtime):
-    runs = []
-    for _ in range(2):
-        f = drawing(runtime, T.random.shared_rng(seed=7))
-        runs.append([f(np.zeros(60), num_slices=n) for n in (1, 1, 3)])
-    np.testing.assert_array_equal(*runs)
-    assert len(np.unique(runs[0])) == 180
-    own = 60 // runtime.size
-    serial = np.random.default_rng(7).uniform(size=(2, own))
-    np.testing.assert_array_equal(np.array(runs[0])[:2, :own], serial)
-
-
-@needs_pytensor
-def test_what_draws_without_an_update_draws_the_same_again_but_not_on_another_rank(pair):
+def test_draws_without_an_update_repeat_on_each_rank(pair):
     f = pair.function([x], (T.random.normal(size=x.shape) + 0 * x, "gather"))
     first, second = f(np.zeros(20)), f(np.zeros(20))
     np.testing.assert_array_equal(first, second)
@@ -134,7 +121,7 @@ def reducing():
 
 @needs_pytensor
 @pytest.mark.parametrize("make", [network, reducing])
-def test_a_worker_loads_what_the_master_has_compiled(run_script, tmp_path, make):
+def test_a_worker_loads_code_that_the_master_compiled(run_script, tmp_path, make):
     rows, whole, outputs = make()
     with Runtime(1) as runtime:
         f = runtime.function(rows, bcast_inputs=whole, outputs=outputs, mode="NUMBA")
@@ -188,7 +175,6 @@ def test_operations_are_translated_once_for_each_kind(monkeypatch):
     y = x
     for _ in range(6):
         y = T.tanh(y.dot(w))
-    # Operations of the same name, of other patterns and dtypes.
     others = [x.dot(w) * row, narrow * narrow, T.tanh(narrow), narrow.dot(narrow), w.T.dot(row.T)]
     with Runtime(1) as runtime:
         f = runtime.function(
@@ -246,8 +232,8 @@ with Runtime(2) as runtime:
 
 
 @needs_pytensor
-def test_what_fails_is_named_and_all_goes_on(run_script):
-    """In a program of its own: Numba keeps the arguments of a call that failed."""
+def test_an_error_is_named_and_calls_continue(run_script):
+    """Numba keeps the arguments of a call that failed, so this is a program of its own."""
     status, out, err = run_script(PROGRAM + FAILING)
     assert status == 0, err
     assert "incompatible shape" in out
@@ -326,7 +312,7 @@ def foreign(mode):
 
 @needs_pytensor
 @pytest.mark.parametrize("mode", FOREIGN)
-def test_what_another_library_cannot_do_on_ranks_is_refused(pair, mode):
+def test_modes_that_cannot_run_on_ranks_are_refused(pair, mode):
     linker = {"JAX": "JAXLinker", "PYTORCH": "PytorchLinker", "MLX": "MLXLinker"}[mode]
     mean = all_reduce(x.mean(), "avg")
     with pytest.raises(SpecError, match=f"all_gather and is compiled by {linker}"):

@@ -87,13 +87,13 @@ FEW = {
     "test_exit_of_the_owner_unlinks": 2,
     "test_handlers_that_end_it_otherwise": 5,
     "test_handlers_that_use_arrays": 5,
-    "test_last_attacher_removes_what_a_killed_owner_left": 2,
+    "test_last_attacher_removes_segments_of_a_killed_owner": 2,
     "test_message_outlives_its_sender": 3,
     "test_no_process_sees_a_half_made_segment": 1,
     "test_program_of_the_guide": 4,
     "test_parallel_program_of_the_guide": 2,
     "test_ring_whose_producer_is_killed": 1,
-    "test_what_a_killed_owner_left_is_removed": 2,
+    "test_segments_of_a_killed_owner_are_removed": 2,
 }
 """How many cases of a test run by day: they are spread over all, and the others are nightly."""
 
@@ -127,7 +127,6 @@ def _clean(no_segments_left: None) -> None:
 
 @pytest.fixture
 def descriptors():
-    """A function that counts the open files of this process."""
     return lambda: len(os.listdir("/proc/self/fd"))
 
 
@@ -139,10 +138,7 @@ def given():
 
 @pytest.fixture
 def left():
-    """A function that lists the entries of shared memory, lock files too, with a part in the name.
-
-    It waits 2 s at most for them to go, since another program may be removing them now.
-    """
+    """Return the entries of shared memory with a part in the name, which have 2 s to go."""
 
     def look(*parts: str) -> list[str]:
         deadline = time.monotonic() + 2
@@ -156,10 +152,7 @@ def left():
 
 
 class Script:
-    """Run programs, each from a file of its own and with every warning an error.
-
-    Each program leads a session; at the end of the test no process of the session may be left.
-    """
+    """Run programs, each from a file of its own; a warning is an error, and nothing is left."""
 
     def __init__(self, folder: Path, zygote: Zygote, prelude: str) -> None:
         self._folder = folder
@@ -208,7 +201,6 @@ def script(tmp_path: Path, zygote):
 
 @pytest.fixture
 def bare_script(tmp_path: Path, zygote):
-    """Programs without PRELUDE."""
     with contextlib.closing(Script(tmp_path, zygote, "")) as made:
         yield made
 
@@ -229,10 +221,7 @@ def each_method(request) -> str:
 
 @pytest.fixture
 def program(script: Script):
-    """Run a program with a `main(context)` that uses multiprocessing, by a start method.
-
-    `main` returns the number of segments that may be left when it has returned.
-    """
+    """Run a program with a `main(context)`, which returns how many segments it may leave."""
 
     def run(code: str, method: str, *arguments: Any, prefix: tuple[str, ...] = ()) -> str:
         whole = MULTIPROCESSING + textwrap.dedent(code) + MAIN

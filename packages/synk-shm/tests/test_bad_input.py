@@ -108,7 +108,7 @@ def test_dtypes(error, dtypes):
         ([[1, 2], [3]], (TypeError, ValueError)),
     ],
 )
-def test_what_cannot_be_shared(source, error):
+def test_sources_that_cannot_be_shared(source, error):
     with pytest.raises(error), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # older NumPy makes objects of ragged lists
         shm.share(source)

@@ -6,7 +6,6 @@ import secrets
 import threading
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import synk_shm as shm
@@ -30,10 +29,6 @@ def write():
     path_of(name).unlink(missing_ok=True)
 
 
-def segment_bytes(a: np.ndarray) -> bytes:
-    return Path("/dev/shm" + shm.segment(a).name).read_bytes()
-
-
 @pytest.mark.parametrize("content", [b"", b"x", bytes(4096)])
 @pytest.mark.parametrize("timeout_s", [0, 0.05])
 def test_segments_that_never_become_ready(write, content, timeout_s):
@@ -45,7 +40,8 @@ def test_segments_that_never_become_ready(write, content, timeout_s):
 
 
 def test_attach_waits_for_a_segment_that_is_being_made(write):
-    complete = segment_bytes(shm.ones(3))
+    a = shm.ones(3)
+    complete = Path("/dev/shm" + shm.segment(a).name).read_bytes()
     name = write(b"")
 
     def finish() -> None:

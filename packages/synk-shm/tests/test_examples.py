@@ -16,7 +16,6 @@ EXAMPLES = {path.name: path.read_text() for path in sorted((HOME / "examples").g
 README = (HOME / "README.md").read_text()
 GUIDE = (HOME / "docs" / "from_shared_memory.md").read_text()
 FENCE = r"```python\n(.*?)```"
-# Choose the start method of a program by its argument.
 CHOOSE = """
 import multiprocessing, sys
 if __name__ == "__main__":
@@ -25,7 +24,6 @@ if __name__ == "__main__":
 
 
 def sections(text: str) -> dict[str, str]:
-    """Return the parts of a page by their titles."""
     _, *parts = re.split(r"^## ", text, flags=re.MULTILINE)
     return {part.partition("\n")[0]: part for part in parts}
 
@@ -45,12 +43,10 @@ ALONE = [title for title in AFTER if title not in BY_NAME + PARALLEL]
 
 
 def promised(code: str) -> list[str]:
-    """Return the lines that a program prints, according to its comments."""
     return re.findall(r"print\(.*#-> (.*)", code)
 
 
 def mask(printed: str) -> str:
-    """Replace the figure that depends on the machine."""
     return re.sub(r"\d+%", "few %", printed).strip()
 
 
@@ -63,13 +59,11 @@ def wait_until(condition) -> None:
 
 @pytest.fixture
 def script(bare_script):
-    """Programs as a user would run them."""
     return bare_script
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_example(script, name, method):
-    """It succeeds, is silent on stderr, prints what is documented, and leaves no process."""
     process = script.start(EXAMPLES[name], "--start-method", method)
     printed = script.finish(process)
     process.wait_alone()
@@ -94,7 +88,6 @@ def test_ring_whose_producer_is_killed(script, method, die_at):
 
 
 def test_ring_whose_consumer_is_killed(script, method):
-    """The producer exits by itself; the memory and the semaphores are removed."""
     process = script.start(EXAMPLES["ring.py"], "--frames", 10**9, "--start-method", method)
     wait_until(lambda: any("/synk." in path for path in mapped(process.pid)))
     paths = mapped(process.pid)
@@ -107,7 +100,6 @@ def test_ring_whose_consumer_is_killed(script, method):
 
 
 def mapped(pid: int) -> set[str]:
-    """Return the files in shared memory that a process has mapped."""
     lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     return {line.split()[5] for line in lines if "/dev/shm/" in line and "(deleted)" not in line}
 

@@ -66,7 +66,6 @@ def test_handlers_that_use_arrays(bare_script, given, left, order, act):
     [("BEFORE", "shm.ones(3)"), ("MIDDLE", "globals().update(late=shm.ones(3)[1:])")],
 )
 def test_first_array_in_a_handler(bare_script, left, order, act):
-    """A process that had no shared array before it began to end."""
     code = at_exit(order, act + "; print(shm.segment(shm.ones(1)).family)")
     family = bare_script.run(code.rpartition("name =")[0])
     assert len(family) == 8
@@ -147,7 +146,6 @@ FORK = """
     ],
 )
 def test_a_fork_that_ends(script, given, left, act, code):
-    """os.fork: the parent's arrays stay; the child's go, if it was killed with the family."""
     name = given("fork")
     orderly = "sys.exit" in act or "raise" in act
     family = script.run(FORK.replace("ACT", act), name, code, orderly)
@@ -155,7 +153,6 @@ def test_a_fork_that_ends(script, given, left, act, code):
 
 
 def test_threads_make_and_drop_while_others_fork(script, left):
-    """A fork happens at any moment of another thread: arrays work in the child all the same."""
     other = script.start("a = shm.ones(3)\nprint_handle(a)\nsys.stdin.readline()")
     out = script.run(
         """
@@ -202,10 +199,7 @@ def test_threads_make_and_drop_while_others_fork(script, left):
 
 @pytest.mark.parametrize("lookers", [0, 1])
 def test_last_process_of_a_family_leaves_nothing(script, small_shm, lookers):
-    """A process that checks whether a family is alive must not disturb its last member's exit.
-
-    The programs run one after the other in a /dev/shm of their own; of each one process is killed.
-    """
+    """A process that checks whether a family is alive must not disturb its last member's exit."""
     left = script.run(
         """
         import multiprocessing

@@ -38,7 +38,7 @@ def test_leak_check_waits_for_the_removal_by_another_program(given):
     assert name not in str(synk_shm.list())
 
 
-def test_leak_check_names_what_is_left():
+def test_leak_check_names_leftovers():
     with pytest.raises(AssertionError, match="1 shared memory segments are left"):
         with testing.no_segments_left(timeout_s=0.05):
             kept = synk_shm.ones(3)

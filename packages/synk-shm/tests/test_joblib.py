@@ -41,8 +41,6 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def jobs(script):
-    """Run a program whose `main` uses joblib."""
-
     def run(code: str, *arguments: object) -> None:
         before, after = WORK.split("if __name__")
         script.run(f"{before}{code}\nif __name__{after}", *arguments)
@@ -52,7 +50,6 @@ def jobs(script):
 
 @pytest.mark.parametrize("backend", ["loky", "multiprocessing", "threading"])
 def test_arrays_are_the_same_memory(jobs, backend):
-    """Small ones, and those that joblib would write to files; views, too, and both ways."""
     jobs(
         """
 def main(backend):
@@ -77,7 +74,6 @@ def main(backend):
     )
 
 
-# Small ones are copied, large ones arrive read-only, as joblib has it.
 OTHERS = """
 def main(backend):
     shm.register_joblib()
@@ -117,7 +113,6 @@ def test_other_arrays_other_executors_and_workers(jobs, backend, code):
 
 @pytest.mark.parametrize("missing", ["joblib.pool", "joblib.executor"])
 def test_a_joblib_of_another_make_is_refused(monkeypatch, missing):
-    """Nothing has been changed by then."""
     from joblib import executor, pool
 
     makers = {module.__name__: module.get_memmapping_reducers for module in (executor, pool)}

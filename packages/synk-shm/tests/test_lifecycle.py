@@ -58,7 +58,6 @@ def test_exit_of_an_attacher_changes_nothing(script, end):
 
 
 def test_list_of_this_program_alone(script, given):
-    """Those of other programs are left out, and so is what a dead one has left."""
     a, b = shm.zeros(3), shm.zeros((), name=given("b"))
     other = script.start(MAKE)
     theirs = handle_of(other).name
@@ -74,7 +73,7 @@ def test_list_of_this_program_alone(script, given):
 
 @pytest.mark.parametrize("word", [None, "given"])
 @pytest.mark.parametrize("act", ["cleanup", "first array of another program"])
-def test_what_a_killed_owner_left_is_removed(script, given, left, act, word):
+def test_segments_of_a_killed_owner_are_removed(script, given, left, act, word):
     alive, dead = script.start(MAKE), script.start(MAKE, *([given(word)] if word else []))
     kept, lost = handle_of(alive).name, handle_of(dead).name
     dead.kill()
@@ -154,7 +153,6 @@ def test_two_threads_that_drop_one_segment_at_once(monkeypatch):
 
 @pytest.mark.parametrize("is_made", [False, True])
 def test_an_interrupt_of_the_creation_leaves_nothing(monkeypatch, is_made):
-    """Whether it comes before the kernel has made the file, or after."""
     kept = shm.ones(3)
 
     def there():

@@ -43,7 +43,6 @@ def test_arrays_per_descriptor(script, backend):
 
 @BACKENDS
 def test_no_descriptor_left(script, backend):
-    """With any number of free descriptors, creating works or leaves nothing."""
     script.run(
         """
         import resource
@@ -75,10 +74,7 @@ def test_no_descriptor_left(script, backend):
 @BACKENDS
 @pytest.mark.parametrize("limit", ["AS", "FSIZE"])
 def test_no_address_space_or_file_size_left(script, backend, limit):
-    """SharedArray: a create that fails leaves its file.
-
-    ``ulimit -f`` holds for shared memory, too; to reach it raises, and does not kill.
-    """
+    """SharedArray: a create that fails leaves its file."""
     script.run(
         """
         import resource
@@ -134,7 +130,7 @@ def test_memfd_needs_no_dev_shm(script, mount, code):
 
 
 def test_no_entries_left(script):
-    """A tmpfs may limit files: to reach the limit is an error, and no entry is half made."""
+    """A tmpfs may limit the number of files."""
     script.run(
         """
         from multiprocessing.reduction import ForkingPickler

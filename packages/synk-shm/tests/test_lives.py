@@ -1,8 +1,7 @@
 """Lives of arrays and processes: some that failed once, and random ones.
 
-Processes of several families run commands, one at a time: they make, attach, send, resize, close,
-unlink and drop arrays, fork, start children, exit, and are killed, also in the middle of a command.
-Every value read is right, every array is there while its owner has it, and nothing is left.
+Processes of several families run commands, one at a time. Every value read is right, every array is
+there while its owner has it, and nothing is left.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Lin
 LIMIT_S = 60
 MISSING = "ShmNotFoundError"
 
-# A process: it runs commands of the test, and lights a fuse for some.
 PROCESS = """
 import multiprocessing as mp
 from multiprocessing import connection
@@ -97,8 +95,6 @@ if __name__ == "__main__":
 
 
 class Process:
-    """The test's end of a process."""
-
     def __init__(self, world: World, line: connection.Connection) -> None:
         self.world, self.line = world, line
         self.name, self.pid, self.family = line.recv()
@@ -155,8 +151,6 @@ class Process:
 
 
 class World:
-    """All processes of a test, which end with it."""
-
     def __init__(self, script: Any) -> None:
         self.script = script
         self.listener = connection.Listener(None, "AF_UNIX")
@@ -164,7 +158,6 @@ class World:
         self.families: set[str] = set()
 
     def root(self, name: str) -> Process:
-        """Start a program of its own."""
         self.script.start(PROCESS, self.listener.address, name)
         return self.accept()
 
@@ -240,7 +233,7 @@ def test_a_message_of_another_family(named):
     assert one.do(f"float(shm.attach({name!r}).sum())") == 3
 
 
-def test_a_fork_forwards_what_its_parent_received_after_the_maker_has_ended(world):
+def test_a_fork_forwards_an_array_whose_maker_has_ended(world):
     parent = world.root("parent")
     parent.do(MAKE)
     maker = parent.start("maker")
@@ -291,7 +284,6 @@ def test_a_last_message_to_a_parent_that_has_no_arrays(world, parent_leaves_firs
 
 
 def test_a_child_outlives_its_killed_parent(world, given, left, each_method):
-    """The child can use its arrays, attach more and make its own; then all are removed."""
     parent, name = world.root("parent"), given("child")
     parent.do(MAKE, f"b = shm.full(5, 2.0, name={name!r})")
     child = parent.start("child", each_method, "a")
@@ -305,7 +297,7 @@ def test_a_child_outlives_its_killed_parent(world, given, left, each_method):
 
 
 @pytest.mark.parametrize("workers, end", [(1, ""), (3, ""), (1, "shm.close(b)")])
-def test_last_attacher_removes_what_a_killed_owner_left(world, left, workers, end):
+def test_last_attacher_removes_segments_of_a_killed_owner(world, left, workers, end):
     owner = world.root("owner")
     handle = owner.do(MAKE, "tuple(shm.handle(a))")
     others = [world.root(f"other{number}") for number in range(workers)]
@@ -389,7 +381,6 @@ SENT = "m = dump(a), dump(shm.ones(7))"
     "what", ["here", "dropped", "after a child", "received", "never received", "killed"]
 )
 def test_nothing_stays_when_a_program_has_ended(world, left, what):
-    """Messages under way and arrays of killed children are removed with the last process."""
     parent = world.root("parent")
     parent.do(MAKE)
     if what == "killed":
@@ -422,7 +413,6 @@ MOMENTS = {
 @pytest.mark.nightly
 @pytest.mark.parametrize("act", MOMENTS)
 def test_a_kill_at_each_moment_of_an_act(world, given, act):
-    """At each fourth call or return of a function; the parent lives on, and another cleans up."""
     parent = world.root("parent")
     parent.do(MAKE)
     name = given("x")
@@ -518,7 +508,6 @@ class Life:
         return self.rng.choice(list(self.arrays)) if self.arrays else None
 
     def mapping(self, process: Process, segment: Segment, readonly: bool, keeper: Any) -> Mapping:
-        """Return the mapping that a process has already, or a new one."""
         for array in self.arrays.values():
             known = array.mapping
             if (known.process, known.segment, known.readonly) == (process, segment, readonly):
@@ -529,7 +518,6 @@ class Life:
         return [array for array in self.arrays.values() if array.mapping is mapping]
 
     def is_there(self, sent: Sent) -> bool:
-        """Return whether what a handle or a message leads to is there for sure."""
         return sent.segment.sure and bool(self.on(sent.keeper))
 
     def sent(self, name: str, data: Any) -> Sent:
@@ -554,7 +542,7 @@ class Life:
         self.handles.append(self.sent(name, process.do(f"tuple(shm.handle({name}))")))
 
     def take(self, code: str, sent: Sent, readonly: bool) -> str | None:
-        """Have a process make an array of this. It may be gone, if it is not there for sure."""
+        """Make a process take an array; it may be gone, if it is not there for sure."""
         process, name = self.rng.choice(self.world.alive), self.new("v")
         outcome, said = process.ask(f"{name} = {code}")
         if outcome != "ok":

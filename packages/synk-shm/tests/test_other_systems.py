@@ -1,8 +1,4 @@
-"""Systems that lack things: macOS, old kernels, sandboxes.
-
-These tests remove the things from Python before they import the package. They show that the
-package works without them, not that another system behaves so.
-"""
+"""Systems that lack things: macOS, old kernels, sandboxes; Python loses these things here."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ sys.stdin.readline()
 
 
 def test_a_process_that_becomes_another_user_leaves_nothing(script, given):
-    """After a daemon has given up its rights, its segments belong to another user."""
+    """A daemon may give up its rights: its segments belong to another user then."""
     names = given("before"), given("after")
     paths = [f"/dev/shm/synk.u.{name}" for name in names]
     code = """

@@ -1,8 +1,4 @@
-"""Faults of other libraries, with arrays, messages and processes.
-
-Each docstring names the library and its fault, which was reproduced. Each test fails if synk_shm
-has the fault. Code that might kill the process runs in a process of its own.
-"""
+"""Faults of other libraries, with arrays, messages and processes; docstrings name the library."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_any_sequence_keeps_the_rows_that_never_left(lengths, capacity):
         kept = length
 
 
-def test_what_cannot_be_resized():
+def test_arrays_that_cannot_be_resized():
     a = shm.zeros((4, 3), capacity=8)
     for wrong, message in [
         (a[1:], "view"),

@@ -128,7 +128,6 @@ STRUCTS = [lambda a: a[::2], lambda a: a["n"][1::3]]
     ids=[*SOURCES, "struct"],
 )
 def test_handles_and_messages_are_small(make, views):
-    """With any protocol that is a default; what multiprocessing sends, too."""
     for view in views:
         a = view(make())
         address, message = shm.handle(a), bytes(ForkingPickler.dumps(a))

@@ -1,7 +1,6 @@
 """Entries of shared memory that other programs make, remove, or may read.
 
-Docstrings name other libraries and their faults. Nothing here may hang, crash, or change a file of
-others.
+Docstrings name other libraries and their faults.
 """
 
 from __future__ import annotations

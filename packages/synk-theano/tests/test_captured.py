@@ -1,7 +1,6 @@
 """Functions that are recorded and replayed: with a stand-in for CUDA's graphs, which computes anew.
 
-Here every array of floats counts as one on a device, so that the same functions are recorded on the
-processor. What only a GPU shows is in `integration/multi_gpu`.
+Here every array of floats counts as one on a device. Only a GPU shows the rest: `multi_gpu`.
 """
 
 from __future__ import annotations
@@ -145,7 +144,6 @@ def graphs(monkeypatch):
 
 @functools.cache
 def compiled(seed, _twin):
-    """A small network's training function and variables."""
     rng = np.random.RandomState(seed)
     x, y = T.dmatrix("x"), T.dmatrix("y")
     w = theano.shared(rng.randn(5, 7), "w")
@@ -199,10 +197,7 @@ def require_same(got, wanted):
 
 
 def test_a_training_function_is_recorded_once_and_replayed(graphs, train):
-    """Losses, gradients and variables are those of the function itself, call by call.
-
-    A replay gives new arrays: neither earlier results nor earlier values change.
-    """
+    """A replay gives new arrays: neither earlier results nor earlier values change."""
     assert train.recorded.state == "not called often enough"
     held = []
     for number, batch in enumerate(batches(8), 1):
@@ -214,7 +209,6 @@ def test_a_training_function_is_recorded_once_and_replayed(graphs, train):
     assert train.recorded.state == REPLAYED
     for array, copy in held:
         np.testing.assert_array_equal(array, copy)
-    # Once it is closed, nothing is left.
     shape = weakref.ref(next(iter(train.recorded._shapes.values())))
     train.recorded.close()
     gc.collect()
@@ -226,7 +220,6 @@ def test_a_training_function_is_recorded_once_and_replayed(graphs, train):
 
 @pytest.mark.parametrize("replayed", [True, False])
 def test_numbers_are_sent_to_the_host_before_the_rest_is_computed(graphs, monkeypatch, replayed):
-    """A loss, whatever comes before it among the outputs; it need not be the first number."""
     monkeypatch.setattr(capturable, "_ON_DEVICE", {*capturable._ON_DEVICE, "FromFunctionOp"})
 
     @as_op([T.dmatrix], [T.dmatrix])
@@ -256,7 +249,6 @@ def test_numbers_are_sent_to_the_host_before_the_rest_is_computed(graphs, monkey
         return
     assert "and a replay" in recorded.state
     assert graphs.done == [numbers, "the rest"]
-    # Nothing of a call that fails stays.
     value = -value
     kept = weakref.ref(value)
     with pytest.raises(ArithmeticError):
@@ -269,7 +261,6 @@ def test_numbers_are_sent_to_the_host_before_the_rest_is_computed(graphs, monkey
 
 
 def test_values_that_are_set_in_between_are_seen(train):
-    """By set_value, by a write into the array, into a part of it that came first."""
     random = np.random.RandomState(5)
     for number, batch in enumerate(batches(24)):
         train.check(batch)
@@ -310,7 +301,6 @@ def test_shapes_that_never_come_again(graphs, caplog):
 
 
 def test_results_of_every_size_and_order_in_memory(graphs, monkeypatch):
-    """Large ones are copied alone, small ones together; transposed ones in C order."""
     monkeypatch.setattr(captured, "LARGEST_PACKED", 100)
     x, k = T.dmatrix("x"), T.fvector("k")
     outputs = [x.T * 1.5, x.sum(), x * x, k * 2, k.sum(), x.T, x]
@@ -327,7 +317,6 @@ def test_results_of_every_size_and_order_in_memory(graphs, monkeypatch):
 
 
 def test_flat_parameters_of_other_shapes(graphs):
-    """As many elements in all, in another order."""
     x = T.dvector("x")
     params = [theano.shared(np.arange(32.0).reshape(s), "p") for s in [(2, 16), (4, 8)]]
     outputs = [T.dot(p.T, x[: p.shape[0]]) for p in params]
@@ -389,7 +378,6 @@ def test_the_policy_is_the_programs_or_else_the_environments(monkeypatch):
 
 @pytest.mark.parametrize("when", ["launch", pytest.param("record", marks=pytest.mark.nightly)])
 def test_an_error_of_the_graph_leaves_the_function(graphs, train, caplog, when):
-    """One warning, and the right results from then on; all other graphs are made anew."""
     other = Pair(graphs, seed=2)
     for batch in batches(5):
         other.check(batch)
@@ -494,8 +482,7 @@ def test_functions_that_overwrite_values_in_place(graphs):
     assert recorded.state == REPLAYED
 
 
-def test_what_depends_on_shapes_alone_is_computed_by_the_host(graphs):
-    """It is another one for inputs of another shape."""
+def test_the_host_computes_values_of_shapes(graphs):
     x = T.dmatrix("x")
     rows, columns = x.shape
     outputs = [x[: rows // 2].sum(), T.zeros((columns, 2)) + x.sum(), x.reshape((columns, rows))]
@@ -526,8 +513,6 @@ to_device = GpuFromHost()
 
 
 def test_values_in_host_memory_are_read_in_each_call(graphs):
-    """A rate and a count that change, results on either side, updates of both kinds."""
-
     def made():
         x, n = T.dmatrix("x"), T.lscalar("n")
         w = theano.shared(np.ones((3, 3)), "w")
@@ -557,8 +542,7 @@ def test_values_in_host_memory_are_read_in_each_call(graphs):
     assert recorded.state == REPLAYED
 
 
-def test_what_is_not_recorded(graphs):
-    """What cannot be repeated; what the host must not compute; modes that do more than compute."""
+def test_functions_that_are_not_recorded(graphs):
     x, m, n, i = T.dvector("x"), T.dmatrix("m"), T.lscalar("n"), T.lvector("i")
     count, three = theano.shared(0, "count"), theano.shared(3, "three")
     doubled = as_op([T.dvector], [T.dvector])(lambda x: 2 * x)

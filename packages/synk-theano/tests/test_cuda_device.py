@@ -21,8 +21,6 @@ CONTEXT = object()
 
 
 class Array:
-    """As pygpu's."""
-
     def __init__(self, held, context=CONTEXT):
         self.held, self.context = held, context
         self.shape, self.dtype, self.ndim, self.size = held.shape, held.dtype, held.ndim, held.size
@@ -133,8 +131,7 @@ def test_pages_are_locked_once_and_for_as_long_as_the_array_lives(made):
     assert driver.locked == {}
 
 
-def test_what_cannot_be_locked_is_copied_the_other_way(made, monkeypatch):
-    """An array in too large a memory is not locked; a refusal is not for ever."""
+def test_unlocked_arrays_are_copied_the_other_way(made, monkeypatch):
     driver, pages = made[1], made[0]._pages
     monkeypatch.setattr(copies, "LARGEST_LOCK", 100_000)
     large, small = np.zeros(100_000), np.zeros(12_000)
@@ -152,7 +149,7 @@ def test_what_cannot_be_locked_is_copied_the_other_way(made, monkeypatch):
     assert list(driver.locked.values()) == [small.nbytes]
 
 
-def test_arrays_are_brought_by_the_device_from_locked_pages_or_written_by_the_host(made):
+def test_the_device_copies_locked_pages_and_the_host_other_arrays(made):
     cuda_device, driver = made
     rows = cuda_device.buffer((100, 100), "float64")
     rows[...] = np.arange(10000.0).reshape(100, 100)
@@ -223,7 +220,7 @@ def test_small_results_are_sent_early_and_fetched_with_the_others(made):
     assert not cuda_device._downloads.under_way
 
 
-def test_nccl_takes_what_lies_on_the_device_and_notices_deaths_in_waits(made, monkeypatch):
+def test_nccl_takes_device_arrays_and_notices_deaths_in_waits(made, monkeypatch):
     cuda_device, _ = made
     waits = []
     nccl = SimpleNamespace(synchronize=lambda event=None: waits.append(event))

@@ -18,8 +18,6 @@ from synk_theano._gpu import backend, device
 
 
 class Array:
-    """As pygpu's."""
-
     def __init__(self, value, context):
         self.value, self.context = np.asarray(value), context
         self.shape, self.dtype, self.ndim = self.value.shape, self.value.dtype, self.value.ndim
@@ -85,8 +83,6 @@ def back_end(monkeypatch):
 
 
 class SimpleCuda(SimpleNamespace):
-    """A CUDA device without CUDA."""
-
     def __init__(self, name, *_):
         super().__init__(name=name, enter=lambda: None)
 
@@ -101,7 +97,6 @@ def test_the_devices_of_a_rank_are_taken_and_named(back_end):
     assert {n: c.device for n, c in back_end.contexts.items()} == NAMES
     assert taken.name == device_in_use() == "opencl0:0"
     assert back_end.get_context("dev1").device == "opencl0:1"
-    # Again, by another runtime of the same process.
     take(NAMES, nccl=False)
     assert back_end.used == ["opencl0:0", "opencl0:0"]
 

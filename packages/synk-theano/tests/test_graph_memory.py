@@ -42,7 +42,6 @@ class Allocator:
         return found
 
     def take(self):
-        """Return the address of a block: the first free one, or a new one."""
         first = self.words[PLACE + 2]
         if first:
             block = Block.from_address(first)
@@ -103,7 +102,7 @@ def test_memory_of_graphs_is_not_handed_out_to_others(allocator):
         assert {allocator.take() for _ in range(3)} == set(mine)
 
 
-def test_what_is_freed_meanwhile_is_that_of_graphs(allocator):
+def test_memory_freed_in_a_recording_belongs_to_graphs(allocator):
     other = allocator.take()
     graphs = graphs_of(allocator)
     with graphs.own_memory():

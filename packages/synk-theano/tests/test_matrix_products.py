@@ -65,7 +65,7 @@ def install(monkeypatch):
 
 
 @pytest.mark.parametrize("used", [False, True])
-def test_matrix_products_are_told_by_the_contexts_own_handle(install, used):
+def test_the_contexts_handle_sets_the_precision_of_products(install, used):
     context = Context(used)
     modes = install(context)
     if not used:  # nothing is made of cuBLAS where there is nothing to set

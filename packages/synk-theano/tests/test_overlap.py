@@ -1,7 +1,6 @@
 """Averages that begin while a function still computes: with a stand-in for NCCL, on processors.
 
-It takes arrays in host memory for arrays on devices, and reduces a part at once where NCCL would do
-so later. What only GPUs show is in `integration/multi_gpu`.
+It reduces a part at once where NCCL would do so later. Only GPUs show the rest: `multi_gpu`.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ def copy_part(vector, begin, part):
 
 
 def changes():
-    """What makes the processor a device whose collectives may overlap: (owner, name, value)."""
+    """Return what makes the processor a device whose collectives may overlap."""
     return [
         (RoundCommunicator, "partitioned_all_reduce", _begin),
         (Cpu, "is_gpu", True),
@@ -105,8 +104,6 @@ def left_open(values):
 
 
 class Overlapping:
-    """A runtime whose ranks overlap."""
-
     def __init__(self, runtime):
         self.runtime = runtime
         x = T.dvector("x")
@@ -124,7 +121,6 @@ class Overlapping:
 
 @pytest.fixture(scope="module")
 def ranks():
-    """Three ranks that overlap until the end; this process does as ever after that."""
     with pytest.MonkeyPatch.context() as patch:
         for owner, name, _ in changes():
             patch.setattr(owner, name, getattr(owner, name))  # to be restored
@@ -196,7 +192,7 @@ def test_the_average_begins_amid_the_function_and_is_exact(overlapping):
         assert overlapping.events() == (OVERLAPPED if call else [])
 
 
-def test_what_cannot_overlap_is_as_ever(overlapping):
+def test_other_averages_do_not_overlap(overlapping):
     runtime, size = overlapping.runtime, overlapping.runtime.size
     f, v, numpy_share = chain(runtime)
     all_reduce = runtime.delayed.all_reduce
@@ -272,7 +268,6 @@ def test_a_rank_that_fails_lets_the_others_go(overlapping, monkeypatch, atomic):
                 step(runtime, f, v, bad)
             told = overlapping.events()
             if rank == 0:
-                # It gave what it had, and something in place of the rest.
                 assert told == given
             overlapping.require_all_ended()
             if atomic:
@@ -305,7 +300,6 @@ def test_parts_of_other_sizes(overlapping):
     for _ in range(2):
         check(25)
     assert len(overlapping.events()) >= 4
-    # On one rank alone: it is noticed, and forgotten everywhere.
     runtime.collectives.set_value(1, a, np.arange(30.0))
     for _ in range(2):
         with pytest.raises(InputValueError, match="do not fit together"):
@@ -317,7 +311,6 @@ def test_parts_of_other_sizes(overlapping):
 
 
 def test_only_the_average_that_follows_is_done(overlapping):
-    """Another variable's, and a second one after the value has changed, are done themselves."""
     runtime, size = overlapping.runtime, overlapping.runtime.size
     x = T.dvector("x")
     v, w = theano.shared(np.zeros(40), "v"), theano.shared(0.0, "w")
@@ -404,7 +397,6 @@ def sends_early(runtime, function):
 
 
 def test_numbers_are_collected_when_all_acts_are_done(overlapping):
-    """Also where ranks have other numbers of rows, and an act behind the call fails on one rank."""
     runtime = overlapping.runtime
     x = T.dvector("x")
     ops = ["avg", "sum", "max", "min", "prod", "gather", None]
@@ -439,8 +431,7 @@ def test_numbers_are_collected_when_all_acts_are_done(overlapping):
     assert sends_early(runtime, parts) == {False}
 
 
-def test_functions_that_cannot_tell_of_parts():
-    """Those that do more with the vector, too."""
+def test_functions_without_parts():
     x = T.dvector("x")
     v, w = (theano.shared(np.zeros(4), name) for name in "vw")
     made = T.concatenate([x[:2], x[2:4]])

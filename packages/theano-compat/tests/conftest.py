@@ -27,8 +27,8 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 BY_NIGHT = ["blas", "contexts", "convolutions", "cuda_links", "cudnn", "locks"]
 """Files whose tests are nightly, but for a case of each kind:"""
 BY_DAY = """
-test_copies_between_devices_wait_for_their_source test_the_second_cuda_context_has_all_mended
-test_a_library_is_found_by_its_other_name test_what_is_newer_than_the_driver_is_not_taken
+test_copies_between_devices_wait_for_their_source test_the_second_cuda_context_is_mended
+test_a_library_is_found_by_its_other_name test_a_library_newer_than_the_driver_is_not_taken
 test_version_of_a_header test_versions_as_cudnn_counts_them test_compute_capability
 test_library_and_header_are_of_one_version test_patches_are_applied_where_there_is_no_gpu
 test_cudnn_is_given_the_whole_address_of_the_stream test_find_compiler test_next_candidate_is_taken

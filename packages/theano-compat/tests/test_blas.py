@@ -159,7 +159,6 @@ BAD = [b"", b"not a library", WRONG.replace("{}", "{ __builtin_trap(); }")]
     "content", [WRONG, *(pytest.param(bad, marks=pytest.mark.nightly) for bad in BAD)]
 )
 def test_next_candidate_is_taken(cache: Path, tmp_path: Path, monkeypatch, build, content):
-    """After one that computes wrong, or does not link, or crashes; else there is none."""
     bad = tmp_path / "libblas.so"
     bad.write_bytes(content) if isinstance(content, bytes) else build(bad, content)
     candidates, good = [blas._Candidate(bad, "bad")], list(blas._candidates(COMPILER))

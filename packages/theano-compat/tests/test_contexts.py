@@ -20,8 +20,6 @@ pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs gcc")
 
 
 class Fake:
-    """The library, and two contexts on devices "a" and "b"."""
-
     def __init__(self, path):
         self.lib = ctypes.CDLL(str(path))
         self.room = [ctypes.create_string_buffer(CONTEXT_BYTES) for _ in "ab"]
@@ -109,7 +107,7 @@ def test_a_library_that_is_not_known_is_left_alone(fake):
     assert fake.table(fake.contexts[1]) == before[1]
 
 
-def test_the_second_cuda_context_has_all_mended(monkeypatch):
+def test_the_second_cuda_context_is_mended(monkeypatch):
     mended = []
     devices = {}
 

@@ -40,20 +40,16 @@ def test_versions_are_read_from_the_file_that_links_lead_to(tmp_path: Path):
 @pytest.mark.parametrize(
     ("files", "links", "depth", "expected"),
     [
-        # The newest of a folder.
         (["libcudnn.so.8", "libcudnn.so.9", "libcudnn.so.10"], {}, 0, {"cudnn": "libcudnn.so.10"}),
-        # Other libraries, and links that lead nowhere.
         (
             ["libcublasLt.so.12", "libcudnn_ops.so.9", "libcuda.a", "libnvrtc.so/file"],
             {"libnccl.so.2": "nowhere"},
             0,
             {},
         ),
-        # What stands in for the driver.
         (["stubs/libcuda.so", "compat/libcuda.so"], {}, 3, {}),
         (["a/b/lib/libnvrtc.so.13", ".hidden/libnccl.so.2"], {}, 2, {}),
         (["a/b/lib/libnvrtc.so.13"], {}, 3, {"nvrtc": "a/b/lib/libnvrtc.so.13"}),
-        # A folder that links to itself.
         (["libnccl.so.2"], {"again": "."}, 6, {"nccl": "libnccl.so.2"}),
         ([], {}, 2, {}),
     ],

@@ -70,7 +70,7 @@ def test_a_library_is_found_by_its_other_name(run, library, tmp_path):
         ("", "/bin/false", "does not link"),
     ],
 )
-def test_what_went_wrong_is_said(run, library, tmp_path, spoil, compiler, message):
+def test_a_failed_link_is_reported(run, library, tmp_path, spoil, compiler, message):
     text = f"""
 {spoil}
 try:
@@ -116,11 +116,11 @@ assert set(libraries.missing) == {"cuda", "nvrtc", "cublas", "nccl"}
 """
 
 
-def test_what_libgpuarray_will_not_find_is_reported_once_and_for_cuda_alone(run):
+def test_a_library_that_libgpuarray_lacks_is_reported_once(run):
     run(PYGPU + REPORTED)
 
 
-def test_what_is_newer_than_the_driver_is_not_taken(run):
+def test_a_library_newer_than_the_driver_is_not_taken(run):
     run(
         PYGPU + "libraries.driver_version = lambda: (13, 0)\n"
         "files, found = find.scan([]), [find.FoundFile('/x', (13, 5), 'test')]\n"

@@ -101,7 +101,7 @@ assert not os.path.exists(os.path.join(config.cuda.include_path, "other.h"))
 
 
 @pytest.mark.parametrize("version", [(8, 9, 7), (9, 14, 0)])
-def test_theano_compiles_with_what_was_found(run, install, tmp_path: Path, version):
+def test_theano_compiles_with_the_found_library(run, install, tmp_path: Path, version):
     root = install(tmp_path / "nvidia", version)
     number = cudnn.as_number(version)
     lead = LEAD.format(cache=str(tmp_path / "cache"), path=str(root))
@@ -118,7 +118,6 @@ def test_the_users_own_paths_come_first(run, install, tmp_path: Path):
     lead = LEAD.format(cache=str(tmp_path / "cache"), path=str(found))
     flags = f"dnn.include_path={mine}/cudnn/include,dnn.library_path={mine}/cudnn/lib"
     assert run(lead + COMPILE.format(version=8907), flags=flags).stdout.startswith("cuDNN 8907: ")
-    # So does a stand-in of the user's own for the header alone.
     (tmp_path / "cudnn.h").write_text("#include_next <cudnn.h>\n")
     code = f"assert config.dnn.include_path == {str(tmp_path)!r} and config.dnn.bin_path\n"
     run(lead + code, flags=f"dnn.include_path={tmp_path}")

@@ -1,7 +1,4 @@
-"""cuDNN through Theano on a real device: convolutions of every kind, pooling, batch norm; and how
-it is found. Each test is a process of its own; what it compares with is NumPy, or Theano without
-GPU. Skipped where there is no CUDA device, or no pygpu.
-"""
+"""cuDNN through Theano on a real device, each test in a process of its own, against NumPy."""
 
 from __future__ import annotations
 
@@ -122,7 +119,6 @@ def run(code: str, flags: str = "", **changes: str) -> str:
     ],
 )
 def test_convolutions_and_both_gradients(checks, algorithm):
-    """In two and three dimensions, in groups, of float64, and by each way to choose."""
     names = ("algo_fwd", "algo_bwd_data", "algo_bwd_filter") if algorithm else ()
     flags = ",".join(f"dnn.conv.{name}={algorithm}" for name in names)
     run(NUMPY_CONV + "".join(f"check({arguments})\n" for arguments in checks.split("; ")), flags)
@@ -273,7 +269,6 @@ for shape in ((2, 3, 4, 3, 2), (4, 3, 6), (1, 1, 1, 1), (300, 2, 1, 1), (2, 70, 
         assert np.allclose(got, right, rtol=1e-5, atol=1e-4), (shape, got, right)
 everything = theano.function([x], x.sum())
 assert "GpuDnnReduction" in ops(everything), ops(everything)
-# The gradient of a bias, too.
 x, b = T.ftensor4(), theano.shared(random.normal(size=5).astype("float32"))
 value = random.normal(size=(3, 5, 7, 2)).astype("float32")
 loss = T.tanh(x + b.dimshuffle("x", 0, "x", "x")).sum()
@@ -326,5 +321,5 @@ assert active.value == 0
 """
 
 
-def test_what_tells_about_cuda_takes_no_devices_memory():
+def test_reports_about_cuda_take_no_device_memory():
     subprocess.run([sys.executable, "-c", NO_CONTEXT], timeout=120, check=True)

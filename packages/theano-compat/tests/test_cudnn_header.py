@@ -90,7 +90,6 @@ CASES = [
     (FIRST, LIMIT, (0, 0)),
     (TWO, "PREFER_FASTEST", (0, 1)),
     (TWO, "NO_WORKSPACE", (0, 0)),
-    # None fits.
     ("guesses = {{1, OK, 1000, D, 1000}}", LIMIT, (9, -1)),
     ("", LIMIT, (9, -1)),
     # The fastest that was timed, without the loading of kernels.
@@ -106,7 +105,6 @@ CASES = [
     ("timing_status = NO" + GUESS, None, (0, 1, 1, 20, 0)),
     ("timings = {{2, NO, 0, D, 0}}" + GUESS, None, (0, 1, 1, 20, 0)),
     (GUESS, None, (0, 1, 1, 20, 0)),
-    # Nothing works.
     ("timing_status = NO", None, (9, -1, 0)),
 ]
 # What Theano does not replace in three dimensions.
@@ -131,7 +129,7 @@ def answers(numbers, tmp_path: Path):
 @pytest.mark.parametrize(
     ("name", "major"), [("Forward", 9), ("BackwardData", 8), ("BackwardFilter", 10)]
 )
-def test_what_theano_is_given(answers, name: str, major: int):
+def test_the_header_for_theano(answers, name: str, major: int):
     cases = FORWARD if name == "Forward" else CASES
     calls = [(told, get(name, asked) if asked else time(name)) for told, asked, _ in cases]
     found = answers(calls, major)

@@ -39,7 +39,6 @@ threads = [threading.Thread(target=importlib.import_module, args=("theano",)) fo
     "first", ["", *(pytest.param(first, marks=pytest.mark.nightly) for first in NIGHT)]
 )
 def test_whatever_is_imported_first(run, first: str):
-    """In another order, with the environment watched, and in threads."""
     assert run(f"{first}\n{WORKS}").stderr == ""
 
 
@@ -56,7 +55,6 @@ def test_without_the_hook_theano_is_as_it_was(run):
 
 
 def test_start_imports_next_to_nothing(run):
-    """Nor does the hook, where it is switched off, or Theano is only looked for."""
     code = (
         "import sys, importlib.util\n"
         "seen = ('synk', 'theano', 'numpy', 'importlib.m')\n"
@@ -141,7 +139,6 @@ def test_flags_of_the_users_file_win(run, tmp_path: Path, at_home: bool):
     if at_home:
         code = "import os; del os.environ['THEANORC']\n" + SHOW
         env = {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    # The environment beats the file, as in Theano.
     for flags, ldflags in (("", "-lm"), ("blas.ldflags=", "")):
         shown = json.loads(run(code, env=env, flags=flags).stdout)
         assert shown == ["cpu", False, ldflags, "float32", 4]

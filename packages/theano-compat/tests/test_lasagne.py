@@ -1,7 +1,4 @@
-"""Lasagne 0.1 and 0.2.dev1: what of Theano they miss.
-
-Their own tests, and those of this repository that train networks with Lasagne, say the rest.
-"""
+"""Lasagne 0.1 and 0.2.dev1 find what they miss in Theano."""
 
 from __future__ import annotations
 

@@ -13,7 +13,6 @@ from synk_theano_compat._patches.reshape import complete
 
 IMPORT = "import theano, theano.tensor as T, numpy as np, itertools\n"
 
-# Linker and optimiser of each row: C code, and Python.
 MODES = ["None", "theano.Mode('py', 'fast_run')"]
 
 PRODUCTS = """
@@ -42,7 +41,7 @@ for shape in ((2, 3), (2, 3, 2), (1, 3), (1, 1), (0, 3)):
     "dtype",
     ["float64", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("int32", "float32"))],
 )
-def test_product_along_axes_has_the_scalar_as_often_as_there_are_items(run, forked, dtype: str):
+def test_product_along_axes_has_the_scalar_once_for_each_item(run, forked, dtype: str):
     code = f"DTYPE = {dtype!r}\n" + IMPORT + PRODUCTS
     done = forked(code)
     assert "ERROR" not in done.stderr  # an optimisation that fails is only logged
@@ -52,7 +51,7 @@ def test_product_along_axes_has_the_scalar_as_often_as_there_are_items(run, fork
     assert ("ERROR (theano.gof.opt)" if is_refused else "AssertionError") in failed.stderr
 
 
-def test_product_over_all_axes_still_has_the_scalar_taken_out(forked):
+def test_product_over_all_axes_takes_the_scalar_out(forked):
     forked(
         IMPORT + "x, c = T.matrix(dtype='float64'), T.scalar(dtype='float64')\n"
         "f = theano.function([x, c], (c * x).prod(), mode=theano.Mode('py', 'fast_run'))\n"
@@ -124,7 +123,7 @@ for shape, wanted in (((0, -1), (0, 7)), ((-1, 0), (7, 0))):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_what_no_shape_fits_is_refused_as_before(forked, mode: str):
+def test_shapes_that_do_not_fit_are_refused(forked, mode: str):
     forked(IMPORT + f"MODE = {mode}\n" + IMPOSSIBLE)
 
 
@@ -133,7 +132,7 @@ def test_what_no_shape_fits_is_refused_as_before(forked, mode: str):
     st.lists(st.integers(1, 6), min_size=1, max_size=3),
     st.data(),
 )
-def test_minus_one_beside_zero_is_what_other_rows_give(rest, others, data):
+def test_minus_one_beside_zero_is_the_length_of_other_rows(rest, others, data):
     """For each n > 0 NumPy knows the length; at n = 0 it has to be the same."""
     if math.prod(rest) % math.prod(others):
         others = []

@@ -320,7 +320,6 @@ import gc, weakref
 import numpy as np, theano, theano.tensor as T
 x = T.dmatrix()
 w = theano.shared(np.ones((3, 3)))
-# Not all of it can be computed in place.
 theano.function([x], w.sum(), updates=[(w, T.tanh(w + T.dot(x, w)) * 0.5)])
 later = T.dvector()
 gone = weakref.ref(later)

@@ -98,7 +98,6 @@ COMPILES_IN = "import theano\nprint(theano.config.base_compiledir)\n"
 
 
 def test_a_home_that_cannot_be_written_is_no_obstacle(run, tmp_path):
-    """Said once, and not to who names a folder."""
     file = tmp_path / "file"
     file.touch()
     env = {"HOME": str(file / "home"), "TMPDIR": str(tmp_path), "THEANORC": str(tmp_path / "none")}

@@ -1,7 +1,6 @@
 """The graph engine under test: Theano below Python 3.12, PyTensor from there on.
 
-A test that runs on both builds its graphs by the names from here, which mean the same in both. What
-only one of them has is imported by `pytest.importorskip`, or its test is marked `theano_only`.
+A test that runs on both builds its graphs by the names from here, which mean the same in both.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ as_op = _of(".compile.ops").as_op if IS_THEANO else engine.wrap_py
 ifelse = _of(".ifelse" if IS_THEANO else ".conditional.op").ifelse
 
 change_flags = engine.change_flags if IS_THEANO else engine.config.change_flags
-# Of each row of a matrix.
 softmax = T.nnet.softmax if IS_THEANO else partial(_of(".tensor.special").softmax, axis=-1)
 
 STREAMS = (
@@ -44,7 +42,6 @@ STREAMS = (
 """Classes of random streams: one takes a seed, and draws by `uniform(size=)` and the like."""
 
 PROGRAM = f"import numpy as np, {NAME} as engine, {NAME}.tensor as T\n"
-"""How a program begins that a test runs."""
 
 
 def theano_only(reason: str) -> pytest.MarkDecorator:
@@ -55,8 +52,7 @@ def theano_only(reason: str) -> pytest.MarkDecorator:
 def is_left_out(path: Path, by_day: Container[str]) -> bool:
     """Return whether a file of tests is left out on this engine; on Theano, none is.
 
-    On PyTensor it is one that imports Theano or Lasagne; and, unless all is asked for, one that is
-    not in `by_day`, by the name that is left of it without "test_".
+    On PyTensor, Theano's and Lasagne's are, and by day those that are not in `by_day`.
     """
     if IS_THEANO or path.suffix != ".py":
         return False

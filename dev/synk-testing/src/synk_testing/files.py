@@ -11,11 +11,7 @@ KINDS = ("stand-in", "memory map", "h5py", "zarr")
 
 
 class StandIn:
-    """An array of which only rows can be read, and those as HDF5 gives them.
-
-    Attributes:
-        read: the number of rows of each access.
-    """
+    """An array of which only rows can be read, as HDF5 gives them; `read` counts them."""
 
     def __init__(self, array: Any) -> None:
         self._array = array

@@ -13,17 +13,11 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional
 from .processes import children, descriptors
 
 GRACE_S = 5.0
-"""Seconds for what was ended to be gone."""
-
 BUT_PROCESSES = ("descriptors", "open_files", "threads", "files", "segments")
-"""Kinds of leftovers besides processes; see `Leftovers`."""
 
 
 def shared_memory(part: str = "") -> List[str]:
-    """Return the names with `part` in them that this user has in shared memory (Linux).
-
-    Other users' names do not count: tests of what such users can do create names like ours.
-    """
+    """Return the names with `part` in them that this user has in shared memory (Linux)."""
     found = []
     for entry in os.scandir("/dev/shm"):
         with contextlib.suppress(OSError):  # gone meanwhile
@@ -33,15 +27,11 @@ def shared_memory(part: str = "") -> List[str]:
 
 
 class Leftovers:
-    """What this process has now, for a comparison later (Linux).
+    """What this process has now, for a comparison later (Linux); other programs do not count.
 
-    What other programs of the machine have does not count.
-
-    Args:
-        files: a pattern of paths: temporary files of this program alone.
-        segments: returns the names of this program's shared memory; None not to look.
-        without: kinds that do not count, of "processes", "descriptors" (of sockets, pipes and
-            memory), "open_files", "threads", "files" and "segments".
+    `files` is a pattern of paths of this program alone; `segments` returns the names of its shared
+    memory. `without` are kinds that do not count, of "processes", "descriptors" (of sockets, pipes
+    and memory), "open_files", "threads", "files" and "segments".
     """
 
     def __init__(
@@ -91,11 +81,7 @@ def _counted(targets: Iterable[str]) -> List[str]:
 
 @contextlib.contextmanager
 def nothing_left(grace_s: float = GRACE_S, **what: Any) -> Iterator[None]:
-    """Assert that the block leaves nothing behind; `what` is as of `Leftovers`.
-
-    Raises:
-        AssertionError: naming what is left.
-    """
+    """Assert that the block leaves nothing behind, or name it; `what` is as of `Leftovers`."""
     look = Leftovers(**what)
     yield
     left = {kind: names for kind, names in look.since(grace_s).items() if names}

@@ -16,14 +16,11 @@ GRACE_S = 30.0
 
 
 def hard_limit(limit_s: float, last_resort: bool = False) -> Any:
-    """Make a fixture that fails every test that takes longer, at the place where it waits.
+    """Make a fixture that fails every test that takes longer, and prints all threads' stacks.
 
-    Write ``_limit = hard_limit(300)`` into a conftest.py. The stacks of all threads are printed.
-
-    Args:
-        limit_s: seconds that a test may take; four times as many if all suites run, many at once.
-        last_resort: end the whole run, with all its processes, if a test goes on even then. It
-            takes a thread.
+    Write ``_limit = hard_limit(300)`` into a conftest.py. The limit is four times as long if all
+    suites run, many at once. With `last_resort` a thread ends the whole run if a test goes on even
+    then.
     """
     import pytest
 

@@ -9,11 +9,7 @@ from typing import Callable, Optional, Union
 
 
 class Mark:
-    """A file that shows other processes that one of them has reached a point.
-
-    Args:
-        path: of the file.
-    """
+    """A file that shows other processes that one of them has reached a point."""
 
     def __init__(self, path: Union[str, "os.PathLike[str]"]) -> None:
         self.path = Path(path)
@@ -37,15 +33,7 @@ class Mark:
             self.path.unlink()
 
     def wait(self, limit_s: float = 60.0, check: Callable[[], object] = lambda: None) -> str:
-        """Wait until the file is there; return the text.
-
-        Args:
-            limit_s: seconds to wait.
-            check: is called again and again meanwhile, and may raise.
-
-        Raises:
-            TimeoutError: the file did not come in time.
-        """
+        """Wait until the file is there; return its text, or raise TimeoutError."""
         deadline = time.monotonic() + limit_s
         while (text := self.read()) is None:
             check()

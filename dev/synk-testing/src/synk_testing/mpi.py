@@ -48,14 +48,10 @@ def why_no_mpi() -> str:
 def job_command(
     size: int, on_a_host: int, options: Sequence[str] = (), outlives: bool = False
 ) -> List[str]:
-    """Return the command that starts ranks, up to their program.
+    """Return the command that starts so many ranks, `on_a_host` each, up to their program.
 
-    Args:
-        size: number of ranks.
-        on_a_host: ranks on each host, before the next one gets some.
-        options: of mpiexec.
-        outlives: whether a shell stands between hydra and each rank: hydra ends all ranks of a
-            host, without a word to the others, where one of them is killed.
+    With `outlives` a shell stands between hydra and each rank: hydra ends all ranks of a host,
+    without a word to the others, if one of them is killed.
     """
     hosts = ["-launcher", "fork", "-hosts", ",".join(HOSTS), "-ppn", str(on_a_host)]
     shell = ["sh", "-c", _OUTLIVED if outlives else _NODE, "sh"]
@@ -72,10 +68,7 @@ def mpi_job(
     environment: Optional[Mapping[str, Optional[str]]] = None,
     **how: Any,
 ) -> Program:
-    """Return a program that runs on several ranks; see `Program` and `job_command`.
-
-    The caller has asked `why_no_mpi`.
-    """
+    """Return a program on several ranks, if `why_no_mpi` found nothing; see `Program`."""
     prefix = job_command(size, on_a_host, options, outlives)
     settings = {**SETTINGS, **(environment or {})}
     limits = {"limit_s": LIMIT_S, **how}

@@ -9,12 +9,7 @@ from typing import Tuple
 
 
 def in_private(command: str, *flags: str) -> Tuple[str, ...]:
-    """Return the prefix of programs in a mount namespace of their own; skip the test without one.
-
-    Args:
-        command: runs there first, as root of these namespaces.
-        flags: of `unshare`, for others besides.
-    """
+    """Return the prefix of programs in a private mount namespace, after a command; or skip."""
     import pytest
 
     user = () if os.geteuid() == 0 else ("-r",)

@@ -74,11 +74,7 @@ def descendants(pid: int) -> List[int]:
 
 
 def members(sessions: Collection[int], mark: str = "") -> List[int]:
-    """Return the processes that hold anything of these sessions, or of a program.
-
-    Args:
-        mark: the program's value of `MARK`, which its processes in other sessions have, too.
-    """
+    """Return the processes that hold anything of these sessions, or of the program of a mark."""
     entry = f"{MARK}={mark}".encode()
     return [
         one.pid
@@ -106,11 +102,7 @@ def descriptors(pid: Optional[int] = None) -> Dict[int, str]:
 
 
 def wait_gone(pids: Iterable[int], limit_s: float = 10.0) -> float:
-    """Wait until none of these processes holds anything; return the seconds that it took.
-
-    Raises:
-        AssertionError: some are left.
-    """
+    """Wait until none of these processes holds anything; return the seconds, or name the rest."""
     began, left = time.monotonic(), list(pids)
     while left := [pid for pid in left if is_there(pid)]:
         seconds = time.monotonic() - began

@@ -45,16 +45,12 @@ class Program:
 
     Args:
         source: code, the path of a file, or words for the interpreter: ``["-m", "this"]``.
-        arguments: its ``sys.argv[1:]``.
-        options: of the interpreter.
         prefix: of the command, such as ``("unshare", "-m")``.
         environment: changes of it; None takes a variable away.
-        folder: where it runs, by default here.
         zygote: to fork it from, unless it needs other options or variables than the zygote has.
         limit_s: seconds for each thing that it is asked for, unless another limit is given.
         grace_s: seconds from its end until all is gone that it has started.
         stacks: whether it writes its stacks when it hangs or dies of a fault.
-        terminal: a descriptor for all that it reads and prints.
     """
 
     def __init__(
@@ -116,18 +112,12 @@ class Program:
 
     @property
     def err(self) -> str:
-        """What it and those that it has started have written to standard error."""
+        """The text that it and its processes have written to standard error."""
         size = os.fstat(self._err.fileno()).st_size
         return os.pread(self._err.fileno(), size, 0).decode(errors="replace")
 
-    # Its input and output.
-
     def line(self, limit_s: Optional[float] = None) -> str:
-        """Return the next line that it prints.
-
-        Raises:
-            AssertionError: none came. If it hangs it is killed, and the error has its stacks.
-        """
+        """Return the next line that it prints; if none comes, kill it and raise its stacks."""
         text = self.line_or_end(limit_s)
         if text is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -156,25 +146,19 @@ class Program:
         return json.loads(self.line(limit_s))
 
     def send(self, line: object = "") -> None:
-        """Give it a line to read."""
+        """Send it a line."""
         os.write(self._in, f"{line}\n".encode())
 
     def tell(self, **order: Any) -> None:
-        """Give it a line of JSON to read."""
+        """Send it a line of JSON."""
         self.send(json.dumps(order))
 
     def close_input(self) -> None:
         """Close its standard input."""
         self._in = _closed(self._in)
 
-    # Its end.
-
     def wait(self, limit_s: Optional[float] = None) -> int:
-        """Wait until it ends; return its exit status.
-
-        Raises:
-            AssertionError: it did not end. It is killed, and the error has its stacks.
-        """
+        """Wait until it ends; return its status. If it hangs, kill it and raise its stacks."""
         seconds = self.limit_s if limit_s is None else limit_s
         try:
             status: int = self._process.wait(seconds)
@@ -188,7 +172,7 @@ class Program:
         return self.wait(limit_s)
 
     def finish(self, line: Optional[object] = None, limit_s: Optional[float] = None) -> Done:
-        """Let it read this line as its last; return how it ended and what it has printed since."""
+        """Send it this line as its last; return how it ended and what it has printed since."""
         seconds = self.limit_s if limit_s is None else limit_s
         deadline = time.monotonic() + seconds
         if line is not None:
@@ -222,7 +206,7 @@ class Program:
             self._process.wait(self.grace_s)
 
     def abort(self) -> str:
-        """Have it write its stacks, if it still runs, and kill all; return what was printed."""
+        """Make it write its stacks, if it still runs, and kill all; return what was printed."""
         if self.status is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.send_signal(signal.SIGABRT)
@@ -237,11 +221,7 @@ class Program:
         return sorted(found)
 
     def wait_alone(self, limit_s: Optional[float] = None) -> None:
-        """Wait until no process that it has started is left; nor itself, if it has ended.
-
-        Raises:
-            AssertionError: processes are left.
-        """
+        """Wait until no process that it has started is left, nor itself if it has ended."""
         seconds = self.grace_s if limit_s is None else limit_s
         deadline = time.monotonic() + seconds
         while left := [pid for pid in self.members() if pid != self.pid or self.status is not None]:
@@ -252,11 +232,7 @@ class Program:
             time.sleep(0.01)
 
     def close(self) -> None:
-        """Kill what still runs.
-
-        Raises:
-            AssertionError: something is left of a program that had ended.
-        """
+        """Kill what still runs; raise AssertionError if something is left of what had ended."""
         if self._err.closed:
             return
         try:

@@ -23,16 +23,12 @@ ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THRE
 
 
 class Zygote:
-    """A process that has imported what programs need; it runs `prepare` once.
+    """A process that has imported what programs need; it runs `prepare`, code, once.
 
     What is forked from it leads a session, has its own standard streams, variables, folder,
     arguments, `__main__` and key of multiprocessing, every signal as at a start, and leaves the
-    interpreter in the ordinary way. `prepare` must neither start a thread nor open what may not
-    be shared; it can renew anything else in the programs by `os.register_at_fork`.
-
-    Args:
-        prepare: code.
-        options: of the interpreter; programs with others are started afresh.
+    interpreter in the ordinary way. `prepare` must neither start a thread nor open what may not be
+    shared; it can renew anything else in the programs by `os.register_at_fork`.
     """
 
     def __init__(self, prepare: str, options: Sequence[str] = ()) -> None:
@@ -115,12 +111,7 @@ class Zygote:
 
 
 class Forked:
-    """A process that a zygote has forked, with the methods of `subprocess.Popen`.
-
-    Args:
-        line: a pipe, from which its pid can be read, and then its status.
-        printed: the file that the zygote writes to.
-    """
+    """A process that a zygote has forked, with the methods of `subprocess.Popen`."""
 
     def __init__(self, line: int, printed: Any) -> None:
         self._line = line

@@ -1,11 +1,4 @@
-"""The processes of ../run.py.
-
-::
-
-    run.py ──> python -m gpubench.job KIND
-                 plain        one GPU, plain Theano
-                 ours         a runtime of N ranks: steps, distribution
-                 collectives  all_reduce beside a bare NCCL loop (bare)
+"""The processes of ../run.py: ``python -m gpubench.job plain``, ``ours`` or ``collectives``.
 
 `job` needs the standard library alone, and `synk_benchmarks`, which this file makes importable.
 """

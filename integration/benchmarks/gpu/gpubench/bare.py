@@ -1,8 +1,6 @@
-"""A bare NCCL loop inside the processes of a runtime: an operation that times itself.
+"""A bare NCCL loop inside the processes of a runtime, in turns with its collectives.
 
-Workers of a runtime obey orders and nothing else. A Theano operation is a way to have them run a
-loop of their own, on the same devices, in the same processes, in turns with the runtime's
-collectives.
+Workers obey orders and nothing else: a Theano operation makes them run a loop of their own.
 """
 
 from __future__ import annotations
@@ -31,7 +29,6 @@ def available() -> str:
 
 
 def binding() -> Any:
-    """nccl4py's low-level binding."""
     return importlib.import_module(BINDING)
 
 

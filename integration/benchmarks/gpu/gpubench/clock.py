@@ -32,12 +32,7 @@ def device_wait(variable: Any) -> Callable[[], None]:
 
 
 def batches(rows: int, size: int) -> Iterator[Any]:
-    """Yield shuffled row numbers for one step after the other, epoch after epoch.
-
-    Args:
-        rows: of the data set.
-        size: of a batch.
-    """
+    """Yield shuffled row numbers for one step after the other, epoch after epoch."""
     generator = np.random.default_rng(2)
     order = generator.permutation(rows)
     while True:

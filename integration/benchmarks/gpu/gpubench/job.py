@@ -18,16 +18,11 @@ ROWS, ABOUT = "rows.jsonl", "about.jsonl"
 
 @dataclass(frozen=True)
 class Settings:
-    """What a job is told.
+    """The settings of a job.
 
-    Attributes:
-        device: "cuda" for the first `gpus` CUDA devices, "cpu" for processes, else the name of a
-            device that all ranks share, such as "opencl0:0".
-        gpus: number of ranks.
-        steps, rounds: steps in a round, and rounds.
-        images: in the data set.
-        tiny: a network for trying the program, and no result to quote.
-        network: "resnet", "vgg", or "".
+    `device` is "cuda" for the first `gpus` CUDA devices, "cpu" for processes, else the name of a
+    device that all ranks share, such as "opencl0:0"; `network` is "resnet", "vgg", or "". A tiny
+    network is for trying the program, and no result to quote.
     """
 
     device: str
@@ -43,7 +38,6 @@ class Settings:
         return self.device == "cuda"
 
     def devices(self) -> dict[str, Any]:
-        """Return the arguments of fork() that choose the devices."""
         if self.device == "cpu":
             return {"n_parallel": self.gpus, "use_gpu": False}
         if self.cuda:
@@ -59,7 +53,6 @@ class Report:
         self._gpus = settings.gpus
 
     def row(self, part: str, what: str, contender: str, rounds: Any, **more: Any) -> None:
-        """Write a row; `rounds` is a number or a sequence of them."""
         samples = rounds if isinstance(rounds, (list, tuple)) else [rounds]
         label = f"{what}, {self._gpus} GPU{'s' if self._gpus > 1 else ''}"
         row = row_of(part, label, {contender: [*map(float, samples)]}, ranks=self._gpus, **more)

@@ -37,7 +37,6 @@ class Network(NamedTuple):
     batch: int
     """Images per GPU and step."""
     images: int
-    """In the data set."""
 
 
 def build(name: str, tiny: bool, images: int) -> Network:

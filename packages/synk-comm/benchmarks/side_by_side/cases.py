@@ -1,7 +1,7 @@
 """What is measured: sizes, the arrays of a rank, and what NumPy says the result has to be.
 
-Numbers are small integers in float32, so that every order of summing gives the same. What a rank
-gives repeats with a period that is prime: no chunk of a transfer looks like another.
+Sums of small integers in float32 are exact in any order; their period is prime, so no chunk looks
+like another.
 """
 
 from __future__ import annotations
@@ -26,10 +26,8 @@ METRICS = (
     *("barrier", "all_reduce", "all_reduce_in_place", "reduce_scatter", "broadcast"),
     *("all_gather", "all_to_all", "ping_pong", "mismatch", "order"),
 )
-"""What is measured: methods of the contenders."""
 WITHOUT_SIZE = {"barrier", "mismatch", "order"}
 OVER_MPI = ("order", "barrier", "broadcast", "all_reduce", "ping_pong")
-"""What is measured over MPI."""
 MPI_SIZES = (KB, MB, 100 * MB)
 
 
@@ -43,13 +41,9 @@ def parse_size(text: str) -> int:
 
 
 class Case:
-    """One collective at one size.
+    """One collective at one size: `out` receives the result of what this rank gives, `x`.
 
-    Attributes:
-        op: the metric's name.
-        nbytes: of the array that a rank gives, or of one block where it gives one to each.
-        x: what this rank gives.
-        out: what receives the result; of no use on ranks that get none.
+    `nbytes` are those of the array that a rank gives, or of one block if it gives one to each.
     """
 
     def __init__(self, op: str, nbytes: int, rank: int, size: int) -> None:

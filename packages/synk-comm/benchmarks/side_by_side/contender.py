@@ -13,18 +13,11 @@ from .cases import Case
 OURS = "synk-comm"
 OVER_MPI = "synk-comm over MPI"
 TIMEOUT_S = 60.0
-"""Seconds of a single call, for contenders that have timeouts."""
 
 
 @dataclass(frozen=True)
 class World:
-    """Who this rank is.
-
-    Attributes:
-        rank, size: of how many.
-        folder: private to this job; the same on all ranks.
-        control: how this rank talks to the others besides.
-    """
+    """A rank, the folder of its job alone, and its means to talk to the others besides."""
 
     rank: int
     size: int
@@ -47,11 +40,8 @@ class World:
 class Act:
     """One collective, ready to be called again and again.
 
-    Attributes:
-        call: does it once.
-        x, out: the arrays that it reads and writes; the same one where it works in place.
-        trips: how often the thing to be timed happens in one call.
-        checked: whether `out` holds a result that can be compared.
+    `x` and `out` are the same array if it works in place. The thing to be timed happens so many
+    `trips` in one call; `checked` says whether `out` holds a result that can be compared.
     """
 
     call: Callable[[], object]
@@ -65,10 +55,7 @@ class Contender:
     """One way to do collectives. What a subclass does not offer, it leaves out.
 
     For each collective it offers it has a method of the metric's name, from a `Case` to an `Act`.
-
-    Attributes:
-        name: of its column; ``--only`` takes it.
-        broken: what went wrong, if it can do nothing any more.
+    ``--only`` takes its name; `broken` says why it can do nothing any more.
     """
 
     name = ""
@@ -94,11 +81,7 @@ class Contender:
         return Act(self.wait, case.x, case.out, checked=False)
 
     def prepare(self, case: Case) -> Act:
-        """Make ready; all ranks do so at once.
-
-        Raises:
-            NotOfferedError: on all ranks, if it does not offer that.
-        """
+        """Make ready, on all ranks at once, or raise NotOfferedError on all of them."""
         if self.broken:
             raise NotOfferedError(self.broken)
         method = getattr(self, case.op, None)

@@ -39,12 +39,7 @@ ROWS, ORDER = "rows", "order.json"
 
 
 def measure(order: dict[str, Any], launcher: Sequence[str] = ()) -> Iterator[Row]:
-    """Yield the rows of one number of ranks, those before a failure too.
-
-    Args:
-        order: what the ranks do.
-        launcher: what starts them; by default mpiexec if MPICH takes part.
-    """
+    """Yield the rows of one number of ranks, those before a failure too."""
     if MPICH in order["contenders"] and not launcher:
         launcher = [mpiexec(), "-n", str(order["ranks"])]
     # One thread each: ranks are what the cores are for.
@@ -65,13 +60,7 @@ def measure(order: dict[str, Any], launcher: Sequence[str] = ()) -> Iterator[Row
 
 
 def measure_as_rank(control: Any, name: str) -> None:
-    """Do what the job's order says.
-
-    Args:
-        control: how this rank keeps together with the others: a communicator of synk-comm's, or
-            MPI's own, which is not measured.
-        name: of the job's folder.
-    """
+    """Do what the job's order says; `control` keeps ranks together, and is not measured."""
     folder = Path(name)
     order = json.loads((folder / ORDER).read_text(encoding="utf-8"))
     _measure(order, World(control.rank, control.size, folder, control), folder)
@@ -110,11 +99,7 @@ def _made(name: str, world: World) -> Contender | None:
 def _cells(
     case: Case, contenders: list[Contender], rounds: int, budget_s: float
 ) -> dict[str, Cell]:
-    """Check everybody's result once, then time everybody in every round.
-
-    Returns:
-        By contender: seconds of one call, the longest of all ranks, for each round.
-    """
+    """Check everybody's result once, then time everybody in every round, by the slowest rank."""
     notes: dict[str, str] = {}
     ready: list[tuple[Contender, Act, int]] = []
     for contender in contenders:

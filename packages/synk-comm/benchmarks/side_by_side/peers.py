@@ -122,10 +122,7 @@ class Mpich(Contender):
 
 
 class Gloo(Contender):
-    """gloo through torch.distributed, over the loopback interface, on tensors of NumPy's memory.
-
-    It reduces in place only.
-    """
+    """gloo through torch.distributed, over the loopback interface, in place on NumPy's memory."""
 
     name = GLOO
 

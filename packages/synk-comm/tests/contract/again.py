@@ -37,7 +37,6 @@ def _variants(comm: Communicator, x: np.ndarray[Any, Any], odd: bool) -> list[Ca
     """Return what an odd rank may do while the others call all_reduce(x), after they learned it."""
     size, reduce, gather = comm.size, lambda: comm.all_reduce(x), lambda: comm.all_gather(x)
     broadcast: Callable[[], Any] = lambda: comm.broadcast(x.copy())  # noqa: E731
-    # What the odd rank calls, and the others.
     differing: list[tuple[Callable[[], Any], Callable[[], Any]]] = [
         (lambda: comm.all_reduce(x.astype("f8")), reduce),
         (lambda: comm.all_reduce(x[1:]), reduce),
@@ -92,7 +91,6 @@ def check_again_but_not_all(comm: Communicator) -> None:
 
 
 def check_again_with_weights(comm: Communicator) -> None:
-    """Weights may change from call to call, on some ranks or on all."""
     size, rank = comm.size, comm.rank
     parts = [data(r, (6,), "f8") for r in range(size)]
     series = [[1.0] * size, [2.0] * size, [1.0 + r for r in range(size)], [2.0] * size]
@@ -110,7 +108,6 @@ def check_again_with_weights(comm: Communicator) -> None:
 
 
 def check_again_with_bad_arguments(comm: Communicator) -> None:
-    """Mistakes are found, here alone, also in calls that were right before."""
     x, fixed = np.ones(3), np.ones(3)
     fixed.flags.writeable = False
     room = np.zeros((comm.size, 3))

@@ -1,7 +1,4 @@
-"""All checks by theme, and how they are run: on threads of this process, or on a job's ranks.
-
-Expected values come from NumPy, on data that every rank can make for all ranks.
-"""
+"""All checks by theme, run on threads of this process, or on a job's ranks."""
 
 from __future__ import annotations
 
@@ -30,11 +27,9 @@ THEMES = {
     "errors": ERRORS,
     "again": AGAIN,
 }
-"""Checks that leave the group as it was."""
 
 
 def check_all(comm):
-    """Run every check but the ends, one after the other."""
     for checks in THEMES.values():
         for check in checks:
             check(comm)
@@ -43,9 +38,7 @@ def check_all(comm):
 def check_theme(make_group, theme, size):
     """Run the checks of a theme in threads; each gets the group that the last one has left.
 
-    Args:
-        make_group: ``make_group(size)`` returns communicators for threads, in rank order.
-        theme: of ``THEMES``, or ``"ends"``, each of which gets a group of its own.
+    Each of "ends" gets a group of its own. `make_group` returns communicators in rank order.
     """
     failures = []
     comms = make_group(size)
@@ -85,14 +78,7 @@ def in_all(comms, function):
 
 
 def check_job(make, themes):
-    """Run the checks of some themes on the ranks of a job; every rank calls this.
-
-    Args:
-        make: makes a new group of all ranks.
-
-    Returns:
-        What failed on this rank, or, if it only failed on others, where; in words.
-    """
+    """Run the checks of some themes on all ranks; return what failed, here or elsewhere."""
     failures = []
     comm = make()
     for theme in themes:

@@ -34,7 +34,6 @@ def _twice(comm: Communicator) -> Any:
 
 
 def end_by_another_thread(comm: Communicator) -> None:
-    """The own wait, too, ends by abort from another thread."""
     if comm.rank == 0:
         timer = threading.Timer(_SOON_S, comm.abort, ["stop"])
         timer.start()
@@ -46,7 +45,6 @@ def end_by_another_thread(comm: Communicator) -> None:
 
 
 def end_by_close_in_another_thread(comm: Communicator) -> None:
-    """A wait ends when another thread closes the communicator."""
     if comm.rank == 0:
         timer = threading.Timer(_SOON_S, comm.close)
         timer.start()
@@ -60,7 +58,7 @@ def end_by_close_in_another_thread(comm: Communicator) -> None:
 
 
 def end_by_exception(comm: Communicator) -> None:
-    """Who leaves a with block by an exception tells the others which."""
+    """A rank that leaves a with block by an exception sends it to the others."""
     last = comm.size - 1
     if comm.rank == last:
         with contextlib.suppress(KeyError), comm:
@@ -72,7 +70,7 @@ def end_by_exception(comm: Communicator) -> None:
 
 
 def end_after_a_mismatch(comm: Communicator) -> None:
-    """What all ranks have raised is not told again."""
+    """An error that all ranks have raised is not raised again."""
 
     def leave() -> None:
         with comm:
@@ -84,7 +82,7 @@ def end_after_a_mismatch(comm: Communicator) -> None:
 
 
 def end_by_timeout(comm: Communicator) -> None:
-    """Who waits in vain says for whom, and for no other; who comes late is told."""
+    """A timeout names the missing ranks, and no others; a late rank gets an error."""
     last = comm.size - 1
     comm.all_reduce(np.ones(3), "max")
     if comm.rank == last:
@@ -105,7 +103,7 @@ def end_by_timeout(comm: Communicator) -> None:
 
 
 def end_in_half_a_letter(comm: Communicator) -> None:
-    """What comes after a message that was sent by half is not taken for the rest of it."""
+    """The message after one that was sent by half is not taken for the rest of it."""
     letter = np.ones(30_000_000, "u1")
     if comm.rank == 0:
         raises(CommTimeout, "rank 1", lambda: comm.send(letter, 1, timeout_s=0.1))
@@ -138,7 +136,7 @@ def end_after_a_letter(comm: Communicator) -> None:
 
 
 def end_after_a_request(comm: Communicator) -> None:
-    """Who leaves before its message is out stays until it is, if somebody is there to take it."""
+    """A rank that leaves stays until its message is out, if somebody is there to take it."""
     letter = np.arange(30_000_000, dtype="u4").astype("u1")
     if comm.rank == 0:
         with comm:
@@ -155,7 +153,7 @@ def end_after_a_request(comm: Communicator) -> None:
 
 
 def end_with_collectives_under_way(comm: Communicator) -> None:
-    """Who leaves stays until what it has begun is done, by all of its group."""
+    """A rank that leaves stays until its collectives are done, by all of its group."""
     x = np.full(100_003, comm.rank + 1.0)
     with comm:
         comm.ibarrier().wait()
@@ -173,7 +171,7 @@ def end_with_collectives_under_way(comm: Communicator) -> None:
 
 
 def end_by_exception_with_collectives_under_way(comm: Communicator) -> None:
-    """Who leaves by an exception does not wait for what it has begun."""
+    """A rank that leaves by an exception does not wait for its collectives."""
     last = comm.size - 1
     comm.ibarrier().wait()
     began = time.monotonic()
@@ -218,7 +216,7 @@ def _end_of_begun(how: str, where: str) -> Check:
 
 
 def end_before_a_request_is_received(comm: Communicator) -> None:
-    """Who leaves does not wait for a rank that has left, nor in a group that has ended."""
+    """A rank does not wait for one that has left, nor in a group that has ended."""
     last = comm.size - 1
     if comm.rank == last:
         comm.barrier()
@@ -353,4 +351,3 @@ ENDS: list[Check] = [
     end_with_two_threads,
     *(_end_in(which, ("abort", "close")[number % 2]) for number, which in enumerate(_WAITS)),
 ]
-"""For groups of two ranks or more."""

@@ -176,7 +176,6 @@ def check_long_reasons(comm: Communicator) -> None:
 
 
 def check_bad_arguments(comm: Communicator) -> None:
-    """What is wrong by itself is refused here, and the peers hear nothing of it."""
     size, rank = comm.size, comm.rank
     x = np.ones(3)
     fixed = np.ones(3)

@@ -11,7 +11,6 @@ from .tools import Check, equal, raises
 
 
 def check_attributes(comm: Communicator) -> None:
-    """A communicator says who it is, what carries it, and why."""
     assert type(comm.rank) is int
     assert 0 <= comm.rank < comm.size
     assert comm.all_gather_object(comm.rank) == list(range(comm.size))
@@ -23,7 +22,6 @@ def check_attributes(comm: Communicator) -> None:
 
 
 def _use(group: Communicator) -> None:
-    """Do a little of everything in a group."""
     size, rank = group.size, group.rank
     for _ in range(3):
         equal(group.all_reduce(np.full(5, rank)), np.full(5, size * (size - 1) // 2))
@@ -58,7 +56,6 @@ def check_split(comm: Communicator) -> None:
         assert (some.rank, some.size) == (rank // 2, (size + 1) // 2)
         _use(some)
     assert comm.split(None) is None
-    # All of them at once, in turn.
     for _ in range(3):
         equal(comm.all_reduce(1), size)
         equal(pairs.all_reduce(1), pairs.size)

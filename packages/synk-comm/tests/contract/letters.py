@@ -57,7 +57,6 @@ def check_tags(comm: Communicator) -> None:
 
 
 def check_objects_as_letters(comm: Communicator) -> None:
-    """Objects go from one rank to another, long ones too."""
     dest, source = ring(comm)
     for obj in (None, {"a": (1, 2)}, "x" * 3000):
         comm.send_object((comm.rank, obj), dest, tag=4)
@@ -117,7 +116,7 @@ def check_wrong_out(comm: Communicator) -> None:
 
 
 def check_letter_timeouts(comm: Communicator) -> None:
-    """Who asks in vain says for whom; nothing is broken by it, and a request can wait again."""
+    """A receiver that waits in vain names the sender; nothing breaks, and it can wait again."""
     dest, source = ring(comm)
     for tag in (0, 3):
         error = raises(
@@ -137,7 +136,6 @@ def check_letter_timeouts(comm: Communicator) -> None:
     comm.barrier()
     comm.send(np.zeros(2), dest, tag=1)
     comm.barrier()
-    # With something of another tag at hand, which is kept.
     raises(CommTimeout, f"{source}", lambda: comm.recv(source, tag=2, timeout_s=0.1))
     equal(comm.recv(source, tag=1), np.zeros(2))
     if comm.size > 1:

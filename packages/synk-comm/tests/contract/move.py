@@ -24,14 +24,13 @@ def check_barrier(comm: Communicator) -> None:
 
 
 def check_table(comm: Communicator) -> None:
-    """Every step of the table gives what NumPy gives."""
     for step in table(comm.size):
         for _ in range((step.kind in MOVES) * (3 if step.shapes == ((),) else 1)):
             check(comm, step)
 
 
 def check_broadcast(comm: Communicator) -> None:
-    """Who gives None gets a new array, or a list of them; who gives the array gets that."""
+    """A rank that gives None gets new arrays; one that gives an array gets that."""
     for root in range(comm.size):
         for turn, length in enumerate([3, 3, 3, 4, 300_000, 3]):  # repeated, then changed
             values = np.full(length, root + turn)
@@ -96,7 +95,6 @@ def check_move_lengths(comm: Communicator) -> None:
 
 
 def check_objects(comm: Communicator) -> None:
-    """Small Python objects travel as arrays do."""
     ranks = list(range(comm.size))
     for root in ranks:
         mine = {"root": comm.rank}
@@ -116,7 +114,7 @@ def check_objects(comm: Communicator) -> None:
 
 
 def check_dealt(comm: Communicator) -> None:
-    """What is dealt out may be overwritten where it lies; numbers are scalars."""
+    """Arrays that are dealt out may be overwritten where they lie; numbers are scalars."""
     size, me = comm.size, comm.rank
     x = np.arange(size * 4.0).reshape(size, 4) + 100 * me
     expected = np.stack([np.arange(4.0) + 4 * me + 100 * source for source in range(size)])

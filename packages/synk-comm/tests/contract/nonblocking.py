@@ -15,7 +15,6 @@ from .letters import ring
 from .tools import PATIENCE_S, Check, bits, data, equal, equal_lists, raises, until
 
 LONG = 100_003
-"""Elements, of several slots."""
 _BothWays = tuple[str, Callable[[], tuple[Any, ...]], dict[str, Any]]
 """A collective, to be made with and without waiting: method, fresh arguments, keywords."""
 
@@ -67,8 +66,7 @@ def _same_bits(one: Any, other: Any) -> None:
 
 
 def check_begun_collectives(comm: Communicator) -> None:
-    """Each gives what the blocking call gives, to the last bit; many may be under way, and each
-    rank waits for them in an order of its own, or looks."""
+    """Each gives what the blocking call gives, to the last bit, in whatever order ranks wait."""
     calls = [
         call
         for n in (5 + comm.size, LONG)
@@ -94,7 +92,7 @@ def check_begun_collectives(comm: Communicator) -> None:
 
 
 def check_begun_beside_other_calls(comm: Communicator) -> None:
-    """Blocking calls, messages and other groups go on beside what was begun, in any order."""
+    """Blocking calls, messages and other groups go on beside begun collectives."""
     dest, source = ring(comm)
     me, x, ones = comm.rank, np.full(LONG, comm.rank + 1.0), np.ones(LONG)
     aside = comm.split(0)
@@ -189,7 +187,7 @@ def check_wait_for_a_collective_again(comm: Communicator) -> None:
 
 
 def check_overflow_in_begun_collectives(comm: Communicator) -> None:
-    """What NumPy says to overflow is said as the one who begins has asked."""
+    """An overflow is handled as the caller that begins has asked NumPy."""
     huge = np.full(3, 3e38, "f4")
     with np.errstate(over="raise"):
         loud = comm.iall_reduce(huge)

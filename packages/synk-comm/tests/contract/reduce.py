@@ -19,7 +19,6 @@ def _parts(comm: Communicator, shape: tuple[int, ...], dtype: Any) -> list[Array
 
 
 def check_table(comm: Communicator) -> None:
-    """Every step of the table gives what NumPy gives."""
     for step in table(comm.size):
         for _ in range((step.kind in REDUCTIONS) * (3 if step.shapes == ((),) else 1)):
             check(comm, step)
@@ -63,7 +62,6 @@ def check_booleans(comm: Communicator) -> None:
 
 
 def check_lists_that_overlap(comm: Communicator) -> None:
-    """The outs of a list may be other arrays of the list."""
     for length in (100, 100_000):
         a, b = np.full(length, 1.0), np.full(length, 2.0)
         comm.all_reduce([a, b], out=[b, a])
@@ -72,7 +70,7 @@ def check_lists_that_overlap(comm: Communicator) -> None:
 
 
 def check_who_contributes(comm: Communicator) -> None:
-    """What has weight 0 may be anything; one rank at least has to contribute."""
+    """An array of weight 0 may be anything; one rank at least has to contribute."""
     nan = np.full(4, np.nan)
     weighted = nan if comm.rank else np.arange(4.0)
     equal(comm.all_reduce(weighted, "avg", weight=float(not comm.rank)), np.arange(4.0))
@@ -183,7 +181,7 @@ def check_long_arrays(comm: Communicator) -> None:
 
 
 def check_overflow(comm: Communicator) -> None:
-    """What NumPy is asked to raise is raised here too, with a complete result, in step."""
+    """An overflow that NumPy raises is raised here too, with a complete result, in step."""
     if comm.size == 1:
         return
     x = np.array([3e38, 1.0, 2.0], "f4")

@@ -16,7 +16,6 @@ from .letters import ring
 from .tools import Check, equal, raises, until
 
 LONG = 3_000_003
-"""Bytes, more than any channel holds."""
 
 
 def _long(number: int) -> Array:
@@ -92,7 +91,6 @@ def check_half_a_message(comm: Communicator) -> None:
 
 
 def check_requests_to_oneself(comm: Communicator) -> None:
-    """A rank may send to itself, before or after it asks for that."""
     me = comm.rank
     got = comm.irecv(me, tag=6)
     assert not got.test()
@@ -119,8 +117,7 @@ def _message(event: int) -> Array:
 def check_random_programs(comm: Communicator) -> None:
     """Whatever the order of messages, each receive gets the message that it should.
 
-    All that ranks do has one order. Only whoever comes second to a message may wait for the other,
-    so that no rank is stuck.
+    Only whoever comes second to a message may wait for the other, so that no rank is stuck.
     """
     done = Counter[str]()
     for seed in range(8):

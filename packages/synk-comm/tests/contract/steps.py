@@ -1,7 +1,4 @@
-"""Steps: collectives of which each rank knows what it brings and what NumPy says that it must get.
-
-The contract makes a table of them, and hypothesis draws programs of them.
-"""
+"""Steps: collectives of which each rank knows what it gives and, by NumPy, what it must get."""
 
 from __future__ import annotations
 
@@ -36,10 +33,7 @@ NOBODY = (False,) * 5
 
 
 class Step(NamedTuple):
-    """One collective, as all ranks call it; ``times`` in a row.
-
-    Of several ``shapes`` a list, of one dtype or of several.
-    """
+    """One collective, as all ranks call it, so many ``times``; of several ``shapes`` a list."""
 
     kind: str
     dtype: Any = "f4"
@@ -79,7 +73,6 @@ def laid_out(step, x):
 
 
 def place(step, like):
-    """Return an ``out``, or None."""
     ways = list(outs_like(like)) if step.out > 1 else [None]
     return ways[step.out % len(ways)]
 

@@ -71,7 +71,6 @@ def raises(kind: Any, text: str, call: Callable[[], Any]) -> Any:
 
 
 def until(done: Callable[[], Any]) -> None:
-    """Wait until something is true."""
     deadline = time.monotonic() + PATIENCE_S
     while not done():
         assert time.monotonic() < deadline
@@ -79,8 +78,7 @@ def until(done: Callable[[], Any]) -> None:
 
 
 def equal(got: Any, expected: Any) -> None:
-    """Raise unless two arrays have the same dtype, shape and values; scalars are arrays without
-    axes."""
+    """Raise unless two arrays have the same dtype, shape and values; scalars have no axes."""
     expected = np.asarray(expected)
     if isinstance(got, np.generic):
         got, expected = np.asarray(got), np.asarray(expected[()])
@@ -155,11 +153,7 @@ def folded(parts: Sequence[Array], op: str) -> Array:
 
 
 def equal_reduced(comm: Communicator, got: Any, expected: Array, nbytes: int | None = None) -> None:
-    """Raise unless a reduction gave this: to the last bit, if the operands come in rank order.
-
-    Args:
-        nbytes: of the arrays that were reduced together, if more than this one.
-    """
+    """Raise unless a reduction gave this: to the last bit, if the operands come in rank order."""
     nbytes = expected.nbytes if nbytes is None else nbytes
     if (
         comm.ordered_bytes is None
@@ -188,6 +182,5 @@ def edges(size: int) -> list[int]:
 
 
 def everywhere(comm: Communicator, said: Any) -> None:
-    """Raise unless all ranks say the same."""
     told = comm.all_gather_object(said)
     assert all(theirs == said for theirs in told), told

@@ -1,8 +1,4 @@
-"""The same rules on real devices, with the arrays of every library that is here.
-
-Skipped where there is no CUDA device, or no nccl4py. Each case runs in fresh processes, one for
-each device.
-"""
+"""The same rules on real devices, in fresh processes, with the arrays of every library here."""
 
 from __future__ import annotations
 
@@ -24,7 +20,6 @@ from synk_comm.testing import run_ranks
 
 
 def devices():
-    """Return how many devices can be used, and why none can."""
     try:
         load_binding()
         return Driver().device_count(), "no CUDA device is visible"

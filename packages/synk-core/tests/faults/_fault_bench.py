@@ -1,7 +1,4 @@
-"""What the faults strike: a runtime with functions, variables and data, and a way into each state.
-
-Every act has a result that is known beforehand, and changes variables in a known way.
-"""
+"""What the faults strike: a runtime, and acts on it, each with a known result and known changes."""
 
 from __future__ import annotations
 
@@ -15,19 +12,11 @@ from synk_core import Runtime
 from synk_testing.engine import T, as_op, engine
 
 Values = Dict[str, List[List[float]]]
-"""By variable its value on each rank."""
-
 COLUMNS = 3
 
 
 class Bench:
-    """One runtime and what is built in it.
-
-    Args:
-        runtime: an open one.
-        rows_per_rank: of the data.
-        length: of the vector that collectives move.
-    """
+    """An open runtime, what is built in it, and data; collectives move a vector of this length."""
 
     def __init__(self, runtime: Runtime, rows_per_rank: int = 6, length: int = 4) -> None:
         self.runtime, self._length = runtime, length
@@ -60,13 +49,13 @@ class Bench:
         return self.runtime.function(*arguments, **more, mode="FAST_COMPILE", **UNPROVED)
 
     def arm(self, rank: int, place: inflict.Place, deed: str, argument: float) -> None:
-        """Have a worker do something to itself in the next order."""
+        """Make a worker do something to itself in the next order."""
         orders = np.zeros((self.runtime.size, 5))
         orders[rank] = *place, inflict.NAMES.index(deed), argument
         self._lay(orders)
 
     def reset(self) -> Values:
-        """Make all as it is before every act; return the variables' values."""
+        """Restore all as it is before every act; return the variables' values."""
         collectives = self.runtime.collectives
         collectives.broadcast([self.w, self.v])
         self.growing = self.runtime.data(self.rows)
@@ -84,7 +73,7 @@ class Bench:
         }
 
     def values(self) -> Values:
-        """What every rank has; of a closed runtime, what the master has."""
+        """Return the values of every rank; of a closed runtime, the master's."""
         if self.runtime.closed:
             return {"w": [self.w.get_value().tolist()], "v": [self.v.get_value().tolist()]}
         gather = self.runtime.collectives.gather
@@ -111,7 +100,6 @@ class Bench:
         return self.quiet(self.data) in (None, [])
 
     def distribute(self) -> bool:
-        """A new function with a new variable, and its first call."""
         x = T.dmatrix("x")
         fresh = engine.shared(np.ones(()), "fresh")
         g = self._function([x], (x.sum() * fresh, "sum"), updates=[(fresh, fresh + 1)], name="g")
@@ -119,7 +107,6 @@ class Bench:
         return bool(g(self.data) == self.rows.sum())
 
     def grow(self) -> bool:
-        """Data that moves as it grows."""
         more = np.concatenate([self.rows] * 40)
         self.growing.set_value(more)
         return self.call(self.growing, more)
@@ -151,8 +138,7 @@ class Bench:
         return values
 
     def verdict(self, act: str) -> Set[str]:
-        """Whether all ranks have the variables' values of "before" this act, of "after" it (or
-        both: "same"), or what they have; of a closed runtime, whether the master has."""
+        """Return whether ranks have the values "before" this act, "after" it, or both: "same"."""
         told, ranks = set(), slice(None)
         if self.runtime.closed:
             ranks = slice(self.runtime.master, self.runtime.master + 1)

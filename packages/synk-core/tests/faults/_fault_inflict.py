@@ -1,7 +1,6 @@
 """What is done to a process, and when: shipped to workers by value, used in the master as well.
 
-A process lies in *ambush* for itself: it waits until its flight recorder enters a given phase, says
-at what time that was, and does something to itself there.
+A process waits in *ambush* until its flight recorder enters a given phase, and strikes itself.
 """
 
 from __future__ import annotations
@@ -22,14 +21,11 @@ from synk_testing import Mark
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 MARK = "SYNK_FAULTS_MARK"
-"""Variable of the environment: the file that tells when a fault was inflicted."""
-
 ROOM = 64 << 20
-"""Bytes that a process which runs out of memory has left."""
 
 
 class Injected(ValueError):
-    """The error of user code."""
+    pass
 
 
 def fail(_argument: float) -> None:
@@ -78,7 +74,7 @@ NAMES = [deed.__name__ for deed in DEEDS]
 
 
 def struck() -> Mark:
-    """Says when the fault was inflicted, by the clock that all processes share."""
+    """Return the mark that has the time of the fault, by the clock that all processes share."""
     return Mark(os.environ[MARK])
 
 
@@ -92,7 +88,6 @@ def tell_now() -> None:
 
 
 def when_struck() -> Optional[float]:
-    """When the fault was inflicted; None if it was not."""
     told = struck().read()
     return None if told is None else float(told)
 
@@ -106,11 +101,7 @@ class Place(NamedTuple):
 
 
 def lie_in_ambush(place: Place, deed: Callable[[], Any], now: bool) -> None:
-    """Do this at this place of the next order, once.
-
-    Args:
-        now: the order has not begun; else it is the one after the one under way.
-    """
+    """Do this once, at this place of the order that begins `now`, or else of the one after it."""
     from synk_core._wire.flight import Flight, Phase
 
     left = [place.skip, now]

@@ -7,7 +7,6 @@ from pathlib import Path
 from synk_testing import in_private, run
 
 ACTS = [
-    # Known data, and buffers that are there.
     *("call", "step", "all_reduce", "gather", "end"),
     # Room for what the workers do not have yet: a function, one of its forms, rows, indexes.
     *("distribute", "slice", "copy", "grow"),

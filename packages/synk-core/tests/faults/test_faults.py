@@ -1,5 +1,4 @@
-"""A worker or the master fails, in every state and way, or Ctrl-C comes: the right error, in time,
-nothing half done or left."""
+"""A worker or the master fails, in every state and way, or Ctrl-C comes: nothing is half done."""
 
 from __future__ import annotations
 
@@ -28,8 +27,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::synk_core.exceptions.StallWarni
 
 
 class State(NamedTuple):
-    """What a runtime does when a fault strikes."""
-
     name: str
     act: str  # of `Bench`, that leads into it
     place: Tuple[int, int, int]  # phase, detail and how often it is passed before
@@ -51,7 +48,6 @@ STATES = [
     State("slicing", "slice", (Phase.SLICE, 2, 0), f"computing slice 2 of {F}", True),
     State("reducing", "call", (Phase.REDUCE, 0, 0), f"in the reduction of {F}"),
     State("all_reduce", "all_reduce", (Phase.COLLECTIVE, 0, 0), "in all_reduce()"),
-    # In the third of three acts.
     State("step", "step", (Phase.COMPUTE, 0, 1), f"computing {F}", True),
     State("growing", "grow", (Phase.TAKE_IN, 0, 0), "taking in what is new"),
     # When all that is left is to hear that the others are done.
@@ -63,11 +59,7 @@ STATES = [
 
 
 class Fault(NamedTuple):
-    """What strikes.
-
-    ``who``, "worker" or "master", does something to itself; "ctrl-c": the master gets `argument` of
-    them while a worker does something to itself.
-    """
+    """A deed of a "worker" or the "master"; "ctrl-c" strikes the master `argument` times then."""
 
     name: str
     who: str
@@ -77,7 +69,6 @@ class Fault(NamedTuple):
 
 
 SLOW_S = 0.8
-"""By so much a slow worker is late."""
 
 FAULTS = [
     Fault("raises", "worker", "fail", 0, "is_a_failure"),
@@ -105,8 +96,6 @@ def makes_sense(state, fault):
 
 
 class Setting(NamedTuple):
-    """In what kind of runtime."""
-
     name: str
     n_parallel: int = 2
     backend: str = "shm"
@@ -114,7 +103,6 @@ class Setting(NamedTuple):
 
     @property
     def struck(self):
-        """The rank of the worker that a fault strikes: the last."""
         return max(rank for rank in range(self.n_parallel) if rank != self.master_rank)
 
 
@@ -136,7 +124,6 @@ BY_DAY = {
 
 
 def cases():
-    """The combinations that make sense, as parameters named "state-fault"."""
     return [
         pytest.param(
             *(setting, state, fault),
@@ -161,20 +148,14 @@ NOTICE_S = 1.0
 are busy with something else."""
 
 CLOSE_S = 3.0
-"""For `close()`, whose contract is 2 s."""
-
 DEAF_S = 10.0
-"""Until a worker is ended that does not listen."""
-
 LONG_S = 20.0
 """A worker's sleep that something ends; and in which workers have to listen on a busy machine."""
 
 SHORT_S = 0.7
-"""A worker's sleep where no Ctrl-C reaches it."""
 
 
 def mine():
-    """What this process has in shared memory."""
     return [info.name for info in synk_shm.list() if info.mine]
 
 
@@ -195,7 +176,6 @@ class Benches:
         return self.bench
 
     def end(self):
-        """Close what is open; nothing of it is left."""
         if self.bench is not None:
             self.bench.runtime.close()
             self.bench, self.options = None, {}
@@ -236,8 +216,7 @@ def test_a_fault(benches, monkeypatch, setting, state, fault):
 
 
 class Struck:
-    """A case, run: what was raised, the warnings, whether the result was right; how long it took,
-    and since the fault; which values there are, and whether all works after a reset."""
+    """A case, run: its error, warnings and result, how long it took, and the values left."""
 
     def __init__(self, bench, setting, state, fault):
         self.bench = bench
@@ -256,7 +235,7 @@ class Struck:
             self.again = all(act() for act in acts)
 
     def lay(self):
-        """Have the fault happen; the act that it is to strike."""
+        """Make the fault happen; return the act that it is to strike."""
         bench, state, fault = self.bench, self.state, self.fault
         act, argument, place = (
             getattr(bench, state.act),
@@ -282,12 +261,10 @@ class Struck:
         return act
 
     def stay_idle(self):
-        """Nothing is under way while it strikes."""
         inflict.tell_now()
         time.sleep(LONG_S)
 
     def observe(self, act):
-        """What comes of an act, and when."""
         self.error = self.right = None
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
@@ -308,10 +285,8 @@ class Struck:
         self.call_s = ended - began
         self.since = None if when is None else ended - max(when, began)
 
-    # What is to come of a fault in a worker.
-
     def is_a_failure(self):
-        """An exception of a worker's is raised in the master; all goes on as if nothing was."""
+        """The master raises an exception of a worker's, and all continues."""
         error = self.raised("WorkerFailed")
         assert error.rank == self.setting.struck
         assert error.others == {}
@@ -330,7 +305,7 @@ class Struck:
         assert self.since < NOTICE_S
 
     def is_a_stall(self):
-        """A worker that is stopped is told, with its state; and given up when time is over."""
+        """The master names a worker that is stopped, with its state, and gives it up in the end."""
         error = self.raised("WorkerStalled")
         assert self.setting.struck in error.ranks
         assert "stopped" in error.stacks[self.setting.struck]
@@ -341,7 +316,7 @@ class Struck:
         assert self.since < HASTY_S + NOTICE_S
 
     def is_late(self):
-        """A worker that is late is told, with its stack; the result is right."""
+        """The master names a worker that is late, with its stack; the result is right."""
         assert self.error is None, self.error
         assert self.right
         assert self.again
@@ -349,10 +324,8 @@ class Struck:
         assert self.found <= {"same", "after"}
         assert self.since < SLOW_S + NOTICE_S
 
-    # What is to come of a fault in the master.
-
     def is_the_masters_own(self):
-        """What is raised in the master arrives as it is; all goes on as if nothing was."""
+        """The master raises its own error as it is, and all continues."""
         self.raised(self.kind_of_error())
         self.is_undone()
 
@@ -370,15 +343,12 @@ class Struck:
         assert self.since < NOTICE_S + (0 if self.state.interrupts else SHORT_S)
 
     def is_an_end(self):
-        """Ctrl-C while a worker does not listen, or ends because of it: it is a KeyboardInterrupt,
-        also for a program that handles the death of workers; and the runtime is closed."""
+        """Ctrl-C ends a worker that does not listen, raises, and closes the runtime."""
         error = self.raised("KeyboardInterrupt")
         assert self.fault.name != "ctrl-c-fatal" or error.cause == "WorkerDied"
         assert self.closed
         assert self.found <= {"same", "before"}, self.found
         assert self.since < (DEAF_S if self.fault.argument == 1 else CLOSE_S)
-
-    # Parts of the above.
 
     def raised(self, name):
         assert self.error is not None, f"nothing was raised, expected {name}"

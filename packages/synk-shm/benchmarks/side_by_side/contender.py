@@ -1,7 +1,4 @@
-"""The base of contenders: the acts of a way to have an array in several processes.
-
-All arrays are one-dimensional float64.
-"""
+"""The base of contenders: the acts of a way to have an array of float64 in several processes."""
 
 # ruff: noqa: ARG002 (arguments are there for the contenders that need them)
 
@@ -23,10 +20,7 @@ Pair = Tuple[Array, Any]
 class Contender:
     """A way to have an array in several processes. The metrics time each method.
 
-    Attributes:
-        name: of its column; ``--only`` takes it.
-        package: the distribution to install, if any.
-        modules: that its user imports.
+    ``--only`` takes its name; its user installs `package`, if any, and imports `modules`.
     """
 
     name = ""

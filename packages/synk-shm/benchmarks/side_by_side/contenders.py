@@ -1,10 +1,7 @@
 """The contenders: one class for each way to have an array in several processes.
 
-Each does what its documentation recommends, in the quickest way there. A peer gets a shortcut that
-its users may not have, such as a size that is sent beside the message: doubts are settled in favour
-of the peers.
-
-This file imports only NumPy at the top; each class imports its own package when it is made.
+Each does what its documentation recommends, in the quickest way there; doubts are settled in favour
+of the peers. Each class imports its own package when it is made.
 """
 
 # ruff: noqa: ARG002, D102 (`Contender` documents the methods and their arguments)
@@ -132,10 +129,7 @@ class SharedArray(Contender):
 
 
 class RawArray(Contender):
-    """multiprocessing.RawArray: an arena that children get when they are started.
-
-    It uses freed memory again, so its arrays are seldom new memory.
-    """
+    """multiprocessing.RawArray: an arena that children inherit; it uses freed memory again."""
 
     name = "RawArray"
     modules = ("multiprocessing.sharedctypes",)

@@ -19,18 +19,11 @@ from .contender import Contender, Pair
 
 KIB, MIB = 1 << 10, 1 << 20
 LARGE = 16 * MIB
-"""Bytes from which on an array gets fewer rounds."""
 
 
 @dataclass
 class Bench:
-    """The argument of a metric.
-
-    Attributes:
-        contenders: to be measured.
-        quick: fewer rounds and shorter loops; the ratios are rougher.
-        large: bytes of the largest arrays.
-    """
+    """What is measured; if it is quick, by fewer rounds and shorter loops: ratios are rougher."""
 
     contenders: list[Contender]
     quick: bool

@@ -1,12 +1,6 @@
-"""What calls, inputs and functions with work to share cost, beside the plain ways.
+"""Calls, inputs and functions with work to share, beside the plain ways.
 
-::
-
-    ../run.py            the command
-    └─ measures          calls, inputs, scaling
-
-`functions` holds what is computed, `partner` the usual ways to use more cores. The rest is
-`synk_benchmarks`, which this file makes importable.
+This file makes `synk_benchmarks` importable.
 """
 
 import os

@@ -17,12 +17,8 @@ UNITS = 400
 class Problem:
     """A function of the rows of one array.
 
-    Attributes:
-        x: its input.
-        output: the mean, sum or whatever `op` says over the rows of x.
-        op: how results of parts of the rows belong together.
-        shape: of the input, for a number of rows.
-        updates: of shared variables.
+    `op` says how results of parts of the rows belong together; `shape` gives that of the input for
+    a number of rows.
     """
 
     x: Any

@@ -29,14 +29,7 @@ TITLES = {
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is measured.
-
-    Attributes:
-        rounds: how many; the median of them counts.
-        budget_s: how long back-to-back calls of one turn take together, as far as one is shorter.
-        quick: whether sizes are small, too: no result to quote.
-        ranks: processes of a parallel function, the calling one included.
-    """
+    """How much is measured; back-to-back calls of one turn take `budget_s` together."""
 
     rounds: int
     budget_s: float

@@ -24,11 +24,7 @@ THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 @contextmanager
 def partners(ranks: int) -> Iterator[Callable[[], None]]:
-    """Start `ranks` - 1 processes that wait for this one at a barrier, and at another one.
-
-    Yields:
-        A function that waits at both barriers.
-    """
+    """Start `ranks` - 1 processes; yield what waits for them at a barrier, and at another one."""
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(ranks)
     processes = [
@@ -61,11 +57,7 @@ def _attend(barrier: Any) -> None:
 
 @contextmanager
 def threaded(threads: int, problem: str, rows: int) -> Iterator[Callable[[], object]]:
-    """Start a process of plain Theano whose BLAS has so many threads.
-
-    Yields:
-        A function that has it compute the problem, and waits until it has.
-    """
+    """Start a process of plain Theano whose BLAS has so many threads; yield what has it compute."""
     words = ["-m", "side_by_side.partner", problem, str(rows)]
     environment = dict.fromkeys(THREADS, str(threads))
     folder = Path(__file__).parent.parent

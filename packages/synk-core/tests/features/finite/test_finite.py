@@ -81,7 +81,6 @@ def test_a_row_that_the_function_cannot_stand_is_found(watched, row, num_slices)
     rows, bad = good(29), good(29)
     assert np.isfinite(f(rows, num_slices=num_slices))
     before = watched.collectives.gather([w, calls])
-    # Of several rows of a rank it is the first.
     owner = owner_of(row, 29, watched.size)
     start, stop = split_rows(29, watched.size)[owner]
     bad[[row, stop - 1]] = -1
@@ -102,7 +101,7 @@ def test_a_row_that_the_function_cannot_stand_is_found(watched, row, num_slices)
     f(rows, num_slices=num_slices)
 
 
-def test_the_row_is_that_of_the_call(watched_pair):
+def test_the_row_is_counted_in_the_call(watched_pair):
     f, _, _ = logs(watched_pair)
     rows = good(100)
     rows[77] = -1
@@ -208,7 +207,7 @@ def test_random_states_are_put_back(watched_pair):
     np.testing.assert_array_equal(drawing()(ones), noisy)
 
 
-def test_what_does_not_come_again(watched_pair):
+def test_a_nan_that_does_not_come_again(watched_pair):
 
     seen = []
 
@@ -305,8 +304,6 @@ def test_on_and_off(pair):
 
 
 def test_a_search_can_be_interrupted(watched_pair):
-    """On a rank that is not the master."""
-
     @as_op([T.dvector], [T.dvector])
     def slow_log(values):
         with np.errstate(invalid="ignore"):

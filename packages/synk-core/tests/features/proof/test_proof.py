@@ -46,7 +46,6 @@ def values_of(runtime, f):
 
 
 def check(runtime, f, *args, **kwargs):
-    """Verify, and require that nothing has changed."""
     before, rows_before = values_of(runtime, f), f.rows
     report = f.verify(*args, **kwargs)
     assert values_of(runtime, f) == before
@@ -65,7 +64,6 @@ def reasons(report):
 
 
 def wrong(report):
-    """What is wrong, without the names of outputs' variables."""
     return {c.what.partition(" (")[0] for c in report.wrong}
 
 
@@ -76,7 +74,6 @@ def opaque(values):
 
 
 def spread(z):
-    """Of each row with all rows."""
     return T.sort(z.dot(z.T), axis=1)[:, -1]
 
 
@@ -110,7 +107,7 @@ def test_a_call_that_one_process_would_not_make_raises_and_changes_nothing(trio)
 
 
 @pytest.mark.feature("stats")
-def test_calls_1_2_4_8_are_proved_and_what_is_known_to_be_exact_is_not(pair):
+def test_calls_1_2_4_8_are_proved_unless_known_to_be_exact(pair):
     s = engine.shared(np.zeros(3), name="s")
     open_one = pair.function([x], (opaque(x) * s).sum(axis=1).mean())
     proved = []
@@ -150,7 +147,7 @@ def test_warnings_in_place_of_errors_or_nothing(pair):
         Runtime(2, proof="perhaps")
 
 
-def test_what_is_drawn_is_proved_with_fixed_values_and_streams_go_on(pair):
+def test_draws_are_proved_with_fixed_values_and_streams_continue(pair):
     stream = [*STREAMS.values()][-1](seed=6)
     mask = stream.uniform(size=x.shape) < 0.7
     noise = engine.shared(np.zeros(()), name="noise")
@@ -199,7 +196,7 @@ def test_flags_that_no_collective_combines(pair):
         )
 
 
-def test_what_ranks_reduce_is_the_same_on_all_and_not_that_of_one_process(pair):
+def test_a_value_that_ranks_reduce_is_not_the_value_of_one_process(pair):
     w, g = engine.shared(np.ones((2, 3)), name="w"), engine.shared(np.zeros(3), name="g")
     new = in_graph.all_gather(w).sum(axis=0) + 0 * x.sum(axis=0)
     with pytest.raises(NotExact, match="update of g"):
@@ -227,7 +224,7 @@ def test_ctrl_c_while_ranks_compare_comes_before_all_rows_are_computed(pair, mon
     np.testing.assert_array_equal(f(rows(8)), rows(8))
 
 
-def test_what_cannot_be_proved_is_said_once_and_computed(pair):
+def test_a_call_that_cannot_be_proved_warns_once_and_is_computed(pair):
     total = in_graph.all_reduce(opaque(x).sum(), "sum")
     for value in (opaque(x), x):  # the graph shows the second to be exact, but for slices
         sliced = pair.function([x], (value * total, "gather"))
@@ -435,7 +432,6 @@ def training_step(runtime):
 
 
 def test_a_training_step_with_all_ops_is_right(trio):
-    """Also of fewer rows than ranks, in more slices than rows."""
     f = training_step(trio)
     report = right(trio, f, rows(7), 2.0)
     assert report.raise_if_wrong() is report
@@ -518,7 +514,7 @@ def test_row_shares_make_a_mean_a_sum(trio):
     assert share.get_value() == 1.0
 
 
-def test_what_cannot_be_split_is_found(pair):
+def test_results_that_cannot_be_split_are_found(pair):
     w, v, whole = (engine.shared(np.ones(3), name=name) for name in ("w", "v", "whole"))
     last = engine.shared(np.int64(3), name="last")
     gradient = T.grad(T.tanh(x.dot(w)).mean(), w)
@@ -548,7 +544,7 @@ def test_variables_that_hold_no_arrays_are_left_alone(pair):
     np.testing.assert_array_equal(g(rows(5)), rows(5) * [1.0, 2.0, 3.0])
 
 
-def test_what_is_zero_but_for_rounding_is_not_judged_by_its_digits(pair):
+def test_a_zero_with_rounding_errors_is_not_judged_by_its_digits(pair):
     c = engine.shared(np.float64(0), name="c")
     centred = x + c
     centred = centred - centred.mean(axis=1, keepdims=True)
@@ -557,7 +553,6 @@ def test_what_is_zero_but_for_rounding_is_not_judged_by_its_digits(pair):
     report = check(pair, f, rows(300, 7))
     assert report.ok, str(report)
     assert max(c.limit for c in report.comparisons) > 1e6 * 16, "the case is not what it should be"
-    # The excuse holds for nothing else.
     assert wrong(check(pair, pair.function([x], x.std(axis=0), **FAST), rows(300, 7)))
 
 
@@ -585,7 +580,7 @@ def test_differences_are_counted_in_ulps_of_the_largest_number():
     assert measure(np.array([1e-20]), np.array([3e-20]), scale=2.0).ulps == found.ulps
 
 
-def test_differences_of_what_is_no_number_or_no_float():
+def test_differences_of_nan_and_of_other_dtypes():
     nan, inf = np.nan, np.inf
     for got, expected, error in (
         ([nan, inf, -inf, 1.0], [nan, inf, -inf, 1.0], 0),

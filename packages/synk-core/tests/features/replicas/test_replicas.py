@@ -18,20 +18,17 @@ pytestmark = pytest.mark.c_code
 
 @pytest.fixture(scope="module")
 def loose():
-    """A runtime whose calls are not atomic."""
     with Runtime(2, atomic=False) as runtime:
         yield runtime
 
 
 @pytest.fixture(scope="module")
 def loose_and_identical():
-    """One whose random streams are to be the same on all ranks, too."""
     with Runtime(2, atomic=False, random_streams="identical") as runtime:
         yield runtime
 
 
 def ranks_of(runtime, *variables):
-    """All ranks' values of each variable."""
     return [runtime.collectives.gather(v).tolist() for v in variables]
 
 
@@ -55,7 +52,6 @@ def test_without_atomic_calls_variables_that_may_differ_are_refused_until_broadc
         assert isinstance(caught.value, SynkError)
     assert g(np.ones(2)) == 2.0
     assert sorted(ranks_of(loose, s)[0]) == [1.0, 2.0]
-    # What is refused has mended nothing.
     many = engine.shared(np.zeros(()), name="many")
     h = loose.function([x], (picky(x).sum(), "sum"), updates=[(many, many + 1)], **FAST)
     with pytest.raises(WorkerFailed):
@@ -75,7 +71,6 @@ def test_without_atomic_calls_streams_that_may_differ_are_refused_if_they_are_to
     loose, loose_and_identical, kind
 ):
     def drawing():
-        # Rows are looked at before numbers are drawn: who refuses them draws none.
         return [x], [(STREAMS[kind](3).uniform(size=picky(x)[:1].shape), "gather")]
 
     good, bad = np.zeros(2), np.array([0.0, 200.0])
@@ -105,7 +100,6 @@ def test_a_value_set_in_the_master_alone_is_warned_of(trio):
     rate.set_value(2.0)
     with pytest.warns(ReplicaWarning, match="'rate' has been given a value in the master only"):
         assert f(np.ones(3)).tolist() == [2.0, 1.0, 1.0]
-    # Told once; and not if all get it, or we set it.
     for change in (
         lambda: trio.collectives.broadcast(rate),
         lambda: (rate.set_value(3.0), trio.collectives.broadcast(rate)),

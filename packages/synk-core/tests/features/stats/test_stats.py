@@ -20,7 +20,6 @@ CALL = Call(0, Form(), None, (), (), None, 1, ())
 
 @pytest.mark.feature("timeline")
 def test_stats_name_the_slowest_rank_and_the_time_for_it(trio, tmp_path):
-    """And in a recording, waiting for it is waiting."""
     x = T.dvector("x")
     f = trio.function([x], (nap(x), "gather"), name="slow", **UNPROVED, **FAST)
     values = np.zeros(3)
@@ -78,7 +77,7 @@ def test_times_of_other_hosts_count_when_they_come():
     assert (stats["first"].ranks_s, stats["last"].ranks_s) == (9.0 + 6.5, 12.0 + 4.0)
 
 
-def test_the_table_says_what_the_ranks_are_worth():
+def test_the_table_has_the_speed_up_of_the_ranks():
     """Seconds of both ranks, by all seconds: (3 + 4) / 5, and with an all_reduce (3 + 4) / 10."""
     ledger = Ledger(2, 0)
     act = Prepared(CALL, "f")

@@ -88,7 +88,6 @@ def test_everything_that_ranks_do_is_there_on_one_clock(trio, tmp_path):
         assert len(spans(trace, "scatter", rank)) == (4 if rank == trio.master else 0)
         named = [e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"]
         assert named[rank] == f"rank {rank}" + (" (master)" if rank == trio.master else "")
-    # One clock, and spans that nest.
     assert min(event["ts"] for event in spans(trace)) == 0
     orders = {event["args"]["order"]: event for event in spans(trace, "call", trio.master)}
     for rank in range(3):
@@ -149,7 +148,7 @@ def test_close_ends_a_recording_that_began_with_the_runtime(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_of_a_rank_that_is_lost_there_is_what_the_master_knows(tmp_path, monkeypatch, number):
+def test_a_recording_survives_a_lost_rank(tmp_path, monkeypatch, number):
     monkeypatch.setattr("synk_core._features.timeline.timeline.CLOSE_TIMEOUT_S", 0.3)
     path = tmp_path / "trace.json"
     with Runtime(2, timeline=str(path), timeout_s=60.0) as runtime:
@@ -195,7 +194,7 @@ def test_the_end_of_the_program_ends_a_recording(run_script, tmp_path):
     assert [event["name"] for event in spans(trace, "call")] == ["f", "f"]
 
 
-def test_spans_beyond_what_there_is_room_for_are_counted(monkeypatch):
+def test_spans_without_room_are_counted(monkeypatch):
     monkeypatch.setattr("synk_core._features.timeline.spans.MOST_SPANS", 3)
     recorder = Recorder(Flight(np.zeros(WORDS, np.int64), 0))
     recorder.start()
