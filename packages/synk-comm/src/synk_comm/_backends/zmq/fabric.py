@@ -1,16 +1,11 @@
-"""Rounds and pieces as messages: one PAIR of ZeroMQ sockets between any two ranks.
+"""Rounds and pieces as messages, over a PAIR of ZeroMQ sockets between any two ranks.
 
-Of two ranks the lower binds and the higher connects, in a folder that only their user may enter.
-The higher one says hello, the lower one answers. Every message carries a cookie of its sender and
-receiver, which follows from the group's id. A message is
-``[cookie, kind, number, offsets, text] [data] [data]``; nothing is parsed before its cookie is
-checked.
+Of two ranks the lower binds and answers, the higher connects and says hello, in a folder of their
+user. A message is ``[cookie, kind, number, offsets, text] [data] [data]``; the cookie is of sender
+and receiver, follows from the group's id, and is checked before anything else.
 
-A round is one message to, and one message from, every peer. Messages that come early (a peer
-may be one round ahead) wait in its inbox. A peer that posts round k+1 has round k whole, so two
-slots in turn suffice.
-
-A dead peer shows as a disconnection, which a socket monitor reports.
+A round is one message to and from every peer. A peer may be one round ahead: that message waits.
+Two slots in turn suffice, since a peer that posts round k+1 has round k whole.
 """
 
 from __future__ import annotations
@@ -33,23 +28,23 @@ from synk_comm._core.fabric import (
     Watch,
     aborted,
     describe,
-    lost,
     part_of,
 )
 from synk_comm._core.ops import Array
 from synk_comm._system.folder import SocketFolder
 from synk_comm.exceptions import CommError, JoinError
 
-from .peer import Round, SocketPeer, derived, shut
+from .peer import SocketPeer, derived, shut
 
 _HELLO, _ROUND, _PIECE, _TAKEN = b"H", b"R", b"M", b"T"
-_PIECES = 4  # that may be on the way to a rank
+_PIECES = 4
+"""Pieces that may be on the way to a rank."""
 _FRAME = 1 << 20
-"""Longest data of a frame: beyond that every message would be fresh memory from the system."""
+"""Longest data of a frame: a longer one would be fresh memory from the system each time."""
 
 
 class ZmqFabric(MessageFabric[SocketPeer]):
-    """One rank's sockets, with the methods of ``Fabric``; to be followed by ``meet``.
+    """One rank's sockets. Most of its methods are those of ``Fabric``.
 
     Args:
         key: known to the group's members only.
@@ -127,7 +122,7 @@ class ZmqFabric(MessageFabric[SocketPeer]):
         peers = self.peers.items()
         with self.io:
             for rank, peer in peers:
-                if rank < self.rank:  # the binding end cannot send before it has received
+                if rank < self.rank:  # the binding end has to receive before it sends
                     self._send(peer, _HELLO)
             # A rank that leaves before all have met has failed.
             self._wait(lambda: [r for r, p in peers if p.gone or not p.met], deadline, "join")
@@ -165,28 +160,24 @@ class ZmqFabric(MessageFabric[SocketPeer]):
                 envelope = peer.envelope(_ROUND, self._seq, head or b"", (starts[0], starts[1]))
                 peer.send(envelope, *(slot[one] for one in stretches))
             self._wait(lambda: [r for r, p in peers if not p.rounds], deadline)
-            for rank, peer in peers:
-                peer.current = peer.rounds.popleft()
-                if peer.current.number != self._seq:
-                    raise lost(rank, "its messages are out of step")
+            for peer in self.peers.values():
+                peer.head_now, peer.parts_now = peer.rounds.popleft()
 
     def all_said(self, head: bytes) -> bool:
-        return all(peer.current.head == head for peer in self.peers.values())
+        return all(peer.head_now == head for peer in self.peers.values())
 
     def heads(self) -> list[bytes]:
-        said = {rank: peer.current.head for rank, peer in self.peers.items()}
+        said = {rank: peer.head_now for rank, peer in self.peers.items()}
         return [said.get(rank, self.own_head) for rank in range(self.size)]
 
     def read(self, rank: int, start: int, stop: int) -> Array:
         if rank == self.rank:
             return self._slots[self._seq & 1][start:stop]
-        return part_of(self.peers[rank].current.parts, rank, start, stop)
-
-    # -- messages -----------------------------------------------------------------------------
+        return part_of(self.peers[rank].parts_now, rank, start, stop)
 
     def _send(self, peer: SocketPeer, kind: bytes, number: int = 0, text: bytes = b"") -> None:
         if kind == ABORT and peer.cut and not peer.socket.closed:
-            self._disconnect(peer)  # it can only be shown that this rank is gone
+            self._disconnect(peer)  # that much it sees: this rank is gone
         elif kind == _HELLO or ((peer.met or peer.connected) and not peer.gone):
             peer.send(peer.envelope(kind, number, text))
 
@@ -197,13 +188,13 @@ class ZmqFabric(MessageFabric[SocketPeer]):
         self._listen(max(1, int(1000 * min(SLICE_S, left_s))))
 
     def _listen(self, timeout_ms: int) -> bool:
-        """Accept what comes; wait for it if there is nothing; return whether anything has come."""
+        """Accept messages; wait for one if there is none; return whether any has come."""
         if not self._shut.alive:  # ZeroMQ would take closed sockets for standard input
             raise aborted(self.rank, "its process is ending")
         ready = self._poller.poll(timeout_ms)
         for socket, _ in ready:
             peer = self._owners[socket]
-            if not socket.closed:  # by what the other one of the two has brought
+            if not socket.closed:  # because of the other one of the two
                 if socket is peer.monitor:
                     peer.follow()
                 self._take_from(peer)
@@ -219,7 +210,7 @@ class ZmqFabric(MessageFabric[SocketPeer]):
                         self._send(peer, _HELLO)
                     peer.met = True
                 elif kind == _ROUND:
-                    peer.rounds.append(Round(number, text, parts))
+                    peer.rounds.append((text, parts))
                     if text:
                         peer.turn += 1
                         peer.head = text
@@ -240,14 +231,12 @@ class ZmqFabric(MessageFabric[SocketPeer]):
         self._poller.unregister(peer.monitor)
         peer.close()
 
-    # -- pieces -------------------------------------------------------------------------------
-
     @property
     def pieces(self) -> Pieces:
         return self
 
     def has_place(self, dest: int) -> bool:
-        """Return whether not too many pieces are on the way to another rank."""
+        """Return whether another rank has taken enough of the pieces sent to it."""
         return self.peers[dest].pushed - self.peers[dest].taken < _PIECES
 
     def put(self, dest: int, header: bytes, data: Array) -> None:
@@ -266,8 +255,6 @@ class ZmqFabric(MessageFabric[SocketPeer]):
         peer.pieces.popleft()
         peer.released += 1
         self._send(peer, _TAKEN, peer.released)
-
-    # -- the end ------------------------------------------------------------------------------
 
     def has_entered(self, rank: int) -> bool:
         return rank == self.rank or self.peers[rank].met
