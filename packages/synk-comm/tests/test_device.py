@@ -10,8 +10,13 @@ import types
 import numpy as np
 import pytest
 
-from synk_comm._backends.nccl.arrays import BFLOAT16, is_device_array, maker, resolve
-from synk_comm._backends.nccl.terms import check_apart
+from synk_comm._backends.nccl.arrays import (
+    BFLOAT16,
+    check_apart,
+    is_device_array,
+    maker,
+    resolve,
+)
 
 HERE = 3
 

@@ -1,11 +1,8 @@
-"""One rank's NCCL communicator: how it is made, watched, and ended.
+"""One rank's NCCL communicator: its start, its guard, and its end.
 
-NCCL by itself waits for ever: for ranks that never come, for peers that died, for a call that a
-peer makes differently. Its non-blocking mode would return instead, but it starts a thread for
-every call, which costs more than a small collective does (45 us and more for each call, where the
-whole takes 7 us). So it runs in its blocking mode, and what may block is watched: the start runs
-in a thread of its own, and while a call is inside NCCL for longer than a moment, a guard looks at
-the clock, at the peers' processes and at the host communicator, and stops NCCL if need be.
+NCCL waits for ever for ranks that never come or have died. In its non-blocking mode it starts a
+thread for every call (45 us, where a small collective takes 7). So it runs in its blocking mode,
+its start in a thread of its own, and a guard stops it if a call does not return.
 """
 
 from __future__ import annotations
@@ -17,6 +14,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Callable, Tuple
 
 from synk_comm._collectives.communicator import RoundCommunicator
@@ -32,16 +30,16 @@ _log = logging.getLogger(__name__)
 NcclCalls = Sequence[Tuple[Any, ...]]
 """Names of NCCL's functions, each with the arguments before the communicator and the stream."""
 
-_ON_HOST = 1  # where the factor of a scaled sum lies
+_ON_HOST = 1  # the memory of a scaled sum's factor
 _GUARD_S = 0.05
 """Seconds between two checks of the guard; it ignores shorter calls."""
 _GRACE_S = 0.5
-"""Seconds that work on the GPU may go on when a peer's process has ended."""
+"""Seconds that work on the GPU may go on after a peer's process has ended: the peer may have left
+after its last call."""
 _STOP_S = 1.0
 """Seconds that a failed call waits for NCCL's kernels to stop."""
 _LEAVE_S = 2.0
-"""Seconds for NCCL to end in order in ``close``, and at the end of the process, before it is left
-behind in its thread."""
+"""Seconds for NCCL to end in order in ``close``, and at the end of the process."""
 
 
 class NcclError(CommError, RuntimeError):
@@ -49,10 +47,7 @@ class NcclError(CommError, RuntimeError):
 
 
 class _Inside(threading.Thread):
-    """A thread inside NCCL, which is not trusted to return: NCCL may wait for peers there."""
-
-    def __init__(self, name: str, target: Callable[..., None], *args: Any) -> None:
-        super().__init__(name=name, target=target, args=args, daemon=True)
+    """A thread inside NCCL, which may wait for peers there for ever."""
 
     def start(self) -> None:
         super().start()
@@ -67,7 +62,7 @@ class _Inside(threading.Thread):
             atexit.unregister(self.end_with_process)
 
     def end_with_process(self) -> None:
-        """At the end of the process: wait for the end of the thread, for a while."""
+        """Wait a while for the end of the thread, at the end of the process."""
         self.join(_LEAVE_S)
         if self.is_alive():
             _leave_libraries()
@@ -86,10 +81,7 @@ def _leave_libraries() -> None:
 class Link:
     """One rank's NCCL communicator, which ends together with the host communicator of the ranks.
 
-    Making one is a collective of theirs. A guard of calls can end it, as it ends a ``Fabric``.
-
-    Args:
-        timeout_s: bound of the start.
+    To make one is a collective of theirs. A ``Guard`` can end it like a ``Fabric``.
     """
 
     def __init__(self, host: RoundCommunicator, settings: NcclSettings, timeout_s: float) -> None:
@@ -104,6 +96,7 @@ class Link:
         self._ended = threading.Event()
         self._end_thread: _Inside | None = None
         self._inside: tuple[float] | None = None  # the deadline of the call that is in NCCL now
+        self._gone_since: float | None = None  # when the end of a peer was noticed
         self._rescue: CommError | None = None  # why the guard stopped it
         for rank, process in enumerate(processes):
             if rank != host.rank:
@@ -111,7 +104,7 @@ class Link:
         try:
             self._start(deadline)
         except BaseException as exc:
-            # Also ends the others' waits, which look at the host communicator.
+            # The others' waits look at the host communicator.
             self.abort(f"NCCL did not start: {type(exc).__name__}: {exc}")
             raise
 
@@ -142,8 +135,8 @@ class Link:
             except BaseException as exc:  # noqa: BLE001 - raised below, in the caller's thread
                 failed.append(exc)
 
-        # If this has to be given up, NCCL stays behind in its thread: it cannot be stopped yet.
-        thread = _Inside("synk-comm nccl start", begin)
+        # NCCL cannot be stopped yet: it stays behind in its thread if the start fails.
+        thread = _Inside(name="synk-comm nccl start", target=begin, daemon=True)
         thread.start()
         while thread.is_alive():
             self._look(deadline, "starting NCCL")
@@ -156,8 +149,6 @@ class Link:
             raise JoinError(f"NCCL did not start: {failed[0]}") from failed[0]
         threading.Thread(target=self._guard, name="synk-comm nccl guard", daemon=True).start()
         host.barrier(timeout_s=max(deadline - time.monotonic(), 0.001))
-
-    # -- calls ----------------------------------------------------------------------------
 
     def run(self, calls: NcclCalls, stream: int, deadline: float) -> None:
         """Enqueue calls of NCCL on a stream, as one group."""
@@ -186,37 +177,33 @@ class Link:
             raise self._failure(binding.get_error_string(status))
 
     def _guard(self) -> None:
-        """Stop NCCL if a call does not come back from it, and never will.
+        """Stop NCCL if a call, or its work on the GPU, will never end.
 
-        It also looks after work that calls have left on the GPU: the next wait for the GPU, by
-        whatever library, would last for ever if a peer is gone that this work needs. For that it
-        asks nothing of CUDA, which may be what hangs.
+        A library's own wait for the GPU would last for ever otherwise. Nothing here calls CUDA,
+        which may hang.
         """
         before = None
-        gone_since: float | None = None
         while not self._ended.wait(_GUARD_S):
             inside = self._inside
             try:
                 if inside is not None and inside is before:
                     self._look(inside[0], "a call of NCCL")
                 elif inside is None and self._streams:
-                    gone_since = self._check_grace(gone_since)
+                    self._check_grace()
             except CommError as exc:
                 self._rescue = exc
                 self._end("comm_abort", 0.0)
             before = inside
 
-    def _check_grace(self, gone_since: float | None) -> float | None:
-        """Return since when a peer is gone; raise if it has been so for too long."""
+    def _check_grace(self) -> None:
+        """Raise if a peer has been gone for too long."""
         try:
             self._check_peers()
+            self._gone_since = None
         except PeerLost:
-            # It may have left after its last call, and this be about to end too.
-            now = time.monotonic()
-            if gone_since is not None and now - gone_since > _GRACE_S:
+            self._gone_since = self._gone_since or time.monotonic()
+            if time.monotonic() - self._gone_since > _GRACE_S:
                 raise
-            return gone_since or now
-        return None
 
     @contextlib.contextmanager
     def scaled_sum(self, scalar: bytes, nccl_type: int) -> Iterator[int]:
@@ -249,7 +236,7 @@ class Link:
             )
 
     def _check_peers(self) -> None:
-        """Raise if a peer's process has ended, or the group has been given up."""
+        """Raise if a peer's process, or the group, has ended."""
         failure = self.failure()
         if failure is not None:
             raise failure
@@ -259,7 +246,7 @@ class Link:
             raise lost(gone[0], "its process has ended")
 
     def _failure(self, text: str) -> CommError:
-        """Return the error for what NCCL reported: a lost peer if that is the reason."""
+        """Return the error for NCCL's report: a lost peer if that is the reason."""
         detail = self.binding.get_last_error(self.handle) if self.handle is not None else ""
         patience = time.monotonic() + 0.2  # its sockets may break before its process has ended
         while time.monotonic() < patience:
@@ -271,7 +258,7 @@ class Link:
         return NcclError(f"NCCL failed: {text}. {detail}".strip())
 
     def synchronize(self, deadline: float, event: int | None = None) -> None:
-        """Wait until the streams have done all that was enqueued by ``run``, or for an event."""
+        """Wait until the streams have done all work of ``run``, or for an event."""
         driver = self.driver
         with driver.entered(self.device):
             if event is not None:
@@ -282,11 +269,10 @@ class Link:
                 self._streams.discard(stream)
 
     def _wait(self, is_over: Callable[[], bool], deadline: float) -> None:
-        gone_since: float | None = None
+        self._gone_since = None
 
         def look() -> None:
-            nonlocal gone_since
-            gone_since = self._check_grace(gone_since)
+            self._check_grace()
             self._check_time(deadline, "synchronize()")
             status = self.binding.comm_get_async_error(self.handle)
             if status:
@@ -296,17 +282,15 @@ class Link:
         if self._rescue is not None:
             raise self._rescue  # it is over because NCCL was stopped
 
-    # -- the end --------------------------------------------------------------------------
-
     def failure(self) -> CommError | None:
-        """Return what ended the host communicator."""
+        """Return the end of the host communicator."""
         return self._host.ended()
 
     def abort(self, reason: str) -> None:
         """End both communicators; wait a second at most for NCCL's kernels to stop.
 
-        Who frees memory of the device while a kernel still waits for a peer keeps the thread that
-        is to stop it from CUDA, for ever.
+        If the caller freed memory of the device while a kernel waits for a peer, CUDA would lock
+        out the thread that stops the kernel, for ever.
         """
         self._host.abort(reason)
         self._end("comm_abort", _STOP_S)
@@ -319,7 +303,7 @@ class Link:
         self._host.close()
 
     def close(self) -> None:
-        """Leave both; NCCL only ends in order if all is well and done."""
+        """Leave both; NCCL ends in order only after all work."""
         how, wait_s = "comm_abort", _STOP_S
         if self.failure() is None:
             with contextlib.suppress(CommError, OSError):
@@ -331,12 +315,13 @@ class Link:
             self._end(how, wait_s)
 
     def _end(self, how: str, wait_s: float) -> None:
-        """Make NCCL end, once, in a thread; wait for that, at most for some seconds."""
+        """End NCCL, once, in a thread; wait for that, at most for some seconds."""
         with self._lock:
             if not self._ended.is_set():
                 self._ended.set()
                 if self.handle is not None:
-                    started = _Inside("synk-comm nccl end", self._call_end, how)
+                    end = partial(self._call_end, how)
+                    started = _Inside(name="synk-comm nccl end", target=end, daemon=True)
                     try:
                         started.start()
                         self._end_thread = started

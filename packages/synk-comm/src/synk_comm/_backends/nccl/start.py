@@ -1,4 +1,4 @@
-"""Before NCCL starts: libraries are loaded, and each rank gets a device of its own."""
+"""Load the libraries for NCCL, and give each rank a device of its own."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from synk_comm.abc import Communicator
 from synk_comm.cuda import CudaError, Driver
 from synk_comm.exceptions import CommError, JoinError, PeerDeclined
 
-BINDING = "nccl.bindings.nccl"
-
 
 class MissingLibrary(CommError, ImportError):
-    """What the back-end needs is not installed."""
+    """nccl4py or NCCL is not installed."""
 
 
 class NcclSettings(NamedTuple):
@@ -29,20 +27,10 @@ class NcclSettings(NamedTuple):
     why: str
 
 
-class Introduction(NamedTuple):
-    """One rank's libraries and devices, for the others."""
-
-    machine: str
-    wanted: int | None
-    uuids: Sequence[str]
-    version: int
-    process: Identity
-
-
 def load_binding() -> Any:
     """Return nccl4py's low-level binding, checked to find NCCL itself."""
     try:
-        binding = importlib.import_module(BINDING)
+        binding = importlib.import_module("nccl.bindings.nccl")
     except ImportError as exc:
         raise MissingLibrary(
             f"back-end nccl needs the package nccl4py ({exc}): pip install 'synk-comm[nccl]', "
@@ -61,10 +49,11 @@ def load_binding() -> Any:
 def introduce(
     host: Communicator, settings: NcclSettings
 ) -> tuple[Any, Any, int, Sequence[Identity]]:
-    """Load the libraries on all ranks; return binding, driver, device, and who the ranks are.
+    """Load the libraries on all ranks; return binding, driver, device, and the ranks' processes.
 
     Raises:
-        Whatever is wrong here; JoinError for what is wrong elsewhere, or between the ranks.
+        MissingLibrary, CudaError, ValueError: of this rank; JoinError for those of other ranks,
+            and for differences between them.
     """
     try:
         binding, driver = settings.binding or load_binding(), settings.driver or Driver()
@@ -78,31 +67,31 @@ def introduce(
     except (CommError, ValueError) as exc:
         host.decline(f"{type(exc).__name__}: {exc}")
         raise
-    mine = Introduction(machine_name(), wanted, uuids, version, identity())
+    mine = machine_name(), wanted, uuids, version, identity()
     try:
-        ranks: list[Introduction] = host.all_gather_object(mine)
+        machines, wishes, devices, versions, processes = zip(*host.all_gather_object(mine))
     except PeerDeclined as exc:
         lines = "".join(f"\n  rank {rank}: {text}" for rank, text in exc.reasons.items())
         raise JoinError(f"rank {host.rank} cannot start NCCL, because of{lines}") from None
-    if len({said.version for said in ranks}) > 1:
-        versions = ", ".join(f"rank {rank}: {said.version}" for rank, said in enumerate(ranks))
-        raise JoinError(
-            f"the ranks have different versions of NCCL ({versions}); install one of them"
-        )
-    return binding, driver, _devices(ranks)[host.rank], [said.process for said in ranks]
+    if len(set(versions)) > 1:
+        lines = ", ".join(f"rank {rank}: {version}" for rank, version in enumerate(versions))
+        raise JoinError(f"the ranks have different versions of NCCL ({lines}); install one of them")
+    return binding, driver, _devices(machines, wishes, devices)[host.rank], processes
 
 
-def _devices(ranks: Sequence[Introduction]) -> list[int]:
-    """Return each rank's device: the one it asked for, else by turns on each machine."""
+def _devices(
+    machines: Sequence[str], wishes: Sequence[int | None], uuids: Sequence[Sequence[str]]
+) -> list[int]:
+    """Return each rank's device: the one that it asked for, else by turns on each machine."""
     devices: list[int] = []
     users: dict[str, int] = {}
-    for rank, said in enumerate(ranks):
-        place = sum(other.machine == said.machine for other in ranks[:rank])
-        device = place % len(said.uuids) if said.wanted is None else said.wanted
-        first = users.setdefault(said.uuids[device], rank)
+    for rank, (machine, wanted, own) in enumerate(zip(machines, wishes, uuids)):
+        place = machines[:rank].count(machine)
+        device = place % len(own) if wanted is None else wanted
+        first = users.setdefault(own[device], rank)
         if first != rank:
             raise JoinError(
-                f"ranks {first} and {rank} would both use the GPU {said.uuids[device]} (device "
+                f"ranks {first} and {rank} would both use the GPU {own[device]} (device "
                 f"{device} of rank {rank}), but NCCL needs one for each rank; start fewer ranks, "
                 "or give each its own by device= or CUDA_VISIBLE_DEVICES"
             )
