@@ -13,7 +13,7 @@ import pytest
 import zmq
 
 from synk_comm import AbortedError, PeerLost
-from synk_comm._backends.zmq.fabric import ZmqFabric
+from synk_comm._backends.zmq.fabric import ZmqFabric, received
 from synk_comm._system.folder import SocketFolder
 from synk_comm.testing import in_threads
 
@@ -192,7 +192,7 @@ def test_no_signal_is_lost_while_large_messages_are_taken_in(pair, monkeypatch):
         signal.setitimer(signal.ITIMER_REAL, 0.002)
         while strikes == seen:
             source.send(data, zmq.NOBLOCK)
-            while not peer.receive():
+            while not received(peer.socket):
                 pass
 
     before = signal.signal(signal.SIGALRM, strike)

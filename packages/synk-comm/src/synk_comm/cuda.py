@@ -283,7 +283,7 @@ def wait_until(is_over: Callable[[], bool], look: Callable[[], object] | None = 
     """Poll until a device has done something; other threads run meanwhile.
 
     Args:
-        look: called every 15 ms; what it raises ends the wait.
+        look: called every 15 ms; its exceptions end the wait.
     """
     began = looked = time.monotonic()
     while not is_over():

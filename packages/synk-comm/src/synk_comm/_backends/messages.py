@@ -61,13 +61,13 @@ class MessageFabric(Fabric, Generic[P]):
         if kind == CLOSE:
             peer.gone = peer.gone or CLOSED
         elif kind == ABORT:
-            who = number - 1 if number else peer.rank  # it may forward another rank's abort
-            self.ended = self.ended or aborted(who, text.decode("utf-8", "replace"))
+            cause = number - 1 if number else peer.rank  # it may forward another rank's abort
+            self.ended = self.ended or aborted(cause, text.decode("utf-8", "replace"))
         elif kind == LOST:
             self._lose(number, "another rank found it gone")
 
     def _enter(self) -> None:
-        """Accept what has come; raise if the group has ended."""
+        """Accept all messages that have come; raise if the group has ended."""
         self._receive()
         if self.ended is not None:
             raise again(self.ended)

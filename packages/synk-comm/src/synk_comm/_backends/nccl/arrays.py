@@ -29,7 +29,7 @@ _DLPACK_BFLOAT = 4
 _TENSOR = struct.Struct("=QiiiBBHQQQ")
 """DLPack's DLTensor, with which a DLManagedTensor begins: data, type and number of the device,
 ndim, type, bits and lanes of an element, addresses of shape and strides, offset."""
-_LEGACY_STREAM = 1  # what DLPack and the CUDA array interface call the default stream
+_LEGACY_STREAM = 1  # the default stream in DLPack and the CUDA array interface
 
 
 class DeviceArray(NamedTuple):

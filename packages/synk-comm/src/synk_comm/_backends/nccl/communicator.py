@@ -44,9 +44,8 @@ from synk_comm.abc import Communicator, Request
 from synk_comm.exceptions import CommError, MismatchError
 
 from . import moves, reduce
-from .link import Link, NcclError
+from .link import Link, MissingLibrary, NcclError, NcclSettings, load_binding
 from .reduce import PartitionedReduction
-from .start import MissingLibrary, NcclSettings, load_binding
 from .steps import DeviceSteps
 
 __all__ = ["MissingLibrary", "NcclCommunicator", "NcclError", "nccl", "why_no_nccl"]
@@ -128,19 +127,18 @@ class NcclCommunicator(Communicator):
         here = steps.one(array, "x" if sending else "out", written=not sending)
         stream, reply = steps.stream_for([here]), _REPLY_TAG + tag
         if sending:
-            said = ("device array", here.kind)
-            host.send_object(said, peer, tag=tag, timeout_s=_left_s(deadline))
+            host.send_object(here.kind, peer, tag=tag, timeout_s=_left_s(deadline))
             with steps.guard:
                 if host.recv_object(peer, tag=reply, timeout_s=_left_s(deadline)):
                     link.run(moves.exchange([(peer, here)], []), stream, deadline)
             return None
-        what, (dtype, shape) = host.recv_object(peer, tag=tag, timeout_s=_left_s(deadline))
-        fits = (dtype, tuple(shape)) == here.kind
+        dtype, shape = host.recv_object(peer, tag=tag, timeout_s=_left_s(deadline))
+        fits = (dtype, shape) == here.kind
         with steps.guard:
             host.send_object(fits, peer, tag=reply, timeout_s=_left_s(deadline))
             if not fits:
                 raise MismatchError(
-                    f"rank {peer} sent a {what} of {dtype} {shape}, but out is for "
+                    f"rank {peer} sent a device array of {dtype} {shape}, but out is for "
                     f"{here.dtype} {here.shape}; the message is lost"
                 )
             link.run(moves.exchange([], [(peer, here)]), stream, deadline)

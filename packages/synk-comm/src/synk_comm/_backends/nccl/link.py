@@ -1,4 +1,4 @@
-"""One rank's NCCL communicator: its start, its guard, and its end.
+"""One rank's NCCL communicator: its libraries and its device, its start, its guard, and its end.
 
 NCCL waits for ever for ranks that never come or have died. In its non-blocking mode it starts a
 thread for every call (45 us, where a small collective takes 7). So it runs in its blocking mode,
@@ -10,20 +10,20 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import importlib
 import logging
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from functools import partial
-from typing import Any, Callable, Tuple
+from typing import Any, Callable, NamedTuple, Tuple
 
 from synk_comm._collectives.communicator import RoundCommunicator
 from synk_comm._core.fabric import SLICE_S, lost
-from synk_comm._system.liveness import Pidfds
-from synk_comm.cuda import wait_until
-from synk_comm.exceptions import CommError, CommTimeout, JoinError, PeerLost
-
-from .start import NcclSettings, introduce
+from synk_comm._system.liveness import Identity, Pidfds, identity
+from synk_comm._system.machine import machine_name
+from synk_comm.abc import Communicator
+from synk_comm.cuda import CudaError, Driver, wait_until
+from synk_comm.exceptions import CommError, CommTimeout, JoinError, PeerDeclined, PeerLost
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +44,20 @@ _LEAVE_S = 2.0
 
 class NcclError(CommError, RuntimeError):
     """NCCL reported an error."""
+
+
+class MissingLibrary(CommError, ImportError):
+    """nccl4py or NCCL is not installed."""
+
+
+class NcclSettings(NamedTuple):
+    """Settings of a communicator, which its splits inherit: the arguments of ``nccl``."""
+
+    stream: int | None
+    device: int | None
+    binding: Any
+    driver: Any
+    why: str
 
 
 class _Inside(threading.Thread):
@@ -75,7 +89,79 @@ def _leave_libraries() -> None:
     """
     libc = ctypes.CDLL(None)
     with contextlib.suppress(AttributeError):  # not every C library has it
-        libc.on_exit(libc._exit, None)  # what was registered last comes first
+        libc.on_exit(libc._exit, None)  # the last one registered comes first
+
+
+def load_binding() -> Any:
+    """Return nccl4py's low-level binding, checked to find NCCL itself."""
+    try:
+        binding = importlib.import_module("nccl.bindings.nccl")
+    except ImportError as exc:
+        raise MissingLibrary(
+            f"back-end nccl needs the package nccl4py ({exc}): pip install 'synk-comm[nccl]', "
+            "with Python 3.10 or newer"
+        ) from exc
+    try:
+        binding.get_version()
+    except Exception as exc:
+        raise MissingLibrary(
+            f"NCCL itself, libnccl.so.2, was not found ({exc}): pip install nvidia-nccl-cu13, or "
+            "nvidia-nccl-cu12 for CUDA 12, or name its folder in LD_LIBRARY_PATH"
+        ) from exc
+    return binding
+
+
+def _introduce(
+    host: Communicator, settings: NcclSettings
+) -> tuple[Any, Any, int, Sequence[Identity]]:
+    """Load the libraries on all ranks; return binding, driver, device, and the ranks' processes.
+
+    Raises:
+        MissingLibrary, CudaError, ValueError: of this rank; JoinError for those of other ranks,
+            and for differences between them.
+    """
+    try:
+        binding, driver = settings.binding or load_binding(), settings.driver or Driver()
+        uuids = tuple([driver.uuid(number) for number in range(driver.device_count())])
+        if not uuids:
+            raise CudaError("this process sees no CUDA device; see CUDA_VISIBLE_DEVICES")
+        wanted = driver.current_device() if settings.device is None else settings.device
+        if wanted is not None and not 0 <= wanted < len(uuids):
+            raise ValueError(f"device must be 0 to {len(uuids) - 1}, got {wanted}")
+        version = int(binding.get_version())
+    except (CommError, ValueError) as exc:
+        host.decline(f"{type(exc).__name__}: {exc}")
+        raise
+    mine = machine_name(), wanted, uuids, version, identity()
+    try:
+        machines, wishes, devices, versions, processes = zip(*host.all_gather_object(mine))
+    except PeerDeclined as exc:
+        lines = "".join(f"\n  rank {rank}: {text}" for rank, text in exc.reasons.items())
+        raise JoinError(f"rank {host.rank} cannot start NCCL, because of{lines}") from None
+    if len(set(versions)) > 1:
+        lines = ", ".join(f"rank {rank}: {version}" for rank, version in enumerate(versions))
+        raise JoinError(f"the ranks have different versions of NCCL ({lines}); install one of them")
+    return binding, driver, _devices(machines, wishes, devices)[host.rank], processes
+
+
+def _devices(
+    machines: Sequence[str], wishes: Sequence[int | None], uuids: Sequence[Sequence[str]]
+) -> list[int]:
+    """Return each rank's device: the one that it asked for, else by turns on each machine."""
+    devices: list[int] = []
+    users: dict[str, int] = {}
+    for rank, (machine, wanted, own) in enumerate(zip(machines, wishes, uuids)):
+        place = machines[:rank].count(machine)
+        device = place % len(own) if wanted is None else wanted
+        first = users.setdefault(own[device], rank)
+        if first != rank:
+            raise JoinError(
+                f"ranks {first} and {rank} would both use the GPU {own[device]} (device "
+                f"{device} of rank {rank}), but NCCL needs one for each rank; start fewer ranks, "
+                "or give each its own by device= or CUDA_VISIBLE_DEVICES"
+            )
+        devices.append(device)
+    return devices
 
 
 class Link:
@@ -86,7 +172,7 @@ class Link:
 
     def __init__(self, host: RoundCommunicator, settings: NcclSettings, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
-        self.binding, self.driver, self.device, processes = introduce(host, settings)
+        self.binding, self.driver, self.device, processes = _introduce(host, settings)
         self.rank = host.rank
         self.handle: Any = None
         self._host = host
@@ -316,11 +402,18 @@ class Link:
 
     def _end(self, how: str, wait_s: float) -> None:
         """End NCCL, once, in a thread; wait for that, at most for some seconds."""
+
+        def end() -> None:
+            try:
+                with self.driver.entered(self.device):
+                    getattr(self.binding, how)(self.handle)
+            except (CommError, self.binding.NCCLError) as exc:
+                _log.debug("%s: %s", how, exc)
+
         with self._lock:
             if not self._ended.is_set():
                 self._ended.set()
                 if self.handle is not None:
-                    end = partial(self._call_end, how)
                     started = _Inside(name="synk-comm nccl end", target=end, daemon=True)
                     try:
                         started.start()
@@ -334,10 +427,3 @@ class Link:
             thread.end_with_process()  # in `atexit`, which calls nothing that is registered now
         elif thread is not None and wait_s:
             thread.join(wait_s)
-
-    def _call_end(self, how: str) -> None:
-        try:
-            with self.driver.entered(self.device):
-                getattr(self.binding, how)(self.handle)
-        except (CommError, self.binding.NCCLError) as exc:
-            _log.debug("%s: %s", how, exc)

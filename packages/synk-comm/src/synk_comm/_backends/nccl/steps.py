@@ -39,7 +39,7 @@ class DeviceSteps:
         self.check_only_root = host._steps.check_only_root
         self.deadline = host._steps.deadline
         self.guard = _DeviceGuard(link)
-        self.guard.token = host._guard.token  # one group, whose errors both let out
+        self.guard.token = host._guard.token  # one group: both mark the errors that they let out
         self._stream = stream  # of all calls; None takes that of the arrays
         self._asides: dict[int, tuple[int, int]] = {}
         # all_reduces of pygpu arrays that were made before, by the arrays' addresses.

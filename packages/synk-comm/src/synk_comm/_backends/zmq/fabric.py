@@ -11,15 +11,19 @@ Two slots in turn suffice, since a peer that posts round k+1 has round k whole.
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import hmac
 import os
+import struct
 import weakref
+from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Tuple
 
 import numpy as np
 import zmq
 
-from synk_comm._backends.messages import ABORT, MessageFabric
+from synk_comm._backends.messages import ABORT, MessageFabric, Peer
 from synk_comm._core.fabric import (
     SLICE_S,
     Fabric,
@@ -28,19 +32,132 @@ from synk_comm._core.fabric import (
     Watch,
     aborted,
     describe,
+    lost,
     part_of,
 )
 from synk_comm._core.ops import Array
 from synk_comm._system.folder import SocketFolder
 from synk_comm.exceptions import CommError, JoinError
 
-from .peer import SocketPeer, derived, shut
-
 _HELLO, _ROUND, _PIECE, _TAKEN = b"H", b"R", b"M", b"T"
 _PIECES = 4
 """Pieces that may be on the way to a rank."""
 _FRAME = 1 << 20
 """Longest data of a frame: a longer one would be fresh memory from the system each time."""
+_COOKIE_BYTES = 16
+_ENVELOPE = struct.Struct(f"<{_COOKIE_BYTES}scQII")  # cookie, kind, number, two offsets; then text
+_EVENT = struct.Struct("=Hi")
+_FLUSH_MS = 500
+"""Milliseconds in which the system takes the last messages after ``close``: peers may need them to
+complete a collective that is over for this rank."""
+
+Parts = Tuple[Tuple[int, Array], ...]
+"""Stretches of the sender's slot, or of a piece, each after its offset."""
+
+
+class SocketPeer(Peer):
+    """Another rank, and the socket to it."""
+
+    def __init__(self, rank: int, context: Any, key: bytes, own_rank: int) -> None:
+        super().__init__(rank)
+        self.socket = socket = context.socket(zmq.PAIR)
+        socket.setsockopt(zmq.LINGER, _FLUSH_MS)
+        socket.setsockopt(zmq.RECONNECT_IVL, 10)
+        socket.setsockopt(zmq.HANDSHAKE_IVL, 0)  # a process that was stopped is late, not lost
+        # Rounds and pieces are bounded by themselves.
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.setsockopt(zmq.RCVHWM, 0)
+        events = zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED
+        self.monitor = socket.get_monitor_socket(events)
+        self.met = False  # whether it has said hello
+        self.connected = False  # whether it ever was
+        self.cut = False  # whether a message to it was not sent whole
+        self._connections: set[int] = set()  # descriptors
+        pairs = f"{own_rank} to {rank}", f"{rank} to {own_rank}"
+        self._cookies = [_derived(key, pair)[:_COOKIE_BYTES] for pair in pairs]
+        self.taken = 0  # pieces that it has released
+        self.pieces: deque[tuple[bytes, Array]] = deque()  # headers and data
+        self.rounds: deque[tuple[bytes, Parts]] = deque()  # that all have not posted yet
+        self.head_now = b""  # of the round that all have posted
+        self.parts_now: Parts = ()
+        self.turn = 0  # number of its last call
+        self.head = b""
+
+    def send(self, *frames: Any) -> None:
+        """Send without waiting, or drop the message if the peer cannot be reached.
+
+        A signal may come between two frames. ZeroMQ would take the next message for the rest of
+        this one, so nothing more is sent then.
+        """
+        if self.socket.closed or self.cut:
+            return
+        self.cut = True
+        with contextlib.suppress(zmq.Again):
+            self.socket.send_multipart(frames, zmq.NOBLOCK)
+        self.cut = False
+
+    def envelope(
+        self, kind: bytes, number: int, text: bytes, offsets: tuple[int, int] = (0, 0)
+    ) -> bytes:
+        """Return the first frame of a message."""
+        return _ENVELOPE.pack(self._cookies[0], kind, number, *offsets) + text
+
+    def read(self, frames: list[bytes]) -> tuple[bytes, int, bytes, Parts]:
+        """Return kind, number, text and parts of a message; PeerLost if the sender is another."""
+        first = frames[0]
+        if not hmac.compare_digest(first[:_COOKIE_BYTES], self._cookies[1]):
+            raise lost(self.rank, "another process has taken its place")
+        if len(first) < _ENVELOPE.size or len(frames) > 3:
+            raise lost(self.rank, "it sent something that is no message")
+        _, kind, number, *offsets = _ENVELOPE.unpack_from(first)
+        parts = zip(offsets, (np.frombuffer(frame, np.uint8) for frame in frames[1:]))
+        return kind, number, first[_ENVELOPE.size :], tuple(parts)
+
+    def follow(self) -> None:
+        """Update the set of connections; a rank that has lost its last one is gone."""
+        for frames in iter(lambda: received(self.monitor), []):
+            event, fd = _EVENT.unpack(frames[0])
+            if event == zmq.EVENT_DISCONNECTED:
+                self._connections.discard(fd)
+            else:
+                self._connections.add(fd)
+                self.connected = True
+        if self.connected and not self._connections and not self.gone:
+            self.gone = "its process has ended, or was cut off"
+
+    def close(self) -> None:
+        """Close the socket, which lasts until the last messages are out, or ``_FLUSH_MS``."""
+        if self.socket.closed:
+            return
+        self.socket.disable_monitor()
+        self.monitor.close(0)
+        self.socket.close(0 if self.gone or self.cut or not self.connected else _FLUSH_MS)
+
+
+def received(socket: Any) -> list[bytes]:
+    """Return copies of the frames of the next message; empty if there is none.
+
+    So no Ctrl-C is lost: pyzmq's own frames look for signals when they are freed, but cannot raise;
+    and some builds drop an exception of a handler while their own ``Again`` gets its traceback.
+    """
+    frames: list[bytes] = []
+    if socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+        with contextlib.suppress(zmq.Again):
+            frames = socket.recv_multipart(zmq.NOBLOCK)
+    return frames
+
+
+def _derived(key: bytes, purpose: str) -> bytes:
+    """Return a key for one purpose, from which neither ``key`` nor other purposes' keys follow."""
+    return hmac.new(key, purpose.encode(), hashlib.sha256).digest()
+
+
+def _shut(pid: int, context: Any, peers: dict[int, SocketPeer]) -> None:
+    """Close everything, also of a fabric that was forgotten: its context would wait for ever."""
+    if os.getpid() == pid:
+        for peer in peers.values():
+            peer.close()
+        context.term()
 
 
 class ZmqFabric(MessageFabric[SocketPeer]):
@@ -67,7 +184,7 @@ class ZmqFabric(MessageFabric[SocketPeer]):
         self._seq = 0
         self._poller = zmq.Poller()
         self._owners: dict[Any, SocketPeer] = {}  # of sockets and monitors
-        self._shut = weakref.finalize(self, shut, os.getpid(), self._context, self.peers)
+        self._shut = weakref.finalize(self, _shut, os.getpid(), self._context, self.peers)
         try:
             for other in range(size):
                 if other != rank:
@@ -97,12 +214,12 @@ class ZmqFabric(MessageFabric[SocketPeer]):
     ) -> Fabric | None:
         self._splits += 1
         ranks = [] if mine is None else list(groups[mine])
-        key = derived(self._key, f"split {self._splits} {ranks}")
-        # The first rank makes it. All remove it: that rank may be killed before.
-        folder = SocketFolder.named(derived(key, "folder"))
+        key = _derived(self._key, f"split {self._splits} {ranks}")
+        # The first rank makes it. All remove it, in case that rank is killed before.
+        folder = SocketFolder.named(_derived(key, "folder"))
         failed = ""
         try:
-            if len(ranks) > 1 and ranks[0] == self.rank:
+            if ranks[:1] == [self.rank]:
                 try:
                     folder.make()
                 except OSError as exc:
@@ -202,7 +319,7 @@ class ZmqFabric(MessageFabric[SocketPeer]):
 
     def _take_from(self, peer: SocketPeer) -> None:
         while not peer.socket.closed:
-            frames = peer.receive()
+            frames = received(peer.socket)
             if frames:
                 kind, number, text, parts = peer.read(frames)
                 if kind == _HELLO:
@@ -236,7 +353,6 @@ class ZmqFabric(MessageFabric[SocketPeer]):
         return self
 
     def has_place(self, dest: int) -> bool:
-        """Return whether another rank has taken enough of the pieces sent to it."""
         return self.peers[dest].pushed - self.peers[dest].taken < _PIECES
 
     def put(self, dest: int, header: bytes, data: Array) -> None:
