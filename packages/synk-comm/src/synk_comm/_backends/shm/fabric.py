@@ -88,8 +88,8 @@ class ShmFabric(Fabric):
         while absent:
             for rank in filter(self.has_entered, absent.copy()):
                 absent.remove(rank)
-                who = (self._block.word(rank, word) for word in _IDENTITY)
-                self._pidfds.add(rank, Identity(*who))
+                process = Identity(*(self._block.word(rank, word) for word in _IDENTITY))
+                self._pidfds.add(rank, process)
             self._check(lambda: absent, began, deadline, "join")
             if absent:
                 # A rank that leaves before all have met has failed.
@@ -102,8 +102,6 @@ class ShmFabric(Fabric):
 
     def has_entered(self, rank: int) -> bool:
         return bool(self._block.word(rank, Word.STATE))
-
-    # -- a round --------------------------------------------------------------------------
 
     def slot(self) -> Array:
         return self._slice(self.rank, self._seq + 1, 0, self.slot_bytes)
@@ -170,7 +168,7 @@ class ShmFabric(Fabric):
             missing = list(late())  # a peer may have come and then left
             if missing:
                 own = said(self._said[self._seq & 1])
-                doing = doing or f"call #{self._turn_of(self.rank)}, {own}"
+                doing = doing or f"call #{self._seq - self._extra}, {own}"
                 raise failure or self.timeout(missing, now - began, doing)
 
     def all_said(self, head: bytes) -> bool:
@@ -181,8 +179,6 @@ class ShmFabric(Fabric):
 
     def read(self, rank: int, start: int, stop: int) -> Array:
         return self._slice(rank, self._seq, start, stop)
-
-    # -- repeated calls -------------------------------------------------------------------
 
     @property
     def is_first_round(self) -> bool:
@@ -195,8 +191,6 @@ class ShmFabric(Fabric):
 
     # `exchange` is one function, however long: each call of another one costs 3 % of the whole.
     def shortcut(self, repeated: RepeatedCall) -> Shortcut | None:
-        if self.size < 2:
-            return None
         mine, finish = parts_of(self, repeated.calls, self.rank)
         heads = list(repeated.heads)
         head, text = heads[self.rank], packed(heads[self.rank])
@@ -221,7 +215,7 @@ class ShmFabric(Fabric):
                 fence()
             words[me] = signed | number
             if words[alert] or (more_alerts and any(map(words.__getitem__, more_alerts))):
-                self._heed_alert()
+                self._answer_alert()
             for page, signature_there in pages:
                 expected = signature_there | number
                 left = spins
@@ -241,21 +235,18 @@ class ShmFabric(Fabric):
 
         return repeating(repeated, exchange, finish)
 
-    def _heed_alert(self) -> None:
+    def _answer_alert(self) -> None:
         """Raise if the group was aborted; else wake the sleepers."""
         failure = self.failure()
         if failure is not None:
             raise failure
         self._waiter.wake_sleepers(self._me)
 
-    # -- pieces ---------------------------------------------------------------------------
-
     @property
     def pieces(self) -> Pieces:
         return self
 
     def has_place(self, dest: int) -> bool:
-        """Return whether the ring of another rank has a place for a piece."""
         block, words = self._block, self._words
         return words[block.pushed(self.rank, dest)] - words[block.taken(self.rank, dest)] < PLACES
 
@@ -295,7 +286,7 @@ class ShmFabric(Fabric):
     def attend(
         self, done: Callable[[], bool], rank: int, deadline: float, *, sending: bool
     ) -> None:
-        if done():  # mostly: what follows costs as much again
+        if done():  # mostly; the rest costs as much again
             return
         block = self._block  # in which the other rank changes this word:
         index = block.taken(self.rank, rank) if sending else block.pushed(rank, self.rank)
@@ -309,8 +300,6 @@ class ShmFabric(Fabric):
     def give_way(self) -> None:
         super().give_way()
         self._waiter.give_way()
-
-    # -- groups and their ends --------------------------------------------------------------
 
     def split(self, groups: list[list[int]], mine: int | None, share: Share) -> Fabric | None:
         ranks = [] if mine is None else groups[mine]
@@ -403,22 +392,14 @@ class ShmFabric(Fabric):
                 return lost(rank, "it has closed its communicator")
         return None
 
-    # -- what ranks have called ------------------------------------------------------------
-
     def last_seen(self, rank: int) -> str:
         if not self.has_entered(rank):
             return "has not joined yet"
-        return describe(self._head(rank, self._number_of(rank)), self._turn_of(rank))
-
-    def _number_of(self, rank: int) -> int:
-        """Return the number of a rank's latest round, from the last bits, in its word."""
+        # The number of its latest round, of which its word has the last bits.
         behind = (self._seq - self._block.word(rank, Word.POSTED)) & ROUND
-        return self._seq - (behind if behind < ROUND // 2 else behind - ROUND - 1)
-
-    def _turn_of(self, rank: int) -> int:
-        return self._number_of(rank) - self._block.word(rank, Word.EXTRA)
-
-    # -- where things are -----------------------------------------------------------------
+        number = self._seq - (behind if behind < ROUND // 2 else behind - ROUND - 1)
+        turn = number - self._block.word(rank, Word.EXTRA)
+        return describe(self._head(rank, number), turn)
 
     def _slice(self, rank: int, number: int, start: int, stop: int) -> Array:
         slot = self._block.slot(rank, number) + HEAD_BYTES
