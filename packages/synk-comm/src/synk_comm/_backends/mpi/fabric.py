@@ -199,7 +199,7 @@ class MpiFabric(MpiMessages):
         return self._records[self._seq & 1][rank, _PREFIX + start : _PREFIX + stop]
 
     def slots(self, rank: int) -> tuple[Array, Array]:
-        """Return what the records hold of a rank's slots; of the own the slots themselves."""
+        """Return both slots of a rank: as the records have them, or the own ones themselves."""
         rows = self._rows if rank == self.rank else [records[rank] for records in self._records]
         return rows[0][_PREFIX:], rows[1][_PREFIX:]
 

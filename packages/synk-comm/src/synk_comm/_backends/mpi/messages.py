@@ -34,8 +34,8 @@ NAPS_S = (5e-5, 5e-4, 2e-3)
 CLOSE_S = 0.5
 """Seconds that closing waits for the others: MPI moves messages only while it is called."""
 _SILENCE_S, _LOOKS = 0.2, 50
-"""After so many seconds without a look at messages, a rank looks so often: MPI takes in what has
-come bit by bit."""
+"""After so many seconds without a look at messages, a rank looks so often: MPI takes in one message
+after the other."""
 _TAG, _TAG_OF_PIECES = 1, 2
 _ENVELOPE = struct.Struct("<cQQ")
 """Kind, number, and how many collectives the sender had begun; then text. By the last, a rank that
@@ -67,7 +67,6 @@ class Mailbox:
     def __init__(self, mpi: Any, comm: Any) -> None:
         self._mpi = mpi
         self._comm = comm
-        self._status = mpi.Status()
         self.requests: list[Any] = []  # all that may not be done; each keeps its buffers alive
         self.begun = 0  # collectives of MPI that this rank has begun
 
@@ -75,20 +74,6 @@ class Mailbox:
         message = _ENVELOPE.pack(kind, number, self.begun) + text
         with contextlib.suppress(self._mpi.Exception):
             self.requests.append(self._comm.Isend([message, self._mpi.BYTE], rank, _TAG))
-
-    def receive(self) -> list[tuple[int, bytes, int, int, bytes]]:
-        """Return sender, kind, number, ``begun`` and text of each message that has come."""
-        self.requests = [request for request in self.requests if not request.Test()]
-        come: list[tuple[int, bytes, int, int, bytes]] = []
-        while True:
-            found = self._comm.Improbe(self._mpi.ANY_SOURCE, _TAG, self._status)
-            if found is None:
-                return come
-            message = bytearray(self._status.Get_count(self._mpi.BYTE))
-            source = self._status.Get_source()
-            found.Recv([message, self._mpi.BYTE])
-            envelope = _ENVELOPE.unpack_from(message)
-            come.append((source, *envelope, bytes(message[_ENVELOPE.size :])))
 
     def keep(self) -> None:
         """Keep buffers that MPI may still read and write, until the process ends."""
@@ -138,22 +123,33 @@ class MpiMessages(MessageFabric[_MpiPeer]):
             self._watched = now
             for rank in self._pidfds.gone():
                 self.peers[rank].gone = self.peers[rank].gone or "its process has ended"
+        has_come = False
         try:
-            come = [message for _ in range(looks) for message in self._mailbox.receive()]
+            for _ in range(looks):
+                self._mailbox.requests[:] = [r for r in self._mailbox.requests if not r.Test()]
+                while self._take():
+                    has_come = True
         except self._mpi.Exception as exc:
             self._mpi_failed(exc)
+        return has_come
+
+    def _take(self) -> bool:
+        """Accept a message, if one has come."""
+        found = self._comm.Improbe(self._mpi.ANY_SOURCE, _TAG, self._status)
+        if found is None:
             return False
-        for rank, kind, number, begun, text in come:
-            peer = self.peers[rank]
-            peer.begun = begun
-            if kind == _WHO_WAITS:
-                self._send(peer, _I_WAIT)
-            elif kind == _I_WAIT:
-                peer.waits |= begun >= self._mailbox.begun
-            else:
-                self._accept(peer, kind, number, text)
-                peer.sent = number if kind == CLOSE else peer.sent
-        return bool(come)
+        message = bytearray(self._status.Get_count(self._mpi.BYTE))
+        peer = self.peers[self._status.Get_source()]
+        found.Recv([message, self._mpi.BYTE])
+        kind, number, peer.begun = _ENVELOPE.unpack_from(message)
+        if kind == _WHO_WAITS:
+            self._send(peer, _I_WAIT)
+        elif kind == _I_WAIT:
+            peer.waits |= peer.begun >= self._mailbox.begun
+        else:
+            self._accept(peer, kind, number, bytes(message[_ENVELOPE.size :]))
+            peer.sent = number if kind == CLOSE else peer.sent
+        return True
 
     def _enter(self) -> None:
         # A call must not succeed after the end of the group, although all parts may have come.
@@ -171,7 +167,7 @@ class MpiMessages(MessageFabric[_MpiPeer]):
         try:
             with self.io:
                 self._enter()
-                if not done():  # a sender mostly is: what follows costs as much again
+                if not done():  # a sender mostly is; the rest costs as much again
                     self._wait(late, deadline, moving(rank, sending))
         except self._mpi.Exception as exc:
             raise self._mpi_failed(exc) from exc
@@ -227,7 +223,7 @@ class MpiMessages(MessageFabric[_MpiPeer]):
         return []
 
     def _mpi_failed(self, exc: Any) -> CommError:
-        """Note what MPI reports; return what ended the group."""
+        """Note an error of MPI's; return the group's end."""
         failure = reported(self._mpi, self._comm, exc)
         return self._lose(failure.rank, failure.reason)
 
@@ -236,7 +232,6 @@ class MpiMessages(MessageFabric[_MpiPeer]):
         return self
 
     def has_place(self, dest: int) -> bool:
-        """Return whether another rank has received enough of the pieces sent to it."""
         under_way = self._under_way[dest]
         while under_way and under_way[0][0].Test():
             self._reuse(under_way.popleft()[1])

@@ -35,7 +35,7 @@ def mpi(
             duplicated, so that messages of its own never meet those of this group.
         timeout_s: bound of this wait, and default bound of every collective.
         watch: called at least every 20 ms while this rank waits, here and in every collective;
-            what it raises ends the wait, and the group.
+            an exception of it ends the wait, and the group.
 
     Raises:
         JoinError: mpi4py is not installed or finds no MPI library, MPI was started for one thread
