@@ -171,14 +171,11 @@ class Driver:
             begin()
 
         begin()
-        is_whole = False
         try:
-            try:
-                run(cut)
-                is_whole = True
-            finally:
-                end(is_whole)  # also after an error: the stream must stop recording
+            run(cut)
+            end()
         except BaseException:
+            end(is_whole=False)  # if the stream records still, it must stop
             for graph in made:
                 self.drop_graph(graph)
             raise

@@ -156,9 +156,8 @@ class MpiFabric(MpiMessages):
         digests = records[:, :_DIGEST_BYTES]
         self._alike = bool((digests == digests[0]).all())
         if self._headed:
-            alike = self._alike
-            heads = [self.own_head] * self.size if alike else self._all_heads(records, deadline)
-            self._latest = (self.turn, heads)
+            same = [self.own_head] * self.size
+            self._latest = self.turn, same if self._alike else self._all_heads(records, deadline)
         self._calm = True
 
     def _all_heads(self, records: Array, deadline: float) -> list[bytes]:

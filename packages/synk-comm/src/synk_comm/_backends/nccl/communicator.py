@@ -1,23 +1,21 @@
 """Collectives on device arrays through NCCL, beside a communicator for everything else.
 
 ``NcclCommunicator`` wraps a *host* communicator of the same ranks, which keeps arrays in host
-memory, objects, barriers and declines. NCCL would hang, or combine the wrong elements, if the
-ranks' calls differ: so the host communicator compares them first.
+memory, objects, barriers and declines. It also compares the ranks' calls first: where they differ,
+NCCL would hang, or combine the wrong elements.
 
 For device arrays this holds beyond the contract of ``abc.py``, or instead of it:
 
-* **Streams.** A call enqueues its work on a CUDA stream and returns. Work that is enqueued there
-  later finds the results. It is the stream given as ``stream=``, else that of the arrays (CuPy's
-  name it), else the default stream. PyTorch's tensors name none: under ``torch.cuda.stream(s)``
-  give ``stream=s.cuda_stream``.
+* **Streams.** A call enqueues its work on a CUDA stream and returns. It is the stream given as
+  ``stream=``, else that of the arrays (CuPy's name it), else the default stream. PyTorch's tensors
+  name none: under ``torch.cuda.stream(s)`` give ``stream=s.cuda_stream``.
 * **Errors.** A call raises those of the contract, and those that come while it is inside NCCL, as
-  the first call is until all ranks are connected. If a peer dies later, while the GPU is at work, a
-  plain wait for the stream lasts for ever; ``synchronize()`` notices it and stops NCCL. Any failure
-  ends the group; then the contents of outputs are undefined.
+  the first call is until all ranks are connected. If a peer dies later, a plain wait for the stream
+  lasts for ever; ``synchronize()`` notices it and stops NCCL. Any failure ends the group; then the
+  contents of outputs are undefined.
 * **Arrays** are contiguous in C order, on this communicator's device, one device for each rank.
-* **A rank that gives nothing** passes ``out=``, which makes it a call about device arrays: any
-  device array if ``out`` would be ignored. A call with neither array nor ``out`` is the host
-  communicator's, a mismatch with device arrays of other ranks.
+* **A rank that gives nothing** passes a device array as ``out=``, also if that would be ignored. A
+  call with neither is the host communicator's, and a mismatch.
 * **Dtypes.** Everything without objects can be moved. NCCL combines integers of 8, 32 and 64
   bits, float16, bfloat16, float32, float64, complex numbers by sum and avg, booleans by min and
   max. NaN may be lost by min and max.

@@ -54,7 +54,8 @@ _REASON_BYTES = PAGE - _REASON - LENGTH.size
 ROUND = 0xFFFF  # the bits of the posted word that hold the number of the round; others: signature
 
 PLACES = 2
-_PAIR_WORDS = 16  # two cache lines: that of the sender's word, that of the receiver's
+TAKEN = 8  # words from ``pushed`` to the one in which the receiver counts released pieces
+_PAIR_WORDS = 16
 
 
 @functools.lru_cache(maxsize=512)
@@ -85,10 +86,6 @@ class Layout:
     def pushed(self, source: int, dest: int) -> int:
         """Return the index of the word in which a sender counts its pieces."""
         return self._counters // 8 + self._pair(source, dest) * _PAIR_WORDS
-
-    def taken(self, source: int, dest: int) -> int:
-        """Return the index of the word in which the receiver counts those that it has released."""
-        return self.pushed(source, dest) + _PAIR_WORDS // 2
 
     def slot(self, rank: int, number: int) -> int:
         """Return the offset of a rank's slot for a round: the head, then the data."""

@@ -38,7 +38,7 @@ from synk_comm._system.futex import memory_fence
 from synk_comm._system.liveness import Identity, Pidfds, identity
 from synk_comm.exceptions import CommError, JoinError, PeerDeclined
 
-from .block import ALERT, LENGTH, PLACES, ROUND, Block, Word, create, packed, signature
+from .block import ALERT, LENGTH, PLACES, ROUND, TAKEN, Block, Word, create, packed, signature
 from .waiting import Waiter
 
 _IDENTITY = (Word.PID, Word.STARTED, Word.NAMESPACE)
@@ -247,8 +247,8 @@ class ShmFabric(Fabric):
         return self
 
     def has_place(self, dest: int) -> bool:
-        block, words = self._block, self._words
-        return words[block.pushed(self.rank, dest)] - words[block.taken(self.rank, dest)] < PLACES
+        pushed = self._block.pushed(self.rank, dest)
+        return self._words[pushed] - self._words[pushed + TAKEN] < PLACES
 
     def put(self, dest: int, header: bytes, data: Array) -> None:
         pushed = self._block.pushed(self.rank, dest)
@@ -261,20 +261,20 @@ class ShmFabric(Fabric):
         self._step(pushed, number + 1)
 
     def has_come(self, source: int) -> bool:
-        block, words = self._block, self._words
-        return words[block.pushed(source, self.rank)] > words[block.taken(source, self.rank)]
+        pushed = self._block.pushed(source, self.rank)
+        return self._words[pushed] > self._words[pushed + TAKEN]
 
     def piece(self, source: int) -> tuple[bytes, Array]:
         if self._fence is not None:
             self._fence()
-        number = self._words[self._block.taken(source, self.rank)]
+        number = self._words[self._block.pushed(source, self.rank) + TAKEN]
         place = self._block.place(source, self.rank, number)
         start = place + PIECE_HEAD_BYTES
         (nbytes,) = LENGTH.unpack_from(self._block.bytes, start - LENGTH.size)
         return self._block.text(place), self._block.data[start : start + nbytes]
 
     def release(self, source: int) -> None:
-        index = self._block.taken(source, self.rank)
+        index = self._block.pushed(source, self.rank) + TAKEN
         self._step(index, self._words[index] + 1)
 
     def _step(self, index: int, value: int) -> None:
@@ -289,7 +289,7 @@ class ShmFabric(Fabric):
         if done():  # mostly; the rest costs as much again
             return
         block = self._block  # in which the other rank changes this word:
-        index = block.taken(self.rank, rank) if sending else block.pushed(rank, self.rank)
+        index = block.pushed(self.rank, rank) + TAKEN if sending else block.pushed(rank, self.rank)
 
         def check(began: float) -> None:
             late = lambda: [] if done() else [rank]  # noqa: E731
@@ -356,7 +356,7 @@ class ShmFabric(Fabric):
         self._waiter.wake(self._me)
         for rank, page in self._peers:
             self._waiter.wake(page)
-            self._waiter.wake(self._block.taken(rank, self.rank))
+            self._waiter.wake(self._block.pushed(rank, self.rank) + TAKEN)
             self._waiter.wake(self._block.pushed(self.rank, rank))
 
     def failure(self) -> CommError | None:

@@ -267,11 +267,8 @@ class ZmqFabric(MessageFabric[SocketPeer]):
                 self.own_head = head
             slot = self._slots[self._seq & 1]
             for rank, peer in peers:
-                own = common = slice(0, 0)
-                if part:
-                    own = slice(min(rank * part, nbytes), min((rank + 1) * part, nbytes))
-                if to in (None, rank):
-                    common = slice(min(self.size * part, nbytes), nbytes)
+                own = slice(min(rank * part, nbytes), min((rank + 1) * part, nbytes))
+                common = slice(min(self.size * part, nbytes), nbytes if to in (None, rank) else 0)
                 stretches = [one for one in (own, common) if one.stop > one.start]
                 starts = [*(one.start for one in stretches), 0, 0]
                 envelope = peer.envelope(_ROUND, self._seq, head or b"", (starts[0], starts[1]))
