@@ -149,7 +149,7 @@ class MpiFabric(MpiMessages):
             self._take_records(parity, deadline)
 
     def _take_records(self, parity: int, deadline: float) -> None:
-        """Read the head of all ranks' records; gather the heads of calls that did not fit."""
+        """Read the beginnings of all ranks' records; gather the heads that did not fit."""
         records = self._records[parity]
         if records[:, _CLOSING].any():
             raise self._lose(int(records[:, _CLOSING].argmax()), CLOSED)

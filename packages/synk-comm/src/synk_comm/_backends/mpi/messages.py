@@ -34,8 +34,8 @@ NAPS_S = (5e-5, 5e-4, 2e-3)
 CLOSE_S = 0.5
 """Seconds that closing waits for the others: MPI moves messages only while it is called."""
 _SILENCE_S, _LOOKS = 0.2, 50
-"""After so many seconds without a look at messages, a rank looks so often: MPI takes in one message
-after the other."""
+"""After so many seconds without a look at messages, a rank looks so often: MPI accepts them bit by
+bit, each time that it is called."""
 _TAG, _TAG_OF_PIECES = 1, 2
 _ENVELOPE = struct.Struct("<cQQ")
 """Kind, number, and how many collectives the sender had begun; then text. By the last, a rank that

@@ -1,8 +1,8 @@
 """Rounds and pieces as messages, over a PAIR of ZeroMQ sockets between any two ranks.
 
-Of two ranks the lower binds and answers, the higher connects and says hello, in a folder of their
-user. A message is ``[cookie, kind, number, offsets, text] [data] [data]``; the cookie is of sender
-and receiver, follows from the group's id, and is checked before anything else.
+Of two ranks the higher connects and says hello, the lower binds and answers, in a folder that only
+their user may enter. A message is ``[cookie, kind, number, offsets, text] [data] [data]``; the
+cookie of sender and receiver follows from the group's id, and is checked before anything else.
 
 A round is one message to and from every peer. A peer may be one round ahead: that message waits.
 Two slots in turn suffice, since a peer that posts round k+1 has round k whole.
