@@ -73,10 +73,8 @@ class MpiBulk(Bulk):
     ) -> list[Array]:
         if sources is None:
             sources = [np.empty(0, np.uint8)] * self._size
-        lengths = [source.nbytes for source in sources]
-        begins = [0, *np.cumsum(lengths[:-1]).tolist()]
         room, starts = self._room(counts)
-        sent = [np.concatenate(sources), (lengths, begins)]
+        sent = [np.concatenate(sources), [source.nbytes for source in sources]]
         received = [room, (counts, starts)]
         self._do(lambda: self._comm.Ialltoallv(sent, received), deadline)
         return [room[p : p + n] for p, n in zip(starts, counts)]

@@ -31,6 +31,7 @@ from synk_comm._core.fabric import Fabric, RepeatedCall, Share, Shortcut, Watch,
 from synk_comm._core.guard import deadline_after
 from synk_comm._core.ops import Array
 from synk_comm._core.repeats import parts_of
+from synk_comm._core.table import row_of
 from synk_comm._system.cores import available_cores
 from synk_comm._system.liveness import Identity, identity
 from synk_comm._system.machine import machine_name
@@ -46,8 +47,6 @@ _RECORD_BYTES = 1280
 _ALL_RECORDS_BYTES = 1 << 16
 _IDENTITY = struct.Struct("<16s16sQQQ")
 """Digests of the names of the node and of the real machine; pid, start, pid namespace."""
-_DEALT = ("scatter", "all_to_all", "reduce_scatter")
-"""Methods whose data do not go with the heads."""
 
 
 @lru_cache(maxsize=512)
@@ -205,8 +204,8 @@ class MpiFabric(MpiMessages):
     def shortcut(self, repeated: RepeatedCall) -> Shortcut | None:
         calls, heads, last = repeated.calls, repeated.heads, self._seq & 1
         _, nbytes, length, _ = _RECORD.unpack_from(self._rows[last].data)
-        if calls[0].method in _DEALT or nbytes + length > self.slot_bytes:
-            return None
+        if row_of(calls[0].method).sends == "parts" or nbytes + length > self.slot_bytes:
+            return None  # not all data went with the heads
         if not all(self.is_posted(sum(map(count_bytes, call.arrays))) for call in calls):
             return None
         mine, finish = parts_of(self, calls, self.rank)
