@@ -225,7 +225,7 @@ class Link:
         thread = _Inside(name="synk-comm nccl start", target=begin, daemon=True)
         thread.start()
         while thread.is_alive():
-            self._look(deadline, "starting NCCL")
+            self._look(self._check_peers, deadline, "starting NCCL")
             thread.join(SLICE_S)
         if failed:
             try:
@@ -273,7 +273,7 @@ class Link:
             inside = self._inside
             try:
                 if inside is not None and inside is before:
-                    self._look(inside[0], "a call of NCCL")
+                    self._look(self._check_peers, inside[0], "a call of NCCL")
                 elif inside is None and self._streams:
                     self._check_grace()
             except CommError as exc:
@@ -308,12 +308,9 @@ class Link:
             with contextlib.suppress(binding.NCCLError):
                 binding.red_op_destroy(op, handle)
 
-    def _look(self, deadline: float, doing: str) -> None:
-        """Raise if a peer is gone, or the time is up."""
-        self._check_peers()
-        self._check_time(deadline, doing)
-
-    def _check_time(self, deadline: float, doing: str) -> None:
+    def _look(self, check: Callable[[], None], deadline: float, doing: str) -> None:
+        """Raise if a check of the peers does, or the time is up."""
+        check()
         if time.monotonic() >= deadline:
             # NCCL does not name the ranks that it waits for.
             others = {r: "unknown to NCCL" for r in range(self._host.size) if r != self.rank}
@@ -358,8 +355,7 @@ class Link:
         self._gone_since = None
 
         def look() -> None:
-            self._check_grace()
-            self._check_time(deadline, "synchronize()")
+            self._look(self._check_grace, deadline, "synchronize()")
             status = self.binding.comm_get_async_error(self.handle)
             if status:
                 raise self._failure(self.binding.get_error_string(status))
