@@ -28,22 +28,9 @@ def wired(size, *, watch=None):
     """Return fabrics that have met."""
     folder = SocketFolder.named(os.urandom(8)).make()
     fabrics = [ZmqFabric(rank, size, watch, KEY, folder) for rank in range(size)]
-    together(fabrics, lambda fabric: fabric.meet(soon()))
+    in_threads(fabrics, lambda fabric: fabric.meet(soon()))
     assert not os.path.exists(folder.path)
     return fabrics
-
-
-class Seat:
-    def __init__(self, fabric):
-        self.rank = fabric.rank
-        self.fabric = fabric
-
-    def abort(self, reason):
-        self.fabric.abort(reason)
-
-
-def together(fabrics, function):
-    return in_threads([Seat(fabric) for fabric in fabrics], lambda seat: function(seat.fabric))
 
 
 @pytest.fixture
@@ -106,7 +93,7 @@ def test_what_has_another_key_is_no_member():
                 fabric.close()
         return str(caught.value)
 
-    assert "another process has taken its place" in together([member, stranger], meet)[0]
+    assert "another process has taken its place" in in_threads([member, stranger], meet)[0]
     assert not os.path.exists(folder.path)
 
 
@@ -127,7 +114,7 @@ def test_a_rank_that_gives_up_while_others_join_says_why():
     for peer in fabrics[1].peers.values():
         if peer.rank == 0:
             peer.send(peer.envelope(b"H", 0, b""))
-    together(fabrics, run)
+    in_threads(fabrics, run)
     assert not os.path.exists(folder.path)
 
 

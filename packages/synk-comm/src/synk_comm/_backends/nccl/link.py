@@ -30,6 +30,7 @@ _log = logging.getLogger(__name__)
 NcclCalls = Sequence[Tuple[Any, ...]]
 """Names of NCCL's functions, each with the arguments before the communicator and the stream."""
 
+_BINDING = "nccl.bindings.nccl"
 _ON_HOST = 1  # the memory of a scaled sum's factor
 _GUARD_S = 0.05
 """Seconds between two checks of the guard; it ignores shorter calls."""
@@ -95,7 +96,7 @@ def _leave_libraries() -> None:
 def load_binding() -> Any:
     """Return nccl4py's low-level binding, checked to find NCCL itself."""
     try:
-        binding = importlib.import_module("nccl.bindings.nccl")
+        binding = importlib.import_module(_BINDING)
     except ImportError as exc:
         raise MissingLibrary(
             f"back-end nccl needs the package nccl4py ({exc}): pip install 'synk-comm[nccl]', "
