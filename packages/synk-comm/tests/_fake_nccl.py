@@ -23,14 +23,8 @@ from synk_comm._core.ops import Array
 from synk_comm.cuda import CudaError
 from synk_comm.testing import in_threads, thread_group
 
-SUCCESS, CUDA_ERROR, INTERNAL_ERROR, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR = (
-    0,
-    1,
-    3,
-    4,
-    5,
-    6,
-)
+SUCCESS, CUDA_ERROR, INTERNAL_ERROR = 0, 1, 3
+INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR = 4, 5, 6
 _GARBAGE, _PATIENCE_S = 0xEE, 3.0
 DTYPES = ["i1", "u1", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "bfloat16"]
 _UFUNCS: list[Callable[..., Any]] = [np.add, np.multiply, np.maximum, np.minimum, np.add]

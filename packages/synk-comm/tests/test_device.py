@@ -10,8 +10,8 @@ import types
 import numpy as np
 import pytest
 
+from synk_comm._backends.nccl import arrays
 from synk_comm._backends.nccl.arrays import BFLOAT16, is_device_array, maker, resolve
-from synk_comm._backends.nccl.terms import check_apart
 
 HERE = 3
 
@@ -276,7 +276,7 @@ def test_written_arrays_must_lie_apart():
         refused += bad
         if bad:
             with pytest.raises(ValueError, match="overlaps"):
-                check_apart(reads, writes, in_place=in_place)
+                arrays.check_apart(reads, writes, in_place=in_place)
         else:
-            check_apart(reads, writes, in_place=in_place)
+            arrays.check_apart(reads, writes, in_place=in_place)
     assert 500 < refused < 2500

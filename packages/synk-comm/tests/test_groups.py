@@ -207,6 +207,17 @@ def test_a_rank_that_aborts_and_leaves_meanwhile_is_not_taken_for_lost(monkeypat
     comms[0].close()
 
 
+def test_a_timeout_names_the_call_that_waits_also_if_it_was_repeated():
+    comms = thread_group(2, timeout_s=1.0)
+    for _ in range(2):
+        in_threads(comms, lambda comm: comm.all_reduce(np.ones(3)))
+    in_threads(comms, lambda comm: comm.all_reduce(np.ones(4), timeout_s=20))  # not by a shortcut
+    with pytest.raises(CommTimeout, match=r"in call #4, all_reduce\(sum, <f8 \(3,\)\)"):
+        comms[0].all_reduce(np.ones(3))
+    for comm in comms:
+        comm.close()
+
+
 def _memory_of_groups():
     """How often memory that ranks share is mapped in this process, or has a descriptor."""
     with open("/proc/self/maps", encoding="utf-8") as maps:

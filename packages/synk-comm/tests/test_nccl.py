@@ -26,8 +26,7 @@ from synk_comm import (
     PeerLost,
 )
 from synk_comm._backends.nccl.communicator import MissingLibrary, NcclError, nccl
-from synk_comm._backends.nccl.link import Link
-from synk_comm._backends.nccl.start import load_binding
+from synk_comm._backends.nccl.link import Link, load_binding
 from synk_comm._system.liveness import Identity, identity
 from synk_comm.cuda import CudaError, Driver
 from synk_comm.testing import in_threads, thread_group

@@ -13,7 +13,7 @@ import pytest
 import zmq
 
 from synk_comm import AbortedError, PeerLost
-from synk_comm._backends.zmq.fabric import ZmqFabric
+from synk_comm._backends.zmq.fabric import ZmqFabric, received
 from synk_comm._system.folder import SocketFolder
 from synk_comm.testing import in_threads
 
@@ -27,22 +27,9 @@ def soon(seconds=20.0):
 def wired(size, *, watch=None):
     folder = SocketFolder.named(os.urandom(8)).make()
     fabrics = [ZmqFabric(rank, size, watch, KEY, folder) for rank in range(size)]
-    together(fabrics, lambda fabric: fabric.meet(soon()))
+    in_threads(fabrics, lambda fabric: fabric.meet(soon()))
     assert not os.path.exists(folder.path)
     return fabrics
-
-
-class Seat:
-    def __init__(self, fabric):
-        self.rank = fabric.rank
-        self.fabric = fabric
-
-    def abort(self, reason):
-        self.fabric.abort(reason)
-
-
-def together(fabrics, function):
-    return in_threads([Seat(fabric) for fabric in fabrics], lambda seat: function(seat.fabric))
 
 
 @pytest.fixture
@@ -100,7 +87,7 @@ def test_a_peer_with_another_key_is_no_member():
                 fabric.close()
         return str(caught.value)
 
-    assert "another process has taken its place" in together([member, stranger], meet)[0]
+    assert "another process has taken its place" in in_threads([member, stranger], meet)[0]
     assert not os.path.exists(folder.path)
 
 
@@ -121,7 +108,7 @@ def test_a_rank_that_gives_up_while_others_join_says_why():
     for peer in fabrics[1].peers.values():
         if peer.rank == 0:
             peer.send(peer.envelope(b"H", 0, b""))
-    together(fabrics, run)
+    in_threads(fabrics, run)
     assert not os.path.exists(folder.path)
 
 
@@ -186,7 +173,7 @@ def test_no_signal_is_lost_while_large_messages_are_taken_in(pair, monkeypatch):
         signal.setitimer(signal.ITIMER_REAL, 0.002)
         while strikes == seen:
             source.send(data, zmq.NOBLOCK)
-            while not peer.receive():
+            while not received(peer.socket):
                 pass
 
     before = signal.signal(signal.SIGALRM, strike)

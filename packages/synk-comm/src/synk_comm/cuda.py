@@ -1,8 +1,8 @@
-"""The few things asked of CUDA itself, through its driver library and ctypes: ``Driver``.
+"""Calls of CUDA's driver library by ctypes: ``Driver``.
 
-The driver (``libcuda``) is on every machine with a working GPU; the runtime and the toolkit need
-not be. Everything happens in each device's *primary* context, the one that NCCL, PyTorch, CuPy
-and libgpuarray use too. Devices are numbered as ``CUDA_VISIBLE_DEVICES`` leaves them.
+Each machine with a working GPU has the driver (``libcuda``). Everything happens in each device's
+*primary* context, as in NCCL, PyTorch, CuPy and libgpuarray. Devices are numbered as
+``CUDA_VISIBLE_DEVICES`` leaves them.
 """
 
 from __future__ import annotations
@@ -37,14 +37,11 @@ _nap = getattr(os, "sched_yield", lambda: time.sleep(0))
 
 
 class CudaError(CommError, RuntimeError):
-    """CUDA reported an error, or is not there."""
+    """CUDA reported an error, or is missing."""
 
 
 class Driver:
-    """The driver library, loaded and initialised; CudaError says why if that cannot be.
-
-    It has a method for each function of the driver that is used.
-    """
+    """The driver library, loaded and initialised, or CudaError; a method for each function."""
 
     def __init__(self, library: str = _LIBRARY) -> None:
         try:
@@ -64,7 +61,7 @@ class Driver:
         except AttributeError:
             raise CudaError(f"CUDA's driver has no function {name}: it is too old") from None
         if function.argtypes is None:
-            # Wide enough for each of them: pointers, handles, lengths and numbers go in registers.
+            # Wide enough for each: pointers, handles, lengths and numbers go in registers.
             function.argtypes = [ctypes.c_void_p] * len(arguments)
         return int(function(*arguments))
 
@@ -84,20 +81,18 @@ class Driver:
         self._call(name, ctypes.byref(made), *arguments)
         return made.value or 0
 
-    # -- devices and contexts -------------------------------------------------------------
-
     def device_count(self) -> int:
         """Return how many devices this process may use."""
         return self._made("cuDeviceGetCount")
 
     def current_device(self) -> int | None:
-        """Return the device of this thread's current context; None if it has none."""
+        """Return the device of this thread's current context, or None."""
         device = ctypes.c_int()
         is_set = self._call("cuCtxGetDevice", ctypes.byref(device), allowed=_NO_CONTEXT)
         return device.value if is_set else None
 
     def pci_bus_id(self, device: int) -> str:
-        """Return where a device is plugged in, as in ``0000:01:00.0``."""
+        """Return a device's place on the PCI bus, as in ``0000:01:00.0``."""
         text = ctypes.create_string_buffer(32)
         self._call("cuDeviceGetPCIBusId", text, len(text), self._handle(device))
         return text.value.decode("ascii", "replace")
@@ -112,19 +107,21 @@ class Driver:
         return self._made("cuDeviceGet", device)
 
     def _context(self, device: int) -> int:
-        if device not in self._contexts:
-            # Kept until the process ends: NCCL and the arrays need it as long.
+        if device not in self._contexts:  # kept until the process ends, as NCCL and arrays need it
             made = self._made("cuDevicePrimaryCtxRetain", self._handle(device))
             self._contexts[device] = made
         return self._contexts[device]
 
     def make_current(self, device: int) -> None:
-        """Make the device's primary context this thread's current one, from now on."""
+        """Make the device's primary context this thread's current one."""
         self._call("cuCtxSetCurrent", self._context(device))
 
     @contextlib.contextmanager
     def entered(self, device: int) -> Iterator[None]:
-        """Make the device's primary context this thread's current one, for a while."""
+        """Make the device's primary context this thread's current one in a ``with`` block.
+
+        Methods that concern streams, graphs, events or memory are called inside.
+        """
         self._call("cuCtxPushCurrent_v2", self._context(device))
         try:
             yield
@@ -135,13 +132,8 @@ class Driver:
         """Return the device that memory belongs to."""
         return self._made("cuPointerGetAttribute", _DEVICE_ORDINAL, pointer)
 
-    # -- streams; their device must be entered --------------------------------------------
-
     def stream(self) -> int:
-        """Return a new stream, which lasts as long as the process.
-
-        It does not wait for the default stream, nor that for it.
-        """
+        """Return a new stream, independent of the default one, for the life of the process."""
         return self._made("cuStreamCreate", _NON_BLOCKING)
 
     def wait_for(self, stream: int, event: int) -> None:
@@ -152,14 +144,12 @@ class Driver:
         """Return whether a stream has nothing left to do."""
         return self._call("cuStreamQuery", stream, allowed=_NOT_READY)
 
-    # -- graphs: work of a stream, recorded; their device must be entered -----------------
-
     def record_graphs(self, stream: int, run: Callable[[Callable[[], None]], object]) -> list[int]:
-        """Return graphs for ``launch``, which together perform what ``run`` enqueues on a stream.
+        """Record the work that ``run`` enqueues on a stream; return it as graphs for ``launch``.
 
         ``run`` gets a function that ends one graph and begins the next. Nothing is performed here.
-        CudaError if it cannot be recorded, or if it copies from or to host memory: that would be
-        read or written at each launch, whatever it holds by then.
+        CudaError if the work cannot be recorded, or copies from or to host memory, since each
+        launch would access that memory again, whatever its contents are then.
         """
         made: list[int] = []
 
@@ -181,14 +171,11 @@ class Driver:
             begin()
 
         begin()
-        is_whole = False
         try:
-            try:
-                run(cut)
-                is_whole = True
-            finally:
-                end(is_whole)  # also after an error: the stream must not go on recording
+            run(cut)
+            end()
         except BaseException:
+            end(is_whole=False)  # if the stream records still, it must stop
             for graph in made:
                 self.drop_graph(graph)
             raise
@@ -205,7 +192,7 @@ class Driver:
         count = ctypes.c_size_t()
         self._call("cuGraphGetNodes", recorded, None, ctypes.byref(count))
         nodes = (ctypes.c_void_p * count.value)()
-        if nodes:  # nothing comes between two cuts; the driver refuses room for none
+        if nodes:  # the driver refuses an array of none, as between two cuts
             self._call("cuGraphGetNodes", recorded, nodes, ctypes.byref(count))
         kind, copy = ctypes.c_int(), (ctypes.c_size_t * _COPY_WORDS)()
         for node in nodes:
@@ -224,51 +211,45 @@ class Driver:
         self._call("cuGraphLaunch", graph, stream)
 
     def drop_graph(self, graph: int) -> None:
-        """Free a graph; one that is under way is performed all the same."""
+        """Free a graph; work under way goes on."""
         self._call("cuGraphExecDestroy", graph)
 
-    # -- events; their device must be entered ---------------------------------------------
-
     def event(self) -> int:
-        """Return a new event, which lasts as long as the process."""
+        """Return a new event, for the life of the process."""
         return self._made("cuEventCreate", _NO_TIMING)
 
     def record(self, event: int, stream: int) -> None:
-        """Make an event happen when a stream has done all work enqueued so far."""
+        """Make an event happen after all work enqueued so far on a stream."""
         self._call("cuEventRecord", event, stream)
 
     def has_happened(self, event: int) -> bool:
         """Return whether an event has happened, or was never recorded."""
         return self._call("cuEventQuery", event, allowed=_NOT_READY)
 
-    # -- host memory; a device must be entered --------------------------------------------
-
     def lock_pages(self, address: int, nbytes: int) -> None:
-        """Page-lock host memory, so that copies to and from devices are quick, and asynchronous.
+        """Page-lock host memory: copies to and from devices become quick and asynchronous.
 
-        To be undone by ``unlock_pages`` before the memory is unmapped.
+        Undo it by ``unlock_pages`` before the memory is unmapped.
         """
         self._call("cuMemHostRegister_v2", address, nbytes, _PORTABLE)
 
     def unlock_pages(self, address: int) -> None:
-        """Undo ``lock_pages``, given the same address."""
+        """Undo ``lock_pages`` of the same address."""
         self._call("cuMemHostUnregister", address)
 
-    # -- memory; its device must be entered -----------------------------------------------
-
     def allocate_on(self, stream: int, nbytes: int) -> int:
-        """Return memory that work on a stream may use, as soon as earlier work is done."""
+        """Return memory for later work on a stream."""
         return self._made("cuMemAllocAsync", max(nbytes, 1), stream)
 
     def free_on(self, stream: int, pointer: int) -> None:
-        """Give memory of ``allocate_on`` back, once the stream has come to here."""
+        """Give memory of ``allocate_on`` back after all work enqueued so far on a stream."""
         self._call("cuMemFreeAsync", pointer, stream)
 
     def upload_on(self, stream: int, pointer: int, address: int, nbytes: int) -> None:
         """Copy from host memory, on a stream.
 
-        If its pages are locked this returns at once, and the memory must not change until the
-        copy is done; otherwise it has been read when this returns.
+        If its pages are locked, return at once: the memory must not change until the copy is done.
+        Otherwise return when it has been read.
         """
         self._call("cuMemcpyHtoDAsync_v2", pointer, address, nbytes, stream)
 
@@ -286,7 +267,7 @@ class Driver:
         if not any(element):
             self._call("cuMemsetD8Async", pointer, 0, count * width, stream)
         elif width == 8:
-            # There is no 64-bit fill: the lower halves, then the upper halves.
+            # CUDA has no 64-bit fill: the lower halves, then the upper halves.
             for half in (0, 4):
                 value = int.from_bytes(element[half : half + 4], "little")
                 self._call("cuMemsetD2D32Async", pointer + half, 8, value, 1, count, stream)
@@ -299,7 +280,7 @@ def wait_until(is_over: Callable[[], bool], look: Callable[[], object] | None = 
     """Poll until a device has done something; other threads run meanwhile.
 
     Args:
-        look: called every 15 ms; what it raises ends the wait.
+        look: called every 15 ms; its exceptions end the wait.
     """
     began = looked = time.monotonic()
     while not is_over():

@@ -14,7 +14,7 @@ from _every_call import compare
 
 from synk_comm import CommTimeout, JoinError, MismatchError, PeerLost
 from synk_comm._backends.nccl.communicator import nccl
-from synk_comm._backends.nccl.start import MissingLibrary, load_binding
+from synk_comm._backends.nccl.link import MissingLibrary, load_binding
 from synk_comm.cuda import CudaError, Driver
 from synk_comm.testing import run_ranks
 

@@ -1,4 +1,4 @@
-"""The fabrics of messages: what zmq and mpi share, which differ in their rounds and their carriers.
+"""The common part of zmq and mpi, which differ in their rounds and carriers.
 
 Messages between two ranks stay in order. A rank that aborts the group, leaves it, or finds another
 one gone sends that to all others.
@@ -12,16 +12,7 @@ from abc import abstractmethod
 from collections.abc import Collection
 from typing import Callable, Generic, TypeVar, Union
 
-from synk_comm._core.fabric import (
-    SLICE_S,
-    Fabric,
-    Watch,
-    aborted,
-    again,
-    lost,
-    moving,
-    said,
-)
+from synk_comm._core.fabric import SLICE_S, Fabric, Watch, aborted, again, lost, moving, said
 from synk_comm.exceptions import AbortedError, CommError, PeerLost
 
 ABORT, LOST, CLOSE = b"A", b"L", b"C"
@@ -31,47 +22,32 @@ End = Union[AbortedError, PeerLost]
 
 
 class Peer:
-    """What this rank knows of one other.
-
-    Attributes:
-        gone: how it has left, in words; "" while it is there.
-        pushed, released: how many pieces have gone to it, and come from it and been released.
-    """
+    """Another rank."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
-        self.gone = ""
-        self.pushed = self.released = 0
+        self.gone = ""  # how it has left, in words
+        self.pushed = self.released = 0  # pieces sent to it; released of those that it has sent
 
 
 P = TypeVar("P", bound=Peer)
 
 
 class MessageFabric(Fabric, Generic[P]):
-    """One rank's messages to and from all others.
-
-    Most of its methods are those of ``Fabric``.
-
-    Attributes:
-        peers: the other ranks.
-        io: held while messages move: ``abort`` comes from any thread.
-        turn, own_head: number and head of this rank's last call.
-    """
+    """One rank's messages to and from all others. Most of its methods are those of ``Fabric``."""
 
     def __init__(self, rank: int, size: int, watch: Watch | None) -> None:
         super().__init__(rank, size, watch)
         self.peers: dict[int, P] = {}
-        self.io = threading.Lock()
-        self.turn = 0
+        self.io = threading.Lock()  # held while messages move: ``abort`` comes from any thread
+        self.turn = 0  # number of this rank's last call
         self.own_head = b""
         self.ended: End | None = None
         self._own: End | None = None  # how this rank ends the group, which it may not have sent yet
 
-    # -- the carrier --------------------------------------------------------------------------
-
     @abstractmethod
     def _send(self, peer: P, kind: bytes, number: int = 0, text: bytes = b"") -> None:
-        """Send without waiting; nothing to a rank that is gone."""
+        """Send without waiting, unless the rank is gone."""
 
     @abstractmethod
     def _receive(self) -> bool:
@@ -82,30 +58,22 @@ class MessageFabric(Fabric, Generic[P]):
         """Accept messages; wait a moment if none has come."""
 
     def _accept(self, peer: P, kind: bytes, number: int, text: bytes) -> None:
-        """Note the content of a message."""
         if kind == CLOSE:
             peer.gone = peer.gone or CLOSED
         elif kind == ABORT:
-            who = number - 1 if number else peer.rank  # it may forward the abort of another rank
-            self.ended = self.ended or aborted(who, text.decode("utf-8", "replace"))
+            cause = number - 1 if number else peer.rank  # it may forward another rank's abort
+            self.ended = self.ended or aborted(cause, text.decode("utf-8", "replace"))
         elif kind == LOST:
             self._lose(number, "another rank found it gone")
 
-    # -- waiting ------------------------------------------------------------------------------
-
     def _enter(self) -> None:
-        """Accept what has come; raise if the group has ended."""
+        """Accept all messages that have come; raise if the group has ended."""
         self._receive()
         if self.ended is not None:
             raise again(self.ended)
 
     def _wait(self, late: Callable[[], list[int]], deadline: float, doing: str = "") -> None:
-        """Wait until no rank is late, or one cannot come any more.
-
-        Args:
-            late: returns the ranks whose part is missing.
-            doing: the wait in words, "" for the call under way.
-        """
+        """Wait until no rank is ``late``; ``doing`` describes the wait, "" the call under way."""
         began = time.monotonic()
         looked = 0.0
         obstructed: float | None = None
@@ -131,7 +99,7 @@ class MessageFabric(Fabric, Generic[P]):
             self._pause(now - began, deadline - now)
 
     def _obstacle(self, late: Collection[int], doing: str) -> tuple[End | None, float]:
-        """Return what ends a wait for these ranks, and the seconds until it does."""
+        """Return the error that ends a wait for these ranks, and the seconds until it does."""
         failure = self.ended or self._own_end()
         if failure is not None:
             return failure, self._patience_s(failure.rank, doing)
@@ -143,11 +111,11 @@ class MessageFabric(Fabric, Generic[P]):
         return None, 0.0
 
     def _patience_s(self, rank: int, doing: str) -> float:  # noqa: ARG002
-        """Return the seconds until the part of a rank that is gone has come, if it had one."""
+        """Return the seconds in which the part of a rank that is gone may still come."""
         return 0.0
 
     def _absent(self, late: Callable[[], list[int]], missing: list[int]) -> list[int]:  # noqa: ARG002
-        """Return the ranks that a call misses at its deadline; none if all have come meanwhile."""
+        """Return the ranks that a call misses at its deadline."""
         return missing
 
     def attend(
@@ -157,8 +125,6 @@ class MessageFabric(Fabric, Generic[P]):
             self._enter()
             self._wait(lambda: [] if done() else [rank], deadline, moving(rank, sending))
 
-    # -- the end ------------------------------------------------------------------------------
-
     def abort(self, reason: str) -> None:
         self._end(aborted(self.rank, reason))
 
@@ -166,7 +132,7 @@ class MessageFabric(Fabric, Generic[P]):
         self._end(lost(rank, "this rank found it gone"))
 
     def _end(self, how: End) -> None:
-        """Send how this rank ends the group; a thread that waits in a round does so in a slice."""
+        """Send how this rank ends the group; if a thread waits in a round, that one sends it."""
         self._own = self._own or how
         if self.io.acquire(False):
             try:
@@ -175,7 +141,7 @@ class MessageFabric(Fabric, Generic[P]):
                 self.io.release()
 
     def _own_end(self) -> End | None:
-        """Send how this rank ends the group, if it does; return what ended it."""
+        """Send how this rank ends the group, if it does; return the group's end."""
         own = self._own
         if self.ended is None and isinstance(own, PeerLost):
             self._lose(own.rank, own.reason)
@@ -186,7 +152,7 @@ class MessageFabric(Fabric, Generic[P]):
         return self.ended
 
     def _lose(self, rank: int, how: str) -> CommError:
-        """Note a loss, after which nothing is sent to this rank; return what ended the group."""
+        """Note a loss; nothing is sent to this rank any more. Return the group's end."""
         if rank in self.peers:
             self.peers[rank].gone = self.peers[rank].gone or how
         self.ended = self.ended or lost(rank, how)
@@ -198,7 +164,7 @@ class MessageFabric(Fabric, Generic[P]):
 
     def _leave(self) -> None:
         """Send that this rank leaves."""
-        ended = self._own_end()  # if another thread was inside a round when it was asked for
+        ended = self._own_end()  # that ``_end`` could not send, with another thread in a round
         if isinstance(ended, AbortedError) and ended.rank != self.rank:
             # The others may not know yet why this rank leaves.
             self._send_all(ABORT, ended.rank + 1, ended.reason)
@@ -211,8 +177,8 @@ class MessageFabric(Fabric, Generic[P]):
     def gone(self, ranks: Collection[int]) -> CommError | None:
         with self.io:
             self._receive()
-            self._own_end()  # of another thread, or of a signal handler, which come in here
-            if self.ended is None:  # else a rank that knows of it may have left since
+            self._own_end()
+            if self.ended is None:  # else a rank may have left because of that
                 for rank, peer in self.peers.items():
                     if peer.gone and rank in ranks:
                         return lost(rank, peer.gone)

@@ -1,7 +1,4 @@
-"""A small call that all ranks have made before, repeated in a few microseconds.
-
-As much is checked as in the general way, in which the call goes on if some rank makes another one.
-"""
+"""Repeat a small call that all ranks have made before, with all checks, in a few microseconds."""
 
 from __future__ import annotations
 
@@ -11,8 +8,7 @@ from synk_comm._core.fabric import RepeatedCall, Shortcut, is_in_step
 from synk_comm._core.repeats import Finish
 
 Exchange = Callable[[Any], int]
-"""``exchange(x)`` posts this rank's part and waits for those of the others. It returns the parity
-of the round; -1 if some rank makes another call."""
+"""``exchange(x)`` makes the round and returns its parity; -1 if some rank makes another call."""
 
 
 def repeating(repeated: RepeatedCall, exchange: Exchange, finish: Finish) -> Shortcut:

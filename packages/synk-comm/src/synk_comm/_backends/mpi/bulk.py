@@ -1,12 +1,7 @@
-"""Flat bytes by MPI's own collectives, without slots; and the reductions that are MPI's.
+"""Move and reduce flat bytes by MPI's own collectives, without slots.
 
-MPI chooses the way, which differs between networks and numbers of ranks, and with it the order in
-which operands are combined. All ranks get the same bits.
-
-Only reductions whose results are NumPy's are left to MPI: not the smallest and largest floats
-(NaN), nor float16, complex products, foreign byte orders, and what has weights; nor integers of one
-or two bytes, whose sums do not wrap around in Open MPI 5 on processors with AVX. These, and short
-arrays, are moved by MPI and combined here, in rank order.
+MPI chooses the order of the operands, but all ranks get the same bits. It reduces only where its
+results are NumPy's; other arrays, and short ones, it moves, and they are combined here by rank.
 """
 
 from __future__ import annotations
@@ -25,50 +20,30 @@ _LONGEST = 1 << 30
 """Bytes of one collective: an MPI before 4.0 counts in 32 bits."""
 _BLOCK_BYTES = 1 << 20
 """Bytes of each rank that are combined at a time."""
-_TYPES = {
-    "i4": "INT32_T",
-    "i8": "INT64_T",
-    "u4": "UINT32_T",
-    "u8": "UINT64_T",
-    "f4": "FLOAT",
-    "f8": "DOUBLE",
-    "c8": "C_FLOAT_COMPLEX",
-    "c16": "C_DOUBLE_COMPLEX",
-}
-"""MPI's names of dtypes."""
-_INTEGERS = {ReduceOp.SUM: "SUM", ReduceOp.PROD: "PROD", ReduceOp.MIN: "MIN", ReduceOp.MAX: "MAX"}
-_OPS = {
-    "i": _INTEGERS,
-    "u": _INTEGERS,
-    "f": {ReduceOp.SUM: "SUM", ReduceOp.AVG: "SUM", ReduceOp.PROD: "PROD"},
-    "c": {ReduceOp.SUM: "SUM", ReduceOp.AVG: "SUM"},
-}
-"""MPI's names of reductions, by the dtype's kind."""
+_REDUCED = {"i": "sum prod min max", "u": "sum prod min max", "f": "sum avg prod", "c": "sum avg"}
+"""Reductions that are left to MPI, by the dtype's kind: its smallest and largest floats ignore
+NaN, and its complex products are not NumPy's."""
+_DTYPES = ("i4", "i8", "u4", "u8", "f4", "f8", "c8", "c16")
+"""Not float16, which MPI lacks, nor short integers, whose sums do not wrap around in Open MPI 5 on
+processors with AVX."""
 
 Do = Callable[[Callable[[], Any], float], None]
 """``do(begin, deadline)`` begins a collective of MPI and finishes it."""
 
 
 class MpiBulk(Bulk):
-    """The collectives of one rank. All ranks call the same, at the same time.
-
-    Args:
-        mpi, comm: the module of mpi4py, and the communicator.
-        ordered_bytes: longest array that is reduced in rank order, whatever MPI could do.
-    """
+    """The collectives of one rank. All ranks call the same, at the same time."""
 
     def __init__(self, mpi: Any, comm: Any, do: Do, ordered_bytes: int) -> None:
         self._mpi = mpi
         self._comm = comm
-        self._byte = mpi.BYTE
         self._size, self._rank = comm.Get_size(), comm.Get_rank()
         self._do = do
-        self._ordered_bytes = ordered_bytes
+        self._ordered_bytes = ordered_bytes  # longer arrays MPI may reduce in another order
         self._memory: Array = np.empty(0, np.uint8)
 
     def _room(self, counts: Sequence[int]) -> tuple[Array, list[int]]:
-        """Return memory for stretches of these lengths, used again by the next call, and where each
-        begins: at a multiple of 64."""
+        """Return memory, which the next call uses again, and a multiple of 64 for each length."""
         starts = [0, *np.cumsum([-(-n // 64) * 64 for n in counts]).tolist()]
         if self._memory.nbytes < starts[-1]:
             self._memory = np.empty(starts[-1], np.uint8)
@@ -77,21 +52,20 @@ class MpiBulk(Bulk):
     def spread(self, root: int, data: Array, deadline: float) -> None:
         for start in range(0, data.nbytes, _LONGEST):
             part = data[start : start + _LONGEST]
-            self._do(lambda: self._comm.Ibcast([part, self._byte], root), deadline)  # noqa: B023
+            self._do(lambda: self._comm.Ibcast(part, root), deadline)  # noqa: B023
 
     def collect(
         self, root: int | None, source: Array | None, counts: Sequence[int], deadline: float
     ) -> list[Array]:
-        own = [np.empty(0, np.uint8) if source is None else source, self._byte]
+        own = np.empty(0, np.uint8) if source is None else source
         if root not in (None, self._rank):
             self._do(lambda: self._comm.Igatherv(own, None, root), deadline)
             return []
         room, starts = self._room(counts)
-        target = [room, (counts, starts), self._byte]
         if root is None:
-            self._do(lambda: self._comm.Iallgatherv(own, target), deadline)
+            self._do(lambda: self._comm.Iallgatherv(own, [room, (counts, starts)]), deadline)
         else:
-            self._do(lambda: self._comm.Igatherv(own, target, root), deadline)
+            self._do(lambda: self._comm.Igatherv(own, [room, (counts, starts)], root), deadline)
         return [room[p : p + n] for p, n in zip(starts, counts)]
 
     def deal(
@@ -99,35 +73,26 @@ class MpiBulk(Bulk):
     ) -> list[Array]:
         if sources is None:
             sources = [np.empty(0, np.uint8)] * self._size
-        lengths = [source.nbytes for source in sources]
-        begins = [0, *np.cumsum(lengths[:-1]).tolist()]
         room, starts = self._room(counts)
-        sent = [np.concatenate(sources), (lengths, begins), self._byte]
-        received = [room, (counts, starts), self._byte]
+        sent = [np.concatenate(sources), [source.nbytes for source in sources]]
+        received = [room, (counts, starts)]
         self._do(lambda: self._comm.Ialltoallv(sent, received), deadline)
         return [room[p : p + n] for p, n in zip(starts, counts)]
 
-    def _kind(self, dtype: np.dtype[Any]) -> Any:
-        """Return MPI's type for a dtype; None if it has none."""
-        return getattr(self._mpi, _TYPES.get(f"{dtype.kind}{dtype.itemsize}", ""), None)
-
     def reduce(self, plan: AgreedReduction, stretch: Stretch, deadline: float) -> Exception | None:
-        is_known = plan.op in _OPS.get(stretch.dtype.kind, ()) and stretch.dtype.isnative
+        dtype, nbytes, source, target = stretch
+        is_known = f"{dtype.kind}{dtype.itemsize}" in _DTYPES and dtype.isnative
+        is_mpis = is_known and plan.op in _REDUCED[dtype.kind].split()
         is_whole = plan.factors is None and len(plan.ranks) == self._size > 1
-        if is_known and is_whole and stretch.nbytes > self._ordered_bytes:
-            kind = self._kind(stretch.dtype)
-            if kind is not None:
-                self._reduce_natively(plan, stretch, kind, deadline)
-                return None
-        block = _BLOCK_BYTES * (1 if is_direct(stretch.nbytes, self._size) else self._size)
+        if is_mpis and is_whole and nbytes > self._ordered_bytes:
+            self._reduce_natively(plan, stretch, deadline)
+            return None
+        block = _BLOCK_BYTES * (1 if is_direct(nbytes, self._size) else self._size)
         accident = None
-        for start in range(0, stretch.nbytes, block):
-            source, target = (
-                None if whole is None else whole[start : start + block]
-                for whole in (stretch.source, stretch.target)
-            )
-            nbytes = min(block, stretch.nbytes - start)
-            part = Stretch(stretch.dtype, nbytes, source, target)
+        for start in range(0, nbytes, block):
+            cut = slice(start, min(start + block, nbytes))
+            given, made = (None if whole is None else whole[cut] for whole in (source, target))
+            part = Stretch(dtype, cut.stop - start, given, made)
             accident = self._reduce_in_order(plan, part, deadline) or accident
         return accident
 
@@ -156,36 +121,34 @@ class MpiBulk(Bulk):
                 target[cut] = text
         return accident
 
-    def _reduce_natively(
-        self, plan: AgreedReduction, stretch: Stretch, kind: Any, deadline: float
-    ) -> None:
+    def _reduce_natively(self, plan: AgreedReduction, stretch: Stretch, deadline: float) -> None:
         dtype, nbytes, source, target = stretch
         assert source is not None  # noqa: S101 - all ranks contribute
         if target is not None and address(target) % dtype.alignment:
             room = np.empty(nbytes, np.uint8)
-            self._reduce_natively(plan, Stretch(dtype, nbytes, source, room), kind, deadline)
+            self._reduce_natively(plan, Stretch(dtype, nbytes, source, room), deadline)
             np.copyto(target, room)
             return
         if address(source) % dtype.alignment:
             source = source.copy()
-        op = getattr(self._mpi, _OPS[dtype.kind][plan.op])
+        values, results = source.view(dtype), None if target is None else target.view(dtype)
+        op = getattr(self._mpi, "SUM" if plan.op is ReduceOp.AVG else plan.op.name)
         in_place = target is not None and address(source) == address(target)
-        for start in range(0, nbytes, _LONGEST):
-            stop = min(start + _LONGEST, nbytes)
-            own: Any = self._mpi.IN_PLACE if in_place else [source[start:stop], kind]
-            total = None if target is None else [target[start:stop], kind]
+        step = _LONGEST // dtype.itemsize
+        for start in range(0, values.size, step):
+            own = self._mpi.IN_PLACE if in_place else values[start : start + step]
+            total = None if results is None else results[start : start + step]
             if plan.root is None:
                 begin = lambda: self._comm.Iallreduce(own, total, op)  # noqa: B023, E731
             else:
                 begin = lambda: self._comm.Ireduce(own, total, op, plan.root)  # noqa: B023, E731
             self._do(begin, deadline)
-        if target is not None and plan.op is ReduceOp.AVG:
-            sums = target.view(dtype)
-            np.divide(sums, float(self._size), out=sums)
+        if results is not None and plan.op is ReduceOp.AVG:
+            np.divide(results, float(self._size), out=results)
 
 
 def _combined(
     plan: AgreedReduction, operands: Sequence[Array], dtype: np.dtype[Any], out: Array
 ) -> Exception | None:
-    """Combine the operands of those ranks that contribute."""
+    """Combine the operands of the ranks that contribute."""
     return plan.combine([operands[rank].view(dtype) for rank in plan.ranks], out.view(dtype))

@@ -1,16 +1,12 @@
-"""Rounds as MPI's own collectives, on a communicator that nobody else uses.
+"""Rounds as MPI's own collectives, on a communicator of their own.
 
 A round is one ``Allgather`` of *records* of the same length on all ranks::
 
     0        16       20        24      64                        R - len(head)   R
     digest   nbytes   length    ...     the slot   ...            head
 
-``digest`` is that of the head, so that equal calls are compared without the heads; heads that
-differ and do not fit into the records follow in an ``Allgatherv``. MPI needs O(log n) messages a
-rank for each. Data that do not fit move after the verdict, by ``Bulk``.
-
-What a failed group has begun cannot be taken back in MPI: its buffers are kept until the process
-ends.
+``digest`` is the hash of the head: it compares calls without their heads. Heads that differ and do
+not fit into the records follow in an ``Allgatherv``; data that do not fit move by ``Bulk``.
 """
 
 from __future__ import annotations
@@ -35,6 +31,7 @@ from synk_comm._core.fabric import Fabric, RepeatedCall, Share, Shortcut, Watch,
 from synk_comm._core.guard import deadline_after
 from synk_comm._core.ops import Array
 from synk_comm._core.repeats import parts_of
+from synk_comm._core.table import row_of
 from synk_comm._system.cores import available_cores
 from synk_comm._system.liveness import Identity, identity
 from synk_comm._system.machine import machine_name
@@ -48,36 +45,25 @@ _PREFIX = 64
 _RECORD_BYTES = 1280
 """Length of a record among few ranks: a kilobyte of data and a head."""
 _ALL_RECORDS_BYTES = 1 << 16
-# Digests of the names of the node and of the real machine; pid, start, pid namespace.
 _IDENTITY = struct.Struct("<16s16sQQQ")
-_DEALT = ("scatter", "all_to_all", "reduce_scatter")
-"""Methods whose data do not go with the heads."""
-_MANY = 16
-"""Records that a repeated call compares one by one; of more, the rest together."""
+"""Digests of the names of the node and of the real machine; pid, start, pid namespace."""
 
 
 @lru_cache(maxsize=512)
-def digest_of(head: bytes) -> bytes:
-    """Return what stands for a head in a record; different heads have different digests."""
+def _digest(head: bytes) -> bytes:
+    """Return the hash of a head; different heads have different ones."""
     return hashlib.blake2b(head, digest_size=_DIGEST_BYTES).digest()
 
 
 class MpiFabric(MpiMessages):
-    """One rank's part of an MPI communicator, which belongs to this fabric alone.
+    """One rank's part of a communicator of mpi4py, which nothing else uses.
 
     Most of its methods are those of ``Fabric``.
-
-    Args:
-        mpi: the module ``mpi4py.MPI``.
-        comm: duplicated for this fabric.
-
-    Attributes:
-        nodes: how many machines the ranks are on; known once they have met.
     """
 
     backend = "mpi"
     ordered_bytes = 1 << 18
-    nodes = 0
+    nodes = 0  # machines of the ranks; known after ``meet``
 
     def __init__(self, mpi: Any, comm: Any, watch: Watch | None) -> None:
         super().__init__(mpi, comm, watch)
@@ -91,21 +77,20 @@ class MpiFabric(MpiMessages):
         self._begin = [self._round(*pair) for pair in zip(self._rows, self._records)]
         self._bulk = MpiBulk(mpi, comm, self._do, self.ordered_bytes)
         self._seq = 0
-        self._calm = True  # nothing of MPI's is outstanding, and all ranks have begun the same
+        self._calm = True  # MPI has nothing outstanding, and all ranks have begun the same
         self._alike = False
         self._headed = False  # the latest round was the first of a call, and nothing followed it
-        self._written = [b"", b""]  # what the record of a repeated call begins with
-        # The heads of the last call that all ranks have entered, and which turn it was.
+        self._written = [b"", b""]  # the beginning of each row, if a repeated call wrote it
+        # Number and heads of the last call that all ranks have entered.
         self._latest: tuple[int, Sequence[bytes]] = (0, ())
 
     def _round(self, row: Array, records: Array) -> Callable[[], Any]:
-        """Return what begins the Allgather of a record, and returns its request."""
-        comm, byte = self._comm, self._mpi.BYTE
-        source, target = [row, byte], [records.reshape(-1), byte]
+        """Return a function that begins the Allgather of a record, and returns its request."""
+        comm = self._comm
         try:
-            request = comm.Allgather_init(source, target)
+            request = comm.Allgather_init(row, records)
         except (AttributeError, NotImplementedError):  # an MPI before 4.0
-            return lambda: comm.Iallgather(source, target)
+            return lambda: comm.Iallgather(row, records)
         self._persistent.append(request)
 
         def start() -> Any:
@@ -115,8 +100,8 @@ class MpiFabric(MpiMessages):
         return start
 
     def meet(self, deadline: float) -> None:
-        real = digest_of(machine_name().encode())
-        node = digest_of(os.environ.get("SYNKHRONOS_NODE", machine_name()).encode())
+        real = _digest(machine_name().encode())
+        node = _digest(os.environ.get("SYNKHRONOS_NODE", machine_name()).encode())
         me = _IDENTITY.pack(node, real, *identity())
         self.slot()[: len(me)] = np.frombuffer(me, np.uint8)
         self.sync(None, len(me), deadline)
@@ -131,8 +116,6 @@ class MpiFabric(MpiMessages):
         self.crowded = here > available_cores()
         self.nodes = len(nodes)
 
-    # -- rounds -----------------------------------------------------------------------------
-
     def slot(self) -> Array:
         return self._rows[(self._seq + 1) & 1][_PREFIX:]
 
@@ -142,7 +125,7 @@ class MpiFabric(MpiMessages):
         nbytes: int,
         deadline: float,
         *,
-        to: int | None = None,  # noqa: ARG002 - all get what fits into a record
+        to: int | None = None,  # noqa: ARG002 - all get the whole record
         part: int = 0,  # noqa: ARG002
     ) -> None:
         with self.io:
@@ -160,23 +143,21 @@ class MpiFabric(MpiMessages):
             start = self._record - len(said)
             if _PREFIX + nbytes <= start:
                 row[start:] = np.frombuffer(said, np.uint8)
-            _RECORD.pack_into(row.data, 0, digest_of(said), nbytes, len(said), False)
-            self._mailbox.begun += 1
-            self._finish(self._begin[parity](), deadline)
+            _RECORD.pack_into(row.data, 0, _digest(said), nbytes, len(said), False)
+            self._do(self._begin[parity], deadline)
             self._take_records(parity, deadline)
-            self._calm = True
 
     def _take_records(self, parity: int, deadline: float) -> None:
-        """Look at all ranks' records; gather the heads that did not fit into them."""
+        """Read the beginnings of all ranks' records; gather the heads that did not fit."""
         records = self._records[parity]
         if records[:, _CLOSING].any():
             raise self._lose(int(records[:, _CLOSING].argmax()), CLOSED)
         digests = records[:, :_DIGEST_BYTES]
         self._alike = bool((digests == digests[0]).all())
         if self._headed:
-            alike = self._alike
-            heads = [self.own_head] * self.size if alike else self._all_heads(records, deadline)
-            self._latest = (self.turn, heads)
+            same = [self.own_head] * self.size
+            self._latest = self.turn, same if self._alike else self._all_heads(records, deadline)
+        self._calm = True
 
     def _all_heads(self, records: Array, deadline: float) -> list[bytes]:
         _, filled, lengths, _ = zip(*(_RECORD.unpack_from(record.data) for record in records))
@@ -215,30 +196,23 @@ class MpiFabric(MpiMessages):
     def read(self, rank: int, start: int, stop: int) -> Array:
         return self._records[self._seq & 1][rank, _PREFIX + start : _PREFIX + stop]
 
-    # -- repeated calls ---------------------------------------------------------------------
-
     def slots(self, rank: int) -> tuple[Array, Array]:
-        """Return what the records hold of a rank's slots; of the own the slots themselves."""
+        """Return both slots of a rank: as the records have them, or the own ones themselves."""
         rows = self._rows if rank == self.rank else [records[rank] for records in self._records]
         return rows[0][_PREFIX:], rows[1][_PREFIX:]
 
     def shortcut(self, repeated: RepeatedCall) -> Shortcut | None:
-        calls, heads, rank, last = repeated.calls, repeated.heads, self.rank, self._seq & 1
+        calls, heads, last = repeated.calls, repeated.heads, self._seq & 1
         _, nbytes, length, _ = _RECORD.unpack_from(self._rows[last].data)
-        if calls[0].method in _DEALT or nbytes + length > self.slot_bytes:
-            return None
+        if row_of(calls[0].method).sends == "parts" or nbytes + length > self.slot_bytes:
+            return None  # not all data went with the heads
         if not all(self.is_posted(sum(map(count_bytes, call.arrays))) for call in calls):
             return None
-        mine, finish = parts_of(self, calls, rank)
-        head, width, fixed = heads[rank], self._record, _RECORD.size
-        kept, start = self._rows[last][:fixed].tobytes(), width - len(head)
-        records = self._records[last]
-        expected = [
-            (r * width, r * width + fixed, record[:fixed].tobytes())
-            for r, record in enumerate(records[:_MANY])
-        ]
-        many = records[_MANY:, :fixed].copy()
-        views = [records.reshape(-1).data for records in self._records]
+        mine, finish = parts_of(self, calls, self.rank)
+        head, fixed = heads[self.rank], _RECORD.size
+        kept, start = self._rows[last][:fixed].tobytes(), self._record - len(head)
+        views = [records[:, :fixed] for records in self._records]
+        expected = views[last].tobytes()
         rows, written, begin = [row.data for row in self._rows], self._written, self._begin
         io, mailbox = self.io, self._mailbox
 
@@ -263,25 +237,17 @@ class MpiFabric(MpiMessages):
                 done = request.Test
                 if not (done() or done() or done() or done()):
                     self._finish(request, deadline_after(repeated.timeout_s))
-                view = views[parity]
-                for first, stop, there in expected:
-                    if view[first:stop] != there:
-                        break
-                else:
-                    if not many.size or (self._records[parity][_MANY:, :fixed] == many).all():
-                        self._latest = (self.turn, heads)
-                        self._calm = True
-                        return parity
+                if views[parity].tobytes() == expected:
+                    self._latest = (self.turn, heads)
+                    self._calm = True
+                    return parity
                 self._take_records(parity, deadline_after(repeated.timeout_s))
-                self._calm = True
             return -1
 
         return repeating(repeated, exchange, finish)
 
-    # -- groups and their ends --------------------------------------------------------------
-
     def split(self, groups: list[list[int]], mine: int | None, share: Share) -> Fabric | None:
-        share(None)  # all are here: the next call of MPI, which blocks, cannot wait for long
+        share(None)  # all are here: the next call of MPI blocks, but cannot wait for long
         color = self._mpi.UNDEFINED if mine is None else mine
         key = 0 if mine is None else groups[mine].index(self.rank)
         try:
@@ -317,9 +283,9 @@ class MpiFabric(MpiMessages):
         self._pidfds.close()
 
     def _part(self, deadline: float) -> None:
-        """Wait until nothing is under way to or from this rank, if that can be.
+        """Wait until nothing is under way to or from this rank, or the time is over.
 
-        If all leave, give back to MPI what it has for this group: it has a few thousand of these.
+        If all leave, give the communicator back to MPI, which has a few thousand of them.
         """
         all_leave = self._calm and self.ended is None
         if all_leave:

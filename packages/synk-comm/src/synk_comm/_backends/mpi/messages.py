@@ -1,12 +1,8 @@
-"""Messages and waiting between MPI's collectives.
+"""Messages and waits between MPI's collectives.
 
 MPI makes progress only while it is called, may block, and does not name the ranks that it waits
 for. So nothing here blocks inside MPI: a wait looks at its request, the messages, the peers'
-processes, the watch and the clock in turns. Each message says how many collectives its sender had
-begun: a rank that has left, and whose part of a collective is still on its way, is not taken for
-lost.
-
-Pieces from rank to rank are synchronous messages of MPI: sent when they are received.
+processes, the watch and the clock in turns.
 """
 
 from __future__ import annotations
@@ -29,7 +25,7 @@ from synk_comm._system.liveness import Pidfds
 from synk_comm.exceptions import CommError, PeerLost
 
 _SPINS = 50
-"""Looks at a request before the next one at anything else, or before another rank has its turn."""
+"""Looks at a request before a look at anything else."""
 _ALONE_S = 1e-4
 """Seconds that a rank with a core of its own waits before it gives way: the core may be shared."""
 _SPIN_S, _LONG_S, _VERY_LONG_S = 5e-4, 0.1, 10.0
@@ -38,10 +34,14 @@ NAPS_S = (5e-5, 5e-4, 2e-3)
 CLOSE_S = 0.5
 """Seconds that closing waits for the others: MPI moves messages only while it is called."""
 _SILENCE_S, _LOOKS = 0.2, 50
-"""After so many seconds without a look at messages, and so many looks then."""
+"""After so many seconds without a look at messages, a rank looks so often: MPI accepts them bit by
+bit, each time that it is called."""
 _TAG, _TAG_OF_PIECES = 1, 2
-_ENVELOPE = struct.Struct("<cQQ")  # kind, number, collectives that the sender has begun; then text
-_PIECES = 4  # that may be on the way to a rank
+_ENVELOPE = struct.Struct("<cQQ")
+"""Kind, number, and how many collectives the sender had begun; then text. By the last, a rank that
+has left is not lost while its part of a collective is on its way."""
+_PIECES = 4
+"""Pieces that may be on the way to a rank."""
 _LENGTH = struct.Struct("<Q")  # of a piece's header
 _WHO_WAITS, _I_WAIT = b"W", b"H"
 _ROLL_CALL_S = 0.2
@@ -49,7 +49,7 @@ _ROLL_CALL_S = 0.2
 
 
 def reported(mpi: Any, comm: Any, exc: Any) -> PeerLost:
-    """Return the error for one of MPI's: of a lost rank, if MPI can say so (ULFM)."""
+    """Return the error for one of MPI's, with the lost rank if MPI names it (ULFM)."""
     names = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
     if exc.Get_error_class() in {getattr(mpi, name, None) for name in names}:
         with contextlib.suppress(mpi.Exception, NotImplementedError, AttributeError):
@@ -62,58 +62,30 @@ def reported(mpi: Any, comm: Any, exc: Any) -> PeerLost:
 
 
 class Mailbox:
-    """One rank's short messages.
-
-    Attributes:
-        begun: how many collectives of MPI this rank has begun.
-        requests: of messages, pieces and collectives, which may not be done. Each keeps its buffers
-            alive.
-    """
+    """One rank's short messages."""
 
     def __init__(self, mpi: Any, comm: Any) -> None:
         self._mpi = mpi
         self._comm = comm
-        self._status = mpi.Status()
-        self.requests: list[Any] = []
-        self.begun = 0
+        self.requests: list[Any] = []  # all that may not be done; each keeps its buffers alive
+        self.begun = 0  # collectives of MPI that this rank has begun
 
     def send(self, rank: int, kind: bytes, number: int = 0, text: bytes = b"") -> None:
-        """Send a message."""
-        message = np.frombuffer(_ENVELOPE.pack(kind, number, self.begun) + text, np.uint8)
+        message = _ENVELOPE.pack(kind, number, self.begun) + text
         with contextlib.suppress(self._mpi.Exception):
             self.requests.append(self._comm.Isend([message, self._mpi.BYTE], rank, _TAG))
 
-    def receive(self) -> list[tuple[int, bytes, int, int, bytes]]:
-        """Return what has come: sender, kind, number, its ``begun`` and text of each."""
-        self.requests = [request for request in self.requests if not request.Test()]
-        come: list[tuple[int, bytes, int, int, bytes]] = []
-        while True:
-            found = self._comm.Improbe(self._mpi.ANY_SOURCE, _TAG, self._status)
-            if found is None:
-                return come
-            message = np.empty(self._status.Get_count(self._mpi.BYTE), np.uint8)
-            source = self._status.Get_source()
-            found.Recv([message, self._mpi.BYTE])
-            kind, number, begun = _ENVELOPE.unpack_from(message.data)
-            come.append((source, kind, number, begun, message[_ENVELOPE.size :].tobytes()))
-
     def keep(self) -> None:
-        """Keep what is not done until the process ends: MPI may still read and write there."""
+        """Keep buffers that MPI may still read and write, until the process ends."""
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.requests))
 
 
 class _MpiPeer(Peer):
-    """Another rank.
+    """Another rank."""
 
-    Attributes:
-        begun: how many collectives it had begun when it sent its last message.
-        sent: how many pieces it had sent to this rank when it left.
-        waits: whether it has answered the last roll call, from the same collective on.
-    """
-
-    begun = 0
-    sent = 0
-    waits = False
+    begun = 0  # collectives that it had begun when it sent its last message
+    sent = 0  # pieces that it had sent to this rank when it left
+    waits = False  # whether it has answered the last roll call
 
 
 class MpiMessages(MessageFabric[_MpiPeer]):
@@ -133,49 +105,54 @@ class MpiMessages(MessageFabric[_MpiPeer]):
         self._under_way: defaultdict[int, deque[tuple[Any, Array]]] = defaultdict(deque)
         self._arriving: dict[int, tuple[Any, Array]] = {}
         self._status = mpi.Status()
-        self._forget = weakref.finalize(
-            self, _forget, os.getpid(), self._mailbox, self.peers, self._pidfds
-        )
+        kept = self._mailbox, self.peers, self._pidfds
+        self._forget = weakref.finalize(self, _forget, os.getpid(), *kept)
         self._heard = self._watched = 0.0
         self._moves_data = False  # all ranks are in the same collective, which needs no naps
-        self.crowded = True  # until it is known how many ranks are on this machine
+        self.crowded = True  # until ``meet`` has counted the ranks of this machine
 
     def _send(self, peer: _MpiPeer, kind: bytes, number: int = 0, text: bytes = b"") -> None:
         if not peer.gone:  # it could end this process
             self._mailbox.send(peer.rank, kind, number, text)
 
     def _receive(self) -> bool:
-        """Accept what has come, and which ranks have ended; return whether anything has come."""
         now = time.monotonic()
-        # MPI takes in what has come bit by bit, each time that it is asked.
         looks = 1 if now - self._heard < _SILENCE_S else _LOOKS
         self._heard = now
         if now - self._watched >= SLICE_S:
             self._watched = now
             for rank in self._pidfds.gone():
                 self.peers[rank].gone = self.peers[rank].gone or "its process has ended"
+        has_come = False
         try:
-            come = [message for _ in range(looks) for message in self._mailbox.receive()]
+            for _ in range(looks):
+                self._mailbox.requests[:] = [r for r in self._mailbox.requests if not r.Test()]
+                while self._take():
+                    has_come = True
         except self._mpi.Exception as exc:
             self._mpi_failed(exc)
+        return has_come
+
+    def _take(self) -> bool:
+        """Accept a message, if one has come."""
+        found = self._comm.Improbe(self._mpi.ANY_SOURCE, _TAG, self._status)
+        if found is None:
             return False
-        for rank, kind, number, begun, text in come:
-            peer = self.peers[rank]
-            peer.begun = begun
-            if kind == _WHO_WAITS:
-                self._send(peer, _I_WAIT)
-            elif kind == _I_WAIT:
-                peer.waits |= begun >= self._mailbox.begun
-            else:
-                self._accept(peer, kind, number, text)
-                peer.sent = number if kind == CLOSE else peer.sent
-        return bool(come)
+        message = bytearray(self._status.Get_count(self._mpi.BYTE))
+        peer = self.peers[self._status.Get_source()]
+        found.Recv([message, self._mpi.BYTE])
+        kind, number, peer.begun = _ENVELOPE.unpack_from(message)
+        if kind == _WHO_WAITS:
+            self._send(peer, _I_WAIT)
+        elif kind == _I_WAIT:
+            peer.waits |= peer.begun >= self._mailbox.begun
+        else:
+            self._accept(peer, kind, number, bytes(message[_ENVELOPE.size :]))
+            peer.sent = number if kind == CLOSE else peer.sent
+        return True
 
     def _enter(self) -> None:
-        """Accept what came while this rank did other things; raise if the group has ended.
-
-        A call must not succeed after that, although the peers' parts of it may have come, too.
-        """
+        # A call must not succeed after the end of the group, although all parts may have come.
         if time.monotonic() - self._heard > SLICE_S:
             self._receive()
         if self.ended is not None:
@@ -190,7 +167,7 @@ class MpiMessages(MessageFabric[_MpiPeer]):
         try:
             with self.io:
                 self._enter()
-                if not done():  # mostly it is, when sending: what follows costs as much again
+                if not done():  # a sender mostly is; the rest costs as much again
                     self._wait(late, deadline, moving(rank, sending))
         except self._mpi.Exception as exc:
             raise self._mpi_failed(exc) from exc
@@ -209,9 +186,9 @@ class MpiMessages(MessageFabric[_MpiPeer]):
                 self._wait(late, deadline)
         except BaseException as exc:
             self._mailbox.requests.append(request)
-            if isinstance(exc, self._mpi.Exception):
-                raise self._mpi_failed(exc) from exc
-            raise
+            if not isinstance(exc, self._mpi.Exception):
+                raise
+            raise self._mpi_failed(exc) from exc
 
     def _pause(self, waited_s: float, left_s: float) -> None:  # noqa: ARG002
         if self._receive():
@@ -229,7 +206,7 @@ class MpiMessages(MessageFabric[_MpiPeer]):
         return CLOSE_S if comes else 0.0
 
     def _absent(self, late: Callable[[], list[int]], missing: list[int]) -> list[int]:
-        """Call the roll: MPI does not say which ranks a collective misses."""
+        """Call the roll: MPI does not name the ranks that a collective misses."""
         for peer in self.peers.values():
             peer.waits = False
         self._send_all(_WHO_WAITS)
@@ -246,18 +223,15 @@ class MpiMessages(MessageFabric[_MpiPeer]):
         return []
 
     def _mpi_failed(self, exc: Any) -> CommError:
-        """Note what MPI reports; return what ended the group."""
+        """Note an error of MPI's; return the group's end."""
         failure = reported(self._mpi, self._comm, exc)
         return self._lose(failure.rank, failure.reason)
-
-    # -- pieces -------------------------------------------------------------------------------
 
     @property
     def pieces(self) -> Pieces:
         return self
 
     def has_place(self, dest: int) -> bool:
-        """Return whether not too many pieces are on the way to another rank."""
         under_way = self._under_way[dest]
         while under_way and under_way[0][0].Test():
             self._reuse(under_way.popleft()[1])
@@ -268,7 +242,8 @@ class MpiMessages(MessageFabric[_MpiPeer]):
         piece = self._memory(len(begin) + data.nbytes)
         piece.data[: len(begin)] = begin
         piece[len(begin) :] = data
-        request = self._comm.Issend([piece, self._mpi.BYTE], dest, _TAG_OF_PIECES)
+        # Synchronous: it is done when it is received.
+        request = self._comm.Issend(piece, dest, _TAG_OF_PIECES)
         self._under_way[dest].append((request, piece))
         self._mailbox.requests.append(request)
         self.peers[dest].pushed += 1
@@ -279,7 +254,7 @@ class MpiMessages(MessageFabric[_MpiPeer]):
             if message is None:
                 return False
             piece = self._memory(self._status.Get_count(self._mpi.BYTE))
-            request = message.Irecv([piece, self._mpi.BYTE])
+            request = message.Irecv(piece)
             self._mailbox.requests.append(request)
             self._arriving[source] = request, piece
         return bool(self._arriving[source][0].Test())
@@ -295,8 +270,7 @@ class MpiMessages(MessageFabric[_MpiPeer]):
         self.peers[source].released += 1
 
     def _memory(self, nbytes: int) -> Array:
-        """Return memory for a piece, if possible such that was used before: with new memory the
-        kernel takes several times as long as the copy."""
+        """Return memory for a piece, if possible used: new memory takes longer than the copy."""
         whole = self._spare.pop() if self._spare else np.empty(self._longest, np.uint8)
         return whole[:nbytes]
 
@@ -311,7 +285,7 @@ class MpiMessages(MessageFabric[_MpiPeer]):
 
 
 def _forget(pid: int, mailbox: Mailbox, peers: dict[int, _MpiPeer], pidfds: Pidfds) -> None:
-    """Leave, also a group that nobody has closed: its ranks do not notice that this one ends."""
+    """Leave a group that was not closed: its ranks do not notice that this one ends."""
     if os.getpid() == pid:
         for rank, peer in peers.items():
             if not peer.gone:

@@ -15,13 +15,8 @@ from synk_comm.exceptions import CommTimeout, JoinError
 from .fabric import MpiFabric
 from .messages import reported
 
-_LAUNCHERS = (
-    "OMPI_COMM_WORLD_SIZE",
-    "PMI_SIZE",
-    "SLURM_STEP_NUM_TASKS",
-    "MV2_COMM_WORLD_SIZE",
-)
-"""Variables in which launchers say how many ranks they have started."""
+_LAUNCHERS = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "MV2_COMM_WORLD_SIZE"]
+"""Variables in which launchers put the number of the ranks that they have started."""
 _INSTALL = (
     'install it with: pip install "synk-comm[mpi]", and an MPI library if this machine has none: '
     "pip install mpich"
@@ -40,7 +35,7 @@ def mpi(
             duplicated, so that messages of its own never meet those of this group.
         timeout_s: bound of this wait, and default bound of every collective.
         watch: called at least every 20 ms while this rank waits, here and in every collective;
-            what it raises ends the wait, and the group.
+            an exception of it ends the wait, and the group.
 
     Raises:
         JoinError: mpi4py is not installed or finds no MPI library, MPI was started for one thread

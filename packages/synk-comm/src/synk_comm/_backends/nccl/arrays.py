@@ -1,24 +1,19 @@
-"""Any device array, of any library, as (pointer, shape, dtype, stream).
+"""Device arrays of any library, as (pointer, shape, dtype, stream).
 
-The only file that reads device pointers. It takes
-
-* libgpuarray's (``pygpu.gpuarray.GpuArray``), as Theano's GPU variables hold them;
-* every object with ``__cuda_array_interface__`` (CuPy, Numba, RMM, ...);
-* every object with ``__dlpack__`` and ``__dlpack_device__`` that lies on a CUDA device (PyTorch).
-
-Where an object has both, the interface is taken if it names the stream: DLPack makes the stream of
-the call wait for the source's instead.
-
-NCCL takes a pointer and a count, and would send the wrong elements of an array that is not in C
-order, so that is checked here and never silently mended: a copy would receive nothing.
+These are libgpuarray's (pygpu), and objects with ``__cuda_array_interface__`` (CuPy, Numba) or
+DLPack (PyTorch). An object with both gives the interface if that names the stream; DLPack makes the
+stream of the call wait for the source's instead.
 """
 
 from __future__ import annotations
 
 import ctypes
 import math
+import struct
 import sys
+from collections.abc import Sequence
 from functools import lru_cache
+from itertools import zip_longest
 from typing import Any, Callable, NamedTuple, Tuple
 
 import numpy as np
@@ -31,26 +26,21 @@ BFLOAT16 = "bfloat16"
 _DLPACK_CUDA, _DLPACK_MANAGED = 2, 13
 _DLPACK_KINDS = {0: "i", 1: "u", 2: "f", 5: "c", 6: "b"}
 _DLPACK_BFLOAT = 4
-_LEGACY_STREAM = 1  # what DLPack and the CUDA array interface call the default stream
+_TENSOR = struct.Struct("=QiiiBBHQQQ")
+"""DLPack's DLTensor, with which a DLManagedTensor begins: data, type and number of the device,
+ndim, type, bits and lanes of an element, addresses of shape and strides, offset."""
+_LEGACY_STREAM = 1  # the default stream in DLPack and the CUDA array interface
 
 
 class DeviceArray(NamedTuple):
-    """Where a device array lies, in C order.
+    """The place of a device array in C order."""
 
-    Attributes:
-        pointer: of its first element; anything if it is empty.
-        dtype: as ``_core.calls.dtype_text`` gives it, or ``"bfloat16"``.
-        itemsize: bytes of an element.
-        stream: CUDA stream on which its contents come about; None if the source does not say.
-        keep: an object that must live as long, besides the array itself.
-    """
-
-    pointer: int
+    pointer: int  # of its first element; anything if it is empty
     shape: Shape
-    dtype: str
+    dtype: str  # as ``_core.calls.dtype_text`` returns it, or "bfloat16"
     itemsize: int
-    stream: int | None
-    keep: Any = None
+    stream: int | None  # that computes its contents; None if the source does not name it
+    keep: Any = None  # an object that must live as long, besides the array itself
 
     @property
     def elements(self) -> int:
@@ -62,15 +52,14 @@ class DeviceArray(NamedTuple):
 
     @property
     def kind(self) -> Kind:
-        """dtype and shape, for the peers."""
         return self.dtype, self.shape
 
     def part(self, begin: int, shape: Shape) -> DeviceArray:
-        """Return what lies from an element on, as an array of some shape."""
+        """Return the array of some shape that begins at an element."""
         return self._replace(pointer=self.pointer + begin * self.itemsize, shape=shape)
 
     def rows(self) -> list[DeviceArray]:
-        """Return what lies along the first axis, one array each."""
+        """Return the arrays along the first axis."""
         shape = self.shape[1:]
         return [self.part(row * math.prod(shape), shape) for row in range(self.shape[0])]
 
@@ -99,18 +88,19 @@ def resolve(
     *,
     written: bool = False,
 ) -> DeviceArray:
-    """Return where a device array lies that can be given to NCCL.
+    """Return the place of a device array that NCCL can take.
 
     Args:
-        name: what errors call it.
+        name: of the argument, for errors.
         device: where it has to lie.
         device_of: returns the device of a pointer, for sources that do not name it.
-        stream: where the array is going to be used; DLPack's sources make it wait for theirs.
-        written: whether it is going to be written.
+        stream: of the call; DLPack's sources make it wait for theirs.
+        written: whether the call writes it.
 
     Raises:
-        TypeError: this is no device array, or not one that can travel.
-        ValueError: it does not lie as it has to.
+        TypeError: this is no device array, or its elements cannot travel.
+        ValueError: it is elsewhere, read-only but written, or not in C order. A copy is not made:
+            it would receive nothing.
     """
     if is_pygpu(x):
         found = _from_pygpu(x)
@@ -153,21 +143,18 @@ def _in_c_order(shape: Shape, strides: Any, itemsize: int) -> bool:
     return True
 
 
-# -- the sources --------------------------------------------------------------------------
-
-
 def is_pygpu(x: Any) -> bool:
     return hasattr(x, "gpudata") and hasattr(x, "context") and hasattr(x, "offset")
 
 
 def pygpu_place(x: Any) -> tuple[Any, ...]:
-    """Return what tells whether a pygpu array lies where it lay, in the same form."""
+    """Return a value that changes if a pygpu array moves, or changes its form."""
     return x.gpudata, x.shape, x.strides, x.typecode
 
 
 def _from_pygpu(x: Any) -> _Found:
-    # `gpudata` is the address of the first element: a view's `offset` is in it. libgpuarray's own
-    # streams wait for the default stream, and that for them, so that work there is in order.
+    # `gpudata` is the address of the first element, also of a view. libgpuarray's own streams wait
+    # for the default stream, and that for them.
     dtype = dtype_text(np.dtype(x.dtype))
     array = DeviceArray(int(x.gpudata), tuple(x.shape), dtype, int(x.itemsize), stream=0)
     return array, x.strides, bool(x.flags["WRITEABLE"]), None
@@ -179,8 +166,7 @@ def _from_interface(x: Any, interface: dict[str, Any]) -> _Found:
     text, itemsize = _plain_dtype(interface["typestr"])
     if text[1] == "V" or itemsize == 2:
         text = _special_dtype(x, interface, text)
-    pointer, readonly = interface["data"]
-    stream = interface.get("stream")
+    (pointer, readonly), stream = interface["data"], interface.get("stream")
     stream = None if stream is None else int(stream)
     array = DeviceArray(pointer, tuple(interface["shape"]), text, itemsize, stream)
     return array, interface.get("strides"), not readonly, None
@@ -193,7 +179,7 @@ def _plain_dtype(typestr: str) -> tuple[str, int]:
 
 
 def _special_dtype(x: Any, interface: dict[str, Any], text: str) -> str:
-    """Return the dtype where the type's text alone is not enough: bfloat16, or a structured one."""
+    """Return the dtype that the type's text does not describe: bfloat16, or a structured one."""
     named = getattr(x, "dtype", None)
     if getattr(named, "name", named) == BFLOAT16:
         return BFLOAT16
@@ -203,58 +189,33 @@ def _special_dtype(x: Any, interface: dict[str, Any], text: str) -> str:
     return text
 
 
-class _Tensor(ctypes.Structure):
-    """DLPack's DLTensor, with which a DLManagedTensor begins."""
-
-    _fields_ = [
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    ]
-
-
 def _from_dlpack(x: Any, stream: int) -> _Found:
     capsule = x.__dlpack__(stream=stream)
     read = ctypes.pythonapi.PyCapsule_GetPointer
     read.restype, read.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    tensor = _Tensor.from_address(read(capsule, b"dltensor"))
-    itemsize = tensor.bits // 8
-    if tensor.lanes != 1 or tensor.bits % 8:
-        raise TypeError(f"DLPack elements of {tensor.lanes} x {tensor.bits} bits cannot travel")
-    if tensor.code == _DLPACK_BFLOAT:
+    tensor = _TENSOR.unpack(ctypes.string_at(read(capsule, b"dltensor"), _TENSOR.size))
+    data, _, device, ndim, code, bits, lanes, shape_at, strides_at, offset = tensor
+    itemsize, numbers = bits // 8, ctypes.c_int64 * ndim
+    if lanes != 1 or bits % 8:
+        raise TypeError(f"DLPack elements of {lanes} x {bits} bits cannot travel")
+    if code == _DLPACK_BFLOAT:
         dtype = BFLOAT16
-    elif tensor.code in _DLPACK_KINDS:
-        dtype = dtype_text(np.dtype(f"{_DLPACK_KINDS[tensor.code]}{itemsize}"))
+    elif code in _DLPACK_KINDS:
+        dtype = dtype_text(np.dtype(f"{_DLPACK_KINDS[code]}{itemsize}"))
     else:
-        raise TypeError(
-            f"elements of DLPack's type {tensor.code} cannot travel; send them as uint8"
-        )
-    shape = tuple(tensor.shape[: tensor.ndim])
-    strides = tensor.strides and [step * itemsize for step in tensor.strides[: tensor.ndim]]
-    pointer = (tensor.data or 0) + tensor.byte_offset
-    # The capsule is not consumed: it keeps the tensor, and frees it when it is dropped. The
-    # producer has made the stream wait for its own.
-    array = DeviceArray(pointer, shape, dtype, itemsize, stream, capsule)
-    return array, strides or None, True, int(tensor.device)
-
-
-# -- new arrays ---------------------------------------------------------------------------
+        raise TypeError(f"elements of DLPack's type {code} cannot travel; send them as uint8")
+    shape = tuple(numbers.from_address(shape_at))
+    strides = strides_at and [step * itemsize for step in numbers.from_address(strides_at)]
+    # The capsule is not consumed: it keeps the tensor. The producer has made the stream wait.
+    array = DeviceArray(data + offset, shape, dtype, itemsize, stream, capsule)
+    return array, strides or None, True, device
 
 
 def maker(like: Any) -> Callable[[Shape], Any]:
-    """Return a function that makes arrays of some shape like another one, on the same device.
+    """Return a function that makes arrays of a shape like another one, on the same device.
 
-    Libraries take part by a method ``new_empty(shape)``, as PyTorch's tensors have one.
-
-    Raises:
-        TypeError: it is not known how.
+    An array of any library makes them by its method ``new_empty(shape)``, as PyTorch's tensors;
+    TypeError if it has none.
     """
     if is_pygpu(like):
         empty = sys.modules["pygpu"].empty
@@ -266,3 +227,44 @@ def maker(like: Any) -> Callable[[Shape], Any]:
         f"a result like {type(like).__name__} cannot be made here; "
         "give out=, a device array that receives it"
     )
+
+
+def check_apart(
+    reads: Sequence[DeviceArray | None],
+    writes: Sequence[DeviceArray | None],
+    *,
+    in_place: bool = True,
+) -> None:
+    """Raise ValueError if an array to be written overlaps another array of the call.
+
+    ``in_place``: an array may be read and written if it stands at the same place of both lists.
+    """
+    spans: list[tuple[int, int, bool]] = []
+    for read, write in zip_longest(reads, writes):
+        if in_place and read and write and (read.pointer, read.kind) == (write.pointer, write.kind):
+            read = None
+        spans.extend(
+            (array.pointer, array.pointer + array.nbytes, array is write)
+            for array in (read, write)
+            if array is not None
+        )
+    last_end = last_written = 0
+    for start, end, written in sorted(span for span in spans if span[0] < span[1]):
+        if start < last_written or (written and start < last_end):
+            raise ValueError(
+                "out overlaps an array that is read, or itself; NCCL can only work in place if "
+                "both are the same memory, from beginning to end"
+            )
+        last_end = max(last_end, end)
+        last_written = max(last_written, end) if written else last_written
+
+
+def check_like(given: Sequence[DeviceArray], outs: Sequence[DeviceArray]) -> None:
+    """Raise ValueError unless each out can receive the result for the array given."""
+    if len(given) != len(outs):
+        raise ValueError(f"out must be a list like x, of {len(given)} arrays, got {len(outs)}")
+    for x, out in zip(given, outs):
+        if x.kind != out.kind:
+            raise ValueError(
+                f"out must be like x, {x.dtype} {x.shape}, got {out.dtype} {out.shape}"
+            )

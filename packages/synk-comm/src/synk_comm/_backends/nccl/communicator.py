@@ -1,27 +1,21 @@
 """Collectives on device arrays through NCCL, beside a communicator for everything else.
 
-``NcclCommunicator`` is wrapped around a *host* communicator of the same ranks. Arrays in host
-memory, objects, barriers and declines are the host communicator's. Device arrays go through NCCL,
-but only after the host communicator has compared what all ranks are about to call: NCCL itself
-would hang, or combine the wrong elements, where ranks differ.
+``NcclCommunicator`` wraps a *host* communicator of the same ranks, which keeps arrays in host
+memory, objects, barriers and declines. It also compares the ranks' calls first: where they differ,
+NCCL would hang, or combine the wrong elements.
 
-What holds for device arrays, beyond the contract of ``abc.py`` and in places instead of it:
+For device arrays this holds beyond the contract of ``abc.py``, or instead of it:
 
-* **Streams.** A call enqueues its work on a CUDA stream and returns without waiting for it, as
-  NCCL and all libraries of device arrays do. Results are there for what is enqueued on this
-  stream later. It is the stream given as ``stream=``, else the one that the arrays name (CuPy's
-  do), else the default stream: PyTorch's tensors name none, so under ``torch.cuda.stream(s)`` give
-  ``stream=s.cuda_stream``.
-* **Errors.** A mismatch, a bad argument, a peer that is missing when the call is entered, an
-  abort: all are raised by the call, as the contract says; and so is what happens while the call
-  is inside NCCL, as the first one is until all ranks are connected. A peer that dies later, while
-  the GPU is at work, cannot be noticed by a call that has returned: the GPU then waits for it for
-  ever, and so does a plain wait for the stream. ``synchronize()`` waits for the stream, notices,
-  and stops NCCL. Any failure ends the group; then the contents of outputs are undefined.
+* **Streams.** A call enqueues its work on a CUDA stream and returns. It is the stream given as
+  ``stream=``, else that of the arrays (CuPy's name it), else the default stream. PyTorch's tensors
+  name none: under ``torch.cuda.stream(s)`` give ``stream=s.cuda_stream``.
+* **Errors.** A call raises those of the contract, and those that come while it is inside NCCL, as
+  the first call is until all ranks are connected. If a peer dies later, a plain wait for the stream
+  lasts for ever; ``synchronize()`` notices it and stops NCCL. Any failure ends the group; then the
+  contents of outputs are undefined.
 * **Arrays** are contiguous in C order, on this communicator's device, one device for each rank.
-* **A rank that gives nothing** passes ``out=``, which makes it a call about device arrays: any
-  device array where ``out`` would be ignored. A call with neither array nor ``out`` is the host
-  communicator's; it is reported as a mismatch if the other ranks gave device arrays.
+* **A rank that gives nothing** passes a device array as ``out=``, also if that would be ignored. A
+  call with neither is the host communicator's, and a mismatch.
 * **Dtypes.** Everything without objects can be moved. NCCL combines integers of 8, 32 and 64
   bits, float16, bfloat16, float32, float64, complex numbers by sum and avg, booleans by min and
   max. NaN may be lost by min and max.
@@ -48,16 +42,14 @@ from synk_comm.abc import Communicator, Request
 from synk_comm.exceptions import CommError, MismatchError
 
 from . import moves, reduce
-from .link import Link, NcclError
-from .partitioned import PartitionedReduction
-from .start import MissingLibrary, NcclSettings, load_binding
+from .link import Link, MissingLibrary, NcclError, NcclSettings, load_binding
+from .reduce import PartitionedReduction
 from .steps import DeviceSteps
 
 __all__ = ["MissingLibrary", "NcclCommunicator", "NcclError", "nccl", "why_no_nccl"]
 
 _REPLY_TAG = 1 << 40
-"""Added to the tag of a message for the receiver's answer, out of the way of all tags in use."""
-
+"""Added to the tag of a message for the receiver's answer; no other tag is as large."""
 
 _ON_DEVICES: dict[tuple[str, str], Callable[..., Any]] = {
     ("whole", "fold"): reduce.reduce,
@@ -99,8 +91,6 @@ class NcclCommunicator(Communicator):
             f"beside {self._host.backend}, {self._steps.guard.state}>"
         )
 
-    # -- calls ----------------------------------------------------------------------------
-
     def _call(
         self,
         kind: str,
@@ -135,19 +125,18 @@ class NcclCommunicator(Communicator):
         here = steps.one(array, "x" if sending else "out", written=not sending)
         stream, reply = steps.stream_for([here]), _REPLY_TAG + tag
         if sending:
-            said = ("device array", here.kind)
-            host.send_object(said, peer, tag=tag, timeout_s=_left_s(deadline))
+            host.send_object(here.kind, peer, tag=tag, timeout_s=_left_s(deadline))
             with steps.guard:
                 if host.recv_object(peer, tag=reply, timeout_s=_left_s(deadline)):
                     link.run(moves.exchange([(peer, here)], []), stream, deadline)
             return None
-        what, (dtype, shape) = host.recv_object(peer, tag=tag, timeout_s=_left_s(deadline))
-        fits = (dtype, tuple(shape)) == here.kind
+        dtype, shape = host.recv_object(peer, tag=tag, timeout_s=_left_s(deadline))
+        fits = (dtype, shape) == here.kind
         with steps.guard:
             host.send_object(fits, peer, tag=reply, timeout_s=_left_s(deadline))
             if not fits:
                 raise MismatchError(
-                    f"rank {peer} sent a {what} of {dtype} {shape}, but out is for "
+                    f"rank {peer} sent a device array of {dtype} {shape}, but out is for "
                     f"{here.dtype} {here.shape}; the message is lost"
                 )
             link.run(moves.exchange([], [(peer, here)]), stream, deadline)
@@ -171,18 +160,18 @@ class NcclCommunicator(Communicator):
         weight: float | None = None,
         timeout_s: float | None = None,
     ) -> PartitionedReduction:
-        """Begin an all_reduce of a device vector whose parts come about one after the other.
+        """Begin an all_reduce of a device vector whose parts are computed one after the other.
 
         A collective: it compares the ranks' calls, as ``all_reduce`` does. Each rank then calls
-        ``ready`` of the result for each part that is there, and ``wait`` at the end, whatever
-        happens in between; no other call on device arrays may come before that. The parts are
-        reduced on a stream of their own meanwhile.
+        ``ready`` of the result for each part, and ``wait`` at the end, also after an error; no
+        other call on device arrays may come before that. The parts are reduced on a stream of their
+        own.
 
         Args:
-            out: a device vector for the reduced parts, in which they may also come about.
+            out: a device vector for the reduced parts; the parts may lie in it, too.
             op: as in ``all_reduce``.
-            bounds: begin and end of each part, in elements, in the order in which they come about;
-                the same on all ranks.
+            bounds: begin and end of each part, in elements, in the order of their computation; the
+                same on all ranks.
             weight: of this rank in an average, greater than 0.
             timeout_s: of the comparison, and of each call of NCCL.
 
@@ -197,16 +186,14 @@ class NcclCommunicator(Communicator):
     def synchronize(self, timeout_s: float | None = None, *, event: int | None = None) -> None:
         """Wait until the GPU has done all that this communicator's calls have enqueued.
 
-        Args:
-            event: a CUDA event of this device (``synk_comm.cuda.Driver.event``): wait for that
-                instead.
+        Unlike a plain wait for the stream this ends if a peer dies or aborts, or at the timeout:
+        that stops NCCL and ends the group. An interrupt, such as Ctrl-C, ends the wait alone.
 
-        Unlike a plain wait for the stream this ends if a peer dies or gives up, or when the time
-        is over: NCCL is stopped then, and the group has ended. No collective: an interrupt, such
-        as Ctrl-C, ends the wait and nothing else.
+        Args:
+            event: a CUDA event of this device (``synk_comm.cuda.Driver.event``), instead.
 
         Raises:
-            PeerLost, AbortedError, CommTimeout, or NcclError for what NCCL reports itself.
+            PeerLost, AbortedError, CommTimeout, or NcclError for an error of NCCL's own.
         """
         deadline = self._steps.deadline(timeout_s)
         interrupt: BaseException | None = None
@@ -219,8 +206,6 @@ class NcclCommunicator(Communicator):
                 interrupt = exc
         if interrupt is not None:
             raise interrupt
-
-    # -- the group ------------------------------------------------------------------------
 
     def split(
         self, color: int | None, key: int = 0, *, timeout_s: float | None = None
@@ -251,7 +236,7 @@ class NcclCommunicator(Communicator):
     def close(self) -> None:
         """Leave the group; NCCL gets two seconds at most to end in order.
 
-        What is still enqueued on a stream then may be stopped: ``synchronize()`` first.
+        Work that is still enqueued on a stream may be stopped: ``synchronize()`` first.
         """
         self._steps.guard.close()
 
@@ -302,8 +287,7 @@ def nccl(
         driver: a stand-in for ``synk_comm.cuda.Driver``, for tests.
         timeout_s: bound of the start; None takes that of ``comm``.
 
-    If the start has to be given up (a timeout, a dead peer), a thread of NCCL may stay behind in
-    this process until it ends.
+    If the start fails (a timeout, a dead peer), a thread of NCCL may stay until the process ends.
 
     Raises:
         MissingLibrary: nccl4py or NCCL is not installed here; the other ranks raise JoinError.

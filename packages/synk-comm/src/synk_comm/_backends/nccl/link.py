@@ -1,11 +1,8 @@
-"""One rank's NCCL communicator: how it is made, watched, and ended.
+"""One rank's NCCL communicator: its libraries and its device, its start, its guard, and its end.
 
-NCCL by itself waits for ever: for ranks that never come, for peers that died, for a call that a
-peer makes differently. Its non-blocking mode would return instead, but it starts a thread for
-every call, which costs more than a small collective does (45 us and more for each call, where the
-whole takes 7 us). So it runs in its blocking mode, and what may block is watched: the start runs
-in a thread of its own, and while a call is inside NCCL for longer than a moment, a guard looks at
-the clock, at the peers' processes and at the host communicator, and stops NCCL if need be.
+NCCL waits for ever for ranks that never come or have died. In its non-blocking mode it starts a
+thread for every call (45 us, where a small collective takes 7). So it runs in its blocking mode,
+its start in a thread of its own, and a guard stops it if a call does not return.
 """
 
 from __future__ import annotations
@@ -13,46 +10,59 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import importlib
 import logging
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, Callable, Tuple
+from typing import Any, Callable, NamedTuple, Tuple
 
 from synk_comm._collectives.communicator import RoundCommunicator
 from synk_comm._core.fabric import SLICE_S, lost
-from synk_comm._system.liveness import Pidfds
-from synk_comm.cuda import wait_until
-from synk_comm.exceptions import CommError, CommTimeout, JoinError, PeerLost
-
-from .start import NcclSettings, introduce
+from synk_comm._system.liveness import Identity, Pidfds, identity
+from synk_comm._system.machine import machine_name
+from synk_comm.abc import Communicator
+from synk_comm.cuda import CudaError, Driver, wait_until
+from synk_comm.exceptions import CommError, CommTimeout, JoinError, PeerDeclined, PeerLost
 
 _log = logging.getLogger(__name__)
 
 NcclCalls = Sequence[Tuple[Any, ...]]
 """Names of NCCL's functions, each with the arguments before the communicator and the stream."""
 
-_ON_HOST = 1  # where the factor of a scaled sum lies
+_BINDING = "nccl.bindings.nccl"
+_ON_HOST = 1  # the memory of a scaled sum's factor
 _GUARD_S = 0.05
 """Seconds between two checks of the guard; it ignores shorter calls."""
 _GRACE_S = 0.5
-"""Seconds that work on the GPU may go on when a peer's process has ended."""
+"""Seconds that work on the GPU may go on after a peer's process has ended: the peer may have left
+after its last call."""
 _STOP_S = 1.0
 """Seconds that a failed call waits for NCCL's kernels to stop."""
 _LEAVE_S = 2.0
-"""Seconds for NCCL to end in order in ``close``, and at the end of the process, before it is left
-behind in its thread."""
+"""Seconds for NCCL to end in order in ``close``, and at the end of the process."""
 
 
 class NcclError(CommError, RuntimeError):
     """NCCL reported an error."""
 
 
-class _Inside(threading.Thread):
-    """A thread inside NCCL, which is not trusted to return: NCCL may wait for peers there."""
+class MissingLibrary(CommError, ImportError):
+    """nccl4py or NCCL is not installed."""
 
-    def __init__(self, name: str, target: Callable[..., None], *args: Any) -> None:
-        super().__init__(name=name, target=target, args=args, daemon=True)
+
+class NcclSettings(NamedTuple):
+    """Settings of a communicator, which its splits inherit: the arguments of ``nccl``."""
+
+    stream: int | None
+    device: int | None
+    binding: Any
+    driver: Any
+    why: str
+
+
+class _Inside(threading.Thread):
+    """A thread inside NCCL, which may wait for peers there for ever."""
 
     def start(self) -> None:
         super().start()
@@ -67,7 +77,7 @@ class _Inside(threading.Thread):
             atexit.unregister(self.end_with_process)
 
     def end_with_process(self) -> None:
-        """At the end of the process: wait for the end of the thread, for a while."""
+        """Wait a while for the end of the thread, at the end of the process."""
         self.join(_LEAVE_S)
         if self.is_alive():
             _leave_libraries()
@@ -80,21 +90,90 @@ def _leave_libraries() -> None:
     """
     libc = ctypes.CDLL(None)
     with contextlib.suppress(AttributeError):  # not every C library has it
-        libc.on_exit(libc._exit, None)  # what was registered last comes first
+        libc.on_exit(libc._exit, None)  # the last one registered comes first
+
+
+def load_binding() -> Any:
+    """Return nccl4py's low-level binding, checked to find NCCL itself."""
+    try:
+        binding = importlib.import_module(_BINDING)
+    except ImportError as exc:
+        raise MissingLibrary(
+            f"back-end nccl needs the package nccl4py ({exc}): pip install 'synk-comm[nccl]', "
+            "with Python 3.10 or newer"
+        ) from exc
+    try:
+        binding.get_version()
+    except Exception as exc:
+        raise MissingLibrary(
+            f"NCCL itself, libnccl.so.2, was not found ({exc}): pip install nvidia-nccl-cu13, or "
+            "nvidia-nccl-cu12 for CUDA 12, or name its folder in LD_LIBRARY_PATH"
+        ) from exc
+    return binding
+
+
+def _introduce(
+    host: Communicator, settings: NcclSettings
+) -> tuple[Any, Any, int, Sequence[Identity]]:
+    """Load the libraries on all ranks; return binding, driver, device, and the ranks' processes.
+
+    Raises:
+        MissingLibrary, CudaError, ValueError: of this rank; JoinError for those of other ranks,
+            and for differences between them.
+    """
+    try:
+        binding, driver = settings.binding or load_binding(), settings.driver or Driver()
+        uuids = tuple([driver.uuid(number) for number in range(driver.device_count())])
+        if not uuids:
+            raise CudaError("this process sees no CUDA device; see CUDA_VISIBLE_DEVICES")
+        wanted = driver.current_device() if settings.device is None else settings.device
+        if wanted is not None and not 0 <= wanted < len(uuids):
+            raise ValueError(f"device must be 0 to {len(uuids) - 1}, got {wanted}")
+        version = int(binding.get_version())
+    except (CommError, ValueError) as exc:
+        host.decline(f"{type(exc).__name__}: {exc}")
+        raise
+    mine = machine_name(), wanted, uuids, version, identity()
+    try:
+        machines, wishes, devices, versions, processes = zip(*host.all_gather_object(mine))
+    except PeerDeclined as exc:
+        lines = "".join(f"\n  rank {rank}: {text}" for rank, text in exc.reasons.items())
+        raise JoinError(f"rank {host.rank} cannot start NCCL, because of{lines}") from None
+    if len(set(versions)) > 1:
+        lines = ", ".join(f"rank {rank}: {version}" for rank, version in enumerate(versions))
+        raise JoinError(f"the ranks have different versions of NCCL ({lines}); install one of them")
+    return binding, driver, _devices(machines, wishes, devices)[host.rank], processes
+
+
+def _devices(
+    machines: Sequence[str], wishes: Sequence[int | None], uuids: Sequence[Sequence[str]]
+) -> list[int]:
+    """Return each rank's device: the one that it asked for, else by turns on each machine."""
+    devices: list[int] = []
+    users: dict[str, int] = {}
+    for rank, (machine, wanted, own) in enumerate(zip(machines, wishes, uuids)):
+        place = machines[:rank].count(machine)
+        device = place % len(own) if wanted is None else wanted
+        first = users.setdefault(own[device], rank)
+        if first != rank:
+            raise JoinError(
+                f"ranks {first} and {rank} would both use the GPU {own[device]} (device "
+                f"{device} of rank {rank}), but NCCL needs one for each rank; start fewer ranks, "
+                "or give each its own by device= or CUDA_VISIBLE_DEVICES"
+            )
+        devices.append(device)
+    return devices
 
 
 class Link:
     """One rank's NCCL communicator, which ends together with the host communicator of the ranks.
 
-    Making one is a collective of theirs. A guard of calls can end it, as it ends a ``Fabric``.
-
-    Args:
-        timeout_s: bound of the start.
+    To make one is a collective of theirs. A ``Guard`` can end it like a ``Fabric``.
     """
 
     def __init__(self, host: RoundCommunicator, settings: NcclSettings, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
-        self.binding, self.driver, self.device, processes = introduce(host, settings)
+        self.binding, self.driver, self.device, processes = _introduce(host, settings)
         self.rank = host.rank
         self.handle: Any = None
         self._host = host
@@ -104,6 +183,7 @@ class Link:
         self._ended = threading.Event()
         self._end_thread: _Inside | None = None
         self._inside: tuple[float] | None = None  # the deadline of the call that is in NCCL now
+        self._gone_since: float | None = None  # when the end of a peer was noticed
         self._rescue: CommError | None = None  # why the guard stopped it
         for rank, process in enumerate(processes):
             if rank != host.rank:
@@ -111,7 +191,7 @@ class Link:
         try:
             self._start(deadline)
         except BaseException as exc:
-            # Also ends the others' waits, which look at the host communicator.
+            # The others' waits look at the host communicator.
             self.abort(f"NCCL did not start: {type(exc).__name__}: {exc}")
             raise
 
@@ -142,11 +222,11 @@ class Link:
             except BaseException as exc:  # noqa: BLE001 - raised below, in the caller's thread
                 failed.append(exc)
 
-        # If this has to be given up, NCCL stays behind in its thread: it cannot be stopped yet.
-        thread = _Inside("synk-comm nccl start", begin)
+        # NCCL cannot be stopped yet: it stays behind in its thread if the start fails.
+        thread = _Inside(name="synk-comm nccl start", target=begin, daemon=True)
         thread.start()
         while thread.is_alive():
-            self._look(deadline, "starting NCCL")
+            self._look(self._check_peers, deadline, "starting NCCL")
             thread.join(SLICE_S)
         if failed:
             try:
@@ -156,8 +236,6 @@ class Link:
             raise JoinError(f"NCCL did not start: {failed[0]}") from failed[0]
         threading.Thread(target=self._guard, name="synk-comm nccl guard", daemon=True).start()
         host.barrier(timeout_s=max(deadline - time.monotonic(), 0.001))
-
-    # -- calls ----------------------------------------------------------------------------
 
     def run(self, calls: NcclCalls, stream: int, deadline: float) -> None:
         """Enqueue calls of NCCL on a stream, as one group."""
@@ -186,37 +264,33 @@ class Link:
             raise self._failure(binding.get_error_string(status))
 
     def _guard(self) -> None:
-        """Stop NCCL if a call does not come back from it, and never will.
+        """Stop NCCL if a call, or its work on the GPU, will never end.
 
-        It also looks after work that calls have left on the GPU: the next wait for the GPU, by
-        whatever library, would last for ever if a peer is gone that this work needs. For that it
-        asks nothing of CUDA, which may be what hangs.
+        A library's own wait for the GPU would last for ever otherwise. Nothing here calls CUDA,
+        which may hang.
         """
         before = None
-        gone_since: float | None = None
         while not self._ended.wait(_GUARD_S):
             inside = self._inside
             try:
                 if inside is not None and inside is before:
-                    self._look(inside[0], "a call of NCCL")
+                    self._look(self._check_peers, inside[0], "a call of NCCL")
                 elif inside is None and self._streams:
-                    gone_since = self._check_grace(gone_since)
+                    self._check_grace()
             except CommError as exc:
                 self._rescue = exc
                 self._end("comm_abort", 0.0)
             before = inside
 
-    def _check_grace(self, gone_since: float | None) -> float | None:
-        """Return since when a peer is gone; raise if it has been so for too long."""
+    def _check_grace(self) -> None:
+        """Raise if a peer has been gone for too long."""
         try:
             self._check_peers()
+            self._gone_since = None
         except PeerLost:
-            # It may have left after its last call, and this be about to end too.
-            now = time.monotonic()
-            if gone_since is not None and now - gone_since > _GRACE_S:
+            self._gone_since = self._gone_since or time.monotonic()
+            if time.monotonic() - self._gone_since > _GRACE_S:
                 raise
-            return gone_since or now
-        return None
 
     @contextlib.contextmanager
     def scaled_sum(self, scalar: bytes, nccl_type: int) -> Iterator[int]:
@@ -235,12 +309,9 @@ class Link:
             with contextlib.suppress(binding.NCCLError):
                 binding.red_op_destroy(op, handle)
 
-    def _look(self, deadline: float, doing: str) -> None:
-        """Raise if a peer is gone, or the time is up."""
-        self._check_peers()
-        self._check_time(deadline, doing)
-
-    def _check_time(self, deadline: float, doing: str) -> None:
+    def _look(self, check: Callable[[], None], deadline: float, doing: str) -> None:
+        """Raise if a check of the peers does, or the time is up."""
+        check()
         if time.monotonic() >= deadline:
             # NCCL does not name the ranks that it waits for.
             others = {r: "unknown to NCCL" for r in range(self._host.size) if r != self.rank}
@@ -249,7 +320,7 @@ class Link:
             )
 
     def _check_peers(self) -> None:
-        """Raise if a peer's process has ended, or the group has been given up."""
+        """Raise if a peer's process, or the group, has ended."""
         failure = self.failure()
         if failure is not None:
             raise failure
@@ -259,7 +330,7 @@ class Link:
             raise lost(gone[0], "its process has ended")
 
     def _failure(self, text: str) -> CommError:
-        """Return the error for what NCCL reported: a lost peer if that is the reason."""
+        """Return the error for NCCL's report: a lost peer if that is the reason."""
         detail = self.binding.get_last_error(self.handle) if self.handle is not None else ""
         patience = time.monotonic() + 0.2  # its sockets may break before its process has ended
         while time.monotonic() < patience:
@@ -271,7 +342,7 @@ class Link:
         return NcclError(f"NCCL failed: {text}. {detail}".strip())
 
     def synchronize(self, deadline: float, event: int | None = None) -> None:
-        """Wait until the streams have done all that was enqueued by ``run``, or for an event."""
+        """Wait until the streams have done all work of ``run``, or for an event."""
         driver = self.driver
         with driver.entered(self.device):
             if event is not None:
@@ -282,12 +353,10 @@ class Link:
                 self._streams.discard(stream)
 
     def _wait(self, is_over: Callable[[], bool], deadline: float) -> None:
-        gone_since: float | None = None
+        self._gone_since = None
 
         def look() -> None:
-            nonlocal gone_since
-            gone_since = self._check_grace(gone_since)
-            self._check_time(deadline, "synchronize()")
+            self._look(self._check_grace, deadline, "synchronize()")
             status = self.binding.comm_get_async_error(self.handle)
             if status:
                 raise self._failure(self.binding.get_error_string(status))
@@ -296,17 +365,15 @@ class Link:
         if self._rescue is not None:
             raise self._rescue  # it is over because NCCL was stopped
 
-    # -- the end --------------------------------------------------------------------------
-
     def failure(self) -> CommError | None:
-        """Return what ended the host communicator."""
+        """Return the end of the host communicator."""
         return self._host.ended()
 
     def abort(self, reason: str) -> None:
         """End both communicators; wait a second at most for NCCL's kernels to stop.
 
-        Who frees memory of the device while a kernel still waits for a peer keeps the thread that
-        is to stop it from CUDA, for ever.
+        If the caller freed memory of the device while a kernel waits for a peer, CUDA would lock
+        out the thread that stops the kernel, for ever.
         """
         self._host.abort(reason)
         self._end("comm_abort", _STOP_S)
@@ -319,7 +386,7 @@ class Link:
         self._host.close()
 
     def close(self) -> None:
-        """Leave both; NCCL only ends in order if all is well and done."""
+        """Leave both; NCCL ends in order only after all work."""
         how, wait_s = "comm_abort", _STOP_S
         if self.failure() is None:
             with contextlib.suppress(CommError, OSError):
@@ -331,12 +398,20 @@ class Link:
             self._end(how, wait_s)
 
     def _end(self, how: str, wait_s: float) -> None:
-        """Make NCCL end, once, in a thread; wait for that, at most for some seconds."""
+        """End NCCL, once, in a thread; wait for that, at most for some seconds."""
+
+        def end() -> None:
+            try:
+                with self.driver.entered(self.device):
+                    getattr(self.binding, how)(self.handle)
+            except (CommError, self.binding.NCCLError) as exc:
+                _log.debug("%s: %s", how, exc)
+
         with self._lock:
             if not self._ended.is_set():
                 self._ended.set()
                 if self.handle is not None:
-                    started = _Inside("synk-comm nccl end", self._call_end, how)
+                    started = _Inside(name="synk-comm nccl end", target=end, daemon=True)
                     try:
                         started.start()
                         self._end_thread = started
@@ -349,10 +424,3 @@ class Link:
             thread.end_with_process()  # in `atexit`, which calls nothing that is registered now
         elif thread is not None and wait_s:
             thread.join(wait_s)
-
-    def _call_end(self, how: str) -> None:
-        try:
-            with self.driver.entered(self.device):
-                getattr(self.binding, how)(self.handle)
-        except (CommError, self.binding.NCCLError) as exc:
-            _log.debug("%s: %s", how, exc)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any
 
-from synk_comm._backends.nccl.arrays import DeviceArray, maker
+from synk_comm._backends.nccl.arrays import DeviceArray, check_apart, maker
 from synk_comm._core.calls import ON_DEVICES, CollectiveCall, Kind, received
 from synk_comm._core.table import Arguments, CollectiveRow
 
 from .link import NcclCalls
 from .steps import DeviceCall, DeviceSteps, Finished
-from .terms import UINT8, check_apart
 
 Places = Sequence["DeviceArray | None"]
-"""Where arrays go, or come from, by rank."""
+"""Places of arrays, by rank."""
+_UINT8 = 1
+"""NCCL's type for bytes, as which all arrays are moved."""
 
 
 def broadcast(steps: DeviceSteps, row: CollectiveRow, asked: Arguments, deadline: float) -> Any:
@@ -23,17 +23,16 @@ def broadcast(steps: DeviceSteps, row: CollectiveRow, asked: Arguments, deadline
     arrays = steps.several(x, "x", written=steps.rank != root)
     call = _call_of(row, root, arrays, many=isinstance(x, (list, tuple)))
     starts = [(array.pointer, array.pointer, array.nbytes) for array in arrays if array.nbytes]
-    calls = [("broadcast", *start, UINT8, root) for start in starts]
-    stream = steps.stream_for(arrays)
-    DeviceCall(steps, call, stream, lambda *_: (calls, False)).make(deadline)
+    calls = [("broadcast", *start, _UINT8, root) for start in starts]
+    DeviceCall(steps, call, steps.stream_for(arrays), lambda *_: (calls, False)).make(deadline)
     return x
 
 
 def collect(steps: DeviceSteps, row: CollectiveRow, asked: Arguments, deadline: float) -> Any:
     """Make a gather or all_gather."""
     x, out = asked.x, asked.out
-    root = steps.check_rank(asked.root) if row.root == "receives" else None
-    receives = root in (None, steps.rank)
+    root = steps.check_rank(asked.root) if row.root == "receives" else -1
+    receives = root in (-1, steps.rank)
     many = isinstance(x, (list, tuple))
     given = [] if x is None else steps.several(x, "x")
     likes = (x if many else [x]) if given else [out]
@@ -44,14 +43,14 @@ def collect(steps: DeviceSteps, row: CollectiveRow, asked: Arguments, deadline: 
         places = steps.per_rank(out, "out", written=True)
         check_apart(_beside(steps, given[0] if given else None), places)
     elif receives:
-        maker(likes[0])  # an error now, not when the others rely on this rank
-    call = _call_of(row, -1 if root is None else root, given, places, many=many)._replace(
+        maker(likes[0])  # its error comes before the others rely on this rank
+    call = _call_of(row, root, given, places, many=many)._replace(
         weight=0.0 if x is None else 1.0,
         place="apart" if places and isinstance(out, (list, tuple)) else "",
     )
     results: list[Any] = []
 
-    def finish(said: Sequence[CollectiveCall], _: contextlib.ExitStack) -> Finished:
+    def finish(said: Sequence[CollectiveCall], _: Any) -> Finished:
         nccl: list[tuple[Any, ...]] = []
         for number in range(next(len(call.arrays) for call in said if call.weight)):
             kinds = [call.arrays[number] if call.weight else None for call in said]
@@ -61,11 +60,11 @@ def collect(steps: DeviceSteps, row: CollectiveRow, asked: Arguments, deadline: 
                 results.append(values)
             # All ranks must come to the same choice here.
             alike = all(kind == kinds[0] and not c.place for kind, c in zip(kinds, said))
-            if root is None and alike and source and targets[0]:
+            if root < 0 and alike and source and targets[0]:
                 start = (source.pointer, targets[0].pointer, source.nbytes)
-                nccl += [("all_gather", *start, UINT8)] if source.nbytes else []
+                nccl += [("all_gather", *start, _UINT8)] if source.nbytes else []
             else:
-                receivers = range(steps.size) if root is None else [root]
+                receivers = range(steps.size) if root < 0 else [root]
                 nccl += exchange([(to, source) for to in receivers], enumerate(targets))
         return nccl, False
 
@@ -83,7 +82,7 @@ def _rows_for(
 ) -> tuple[list[Any], Places]:
     """Make the arrays that receive, by sender: rows of one array, if all are alike."""
     first = kinds[0]
-    if len(kinds) > 1 and first is not None and all(kind == first for kind in kinds):
+    if len(kinds) > 1 and first is not None and kinds.count(first) == len(kinds):
         block, where = steps.made(like, (len(kinds), *first[1]))
         return [block[rank] for rank in range(len(kinds))], where.rows()
     made = [(None, None) if kind is None else steps.made(like, kind[1]) for kind in kinds]
@@ -91,13 +90,9 @@ def _rows_for(
 
 
 def exchange(sends: Any, receives: Any) -> NcclCalls:
-    """Return the calls of NCCL that send arrays to ranks and receive from them, all at once.
-
-    Args:
-        sends, receives: pairs of a rank, and an array or None.
-    """
+    """Return NCCL's calls for messages; ``sends`` and ``receives`` are pairs of rank and array."""
     return [
-        (name, array.pointer, array.nbytes, UINT8, rank)
+        (name, array.pointer, array.nbytes, _UINT8, rank)
         for name, arrays in (("send", sends), ("recv", receives))
         for rank, array in arrays
         if array is not None and array.nbytes
@@ -111,11 +106,10 @@ def _beside(steps: DeviceSteps, array: DeviceArray | None) -> Places:
 
 def deal(steps: DeviceSteps, row: CollectiveRow, asked: Arguments, deadline: float) -> Any:
     """Make a scatter or all_to_all."""
-    xs, out, root, senders = asked.x, asked.out, -1, list(range(steps.size))
-    alone = row.root == "sends"
-    if alone:
-        root = steps.check_rank(asked.root)
-        senders = [root]
+    xs, out = asked.x, asked.out
+    root = steps.check_rank(asked.root) if row.root == "sends" else -1
+    senders = range(steps.size) if root < 0 else [root]
+    if root >= 0:
         steps.check_only_root(row.name, xs, root)
     if steps.rank in senders and xs is None:
         raise ValueError(f"{row.name} takes a list of {steps.size} here, got None")
@@ -126,16 +120,16 @@ def deal(steps: DeviceSteps, row: CollectiveRow, asked: Arguments, deadline: flo
     like = xs[0] if isinstance(xs, (list, tuple)) else xs
     places: Places | None = None
     if out is None:
-        maker(like)  # an error now, not when the others rely on this rank
-    elif alone:
+        maker(like)  # its error comes before the others rely on this rank
+    elif root >= 0:
         places = [steps.one(out, "out", written=True)]
         check_apart(given, _beside(steps, places[0]))
     else:
         places = steps.per_rank(out, "out", written=True)
         check_apart(given, places, in_place=False)
-    values = [out] if alone else out
+    values = out if root < 0 else [out]
 
-    def finish(said: Sequence[CollectiveCall], _: contextlib.ExitStack) -> Finished:
+    def finish(said: Sequence[CollectiveCall], _: Any) -> Finished:
         nonlocal values, places
         if places is None:
             values, places = _rows_for(steps, received(said, steps.rank), like)
@@ -143,7 +137,7 @@ def deal(steps: DeviceSteps, row: CollectiveRow, asked: Arguments, deadline: flo
 
     stream = steps.stream_for([*given, *(places or ())])
     DeviceCall(steps, _call_of(row, root, given, places), stream, finish).make(deadline)
-    return values[0] if alone else [values[rank] for rank in range(steps.size)]
+    return values[0] if root >= 0 else [values[rank] for rank in range(steps.size)]
 
 
 def _call_of(

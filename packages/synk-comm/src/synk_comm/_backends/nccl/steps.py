@@ -1,4 +1,4 @@
-"""What all calls on device arrays share: their arguments, their streams, and how they are made."""
+"""The common part of all calls on device arrays: their arguments, their streams, their making."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .link import Link, NcclCalls
 Finished = Tuple[NcclCalls, bool]
 """Calls of NCCL, and whether they are the same whenever the ranks' calls are."""
 Finish = Callable[[Sequence[CollectiveCall], contextlib.ExitStack], Finished]
-"""``finish(said, stack)`` gets the ranks' calls; what lasts for one call goes to the stack."""
+"""``finish(said, stack)`` gets the ranks' calls; the stack ends with the call."""
 
 
 class _DeviceGuard(Guard):
-    """Entry to a call on device arrays; whatever leaves one half-way ends both communicators."""
+    """Entry to a call on device arrays; an error half-way ends both communicators."""
 
     def _end(self, exc: BaseException) -> None:
         super()._end(exc)
@@ -28,11 +28,7 @@ class _DeviceGuard(Guard):
 
 
 class DeviceSteps:
-    """One rank's host communicator and NCCL link, and the guard of calls on device arrays.
-
-    Args:
-        stream: on which all calls work; None takes that of the arrays.
-    """
+    """One rank's host communicator and NCCL link, and the guard of calls on device arrays."""
 
     def __init__(self, host: RoundCommunicator, link: Link, stream: int | None) -> None:
         self.rank = host.rank
@@ -43,13 +39,11 @@ class DeviceSteps:
         self.check_only_root = host._steps.check_only_root
         self.deadline = host._steps.deadline
         self.guard = _DeviceGuard(link)
-        self.guard.token = host._guard.token  # one group, whose errors both let out
-        self._stream = stream
+        self.guard.token = host._guard.token  # one group: both mark the errors that they let out
+        self._stream = stream  # of all calls; None takes that of the arrays
         self._asides: dict[int, tuple[int, int]] = {}
         # all_reduces of pygpu arrays that were made before, by the arrays' addresses.
         self.repeated: dict[tuple[int, int], Any] = {}
-
-    # -- arguments ------------------------------------------------------------------------
 
     def one(self, x: Any, name: str, *, written: bool = False) -> DeviceArray:
         link = self.link
@@ -62,9 +56,9 @@ class DeviceSteps:
         return [self.one(x, name, written=written)]
 
     def per_rank(self, xs: Any, name: str, *, written: bool = False) -> list[Any]:
-        """Resolve one array for each rank: a list, or what lies along a first axis.
+        """Resolve one array for each rank: a list, or the arrays along a first axis.
 
-        What is written may be None, for ranks that send nothing.
+        A list that is written may have None for ranks that send nothing.
         """
         if isinstance(xs, (list, tuple)):
             if len(xs) != self.size:
@@ -102,17 +96,13 @@ class DeviceSteps:
         return self._asides[main]
 
     def made(self, like: Any, shape: Shape) -> tuple[Any, DeviceArray]:
-        """Make an array for a result; return it, and where it lies."""
+        """Make an array for a result; return it, and its place."""
         made = maker(like)(shape)
         return made, self.one(made, "the result", written=True)
 
 
 class DeviceCall:
-    """A call whose arguments have been checked, to be made once or more often.
-
-    Args:
-        call: what the ranks compare.
-    """
+    """A call whose arguments have been checked, to be made once or more often."""
 
     def __init__(
         self, steps: DeviceSteps, call: CollectiveCall, stream: int, finish: Finish
@@ -121,7 +111,7 @@ class DeviceCall:
         self._call = call
         self._stream = stream
         self._finish = finish
-        # The ranks' calls of the last time, and those of NCCL.
+        # The ranks' calls of the last time, and NCCL's.
         self._said: Sequence[CollectiveCall] = ()
         self._calls: NcclCalls = ()
 

@@ -1,15 +1,15 @@
-"""The block of memory that the ranks of a shm group share: where everything is.
+"""The layout of the block of memory that the ranks of a shm group share.
 
 ::
 
-    page 0            magic, version, size, group id; alert bytes: abort, then one sleeper per rank
+    page 0            header; alert bytes: abort, then one sleeper per rank
     page 1 + r        control words of rank r, and its text when it aborts
     counters          two words, each on its cache line, for each ordered pair of ranks
     slots             per rank and parity: 16 KB for the head, slot_bytes for data
     channels          per ordered pair: PLACES pieces, each 1 KB for its header, then the data
 
-Every word has a single writer, its rank, so plain loads and stores are enough; the abort byte
-may be set by all, always to 1.
+Every word has a single writer, its rank, so that plain loads and stores are enough. All may set the
+abort byte, always to 1.
 """
 
 from __future__ import annotations
@@ -32,28 +32,29 @@ from synk_comm._system.memory import anonymous_memory, memory_errors
 from synk_comm.exceptions import JoinError
 
 PAGE = 4096
-_MAGIC = b"synkcomm"
-_HEADER = struct.Struct("<8sQQ16s")  # magic, layout version, size, group id
-_VERSION = 2
+_HEADER = struct.Struct("<8sQ16s")  # synkcomm, size, group id
 ALERT = 512  # the abort byte; the sleeper byte of rank r is at ALERT + 1 + r
 MAX_SIZE = 1024
 
-# Control words of a rank, counted in 8 bytes from the start of its page.
-POSTED = 0  # signature and number of the latest round; alone on its cache line
-STATE = 8  # 0 not here yet, or:
-JOINED, CLOSED = 1, 2
-PID, STARTED, NAMESPACE = 9, 10, 11
-EXTRA = 12  # rounds posted without a head
-BARE = 13  # number of the latest of these
-HEADED = 14  # number of the round with a head before that
-LOST = 15  # 1 + the rank that this rank found gone
-TEXT = 256  # byte offset of the abort text: its length (u32), then UTF-8
-TEXT_BYTES = PAGE - TEXT - 4
+
+class Word:
+    """Control words of a rank, counted in 8 bytes from the start of its page."""
+
+    POSTED = 0  # signature and number of the latest round; alone on its cache line
+    STATE = 8  # 0 not here yet, or:
+    JOINED, CLOSED = 1, 2
+    PID, STARTED, NAMESPACE = 9, 10, 11
+    EXTRA = 12  # rounds posted without a head
+    LOST = 13  # 1 + the rank that this rank found gone
+
+
 LENGTH = struct.Struct("<I")
+_REASON = 256  # byte offset, from a rank's page, of its abort text: its length, then UTF-8
+_REASON_BYTES = PAGE - _REASON - LENGTH.size
 ROUND = 0xFFFF  # the bits of the posted word that hold the number of the round; others: signature
 
 PLACES = 2
-PUSHED, TAKEN = 0, 8  # words of a pair: written by the sender, by the receiver
+TAKEN = 8  # words from ``pushed`` to the one in which the receiver counts released pieces
 _PAIR_WORDS = 16
 
 
@@ -64,12 +65,7 @@ def signature(head: bytes) -> int:
 
 
 class Layout:
-    """Offsets for a group of ``size``, in bytes.
-
-    Attributes:
-        nbytes: length of the block.
-        sparse: length of the channels, at its end: they get memory when they are first used.
-    """
+    """Offsets for a group of ``size``, in bytes."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -79,23 +75,24 @@ class Layout:
         self._slot_bytes = HEAD_BYTES + slot_bytes(size)
         self._channels = self._slots + _pages(2 * size * self._slot_bytes)
         self._place_bytes = PIECE_HEAD_BYTES + piece_bytes(size)
+        # The length of the channels, which get memory with their first use.
         self.sparse = _pages(pairs * PLACES * self._place_bytes)
         self.nbytes = self._channels + self.sparse
 
     def control(self, rank: int) -> int:
-        """Return where the page of a rank begins."""
+        """Return the offset of a rank's page."""
         return PAGE * (1 + rank)
 
-    def pair(self, source: int, dest: int) -> int:
-        """Return the index, in words, of a pair's counters."""
+    def pushed(self, source: int, dest: int) -> int:
+        """Return the index of the word in which a sender counts its pieces."""
         return self._counters // 8 + self._pair(source, dest) * _PAIR_WORDS
 
     def slot(self, rank: int, number: int) -> int:
-        """Return where a rank's slot for a round is: the head, then the data."""
+        """Return the offset of a rank's slot for a round: the head, then the data."""
         return self._slots + (2 * rank + (number & 1)) * self._slot_bytes
 
     def place(self, source: int, dest: int, number: int) -> int:
-        """Return where a piece is: its header, then the data."""
+        """Return the offset of a piece: its header, then the data."""
         which = self._pair(source, dest) * PLACES + number % PLACES
         return self._channels + which * self._place_bytes
 
@@ -104,7 +101,7 @@ class Layout:
 
     def label(self, group_id: bytes) -> bytes:
         """Return the first bytes of the block."""
-        return _HEADER.pack(_MAGIC, _VERSION, self.size, group_id)
+        return _HEADER.pack(b"synkcomm", self.size, group_id)
 
 
 def _pages(nbytes: int) -> int:
@@ -122,11 +119,7 @@ def create(size: int, group_id: bytes) -> int:
 
 
 class Block(Layout):
-    """One rank's mapping of a group's block; JoinError if the descriptor is not that.
-
-    Attributes:
-        bytes, words, data: the same memory as bytes, as unsigned 64-bit words, as an array.
-    """
+    """One rank's mapping of a group's block; JoinError if the descriptor is another's."""
 
     def __init__(self, fd: int, size: int, group_id: bytes) -> None:
         super().__init__(size)
@@ -146,23 +139,32 @@ class Block(Layout):
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
 
     def word_address(self, index: int) -> int:
-        """Return the address of the low half of a word in this process, for the futex."""
+        """Return the address of the low half of a word, for the futex."""
         return low_word(self._address + 8 * index)
 
     def word(self, rank: int, which: int) -> int:
-        """Read a control word of a rank."""
         return self.words[self.control(rank) // 8 + which]
 
     def put_text(self, start: int, text: bytes) -> None:
-        """Write a text after its length."""
         written = packed(text)
         self.bytes[start : start + len(written)] = written
 
-    def text(self, start: int, limit: int) -> bytes:
-        """Read a text of at most ``limit`` bytes, with its length before it."""
+    def text(self, start: int, limit: int = PIECE_HEAD_BYTES) -> bytes:
+        """Read a text after its length, which another rank may be writing: at most ``limit``."""
         length = min(LENGTH.unpack_from(self.bytes, start)[0], limit)
         start += LENGTH.size
         return bytes(self.bytes[start : start + length])
+
+    def put_reason(self, rank: int, reason: str) -> None:
+        """Write the abort text of a rank that has none."""
+        start = self.control(rank) + _REASON
+        if not self.text(start, 1):
+            self.put_text(start, reason.encode("utf-8", "replace")[:_REASON_BYTES])
+
+    def reason(self, rank: int) -> str:
+        """Return the abort text of a rank, or ""."""
+        text = self.text(self.control(rank) + _REASON, _REASON_BYTES)
+        return text.decode("utf-8", "replace")
 
     def close(self) -> None:
         """Unmap, as soon as the last view has gone."""

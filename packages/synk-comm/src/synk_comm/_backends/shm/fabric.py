@@ -1,17 +1,9 @@
 """Rounds through one block of shared memory (``block.py`` has the layout).
 
-A round writes data, then the head, then the *posted* word; this order is what peers rely on (see
-``memory_fence``). The posted word holds the number of the round, in 16 bits, and a signature of
-the head, in 48: a rank that finds in its peers' words what is in its own knows with one
-comparison that all have come and call the same. Otherwise the heads themselves are read. No rank
-is ever more than one round ahead of another, so numbers may wrap around, and slots and heads
-alternate between two parities. A head is only written if the one of two rounds ago was another.
-
-A waiting rank looks between two slices of sleep at the abort byte, at its peers' processes, at
-``watch`` and at the clock.
-
-Pieces between two ranks lie in a ring of a few places for each direction. A smaller group is a new
-one, whose block its first rank makes.
+A round writes data, then the head, then the *posted* word (see ``memory_fence``): the number of the
+round, in 16 bits, and a signature of the head, in 48. A peer's word that equals the own one shows
+that the peer has come and makes the same call; otherwise the heads are read. No rank is ever more
+than one round ahead of another, so that numbers may wrap around.
 """
 
 from __future__ import annotations
@@ -46,43 +38,17 @@ from synk_comm._system.futex import memory_fence
 from synk_comm._system.liveness import Identity, Pidfds, identity
 from synk_comm.exceptions import CommError, JoinError, PeerDeclined
 
-from .block import (
-    ALERT,
-    BARE,
-    CLOSED,
-    EXTRA,
-    HEADED,
-    JOINED,
-    LENGTH,
-    LOST,
-    NAMESPACE,
-    PID,
-    PLACES,
-    POSTED,
-    PUSHED,
-    ROUND,
-    STARTED,
-    STATE,
-    TAKEN,
-    TEXT,
-    TEXT_BYTES,
-    Block,
-    create,
-    packed,
-    signature,
-)
+from .block import ALERT, LENGTH, PLACES, ROUND, TAKEN, Block, Word, create, packed, signature
 from .waiting import Waiter
 
-_DATA_LENGTH_AT = PIECE_HEAD_BYTES - LENGTH.size
+_IDENTITY = (Word.PID, Word.STARTED, Word.NAMESPACE)
 
 
 class ShmFabric(Fabric):
-    """One rank's end of a block.
-
-    Most of its methods are those of ``Fabric``.
+    """One rank's end of a block. Most of its methods are those of ``Fabric``.
 
     Args:
-        fd: of the block's memory; closed when all have met, who may have to open it here.
+        fd: of the block's memory; closed after all have met, since others may open it here.
     """
 
     backend = "shm"
@@ -99,7 +65,7 @@ class ShmFabric(Fabric):
         self._waiter = Waiter(block, rank)
         self._pidfds = Pidfds()
         # Where the control words of each rank begin, its posted word first.
-        pages = [block.control(r) // 8 + POSTED for r in range(size)]
+        pages = [block.control(r) // 8 + Word.POSTED for r in range(size)]
         self._me = pages[rank]
         self._peers = [(r, page) for r, page in enumerate(pages) if r != rank]
         self._seq = 0  # number of the latest round
@@ -107,13 +73,14 @@ class ShmFabric(Fabric):
         self._heads_of = 0
         self._agreed = False
         self._extra = 0
-        if words[self._me + STATE]:
+        if words[self._me + Word.STATE]:
             self.drop()
             raise JoinError(f"rank {rank} of this group has already been joined")
-        words[self._me + PID], words[self._me + STARTED], words[self._me + NAMESPACE] = identity()
+        for word, value in zip(_IDENTITY, identity()):
+            words[self._me + word] = value
         if self._fence is not None:
             self._fence()
-        words[self._me + STATE] = JOINED
+        words[self._me + Word.STATE] = Word.JOINED
 
     def meet(self, deadline: float) -> None:
         began = time.monotonic()
@@ -121,13 +88,12 @@ class ShmFabric(Fabric):
         while absent:
             for rank in filter(self.has_entered, absent.copy()):
                 absent.remove(rank)
-                who = (self._block.word(rank, word) for word in (PID, STARTED, NAMESPACE))
-                self._pidfds.add(rank, Identity(*who))
+                process = Identity(*(self._block.word(rank, word) for word in _IDENTITY))
+                self._pidfds.add(rank, process)
             self._check(lambda: absent, began, deadline, "join")
             if absent:
                 # A rank that leaves before all have met has failed.
-                here = [rank for rank, _ in self._peers if rank not in absent]
-                failure = self.gone(here)
+                failure = self.gone([rank for rank, _ in self._peers if rank not in absent])
                 if failure is not None:
                     raise failure
                 time.sleep(min(0.002, max(deadline - time.monotonic(), 0)))
@@ -135,9 +101,7 @@ class ShmFabric(Fabric):
         self._release()
 
     def has_entered(self, rank: int) -> bool:
-        return bool(self._block.word(rank, STATE))
-
-    # -- a round --------------------------------------------------------------------------
+        return bool(self._block.word(rank, Word.STATE))
 
     def slot(self) -> Array:
         return self._slice(self.rank, self._seq + 1, 0, self.slot_bytes)
@@ -145,26 +109,25 @@ class ShmFabric(Fabric):
     def sync(
         self,
         head: bytes | None,
-        nbytes: int,  # noqa: ARG002 - readers know what they may read
+        nbytes: int,  # noqa: ARG002 - all can read all of it
         deadline: float,
         *,
         to: int | None = None,  # noqa: ARG002
         part: int = 0,  # noqa: ARG002
     ) -> None:
-        words, me = self._words, self._me
+        words, me, written = self._words, self._me, self._said
         seq = self._seq + 1
         posted = seq & ROUND
         if head is None:
             self._extra += 1
-            words[me + EXTRA] = self._extra
-            words[me + HEADED] = self._heads_of
-            words[me + BARE] = seq
+            words[me + Word.EXTRA] = self._extra
+            head = written[self._seq & 1]  # for errors of other ranks
         else:
-            if self._said[seq & 1] != head:
-                self._block.put_text(self._block.slot(self.rank, seq), head)
-            self._said[seq & 1] = head
             self._heads_of = seq
             posted |= signature(head)
+        if written[seq & 1] != head:
+            self._block.put_text(self._block.slot(self.rank, seq), head)
+        written[seq & 1] = head
         if self._fence is not None:
             self._fence()
         self._seq = seq
@@ -182,7 +145,7 @@ class ShmFabric(Fabric):
             self._fence()
 
     def _await_round(self, page: int, seq: int, posted: int, deadline: float) -> bool:
-        """Wait for one rank's round, asleep if need be; return whether it makes the same call."""
+        """Wait for one rank's round; return whether it makes the same call."""
 
         def here(word: int) -> bool:
             return (word - seq) & ROUND < 2
@@ -196,7 +159,7 @@ class ShmFabric(Fabric):
     def _check(
         self, late: Callable[[], Collection[int]], began: float, deadline: float, doing: str
     ) -> None:
-        """Raise what ends a wait, unless everybody has come meanwhile."""
+        """Raise an error that ends a wait, unless all have come meanwhile."""
         self.look()
         missing = list(late())
         failure = self.gone(missing)
@@ -204,8 +167,8 @@ class ShmFabric(Fabric):
         if failure is not None or now >= deadline:
             missing = list(late())  # a peer may have come and then left
             if missing:
-                own = said(self._head(self.rank, self._heads_of))
-                doing = doing or f"call #{self._turn_of(self.rank)}, {own}"
+                own = said(self._said[self._seq & 1])
+                doing = doing or f"call #{self._seq - self._extra}, {own}"
                 raise failure or self.timeout(missing, now - began, doing)
 
     def all_said(self, head: bytes) -> bool:
@@ -216,8 +179,6 @@ class ShmFabric(Fabric):
 
     def read(self, rank: int, start: int, stop: int) -> Array:
         return self._slice(rank, self._seq, start, stop)
-
-    # -- repeated calls -------------------------------------------------------------------
 
     @property
     def is_first_round(self) -> bool:
@@ -230,8 +191,6 @@ class ShmFabric(Fabric):
 
     # `exchange` is one function, however long: each call of another one costs 3 % of the whole.
     def shortcut(self, repeated: RepeatedCall) -> Shortcut | None:
-        if self.size < 2:
-            return None
         mine, finish = parts_of(self, repeated.calls, self.rank)
         heads = list(repeated.heads)
         head, text = heads[self.rank], packed(heads[self.rank])
@@ -256,7 +215,7 @@ class ShmFabric(Fabric):
                 fence()
             words[me] = signed | number
             if words[alert] or (more_alerts and any(map(words.__getitem__, more_alerts))):
-                self._heed_alert()
+                self._answer_alert()
             for page, signature_there in pages:
                 expected = signature_there | number
                 left = spins
@@ -276,50 +235,46 @@ class ShmFabric(Fabric):
 
         return repeating(repeated, exchange, finish)
 
-    def _heed_alert(self) -> None:
+    def _answer_alert(self) -> None:
         """Raise if the group was aborted; else wake the sleepers."""
         failure = self.failure()
         if failure is not None:
             raise failure
         self._waiter.wake_sleepers(self._me)
 
-    # -- pieces ---------------------------------------------------------------------------
-
     @property
     def pieces(self) -> Pieces:
         return self
 
     def has_place(self, dest: int) -> bool:
-        """Return whether the ring of another rank has a place for a piece."""
-        pair = self._block.pair(self.rank, dest)
-        return self._words[pair + PUSHED] - self._words[pair + TAKEN] < PLACES
+        pushed = self._block.pushed(self.rank, dest)
+        return self._words[pushed] - self._words[pushed + TAKEN] < PLACES
 
     def put(self, dest: int, header: bytes, data: Array) -> None:
-        pushed = self._block.pair(self.rank, dest) + PUSHED
+        pushed = self._block.pushed(self.rank, dest)
         number = self._words[pushed]
         place = self._block.place(self.rank, dest, number)
         self._block.put_text(place, header)
-        LENGTH.pack_into(self._block.bytes, place + _DATA_LENGTH_AT, data.nbytes)
         start = place + PIECE_HEAD_BYTES
+        LENGTH.pack_into(self._block.bytes, start - LENGTH.size, data.nbytes)
         self._block.data[start : start + data.nbytes] = data
         self._step(pushed, number + 1)
 
     def has_come(self, source: int) -> bool:
-        pair = self._block.pair(source, self.rank)
-        return self._words[pair + PUSHED] > self._words[pair + TAKEN]
+        pushed = self._block.pushed(source, self.rank)
+        return self._words[pushed] > self._words[pushed + TAKEN]
 
     def piece(self, source: int) -> tuple[bytes, Array]:
         if self._fence is not None:
             self._fence()
-        number = self._words[self._block.pair(source, self.rank) + TAKEN]
+        number = self._words[self._block.pushed(source, self.rank) + TAKEN]
         place = self._block.place(source, self.rank, number)
-        header = self._block.text(place, _DATA_LENGTH_AT - LENGTH.size)
-        nbytes = LENGTH.unpack_from(self._block.bytes, place + _DATA_LENGTH_AT)[0]
         start = place + PIECE_HEAD_BYTES
-        return header, self._block.data[start : start + nbytes]
+        (nbytes,) = LENGTH.unpack_from(self._block.bytes, start - LENGTH.size)
+        return self._block.text(place), self._block.data[start : start + nbytes]
 
     def release(self, source: int) -> None:
-        index = self._block.pair(source, self.rank) + TAKEN
+        index = self._block.pushed(source, self.rank) + TAKEN
         self._step(index, self._words[index] + 1)
 
     def _step(self, index: int, value: int) -> None:
@@ -331,11 +286,10 @@ class ShmFabric(Fabric):
     def attend(
         self, done: Callable[[], bool], rank: int, deadline: float, *, sending: bool
     ) -> None:
-        if done():  # mostly: what follows costs as much again
+        if done():  # mostly; the rest costs as much again
             return
-        pair = self._block.pair
-        # The word that the other rank changes.
-        index = pair(self.rank, rank) + TAKEN if sending else pair(rank, self.rank) + PUSHED
+        block = self._block  # in which the other rank changes this word:
+        index = block.pushed(self.rank, rank) + TAKEN if sending else block.pushed(rank, self.rank)
 
         def check(began: float) -> None:
             late = lambda: [] if done() else [rank]  # noqa: E731
@@ -347,11 +301,9 @@ class ShmFabric(Fabric):
         super().give_way()
         self._waiter.give_way()
 
-    # -- groups and their ends --------------------------------------------------------------
-
     def split(self, groups: list[list[int]], mine: int | None, share: Share) -> Fabric | None:
-        ranks = [self.rank] if mine is None else groups[mine]
-        is_maker = mine is not None and ranks[0] == self.rank
+        ranks = [] if mine is None else groups[mine]
+        is_maker = ranks[:1] == [self.rank]
         fd, failure = -1, ""
         try:
             fd = create(len(ranks), self._group_id) if is_maker else fd
@@ -365,36 +317,31 @@ class ShmFabric(Fabric):
             if reasons:
                 raise PeerDeclined(f"no memory for a smaller group: {reasons}", reasons=reasons)
         except BaseException:
-            if is_maker and not failure:
+            if fd >= 0:
                 os.close(fd)
             raise
-        if mine is None:
+        if not ranks:
             return None
-        if not is_maker:
-            try:
-                fd = os.open(places[ranks[0]][0], os.O_RDWR | os.O_CLOEXEC)
-            except OSError as exc:
-                raise JoinError(
-                    f"rank {ranks[0]} has no memory for a smaller group: {exc}"
-                ) from exc
+        try:
+            fd = fd if is_maker else os.open(places[ranks[0]][0], os.O_RDWR | os.O_CLOEXEC)
+        except OSError as exc:
+            raise JoinError(f"rank {ranks[0]} has no memory for a smaller group: {exc}") from exc
         rank, size = ranks.index(self.rank), len(ranks)
         return ShmFabric(rank, size, self.watch, fd=fd, group_id=self._group_id)
 
     def abort(self, reason: str) -> None:
-        block, start = self._block, self._block.control(self.rank) + TEXT
-        if not LENGTH.unpack_from(block.bytes, start)[0]:
-            block.put_text(start, reason.encode("utf-8", "replace")[:TEXT_BYTES])
+        self._block.put_reason(self.rank, reason)
         if self._fence is not None:
             self._fence()
-        block.bytes[ALERT] = 1
+        self._block.bytes[ALERT] = 1
         self._wake_all()
 
     def lose(self, rank: int) -> None:
-        self._block.words[self._me + LOST] = 1 + rank
+        self._block.words[self._me + Word.LOST] = 1 + rank
         self._wake_all()
 
     def close(self) -> None:
-        self._block.words[self._me + STATE] = CLOSED
+        self._block.words[self._me + Word.STATE] = Word.CLOSED
         self._wake_all()
         self.drop()
 
@@ -409,16 +356,16 @@ class ShmFabric(Fabric):
         self._waiter.wake(self._me)
         for rank, page in self._peers:
             self._waiter.wake(page)
-            self._waiter.wake(self._block.pair(rank, self.rank) + TAKEN)
-            self._waiter.wake(self._block.pair(self.rank, rank) + PUSHED)
+            self._waiter.wake(self._block.pushed(rank, self.rank) + TAKEN)
+            self._waiter.wake(self._block.pushed(self.rank, rank))
 
     def failure(self) -> CommError | None:
         if not self._block.bytes[ALERT]:
             return None
         for rank in range(self.size):
-            text = self._block.text(self._block.control(rank) + TEXT, TEXT_BYTES)
-            if text:
-                return aborted(rank, text.decode("utf-8", "replace"))
+            reason = self._block.reason(rank)
+            if reason:
+                return aborted(rank, reason)
         return aborted(-1, "no reason was left")
 
     def gone(self, ranks: Collection[int]) -> CommError | None:
@@ -429,42 +376,30 @@ class ShmFabric(Fabric):
     def _lost_peer(self, late: Collection[int]) -> CommError | None:
         """Return the first lost rank: found by others, or among those waited for."""
         dead = self._pidfds.gone()
-        # A rank that found another one gone ended because of it, and may have left by now.
-        # This one may have found it in another thread.
-        ranks = [self.rank, *(rank for rank, _ in self._peers)]
-        victims = [rank for rank in ranks if self._block.word(rank, LOST)]
-        causes = [self._block.word(rank, LOST) - 1 for rank in victims]
-        causes.sort(key=victims.__contains__)
+        # A rank that found another one gone, perhaps this one in another thread, ended because of
+        # it, and may have left by now.
+        found = {rank: self._block.word(rank, Word.LOST) - 1 for rank in range(self.size)}
+        causes = [cause for cause in found.values() if cause >= 0]
+        causes.sort(key=lambda rank: found[rank] >= 0)
         for rank in [*causes, *late]:
             if rank in dead:
-                pid = self._block.word(rank, PID)
+                pid = self._block.word(rank, Word.PID)
                 return lost(rank, f"its process (pid {pid}) has ended")
             if rank in causes:
                 return lost(rank, "another rank found it gone")
         for rank in late:
-            if self._block.word(rank, STATE) == CLOSED:
+            if self._block.word(rank, Word.STATE) == Word.CLOSED:
                 return lost(rank, "it has closed its communicator")
         return None
-
-    # -- what ranks have called ------------------------------------------------------------
 
     def last_seen(self, rank: int) -> str:
         if not self.has_entered(rank):
             return "has not joined yet"
-        number = self._number_of(rank)
-        if number == self._block.word(rank, BARE):
-            number = self._block.word(rank, HEADED)
-        return describe(self._head(rank, number) if number else b"", self._turn_of(rank))
-
-    def _number_of(self, rank: int) -> int:
-        """Return the number of a rank's latest round, from the last bits, in its word."""
-        behind = (self._seq - self._block.word(rank, POSTED)) & ROUND
-        return self._seq - (behind if behind < ROUND // 2 else behind - ROUND - 1)
-
-    def _turn_of(self, rank: int) -> int:
-        return self._number_of(rank) - self._block.word(rank, EXTRA)
-
-    # -- where things are -----------------------------------------------------------------
+        # The number of its latest round, of which its word has the last bits.
+        behind = (self._seq - self._block.word(rank, Word.POSTED)) & ROUND
+        number = self._seq - (behind if behind < ROUND // 2 else behind - ROUND - 1)
+        turn = number - self._block.word(rank, Word.EXTRA)
+        return describe(self._head(rank, number), turn)
 
     def _slice(self, rank: int, number: int, start: int, stop: int) -> Array:
         slot = self._block.slot(rank, number) + HEAD_BYTES

@@ -1,7 +1,7 @@
-"""How a rank waits for a word of shared memory: it spins, then yields, then sleeps in slices.
+"""Wait for a word of shared memory: spin, then yield, then sleep in slices.
 
-Blocking costs 10 to 20 us of waking up, a spin 0.1 us; but with more ranks than cores every spin
-is time taken from the rank that is waited for.
+To be woken costs 10 to 20 us, a spin 0.1 us; but with more ranks than cores every spin takes time
+from the other ranks.
 """
 
 from __future__ import annotations
@@ -23,21 +23,17 @@ _YIELDS_CROWDED = 50
 
 
 class Waiter:
-    """One rank's waiting and waking.
-
-    Attributes:
-        spins: how often to look at a word before ``until`` is worth a call.
-        alerts: words that are not zero while the group is aborted or some rank sleeps.
-    """
+    """One rank's waiting and waking."""
 
     def __init__(self, block: Block, rank: int) -> None:
         self._block = block
         self._sleeping = ALERT + 1 + rank
         size = block.size
+        # Words that are not zero while the group is aborted, or some rank sleeps.
         self.alerts = list(range(ALERT // 8, (ALERT + size) // 8 + 1))
         self._futex = Futex()
         self._crowded = False
-        self.spins = _SPINS
+        self.spins = _SPINS  # looks at a word before ``until`` is worth a call
         if available_cores() < size:
             self.give_way()
 
@@ -53,14 +49,12 @@ class Waiter:
         check: Callable[[float], None],
         deadline: float,
     ) -> None:
-        """Wait until a word is as it should be.
+        """Wait until ``here`` of a word is true.
 
         Args:
             index: of the word.
-            here: returns whether its value is right.
-            check: raises what ends the wait; called between the slices of sleep with the time when
-                the wait began.
-            deadline: shortens the last slice; it is for ``check`` to raise.
+            check: raises an error that ends the wait, also at the deadline; called between the
+                slices of sleep with the time when the wait began.
         """
         words = self._block.words
         began = time.monotonic()

@@ -1,30 +1,29 @@
-"""Rounds and pieces as messages: one PAIR of ZeroMQ sockets between any two ranks.
+"""Rounds and pieces as messages, over a PAIR of ZeroMQ sockets between any two ranks.
 
-Of two ranks the lower binds and the higher connects, in a folder that only their user may enter.
-The higher one says hello, the lower one answers. Every message carries a cookie of its sender and
-receiver, which follows from the group's id. A message is
-``[cookie, kind, number, offsets, text] [data] [data]``; nothing is parsed before its cookie is
-checked.
+Of two ranks the higher connects and says hello, the lower binds and answers, in a folder that only
+their user may enter. A message is ``[cookie, kind, number, offsets, text] [data] [data]``; the
+cookie of sender and receiver follows from the group's id, and is checked before anything else.
 
-A round is one message to, and one message from, every peer. Messages that come early (a peer
-may be one round ahead) wait in its inbox. A peer that posts round k+1 has round k whole, so two
-slots in turn suffice.
-
-A dead peer shows as a disconnection, which a socket monitor reports.
+A round is one message to and from every peer. A peer may be one round ahead: that message waits.
+Two slots in turn suffice, since a peer that posts round k+1 has round k whole.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import hmac
 import os
+import struct
 import weakref
+from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Tuple
 
 import numpy as np
 import zmq
 
-from synk_comm._backends.messages import ABORT, MessageFabric
+from synk_comm._backends.messages import ABORT, MessageFabric, Peer
 from synk_comm._core.fabric import (
     SLICE_S,
     Fabric,
@@ -40,16 +39,129 @@ from synk_comm._core.ops import Array
 from synk_comm._system.folder import SocketFolder
 from synk_comm.exceptions import CommError, JoinError
 
-from .peer import Round, SocketPeer, derived, shut
-
 _HELLO, _ROUND, _PIECE, _TAKEN = b"H", b"R", b"M", b"T"
-_PIECES = 4  # that may be on the way to a rank
+_PIECES = 4
+"""Pieces that may be on the way to a rank."""
 _FRAME = 1 << 20
-"""Longest data of a frame: beyond that every message would be fresh memory from the system."""
+"""Longest data of a frame: a longer one would be fresh memory from the system each time."""
+_COOKIE_BYTES = 16
+_ENVELOPE = struct.Struct(f"<{_COOKIE_BYTES}scQII")  # cookie, kind, number, two offsets; then text
+_EVENT = struct.Struct("=Hi")
+_FLUSH_MS = 500
+"""Milliseconds in which the system takes the last messages after ``close``: peers may need them to
+complete a collective that is over for this rank."""
+
+Parts = Tuple[Tuple[int, Array], ...]
+"""Stretches of the sender's slot, or of a piece, each after its offset."""
+
+
+class SocketPeer(Peer):
+    """Another rank, and the socket to it."""
+
+    def __init__(self, rank: int, context: Any, key: bytes, own_rank: int) -> None:
+        super().__init__(rank)
+        self.socket = socket = context.socket(zmq.PAIR)
+        socket.setsockopt(zmq.LINGER, _FLUSH_MS)
+        socket.setsockopt(zmq.RECONNECT_IVL, 10)
+        socket.setsockopt(zmq.HANDSHAKE_IVL, 0)  # a process that was stopped is late, not lost
+        # Rounds and pieces are bounded by themselves.
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.setsockopt(zmq.RCVHWM, 0)
+        events = zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED
+        self.monitor = socket.get_monitor_socket(events)
+        self.met = False  # whether it has said hello
+        self.connected = False  # whether it ever was
+        self.cut = False  # whether a message to it was not sent whole
+        self._connections: set[int] = set()  # descriptors
+        pairs = f"{own_rank} to {rank}", f"{rank} to {own_rank}"
+        self._cookies = [_derived(key, pair)[:_COOKIE_BYTES] for pair in pairs]
+        self.taken = 0  # pieces that it has released
+        self.pieces: deque[tuple[bytes, Array]] = deque()  # headers and data
+        self.rounds: deque[tuple[bytes, Parts]] = deque()  # that all have not posted yet
+        self.head_now = b""  # of the round that all have posted
+        self.parts_now: Parts = ()
+        self.turn = 0  # number of its last call
+        self.head = b""
+
+    def send(self, *frames: Any) -> None:
+        """Send without waiting, or drop the message if the peer cannot be reached.
+
+        A signal may come between two frames. ZeroMQ would take the next message for the rest of
+        this one, so nothing more is sent then.
+        """
+        if self.socket.closed or self.cut:
+            return
+        self.cut = True
+        with contextlib.suppress(zmq.Again):
+            self.socket.send_multipart(frames, zmq.NOBLOCK)
+        self.cut = False
+
+    def envelope(
+        self, kind: bytes, number: int, text: bytes, offsets: tuple[int, int] = (0, 0)
+    ) -> bytes:
+        """Return the first frame of a message."""
+        return _ENVELOPE.pack(self._cookies[0], kind, number, *offsets) + text
+
+    def read(self, frames: list[bytes]) -> tuple[bytes, int, bytes, Parts]:
+        """Return kind, number, text and parts of a message; PeerLost if the sender is another."""
+        first = frames[0]
+        if not hmac.compare_digest(first[:_COOKIE_BYTES], self._cookies[1]):
+            raise lost(self.rank, "another process has taken its place")
+        if len(first) < _ENVELOPE.size or len(frames) > 3:
+            raise lost(self.rank, "it sent something that is no message")
+        _, kind, number, *offsets = _ENVELOPE.unpack_from(first)
+        parts = zip(offsets, (np.frombuffer(frame, np.uint8) for frame in frames[1:]))
+        return kind, number, first[_ENVELOPE.size :], tuple(parts)
+
+    def follow(self) -> None:
+        """Update the set of connections; a rank that has lost its last one is gone."""
+        for frames in iter(lambda: received(self.monitor), []):
+            event, fd = _EVENT.unpack(frames[0])
+            if event == zmq.EVENT_DISCONNECTED:
+                self._connections.discard(fd)
+            else:
+                self._connections.add(fd)
+                self.connected = True
+        if self.connected and not self._connections and not self.gone:
+            self.gone = "its process has ended, or was cut off"
+
+    def close(self) -> None:
+        """Close the socket, which lasts until the last messages are out, or ``_FLUSH_MS``."""
+        if self.socket.closed:
+            return
+        self.socket.disable_monitor()
+        self.monitor.close(0)
+        self.socket.close(0 if self.gone or self.cut or not self.connected else _FLUSH_MS)
+
+
+def received(socket: Any) -> list[bytes]:
+    """Return copies of the frames of the next message; empty if there is none.
+
+    So no Ctrl-C is lost: pyzmq's own frames look for signals when they are freed, but cannot raise;
+    and some builds drop an exception of a handler while their own ``Again`` gets its traceback.
+    """
+    frames: list[bytes] = []
+    if socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+        with contextlib.suppress(zmq.Again):
+            frames = socket.recv_multipart(zmq.NOBLOCK)
+    return frames
+
+
+def _derived(key: bytes, purpose: str) -> bytes:
+    """Return a key for one purpose, from which neither ``key`` nor other purposes' keys follow."""
+    return hmac.new(key, purpose.encode(), hashlib.sha256).digest()
+
+
+def _shut(pid: int, context: Any, peers: dict[int, SocketPeer]) -> None:
+    """Close everything, also of a fabric that was forgotten: its context would wait for ever."""
+    if os.getpid() == pid:
+        for peer in peers.values():
+            peer.close()
+        context.term()
 
 
 class ZmqFabric(MessageFabric[SocketPeer]):
-    """One rank's sockets, with the methods of ``Fabric``; to be followed by ``meet``.
+    """One rank's sockets. Most of its methods are those of ``Fabric``.
 
     Args:
         key: known to the group's members only.
@@ -72,7 +184,7 @@ class ZmqFabric(MessageFabric[SocketPeer]):
         self._seq = 0
         self._poller = zmq.Poller()
         self._owners: dict[Any, SocketPeer] = {}  # of sockets and monitors
-        self._shut = weakref.finalize(self, shut, os.getpid(), self._context, self.peers)
+        self._shut = weakref.finalize(self, _shut, os.getpid(), self._context, self.peers)
         try:
             for other in range(size):
                 if other != rank:
@@ -102,12 +214,12 @@ class ZmqFabric(MessageFabric[SocketPeer]):
     ) -> Fabric | None:
         self._splits += 1
         ranks = [] if mine is None else list(groups[mine])
-        key = derived(self._key, f"split {self._splits} {ranks}")
-        # The first rank makes it. All remove it: that rank may be killed before.
-        folder = SocketFolder.named(derived(key, "folder"))
+        key = _derived(self._key, f"split {self._splits} {ranks}")
+        # The first rank makes it. All remove it, in case that rank is killed before.
+        folder = SocketFolder.named(_derived(key, "folder"))
         failed = ""
         try:
-            if len(ranks) > 1 and ranks[0] == self.rank:
+            if ranks[:1] == [self.rank]:
                 try:
                     folder.make()
                 except OSError as exc:
@@ -127,7 +239,7 @@ class ZmqFabric(MessageFabric[SocketPeer]):
         peers = self.peers.items()
         with self.io:
             for rank, peer in peers:
-                if rank < self.rank:  # the binding end cannot send before it has received
+                if rank < self.rank:  # the binding end has to receive before it sends
                     self._send(peer, _HELLO)
             # A rank that leaves before all have met has failed.
             self._wait(lambda: [r for r, p in peers if p.gone or not p.met], deadline, "join")
@@ -155,38 +267,31 @@ class ZmqFabric(MessageFabric[SocketPeer]):
                 self.own_head = head
             slot = self._slots[self._seq & 1]
             for rank, peer in peers:
-                own = common = slice(0, 0)
-                if part:
-                    own = slice(min(rank * part, nbytes), min((rank + 1) * part, nbytes))
-                if to in (None, rank):
-                    common = slice(min(self.size * part, nbytes), nbytes)
+                own = slice(min(rank * part, nbytes), min((rank + 1) * part, nbytes))
+                common = slice(min(self.size * part, nbytes), nbytes if to in (None, rank) else 0)
                 stretches = [one for one in (own, common) if one.stop > one.start]
                 starts = [*(one.start for one in stretches), 0, 0]
                 envelope = peer.envelope(_ROUND, self._seq, head or b"", (starts[0], starts[1]))
                 peer.send(envelope, *(slot[one] for one in stretches))
             self._wait(lambda: [r for r, p in peers if not p.rounds], deadline)
-            for rank, peer in peers:
-                peer.current = peer.rounds.popleft()
-                if peer.current.number != self._seq:
-                    raise lost(rank, "its messages are out of step")
+            for peer in self.peers.values():
+                peer.head_now, peer.parts_now = peer.rounds.popleft()
 
     def all_said(self, head: bytes) -> bool:
-        return all(peer.current.head == head for peer in self.peers.values())
+        return all(peer.head_now == head for peer in self.peers.values())
 
     def heads(self) -> list[bytes]:
-        said = {rank: peer.current.head for rank, peer in self.peers.items()}
+        said = {rank: peer.head_now for rank, peer in self.peers.items()}
         return [said.get(rank, self.own_head) for rank in range(self.size)]
 
     def read(self, rank: int, start: int, stop: int) -> Array:
         if rank == self.rank:
             return self._slots[self._seq & 1][start:stop]
-        return part_of(self.peers[rank].current.parts, rank, start, stop)
-
-    # -- messages -----------------------------------------------------------------------------
+        return part_of(self.peers[rank].parts_now, rank, start, stop)
 
     def _send(self, peer: SocketPeer, kind: bytes, number: int = 0, text: bytes = b"") -> None:
         if kind == ABORT and peer.cut and not peer.socket.closed:
-            self._disconnect(peer)  # it can only be shown that this rank is gone
+            self._disconnect(peer)  # that much it sees: this rank is gone
         elif kind == _HELLO or ((peer.met or peer.connected) and not peer.gone):
             peer.send(peer.envelope(kind, number, text))
 
@@ -197,13 +302,13 @@ class ZmqFabric(MessageFabric[SocketPeer]):
         self._listen(max(1, int(1000 * min(SLICE_S, left_s))))
 
     def _listen(self, timeout_ms: int) -> bool:
-        """Accept what comes; wait for it if there is nothing; return whether anything has come."""
+        """Accept messages; wait for one if there is none; return whether any has come."""
         if not self._shut.alive:  # ZeroMQ would take closed sockets for standard input
             raise aborted(self.rank, "its process is ending")
         ready = self._poller.poll(timeout_ms)
         for socket, _ in ready:
             peer = self._owners[socket]
-            if not socket.closed:  # by what the other one of the two has brought
+            if not socket.closed:  # because of the other one of the two
                 if socket is peer.monitor:
                     peer.follow()
                 self._take_from(peer)
@@ -211,7 +316,7 @@ class ZmqFabric(MessageFabric[SocketPeer]):
 
     def _take_from(self, peer: SocketPeer) -> None:
         while not peer.socket.closed:
-            frames = peer.receive()
+            frames = received(peer.socket)
             if frames:
                 kind, number, text, parts = peer.read(frames)
                 if kind == _HELLO:
@@ -219,7 +324,7 @@ class ZmqFabric(MessageFabric[SocketPeer]):
                         self._send(peer, _HELLO)
                     peer.met = True
                 elif kind == _ROUND:
-                    peer.rounds.append(Round(number, text, parts))
+                    peer.rounds.append((text, parts))
                     if text:
                         peer.turn += 1
                         peer.head = text
@@ -240,14 +345,11 @@ class ZmqFabric(MessageFabric[SocketPeer]):
         self._poller.unregister(peer.monitor)
         peer.close()
 
-    # -- pieces -------------------------------------------------------------------------------
-
     @property
     def pieces(self) -> Pieces:
         return self
 
     def has_place(self, dest: int) -> bool:
-        """Return whether not too many pieces are on the way to another rank."""
         return self.peers[dest].pushed - self.peers[dest].taken < _PIECES
 
     def put(self, dest: int, header: bytes, data: Array) -> None:
@@ -266,8 +368,6 @@ class ZmqFabric(MessageFabric[SocketPeer]):
         peer.pieces.popleft()
         peer.released += 1
         self._send(peer, _TAKEN, peer.released)
-
-    # -- the end ------------------------------------------------------------------------------
 
     def has_entered(self, rank: int) -> bool:
         return rank == self.rank or self.peers[rank].met
