@@ -268,7 +268,7 @@ class Uploads:
 
     def start(self, place: Place, array: np.ndarray) -> Any:
         """Return an `Upload`; the array itself if its pages are not locked."""
-        array = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+        array = np.asarray(array, array.dtype.newbyteorder("="), order="C")
         if not array.size or not self._pages.covers(array):
             return array
         buffer = self._buffer(place, array)
