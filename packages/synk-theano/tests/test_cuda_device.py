@@ -178,22 +178,21 @@ def test_uploads_go_to_buffers_that_are_kept(made):
         uploads.wait(places[turn : turn + 1])
         rows[...] = turn
         upload = uploads.start(places[turn], rows[: 90 + turn])
-        assert isinstance(upload, Upload)
-        assert upload.shape == (90 + turn, 100)
+        assert (type(upload), upload.shape) == (Upload, (90 + turn, 100))
         brought = cuda_device.bring(upload)
         assert ("wait for", upload.buffer.copied) in driver.did
         np.testing.assert_array_equal(brought.held, rows[: 90 + turn])
         cuda_device.settle()
-        assert driver.did[-2:] == [
-            ("record", upload.buffer.used),
-            ("awaited", upload.buffer.copied),
-        ]
+        buffer = upload.buffer
+        assert driver.did[-2:] == [("record", buffer.used), ("awaited", buffer.copied)]
         where.add(brought.gpudata)
     assert len(where) == 2
     uploads.forget(7)
     assert not cuda_device._pages.uploads
     other = np.ones(5)  # its pages are not locked
     assert uploads.start(places[0], other) is other
+    cuda_device._pages.lock(number := np.array(2.5))
+    assert uploads.start(places[0], number).shape == ()
 
 
 class Result(NamedTuple):

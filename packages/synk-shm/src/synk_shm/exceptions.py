@@ -1,8 +1,8 @@
 """The errors of synk_shm.
 
-Every error that the operating system or a segment's contents can cause is a `ShmError`
-(an `OSError` with `errno` and `filename`) and also the builtin kind that a caller would
-catch. Wrong arguments are plain `ValueError` and `TypeError`.
+Every error from the operating system or a segment's contents is a `ShmError` (an `OSError` with
+`errno` and `filename`), and also of the builtin kind that a caller would catch. Wrong arguments are
+plain `ValueError` and `TypeError`.
 """
 
 from __future__ import annotations

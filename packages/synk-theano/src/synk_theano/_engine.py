@@ -1,4 +1,4 @@
-"""What the engine's names (`synk_core.engine`) mean with Theano 1.0.5."""
+"""The engine's names (`synk_core.engine`) with Theano 1.0.5."""
 
 from __future__ import annotations
 
@@ -49,27 +49,26 @@ from ._gpu import backend as DEVICES
 from ._linking import linked_by_kind, processor_flags, quick_outputs, take_processor_flags
 
 ADAPTER = __name__
-"""By which workers find it."""
+"""The module that workers import."""
 
 NAME, TITLE, FLAGS = "theano", "Theano", "THEANO_FLAGS"
-"""Its module, its name in messages, and the variable in which users set its options."""
+"""Its module, its name in messages, and the environment variable of its options."""
 
 FLATTENS = True
 """Whether `flat_updates` is of use: linkers run operations in Python as they are."""
 
-# ---- what it is set to -----------------------------------------------------------------------
+# ---- options --------------------------------------------------------------------------------
 
 _NO_DEVICE = "device=cpu,force_device=True,init_gpu_device=,contexts="
 """Flags with which Theano initializes no device when it is imported."""
 
 
 def options() -> Dict[str, Any]:
-    """Return the options that programs set after importing the engine, and that matter when graphs
-    are run: the workers have to share them."""
+    """Return the options that programs set after the import of the engine: workers need them."""
     return {
         option.fullname: option.val
         for option in _config_var_list
-        # Not those that Theano has found itself: others find theirs. A BLAS takes long to find.
+        # Not those that Theano finds by itself, except a BLAS, which takes long to find.
         if option.allow_override
         and hasattr(option, "val")
         and (option.fullname == "blas.ldflags" or not callable(option.default))
@@ -78,23 +77,21 @@ def options() -> Dict[str, Any]:
 
 
 def worker_variables(on_device: bool) -> Dict[str, str]:
-    """Return the variables that the engine reads when a worker imports it.
+    """Return the environment variables for the engine's import in a worker.
 
-    Args:
-        on_device: whether the worker will initialize a device of its own, not the one that the
-            user's flags name for this process.
+    With `on_device` the worker initializes a device of its own later, not that of the user's flags.
     """
     flags = [os.environ.get(FLAGS, "")]
     if on_device or _lacks_its_device():
         flags.append(_NO_DEVICE)
-    if not hasattr(vm, "CVM"):  # as when Theano was imported here; the option comes after it
+    if not hasattr(vm, "CVM"):  # Theano was imported here without a compiler
         flags.append("cxx=")
-    # Theano says so to processes that are forked from one that uses a GPU, and workers are not.
+    # Theano's mark for forks of a process that uses a GPU: workers are no forks.
     return {FLAGS: ",".join(filter(None, flags)), "THEANO_GPU_IS_ALREADY_ACTIVE": ""}
 
 
 def _lacks_its_device() -> bool:
-    """Return whether flags name a GPU that Theano has already reported that it cannot use."""
+    """Return whether flags name a GPU that Theano has already reported as unusable."""
     named = str(library.config.device).startswith(("cuda", "opencl"))
     return named and getattr(getattr(library, "gpuarray", None), "pygpu", None) is None
 
@@ -116,7 +113,7 @@ def inner_outputs(op: Any) -> Sequence[Any]:
 
 
 def inner_graph(op: Any) -> Tuple[Sequence[Any], Sequence[Any]]:
-    """Return inputs and outputs of the graph in an OpFromGraph, which others may have, too."""
+    """Return inputs and outputs of the graph in an OpFromGraph."""
     return op.local_inputs, op.local_outputs
 
 
@@ -143,8 +140,7 @@ def is_random(variable: Any) -> bool:
 def build(inputs: Any, outputs: Any, *, no_default_updates: Any = False, **arguments: Any) -> Any:
     """Compile a function, as the engine's `function` does.
 
-    Args:
-        no_default_updates: True, or a list of variables whose default updates are left out.
+    `no_default_updates` is True, or a list of variables whose default updates are left out.
     """
     return library.function(inputs, outputs, no_default_updates=no_default_updates, **arguments)
 
@@ -157,10 +153,8 @@ def without_test_values() -> Any:
 def out_of_place() -> Any:
     """For the duration of the block, build functions that overwrite no shared variable's value.
 
-    The engine makes operations work in place on a variable that is updated. A function that fails
-    in the middle would then leave it overwritten in part.
-
-    No other thread of this package may build functions meanwhile.
+    The engine works in place on updated variables: a failing function would leave half a value. No
+    other thread of this package may build functions meanwhile.
     """
     # The name in `theano.compile` is the function, not the module.
     pfunc: Any = sys.modules["theano.compile.pfunc"]
@@ -179,33 +173,31 @@ def out_of_place() -> Any:
 
 
 def machine_of(function: Any) -> Any:
-    """Return what runs a compiled function's nodes; None if what `build` has returned cannot run,
+    """Return the callable that runs a compiled function's nodes; None if the function cannot run,
     but has to be flattened and rebuilt."""
     return function.fn
 
 
 def compile_ahead(_function: Any) -> None:
-    """Compile what would be compiled in the first call, unless another process has."""
+    """Compile the code of the first call now, or load it if another process has compiled it."""
 
 
 def foreign_linker(_function: Any) -> str:
-    """Return the name of a linker that computes in another library, which neither runs operations
-    in Python nor knows NumPy's random states; "" for any other."""
+    """Return the name of a linker of a library that neither runs operations in Python nor takes
+    NumPy's random states; "" for any other linker."""
     return ""
 
 
 def extras_of(function: Any) -> Any:
-    """Return what `link` needs besides a compiled function's graph, to be sent."""
+    """Return the data, to be sent, that `link` needs besides a compiled function's graph."""
     return function.maker.output_keys, processor_flags()
 
 
 def link(flat: Any, graph: Any, inputs: Sequence[Any]) -> Any:
-    """Make a function of an optimised graph.
+    """Make a function of an optimised graph, with the settings of a `FlatFunction`.
 
-    Args:
-        flat: the `FlatFunction`, of which the settings matter.
-        graph: its outputs are those of the function, then the new values of its updates.
-        inputs: an `In` for each input of the graph.
+    The graph's outputs are the function's, then the new values of its updates. `inputs` has an `In`
+    for each of its inputs.
     """
     output_keys, flags = flat.extras
     ends = zip(graph.outputs, flat.borrowed_outputs)
@@ -226,11 +218,10 @@ def link(flat: Any, graph: Any, inputs: Sequence[Any]) -> Any:
 
 
 def run_in_python(_op_type: Any, _run: Any) -> None:
-    """Have code that is compiled as a whole call `run` for operations of a type.
+    """Make functions that are compiled as a whole call `run` for operations of a type.
 
-    Args:
-        _run: takes an operation's first input, its dtype, and the operation's properties; returns
-            the first output, of the input's type. Further outputs are zeros of int8.
+    `run` takes the first input, its dtype, and the operation's properties; it returns the first
+    output, of the input's type. Further outputs are zeros of int8.
     """
 
 
@@ -238,13 +229,9 @@ _MADE_OF_ATTRIBUTES = (PureOp, Type, specific_out, transfer_type)
 
 
 def state_of(value: Any) -> Any:
-    """Return what the identity of one of the engine's own objects consists of.
+    """Return the identity of one of the engine's own objects: equal ones may compute differently.
 
-    Two that count as equal may compute different things.
-
-    Returns:
-        A mapping of attributes, or something else that has a hash; None if only the object itself
-        is equal to it.
+    It is a mapping of attributes, or has a hash; None if the object equals only itself.
     """
     if hasattr(value, "fn"):
         return None  # Scan and similar ops hold a compiled function
@@ -259,8 +246,7 @@ def state_of(value: Any) -> Any:
 
 
 def reduced(obj: Any) -> Any:
-    """Return the reduced form of an object of the engine that must not be pickled as it is; None
-    for any other."""
+    """Return the reduced form of an engine's object that must not be pickled as it is, or None."""
     # It is compared by identity, so a second one must not be made.
     return (_random_state_type, ()) if type(obj) is RandomStateType else None
 

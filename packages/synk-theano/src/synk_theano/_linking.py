@@ -1,9 +1,8 @@
 """Link the nodes of a graph kind by kind, because linking takes most of the time of a build.
 
-For each node Theano makes a graph of that node alone, computes a key of everything that its C code
-depends on, and looks the key up among all compiled modules, which takes a millisecond. But a
-network of 2600 nodes has 90 kinds, and all nodes of a kind get the same module with other storage.
-Here Theano links the first node of each kind, and the others take its module.
+Theano takes a millisecond for each node to find its module by a key of all that its C code depends
+on. A network of 2600 nodes has 90 kinds, and all nodes of a kind get the same module with other
+storage: Theano links the first node of each kind, and the others take its module.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _linking = threading.RLock()
 def linked_by_kind() -> Iterator[None]:
     """For the duration of the block, link each kind of nodes once.
 
-    Other threads wait for the end of it; none may build functions by Theano itself meanwhile.
+    Other threads wait at theirs; none may build functions by Theano itself meanwhile.
     """
     kinds: Dict[Any, Callable[..., Any]] = {}
 
@@ -56,7 +55,7 @@ def linked_by_kind() -> Iterator[None]:
 
 
 def quick_outputs(graph: Any) -> Any:
-    """For the duration of the block, let `variable in graph.outputs` take no search.
+    """For the duration of the block, answer `variable in graph.outputs` without a search.
 
     The linker tests each input of each node, and a training function has hundreds of outputs.
     """
@@ -73,7 +72,7 @@ class _Outputs(List[Any]):
 
 
 def processor_flags() -> Optional[Tuple[str, ...]]:
-    """Return the compiler's flags for this processor, if they are known already.
+    """Return the compiler's flags for this processor, if they are known.
 
     They are part of every module's key, and Theano runs the compiler four times to find them.
     """
@@ -82,16 +81,15 @@ def processor_flags() -> Optional[Tuple[str, ...]]:
 
 
 def take_processor_flags(flags: Optional[Tuple[str, ...]]) -> None:
-    """Use the flags that another process on this machine has found, if this one has none yet."""
+    """Use the flags of another process on this machine, if this one has none yet."""
     if flags is not None and GCC_compiler.march_flags is None:
         GCC_compiler.march_flags = list(flags)
 
 
 def _key(op: Any, node: Any) -> Any:
-    """Return what the nodes of one kind have in common; None if it has no hash.
+    """Return all that the key of a node's C module depends on; None if that has no hash.
 
-    That is all that the key of a C module depends on: the op, types, constants, which inputs are
-    the same, and the parameters that the module gets besides its inputs.
+    The op, types, constants, which inputs are the same, and the module's further parameters.
     """
     first: Dict[Any, int] = {}
     inputs: List[Any] = []
@@ -119,7 +117,7 @@ def _without_code(error: Type[Exception], arguments: Sequence[Any], *_: Any) -> 
 
 
 def _linker_of(node: Any, example: Any) -> Callable[..., Any]:
-    """Return what links other nodes of this node's kind, whose C thunk is `example`."""
+    """Return a linker of other nodes of this node's kind; `example` is its C thunk."""
     (copy,) = example.nodes
     # The module takes inputs that come twice only once, and some parameters after the outputs.
     passed = [
@@ -153,11 +151,7 @@ def _linker_of(node: Any, example: Any) -> Callable[..., Any]:
             for flag in computed:
                 flag[0] = True
 
-        run.thunk = thunk  # type: ignore[attr-defined]
-        run.cthunk = cthunk  # type: ignore[attr-defined]
-        run.inputs = inputs  # type: ignore[attr-defined]
-        run.outputs = outputs  # type: ignore[attr-defined]
-        run.lazy = False  # type: ignore[attr-defined]
+        vars(run).update(thunk=thunk, cthunk=cthunk, inputs=inputs, outputs=outputs, lazy=False)
         return run
 
     return link

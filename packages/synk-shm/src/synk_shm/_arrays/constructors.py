@@ -1,4 +1,4 @@
-"""Making shared arrays."""
+"""Constructors of shared arrays."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ def empty(
 ) -> Array:
     """Return a new shared array. Its elements are zero, since new pages are.
 
-    The memory is allocated here and now: writing to the array can never raise SIGBUS.
+    It allocates the memory at once: a write to the array can never raise SIGBUS.
 
     Args:
         shape: an int or ints, as in NumPy.
         dtype: any dtype of a fixed size. Objects and variable-length strings are refused.
         order: "C" or "F".
-        name: a name of up to 22 bytes by which other processes may `attach`; without it
-            only those can that are given a `handle`.
-        capacity: length of the first axis to which `resize` can grow the array in place.
-            Room is mapped at once and allocated when it is used. Needs order="C".
-        mode: permissions of the segment, exactly (the umask does not apply to more than
-            0o600). Others of this group or machine get in only if you say so here.
+        name: a name of up to 22 bytes by which other processes may `attach`; without it they
+            need a `handle`.
+        capacity: length of the first axis to which `resize` can grow the array in place: mapped
+            at once, allocated when used. Needs order="C".
+        mode: exact permissions of the segment (the umask does not apply to more than 0o600): by
+            default no other user gets in.
         backend: "shm" for a segment in the system's shared memory, "memfd" for one without
             any name (Linux): not bound by the size of /dev/shm, and attached through this
             process, which has to be alive then.
@@ -178,8 +178,7 @@ def create(
 ) -> Array:
     """Return the array of a new segment: of zeros, of bytes in memory order, or of `contents`.
 
-    `capacity` are the bytes to map now and allocate when needed. Memory comes first, then its
-    header, then its names.
+    `capacity` are the bytes to map now and allocate when needed.
     """
     full_name, mode = _check_place(name, mode, backend)
     anonymous = backend == "memfd"
@@ -193,7 +192,7 @@ def create(
     nonce = noise[: headers.NONCE_BYTES]
     first = naming.segment_name(family, noise[headers.NONCE_BYTES :])
     if full_name is not None and posix.DIRECTORY is None:
-        first = full_name  # second entries are impossible there: it is the only one
+        first = full_name  # a second entry is impossible there
     if anonymous:
         fd = posix.create_anonymous()
         first, owned = f"/proc/{os.getpid()}/fd/{fd}", []
@@ -241,8 +240,7 @@ def _map_new(fd: int, plan: headers.Header, name: str, data: Bytes | None) -> Ma
     elif data is not None and stop < WORTH_THREADS and posix.write(fd, offset, data.data):
         allocate(fd, 0, offset)
     else:
-        # The page of the header is apart: data of this size begin on a page of their own.
-        allocate(fd, 0, offset)
+        allocate(fd, 0, offset)  # the header's page: data of this size begin on another one
         mapping = map_memory(fd, plan.length, name)
         memory = np.frombuffer(mapping, np.uint8)
         if not populate(memory, offset, stop, data):

@@ -1,4 +1,4 @@
-"""Handles: the address of a shared array or of any view of one, and the way back to the array."""
+"""Handles: addresses of shared arrays and their views, and the way back to the arrays."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def view(mapping: Mapping, address: Handle) -> Array:
             spans = [(length - 1) * stride for length, stride in zip(shape, strides)]
             low += sum(span for span in spans if span < 0)
             high += sum(span for span in spans if span > 0) + dtype.itemsize
-        # What was allocated when it was opened is known without touching the memory.
+        # The header's copy of `reserved` needs no access to the memory.
         if low < 0 or (high > found.header.reserved and high > found.reserved):
             raise ValueError(
                 f"the view spans bytes {low} to {high}, {found.name} has {found.reserved}"
@@ -177,15 +177,12 @@ def open_segment(
     nonce: bytes | None = None,
     owner_uid: int | None = None,
 ) -> Mapping:
-    """Map the segment of this system name (or ``/proc`` path) as `attach` does.
-
-    With `nonce`, it must be the segment that has this one.
-    """
+    """Map the segment of this system name (or ``/proc`` path), and `nonce`, as `attach` does."""
     known = None if nonce is None else find_mapped(nonce, readonly)
     if known is not None:
         return known
     anonymous = name.startswith("/proc/")
-    process.ready(not anonymous)  # removes what dead processes left, before it looks alive
+    process.ready(not anonymous)  # before this process's lock makes a dead family look alive
     open_ = posix.open_anonymous if anonymous else posix.open_existing
     fd = open_(name, readonly)
     keep = False

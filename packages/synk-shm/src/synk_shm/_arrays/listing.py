@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 from typing import NamedTuple
 
 from synk_shm._processes import families
@@ -16,15 +17,14 @@ class SegmentInfo(NamedTuple):
     """One segment, as `list` found it.
 
     Attributes:
-        name: what `attach` and `unlink` take: the name that was given to it, if any.
+        name: for `attach` and `unlink`: the user's name for it, if any.
         nbytes: bytes of memory it takes now.
         shape: of the array; None if the segment is not readable as one.
         dtype: of the array, as NumPy spells it; None likewise.
-        alive: whether a process of the family that made it is left. If not, `cleanup`
-            removes it.
+        alive: whether a process of its maker's family is left. If not, `cleanup` removes it.
         mine: whether this process belongs to that family.
-        names: all its entries in the system: one of its own, one that was given to it,
-            and one for each message of multiprocessing that carries it.
+        names: all its entries in the system: one of its own, the user's, and one for each message
+            of multiprocessing that carries it.
     """
 
     name: str
@@ -37,14 +37,12 @@ class SegmentInfo(NamedTuple):
 
 
 def list_segments(*, mine: bool = False) -> list[SegmentInfo]:
-    """Return the segments of this user that have a name, sorted by name.
+    """Return the named segments of this user's programs, sorted by name.
+
+    An empty list on a system that does not show segments as files (macOS).
 
     Args:
-        mine: whether to return only those of this program: of the family of this process. By
-            default those of all programs.
-
-    Returns:
-        An empty list on a system that does not show segments as files (macOS).
+        mine: whether to return only those of this process's family.
     """
     entries: dict[int, list[str]] = {}
     nbytes = {}
@@ -56,12 +54,12 @@ def list_segments(*, mine: bool = False) -> list[SegmentInfo]:
 
 
 def cleanup() -> list[str]:
-    """Remove what dead processes of this user left; return the names that are gone.
+    """Remove the segments of this user's dead families; return the names that are gone.
 
-    A family of processes is dead when the kernel has dropped all its locks. Segments of
-    living families and of other users are never touched, nor is a family with a segment that cannot
-    be read, since another version of this package may have made it. This happens by itself when a
-    process makes or attaches its first shared array, and when one that does exits.
+    A family of processes is dead when the kernel has dropped all its locks. Segments of living
+    families and of other users stay, as does a family with an unreadable segment, which another
+    version of this package may have made. Each process does this by itself with its first shared
+    array, and at its exit.
     """
     return families.sweep_all()
 
@@ -70,8 +68,8 @@ def leave() -> None:
     """Release the locks of all families: names of other processes' arrays go when those end.
 
     For a forked child that goes on: it holds the locks of its parent's families, so that the
-    names would outlive a parent that is killed. What is mapped here can be used as before; what
-    this process makes or attaches from now on keeps a family alive again.
+    names would outlive a parent that is killed. Mapped arrays stay usable; new ones keep a family
+    alive again.
     """
     process.leave_families()
 
@@ -84,7 +82,7 @@ def free_space() -> int:
     """
     found = posix.space(posix.DIRECTORY) if posix.DIRECTORY is not None else None
     if found is None:
-        raise ShmError(95, "this system does not report how much shared memory is free")
+        raise ShmError(errno.ENOTSUP, "this system does not report how much shared memory is free")
     return found[0]
 
 

@@ -18,23 +18,20 @@ from synk_shm._processes.process import process
 from synk_shm._segments import naming, posix
 from synk_shm.exceptions import ShmNotFoundError
 
-# joblib gives its own reducers to each pool and executor that it makes: they copy small arrays, and
-# write large ones to files that workers map read-only. No public way puts another one before them.
+# joblib's pools and executors have reducers of their own: they copy small arrays, and write large
+# ones to files that workers map read-only. No public way puts another one before them.
 _MAKER = "get_memmapping_reducers"
 
 
 def register() -> None:
-    """Make multiprocessing's pickler, and no other, send shared arrays as handles.
-
-    pickle, copy, numpy.save and other libraries' picklers keep copying values.
-    """
+    """Make multiprocessing's pickler, and no other, send shared arrays as handles."""
     from multiprocessing.reduction import ForkingPickler
 
     ForkingPickler.register(np.ndarray, reduce_array)
 
 
 def reduce_array(array: Array) -> Any:
-    """Return what multiprocessing sends for an array: a handle if it is shared, else its bytes."""
+    """Reduce an array for multiprocessing: to a handle if it is shared, else to its bytes."""
     found = segment(array)
     if found is None:
         return array.__reduce__()
@@ -90,9 +87,9 @@ def _make_reducers(make: Callable[..., Any], *args: Any, **keywords: Any) -> Any
 def register_joblib() -> None:
     """Make joblib and its loky pass shared arrays by handle, for the rest of this program.
 
-    Call it once, before the first ``Parallel``. What is passed to a worker, or comes back from one,
-    is then the same memory, writeable if it was, whatever its size. Other arrays go as before.
-    Without it, joblib copies shared arrays, or gives the workers read-only files of them.
+    Call it once, before the first ``Parallel``. Workers then get the same memory, writeable if it
+    was, and return it so. Without it, joblib copies shared arrays, or gives workers read-only files
+    of them, as it goes on to do with other arrays.
 
     Raises:
         ImportError: there is no joblib, or one of another make.

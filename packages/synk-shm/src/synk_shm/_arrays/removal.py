@@ -17,9 +17,8 @@ from synk_shm.exceptions import ShmNotFoundError, ShmPermissionError
 def close(a: Array) -> None:
     """Close the segment under `a` in this process.
 
-    Its owner removes the name at once, as `unlink` does. The memory itself is returned
-    with the last reference to `a`: no array ever points to unmapped memory.
-    Does nothing if it is closed already.
+    Its owner removes the name at once, as `unlink` does. The memory goes with the last reference
+    to `a`: no array ever points to unmapped memory. Does nothing if it is closed already.
 
     Raises:
         BufferError: other arrays still use this memory; the text has their number.
@@ -48,7 +47,7 @@ def unlink(a_or_name: Array | str, missing_ok: bool = False) -> None:
 
     Args:
         a_or_name: a shared array, or a name as `attach` takes it.
-        missing_ok: do not raise if it is gone already.
+        missing_ok: whether the segment may be gone already.
 
     Raises:
         ShmNotFoundError: there is no such segment, unless `missing_ok`.
@@ -94,7 +93,7 @@ def _unlink_name(name: str) -> bool:
 
 
 def _remove_entries(inode: int, known: list[str]) -> bool:
-    """Remove all entries of a segment; looks for those that are not known, if there are any."""
+    """Remove all entries of a segment, also unknown ones; False if there was none."""
     if posix.DIRECTORY is None:
         return posix.remove(known[0])
     names = known

@@ -13,11 +13,10 @@ from synk_shm._segments.memory import allocate, check_space, populate
 def resize(a: Array, new_length: int) -> Array:
     """Change the length of the first axis and return the array at its new shape.
 
-    Within the capacity the data stay where they are: older arrays and views remain valid,
-    here and in other processes, and show the same memory. Beyond it a new segment is made
-    that holds the old contents and leaves room for as much again; a name that was given
-    goes over to it, while processes that mapped the old one keep that. New rows hold zeros,
-    or what was there before the array was made shorter. Memory is not given back.
+    Within the capacity the data stay where they are: older arrays and views remain valid, here and
+    in other processes, and show the same memory. Beyond it the contents and your name go to a new
+    segment with room for as much again; processes that mapped the old one keep it. New rows hold
+    zeros, or the values of rows that an earlier call cut off. Memory is not given back.
 
     Args:
         a: the whole of an array that this process made, in C order, at its present shape.
@@ -40,7 +39,7 @@ def resize(a: Array, new_length: int) -> Array:
 
 
 def _allocate(found: Segment, reserved: int, nbytes: int) -> bool:
-    """Allocate more of what is mapped; return False if that cannot be done in place."""
+    """Allocate mapped bytes; return False if that cannot be done in place."""
     where = posix.PLACES[found.backend]
     begin, end = found.header.data_offset + reserved, found.header.data_offset + nbytes
     check_space(end - begin, where)

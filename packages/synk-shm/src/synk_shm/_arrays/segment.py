@@ -5,8 +5,8 @@ How arrays stay alive without a class of their own::
     ndarray  --base-->  ndarray of bytes  --buffer-->  Mapping  --segment-->  Segment
     (yours)             (one per mapping)              (mmap)                 (names, nonce)
 
-Whatever view is left keeps the mapping; with it the `Segment` goes, and removes the names
-that this process owns. It points back by weak references only: no cycle delays that.
+Any view keeps the mapping. With the mapping the `Segment` goes, which removes the names that this
+process owns. It points back by weak references only: no cycle delays that.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class Mapping(mmap.mmap):
 class Segment:
     """Shared memory under an array, as this process has it; returned by `segment(x)`.
 
-    It describes the memory and does not keep it alive: after the last array is gone, or
-    after `close()`, it is `closed`.
+    It does not keep the memory alive: after the last array is gone, or after `close()`, it is
+    `closed`.
 
     Attributes:
-        name: what `attach` takes in another process.
+        name: for `attach` in another process.
         backend: either "shm" (has a name) or "memfd" (has none).
         dtype: of the whole array.
         family: eight hex digits: the program whose end removes the segment.
@@ -104,27 +104,27 @@ class Segment:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The whole array's present shape; `resize` changes it."""
+        """Return the whole array's present shape; `resize` changes it."""
         return tuple(self._numbers(headers.SHAPE_AT, len(self.header.shape)).tolist())
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the whole array's present shape."""
+        """Return the bytes of the whole array's present shape."""
         return dtypes.count_bytes(self.shape, self.dtype)
 
     @property
     def reserved(self) -> int:
-        """Bytes of data that are really allocated."""
+        """Return the bytes of data that are really allocated."""
         return int(self._numbers(headers.RESERVED_AT, 1)[0])
 
     @property
     def address_name(self) -> str:
-        """The name by which other processes can attach this segment now."""
+        """Return the name by which other processes can attach this segment now."""
         return self.names[0] if self.fd is None else f"/proc/{os.getpid()}/fd/{self.fd}"
 
     @property
     def names(self) -> list[str]:
-        """The names that this process owns, or the one that it attached."""
+        """Return the names that this process owns, or the one that it attached."""
         return list(self.owned) or [self.name]
 
     def memory(self) -> Bytes:
@@ -152,7 +152,7 @@ class Segment:
         return int(x.__array_interface__["data"][0]) - self._data_at
 
     def adopt(self, name: str) -> None:
-        """Own one more name, which came with a message. One is enough: drop a second."""
+        """Own a name that came with a message; remove it if this process owns one already."""
         if self.owner:
             posix.remove(name)
             return

@@ -78,8 +78,8 @@ def is_alive(family: str) -> bool:
 def sweep(family: str, *, at_once: bool = False) -> list[str]:
     """Remove all names of a family if none of its processes is left; return those names.
 
-    With `at_once` also if it was postponed, because no process can read the messages. A family with
-    a segment that cannot be read, such as one of another version, is left as it is.
+    With `at_once` also if that was postponed: no process can read the messages. A family with an
+    unreadable segment, such as one of another version, is left as it is.
     """
     fd = _open_lock(family, os.O_RDWR)
     if fd is None:
@@ -124,7 +124,7 @@ def _files_of_user() -> list[tuple[str, os.stat_result]]:
 
 
 def _names_of(family: str) -> list[str]:
-    """Return the names of what a family made: those that users gave, then its own.
+    """Return the names of a family's segments: users' names, then its own.
 
     If a process that removes them is killed, the next one finds the rest by the last ones.
     """

@@ -1,7 +1,7 @@
 """The state of this process, and its release: at exit, after a fork, when arrays are freed.
 
-The one mutable state of the package, `process`, is here. The first segment of a process arms it,
-not ``import synk_shm``: importing multiprocessing takes longer than the rest.
+`process` is the one mutable state of the package. The first segment of a process arms it, not
+``import synk_shm``: the import of multiprocessing takes longer than the rest.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class ProcessState:
     Attributes:
         home: the family of this process, once `ready` has been called.
         mapped: the `Segment`s by nonce and read-only flag, for a second attach, and for their
-            names at exit. Not weak references: late in the exit Python stops calling
-            finalizers, while threads of multiprocessing's queues still drop arrays.
+            names at exit. No weak references: late in the exit Python calls no finalizers, while
+            threads of multiprocessing's queues still drop arrays.
         at_first: called when the process gets its first segment.
     """
 
@@ -182,8 +182,8 @@ class ProcessState:
     def _is_awaited(self) -> bool:
         """Return whether a process outside of the family may still receive messages of this one.
 
-        That is its parent by multiprocessing, unless the parent forked it with the family's lock,
-        which the parent then holds, too.
+        That is its parent by multiprocessing, unless that forked it with the family's lock, and
+        holds this lock, too.
         """
         parent = None if self._inherits else self._find_parent()
         if parent is None:

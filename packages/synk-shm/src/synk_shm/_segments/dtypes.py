@@ -20,7 +20,7 @@ _MOST = sys.maxsize - (1 << 21)  # a header and rounding have to fit beside the 
 
 
 def count_bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
-    """Return the bytes of an array; ValueError where NumPy could not hold it."""
+    """Return the bytes of an array; ValueError if NumPy cannot hold it."""
     if shape and min(shape) < 0:
         raise ValueError(f"lengths must not be negative, got shape {shape}")
     # NumPy refuses a huge shape even if another length is 0.
@@ -71,7 +71,7 @@ def is_literal(text: str) -> bool:
 
 
 def _literal(dtype: np.dtype[Any]) -> Any:
-    """Return what NumPy makes a dtype of, as a literal."""
+    """Return a dtype as a literal from which NumPy makes it."""
     if dtype.metadata:
         warnings.warn("the metadata of a dtype are not shared with other processes", stacklevel=4)
     if dtype.subdtype is not None:
@@ -92,7 +92,7 @@ def _literal(dtype: np.dtype[Any]) -> Any:
 
 
 def _made_of(literal: Any) -> np.dtype[Any]:
-    """Return the dtype; inner ones first, because NumPy would align those of an aligned one."""
+    """Make the dtype, inner ones first: NumPy would align those of an aligned one."""
     if isinstance(literal, str):
         return np.dtype(literal)
     if isinstance(literal, tuple):

@@ -1,8 +1,7 @@
 """The header at the start of every segment.
 
-It describes the segment's contents, so that a process that knows only the name can attach. It is
-read as numbers and literals, never unpickled, and checked against the file before it is used: any
-process may have made the file.
+With it a process that knows only the name can attach. It is read as numbers and literals, never
+unpickled, and checked against the file before use: any process may have made the file.
 
 ======  ===========================================================================
 offset  (all numbers in the machine's own byte order)
@@ -64,12 +63,12 @@ class Header(NamedTuple):
 
     @property
     def stop(self) -> int:
-        """The end of the allocated bytes."""
+        """Return the end of the allocated bytes."""
         return self.data_offset + self.reserved
 
     @property
     def length(self) -> int:
-        """The size of the segment."""
+        """Return the size of the segment."""
         return self.data_offset + self.capacity
 
 
@@ -109,7 +108,7 @@ def _size(ndim: int, text_length: int) -> int:
 
 
 def read_header(fd: int, size: int, name: str) -> tuple[Header, bytes] | None:
-    """Return the header of an open segment of `size` bytes, and its nonce; None if it has none yet.
+    """Return the header of an open segment of `size` bytes, and its nonce; None before it has one.
 
     ShmFormatError if it is no segment of synk_shm, or contradicts itself.
     """
@@ -160,9 +159,9 @@ def _read(packed: bytes, size: int) -> Header:
 
 
 def peek(name: str) -> Header | None:
-    """Return the header of the file of this name; None if it is gone, or was not completed.
+    """Return the header of a file; None if it is gone, or incomplete: it begins with zeros then.
 
-    ShmError if it cannot be read. What begins with zeros was not completed.
+    ShmError if it cannot be read.
     """
     try:
         fd = posix.open_existing(name, readonly=True)

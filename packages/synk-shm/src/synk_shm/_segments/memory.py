@@ -36,7 +36,7 @@ _Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 def check_space(asked: int, where: str) -> None:
     """Raise `ShmFullError` if `asked` bytes are surely too many.
 
-    Beyond the memory of the machine or container, allocating would not fail: the kernel would kill.
+    Beyond the memory of the machine or container an allocation does not fail: the kernel kills.
     """
     found = posix.space(where)
     if found is not None and asked > found[0]:
@@ -90,7 +90,7 @@ def allocate(fd: int, start: int, stop: int) -> None:
 def populate(memory: _Bytes, start: int, stop: int, data: _Bytes | None = None) -> bool:
     """Allocate and map bytes start:stop of a mapping, and copy `data` to `start`.
 
-    Return False, with nothing done, where the system cannot do that: no Linux, or an old one.
+    Return False, with nothing done, if the system cannot do that: no Linux, or an old one.
     OSError if there is not enough memory.
     """
     advise = _c_function("madvise")

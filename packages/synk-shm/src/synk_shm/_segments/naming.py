@@ -1,6 +1,6 @@
-"""Names of segments and lock files: README.md of the package says to whom they belong.
+"""Names of segments and lock files, in 30 characters: the limit of some supported systems.
 
-All fit in 30 characters, the least that any supported system allows.
+README.md of the package says to whom they belong.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ def is_user_name(name: str) -> bool:
 
 
 def system_name(name: str) -> str:
-    """Return the system's name for a name given by a user, checked: posix_ipc crashes on a NUL.
+    """Return the system's name for a user's name, checked: posix_ipc crashes on a NUL.
 
-    One that starts with a slash is a system name already, as `Segment.name` and `list()` show it.
+    One with a slash at its start is a system name already, as `Segment.name` and `list()` show it.
     """
     if not isinstance(name, str):
         raise TypeError(f"a segment's name must be a str, got {type(name).__name__}")

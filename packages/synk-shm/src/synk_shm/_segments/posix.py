@@ -1,7 +1,6 @@
 """The only file that opens, sizes and removes shared memory in the system.
 
-Where segments show as files (Linux) they are opened as files: the same system calls as
-shm_open's, without an object in between. Elsewhere it is posix_ipc, wrapped so that its
+It opens segments as files if they show as files (Linux). Otherwise it uses posix_ipc, so that its
 faults have no effect: names are checked before (a NUL kills the process), its ``size=`` is never
 used (on an existing segment it resizes, and on failure removes it), descriptors are always closed
 (it has no finalizer), and its errors, which are not `OSError`, are translated.
@@ -45,7 +44,7 @@ _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | CAREFUL
 
 
 def path_of(name: str) -> str:
-    """Return the file of a segment. This and what calls it are for where `DIRECTORY` is known."""
+    """Return the file of a segment, for systems with a `DIRECTORY`, as are all callers."""
     if DIRECTORY is None:
         raise ShmError(errno.ENOTSUP, "this system does not show segments as files", name)
     return DIRECTORY + name
@@ -70,7 +69,7 @@ def create(name: str, mode: int) -> int:
 
 
 def _take_back(name: str) -> None:
-    """Close and remove what an interrupted `create` may have made: names there are random."""
+    """Close and remove the file of an interrupted `create`, if any: its name is random."""
     with contextlib.suppress(FileNotFoundError):  # no /proc: the descriptor cannot be found
         for fd in os.listdir(_DESCRIPTORS):
             with contextlib.suppress(OSError):
@@ -130,7 +129,7 @@ def remove(name: str, inode: int | None = None) -> bool:
 
 
 def status_of(name: str) -> os.stat_result | None:
-    """Return the status of what has this name; None if it is gone."""
+    """Return the status of the file of this name; None if it is gone."""
     try:
         return os.stat(path_of(name), follow_symlinks=False)
     except FileNotFoundError:
@@ -152,9 +151,9 @@ def link(name: str, new_name: str) -> None:
 
 
 def write(fd: int, start: int, data: memoryview) -> bool:
-    """Write bytes through the descriptor, which is faster than through a new mapping.
+    """Write bytes through the descriptor, faster than through a new mapping; False on macOS.
 
-    Return False where the system cannot do that (macOS); OSError if there is not enough memory.
+    OSError if there is not enough memory.
     """
     if DIRECTORY is None:
         return False
@@ -165,10 +164,7 @@ def write(fd: int, start: int, data: memoryview) -> bool:
 
 
 def read_start(fd: int, size: int, length: int) -> bytes:
-    """Return the first `length` bytes of a segment of `size` bytes; less if it is shorter.
-
-    Read through the descriptor: looking through a mapping could raise SIGBUS.
-    """
+    """Return up to `length` bytes of a segment of `size` bytes; a mapping could raise SIGBUS."""
     length = min(length, size)
     if DIRECTORY is not None:
         return os.pread(fd, length, 0)
@@ -193,7 +189,7 @@ def space(where: str) -> tuple[int, int] | None:
 
 
 def full_error(asked: int, where: str, number: int = errno.ENOSPC) -> ShmFullError:
-    """Return the error for a full file system, or another limit: what there is, and the cure."""
+    """Return the error for a full file system, or another limit: its state, and the cure."""
     cure = "free some memory or ask for less"
     if number == errno.EFBIG:
         most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
@@ -236,7 +232,7 @@ def raise_mapped(
 ) -> NoReturn:
     """Raise a `ShmError` for an error of posix_ipc or the system, with its cause.
 
-    `existential` is what posix_ipc's ExistentialError means here; `asked` is in bytes.
+    `existential` is the number for posix_ipc's ExistentialError; `asked` is in bytes.
     """
     if isinstance(error, ShmError):
         try:

@@ -1,8 +1,7 @@
-"""Theano's GPUs.
+"""Theano's GPUs: `backend` answers synk-core, and takes a rank's devices (`device`).
 
-`backend` answers what synk-core asks, and takes a rank's devices (`device`). A function for a GPU
-gives and takes arrays there (`ends`), is recorded and replayed (`captured`) where it may be
-(`capturable`), and tells of parts of a gradient (`parts`), which ranks reduce meanwhile.
-Arguments get new memory in each call, because an update may keep it, and outputs are copies,
-because a variable may be changed in place later.
+A function for a GPU takes and gives arrays there (`ends`), is recorded and replayed (`captured`) if
+it can be (`capturable`), and reports parts of a gradient (`parts`), which ranks reduce meanwhile.
+Arguments get new memory in each call, which an update may keep; outputs are copies, because
+variables may be changed in place later.
 """

@@ -1,7 +1,6 @@
-"""Arrays and contexts of libgpuarray, Theano's GPU back end.
+"""Arrays and contexts of libgpuarray, Theano's GPU back end, which is not imported here.
 
-It is not imported here: a process that computes on processors needs none. So arrays on a device are
-looked for among what is imported.
+A process that computes on processors needs none: functions look for it among imported modules.
 """
 
 from __future__ import annotations
@@ -32,15 +31,14 @@ def is_on_default_device(array: Any) -> bool:
 
 
 def is_writable(array: Any) -> bool:
-    """Return whether results can be written into a device array: it is in C order, too."""
+    """Return whether a device array can take results: it is in C order, too."""
     return bool(array.flags["C_CONTIGUOUS"] and array.flags["WRITEABLE"])
 
 
 def is_view(array: Any) -> bool:
     """Return whether a device array's memory belongs to another array.
 
-    Views of device arrays have no base: those that begin where the other array begins are not
-    recognized.
+    Some views have no base: one that begins where the other array begins is not recognized.
     """
     return array.base is not None or array.offset != 0
 
@@ -82,11 +80,7 @@ def to_device(value: Any, type_: Any) -> Any:
 
 
 def is_copy(op: Any, name: str) -> bool:
-    """Return whether an op copies between host memory and the default device.
-
-    Args:
-        name: "GpuFromHost" or "HostFromGpu".
-    """
+    """Return whether an op copies between host and default device: a GpuFromHost, HostFromGpu."""
     module = sys.modules.get("theano.gpuarray.basic_ops")
     return (
         module is not None
@@ -107,9 +101,9 @@ def ordinal_of(driver: Any, name: str, context: Any) -> int:
 
 
 def stream(context: Any) -> int:
-    """Return the number of the stream that all work of a CUDA device's context is enqueued on.
+    """Return the number of the stream for all work of a CUDA device's context.
 
-    With streams of its own for copies, libgpuarray orders them with events that only it knows; the
-    default stream, 0, waits for all of its streams.
+    If libgpuarray has more streams, it orders them with events that only it knows; but the default
+    stream, 0, waits for all of them.
     """
     return stream_of(context) if theano.config.gpuarray.single_stream else 0

@@ -1,4 +1,4 @@
-"""What synk-core asks about Theano's GPUs (`synk_core.engine.DEVICES`).
+"""Answers to synk-core about Theano's GPUs (`synk_core.engine.DEVICES`).
 
 Theano's back end is not imported before `why_unusable` or `take`.
 """
@@ -62,7 +62,7 @@ def why_unusable() -> str:
 
 
 def in_use() -> Optional[str]:
-    """Return the default device that this process uses already, by number if it is CUDA's."""
+    """Return the default device that this process already uses; a CUDA device by its number."""
     gpuarray = sys.modules.get("theano.gpuarray")
     if gpuarray is None or getattr(gpuarray, "pygpu", None) is None:
         return None
@@ -82,13 +82,8 @@ def named_in_options() -> List[str]:
 
 
 def take(contexts: Contexts, nccl: bool, graphs: str, precision: str) -> GpuArrayDevice:
-    """Initialize a rank's devices: from now on new shared variables of floats lie on the default
-    one, and functions compute there.
-
-    Args:
-        nccl: whether collectives go through NCCL.
-        graphs: which functions are replayed: "auto", "always" or "never".
-        precision: of float32 on CUDA devices: "default", "float32" or "tf32".
+    """Initialize a rank's devices. New shared variables of floats lie on the default one from now
+    on, and functions compute there. Other arguments as `CudaDevice`.
 
     Raises:
         StartError: a device cannot be used, or not in this precision.
@@ -131,11 +126,7 @@ def take(contexts: Contexts, nccl: bool, graphs: str, precision: str) -> GpuArra
 
 
 def _name_context(name: str, device: str) -> None:
-    """Have a context name mean a device.
-
-    Raises:
-        StartError: the name means another one already.
-    """
+    """Give a device a context name; StartError if the name means another one already."""
     gpuarray = sys.modules["theano.gpuarray"]
     if name in named_in_options() and name in gpuarray.type.list_contexts():
         return  # the user's own choice, for this process
@@ -149,7 +140,7 @@ def _name_context(name: str, device: str) -> None:
 
 
 def _known_as(name: str) -> str:
-    """Return Theano's name of a device that is in use, which may be "cuda" alone."""
+    """Return Theano's name of the device in use, which may be "cuda" alone."""
     known = sys.modules["theano.gpuarray"].init_dev.devmap
     return name if name in known else "cuda"
 

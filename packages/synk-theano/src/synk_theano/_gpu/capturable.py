@@ -1,9 +1,8 @@
 """Which compiled functions can be recorded as a CUDA graph, and in what form.
 
-A graph repeats what the device did when it was recorded, on the same memory. What the host does in
-between is not repeated. So all that the host computes must depend on nothing but shapes, and no
-value may go to host memory amid the function. Values that come from there, such as a learning rate,
-are computed before a launch, as long as nothing depends on them but what the device computes.
+A graph repeats the work of the device, not that of the host. So the host's results must depend on
+shapes alone, and no value may go to host memory amid the function. Values from there, such as a
+learning rate, are computed before a launch, if only the device's results depend on them.
 """
 
 from __future__ import annotations
@@ -61,16 +60,14 @@ class NotCapturableError(Exception):
 class Pure:
     """A function of arrays alone: variables are arguments, and updates are results.
 
-    Its parts take the function's inputs.
-
     Attributes:
-        whole: computes the results on the device, of the inputs, then of what the other parts copy
-            to the device. Results are outputs, then new values.
-        hosted: computes what depends on values in host memory: what it copies to the device, then
-            results. Its part of each call; None if there is nothing of that kind.
-        crossing: computes what depends on shapes alone, and is copied to the device; or None.
-        updated: the inputs, by number, whose new values the last results are.
-        on_host: places of the results that `hosted` computes.
+        whole: the results on the device, outputs before new values, from the inputs and from all
+            copies to the device, which the other two functions make from the inputs.
+        hosted: copies and then results that depend on values in host memory, computed in each
+            call; None if there are none.
+        crossing: copies that depend on shapes alone; None if there are none.
+        updated: the inputs, by number, whose new values are the last results.
+        on_host: places of the results of `hosted`.
     """
 
     whole: FlatFunction
@@ -81,18 +78,14 @@ class Pure:
 
     @property
     def targets(self) -> List[Optional[int]]:
-        """Return for each result of `whole` the input whose new value it is; None of an output."""
+        """Return for each result of `whole` the input whose new value it is; None for an output."""
         total = len(self.whole.outputs) + len(self.on_host)
         targets = [None] * (total - len(self.updated)) + list(self.updated)
         return [target for place, target in enumerate(targets) if place not in self.on_host]
 
 
 def pure_form(function: Any) -> Pure:
-    """Return the form of a compiled function in which it can be recorded.
-
-    Raises:
-        NotCapturableError: it cannot be.
-    """
+    """Return a compiled function as it can be recorded; NotCapturableError if it cannot be."""
     if not is_flat_able(function) or not needs_no_wrapper(function):
         raise NotCapturableError(
             f"its mode ({type(function.maker).__name__}) does more than compute"
@@ -140,7 +133,7 @@ def _is_elsewhere(type_: Any) -> bool:
 
 
 class _Reading:
-    """Follows what the host knows through one flat function.
+    """The ways of values through one flat function, between host and device.
 
     Attributes:
         device: for each variable, whether it lies on the device.
@@ -148,7 +141,7 @@ class _Reading:
         valued_crossing: those that depend on values in host memory.
 
     Raises:
-        NotCapturableError: the host does what a graph would not repeat.
+        NotCapturableError: the host has work that a graph would not repeat.
     """
 
     def __init__(self, flat: FlatFunction) -> None:
@@ -168,7 +161,7 @@ class _Reading:
         needed = _ancestors(flat, flat.outputs)
         for number, name in self._valued.items():
             if number in needed and flat.inputs[number].settings["mutable"]:
-                # A call that failed half way could not be made again.
+                # A call that fails half way could not be repeated.
                 raise NotCapturableError(f"it may overwrite {name} in host memory")
         first = flat.first_made
         if not any(self.device[first:]):
@@ -182,7 +175,6 @@ class _Reading:
             raise NotCapturableError("the host computes with what depends on the device")
 
     def _see(self, op: Any, sources: Sequence[int], made: range) -> None:
-        """Take in a node."""
         name = type(op).__name__
         ours = type(op).__module__.startswith("theano.")
         on_device = [self.device[number] for number in made]

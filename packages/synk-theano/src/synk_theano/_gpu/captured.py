@@ -1,15 +1,8 @@
 """Functions that are recorded as CUDA graphs in their second call, and replayed from the fourth on.
 
-What is replayed costs the host one launch, in place of one for each operation. The graph works on
-arrays of its own: arguments and the values of variables are copied to them before a launch, and
-results are copied from them into new arrays. So a replay changes nothing that others hold, and
-new values of variables are new arrays, as always.
-
-In its third call with inputs of some shape a function is computed both ways. It is replayed only if
-the results agree, and if that is quicker.
-
-Where all outputs without axes come before the rest (`scalars`), the first graph ends with them, and
-they are copied to host memory while the next one computes.
+A replay costs the host one launch. A graph has arrays of its own: inputs are copied to them, and
+results to new arrays. The third call computes both ways: a function is replayed only if the results
+agree and that is quicker. The first graph ends with the outputs without axes (see `scalars`).
 """
 
 from __future__ import annotations
@@ -36,25 +29,24 @@ from synk_theano._linking import linked_by_kind
 from .capturable import NotCapturableError, Pure, pure_form
 from .packing import CommonInputs, PackedResults, Packing, vectors_of
 from .parts import Aim, Cuts, Parts
-from .scalars import Scalars, telling_of_scalars
+from .scalars import Scalars, reporting_scalars
 
 _logger = logging.getLogger(__name__)
 
 MOST_SHAPES = 4
-"""Graphs of one function, for inputs of different shapes; the one used least recently goes."""
+"""Graphs of one function, for inputs of different shapes; the least recently used one goes."""
 
 MOST_UNUSED = 16
-"""Shapes that never came again, after which a function is recorded no more."""
+"""Shapes without a replay, after which a function is recorded no more."""
 
 LARGEST_PACKED = 1 << 20
-"""Bytes of a result that is copied together with others."""
+"""Bytes of the largest result that is copied together with others."""
 
 SLOWEST = 1.02
-"""Time of a replay, as a multiple of a plain run's, from which on it is not worth it: it leaves the
-host free, which this time does not show."""
+"""Longest replay, as a multiple of a plain run: this time does not show that the host is free."""
 
 _RECORDED, _COMPARED = 2, 3
-"""Calls with inputs of one shape: which one is recorded, and which one is compared."""
+"""Numbers of calls with inputs of one shape."""
 
 
 class _StaleGraphError(Exception):
@@ -62,17 +54,7 @@ class _StaleGraphError(Exception):
 
 
 class CapturedFunction:
-    """A `Launcher` of a function that is recorded and replayed if that is possible and quicker.
-
-    Args:
-        function: as compiled, or built again, for the default device.
-        graphs: of that device.
-        name: for the log.
-        parts: of a vector that the function tells of, if any.
-
-    Attributes:
-        sends_early: whether its scalars are copied to host memory before the rest is computed.
-    """
+    """A `Launcher` that records a function of the default device, and replays it if it can."""
 
     def __init__(
         self, function: Any, graphs: Any, name: str, parts: Optional[Parts] = None
@@ -107,7 +89,7 @@ class CapturedFunction:
 
     @property
     def is_recorded(self) -> bool:
-        """Whether it uses the memory of graphs."""
+        """Return whether it uses the memory of graphs."""
         return bool(self._shapes)
 
     def __call__(self, *arguments: Any) -> List[Any]:
@@ -123,7 +105,7 @@ class CapturedFunction:
                 raise
             why = f"{type(error).__name__}: {error}"
             if self._parts.aim is not None and self._parts.aim.started:
-                # What others have been told of cannot be computed again.
+                # Other ranks have begun to reduce parts: it cannot be computed again.
                 self._give_up(why, logging.WARNING)
                 raise
         # If this fails, too, the error is the function's own.
@@ -133,29 +115,29 @@ class CapturedFunction:
 
     def _computed(self, pure: Pure, arguments: Sequence[Any]) -> List[Any]:
         if self._machines is None:
-            self._machines = _Machines.of(pure)
+            self._machines = _machines_of(pure)
         values = [*arguments, *(place[0] for place in self._places[len(arguments) :])]
         hosted = self._machines.hosted(*values)
         n_crossing = len(hosted) - len(pure.on_host)
         values += hosted[:n_crossing]
         aim = self._parts.aim
         if aim is None and self._parts.pieces:
-            # An exception: the parts are not told of now, but usually are.
+            # An exception: usually the parts go to an aim.
             return self._plain(*arguments)
         key = aim is None, *(value.shape for value in arguments)
         try:
-            shape = self._shape(key, pure, self._machines)
+            shape = self._shape(key, self._machines)
             results = shape.compute(values, aim)
         except _StaleGraphError:
             with SHIELD:
                 self._shapes.pop(key).close()
-            shape = self._shape(key, pure, self._machines)
+            shape = self._shape(key, self._machines)
             results = shape.compute(values, aim)
         if shape.replays:
             self._replays += 1
         elif shape.problem:
             self._give_up(shape.problem, logging.INFO)
-            self._plain = telling_of_scalars(self._function, self._send) or self._plain
+            self._plain = reporting_scalars(self._function, self._send) or self._plain
         for place, result in zip(pure.on_host, hosted[n_crossing:]):
             results.insert(place, result)
         n_outputs = len(results) - len(pure.updated)
@@ -163,12 +145,10 @@ class CapturedFunction:
             self._places[number][0] = value
         return results[:n_outputs]
 
-    def _shape(self, key: Any, pure: Pure, machines: _Machines) -> _Shape:
+    def _shape(self, key: Any, machines: _Machines) -> _Shape:
         shape = self._shapes.get(key)
         if shape is None:
-            shape = self._shapes[key] = _Shape(
-                machines, pure, self._graphs, self._parts, self._send
-            )
+            shape = self._shapes[key] = _Shape(machines, self._graphs, self._parts, self._send)
             if len(self._shapes) > MOST_SHAPES:
                 with SHIELD:
                     oldest = self._shapes.popitem(last=False)[1]
@@ -189,13 +169,13 @@ class CapturedFunction:
         self.close()
 
     def close(self) -> None:
-        """Drop all graphs for good; if there are no others, all functions may use their memory."""
+        """Drop all graphs for good; return their memory if no other function has graphs."""
         with SHIELD:
             self.drop()
             self._graphs.leave(self)
 
     def drop(self) -> None:
-        """Drop all graphs, and what they work on; they are made anew if they are needed again."""
+        """Drop all graphs, and what they work on; later calls make new ones."""
         for shape in self._shapes.values():
             shape.close()
         self._shapes.clear()
@@ -204,25 +184,28 @@ class CapturedFunction:
 
 
 class _Machines(NamedTuple):
-    """What computes the parts of a pure form, and tells of the scalars."""
+    """Callables of the parts of a pure form, and the scalars of `whole`.
 
+    Attributes:
+        targets: for each result of `whole`, the input whose new value it is; None for an output.
+    """
+
+    targets: List[Optional[int]]
     scalars: Scalars
     whole: Callable[..., List[Any]]
     hosted: Callable[..., List[Any]]
     crossing: Callable[..., List[Any]]
 
-    @classmethod
-    def of(cls, pure: Pure) -> _Machines:
-        """Build them, without compiling anything."""
-        scalars = Scalars(pure.whole, pure.targets.count(None))
-        parts = (scalars.told(pure.whole), pure.hosted, pure.crossing)
-        with linked_by_kind():
-            machines = [_nothing if part is None else bare(rebuild(part)) for part in parts]
-        return cls(scalars, *machines)
 
-
-def _nothing(*_: Any) -> List[Any]:
-    return []
+def _machines_of(pure: Pure) -> _Machines:
+    """Build the callables, without compiling anything."""
+    scalars = Scalars(pure.whole, pure.targets.count(None))
+    parts = (scalars.reporting(pure.whole), pure.hosted, pure.crossing)
+    with linked_by_kind():
+        machines: List[Any] = [
+            bare(rebuild(part)) if part is not None else lambda *_: [] for part in parts
+        ]
+    return _Machines(pure.targets, scalars, *machines)
 
 
 class _Shape:
@@ -230,37 +213,34 @@ class _Shape:
 
     Attributes:
         problem: why it is not replayed; "" if it is, or may be.
-        replays: whether it is.
     """
 
     def __init__(
         self,
         machines: _Machines,
-        pure: Pure,
         graphs: Any,
         parts: Parts,
         send: Callable[[Sequence[Any]], object],
     ) -> None:
         self.problem = ""
         self._machines = machines
-        self._pure = pure
         self._graphs = graphs
         self._parts = parts
         self._send = send
         self._calls = 0
         self._recorded: List[int] = []
-        # Of the vector that is made of parts: itself, and the pieces ready after each graph.
+        # The vector of parts, and those of its pieces that are ready after each graph.
         self._vector: Any = None
         self._pieces: List[List[Any]] = []
-        # Outputs that are ready after one of the graphs, and after which one.
+        # The scalars, and the number of the graph that ends with them.
         self._early: Optional[PackedResults] = None
         self._early_after = -1
-        # Of the graph: the arrays that it reads, and those of them that lie in one vector.
+        # The arrays that the graphs read: groups that lie in one vector each, and others, alone.
         self._inputs: List[Any] = []
         self._groups: List[CommonInputs] = []
         self._alone: List[int] = []
         self._crossing: List[Any] = []
-        # The arrays that it writes: by place among the results, or packed.
+        # The arrays that the graphs write: by place among the results, or packed.
         self._results: List[Any] = []
         self._packings: List[PackedResults] = []
 
@@ -269,13 +249,10 @@ class _Shape:
         return bool(self._recorded) and self._calls >= _COMPARED and not self.problem
 
     def compute(self, values: Sequence[Any], aim: Optional[Aim]) -> List[Any]:
-        """Return outputs and new values, all of them new arrays.
-
-        Args:
-            aim: where a replay puts the vector that is made of parts; it may be put elsewhere.
+        """Return outputs and new values, all in new arrays; only a replay uses the aim.
 
         Raises:
-            _StaleGraphError: what was recorded cannot be used.
+            _StaleGraphError: the recording cannot be used.
         """
         self._calls += 1
         if self._calls > _RECORDED and not self._recorded:
@@ -303,7 +280,7 @@ class _Shape:
     # -- without a graph ------------------------------------------------------------------
 
     def _copies(self, values: Sequence[Any]) -> List[Any]:
-        """Return copies of the values, and what crosses, in the memory of graphs."""
+        """Return copies of the values, and the crossing ones, in the memory of graphs."""
         with self._graphs.own_memory():
             copies = [v.copy() if is_on_device(v) else v for v in values]
             return copies + self._machines.crossing(*values)
@@ -314,7 +291,7 @@ class _Shape:
             return self._machines.whole(*inputs)
 
     def _taken(self, results: List[Any], inputs: List[Any]) -> List[Any]:
-        """Return results of `_run` in new arrays; the lists are emptied."""
+        """Return results of `_run` in new arrays, and empty the lists."""
         copies = [result.copy() for result in results]
         with self._graphs.own_memory():
             results.clear()
@@ -324,9 +301,8 @@ class _Shape:
     # -- with a graph ---------------------------------------------------------------------
 
     def _record(self, values: Sequence[Any], results: Sequence[Any], aim: Optional[Aim]) -> None:
-        graphs, scalars = self._graphs, self._machines.scalars
-        targets = self._pure.targets
-        # It keeps its values: so not in memory that other graphs may use in between.
+        graphs, scalars, targets = self._graphs, self._machines.scalars, self._machines.targets
+        # Not in the memory of graphs: other graphs may use that in between.
         self._crossing = self._machines.crossing(*values)
         small = [i for i, r in enumerate(results) if r.size * r.itemsize <= LARGEST_PACKED]
         outputs = [i for i in small if targets[i] is None and i not in scalars.places]
@@ -353,7 +329,7 @@ class _Shape:
                         self._early_after = len(cuts.counts)
                         cuts.ready(())
 
-                with self._parts.aimed(cuts if aim else None), scalars.telling(take_early):
+                with self._parts.aimed(cuts if aim else None), scalars.reported(take_early):
                     found[:] = self._machines.whole(*self._inputs, *self._crossing)
                 if aim is not None:
                     pieces = iter([self._vector[p.begin : p.end] for p in self._parts.pieces])
@@ -367,7 +343,7 @@ class _Shape:
             self._results = found
 
     def _lay_out(self, values: Sequence[Any], updated: Sequence[int]) -> None:
-        """Make the arrays that the graph reads; `updated` have their new values packed together."""
+        """Make the arrays that the graphs read; new values of `updated` are packed together."""
         self._inputs = list(values)
         if updated:
             packed = self._packings[-1]
@@ -388,7 +364,7 @@ class _Shape:
                 self._inputs[place] = empty_like(value, value.shape, value.dtype)
 
     def _load(self, values: Sequence[Any]) -> None:
-        """Copy values to where the graph reads them."""
+        """Copy values to the arrays that the graphs read."""
         inputs, copy = self._inputs, self._graphs.copy
         with self._graphs.entered():
             for group in self._groups:
@@ -429,14 +405,14 @@ class _Shape:
         return results
 
     def _compare(self, values: Sequence[Any]) -> List[Any]:
-        """Compute with and without the graph; return the results of the latter."""
+        """Compute with and without graphs; return the plain results."""
         graphs, plain, times = self._graphs, [], []
         for _ in range(2):
             self._load(values)
             inputs = [*self._inputs, *self._crossing]
             results: List[Any] = []
             times.append(graphs.seconds(lambda into=results, of=inputs: into.extend(self._run(of))))
-            # Not within the time: what is not replayed needs no copies.
+            # Not within the time: a plain function needs no copies.
             plain.append(self._taken(results, inputs))
         replayed = self._replay(values)
         again = min(graphs.seconds(lambda: self._replay(values)) for _ in range(2))
@@ -450,11 +426,9 @@ class _Shape:
 
 
 def difference(plain: np.ndarray, again: np.ndarray, replayed: np.ndarray) -> str:
-    """Return what sets a replay's result apart from a plain run's; "" for nothing that counts.
+    """Return how a replay's result differs from two plain ones'; "" for nothing that counts.
 
-    Args:
-        plain, again: of two plain runs, which may differ, too: some of cuDNN's algorithms add up in
-            any order.
+    Plain results may differ, too: some of cuDNN's algorithms add up in any order.
     """
     if plain.dtype.kind not in "fc":
         steady = np.array_equal(plain, again)

@@ -1,7 +1,6 @@
-"""Copies between a CUDA device and locked pages of host memory, which the device makes by itself.
+"""Copies between a CUDA device and locked pages of host memory: quick and asynchronous.
 
-Such a copy is quick and asynchronous: the call returns at once. So memory that is read must not
-change, and memory that is written has no meaning, before the copy is done.
+Until a copy is done, its source must not change, and its target has no meaning.
 """
 
 from __future__ import annotations
@@ -26,27 +25,23 @@ SMALLEST_LOCK = 1 << 16
 """Bytes below which locking pages takes longer than it saves."""
 
 LARGEST_LOCK = 1 << 30
-"""Bytes above which rows go through a buffer with locked pages: locking takes a third of a second
-for a gigabyte, and locked pages cannot be swapped out."""
+"""Bytes above which rows go through a buffer: to lock a gigabyte takes a third of a second, and
+locked pages cannot be swapped out."""
 
 DOWNLOAD_BYTES = 1 << 17
-"""Bytes of results that are copied to host memory as soon as they are ready."""
+"""Bytes of room for the results of one order that are copied as soon as they are ready."""
 
 
 class LockedPages:
-    """Host memory with locked pages, and the copies from it that are under way.
-
-    Args:
-        device: ordinal of the device.
-        stream: number of the CUDA stream that copies are enqueued on.
+    """Host memory with locked pages, and the copies from it on a device's stream.
 
     Attributes:
         uploads: events of copies on another stream, which locked memory has to outlive, too.
         event: happens when the last copies are done.
-        under_way: whether copies are under way.
+        under_way: whether a copy has been enqueued since `settle`.
     """
 
-    def __init__(self, driver: Any, device: int, stream: int) -> None:
+    def __init__(self, driver: cuda.Driver, device: int, stream: int) -> None:
         self.driver = driver
         self.device = device
         self.stream = stream
@@ -58,9 +53,9 @@ class LockedPages:
         self._owner = os.getpid()
 
     def lock(self, array: np.ndarray) -> None:
-        """Lock the pages of an array for as long as it exists; do nothing if that is refused.
+        """Lock the pages of an array, or of the array that it is a view of, while that exists.
 
-        Those of the array that it is a view of are locked, because whole arrays never overlap.
+        Whole arrays never overlap. A refusal is only logged.
         """
         array = owner_of(array)
         begin = address_of(array)
@@ -72,8 +67,7 @@ class LockedPages:
             with self.entered():
                 self.driver.lock_pages(begin, end - begin)
         except cuda.CudaError as error:
-            # A limit of the container, or pages that are locked for another array. Copies from
-            # other pages are slower, but right.
+            # A limit of the container, or pages locked for another array: slower copies.
             self._refused[begin] = end
             _logger.debug("pages of %d bytes are not locked: %s", array.nbytes, error)
             return
@@ -94,7 +88,7 @@ class LockedPages:
         return any(start <= begin and end <= stop for start, stop in spans)
 
     def covers(self, array: np.ndarray) -> bool:
-        """Return whether the array's pages are locked."""
+        """Return whether an array's pages are locked."""
         begin = address_of(array)
         return self._holds(begin, begin + array.nbytes)
 
@@ -124,12 +118,11 @@ class LockedPages:
 
     def entered(self) -> ContextManager[None]:
         """Return a block for whose duration the device is this thread's current one."""
-        entered: ContextManager[None] = self.driver.entered(self.device)
-        return entered
+        return self.driver.entered(self.device)
 
 
 def owner_of(array: np.ndarray) -> np.ndarray:
-    """Return the array that owns the memory; the array itself if it is no view of another."""
+    """Return the array of whose memory this one is a view, or the array itself."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array
@@ -140,26 +133,17 @@ def address_of(array: np.ndarray) -> int:
 
 
 class Download(NamedTuple):
-    """A device array that is being copied to host memory.
-
-    Attributes:
-        room: host memory that it is copied to.
-        value: the device array, which has to exist until then.
-    """
+    """A copy of a device array, which has to exist until the end of the copy, to host memory."""
 
     room: np.ndarray
     value: Any
 
 
 class Downloads:
-    """Copies of small device arrays to host memory, made as soon as the arrays are ready.
+    """Copies of small device arrays to `room` (uint8, locked pages) as soon as they are ready.
 
     Otherwise a result would come after all work that was enqueued later, such as the step of the
     parameters, and the device would wait for the next order meanwhile.
-
-    Args:
-        pages: of the device, and the stream that copies are enqueued on.
-        room: uint8 vector in host memory with locked pages.
     """
 
     def __init__(self, pages: LockedPages, room: np.ndarray) -> None:
@@ -175,14 +159,10 @@ class Downloads:
         return self._used > 0
 
     def start(self, values: Sequence[Any]) -> List[Any]:
-        """Start copies as far as there is room, of values for which none was started before.
-
-        Returns:
-            The values, with `Download`s in place of those that are copied.
-        """
+        """Start copies as far as there is room; return the values, or their `Download`s."""
         started = [self._started.get(id(value), value) for value in values]
         if not any(map(is_on_default_device, started)):
-            return started  # nothing more to wait for
+            return started
         driver, stream = self._pages.driver, self._pages.stream
         with self._pages.entered():
             for i, value in enumerate(started):
@@ -202,20 +182,14 @@ class Downloads:
         return started
 
     def drop(self) -> None:
-        """Have room again. Copies that are under way come before later ones."""
+        """Free the room: later copies come after those under way."""
         self._used = 0
         self._started.clear()
 
 
 @dataclass
 class UploadBuffer:
-    """Memory of the device, for uploads.
-
-    Attributes:
-        value: the device array.
-        copied: event: the last copy to it is done.
-        used: event: all that reads it is done.
-    """
+    """Memory of the device for uploads, and events: the last copy, and its last use, are done."""
 
     value: Any
     copied: int
@@ -223,19 +197,14 @@ class UploadBuffer:
 
 
 class Upload(NamedTuple):
-    """Rows that are being copied to the device.
-
-    Attributes:
-        value: the device array.
-        buffer: where it lies.
-    """
+    """Rows that are being copied to the device: an array in a buffer."""
 
     value: Any
     buffer: UploadBuffer
 
     @property
     def shape(self) -> Tuple[int, ...]:
-        """As of the array on the host."""
+        """Return the shape of the array on the host, too."""
         return tuple(self.value.shape)
 
 
@@ -243,12 +212,7 @@ class Uploads:
     """Copies of later inputs to the device, while it computes.
 
     They go to buffers that are kept, on a stream of their own: memory that libgpuarray hands out is
-    free only when its stream comes to that point, which would be after all that is under way.
-
-    Args:
-        pages: the locked pages from which copies are asynchronous.
-        context: libgpuarray's.
-        await_events: waits for some.
+    free only when its stream comes to that point, after all work under way.
 
     Attributes:
         taken: uploads that the function under way reads.
@@ -267,8 +231,8 @@ class Uploads:
             self._stream = driver.stream()
 
     def start(self, place: Place, array: np.ndarray) -> Any:
-        """Return an `Upload`; the array itself if its pages are not locked."""
-        array = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+        """Start a copy and return its `Upload`; return the array if its pages are not locked."""
+        array = np.asarray(array, array.dtype.newbyteorder("="), order="C")
         if not array.size or not self._pages.covers(array):
             return array
         buffer = self._buffer(place, array)
@@ -281,15 +245,15 @@ class Uploads:
         return Upload(value, buffer)
 
     def take(self, upload: Upload) -> Any:
-        """Return the device array; what is enqueued later waits for the copy."""
+        """Return the device array; all work enqueued later waits for the copy."""
         with self._pages.entered():
             self._driver.wait_for(self._pages.stream, upload.buffer.copied)
         self.taken.append(upload)
         return upload.value
 
     def release(self) -> List[int]:
-        """After the function that reads them was enqueued: return the events of the copies that
-        were taken; their buffers are free when it is done."""
+        """Free the buffers of taken uploads when the function just enqueued, which reads them, is
+        done; return the events of their copies."""
         taken, self.taken = self.taken, []
         with self._pages.entered():
             for upload in taken:
@@ -300,14 +264,14 @@ class Uploads:
         self._await([self._buffers[p].copied for p in places if p in self._buffers])
 
     def forget(self, function_id: int) -> None:
-        """Drop a function's buffers, when the last copies to them are done."""
+        """Wait for the last copies to a function's buffers, and drop these."""
         mine = [place for place in self._buffers if place[0] == function_id]
         gone = [self._buffers.pop(place).copied for place in mine]
         self._pages.uploads = [one.copied for one in self._buffers.values()]
         self._await(gone)
 
     def _buffer(self, place: Place, array: np.ndarray) -> UploadBuffer:
-        """Return a buffer with room for the array; its rows are those of the array."""
+        """Return a buffer with room for the array, and with rows of its shape."""
         held = self._buffers.get(place)
         if held is not None and held.value.dtype == array.dtype:
             shape = held.value.shape
@@ -320,6 +284,6 @@ class Uploads:
                 held = self._buffers[place] = UploadBuffer(value, driver.event(), driver.event())
                 self._pages.uploads.append(held.copied)
             held.value = value
-            # Memory that was something else's before: free when this stream has come to here.
+            # New memory had another use before: it is free when the main stream comes to here.
             driver.record(held.used, self._pages.stream)
         return held

@@ -1,9 +1,4 @@
-"""The device of a rank: copies of values to and from it, and the communicator that takes them.
-
-`synk_core.device` says what the methods are for. Copies from host memory to the device are enqueued
-there like all other work. From locked pages such a copy is quick and asynchronous, but the memory
-must not change before the copy is done.
-"""
+"""The devices of ranks with Theano, by the methods that `synk_core.device` documents."""
 
 from __future__ import annotations
 
@@ -49,12 +44,7 @@ REDUCIBLE = frozenset(
 
 
 class GpuArrayDevice(Device):
-    """A device of libgpuarray's, such as OpenCL's: the host waits for each copy.
-
-    Args:
-        name: Theano's, as in "cuda0" or "opencl0:0".
-        context: libgpuarray's.
-    """
+    """A device of libgpuarray's, such as "opencl0:0": the host waits for each copy."""
 
     is_gpu = True
 
@@ -104,7 +94,7 @@ class CudaDevice(GpuArrayDevice):
 
     @cached_property
     def _graphs(self) -> Optional[CudaGraphs]:
-        """What records functions; None if they are not to be recorded, or cannot be."""
+        """Return the recorder of functions; None if they must not or cannot be recorded."""
         if self._policy == "never":
             return None
         try:
@@ -119,7 +109,7 @@ class CudaDevice(GpuArrayDevice):
         return Downloads(self._pages, self.buffer((DOWNLOAD_BYTES,), np.uint8))
 
     def _wait(self) -> None:
-        """Wait for all that was enqueued; notice if a rank dies that the device waits for."""
+        """Wait for all work enqueued; raise if a rank dies for which the device waits."""
         with self._pages.entered():
             if not self._marker:
                 self._marker = self._driver.event()
@@ -127,7 +117,7 @@ class CudaDevice(GpuArrayDevice):
         self._await([self._marker])
 
     def _await(self, events: Sequence[int]) -> None:
-        """Wait for events, which may come after a collective; notice if a rank dies."""
+        """Wait for events, which may come after a collective; raise if a rank dies."""
         for event in events:
             if self._comm is not None:
                 self._comm.synchronize(event=event)
@@ -151,8 +141,7 @@ class CudaDevice(GpuArrayDevice):
     def enter(self) -> None:
         """Make the device this thread's current one.
 
-        Some of Theano's operations (cuDNN's reductions and batch normalization) do not name their
-        device: they work on the thread's current one, by default the first.
+        cuDNN's reductions and batch normalization in Theano work on the thread's current device.
         """
         if self._driver.current_device() != self._pages.device:
             self._driver.make_current(self._pages.device)
@@ -210,7 +199,7 @@ class CudaDevice(GpuArrayDevice):
             value.write(array)
 
     def settle(self) -> None:
-        # The copies may come after a collective, so the wait notices if a rank dies.
+        # The copies may come after a collective: raise if a rank dies.
         if self.uploads.taken:
             self._await(self.uploads.release())
         if self._pages.under_way:
@@ -235,7 +224,7 @@ class CudaDevice(GpuArrayDevice):
 
 
 def _has_device_values(result: Any) -> bool:
-    """Return whether a result has device arrays that are not being downloaded already."""
+    """Return whether a result has device arrays without a download."""
     if result is None or isinstance(result, Download):
         return False
     if hasattr(result, "_replace"):

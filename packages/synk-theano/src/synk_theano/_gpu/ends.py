@@ -1,20 +1,18 @@
 """Compiled functions whose inputs and outputs stay on the device.
 
-A function of host variables, as Theano compiles it, copies arguments from host memory and results
-to it in the middle of the computation, while the host waits. This file removes these copies from
-the compiled graph: an input that is only ever copied to the device becomes a device input, and an
-output that is copied to the host as the last step becomes a device output. The rank copies
-arguments and results itself (`device`).
+Theano's functions of host variables copy arguments and results amid the computation, while the host
+waits. Here inputs that are only copied to the device, and outputs that are copied from it at last,
+become the device's: the rank copies arguments and results itself (`device`).
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Dict, Sequence, Set, Tuple
+from typing import Any, Dict, Sequence, Set
 
 from theano.compile.ops import deep_copy_op
 
-from synk_core.adapting import FlatFunction, FlatInput, flatten, is_flat_able, rebuild
+from synk_core.adapting import FlatFunction, flatten, is_flat_able, rebuild
 
 from .arrays import is_copy
 from .rewriting import Rewriting
@@ -24,11 +22,7 @@ SHAPES = ("Shape", "Shape_i")
 
 
 def with_device_ends(function: Any, host_outputs: Sequence[bool]) -> Any:
-    """Return the function with device inputs and outputs, as far as its graph allows.
-
-    Args:
-        host_outputs: for each output, whether it stays in host memory.
-    """
+    """Return the function with device inputs and outputs, as far as its graph allows."""
     # A profile belongs to the function as it was compiled.
     if not is_flat_able(function) or function.profile:
         return function
@@ -60,8 +54,7 @@ def _brought(flat: FlatFunction) -> Dict[int, Any]:
 
 
 def _fetched(flat: FlatFunction, host_outputs: Sequence[bool]) -> Dict[int, int]:
-    """Return the outputs that are copied to the host as the last step: their positions, and the
-    numbers of what is copied."""
+    """Return the outputs that are copied to the host at last: position -> number of the source."""
     types, found = flat.variable_types(), {}
     makers = {n: (op, sources) for op, sources, made in flat.numbered_nodes() for n in made}
     outputs = flat.outputs[: len(flat.borrowed_outputs)]
@@ -92,12 +85,8 @@ def _moved(flat: FlatFunction, inputs: Dict[int, Any], outputs: Dict[int, int]) 
         source = outputs[position]
         return new.add(deep_copy_op, [new.numbers[source]], types[source])
 
-    items: Tuple[FlatInput, ...] = tuple(
-        _device_input(item, inputs[i]) if i in inputs else item
-        for i, item in enumerate(flat.inputs)
-    )
-    return new.result([output(*each) for each in enumerate(flat.outputs)], inputs=items)
-
-
-def _device_input(item: FlatInput, type_: Any) -> FlatInput:
-    return replace(item, type=type_, settings={**item.settings, "strict": False})
+    items = list(flat.inputs)
+    for number, type_ in inputs.items():
+        settings = {**items[number].settings, "strict": False}
+        items[number] = replace(items[number], type=type_, settings=settings)
+    return new.result([output(*each) for each in enumerate(flat.outputs)], inputs=tuple(items))

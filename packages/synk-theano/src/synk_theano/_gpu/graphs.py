@@ -1,9 +1,8 @@
 """Recording and launching of CUDA graphs, and the memory that they work on.
 
-A graph works on the same memory each time. So what a recorded function allocates must not be handed
-out to others, although it is free between two launches. libgpuarray has no allocator for that; but
-its list of free blocks can be exchanged for another one while a function is recorded, and blocks
-that are freed meanwhile go to that list, which only recorded functions use.
+A graph works on the same memory each time, which others must not get although it is free between
+launches. While a function is recorded, libgpuarray's list of free blocks is exchanged for another
+one, which gets the blocks that are freed meanwhile, and which only recorded functions use.
 """
 
 from __future__ import annotations
@@ -20,23 +19,18 @@ from . import arrays
 
 _WORDS = 24
 _NEXT = 7
-"""Words of a context of libgpuarray's that are looked through, and where a block (`_gpudata`) has
+"""Words of a libgpuarray context that may be the list, and the word of a block (`_gpudata`) with
 the address of the next one; see its private_cuda.h."""
 
 
 class CudaGraphs:
-    """The graphs of one device, and their memory.
+    """The graphs of one device, and their memory, which `functions` use.
 
     Args:
-        device: ordinal.
-        stream: number of the stream that all work of the context is enqueued on.
-        context: libgpuarray's.
-        wait: blocks until the device has done what it was given.
-        send: takes small results that are there before the others.
+        stream: number of the stream for all work of the context.
+        wait: blocks until all enqueued work is done.
+        send: takes small results that are ready before the others.
         always: replay functions also if that is not quicker.
-
-    Attributes:
-        functions: those that use the memory.
 
     Raises:
         CudaError: libgpuarray's allocator is not the one that this file knows.
@@ -70,7 +64,7 @@ class CudaGraphs:
         self._check(context)
 
     def _check(self, context: Any) -> None:
-        """Return if a block that is freed comes to where this object believes the list to be."""
+        """Raise CudaError unless a freed block comes to the assumed place of the list."""
         with self.own_memory():
             array = arrays.empty((1 << 18,), "uint8", context)
             pointer = int(array.gpudata)
@@ -92,13 +86,13 @@ class CudaGraphs:
             self._blocks, words[free] = words[free], others
 
     def reset(self) -> None:
-        """Drop all graphs of all functions, and let all use their memory."""
+        """Drop all graphs of all functions, and return their memory to libgpuarray."""
         for function in tuple(self.functions):
             function.drop()
         self._give_back()
 
     def leave(self, function: Any) -> None:
-        """Take a function out that has dropped its graphs, and will have no more."""
+        """Remove a function that has dropped its graphs, and will record no more."""
         self.functions.discard(function)
         if not any(other.is_recorded for other in self.functions):
             self._give_back()
@@ -117,7 +111,7 @@ class CudaGraphs:
         return self._driver.entered(self._device)
 
     def copy(self, target: Any, source: Any) -> None:
-        """Enqueue a copy between arrays of the same shape and dtype; the device must be entered."""
+        """Enqueue a copy between arrays of one shape and dtype; the device must be entered."""
         if source.flags["C_CONTIGUOUS"] and target.flags["C_CONTIGUOUS"]:
             nbytes = source.size * source.itemsize
             if nbytes:
@@ -126,10 +120,9 @@ class CudaGraphs:
             target[...] = source
 
     def record(self, run: Callable[[Callable[[], None]], object]) -> List[int]:
-        """Record what `run` enqueues, which is not performed; return the graphs.
+        """Record the work that `run` enqueues, without performing it; return the graphs.
 
-        Args:
-            run: gets a function that ends one graph and begins the next.
+        `run` gets a function that ends one graph and begins the next.
 
         Raises:
             CudaError: it cannot be recorded, or it copies from or to host memory.
@@ -138,7 +131,7 @@ class CudaGraphs:
             return self._driver.record_graphs(self._stream, run)
 
     def launch(self, graph: int) -> None:
-        """Enqueue a graph; its device must be entered."""
+        """Enqueue a graph; the device must be entered."""
         self._driver.launch(graph, self._stream)
 
     def forget(self, graph: int) -> None:
@@ -147,7 +140,7 @@ class CudaGraphs:
             self._driver.drop_graph(graph)
 
     def seconds(self, run: Callable[[], Any]) -> float:
-        """Return how long `run` takes, with the work that it enqueues."""
+        """Return the seconds of `run` and of the work that it enqueues."""
         self.wait()
         began = time.perf_counter()
         run()

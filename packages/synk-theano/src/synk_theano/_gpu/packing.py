@@ -8,16 +8,11 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 from synk_core.adapting import empty_like, whole_of
 
 ALIGNMENT = 256
-"""Bytes; a result among others begins at a multiple."""
+"""Bytes: a result among others begins at a multiple."""
 
 
 class Packing:
-    """Arrays end to end, in one vector for each dtype, so that few copies are enough for many.
-
-    Args:
-        arrays: of which it takes shapes and dtypes.
-        alignment: bytes; each begins at a multiple.
-    """
+    """The places of arrays of given shapes and dtypes, end to end in one vector for each dtype."""
 
     def __init__(self, arrays: Sequence[Any], alignment: int = ALIGNMENT) -> None:
         self._sizes: Dict[Any, int] = {}
@@ -42,12 +37,7 @@ class Packing:
 
 
 class PackedResults:
-    """Small results of a graph, which it copies into common vectors.
-
-    Args:
-        places: among the results.
-        results: of which it takes shapes and dtypes.
-    """
+    """Small results of a graph, which it copies into common vectors; `places` of all results."""
 
     def __init__(self, places: Sequence[int], results: Sequence[Any]) -> None:
         self.packing = Packing([results[place] for place in places])
@@ -58,7 +48,7 @@ class PackedResults:
         self._wholes: List[Any] = []
 
     def take(self, values: Sequence[Any], graphs: Any) -> None:
-        """Copy the results into the vectors: a part of the graph."""
+        """Copy the results into the vectors, as a part of the graph."""
         for value, part in zip(values, self._parts):
             graphs.copy(part, value)
 
@@ -73,19 +63,16 @@ class PackedResults:
         return self._given
 
     def newest(self, values: Sequence[Any]) -> Optional[List[Any]]:
-        """Return the vectors that these values are parts of, if the last replay gave them."""
+        """Return the vectors of which these values are parts, if the last replay gave them."""
         same = len(values) == len(self._given) and all(map(is_, values, self._given))
         return self._wholes if same else None
 
 
 class CommonInputs:
-    """Inputs of a graph that lie in common vectors.
+    """Inputs of a graph that lie in common vectors; `places` of all inputs.
 
     Attributes:
-        places: among the inputs.
-        vectors: in which they lie.
-        parts: the inputs themselves.
-        find: returns the vectors of values that lie alike; None if they do not.
+        find: returns the vectors in which values lie in the same way; None if they do not.
     """
 
     def __init__(

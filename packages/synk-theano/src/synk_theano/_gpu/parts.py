@@ -1,7 +1,7 @@
 """Vectors that a function joins from parts, such as the gradient of all parameters.
 
-A function is built again here so that it tells of each part as soon as that is computed. So the
-first ones can be reduced over ranks while it computes the others.
+A function is built again here so that it reports each part as soon as that is computed. Ranks
+reduce the first parts while the function computes the others.
 """
 
 from __future__ import annotations
@@ -33,16 +33,15 @@ MOST_PIECES = 8
 """Pieces of a vector that are reduced one by one, besides those that large parts make."""
 
 SMALLEST_PIECE = 4 << 20
-"""Bytes of a piece; a part that is as large is in no piece with others."""
+"""Bytes of a piece; a larger part is in no piece with others."""
 
 
 class Aim(Protocol):
-    """Where an execution puts the parts.
+    """The place to which an execution copies the parts.
 
     Attributes:
-        vector: which is to hold them.
-        takes_parts: whether large parts need not be put there.
-        started: whether others have been told of some.
+        takes_parts: whether large parts may stay where they are computed.
+        started: whether other ranks know of some.
     """
 
     vector: Any
@@ -50,17 +49,13 @@ class Aim(Protocol):
     started: bool
 
     def ready(self, sources: Sequence[Any]) -> None:
-        """Take note of the next pieces: arrays, or None for those in the vector."""
+        """Take the next pieces: arrays, or None for those in the vector."""
 
 
 class Cuts:
-    """Ends a graph whenever further pieces of a vector are ready; see `Aim`.
+    """An `Aim` that ends a graph whenever further pieces are ready, and counts the pieces."""
 
-    Attributes:
-        counts: of these.
-    """
-
-    takes_parts = False  # another part of the graph may use their memory again
+    takes_parts = False  # a later part of the graph may use their memory again
     started = False
 
     def __init__(self, vector: Any, cut: Callable[[], None]) -> None:
@@ -74,29 +69,23 @@ class Cuts:
 
 
 class VectorPiece(NamedTuple):
-    """Elements of the vector that are reduced at once.
-
-    Attributes:
-        begin, end: in the vector.
-        part: the number of the only part that it lies in; -1 if there may be several.
-    """
+    """Elements of the vector that are reduced at once."""
 
     begin: int
     end: int
-    part: int
+    part: int  # the only part that it lies in; -1 if there may be several
 
 
 class Parts:
-    """The parts of one vector, and the executions of the function that joins it: `VectorParts`.
+    """The `VectorParts` of one function.
 
     Args:
         copy: copies a part to a vector, from some element on.
-        may_stay: for each part whether it keeps its value after it was computed.
+        may_stay: for each part, whether nothing overwrites it after it was computed.
 
     Attributes:
-        aim: where the next execution puts the parts; None to join them at its end.
-        pieces: in the order in which they come about: a gradient's last ones first. () before
-            `learn`, and where it is not worth while.
+        aim: None to join the parts at the end of the execution.
+        pieces: in order of computation: a gradient's last ones first.
     """
 
     def __init__(self, copy: Callable[[Any, int, Any], None], may_stay: Sequence[bool]) -> None:
@@ -137,10 +126,7 @@ class Parts:
         self._ready = 0
 
     def take(self, place: int, part: Any) -> None:
-        """Take note of a part, amid the function.
-
-        If it has another size than before, this one and the others are joined at the end.
-        """
+        """Take a computed part. If its size has changed, join all parts at the end."""
         aim = self.aim
         if aim is None:
             return
@@ -172,7 +158,7 @@ class Parts:
         return held[piece.begin - begin : piece.end - begin]
 
     def joined(self, parts: Sequence[Any]) -> Any:
-        """Return the vector, at the end of the function."""
+        """Return the vector."""
         if self.aim is not None:
             return self.aim.vector
         self._found = tuple([part.size for part in parts])
@@ -183,9 +169,7 @@ _COPIED = object()
 
 
 def pieces_of(sizes: Sequence[int], itemsize: int) -> Tuple[VectorPiece, ...]:
-    """Return the pieces of a vector made of parts of these sizes, the last ones first.
-
-    () if there is just one.
+    """Return the pieces of a vector of parts of these sizes, last first; () for a single one.
 
     >>> million = 1 << 20
     >>> pieces = pieces_of([million // 2, million // 2, 2 * million], 4)
@@ -198,7 +182,7 @@ def pieces_of(sizes: Sequence[int], itemsize: int) -> Tuple[VectorPiece, ...]:
     end = begin = total
     for part, size in reversed(list(enumerate(sizes))):
         if size >= least:
-            # What is behind it, then the part alone.
+            # The elements behind it, then the part alone.
             pieces += _cut(begin, end, step, -1)
             end = begin - size
             pieces += _cut(end, begin, step, part)
@@ -208,19 +192,14 @@ def pieces_of(sizes: Sequence[int], itemsize: int) -> Tuple[VectorPiece, ...]:
 
 
 def _cut(begin: int, end: int, step: int, part: int) -> List[VectorPiece]:
-    """Return the pieces of a range, none longer than `step`, all about alike."""
+    """Return the pieces of a range, the last first: about equal, none longer than `step`."""
     count = -(-(end - begin) // step)
     bounds = [begin + (end - begin) * n // count for n in range(count + 1)] if count else []
     return [VectorPiece(*ends, part) for ends in zip(bounds, bounds[1:])][::-1]
 
 
 class PartOp(Op):  # type: ignore[misc] # Theano has no types
-    """Returns its input, of which it tells before.
-
-    Args:
-        parts: whom, by `take(place, part)`.
-        place: of the part.
-    """
+    """The identity, after a call of ``parts.take(place, input)``."""
 
     view_map = {0: [0]}  # noqa: RUF012 - Theano's
 
@@ -234,13 +213,10 @@ class PartOp(Op):  # type: ignore[misc] # Theano has no types
 
 
 class JoinedOp(Op):  # type: ignore[misc]
-    """Joins parts, unless they have been put somewhere already.
+    """Joins parts, which are inputs in reverse order.
 
-    It takes the last part first: Theano's machine computes inputs in their order, each with all
-    that it depends on, and the last part of a gradient depends on the least.
-
-    Args:
-        parts: who knows.
+    Theano's machine computes inputs in their order, each with all that it depends on, and the last
+    part of a gradient depends on the least.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -253,13 +229,9 @@ class JoinedOp(Op):  # type: ignore[misc]
 def in_parts(
     function: Any, storage: List[Any], copy: Callable[[Any, int, Any], None]
 ) -> Optional[Tuple[Any, Parts]]:
-    """Return a compiled function that tells of the parts of a variable's new value, and these.
+    """Return a function that reports the parts of a variable's new value, and the parts.
 
     None if the function does not just join that value from parts, or also uses it elsewhere.
-
-    Args:
-        storage: of the variable.
-        copy: see `Parts`.
     """
     if not is_flat_able(function):
         return None
@@ -270,14 +242,14 @@ def in_parts(
     parts = Parts(copy, _keep_their_values(flat, flat.nodes[found][1][1:]))
     try:
         with linked_by_kind():
-            return rebuild(_telling(flat, found, parts)), parts
+            return rebuild(_reporting(flat, found, parts)), parts
     except NotImplementedError:
         return None  # its linker takes no operations without C code
 
 
 def _joining(flat: FlatFunction, is_variable: Sequence[bool]) -> Optional[int]:
-    """Return the place of the node that joins the variable's new value; None if there is none, or
-    if the function also uses that value, or the one before it, elsewhere."""
+    """Return the place of the node that joins the variable's new value; None without one, or if
+    the function also uses that value, or the old one, elsewhere."""
     updated = [number for number, item in enumerate(flat.inputs) if item.has_update]
     mine = [number for number in updated if is_variable[number]]
     if not mine:
@@ -296,8 +268,8 @@ def _joining(flat: FlatFunction, is_variable: Sequence[bool]) -> Optional[int]:
 
 
 def _keep_their_values(flat: FlatFunction, numbers: Sequence[int]) -> List[bool]:
-    """Return for each variable whether nothing overwrites its memory once it was computed."""
-    origins: Dict[int, int] = {}  # of views, and of what is computed in place: the memory's owner
+    """Return for each variable whether nothing overwrites its memory after it was computed."""
+    origins: Dict[int, int] = {}  # of views and results in place: the owner of the memory
     writers: Dict[int, Set[int]] = {}
     makers: Dict[int, Tuple[int, int]] = {}
     for node, (op, sources, made) in enumerate(flat.numbered_nodes()):
@@ -319,16 +291,16 @@ def _keep_their_values(flat: FlatFunction, numbers: Sequence[int]) -> List[bool]
     return [keeps(number) for number in numbers]
 
 
-def _telling(flat: FlatFunction, joining: int, parts: Parts) -> FlatFunction:
-    """Return the function with operations that tell of the parts, in place of the join."""
+def _reporting(flat: FlatFunction, joining: int, parts: Parts) -> FlatFunction:
+    """Return the function with operations that report the parts, in place of the join."""
     types, new = flat.variable_types(), Rewriting(flat)
     for place, (_, sources, made) in enumerate(flat.numbered_nodes()):
         if place != joining:
             new.keep(place, made)
             continue
-        told = [
+        reported = [
             new.add(PartOp(parts, part), [new.numbers[source]], types[source])
             for part, source in enumerate(sources[1:])
         ]
-        new.numbers[made.start] = new.add(JoinedOp(parts), told[::-1], types[made.start])
+        new.numbers[made.start] = new.add(JoinedOp(parts), reported[::-1], types[made.start])
     return new.result([new.numbers[number] for number in flat.outputs])

@@ -12,21 +12,14 @@ from synk_theano_compat.cuda import stream_of
 
 _BLAS = 3
 """Word of libgpuarray's context (0.6 and 0.7, GPUCONTEXT_HEAD in its private.h) with the address of
-what it knows of cuBLAS, which begins with cuBLAS's handle."""
+its record of cuBLAS, which begins with cuBLAS's handle."""
 
 _PLAIN_MATH, _TF32_MATH = 0, 3
 """CUBLAS_DEFAULT_MATH and CUBLAS_TF32_TENSOR_OP_MATH."""
 
 
 def exclude_tf32(in_use: Any) -> None:
-    """Exclude TF32 from this process, before CUDA's libraries are used.
-
-    Args:
-        in_use: the name of the device that this process uses already; None if it uses none.
-
-    Raises:
-        StartError: it is too late.
-    """
+    """Exclude TF32 from this process; StartError if it uses a device (`in_use`) already."""
     if os.environ.get(TF32_OVERRIDE) == "0":
         return
     if in_use is not None:
@@ -39,10 +32,10 @@ def exclude_tf32(in_use: Any) -> None:
 
 
 def set_matrix_products(context: Any, tf32: bool) -> None:
-    """Have cuBLAS round the factors of this context's matrix products to TF32, or not.
+    """Make cuBLAS round the factors of this context's matrix products to TF32, or not.
 
     Raises:
-        StartError: this libgpuarray or cuBLAS is not known.
+        StartError: an unknown libgpuarray or cuBLAS.
     """
     import pygpu
 

@@ -1,4 +1,4 @@
-"""Flat functions made of the nodes of another one, and of new ones."""
+"""Flat functions made from other ones."""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ _SETTINGS = {
 
 
 class Rewriting:
-    """A flat function in the making.
+    """A flat function in the making, of the nodes of another one, and of new ones.
 
     Args:
-        flat: the function whose nodes are kept, or not.
-        more: types of further arguments, which come after its inputs.
+        more: types of further arguments, which come after the other function's inputs.
 
     Attributes:
-        numbers: of the other function's variables, as they are numbered here.
+        numbers: the new numbers of the other function's variables.
     """
 
     def __init__(self, flat: FlatFunction, more: Sequence[Any] = ()) -> None:
@@ -38,20 +37,20 @@ class Rewriting:
         self.numbers = {n: n + len(more) * (n >= n_inputs) for n in range(flat.first_made)}
 
     def keep(self, place: int, made: range) -> None:
-        """Take the node at a place, whose outputs have these numbers in the other function."""
+        """Keep the node at a place; `made` are its outputs in the other function."""
         op, sources, outputs = self._flat.nodes[place]
         self._nodes.append((op, tuple(self.numbers[source] for source in sources), outputs))
         self.numbers.update((number, self._count + i) for i, number in enumerate(made))
         self._count += len(made)
 
     def add(self, op: Any, sources: Sequence[int], type_: Any) -> int:
-        """Add a node, whose inputs are numbered as here; return the number of its only output."""
+        """Add a node with new numbers of inputs; return the new number of its only output."""
         self._nodes.append((op, tuple(sources), ((type_, None),)))
         self._count += 1
         return self._count - 1
 
     def result(self, outputs: Sequence[int], **changes: Any) -> FlatFunction:
-        """Return the function with these outputs, which are numbered as here."""
+        """Return the function with these outputs, by their new numbers."""
         return replace(
             self._flat,
             **{"inputs": self._inputs, **changes},

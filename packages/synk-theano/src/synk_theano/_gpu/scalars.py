@@ -1,7 +1,6 @@
 """Outputs without axes, such as a loss, that are copied to host memory before the rest is computed.
 
-A function of training computes its loss first, then the gradient. So the host can order the next
-step before this one is done.
+A training function computes its loss first: the host can order the next step before this one ends.
 """
 
 from __future__ import annotations
@@ -17,14 +16,9 @@ from .rewriting import Rewriting
 
 
 class Scalars:
-    """The outputs without axes, such as a loss, of a function that computes more than these.
+    """The outputs without axes of a function that computes more than these; `places` of results.
 
-    Args:
-        flat: the function, whose results are outputs, then new values of variables.
-        n_outputs: number of the former.
-
-    Attributes:
-        places: among the results.
+    The first `n_outputs` results are outputs, the others new values of variables.
     """
 
     def __init__(self, flat: FlatFunction, n_outputs: int) -> None:
@@ -36,8 +30,8 @@ class Scalars:
         self._values: Dict[int, Any] = {}
 
     @contextmanager
-    def telling(self, ready: Callable[[List[Any]], object]) -> Iterator[None]:
-        """For the duration of the block, have `ready` called with them when all are computed."""
+    def reported(self, ready: Callable[[List[Any]], object]) -> Iterator[None]:
+        """For the duration of the block, call `ready` with them as soon as all are computed."""
         self._ready = ready
         try:
             yield
@@ -45,14 +39,14 @@ class Scalars:
             self._ready, self._values = None, {}
 
     def take(self, place: int, value: Any) -> None:
-        """Note one of them while the function runs."""
+        """Take one of them while the function runs."""
         if self._ready is not None:
             self._values[place] = value
             if len(self._values) == len(self.places):
                 self._ready([self._values[place] for place in range(len(self.places))])
 
-    def told(self, flat: FlatFunction) -> FlatFunction:
-        """Return the function with operations that tell of them."""
+    def reporting(self, flat: FlatFunction) -> FlatFunction:
+        """Return the function with operations that report them."""
         types, outputs, new = flat.variable_types(), list(flat.outputs), Rewriting(flat)
         for node, (_, _, made) in enumerate(flat.numbered_nodes()):
             new.keep(node, made)
@@ -62,26 +56,26 @@ class Scalars:
         return new.result(outputs)
 
 
-def telling_of_scalars(
+def reporting_scalars(
     function: Any, ready: Callable[[List[Any]], object]
 ) -> Optional[Callable[..., List[Any]]]:
-    """Return what computes a function without a graph, and calls `ready` with its numbers when it
-    has ordered these; None if it has none, or nothing else."""
+    """Return a callable that computes a function without a graph, and calls `ready` with its
+    scalars as soon as these are enqueued; None if it has none, or nothing else."""
     flat = flatten(function)
     scalars = Scalars(flat, len(flat.borrowed_outputs))
     if not scalars.places:
         return None
     with linked_by_kind():
-        telling = rebuild(scalars.told(flat))
-    run = bare(telling)
+        reporting = rebuild(scalars.reporting(flat))
+    run = bare(reporting)
 
     def call(*arguments: Any) -> List[Any]:
         try:
-            with scalars.telling(ready):
+            with scalars.reported(ready):
                 return run(*arguments)
         except BaseException:
             # Or it would keep them alive.
-            for container in telling.input_storage[: len(arguments)]:
+            for container in reporting.input_storage[: len(arguments)]:
                 container.storage[0] = None
             raise
 

@@ -1,7 +1,4 @@
-"""Kernels that accumulate the values of slices on a device, and that sum up the bits of arrays.
-
-A kernel is made for each operation and dtypes at its first use; libgpuarray caches it.
-"""
+"""Kernels that accumulate the values of slices on a device, and that sum up the bits of arrays."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from typing import Any, Tuple
 import numpy as np
 
 _NAN_FIRST = "a = (a != a) ? a : ((b != b) ? b : (a {} b ? a : b))"
-"""Expression of NumPy's maximum and minimum, whose result is NaN if either value is."""
+"""NumPy's maximum and minimum, which are NaN if either value is."""
 
 _COMBINE = {
     "sum": "a = a + b",
@@ -23,7 +20,8 @@ _COMBINE = {
 
 def scaled(value: Any, factor: float) -> Any:
     """Return a new array, ``factor * value``; of float16 in float32."""
-    result = value.astype(_wide(value.dtype), copy=True)
+    dtype = np.dtype(np.float32) if value.dtype == np.float16 else value.dtype
+    result = value.astype(dtype, copy=True)
     _kernel(value.context, "a = a * w", _names(result.dtype), True)(
         result, result.dtype.type(factor)
     )
@@ -66,9 +64,11 @@ KERNEL void bits(GLOBAL_MEM ga_uint *data, ga_size offset, ga_size count, GLOBAL
 
 
 def bits(value: Any) -> Any:
-    """Return sums, computed on the device, of all bits of an array in C order: uint64 of shape
-    (32768,). Arrays that differ in four bytes that belong together have different sums; others have
-    equal ones by chance only. None for an array that is no multiple of four bytes."""
+    """Return sums of all bits of an array in C order, computed on the device: uint64, (32768,).
+
+    Arrays that differ in one word of four bytes have different sums; others have equal ones by
+    chance only. None for an array that is no multiple of four bytes.
+    """
     if value.size * value.itemsize % 4:
         return None
     import pygpu
@@ -86,10 +86,6 @@ def _bits(context: Any) -> Any:
     from pygpu.gpuarray import SIZE, GpuArray, GpuKernel
 
     return GpuKernel(_BITS, "bits", [GpuArray, SIZE, SIZE, GpuArray], context=context)
-
-
-def _wide(dtype: Any) -> Any:
-    return np.dtype(np.float32) if dtype == np.float16 else dtype
 
 
 def _names(*dtypes: Any) -> Tuple[str, ...]:
