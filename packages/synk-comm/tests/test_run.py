@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -259,6 +260,20 @@ def test_what_all_ranks_raise_shows_lines_of_the_script_only(script):
     assert error.count("MismatchError: the ranks brought different shapes") == 4
     assert error.count("return comm.all_reduce([0.0] * (1 + rank))") == 2
     assert "_collectives/communicator.py" not in error
+
+
+def test_a_traceback_is_written_at_once_because_other_ranks_write_theirs(script):
+    path = script("""
+        class Marked:
+            def write(self, text):
+                os.write(2, b"{%b}" % text.encode())
+            def flush(self):
+                pass
+        sys.stderr = Marked()
+        raise ValueError("why")
+    """)
+    error = run("-n", 2, "--no-tag-output", path).stderr.decode()
+    assert len(re.findall(r"{Traceback[^{}]*ValueError: why\n}", error)) == 2
 
 
 def test_late_ranks_are_ended(script):
