@@ -15,15 +15,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-# Ways into a group, and what carries it.
 from ._backends.local import local_group
-
-# How values become one.
 from ._core.ops import ReduceOp
 from ._join import Group, connect, create_group, join
 from ._processes.launch import launch
-
-# The noun, and what can go wrong.
 from .abc import Communicator, Request
 from .exceptions import (
     AbortedError,

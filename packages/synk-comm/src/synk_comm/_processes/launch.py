@@ -36,8 +36,8 @@ def launch(
     """Run ``fn(comm, *args)`` on ``n`` ranks, each in a fresh Python process; return the results.
 
     Blocks until all processes have ended. When one fails, the others get three seconds to fail by
-    themselves and report it; then they are ended. No process of the ranks is left, also if this
-    process is killed.
+    themselves and report it; then they are ended. No process is left, nor any that the ranks
+    started, also if this process is killed.
 
     May be called from any thread, from a rank (but not from ranks of that), from an interactive
     session (for functions of modules). A script needs ``if __name__ == "__main__":`` around it.
