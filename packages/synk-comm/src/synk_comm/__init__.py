@@ -13,6 +13,7 @@ Or a function, from a program: ``synk_comm.launch(4, function, *args)``, which c
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from ._backends.local import local_group
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from ._backends.mpi.start import mpi
     from ._backends.nccl.communicator import nccl, why_no_nccl
 
+# Imported when first used: they take time.
+_LATER = {"mpi": "mpi.start", "nccl": "nccl.communicator", "why_no_nccl": "nccl.communicator"}
 __version__ = "0.1.0"
 
 __all__ = [
@@ -68,15 +71,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Imported when first used: they take time.
-    if name == "mpi":
-        from ._backends.mpi.start import mpi
-
-        return mpi
-    if name in ("nccl", "why_no_nccl"):
-        from ._backends.nccl import communicator as backend
-
-        return getattr(backend, name)
+    if name in _LATER:
+        return getattr(importlib.import_module(f"{__name__}._backends.{_LATER[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -120,7 +120,33 @@ class Pieces(Protocol):
         """Return the place of the oldest piece to the channel."""
 
 
-class Fabric(ABC):
+class Endable(Protocol):
+    """One rank's end of a group: a fabric, or a link of NCCL."""
+
+    rank: int
+
+    @abstractmethod
+    def abort(self, reason: str) -> None:
+        """Abort the group for all ranks; from any thread, without blocking."""
+
+    @abstractmethod
+    def lose(self, rank: int) -> None:
+        """Report a lost peer to all others."""
+
+    @abstractmethod
+    def failure(self) -> CommError | None:
+        """Return the error that ended the group, if known; cheap."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Announce that this rank leaves; free everything. Called once."""
+
+    @abstractmethod
+    def drop(self) -> None:
+        """Free the handles of a forked child, without a message to the peers."""
+
+
+class Fabric(Endable, ABC):
     """One rank's slots and rounds.
 
     Attributes:
@@ -264,32 +290,12 @@ class Fabric(ABC):
         return None
 
     @abstractmethod
-    def abort(self, reason: str) -> None:
-        """Abort the group for all ranks; from any thread, without blocking."""
-
-    @abstractmethod
-    def lose(self, rank: int) -> None:
-        """Report a lost peer to all others."""
-
-    @abstractmethod
-    def failure(self) -> CommError | None:
-        """Return what ended the group, if it is known to have ended; cheap."""
-
-    @abstractmethod
     def gone(self, ranks: Collection[int]) -> CommError | None:
         """Return what ended the group, or the first of these ranks that is gone; cheap."""
 
     @abstractmethod
     def has_entered(self, rank: int) -> bool:
         """Return whether another rank is known to have come to meet."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Announce that this rank leaves; free everything. Called once."""
-
-    @abstractmethod
-    def drop(self) -> None:
-        """Free the handles of a forked child, without a message to the peers."""
 
     @abstractmethod
     def last_seen(self, rank: int) -> str:

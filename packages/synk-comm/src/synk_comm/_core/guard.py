@@ -6,12 +6,12 @@ import contextlib
 import os
 import time
 import weakref
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from synk_comm.exceptions import ClosedError, CommError, EndOfGroup, MisuseError, PeerLost
 
 from .calls import shorten
-from .fabric import aborted, again, is_in_step, is_of_watch
+from .fabric import Endable, aborted, again, is_in_step, is_of_watch
 
 DEFAULT_TIMEOUT_S = 300.0
 """Seconds that a call may take by default."""
@@ -20,18 +20,6 @@ _Raised = TypeVar("_Raised", bound=BaseException)
 _RAISED_BY = "_raised_by"
 _CLOSE_S = 1.0
 _NAP_S = 0.001
-
-
-class Endable(Protocol):
-    """What a guard ends, such as a ``Fabric``."""
-
-    rank: int
-
-    def failure(self) -> CommError | None: ...
-    def abort(self, reason: str) -> None: ...
-    def lose(self, rank: int) -> None: ...
-    def drop(self) -> None: ...
-    def close(self) -> None: ...
 
 
 class Guard:
