@@ -1,6 +1,8 @@
-"""Start a program on several ranks: ``python -m synk_comm.run -n 4 script.py [args]``.
+"""Start a Python program on several ranks of one machine, and wait for them.
 
-The program finds its group with ``comm = synk_comm.connect()``. See ``--help``.
+The program finds its group with
+
+    comm = synk_comm.connect()
 """
 
 from __future__ import annotations
@@ -21,14 +23,6 @@ from ._processes.crew import Crew
 from ._processes.rank import Script, Source
 from .exceptions import MisuseError
 from .processes import import_path, require_leave
-
-_DESCRIPTION = """\
-Start a Python program on several ranks of one machine, and wait for them.
-
-The program finds its group with
-
-    comm = synk_comm.connect()
-"""
 
 _EPILOG = """\
 examples:
@@ -96,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m synk_comm.run",
         usage="%(prog)s -n N [options] (script.py | -m module) [arguments ...]",
-        description=_DESCRIPTION,
+        description=__doc__,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
