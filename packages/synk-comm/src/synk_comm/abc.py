@@ -74,10 +74,10 @@ Out = Any  # an ndarray, or a list of them: as the docstring of the method says
 
 
 class Communicator(ABC):
-    """One rank's membership in a group of ranks; for all calls see also ``synk_comm.abc``.
+    """One rank's membership in a group of ranks, with a method for each collective of the table.
 
     For one thread at a time, and never in a child after ``os.fork()``: both raise RuntimeError.
-    Only ``abort()`` and ``close()`` may come from another thread.
+    Only ``abort()`` and ``close()`` may come from another thread. See also ``synk_comm.abc``.
 
     Attributes:
         rank: this member's number, 0 <= rank < size.

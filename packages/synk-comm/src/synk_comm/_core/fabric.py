@@ -147,7 +147,7 @@ class Endable(Protocol):
 
 
 class Fabric(Endable, ABC):
-    """One rank's slots and rounds.
+    """One rank's slots and rounds, with a method for each difference between back ends.
 
     Attributes:
         rank, size, backend, ordered_bytes: as in ``Communicator``.
