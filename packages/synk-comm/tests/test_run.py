@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -52,13 +53,8 @@ def run(*args, stdin=b"", **options):
 
 
 def start(*args, **options):
-    return subprocess.Popen(
-        command(*args),
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        **options,
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command(*args), env=environment(), **pipes, **options)
 
 
 @pytest.mark.parametrize("backend", [pytest.param("zmq", marks=pytest.mark.nightly), "auto"])
@@ -249,14 +245,18 @@ def test_innocent_ranks_say_one_line_each(script):
         assert lines == [f"[{rank}] synk_comm: rank {rank} ended at {path}, line 10: {cause}"]
 
 
-def test_an_error_of_all_ranks_shows_lines_of_the_script_only(script):
+def test_an_error_of_all_ranks_shows_lines_of_the_script_only_and_at_once(script):
     path = script("""
+        import types
+        mark = lambda text: os.write(2, b"{%b}" % text.encode())
+        sys.stderr = types.SimpleNamespace(write=mark, flush=int)
         def add():
             return comm.all_reduce([0.0] * (1 + rank))
         add()
     """)
     error = run("-n", 2, "--no-tag-output", path).stderr.decode()
     assert error.count("MismatchError: the ranks brought different shapes") == 4
+    assert len(re.findall("{Traceback[^{}]*MismatchError[^{}]*}", error)) == 2
     assert error.count("return comm.all_reduce([0.0] * (1 + rank))") == 2
     assert "_collectives/communicator.py" not in error
 

@@ -13,17 +13,13 @@ Or a function, from a program: ``synk_comm.launch(4, function, *args)``, which c
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
-# Ways into a group, and what carries it.
 from ._backends.local import local_group
-
-# How values become one.
 from ._core.ops import ReduceOp
 from ._join import Group, connect, create_group, join
 from ._processes.launch import launch
-
-# The noun, and what can go wrong.
 from .abc import Communicator, Request
 from .exceptions import (
     AbortedError,
@@ -43,6 +39,8 @@ if TYPE_CHECKING:
     from ._backends.mpi.start import mpi
     from ._backends.nccl.communicator import nccl, why_no_nccl
 
+# Imported when first used: they take time.
+_LATER = {"mpi": "mpi.start", "nccl": "nccl.communicator", "why_no_nccl": "nccl.communicator"}
 __version__ = "0.1.0"
 
 __all__ = [
@@ -73,15 +71,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Imported when first used: they take time.
-    if name == "mpi":
-        from ._backends.mpi.start import mpi
-
-        return mpi
-    if name in ("nccl", "why_no_nccl"):
-        from ._backends.nccl import communicator as backend
-
-        return getattr(backend, name)
+    if name in _LATER:
+        return getattr(importlib.import_module(f"{__name__}._backends.{_LATER[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

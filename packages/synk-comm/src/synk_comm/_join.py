@@ -20,18 +20,15 @@ from .abc import Communicator
 from .exceptions import JoinError
 
 _BACKENDS = ("auto", "shm", "zmq", "nccl", "mpi")
-"""What can be asked for. NCCL is put around one of the others; groups of MPI are its launcher's."""
 
 
 class Ticket(NamedTuple):
-    """What a rank must know to join; travels as one line of text.
+    """A rank's way into a group, which travels as one line of text.
 
     Attributes:
-        backend: name of the back-end.
-        rank, size: as in ``Communicator``.
         group_id: hex; names the group's memory, and marks its messages.
-        place: path of the memory, as a descriptor of the process that made the group, or of the
-            folder of sockets.
+        place: path of the memory, as a descriptor of the group's maker, or of the folder of
+            sockets.
     """
 
     backend: str
@@ -45,24 +42,23 @@ class Ticket(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Ticket:
-        """Read a ticket back; ValueError if the text is none."""
-        fields = text.strip().split("|")
-        if len(fields) != 6 or fields[0] != "synk-comm-3":
+        version, *fields = text.strip().split("|")
+        if len(fields) != 5 or version != "synk-comm-3":
             raise ValueError("this is not a ticket; expected the text of group.ticket(rank)")
-        _, backend, rank, size, group_id, place = fields
+        backend, rank, size, group_id, place = fields
         return cls(backend, int(rank), int(size), group_id, place)
 
 
 class Group:
     """A group in the making, held by the process that starts its ranks.
 
-    Give each rank its ``ticket`` and let it inherit ``fds``; then ``close``. The parent may be a
-    rank itself: it joins with a ticket like the others. If something else starts the ranks, one of
-    them makes the group, sends the others their tickets, and closes it when it has joined.
+    Give each rank its ``ticket`` and let it inherit ``fds``; then ``close``. The parent may join
+    with a ticket too. If another program starts the ranks, one of them makes the group, sends the
+    others their tickets, and closes it when it has joined.
 
     Attributes:
-        size: how many ranks there will be.
-        backend: name of the back-end.
+        size: number of ranks.
+        backend: its name.
         fds: descriptors that the ranks' processes must inherit, under the same numbers
             (``subprocess.Popen(..., pass_fds=group.fds)``); empty if they meet in a folder.
     """
@@ -92,32 +88,27 @@ class Group:
     def folder(self) -> str | None:
         """The folder of sockets in which the ranks meet, None if they need none.
 
-        It is removed when all have joined, and at the latest when this process exits. If this
-        process is killed before, it stays: another one has to remove it.
+        It is removed when all have joined, or when this process exits; not if it is killed before.
         """
         return None if self._folder is None else self._folder.path
 
     def ticket(self, rank: int) -> str:
-        """Return what a rank's process must pass to ``join``: one line of text.
+        """Return one line of text, which a rank's process passes to ``join``.
 
-        In shared memory it holds no secret. Else it has what marks the group's messages: pass it by
-        environment or pipe, never on a command line, which other users can read.
+        Without shared memory it is secret: pass it by environment or pipe, never on a command line,
+        which other users can read.
         """
         if not 0 <= rank < self.size:
             raise ValueError(f"rank must be 0 to {self.size - 1}, got {rank!r}")
         return str(self._ticket._replace(rank=rank))
 
     def close(self) -> None:
-        """Drop this process's handles; to be called once the ranks have been started.
-
-        The folder where ranks meet is needed until all have joined: they remove it then, or
-        else this process does when it exits.
-        """
+        """Drop this process's handles, but not the ``folder``, once the ranks have been started."""
         self._open = False
         self._release()
 
     def discard(self) -> None:
-        """Close, and remove what ranks that never joined would have removed."""
+        """Close, and remove the folder."""
         if self._folder is not None:
             self._folder.remove()
         self.close()
@@ -133,10 +124,10 @@ def create_group(size: int, backend: str = "shm") -> Group:
     """Make a group of ``size`` ranks that this process is going to start.
 
     Args:
-        size: number of ranks, at least 1.
-        backend: ``"shm"`` (shared memory, the fast one), ``"auto"`` (the same if there is memory to
-            share, else the next), ``"zmq"`` (ZeroMQ over sockets of a folder that only this user
-            may enter), or ``"nccl"`` (NCCL for arrays on GPUs, beside the first of them).
+        size: at least 1.
+        backend: ``"shm"`` (shared memory, the fast one), ``"zmq"`` (ZeroMQ over sockets of a folder
+            that only this user may enter), ``"auto"`` (shm if there is memory to share, else zmq),
+            or ``"nccl"`` (NCCL for arrays on GPUs, beside that of auto).
 
     Raises:
         MemoryError: shared memory cannot hold the group's slots (about 1 MB a rank).
@@ -160,7 +151,6 @@ def create_group(size: int, backend: str = "shm") -> Group:
 
 
 def _check_backend(backend: str) -> None:
-    """Raise ValueError if no back-end has this name."""
     if backend not in _BACKENDS:
         raise ValueError(f"unknown backend {backend!r}; expected one of {_BACKENDS}")
 
@@ -171,12 +161,12 @@ def join(
     """Enter a group; return when all ranks have.
 
     Args:
-        ticket: the text of ``group.ticket(rank)``. In shared memory an inherited descriptor is used
-            up: it is closed. A process that has not inherited it takes the memory from the process
-            that made the group, while ``group`` is open there.
+        ticket: the text of ``group.ticket(rank)``. An inherited descriptor of shared memory is
+            closed. A process that has not inherited it takes the memory from the process that made
+            the group, while ``group`` is open there.
         timeout_s: bound of this wait, and default bound of every collective.
-        watch: called at least every 20 ms while this rank waits, here and in every collective;
-            what it raises ends the wait, and the group.
+        watch: called at least every 20 ms while this rank waits, here and in every collective; an
+            exception that it raises ends the wait, and the group.
 
     Raises:
         JoinError: the memory was not inherited, and the group is closed; the folder is not private,
@@ -195,33 +185,25 @@ def connect(
 ) -> Communicator:
     """Enter the group that this process was started for; return when all ranks have.
 
-    The environment names it, by ``SYNK_COMM_TICKET`` (then this is ``join``). If there is nothing,
-    the group is this process alone, so that a script for many ranks also runs by itself;
-    ``comm.why`` says so.
-
-    With ``backend="mpi"`` the ranks are those that ``mpiexec`` or ``srun`` has started, on any
-    number of hosts: this is ``mpi`` then.
+    The environment names it, by ``SYNK_COMM_TICKET``; then this is ``join``. Else the group is this
+    process alone, so that a script for many ranks also runs by itself; ``comm.why`` says so.
 
     Args:
-        backend: ``"auto"``, what the group was made for, and never MPI (``comm.why`` says what and
-            why); ``"nccl"``, to put that around it; or ``"mpi"``.
-        timeout_s: bound of this wait, and default bound of every collective.
-        watch: called at least every 20 ms while this rank waits, here and in every collective;
-            what it raises ends the wait, and the group.
+        backend: ``"auto"``, that of the group, never MPI; ``"nccl"``, to put NCCL around it; or
+            ``"mpi"``: then this is ``mpi``, for ranks that ``mpiexec`` or ``srun`` has started, on
+            any number of hosts.
+        timeout_s, watch: as for ``join``.
 
     Raises:
         ValueError: an unknown back-end.
-        JoinError: there is no ticket, though other variables SYNK_COMM_* say that this is a rank;
-            the group was made for another back-end, the back-end cannot work here, or as for
-            ``join``.
-        CommTimeout: some ranks did not come.
-        PeerLost: a rank ended while the ranks were joining.
+        JoinError: there is no ticket, but another variable SYNK_COMM_* of a rank; the group was
+            made for another back-end, or the back-end cannot work here.
+        All errors of ``join``.
     """
     if "SYNK_COMM_TICKET" in os.environ:
         return _enter(os.environ["SYNK_COMM_TICKET"], timeout_s, watch, backend)
     if backend == "mpi":
-        # Imported here: this loads mpi4py and starts MPI.
-        from ._backends.mpi.start import mpi
+        from ._backends.mpi.start import mpi  # here: this loads mpi4py and starts MPI
 
         return mpi(timeout_s=timeout_s, watch=watch)
     for name in ("SYNK_COMM_RANK", "SYNK_COMM_SIZE"):
@@ -245,12 +227,7 @@ def connect(
 def _enter(
     ticket: str, timeout_s: float, watch: Watch | None, backend: str = "auto"
 ) -> Communicator:
-    """Make the fabric that a ticket describes, and meet the other ranks.
-
-    Args:
-        backend: what the user asked for: ``"auto"``, the ticket's back-end, or ``"nccl"``, which
-            can be put around any other.
-    """
+    """Make the fabric of a ticket, and meet the other ranks; NCCL can be put around any other."""
     entry = Ticket.parse(ticket)
     _check_backend(backend)
     if backend not in ("auto", "nccl", entry.backend):
@@ -265,8 +242,7 @@ def _enter(
         fd = _memory(entry.place)
         fabric = ShmFabric(entry.rank, entry.size, watch, fd=fd, group_id=group_id)
     else:
-        # Imported here: this loads pyzmq.
-        from ._backends.zmq.fabric import ZmqFabric
+        from ._backends.zmq.fabric import ZmqFabric  # here: this loads pyzmq
 
         why = "zmq: the group was made without shared memory"
         folder = SocketFolder(entry.place)
@@ -276,8 +252,7 @@ def _enter(
     if "nccl" not in (backend, entry.backend):
         return comm
     try:
-        # Imported here: it takes time to load.
-        from ._backends.nccl.communicator import nccl
+        from ._backends.nccl.communicator import nccl  # here: it takes time to load
 
         return nccl(comm)
     except BaseException as exc:
@@ -287,12 +262,11 @@ def _enter(
 
 
 def _memory(place: str) -> int:
-    """Return a descriptor of the group's memory, to be closed: the inherited, or a new one.
+    """Return a descriptor of the group's memory, to be closed: the inherited, or the maker's.
 
-    Without an inherited one open the maker's, as only processes of the same user can.
+    Only processes of the same user can open that of the maker.
     """
-    fd = int(os.path.basename(place))
-    own = f"/proc/self/fd/{fd}"
+    fd, own = int(os.path.basename(place)), f"/proc/self/fd/{os.path.basename(place)}"
     is_makers = place == f"/proc/{os.getpid()}/fd/{fd}"
     for path in (own, place):
         with contextlib.suppress(OSError):

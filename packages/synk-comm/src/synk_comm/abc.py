@@ -1,52 +1,51 @@
-"""The contract: what every communicator does, whatever carries the bytes.
+"""The contract of every communicator, on any back-end.
 
 A group has ``size`` members, numbered by ``rank`` from 0. Each member holds one
 ``Communicator`` and calls the same collectives in the same order as all others.
 
-What holds for every collective:
+For every collective:
 
 * It synchronises: no rank returns before all ranks have entered.
-* The calls of all ranks (which collective, op, root, dtypes, shapes) are compared before any output
-  is written. If they differ, ``MismatchError`` is raised on *every* rank, with all calls, and the
-  communicator stays usable.
+* The calls of all ranks (collective, op, root, dtypes, shapes) are compared before any output is
+  written. If they differ, *every* rank raises ``MismatchError``, with all calls; the communicator
+  stays usable.
 * Arguments that are wrong by themselves (an unknown op, an ``out`` of the wrong shape) raise
-  TypeError or ValueError at once, on this rank alone, before peers hear anything.
-* The wait is bounded: ``timeout_s`` seconds for the whole call; None takes the communicator's own,
-  from when it was made. ``CommTimeout`` names who is missing, in which call, and what it last did.
+  TypeError or ValueError at once, on this rank alone.
+* The wait is bounded: ``timeout_s`` seconds for the whole call; None takes the time given when the
+  communicator was made. ``CommTimeout`` names the missing ranks, the call, and their last calls.
 * A dead peer raises ``PeerLost``; a peer that left by ``abort()``, or by an exception out of its
   ``with`` block, raises ``AbortedError``.
-* An exception that leaves a collective half-way (a timeout, KeyboardInterrupt, whatever
-  ``watch`` raises) ends the group: peers raise ``AbortedError`` at once, and so does every
-  later call. Outputs may then be partly written.
-* A result is a new array in C order. Without axes it is a NumPy scalar of native byte order, as
-  from NumPy's own functions: ``all_reduce(3.0)`` is a ``np.float64``. What the caller gave to be
-  filled is returned instead: ``out``, a writeable array of the result's dtype and shape (or a list
-  of such), or ``x`` of broadcast. Nothing else shares memory with inputs or other ranks' arrays.
+* An exception that leaves a collective half-way (a timeout, KeyboardInterrupt, any of ``watch``)
+  ends the group: peers raise ``AbortedError`` at once, and so does every later call. Outputs may
+  then be partly written.
+* A result is a new array in C order; without axes a NumPy scalar of native byte order, as from
+  NumPy's own functions: ``all_reduce(3.0)`` is a ``np.float64``. If the caller gives an array to be
+  filled, that is returned: ``out``, a writeable array of the result's dtype and shape (or a list of
+  such), or ``x`` of broadcast. Nothing else shares memory with inputs or other ranks' arrays.
 
 Arrays: any memory layout and byte order. Moves (broadcast, scatter, gather, all_gather,
 all_to_all, send) take every dtype without Python objects, structured ones too; reductions take
-what NumPy can combine: integers (which wrap around, as NumPy's), floats, complex numbers,
-timedeltas for sum, min and max, booleans for min (and) and max (or). NaN and infinities are
-results like others. On overflow, the rank that computes warns or raises as ``np.errstate`` asks, as
-NumPy does.
+integers (which wrap around, as NumPy's), floats, complex numbers, timedeltas for sum, min and max,
+booleans for min (and) and max (or). NaN and infinities are results like others. On overflow, the
+rank that computes warns or raises as ``np.errstate`` asks.
 
-Several arrays in one call: where it says *array or list*, a list or tuple of ndarrays counts as
-one collective on each, in order, with one comparison for all: quicker than one call for each where
-a call is dear, as between hosts or with more ranks than cores. Dtypes and shapes may differ
-within the list, not between ranks. The result is a list then, and so is ``out``; it holds arrays
-only, those without axes too, and can be given to the next call.
+Several arrays in one call: for *array or list*, a list or tuple of ndarrays is one collective on
+each, in order, with one comparison for all: quicker than one call for each if a call is expensive,
+as between hosts or with more ranks than cores. Dtypes and shapes may differ within the list, not
+between ranks. The result is a list then, and so is ``out``; it holds arrays only, those without
+axes too.
 
 Collectives that do not wait: ``iall_reduce`` and its like make the call of that name in a thread of
-this rank, in a group of the same ranks that is split off by the first of them. So that first one
-waits for all ranks, and later ones return at once.
+this rank, in a second group of the same ranks. The first such call splits that group off, so it
+waits for all ranks; later ones return at once.
 
-* They are calls of that group: every rank begins the same ones in the same order, whatever it does
-  in this group meanwhile. One that waits and one that does not are not matched with each other.
-* Arguments that are wrong by themselves raise at once. All else, MismatchError too, is raised by
-  ``wait`` and ``test`` of the request, on all ranks that are concerned.
-* They go on while this rank computes. ``watch`` is called by that thread then. Results have the
-  same bits as those of the blocking calls.
-* The two groups end together, by whatever ends one of them.
+* Every rank begins the same ones in the same order, whatever it does in this group meanwhile. A
+  call that waits and one that does not are never matched.
+* Arguments that are wrong by themselves raise at once; ``wait`` and ``test`` of the request raise
+  all other errors, MismatchError too.
+* They go on while this rank computes. Their thread calls ``watch``. Results have the same bits as
+  those of the blocking calls.
+* The two groups end together.
 """
 
 from __future__ import annotations
@@ -77,16 +76,14 @@ Out = Any  # an ndarray, or a list of them: as the docstring of the method says
 class Communicator(ABC):
     """One rank's membership in a group of ranks, with a method for each collective of the table.
 
-    To be used by one thread at a time, and never in a child after ``os.fork()``: both raise
-    RuntimeError. Only ``abort()`` and ``close()`` may come from another thread. What holds for all
-    calls, and is not said of each: see ``synk_comm.abc``.
+    For one thread at a time, and never in a child after ``os.fork()``: both raise RuntimeError.
+    Only ``abort()`` and ``close()`` may come from another thread. See also ``synk_comm.abc``.
 
     Attributes:
         rank: this member's number, 0 <= rank < size.
-        size: how many members the group has.
-        backend: the name of what carries the bytes: ``"shm"``, ``"zmq"``, ``"mpi"``, ``"nccl"``
-            or ``"local"``.
-        why: a sentence that says how this back-end came to be chosen.
+        size: number of members.
+        backend: ``"shm"``, ``"zmq"``, ``"mpi"``, ``"nccl"`` or ``"local"``.
+        why: a sentence on the choice of this back-end.
         ordered_bytes: length of the longest array that is reduced in rank order, see
             ``all_reduce``; None if all are.
     """
@@ -97,14 +94,12 @@ class Communicator(ABC):
     why: str
     ordered_bytes: int | None = None
 
-    # Repeats of calls that ``_call`` has learned, by its keys. The methods that programs call most
-    # look here themselves: one more function would cost them up to a tenth of their time.
+    # Repeats of calls, by the keys of ``_call``. The methods that programs call most look here
+    # themselves: one more function would cost them up to a tenth of their time.
     _shortcuts: dict[Any, Callable[[Any, Any], Any]] = {}  # noqa: RUF012 - none here, never written
 
-    # What a kind of communicator does in its own way: ``_call(kind, x, out, timeout_s, op, root,
-    # weight)`` makes a collective; arguments that it does not have are left out. ``_message``
-    # sends an array to a rank, or receives one, into ``array`` if that is one. The others begin
-    # the same, and return at once.
+    # ``_call(kind, x, out, timeout_s, op, root, weight)`` makes a collective. ``_message(sending,
+    # array, peer, tag, timeout_s)`` sends or receives. The others begin the same.
     _call: Callable[..., Any]
     _begin: Callable[[str, Arguments], Request]
     _message: Callable[[bool, Any, int, int, float | None], Any]
@@ -139,14 +134,13 @@ class Communicator(ABC):
 
         Args:
             x: array or list; same shape and dtype on all contributing ranks. None if this rank
-                contributes nothing (it gets the result all the same). At least one rank must
-                contribute, else MismatchError.
+                contributes nothing (it still gets the result). If no rank contributes,
+                MismatchError.
             op: ``"avg"``, ``"sum"``, ``"min"``, ``"max"`` or ``"prod"``.
             weight: for ``"avg"`` only: the result is ``sum(w_r * x_r) / sum(w_r)`` over the
                 contributing ranks, default 1.0. With weight 0, ``x`` counts as None, even if it
                 holds NaN. Computed in the float arithmetic of x's dtype.
-            out: may be ``x`` itself, which is the quickest for large arrays (the reduction is in
-                place).
+            out: may be ``x`` itself: the quickest for large arrays.
 
         Raises:
             TypeError: avg of integers or booleans (NumPy would give float64, which has no place in
@@ -207,15 +201,14 @@ class Communicator(ABC):
         """Give every rank the root's array: overwrite ``x``, or make a new one.
 
         Args:
-            x: array or list. On the root an ndarray, or a list of them, of any shape and dtype. On
-                other ranks writeable ndarrays of the same shape and dtype, or None if this rank
-                does not have them: not all ranks need to do the same. A number, on ranks that do
-                not give None, of the same NumPy dtype on all of them.
+            x: array or list. On the root an ndarray, or a list of them, of any shape and dtype; on
+                other ranks writeable ndarrays of the same shape and dtype, or None. Or, on ranks
+                that do not give None, a number, of the same NumPy dtype on all of them.
             root: the rank whose values are taken.
 
         Returns:
-            ``x`` itself; where ``x`` is None a new array, or a list of such. Where it is a number,
-            the root's as a NumPy scalar, on the root too.
+            ``x`` itself; if ``x`` is None a new array, or a list of such; if it is a number, the
+            root's as a NumPy scalar, on the root too.
         """
         if type(x) is ndarray and type(root) is int and timeout_s is None:
             shortcut = self._shortcuts.get(("broadcast", x.dtype, x.shape, "sum", root, None))
@@ -253,17 +246,15 @@ class Communicator(ABC):
 
         Args:
             x: array or list, or None if this rank contributes nothing. Shapes may differ between
-                ranks; dtype and number of dimensions must not. At least one rank must
-                contribute, else MismatchError.
-            out: on the root, what receives them: one array with a first axis of length ``size``
-                whose rows fit, or a list of ``size`` arrays (None for ranks that give nothing).
-                What does not fit is a MismatchError on every rank. Ignored elsewhere. Not
-                together with a list for ``x``.
+                ranks; dtype and number of dimensions must not. If no rank contributes,
+                MismatchError.
+            out: on the root, one array with a first axis of length ``size`` whose rows fit, or a
+                list of ``size`` arrays (None for ranks that give nothing); if they do not fit,
+                MismatchError on every rank. Ignored elsewhere. Not together with a list for ``x``.
 
         Returns:
-            On the root a list of new arrays in rank order, None standing for ranks that gave
-            nothing, or ``out``; None elsewhere. For a list ``x`` a list of such lists, one for
-            each array of ``x``.
+            On the root a list of new arrays in rank order, with None for ranks that gave nothing,
+            or ``out``; None elsewhere. For a list ``x`` a list of such lists, one for each array.
         """
         return self._call("gather", x, out, timeout_s, "sum", root)
 
@@ -285,8 +276,8 @@ class Communicator(ABC):
         Args:
             xs: ``size`` arrays of any shapes (or one array with a first axis of that length); one
                 dtype on all ranks.
-            out: array with a first axis of length ``size``, or list of ``size`` arrays, that fit
-                what this rank is to receive; else MismatchError on every rank.
+            out: array with a first axis of length ``size``, or list of ``size`` arrays; if they do
+                not fit, MismatchError on every rank.
 
         Returns:
             A list of ``size`` new arrays, the r-th from rank r; or ``out``.
@@ -298,18 +289,18 @@ class Communicator(ABC):
     def send(
         self, x: ArrayLike, dest: int, *, tag: int = 0, timeout_s: float | None = None
     ) -> None:
-        """Send an array to one rank, which must ``recv`` it. No collective: only two take part.
+        """Send an array to one rank, which must ``recv`` it. Not a collective.
 
-        Returns when ``x`` may be changed again: at once for what fits the channel (10 KB do), else
+        Returns when ``x`` may be changed again: at once if it fits the channel (10 KB do), else
         when the receiver has begun to read. Two ranks that send each other large arrays before
         they receive wait for each other until the timeout: use ``isend``, or ``all_to_all``.
 
         Args:
             x: array of any shape and dtype without objects.
             dest: the receiving rank; may be this one.
-            tag: a number from 0 that the receiver asks for. Messages of one tag between two
-                ranks arrive in the order of ``send`` and ``isend``, and go to ``recv`` and
-                ``irecv`` in the order of these calls.
+            tag: a number from 0, the same as of ``recv``. Messages of one tag between two ranks
+                arrive in the order of ``send`` and ``isend``, and go to ``recv`` and ``irecv`` in
+                the order of these calls.
 
         Raises:
             CommTimeout: if nothing was sent yet, the communicator stays usable.
@@ -324,7 +315,7 @@ class Communicator(ABC):
         Args:
             source: the sending rank; may be this one.
             tag: messages with other tags are kept for later calls.
-            out: if it does not fit what comes, MismatchError on this rank, and the message is lost.
+            out: if it does not fit, MismatchError on this rank, and the message is lost.
 
         Raises:
             CommTimeout: the communicator stays usable, unless half of a message is in ``out``.
@@ -405,20 +396,20 @@ class Communicator(ABC):
         """Make smaller groups, of the ranks that give the same color. A collective.
 
         Args:
-            color: which group this rank joins; None for no group.
+            color: the group of this rank; None for no group.
             key: ranks of the new group are numbered by key, then by their rank here.
 
         Returns:
             The communicator of the new group, to be closed by itself; None for color None. Errors
-            in one do not end the other, but ``split`` is a call of this one, as any other.
+            in one do not end the other.
         """
 
     @abstractmethod
     def decline(self, reason: str, *, timeout_s: float | None = None) -> dict[int, str]:
-        """Take this rank's turn in the next collective without doing it, whatever it is.
+        """Take this rank's turn in the next collective, whichever it is, without performing it.
 
-        For a rank whose own code failed and that lets its peers go: they raise ``PeerDeclined``
-        from their collective before any output is written. The communicator stays usable.
+        For a rank whose own code failed: its peers raise ``PeerDeclined`` from their collective
+        before any output is written. The communicator stays usable.
 
         Args:
             reason: text for the peers; its middle is cut out beyond some 10,000 characters.
@@ -439,9 +430,9 @@ class Communicator(ABC):
     def close(self) -> None:
         """Leave the group, and free its memory; ranks that wait for this one raise PeerLost.
 
-        Idempotent. It first moves out messages of ``isend``, to ranks that are there to receive
-        them, and waits until all begun collectives have ended, at most for the communicator's own
-        time; if they fail, their ``wait`` raises. Messages that ``irecv`` waits for are lost.
+        Idempotent. It first waits, at most for the communicator's own time, until messages of
+        ``isend`` to present ranks have moved, and all begun collectives have ended; if they fail,
+        their ``wait`` raises. Messages that ``irecv`` waits for are lost.
 
         Raises:
             CommTimeout: a rank has not received these messages in time; they are lost. The

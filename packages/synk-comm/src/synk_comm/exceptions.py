@@ -1,7 +1,6 @@
-"""Everything that can go wrong between ranks, under one base class.
+"""All errors between ranks, under one base class.
 
-Each class is also the standard-library kind that a caller would catch, and can be
-pickled, so that a worker's failure can travel to another process.
+Each class is also the standard library's kind that a caller would catch, and can be pickled.
 """
 
 from __future__ import annotations
@@ -53,18 +52,26 @@ class PeerDeclined(CommError, RuntimeError):
         self.reasons = dict(reasons or {})
 
 
-class PeerLost(CommError, ConnectionError):
-    """A peer's process ended, or closed its communicator, while it was needed.
+class EndOfGroup(CommError):
+    """One rank ended the group: the base class of ``PeerLost`` and ``AbortedError``.
 
     Attributes:
-        rank: the peer that is gone.
-        reason: how that showed.
+        rank: the peer that is gone, or the rank that gave up; -1 if that is unknown.
+        reason: how the loss showed, or the text of the rank that gave up.
     """
 
     def __init__(self, message: str, *, rank: int = -1, reason: str = "") -> None:
         super().__init__(message)
         self.rank = rank
         self.reason = reason
+
+
+class PeerLost(EndOfGroup, ConnectionError):
+    """A peer's process ended, or closed its communicator, while it was needed."""
+
+
+class AbortedError(EndOfGroup, RuntimeError):
+    """Some rank gave the group up: by ``abort()``, or by leaving a collective half-way."""
 
 
 class CommTimeout(CommError, TimeoutError):
@@ -77,20 +84,6 @@ class CommTimeout(CommError, TimeoutError):
     def __init__(self, message: str, *, missing: Mapping[int, str] | None = None) -> None:
         super().__init__(message)
         self.missing = dict(missing or {})
-
-
-class AbortedError(CommError, RuntimeError):
-    """Some rank gave the group up: by ``abort()``, or by leaving a collective half-way.
-
-    Attributes:
-        rank: the rank that gave up.
-        reason: its text.
-    """
-
-    def __init__(self, message: str, *, rank: int = -1, reason: str = "") -> None:
-        super().__init__(message)
-        self.rank = rank
-        self.reason = reason
 
 
 class JoinError(CommError, ConnectionError):

@@ -1,10 +1,8 @@
 """Start fresh Python interpreters that end with this process, however it ends.
 
-`Process` is a `subprocess.Popen`. Its process inherits the reading end of a pipe, into which
-nothing is ever written, and whose writing end this process alone has: the end of the pipe is the
-end of this process. Then the kernel sends SIGKILL to its process group, as this process and the
-started one have both asked for. That needs no thread and no other process, and it works when the
-started one is stopped or never releases the interpreter's lock.
+The process of `Process` inherits the reading end of a pipe whose writing end this process alone
+has. When this process ends, the kernel sends SIGKILL to the process group, as both have asked:
+also if it is stopped, or never releases the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -54,8 +52,8 @@ _BOOT = (
     "work = open(int(sys.argv[1]), 'rb'); sys.path[:] = pickle.load(work); "
     "from synk_comm.processes import begin; begin(work)"
 )
-"""Program of a fresh interpreter. Not ``-m``: with its parent's ``sys.path`` it finds this package
-wherever the parent found it, and nothing of the current folder before."""
+"""Program of a fresh interpreter. Not ``-m``: it finds this package by its parent's ``sys.path``,
+and nothing of the current folder before."""
 
 _PR_SET_PDEATHSIG = 1
 _STDERR = 2
@@ -69,8 +67,8 @@ class Process(subprocess.Popen[bytes]):
     Ctrl-C does not reach it.
 
     Args:
-        module, function: what it calls; its command line shows the module.
-        args: picklable, by what it imports.
+        module, function: its command line shows the module.
+        args: picklable, in terms of importable modules.
         path: its ``sys.path``.
         env: its whole environment.
         fds: descriptors that it inherits, besides the standard streams.
@@ -117,8 +115,7 @@ class Process(subprocess.Popen[bytes]):
                     )
                 finally:
                     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            # It asks for the same, but if it dies amid the end of this process, what it has asked
-            # for may be gone before the pipe ends.
+            # The process asks for the same, but that is lost if it dies before the pipe ends.
             _kernel_kills(self._lifeline[0].fileno(), -self.pid)
         except BaseException:
             self._release()
@@ -130,8 +127,7 @@ class Process(subprocess.Popen[bytes]):
     def signal_group(self, number: int) -> bool:
         """Send a signal to its process group; return whether that has members, even if zombies.
 
-        A number is not given again while its group has members: once it has had none, it is not
-        ours any more.
+        The system may give the number of an empty group to others: it gets no more signals.
         """
         if not self._is_alone:
             try:
@@ -150,13 +146,13 @@ class Process(subprocess.Popen[bytes]):
                 stream.close()
 
     def _release(self) -> None:
-        """Close the lifeline, the witness first: a group whose leader has ended may go on."""
+        """Close the lifeline, the witness first: the group may outlive its leader."""
         for end in self._lifeline:
             end.close()
 
 
 def begin(work: BinaryIO) -> None:
-    """In a fresh interpreter, call what its parent has started it for; see `Process`."""
+    """Call the function of a `Process`, in the fresh interpreter."""
     start = pickle.load(work)  # noqa: S301 - from the parent, in a file that only this one inherits
     module, function, args, fd, parent, by_main_thread = start
     work.close()
@@ -168,12 +164,12 @@ def begin(work: BinaryIO) -> None:
 def _lifeline() -> tuple[FileIO, FileIO, FileIO]:
     """Make a pipe to a process that ends with this one.
 
-    When a process is killed, the kernel closes its files from the highest number to the lowest:
-    the writing end while the witness is still open, which notices it.
+    A killed process's files close from the highest number to the lowest: the witness is still open
+    when the writing end closes, and notices it.
 
     Returns:
-        The witness, a reading end that this process alone has; the writing end, which closes when
-        this process exits; the reading end that the other process inherits.
+        The witness, a reading end that this process alone has; the writing end; and the reading
+        end that the other process inherits.
     """
     low, high = os.pipe()
     # Objects, not numbers: if this is interrupted they close.
@@ -183,12 +179,11 @@ def _lifeline() -> tuple[FileIO, FileIO, FileIO]:
 
 
 def _end_with_parent(fd: int, parent: int, by_main_thread: bool) -> None:
-    """Let this process, and the group that it leads, be killed when the parent is gone.
+    """Make the kernel kill this process, and the group that it leads, when the parent ends.
 
     Args:
         fd: the reading end of a pipe whose writing end only the parent has.
-        parent: its pid.
-        by_main_thread: whether its main thread has started this process.
+        by_main_thread: whether the parent's main thread has started this process.
     """
 
     def look(wait_s: float) -> None:
@@ -208,15 +203,11 @@ def _end_with_parent(fd: int, parent: int, by_main_thread: bool) -> None:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if not (can_kill and by_main_thread):
         threading.Thread(target=watch, name="synk-comm-parent", daemon=True).start()
-    look(0.0)  # what has happened before now leaves no signal
+    look(0.0)  # an end before now leaves no signal
 
 
 def _kernel_kills(fd: int, owner: int) -> bool:
-    """Ask the kernel for SIGKILL to a process when the pipe ends; return whether it does.
-
-    Args:
-        owner: the pid; of a process group the negative number.
-    """
+    """Ask the kernel for SIGKILL to a pid, or a group's negative, at the end of a pipe."""
     try:
         fcntl.fcntl(fd, fcntl.F_SETOWN, owner)
         fcntl.fcntl(fd, fcntl.F_SETSIG, int(signal.SIGKILL))
@@ -227,7 +218,7 @@ def _kernel_kills(fd: int, owner: int) -> bool:
 
 
 def require_leave(what: str) -> None:
-    """Raise MisuseError if this process, or one above it, must not start ranks, as `what` does."""
+    """Raise MisuseError if `what` was called in a process, or below one, that starts no ranks."""
     name, pid = os.environ.get(NO_RANKS, ""), os.getpid()
     while not name and pid > 1:  # the kernel keeps variables that the program has removed
         try:
@@ -241,7 +232,7 @@ def require_leave(what: str) -> None:
             f"{what} was called in {name}, or below it, which must not start ranks: put the call "
             f'under `if __name__ == "__main__":`, so that an import does not repeat it'
         )
-    # In place of streams that were closed: pipes to ranks would get their numbers.
+    # Pipes to ranks must not get the numbers of closed streams.
     while (fd := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
         os.set_inheritable(fd, True)
     os.close(fd)

@@ -1,6 +1,8 @@
-"""Start a program on several ranks: ``python -m synk_comm.run -n 4 script.py [args]``.
+"""Start a Python program on several ranks of one machine, and wait for them.
 
-The program finds its group with ``comm = synk_comm.connect()``. See ``--help``.
+The program finds its group with
+
+    comm = synk_comm.connect()
 """
 
 from __future__ import annotations
@@ -22,14 +24,6 @@ from ._processes.rank import Script, Source
 from .exceptions import MisuseError
 from .processes import import_path, require_leave
 
-_DESCRIPTION = """\
-Start a Python program on several ranks of one machine, and wait for them.
-
-The program finds its group with
-
-    comm = synk_comm.connect()
-"""
-
 _EPILOG = """\
 examples:
   python -m synk_comm.run -n 4 train.py --rate 0.1
@@ -46,7 +40,7 @@ that failed first: 128 + n for signal n. 124 after --timeout, 2 if nothing could
 """
 
 _TIMEOUT_CODE = 124  # as timeout(1) has it
-_FAILURE_GRACE_S = 5.0  # from SIGTERM to SIGKILL, for what runs when another rank has failed
+_FAILURE_GRACE_S = 5.0  # from SIGTERM to SIGKILL, after another rank has failed
 _READ_BYTES = 1 << 16
 _LONGEST_LINE = 1 << 24
 _MOST_LEFT = 1 << 21  # more than a pipe holds
@@ -71,8 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with _passing_on(crew, options.grace) as asked, crew:
         try:
             crew.start(
-                Script(source, by_line=tagged),
-                argv=arguments,
+                Script(source, arguments, by_line=tagged),
                 path=_path(source),
                 stdin=None,
                 output=subprocess.PIPE if tagged else None,
@@ -97,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m synk_comm.run",
         usage="%(prog)s -n N [options] (script.py | -m module) [arguments ...]",
-        description=_DESCRIPTION,
+        description=__doc__,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -114,7 +107,7 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         metavar="S",
         default=30.0,
-        help="what ranks get to end after SIGINT or SIGTERM before they are killed (default 30)",
+        help="time for ranks to end after SIGINT or SIGTERM before they are killed (default 30)",
     )
     parser.add_argument(
         "--tag-output",
@@ -126,7 +119,7 @@ def _parser() -> argparse.ArgumentParser:
         "-m",
         "--module",
         nargs=argparse.REMAINDER,
-        help="run a module, as python -m does; what follows are its arguments",
+        help="run a module, as python -m does; its arguments follow",
     )
     parser.add_argument("script", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
@@ -157,7 +150,7 @@ def _path(source: Source) -> Sequence[str]:
 
 
 class _Output:
-    """Passes on what a rank writes, line by line, each with a tag in front.
+    """Passes on the lines of a rank, each with a tag in front.
 
     Attributes:
         ours: descriptor of the output; None to pass on nothing more.
@@ -168,7 +161,7 @@ class _Output:
         self.ours: int | None = ours
         self._theirs = theirs
         self._tag = tag
-        self._begun = bytearray()  # what has not been passed on
+        self._begun = bytearray()  # not passed on yet
 
     def ready(self) -> bool:
         """Pass on the next piece; return whether that was the last."""
@@ -183,14 +176,14 @@ class _Output:
         return not data
 
     def finish(self) -> None:
-        """Pass on what is left in the pipe, even if some grandchild still holds it open."""
+        """Pass on the rest in the pipe, even if some grandchild still holds it open."""
         for _ in range(_MOST_LEFT // _READ_BYTES):
             if not select.select([self._theirs], [], [], 0)[0] or self.ready():
                 break
         self._pass_on(True)
 
     def _pass_on(self, is_over: bool) -> None:
-        """Pass on all lines that are whole; also the begin of one whose end does not come."""
+        """Pass on all whole lines; if ``is_over``, also the begin of one."""
         *lines, begun = bytes(self._begun).split(b"\n")
         if is_over and begun:
             lines.append(begun)  # other ranks begin a line of their own
@@ -201,7 +194,7 @@ class _Output:
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write everything, also to a descriptor that does not block."""
+    """Write everything, also to a non-blocking descriptor."""
     rest = memoryview(data)
     while rest:
         try:
@@ -215,19 +208,19 @@ def _passing_on(crew: Crew, grace_s: float) -> Iterator[list[int]]:
     """Pass SIGINT and SIGTERM on to the ranks; yield the list of those that come."""
     came: list[int] = []
 
-    def pass_on(signum: int, frame: FrameType | None) -> None:
-        del frame
+    def pass_on(signum: int, _: FrameType | None) -> None:
         came.append(signum)
         if len(came) == 1:
             crew.ask(signum, grace_s)
         else:
             crew.ask(signal.SIGKILL, 0.0)
 
-    usual = (signal.SIGINT, signal.SIGTERM)
-    # Those of nohup, or of a shell's background, are ignored.
-    heeded = [signum for signum in usual if signal.getsignal(signum) is not signal.SIG_IGN]
-    before = {signum: signal.signal(signum, pass_on) for signum in heeded}
-    # It may be ignored from the start; then no exit code of a child is known.
+    before = {
+        signum: signal.signal(signum, pass_on)
+        for signum in (signal.SIGINT, signal.SIGTERM)
+        if signal.getsignal(signum) is not signal.SIG_IGN  # as of nohup, or a shell's background
+    }
+    # If it is ignored from the start, no exit code of a child is known.
     before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         yield came
@@ -237,7 +230,7 @@ def _passing_on(crew: Crew, grace_s: float) -> Iterator[list[int]]:
 
 
 def _verdict(crew: Crew, timeout_s: float | None, asked: int | None) -> int:
-    """Say how the job ended, unless it ended well; return the exit code."""
+    """Report how the job ended, unless it ended well; return the exit code."""
     if asked is not None:
         if all(rank.exitcode == 0 for rank in crew.ranks):
             return 0

@@ -24,8 +24,8 @@ class Outcome(NamedTuple):
     """How a rank's process ended.
 
     Attributes:
-        value: what the function returned.
-        failure: the traceback of what it raised, or "".
+        value: the function's result.
+        failure: the traceback, or "".
         exitcode: of the process, negative for a signal.
     """
 
@@ -49,17 +49,17 @@ def run_ranks(
         args: picklable.
         backend: ``"shm"`` or ``"zmq"``.
         timeout_s: after this time all processes are killed.
-        check: if False, return ``Outcome`` objects, whatever happened.
+        check: if False, return ``Outcome`` objects in any case.
 
     Returns:
-        What the function returned, by rank.
+        The function's results, by rank.
 
     Raises:
         AssertionError: some rank failed; holds all tracebacks.
     """
     with Crew(create_group(size, backend)) as crew:
-        # A rank that fails leaves: how peers take that is what tests are about.
-        crew.start(*packed(function, args, timeout_s, tell=False))
+        # A failed rank just leaves: tests examine its peers then.
+        crew.start(*packed(function, args, timeout_s, aborts=False))
         crew.wait(time.monotonic() + timeout_s, grace_s=0.0, end_on_failure=False)
     outcomes, failures = [], []
     for rank in crew.ranks:
@@ -98,7 +98,7 @@ def in_threads(
 ) -> list[T]:
     """Run ``function(comm)`` for each communicator in its own thread; return what they return.
 
-    If some raise, the others are let finish and the first rank's exception is raised.
+    Raise the first rank's exception after all have finished.
     """
 
     def give_up() -> None:

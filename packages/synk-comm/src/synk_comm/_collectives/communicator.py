@@ -1,7 +1,4 @@
-"""The communicator: all collectives, built on rounds, one implementation for every back-end.
-
-The ``README.md`` of the package's sources follows a call through it.
-"""
+"""The communicator: all collectives, once for all back-ends; see ``README.md``."""
 
 from __future__ import annotations
 
@@ -41,13 +38,10 @@ _PREPARE: dict[tuple[str, str], Callable[[Steps, CollectiveRow, Arguments], Chec
 
 _LIKE_X = {row.name for row in TABLE.values() if (row.sends, row.makes) == ("whole", "fold")}
 """Collectives whose shortcuts fill any ``out`` that is like ``x``."""
-
-Prepare = Callable[[Arguments], CheckedCall]
-
 _ENTRIES = 512
 """Shortcuts that a communicator keeps at most."""
 
-_FIRST_BEGUN = CollectiveCall("first non-blocking collective")
+Prepare = Callable[[Arguments], CheckedCall]
 
 
 def _prepare(steps: Steps, kind: str, given: Arguments) -> CheckedCall:
@@ -59,19 +53,21 @@ def _prepare(steps: Steps, kind: str, given: Arguments) -> CheckedCall:
 class RoundCommunicator(Communicator):
     """A communicator over any fabric; made by ``join``, ``connect`` and ``local_group``."""
 
-    def __init__(self, fabric: Fabric, timeout_s: float, why: str = "") -> None:
+    def __init__(
+        self, fabric: Fabric, timeout_s: float, why: str, origin: Sequence[int] = ()
+    ) -> None:
         self.rank = fabric.rank
         self.size = fabric.size
         self.backend = fabric.backend
         self.ordered_bytes = fabric.ordered_bytes
-        self.why = why or f"{fabric.backend}: asked for"
+        self.why = why
         self.timeout_s = timeout_s  # of a call that names none
         self._steps = Steps(fabric, timeout_s)
         self._guard = self._steps.guard
         self._messages = PointToPoint(self._steps)
         self._shortcuts: dict[Any, Shortcut] = {}  # by this rank's call
         self._background: Background | None = None
-        self._origin: Sequence[int] = ()  # its ranks in the group that it was split from
+        self._origin = origin  # its ranks in the group that it was split from
 
     def __repr__(self) -> str:
         who = f"rank {self.rank} of {self.size}"
@@ -91,8 +87,7 @@ class RoundCommunicator(Communicator):
     ) -> Any:
         if type(root) is not int:  # it has to be hashable
             root = self._steps.check_rank(root)
-        # The key of a call that a shortcut may repeat. Written out, however long: a call of another
-        # function would cost a tenth of the whole.
+        # The key of a shortcut, written out: a call of another function costs a tenth of the whole.
         key: Any = None
         if timeout_s is None and type(x) is ndarray:
             if out is None or (kind in _LIKE_X and can_receive(out, x)):
@@ -119,7 +114,7 @@ class RoundCommunicator(Communicator):
     def _call_first(
         self, key: Any, prepare: Prepare, given: Arguments, timeout_s: float | None
     ) -> Any:
-        """Make a call in the general way, and learn to repeat it if ``key`` is not None."""
+        """Make a call in the general way; learn to repeat it if ``key`` is not None."""
         steps = self._steps
         result = steps.make(prepare(given), timeout_s)
         if key is not None and steps.fabric.is_first_round:
@@ -127,8 +122,8 @@ class RoundCommunicator(Communicator):
         return result
 
     def _learn(self, key: Any, prepare: Prepare, given: Arguments) -> None:
-        """Keep a shortcut for the call that all ranks have just made, if there is one."""
-        steps = self._steps
+        """Keep a shortcut for the latest call of all ranks, if there is one."""
+        steps, size = self._steps, self.size
         heads = steps.fabric.heads()
         calls = [decode(head) for head in heads]
         if any(call.many and not call.on_devices for call in calls):
@@ -141,16 +136,21 @@ class RoundCommunicator(Communicator):
             prepared = prepare(given._replace(x=x, out=out))
             return steps.make_inside(prepared, steps.deadline(None), resuming=True)
 
-        shortcut = steps.fabric.shortcut(
+        repeat = steps.fabric.shortcut(
             RepeatedCall(steps.guard, calls, heads, steps.timeout_s, otherwise)
         )
-        if shortcut is not None:
-            if len(self._shortcuts) >= _ENTRIES:
-                self._shortcuts.clear()
-            self._shortcuts[key] = _of_blocks(shortcut, self.size) if in_blocks else shortcut
+        if repeat is None:
+            return
+
+        def repeat_blocks(x: Any, out: Any) -> Any:
+            return repeat(x.reshape(size, x.shape[0] // size, *x.shape[1:]), out)
+
+        if len(self._shortcuts) >= _ENTRIES:
+            self._shortcuts.clear()
+        self._shortcuts[key] = repeat_blocks if in_blocks else repeat
 
     def agree(self, call: CollectiveCall, deadline: float) -> Sequence[CollectiveCall]:
-        """Send a call to all ranks; return all ranks' calls, which agree, or raise on all."""
+        """Compare a call on all ranks; return all ranks' calls, or raise on all of them."""
         shortcut, left_s = self._shortcuts.get(call), deadline - time.monotonic()
         calls: Sequence[CollectiveCall]
         if shortcut is not None and left_s > 0.9 * self.timeout_s:  # it waits for as long as that
@@ -165,7 +165,8 @@ class RoundCommunicator(Communicator):
             refusal = self._steps.fabric.why_no_thread()
             if refusal:
                 raise MisuseError(refusal)
-            child = self._split(_FIRST_BEGUN, (0, self.rank), None)
+            call = CollectiveCall("first non-blocking collective")
+            child = self._split(call, (0, self.rank), None)
             try:
                 self._background = Background(child, self)
             except BaseException as exc:
@@ -175,8 +176,7 @@ class RoundCommunicator(Communicator):
         return self._background.begin(kind, prepared)
 
     def decline(self, reason: str, *, timeout_s: float | None = None) -> dict[int, str]:
-        head = encode_decline(str(reason))
-        fabric = self._steps.fabric
+        head, fabric = encode_decline(str(reason)), self._steps.fabric
         deadline = self._steps.deadline(timeout_s)
         with self._guard:
             fabric.sync(head, 0, deadline)
@@ -207,23 +207,22 @@ class RoundCommunicator(Communicator):
     ) -> RoundCommunicator | None:
         def finish(_: Any, deadline: float) -> RoundCommunicator | None:
             share: Share = lambda obj: gathering.share(self._steps, obj, deadline)  # noqa: E731
-            enter = lambda fabric: meet(fabric, deadline, self.timeout_s, self.why)  # noqa: E731
-            comm, members = split(self._steps.fabric, said, share, enter)
-            if comm is not None:
-                comm._origin = members
-            return comm
+            enter = lambda fabric, members: meet(  # noqa: E731
+                fabric, deadline, self.timeout_s, self.why, members
+            )
+            return split(self._steps.fabric, said, share, enter)
 
         made = self._steps.make(CheckedCall(call, encode(call), finish), timeout_s)
         return cast("RoundCommunicator | None", made)
 
     def in_parent_ranks(self, exc: CommError) -> CommError:
-        """Return an error of this group in the ranks of the group that it was split from."""
+        """Return an error with the ranks of the group that this one was split from."""
         return in_ranks_of_the_old(exc, self._origin)
 
     # -- the end ------------------------------------------------------------------------------
 
     def ended(self) -> CommError | None:
-        """Return what ended the group, if it is known to have ended; cheap."""
+        """Return the error that ended the group, if known; cheap."""
         return self._guard.ended()
 
     def raised(self, error: BaseException) -> bool:
@@ -239,19 +238,15 @@ class RoundCommunicator(Communicator):
             limit_s = self.timeout_s if self._guard.ended() is None else CLOSE_S
             self._shortcuts.clear()  # they keep the memory of the slots, to be unmapped below
             self._guard.close()
-            # Last: ranks that wait for this one in this group need not wait for that.
-            if self._background is not None:
+            if self._background is not None:  # last: others may wait for this rank's end
                 self._background.close(limit_s)
 
 
-def _of_blocks(shortcut: Shortcut, size: int) -> Shortcut:
-    """Return a shortcut for arrays that another one takes in blocks, one for each rank."""
-    return lambda x, out: shortcut(x.reshape(size, x.shape[0] // size, *x.shape[1:]), out)
-
-
-def meet(fabric: Fabric, deadline: float, timeout_s: float, why: str = "") -> RoundCommunicator:
+def meet(
+    fabric: Fabric, deadline: float, timeout_s: float, why: str = "", origin: Sequence[int] = ()
+) -> RoundCommunicator:
     """Wait for all ranks, and make the communicator; free everything if that fails."""
-    comm = RoundCommunicator(fabric, timeout_s, why)
+    comm = RoundCommunicator(fabric, timeout_s, why, origin)
     try:
         with comm._guard:
             fabric.meet(deadline)

@@ -1,4 +1,4 @@
-"""The collectives that move arrays without combining them: from arguments to results."""
+"""The collectives that only move arrays: from arguments to results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from synk_comm._core.calls import (
     encode,
     kind_of,
     received,
-    text_dtype,
 )
 from synk_comm._core.ops import Array
 from synk_comm._core.packing import (
@@ -35,16 +34,11 @@ from synk_comm._core.table import TABLE, Arguments, CollectiveRow
 
 
 def barrier(steps: Steps, row: CollectiveRow, given: Arguments) -> CheckedCall:  # noqa: ARG001
-    """Prepare a barrier."""
     call = CollectiveCall("barrier")
     return CheckedCall(call, encode(call), lambda calls, deadline: None)  # noqa: ARG005
 
 
-# -- from one to all ----------------------------------------------------------------------
-
-
 def broadcast(steps: Steps, row: CollectiveRow, given: Arguments) -> CheckedCall:
-    """Check the arguments of a broadcast, and prepare it."""
     root, is_number = steps.check_rank(given.root), isinstance(given.x, NUMBERS)
     x = as_array(given.x) if is_number else given.x
     call = _broadcast_call(steps, row.name, x, root)
@@ -56,13 +50,13 @@ def broadcast(steps: Steps, row: CollectiveRow, given: Arguments) -> CheckedCall
         kinds, many = calls[root].arrays, calls[root].many
         arrays = new_arrays(kinds) if x is None else own
         for which, bundle in enumerate(bundles(kinds)):
-            if steps.rank == root:
-                data = source if which == 0 and source is not None else pack(arrays, bundle)
-                moves.spread(steps.fabric, root, data, deadline, which == 0)
+            if steps.rank != root:
+                data = place_for(bundle, arrays)
             else:
-                target = place_for(bundle, arrays)
-                moves.spread(steps.fabric, root, target, deadline, which == 0)
-                unpack(target, bundle, arrays)
+                data = source if which == 0 and source is not None else pack(arrays, bundle)
+            moves.spread(steps.fabric, root, data, deadline, which == 0)
+            if steps.rank != root:
+                unpack(data, bundle, arrays)
         if x is None:
             return arrays if many else bare(arrays[0])
         return bare(x) if is_number else x
@@ -71,7 +65,6 @@ def broadcast(steps: Steps, row: CollectiveRow, given: Arguments) -> CheckedCall
 
 
 def _broadcast_call(steps: Steps, kind: str, x: Any, root: int) -> CollectiveCall:
-    """Check the arguments of a broadcast; return the call for the other ranks."""
     is_root = steps.rank == root
     if x is None and not is_root:
         return CollectiveCall(kind, root=root)
@@ -95,11 +88,8 @@ def _broadcast_call(steps: Steps, kind: str, x: Any, root: int) -> CollectiveCal
     return CollectiveCall(kind, root=root, arrays=kinds, many=many)
 
 
-# -- from each to each, where not all need to send or receive -----------------------------
-
-
 def exchange(steps: Steps, row: CollectiveRow, given: Arguments) -> CheckedCall:
-    """Check the arguments of a gather, all_gather, scatter or all_to_all, and prepare it."""
+    """Prepare a gather, all_gather, scatter or all_to_all."""
     fabric, rank, size, x = steps.fabric, steps.rank, steps.size, given.x
     root = steps.check_rank(given.root) if row.root else None
     senders = range(size) if root is None or row.root == "receives" else [root]
@@ -158,7 +148,7 @@ _SHARE = TABLE["all_gather_object"]._replace(name="share")
 
 
 def share(steps: Steps, obj: Any, deadline: float) -> list[Any]:
-    """Send a small object to all ranks, within a collective that has passed the guard."""
+    """Send a small object to all ranks, within a collective."""
     prepared = exchange(steps, _SHARE, Arguments(pickled(obj)))
     return [unpickled(data) for data in steps.make_inside(prepared, deadline)]
 
@@ -166,7 +156,7 @@ def share(steps: Steps, obj: Any, deadline: float) -> list[Any]:
 def _one_for_each(
     steps: Steps, kind: str, xs: Sequence[Any] | None, senders: Sequence[int]
 ) -> list[Array] | None:
-    """Return what a sender has for each rank; None of a rank that is none."""
+    """Return the arrays of a sender for each rank; None on other ranks."""
     size = steps.size
     if len(senders) == 1:
         steps.check_only_root(kind, xs, senders[0])
@@ -187,42 +177,38 @@ def _kinds_of(arrays: Sequence[Array | None] | None) -> tuple[Any, ...]:
 
 
 def _outs(out: Any, size: int | None, kind: str) -> list[Array | None]:
-    """Return the arrays that receive, by sender: rows of an array, or members of a list; for a
-    single sender the array itself."""
-    if size is None:
-        check_out(out, None)
-        return [out]
-    if isinstance(out, np.ndarray):
-        check_out(out, None)
+    """Return the arrays that receive, by sender: of ``size`` ranks, or of a single one."""
+    rows = [out]
+    if size is not None and isinstance(out, np.ndarray):
         if not out.ndim or out.shape[0] != size:
             raise ValueError(
                 f"the first axis of out of {kind} must have length {size}, one row for each "
                 f"rank, got shape {out.shape}"
             )
-        return [out[rank, ...] for rank in range(size)]
-    if not isinstance(out, (list, tuple)):
-        raise TypeError(f"out must be an ndarray or a list of them, got {type(out).__name__}")
-    if len(out) != size:
-        raise ValueError(f"out of {kind} must be a list of {size}, got {len(out)}")
-    for row in out:
+        rows = [out[rank, ...] for rank in range(size)]
+    elif size is not None:
+        if not isinstance(out, (list, tuple)):
+            raise TypeError(f"out must be an ndarray or a list of them, got {type(out).__name__}")
+        if len(out) != size:
+            raise ValueError(f"out of {kind} must be a list of {size}, got {len(out)}")
+        rows = list(out)
+    for row in rows:
         if row is not None:
             check_out(row, None)
-    return list(out)
+    return rows
 
 
 def _by_array(
     gathered: list[Array | None], calls: Sequence[CollectiveCall]
 ) -> list[list[Array | None]]:
-    """Cut each rank's bytes into its arrays; return, for each array, those of all ranks."""
+    """Cut each rank's bytes into its arrays; return a list of all ranks' for each array."""
     count = max(len(theirs.arrays) for theirs in calls)
     lists: list[list[Array | None]] = [[None] * len(calls) for _ in range(count)]
     for rank, (flat, theirs) in enumerate(zip(gathered, calls)):
-        if flat is None:
-            continue
-        start = 0
-        for which, (dtype, shape) in enumerate(theirs.arrays):
-            array = lists[which][rank] = np.empty(shape, text_dtype(dtype))
-            stop = start + array.nbytes
-            np.copyto(flat_bytes(array), flat[start:stop])
-            start = stop
+        if flat is not None:
+            arrays = new_arrays(theirs.arrays)
+            cuts = np.cumsum([array.nbytes for array in arrays])
+            for array, text, received in zip(arrays, np.split(flat, cuts), lists):
+                np.copyto(flat_bytes(array), text)
+                received[rank] = array
     return lists

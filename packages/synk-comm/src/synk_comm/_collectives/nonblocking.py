@@ -1,7 +1,6 @@
 """Collectives that return at once: the blocking ones, in a thread and a group of their own.
 
-Arguments are checked, and laid out for travel, where the call is begun. So the thread's calls have
-the comparison, time limits, errors and results of others. The two groups end together:
+The rank's own thread checks and lays out the arguments. The two groups end together:
 ``Guard.bind``.
 """
 
@@ -27,7 +26,7 @@ CLOSE_S = 1.0
 
 
 class _BegunCollective(Request):
-    """A collective that a thread makes, or is going to make; ``owner``: of whom began it."""
+    """A collective that a thread makes; ``owner`` has begun it."""
 
     def __init__(self, kind: str, owner: Steps) -> None:
         super().__init__("of", kind)
@@ -36,7 +35,6 @@ class _BegunCollective(Request):
         self._over = threading.Event()
 
     def make(self, prepared: CheckedCall, steps: Steps) -> None:
-        """Make the call, and keep its result or error."""
         try:
             # NumPy 1 miscounts the threads with other settings if the same are set once more.
             same = self._numpy == _numpy_settings()
@@ -51,10 +49,10 @@ class _BegunCollective(Request):
 
     def _go_on(self, timeout_s: float | None, *, once: bool) -> None:
         guard, began = self._owner.guard, time.monotonic()
-        limit_s = threading.TIMEOUT_MAX if timeout_s is None else deadline_after(timeout_s) - began
+        left_s = threading.TIMEOUT_MAX if timeout_s is None else deadline_after(timeout_s) - began
         if guard.forked and not self._done:  # the thread is the parent's
             raise guard.refusal()
-        if not once and not self._over.wait(min(limit_s, threading.TIMEOUT_MAX)):
+        if not once and not self._over.wait(min(left_s, threading.TIMEOUT_MAX)):
             raise CommTimeout(
                 f"rank {self._owner.rank} waited {time.monotonic() - began:.3g} s for its "
                 f"{self._what[1]}, which is still under way, and can be waited for again"
@@ -68,11 +66,9 @@ class _BegunCollective(Request):
 
 
 class Background(threading.Thread):
-    """The thread that makes the calls which were begun, in their order.
+    """The thread that makes the begun calls of ``owner``, in their order, by ``child``.
 
-    Args:
-        child: its ``RoundCommunicator``, of the same ranks as the owner.
-        owner: who begins the calls; if it is dropped, the thread ends.
+    Both are ``RoundCommunicator`` objects of the same ranks. The thread ends with the owner.
     """
 
     def __init__(self, child: Any, owner: Any) -> None:
@@ -87,14 +83,13 @@ class Background(threading.Thread):
         weakref.finalize(child, self.close, CLOSE_S)
 
     def begin(self, kind: str, prepared: CheckedCall) -> Request:
-        """Make a call after those that were begun before."""
+        """Queue a call."""
         begun = _BegunCollective(kind, self._owner)
         with self._owner.guard:
             self._begun.put((begun, prepared))
         return begun
 
     def run(self) -> None:
-        """Make all calls that are begun, and close the group."""
         child, self._child = self._child, None
         for begun, prepared in iter(self._begun.get, None):
             begun.make(prepared, self.steps)
@@ -102,23 +97,22 @@ class Background(threading.Thread):
         child.close()
 
     def close(self, limit_s: float) -> None:
-        """End after all calls that were begun; abort these if they take too long."""
+        """End after all begun calls; abort these if they take too long."""
         self._begun.put(None)
         is_here = threading.current_thread() is self  # in `watch`, or the last that had the child
+        join = (lambda _: None) if is_here else self.join
         try:
-            if not is_here:
-                self.join(min(limit_s, threading.TIMEOUT_MAX))
+            join(min(limit_s, threading.TIMEOUT_MAX))
         finally:
             if self.is_alive():
                 self.steps.guard.abort(
                     "the communicator was closed while its collectives were under way"
                 )
-                if not is_here:
-                    self.join(CLOSE_S)
+                join(CLOSE_S)
             elif self.steps.guard.forked:  # without the thread
                 self.steps.guard.close()
 
 
 def _numpy_settings() -> dict[str, Any]:
-    """Return NumPy's settings for overflow and its like, which each thread has of its own."""
+    """Return this thread's settings of NumPy for overflow and its like."""
     return {"call": np.geterrcall(), **np.geterr()}

@@ -1,15 +1,16 @@
 """Messages between two ranks, in pieces: ``send``, ``recv``, ``isend`` and ``irecv``.
 
-A message is in the table of its sender or its receiver until its last piece has moved. Every call
-of this file that waits moves all of them on. A message that arrives goes to the first receive in
-the table that asks for its tag, else it is kept. No piece of a rank is taken before something is to
-be received from it: the channel stays full, and its sender waits.
+A message is in a queue of its sender or its receiver until its last piece has moved. Every wait
+moves all of them on. A message that arrives goes to the first receive in the queue that asks for
+its tag, else it is kept. No piece of a rank is taken before something is to be received from it:
+the channel stays full, and its sender waits.
 """
 
 from __future__ import annotations
 
 import contextlib
 import operator
+from collections import defaultdict
 from functools import lru_cache
 from typing import Any
 
@@ -21,14 +22,7 @@ from synk_comm._core.ops import Array
 from synk_comm._core.packing import as_array, bare, contiguous, flat_bytes
 from synk_comm._core.requests import Request
 from synk_comm._core.steps import Steps, check_out
-from synk_comm.exceptions import (
-    AbortedError,
-    ClosedError,
-    CommTimeout,
-    MismatchError,
-    MisuseError,
-    PeerLost,
-)
+from synk_comm.exceptions import ClosedError, CommTimeout, EndOfGroup, MismatchError, MisuseError
 
 _ROOM = PIECE_HEAD_BYTES - 8
 
@@ -38,12 +32,11 @@ class _ArrayMessage(Request):
 
     Attributes:
         header: describes a message that is sent; b"" for one to be received.
-        array: in the table the bytes that are not in the channel yet; or ``out``.
+        array: in the queue the bytes that are not in the channel yet; or ``out``.
         begun: whether it cannot be taken back any more.
-        new: whether no call has waited for it yet.
     """
 
-    begun, new = False, True
+    begun = False
 
     def __init__(
         self, messages: PointToPoint, peer: int, tag: int, header: bytes, array: Any
@@ -78,14 +71,15 @@ class PointToPoint:
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
-        self._table: list[_ArrayMessage] = []  # that are not done, in the order of their calls
+        # By rank, and whether they are sent: messages that are not done.
+        self._queues: defaultdict[tuple[int, bool], list[_ArrayMessage]] = defaultdict(list)
         self._arrived: dict[tuple[int, int], list[Array]] = {}  # by sender and tag
         # By sender: tag and place of a message of which some pieces have come, and its bytes that
         # are still missing.
         self._arriving: dict[int, tuple[int, Array, Array]] = {}
 
     def begin(self, sending: bool, array: Any, peer: int, tag: int, **how: Any) -> Request:
-        """Send an array, or receive one into ``array`` if that is one; how: see ``move``."""
+        """Send an array, or receive one, into ``array`` if that is not None; how: see ``move``."""
         peer, header = self._steps.check_rank(peer, "dest" if sending else "source"), b""
         number = operator.index(tag)
         if number < 0:
@@ -96,20 +90,23 @@ class PointToPoint:
         elif array is not None:
             check_out(array, None)
         message = _ArrayMessage(self, peer, number, header, array)
-        self.move(message, **how)
+        self.move(message, new=True, **how)
         return message
 
     def move(
-        self, message: _ArrayMessage, timeout_s: float | None = None, *, once: bool = False
+        self,
+        message: _ArrayMessage,
+        timeout_s: float | None = None,
+        *,
+        once: bool = False,
+        new: bool = False,
     ) -> None:
         """Wait until a message has moved; or only move what can be moved now, ``once``.
 
-        If the time is up for a new one before it has begun, it is taken back; if it has, the group
-        ends.
+        At a timeout, a ``new`` message that has not begun is taken back; if it has, the group ends.
         """
         fabric, guard, peer = self._steps.fabric, self._steps.guard, message.peer
         deadline = self._steps.deadline(timeout_s)
-        new, message.new = message.new, False
         guard.__enter__()
         try:
             if new:
@@ -127,30 +124,30 @@ class PointToPoint:
         except BaseException as exc:
             is_late, torn = isinstance(exc, CommTimeout), new and message.begun
             if is_late and new and not torn:
-                self._table.remove(message)
+                self._queues[peer, bool(message.header)].remove(message)
             # That others have left does not end the group of a rank that is about to leave.
             guard.leave(exc, in_step=self._is_leaving or (is_late and not torn))
             raise
         guard.leave(None, in_step=True)
 
     def finish(self) -> None:
-        """Move everything out before this rank leaves, if there is somebody to take it.
+        """Move everything out before this rank leaves, to ranks that are there to take it.
 
         Raises:
             CommTimeout: a rank has not taken its messages.
         """
         self._is_leaving = True
-        for message in [message for message in self._table if message.header]:
-            with contextlib.suppress(AbortedError, ClosedError, MisuseError, PeerLost):
+        for message in [one for (_, sent), queue in self._queues.items() if sent for one in queue]:
+            with contextlib.suppress(EndOfGroup, ClosedError, MisuseError):
                 self.move(message)
 
     def _post(self, message: _ArrayMessage) -> None:
-        """Put a message into the table; do at once what needs no other rank."""
+        """Put a message into its queue; do at once what needs no other rank."""
         if message.header and message.peer == self._steps.rank:
             message._done = True
             self._deliver(message.way, message.array.copy())
             return
-        self._table.append(message)
+        self._queues[message.peer, bool(message.header)].append(message)
         if message.header:
             message.array = flat_bytes(message.array)
         else:
@@ -160,37 +157,35 @@ class PointToPoint:
         """Give what has arrived to the receives that expect it; keep what is left."""
         arrays = [*self._arrived.pop(way, ()), *arrived]
         for message in self._expecting(way)[: len(arrays)]:
-            self._table.remove(message)
+            self._queues[message.peer, False].remove(message)
             message.take(arrays.pop(0))
         if arrays:
             self._arrived[way] = arrays
 
     def _expecting(self, way: tuple[int, int]) -> list[_ArrayMessage]:
-        return [message for message in self._table if not message.header and message.way == way]
+        return [message for message in self._queues[way[0], False] if message.way == way]
 
     def _advance(self, awaited: _ArrayMessage) -> bool:
         """Move all that can be moved now; return whether this message is done."""
-        pieces, stuck = self._steps.fabric.pieces, {(self._steps.rank, False)}
-        for message in list(self._table):
-            way = message.peer, bool(message.header)
-            while not message._done and way not in stuck:
-                if not (pieces.has_place if message.header else pieces.has_come)(message.peer):
-                    stuck.add(way)
-                elif message.header:
-                    self._put(message)
+        pieces, me = self._steps.fabric.pieces, self._steps.rank
+        for (peer, is_sent), queue in self._queues.items():
+            while queue and peer != me and (pieces.has_place if is_sent else pieces.has_come)(peer):
+                if is_sent:
+                    self._put(queue)
                 else:
-                    self._take_in(message.peer)
+                    self._take_in(peer)
         return awaited._done
 
-    def _put(self, message: _ArrayMessage) -> None:
-        """Put the next piece of a message into the channel."""
-        fabric, data = self._steps.fabric, message.array
+    def _put(self, queue: list[_ArrayMessage]) -> None:
+        """Put the next piece of the first message into the channel."""
+        message, fabric = queue[0], self._steps.fabric
+        data = message.array
         piece, message.array = data[: fabric.piece_bytes], data[fabric.piece_bytes :]
         fabric.pieces.put(message.peer, b"" if message.begun else message.header, piece)
         message.begun = True
         if not message.array.nbytes:
             message._done, message.array = True, None  # the array is the user's again
-            self._table.remove(message)
+            del queue[0]
 
     def _take_in(self, source: int) -> None:
         """Remove the next piece from the channel."""

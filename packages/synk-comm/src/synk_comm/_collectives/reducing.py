@@ -28,7 +28,7 @@ from synk_comm._core.table import Arguments, CollectiveRow
 
 
 def reduce(steps: Steps, row: CollectiveRow, given: Arguments) -> CheckedCall:
-    """Check the arguments of a reduce or all_reduce, and prepare it."""
+    """Prepare a reduce or all_reduce."""
     fabric, x, out = steps.fabric, given.x, given.out
     root = steps.check_rank(given.root) if row.root == "receives" else None
     op = ReduceOp.parse(given.op)
@@ -44,8 +44,8 @@ def reduce(steps: Steps, row: CollectiveRow, given: Arguments) -> CheckedCall:
     weight = 0.0 if arrays is None else weight
     call = CollectiveCall(row.name, op.value, -1 if root is None else root, kinds, (), weight, many)
     sources = [contiguous(array) for array in arrays] if arrays is not None and weight else None
-    parts = bundles(kinds)  # none if this rank does not know what comes
-    # What is written for one bundle must not be what the next has still to read.
+    parts = bundles(kinds)  # none if this rank knows no dtypes and shapes
+    # One bundle must not overwrite what the next one has still to read.
     if len(parts) > 1 and sources is not None and outs is not None and overlap(sources, outs):
         sources = [array.copy() for array in sources]
     first = None if sources is None else pack(sources, parts[0])
@@ -71,7 +71,6 @@ def reduce(steps: Steps, row: CollectiveRow, given: Arguments) -> CheckedCall:
 
 
 def reduce_scatter(steps: Steps, row: CollectiveRow, given: Arguments) -> CheckedCall:
-    """Check the arguments of a reduce_scatter, and prepare it."""
     size, out, many = steps.size, given.out, is_list(given.x)
     op = ReduceOp.parse(given.op)
     weight = check_weight(given.weight, op)

@@ -1,7 +1,6 @@
 """Smaller groups: their members, and failures until these have met.
 
-Errors number ranks as the group does whose method raised them: an error while ``split`` makes a
-new group names ranks of the old one.
+An error while ``split`` makes a new group names ranks of the old one.
 """
 
 from __future__ import annotations
@@ -11,7 +10,14 @@ from collections.abc import Sequence
 from typing import Callable, TypeVar
 
 from synk_comm._core.fabric import SLICE_S, Fabric, Share, Watch, aborted, is_of_watch, lost
-from synk_comm.exceptions import AbortedError, CommError, CommTimeout, JoinError, PeerLost
+from synk_comm.exceptions import (
+    AbortedError,
+    CommError,
+    CommTimeout,
+    EndOfGroup,
+    JoinError,
+    PeerLost,
+)
 
 T = TypeVar("T")
 
@@ -20,16 +26,11 @@ def split(
     old: Fabric,
     said: tuple[int | None, int],
     share: Share,
-    meet: Callable[[Fabric], T],
-) -> tuple[T | None, list[int]]:
-    """Make this rank's new group, and let its ranks meet.
+    meet: Callable[[Fabric, list[int]], T],
+) -> T | None:
+    """Make this rank's new group by its color and key; return the result of ``meet``, or None.
 
-    Args:
-        said: color and key of this rank.
-        meet: waits for the ranks of the new fabric, and returns what ``split`` is to return.
-
-    Returns:
-        None if this rank goes into no group; and the ranks, in the old group, of the new one.
+    ``meet(fabric, members)`` waits for the group's ranks, which are ``members`` in the old group.
     """
     all_said = share(said)
     colors = sorted({color for color, _ in all_said if color is not None})
@@ -41,41 +42,40 @@ def split(
         new = old.split(groups, mine, share)
     except JoinError as exc:
         failure = _behind(old, [rank for rank in members if rank != old.rank])
-        # All of the new group raise it where one of them said that it cannot wire.
+        # All ranks of the new group raise it if one of them cannot wire.
         if failure is None or str(exc) in str(failure):
             raise
         raise failure from exc
     if new is None:
-        return None, members
+        return None
     new.also = _look_at(old, new, members)
     try:
-        made = meet(new)
+        made = meet(new, members)
     except CommError as exc:
         if is_of_watch(exc):
             raise
         failure = _behind(old) if isinstance(exc, PeerLost) else old.gone(())
         raise failure or in_ranks_of_the_old(exc, members) from exc.__cause__
     new.also = None
-    return made, members
+    return made
 
 
 def _look_at(old: Fabric, new: Fabric, members: Sequence[int]) -> Watch:
-    """Return a watch for ranks that meet in a new group, which calls them by their new ranks.
+    """Return a watch, with new ranks in its errors, for ranks that meet in a new group.
 
     Only the old group can report a rank that dies before it has entered the new one. A rank that
-    has entered, or goes elsewhere, may leave the old group at once. If the old group is aborted,
-    it is unknown which ranks still come.
+    has entered, or goes elsewhere, may leave the old group at once. An abort of the old group
+    always ends the wait: some ranks may not come.
     """
     missed: list[int] = []
 
     def look() -> None:
         late = [rank for mine, rank in enumerate(members) if not new.has_entered(mine)]
         failure = old.gone(late)
-        if isinstance(failure, (AbortedError, PeerLost)):
+        if isinstance(failure, EndOfGroup):
             rank, is_lost = failure.rank, isinstance(failure, PeerLost)
             if is_lost and rank in late and rank not in missed:
-                # It may have come, and left both groups: looked at twice, the new one knows.
-                missed.append(rank)
+                missed.append(rank)  # it may have come, and left both groups: look twice
                 return
             number = members.index(rank) if rank in members else -1  # in the new group
             raise (lost if is_lost else aborted)(number, failure.reason)
@@ -84,7 +84,7 @@ def _look_at(old: Fabric, new: Fabric, members: Sequence[int]) -> Watch:
 
 
 def _behind(old: Fabric, ranks: Sequence[int] = ()) -> CommError | None:
-    """Return what ended the old group, or which of these ranks has left it, if that shows now.
+    """Return the end of the old group, or of one of these ranks in it, if that shows soon.
 
     A rank that aborts it leaves the new one too, which may show there before the reason is here.
     """
@@ -97,9 +97,8 @@ def _behind(old: Fabric, ranks: Sequence[int] = ()) -> CommError | None:
 
 
 def in_ranks_of_the_old(exc: CommError, members: Sequence[int]) -> CommError:
-    """Return an error with ranks of the new group, the members, translated to those of the old."""
-    is_of_nobody = isinstance(exc, (AbortedError, PeerLost)) and exc.rank < 0
-    if is_of_watch(exc) or is_of_nobody:
+    """Return an error of the new group with ranks of the old one."""
+    if is_of_watch(exc) or (isinstance(exc, EndOfGroup) and exc.rank < 0):
         return exc
     if isinstance(exc, PeerLost):
         return lost(members[exc.rank], exc.reason)

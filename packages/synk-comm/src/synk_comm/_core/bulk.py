@@ -16,11 +16,10 @@ class AgreedReduction(NamedTuple):
     """A reduction that all ranks have agreed upon.
 
     Attributes:
-        op: how values are combined.
-        ranks: who contributes.
+        ranks: the contributing ranks.
         factors: weights of these, None if all are equal.
         root: the only rank that gets the result; None if all do.
-        accidents: what NumPy raised about overflow and its like, see ``combine``.
+        accidents: NumPy's exceptions on overflow and its like, see ``combine``.
     """
 
     op: ReduceOp
@@ -37,7 +36,7 @@ class AgreedReduction(NamedTuple):
         return accident
 
     def finish(self) -> None:
-        """Raise what NumPy raised first, now that the call is over."""
+        """Raise NumPy's first exception, now that the call is over."""
         if self.accidents:
             self.accidents[0].__dict__[OVER] = True
             raise self.accidents[0]
@@ -56,9 +55,8 @@ class Stretch(NamedTuple):
     """Flat bytes of one rank.
 
     Attributes:
-        dtype, nbytes: of the data, the same on all ranks.
-        source: of this rank; None if it contributes nothing.
-        target: memory for the result, perhaps that of ``source``; None if this rank gets none.
+        source: None if this rank contributes nothing.
+        target: for the result, perhaps the memory of ``source``; None if this rank gets none.
     """
 
     dtype: np.dtype[Any]
@@ -70,8 +68,8 @@ class Stretch(NamedTuple):
 class Bulk(ABC):
     """The collectives of a back-end that move or reduce a large array at once, not slot by slot.
 
-    All ranks have agreed upon the call, in the round with the heads, and call the same method.
-    Arrays are flat bytes. Returned arrays are valid until this rank's next call.
+    All ranks call the same method, after the round with the heads. Arrays are flat bytes. Returned
+    arrays are valid until this rank's next call.
     """
 
     @abstractmethod
@@ -80,30 +78,16 @@ class Bulk(ABC):
 
     @abstractmethod
     def collect(
-        self,
-        root: int | None,
-        source: Array | None,
-        counts: Sequence[int],
-        deadline: float,
+        self, root: int | None, source: Array | None, counts: Sequence[int], deadline: float
     ) -> list[Array]:
-        """Return all ranks' bytes, by rank; on others than the root, if there is one, nothing.
-
-        Args:
-            source: this rank's; None if it has none.
-            counts: how many each rank has.
-        """
+        """Return all ranks' bytes, ``counts`` of each; on others than a root, nothing."""
 
     @abstractmethod
     def deal(
         self, sources: Sequence[Array] | None, counts: Sequence[int], deadline: float
     ) -> list[Array]:
-        """Return the bytes of each rank for this one, by rank.
-
-        Args:
-            sources: bytes of this rank for each; None if it sends nothing.
-            counts: how many bytes each rank has for this one.
-        """
+        """Return the bytes of each rank for this one, ``counts`` of each."""
 
     @abstractmethod
     def reduce(self, plan: AgreedReduction, stretch: Stretch, deadline: float) -> Exception | None:
-        """Reduce one stretch; return what NumPy raised about overflow and its like."""
+        """Reduce one stretch; return NumPy's exception on overflow and its like."""

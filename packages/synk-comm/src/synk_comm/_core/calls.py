@@ -1,8 +1,7 @@
 """Description of a rank's call of a collective, and comparison of all ranks' calls.
 
-A *head* is the encoded form of a ``CollectiveCall``. Ranks that call the same thing have
-byte-identical heads, so the usual comparison is one ``==``; only when they differ are they decoded.
-Heads are JSON (compressed if long): nothing in them can run code.
+A *head* is an encoded ``CollectiveCall``: JSON, compressed if long, so that nothing in it can run
+code. Equal calls have equal bytes; heads are decoded only if they differ.
 """
 
 from __future__ import annotations
@@ -48,11 +47,11 @@ class CollectiveCall(NamedTuple):
         kind: name of the method; of device arrays with ``ON_DEVICES`` behind it.
         op: reduce op, or "".
         root: root rank, or -1.
-        arrays: of this rank: one array, or those of a list, or one for each rank.
-        outs: dtype and shape of each ``out``, by source rank (one for scatter); None for ranks
-            that send nothing; empty without ``out``.
-        weight: weight of this rank's contribution; 0 if it contributes nothing.
-        many: ``arrays`` is a list, on each of which the collective is done.
+        arrays: one array, or those of a list, or one for each rank.
+        outs: of each ``out``, by source rank (one for scatter); None for ranks that send nothing;
+            empty without ``out``.
+        weight: 0 if this rank contributes nothing.
+        many: whether this is a collective on each of ``arrays``.
         place: of device arrays "apart" if equal arrays of all ranks would not lie in one block.
         text: reason, of ``decline`` only.
     """
@@ -100,7 +99,6 @@ def _describe(arrays: Iterable[Kind | None]) -> list[str]:
 
 
 def count_bytes(kind: Kind | None) -> int:
-    """Return the length of an array in bytes."""
     return 0 if kind is None else math.prod(kind[1]) * text_dtype(kind[0]).itemsize
 
 
@@ -178,15 +176,11 @@ def decode(head: bytes) -> CollectiveCall:
     if head.startswith(b"z"):
         head = zlib.decompressobj().decompress(head[1:], _MAX_TEXT)
     call = CollectiveCall(*json.loads(head.decode("utf-8")))
-    return call._replace(
-        arrays=tuple(_kind(array) for array in call.arrays),
-        outs=tuple(None if array is None else _kind(array) for array in call.outs),
-    )
+    return call._replace(arrays=tuple(map(_kind, call.arrays)), outs=tuple(map(_kind, call.outs)))
 
 
-def _kind(said: Any) -> Kind:
-    dtype, shape = said
-    return str(dtype), tuple(int(n) for n in shape)
+def _kind(said: Any) -> Any:
+    return said and (str(said[0]), tuple(map(int, said[1])))
 
 
 # NumPy 1 does not annotate it.
@@ -218,7 +212,6 @@ def text_dtype(text: str) -> np.dtype[Any]:
 
 
 def kind_of(x: NDArray[Any]) -> Kind:
-    """Return how an array is described."""
     return dtype_text(x.dtype), x.shape
 
 
@@ -263,14 +256,14 @@ def _disagreement(calls: Sequence[CollectiveCall]) -> str | None:
 
 
 def received(calls: Sequence[CollectiveCall], receiver: int) -> list[Kind | None]:
-    """Return the arrays that a rank receives, by source rank (of one sender: the single one)."""
+    """Return the arrays that a rank receives, by source rank, or from the only sender."""
     one = row_of(calls[0].method).root == "sends"
     senders = [calls[calls[0].root]] if one else calls
     return [sent_to(receiver, call, len(calls)) for call in senders]
 
 
 def sent_to(receiver: int, call: CollectiveCall, size: int) -> Kind | None:
-    """Return the array that a rank's call has for another rank; None if it has none."""
+    """Return the array of a rank's call for another rank, or None."""
     row = row_of(call.method)
     if row.in_blocks and not call.many:
         dtype, shape = call.arrays[0]

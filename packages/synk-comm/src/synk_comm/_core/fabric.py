@@ -1,20 +1,8 @@
-"""The interface of a back-end: slots and rounds.
+"""The interface of a back-end: each rank owns a *slot*; collectives are made of *rounds*.
 
-Each rank owns a *slot* of ``chunk_bytes``. A *round* is: fill the own slot, ``sync``, then read
-the slots of peers. Everything else (``_collectives``) is built on rounds, once for all backends::
-
-    rank 0                              rank 1
-    slot()[:n] = my bytes               slot()[:n] = my bytes
-    sync(head, n)   <--- all meet --->  sync(head, n)
-    read(1, 0, n)                       read(0, 0, n)
-
-The first round of a collective carries its head (``calls.py``); further rounds, when the data
-exceed a slot, carry none. What ``read`` returned is valid until this rank's next ``sync``: slots
-are double-buffered, and a peer that posts round k+1 has finished reading round k, so that one
-synchronisation a round is enough.
-
-A slot holds up to ``size`` *parts*, each for one rank, and then what is common to all. Between two
-ranks alone *pieces* travel: those of ``Pieces`` never wait; ``attend`` does.
+A round: fill the own slot, ``sync``, ``read`` the slots of the others. The first round of a
+collective carries its head (``calls.py``). A slot holds up to ``size`` *parts*, each for one rank,
+and then bytes for all ranks. Between two ranks alone travel *pieces*.
 """
 
 from __future__ import annotations
@@ -50,7 +38,7 @@ _OF_WATCH = "_of_watch"
 
 
 def is_of_watch(exc: BaseException) -> bool:
-    """Return whether the user's watch raised it: whatever its class, it is not about this group."""
+    """Return whether the user's watch raised it: then it is not about this group."""
     return _OF_WATCH in exc.__dict__
 
 
@@ -71,8 +59,8 @@ PIECE_HEAD_BYTES = 1024
 def slot_bytes(size: int) -> int:
     """Return the length of a slot that keeps a block of data in the caches.
 
-    Two ranks: 512 KB. More: a part of up to 256 KB for each rank and one more, at most 2.25 MB
-    and at most 32 MB for all ranks together.
+    More than two ranks: a part of up to 256 KB for each, and one more; at most 2.25 MB, and at most
+    32 MB for all ranks together.
     """
     if size <= 2:
         return 2 * PART_BYTES
@@ -101,11 +89,9 @@ class RepeatedCall(NamedTuple):
     """The inputs of a shortcut, which repeats a call.
 
     Attributes:
-        guard: the ``Guard`` to be entered before anything is posted.
-        calls, heads: of all ranks, the first time. If all are the same again, so are all layouts.
-        timeout_s: how long to wait.
-        otherwise: continues in the general way, after the first round of a call in which some
-            head differs: ``otherwise(x, out)`` returns the result.
+        guard: the ``Guard`` to enter first.
+        calls, heads: of all ranks, the first time.
+        otherwise: goes on in the general way after the first round, if some head differs.
     """
 
     guard: Any
@@ -116,39 +102,61 @@ class RepeatedCall(NamedTuple):
 
 
 class Pieces(Protocol):
-    """One rank's ends of the channels to all others; nothing here waits."""
+    """One rank's ends of the channels to all others; no method waits."""
 
     def has_place(self, dest: int) -> bool:
         """Return whether the channel to another rank has room for a piece."""
 
     def put(self, dest: int, header: bytes, data: Array) -> None:
-        """Send one piece to a rank for which there is a place.
-
-        The header has at most ``PIECE_HEAD_BYTES``, the data are at most ``piece_bytes``, flat.
-        """
+        """Send a piece, if ``has_place``: up to ``PIECE_HEAD_BYTES`` and ``piece_bytes``, flat."""
 
     def has_come(self, source: int) -> bool:
         """Return whether a piece of another rank is here."""
 
     def piece(self, source: int) -> tuple[bytes, Array]:
-        """Return the oldest piece that has come: its header, and data valid until ``release``."""
+        """Return the header and the data of the oldest piece, valid until ``release``."""
 
     def release(self, source: int) -> None:
         """Return the place of the oldest piece to the channel."""
 
 
-class Fabric(ABC):
-    """One rank's slots and rounds, with a method for each thing in which back ends differ.
+class Endable(Protocol):
+    """One rank's end of a group: a fabric, or a link of NCCL."""
+
+    rank: int
+
+    @abstractmethod
+    def abort(self, reason: str) -> None:
+        """Abort the group for all ranks; from any thread, without blocking."""
+
+    @abstractmethod
+    def lose(self, rank: int) -> None:
+        """Report a lost peer to all others."""
+
+    @abstractmethod
+    def failure(self) -> CommError | None:
+        """Return the error that ended the group, if known; cheap."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Announce that this rank leaves; free everything. Called once."""
+
+    @abstractmethod
+    def drop(self) -> None:
+        """Free the handles of a forked child, without a message to the peers."""
+
+
+class Fabric(Endable, ABC):
+    """One rank's slots and rounds, with a method for each difference between back ends.
 
     Attributes:
         rank, size, backend, ordered_bytes: as in ``Communicator``.
-        slot_bytes: length of a slot, a multiple of 64.
-        piece_bytes: the longest piece.
-        longest_posted: bytes of the longest array that the round with the heads begins to move, if
-            longer ones go by ``bulk``; None if none do.
-        watch: the user's, called at least every ``SLICE_S`` seconds while ``sync`` waits.
+        slot_bytes: a multiple of 64.
+        longest_posted: bytes of the longest array that goes with the heads, if longer ones go by
+            ``bulk``; None if all arrays go in rounds.
+        watch: the user's, called at least every ``SLICE_S`` while ``sync`` waits.
         also: called with it, while the ranks meet.
-        crowded: whether waits give way at once: they take the time of whom they wait for.
+        crowded: whether waits give way at once, to ranks that need this core.
     """
 
     backend: str
@@ -165,7 +173,7 @@ class Fabric(ABC):
         self.also: Watch | None = None
 
     def look(self) -> None:
-        """Run the watches, which may end a wait; at least every ``SLICE_S``."""
+        """Run the watches, which may raise."""
         if self.watch is not None:
             try:
                 self.watch()
@@ -177,11 +185,11 @@ class Fabric(ABC):
 
     @abstractmethod
     def meet(self, deadline: float) -> None:
-        """Wait until every rank is there; to be called once, before any round."""
+        """Wait for all ranks; called once, before any round."""
 
     @abstractmethod
     def slot(self) -> Array:
-        """Return the own slot of the next round: writeable bytes."""
+        """Return the own slot of the next round."""
 
     @abstractmethod
     def sync(
@@ -198,18 +206,17 @@ class Fabric(ABC):
         Args:
             head: the encoded call, in the first round of a collective.
             nbytes: how much of the slot is filled.
-            deadline: on the clock of ``time.monotonic``.
             to: the only rank that will read this slot; None if all may.
             part: if not 0, rank r will read bytes r*part to (r+1)*part, and all (or ``to``) may
-                read what lies beyond size*part, up to ``nbytes``.
+                read those from size*part to ``nbytes``.
 
         Raises:
-            AbortedError, PeerLost, CommTimeout, or what ``watch`` raises.
+            AbortedError, PeerLost, CommTimeout, or an exception of ``watch``.
         """
 
     @abstractmethod
     def all_said(self, head: bytes) -> bool:
-        """Return whether all heads of the round just synchronised are equal to this, the own."""
+        """Return whether all heads of the latest round are equal to this, the own."""
 
     def is_posted(self, nbytes: int) -> bool:
         """Return whether the round with the heads begins to move an array of this length."""
@@ -220,7 +227,7 @@ class Fabric(ABC):
         return 0 if source is None or not self.is_posted(source.nbytes) else self.fill(source, 0)
 
     def bulk(self) -> AbstractContextManager[Bulk]:
-        """Return what moves large arrays, as a context, after the round with the heads."""
+        """Return the mover of large arrays, as a context, after the round with the heads."""
         raise NotImplementedError("this back-end moves all arrays in rounds")
 
     def fill(self, source: Array | None, start: int) -> int:
@@ -233,16 +240,16 @@ class Fabric(ABC):
 
     @property
     def is_first_round(self) -> bool:
-        """Whether the round just synchronised was the one with the heads."""
+        """Whether the latest round was the one with the heads."""
         return False
 
     @abstractmethod
     def heads(self) -> list[bytes]:
-        """Return the heads of the round just synchronised, by rank."""
+        """Return the heads of the latest round, by rank."""
 
     @abstractmethod
     def read(self, rank: int, start: int, stop: int) -> Array:
-        """Return bytes of a rank's slot (also of the own), not to be written or kept."""
+        """Return bytes of a rank's slot, also the own; not to be written, valid until ``sync``."""
 
     @abstractmethod
     def attend(
@@ -251,15 +258,14 @@ class Fabric(ABC):
         """Wait until ``done`` returns True, which it may do at once; raise as ``sync``.
 
         Args:
-            done: moves pieces; the methods of ``pieces`` are called from there only. Called again
-                whenever a piece has been moved to or from the rank, and oftener.
+            done: moves pieces. Called after each piece to or from the rank, and more often.
             rank, sending: which other rank is waited for, and whether it is to receive.
         """
 
     @property
     @abstractmethod
     def pieces(self) -> Pieces:
-        """The own ends of the channels to other ranks."""
+        """Channels to other ranks; used from ``done`` of ``attend`` only."""
 
     @abstractmethod
     def split(self, groups: list[list[int]], mine: int | None, share: Share) -> Fabric | None:
@@ -267,33 +273,21 @@ class Fabric(ABC):
 
         Args:
             groups: the ranks of each new group, in their new order.
-            mine: which of them is this rank's; None if none is.
+            mine: index of this rank's group, or None.
             share: called equally often by all ranks.
         """
 
     def give_way(self) -> None:
-        """Do not spin in waits from now on: another thread of this process is at work."""
+        """Stop to spin in waits: another thread of this process is at work."""
         self.crowded = True
 
     def why_no_thread(self) -> str:
-        """Return why a group split from this one cannot be another thread's; "" if it can."""
+        """Return why another thread cannot use a group split from this one; "" if it can."""
         return ""
 
     def shortcut(self, repeated: RepeatedCall) -> Shortcut | None:  # noqa: ARG002
-        """Return a shortcut for the call that all ranks have just made, or None."""
+        """Return a shortcut for the latest call of all ranks, or None."""
         return None
-
-    @abstractmethod
-    def abort(self, reason: str) -> None:
-        """Abort the group for all ranks; from any thread, without blocking."""
-
-    @abstractmethod
-    def lose(self, rank: int) -> None:
-        """Report a peer that this rank found gone to all others."""
-
-    @abstractmethod
-    def failure(self) -> CommError | None:
-        """Return what ended the group, if it is known to have ended; cheap."""
 
     @abstractmethod
     def gone(self, ranks: Collection[int]) -> CommError | None:
@@ -304,20 +298,12 @@ class Fabric(ABC):
         """Return whether another rank is known to have come to meet."""
 
     @abstractmethod
-    def close(self) -> None:
-        """Announce that this rank leaves, and free everything. Called once."""
-
-    @abstractmethod
-    def drop(self) -> None:
-        """Free this process's handles without a message to the peers: for a forked child."""
-
-    @abstractmethod
     def last_seen(self, rank: int) -> str:
         """Describe the last call of a rank."""
 
     def timeout(self, missing: list[int], waited_s: float, doing: str) -> CommTimeout:
-        """Return the error that names the ranks that did not come."""
-        seen: dict[int, str] = {rank: self.last_seen(rank) for rank in missing}
+        """Return the error for ranks that did not come."""
+        seen = {rank: self.last_seen(rank) for rank in missing}
         lines = "".join(f"\n  rank {rank}: {text}" for rank, text in seen.items())
         ranks = ", ".join(map(str, missing))
         message = f"rank {self.rank} waited {waited_s:.3g} s in {doing} for rank(s) {ranks}:{lines}"
@@ -325,7 +311,7 @@ class Fabric(ABC):
 
 
 def part_of(stretches: Iterable[tuple[int, Array]], rank: int, start: int, stop: int) -> Array:
-    """Return bytes of a rank's slot, of which some stretches have come, each after its offset."""
+    """Return bytes of a rank's slot from the stretches that have come, each after its offset."""
     for offset, data in stretches:
         if offset <= start and stop <= offset + data.nbytes:
             return data[start - offset : stop - offset]
@@ -335,12 +321,12 @@ def part_of(stretches: Iterable[tuple[int, Array]], rank: int, start: int, stop:
 
 
 def describe(head: bytes, turn: int) -> str:
-    """Describe the last call of a rank: which turn, and which call."""
+    """Describe the last call of a rank."""
     return f"last entered call #{turn}, {said(head)}"
 
 
 def moving(rank: int, sending: bool) -> str:
-    """Describe a message to or from another rank."""
+    """Describe a message."""
     return f"send to rank {rank}" if sending else f"recv from rank {rank}"
 
 

@@ -6,12 +6,12 @@ import contextlib
 import os
 import time
 import weakref
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
-from synk_comm.exceptions import AbortedError, ClosedError, CommError, MisuseError, PeerLost
+from synk_comm.exceptions import ClosedError, CommError, EndOfGroup, MisuseError, PeerLost
 
 from .calls import shorten
-from .fabric import aborted, again, is_in_step, is_of_watch
+from .fabric import Endable, aborted, again, is_in_step, is_of_watch
 
 DEFAULT_TIMEOUT_S = 300.0
 """Seconds that a call may take by default."""
@@ -22,32 +22,17 @@ _CLOSE_S = 1.0
 _NAP_S = 0.001
 
 
-class Endable(Protocol):
-    """What a guard ends, such as a ``Fabric``."""
-
-    rank: int
-
-    def failure(self) -> CommError | None: ...
-    def abort(self, reason: str) -> None: ...
-    def lose(self, rank: int) -> None: ...
-    def drop(self) -> None: ...
-    def close(self) -> None: ...
-
-
 class Guard:
     """The only way into a collective: ``with guard: ...``.
 
-    Entry fails for a second thread, in a forked child and in a group that has ended. Exit by an
-    exception that leaves the ranks out of step ends the group with this reason.
+    An exception that leaves the ranks out of step ends the group.
 
-    ``lock`` holds one key while a thread may enter. Taking the key (``lock.pop()``, which is
-    atomic) is all that a shortcut has to do; an empty lock means that another thread is inside, or
-    that the communicator is closed, ended, or another process's: ``refusal`` says which.
+    ``lock`` holds one key while a thread may enter: ``lock.pop()``, which is atomic, is all that a
+    shortcut does. ``refusal`` says why the lock is empty.
 
     Attributes:
-        token: marks the errors that leave it.
-        closed: whether ``close`` was called.
-        forked: whether this is a forked child's copy of the communicator.
+        token: marks the errors that this guard raises.
+        forked: whether this is a forked child's copy.
     """
 
     def __init__(self, fabric: Endable) -> None:
@@ -57,12 +42,12 @@ class Guard:
         self.forked = False
         self.closed = False
         self._ended: CommError | None = None
-        self.token = object()  # which an error that was pickled does not have any more
+        self.token = object()  # a pickled error loses it
         self._twin: Guard | None = None
         _guards.add(self)
 
     def bind(self, other: Guard) -> None:
-        """Make two groups of the same ranks end together; each may be another thread's."""
+        """Make two groups of the same ranks end together."""
         self._twin, other._twin = other, self
 
     def __enter__(self) -> None:
@@ -83,7 +68,7 @@ class Guard:
         self.leave(exc, in_step=exc is None or is_in_step(exc))
 
     def leave(self, exc: BaseException | None, *, in_step: bool) -> None:
-        """Return the key; end the group first if the exception left the ranks out of step."""
+        """Return the key; first end the group if the exception left the ranks out of step."""
         try:
             if exc is not None:
                 self.mark(exc)
@@ -106,12 +91,12 @@ class Guard:
         )
 
     def mark(self, exc: _Raised) -> _Raised:
-        """Return the exception, marked as one that this guard lets out."""
+        """Mark an exception as raised by this guard, and return it."""
         exc.__dict__[_RAISED_BY] = self.token
         return exc
 
     def raised(self, exc: BaseException) -> bool:
-        """Return whether this guard has let it out."""
+        """Return whether this guard raised it."""
         return exc.__dict__.get(_RAISED_BY) is self.token
 
     def ended(self) -> CommError | None:
@@ -142,7 +127,7 @@ class Guard:
             return
         reason = shorten(str(reason), 3000)
         twin, self._twin = self._twin, None
-        if twin is not None:  # first: the own end lets other threads go, which may close it
+        if twin is not None:  # first: other threads leave at the own end, and may close it
             twin._twin = None
             twin.abort(reason)
         if self._ended is None:
@@ -151,7 +136,7 @@ class Guard:
         self._fabric.abort(reason)
 
     def close(self) -> None:
-        """Leave the group once; a thread still inside a collective is made to leave it first."""
+        """Leave the group once; first abort the collective of a thread that is inside."""
         if self.closed:
             return
         if self.forked:
@@ -164,8 +149,7 @@ class Guard:
             deadline = time.monotonic() + _CLOSE_S
             while not self._kept:
                 if self.closed or time.monotonic() > deadline:
-                    # Its memory may still be in use there: leave freeing to the garbage collector.
-                    return
+                    return  # its memory may be in use there: the garbage collector frees it
                 time.sleep(_NAP_S)
         try:
             self._kept.pop()
@@ -174,18 +158,13 @@ class Guard:
         self.closed = True
         self._fabric.close()
 
-    def disown(self) -> None:
-        """Refuse everything from now on: this is a forked child's copy."""
-        self.forked = True
-        self._shut()
-
     def _shut(self) -> None:
-        """Remove the key from the lock, if it is there."""
-        with contextlib.suppress(IndexError):  # a thread inside has it, and keeps it at its end
+        """Remove the key from the lock; a thread inside has it, and keeps it at its end."""
+        with contextlib.suppress(IndexError):
             self._kept.append(self.lock.pop())
 
     def _end(self, exc: BaseException) -> None:
-        if is_of_watch(exc) or not isinstance(exc, (AbortedError, PeerLost)):
+        if is_of_watch(exc) or not isinstance(exc, EndOfGroup):
             self.abort(f"{type(exc).__name__}: {exc}")
             return
         self._note(exc)
@@ -193,8 +172,8 @@ class Guard:
             self._twin._note(exc)
             self._twin._shut()
 
-    def _note(self, exc: AbortedError | PeerLost) -> None:
-        """Note what has ended the group; inform the others if they may not know it."""
+    def _note(self, exc: EndOfGroup) -> None:
+        """Note the end of the group; inform the others if they may not know it."""
         self._ended = again(exc)
         if isinstance(exc, PeerLost) and exc.rank >= 0:
             self._fabric.lose(exc.rank)
@@ -203,12 +182,13 @@ class Guard:
 
 
 _guards: weakref.WeakSet[Guard] = weakref.WeakSet()
-"""All guards of this process, for the moment when it forks."""
 
 
 def _disown_all() -> None:
+    """In a forked child, refuse all calls of the parent's communicators."""
     for guard in list(_guards):
-        guard.disown()
+        guard.forked = True
+        guard._shut()
 
 
 os.register_at_fork(after_in_child=_disown_all)

@@ -1,8 +1,9 @@
-"""How bytes move without being combined: from one to all, from all to one or all, and dealt."""
+"""Moves of bytes: from one to all, from all to one or all, and from each to each."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Callable
 
 import numpy as np
@@ -19,17 +20,13 @@ Receive = Callable[[int, int, Read], None]
 
 
 def spread(fabric: Fabric, root: int, data: Array, deadline: float, posted: bool) -> None:
-    """Move the root's flat bytes into those of every other rank, which are as long.
-
-    Args:
-        posted: whether these are the first bytes of their call.
-    """
+    """Move the root's flat bytes into ``data`` of the others; ``posted`` if the call's first."""
     if not fabric.is_posted(data.nbytes):
         with fabric.bulk() as bulk:
             bulk.spread(root, data, deadline)
         return
     source, target = (data, None) if fabric.rank == root else (None, data)
-    fill, receive = (lambda start: fabric.fill(source, start)), taker([root], [target])
+    fill, receive = partial(fabric.fill, source), taker([root], [target])
     in_rounds(fabric, fill, receive, data.nbytes, deadline, posted=posted)
 
 
@@ -41,16 +38,13 @@ def collect(
     totals: Sequence[int],
     deadline: float,
 ) -> None:
-    """Move every rank's flat bytes into the receivers' arrays; the first round is over.
+    """Move every rank's flat bytes, ``totals`` of each, into ``arrays``, by sender.
 
-    Args:
-        arrays: by sender; None where nothing is to be copied.
-        totals: how many bytes each rank has.
+    The first round is over.
     """
     longest, receive = max(totals), taker(range(fabric.size), arrays)
     if fabric.is_posted(longest):
-        fill = lambda start: fabric.fill(source, start)  # noqa: E731
-        in_rounds(fabric, fill, receive, longest, deadline, to=root)
+        in_rounds(fabric, partial(fabric.fill, source), receive, longest, deadline, to=root)
         return
     with fabric.bulk() as bulk:
         texts = bulk.collect(root, source, totals, deadline)
@@ -71,10 +65,9 @@ def in_rounds(
     """Move flat bytes in whole slots, or in parts of them.
 
     Args:
-        fill: ``fill(start)`` puts this rank's bytes from ``start`` on into the own slot, and
-            returns how many.
-        receive: called after every round.
-        longest: how many bytes some rank has.
+        fill: ``fill(start)`` puts this rank's bytes from ``start`` on into the own slot; returns
+            how many.
+        longest: the most bytes of a rank.
         to, part: see ``Fabric.sync``.
         posted: whether the first round is over.
     """
@@ -91,11 +84,11 @@ def in_rounds(
 
 
 def first_parts(fabric: Fabric, sources: Sequence[Array] | None) -> tuple[Callable[[], int], int]:
-    """Return what fills the own slot for the first round of ``deal``, and the length of a part."""
+    """Return ``fill`` and ``part`` of a ``CheckedCall`` for ``deal``."""
     if fabric.longest_posted is not None:
         return (lambda: 0), 0
     part = part_bytes(fabric.slot_bytes, fabric.size)
-    return (lambda: _fill_parts(fabric, sources, 0, part)), part
+    return partial(_fill_parts, fabric, sources, part, 0), part
 
 
 def deal(
@@ -105,12 +98,7 @@ def deal(
     receive: Receive,
     deadline: float,
 ) -> None:
-    """Move one flat array to each rank, each in its part of the slot; the first round is over.
-
-    Args:
-        sources: what goes to each rank; None if this rank gives nothing.
-        receive: is called after every round.
-    """
+    """Move one flat array to each rank, each in its part of the slot; the first round is over."""
     ranks = range(fabric.size)
     counts = [[count_bytes(sent_to(to, call, fabric.size)) for to in ranks] for call in calls]
     if fabric.longest_posted is not None:
@@ -120,11 +108,11 @@ def deal(
         receive(0, max(for_this), lambda sender, count: texts[sender][:count])
         return
     part, longest = part_bytes(fabric.slot_bytes, fabric.size), max(map(max, counts))
-    fill = lambda start: _fill_parts(fabric, sources, start, part)  # noqa: E731
+    fill = partial(_fill_parts, fabric, sources, part)
     in_rounds(fabric, fill, receive, longest, deadline, part=part)
 
 
-def _fill_parts(fabric: Fabric, sources: Sequence[Array] | None, start: int, part: int) -> int:
+def _fill_parts(fabric: Fabric, sources: Sequence[Array] | None, part: int, start: int) -> int:
     if sources is None:
         return 0
     slot = fabric.slot()
@@ -137,7 +125,7 @@ def _fill_parts(fabric: Fabric, sources: Sequence[Array] | None, start: int, par
 
 
 def taker(senders: Sequence[int], arrays: Sequence[Array | None]) -> Receive:
-    """Return what copies the bytes of each sender into the array for them, if there is one."""
+    """Return a function that copies the bytes of each sender into the array for them."""
     targets = [(r, flat_bytes(array)) for r, array in zip(senders, arrays) if array is not None]
 
     def receive(start: int, step: int, read: Read) -> None:
@@ -150,7 +138,7 @@ def taker(senders: Sequence[int], arrays: Sequence[Array | None]) -> Receive:
 
 
 def room(kind: Kind, out: Array | None, avoid: Sequence[Array]) -> Array:
-    """Return the array to receive into: ``out``, if it can be written while others are read."""
+    """Return the array to receive into: ``out``, unless it shares memory with ``avoid``."""
     if out is not None and out.flags.c_contiguous:
         if not any(np.may_share_memory(out, source) for source in avoid):
             return out
@@ -158,7 +146,7 @@ def room(kind: Kind, out: Array | None, avoid: Sequence[Array]) -> Array:
 
 
 def settle(received: Sequence[Array | None], outs: Sequence[Array | None]) -> None:
-    """Copy what was not received in its ``out`` into it."""
+    """Copy the arrays that were not received in their ``outs`` into these."""
     for array, out in zip(received, outs):
         if array is not None and out is not None and array is not out:
             np.copyto(out, array)

@@ -1,4 +1,4 @@
-"""Reductions: their names, the dtypes that they take, and NumPy's functions for them."""
+"""Reductions: their names, their dtypes, and NumPy's functions for them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ else:
 
 
 OVER = "_over"
-"""Marks an exception of NumPy's, on overflow and its like, that is raised when its call is over."""
+"""Marks an exception of NumPy on overflow and its like, raised at the end of its call."""
 
 
 class ReduceOp(str, enum.Enum):
@@ -49,7 +49,7 @@ UFUNC: dict[ReduceOp, np.ufunc] = {
     ReduceOp.MAX: np.maximum,
     ReduceOp.PROD: np.multiply,
 }
-"""What combines two operands; an average is a sum, divided at the end."""
+"""Combines two operands; an average is a sum, divided at the end."""
 
 
 def check_reducible(dtype: np.dtype[Any], op: ReduceOp) -> None:
@@ -79,17 +79,16 @@ def check_weight(weight: float | None, op: ReduceOp) -> float:
 
 
 def scaled(weights: Sequence[float]) -> list[float]:
-    """Scale weights by one power of two so that the largest lies in [0.5, 1).
+    """Scale weights by a power of two so that the largest lies in [0.5, 1).
 
-    An average does not change by it, not even in the last bit, but neither huge nor tiny
-    weights can then leave the range of float32.
+    This changes no bit of an average, and keeps the weights in the range of float32.
     """
     exponent = math.frexp(max(weights))[1]
     return [math.ldexp(weight, -exponent) for weight in weights]
 
 
 def is_wide(dtype: np.dtype[Any], op: ReduceOp) -> bool:
-    """Return whether sums are accumulated in float32: float16, in any byte order, is too short."""
+    """Return whether sums are accumulated in float32, as those of float16."""
     return dtype.type is np.float16 and op not in (ReduceOp.MIN, ReduceOp.MAX)
 
 
@@ -98,13 +97,12 @@ def combine(
 ) -> Exception | None:
     """Reduce arrays of one dtype and shape into ``out``, strictly in the order given.
 
-    The order makes results bit-identical on all ranks and from run to run. float16 is
-    accumulated in float32 and rounded once. ``weights`` (avg only) is None if all are equal.
-    ``out`` may be the very memory of the first or second operand if ``weights`` is None.
+    float16 is accumulated in float32 and rounded once. ``weights`` (avg only) is None if all are
+    equal; then ``out`` may be the very memory of the first or second operand.
 
     Returns:
-        What NumPy raised about overflow and its like, if the caller's settings ask for that:
-        the result is complete all the same, and the rank still in step with the others.
+        NumPy's exception on overflow and its like, if the caller's settings ask for it: the result
+        is complete all the same, and the rank in step with the others.
     """
     if len(operands) == 1:
         np.copyto(out, operands[0])

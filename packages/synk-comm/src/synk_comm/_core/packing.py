@@ -1,7 +1,7 @@
-"""Arrays as the flat stretches of bytes that rounds move, and lists of arrays as few of them.
+"""Arrays as flat stretches of bytes.
 
-Small arrays of one dtype that follow each other in a list are packed into one stretch: a round
-costs the same for a hundred of them as for one. Large ones stay alone: packing would copy them.
+Small arrays of one dtype in a list are packed into one stretch, to save rounds. Large ones stay
+alone: packing would copy them.
 """
 
 from __future__ import annotations
@@ -15,16 +15,15 @@ from .calls import Kind, count_bytes, text_dtype
 from .ops import Array
 
 PACKED_BYTES = 1 << 16
-"""Longest array that is worth packing."""
-
+"""Longest array that is packed."""
 BUNDLE_BYTES = 1 << 22
+# NumPy 2 has it elsewhere than NumPy 1.
 _bounds: Any = getattr(np, "byte_bounds", None) or cast(Any, np.lib).array_utils.byte_bounds
-"""Returns between which addresses an array lies; NumPy 2 has it elsewhere than NumPy 1."""
 NUMBERS = (int, float, complex, np.generic)
 
 
 class Bundle(NamedTuple):
-    """Which arrays of a list make one stretch."""
+    """The arrays of a list that make one stretch."""
 
     dtype: np.dtype[Any]
     members: tuple[int, ...]
@@ -50,7 +49,7 @@ def bundles(kinds: Sequence[Kind]) -> list[Bundle]:
 
 
 def pack(arrays: Sequence[Array], bundle: Bundle) -> Array:
-    """Return the bundle's arrays as flat bytes; a single one in its own memory if that is C."""
+    """Return the bundle's arrays as flat bytes; a single one in its own memory if contiguous."""
     if len(bundle.members) == 1:
         return flat_bytes(contiguous(arrays[bundle.members[0]]))
     packed = np.empty(sum(arrays[which].size for which in bundle.members), bundle.dtype)
@@ -60,7 +59,7 @@ def pack(arrays: Sequence[Array], bundle: Bundle) -> Array:
 
 
 def unpack(flat: Array, bundle: Bundle, arrays: Sequence[Array]) -> None:
-    """Copy flat bytes into the bundle's arrays, unless they are the memory of the only one."""
+    """Copy flat bytes into the bundle's arrays, unless they are its only array's memory."""
     start = 0
     for which in bundle.members:
         array = arrays[which]
@@ -72,8 +71,7 @@ def unpack(flat: Array, bundle: Bundle, arrays: Sequence[Array]) -> None:
 
 
 def place_for(bundle: Bundle, arrays: Sequence[Array], avoid: Array | None = None) -> Array:
-    """Return flat memory for a bundle: its only array's, if it can be written while ``avoid``, or
-    just this memory, is read."""
+    """Return flat memory for a bundle: its only array's, unless ``avoid`` overlaps in part."""
     if len(bundle.members) == 1:
         array = arrays[bundle.members[0]]
         if array.flags.c_contiguous:
@@ -84,13 +82,12 @@ def place_for(bundle: Bundle, arrays: Sequence[Array], avoid: Array | None = Non
 
 
 def new_arrays(kinds: Sequence[Kind]) -> list[Array]:
-    """Return uninitialised arrays."""
     return [np.empty(shape, text_dtype(dtype)) for dtype, shape in kinds]
 
 
 def typed(flat: Array, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
     """Return flat bytes as an array over the same memory."""
-    if not flat.nbytes:  # also where an item has no bytes, of which NumPy makes no view
+    if not flat.nbytes:  # NumPy makes no view of items without bytes
         return np.empty(shape, dtype)
     return flat.view(dtype).reshape(shape)
 
@@ -117,7 +114,7 @@ def is_list(x: Any) -> bool:
 
 
 def as_array(x: Any) -> Array:
-    """Return an argument as an array; TypeError if NumPy knows it as an object only."""
+    """Return an argument as an array; TypeError if it is an object."""
     array = np.asarray(x)
     if array.dtype.hasobject and not hasattr(x, "dtype"):
         raise TypeError(
@@ -128,13 +125,13 @@ def as_array(x: Any) -> Array:
 
 
 def can_receive(out: Any, x: Array) -> bool:
-    """Return whether ``out`` can receive an array like ``x``; it may be ``x`` itself."""
+    """Return whether ``out`` can receive an array like ``x``."""
     alike = type(out) is np.ndarray and out.dtype == x.dtype and out.shape == x.shape
     return bool(alike and out.flags.writeable)
 
 
 def bare(x: Array) -> Any:
-    """Return a new array as NumPy's functions do: without axes, as a scalar."""
+    """Return a new array; without axes as a scalar, as NumPy's functions do."""
     return x if x.ndim else x[()]
 
 

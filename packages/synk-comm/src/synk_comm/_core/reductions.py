@@ -1,15 +1,13 @@
-"""How a stretch of bytes is reduced over the ranks: two ways, one result.
+"""Reductions of a stretch of bytes over the ranks: two ways, with the same operands in rank order.
 
 *Direct*: every rank reads all slots; among two ranks, and for small arrays.
-*Scattered*: every rank reduces its own part of a block and posts the result, from which all copy;
-for large arrays among three ranks or more. Reduction of one block and copying of the next go
-together, so that there is one synchronisation a block.
-
-The operands are always taken in rank order, so that both ways agree to the last bit.
+*Scattered*: every rank reduces its own part of a block and posts the result, which all copy; for
+large arrays among three ranks or more. A round reduces one block and copies the next.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Callable
 
 import numpy as np
@@ -29,7 +27,7 @@ def is_direct(nbytes: int, size: int) -> bool:
 
 
 def first_round(fabric: Fabric, nbytes: int, source: Array | None) -> tuple[Callable[[], int], int]:
-    """Return what fills the own slot for the first round, and the length of its parts, or 0."""
+    """Return ``fill`` and ``part`` of a ``CheckedCall``."""
     if source is None or is_direct(nbytes, fabric.size) or not fabric.is_posted(nbytes):
         return (lambda: fabric.post(source)), 0
     part, length = _block(fabric, nbytes, 0)
@@ -44,7 +42,7 @@ def first_round(fabric: Fabric, nbytes: int, source: Array | None) -> tuple[Call
 def reduce_stretch(
     fabric: Fabric, plan: AgreedReduction, stretch: Stretch, deadline: float, *, posted: bool
 ) -> None:
-    """Reduce one stretch; ``posted`` is True if it is the first of its call."""
+    """Reduce one stretch; ``posted`` if it is the first of its call."""
     if not fabric.is_posted(stretch.nbytes):
         with fabric.bulk() as bulk:
             bulk.reduce(plan, stretch, deadline)
@@ -55,10 +53,9 @@ def reduce_stretch(
 
 
 def folder(plan: AgreedReduction, stretch: Stretch, own: int = -1) -> Receive:
-    """Return what reduces the bytes of all ranks into the target, if there is one.
+    """Return a function that reduces the bytes of all ranks into the target, if there is one.
 
-    Args:
-        own: the rank whose source is read in place of its slot.
+    It reads the source in place of the slot of rank ``own``.
     """
     dtype, nbytes, source, target = stretch
 
@@ -80,12 +77,11 @@ def _direct(
     fabric: Fabric, plan: AgreedReduction, stretch: Stretch, deadline: float, posted: bool
 ) -> None:
     _, nbytes, source, target = stretch
-    # The own array is quicker to read than the own slot, but if the result overwrites it,
-    # it is only good for the first step.
+    # The own array is quicker to read than the own slot; the first step may overwrite it.
     in_place = source is not None and target is not None and np.may_share_memory(source, target)
     reads_own = not in_place or (plan.factors is None and fabric.rank in plan.ranks[:2])
     receive = folder(plan, stretch, fabric.rank if reads_own else -1)
-    fill = lambda start: fabric.fill(source, start)  # noqa: E731
+    fill = partial(fabric.fill, source)
     in_rounds(fabric, fill, receive, nbytes, deadline, to=plan.root, posted=posted)
 
 

@@ -1,7 +1,6 @@
-"""Where the arrays of a repeated call lie in the slots, and how its result is made of them.
+"""The parts of a repeated call before and after its round, the same in all back-ends.
 
-A back-end's shortcut does the round in its own way. Before and after it, all do the same, which is
-prepared here once: views into the slots, and a function that makes the result.
+They are prepared once: views into the slots, and a function that makes the result.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ Parts = Tuple[Optional[Views], Finish]
 
 
 class WholeSlots(Protocol):
-    """The part of a fabric whose slots can all be seen at once."""
+    """The part of a fabric that shows all slots at once."""
 
     size: int
     slot_bytes: int
@@ -39,7 +38,7 @@ class WholeSlots(Protocol):
 
 
 def parts_of(fabric: WholeSlots, calls: Sequence[CollectiveCall], rank: int) -> Parts:
-    """Return what a rank does before and after the round of calls that have been made before."""
+    """Return the parts of a rank's repeated call."""
     row, root, size = row_of(calls[0].kind), calls[0].root, len(calls)
     if not row.sends:
         return None, lambda x, out, parity: calls  # noqa: ARG005
@@ -48,8 +47,8 @@ def parts_of(fabric: WholeSlots, calls: Sequence[CollectiveCall], rank: int) -> 
     def sent(sender: int, receiver: int) -> Views | None:
         """Return the place of a rank's array for another one; None if it sends nothing."""
         kind = sent_to(receiver, calls[sender], size)
-        is_other = row.root == "sends" and sender != root
-        if kind is None or not calls[sender].weight or is_other:
+        sends = calls[sender].weight and (row.root != "sends" or sender == root)
+        if kind is None or not sends:
             return None
         start = receiver * part if dealt else 0
         stop, dtype = start + count_bytes(kind), text_dtype(kind[0])
@@ -68,24 +67,12 @@ def parts_of(fabric: WholeSlots, calls: Sequence[CollectiveCall], rank: int) -> 
     if row.makes == "rows":
         return mine, _rows_of(views)
     if row.makes == "fold":
-        fold = _fold(calls, rank, views, from_x=not dealt)
-        like = next(pair for pair in views if pair is not None)[0]
-        return mine, fold if like.ndim else _baring(fold)
+        return mine, _fold(calls, rank, views, from_x=not dealt)
     origin = views[root]
     assert origin is not None  # noqa: S101 - the root sends
     if row.makes == "fill" and rank == root:
         return mine, lambda x, out, parity: x  # noqa: ARG005
     return mine, _one_of(origin, into_x=row.makes == "fill")
-
-
-def _baring(finish: Finish) -> Finish:
-    """Return a function that makes a scalar of each new array, which has no axes."""
-
-    def finish_bare(x: Any, out: Any, parity: int) -> Any:
-        made = finish(x, out, parity)
-        return made[()] if out is None else made
-
-    return finish_bare
 
 
 def _one_of(origin: Views, *, into_x: bool) -> Finish:
@@ -118,17 +105,13 @@ def _rows_of(views: Sequence[Views | None]) -> Finish:
 def _fold(
     calls: Sequence[CollectiveCall], rank: int, views: Sequence[Views | None], *, from_x: bool
 ) -> Finish:
-    """Return a function that reduces all views; ``from_x`` if ``x`` stands for the own one."""
+    """Return a function that reduces all views; ``from_x`` if it reads ``x``, not the own one."""
     op, _, factors, *_ = agreed(calls)
     operands = [(pair, from_x and r == rank) for r, pair in enumerate(views) if pair is not None]
     like = operands[0][0][0]
     dtype, shape = like.dtype, like.shape
-    if (
-        len(operands) == len(views) == 2
-        and not factors
-        and not is_wide(dtype, op)
-        and dtype.isnative
-    ):
+    is_plain = not factors and not is_wide(dtype, op) and dtype.isnative
+    if is_plain and len(operands) == len(views) == 2:
         return _add(op, rank, [pair for pair, _ in operands], from_x=from_x)
 
     def fold(x: Any, out: Any, parity: int) -> Any:
@@ -137,13 +120,13 @@ def _fold(
         accident = combine(op, arrays, total, factors)
         if accident is not None:
             raise accident
-        return total
+        return total if shape or out is not None else total[()]
 
     return fold
 
 
 def _add(op: ReduceOp, rank: int, views: Sequence[Views], *, from_x: bool) -> Finish:
-    """Return the function of ``_fold`` for two operands of equal weights, in the result's dtype."""
+    """Return the function of ``_fold`` for two operands of equal weights."""
     dtype, shape = views[0][0].dtype, views[0][0].shape
     ufunc = UFUNC[op]
     own, peer = views[rank], views[1 - rank]
@@ -159,9 +142,10 @@ def _add(op: ReduceOp, rank: int, views: Sequence[Views], *, from_x: bool) -> Fi
             else:
                 # By name: NumPy 2.5 deprecates it by position for the largest and smallest.
                 total = ufunc(first, second, out=np.empty(shape, dtype) if out is None else out)
-            return total if divide is None else divide(total, 2.0, out=total)
-        except (FloatingPointError, RuntimeWarning):
-            # The caller's settings ask for that. The result is completed all the same.
+            if divide is not None:
+                divide(total, 2.0, out=total)
+            return total if shape or out is not None else total[()]
+        except (FloatingPointError, RuntimeWarning):  # the result is completed all the same
             if out is not None:
                 combine(op, [pair[parity] for pair in views], out)
             raise

@@ -1,4 +1,4 @@
-"""Calls that do not wait: the request that they return, and how they are made of those that do."""
+"""Calls that do not wait: their requests, and the methods that begin them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 class Request(ABC):
     """A message or a collective that a method such as ``isend`` or ``iall_reduce`` has begun.
 
-    It gets done even if nobody keeps the request; its arrays are kept alive until then. Do not
-    change them, nor read ``out``, before ``wait`` has returned, or ``test`` has returned True.
+    It goes on even if nobody keeps the request, and keeps its arrays alive. Do not change them, nor
+    read ``out``, before ``wait`` has returned, or ``test`` has returned True.
 
     A message moves on in every call of its communicator that sends or receives one, in ``wait``
-    and ``test`` of its messages, and in ``close()``. While this rank does anything else,
-    collectives too, only what fits the channel is under way: wait for a long message before a
-    collective that its receiver enters after it. A collective goes on all the time, in a thread.
+    and ``test`` of its messages, and in ``close()``, but in no collective: wait for a message too
+    long for the channel before a collective that its receiver enters after it. A collective goes
+    on all the time, in a thread.
     """
 
     _done = False
@@ -32,26 +32,25 @@ class Request(ABC):
     _error: BaseException | None = None
 
     def __init__(self, *what: object) -> None:
-        self._what = what  # words
+        self._what = what
 
     def wait(self, timeout_s: float | None = None) -> Any:
-        """Wait until the call is done; at once if it is already.
+        """Wait until the call is done.
 
         An interrupt, such as Ctrl-C, of the wait for a collective ends this wait and nothing else.
 
         Args:
             timeout_s: None takes, for a message, the communicator's own. A collective has that in
-                any case, from when all that was begun before it is done.
+                any case, from the end of those that were begun before it.
 
         Returns:
-            What the blocking call returns: of ``irecv`` the array, of ``isend`` None. The same
-            again if called again.
+            The result of the blocking call, each time: of ``irecv`` the array, of ``isend`` None.
 
         Raises:
             CommTimeout: ``timeout_s`` is over, and the call under way: it can be waited for again.
                 Or a collective took longer than the communicator's own time: the group has ended.
-            MismatchError: ``out`` of ``irecv`` does not fit what came, which is lost.
-            Whatever else the blocking call raises after it has begun.
+            MismatchError: ``out`` of ``irecv`` does not fit the message, which is lost.
+            All other errors of the blocking call.
         """
         self._go_on(timeout_s, once=False)
         if self._error is not None:
@@ -59,9 +58,9 @@ class Request(ABC):
         return self._result
 
     def test(self) -> bool:
-        """Return whether the call is done, without waiting; raise as ``wait``.
+        """Return whether the call is done, without a wait; raise as ``wait``.
 
-        Only for a message whose other rank is gone it waits: for what may be on the way from it.
+        Only for a message whose other rank is gone it waits: pieces may be on the way.
         """
         self._go_on(None, once=True)
         if self._error is not None:
@@ -70,7 +69,7 @@ class Request(ABC):
 
     @abstractmethod
     def _go_on(self, timeout_s: float | None, *, once: bool) -> None:
-        """Wait until the call is done, if it is not yet; or only look, ``once``."""
+        """Wait until the call is done; or only look, ``once``."""
 
     def __repr__(self) -> str:
         what = " ".join(map(str, self._what))
@@ -78,13 +77,13 @@ class Request(ABC):
 
 
 class _Beginning:
-    """Stands for a communicator in the body of a blocking method: begins what that would make."""
+    """A stand-in for a communicator in the body of a blocking method: it begins the call."""
 
     request: Request
+    _shortcuts: dict[Any, Any] = {}  # noqa: RUF012 - never written
 
     def __init__(self, comm: Any) -> None:
         self._comm = comm
-        self._shortcuts: dict[Any, Any] = {}
 
     def _call(self, kind: str, x: Any, out: Any, _: None, *more: Any) -> None:
         self.request = self._comm._begin(kind, Arguments(x, out, *more))
@@ -94,9 +93,9 @@ class _Beginning:
 
 
 def begins(blocking: Callable[P, object]) -> Callable[P, Request]:
-    """Return the method that begins what another one makes, and takes the same but ``timeout_s``.
+    """Return a method that begins the call of a blocking one, with its arguments but ``timeout_s``.
 
-    The body of the other one calls ``_call`` or ``_message`` and nothing else.
+    The body of the blocking one only calls ``_call`` or ``_message``.
     """
     name = f"i{blocking.__name__}"
 

@@ -18,12 +18,12 @@ from .ops import Array
 
 
 class CheckedCall(NamedTuple):
-    """A call whose arguments have been checked, to be made once.
+    """A call with checked arguments, to be made once.
 
     Attributes:
-        call, head: for the other ranks, and its encoded form.
-        finish: ``finish(calls, deadline)`` does what follows the first round; returns the result.
-        fill: fills the own slot for the first round, and returns how much.
+        head: the encoded ``call``.
+        finish: ``finish(calls, deadline)`` goes on after the first round; returns the result.
+        fill: fills the own slot for the first round; returns how many bytes.
         to, part: of the first round, see ``Fabric.sync``.
     """
 
@@ -46,7 +46,7 @@ class Steps:
         self.timeout_s = timeout_s
 
     def deadline(self, timeout_s: float | None) -> float:
-        """Return when a call that begins now must be over."""
+        """Return the deadline of a call that begins now."""
         return deadline_after(self.timeout_s if timeout_s is None else timeout_s)
 
     def make(self, prepared: CheckedCall, timeout_s: float | None) -> Any:
@@ -77,14 +77,13 @@ class Steps:
         return calls
 
     def check_rank(self, number: int, what: str = "root") -> int:
-        """Return a rank as int; ValueError if the group has no such rank."""
         rank = operator.index(number)
         if not 0 <= rank < self.size:
             raise ValueError(f"{what} must be a rank, 0 to {self.size - 1}, got {number!r}")
         return rank
 
     def check_only_root(self, kind: str, xs: Any, root: int) -> None:
-        """Raise ValueError if another rank than the root gives what only the root gives."""
+        """Raise ValueError if another rank than the root gives a list."""
         if self.rank != root and xs is not None:
             raise ValueError(f"only the root, rank {root}, gives a list to {kind}")
 
@@ -100,11 +99,8 @@ def check_out(out: Any, like: Kind | None) -> None:
 
 
 def pickled(obj: Any) -> Array:
-    """Pickle an object into an array of bytes."""
     return np.frombuffer(pickle.dumps(obj), np.uint8)
 
 
 def unpickled(data: Array) -> Any:
-    """Unpickle an object."""
-    # Members of a group trust each other: see ``Communicator.broadcast_object``.
-    return pickle.loads(data.data)  # noqa: S301
+    return pickle.loads(data.data)  # noqa: S301 - members of a group trust each other

@@ -1,8 +1,7 @@
 """The table of collectives: all that distinguishes one from another, except its signature.
 
-From a row follow the comparison of the ranks' calls (``calls``), the places of arrays in the slots,
-in repeated calls too (``repeats``), the non-blocking form, and what tests and documentation must
-cover. The signatures are those of ``synk_comm.abc.Communicator``, written once.
+A row determines the comparison of the ranks' calls (``calls``), the places of arrays in the slots
+(``repeats``), the non-blocking form, and the tests and documentation that there must be.
 """
 
 from __future__ import annotations
@@ -16,13 +15,12 @@ class CollectiveRow(NamedTuple):
     """A row of the table.
 
     Attributes:
-        name: of the method.
-        sends: ``"whole"``: what a rank sends is for every receiver; ``"parts"``: an array for each
-            rank; ``""``: nothing.
-        makes: of what a rank receives: ``"fold"``: one array, reduced; ``"rows"``: a list;
-            ``"one"``: the root's; ``"fill"``: the same, in ``x``; ``""``: nothing.
+        sends: ``"whole"``: the same to every receiver; ``"parts"``: an array for each rank;
+            ``""``: nothing.
+        makes: ``"fold"``: one array, reduced; ``"rows"``: a list; ``"one"``: the root's array;
+            ``"fill"``: the same, in ``x``; ``""``: nothing.
         root: whether the root alone ``"sends"`` or ``"receives"``; else ``""``.
-        alike: ``"shapes"``, or ``"numbers of dimensions"``, must agree, besides dtypes.
+        alike: must agree besides dtypes: ``"shapes"``, or ``"numbers of dimensions"``.
         optional: whether a rank may send nothing, if another sends something.
     """
 
@@ -83,5 +81,5 @@ _BY_NAME = {**TABLE, _PARTITIONED.name: _PARTITIONED}
 
 
 def row_of(method: str) -> CollectiveRow:
-    """Return a row by its name; of a call that has none, such as ``split``, an empty one."""
+    """Return a row by its name; an empty one of other calls, such as ``split``."""
     return _BY_NAME.get(method) or CollectiveRow("")

@@ -1,7 +1,4 @@
-"""The processes of ranks, from the outside: start, watch, end, and how they ended.
-
-What a rank does with its work is in ``_processes.rank``.
-"""
+"""The processes of ranks, from the outside: start, watch, end, and how they ended."""
 
 from __future__ import annotations
 
@@ -11,7 +8,6 @@ import pickle
 import selectors
 import signal
 import subprocess
-import sys
 import time
 from typing import Any, Callable, Mapping, Sequence, Union
 
@@ -23,20 +19,14 @@ from .rank import STACKS_SIGNAL, RankReport, Script, Task
 
 Environment = Union[Mapping[str, str], Callable[[int], Mapping[str, str]], None]
 
-SETTLE_S = 3.0
-"""Seconds for the others to fail by themselves, and report how, once one rank has failed: on a busy
-machine it takes more than one."""
-
+_SETTLE_S = 3.0  # after a rank failed, for the others to fail and report it, on a busy machine
 _STACKS_S = 0.3  # for late ranks to write their stacks
 _LEFTOVERS_S = 1.0  # from SIGTERM to SIGKILL, for children of a rank that has ended
 _REAP_S = 5.0  # from SIGKILL until a process is given up: it may be stuck in the kernel
 _NAP_S = 0.02
 
 
-def describe_exit(exitcode: int | None) -> str:
-    """Say how a process ended."""
-    if exitcode is None:
-        return "does not end, even after SIGKILL"
+def describe_exit(exitcode: int) -> str:
     if exitcode >= 0:
         return f"ended with exit code {exitcode}"
     try:
@@ -48,29 +38,16 @@ def describe_exit(exitcode: int | None) -> str:
 
 
 class RankProcess(Process):
-    """The process of one rank.
-
-    Args:
-        payload: descriptor of the file for ``_processes.rank.main``.
-        argv: the command line that the work sees.
-        how: as of `Process`: path, env, and streams.
+    """The process of one rank, which calls ``_processes.rank.main``.
 
     Attributes:
-        rank: its number.
-        exitcode: None while it runs, as far as `has_ended` has seen; negative for a signal.
-        report: of the result of its work, as far as `has_ended` has seen, or None.
-        stopped_at: when it was first asked to end by us, or None.
+        exitcode: negative for a signal; None until `has_ended` has seen the end.
+        report: of the result; None until `has_ended` has seen it.
+        stopped_at: when we first asked it to end, or None.
     """
 
     def __init__(
-        self,
-        rank: int,
-        work: Task | Script,
-        payload: int,
-        *,
-        argv: Sequence[str],
-        fds: Sequence[int],
-        **how: Any,
+        self, rank: int, work: Task | Script, payload: int, fds: Sequence[int], **how: Any
     ) -> None:
         self.rank = rank
         self.exitcode: int | None = None
@@ -83,9 +60,9 @@ class RankProcess(Process):
         super().__init__(
             "synk_comm._processes.rank",
             "main",
-            (rank, fd, payload, list(argv), work),
+            (rank, fd, payload, work),
             fds=(fd, payload, *fds),
-            # What multiprocessing gives to its own children, too: -W, -X, -O, -E, ...
+            # As multiprocessing does: -W, -X, -O, -E, ...
             flags=subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
             **how,
         )
@@ -101,14 +78,13 @@ class RankProcess(Process):
             if exitcode is not None:
                 self._ended_at = time.monotonic()
                 self.exitcode = exitcode
-                # Its own children go with it; those that clean up after it get a moment for that.
-                self.signal_group(signal.SIGTERM)
+                self.signal_group(signal.SIGTERM)  # its children, which may have to clean up
         return self.exitcode is not None
 
     def failure(self) -> RankReport | None:
-        """Return how the rank failed, by itself or by others, but not by being stopped by us.
+        """Return how the rank failed, unless we stopped it.
 
-        Of a process that died without a report of its failure it has ``brief`` and ``at`` only.
+        A process that died without a report has ``brief`` and ``at`` only.
         """
         report = self.report
         if report is None or not report.failure:
@@ -124,38 +100,33 @@ class RankProcess(Process):
         failure = self.failure()
         if failure is not None:
             return failure.brief
-        if self.stopped_at is not None:
-            return "was ended while it was still running"
-        return describe_exit(None) if self.exitcode is None else "had ended well"
+        has_stopped = self.stopped_at is not None
+        return "was ended while it was still running" if has_stopped else "had ended well"
 
     def stop(self, signum: int) -> None:
-        """Send a signal that is to end it; what happens from now on is no failure of its own."""
+        """Send a signal to end it; a later failure is not its own."""
         if not self.has_ended():
             if self.stopped_at is None:
                 self.stopped_at = time.monotonic()
             self.signal_group(signum)
 
     def show_stacks(self) -> None:
-        """Ask a rank that is late where it is; it is going to be stopped."""
+        """Ask a late rank where it is, before it is stopped."""
         if not self.has_ended():
             self.stopped_at = time.monotonic()
             self.send_signal(STACKS_SIGNAL)
 
     def has_leftovers(self) -> bool:
-        """Return whether the group outlives its leader."""
+        """Return whether a process of its group is alive."""
         return self.signal_group(0) and _any_alive(self.pid)
 
     def close(self) -> None:
-        """Close the pipes and the file."""
         super().close()
         self._file.close()
 
 
 class Crew:
-    """All ranks of a group, and the loop that waits for them.
-
-    Leaving its ``with`` block ends whatever still runs, and discards the group.
-    """
+    """All ranks of a group; the end of its ``with`` block ends them, and discards the group."""
 
     def __init__(self, group: Group) -> None:
         self.ranks: list[RankProcess] = []
@@ -169,7 +140,6 @@ class Crew:
         payload: bytes = b"",
         *,
         env: Environment = None,
-        argv: Sequence[str] | None = None,
         path: Sequence[str] | None = None,
         stdin: int | None = subprocess.DEVNULL,
         output: int | None = None,
@@ -178,12 +148,11 @@ class Crew:
 
         Args:
             payload: of a task, ``pickle.dumps((function, args))``.
-            env: variables beside those of this process, or a function from rank to these.
-            argv, path: ``sys.argv`` and ``sys.path`` of the work; None for those of this process.
-            stdin: of rank 0, as in `subprocess`; the others have none.
+            env: additional variables, or a function from rank to these.
+            path: ``sys.path`` of the work; None for that of this process.
+            stdin: of rank 0; the others have none.
             output: the standard output and the standard error of all.
         """
-        argv = sys.argv if argv is None else argv
         path = import_path() if path is None else path
         with memory_file(payload) as file:
             for rank in range(self._group.size):
@@ -194,10 +163,9 @@ class Crew:
                         rank,
                         work,
                         file.fileno(),
-                        argv=argv,
+                        self._group.fds,
                         path=path,
                         env=self._environment(rank, env(rank) if callable(env) else env),
-                        fds=self._group.fds,
                         stdin=subprocess.DEVNULL if rank else stdin,
                         stdout=output,
                         stderr=output,
@@ -205,12 +173,8 @@ class Crew:
                 )
 
     def _environment(self, rank: int, extra: Mapping[str, str] | None) -> dict[str, str]:
-        """Return the environment of a rank.
-
-        ``OMP_NUM_THREADS`` is this rank's share of the cores, unless it is set.
-        """
         size, environment = self._group.size, dict(os.environ)
-        if "SYNK_COMM_RANK" in environment:  # those of a rank start no more: it would have no end
+        if "SYNK_COMM_RANK" in environment:  # ranks of a rank start no more: it would have no end
             environment[NO_RANKS] = "a rank that a rank has started"
         environment.update(SYNK_COMM_RANK=str(rank), SYNK_COMM_SIZE=str(size))
         if size > 1:
@@ -223,27 +187,16 @@ class Crew:
         self._selector.register(fd, selectors.EVENT_READ, ready)
 
     def running(self) -> list[RankProcess]:
-        """Return the ranks that have not ended."""
         return [rank for rank in self.ranks if not rank.has_ended()]
 
-    def step(self) -> None:
-        """Wait for output, but not long: what ranks report, and their end, show only on asking."""
-        for key, _ in self._selector.select(_NAP_S):
-            if key.data():
-                self._selector.unregister(key.fd)
-        for rank in self.ranks:
-            if rank.has_ended():
-                rank.signal_group(0)  # to notice when its group is empty
-
     def failures(self) -> list[tuple[RankProcess, RankReport]]:
-        """Return all failures: first what has a cause of its own, then its victims, by time."""
+        """Return all failures by time, but those caused by other ranks last."""
         found = [(rank, report) for rank in self.ranks for report in [rank.failure()] if report]
         return sorted(found, key=lambda failed: (failed[1].by_others, failed[1].at))
 
     def fates(self, besides: RankProcess) -> str:
         """Describe how the other ranks ended, each in a line."""
-        others = [rank for rank in self.ranks if rank is not besides]
-        return "".join(f"\n  rank {rank.rank}: {rank.fate()}" for rank in others)
+        return "".join(f"\n  rank {r.rank}: {r.fate()}" for r in self.ranks if r is not besides)
 
     def late(self, timeout_s: float | None) -> tuple[list[int], str]:
         """Return the ranks that had to be ended, and a sentence about them."""
@@ -252,10 +205,10 @@ class Crew:
         return late, f"{which} still ran after {timeout_s} s and had to be ended"
 
     def wait(self, deadline: float | None, grace_s: float, *, end_on_failure: bool = True) -> None:
-        """Return when all have ended; from the first failure or the deadline on, make them end.
+        """Wait until all have ended; end them after a failure, or at the deadline.
 
         Args:
-            deadline: moment on the monotonic clock; late ranks write their stacks first.
+            deadline: late ranks write their stacks then.
             grace_s: from SIGTERM to SIGKILL.
             end_on_failure: if False, a failure changes nothing for the others.
         """
@@ -268,28 +221,36 @@ class Crew:
                 self.wait_until(now + _STACKS_S)
                 break
             if end_on_failure and settled is None and self.failures():
-                settled = now + SETTLE_S
-            # Ranks that were asked to end may take their time, each its own.
+                settled = now + _SETTLE_S
             end = settled if self._ask_until is None else self._ask_until
             if end is not None and now >= end:
                 break
-            self.step()
+            self._step()
         if self.running():
             for rank in self.ranks:
                 rank.stop(signal.SIGTERM)
-                rank.signal_group(signal.SIGCONT)  # who is stopped hears only this, and SIGKILL
+                rank.signal_group(signal.SIGCONT)  # a stopped process gets only this, and SIGKILL
             self.wait_until(time.monotonic() + grace_s)
             self.kill()
 
     def wait_until(self, deadline: float) -> None:
-        """Return when all have ended, at the latest at the deadline."""
+        """Wait until all have ended, at most until the deadline."""
         while self.running() and time.monotonic() < deadline:
-            self.step()
+            self._step()
+
+    def _step(self) -> None:
+        """Pass on output; else wait for a moment: no event shows reports and ends of ranks."""
+        for key, _ in self._selector.select(_NAP_S):
+            if key.data():
+                self._selector.unregister(key.fd)
+        for rank in self.ranks:
+            if rank.has_ended():
+                rank.signal_group(0)  # to notice when its group is empty
 
     def ask(self, signum: int, grace_s: float) -> None:
-        """Send a signal to all, and let ``wait`` end them after ``grace_s``; a signal handler may.
+        """Send a signal to all; ``wait`` ends them after ``grace_s``. A signal handler may call it.
 
-        How a rank ends then is up to it: it counts as its own doing.
+        A failure of a rank then counts as its own.
         """
         for rank in self.ranks:
             if rank.exitcode is None:
@@ -321,7 +282,7 @@ class Crew:
 
 
 def _any_alive(group: int) -> bool:
-    """Return whether a process of a group is alive: not a zombie."""
+    """Return whether a process of a group is alive, not a zombie."""
     try:
         pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     except OSError:

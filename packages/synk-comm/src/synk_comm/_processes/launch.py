@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 import os
@@ -35,8 +36,8 @@ def launch(
     """Run ``fn(comm, *args)`` on ``n`` ranks, each in a fresh Python process; return the results.
 
     Blocks until all processes have ended. When one fails, the others get three seconds to fail by
-    themselves and to say how; then they are ended. No process is left, nor any that the ranks
-    started, whatever happens here: also if this process is killed.
+    themselves and report it; then they are ended. No process is left, nor any that the ranks
+    started, also if this process is killed.
 
     May be called from any thread, from a rank (but not from ranks of that), from an interactive
     session (for functions of modules). A script needs ``if __name__ == "__main__":`` around it.
@@ -46,25 +47,24 @@ def launch(
         fn: a function of the top level of a module or of the main script, which the processes
             load: the main script under the name ``__mp_main__``, and only if it is needed. Its
             first argument is the rank's ``Communicator``, closed when it returns.
-        args: what else it gets; picklable.
-        backend: name of a back-end, as for ``create_group``; ``"auto"`` is shared memory where
-            that can be had, else ZeroMQ.
-        timeout_s: after this time all ranks are ended; None lets them run as long as they want.
+        args: its other arguments; picklable.
+        backend: as for ``create_group``.
+        timeout_s: after this time all ranks are ended; None is no limit.
         comm_timeout_s: the communicator's own bound, for joining and for each collective.
-        grace_s: what ranks get to end by themselves after SIGTERM, when another has failed, and
+        grace_s: time for ranks to end by themselves after SIGTERM, when another has failed, and
             after SIGINT, when this process got a Ctrl-C; then they are killed.
         env: environment variables for the ranks, or a function from rank to these. Ranks also have
-            ``SYNK_COMM_RANK``, ``SYNK_COMM_SIZE``, and, where this process has not set it,
+            ``SYNK_COMM_RANK``, ``SYNK_COMM_SIZE``, and, if this process has not set it,
             ``OMP_NUM_THREADS`` = cores // n, at least 1.
 
     Returns:
-        What ``fn`` returned, by rank. Results are pickled.
+        The results of ``fn``, pickled, by rank.
 
     Raises:
-        RankFailed: a rank raised; says which was first, and what became of the others.
+        RankFailed: a rank raised; names the first one, and the ends of the others.
         RankDied: a rank's process ended by itself; a ``RankFailed`` too.
-        CommTimeout: some ranks still ran after ``timeout_s``; says which. They write the stacks of
-            their threads to standard error first, as they do whenever they get SIGQUIT.
+        CommTimeout: some ranks still ran after ``timeout_s``. They write the stacks of their
+            threads to standard error first, as they do whenever they get SIGQUIT.
         TypeError: ``fn`` or ``args`` cannot be sent to other processes.
         MisuseError: this process may start no ranks, or has no Python to start them with.
     """
@@ -75,7 +75,7 @@ def launch(
     deadline = None if timeout_s is None else deadline_after(timeout_s)
     deadline_after(comm_timeout_s)
     require_leave("launch()")
-    work = packed(fn, args, comm_timeout_s, tell=True)
+    work = packed(fn, args, comm_timeout_s, aborts=True)
     with Crew(create_group(n, backend)) as crew:
         try:
             crew.start(*work, env=env)
@@ -87,14 +87,10 @@ def launch(
     return _results(crew, timeout_s)
 
 
-# -- on the way there ---------------------------------------------------------------------
-
-
 def packed(
-    fn: Callable[..., Any], args: tuple[Any, ...], timeout_s: float, *, tell: bool
+    fn: Callable[..., Any], args: tuple[Any, ...], timeout_s: float, *, aborts: bool
 ) -> tuple[Task, bytes]:
-    """Pickle a function and its arguments, by name; return the task with what must be loaded for
-    them, whose ``timeout_s`` and ``tell`` these are, and the pickle."""
+    """Pickle a function, by name, and its arguments; return the task and the pickle."""
     if not callable(fn):
         raise TypeError(f"fn must be a function, got {type(fn).__qualname__}: {fn!r}")
     inner = _innermost(fn)
@@ -117,12 +113,11 @@ def packed(
         raise TypeError(
             f"{_culprit(fn, args)} cannot be sent to ranks: {brief(exc)}{cure}"
         ) from exc
-    home = None
-    if name and name not in MAIN_NAMES:
-        path = _file(sys.modules.get(name))
-        home = Source(name, os.path.abspath(path) if path else "")
+    is_elsewhere = name and name not in MAIN_NAMES
+    home = Source(name, _file(sys.modules.get(name))) if is_elsewhere else None
     # A string in the arguments may look alike: then the script is loaded for nothing.
-    return Task(timeout_s, main if b"_main__" in payload else None, home, tell), payload
+    main = main if b"_main__" in payload else None
+    return Task(timeout_s, main, home, aborts, sys.argv), payload
 
 
 def _innermost(fn: Any) -> Any:
@@ -139,13 +134,14 @@ def _culprit(fn: Any, args: tuple[Any, ...]) -> str:
     for number, arg in enumerate(args):
         try:
             pickle.dumps(arg)
-        except Exception:  # noqa: BLE001 - whatever it raises, it is the one
+        except Exception:  # noqa: BLE001 - of its class
             return f"argument {number} of the function, a {type(arg).__qualname__},"
     return f"the function {getattr(fn, '__qualname__', fn)!s}"
 
 
 def _file(module: ModuleType | None) -> str:
-    return getattr(module, "__file__", None) or ""
+    path = getattr(module, "__file__", None)
+    return os.path.abspath(path) if path else ""
 
 
 def _main_source() -> Source | None:
@@ -154,10 +150,7 @@ def _main_source() -> Source | None:
     if spec is not None and spec.name not in MAIN_NAMES:
         return Source(spec.name, "")
     path = _file(module)
-    return Source("", os.path.abspath(path)) if path and os.path.exists(path) else None
-
-
-# -- on the way back ----------------------------------------------------------------------
+    return Source("", path) if os.path.exists(path) else None
 
 
 def _results(crew: Crew, timeout_s: float | None) -> list[Any]:
@@ -193,15 +186,9 @@ def _error(crew: Crew) -> RankFailed:
     if not report.failure:
         when = " after its function had returned" if rank.report else ""
         return RankDied(f"{place} {report.brief}{when}{others}", **who)
-    there = report.failure.rstrip()
-    error = RankFailed(
-        f"{place} failed: {report.brief}\n\nThere:\n{there}{others}",
-        traceback=report.failure,
-        **who,
-    )
-    try:
-        cause = unpickled(report.raised) if report.raised else None
-    except Exception:  # noqa: BLE001 - of a module that only the ranks have; the text says it all
-        cause = None
-    error.__cause__ = cause if isinstance(cause, BaseException) else None
+    text = f"{place} failed: {report.brief}\n\nThere:\n{report.failure.rstrip()}{others}"
+    error = RankFailed(text, traceback=report.failure, **who)
+    if report.raised:
+        with contextlib.suppress(Exception):  # of a module that only the ranks have
+            error.__cause__ = unpickled(report.raised)
     return error

@@ -1,7 +1,6 @@
-"""The process of one rank, from the inside: what ``launch`` and ``run`` start.
+"""The process of one rank, from the inside.
 
-The work comes in files of a ``Process`` without names, and a report of the result goes back in
-another. All are inherited, so the pickles in them come from this user's own processes.
+All pickles come in inherited files without names, so from this user's own processes.
 """
 
 from __future__ import annotations
@@ -18,39 +17,39 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from types import ModuleType, TracebackType
 from typing import Any, NamedTuple
 
 from synk_comm._core.calls import brief, chain
 from synk_comm._join import join
-from synk_comm.exceptions import AbortedError, CommError, CommTimeout, PeerDeclined, PeerLost
+from synk_comm.exceptions import AbortedError, CommError, CommTimeout, EndOfGroup, PeerDeclined
 from synk_comm.processes import NO_RANKS
 
 MAIN_NAMES = ("__main__", "__mp_main__")
-"""What the main script is called where it runs, and where a rank has loaded it (as
-``multiprocessing`` calls it)."""
-
+"""Names of the main script: in its own process, and in a rank (as ``multiprocessing`` has it)."""
 STACKS_SIGNAL = signal.SIGQUIT
-"""Lets a rank write the stacks of its threads to standard error, and go on."""
+"""A rank writes the stacks of its threads to standard error, and goes on."""
 
-_BY_OTHERS = (PeerLost, AbortedError, PeerDeclined, CommTimeout)
-_TOLD_BY_OTHERS = (PeerLost, AbortedError, PeerDeclined)
+_NAMED_BY_OTHERS = (EndOfGroup, PeerDeclined)
 """Errors without a traceback of this rank: that of the rank that caused them says more."""
+_BY_OTHERS = (*_NAMED_BY_OTHERS, CommTimeout)
 
 _LOADS = "a rank that loads the program"
 _FOLDER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 
 
 class Source(NamedTuple):
-    """Where a module comes from.
-
-    Attributes:
-        name: to import it by, or "".
-        path: of its file, or "".
-    """
+    """A module: by its name, or by the path of its file; "" if unknown."""
 
     name: str
     path: str
+
+    def run(self, run_name: str) -> dict[str, Any]:
+        """Run it as a program; return its names."""
+        if self.name:
+            return runpy.run_module(self.name, run_name=run_name, alter_sys=True)
+        return runpy.run_path(self.path, run_name=run_name)
 
 
 class Task(NamedTuple):
@@ -60,36 +59,33 @@ class Task(NamedTuple):
         timeout_s: for ``join``.
         main: the main script, if the payload refers to it.
         home: the module of the function, if that is another one.
-        tell: whether a failure is sent to peers by ``abort``; else they notice that it has left.
+        aborts: whether a failure is sent to peers by ``abort``; else this rank just leaves.
     """
 
     timeout_s: float
     main: Source | None
     home: Source | None
-    tell: bool
+    aborts: bool
+    argv: Sequence[str]
 
 
 class Script(NamedTuple):
-    """Work: run a program as ``__main__``.
-
-    Attributes:
-        source: by name (``-m``) or by path.
-        by_line: whether its output goes out line by line, as it does on a terminal.
-    """
+    """Work: run a program as ``__main__``; ``by_line`` if it writes as on a terminal."""
 
     source: Source
+    argv: Sequence[str]
     by_line: bool
 
 
 class RankReport(NamedTuple):
-    """Result of the work; of plain types, so that the parent can always read it.
+    """Result of the work, of plain types, so that the parent can always read it.
 
     Attributes:
-        value: pickle of what the function returned.
+        value: pickle of the function's result.
         failure: the traceback, or "" if there is no failure.
         brief: type and first line of the exception.
         raised: pickle of the exception, or empty if it cannot be pickled.
-        by_others: whether the exception came of what another rank did or failed to do.
+        by_others: whether another rank caused the exception.
         at: when, on the monotonic clock.
     """
 
@@ -103,18 +99,21 @@ class RankReport(NamedTuple):
     @classmethod
     def of(cls, exc: BaseException, rank: int) -> RankReport:
         """Describe a failure."""
-        lines = traceback.format_exception(type(exc), exc, _outside(exc))
-        text = "".join(lines)
-        raised = b""
+        text = "".join(traceback.format_exception(type(exc), exc, _outside(exc)))
         try:
             raised = pickle.dumps(exc)
-            unpickled(raised)  # not all that can be pickled can be read back
-        except (Exception, SystemExit):  # noqa: BLE001 - whatever its class does there: the text remains
+            unpickled(raised)  # some pickles cannot be read back
+        except (Exception, SystemExit):  # noqa: BLE001 - of its class; the text remains
             raised = b""
-        return cls(b"", text, brief(exc), raised, _by_others(exc, rank), time.monotonic())
+        by_others = any(
+            isinstance(link, _BY_OTHERS)
+            and not (isinstance(link, AbortedError) and link.rank == rank)  # it gave up itself
+            for link in chain(exc)
+        )
+        return cls(b"", text, brief(exc), raised, by_others, time.monotonic())
 
     def send(self, fd: int) -> None:
-        """Write it into a file, and then, at its begin, that it is whole."""
+        """Write it into a file, and then a mark at the begin."""
         with open(fd, "wb") as file:
             file.seek(1)
             file.write(pickle.dumps(tuple(self), protocol=pickle.HIGHEST_PROTOCOL))
@@ -122,18 +121,16 @@ class RankReport(NamedTuple):
             os.pwrite(fd, b"\1", 0)
 
 
-def main(rank: int, report: int, payload: int, argv: list[str], work: Task | Script) -> None:
+def main(rank: int, report: int, payload: int, work: Task | Script) -> None:
     """Do the work; the process ends with it.
 
     Args:
-        rank: its number.
-        report, payload: descriptors of the files for the report, and of a task with
-            ``pickle.dumps((function, args))``.
-        argv: the command line that the work sees.
+        report: descriptor of the file for the report.
+        payload: descriptor of the file of ``pickle.dumps((function, args))`` of a task.
     """
     for fd in (report, payload):
         os.set_inheritable(fd, False)
-    sys.argv[:] = argv
+    sys.argv[:] = work.argv
     with contextlib.suppress(RuntimeError, ValueError, OSError):  # standard error is closed
         faulthandler.register(STACKS_SIGNAL)
     if isinstance(work, Task):
@@ -148,7 +145,7 @@ def main(rank: int, report: int, payload: int, argv: list[str], work: Task | Scr
 def _perform(rank: int, report_fd: int, payload: int, task: Task) -> None:
     report, ticket = None, os.environ.pop("SYNK_COMM_TICKET")
     try:
-        # What is imported here must not start ranks, which would import it, too.
+        # The imports must not start ranks, which would import the same.
         is_loading = os.environ.setdefault(NO_RANKS, _LOADS) == _LOADS
         if task.main is not None:
             _load_main(task.main)
@@ -162,37 +159,29 @@ def _perform(rank: int, report_fd: int, payload: int, task: Task) -> None:
             try:
                 report = RankReport(_pickled(function(comm, *args)), at=time.monotonic())
             except BaseException as exc:
-                # Before peers notice it, by the end of this ``with``: their failures come later.
+                # Before the end of this ``with``, which peers notice: their failures come later.
                 report = RankReport.of(exc, rank)
                 report.send(report_fd)
-                if not task.tell:
+                if not task.aborts:
                     comm.close()
                 raise
     except BaseException as exc:  # noqa: BLE001 - a KeyboardInterrupt is an outcome too
         if report is None or not report.failure:
             RankReport.of(exc, rank).send(report_fd)
-        # Not by raising again: the traceback travels, and need not be shown twice.
-        raise SystemExit(1) from None
+        raise SystemExit(1) from None  # the report has the traceback
     report.send(report_fd)
 
 
 def _load_main(source: Source) -> None:
-    """Load the parent's main script under another name, so that its guard keeps it still."""
-    if source.name:
-        names = runpy.run_module(source.name, run_name="__mp_main__", alter_sys=True)
-    else:
-        names = runpy.run_path(source.path, run_name="__mp_main__")
+    """Load the parent's main script under a name at which its guard does nothing."""
     module = ModuleType("__mp_main__")
-    vars(module).update(names)
+    vars(module).update(source.run("__mp_main__"))
     for name in MAIN_NAMES:
         sys.modules[name] = module
 
 
 def _load(source: Source) -> None:
-    """Import a module; from its file if its name leads nowhere, or elsewhere.
-
-    Test modules and scripts in other folders are often not importable by name.
-    """
+    """Import a module; from its file if its name finds none, or another one, as often in tests."""
     if source.name in sys.modules:
         return
     spec = None
@@ -200,7 +189,7 @@ def _load(source: Source) -> None:
         spec = importlib.util.find_spec(source.name)
     except ModuleNotFoundError as exc:
         if not f"{source.name}.".startswith(f"{exc.name}."):
-            raise  # not its package is missing, but something that its package needs
+            raise  # its package is there, but lacks a module that it imports
     except ValueError:  # a module without a spec
         pass
     origin = spec.origin if spec is not None else None
@@ -222,7 +211,7 @@ def _load(source: Source) -> None:
 
 
 class _MainUnpickler(pickle.Unpickler):
-    """Knows the main script by the name that the ranks give it."""
+    """Also finds the main script by its name in ranks."""
 
     def find_class(self, module_name: str, global_name: str) -> Any:
         if module_name == "__mp_main__" and module_name not in sys.modules:
@@ -231,7 +220,7 @@ class _MainUnpickler(pickle.Unpickler):
 
 
 def unpickled(data: bytes | mmap.mmap) -> Any:
-    """Read what the parent of this process, or a rank of it, has sent."""
+    """Read a pickle of the parent of this process, or of a rank of it."""
     return _MainUnpickler(io.BytesIO(data)).load()
 
 
@@ -250,38 +239,33 @@ def _run(rank: int, report_fd: int, script: Script) -> None:
         for stream in (sys.stdout, sys.stderr):
             getattr(stream, "reconfigure", lambda **_: None)(line_buffering=True)
     try:
-        if script.source.name:
-            runpy.run_module(script.source.name, run_name="__main__", alter_sys=True)
-        else:
-            runpy.run_path(script.source.path, run_name="__main__")
+        script.source.run("__main__")
     except SystemExit:
         raise
     except BaseException as exc:
-        RankReport.of(exc, rank).send(report_fd)
-        exc = exc.with_traceback(_outside(exc))
-        if isinstance(exc, _TOLD_BY_OTHERS):
-            _say_where(exc, rank)
-            raise SystemExit(1) from None
+        report = RankReport.of(exc, rank)
+        report.send(report_fd)
+        exc, text = exc.with_traceback(_outside(exc)), report.failure
         if isinstance(exc, KeyboardInterrupt):
             # The interpreter ends itself by SIGINT, as its parent expects. A bare raise
             # would bring back the whole traceback on Python 3.9.
             raise exc  # noqa: TRY201
-        sys.excepthook(type(exc), exc, exc.__traceback__)
+        if isinstance(exc, _NAMED_BY_OTHERS):
+            frames = traceback.extract_tb(exc.__traceback__)
+            place = f" at {frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
+            text = f"synk_comm: rank {rank} ended{place}: {brief(exc)}\n"
+        elif sys.excepthook is not sys.__excepthook__:
+            sys.excepthook(type(exc), exc, exc.__traceback__)
+            raise SystemExit(1) from None
+        with contextlib.suppress(OSError, AttributeError, ValueError):  # standard error is closed
+            sys.stderr.write(text)  # at once: Python's own hook would mix it with other ranks' text
         raise SystemExit(1) from None
 
 
-def _say_where(exc: BaseException, rank: int) -> None:
-    """Write, in place of a traceback, one line: what ended this rank, and where in its script."""
-    frames = traceback.extract_tb(exc.__traceback__)
-    place = f" at {frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
-    with contextlib.suppress(OSError, AttributeError, ValueError):  # standard error is closed
-        sys.stderr.write(f"synk_comm: rank {rank} ended{place}: {brief(exc)}\n")
-
-
 def _outside(exc: BaseException) -> TracebackType | None:
-    """Drop the frames of this file, and of what it uses to run a program, from the top.
+    """Drop the frames of this file and of ``runpy`` from the top of a traceback.
 
-    Of an error between ranks, which says all, those of this package also go from the bottom.
+    Of an error between ranks, also drop those of this package from the bottom.
     """
     ours = (__file__, runpy.__file__, "<frozen runpy>")
     trace = exc.__traceback__
@@ -295,13 +279,3 @@ def _outside(exc: BaseException) -> TracebackType | None:
     if last is not None:
         last.tb_next = None
     return trace
-
-
-def _by_others(exc: BaseException, rank: int) -> bool:
-    for link in chain(exc):
-        # A rank that gave up by itself is no victim of others.
-        if isinstance(link, _BY_OTHERS) and not (
-            isinstance(link, AbortedError) and link.rank == rank
-        ):
-            return True
-    return False

@@ -13,12 +13,11 @@ from synk_comm.exceptions import JoinError
 _PREFIX = "synk-comm-"
 _MAX_PATH = 100  # sun_path holds 108 bytes
 _OWN_BYTES = len("/synk-comm-0123456789ab/1000-1000")
-_SHORT = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - what is made there is 0700
+_SHORT = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - the folder is 0700
 
 
 class SocketFolder:
-    """A 0700 folder, removed by the ranks once all have joined, and at the latest when the process
-    that made it exits."""
+    """A 0700 folder; the ranks remove it once all have joined, or its maker when it exits."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -26,16 +25,13 @@ class SocketFolder:
 
     @classmethod
     def named(cls, secret: bytes) -> SocketFolder:
-        """Return a folder that is not made yet, under a name that follows from a secret.
+        """Return a folder, not made yet, with a name from a secret.
 
-        All ranks that know the secret can remove it, should its maker be killed. It is in the
-        system's folder for temporary files, or in another one if the path of that is too long for
-        sockets.
+        All ranks that know the secret can remove it if its maker is killed.
         """
         return cls(os.path.join(_place(), _PREFIX + secret.hex()[:12]))
 
     def make(self) -> SocketFolder:
-        """Make a named folder."""
         os.mkdir(self.path, 0o700)
         atexit.register(self._remove_in_maker)
         return self
@@ -69,7 +65,7 @@ class SocketFolder:
             )
 
     def claim(self, rank: int) -> None:
-        """Enter as this rank; JoinError if the folder is not private, or another one has."""
+        """Enter as this rank; JoinError if the folder is not private, or the rank has entered."""
         self.check()
         try:
             os.close(os.open(os.path.join(self.path, f"{rank}"), os.O_CREAT | os.O_EXCL, 0o600))

@@ -67,8 +67,8 @@ def low_word(address: int) -> int:
 def memory_fence() -> Callable[[], object] | None:
     """Return a full memory fence, or None where the machine needs none.
 
-    x86-64 keeps stores in order, and loads in order, which is all that the rounds ask for.
-    Other machines need a fence between data and sequence word, on both sides.
+    x86-64 keeps stores in order, and loads in order: rounds need no more. Other machines need a
+    fence between data and sequence word, on both sides.
     """
     if platform.machine() in ("x86_64", "AMD64"):
         return None

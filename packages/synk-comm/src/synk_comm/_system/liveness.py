@@ -1,4 +1,4 @@
-"""What the system says of processes: who they are, and, by pidfds, that they have ended."""
+"""Processes in the system: their identity, and, by pidfds, their end."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def stat(pid: int) -> list[bytes]:
 
 
 def _start_time(pid: int) -> int | None:
-    """Return when a process started, in clock ticks since boot; None if it cannot be seen."""
+    """Return the start of a process in clock ticks since boot; None if it is invisible."""
     try:
         return int(stat(pid)[19])
     except (OSError, IndexError, ValueError):
@@ -92,10 +92,7 @@ class WatchedProcess:
 
 
 class Pidfds:
-    """Watches peers' processes where that is possible: Linux, same pid namespace.
-
-    Elsewhere it sees nothing, and the death of a peer shows as a timeout, or to ``watch``.
-    """
+    """Watches peers' processes in the same pid namespace; it cannot see others."""
 
     def __init__(self) -> None:
         self._watched: dict[int, WatchedProcess] = {}
@@ -119,6 +116,5 @@ class Pidfds:
         return self._gone
 
     def close(self) -> None:
-        """Close all descriptors."""
         while self._watched:
             self._watched.popitem()[1].close()
