@@ -1,4 +1,4 @@
-"""Compiles functions in the master, and further forms of them on demand."""
+"""Compile functions in the master, and further forms of them on demand."""
 
 from __future__ import annotations
 
@@ -65,10 +65,8 @@ class Builder:
         self._specs.pop(function_id, None)
 
     def require_form(self, function_id: int, form: Form) -> None:
-        """Compile `form` of a function unless it exists; the caller holds the lock.
-
-        A rowless form without updates is left out.
-        """
+        """Compile `form` of a function unless it exists, or is rowless without updates; the caller
+        holds the lock."""
         loaded, spec = self._here.functions[function_id], self._specs[function_id]
         if form in loaded.forms:
             return
