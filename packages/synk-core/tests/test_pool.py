@@ -228,6 +228,20 @@ def serve(monkeypatch, error):
     return rank, channel, serving
 
 
+def test_a_second_message_that_came_with_the_first_is_pending():
+    channel, theirs = Channel.pair()
+    with theirs:
+        other = Channel(theirs)
+        other.send(b"first")
+        other.send(b"second")
+        assert channel.recv(1.0) == b"first"
+        assert channel.pending()
+        assert channel.recv(1.0) == b"second"
+        assert not channel.pending()
+    assert channel.at_end()
+    channel.close()
+
+
 def test_nothing_that_workers_inherit_stays_open():
     def once():
         runtime = Runtime(2)

@@ -22,11 +22,8 @@ from synk_core._wire.messages import PLAIN, Form, Recipe
 
 
 class Builder:
-    """Compiles functions in the master, and numbers them and their variables.
-
-    Args:
-        specs: filled with those of functions, by number.
-    """
+    """Compiles functions in the master, numbers them and their variables, and keeps their specs by
+    number."""
 
     def __init__(
         self,

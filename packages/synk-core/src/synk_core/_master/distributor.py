@@ -17,11 +17,8 @@ from .store import DataStore
 
 
 class Distributor:
-    """Sends new shared variables, functions and compiled forms, each once.
-
-    Args:
-        collect: forgets what the program has dropped.
-    """
+    """Sends new shared variables, functions and compiled forms, each once; calls `collect` before,
+    to forget those that the program has dropped."""
 
     def __init__(
         self,

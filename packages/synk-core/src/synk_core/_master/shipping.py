@@ -108,9 +108,8 @@ class Shipping:
         self.sent()
 
     def close(self) -> None:
-        """Forget everything."""
-        for key in tuple(self._mirrored):
-            self._forget(key)
+        """Forget the rows that hosts have."""
+        self._presence.clear()
 
     def _forget(self, key: int) -> None:
         self._mirrored.pop(key, None)

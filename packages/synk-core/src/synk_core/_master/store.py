@@ -11,7 +11,6 @@ from typing import Any, Callable, Dict, FrozenSet, NamedTuple, Optional, Sequenc
 
 import numpy as np
 
-import synk_shm
 from synk_core._plan.conversion import unmasked
 from synk_core._plan.rows import Bounds, Selection
 from synk_core._text import shown
@@ -171,12 +170,9 @@ class DataStore:
 
     def close(self) -> None:
         """Free the rooms."""
-        while self._staged:  # other threads may add some
-            _, data = self._staged.popitem()
-            # A user's error may keep the memory; without a name no process finds it.
-            if synk_shm.is_shared(data.array):
-                synk_shm.unlink(data.array, missing_ok=True)
-        while self._watched:
+        self._staged.clear()
+        # A user's error may keep memory, also of rooms: without a name no process finds it.
+        while self._watched:  # other threads may add some
             known = self._watched.popitem()[1]()
             if known is not None:
                 known.observers = [it for it in known.observers if it is not self.released]

@@ -99,8 +99,11 @@ class Mirror:
 
     def _make(self, mirrors: Mapping[int, int]) -> None:
         if self._near.rank == 0:
+            made = {}
             try:
-                made = {key: self._new(nbytes) for key, nbytes in mirrors.items()}
+                for key, nbytes in mirrors.items():
+                    what = f"a copy of {nbytes} bytes on host {self._host}"
+                    made[key] = new_array(max(nbytes, 1), np.dtype(np.uint8), what)
             except Exception as error:
                 self._near.broadcast_object(f"host {self._host}: {type(error).__name__}: {error}")
                 raise
@@ -114,10 +117,6 @@ class Mirror:
         # A failed order may have left others.
         self._arrays.forget(mirrors)
         self._memory.update(made)
-
-    def _new(self, nbytes: int) -> np.ndarray:
-        what = f"a copy of {nbytes} bytes on host {self._host}"
-        return new_array(max(nbytes, 1), np.dtype(np.uint8), what)
 
     def _move(self, shipment: Shipment) -> None:
         sends, nbytes = self._rank == self._master, shipment.row_nbytes

@@ -126,11 +126,7 @@ def _copy(array: np.ndarray, rows: Union[slice, np.ndarray], out: np.ndarray) ->
 
 
 class ArrayCache:
-    """Mapped arrays by key; a key is mapped anew when its handle changes.
-
-    Attributes:
-        attach: returns the array at an address.
-    """
+    """Mapped arrays by key, which `attach` maps anew when the handle of a key changes."""
 
     def __init__(self, threads: int = 1) -> None:
         self.attach: Callable[[ArrayRef], np.ndarray] = lambda ref: synk_shm.attach(ref.handle)

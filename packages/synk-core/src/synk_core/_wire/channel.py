@@ -69,7 +69,7 @@ class Channel:
 
     def pending(self) -> bool:
         """Return whether `recv` would return (or raise ChannelClosed) without waiting."""
-        return bool(self._poll.poll(0))
+        return bool(self._received or self._poll.poll(0))
 
     def at_end(self) -> bool:
         """Return whether the other side is gone and nothing is left to read."""

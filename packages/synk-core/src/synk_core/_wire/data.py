@@ -176,10 +176,7 @@ class Data:
         """
         value = self.condition_data(input_data, force_cast)
         self._allocate(value.shape, oversize, keep=False)
-        try:
-            self.array[...] = value
-        finally:
-            self._note_written()
+        self[...] = value
 
     def condition_data(self, input_data: Any, force_cast: bool = False) -> Any:
         """Return the array, of right dtype and ndim, that `set_value` would store.

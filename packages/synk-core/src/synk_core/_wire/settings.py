@@ -31,7 +31,7 @@ STREAMS = ("per_rank", "identical")
 """Random streams that each worker seeds for itself, or that are the master's on all ranks."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Settings:
     """The settings of a runtime, the same in all its processes: those of `synkhronos.fork`.
 
@@ -65,15 +65,12 @@ class Settings:
                 f"random_streams: got {shown(self.random_streams)}, expected 'per_rank' or "
                 f"'identical'"
             )
-        for name, value in (
-            ("timeout_s", checked_seconds(self.timeout_s, "timeout_s")),
-            ("stall_s", checked_seconds(self.stall_s, "stall_s")),
-            ("atomic", bool(self.atomic)),
-            ("graphs", checked_policy(self.graphs)),
-            ("precision", checked_precision(self.precision)),
-            ("profile", bool(self.profile)),
-        ):
-            object.__setattr__(self, name, value)
+        self.timeout_s = checked_seconds(self.timeout_s, "timeout_s")
+        self.stall_s = checked_seconds(self.stall_s, "stall_s")
+        self.atomic = bool(self.atomic)
+        self.graphs = checked_policy(self.graphs)
+        self.precision = checked_precision(self.precision)
+        self.profile = bool(self.profile)
 
     @property
     def reseeds(self) -> bool:

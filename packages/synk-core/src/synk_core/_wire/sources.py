@@ -24,9 +24,6 @@ class RowSource:
 
     It needs no more than ``shape``, ``dtype``, and its rows by a slice or by an array of ascending
     row numbers, which each occur once.
-
-    Args:
-        value: see `of`.
     """
 
     def __init__(self, value: Any) -> None:

@@ -14,13 +14,10 @@ _WAITING = (Phase.IDLE, Phase.REDUCE, Phase.COLLECTIVE, Phase.END, Phase.FAIL)
 
 
 class Activity:
-    """Reads the phase and the last acts of every rank, also of one that is dead.
-
-    Args:
-        room: int64 vector of the ranks' `Flight`.
+    """Reads the phase and the last acts of every rank, also of a dead one, from the memory of
+    `Flight`.
 
     Attributes:
-        workers: their ranks.
         functions: functions by number, for their names.
         elsewhere: host names of the ranks whose records are not in this host's memory.
     """

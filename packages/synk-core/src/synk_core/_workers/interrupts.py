@@ -59,9 +59,7 @@ _OF_WEAK_REFS = ("weakref", "_weakrefset")
 def obey(rank: Any, channel: Any = None) -> None:
     """In a worker, install the handler by which the master interrupts its computation.
 
-    Args:
-        channel: on another host, which gets Ctrl-C from the launcher, and by this channel the
-            number of the order that it interrupts.
+    Another host gets Ctrl-C from the launcher, and from a channel the number of the order.
     """
 
     def interrupt(number: int, frame: Any) -> None:
@@ -269,12 +267,8 @@ def _call_all(undo: Sequence[Callable[[], Any]], tells: bool) -> None:
 
 
 class Interrupts:
-    """Ctrl-C during the orders of one runtime, in the master.
-
-    Args:
-        flights: flight records of all ranks.
-        interrupt: interrupts the workers, given the serial of the order.
-    """
+    """Ctrl-C during the orders of one runtime, in the master; `interrupt` sends workers the number
+    of an order that they give up."""
 
     def __init__(
         self, rank: Any, flights: Sequence[Flight], interrupt: Callable[[int], None]

@@ -70,7 +70,7 @@ class WorkerPool:
     ) -> None:
         self._workers: List[AnyWorker] = []
         self._world = world
-        self._first: Optional[int] = None  # to have ended, as MPI has reported
+        self._first: Optional[int] = None  # the rank that MPI has reported
         self._stacks = Stacks()
         self._guard: Optional[subprocess.Popen[bytes]] = None
         if folder is not None:
@@ -238,7 +238,8 @@ class WorkerPool:
         return found
 
     def failures(self, ranks: Iterable[int], serial: int, timeout_s: float = 10.0) -> List[Failure]:
-        """Return the failures of these ranks in order `serial`; drop older messages."""
+        """Return the failures of these ranks in order `serial`; read all messages up to these,
+        because a worker blocks if its messages are not read."""
         deadline = time.monotonic() + timeout_s
         wanted = set(ranks)
         found = []

@@ -21,7 +21,7 @@ from synk_core.exceptions import StartError
 from . import stacks
 from .interrupts import SIGNAL
 
-_LONGEST_DELAY_S = 0.05
+_NAP_S = 1e-3
 
 _PF_EXITING = 0x4  # include/linux/sched.h: getting shut down
 
@@ -29,9 +29,7 @@ _PF_EXITING = 0x4  # include/linux/sched.h: getting shut down
 class Worker:
     """A worker that the master has started, and that the kernel kills when the master ends.
 
-    Attributes:
-        host: None, because it is this one.
-        is_ready: whether it has sent `Ready`.
+    It `is_ready` when it has sent `Ready`.
     """
 
     host: Optional[str] = None
@@ -130,16 +128,7 @@ class Worker:
 
 class MpiWorker:
     """Another rank of a launcher, with the methods of `Worker`; the master can neither start nor
-    end its process. `mpi_worker` is its side.
-
-    Attributes:
-        host: its host's name.
-        process: None on another host.
-        stack_file: None on another host, and until it is ready.
-
-    Raises:
-        StartError: it has ended.
-    """
+    end its process, which is None on another host, and so is its file of stacks."""
 
     def __init__(self, world: World, hello: Hello) -> None:
         self.rank, self._world = hello.rank, world
@@ -189,11 +178,9 @@ class MpiWorker:
 def _looks(wait_s: float) -> Iterator[None]:
     """Yield for each time to look, for `wait_s` seconds, and in any case once."""
     deadline = time.monotonic() + wait_s
-    delay = 0.0005
     yield
-    while (left := deadline - time.monotonic()) > 0:
-        time.sleep(min(delay, left))
-        delay = min(2 * delay, _LONGEST_DELAY_S)
+    while time.monotonic() < deadline:
+        time.sleep(_NAP_S)
         yield
 
 
