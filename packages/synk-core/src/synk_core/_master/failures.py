@@ -128,7 +128,7 @@ def worker_failed(
     first = min(failures, key=lambda failure: failure.when)
     cause = _unpickled(first.error)
     if isinstance(cause, ModuleNotFoundError):
-        name = str(cause).partition("'")[2].partition("'")[0]  # the engine makes errors anew
+        name = str(cause).partition("'")[2].partition("'")[0]  # the engine makes errors of its own
         note = (
             f"Rank {first.rank} does not find the module {name!r}: on every host, install it, or "
             f"add its folder before the function is built: sys.path.append('/its/folder')\n{note}"

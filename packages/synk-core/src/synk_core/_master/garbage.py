@@ -22,7 +22,7 @@ first, and the journal's values with the second."""
 
 
 class Garbage:
-    """Collects what the program has dropped, and informs observers."""
+    """Forgets objects that the program has dropped, and informs observers."""
 
     def __init__(
         self, here: Workplace, acts: ActTable, store: DataStore, observers: Observers
@@ -46,8 +46,8 @@ class Garbage:
         return [one for one in (known() for known in list(self._functions.values())) if one]
 
     def collect(self) -> None:
-        """Forget what is gone, and acts whose arrays have moved. Call it with the lock held, before
-        staging: an older act may refer to the same room."""
+        """Forget dropped objects, and acts whose arrays have moved. Call it with the lock held,
+        before staging: an older act may refer to the same room."""
         if any(self._queues) or self._here.serial <= self._lingers_until:
             self._collect()
 

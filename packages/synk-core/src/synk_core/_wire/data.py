@@ -90,7 +90,7 @@ class Data:
 
     @property
     def array(self) -> np.ndarray:
-        """The NumPy array, for those who do not write to it."""
+        """The NumPy array, for callers that do not write to it."""
         if self._data is None:
             raise InputValueError(f"{self!r} has no value yet; use set_value()")
         return self._data
@@ -112,7 +112,7 @@ class Data:
         return presence
 
     def _note_written(self, key: Any = ...) -> None:
-        """Let other hosts get the rows of an index anew; called after the writing, because rows
+        """Let other hosts get the rows of an index again; called after the writing, because rows
         that another thread has sent meanwhile may be old."""
         for presence in self._tracking:
             presence.lose(key, len(self.array) if self._ndim else 1)

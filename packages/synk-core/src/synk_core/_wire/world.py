@@ -209,7 +209,7 @@ class World:
                 message.Recv([bytearray(status.Get_count(mpi.BYTE)), mpi.BYTE])
 
     def prune(self) -> None:
-        """Forget what has been sent."""
+        """Forget the requests that are done."""
         self.sending = [pair for pair in self.sending if not pair[0].Test()]
 
     def process(self, rank: int) -> Optional[WatchedProcess]:
@@ -415,7 +415,7 @@ def _versions() -> Dict[str, str]:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             found[name] = "not installed"
-    found["numpy"] = np.__version__  # what counts is what is imported
+    found["numpy"] = np.__version__  # the one that is imported
     return found
 
 

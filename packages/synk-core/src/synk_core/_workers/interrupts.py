@@ -252,7 +252,7 @@ def whole(
 
 
 def _call_all(undo: Sequence[Callable[[], Any]], tells: bool) -> None:
-    """Call all, once more if one fails; raise the last error (`tells`: also if that went well)."""
+    """Call all, a failing one twice; raise the last error, of a first try only if `tells`."""
     failed: Optional[BaseException] = None
     for one in undo:
         for again in (False, True):

@@ -15,7 +15,7 @@ import weakref
 from dataclasses import replace
 from functools import partial
 from multiprocessing.process import current_process
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Union
+from typing import Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 import synk_comm
 import synk_shm
@@ -46,8 +46,7 @@ KILL_TIMEOUT_S = 2.0
 """Seconds to wait after SIGKILL: a process has its GPU's memory until the kernel is done with it,
 which takes 0.3 s, or more than one on a busy GPU. Then a thread reaps it."""
 
-AnyWorker = Any
-"""A `Worker` or an `MpiWorker`."""
+AnyWorker = Union[Worker, MpiWorker]
 
 _ANSWER_S = 0.05
 _NAP_S = 2e-3
@@ -91,7 +90,7 @@ class WorkerPool:
         return tuple(worker.pid for worker in self._workers)
 
     def interrupt(self, serial: int) -> None:
-        """Interrupt the workers that compute, because this order is given up."""
+        """Interrupt the workers that compute: the master gives this order up."""
         for worker in list(self._workers):
             worker.interrupt(serial)
 

@@ -70,7 +70,7 @@ class Worker:
             os.kill(self.pid, SIGNAL)
 
     def kill(self) -> None:
-        """Kill it, with what it has started, such as a compiler."""
+        """Kill it and its children, such as a compiler."""
         if self.is_alive():
             self.process.signal_group(SIGKILL)
 
@@ -194,5 +194,5 @@ def _status_while_ending(pid: int) -> Optional[int]:
         flags, status = int(fields[6]), int(fields[49])
     except (OSError, IndexError, ValueError):
         return None
-    # 0 is also what a process reads that may not see the status.
+    # A process that may not see the status reads 0.
     return os.waitstatus_to_exitcode(status) if flags & _PF_EXITING and status else None

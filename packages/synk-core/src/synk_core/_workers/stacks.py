@@ -77,7 +77,7 @@ class StackFile:
                 process.send_signal(number)
 
     def read(self) -> str:
-        """Return what the process has written so far."""
+        """Return the text that the process has written so far."""
         with self._lock:
             text = os.pread(self.fd, LIMIT, 0).decode(errors="replace") if self.fd >= 0 else ""
         return _ANSWERING.sub("", text)

@@ -185,7 +185,7 @@ def _prepare(hello: Hello, world: Optional[World], far: Optional[MpiChannel]) ->
         act.perform(rank, act.argument)
     obey(rank, far)
     seed_globals(settings.seed, rank.seed)
-    # What is imported stays: to look through it whenever a function goes would take longer.
+    # Modules stay: each collection would look through their objects.
     gc.freeze()
     gc.enable()  # see `main`
     return rank
