@@ -165,7 +165,7 @@ class World:
             for other in self.local_ranks(rank)
             if not set(own.cores).isdisjoint(self.members[other].cores)
         ]
-        return max(1, min(len(own.cores), own.quota) // max(len(sharing), 1))
+        return max(1, min(len(own.cores), own.quota) // len(sharing))
 
     def offset_s(self, rank: int) -> float:
         """Return the seconds to add to a rank's `time.perf_counter` to get the master's."""
@@ -200,13 +200,19 @@ class World:
     def drop_messages(self) -> None:
         """Receive the messages of closed runtimes, before MPI ends."""
         self.leaving()
-        mpi, status = self.mpi, self.mpi.Status()
-        with contextlib.suppress(mpi.Exception):
-            while True:
-                message = self.side.Improbe(mpi.ANY_SOURCE, mpi.ANY_TAG, status)
-                if message is None:
-                    return
-                message.Recv([bytearray(status.Get_count(mpi.BYTE)), mpi.BYTE])
+        with contextlib.suppress(self.mpi.Exception):
+            while self.receive(self.mpi.ANY_SOURCE, self.mpi.ANY_TAG) is not None:
+                pass
+
+    def receive(self, peer: int, tag: int) -> Optional[bytes]:
+        """Return a message that has arrived; None if there is none."""
+        status = self.mpi.Status()
+        message = self.side.Improbe(peer, tag, status)
+        if message is None:
+            return None
+        buffer = bytearray(status.Get_count(self.mpi.BYTE))
+        message.Recv([buffer, self.mpi.BYTE])
+        return bytes(buffer)
 
     def prune(self) -> None:
         """Forget the requests that are done."""
@@ -273,7 +279,6 @@ class MpiChannel:
         self.peer = peer
         self._world = world
         self._tag = tag
-        self._status = world.mpi.Status()
         self._received: List[bytes] = []
         self._ended = self._closed = False
 
@@ -301,18 +306,15 @@ class MpiChannel:
         if self.peer == 0:  # a worker that ends in order may be gone before its message is here
             self._world.look_at(0)
         self._ended = self._ended or self.peer in self._world.gone
-        mpi = self._world.mpi
         try:
             while not self._ended:
-                message = self._world.side.Improbe(self.peer, self._tag, self._status)
+                message = self._world.receive(self.peer, self._tag)
                 if message is None:
                     return
-                buffer = bytearray(self._status.Get_count(mpi.BYTE))
-                message.Recv([buffer, mpi.BYTE])
-                if buffer:
-                    self._received.append(bytes(buffer))
-                self._ended = not buffer
-        except mpi.Exception:
+                if message:
+                    self._received.append(message)
+                self._ended = not message
+        except self._world.mpi.Exception:
             self._fail()
 
     def _fail(self) -> None:
