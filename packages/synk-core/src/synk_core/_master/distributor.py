@@ -44,7 +44,7 @@ class Distributor:
 
     def send(self, function_ids: Iterable[int] = ()) -> None:
         """Send the forms of these functions that the workers lack, and all new variables; block
-        until they have them. If that fails, nothing counts as sent.
+        until they have them. If that fails, nothing counts as sent, and they keep nothing of it.
 
         Raises:
             SpecError: a function uses an object that cannot be pickled.

@@ -170,13 +170,13 @@ class DataStore:
 
     def close(self) -> None:
         """Free the rooms."""
-        self._staged.clear()
-        # A user's error may keep memory, also of rooms: without a name no process finds it.
+        # A user's error may keep memory: without a name no process finds it.
         while self._watched:  # other threads may add some
             known = self._watched.popitem()[1]()
             if known is not None:
                 known.observers = [it for it in known.observers if it is not self.released]
                 known._unlink()
+        self._staged.clear()  # last: so that the memory of rooms has lost its names
 
 
 def _most_unnamed() -> int:

@@ -62,7 +62,7 @@ def new_array(size: int, dtype: np.dtype, what: str, named: bool = True) -> np.n
     else:
         raise refused["shm"]
     raise SharedMemoryFull(
-        getattr(refused["memfd"], "errno", refused["shm"].errno),
+        next(e.errno for e in (refused["memfd"], refused["shm"]) if isinstance(e, OSError)),
         f"{what}: {_reason(refused['shm'])}; the other place (memfd) failed too: "
         f"{_reason(refused['memfd'])}; {cure}; `synkhronos clean` removes leftovers of killed "
         f"programs",

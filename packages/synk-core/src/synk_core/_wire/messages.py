@@ -247,7 +247,7 @@ class Extras:
 
     Attributes:
         acts: new acts, by number.
-        forget_acts, forget_functions, forget_variables: numbers that come no more.
+        forget_acts, forget_functions, forget_variables: numbers that are not used any more.
         forget_arrays: keys of arrays that are gone, or have moved.
         steps: the order's steps, if they are too many for its line.
         mirrors: bytes of the arrays that each other host has to make a copy of, by key.

@@ -210,7 +210,7 @@ def whole(
     blocking the signal: other threads, such as those of BLAS, would take it.
 
     Args:
-        undo: called if the act raises, while Ctrl-C waits. What fails is called once more.
+        undo: called if the act raises, while Ctrl-C waits; one that fails is called once more.
         always: whether `undo` is called in any case, to restore what was before.
         ends: whether Ctrl-C ends the act. If False, it waits, and is an error at the act's end.
             None: it ends the act until there is a result, of an order or of a `whole` within;
