@@ -504,5 +504,8 @@ def test_a_frame_that_is_interrupted_is_read_on():
             ours.recv(timeout_s=0.01)
         theirs.send(frame[cut:])
         assert ours.recv(timeout_s=5) == b"hello"
+    theirs.send(frame + frame)
+    received = [(ours.recv(timeout_s=5), ours.pending()) for _ in range(2)]
+    assert received == [(b"hello", True), (b"hello", False)]
     ours.close()
     theirs.close()

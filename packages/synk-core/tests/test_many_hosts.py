@@ -14,7 +14,7 @@ import pytest
 import synk_shm
 from synk_core._graph.devices.assignment import choose_in_world
 from synk_core._wire import launcher, world
-from synk_core._workers import mpi_pool
+from synk_core._workers.pool import WorkerPool
 from synk_core.exceptions import InputTypeError, InputValueError, StartError, WorkerDied
 from synk_testing import mpi_job, why_no_mpi
 
@@ -250,7 +250,7 @@ def test_ctrl_c_interrupts_a_rank_of_another_host_unless_the_program_handles_it(
 
 
 def test_the_rank_that_mpi_has_reported_is_named_before_others_that_ended():
-    pool = object.__new__(mpi_pool.MpiPool)
+    pool = object.__new__(WorkerPool)
     pool._world, pool._first = SimpleNamespace(gone=set(), lost=""), None
     ended = {"is_gone": lambda: True, "exitcode": lambda *_: None}
     pool._workers = [SimpleNamespace(rank=n, host=f"host{n}", **ended) for n in (1, 2, 3)]

@@ -1,4 +1,4 @@
-"""Compiles functions in the master, and further forms of them on demand."""
+"""Compile functions in the master, and further forms of them on demand."""
 
 from __future__ import annotations
 
@@ -22,11 +22,8 @@ from synk_core._wire.messages import PLAIN, Form, Recipe
 
 
 class Builder:
-    """Compiles functions in the master, and numbers them and their variables.
-
-    Args:
-        specs: filled with those of functions, by number.
-    """
+    """Compiles functions in the master, numbers them and their variables, and keeps their specs by
+    number."""
 
     def __init__(
         self,
@@ -65,10 +62,8 @@ class Builder:
         self._specs.pop(function_id, None)
 
     def require_form(self, function_id: int, form: Form) -> None:
-        """Compile `form` of a function unless it exists; the caller holds the lock.
-
-        A rowless form without updates is left out.
-        """
+        """Compile `form` of a function unless it exists, or is rowless without updates; the caller
+        holds the lock."""
         loaded, spec = self._here.functions[function_id], self._specs[function_id]
         if form in loaded.forms:
             return

@@ -1,4 +1,4 @@
-"""Sends functions and variables to the workers, and remembers which ones they have."""
+"""Send functions and variables to the workers."""
 
 from __future__ import annotations
 
@@ -17,11 +17,8 @@ from .store import DataStore
 
 
 class Distributor:
-    """Sends new shared variables, functions and compiled forms; each only once.
-
-    Args:
-        collect: forgets what the program has dropped; `run` does not.
-    """
+    """Sends new shared variables, functions and compiled forms, each once; calls `collect` before,
+    to forget those that the program has dropped."""
 
     def __init__(
         self,
@@ -46,10 +43,8 @@ class Distributor:
         self._forms = {(number, form) for number, form in self._forms if number != function_id}
 
     def send(self, function_ids: Iterable[int] = ()) -> None:
-        """Send these functions, with the forms that the workers lack, and all new variables.
-
-        Blocks until the workers have them. If that fails, nothing counts as sent, the workers keep
-        nothing of it, and other functions can still be sent.
+        """Send the forms of these functions that the workers lack, and all new variables; block
+        until they have them. If that fails, nothing counts as sent, and they keep nothing of it.
 
         Raises:
             SpecError: a function uses an object that cannot be pickled.

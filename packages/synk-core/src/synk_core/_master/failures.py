@@ -10,7 +10,6 @@ from typing import Any, Iterator, NoReturn, Optional, Sequence, Tuple
 import synk_comm
 from synk_core._text import text_of, with_cure
 from synk_core._wire.messages import Failure
-from synk_core._workers.mpi_pool import MpiPool
 from synk_core.exceptions import (
     Closed,
     InputValueError,
@@ -29,15 +28,11 @@ NOT_ATOMIC = (
     "Ranks that had finished have applied their updates: the values of what it updates may "
     "differ now. Use broadcast(), or fork(atomic=True).\n"
 )
-"""Added to the message of a failure that was not atomic."""
 
 
 def raise_for_start(error: BaseException, ranks: Any) -> NoReturn:
-    """Close, and raise the error for a failed start; called where `error` is handled.
-
-    Args:
-        ranks: their `Lifecycle`.
-    """
+    """Close the ranks (their `Lifecycle`), and raise the error for a failed start; called while
+    `error` is handled."""
     # A worker that fails to join has reported why before the others lose it.
     failures = ranks.pool.failures(range(ranks.rank.size), 0, FAILURE_TIMEOUT_S)
     _blame(error, ranks)
@@ -52,12 +47,7 @@ def raise_for_start(error: BaseException, ranks: Any) -> NoReturn:
 
 
 def raise_for(error: BaseException, ranks: Any, interrupted: bool) -> NoReturn:
-    """Raise the error for a failed order; called where `error` is handled.
-
-    Args:
-        ranks: their `Lifecycle`.
-        interrupted: whether Ctrl-C has come, too.
-    """
+    """Raise the error for a failed order, or for Ctrl-C; called while `error` is handled."""
     try:
         _translate(error, ranks, interrupted)
         raise  # noqa: PLE0704 - the error that is being handled
@@ -68,7 +58,7 @@ def raise_for(error: BaseException, ranks: Any, interrupted: bool) -> NoReturn:
 
 
 def _translate(error: Any, ranks: Any, interrupted: bool) -> None:
-    """Raise the error for a failed order, unless that is `error` itself."""
+    """Raise the error for a failed order, unless it is `error` itself."""
     rank = ranks.rank
     doing = rank.doing or "an order"  # the act under way, as far as this rank has come
     if ranks.closed:
@@ -94,12 +84,12 @@ def _translate(error: Any, ranks: Any, interrupted: bool) -> None:
 
 def _blame(error: Any, ranks: Any) -> None:
     """Note which rank was lost first, if MPI has reported one."""
-    if ranks.rank.group_raised(error, synk_comm.PeerLost) and isinstance(ranks.pool, MpiPool):
+    if ranks.rank.group_raised(error, synk_comm.PeerLost):
         ranks.pool.blame(error.rank)
 
 
 def _end_out_of_step(error: BaseException, ranks: Any, doing: str) -> None:
-    """End a group whose ranks have lost each other; raise `WorkerDied` if a death caused it."""
+    """End a group whose ranks have lost each other; raise the error of a dead or late worker."""
     _blame(error, ranks)
     rank, activity = ranks.rank, ranks.activity
     ours = rank.group_raised(error)
@@ -116,31 +106,21 @@ def _end_out_of_step(error: BaseException, ranks: Any, doing: str) -> None:
         add_note(died, history)
         raise died from error
     if ours and isinstance(error, synk_comm.CommTimeout):
-        stalled = _stalled(ranks)
+        late, seconds = activity.late(), perf_counter() - ranks.wait_began
+        stacks = ranks.pool.stacks(late)
+        text = activity.describe(late, seconds, stacks)
+        stalled = WorkerStalled(late, activity.doing(late[0]), seconds, stacks, text)
         add_note(stalled, activity.history(stalled.rank))
         ranks.end(f"rank {stalled.rank} was {stalled.doing} for too long")
         raise stalled from error
     ranks.end(f"{type(error).__name__} in {doing}: {text_of(error)}".removesuffix(": "))
 
 
-def _stalled(ranks: Any) -> WorkerStalled:
-    """Return the error for an order that is given up: it names the ranks that are late."""
-    activity, seconds = ranks.activity, perf_counter() - ranks.wait_began
-    late = activity.late()
-    stacks = ranks.pool.stacks(late)
-    text = activity.describe(late, seconds, stacks)
-    return WorkerStalled(late, activity.doing(late[0]), seconds, stacks, text)
-
-
 def worker_failed(
     declined: synk_comm.PeerDeclined, failures: Sequence[Failure], doing: str, note: str
 ) -> Tuple[WorkerFailed, Optional[BaseException]]:
-    """Return the error to raise when workers failed, and the first worker's own exception.
-
-    Args:
-        doing: the act under way, for workers without a report.
-        note: a line to add to the message.
-    """
+    """Return the error to raise when workers failed in the act `doing`, and the first worker's own
+    exception."""
     reasons = dict(declined.reasons)
     if not failures:
         rank = min(reasons)
@@ -148,7 +128,7 @@ def worker_failed(
     first = min(failures, key=lambda failure: failure.when)
     cause = _unpickled(first.error)
     if isinstance(cause, ModuleNotFoundError):
-        name = str(cause).partition("'")[2].partition("'")[0]  # the engine makes errors anew
+        name = str(cause).partition("'")[2].partition("'")[0]  # the engine makes errors of its own
         note = (
             f"Rank {first.rank} does not find the module {name!r}: on every host, install it, or "
             f"add its folder before the function is built: sys.path.append('/its/folder')\n{note}"
@@ -171,7 +151,7 @@ def start_errors() -> Iterator[None]:
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Add a line to the printed text of an error, on every version of Python; none if it is ""."""
+    """Add a line, unless it is empty, to the printed text of an error."""
     if not note:
         return
     with contextlib.suppress(Exception, SystemExit):  # a user's class may do anything
@@ -182,7 +162,7 @@ def add_note(error: BaseException, note: str) -> None:
 
 
 def mismatch(doing: str, error: synk_comm.MismatchError) -> str:
-    """Return the message for values of the ranks that do not fit together."""
+    """Return the message for ranks' values that do not fit together."""
     text = f"in {doing} the ranks' values do not fit together: {error}"
     if doing.startswith("function"):
         text += (

@@ -1,6 +1,6 @@
-"""Forget what the program has dropped: functions, arrays and shared variables.
+"""Forget functions, arrays and shared variables that the program has dropped.
 
-Weak references put these into queues, at any time and from any thread. The workers forget them with
+Weak references put them into queues, at any time and in any thread. The workers forget them with
 the next order.
 """
 
@@ -22,11 +22,7 @@ first, and the journal's values with the second."""
 
 
 class Garbage:
-    """Collects what the program has dropped.
-
-    Args:
-        observers: to inform.
-    """
+    """Forgets objects that the program has dropped, and informs observers."""
 
     def __init__(
         self, here: Workplace, acts: ActTable, store: DataStore, observers: Observers
@@ -50,10 +46,8 @@ class Garbage:
         return [one for one in (known() for known in list(self._functions.values())) if one]
 
     def collect(self) -> None:
-        """Forget what is gone, and acts whose arrays have moved; the caller holds the lock.
-
-        To be called before staging: an older act may refer to the same room.
-        """
+        """Forget dropped objects, and acts whose arrays have moved. Call it with the lock held,
+        before staging: an older act may refer to the same room."""
         if any(self._queues) or self._here.serial <= self._lingers_until:
             self._collect()
 
@@ -68,7 +62,6 @@ class Garbage:
             keys = self._store.released_keys()
             self._acts.forget_arrays(keys)
             self._store.forget(keys)
-        # Until then the master itself may still hold variables.
         if self._here.serial <= self._lingers_until:
             self._forget_variables()
 

@@ -30,8 +30,7 @@ from synk_core._wire.settings import Settings
 from synk_core._wire.world import World
 from synk_core._workers.activity import Activity
 from synk_core._workers.interrupts import LATER, Interrupts
-from synk_core._workers.mpi_pool import MpiPool
-from synk_core._workers.pool import WorkerPool, hellos_of, start_workers
+from synk_core._workers.pool import WorkerPool, hellos_of, start_workers, use_ranks
 from synk_core.exceptions import Closed
 
 from .failures import raise_for_start, start_errors
@@ -125,7 +124,7 @@ class Lifecycle:
         self.activity = Activity(room, size, master)
         return Flight(room, master), ref
 
-    def _use(self, world: World, hellos: Sequence[Hello]) -> MpiPool:
+    def _use(self, world: World, hellos: Sequence[Hello]) -> WorkerPool:
         """Use the ranks that a launcher has started as workers."""
         rank = self.rank
         rank.use(world)
@@ -137,7 +136,7 @@ class Lifecycle:
             }
         tag = world.next_tag()
         variables = engine.worker_variables(bool(self._ranks.devices))
-        pool = MpiPool(
+        pool = use_ranks(
             world,
             [
                 replace(one, tag=tag, threads=world.threads(one.rank), environment=variables)
@@ -207,7 +206,7 @@ class Lifecycle:
         self.wait_began = perf_counter()
         joining = False
         try:
-            self.pool.wait_ready(tick=lambda _late: self.waiting())
+            self.pool.wait_ready(tick=self.waiting)
             joining = True
             self.pool.send(JOIN, "starting")
             enter: Optional[Enter] = None
@@ -235,7 +234,7 @@ class Lifecycle:
         """
         self.pool.check(self.activity.doing)
         if not self.joined:
-            self.pool.check_joining()
+            self.pool.check_start()
         self.interrupts.check()
         self.waiting()
         self.interrupts.install()

@@ -1,8 +1,7 @@
-"""Rows on demand: what other hosts lack of the master's arrays before an order can be performed.
+"""The rows of the master's arrays that other hosts lack for an order.
 
-A host's copy of a row is used only while it is known to be the same; else the row is sent again. A
-`Data` knows what was written to it by assignment. Arrays that are written through views, such as
-those of a call's own arguments, are sent with each order that needs them.
+A `Data` records what was written to it by assignment. Arrays that are written through views, such
+as those of a call's own arguments, travel with each order that needs them.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ Wanted = Tuple[ArrayRef, Union[slice, np.ndarray]]
 
 
 class Shipping:
-    """Plans what an order has to bring."""
+    """Plans the rows that an order brings to other hosts."""
 
     def __init__(
         self,
@@ -61,7 +60,7 @@ class Shipping:
             for node in sorted({*nodes} - {0})
         }
         self._store, self._arrays, self._acts = store, arrays, acts
-        # By key: the memory that hosts have copies of, their rows, what was sent again.
+        # By key: the memory that hosts have copies of, their rows, bytes that were sent again.
         self._mirrored: Dict[int, Tuple[str, bytes]] = {}
         self._presence: Dict[int, Presence] = {}
         self._again: Dict[int, int] = {}
@@ -71,7 +70,7 @@ class Shipping:
         mirror.source = lambda key: store.find(key).memory.view(np.uint8)
 
     def extend(self, extras: Optional[Extras], steps: Sequence[Any]) -> Optional[Extras]:
-        """Return what travels with an order of these steps: `extras`, and what hosts lack."""
+        """Return `extras`, and with them the rows that hosts lack for an order of these steps."""
         mirrors: Dict[int, int] = {}
         if extras is not None:
             for key in extras.forget_arrays:
@@ -95,16 +94,13 @@ class Shipping:
         return replace(extras or Extras({}), mirrors=mirrors, shipments=merged)
 
     def sent(self) -> None:
-        """After an order: all that it brought has arrived, also if it is undone now."""
+        """Note that all that an order brought has arrived, even if it is undone now."""
         self._made.clear()
         self._sent.clear()
 
     def failed(self) -> None:
-        """After an order failed: it is not known what has arrived of what it brought.
-
-        Acts that ranks know already keep the copies that they know. Those of new acts are made
-        anew.
-        """
+        """Note that an order failed: its rows may have arrived or not. Copies that were made for it
+        are made anew."""
         for key in self._made:
             self._forget(key)
         for key in self._sent:
@@ -112,9 +108,8 @@ class Shipping:
         self.sent()
 
     def close(self) -> None:
-        """Forget everything."""
-        for key in tuple(self._mirrored):
-            self._forget(key)
+        """Forget the rows that hosts have."""
+        self._presence.clear()
 
     def _forget(self, key: int) -> None:
         self._mirrored.pop(key, None)
@@ -130,7 +125,7 @@ class Shipping:
             mirrors[ref.key] = self._store.find(ref.key).memory.nbytes
 
     def _wanted(self, act: Optional[Act], origin: int, ranks: Sequence[int]) -> Iterator[Wanted]:
-        """Yield arrays, each with rows that these ranks read of it."""
+        """Yield the arrays and rows that these ranks read."""
         if isinstance(act, Distribute):
             yield act.payload, _WHOLE
         elif isinstance(act, Collective):
@@ -184,7 +179,7 @@ class Shipping:
     def _lacking(
         self, node: int, ref: ArrayRef, wanted: Union[slice, np.ndarray]
     ) -> Iterator[Shipment]:
-        """Yield the shipment of those rows that a host does not have as they are now."""
+        """Yield the shipment of the rows that a host does not have as they are now."""
         length, *row_shape = ref.handle.shape or (1,)
         data = self._store.find(ref.key)
         row_nbytes = data.dtype.itemsize * int(np.prod(row_shape, dtype=np.int64))
@@ -192,7 +187,7 @@ class Shipping:
             return
         if isinstance(wanted, slice):
             wanted = slice(*wanted.indices(length))
-        # First: an interrupt in between leaves no row that counts as present.
+        # First: after an interrupt no row counts as present.
         self._sent.add(ref.key)
         rows: Union[slice, np.ndarray]
         if data.is_exposed:
@@ -244,17 +239,16 @@ def refs_of(act: Act) -> List[ArrayRef]:
 
 
 def _values_of(act: Collective) -> List[Tuple[ArrayRef, Optional[Rows]]]:
-    """Return the values that a collective takes from arrays, and their rows (None: all)."""
+    """Return the arrays of a collective's values, and their rows (None: all)."""
     refs, rows = act.arguments.get("values") or (), act.arguments.get("rows")
     return list(zip(refs, rows if isinstance(rows, (list, tuple)) else [rows] * len(refs)))
 
 
 def _merged(shipments: Sequence[Shipment], nodes: int) -> Tuple[Shipment, ...]:
-    """Return shipments, one in place of those that bring the same rows to each of `nodes` hosts."""
+    """Return shipments, each once, and one for all if each of `nodes` hosts gets the same rows."""
     alike: Dict[Any, Dict[Any, Shipment]] = {}
     for one in shipments:
         rows = str(one.rows) if isinstance(one.rows, slice) else one.rows.tobytes()
-        # Several acts may want the same: it travels once.
         alike.setdefault((one.key, one.row_nbytes, rows), {})[one.node] = one
     found: List[Shipment] = []
     for by_node in alike.values():
@@ -265,7 +259,7 @@ def _merged(shipments: Sequence[Shipment], nodes: int) -> Tuple[Shipment, ...]:
 
 
 def _absent(present: np.ndarray, wanted: Union[slice, np.ndarray]) -> Union[slice, np.ndarray]:
-    """Return the wanted rows that are not present, each once: a range if they are one."""
+    """Return the wanted rows that are not present, each once, as a range if possible."""
     absent = np.flatnonzero(~present[wanted])
     absent = absent + wanted.start if isinstance(wanted, slice) else np.unique(wanted[absent])
     count = len(absent)

@@ -7,11 +7,10 @@ import resource
 import sys
 import weakref
 from collections import deque
-from typing import Any, Deque, Dict, FrozenSet, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, FrozenSet, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
-import synk_shm
 from synk_core._plan.conversion import unmasked
 from synk_core._plan.rows import Bounds, Selection
 from synk_core._text import shown
@@ -24,12 +23,8 @@ from synk_core.exceptions import InputTypeError
 
 
 class Standing(NamedTuple):
-    """The position of an act among the acts of a step.
-
-    Attributes:
-        place: from 0; each place has memory of its own for staging.
-        called: numbers of the functions that earlier acts call.
-    """
+    """The position of an act in a step, which has memory of its own for staging, and the numbers
+    of the functions that earlier acts call."""
 
     place: int = 0
     called: FrozenSet[int] = frozenset()
@@ -38,15 +33,14 @@ class Standing(NamedTuple):
 ALONE = Standing()
 
 _DESCRIPTORS_EACH = 8
-"""For each array without a name, a process may have so many descriptors: it keeps two open."""
+"""Descriptors that a process may have, for each array without a name, which keeps two open."""
 
 
 class DataStore:
     """Makes `Data`, and collects the keys of those that are gone, for workers to unmap.
 
     Args:
-        named: whether segments have names, as on several hosts. Those without are gone with the
-            processes that use them, however these end.
+        named: whether segments have names, as on several hosts; the kernel frees those without.
 
     Attributes:
         released: keys of `Data` that have moved, and the weak references of those that are gone,
@@ -55,8 +49,8 @@ class DataStore:
 
     def __init__(self, named: bool = True) -> None:
         self._named = named or not may_be_opened()
-        self.released: Deque[Union[int, QueuedRef]] = deque()
-        self._watched: Dict[int, QueuedRef] = {}
+        self.released: deque[Union[int, QueuedRef]] = deque()
+        self._watched: Dict[int, Callable[[], Any]] = {}
         self._staged: Dict[Tuple[Any, ...], Data] = {}
         self._owners: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
@@ -101,25 +95,18 @@ class DataStore:
         return data
 
     def ref(self, data: Data) -> ArrayRef:
-        """Return where the workers find a `Data`, whichever runtime has made it."""
+        """Return the address of a `Data`, whichever runtime has made it."""
         if data.key not in self._watched:
             self._watch(data)
         return data._ref()
 
-    def get(self, key: int) -> Optional[Data]:
-        """Return the `Data` of a key; None if it is gone."""
-        reference = self._watched.get(key)
-        return None if reference is None else reference()
-
     def find(self, key: int) -> Data:
         """Return the `Data` of a key, which exists because an act refers to it."""
-        data = self.get(key)
-        if data is None:
-            raise KeyError(f"the array with key {key} is gone, and an order refers to it")
+        data: Data = self._watched[key]()
         return data
 
     def is_room(self, data: Data) -> bool:
-        """Return whether it is memory for the arrays of calls, not a user's."""
+        """Return whether a `Data` is memory for the arrays of calls, not a user's."""
         return any(data is one for one in list(self._staged.values()))
 
     def _watch(self, data: Data) -> None:
@@ -129,11 +116,8 @@ class DataStore:
     def room(
         self, slot: Tuple[Any, ...], dtype: np.dtype, shape: Tuple[int, ...], what: str
     ) -> Tuple[np.ndarray, ArrayRef]:
-        """Return an array in shared memory, reused for `slot`, and where the workers find it.
-
-        Args:
-            what: its name in errors.
-        """
+        """Return an array in shared memory, reused for `slot`, and its address; errors name it
+        `what`."""
         data = self._staged.get(slot)
         if data is None or data.dtype != dtype or data.ndim != len(shape):
             data = self._staged[slot] = self.make(dtype=dtype, ndim=len(shape))
@@ -146,12 +130,8 @@ class DataStore:
         place: int = 0,
         needs_index: bool = True,
     ) -> Tuple[Optional[np.ndarray], Rows]:
-        """Stage a selection: return the room of its index (None without one), and the rows.
-
-        Args:
-            bounds: of each rank's rows in the selection.
-            place: of the act in its step.
-        """
+        """Stage a selection for the act at a place; return the room of its index (None without
+        one), and the rows. `bounds` are those of each rank in the selection."""
         if selection.index is None or not needs_index:
             return None, Rows(tuple(bounds), selection.step, is_regular=selection.index is None)
         index = selection.index
@@ -160,8 +140,8 @@ class DataStore:
         return target, Rows(tuple(bounds), 1, ref)
 
     def take_place(self, owner: Any) -> int:
-        """Return a place for an act whose rows are taken before others are performed: negative, and
-        of no other act until it is released, or its owner is deleted."""
+        """Return a place for an act that is staged ahead: negative, and of no other act until it is
+        released, or its owner is deleted."""
         place = next(n for n in itertools.count(1) if n not in self._owners)
         self._owners[place] = owner
         return -place
@@ -190,16 +170,13 @@ class DataStore:
 
     def close(self) -> None:
         """Free the rooms."""
-        while self._staged:  # other threads may add some
-            _, data = self._staged.popitem()
-            # A user may keep an error, and with it the memory; without a name no process finds it.
-            if synk_shm.is_shared(data.array):
-                synk_shm.unlink(data.array, missing_ok=True)
-        while self._watched:
+        # A user's error may keep memory: without a name no process finds it.
+        while self._watched:  # other threads may add some
             known = self._watched.popitem()[1]()
             if known is not None:
                 known.observers = [it for it in known.observers if it is not self.released]
                 known._unlink()
+        self._staged.clear()  # last: so that the memory of rooms has lost its names
 
 
 def _most_unnamed() -> int:

@@ -1,7 +1,7 @@
-"""Copies of the master's arrays on other hosts: each host has one of each, in its shared memory.
+"""Copies of the master's arrays on other hosts, in shared memory.
 
-An order brings what is new: memory to make, and rows to put there. The first rank of each host, its
-*leader*, makes the memory and receives the rows; the others of that host wait for it.
+The first rank of each host, its *leader*, makes the memory and receives the rows that an order
+brings; the others of that host wait for it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ PIECE_NBYTES = 1 << 26
 
 
 class Mirror:
-    """One rank's part in what hosts send to each other.
+    """One rank's part in sending rows between hosts.
 
     Args:
         master: the rank that sends, on node 0.
         nodes: the number of each rank's node.
-        arrays: of this rank; on other hosts than the master's they are found here from now on.
+        arrays: of this rank; on other nodes they map the copies from now on.
 
     Attributes:
         source: in the master, returns the memory of a `Data`, as bytes, by its key.
@@ -50,10 +50,10 @@ class Mirror:
             arrays.attach = self._find
 
     def join(self, comm: synk_comm.Communicator) -> None:
-        """Meet the other ranks of this host. A collective of all ranks."""
+        """Make the groups of ranks that send rows. A collective of all ranks."""
         self._comm = comm
         self._near = comm.split(self._node)
-        # What all hosts need travels from leader to leader, not from the master to each.
+        # Rows for all hosts travel from leader to leader.
         moves = self._rank == self._master or (self._node and not self._near.rank)
         self._sending = comm.split(0 if moves else None)
         self.groups = [own for own in (self._near, self._sending) if own is not None]
@@ -75,7 +75,7 @@ class Mirror:
         return np.ndarray(handle.shape, handle.dtype, part)
 
     def take_in(self, extras: Extras) -> None:
-        """Send or receive what an order brings. Blocks until this host has it.
+        """Send or receive the rows of an order; block until this host has its own.
 
         Raises:
             SharedMemoryFull: this host has no room for a copy; nothing was sent.
@@ -84,7 +84,7 @@ class Mirror:
         if extras.mirrors:
             if self._node:
                 self._make(extras.mirrors)
-            self._comm.barrier()  # who has no room for them declines
+            self._comm.barrier()  # a rank without room declines
         own = [s for s in extras.shipments if not self._node or s.node in (self._node, None)]
         try:
             for shipment in own if self._sending is not None else ():
@@ -99,8 +99,11 @@ class Mirror:
 
     def _make(self, mirrors: Mapping[int, int]) -> None:
         if self._near.rank == 0:
+            made = {}
             try:
-                made = {key: self._new(nbytes) for key, nbytes in mirrors.items()}
+                for key, nbytes in mirrors.items():
+                    what = f"a copy of {nbytes} bytes on host {self._host}"
+                    made[key] = new_array(max(nbytes, 1), np.dtype(np.uint8), what)
             except Exception as error:
                 self._near.broadcast_object(f"host {self._host}: {type(error).__name__}: {error}")
                 raise
@@ -111,17 +114,13 @@ class Mirror:
             if isinstance(found, str):
                 raise SharedMemoryFull(errno.ENOSPC, found)
             made = {key: synk_shm.attach(handle) for key, handle in found.items()}
-        # Of an order that failed there may be others.
+        # A failed order may have left others.
         self._arrays.forget(mirrors)
         self._memory.update(made)
 
-    def _new(self, nbytes: int) -> np.ndarray:
-        what = f"a copy of {nbytes} bytes on host {self._host}"
-        return new_array(max(nbytes, 1), np.dtype(np.uint8), what)
-
     def _move(self, shipment: Shipment) -> None:
         sends, nbytes = self._rank == self._master, shipment.row_nbytes
-        # A matrix of bytes, with a line for each row.
+        # A matrix of bytes, a line for each row.
         memory = self.source(shipment.key)
         rows: np.ndarray = np.ndarray((memory.nbytes // nbytes, nbytes), np.uint8, memory)
         if shipment.data is not None:
@@ -145,7 +144,7 @@ class Mirror:
 
 
 def _pieces(shipment: Shipment) -> Iterator[Union[slice, np.ndarray]]:
-    """Yield the rows in pieces; those that do not lie together are copied."""
+    """Yield the rows in pieces of PIECE_NBYTES."""
     rows, count = shipment.rows, max(PIECE_NBYTES // shipment.row_nbytes, 1)
     if isinstance(rows, slice):
         for start in range(rows.start, rows.stop, count):

@@ -1,8 +1,7 @@
 """Keep the values of shared variables from before an order, to restore them if any rank fails.
 
-An order computes into new arrays, so keeping the old values means keeping references. The next
-order commits one that all ranks have finished: until then a rank that is done already may still
-find that another one failed.
+An order computes into new arrays, so references to the old ones suffice. The next order commits it:
+until then a rank that is done may learn that another one failed.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from synk_core._graph.shared import Storage
 from synk_core._graph.values import empty_like, is_plain, is_view
 
 SPARE_ORDERS = 64
-"""Orders after which an unused spare array is freed."""
+"""Orders until an unused spare array is freed."""
 
 _VALUE = itemgetter(0)
 
@@ -25,11 +24,7 @@ _FREE = 2
 
 
 class Journal:
-    """The old values of the variables.
-
-    Args:
-        on: whether to keep values; if False, they are overwritten and cannot be restored.
-    """
+    """The old values of the variables; if not `on`, values are overwritten and not restored."""
 
     def __init__(self, on: bool = True) -> None:
         self.on = on
@@ -49,26 +44,21 @@ class Journal:
                 self._spares = {n: spare for n, spare in self._spares.items() if spare[1] > old}
 
     def keep(self, storages: Sequence[Storage], always: bool = False) -> None:
-        """Keep the values of variables that are about to get new ones.
-
-        Args:
-            always: keep copies of them where values are overwritten.
-        """
+        """Keep the values of variables that get new ones next; with `always` copies, if values are
+        overwritten."""
         if storages and (self.on or always):
             values = list(map(_VALUE, storages))
             self._kept.append((storages, values if self.on else copy.deepcopy(values)))
             self._known = None
 
     def kept(self, value: Any) -> Any:
-        """Return a value that stays as it is now: a copy where values are overwritten."""
+        """Return a value that stays as it is now: a copy if values are overwritten."""
         return value if self.on else copy.deepcopy(value)
 
     def room(self, number: int, storage: Storage) -> Any:
-        """Return an array for a variable's new value; for collectives that fill arrays.
-
-        It is the variable's own array if this order made that; else the one from before the last
-        collective, if nothing else refers to it, so that two arrays take turns.
-        """
+        """Return an array for a collective to fill with a variable's new value: the variable's own
+        if this order made that; else the one from before the last collective, if nothing else
+        refers to it."""
         value = storage[0]
         # Nothing that was not kept before is new.
         if (not self.on or (self._kept and self._is_new(storage))) and is_plain(value):
@@ -87,11 +77,8 @@ class Journal:
         return spare
 
     def _is_new(self, storage: Storage) -> bool:
-        """Return whether a variable's value was made in this order.
-
-        A kept value does not prove that: a rank without rows changes nothing, and a function may
-        give one variable another one's array.
-        """
+        """Return whether this order made a variable's value. A kept value does not prove that: a
+        rank without rows changes nothing, and a function may exchange two variables' arrays."""
         if self._known is None:
             self._known = (
                 {id(storage) for storages, _ in self._kept for storage in storages},

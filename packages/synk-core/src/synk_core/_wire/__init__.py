@@ -1,1 +1,1 @@
-"""What crosses a process: messages, the orders that carry them, and arrays in shared memory."""
+"""Messages and arrays that processes exchange."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -29,8 +28,8 @@ MOST_THREADS = 8
 
 
 def may_be_opened() -> bool:
-    """Return whether other processes of this user may open this one's descriptors, by which they
-    find memory without a name: the kernel keeps those of some programs from them."""
+    """Return whether other processes of this user may open this one's descriptors, as they do for
+    memory without a name: the kernel protects those of some programs."""
     try:
         return os.stat("/proc/self/fd").st_uid == os.geteuid()
     except OSError:
@@ -38,63 +37,46 @@ def may_be_opened() -> bool:
 
 
 def new_array(size: int, dtype: np.dtype, what: str, named: bool = True) -> np.ndarray:
-    """Return a flat array of zeros in shared memory.
-
-    Where /dev/shm has no room (a container gives it 64 MB) it is a file in memory, without a name
-    and not bound by that size.
+    """Return a flat array of zeros in shared memory: in /dev/shm, or in a file in memory without a
+    name, if /dev/shm has no room (containers give it 64 MB).
 
     Args:
         what: its purpose, in words.
-        named: False for such a file in the first place: the kernel frees it with this process,
-            however that ends.
+        named: if False, it has no name if possible: the kernel frees it with this process.
 
     Raises:
         SharedMemoryFull: there is room for neither.
     """
-    if not named:
-        # Fails without free descriptors, or not on Linux.
-        with contextlib.suppress(synk_shm.ShmError, ValueError):
-            return synk_shm.empty((size,), dtype, backend="memfd")
-    try:
-        return synk_shm.empty((size,), dtype)
-    except synk_shm.ShmError as refused:
-        made = _unnamed(size, dtype, what, refused)
-        _logger.debug("%s: in a file in memory (memfd), because %s", what, _reason(refused))
-        return made
-
-
-def _unnamed(size: int, dtype: np.dtype, what: str, refused: synk_shm.ShmError) -> np.ndarray:
-    try:
-        return synk_shm.empty((size,), dtype, backend="memfd")
-    except (synk_shm.ShmError, ValueError) as error:
-        room = "ask for less at a time (of a function's inputs: by batch=)"
-        if isinstance(error, synk_shm.ShmFullError):
-            cure = f"{room}, or free memory; in a container, raise its limit (docker run --memory=)"
-        elif isinstance(refused, synk_shm.ShmFullError):
-            cure = f"make /dev/shm larger (docker run --shm-size=), or {room}"
-        else:
-            raise refused from None
-        raise SharedMemoryFull(
-            error.errno if isinstance(error, OSError) else refused.errno,
-            f"{what}: {_reason(refused)}; the other place (memfd) failed too: {_reason(error)}; "
-            f"{cure}; `synkhronos clean` removes leftovers of killed programs",
-        ) from error
+    refused: Dict[str, Any] = {}
+    for place in ("shm", "memfd") if named else ("memfd", "shm"):
+        try:
+            return synk_shm.empty((size,), dtype, backend=place)
+        except (synk_shm.ShmError, ValueError) as error:
+            refused[place] = error.with_traceback(None)  # which would keep this frame
+            _logger.debug("%s: not in a segment of kind %s: %s", what, place, _reason(error))
+    room = "ask for less at a time (of a function's inputs: by batch=)"
+    if isinstance(refused["memfd"], synk_shm.ShmFullError):
+        cure = f"{room}, or free memory; in a container, raise its limit (docker run --memory=)"
+    elif isinstance(refused["shm"], synk_shm.ShmFullError):
+        cure = f"make /dev/shm larger (docker run --shm-size=), or {room}"
+    else:
+        raise refused["shm"]
+    raise SharedMemoryFull(
+        next(e.errno for e in (refused["memfd"], refused["shm"]) if isinstance(e, OSError)),
+        f"{what}: {_reason(refused['shm'])}; the other place (memfd) failed too: "
+        f"{_reason(refused['memfd'])}; {cure}; `synkhronos clean` removes leftovers of killed "
+        f"programs",
+    ) from refused["memfd"]
 
 
 def _reason(error: Exception) -> str:
-    """Return the text of synk_shm without its cures, which are for its direct users."""
+    """Return the text of an error of synk_shm without the cures for its direct users."""
     return (getattr(error, "strerror", None) or str(error)).partition(";")[0]
 
 
 def copy_rows(array: np.ndarray, rows: Union[slice, np.ndarray], out: np.ndarray) -> None:
-    """Copy rows of an array, or of a memory map, to `out`; many of them in several threads.
-
-    Blocks until they are copied.
-
-    Args:
-        rows: a slice, or an int64 vector; its range has been checked.
-        out: of one dimension at least; their dtype is converted as in an assignment.
-    """
+    """Copy rows (a slice, or an int64 vector within range) of an array, or of a memory map, to
+    `out`; many of them in several threads. Converts their dtype as an assignment does."""
     pieces = out.nbytes // NEW_THREADS_PIECE
     if pieces > 1:
         pieces = min(pieces, MOST_THREADS, len(out), available_cores())
@@ -112,15 +94,12 @@ def copy_in_pieces(
     rows: Union[slice, np.ndarray],
     out: np.ndarray,
 ) -> None:
-    """Copy rows as `copy_rows` does, in so many pieces at a time.
-
-    Where no thread can begin, as at the end of a program, this one does it.
-    """
+    """Copy rows as `copy_rows` does, in `count` pieces at a time; in this thread if no other can
+    begin, as at the end of a program."""
     if isinstance(rows, slice):
         array, rows = array[rows], slice(0, len(out))
     cuts = [len(out) * i // count for i in range(count + 1)]
     copies: List[Future[None]] = []
-    # Even if interrupted: wait until no thread writes to the room any more.
     try:
         for span in map(slice, cuts, cuts[1:]):
             piece = array, span if isinstance(rows, slice) else rows[span], out[span]
@@ -132,7 +111,7 @@ def copy_in_pieces(
         for copy in copies:
             copy.result()
     finally:
-        wait(copies)
+        wait(copies)  # also after an interrupt no thread writes to `out` any more
 
 
 def _copy(array: np.ndarray, rows: Union[slice, np.ndarray], out: np.ndarray) -> None:
@@ -147,11 +126,7 @@ def _copy(array: np.ndarray, rows: Union[slice, np.ndarray], out: np.ndarray) ->
 
 
 class ArrayCache:
-    """Mapped arrays by key; a key is mapped anew when its handle changes.
-
-    Attributes:
-        attach: returns the array at an address.
-    """
+    """Mapped arrays by key, which `attach` maps anew when the handle of a key changes."""
 
     def __init__(self, threads: int = 1) -> None:
         self.attach: Callable[[ArrayRef], np.ndarray] = lambda ref: synk_shm.attach(ref.handle)
@@ -167,11 +142,7 @@ class ArrayCache:
         return array
 
     def take(self, array: np.ndarray, index: np.ndarray, out: np.ndarray) -> np.ndarray:
-        """Copy the rows of `array` that `index` names to `out`; return that.
-
-        Args:
-            index: int64 vector; its range has been checked.
-        """
+        """Copy rows (an int64 vector within range) of an array to `out`; return that."""
         pieces = min(self._threads, out.nbytes // PIECE)
         if pieces < 2:
             _copy(array, index, out)

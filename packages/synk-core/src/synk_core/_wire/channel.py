@@ -1,8 +1,5 @@
-"""A framed duplex pipe between the master and one worker: an inherited socket pair.
-
-Nothing to authenticate, no port, no name. End of file means that the other process is gone.
-A frame is an 8-byte little-endian length and that many bytes.
-"""
+"""A duplex pipe of frames between the master and one worker: an inherited socket pair, without
+port and name. A frame is an 8-byte little-endian length and that many bytes."""
 
 from __future__ import annotations
 
@@ -14,16 +11,13 @@ from typing import Optional, Tuple
 
 _LENGTH = struct.Struct("<Q")
 
-# Without it a program that restores SIGPIPE's default dies with a worker.
-_NO_SIGPIPE: int = getattr(socket, "MSG_NOSIGNAL", 0)
-
 
 class ChannelClosed(ConnectionError):
     """The other side is gone."""
 
 
 class Channel:
-    """One end of the pipe. `send` and `recv` block; both raise ChannelClosed at end of file."""
+    """One end of the pipe. Its methods raise ChannelClosed when the other process is gone."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -38,27 +32,18 @@ class Channel:
         return cls(ours), theirs
 
     def send(self, payload: bytes, timeout_s: float = 60.0) -> None:
-        """Send one frame.
-
-        Raises:
-            ChannelClosed: the other side is gone.
-            TimeoutError: it did not read for `timeout_s` seconds.
-        """
+        """Send one frame; TimeoutError if the other side does not read for `timeout_s` seconds."""
         self._sock.settimeout(timeout_s)
         try:
-            self._sock.sendall(_LENGTH.pack(len(payload)) + payload, _NO_SIGPIPE)
+            # No signal: a program that restores SIGPIPE's default would die with a worker.
+            self._sock.sendall(_LENGTH.pack(len(payload)) + payload, socket.MSG_NOSIGNAL)
         except socket.timeout:
             raise TimeoutError(f"the other side did not read for {timeout_s} s") from None
         except OSError as error:
             raise ChannelClosed(str(error)) from None
 
     def recv(self, timeout_s: Optional[float] = None) -> bytes:
-        """Receive one frame; None waits until one comes or the other side is gone.
-
-        Raises:
-            ChannelClosed: end of file.
-            TimeoutError: no whole frame within `timeout_s` seconds.
-        """
+        """Receive one frame; TimeoutError if there is none in `timeout_s` seconds (None: wait)."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._fill(_LENGTH.size, deadline)
         (length,) = _LENGTH.unpack_from(self._received)
@@ -84,10 +69,10 @@ class Channel:
 
     def pending(self) -> bool:
         """Return whether `recv` would return (or raise ChannelClosed) without waiting."""
-        return bool(self._poll.poll(0))
+        return bool(self._received or self._poll.poll(0))
 
     def at_end(self) -> bool:
-        """Return whether the other side is gone and nothing is left to read. Never waits."""
+        """Return whether the other side is gone and nothing is left to read."""
         if self._received or not self.pending():
             return False
         try:

@@ -1,7 +1,7 @@
 """`Data`: an array in shared memory that functions take as input.
 
-The memory is one flat allocation; the array is a view of its beginning. Every process maps it
-when it first needs it, so writing to a `Data` is all it takes to hand values to the workers.
+The memory is one flat allocation; the array is a view of its beginning. Each process maps it on
+first use, so workers read what the program writes.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Data:
 
     @property
     def array(self) -> np.ndarray:
-        """The NumPy array, for those who do not write to it."""
+        """The NumPy array, for callers that do not write to it."""
         if self._data is None:
             raise InputValueError(f"{self!r} has no value yet; use set_value()")
         return self._data
@@ -107,15 +107,13 @@ class Data:
         self.is_exposed = False
 
     def track(self, presence: Presence) -> Presence:
-        """Have `presence`, while it exists, lose what is written from now on; return it."""
+        """Let `presence` lose the rows that are written from now on; return it."""
         self._tracking = weakref.WeakSet([*self._tracking, presence])
         return presence
 
     def _note_written(self, key: Any = ...) -> None:
-        """Have other hosts get rows anew: those of an index as in ``d[key] = value``.
-
-        After the writing: what another thread sent meanwhile may be old.
-        """
+        """Let other hosts get the rows of an index again; called after the writing, because rows
+        that another thread has sent meanwhile may be old."""
         for presence in self._tracking:
             presence.lose(key, len(self.array) if self._ndim else 1)
 
@@ -178,10 +176,7 @@ class Data:
         """
         value = self.condition_data(input_data, force_cast)
         self._allocate(value.shape, oversize, keep=False)
-        try:
-            self.array[...] = value
-        finally:
-            self._note_written()
+        self[...] = value
 
     def condition_data(self, input_data: Any, force_cast: bool = False) -> Any:
         """Return the array, of right dtype and ndim, that `set_value` would store.
@@ -263,7 +258,7 @@ class Data:
     def _set(self, array: Optional[np.ndarray]) -> None:
         before, self._data = self._data, array
         if before is None or array is None or before.shape[1:] != array.shape[1:]:
-            # Rows are others now, and what is written to them says nothing about the old ones.
+            # The rows are others now.
             for presence in self._tracking:
                 presence.lose(..., 0)
         self._version += 1
@@ -276,15 +271,13 @@ class Data:
             moved.append(self.key)
 
     def _room(self, shape: tuple[int, ...], what: str) -> np.ndarray:
-        """Take this shape; return the array, with arbitrary contents. Errors call it `what`."""
+        """Take this shape; return the array, with arbitrary contents. Errors name it `what`."""
         self._allocate(shape, 1, keep=False, what=what)
         return self.data  # and so exposed: each call writes there
 
     def _unlink(self) -> None:
-        """Remove the memory's name, so that the memory ends with this process, however that ends.
-
-        Does nothing while another runtime uses it.
-        """
+        """Remove the memory's name, so that it ends with this process; unless another runtime uses
+        it."""
         if not self.observers and synk_shm.is_shared(self.memory):
             synk_shm.unlink(self.memory, missing_ok=True)
             self._unlinked = True
@@ -346,11 +339,7 @@ class Data:
 
 
 class Unread(NamedTuple):
-    """An array that is not in memory yet.
-
-    Attributes:
-        read: writes it to an array of this shape; its dtype is converted as in an assignment.
-    """
+    """An array that is not in memory yet; `read` writes it to an array of this shape."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -368,20 +357,16 @@ class Unread(NamedTuple):
 
 
 class Presence:
-    """Which rows of a `Data` each other host has as they are now.
-
-    Args:
-        row_nbytes: bytes of a row; in another form rows are others.
-    """
+    """The rows of a `Data`, of `row_nbytes` bytes each, that other hosts have as they are now."""
 
     def __init__(self, row_nbytes: int) -> None:
         self.row_nbytes = row_nbytes
         self._nodes: dict[int, np.ndarray] = {}
-        # A program may write in another thread than the one that calls functions.
+        # Another thread may write than the one that calls functions.
         self._lock = threading.RLock()
 
     def of(self, node: int, length: int) -> np.ndarray:
-        """Return a boolean for each of `length` rows, to read and to write."""
+        """Return a boolean for each of `length` rows of a node, to read and to write."""
         with self._lock:
             present = self._nodes.get(node)
             if present is None or len(present) < length:
@@ -392,7 +377,7 @@ class Presence:
             return present[:length]
 
     def lose(self, key: Any, length: int) -> None:
-        """Forget rows: those that `key` selects of an array with `length` of them."""
+        """Forget the rows that `key` selects of an array of `length` rows."""
         row = key[0] if isinstance(key, tuple) and key else key
         known = isinstance(row, slice) or is_int(row)
         if isinstance(row, (list, np.ndarray)):

@@ -1,8 +1,7 @@
-"""The flight recorder: phases and acts of every rank, in shared memory that outlives the rank.
+"""The flight recorder: the phase and the last acts of every rank, in shared memory.
 
-Each rank has a block of 64-bit integers of its own: what it is doing (its *phase*), and a ring of
-its last acts. Only the rank writes there; the master reads it when something fails, also after the
-rank was killed. To enter a phase, or to end an act, is one store; to begin an act one of 32 bytes.
+Each rank writes to a block of 64-bit integers of its own, and the master reads it when something
+fails, also after the rank was killed.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class Phase(IntEnum):
 
 
 OWN_WORK = (Phase.COPY, Phase.COMPUTE, Phase.SLICE)
-"""In which a rank does not need the others, and can be interrupted."""
+"""Phases in which a rank does not need the others, and can be interrupted."""
 
 
 def in_slice(phase: int, number: int) -> int:
@@ -57,7 +56,7 @@ KINDS = ("function", *COLLECTIVES, "distribute", "prefetch", "feature")
 """Kinds of acts."""
 
 RECORDS = 8
-"""Acts recorded of each rank; older ones are overwritten."""
+"""Acts that are kept of each rank."""
 
 _PHASE, _COUNT, _INTERRUPT = range(3)
 _PHASE_BITS = 8
@@ -72,13 +71,7 @@ WORDS = _HEADER + RECORDS * _WIDTH
 
 
 class ActRecord(NamedTuple):
-    """One act, recorded by its rank.
-
-    Attributes:
-        serial: of its order.
-        kind: one of `KINDS`.
-        subject: the number of a function, else the number of variables.
-    """
+    """One act; its subject is the number of a function, or how many variables there are."""
 
     serial: int
     kind: str
@@ -87,10 +80,7 @@ class ActRecord(NamedTuple):
 
 
 class Flight:
-    """One rank's block.
-
-    Args:
-        room: int64 vector with `WORDS` integers for each rank.
+    """One rank's block, of a vector with `WORDS` int64 for each rank.
 
     Attributes:
         enter: records the phase that begins, a `Phase` or `in_slice`.
@@ -107,7 +97,7 @@ class Flight:
     def record(self, recorder: Any) -> None:
         """Inform a recorder from now on; None for none."""
         self.recorder = recorder
-        # Every phase of every call: without a recorder, no Python code runs.
+        # Hot: without a recorder, no Python code runs.
         store: Callable[[int], None] = partial(self._words.__setitem__, _PHASE)
         self.enter = store if recorder is None else self._enter
 
@@ -117,17 +107,13 @@ class Flight:
 
     @property
     def word(self) -> int:
-        """The phase as it is recorded, for `enter` to restore it."""
+        """The phase as an integer, for `enter`."""
         word: int = self._words[_PHASE]
         return word
 
     def begin(self, serial: int, position: int, act: Any) -> None:
-        """Record the begin of an act in an order; its `record` is its place in `KINDS`, and its
-        subject.
-
-        Raises:
-            Interrupted: the master gives this order up.
-        """
+        """Record the begin of an act, whose `record` is its place in `KINDS` and its subject;
+        raise Interrupted if the master gives the order up."""
         if self._words[_INTERRUPT] == serial:
             raise Interrupted
         self._place = place = _HEADER + self._count % RECORDS * _WIDTH
@@ -153,11 +139,7 @@ class Flight:
             words[place + _OUTCOME] = outcome
 
     def raise_if_interrupted(self, serial: int) -> None:
-        """Raise if the master gives this order up.
-
-        Raises:
-            Interrupted: it does.
-        """
+        """Raise Interrupted if the master gives this order up."""
         if self._words[_INTERRUPT] == serial:
             raise Interrupted
 

@@ -1,7 +1,5 @@
-"""Find the MPI launcher that has started this process, from its environment alone.
-
-Importing mpi4py initializes MPI. A program that no launcher has started must not do that.
-"""
+"""Find the MPI launcher that has started this process, from the environment alone: importing mpi4py
+initializes MPI, which a program without launcher must not do."""
 
 from __future__ import annotations
 
@@ -25,11 +23,7 @@ _PREFIXES = ("PMI_", "PMIX_", "OMPI_", "MPI_LOCAL", "HYDI_", "MV2_COMM_", "PALS_
 
 
 class Launch(NamedTuple):
-    """A launcher that has started more than one process.
-
-    Attributes:
-        name: in words, as in "mpiexec of Open MPI".
-    """
+    """A launcher that has started more than one process; `name` as in "mpiexec of Open MPI"."""
 
     name: str
     size: int

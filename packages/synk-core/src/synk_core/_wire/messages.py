@@ -1,10 +1,8 @@
-"""All that crosses a process: the whole protocol on one screen.
+"""All messages between processes.
 
-The master gives orders, which every rank performs with the same functions, the master included.
-An order is a list of *acts* by number: what a number stands for travels once, ahead of its first
-use (`Extras`); an order that repeats is a line of a few integers (see `orders`). Workers answer
-only at their start (`Ready`) and when they fail (`Failure`): on success, the collectives of the
-order are the answer.
+The master gives orders, which all ranks perform, the master too. An order is a list of *acts* by
+number: an act travels once, ahead of its first use (`Extras`). Workers answer only at their start
+(`Ready`) and when they fail (`Failure`).
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from synk_shm import Handle
 from .settings import Settings
 
 LEFT_TO_MASTER = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that are nothing to a worker: it ends with its master, whatever ends that."""
+"""Signals that workers ignore: they end with the master."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +30,7 @@ class Form:
         accumulate: update expressions are outputs, to be accumulated over slices.
         select: how rows of sliceable shared variables are selected: None (all of them),
             "range" (two more inputs: start, stop) or "index" (one more input: int64 vector).
-        rowless: it takes the broadcast inputs only, returns nothing, and makes the updates that no
-            row goes into.
+        rowless: takes the broadcast inputs only, and makes the updates that no row goes into.
     """
 
     accumulate: bool = False
@@ -47,13 +44,11 @@ ROWLESS = Form(rowless=True)
 
 @dataclass(frozen=True)
 class Recipe:
-    """The description of a function on a rank, beside its compiled forms.
-
-    Shared variables are named by their number in the registry.
+    """The description of a function beside its compiled forms; variables by number.
 
     Attributes:
         replicated: updated variables, each with its op over slices, that in-graph reductions
-            make equal on all ranks; none in a function without such.
+            make equal on all ranks.
     """
 
     function_id: int
@@ -67,7 +62,7 @@ class Recipe:
 
 
 class ArrayRef(NamedTuple):
-    """Where an array lies: `key` names the `Data` that it belongs to."""
+    """The address of an array; `key` is that of its `Data`."""
 
     key: int
     handle: Handle
@@ -75,11 +70,11 @@ class ArrayRef(NamedTuple):
 
 @dataclass(frozen=True)
 class Rows:
-    """Which rows of the scattered arrays each rank takes.
+    """The rows of the scattered arrays that each rank takes.
 
     ``bounds[rank]`` is a range of the selection. Row i of the selection is row ``index[i]`` of
-    the data, or ``first + i * step``, where `first` follows from the order's origin, which is
-    the lowest row of the selection: so that it can change from call to call.
+    the data. Without an index it follows from `step` and the order's origin, the lowest row of the
+    selection, which can change from call to call.
 
     Without `is_regular` there is an index that no rank needs: all arrays hold the selected rows.
     """
@@ -93,21 +88,14 @@ class Rows:
     def counts(self) -> Tuple[int, ...]:
         return tuple(stop - start for start, stop in self.bounds)
 
-    def first(self, origin: int) -> int:
-        """Return the row of the data that is row 0 of the selection, if there is no index."""
-        if self.step > 0:
-            return origin
-        return origin - self.step * (max(stop for _, stop in self.bounds) - 1)
-
     def span(self, start: int, stop: int, origin: int, offset: int = 0) -> slice:
-        """Return rows ``start:stop`` of the selection, if there is no index, as rows of an array.
-
-        Args:
-            offset: the row of the data that is row 0 of the array.
-        """
+        """Return rows ``start:stop`` of the selection, if there is no index, as rows of an array
+        whose row 0 is row `offset` of the data."""
         if start == stop:
-            return slice(0, 0)  # where none begins there may be no row of the array
-        begin = self.first(origin) - offset + start * self.step
+            return slice(0, 0)  # the array may end before their first row
+        if self.step < 0:  # the selection begins with its highest row
+            origin -= self.step * (max(stop for _, stop in self.bounds) - 1)
+        begin = origin - offset + start * self.step
         end = begin + (stop - start) * self.step
         return slice(begin, None if end < 0 else end, self.step)
 
@@ -117,10 +105,9 @@ class ScatteredInput:
     """A scattered array.
 
     Attributes:
-        minibatch: it holds just the rows of the batch; unless it is `selected`, its row 0 is the
-            order's origin.
+        minibatch: it holds just the rows of the batch; unless `selected`, its row 0 is the order's
+            origin.
         selected: it holds just the selected rows, in the order of the selection.
-        axis: along which the rows lie.
     """
 
     array: ArrayRef
@@ -131,10 +118,8 @@ class ScatteredInput:
 
 @dataclass(frozen=True)
 class StagedSelector:
-    """`batch_s` for one rank: in shared memory, because only the rank can resolve it.
-
-    An int64 vector (of row numbers, or start, stop and step of a slice) or a vector of booleans.
-    """
+    """`batch_s` for one rank, which resolves it: a vector of booleans, or int64 of row numbers, or
+    of start, stop and step of a slice."""
 
     array: ArrayRef
     is_slice: bool
@@ -149,11 +134,11 @@ class Distribute:
     """Take over new shared variables, recipes and compiled forms.
 
     Attributes:
-        payload: pickles and their buffers, one uint8 array in shared memory.
+        payload: pickles and their buffers, one uint8 array.
         variables: (start, stop) of the variables' pickle in it, then of each of its buffers.
         functions: the same for recipes and compiled forms, which refer to the variables.
-        broadcast: numbers of the variables whose values come from device to device, not in these.
-        path, folder: of imports, and the current one ("" if removed), as the master has them now.
+        broadcast: numbers of the variables whose values come from device to device.
+        path, folder: the master's ``sys.path`` and current folder ("" if removed).
     """
 
     payload: ArrayRef
@@ -171,8 +156,8 @@ class Call:
     Attributes:
         outputs: positions of the outputs that are wanted; None for all of them.
         selectors: `batch_s` by rank, or () for all rows everywhere.
-        variant: its `prepare(here, call)` makes what performs the call in another way, once; what
-            it has done when it fails is always undone. None for a call like any other.
+        variant: its `prepare(here, call)` returns, once, a function that performs the call in
+            another way; if that fails, all is undone. None for an ordinary call.
     """
 
     function_id: int
@@ -197,17 +182,14 @@ class Call:
 
 @dataclass(frozen=True)
 class Prefetch:
-    """Take the rows of a call that comes later, and start to copy them to the device.
-
-    Attributes:
-        call: number of the act; 0 if there is none.
-    """
+    """Take the rows of a later call, and start to copy them to the device; `call` is the number of
+    that act, 0 if there is none."""
 
     call: int
 
     @property
     def key(self) -> Tuple[str, int]:
-        """By which the act is found again: there is one for each call."""
+        """The key of the act: there is one for each call."""
         return "prefetch", self.call
 
 
@@ -222,8 +204,7 @@ class Collective:
 
 @dataclass(frozen=True)
 class Own:
-    """An act of a feature: each rank calls this function of a module with its workplace, and with
-    the argument."""
+    """An act of a feature: each rank calls the function with its workplace and the argument."""
 
     perform: Callable[[Any, Any], Any]
     argument: Any = None
@@ -238,7 +219,7 @@ Act = Union[Distribute, Call, Prefetch, Collective, Own, Stop]
 
 
 class Step(NamedTuple):
-    """One act of an order, and where its rows begin (0 if it has none)."""
+    """One act of an order, and its lowest row (0 if it has none)."""
 
     number: int
     origin: int = 0
@@ -248,7 +229,7 @@ class Shipment(NamedTuple):
     """Rows of an array that the master sends to a host, for its copy.
 
     Attributes:
-        node: number of the host; None for every one but the master's.
+        node: None for all hosts but the master's.
         rows: a range, or an int64 vector of row numbers.
         data: the rows, if they are few; None if they follow the order.
     """
@@ -266,12 +247,10 @@ class Extras:
 
     Attributes:
         acts: new acts, by number.
-        forget_acts: numbers that will not be used any more.
-        forget_arrays: keys of arrays whose mappings are no longer needed.
-        forget_functions: numbers of functions that will not be called any more.
-        forget_variables: numbers of deleted shared variables.
+        forget_acts, forget_functions, forget_variables: numbers that are not used any more.
+        forget_arrays: keys of arrays that are gone, or have moved.
         steps: the order's steps, if they are too many for its line.
-        mirrors: bytes of the arrays of which each other host is to make a copy, by key.
+        mirrors: bytes of the arrays that each other host has to make a copy of, by key.
         shipments: rows that other hosts lack.
     """
 
@@ -286,7 +265,7 @@ class Extras:
 
 
 class Order(NamedTuple):
-    """The next task of all ranks. How it ends: see `_rank.rank`."""
+    """The acts that all ranks perform next."""
 
     serial: int
     steps: List[Step]
@@ -295,18 +274,18 @@ class Order(NamedTuple):
 
 @dataclass(frozen=True)
 class Hello:
-    """The first message to a worker: everything it needs to become a rank.
+    """The first message to a worker.
 
     Attributes:
-        ticket: for joining the other ranks.
+        ticket: for `synk_comm.join`.
         directory: the master's current folder.
         times, flight: shared arrays; see `_rank.workplace` and `_wire.flight`.
         adapter: the module of the master's graph engine; see `engine.load`.
         contexts: of the devices to compute on; see `device.Contexts`.
         authkey: the master's, of multiprocessing: shared memory identifies a family by it.
-        threads: for computing and for reading rows; 0 for this rank's share of the machine's cores.
-        tag: of the messages to and from a rank that an MPI launcher has started; else 0.
-        environment: variables for such a rank, to be set before it imports the engine.
+        threads: for computing and reading rows; 0 for this rank's share of the machine's cores.
+        tag: of MPI's messages to and from the rank, if a launcher has started it; else 0.
+        environment: variables for such a rank, which it sets before it imports the engine.
     """
 
     rank: int
@@ -328,31 +307,26 @@ class Hello:
 
 
 JOIN = b"join"
-"""The second message: meet the other ranks. From here on orders come through the communicator;
-here, to ranks of other hosts, the number of an order that is given up while they compute."""
+"""The second message: join the other ranks. Later ones go to ranks of other hosts alone: the number
+of an order that the master gives up while they compute."""
 
 
-@dataclass(frozen=True)
-class Ready:
-    """A worker's first message.
-
-    Attributes:
-        stacks_fd: the descriptor of its file of stacks, if the master has not made that.
-    """
+class Ready(NamedTuple):
+    """A worker's first message, with the descriptor of a file of stacks that it has made itself."""
 
     stacks_fd: int = -1
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A worker could not do its part.
+    """A worker's report of its failure.
 
     Attributes:
         serial: of the order; 0 for a failure at the start.
         doing: the act, in words.
         frames: those of the traceback that are not this library's.
         error: the pickled exception, or None if it cannot be pickled.
-        when: in seconds of the master's `time.perf_counter`, which all ranks of a host share.
+        when: in seconds of the master's `time.perf_counter`.
     """
 
     serial: int

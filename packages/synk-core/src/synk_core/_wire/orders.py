@@ -1,8 +1,4 @@
-"""Send orders: one line of integers through the communicator, and extras if necessary.
-
-An order that only has acts which the workers know already is a broadcast of 256 bytes; that is a
-microsecond where ranks share memory. Extras follow in a second broadcast.
-"""
+"""Send orders: a broadcast of one line of integers, 256 bytes, and a second one of extras."""
 
 from __future__ import annotations
 
@@ -25,7 +21,7 @@ _GRAIN = 512
 
 
 class OrderLine:
-    """One rank's end of the line of orders."""
+    """Sends orders in the master; receives them in a worker."""
 
     def __init__(self, comm: Any, master: int) -> None:
         self._broadcast: Callable[..., Any] = comm.broadcast
@@ -35,11 +31,8 @@ class OrderLine:
         self._words: Any = memoryview(self._line)  # type: ignore[arg-type] # says NumPy 1
 
     def give(self, order: Order, timeout_s: Optional[float] = None) -> None:
-        """Send an order to all other ranks; blocks until they take it.
-
-        Args:
-            timeout_s: seconds to wait at most; None for the communicator's.
-        """
+        """Send an order to all other ranks; block until they take it, at most for `timeout_s`
+        seconds (None: the communicator's)."""
         serial, steps, extras = order
         words = self._words
         words[0], words[1], words[2] = serial, 0, len(steps)
@@ -61,7 +54,7 @@ class OrderLine:
             self._broadcast(padded, self._master, timeout_s=timeout_s)
 
     def take(self) -> Order:
-        """Wait for the master's next order. Blocks as long as it takes, or until it is gone."""
+        """Wait for the master's next order, or for the master's end."""
         self._broadcast(self._line, self._master)
         serial, length, count, *words = self._line.tolist()
         steps: List[Step] = []

@@ -1,4 +1,4 @@
-"""The settings of a runtime: defaults, limits, and what the environment says in their place."""
+"""The settings of a runtime: defaults and limits, from arguments and the environment."""
 
 from __future__ import annotations
 
@@ -12,41 +12,39 @@ from synk_core.device import TF32_OVERRIDE
 from synk_core.exceptions import InputValueError
 
 USE_GRAPHS = "SYNKHRONOS_CUDA_GRAPHS"
-"""Environment variable with a policy, for programs that leave it to the default; "0" is "never"."""
+"""Environment variable with a default policy; "0" is "never"."""
 
 POLICIES = ("auto", "always", "never")
 """Replay functions if that is quicker, whenever it is possible, never."""
 
-
 USE_PRECISION = "SYNKHRONOS_PRECISION"
-"""Environment variable with a precision, for programs that leave it to the default."""
+"""Environment variable with a default precision."""
 
 PRECISIONS = ("default", "float32", "tf32")
-"""TF32 where the libraries use it by themselves, nowhere, wherever they can.
+"""TF32 in operations for which the libraries choose it, in none, in all possible ones.
 
-Tensor cores multiply float32 quickly if factors keep 10 bits of their fraction (TF32, from Ampere
-on); sums are float32 all the same. cuDNN may use them for convolutions unless the environment
-forbids it: that depends on the algorithm. cuBLAS, which multiplies matrices, does not by itself.
+Tensor cores (from Ampere on) multiply float32 quickly if factors keep 10 bits of their fraction;
+sums are float32. By default cuDNN may use them for convolutions, and cuBLAS does not.
 """
 
 STREAMS = ("per_rank", "identical")
 """Random streams that each worker seeds for itself, or that are the master's on all ranks."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Settings:
     """The settings of a runtime, the same in all its processes: those of `synkhronos.fork`.
 
     Attributes:
-        timeout_s: seconds after which a wait for another rank is given up.
-        stall_s: seconds after which a wait is warned of.
+        timeout_s: seconds until a rank gives up its wait for another one.
+        stall_s: seconds until the master warns of a wait.
         nccl: whether collectives of devices go through NCCL.
         profile: whether each worker writes a profile.
         at_start: acts (`Own`) that every rank performs when it starts.
         seed: of the workers' global generators, with their rank.
 
     Raises:
-        InputValueError: one is out of range, or the environment names none for its default.
+        InputValueError: one is out of range, or the environment's default is.
     """
 
     backend: str = "shm"
@@ -67,15 +65,12 @@ class Settings:
                 f"random_streams: got {shown(self.random_streams)}, expected 'per_rank' or "
                 f"'identical'"
             )
-        for name, value in (
-            ("timeout_s", checked_seconds(self.timeout_s, "timeout_s")),
-            ("stall_s", checked_seconds(self.stall_s, "stall_s")),
-            ("atomic", bool(self.atomic)),
-            ("graphs", checked_policy(self.graphs)),
-            ("precision", checked_precision(self.precision)),
-            ("profile", bool(self.profile)),
-        ):
-            object.__setattr__(self, name, value)
+        self.timeout_s = checked_seconds(self.timeout_s, "timeout_s")
+        self.stall_s = checked_seconds(self.stall_s, "stall_s")
+        self.atomic = bool(self.atomic)
+        self.graphs = checked_policy(self.graphs)
+        self.precision = checked_precision(self.precision)
+        self.profile = bool(self.profile)
 
     @property
     def reseeds(self) -> bool:
@@ -84,13 +79,10 @@ class Settings:
 
 
 def checked_policy(graphs: Union[str, bool]) -> str:
-    """Return which functions are to be replayed: one of `POLICIES`.
-
-    Args:
-        graphs: False is "never"; "auto" is what the environment says.
+    """Return a policy, "never" for False, and that of the environment for "auto".
 
     Raises:
-        InputValueError: it is no policy, or the environment names none.
+        InputValueError: it is no policy, or the environment's is none.
     """
     if graphs is False:
         return "never"
@@ -106,13 +98,11 @@ def checked_policy(graphs: Union[str, bool]) -> str:
 
 
 def checked_precision(precision: Any) -> str:
-    """Return the precision to use: one of `PRECISIONS`.
-
-    Args:
-        precision: "default" is what the environment says, in our variable or NVIDIA's.
+    """Return a precision, for "default" that of the environment, in our variable or NVIDIA's.
 
     Raises:
-        InputValueError: it is none, the environment names none, or the two exclude each other.
+        InputValueError: it is no precision, the environment's is none, or the two exclude each
+            other.
     """
     if not isinstance(precision, str) or precision not in PRECISIONS:
         raise InputValueError(

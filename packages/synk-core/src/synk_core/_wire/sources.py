@@ -1,4 +1,4 @@
-"""Inputs that are not in memory: of a file's array, a call reads the rows that it needs."""
+"""Arrays in files, of which a call reads the rows that it needs."""
 
 from __future__ import annotations
 
@@ -24,9 +24,6 @@ class RowSource:
 
     It needs no more than ``shape``, ``dtype``, and its rows by a slice or by an array of ascending
     row numbers, which each occur once.
-
-    Args:
-        value: see `of`.
     """
 
     def __init__(self, value: Any) -> None:
@@ -36,7 +33,7 @@ class RowSource:
 
     @classmethod
     def of(cls, value: Any) -> Optional[RowSource]:
-        """Return the source of `value`'s rows, or None if `value` is in memory, or no array."""
+        """Return the source of a value's rows; None if it is in memory, or no array."""
         if isinstance(value, cls):
             return value
         if isinstance(value, np.ndarray):
@@ -56,7 +53,7 @@ class RowSource:
 
     @property
     def token(self) -> Tuple[Any, ...]:
-        """What plans of a call depend on: the same as of an array in memory."""
+        """Plans of a call depend on this, as on that of an array in memory."""
         return self.dtype, self.shape
 
     def read(self, chosen: Selection, target: np.ndarray) -> None:
@@ -94,12 +91,12 @@ class RowSource:
         return rows
 
     def rows(self, batch: Any) -> Unread:
-        """Return rows, of what a call takes as ``batch``, to be read where they are to lie."""
+        """Return the rows of a ``batch``, not read yet."""
         chosen = select(batch, len(self))
         return Unread((chosen.count, *self.shape[1:]), self.dtype, partial(self.read, chosen))
 
     def __getitem__(self, batch: Any) -> np.ndarray:
-        """Return rows as a new array, of what a call takes as ``batch``."""
+        """Return the rows of a ``batch`` as a new array."""
         return np.asarray(self.rows(batch))
 
     def __array__(self, dtype: Any = None, copy: Optional[bool] = None) -> np.ndarray:

@@ -1,6 +1,5 @@
-"""The processes that an MPI launcher has started: ranks of the same numbers, on one or more hosts.
+"""The ranks that an MPI launcher has started, on one or more hosts; rank 0 is the master.
 
-Rank 0 is the master. What the ranks know of each other is exchanged once, when all have come here.
 Nothing waits inside of MPI: messages are polled, so that every wait has an end.
 """
 
@@ -38,7 +37,7 @@ END_TIMEOUT_S = 10.0
 """Seconds to wait for the workers' answer at the end of the program."""
 
 NODE_VARIABLE = "SYNKHRONOS_NODE"
-"""Environment variable with another name for this host: tests have several on one machine."""
+"""Environment variable with another name for this host, for tests."""
 
 _CONTROL_TAG, _FIRST_TAG, _LAST_TAG = 1, 2, 30000
 _PINGS = 20
@@ -50,7 +49,7 @@ class RankInfo(NamedTuple):
     """A rank, as the others know it.
 
     Attributes:
-        memory: what is equal for ranks that share memory, and process ids.
+        memory: equal for ranks that share memory and process ids.
         cores: ids of the cores that it may use.
         host_cores: number of its host's cores.
         quota: number of cores that its control groups allow.
@@ -69,16 +68,15 @@ class RankInfo(NamedTuple):
 
 
 class World:
-    """All ranks of the launcher, as one of them sees them. A collective: every rank makes one.
+    """All ranks of the launcher, as one of them sees them. Every rank makes one: a collective.
 
     Attributes:
-        rank, size: as in MPI.
-        members: the ranks.
         lost: why no runtime can be started any more; "" as long as one can.
         gone: ranks that have ended. Nothing may be sent to them: some MPIs would hang or crash.
         in_use: whether a runtime has the workers, or this rank is one.
-        status: with which the program ends, for MPI where that has to end the ranks.
-        sending: requests that may be under way, with what they send.
+        status: the program's exit status, for `abort`.
+        sending: requests that may be under way, with their buffers, which MPI reads until then.
+        side: MPI's communicator of the channels.
         leaving: called when this rank leaves the others in order.
         next_tag: returns a tag for the messages of a new runtime.
 
@@ -108,22 +106,19 @@ class World:
                 f"with the mpiexec of that MPI; with srun, choose one of `srun --mpi=list`, such "
                 f"as --mpi=pmi2 or --mpi=pmix"
             )
-        self._mpi: Any = MPI
+        self.mpi: Any = MPI
         self._everyone: Any = everyone
         self.rank, self.size = everyone.rank, everyone.size
         self.lost = ""
         self.gone: Set[int] = set()
-        self.in_use = False
+        self.in_use = self._ended = False
         self.status = 0
         self.leaving: Callable[[], None] = lambda: None
-        # MPI reads a buffer until its request is done.
         self.sending: List[Tuple[Any, bytes]] = []
         self._processes: Dict[int, Optional[WatchedProcess]] = {}
-        self._ended = False
         self.next_tag = cycle(range(_FIRST_TAG, _LAST_TAG)).__next__
         try:
             with self.communicator(MEET_TIMEOUT_S) as comm:
-                # Exchange what ranks know of each other.
                 self.members: List[RankInfo] = comm.all_gather_object(_own_info())
                 self.side: Any = everyone.Dup()  # all have come
                 self.side.Set_errhandler(MPI.ERRORS_RETURN)
@@ -143,7 +138,7 @@ class World:
 
     @cached_property
     def nodes(self) -> Tuple[int, ...]:
-        """The number of each rank's node, where ranks share memory; the master's is 0."""
+        """The number of each rank's node; the master's is 0."""
         seen: Dict[str, int] = {}
         return tuple(seen.setdefault(member.memory, len(seen)) for member in self.members)
 
@@ -162,25 +157,23 @@ class World:
         return self.nodes[rank] == 0
 
     def threads(self, rank: int) -> int:
-        """Return the threads with which the ranks of a node use each of its cores once: the rank's
-        cores, divided among those that may use them, too."""
+        """Return a rank's threads, so that each core of its node is used once: its cores, divided
+        among the ranks that may use them."""
         own = self.members[rank]
         sharing = [
             other
             for other in self.local_ranks(rank)
             if not set(own.cores).isdisjoint(self.members[other].cores)
         ]
-        return max(1, min(len(own.cores), own.quota) // max(len(sharing), 1))
+        return max(1, min(len(own.cores), own.quota) // len(sharing))
 
     def offset_s(self, rank: int) -> float:
         """Return the seconds to add to a rank's `time.perf_counter` to get the master's."""
         return self._offsets[self.nodes[rank]]
 
     def _measured(self, comm: synk_comm.Communicator) -> List[float]:
-        """Return the difference of each node's clock to the master's, in seconds.
-
-        Of several round trips the quickest counts: its answer was sent halfway in between.
-        """
+        """Return the seconds to add to each node's clock to get the master's: as if the quickest of
+        several answers had been sent halfway between question and arrival."""
         offsets = [0.0] * len(self.hosts)
         for node in range(1, len(offsets)):
             leader = self.nodes.index(node)
@@ -205,22 +198,28 @@ class World:
         return MpiChannel(self, peer, tag)
 
     def drop_messages(self) -> None:
-        """Receive what nobody waits for, before MPI ends: messages of runtimes that were closed."""
+        """Receive the messages of closed runtimes, before MPI ends."""
         self.leaving()
-        mpi, status = self._mpi, self._mpi.Status()
-        with contextlib.suppress(mpi.Exception):
-            while True:
-                message = self.side.Improbe(mpi.ANY_SOURCE, mpi.ANY_TAG, status)
-                if message is None:
-                    return
-                message.Recv([bytearray(status.Get_count(mpi.BYTE)), mpi.BYTE])
+        with contextlib.suppress(self.mpi.Exception):
+            while self.receive(self.mpi.ANY_SOURCE, self.mpi.ANY_TAG) is not None:
+                pass
+
+    def receive(self, peer: int, tag: int) -> Optional[bytes]:
+        """Return a message that has arrived; None if there is none."""
+        status = self.mpi.Status()
+        message = self.side.Improbe(peer, tag, status)
+        if message is None:
+            return None
+        buffer = bytearray(status.Get_count(self.mpi.BYTE))
+        message.Recv([buffer, self.mpi.BYTE])
+        return bytes(buffer)
 
     def prune(self) -> None:
-        """Forget what has been sent."""
+        """Forget the requests that are done."""
         self.sending = [pair for pair in self.sending if not pair[0].Test()]
 
     def process(self, rank: int) -> Optional[WatchedProcess]:
-        """Return the process of another rank on this one's node; None if it cannot be watched."""
+        """Return the process of another rank; None on another node, or without pidfds."""
         if rank not in self._processes:
             self._processes[rank] = None
             if self.nodes[rank] == self.nodes[self.rank]:
@@ -228,25 +227,26 @@ class World:
                     self._processes[rank] = WatchedProcess(self.members[rank].pid)
                 except ProcessLookupError:
                     self.gone.add(rank)
-                except OSError:  # this system has no such descriptors
+                except OSError:
                     pass
         return self._processes[rank]
 
     def look_at(self, rank: int) -> None:
-        """Notice that the process of a rank on this one's node has ended."""
+        """Note whether the process of a rank on this one's node has ended."""
         process = self.process(rank)
         if process is not None and process.is_gone():
             self.gone.add(rank)
 
     def failed_ranks(self) -> Sequence[int]:
-        """Return the ranks that MPI knows to have failed, after it has raised an error."""
+        """Return the ranks that MPI reports as failed, after it has raised an error; all of them
+        without fault tolerance."""
         side = self.side
         try:
             side.Ack_failed()
             failed = side.Get_failed()
-        except (AttributeError, NotImplementedError, self._mpi.Exception):
-            return range(self.size)  # an MPI without fault tolerance: nothing is known any more
-        ranks = self._mpi.Group.Translate_ranks(failed, None, side.Get_group())
+        except (AttributeError, NotImplementedError, self.mpi.Exception):
+            return range(self.size)
+        ranks = self.mpi.Group.Translate_ranks(failed, None, side.Get_group())
         return [int(rank) for rank in ranks]
 
     def end(self) -> None:
@@ -272,26 +272,18 @@ class World:
 
 
 class MpiChannel:
-    """As `Channel`, to another rank of the world. A message without bytes is the end.
-
-    Args:
-        tag: of the messages, so that those of an earlier runtime are not taken for its own.
-    """
+    """As `Channel`, to another rank of the world. A message without bytes is the end; the tag
+    distinguishes messages from those of an earlier runtime."""
 
     def __init__(self, world: World, peer: int, tag: int) -> None:
         self.peer = peer
         self._world = world
         self._tag = tag
-        self._status = world._mpi.Status()
         self._received: List[bytes] = []
         self._ended = self._closed = False
 
     def send(self, payload: bytes) -> None:
-        """Send one message; returns while it travels.
-
-        Raises:
-            ChannelClosed: the other side is gone.
-        """
+        """Begin to send one message."""
         self._look()
         gone = f"rank {self.peer} on host {self._world.members[self.peer].host} is gone"
         if self._closed or self._ended or not self._post(payload):
@@ -299,7 +291,7 @@ class MpiChannel:
 
     def _post(self, payload: bytes) -> bool:
         """Begin to send; return whether MPI takes it."""
-        mpi = self._world._mpi
+        mpi = self._world.mpi
         try:
             request = self._world.side.Isend([payload, mpi.BYTE], self.peer, self._tag)
             self._world.sending.append((request, payload))
@@ -310,25 +302,19 @@ class MpiChannel:
         return True
 
     def _look(self) -> None:
-        """Take in what has come."""
+        """Receive all messages that have arrived."""
         if self.peer == 0:  # a worker that ends in order may be gone before its message is here
             self._world.look_at(0)
         self._ended = self._ended or self.peer in self._world.gone
-        if self._ended:
-            return
-        mpi = self._world._mpi
         try:
-            while True:
-                message = self._world.side.Improbe(self.peer, self._tag, self._status)
+            while not self._ended:
+                message = self._world.receive(self.peer, self._tag)
                 if message is None:
                     return
-                buffer = bytearray(self._status.Get_count(mpi.BYTE))
-                message.Recv([buffer, mpi.BYTE])
-                if not buffer:
-                    self._ended = True
-                    return
-                self._received.append(bytes(buffer))
-        except mpi.Exception:
+                if message:
+                    self._received.append(message)
+                self._ended = not message
+        except self._world.mpi.Exception:
             self._fail()
 
     def _fail(self) -> None:
@@ -337,12 +323,7 @@ class MpiChannel:
         self._ended = self._ended or self.peer in self._world.gone
 
     def recv(self, timeout_s: Optional[float] = None) -> bytes:
-        """Receive one message; None waits until one comes or the other side is gone.
-
-        Raises:
-            ChannelClosed: the other side has closed its end, or is gone.
-            TimeoutError: no message within `timeout_s` seconds.
-        """
+        """Receive one message; TimeoutError if there is none in `timeout_s` seconds."""
         began = time.monotonic()
         while not self.pending():
             waited = time.monotonic() - began
@@ -354,7 +335,7 @@ class MpiChannel:
         return self._received.pop(0)
 
     def take_all(self) -> List[bytes]:
-        """Return the messages that have come. Never waits."""
+        """Return the messages that have arrived."""
         self._look()
         taken, self._received = self._received, []
         return taken
@@ -366,7 +347,7 @@ class MpiChannel:
         return bool(self._received) or self._ended
 
     def at_end(self) -> bool:
-        """Return whether the other side is gone and nothing is left to read. Never waits."""
+        """Return whether the other side is gone and nothing is left to read."""
         return self.pending() and not self._received
 
     def wait_for_end(self, until: float) -> bool:
@@ -387,20 +368,19 @@ class MpiChannel:
             self._post(b"")
         self._closed = True
         until = time.monotonic() + 0.5
-        with contextlib.suppress(self._world._mpi.Exception):
+        with contextlib.suppress(self._world.mpi.Exception):
             while self._world.sending and time.monotonic() < until:
                 self._world.prune()
                 time.sleep(_NAP_S)
 
 
 def _own_info() -> RankInfo:
-    cores = tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ()
     host = os.environ.get(NODE_VARIABLE) or socket.gethostname()
     return RankInfo(
         host=host,
         memory=f"{host} {_shared_memory()}",
         pid=os.getpid(),
-        cores=cores or tuple(range(os.cpu_count() or 1)),
+        cores=tuple(sorted(os.sched_getaffinity(0))),
         host_cores=os.cpu_count() or 1,
         quota=core_quota(),
         gpus=_visible_gpus(),
@@ -409,7 +389,7 @@ def _own_info() -> RankInfo:
 
 
 def _shared_memory() -> str:
-    """Return what tells apart the machines, containers and mounts that share no memory."""
+    """Return a text that differs between machines, containers and mounts that share no memory."""
     parts = []
     for path in ("/dev/shm", "/proc/self/ns/pid"):  # noqa: S108 - to be named only
         try:
@@ -437,7 +417,7 @@ def _versions() -> Dict[str, str]:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             found[name] = "not installed"
-    found["numpy"] = np.__version__  # what counts is what is imported
+    found["numpy"] = np.__version__  # the one that is imported
     return found
 
 

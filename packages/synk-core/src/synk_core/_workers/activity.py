@@ -1,4 +1,4 @@
-"""What each rank is doing, and what it did before, in words for errors and warnings."""
+"""The current and the last acts of each rank, in words for errors and warnings."""
 
 from __future__ import annotations
 
@@ -10,19 +10,16 @@ from synk_core._rank.functions import LoadedFunction
 from synk_core._wire.flight import ActOutcome, ActRecord, Flight, Phase
 
 _WAITING = (Phase.IDLE, Phase.REDUCE, Phase.COLLECTIVE, Phase.END, Phase.FAIL)
-"""Phases in which a rank waits for others: the others do not wait for it."""
+"""Phases in which a rank waits for others."""
 
 
 class Activity:
-    """Reads the current phase and the last acts of every rank, also of one that is dead.
-
-    Args:
-        room: int64 vector into which the ranks write; see `_wire.flight`.
+    """Reads the phase and the last acts of every rank, also of a dead one, from the memory of
+    `Flight`.
 
     Attributes:
-        workers: their ranks.
         functions: functions by number, for their names.
-        elsewhere: names of the hosts of ranks whose records are not in this one's memory.
+        elsewhere: host names of the ranks whose records are not in this host's memory.
     """
 
     def __init__(self, room: np.ndarray, size: int, master: int) -> None:
@@ -39,7 +36,7 @@ class Activity:
         return f"function {loaded.recipe.name!r}" if loaded else f"function {act.subject}"
 
     def doing(self, rank: int) -> str:
-        """Return what a rank does now, in words that complete "while it was"."""
+        """Return a rank's present activity, in words that complete "while it was"."""
         if rank in self.elsewhere:
             return f"at work on host {self.elsewhere[rank]}"
         phase, detail = self.flights[rank].phase
@@ -75,7 +72,6 @@ class Activity:
         return f"The last acts of rank {rank}: {', '.join(words)}"
 
     def phase(self, rank: int) -> Phase:
-        """Return the phase of a rank."""
         return self.flights[rank].phase[0]
 
     def late(self) -> List[int]:
@@ -83,7 +79,7 @@ class Activity:
         return [r for r in self.workers if self.phase(r) not in _WAITING] or self.workers
 
     def describe(self, ranks: Sequence[int], seconds: float, stacks: Mapping[int, str]) -> str:
-        """Return a text of what these ranks are doing, each with its stack."""
+        """Return a text with the activity and the stack of these ranks."""
         parts = []
         for rank in ranks:
             stack = stacks.get(rank, "its stack could not be read").rstrip()

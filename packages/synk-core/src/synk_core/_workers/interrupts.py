@@ -1,13 +1,10 @@
-"""Ctrl-C, and giving up an order: interrupt the ranks that compute.
+"""Ctrl-C, and giving up an order.
 
-A rank that computes can be interrupted at once: it declines its next collective, and all ranks stay
-in step. A rank that waits inside a collective cannot, because the ranks would lose each other. So a
-Ctrl-C while the master waits first interrupts the ranks that compute; they decline, and the wait
-ends.
-
-If all ranks are done by then, the order is undone (see `Rank.take_back`), and an order that cannot
-be undone returns its result: a `KeyboardInterrupt` from a call means that the call did not happen.
-So none is raised between an order's end and the user's own code, but a moment later.
+A rank that computes can be interrupted: it declines its next collective. A rank that waits in one
+cannot, because the ranks would lose each other. So Ctrl-C while the master waits interrupts the
+ranks that compute, which ends the wait. If all ranks are done by then, the order is undone (see
+`Rank.take_back`), or returns its result: a `KeyboardInterrupt` from a call means that the call did
+not happen. So none is raised between an order's end and the user's own code, but a moment later.
 """
 
 from __future__ import annotations
@@ -25,7 +22,7 @@ from synk_core._tracebacks import PACKAGES
 from synk_core._wire.flight import OWN_WORK, Flight, Phase
 from synk_core.exceptions import Interrupted
 
-SIGNAL = signal.SIGRTMIN + 2 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
+SIGNAL = int(signal.SIGRTMIN) + 2
 """Signal number that interrupts workers; programs and batch systems use the common ones."""
 
 GRACE_S = 2.0
@@ -35,18 +32,17 @@ AGAIN_S = 0.01
 """Seconds from a Ctrl-C that came at the wrong moment until it is tried again."""
 
 LATEST_S = 0.25
-"""Seconds of this thread's processor time after which Ctrl-C is raised wherever the program is.
-From the end of an order to the user's code it takes much less."""
+"""Seconds of this thread's processor time after which Ctrl-C is raised wherever the program is:
+much more than from the end of an order to the user's code."""
 
 WORD_S = 0.5
-"""Seconds from a Ctrl-C that reaches another host until the master's decision must be there."""
+"""Seconds that another host waits after Ctrl-C for the master's decision."""
 
 HELD_S = 5.0
 """Seconds from a Ctrl-C that waits in `whole` until a further one has its effect."""
 
 _UNDIVIDED = ("__enter__", "__exit__", "leave", "whole")
-"""Functions of ours that no interrupt may divide, such as those that take the key of a guard and
-give it back: it comes before them or after."""
+"""Functions of ours that Ctrl-C may not divide, such as those that take and release a guard."""
 
 _COMM = ("synk_comm",)
 
@@ -54,8 +50,8 @@ _SIGINT = int(signal.SIGINT)
 
 T = TypeVar("T")
 
-# Finalizers (`_died` is that of arrays in shared memory), and comparisons of keys: CPython's
-# lookups by `PyDict_GetItem` drop all errors.
+# Finalizers (`_died` is that of arrays in shared memory), and comparisons of keys, whose errors
+# `PyDict_GetItem` drops.
 _LOSING = ("__del__", "_died", "__eq__", "__hash__")
 _OF_WEAK_REFS = ("weakref", "_weakrefset")
 
@@ -63,9 +59,7 @@ _OF_WEAK_REFS = ("weakref", "_weakrefset")
 def obey(rank: Any, channel: Any = None) -> None:
     """In a worker, install the handler by which the master interrupts its computation.
 
-    Args:
-        channel: on another host, which the master's signals do not reach: for the master's decision
-            whether Ctrl-C, which the launcher brings to all ranks, is to interrupt the order.
+    Another host gets Ctrl-C from the launcher, and from a channel the number of the order.
     """
 
     def interrupt(number: int, frame: Any) -> None:
@@ -85,63 +79,57 @@ def obey(rank: Any, channel: Any = None) -> None:
 
 
 class CtrlC:
-    """Handles Ctrl-C for all runtimes; one that comes at the wrong moment is raised later.
+    """Handles Ctrl-C for all runtimes; raises one later that comes at the wrong moment.
 
     Attributes:
         leaving: whether the main thread may be leaving this package with an order's result.
         runtimes: the open ones that have been at work in the main thread.
+        main: identifies the main thread.
     """
 
     def __init__(self) -> None:
+        self._reset()
+        os.register_at_fork(after_in_child=self._reset)
+
+    def _reset(self) -> None:
         self.leaving = False
         self.runtimes: List[Interrupts] = []
         self._since: Optional[float] = None
         self._again = False
-        # Held while a thread sets `_again` and sends the signal, so that no other call interferes.
+        # Held while a thread sets `_again` and sends the signal. A thread that is not in the child
+        # of a fork may hold the old one.
         self._sending = threading.RLock()
-        self._main = threading.main_thread().ident
-        os.register_at_fork(after_in_child=self._reset_in_child)
-
-    def _reset_in_child(self) -> None:
-        self.leaving = False
-        self.runtimes.clear()
-        self._sending = threading.RLock()  # a thread that is not in the child may hold the old one
-        self._main = _thread.get_ident()  # the only thread
+        self.main = threading.main_thread().ident or 0
 
     def put_off(self) -> None:
         """Raise Ctrl-C as soon as the program has left this package, or calls it again."""
         self.leaving = True
         self._since = since = time.thread_time()
-        # A plain thread: starting a `threading.Thread` takes a lock, which may be taken here.
+        # A plain thread: `threading.Thread.start` takes a lock that may be taken here.
         _thread.start_new_thread(self._send_again, (since,))
 
     def _send_again(self, since: float) -> None:
-        main = threading.main_thread().ident
-        while main is not None:
+        while True:
             time.sleep(AGAIN_S)
             with self._sending:
                 if self._since is not since:
                     return
                 self._again = True
-                signal.pthread_kill(main, signal.SIGINT)
+                signal.pthread_kill(self.main, signal.SIGINT)
 
-    def settle(self) -> bool:
-        """Delay nothing any more; return whether a Ctrl-C was delayed."""
+    def settle(self) -> None:
+        """End the delay of a Ctrl-C, if there is one."""
         with self._sending:
-            pending, self._since = self.is_pending(), None
-        return pending
+            self._since = None
 
     def at_the_next_chance(self) -> None:
-        """Raise a delayed Ctrl-C; called where this thread enters the package.
-
-        Raises:
-            KeyboardInterrupt: one was delayed, and this is the main thread.
-        """
+        """Raise a delayed Ctrl-C, where the main thread enters the package."""
         if getattr(_signal.getsignal(_SIGINT), "ends", True) is False:
             return  # within `whole`
-        if _thread.get_ident() == self._main:
+        if _thread.get_ident() == self.main:
             self.leaving = False
-            if self._since is not None and self.settle():
+            if self._since is not None:
+                self.settle()
                 raise KeyboardInterrupt
 
     def is_pending(self) -> bool:
@@ -149,7 +137,7 @@ class CtrlC:
         return self._since is not None
 
     def give_back(self) -> None:
-        """Restore Python's handler, if no runtime needs this one. A delayed Ctrl-C comes first."""
+        """Restore Python's handler, if no runtime needs this one and no Ctrl-C is delayed."""
         is_main = threading.current_thread() is threading.main_thread()
         if is_main and not self.runtimes and not self.is_pending() and _replace() == self.handle:
             _replace(signal.default_int_handler)
@@ -170,11 +158,8 @@ class CtrlC:
             signal.default_int_handler(number, frame)
 
     def _is_the_moment(self, frame: Any, within: bool) -> bool:
-        """Return whether to raise a Ctrl-C that came at this frame; if not, delay it.
-
-        Args:
-            within: whether it may be raised within this package.
-        """
+        """Return whether to raise a Ctrl-C that came at this frame, `within` this package too; if
+        not, delay it."""
         delays = _is_undivided(frame, _COMM if within else (*_COMM, *PACKAGES))
         delays = delays or _is_lost_at(frame)
         module = frame.f_globals.get("__name__") if frame is not None else None
@@ -189,11 +174,11 @@ class CtrlC:
 
 
 LATER = CtrlC()
-"""That of this process."""
+"""The one of this process."""
 
 
 class _HoldingHandler:
-    """A handler that holds Ctrl-C back, or not: as `ends` of `whole`."""
+    """A handler that holds Ctrl-C back according to `ends` of `whole`."""
 
     def __init__(self, handler: Any) -> None:
         self.handler = handler
@@ -221,11 +206,11 @@ def whole(
 ) -> T:
     """Return the result of `act`; neither Ctrl-C nor an error leaves half of it done.
 
-    A ``finally`` cannot promise that: Ctrl-C may come before its first line, or within it. Blocking
-    the signal cannot either: other threads, such as those of BLAS, would take it.
+    A ``finally`` does not suffice: Ctrl-C may come before its first line, or within it. Nor does
+    blocking the signal: other threads, such as those of BLAS, would take it.
 
     Args:
-        undo: called if the act raises, while Ctrl-C waits. What fails is called once more.
+        undo: called if the act raises, while Ctrl-C waits; one that fails is called once more.
         always: whether `undo` is called in any case, to restore what was before.
         ends: whether Ctrl-C ends the act. If False, it waits, and is an error at the act's end.
             None: it ends the act until there is a result, of an order or of a `whole` within;
@@ -267,7 +252,7 @@ def whole(
 
 
 def _call_all(undo: Sequence[Callable[[], Any]], tells: bool) -> None:
-    """Call all; raise the last error, unless a second try went well and nobody is told of it."""
+    """Call all, a failing one twice; raise the last error, of a first try only if `tells`."""
     failed: Optional[BaseException] = None
     for one in undo:
         for again in (False, True):
@@ -282,13 +267,8 @@ def _call_all(undo: Sequence[Callable[[], Any]], tells: bool) -> None:
 
 
 class Interrupts:
-    """The master's side.
-
-    Args:
-        rank: the master's `Rank`.
-        flights: flight records of all ranks.
-        interrupt: interrupts the workers, given the serial of the order.
-    """
+    """Ctrl-C during the orders of one runtime, in the master; `interrupt` sends workers the number
+    of an order that they give up."""
 
     def __init__(
         self, rank: Any, flights: Sequence[Flight], interrupt: Callable[[int], None]
@@ -301,14 +281,11 @@ class Interrupts:
         self._struck = False
         self._finished = False
         self._since: Optional[float] = None
-        self._main = threading.main_thread().ident
         self._ended = False
 
     def install(self) -> None:
-        """Handle Ctrl-C in place of Python's handler; a user's own stays.
-
-        Called again and again, because notebooks set Python's own for each cell.
-        """
+        """Handle Ctrl-C in place of Python's handler, which notebooks set for each cell; a user's
+        own stays."""
         if self._ended or threading.current_thread() is not threading.main_thread():
             return
         if self not in LATER.runtimes:
@@ -317,7 +294,7 @@ class Interrupts:
             _replace(LATER.handle)
 
     def restore(self) -> None:
-        """Handle Ctrl-C no more: the runtime has ended."""
+        """Handle Ctrl-C no more."""
         self._ended = True
         if self in LATER.runtimes:
             LATER.runtimes.remove(self)
@@ -325,37 +302,31 @@ class Interrupts:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether the main thread of this process performs an order."""
+        """Whether the main thread of this process, which may be a fork, performs an order."""
         return self._under_way and os.getpid() == self._rank.pid
 
     def begin(self, serial: int) -> None:
         """Begin an order, in this thread."""
         self._since, self._struck, self._finished, self._serial = None, False, False, serial
         # Ctrl-C interrupts the main thread, never an order of another one.
-        self._under_way = threading.get_ident() == self._main
+        self._under_way = threading.get_ident() == LATER.main
 
     def finish(self) -> bool:
-        """Return whether there was a Ctrl-C, now that all ranks have done the order.
-
-        A Ctrl-C that comes after this waits until the order's end.
-        """
+        """Let Ctrl-C wait for the order's end, as all ranks have done it; return whether there was
+        one before."""
         self._finished = True
         if self._under_way:
             LATER.leaving = True
         return self._since is not None
 
     def end(self) -> bool:
-        """End an order; return whether there was a Ctrl-C that is still to be raised."""
+        """End an order; return whether a Ctrl-C has waited for that."""
         self._under_way = False
         pending, self._since = self._since is not None, None
         return pending
 
     def check(self) -> None:
-        """Return while the wait may go on; called while the master waits.
-
-        Raises:
-            KeyboardInterrupt: some workers have not reacted to a Ctrl-C.
-        """
+        """Raise KeyboardInterrupt if workers have not reacted to a Ctrl-C; called in waits."""
         if self._since is None:
             return
         if any(flight.phase[0] == Phase.DEVICE for flight in self._flights):
@@ -364,21 +335,14 @@ class Interrupts:
             raise KeyboardInterrupt
 
     def give_up(self, error: BaseException) -> Optional[float]:
-        """Interrupt the workers, because the master has failed.
-
-        Returns:
-            Seconds to wait for them; None for as long as for any collective.
-        """
+        """Interrupt the workers, because the master has failed; return the seconds to wait for
+        them, None for as long as for any collective."""
         self._interrupt_workers()
         return None if isinstance(error, Exception) else GRACE_S
 
     def waits(self, again: bool) -> bool:
-        """Return whether a Ctrl-C amid the order waits for the end of that; the first one that
-        comes while the master waits for workers interrupts these.
-
-        Args:
-            again: whether it was delayed before.
-        """
+        """Return whether a Ctrl-C (delayed before, if `again`) waits for the order's end; the first
+        one that comes while the master waits for workers interrupts these."""
         if self._finished:
             self._since = time.monotonic()
             return True
@@ -397,7 +361,7 @@ class Interrupts:
 
 
 def _replace(handler: Any = None) -> Any:
-    """Return the handler of SIGINT, that behind those which hold back; put another in its place."""
+    """Return the handler of SIGINT behind those of `whole`; put another in its place."""
     current, holding = signal.getsignal(signal.SIGINT), None
     while isinstance(current, _HoldingHandler):
         current, holding = current.handler, current
@@ -409,14 +373,14 @@ def _replace(handler: Any = None) -> Any:
 
 
 def _is_undivided(frame: Any, packages: Sequence[str]) -> bool:
-    """Return whether a signal has come within one of `_UNDIVIDED` of these packages."""
+    """Return whether a signal has come within a function of `_UNDIVIDED` of these packages."""
     if frame is None or frame.f_code.co_name not in _UNDIVIDED:
         return False
     return str(frame.f_globals.get("__name__")).partition(".")[0] in packages
 
 
 def _waits(number: int, frame: Any) -> bool:
-    """Return whether the master's signal has come at a wrong moment; then it comes again."""
+    """Return whether the master's signal came at a wrong moment; if so, send it again."""
     if SHIELD.holds(number):
         return True
     if not _is_undivided(frame, _COMM):

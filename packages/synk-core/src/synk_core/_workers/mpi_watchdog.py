@@ -1,8 +1,7 @@
 """A small process beside each rank of an MPI launcher, which reports that rank's end to it.
 
-MPICH's launcher and Slurm's take an exit without MPI_Finalize for harmless, and the other ranks
-would wait. `start` runs this file as ``python -I -S mpi_watchdog.py <line> <rank's pid> <pidfd, or
--1> <launcher's fd> <rank's name>``: it imports no package, so that it needs little memory.
+MPICH's launcher and Slurm's ignore an exit without MPI_Finalize, and the other ranks would wait.
+`start` runs this file as a program: it imports no package, so that it needs little memory.
 """
 
 from __future__ import annotations
@@ -25,13 +24,8 @@ _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def start(launcher: int, rank: int) -> Callable[[], None]:
-    """Start it beside this process, a rank; return a function to call when the rank leaves MPI.
-
-    If it cannot be started, all goes on without it.
-
-    Args:
-        launcher: the descriptor that connects this process to its launcher.
-    """
+    """Start it beside this process, a rank, if possible; return a function to call when the rank
+    leaves MPI. `launcher` is the descriptor that connects this process to its launcher."""
     import socket
     import subprocess
 
@@ -67,7 +61,7 @@ def start(launcher: int, rank: int) -> Callable[[], None]:
             os.close(ended)
 
     def leaving() -> None:
-        """Report that this rank will finalize MPI and end, the master with the program's status."""
+        """Report that this rank will finalize MPI and end."""
         if process is None:
             return
         try:
@@ -79,13 +73,11 @@ def start(launcher: int, rank: int) -> Callable[[], None]:
 
 
 def watch(line: int, rank: int, ended: int, launcher: int, name: str) -> None:
-    """Wait until MPI or the rank ends; if the rank is first, have its launcher end the job.
-
-    This process holds the rank's output and its connection to the launcher, who closes that at
-    MPI_Finalize: so the launcher hears of the end from here.
+    """Wait until the launcher closes its connection, at MPI_Finalize, or the rank ends; if the rank
+    ends first, order the launcher to end the job.
 
     Args:
-        line: through it the rank announces that it is about to end.
+        line: the rank writes to it when it is about to end.
         rank: the pid of the rank, this process's parent.
         ended: its pidfd, or -1.
     """

@@ -1,4 +1,4 @@
-"""A rank that an MPI launcher has started: it serves the runtimes of rank 0, until that ends."""
+"""A rank of an MPI launcher: it serves the runtimes of rank 0, until that ends."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .worker import profiled, serve
 
 
 def serve_world(world: World) -> None:
-    """Be a worker of each runtime that rank 0 starts. Returns when rank 0 has ended the world."""
+    """Be a worker of each runtime that rank 0 starts; return when rank 0 has ended the world."""
     for number in LEFT_TO_MASTER:
         signal.signal(number, signal.SIG_IGN)
     file = stacks.StackFile()

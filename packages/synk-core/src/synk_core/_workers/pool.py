@@ -1,7 +1,6 @@
-"""All workers of a runtime: start, watch, query and stop them. Independent of Theano.
+"""All workers of a runtime: start, watch and stop them.
 
-Workers are new processes, not forks of one that may have threads or a CUDA context. `processes`
-starts each of them.
+Workers are new processes, not forks of one that may have threads or a CUDA context.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import weakref
 from dataclasses import replace
 from functools import partial
 from multiprocessing.process import current_process
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Union
+from typing import Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 import synk_comm
 import synk_shm
@@ -27,11 +26,12 @@ from synk_core._graph.devices.assignment import Assignment
 from synk_core._rank.workplace import Workplace
 from synk_core._text import with_cure
 from synk_core._wire.channel import ChannelClosed
-from synk_core._wire.messages import ArrayRef, Failure, Hello, Ready
+from synk_core._wire.messages import ArrayRef, Failure, Hello
 from synk_core._wire.settings import Settings
+from synk_core._wire.world import World
 from synk_core.exceptions import StartError, WorkerDied
 
-from .processes import Worker
+from .processes import MpiWorker, Worker
 from .stacks import StackFile, Stacks
 
 _logger = logging.getLogger(__name__)
@@ -46,11 +46,10 @@ KILL_TIMEOUT_S = 2.0
 """Seconds to wait after SIGKILL: a process has its GPU's memory until the kernel is done with it,
 which takes 0.3 s, or more than one on a busy GPU. Then a thread reaps it."""
 
-AnyWorker = Any
-"""A `Worker`, or what has its methods."""
+AnyWorker = Union[Worker, MpiWorker]
 
-_TICK_S = 0.05
-_NAP_S = 1e-3
+_ANSWER_S = 0.05
+_NAP_S = 2e-3
 
 
 class WorkerPool:
@@ -58,14 +57,19 @@ class WorkerPool:
 
     Args:
         starts: each makes a worker, in rank order without the master.
-        folder: the folder to remove if this process is killed while they start; None for none.
+        folder: to be removed if this process is killed while they start; None for none.
+        world: the ranks of a launcher, if they are the workers.
     """
 
     def __init__(
-        self, starts: Sequence[Callable[[], AnyWorker]] = (), folder: Optional[str] = None
+        self,
+        starts: Sequence[Callable[[], AnyWorker]] = (),
+        folder: Optional[str] = None,
+        world: Optional[World] = None,
     ) -> None:
         self._workers: List[AnyWorker] = []
-        self._first: Optional[int] = None
+        self._world = world
+        self._first: Optional[int] = None  # the rank that MPI has reported
         self._stacks = Stacks()
         self._guard: Optional[subprocess.Popen[bytes]] = None
         if folder is not None:
@@ -86,76 +90,54 @@ class WorkerPool:
         return tuple(worker.pid for worker in self._workers)
 
     def interrupt(self, serial: int) -> None:
-        """Interrupt the workers that compute, because this order is given up."""
+        """Interrupt the workers that compute: the master gives this order up."""
         for worker in list(self._workers):
             worker.interrupt(serial)
 
     def wait_ready(
-        self,
-        timeout_s: float = START_TIMEOUT_S,
-        tick: Optional[Callable[[List[int]], None]] = None,
+        self, timeout_s: float = START_TIMEOUT_S, tick: Callable[[], None] = lambda: None
     ) -> None:
-        """Wait until every worker is ready, watching all of them at once.
+        """Wait until every worker is ready.
 
         Args:
-            tick: called with the ranks that are not ready, at least every 0.1 s; an exception from
-                it ends the wait.
+            tick: called every few milliseconds; an exception from it ends the wait.
 
         Raises:
             WorkerDied: one was killed by a signal.
             StartError: one could not start; the message names rank, cause and cure.
         """
         deadline = time.monotonic() + timeout_s
-        late = [worker for worker in self._workers if not worker.is_ready]
-        while late:
-            until = min(time.monotonic() + _TICK_S, deadline)
-            while not (found := [worker for worker in late if worker.has_answered()]):
-                if time.monotonic() >= until:
-                    break
-                time.sleep(_NAP_S)
-            self.require_started(self._start_failures(found))
-            late = [worker for worker in late if not worker.is_ready]
-            ranks = [worker.rank for worker in late]
-            if ranks and tick is not None:
-                tick(ranks)
-            if ranks and time.monotonic() > deadline:
+        while late := [worker.rank for worker in self._workers if not worker.is_ready]:
+            if time.monotonic() > deadline:
                 raise StartError(
-                    f"{self._name(ranks[0])} was not ready in {timeout_s:g} s; the machine "
+                    f"{self._name(late[0])} was not ready in {timeout_s:g} s; the machine "
                     f"may be busy, or {engine.TITLE}'s compile directory be locked (see "
                     f"`{engine.NAME}-cache unlock`)"
                 )
-
-    def _start_failures(self, workers: Sequence[AnyWorker]) -> List[Failure]:
-        """Return the failures that these workers have sent; note which are ready."""
-        found = []
-        for worker in workers:
-            with contextlib.suppress(ChannelClosed, TimeoutError):
-                answer = pickle.loads(worker.channel.recv(_TICK_S))
-                if isinstance(answer, Failure):
-                    found.append(answer)
-                elif isinstance(answer, Ready):
-                    worker.is_ready = True
-                    if worker.process is not None and answer.stacks_fd >= 0:
-                        with contextlib.suppress(OSError):
-                            worker.stack_file = StackFile.of(worker.pid, answer.stacks_fd)
-                else:
-                    raise StartError(f"{self._name(worker.rank)} answered {answer!r}")
-        return found
+            tick()
+            time.sleep(_NAP_S)
+            self.check_start()
 
     def _name(self, rank: int) -> str:
         host = {worker.rank: worker.host for worker in self._workers}.get(rank)
         return f"the worker of rank {rank}" if host is None else f"rank {rank} on host {host}"
 
-    def check_joining(self) -> None:
-        """Return at once if no worker has reported that it failed to join.
-
-        Raises:
-            StartError: one has.
-        """
-        answered = [worker for worker in self._workers if worker.channel.pending()]
-        failed = self._start_failures(answered)
-        if failed:
-            self.require_started(failed)
+    def check_start(self) -> None:
+        """Read the workers' answers to their start; raise the error of one that failed."""
+        failed = []
+        for worker in self._workers:
+            if not worker.channel.pending():
+                continue
+            with contextlib.suppress(ChannelClosed, TimeoutError):
+                answer = pickle.loads(worker.channel.recv(_ANSWER_S))
+                if isinstance(answer, Failure):
+                    failed.append(answer)
+                    continue
+                worker.is_ready = True
+                if worker.process is not None and answer.stacks_fd >= 0:
+                    with contextlib.suppress(OSError):
+                        worker.stack_file = StackFile.of(worker.pid, answer.stacks_fd)
+        self.require_started(failed)
 
     def require_started(self, failed: Sequence[Failure]) -> None:
         """Return if every worker has started or still may.
@@ -165,7 +147,7 @@ class WorkerPool:
             StartError: one has reported a failure, or has ended.
         """
         gone = self._first_gone()
-        died = None if gone is None else self._died(gone, "in its start")
+        died = None if gone is None else self._error_of(gone, "in its start")
         if died is not None and died.signal is not None:
             raise died
         for failure in failed:
@@ -179,16 +161,12 @@ class WorkerPool:
             )
 
     def send(self, payload: bytes, doing: str) -> None:
-        """Send one message to every worker.
-
-        Raises:
-            WorkerDied: one has ended.
-        """
+        """Send one message to every worker; raise WorkerDied if one has ended."""
         for worker in self._workers:
             try:
                 worker.channel.send(payload)
             except (ChannelClosed, TimeoutError):
-                raise self._died(worker, doing) from None
+                raise self._error_of(worker, doing) from None
 
     def check(self, doing: Union[str, Callable[[int], str]]) -> None:
         """Return at once if all workers are alive, as far as it shows here.
@@ -201,10 +179,22 @@ class WorkerPool:
         """
         gone = self._first_gone()
         if gone is not None:
-            raise self._died(gone, doing(gone.rank) if callable(doing) else doing)
+            raise self._error_of(gone, doing(gone.rank) if callable(doing) else doing)
 
-    def _died(self, worker: AnyWorker, doing: str) -> WorkerDied:
+    def blame(self, rank: int) -> None:
+        """Take a rank of a launcher for the first that has ended: MPI has reported it, or has
+        failed without naming one (-1). Others may have ended because of that."""
+        if self._world is not None and rank >= 0:
+            self._first = rank
+        elif self._world is not None:
+            self._world.lost = self._world.lost or "MPI has failed"
+
+    def _error_of(self, worker: AnyWorker, doing: str) -> WorkerDied:
         doing = doing.removesuffix(f" on host {worker.host}")
+        if self._world is not None:  # no further runtime can start
+            self._world.gone.add(worker.rank)
+            lost = f"rank {worker.rank} on host {worker.host} has ended"
+            self._world.lost = self._world.lost or lost
         return WorkerDied(worker.rank, worker.exitcode(), doing, host=worker.host)
 
     def _first_gone(self) -> Optional[AnyWorker]:
@@ -221,20 +211,15 @@ class WorkerPool:
         return min(gone, key=self._cause_order)
 
     def _cause_order(self, worker: AnyWorker) -> int:
-        """Return a key that sorts workers: that which MPI has reported first; then killed by a
-        signal, ended, silent."""
+        """Return a key that sorts workers: reported by MPI, killed by a signal, ended, silent."""
         status = worker.exitcode(0.0)
         return -1 if worker.rank == self._first else 2 if status is None else int(status >= 0)
 
     def stacks(
         self, ranks: Optional[Iterable[int]] = None, timeout_s: float = 0.5
     ) -> Dict[int, str]:
-        """Return the Python stacks of all threads of these workers (None: of all), by rank.
-
-        The workers write them, whatever they compute. For a worker that cannot, because it is
-        stopped, stuck in the kernel, gone, or on another host, the text says so. Blocks for
-        `timeout_s` seconds at most; any thread may call it.
-        """
+        """Return the Python stacks of all threads of these workers (None: of all), by rank; or why
+        there are none. Blocks for `timeout_s` seconds at most; any thread may call it."""
         wanted = None if ranks is None else set(ranks)
         workers = [one for one in list(self._workers) if wanted is None or one.rank in wanted]
         asked = {
@@ -252,10 +237,8 @@ class WorkerPool:
         return found
 
     def failures(self, ranks: Iterable[int], serial: int, timeout_s: float = 10.0) -> List[Failure]:
-        """Return the failures that these ranks have reported in command `serial`.
-
-        All messages are read, because a worker whose messages are not read would block.
-        """
+        """Return the failures of these ranks in order `serial`; read all messages up to these,
+        because a worker blocks if its messages are not read."""
         deadline = time.monotonic() + timeout_s
         wanted = set(ranks)
         found = []
@@ -271,8 +254,8 @@ class WorkerPool:
     def stop(self) -> None:
         """Stop all workers; kill those that do not end within STOP_TIMEOUT_S.
 
-        Takes 2.9 s at most, including a `kill()` after it, whatever the workers do; more than 0.9
-        only where the kernel is slow to end one. Those of a launcher wait for another runtime.
+        Takes 2.9 s at most, including a `kill()` after it; more than 0.9 only if the kernel is slow
+        to end one. Those of a launcher wait for another runtime.
         """
         for worker in self._workers:
             worker.channel.close()
@@ -316,7 +299,7 @@ def hellos_of(
     times: ArrayRef,
     flight: ArrayRef,
 ) -> List[Hello]:
-    """Return the first message to each rank but the master's; it has no ticket yet."""
+    """Return the first message to each worker, without a ticket."""
     options, path = engine.options(), import_path()
     folder, authkey = environment.current_folder(), bytes(current_process().authkey)
     return [
@@ -345,7 +328,7 @@ def start_workers(
     on_device: bool,
     group: Optional[synk_comm.Group],
 ) -> WorkerPool:
-    """Start a process of this machine for each worker; returns while they start.
+    """Start a process of this machine for each worker; return while they start.
 
     Args:
         group: for them to join; None if there are no workers.
@@ -361,15 +344,18 @@ def start_workers(
     return WorkerPool(starts, group.folder)
 
 
-def _guard(folder: str) -> subprocess.Popen[bytes]:
-    """Start a shell that removes a folder with sockets when this process is gone.
+def use_ranks(world: World, hellos: Sequence[Hello]) -> WorkerPool:
+    """Return the other ranks of the world as the workers of one runtime."""
+    return WorkerPool([partial(MpiWorker, world, hello) for hello in hellos], world=world)
 
-    Ranks remove it once all have joined, but the kernel kills them with this process.
-    """
+
+def _guard(folder: str) -> subprocess.Popen[bytes]:
+    """Start a shell that removes a folder with sockets when this process is gone, before ranks do:
+    the kernel kills them with it."""
     script = 'trap "" INT TERM HUP; read -r line; sleep 0.1; rm -rf -- "$FOLDER"'
     return subprocess.Popen(
         ["/bin/sh", "-c", script],
-        env={**os.environ, "FOLDER": folder},  # command lines are everybody's to read
+        env={**os.environ, "FOLDER": folder},  # all users can read command lines
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

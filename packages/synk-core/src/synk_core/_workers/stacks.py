@@ -1,16 +1,13 @@
-"""The Python stacks of all threads of a worker, written by the worker itself.
+"""The Python stacks of all threads of a worker, which writes them into a file without name.
 
-It writes them into an unnamed file that the master has made, on either of two signals. On the first
-the worker's main thread writes them between two bytecodes. A worker that does not answer runs
-compiled code, and may hold the interpreter's lock: on the second signal a handler in C writes them
-at once. It is the second choice because it reads what the main thread may be changing: amid
-bytecodes it ends the process by SIGSEGV in one case of some 8,000.
-
-The state that the kernel reports describes a process that cannot answer.
+On a first signal its main thread writes them between two bytecodes. A worker that does not answer
+runs compiled code: on a second signal a handler in C writes them at once. Amid bytecodes that one
+would end the process by SIGSEGV in one case of some 8,000.
 """
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import fcntl
 import os
@@ -23,13 +20,13 @@ from typing import Any, Dict, Mapping, Optional, Tuple, Union
 
 from synk_comm.processes import WatchedProcess, stat
 
-BETWEEN_BYTECODES: int = signal.SIGRTMIN + 3 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR1
+BETWEEN_BYTECODES = int(signal.SIGRTMIN) + 3
 """Signal number that asks for stacks."""
 
-AT_ONCE: int = signal.SIGRTMIN + 1 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
+AT_ONCE = int(signal.SIGRTMIN) + 1
 """Signal number that asks again, after `PATIENCE_S`."""
 
-SIGNALS = (int(BETWEEN_BYTECODES), int(AT_ONCE))
+SIGNALS = (BETWEEN_BYTECODES, AT_ONCE)
 """Both: a worker blocks them until it answers."""
 
 PATIENCE_S = 0.1
@@ -58,10 +55,8 @@ def answer_with_stacks(fd: int) -> None:
 
 
 class StackFile:
-    """The file into which one worker writes; the master makes it, and the worker inherits `fd`.
-
-    One thread may close it while another uses it.
-    """
+    """The file that one worker writes into: a new one, or that of a descriptor. One thread may
+    close it while another uses it."""
 
     def __init__(self, fd: Optional[int] = None) -> None:
         self._lock, self.fd = threading.Lock(), -1
@@ -82,7 +77,7 @@ class StackFile:
                 process.send_signal(number)
 
     def read(self) -> str:
-        """Return what the process has written so far."""
+        """Return the text that the process has written so far."""
         with self._lock:
             text = os.pread(self.fd, LIMIT, 0).decode(errors="replace") if self.fd >= 0 else ""
         return _ANSWERING.sub("", text)
@@ -108,11 +103,8 @@ class Stacks:
     def gather(
         self, asked: Mapping[int, Tuple[AnyProcess, StackFile]], timeout_s: float
     ) -> Dict[int, str]:
-        """Return the stacks by rank, or why there are none. Blocks for `timeout_s` at most.
-
-        Args:
-            asked: processes and their files, by rank.
-        """
+        """Return the stacks of processes by rank, or why there are none; block for `timeout_s`
+        seconds at most."""
         deadline = time.monotonic() + timeout_s
         if not self._lock.acquire(timeout=timeout_s):
             return dict.fromkeys(asked, "another thread is asking for its stacks")
@@ -144,9 +136,8 @@ class Stacks:
 def _whole(text: str) -> str:
     """Return the stacks of all threads if the text has them to the end, else "".
 
-    That of the main thread comes last, and begins in the program of
-    `synk_comm.processes.Process`. (A hundred calls deep, its beginning
-    is left out.) A process that was asked twice, because it was stopped meanwhile, answers twice.
+    That of the main thread comes last, and begins in the program of `synk_comm.processes.Process`;
+    a hundred calls deep, its beginning is left out. A process that was stopped may answer twice.
     """
     beginning = _BEGINNING.search(text)
     if beginning is not None:
@@ -155,7 +146,7 @@ def _whole(text: str) -> str:
 
 
 def _obstacle(process: AnyProcess, text: str = "") -> str:
-    """Return why the process cannot answer, or not to the end of a text; "" if it can."""
+    """Return why the process cannot answer to the end of a text; "" if it can."""
     state, pid = _state(process.pid), process.pid
     status = process.poll() if isinstance(process, subprocess.Popen) else None
     if status is not None:
@@ -172,11 +163,14 @@ def _obstacle(process: AnyProcess, text: str = "") -> str:
 
 
 def _silence(process: AnyProcess, timeout_s: float) -> str:
-    """Return the text for a process that was asked and has not answered to the end."""
+    """Return the text for a process that has not answered to the end."""
     if _state(process.pid) == "D":
+        name = ""
+        with contextlib.suppress(OSError), open(f"/proc/{process.pid}/wchan") as file:
+            name = file.read().strip("0\n")
         return (
             f"process {process.pid} is in uninterruptible sleep in the kernel"
-            f"{_kernel_function(process.pid)}: it waits for a disk, a network file system or a "
+            f"{name and f' ({name})'}: it waits for a disk, a network file system or a "
             f"driver, and not even SIGKILL ends it before that answers"
         )
     return (
@@ -186,22 +180,13 @@ def _silence(process: AnyProcess, timeout_s: float) -> str:
 
 
 def _state(pid: int) -> str:
-    """Return the kernel's letter for the state of a process; "" if it is not known."""
+    """Return the kernel's letter for the state of a process, Z if it is gone; "" if unknown."""
     try:
         return stat(pid)[0].decode()
     except FileNotFoundError:
         return "Z" if os.path.isdir("/proc/self") else ""
     except (OSError, IndexError):
         return ""
-
-
-def _kernel_function(pid: int) -> str:
-    try:
-        with open(f"/proc/{pid}/wchan") as file:
-            name = file.read().strip("0\n")
-    except OSError:
-        return ""
-    return f" ({name})" if name else ""
 
 
 def _unnamed_file() -> int:

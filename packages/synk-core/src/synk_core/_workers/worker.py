@@ -1,7 +1,4 @@
-"""A worker process: send `Ready`, then perform one order after the other until a `Stop`.
-
-`processes.Worker` starts it. However the master ends, the kernel kills this process then.
-"""
+"""A worker: send `Ready`, then perform one order after the other until a `Stop`."""
 
 from __future__ import annotations
 
@@ -30,31 +27,26 @@ if TYPE_CHECKING:
     AnyChannel = Union[Channel, MpiChannel]
 
 UNBOUNDED_S = 1e9
-"""Seconds that a worker waits: the master's next order may take days. The master's own waits are
-bounded by `timeout_s`, and its workers notice at once when it gives up or ends."""
+"""Seconds that a worker waits: the master's next order may take days. The master's waits have a
+limit, and its workers notice at once when it gives up or ends."""
 
 VERDICT_S = 1.0
-"""Seconds that a worker waits for the master to end it, after a failure beyond repair."""
+"""Seconds that a worker that is out of step waits for the master to end it."""
 
 FAILURE_LIMIT = 100_000
 """Characters of a traceback, or bytes of a pickled exception, that are sent at most."""
 
 
 def main(channel_fd: int, stacks_fd: int) -> NoReturn:
-    """Run the worker until the master stops it, and end the process.
-
-    Args:
-        channel_fd: the socket for the master's commands.
-        stacks_fd: the file to write stacks into.
-    """
+    """Run the worker until the master stops it, and end the process; the descriptors are those of
+    the channel and of the file of stacks."""
     for fd in (channel_fd, stacks_fd):
         os.set_inheritable(fd, False)
     # Importing the engine takes seconds, and can hang: it waits for a compile directory's lock.
     answer_with_stacks(stacks_fd)
     # Garbage collection takes an eighth of the time of the imports, and finds nothing.
     gc.disable()
-    # The master alone acts on these, also if a batch system sends them to all processes. They were
-    # blocked until now.
+    # A batch system may send them to all processes. They were blocked until now.
     for number in LEFT_TO_MASTER:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, LEFT_TO_MASTER)
@@ -106,7 +98,8 @@ def serve(
     stacks_fd: int = -1,
     between: Callable[[], object] = lambda: None,
 ) -> None:
-    """Prepare, join the other ranks, and perform the master's orders."""
+    """Prepare, join the other ranks, and perform the master's orders; `between` is called before
+    each."""
     import synk_comm
     from synk_core.device import is_of_the_group
 
@@ -120,7 +113,7 @@ def serve(
 
     def watch() -> None:
         if world is not None:
-            channel.take_all()  # words about an order that this rank does not compute any more
+            channel.take_all()  # about an order that this rank does not compute any more
         if channel.at_end():
             raise ChannelClosed("the master is gone")
 
@@ -142,22 +135,21 @@ def serve(
     except ChannelClosed:
         return
     except (synk_comm.PeerLost, synk_comm.AbortedError):
-        # The master notices the same, and ends the group. A worker that ended now would look like
-        # the cause.
+        # A worker that ended now would look like the cause.
         _await_verdict(channel)
     finally:
         rank.close()
 
 
 def _await_verdict(channel: AnyChannel, wait_s: Optional[float] = None) -> None:
-    """Block until the master closes the channel, for `wait_s` seconds at most."""
+    """Wait until the master closes the channel, for `wait_s` seconds at most."""
     with contextlib.suppress(ChannelClosed, TimeoutError):
         while True:
             channel.recv(wait_s)
 
 
 def _prepare(hello: Hello, world: Optional[World], far: Optional[MpiChannel]) -> Any:
-    """Return the rank. `far`: the channel to the master, if that is on another host."""
+    """Return the rank; `far` is the channel to the master, if that is on another host."""
     from synk_core._graph.environment import apply_options, follow, keep_freed_memory
 
     follow(hello.sys_path, hello.directory, world)
@@ -193,7 +185,7 @@ def _prepare(hello: Hello, world: Optional[World], far: Optional[MpiChannel]) ->
         act.perform(rank, act.argument)
     obey(rank, far)
     seed_globals(settings.seed, rank.seed)
-    # What is imported stays: to look through it whenever a function goes would take longer.
+    # Modules stay: each collection would look through their objects.
     gc.freeze()
     gc.enable()  # see `main`
     return rank
@@ -204,7 +196,7 @@ def _obey(rank: Any, channel: AnyChannel) -> bool:
 
     Raises:
         PeerLost, AbortedError: the ranks have lost each other.
-        ChannelClosed: the master is gone, or this rank has failed and is out of step.
+        ChannelClosed: the master is gone, or this rank is out of step.
     """
     import synk_comm
 
@@ -228,7 +220,7 @@ def _obey(rank: Any, channel: AnyChannel) -> bool:
 def _report(
     channel: AnyChannel, serial: int, rank: int, doing: str, error: BaseException, when: float
 ) -> None:
-    """Send the master a `Failure`, for it to raise."""
+    """Send the master a `Failure`."""
     from synk_core._text import text_of
     from synk_core._tracebacks import without_ours
 
