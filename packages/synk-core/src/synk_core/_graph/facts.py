@@ -1,4 +1,4 @@
-"""What proofs know of a function."""
+"""The facts of a function that proofs need."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ from .spec import FunctionSpec, unnamed
 
 @dataclass(frozen=True)
 class FunctionFacts:
-    """The properties of a function; variables are given by their numbers.
-
-    States of random streams and `row_share()` are left out: they should differ between ranks.
+    """The properties of a function, with variables by their numbers, but states of random streams
+    and `row_share()`, which should differ between ranks.
 
     Attributes:
-        reads: variables that outputs and updates are computed from.
+        reads: sources of outputs and updates.
         rank_dependent_updates: updated variables whose new value is computed from the rank's own
             rows, random numbers, or `row_share()`.
         sources: for each update, the variables that its new value is computed from.
         has_rows: whether it has scattered inputs or sliceable variables.
-        shown: variables that its outputs are computed from.
+        shown: sources of its outputs.
         built_at: the user's line.
     """
 
@@ -44,7 +43,6 @@ class FunctionFacts:
         return frozenset(self.sources)
 
     def consumers(self, variable: int) -> List[int]:
-        """Return the variables whose new value is computed from `variable`."""
         return sorted(u for u, read in self.sources.items() if variable in read)
 
 
@@ -61,19 +59,17 @@ def facts_of(spec: FunctionSpec, numbers: Callable[[Any], int], function_id: int
             and not is_row_share(variable)
         )
 
-    updates = [(t, leaves) for t, leaves in lineage.updates if not is_random_state(t)]
-    everything = [*lineage.outputs, *(leaves for _, leaves in lineage.updates)]
+    updates = [update for update in lineage.updates if not is_random_state(update.target)]
+    everything = [*lineage.outputs, *(update.leaves for update in lineage.updates)]
     return FunctionFacts(
         function_id=function_id,
         name=spec.name or unnamed(function_id),
         reads=numbered(leaf for leaves in everything for leaf in leaves),
         rank_dependent_updates=numbered(
-            target
-            for target, leaves in lineage.since_reduced
-            if not is_random_state(target) and differs_by_rank(leaves, spec)
+            update.target for update in updates if differs_by_rank(update.since_reduced, spec)
         ),
         sliceable=numbered(spec.sliceable),
-        sources={numbers(target): numbered(leaves) for target, leaves in updates},
+        sources={numbers(update.target): numbered(update.leaves) for update in updates},
         has_rows=bool(spec.n_scattered or spec.sliceable),
         shown=numbered(leaf for leaves in lineage.outputs for leaf in leaves),
         built_at=spec.built_at,

@@ -7,7 +7,6 @@ set of leaves is the bits of one int, so size hardly does.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import reduce
 from operator import or_
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
@@ -19,27 +18,32 @@ from synk_core.engine import Constant, DimShuffle, Elemwise, Mul, Second, Shared
 
 from .random_streams import is_random_state
 from .reduce_op import AllReduce, is_reduced
-from .spec import FunctionSpec
+from .spec import FunctionSpec, expression_of
 from .still import Fixed
 
 Leaves = Tuple[Any, ...]
 
 
-@dataclass(frozen=True)
-class Lineage:
-    """The leaves of a function's outputs and updates.
+class UpdateLineage(NamedTuple):
+    """An update, and the leaves of its new value.
 
     Attributes:
-        outputs: for each output the inputs and shared variables that it is computed from.
-        updates: (shared variable, leaves of its new value) for each update, those of random states
-            and default updates included.
-        since_reduced: as `updates`, without the leaves of in-graph reductions over ranks, whose
-            results are equal on all ranks: what the ranks' new values can differ by.
+        since_reduced: `leaves` but those of in-graph reductions over ranks, whose results are equal
+            on all ranks: what the ranks' new values can differ by.
     """
 
-    outputs: Tuple[Leaves, ...]
-    updates: Tuple[Tuple[Any, Leaves], ...]
-    since_reduced: Tuple[Tuple[Any, Leaves], ...]
+    target: Any
+    value: Any
+    leaves: Leaves
+    since_reduced: Leaves
+
+
+class Lineage(NamedTuple):
+    """The leaves of each output of a function, and its updates: those of random states and default
+    updates, too."""
+
+    outputs: Sequence[Leaves]
+    updates: Sequence[UpdateLineage]
     has_reductions: bool
 
 
@@ -61,25 +65,23 @@ def lineage_of(spec: FunctionSpec) -> Lineage:
                 default = getattr(variable, "default_update", None)
                 if default is not None and id(variable) not in seen:
                     seen.add(id(variable))
-                    values.append((variable, default))
-                    todo.append(default)
-    found = [(target, walk.sets_of(value)) for target, value in values]
-    return Lineage(
-        outputs=tuple(walk.leaves(walk.sets_of(variable).bare) for variable in spec.outputs),
-        updates=tuple((target, walk.leaves(sets.bare)) for target, sets in found),
-        since_reduced=tuple((target, walk.leaves(sets.own)) for target, sets in found),
-        has_reductions=walk.has_reductions,
-    )
+                    values.append((variable, expression_of(variable, default)))
+                    todo.append(values[-1][1])
+    outputs = [walk.leaves(walk.sets_of(variable).bare) for variable in spec.outputs]
+    updates = []
+    for target, value in values:
+        sets = walk.sets_of(value)
+        updates.append(UpdateLineage(target, value, walk.leaves(sets.bare), walk.leaves(sets.own)))
+    return Lineage(outputs, updates, walk.has_reductions)
 
 
 def replicated_updates(spec: FunctionSpec) -> List[Tuple[Any, str]]:
     """Return the updates that in-graph reductions make equal on all ranks, each with its op over
-    slices; none if the graph has no reductions.
-    """
+    slices; none if the graph has no reductions."""
     lineage = lineage_of(spec)
     if not lineage.has_reductions:
         return []
-    alike = {id(t) for t, leaves in lineage.since_reduced if not differs_by_rank(leaves, spec)}
+    alike = {id(u.target) for u in lineage.updates if not differs_by_rank(u.since_reduced, spec)}
     named = zip(spec.accumulated, ops_of_parts(spec)[1])
     return [(target, op) for (target, _, _), op in named if id(target) in alike]
 
@@ -89,12 +91,10 @@ def rowless_updates(spec: FunctionSpec) -> List[Tuple[Any, Any]]:
 
     Every rank makes them, also one without rows.
     """
-    lineage = lineage_of(spec)
-    values = {id(target): value for target, value, _ in spec.updates}
     return [
-        (target, values.get(id(target), getattr(target, "default_update", None)))
-        for (target, leaves), (_, short) in zip(lineage.updates, lineage.since_reduced)
-        if leaves == short and not depends_on_rows(leaves, spec)
+        (target, value)
+        for target, value, leaves, since_reduced in lineage_of(spec).updates
+        if leaves == since_reduced and not depends_on_rows(leaves, spec)
     ]
 
 
@@ -114,11 +114,7 @@ def draws(leaves: Leaves) -> bool:
 
 
 def differs_by_rank(leaves: Leaves, spec: FunctionSpec) -> bool:
-    """Return whether a value differs between ranks although all shared variables are equal.
-
-    It does if it is computed from scattered inputs, sliceable shared variables, random numbers,
-    or `row_share()`.
-    """
+    """Return whether a value differs between ranks although all shared variables are equal."""
     return depends_on_rows(leaves, spec) or draws(leaves)
 
 
@@ -186,9 +182,7 @@ class _LeafSets:
     def __init__(self, spec: FunctionSpec) -> None:
         self.has_reductions = False
         self._givens = {id(key): value for key, value in spec.givens}
-        # Keeps all variables alive whose ids are keys here, but for default updates, which their
-        # variables keep alive.
-        self._spec = spec
+        self._spec = spec  # with its variables, it keeps all alive whose ids are keys here
         self._sets: Dict[int, _Sets] = {}
         self._leaves: List[Any] = [None]
         self._bits: Dict[int, int] = {}
@@ -201,27 +195,21 @@ class _LeafSets:
         return not (every & 1 or differs_by_rank(self.leaves(every), self._spec))
 
     def sets_of(self, root: Any) -> _Sets:
-        sets = self._sets
-        entered = set()
-        stack = [root]
+        sets, entered, stack = self._sets, set(), [root]
         while stack:
-            variable = stack[-1]
-            key = id(variable)
-            if key in sets:
-                stack.pop()
+            variable = stack.pop()
+            if id(variable) in sets:
                 continue
+            entered.add(id(variable))
             parents = self._parents(variable)
-            if key not in entered:
-                entered.add(key)
-                waiting = [p for p in parents if id(p) not in sets and id(p) not in entered]
-                if waiting:
-                    stack.extend(waiting)
-                    continue
+            waiting = [p for p in parents if id(p) not in sets and id(p) not in entered]
+            if waiting:
+                stack += [variable, *waiting]
+                continue
             # In a replacement that is computed from what it replaces, such as {s: 2 * s}, s is the
             # variable itself.
             known = [sets.get(id(parent)) or self._leaf(parent) for parent in parents]
-            sets[key] = self._joined(variable, known or [self._leaf(variable)])
-            stack.pop()
+            sets[id(variable)] = self._joined(variable, known or [self._leaf(variable)])
         return sets[id(root)]
 
     def _joined(self, variable: Any, parents: Sequence[_Sets]) -> _Sets:

@@ -17,7 +17,7 @@ from .reduce_op import ops_inside
 from .spec import FunctionSpec
 
 _UNIFORM = 0.05
-"""Of uniform draws, which dropout keeps where they are below its probability to keep."""
+"""The value of uniform draws: dropout keeps those below its probability to keep."""
 
 _WITH_ONES = ("bernoulli", "binomial")
 """Draws of whole numbers among which 1 is one."""
@@ -37,13 +37,8 @@ class Fixed(Op):  # type: ignore[misc] # engines have no types
 
 
 def still(spec: FunctionSpec) -> FunctionSpec:
-    """Return the spec of a function's twin.
-
-    Raises:
-        ValueError: some draws cannot be replaced.
-    """
-    values = [*spec.outputs, *(value for _, value, _ in spec.updates)]
-    values += [value for _, value in spec.givens]
+    """Return the spec of a function's twin; raise ValueError if a draw cannot be replaced."""
+    values = spec.expressions
     nodes = {v.owner for v in ancestors(values) if v.owner is not None}
     fixed = {}
     for node in nodes:
