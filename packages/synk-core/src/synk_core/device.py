@@ -25,7 +25,7 @@ Contexts = Mapping[Optional[str], str]
 one, where variables without a target lie and collectives work. Empty for a CPU process."""
 
 REPLAYED = "replayed"
-"""State of a launcher that repeats what it has recorded."""
+"""State of a launcher that repeats a recording."""
 
 Place = Tuple[int, int, int]
 """The name of a buffer for an upload: the numbers of a function, an input, and its buffer."""
@@ -38,7 +38,7 @@ class DeviceUploads(Protocol):
         """Wait until the arrays that were copied to these buffers last have been read."""
 
     def start(self, place: Place, array: np.ndarray) -> Any:
-        """Start to copy an array, and return what `Device.bring` takes in its place.
+        """Start to copy an array, and return an upload for `Device.bring`.
 
         The array's memory must not change before it is brought and settled.
         """

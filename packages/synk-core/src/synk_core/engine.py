@@ -14,8 +14,8 @@ import importlib
 from contextlib import contextmanager
 from typing import Any, Iterator
 
-__all__ = [  # noqa: RUF022 - by what they are about
-    # its names, and what it is set to
+__all__ = [  # noqa: RUF022 - by subject
+    # its names and settings
     "ADAPTER", "NAME", "TITLE", "FLAGS", "DEVICES", "FLATTENS", "library", "T", "options",
     "worker_variables", "worker_cache", "refresh_cache", "slow_without_compiler",
     # graphs

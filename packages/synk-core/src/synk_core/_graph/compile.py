@@ -132,7 +132,7 @@ def _compiled(spec: FunctionSpec, form: Form, device: Device, atomic: bool) -> A
         _require_states_of_its_own(compiled)
         compiled = in_one_order(compiled)
         if machine_of(compiled) is None:
-            # As in the workers, which so find what is compiled here: its key is the nodes' order.
+            # As in the workers, so that they find the compiled code by the nodes' order.
             compiled = rebuild(flatten(compiled))
         compile_ahead(compiled)
         return device.adapted(compiled, spec.host_outputs)

@@ -91,7 +91,7 @@ class Unflatten(Op):  # type: ignore[misc] # engines have no types
         return Apply(self, [vector], [type_() for type_ in self.types])
 
     def perform(self, node: Any, inputs: Sequence[Any], outputs: Any) -> None:
-        """Make the views, and remember what they are views of."""
+        """Make the views, and remember their vector."""
         (vector,) = inputs
         if not _is_fresh(node):
             vector = vector.copy()
@@ -109,7 +109,7 @@ def _is_fresh(node: Any) -> bool:
     owner = vector.owner
     if owner is None or isinstance(owner.op, Flatten) or getattr(owner.op, "view_map", None):
         return False
-    # Where updates are flattened, the variables of compiled graphs know what takes them.
+    # With an engine that flattens, variables of compiled graphs have clients.
     taking = [getattr(taker, "op", None) for taker, _ in vector.clients]
     return sum(isinstance(op, Unflatten) for op in taking) == 1
 
@@ -117,7 +117,7 @@ def _is_fresh(node: Any) -> bool:
 def protected(mode: Any) -> Any:
     """Return a mode for functions with flat updates: each call computes into new memory.
 
-    The engine does not know what lies in whose memory, so nothing may be overwritten: no operation
+    The engine does not know which results share memory, so nothing may be overwritten: no operation
     works in place, and no result is kept for the next call to reuse.
     """
     return get_mode(mode).excluding("inplace").clone(link_kwargs={"allow_gc": True})
@@ -139,7 +139,7 @@ def whole_of(arrays: Sequence[Any], shapes: Tuple[Shape, ...]) -> Any:
 
 
 def wholes_among(values: Sequence[Any]) -> Iterator[List[int]]:
-    """Find the vectors of which all parts are among these values; yield the parts' places."""
+    """Yield the places of a vector's parts, for each vector with all its parts in these values."""
     places = {id(value): place for place, value in enumerate(values)}
     for value in values:
         _, parts, _ = _wholes.get(id(value), (None, [], ()))

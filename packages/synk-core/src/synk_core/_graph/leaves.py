@@ -1,4 +1,5 @@
-"""The leaves of a function's values: the inputs and shared variables that they are computed from.
+"""The leaves of a function's values: the inputs and shared variables that they are computed from;
+and the facts about them that proofs need.
 
 The graph is walked as the user wrote it, with givens in place, and so are the default updates of
 the shared variables that it reaches. The walk has its own stack, so depth does not matter, and a
@@ -7,18 +8,20 @@ set of leaves is the bits of one int, so size hardly does.
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterator
 from functools import reduce
 from operator import or_
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 from synk_core._plan.ops import ROWLESS_OP
+from synk_core._warn import Place
 from synk_core.engine import Constant, DimShuffle, Elemwise, Mul, Second, SharedVariable, library
 
 from .random_streams import is_random_state
 from .reduce_op import AllReduce, is_reduced
-from .spec import FunctionSpec, expression_of
+from .spec import FunctionSpec, expression_of, unnamed
 from .still import Fixed
 
 Leaves = Tuple[Any, ...]
@@ -29,7 +32,7 @@ class UpdateLineage(NamedTuple):
 
     Attributes:
         since_reduced: `leaves` but those of in-graph reductions over ranks, whose results are equal
-            on all ranks: what the ranks' new values can differ by.
+            on all ranks: only by these can the ranks' new values differ.
     """
 
     target: Any
@@ -138,6 +141,68 @@ def is_row_share(variable: Any) -> bool:
     return bool(getattr(variable.tag, "synk_row_share", False))
 
 
+class FunctionFacts(NamedTuple):
+    """The properties of a function, with variables by their numbers, but states of random streams
+    and `row_share()`, which should differ between ranks.
+
+    Attributes:
+        reads: sources of outputs and updates.
+        rank_dependent_updates: updated variables whose new value is computed from the rank's own
+            rows, random numbers, or `row_share()`.
+        sources: for each update, the variables that its new value is computed from.
+        has_rows: whether it has scattered inputs or sliceable variables.
+        shown: sources of its outputs.
+        built_at: the user's line.
+    """
+
+    function_id: int
+    name: str
+    reads: frozenset[int]
+    rank_dependent_updates: frozenset[int]
+    sliceable: frozenset[int]
+    sources: Dict[int, frozenset[int]]
+    has_rows: bool
+    shown: frozenset[int]
+    built_at: Optional[Place]
+
+    @property
+    def updates(self) -> frozenset[int]:
+        return frozenset(self.sources)
+
+    def consumers(self, variable: int) -> List[int]:
+        return sorted(u for u, read in self.sources.items() if variable in read)
+
+
+def facts_of(spec: FunctionSpec, numbers: Callable[[Any], int], function_id: int) -> FunctionFacts:
+    """Return the facts of a function from its graph."""
+    lineage = lineage_of(spec)
+
+    def numbered(variables: Iterable[Any]) -> frozenset[int]:
+        return frozenset(
+            numbers(variable)
+            for variable in variables
+            if isinstance(variable, SharedVariable)
+            and not is_random_state(variable)
+            and not is_row_share(variable)
+        )
+
+    updates = [update for update in lineage.updates if not is_random_state(update.target)]
+    everything = [*lineage.outputs, *(update.leaves for update in lineage.updates)]
+    return FunctionFacts(
+        function_id=function_id,
+        name=spec.name or unnamed(function_id),
+        reads=numbered(leaf for leaves in everything for leaf in leaves),
+        rank_dependent_updates=numbered(
+            update.target for update in updates if differs_by_rank(update.since_reduced, spec)
+        ),
+        sliceable=numbered(spec.sliceable),
+        sources={numbers(update.target): numbered(update.leaves) for update in updates},
+        has_rows=bool(spec.n_scattered or spec.sliceable),
+        shown=numbered(leaf for leaves in lineage.outputs for leaf in leaves),
+        built_at=spec.built_at,
+    )
+
+
 def _takes_only_a_shape(node: Any) -> bool:
     """Return whether a node is like ``zeros_like(s)`` of a shared variable s, which only gives the
     shape."""
@@ -176,45 +241,50 @@ class _Sets(NamedTuple):
     own: int
 
 
+def in_order(root: Any, done: Container[Any], parents: Callable[[Any], Any]) -> Iterator[Any]:
+    """Yield the variables behind `root`, and itself, that are not `done`, each after its parents
+    but in a cycle. The caller makes each one done."""
+    entered, stack = set(), [root]
+    while stack:
+        variable = stack.pop()
+        if variable in done:
+            continue
+        entered.add(variable)
+        waiting = [p for p in parents(variable) if p not in done and p not in entered]
+        if waiting:
+            stack += [variable, *waiting]
+        else:
+            yield variable
+
+
 class _LeafSets:
     """Sets of leaves for every variable seen so far."""
 
     def __init__(self, spec: FunctionSpec) -> None:
         self.has_reductions = False
-        self._givens = {id(key): value for key, value in spec.givens}
-        self._spec = spec  # with its variables, it keeps all alive whose ids are keys here
-        self._sets: Dict[int, _Sets] = {}
-        self._leaves: List[Any] = [None]
-        self._bits: Dict[int, int] = {}
+        self._spec = spec
+        self._givens: Dict[Any, Any] = dict(spec.givens)
+        self._sets: Dict[Any, _Sets] = {}
+        self._places: Dict[Any, int] = {}
 
     def leaves(self, bits: int) -> Leaves:
-        return tuple(leaf for place, leaf in enumerate(self._leaves) if place and bits >> place & 1)
+        return tuple(leaf for leaf, place in self._places.items() if bits >> place & 1)
 
     def is_rowless(self, variable: Any) -> bool:
         every = self.sets_of(variable).every
         return not (every & 1 or differs_by_rank(self.leaves(every), self._spec))
 
     def sets_of(self, root: Any) -> _Sets:
-        sets, entered, stack = self._sets, set(), [root]
-        while stack:
-            variable = stack.pop()
-            if id(variable) in sets:
-                continue
-            entered.add(id(variable))
-            parents = self._parents(variable)
-            waiting = [p for p in parents if id(p) not in sets and id(p) not in entered]
-            if waiting:
-                stack += [variable, *waiting]
-                continue
-            # In a replacement that is computed from what it replaces, such as {s: 2 * s}, s is the
-            # variable itself.
-            known = [sets.get(id(parent)) or self._leaf(parent) for parent in parents]
-            sets[id(variable)] = self._joined(variable, known or [self._leaf(variable)])
-        return sets[id(root)]
+        sets = self._sets
+        for variable in in_order(root, sets, self._parents):
+            # In a replacement that is computed from the replaced s, as {s: 2 * s}, s is itself.
+            known = [sets.get(p) or self._leaf(p) for p in self._parents(variable)]
+            sets[variable] = self._joined(variable, known or [self._leaf(variable)])
+        return sets[root]
 
     def _joined(self, variable: Any, parents: Sequence[_Sets]) -> _Sets:
         every, bare, own = (reduce(or_, bits) for bits in zip(*parents))
-        if variable.owner is not None and id(variable) not in self._givens:
+        if variable.owner is not None and variable not in self._givens:
             every |= isinstance(variable.owner.op, AllReduce)
             bare, own = (0, 0) if _is_nothing(variable.owner) else (bare, own)
             if is_reduced(variable):
@@ -222,8 +292,8 @@ class _LeafSets:
         return _Sets(every, bare, own)
 
     def _parents(self, variable: Any) -> Sequence[Any]:
-        if id(variable) in self._givens:
-            return [self._givens[id(variable)]]
+        if variable in self._givens:
+            return [self._givens[variable]]
         owner = variable.owner
         if owner is None or isinstance(owner.op, Fixed):  # nothing that is drawn
             return []
@@ -238,7 +308,5 @@ class _LeafSets:
     def _leaf(self, leaf: Any) -> _Sets:
         if isinstance(leaf, Constant):
             return _Sets(0, 0, 0)
-        place = self._bits.setdefault(id(leaf), len(self._leaves))
-        if place == len(self._leaves):
-            self._leaves.append(leaf)
+        place = self._places.setdefault(leaf, len(self._places) + 1)
         return _Sets(*[1 << place] * 3)

@@ -26,7 +26,7 @@ def checks(_node: Any, values: Sequence[Value]) -> Value:
     """Return the first input if all others are true, of all rows and so of each part of them."""
     # PyMC makes -inf of a value whose condition does not hold.
     hold = all(value.steady or value.kind == "min" for value in values[1:])
-    refuse(not hold, "checks what may hold for all rows and not for a part of them")
+    refuse(not hold, "checks a condition that may hold for all rows and not for a part of them")
     return values[0]
 
 
@@ -77,7 +77,7 @@ def batched(node: Any, values: List[Value]) -> Value:
     refuse("Pool" in name and node.inputs[0].ndim <= node.op.ndim, "pools over rows")
     places, linear = _BATCHED[name]
     spread, degrees = [values[i] for i in places], [values[i].degree for i in linear]
-    refuse(any(value.axis != 0 for value in spread), "works on what has no rows as its first axis")
+    refuse(any(value.axis != 0 for value in spread), "works on a value without rows along axis 0")
     steady = all(value.steady for i, value in enumerate(values) if i not in places)
     refuse(not steady, "combines rows with a value of another kind")
     scaled = sum(value.degree != 0 for value in spread) > sum(degree != 0 for degree in degrees)
@@ -118,7 +118,7 @@ def batch_norm(node: Any, values: List[Value]) -> Union[Value, Sequence[Value]]:
     x, name = values[0], type(node.op).__name__
     refuse(x.axis is None or x.axis not in node.op.axes or x.degree != 0, "normalizes no rows")
     if name.endswith("Inference"):
-        refuse(not all(value.steady for value in values[1:]), "normalizes by what is of rows")
+        refuse(not all(value.steady for value in values[1:]), "normalizes by values of rows")
         return x
     text = (
         "normalizes by mean and variance of the rows of one rank (sync_batch_norm() of "
@@ -149,7 +149,7 @@ def all_reduce(node: Any, values: List[Value]) -> Sequence[Value]:
     refuse(not in_order, "puts together, or counts, what are not the rows in order")
     if value.zero:
         return [value, FIXED]
-    refuse(value.kind not in ("sum", "fixed"), "reduces what was not reduced over rows")
+    refuse(value.kind not in ("sum", "fixed"), "reduces a value that was not reduced over rows")
     if value.degree == (1.0 if op.op == "sum" else 0.0):
         return [Value("fixed", float(op.power)), FIXED]
     text = f"takes the {op.op} over ranks of a value that is no mean, or no sum over rows"

@@ -102,7 +102,7 @@ _REDUCTIONS = {
 @rule("CAReduce", takes=["items"])
 def reduction(node: Any, values: List[Value]) -> Value:
     """Reduce by a sum, product, maximum, minimum, any or all."""
-    refuse(type(node.op).__name__ == "Mean")  # that of `mean(op=True)`, which says that it adds
+    refuse(type(node.op).__name__ == "Mean")  # of `mean(op=True)`: its scalar function is Add
     value, axes, name = values[0], _axes(node), type(node.op.scalar_op).__name__
     if value.items is not None and name == "Mul" and axes:
         lengths = [item for item in value.items if item.literal != 1]
@@ -124,7 +124,7 @@ def _reduced(node: Any, name: str, value: Value, axes: Set[int]) -> Value:
     zero = 0.0 if value.zero and kind == "sum" else None
     if value.axis is not None and value.axis in axes:
         if kind == "sum":
-            # Of equal entries it is their number, times what does not depend on rows.
+            # The sum of equal entries is their number times a value that does not depend on rows.
             of_equal = "sum" if value.literal is None else "fixed"
             return Value(of_equal, value.degree + 1, literal=zero)
         refuse(kind is None or value.degree != 0)
@@ -214,8 +214,8 @@ def inc_subtensor(node: Any, values: List[Value]) -> Value:
 
 
 def _put(node: Any, whole: Value, part: Value, axis: Optional[int], ndim: int) -> Value:
-    """Return the value of zeros to a selection of which a part was added: of so many axes, with its
-    rows along one. The part is aligned with it from the last axis backwards."""
+    """Return the value of zeros after an addition to a selection of them, which has so many axes,
+    and its rows along one. The addend is aligned with it from the last axis backwards."""
     adds = whole.zero and not node.op.set_instead_of_inc and part.kind != "position"
     refuse(not adds, "changes entries of other things than zeros")
     if axis is None:

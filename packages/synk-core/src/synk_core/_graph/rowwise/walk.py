@@ -25,11 +25,11 @@ The degree is needed for gradients of means: they spread 1/n over the rows, so e
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 import numpy as np
 
-from synk_core._graph.leaves import is_row_share
+from synk_core._graph.leaves import in_order, is_row_share
 from synk_core._graph.random_streams import is_draw
 from synk_core._graph.reduce_op import AllReduce
 from synk_core.engine import NAME, Apply, Constant, Variable
@@ -182,19 +182,11 @@ class Walk:
 
     def value(self, variable: Any) -> Value:
         """Return the value of a variable, after those of all its ancestors."""
-        stack: List[Any] = [variable]
-        while stack:
-            current = stack.pop()
-            if current in self.values:
-                continue
-            inputs = [] if current.owner is None else current.owner.inputs
-            missing = [v for v in inputs if v not in self.values]
-            if missing:
-                stack += [current, *missing]
-            elif current.owner is None:
-                self.values[current] = _leaf(current)
+        for each in in_order(variable, self.values, lambda v: v.owner.inputs if v.owner else ()):
+            if each.owner is None:
+                self.values[each] = _leaf(each)
             else:
-                self._compute(current.owner)
+                self._compute(each.owner)
         return self.values[variable]
 
     def _compute(self, node: Apply) -> None:
