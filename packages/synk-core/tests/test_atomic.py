@@ -24,7 +24,7 @@ from synk_core._rank.rank import Rank
 from synk_core._workers.interrupts import AGAIN_S, LATER
 from synk_core._workers.pool import WorkerPool, start_workers
 from synk_core._workers.processes import Worker
-from synk_core.device import Cpu
+from synk_core.device import Device
 from synk_core.exceptions import WorkerFailed
 from synk_shm._arrays import segment
 from synk_testing.engine import T, as_op, engine
@@ -71,13 +71,13 @@ def test_a_failed_call_leaves_all_variables_as_they_were(trio, num_slices):
 def fail_later(values):
     """Make this rank, if it gets a 1, fail once, at the end of its next collective."""
     if values[0]:
-        settle = Cpu.settle
+        settle = Device.settle
 
         def settle_once(_self):
-            Cpu.settle = settle
+            Device.settle = settle
             raise MemoryError("afterwards")
 
-        Cpu.settle = settle_once
+        Device.settle = settle_once
     return values
 
 

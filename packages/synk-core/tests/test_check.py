@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from _check_cases import CASES, OPS, c, is_exact, loss, q, scattered, v, values_of, w, x, y
 
-from synk_core._graph.rowwise.check import check_spec, describe, warn_of_wrong
+from synk_core._graph.rowwise.check import Verdicts, check_spec, warn_of_wrong
 from synk_core._graph.rowwise.walk import FAILED
 from synk_core._graph.spec import make_spec
 from synk_core.exceptions import DecompositionWarning
@@ -125,12 +125,12 @@ def test_a_report_names_the_node_its_line_and_the_cure():
     with change_flags(**{"traceback.limit" if IS_THEANO else "traceback__limit": 8}):
         spread = x.std(axis=0)
     verdicts = check_spec(make_spec([x], [spread, x.mean(), (x.mean(), "sum")]))
-    report = describe(verdicts)
+    report = str(verdicts)
     assert [verdict.verdict for verdict in verdicts] == ["wrong", "exact", "wrong"]
     assert ("{sub} at" if IS_THEANO else "Sub at") + " test_check.py:" in report
     assert "exact    [1] mean, op 'avg'" in report
     assert report.count("To be exact") + report.count("to be exact") == 2
-    assert describe([]) == "no outputs: nothing to check"
+    assert str(Verdicts()) == "no outputs: nothing to check"
 
 
 class Own(engine.Op if IS_THEANO else engine.graph.op.Op):

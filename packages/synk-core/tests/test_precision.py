@@ -9,7 +9,7 @@ import pytest
 
 from synk_core import Runtime
 from synk_core._wire.settings import USE_PRECISION, checked_precision
-from synk_core.device import TF32_OVERRIDE, Cpu
+from synk_core.device import TF32_OVERRIDE, Device
 from synk_core.exceptions import InputValueError
 
 
@@ -51,11 +51,11 @@ def test_a_precision_that_is_none_or_excluded_by_the_environment(monkeypatch):
 
 @pytest.mark.feature("stats")
 def test_stats_have_the_precision_of_the_device():
-    assert Cpu().precision == ""
+    assert Device().precision == ""
     with Runtime(1, use_gpu=False, precision="float32") as runtime:
         assert TF32_OVERRIDE not in os.environ
         assert "float32 on GPUs" not in str(runtime.stats())
         runtime._rank.device = types.SimpleNamespace(precision="tf32")
         assert runtime.stats().precision == "tf32"
         assert str(runtime.stats()).endswith("float32 on GPUs: precision='tf32'")
-        runtime._rank.device = Cpu()
+        runtime._rank.device = Device()

@@ -148,6 +148,15 @@ def test_default_updates_can_be_left_out(pair):
     assert pair.collectives.gather(b).tolist() == [2, 2]
 
 
+def test_default_updates_to_numbers(pair):
+    w = theano.shared(np.zeros(()), "w")
+    w.default_update = 0.5
+    f = pair.function([x], (x * w).mean(), **FAST)
+    assert [f(X, num_slices=2), f(X)] == [0.0, 0.5 * X.mean()]
+    np.testing.assert_array_equal(pair.collectives.gather(w), [0.5] * 2)
+    assert [one.verdict for one in pair.check(f).updates] == ["exact"]
+
+
 def test_operations_in_place_are_accepted_on_request_and_spoil_no_input(pair):
     """Inputs lie in memory that the ranks share: they are copied before they are written to."""
     outputs = [(inplace.exp_inplace(x + 0), "gather"), (x.sort(axis=1), "gather")]

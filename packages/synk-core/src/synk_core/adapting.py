@@ -1,4 +1,4 @@
-"""What packages that adapt an engine use of this one, to work on compiled functions and values."""
+"""Functions for packages that adapt an engine: of compiled functions, and of values."""
 
 from __future__ import annotations
 

@@ -25,10 +25,10 @@ Contexts = Mapping[Optional[str], str]
 one, where variables without a target lie and collectives work. Empty for a CPU process."""
 
 REPLAYED = "replayed"
-"""State of a launcher that repeats what it has recorded."""
+"""State of a launcher that repeats a recording."""
 
 Place = Tuple[int, int, int]
-"""Names a buffer for an upload: the number of a function, an input, and which of its buffers."""
+"""The name of a buffer for an upload: the numbers of a function, an input, and its buffer."""
 
 
 class DeviceUploads(Protocol):
@@ -38,7 +38,7 @@ class DeviceUploads(Protocol):
         """Wait until the arrays that were copied to these buffers last have been read."""
 
     def start(self, place: Place, array: np.ndarray) -> Any:
-        """Start to copy an array, and return what `Device.bring` takes in its place.
+        """Start to copy an array, and return an upload for `Device.bring`.
 
         The array's memory must not change before it is brought and settled.
         """
@@ -52,12 +52,12 @@ class VectorParts(Protocol):
 
     @property
     def pieces(self) -> Sequence[Tuple[int, int, int]]:
-        """Return (begin, end, part) of what is reduced at once, in the order of computation; empty
-        before `learn`, and where it is not worth while."""
+        """Return (begin, end, part) of each piece to reduce at once, in the order of computation;
+        empty before `learn`, and if pieces are not worth while."""
 
     @property
     def size(self) -> int:
-        """Return the number of elements of the vector, when it was joined last."""
+        """Return the latest number of elements of the vector."""
 
     def learn(self, itemsize: int) -> None:
         """Expect parts of the sizes of the last execution in later ones."""
@@ -85,14 +85,14 @@ class Launcher(Protocol):
 
     @property
     def is_possible(self) -> bool:
-        """Return whether it is, or may be, replayed."""
+        """Return whether it is replayed, or may be later."""
 
     def close(self) -> None:
-        """Drop what was recorded."""
+        """Drop the recording."""
 
 
 class Device:
-    """A rank's device. The methods here are those of the processor, where nothing is copied.
+    """A rank's device. This class is the processor, where nothing is copied.
 
     Attributes:
         name: as in "cuda0".
@@ -124,7 +124,7 @@ class Device:
         """Make this thread fit to compute."""
 
     def begin(self) -> None:
-        """Begin an order: drop what an earlier one has not fetched."""
+        """Begin an order: drop results of earlier ones that were not fetched."""
 
     # ---- functions -------------------------------------------------------------------------
 
@@ -142,16 +142,16 @@ class Device:
         name: str,  # noqa: ARG002
         parts: Optional[VectorParts] = None,  # noqa: ARG002
     ) -> Optional[Launcher]:
-        """Return what launches a function quicker than a call of it; None if nothing does.
+        """Return a launcher that is quicker than a call of the function; None if there is none.
 
         Args:
-            parts: those of the function, see `in_parts`.
+            parts: of the function, by `in_parts`.
         """
         return None
 
     def in_parts(self, function: Any, storage: List[Any]) -> Optional[Tuple[Any, VectorParts]]:  # noqa: ARG002 - for other devices
-        """Return a function that computes the same and tells of the parts of a variable's new
-        value, and these; None if it does not just join that value from parts.
+        """Return a function that computes the same and reports the parts of a variable's new value,
+        and these; None if it does not just join that value from parts.
 
         Args:
             storage: of the variable.
@@ -173,7 +173,7 @@ class Device:
         return np.empty(shape, dtype)
 
     def bring(self, array: Any) -> Any:
-        """Return an array of the device with these values; that of an upload.
+        """Return an array of the device with these values, or those of an upload.
 
         The memory of `array` must not change before `settle`.
         """
@@ -183,10 +183,8 @@ class Device:
         """Wait until all arrays given to `bring` have been read."""
 
     def send(self, values: Sequence[Any]) -> List[Any]:
-        """Start to copy small results to host memory, ahead of work that is ordered later.
-
-        Returns:
-            The values, with something for `fetch` in place of those that are copied.
+        """Start to copy small results to host memory, ahead of later work; return the values, with
+        something for `fetch` in place of those that are copied.
         """
         return list(values)
 
@@ -197,10 +195,6 @@ class Device:
             results: arrays, None, lists of these, or tuples with such `values`.
         """
         return results
-
-
-class Cpu(Device):
-    """The processor."""
 
 
 def is_of_the_group(error: BaseException) -> bool:

@@ -1,12 +1,11 @@
 """The graph engine of this process, for this package and others that build graphs for any engine.
 
-`library` is its package, `T` its module of tensors; other names are what engines differ in, each
-with one meaning, which is written where an adapter defines it. An adapter is a module with all
-these names, of a package of its own. The engine is the one that the program has imported, else the
-one that is installed; in a worker it is the master's.
+`library` is its package, `T` its module of tensors; in other names engines differ, and an adapter
+documents the meaning of each. An adapter is a module with all these names, of a package of its own.
+The engine is the one that the program has imported, else the one that is installed; in a worker it
+is the master's.
 
-Nothing is imported before a name is asked for: what an engine reads when it is imported is set
-before that.
+An engine is imported when a name is first used, because its settings have to be made before that.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ import importlib
 from contextlib import contextmanager
 from typing import Any, Iterator
 
-__all__ = [  # noqa: RUF022 - by what they are about
-    # its names, and what it is set to
+__all__ = [  # noqa: RUF022 - by subject
+    # its names and settings
     "ADAPTER", "NAME", "TITLE", "FLAGS", "DEVICES", "FLATTENS", "library", "T", "options",
     "worker_variables", "worker_cache", "refresh_cache", "slow_without_compiler",
     # graphs
@@ -37,8 +36,8 @@ __all__ = [  # noqa: RUF022 - by what they are about
 
 @contextmanager
 def replaced(holder: Any, name: str, value: Any) -> Iterator[None]:
-    """For the duration of the block, give an attribute another value: adapters so change what
-    engines have no option for."""
+    """For the duration of the block, give an attribute another value, as adapters do if an engine
+    has no option."""
     plain = getattr(holder, name)
     setattr(holder, name, value)
     try:
@@ -57,7 +56,7 @@ def __getattr__(name: str) -> Any:
 
 
 def load(adapter: str) -> None:
-    """Take all names from a module, which is imported.
+    """Import an adapter, and take all names from it.
 
     Raises:
         ImportError: it lacks some: its package is for another version of this one.

@@ -31,15 +31,15 @@ def all_reduce(x: Any, op: str = "sum", *, cost: str = "mean") -> Any:
     the k-th slices of all ranks are reduced together. In a function without rows every rank takes
     part with the same weight.
 
-    Gradients: one through it goes the same way back, summed up over the ranks. So that gradients
-    of the ranks' own costs, averaged over ranks as always (``all_reduce(flat_grad, "avg",
-    weights=f)``), are those of the whole cost, it has to be known what the whole cost is. With n
-    rows in all and :math:`n_r` of them on rank r it is :math:`\sum_r (n_r / n) c_r` if each cost
-    is a mean over rows (`cost` "mean"), and :math:`\sum_r c_r` if each is a sum ("sum").
+    A gradient through it goes the same way back, summed over the ranks. Gradients of the ranks' own
+    costs, averaged over ranks (``all_reduce(flat_grad, "avg", weights=f)``), are those of the whole
+    cost. With n rows in all and :math:`n_r` of them on rank r, that is :math:`\sum_r (n_r / n) c_r`
+    if each cost is a mean over rows (`cost` "mean"), and :math:`\sum_r c_r` if each is a sum
+    ("sum").
 
-    An update that is computed from such results and from what is equal on all ranks alone, such
-    as a running average, has the same new value on all ranks after a call, those without rows
-    included. In a call of several slices it is the average over slices, by rows of all ranks.
+    An update that is computed only from such results and from values equal on all ranks, such as a
+    running average, has the same new value on all ranks after a call, also on those without rows.
+    In a call of several slices it is the average over slices, by rows of all ranks.
 
     Args:
         x: expression, a tensor of the same shape on all ranks; its dtype is kept.
@@ -53,8 +53,8 @@ def all_reduce(x: Any, op: str = "sum", *, cost: str = "mean") -> Any:
     Raises:
         OpError: another `op` or `cost`.
         SpecError: (a TypeError) an average of integers, a sum of booleans, no numbers at all. When
-            a function is built: it is inside of a scan, or in a function with an ``ifelse``, where
-            not all ranks would come to it equally often, or in DebugMode.
+            a function is built: it is inside of a scan, or in a function with an ``ifelse``, which
+            ranks may run a different number of times, or in DebugMode.
 
     A call raises WorkerFailed if another rank has failed before it came here, InputValueError if
     the ranks' shapes differ.
@@ -102,10 +102,9 @@ def all_gather(x: Any, *, cost: str = "mean") -> Any:
 
 
 def positions(x: Any) -> Any:
-    """Return where the rank's own rows are in ``all_gather(x)``: an int64 vector, a number a row.
+    """Return the positions of the rank's own rows in ``all_gather(x)``: an int64 vector.
 
-    It is ``T.arange(x.shape[0])`` where there are no other ranks. Ranks tell each other their
-    number of rows, no more.
+    It is ``T.arange(x.shape[0])`` without other ranks. Ranks exchange only their numbers of rows.
 
     Raises:
         SpecError: (a TypeError) `x` has no rows. When a function is built: as of `all_reduce`.

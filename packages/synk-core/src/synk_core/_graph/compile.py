@@ -36,7 +36,7 @@ from synk_core.exceptions import InputValueError, SpecError
 from .flat_updates import is_flat, protected
 from .leaves import rowless_updates
 from .reduce_op import in_one_order
-from .spec import FunctionSpec, default_update_op
+from .spec import FunctionSpec, default_update_op, expression_of
 from .transfer.flat import flatten, rebuild
 from .transfer.pickling import deep_recursion
 from .values import is_device_type
@@ -48,9 +48,8 @@ _building = threading.RLock()
 def compile_form(spec: FunctionSpec, form: Form, device: Device, atomic: bool) -> Any:
     """Build one form for a device; see `without_rows` for the spec of the rowless one.
 
-    An atomic form computes new values of variables into new arrays, and keeps the old ones.
-
-    Its function returns a list: outputs, then (accumulate) update values.
+    Its function returns a list: outputs, then (accumulate) update values. An atomic form computes
+    new values of variables into new arrays, and keeps the old ones.
 
     Sliceable shared variables are replaced by their selected rows in the whole graph: the
     replacements come first in the givens, so that they also reach the values of the user's givens,
@@ -67,11 +66,9 @@ def compile_form(spec: FunctionSpec, form: Form, device: Device, atomic: bool) -
 def _without_value(spec: FunctionSpec) -> str:
     """Return an error about variables that the function needs as inputs; "" if there are none."""
     known = {*spec.variables, *(key for key, _ in spec.givens)}
-    wanted = [*spec.outputs, *(value for _, value, _ in spec.updates)]
-    wanted += [value for _, value in spec.givens]
     missing = [
         leaf
-        for leaf in leaves_of(wanted, blockers=known)
+        for leaf in leaves_of(spec.expressions, blockers=known)
         if leaf not in known and not isinstance(leaf, (SharedVariable, Constant))
     ]
     if not missing:
@@ -84,10 +81,8 @@ def _without_value(spec: FunctionSpec) -> str:
 
 
 def _require_states_of_its_own(compiled: Any) -> None:
-    """Refuse random states of which a linker would keep a copy.
-
-    A call that fails could not restore it, and nothing could copy it between ranks.
-    """
+    """Refuse random states of which a linker would keep a copy: neither could a failed call
+    restore it, nor anything copy it between ranks."""
     foreign = foreign_linker(compiled)
     for variable in compiled.maker.fgraph.inputs if foreign else ():
         if isinstance(variable.type, RandomStateType):
@@ -137,7 +132,7 @@ def _compiled(spec: FunctionSpec, form: Form, device: Device, atomic: bool) -> A
         _require_states_of_its_own(compiled)
         compiled = in_one_order(compiled)
         if machine_of(compiled) is None:
-            # As in the workers, which so find what is compiled here: its key is the nodes' order.
+            # As in the workers, so that they find the compiled code by the nodes' order.
             compiled = rebuild(flatten(compiled))
         compile_ahead(compiled)
         return device.adapted(compiled, spec.host_outputs)
@@ -160,29 +155,21 @@ def without_rows(spec: FunctionSpec) -> FunctionSpec:
 
 
 def with_default_updates(spec: FunctionSpec, plain: Any) -> FunctionSpec:
-    """Return `spec` with the default updates of its variables among those that accumulate.
-
-    Args:
-        plain: the plain form, with the default updates that the engine has found.
-    """
+    """Return `spec` with the default updates of its variables, which the engine has found for the
+    plain form, among those that accumulate."""
     explicit = [target for target, _, _ in spec.updates]
     found = [
-        (item.variable, item.variable.default_update, default_update_op(item.variable))
-        for item in plain.maker.inputs
-        if item.update is not None
-        and hasattr(item.variable, "default_update")
-        and not any(item.variable is target for target in explicit)
-        and not is_random(item.variable)
+        (variable, expression_of(variable, variable.default_update), default_update_op(variable))
+        for variable in (item.variable for item in plain.maker.inputs if item.update is not None)
+        if hasattr(variable, "default_update")
+        and not any(variable is target for target in explicit)
+        and not is_random(variable)
     ]
     return replace(spec, accumulated=(*spec.accumulated, *found))
 
 
 def check_sliceable(spec: FunctionSpec, plain: Any) -> None:
-    """Return if the function uses all sliceable variables.
-
-    Raises:
-        InputValueError: it does not use one of them.
-    """
+    """Raise InputValueError if the function does not use one of its sliceable variables."""
     used = {id(variable.container.storage) for variable in plain.get_shared()}
     for variable in spec.sliceable:
         if id(variable.container.storage) not in used:

@@ -29,8 +29,8 @@ _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
 def digest(value: Any) -> str:
-    """Name an array by its dtype, its shape and every bit of its elements. One that lies on a
-    device is read there; its name is not that of the same array in host memory.
+    """Name an array by its dtype, its shape and every bit of its elements. An array on a device is
+    read there; its name is not that of the same array in host memory.
 
     0.0 and -0.0 differ, and so do two NaNs with other bits, because replicas should have computed
     the same bits. The memory layout does not matter, but arrays not in C order are copied first.

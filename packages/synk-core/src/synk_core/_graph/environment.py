@@ -1,4 +1,4 @@
-"""The environment of a worker process: all settings that it needs before its first import."""
+"""The environment of a worker process: all settings before its first import."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from synk_core._wire.world import World
 from synk_core.exceptions import StartError
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-"""Names of variables that the libraries read when they are loaded."""
+"""Names of variables that libraries read when they are loaded."""
 
 _MALLOC_SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -29,11 +29,7 @@ _KEPT_BYTES = 256 << 20
 
 
 def current_folder() -> str:
-    """Return the current folder.
-
-    Raises:
-        StartError: it has been removed.
-    """
+    """Return the current folder; raise StartError if it has been removed."""
     folder = processes.current_folder()
     if not folder:
         raise StartError(
@@ -59,13 +55,11 @@ def follow(path: Sequence[str], folder: str, world: Optional[World]) -> None:
 
 
 def worker_environment(size: int, on_device: bool = False) -> Dict[str, str]:
-    """Return the environment for any worker of a group of `size` ranks.
-
-    The user's own settings of thread counts win.
+    """Return the environment for any worker of `size` ranks; the user's own thread counts win.
 
     Args:
-        on_device: whether the worker will initialize a device of its own, not the one that the
-            user's flags name for this process.
+        on_device: whether the worker will initialize a device of its own, not that of the user's
+            flags for this process.
     """
     environment = {k: v for k, v in os.environ.items() if not belongs_to_launcher(k)}
     environment.update(engine.worker_variables(on_device))
@@ -122,7 +116,7 @@ class ThreadLimit:
     cheap if none was loaded since. The user's settings in the environment win.
 
     Attributes:
-        seen: number of modules that were loaded when it was applied last.
+        seen: number of loaded modules when it was applied last.
     """
 
     def __init__(self, size: int, threads: int = 0) -> None:
@@ -132,7 +126,7 @@ class ThreadLimit:
         self.seen = -1
 
     def apply(self) -> None:
-        """Limit the pools of the libraries that are loaded now."""
+        """Limit the pools of the loaded libraries."""
         if len(sys.modules) == self.seen:
             return
         # A new library comes with a new module; searching for libraries takes milliseconds.
@@ -141,6 +135,6 @@ class ThreadLimit:
             self._limits.append(threadpoolctl.threadpool_limits(self._limit))
 
     def restore(self) -> None:
-        """Restore the limits of before."""
+        """Restore the earlier limits."""
         while self._limits:
             self._limits.pop().restore_original_limits()

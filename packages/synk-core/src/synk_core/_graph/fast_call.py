@@ -19,19 +19,16 @@ def trusting(function: Any, arrays: Sequence[np.ndarray]) -> Callable[..., List[
     That is the function itself, if its variables do not take such arrays unchanged. If the wrapper
     has something else to do, it is called, without its check of the arguments.
     """
-    if not _takes_as_they_are(function, arrays):
-        call: Callable[..., List[Any]] = function
-        return call
-    return bare(function) if needs_no_wrapper(function) else _wrapped(function)
-
-
-def _takes_as_they_are(function: Any, arrays: Sequence[np.ndarray]) -> bool:
-    return all(
+    takes_as_they_are = all(
         array.dtype.name == getattr(spec.variable.type, "dtype", None)
         and array.dtype.isnative
         and array.flags.aligned
         for array, spec in zip(arrays, function.maker.inputs)
     )
+    if not takes_as_they_are:
+        call: Callable[..., List[Any]] = function
+        return call
+    return bare(function) if needs_no_wrapper(function) else _wrapped(function)
 
 
 def needs_no_wrapper(function: Any) -> bool:

@@ -39,7 +39,7 @@ from .shared import value_of
 from .values import empty_like, in_c_order, is_array, is_device_type
 
 LEAST_ON_HOST, LEAST_ON_DEVICE = 64, 8
-"""Updates that are computed together at least: fewer are not quicker so."""
+"""Least number of updates that are computed together: fewer are not quicker so."""
 
 ALIGNMENT = 128
 """Bytes. A part begins at a multiple of this, because libraries read several elements at once."""
@@ -54,7 +54,7 @@ Update = Tuple[Any, Any]
 class Flatten(Op):  # type: ignore[misc] # engines have no types
     """The elements of arrays of these shapes, in C order, end to end in one vector.
 
-    The result may share its inputs' memory, of which the engine knows nothing: see `protected`.
+    The result may share its inputs' memory, which the engine does not know: see `protected`.
     """
 
     __props__ = ("shapes",)
@@ -63,7 +63,7 @@ class Flatten(Op):  # type: ignore[misc] # engines have no types
         self.shapes = shapes
 
     def make_node(self, *arrays: Any) -> Any:
-        """Apply it to tensors of one dtype, all in host memory or all on one device."""
+        """Apply it to tensors of one dtype and device."""
         first = arrays[0].type
         options = {"context_name": first.context_name} if is_device_type(first) else {}
         base = type(first) if options else T.TensorType
@@ -78,7 +78,7 @@ class Flatten(Op):  # type: ignore[misc] # engines have no types
 class Unflatten(Op):  # type: ignore[misc] # engines have no types
     """The parts of a vector, as arrays of these types and shapes: views of it.
 
-    The engine knows nothing of that: it would copy each part.
+    The engine does not know that: it would copy each part.
     """
 
     __props__ = ("shapes", "types")
@@ -91,12 +91,14 @@ class Unflatten(Op):  # type: ignore[misc] # engines have no types
         return Apply(self, [vector], [type_() for type_ in self.types])
 
     def perform(self, node: Any, inputs: Sequence[Any], outputs: Any) -> None:
-        """Make the views, and remember what they are views of."""
+        """Make the views, and remember their vector."""
         (vector,) = inputs
         if not _is_fresh(node):
             vector = vector.copy()
         parts = _parts(vector, self.shapes)
-        _remember(vector, parts, self.shapes)
+        key = id(parts[0])
+        first = weakref.ref(parts[0], lambda _gone: _wholes.pop(key, None))
+        _wholes[key] = vector, [first, *map(weakref.ref, parts[1:])], self.shapes
         for output, part in zip(outputs, parts):
             output[0] = part
 
@@ -107,7 +109,7 @@ def _is_fresh(node: Any) -> bool:
     owner = vector.owner
     if owner is None or isinstance(owner.op, Flatten) or getattr(owner.op, "view_map", None):
         return False
-    # Where updates are flattened, the variables of compiled graphs know what takes them.
+    # With an engine that flattens, variables of compiled graphs have clients.
     taking = [getattr(taker, "op", None) for taker, _ in vector.clients]
     return sum(isinstance(op, Unflatten) for op in taking) == 1
 
@@ -115,7 +117,7 @@ def _is_fresh(node: Any) -> bool:
 def protected(mode: Any) -> Any:
     """Return a mode for functions with flat updates: each call computes into new memory.
 
-    The engine does not know what lies in whose memory, so nothing may be overwritten: no operation
+    The engine does not know which results share memory, so nothing may be overwritten: no operation
     works in place, and no result is kept for the next call to reuse.
     """
     return get_mode(mode).excluding("inplace").clone(link_kwargs={"allow_gc": True})
@@ -125,19 +127,10 @@ def protected(mode: Any) -> Any:
 _wholes: Dict[int, Tuple[Any, List[weakref.ref[Any]], Tuple[Shape, ...]]] = {}
 
 
-def _remember(vector: Any, parts: Sequence[Any], shapes: Tuple[Shape, ...]) -> None:
-    key = id(parts[0])
-    first = weakref.ref(parts[0], lambda _gone: _wholes.pop(key, None))
-    _wholes[key] = vector, [first, *map(weakref.ref, parts[1:])], shapes
-
-
 def whole_of(arrays: Sequence[Any], shapes: Tuple[Shape, ...]) -> Any:
-    """Return the vector that these arrays, in this order, are all parts of; None if there is none.
+    """Return the vector of which these arrays, in order, are all parts, in these shapes; or None.
 
     Compared by identity, because views of device arrays have no base.
-
-    Args:
-        shapes: that the parts have to have.
     """
     vector, parts, found = _wholes.get(id(arrays[0]), (None, [], ()))
     if found != shapes:
@@ -146,7 +139,7 @@ def whole_of(arrays: Sequence[Any], shapes: Tuple[Shape, ...]) -> Any:
 
 
 def wholes_among(values: Sequence[Any]) -> Iterator[List[int]]:
-    """Find the vectors of which all parts are among these values; yield the parts' places."""
+    """Yield the places of a vector's parts, for each vector with all its parts in these values."""
     places = {id(value): place for place, value in enumerate(values)}
     for value in values:
         _, parts, _ = _wholes.get(id(value), (None, [], ()))
@@ -176,13 +169,9 @@ def _parts(vector: Any, shapes: Iterable[Shape]) -> List[Any]:
 
 
 def is_flat(updates: Iterable[Sequence[Any]]) -> bool:
-    """Return whether some updates are the work of `flat_updates`."""
+    """Return whether some updates come from `flat_updates`."""
     owners = (getattr(update[1], "owner", None) for update in updates)
     return any(owner is not None and isinstance(owner.op, Unflatten) for owner in owners)
-
-
-class _NotElementwiseError(Exception):
-    """An expression is not elementwise, or it is not known to be."""
 
 
 class _Member:
@@ -190,65 +179,67 @@ class _Member:
 
     Attributes:
         place: in the list of updates.
-        skeleton: equal for elementwise expressions that do the same with leaves and pieces.
-        leaves: shared variables of the target's shape.
-        pieces: (vector, start, stop): parts of vectors.
+        skeleton: for each variable of the expression ("scalar", identity), ("leaf", dtype, device),
+            ("piece", vector), or (operation, places of its inputs); equal for expressions that do
+            the same with leaves and pieces.
+        sources: of each, as `_source` returns them.
 
     Raises:
-        _NotElementwiseError: its value is not known to be elementwise.
+        TypeError: its value is not known to be elementwise.
     """
 
     def __init__(self, place: int, target: Any, value: Any) -> None:
-        self.place, self.target, self.value = place, target, value
+        self.place, self.target = place, target
         held = value_of(target)
         is_tensor = is_array(held) and held.ndim and held.size
         is_computed = getattr(value, "owner", None) is not None
         if not (is_tensor and is_computed and getattr(value, "dtype", None) == target.dtype):
-            raise _NotElementwiseError  # a variable's own value: there is nothing to compute
+            raise TypeError  # a variable's own value: there is nothing to compute
         self.shape: Shape = tuple(held.shape)
-        self.leaves: List[Any] = []
-        self.pieces: List[Tuple[Any, int, int]] = []
-        self._seen: Dict[Any, int] = {}
-        self.skeleton = self._computed(value, 0)
-        hash(self.skeleton)
+        self.skeleton: List[Tuple[Any, ...]] = []
+        self.sources: List[Any] = []
+        self._places: Dict[Any, int] = {}
+        self._add(value, 0)
 
     def precedes(self, other: _Member) -> bool:
         """Return whether the other one's elements can lie right behind this one's."""
         size = math.prod(self.shape) * value_of(self.target).dtype.itemsize
         return size % ALIGNMENT == 0 and all(
-            mine is theirs and stop == start
-            for (mine, _, stop), (theirs, start, _) in zip(self.pieces, other.pieces)
+            kind != "piece" or (mine[0] is theirs[0] and mine[2] == theirs[1])
+            for (kind, *_), mine, theirs in zip(self.skeleton, self.sources, other.sources)
         )
 
-    def _read(self, variable: Any, depth: int) -> Any:
-        if variable in self._seen:
-            return "again", self._seen[variable]
-        self._seen[variable] = len(self._seen)
-        kind, source = _source(variable, self.shape)
+    def _add(self, variable: Any, depth: int) -> int:
+        """Return the place of a variable in the skeleton, and of its inputs before it."""
+        if variable in self._places:
+            return self._places[variable]
+        entry: Tuple[Any, ...]
+        source: Any
+        kind, source = _source(variable, self.shape) if depth else ("", None)
         if kind == "scalar":
-            return kind, _identity(source)
-        if kind == "leaf":
+            entry = kind, _identity(source)
+        elif kind == "leaf":
             if tuple(getattr(value_of(source), "shape", ())) != self.shape:
-                raise _NotElementwiseError
-            self.leaves.append(source)
-            return kind, source.dtype, _device(source)
-        if kind == "piece":
-            self.pieces.append(source)
-            return kind, source[0]
-        return self._computed(variable, depth)
-
-    def _computed(self, variable: Any, depth: int) -> Any:
-        self._seen.setdefault(variable, len(self._seen))
-        node = variable.owner
-        is_elementwise = node is not None and isinstance(node.op, Elemwise)
-        if not is_elementwise or len(node.outputs) > 1 or depth > _DEEPEST:
-            raise _NotElementwiseError
-        return node.op, *(self._read(source, depth + 1) for source in node.inputs)
+                raise TypeError
+            entry = kind, source.dtype, _device(source)
+        elif kind == "piece":
+            entry = kind, source[0]
+        else:
+            node = variable.owner
+            is_elementwise = node is not None and isinstance(node.op, Elemwise)
+            if not is_elementwise or len(node.outputs) > 1 or depth > _DEEPEST:
+                raise TypeError
+            entry = node.op, *(self._add(each, depth + 1) for each in node.inputs)
+        self._places[variable] = len(self.skeleton)
+        self.skeleton.append(entry)
+        self.sources.append(source)
+        return self._places[variable]
 
 
 def _source(variable: Any, shape: Shape) -> Tuple[str, Any]:
-    """Return what a variable is in an expression: a "scalar", whatever its dimensions; the shared
-    variable whose value it is, a "leaf"; a "piece" (vector, start, stop); else "", computed."""
+    """Return the role of a variable in an expression, and its source: a "scalar", of any
+    dimensions; a "leaf", the value of a shared variable; a "piece" (vector, start, stop); else "",
+    computed."""
     node = variable.owner
     if node is not None and isinstance(node.op, DimShuffle) and node.inputs[0].ndim == 0:
         return "scalar", node.inputs[0]
@@ -264,7 +255,7 @@ def _source(variable: Any, shape: Shape) -> Tuple[str, Any]:
 
 
 def _identity(scalar: Any) -> Any:
-    """Return what is equal for scalars that are computed alike from the same variables."""
+    """Return a key that is equal for scalars computed alike from the same variables."""
     if isinstance(scalar, Constant):
         return scalar.type, scalar.signature()
     node = scalar.owner
@@ -274,7 +265,7 @@ def _identity(scalar: Any) -> Any:
 
 
 def _wherever(variable: Any) -> Any:
-    """Return what a variable is a copy of in host memory; itself if it is none."""
+    """Return the device variable of a copy in host memory; another variable itself."""
     node = variable.owner
     is_copy = node is not None and type(node.op).__name__ == "HostFromGpu"
     return node.inputs[0] if is_copy else variable
@@ -282,22 +273,20 @@ def _wherever(variable: Any) -> Any:
 
 def _piece_of(variable: Any, shape: Shape) -> Optional[Tuple[Any, int, int]]:
     """Return (vector, start, stop) if a variable is ``vector[start:stop]`` in this shape."""
-    node, reshaped = variable.owner, False
+    node, wanted = variable.owner, None
     while node is not None and type(node.op).__name__ in ("Rebroadcast", "Reshape"):
-        if isinstance(node.op, Reshape) and not reshaped:
-            reshaped = True
+        if isinstance(node.op, Reshape) and wanted is None:
             wanted = node.inputs[1]
-            if not isinstance(wanted, Constant) or tuple(wanted.data) != shape:
-                return None
         node = node.inputs[0].owner
+    if wanted is not None and not (isinstance(wanted, Constant) and tuple(wanted.data) == shape):
+        return None
     if node is None or not isinstance(node.op, Subtensor) or node.inputs[0].ndim != 1:
         return None
     (found,) = get_idx_list(node.inputs, node.op.idx_list) or (None,)
-    if not isinstance(found, slice) or found.step is not None:
+    bounds = [found.start, found.stop] if isinstance(found, slice) and found.step is None else []
+    if not bounds or not all(isinstance(bound, Constant) for bound in bounds):
         return None
-    if not isinstance(found.start, Constant) or not isinstance(found.stop, Constant):
-        return None
-    start, stop = int(found.start.data), int(found.stop.data)
+    start, stop = (int(bound.data) for bound in bounds)
     is_piece = start >= 0 and stop - start == math.prod(shape)
     return (_wherever(node.inputs[0]), start, stop) if is_piece else None
 
@@ -328,14 +317,14 @@ def flat_updates(updates: Iterable[Update], least: Optional[int] = None) -> List
     flat = list(pairs)
     if not FLATTENS or str(library.config.mode).lower().startswith("debug"):
         return flat  # DebugMode checks that results share no memory but as an op's `view_map` says
-    runs: Dict[Any, List[List[_Member]]] = {}
+    runs: Dict[Any, List[List[_Member]]] = {}  # by their kind
     for place, (target, value) in enumerate(pairs):
         try:
             member = _Member(place, target, value)
-        except (_NotElementwiseError, TypeError):  # or it has no hash
+            key = tuple(member.skeleton), target.type.dtype, _device(target)
+            kind = runs.setdefault(key, [[]])
+        except TypeError:  # it is not elementwise, or has no hash
             continue
-        key = member.skeleton, target.type.dtype, _device(target)
-        kind = runs.setdefault(key, [[]])
         if kind[-1] and not kind[-1][-1].precedes(member):
             kind.append([])
         kind[-1].append(member)
@@ -353,31 +342,25 @@ def _device(variable: Any) -> Any:
 
 
 def _together(run: Sequence[_Member], joined: Dict[Any, Any]) -> List[Any]:
-    """Return the new values of a run's targets; `joined` has the vectors that are there already."""
-    first, last = run[0], run[-1]
+    """Return the new values of a run's targets; `joined` has the vectors that exist already."""
+    first = run[0]
     shapes = tuple(member.shape for member in run)
-    vectors: Dict[Any, Any] = {}
-    for leaves in zip(*(member.leaves for member in run)):
-        if leaves not in joined:
-            joined[leaves] = T.as_tensor_variable(Flatten(shapes)(*leaves))
-        vectors[leaves[0]] = joined[leaves]
-    for (vector, start, _), (_, _, stop) in zip(first.pieces, last.pieces):
-        vectors[vector, start] = vector[start:stop]
-    value = _rebuilt(first.value, first.shape, vectors, {})
+    values: List[Any] = []
+    for (kind, *places), *sources in zip(first.skeleton, *(member.sources for member in run)):
+        value = sources[0]
+        if kind == "leaf":
+            leaves = tuple(sources)
+            if leaves not in joined:
+                joined[leaves] = T.as_tensor_variable(Flatten(shapes)(*leaves))
+            value = joined[leaves]
+        elif kind == "piece":
+            vector, start, _ = value
+            value = vector[start : sources[-1][2]]
+        elif kind != "scalar":
+            value = kind(*(values[place] for place in places))
+        values.append(value)
+    value = values[-1]
     if is_device_type(first.target.type):
         value = DEVICES.to_device(value, first.target.type)
     results: List[Any] = Unflatten(shapes, tuple(m.target.type for m in run))(value)
     return results
-
-
-def _rebuilt(variable: Any, shape: Shape, vectors: Dict[Any, Any], known: Dict[Any, Any]) -> Any:
-    """Return an expression with vectors in place of its leaves and pieces."""
-    if variable not in known:
-        kind, source = _source(variable, shape)
-        if not kind:
-            node = variable.owner
-            source = node.op(*(_rebuilt(each, shape, vectors, known) for each in node.inputs))
-        elif kind != "scalar":
-            source = vectors[source[:2] if kind == "piece" else source]
-        known[variable] = source
-    return known[variable]

@@ -12,7 +12,7 @@ from synk_core._text import clipped, shown
 from synk_core._wire.arrays import copy_rows
 from synk_core._wire.data import Data
 from synk_core._wire.sources import RowSource
-from synk_core.engine import In, upcast
+from synk_core.engine import upcast
 from synk_core.exceptions import InputTypeError, InputValueError
 
 from .spec import FunctionSpec
@@ -23,10 +23,7 @@ class Signature:
 
     def __init__(self, spec: FunctionSpec) -> None:
         self.variables = spec.variables
-        self._names = [
-            (i.name if isinstance(i, In) and i.name else v.name)
-            for i, v in zip(spec.inputs, self.variables)
-        ]
+        self._names = [i.name or v.name for i, v in zip(spec.inputs, self.variables)]
         self.labels = [name or f"{i}" for i, name in enumerate(self._names)]
         self._row_axes = spec.row_axes
         self._name = f"function {spec.name!r}" if spec.name else "this function"
@@ -47,20 +44,13 @@ class Signature:
         return ", ".join(self.labels)
 
     def ordered(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
-        """Return the inputs in the order of the variables.
-
-        Args:
-            args: inputs by position; or one dict from variables or names to values.
-            kwargs: inputs by name.
-
-        Raises:
-            InputTypeError: one is missing, unknown, or given twice.
-        """
-        if not kwargs and len(args) == len(self.variables):
-            if not (len(args) == 1 and isinstance(args[0], dict)):
-                return args
+        """Return the inputs, also those in one dict by variables or names, in the order of the
+        variables."""
+        by_dict = len(args) == 1 and isinstance(args[0], dict)
+        if not kwargs and len(args) == len(self.variables) and not by_dict:
+            return args
         named = list(kwargs.items())
-        if len(args) == 1 and isinstance(args[0], dict):
+        if by_dict:
             named += args[0].items()
             args = ()
         given: Dict[int, Any] = dict(enumerate(args))
@@ -73,7 +63,7 @@ class Signature:
         if sorted(given) != list(range(len(self.variables))):
             raise InputTypeError(
                 f"{self._name} got {len(given)} inputs, expected {len(self.variables)}: "
-                f"{self or 'none'}"
+                f"{str(self) or 'none'}"
             )
         return [given[place] for place in range(len(self.variables))]
 
@@ -90,11 +80,7 @@ class Signature:
     def accepted(self, place: int, value: Any) -> Any:
         """Return the input as `Data`, or as an array or source of rows that the variable takes.
 
-        A dtype that converts without loss stays as it is: each rank converts its own
-        rows.
-
-        Raises:
-            InputTypeError, InputValueError: the variable does not take it.
+        A dtype that converts without loss stays as it is: each rank converts its own rows.
         """
         kind = type(value)
         if kind is not Data and kind is not np.ndarray:
@@ -170,11 +156,11 @@ class Signature:
 
 
 class Copy:
-    """Copies an input into shared memory, in every call that has this plan.
+    """Copies an input into shared memory, in every call with this plan.
 
     Args:
         selects: whether to copy only the selected rows, in their order.
-        axis: along which the rows lie, in the target too.
+        axis: of the rows, in the target too.
     """
 
     def __init__(self, place: int, target: np.ndarray, selects: bool, axis: int = 0) -> None:
@@ -198,10 +184,7 @@ class Copy:
 
 
 def tokens(values: Sequence[Any]) -> Tuple[Any, ...]:
-    """Return what checks and plans of a call depend on: equal tokens mean the same plan.
-
-    A value that is neither `Data` nor a plain array has no plan yet.
-    """
+    """Return a key of a call's checks and plan: equal tokens mean the same plan."""
     found: List[Any] = []
     for value in values:
         if type(value) is np.ndarray:
@@ -212,4 +195,4 @@ def tokens(values: Sequence[Any]) -> Tuple[Any, ...]:
 
 
 _ODD = object()
-"""The token of a value that is no array yet, which no plan has."""
+"""The token of a value that is no array yet: no plan has it."""

@@ -1,4 +1,5 @@
-"""The leaves of a function's values: the inputs and shared variables that they are computed from.
+"""The leaves of a function's values: the inputs and shared variables that they are computed from;
+and the facts about them that proofs need.
 
 The graph is walked as the user wrote it, with givens in place, and so are the default updates of
 the shared variables that it reaches. The walk has its own stack, so depth does not matter, and a
@@ -7,39 +8,45 @@ set of leaves is the bits of one int, so size hardly does.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Container, Iterator
 from functools import reduce
 from operator import or_
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 from synk_core._plan.ops import ROWLESS_OP
+from synk_core._warn import Place
 from synk_core.engine import Constant, DimShuffle, Elemwise, Mul, Second, SharedVariable, library
 
 from .random_streams import is_random_state
 from .reduce_op import AllReduce, is_reduced
-from .spec import FunctionSpec
+from .spec import FunctionSpec, expression_of, unnamed
 from .still import Fixed
 
 Leaves = Tuple[Any, ...]
 
 
-@dataclass(frozen=True)
-class Lineage:
-    """The leaves of a function's outputs and updates.
+class UpdateLineage(NamedTuple):
+    """An update, and the leaves of its new value.
 
     Attributes:
-        outputs: for each output the inputs and shared variables that it is computed from.
-        updates: (shared variable, leaves of its new value) for each update, those of random states
-            and default updates included.
-        since_reduced: as `updates`, without the leaves of in-graph reductions over ranks, whose
-            results are equal on all ranks: what the ranks' new values can differ by.
+        since_reduced: `leaves` but those of in-graph reductions over ranks, whose results are equal
+            on all ranks: only by these can the ranks' new values differ.
     """
 
-    outputs: Tuple[Leaves, ...]
-    updates: Tuple[Tuple[Any, Leaves], ...]
-    since_reduced: Tuple[Tuple[Any, Leaves], ...]
+    target: Any
+    value: Any
+    leaves: Leaves
+    since_reduced: Leaves
+
+
+class Lineage(NamedTuple):
+    """The leaves of each output of a function, and its updates: those of random states and default
+    updates, too."""
+
+    outputs: Sequence[Leaves]
+    updates: Sequence[UpdateLineage]
     has_reductions: bool
 
 
@@ -61,25 +68,23 @@ def lineage_of(spec: FunctionSpec) -> Lineage:
                 default = getattr(variable, "default_update", None)
                 if default is not None and id(variable) not in seen:
                     seen.add(id(variable))
-                    values.append((variable, default))
-                    todo.append(default)
-    found = [(target, walk.sets_of(value)) for target, value in values]
-    return Lineage(
-        outputs=tuple(walk.leaves(walk.sets_of(variable).bare) for variable in spec.outputs),
-        updates=tuple((target, walk.leaves(sets.bare)) for target, sets in found),
-        since_reduced=tuple((target, walk.leaves(sets.own)) for target, sets in found),
-        has_reductions=walk.has_reductions,
-    )
+                    values.append((variable, expression_of(variable, default)))
+                    todo.append(values[-1][1])
+    outputs = [walk.leaves(walk.sets_of(variable).bare) for variable in spec.outputs]
+    updates = []
+    for target, value in values:
+        sets = walk.sets_of(value)
+        updates.append(UpdateLineage(target, value, walk.leaves(sets.bare), walk.leaves(sets.own)))
+    return Lineage(outputs, updates, walk.has_reductions)
 
 
 def replicated_updates(spec: FunctionSpec) -> List[Tuple[Any, str]]:
     """Return the updates that in-graph reductions make equal on all ranks, each with its op over
-    slices; none if the graph has no reductions.
-    """
+    slices; none if the graph has no reductions."""
     lineage = lineage_of(spec)
     if not lineage.has_reductions:
         return []
-    alike = {id(t) for t, leaves in lineage.since_reduced if not differs_by_rank(leaves, spec)}
+    alike = {id(u.target) for u in lineage.updates if not differs_by_rank(u.since_reduced, spec)}
     named = zip(spec.accumulated, ops_of_parts(spec)[1])
     return [(target, op) for (target, _, _), op in named if id(target) in alike]
 
@@ -89,12 +94,10 @@ def rowless_updates(spec: FunctionSpec) -> List[Tuple[Any, Any]]:
 
     Every rank makes them, also one without rows.
     """
-    lineage = lineage_of(spec)
-    values = {id(target): value for target, value, _ in spec.updates}
     return [
-        (target, values.get(id(target), getattr(target, "default_update", None)))
-        for (target, leaves), (_, short) in zip(lineage.updates, lineage.since_reduced)
-        if leaves == short and not depends_on_rows(leaves, spec)
+        (target, value)
+        for target, value, leaves, since_reduced in lineage_of(spec).updates
+        if leaves == since_reduced and not depends_on_rows(leaves, spec)
     ]
 
 
@@ -114,11 +117,7 @@ def draws(leaves: Leaves) -> bool:
 
 
 def differs_by_rank(leaves: Leaves, spec: FunctionSpec) -> bool:
-    """Return whether a value differs between ranks although all shared variables are equal.
-
-    It does if it is computed from scattered inputs, sliceable shared variables, random numbers,
-    or `row_share()`.
-    """
+    """Return whether a value differs between ranks although all shared variables are equal."""
     return depends_on_rows(leaves, spec) or draws(leaves)
 
 
@@ -140,6 +139,68 @@ def new_row_share() -> Any:
 def is_row_share(variable: Any) -> bool:
     """Return whether a variable is a runtime's `row_share()`, which the runtime sets itself."""
     return bool(getattr(variable.tag, "synk_row_share", False))
+
+
+class FunctionFacts(NamedTuple):
+    """The properties of a function, with variables by their numbers, but states of random streams
+    and `row_share()`, which should differ between ranks.
+
+    Attributes:
+        reads: sources of outputs and updates.
+        rank_dependent_updates: updated variables whose new value is computed from the rank's own
+            rows, random numbers, or `row_share()`.
+        sources: for each update, the variables that its new value is computed from.
+        has_rows: whether it has scattered inputs or sliceable variables.
+        shown: sources of its outputs.
+        built_at: the user's line.
+    """
+
+    function_id: int
+    name: str
+    reads: frozenset[int]
+    rank_dependent_updates: frozenset[int]
+    sliceable: frozenset[int]
+    sources: Dict[int, frozenset[int]]
+    has_rows: bool
+    shown: frozenset[int]
+    built_at: Optional[Place]
+
+    @property
+    def updates(self) -> frozenset[int]:
+        return frozenset(self.sources)
+
+    def consumers(self, variable: int) -> List[int]:
+        return sorted(u for u, read in self.sources.items() if variable in read)
+
+
+def facts_of(spec: FunctionSpec, numbers: Callable[[Any], int], function_id: int) -> FunctionFacts:
+    """Return the facts of a function from its graph."""
+    lineage = lineage_of(spec)
+
+    def numbered(variables: Iterable[Any]) -> frozenset[int]:
+        return frozenset(
+            numbers(variable)
+            for variable in variables
+            if isinstance(variable, SharedVariable)
+            and not is_random_state(variable)
+            and not is_row_share(variable)
+        )
+
+    updates = [update for update in lineage.updates if not is_random_state(update.target)]
+    everything = [*lineage.outputs, *(update.leaves for update in lineage.updates)]
+    return FunctionFacts(
+        function_id=function_id,
+        name=spec.name or unnamed(function_id),
+        reads=numbered(leaf for leaves in everything for leaf in leaves),
+        rank_dependent_updates=numbered(
+            update.target for update in updates if differs_by_rank(update.since_reduced, spec)
+        ),
+        sliceable=numbered(spec.sliceable),
+        sources={numbers(update.target): numbered(update.leaves) for update in updates},
+        has_rows=bool(spec.n_scattered or spec.sliceable),
+        shown=numbered(leaf for leaves in lineage.outputs for leaf in leaves),
+        built_at=spec.built_at,
+    )
 
 
 def _takes_only_a_shape(node: Any) -> bool:
@@ -180,21 +241,34 @@ class _Sets(NamedTuple):
     own: int
 
 
+def in_order(root: Any, done: Container[Any], parents: Callable[[Any], Any]) -> Iterator[Any]:
+    """Yield the variables behind `root`, and itself, that are not `done`, each after its parents
+    but in a cycle. The caller makes each one done."""
+    entered, stack = set(), [root]
+    while stack:
+        variable = stack.pop()
+        if variable in done:
+            continue
+        entered.add(variable)
+        waiting = [p for p in parents(variable) if p not in done and p not in entered]
+        if waiting:
+            stack += [variable, *waiting]
+        else:
+            yield variable
+
+
 class _LeafSets:
     """Sets of leaves for every variable seen so far."""
 
     def __init__(self, spec: FunctionSpec) -> None:
         self.has_reductions = False
-        self._givens = {id(key): value for key, value in spec.givens}
-        # Keeps all variables alive whose ids are keys here, but for default updates, which their
-        # variables keep alive.
         self._spec = spec
-        self._sets: Dict[int, _Sets] = {}
-        self._leaves: List[Any] = [None]
-        self._bits: Dict[int, int] = {}
+        self._givens: Dict[Any, Any] = dict(spec.givens)
+        self._sets: Dict[Any, _Sets] = {}
+        self._places: Dict[Any, int] = {}
 
     def leaves(self, bits: int) -> Leaves:
-        return tuple(leaf for place, leaf in enumerate(self._leaves) if place and bits >> place & 1)
+        return tuple(leaf for leaf, place in self._places.items() if bits >> place & 1)
 
     def is_rowless(self, variable: Any) -> bool:
         every = self.sets_of(variable).every
@@ -202,31 +276,15 @@ class _LeafSets:
 
     def sets_of(self, root: Any) -> _Sets:
         sets = self._sets
-        entered = set()
-        stack = [root]
-        while stack:
-            variable = stack[-1]
-            key = id(variable)
-            if key in sets:
-                stack.pop()
-                continue
-            parents = self._parents(variable)
-            if key not in entered:
-                entered.add(key)
-                waiting = [p for p in parents if id(p) not in sets and id(p) not in entered]
-                if waiting:
-                    stack.extend(waiting)
-                    continue
-            # In a replacement that is computed from what it replaces, such as {s: 2 * s}, s is the
-            # variable itself.
-            known = [sets.get(id(parent)) or self._leaf(parent) for parent in parents]
-            sets[key] = self._joined(variable, known or [self._leaf(variable)])
-            stack.pop()
-        return sets[id(root)]
+        for variable in in_order(root, sets, self._parents):
+            # In a replacement that is computed from the replaced s, as {s: 2 * s}, s is itself.
+            known = [sets.get(p) or self._leaf(p) for p in self._parents(variable)]
+            sets[variable] = self._joined(variable, known or [self._leaf(variable)])
+        return sets[root]
 
     def _joined(self, variable: Any, parents: Sequence[_Sets]) -> _Sets:
         every, bare, own = (reduce(or_, bits) for bits in zip(*parents))
-        if variable.owner is not None and id(variable) not in self._givens:
+        if variable.owner is not None and variable not in self._givens:
             every |= isinstance(variable.owner.op, AllReduce)
             bare, own = (0, 0) if _is_nothing(variable.owner) else (bare, own)
             if is_reduced(variable):
@@ -234,8 +292,8 @@ class _LeafSets:
         return _Sets(every, bare, own)
 
     def _parents(self, variable: Any) -> Sequence[Any]:
-        if id(variable) in self._givens:
-            return [self._givens[id(variable)]]
+        if variable in self._givens:
+            return [self._givens[variable]]
         owner = variable.owner
         if owner is None or isinstance(owner.op, Fixed):  # nothing that is drawn
             return []
@@ -250,7 +308,5 @@ class _LeafSets:
     def _leaf(self, leaf: Any) -> _Sets:
         if isinstance(leaf, Constant):
             return _Sets(0, 0, 0)
-        place = self._bits.setdefault(id(leaf), len(self._leaves))
-        if place == len(self._leaves):
-            self._leaves.append(leaf)
+        place = self._places.setdefault(leaf, len(self._places) + 1)
         return _Sets(*[1 << place] * 3)

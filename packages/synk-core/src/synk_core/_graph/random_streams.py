@@ -1,8 +1,8 @@
 """States of random streams: recognize them, and seed them differently on every rank.
 
 The states are shared variables. If all ranks drew the same dropout masks, their gradients would
-have the same noise. So every worker seeds the states anew from the state that it received and its
-rank. The master keeps the user's own state, as in one process.
+have the same noise. So every worker seeds the states anew from the received state and its rank. The
+master keeps the user's own state, as in one process.
 
 A jump by a fixed distance per rank would not do: MRG_RandomStreams starts the streams of one
 model's successive draws at such distances already, so ranks would draw each other's numbers.
@@ -24,12 +24,12 @@ from synk_core.exceptions import SpecError
 
 from .values import is_array
 
-_MRG_M1 = 2147483647
-_MRG_M2 = 2147462579
-_MRG_A1 = ((0, 1 << 22, (1 << 7) + 1), (1, 0, 0), (0, 1, 0))
-_MRG_A2 = ((1 << 15, 0, (1 << 15) + 1), (1, 0, 0), (0, 1, 0))
-"""MRG31k3p (L'Ecuyer and Touzin, 2000), as in the engines' MRG streams: moduli, and the matrices by
-which the halves of a state make a step."""
+_MRG = (
+    (((0, 1 << 22, (1 << 7) + 1), (1, 0, 0), (0, 1, 0)), 2147483647),
+    (((1 << 15, 0, (1 << 15) + 1), (1, 0, 0), (0, 1, 0)), 2147462579),
+)
+"""MRG31k3p (L'Ecuyer and Touzin, 2000), as in the engines' MRG streams: of each half of a state the
+matrix by which it makes a step, and the modulus."""
 
 _MRG_DISTANCE = 72
 """Two streams are 2 to this power steps apart."""
@@ -37,17 +37,15 @@ _MRG_DISTANCE = 72
 _MT19937_BYTES = 625 * 4
 """Of a Mersenne twister's state in memory: its words, and the position among them."""
 
-
 _DRAWS = frozenset(["mrg_uniform", "GPUA_mrg_uniform", "RandomFunction", "RandomVariable"])
-"""Names of the operations, or of their parents, that draw."""
+"""Names of drawing operations, or of their parents."""
 
 _BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
 """NumPy's own, by name: each can be made from a `SeedSequence`."""
 
 
 def is_random_state(variable: Any) -> bool:
-    """Return whether a variable holds the state of a random stream, even if the engine's streams
-    do not know it."""
+    """Return whether a variable holds the state of a random stream, of the engine's or not."""
     return is_random(variable) or isinstance(variable.type, RandomStateType)
 
 
@@ -65,12 +63,9 @@ def reseed(state: Any, rank: Optional[int]) -> Any:
 
 
 def seeded(state: Any, seeds: Sequence[int]) -> Any:
-    """Return a state of the same kind and shape, determined by `seeds`.
-
-    Args:
-        state: a numpy Generator or RandomState, or the int32 array of shape (streams, 6) (or (6,))
-            of MRG_RandomStreams. Anything else is returned unchanged.
-    """
+    """Return a state of the same kind and shape, determined by `seeds`: a numpy Generator or
+    RandomState, or an int32 array of shape (streams, 6), or (6,), of MRG_RandomStreams. Anything
+    else is returned unchanged."""
     sequence = np.random.SeedSequence(seeds)
     if isinstance(state, np.random.Generator):
         bits: Any = type(state.bit_generator)
@@ -83,7 +78,7 @@ def seeded(state: Any, seeds: Sequence[int]) -> Any:
 
 
 def content(state: Any) -> bytes:
-    """Return the content of a NumPy object, which a program may have changed; b"" for arrays."""
+    """Return the content of a NumPy object, which a program can change; b"" for arrays."""
     if is_array(state):
         return b""
     bits = state._bit_generator
@@ -93,7 +88,7 @@ def content(state: Any) -> bytes:
 
 
 def global_seed() -> int:
-    """Return a number that follows from the state of NumPy's global generator; draws nothing."""
+    """Return a number determined by the state of NumPy's global generator; draw nothing."""
     state = np.random.get_state(legacy=False)  # noqa: NPY002 - it is the global one
     return zlib.crc32(b"".join(_words(state)))
 
@@ -120,14 +115,11 @@ def _words(state: Any) -> Iterator[bytes]:
 
 
 def require_reseedable(compiled: Any, values: Iterable[Any]) -> None:
-    """Return if each rank can draw numbers of its own in a function.
+    """Raise SpecError if all ranks would draw the same numbers in a function.
 
     Args:
-        values: the expressions that it was compiled from; numbers that are drawn from a constant
-            may be constants of the compiled graph.
-
-    Raises:
-        SpecError: all ranks would draw the same numbers.
+        values: its expressions before compilation: the compiled graph may have numbers drawn from a
+            constant as constants.
     """
     for variable in compiled.get_shared():
         require_seedable(variable)
@@ -140,11 +132,7 @@ def require_reseedable(compiled: Any, values: Iterable[Any]) -> None:
 
 
 def require_seedable(variable: Any) -> None:
-    """Return if the value of a variable is no random state, or one that each rank can have anew.
-
-    Raises:
-        SpecError: all ranks would draw the same numbers.
-    """
+    """Raise SpecError if a variable holds a random state that cannot be seeded for each rank."""
     value = variable.container.storage[0]
     bits = type(getattr(value, "bit_generator", None)).__name__
     if isinstance(variable.type, RandomStateType) and not (
@@ -170,10 +158,7 @@ def _constants(outputs: Iterable[Any]) -> Iterator[Any]:
 def _seeded_mrg(shape: Tuple[int, ...], generator: np.random.Generator) -> np.ndarray:
     """Draw row 0; the others follow at the distances of the engine's streams."""
     rows = np.empty((int(np.prod(shape[:-1])), 6), dtype=np.int64)
-    for half, matrix, modulus in (
-        (rows[:, :3], _MRG_A1, _MRG_M1),
-        (rows[:, 3:], _MRG_A2, _MRG_M2),
-    ):
+    for half, (matrix, modulus) in zip((rows[:, :3], rows[:, 3:]), _MRG):
         half[:1] = generator.integers(1, modulus, size=3)
         jump = np.array(matrix)
         for _ in range(_MRG_DISTANCE):

@@ -34,11 +34,8 @@ _this_thread = threading.local()
 
 @contextmanager
 def meeting(others: Any) -> Iterator[None]:
-    """For the duration of the block, have reductions that this thread runs meet the other ranks.
-
-    Args:
-        others: its `all_reduce(x, op)` returns the result for an `AllReduce`.
-    """
+    """For the duration of the block, connect reductions of this thread to the other ranks, by
+    `others.all_reduce(x, op)` for an `AllReduce`."""
     _this_thread.others = others
     try:
         yield
@@ -59,8 +56,8 @@ def _reduced(x: Any, op: AllReduce) -> np.ndarray:
 class AllReduce(Op):  # type: ignore[misc] # engines have no types
     r"""Rank r's output is :math:`s_r^p \sum_k s_k^q x_k`, with its share of the rows, s.
 
-    Second output: a token, which the next one of a graph takes as a further input, so that all
-    ranks meet in the same order. It has no meaning as a value.
+    The second output is a token: the next `AllReduce` of a graph takes it as a further input, so
+    that all ranks meet in the same order.
 
     Args:
         op: "avg" (q = 1) or "sum" (q = 0); "gather": the sum (q = p = 0) of the ranks' rows, each
@@ -83,28 +80,24 @@ class AllReduce(Op):  # type: ignore[misc] # engines have no types
         self.power = power
 
     def make_node(self, x: Any, *before: Any) -> Any:
-        """Apply it to a tensor; `before` are tokens."""
+        """Apply it to a tensor, after those of the tokens `before`."""
         x = T.as_tensor_variable(x)
         like = x[T.lvector()] if self.op == "gather" else x  # of any number of rows
         return Apply(self, [x, *before], [like.type(), T.bscalar()])
 
     def perform(self, node: Any, inputs: Sequence[Any], outputs: Any) -> None:  # noqa: ARG002
-        """Reduce over the ranks, if there is a meeting."""
+        """Reduce over the ranks, if there are others."""
         outputs[0][0] = _reduced(inputs[0], self)
         outputs[1][0] = np.zeros((), np.int8)
 
     def infer_shape(self, node: Any, shapes: Sequence[Any]) -> List[Any]:  # noqa: ARG002 - the engine's
-        """Return the input's shape, and a scalar's.
-
-        Raises:
-            ShapeError: the engine's: rows of others are not known yet.
-        """
-        if self.op == "gather":
+        """Return the input's shape, and a scalar's."""
+        if self.op == "gather":  # the other ranks' rows are not known yet
             raise getattr(T, "ShapeError", NotImplementedError)
         return [shapes[0], ()]
 
     def connection_pattern(self, node: Any) -> List[List[bool]]:
-        """Return that only the first output depends on the first input: tokens are constants."""
+        """Connect only the first output with the first input: tokens are constants."""
         return [[self.op != "before", False]] + [[False, False]] * (len(node.inputs) - 1)
 
     def grad(self, inputs: Sequence[Any], gradients: Sequence[Any]) -> List[Any]:
@@ -118,12 +111,7 @@ class AllReduce(Op):  # type: ignore[misc] # engines have no types
                 result = with_pattern(result[start : start + count], inputs[0])
         return [result] + [DisconnectedType()() for _ in inputs[1:]]
 
-    def pullback(
-        self,
-        inputs: Sequence[Any],
-        outputs: Sequence[Any],  # noqa: ARG002 - PyTensor's
-        gradients: Sequence[Any],
-    ) -> List[Any]:
+    def pullback(self, inputs: Any, _outputs: Any, gradients: Any) -> List[Any]:
         """Return the gradients: PyTensor's name for `grad`."""
         return self.grad(inputs, gradients)
 
@@ -141,9 +129,9 @@ class AllReduce(Op):  # type: ignore[misc] # engines have no types
 
 
 def reduced_by(x: Any, dtype: str, op: str, cost: str, power: int) -> np.ndarray:
-    """Reduce over the ranks, as `AllReduce(op, cost, power)` does; what compiled code calls.
+    """Reduce over the ranks, as `AllReduce(op, cost, power)` does.
 
-    Code that is in users' caches calls it by this name, with these arguments.
+    Compiled code in users' caches calls it by this name, with these arguments.
 
     Args:
         x: an array, or a number for one without dimensions.
@@ -156,7 +144,7 @@ run_in_python(AllReduce, reduced_by)
 
 
 def is_reduced(variable: Any) -> bool:
-    """Return whether a variable is equal on all ranks because it was reduced over them."""
+    """Return whether a variable is equal on all ranks because of a reduction over them."""
     op = variable.owner and variable.owner.op
     return isinstance(op, AllReduce) and op.power == 0 and op.op != "before"
 
@@ -164,16 +152,17 @@ def is_reduced(variable: Any) -> bool:
 def reductions_of(function: Any) -> List[Any]:
     """Return the nodes of a compiled function that reduce over ranks, in the order of execution."""
     graph = function.maker.fgraph
-    if not any(isinstance(node.op, AllReduce) for node in graph.apply_nodes):
-        return []
+    found = [node for node in graph.apply_nodes if isinstance(node.op, AllReduce)]
+    if len(found) < 2:  # sorting takes long
+        return found
     return [node for node in graph.toposort() if isinstance(node.op, AllReduce)]
 
 
 def in_one_order(function: Any) -> Any:
     """Return a compiled function whose reductions run in the same order on every rank.
 
-    Linkers may run independent nodes in any order, which may be another one in a function
-    that is built again. Here each reduction depends on the one before it.
+    Linkers may run independent nodes in any order, which may differ when a function is built
+    again. Here each reduction depends on the one before it.
 
     Raises:
         SpecError: it is not certain that all ranks run the same reductions.
@@ -217,7 +206,7 @@ def in_one_order(function: Any) -> Any:
 
 
 def ops_inside(op: Any) -> Iterator[Any]:
-    """Yield the operations of the graphs inside of an operation (Scan, OpFromGraph)."""
+    """Yield the operations in the graphs of an operation (Scan, OpFromGraph)."""
     for inner in {v.owner.op for v in ancestors(list(inner_outputs(op))) if v.owner is not None}:
         yield inner
         yield from ops_inside(inner)

@@ -14,19 +14,7 @@ import weakref
 from collections import deque
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import (
-    Any,
-    Callable,
-    Deque,
-    Dict,
-    Iterable,
-    Iterator,
-    List,
-    Optional,
-    Sequence,
-    Set,
-    Tuple,
-)
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
 from synk_core._text import shown
 from synk_core._weakqueue import QueuedRef
@@ -38,7 +26,6 @@ from .values import is_array, on_host
 
 Storage = List[Any]
 """The one-element list in which a shared variable's value lies."""
-
 
 _OWN = 2
 """References that `sys.getrefcount` counts in `unused` for a storage without other holders."""
@@ -66,11 +53,7 @@ class VariableRecord:
 
 
 def require_shared(variable: Any) -> None:
-    """Return if `variable` is a shared variable.
-
-    Raises:
-        NotSharedVariable: it is not.
-    """
+    """Raise NotSharedVariable if `variable` is no shared variable."""
     if not isinstance(variable, SharedVariable):
         raise NotSharedVariable(
             f"got {shown(variable)} of type {type(variable).__name__}, expected a "
@@ -100,8 +83,8 @@ def changed_by(compiled: Any) -> List[Storage]:
 class VariableRegistry:
     """Numbers for shared variables, each used once; see the module's docstring.
 
-    It holds clones of the user's variables with the same storage, so that it can find out which
-    variables the user's program no longer refers to.
+    It holds clones of the user's variables with the same storage, so that it can find the
+    variables that the user's program no longer refers to.
 
     Attributes:
         variables: clones by number.
@@ -114,10 +97,10 @@ class VariableRegistry:
         self.variables: Dict[int, Any] = {}
         self.end = 0
         self.drifting: Set[int] = set()
-        self.gone: Deque[QueuedRef] = deque()
+        self.gone: deque[QueuedRef] = deque()
         self._watched: Dict[int, QueuedRef] = {}
         self._leaving: Dict[int, Any] = {}
-        self._users: Dict[int, weakref.ref[Any]] = {}
+        self._users: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._numbers: Dict[int, int] = {}
 
     def __getitem__(self, number: int) -> Any:
@@ -128,7 +111,7 @@ class VariableRegistry:
         number = self._numbers.get(id(variable.container.storage))
         if number is None:
             number = self._insert(self.end, _clone(variable))
-            self._users[number] = weakref.ref(variable)
+            self._users[number] = variable
             self.watch(variable.container)
         return number
 
@@ -136,22 +119,17 @@ class VariableRegistry:
         """Return the number of the variable whose value lies in `storage`, or None."""
         return self._numbers.get(id(storage))
 
-    def name_of(self, number: int) -> Optional[str]:
-        name: Optional[str] = self._user(number).name
-        return name
-
     def label(self, number: int) -> str:
         """Return the name of a variable for messages."""
-        return self.name_of(number) or f"shared variable {number}"
+        return self._user(number).name or f"shared variable {number}"
 
     def _user(self, number: int) -> Any:
         """Return the user's own variable; the clone if it is gone."""
-        reference = self._users.get(number)
-        variable = None if reference is None else reference()
+        variable = self._users.get(number)
         return self.variables[number] if variable is None else variable
 
     def watch(self, holder: Any) -> None:
-        """Append to `gone` when something is gone that holds variables."""
+        """Append to `gone` when a holder of variables is gone."""
         reference = QueuedRef(holder, self.gone)
         self._watched[id(reference)] = reference
 
@@ -175,8 +153,7 @@ class VariableRegistry:
         """Remove variables from `variables`, before all ranks forget them."""
         for number in numbers:
             # Kept until then, because their storages' identities are in use.
-            self._leaving[number] = self.variables[number]
-            del self.variables[number]
+            self._leaving[number] = self.variables.pop(number)
 
     def forget_gone(self, count: int) -> None:
         """Remove the first `count` of `gone`."""
@@ -204,13 +181,14 @@ class VariableRegistry:
         for number, variable in self.variables.items():
             if number < start:
                 continue
-            value, random = value_of(variable), is_random_state(self._user(number))
+            value, user = value_of(variable), self._user(number)
+            random = is_random_state(user)
             apart = not random and is_array(value) and goes_apart([value])
             record = VariableRecord(
                 number=number,
                 cls=type(variable),
                 type=variable.type,
-                name=self.name_of(number),
+                name=user.name,
                 strict=variable.container.strict,
                 allow_downcast=variable.container.allow_downcast,
                 value=None if apart else on_host(value),
@@ -223,8 +201,7 @@ class VariableRegistry:
     def adopt(self, record: VariableRecord, value: Any) -> None:
         """Create the variable of `record` on this rank, with `value`.
 
-        A variable that exists already was sent twice, and stays as it is, unless its value is still
-        to come.
+        A variable that exists was sent twice: it stays as it is, unless its value comes separately.
         """
         if record.number < self.end:
             if record.shape is not None:

@@ -55,6 +55,12 @@ class FunctionSpec:
     def variables(self) -> Tuple[Any, ...]:
         return tuple(map(_variable_of, self.inputs))
 
+    @property
+    def expressions(self) -> List[Any]:
+        """Outputs, new values of updates, and replacements of givens, in this order."""
+        values = [value for _, value, _ in self.updates]
+        return [*self.outputs, *values, *(value for _, value in self.givens)]
+
 
 def _variable_of(declared: Any) -> Any:
     return declared.variable if isinstance(declared, In) else declared
@@ -80,25 +86,20 @@ def make_spec(
     row_axis: Optional[Mapping[Any, Any]] = None,
     **kwargs: Any,
 ) -> FunctionSpec:
-    """Check and canonicalize the arguments of `function()`.
-
-    Raises:
-        SpecError: wrong form, or an average of integers.
-        OpError: unknown reduce operation.
-    """
+    """Check and canonicalize the arguments of `function()`."""
     _require_known(kwargs)
     if name is not None and not isinstance(name, str):
         raise SpecError(f"name: got {shown(name)}, expected a str or None")
     scattered = _inputs(inputs, "inputs")
     broadcast = _inputs(bcast_inputs, "bcast_inputs")
-    for place, variable in enumerate(scattered):
-        symbol = _variable_of(variable)
-        if getattr(symbol.type, "ndim", 0) == 0:
+    for place, symbol in enumerate(map(_variable_of, scattered)):
+        if symbol.type.ndim == 0:
             raise SpecError(
                 f"inputs[{place}] ({symbol}) is a scalar and has no rows to scatter; "
                 f"list it in bcast_inputs"
             )
-    pairs, returns = _outputs(outputs)
+    found, returns = _outputs(outputs)
+    variables, ops, through_host = zip(*found) if found else ((), (), ())
     sliceable = _sequence(sliceable_shareds, "sliceable_shareds")
     canonical_updates = _updates(updates)
     canonical_givens = _givens(givens)
@@ -116,9 +117,9 @@ def make_spec(
     return FunctionSpec(
         inputs=tuple(scattered + broadcast),
         row_axes=_row_axes(row_axis, scattered),
-        outputs=tuple(variable for variable, _, _ in pairs),
-        output_ops=tuple(op for _, op, _ in pairs),
-        host_outputs=tuple(through_host for _, _, through_host in pairs),
+        outputs=variables,
+        output_ops=ops,
+        host_outputs=through_host,
         returns=returns,
         updates=canonical_updates,
         givens=canonical_givens,
@@ -131,18 +132,17 @@ def make_spec(
 
 
 def _require_known(names: Mapping[str, Any]) -> None:
-    """Raise `SpecError`, with the likeliest cure, for a keyword that nothing takes."""
+    """Raise `SpecError`, with the likeliest cure, for an unknown keyword."""
     parameters = inspect.signature(library.function).parameters
     if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
-        return  # replaced by another function, which raises itself
-    known = {*parameters, *_OWN_NAMES}
-    for name in names:
-        if name not in known:
-            near = difflib.get_close_matches(name, sorted(known), 1)
-            raise SpecError(
-                f"function() got an unexpected keyword argument {name!r}"
-                + (f"; did you mean {near[0]}=?" if near else f", expected one of {sorted(known)}")
-            )
+        return  # the user's replacement, which raises itself
+    known = sorted({*parameters, *_OWN_NAMES})
+    for name in [name for name in names if name not in known]:
+        near = difflib.get_close_matches(name, known, 1)
+        raise SpecError(
+            f"function() got an unexpected keyword argument {name!r}"
+            + (f"; did you mean {near[0]}=?" if near else f", expected one of {known}")
+        )
 
 
 def _sequence(value: Any, what: str) -> List[Any]:
@@ -191,15 +191,15 @@ def _row_axes(row_axis: Any, scattered: Sequence[Any]) -> Tuple[int, ...]:
     variables = list(map(_variable_of, scattered))
     axes = [0] * len(variables)
     for key, axis in (row_axis or {}).items():
-        place = next((i for i, variable in enumerate(variables) if variable is key), None)
-        if place is None:
+        places = [i for i, variable in enumerate(variables) if variable is key]
+        if not places:
             raise SpecError(f"row_axis: got {shown(key)}, expected variables listed in inputs")
         if not is_int(axis) or not -key.ndim <= axis < key.ndim:
             raise SpecError(
                 f"row_axis: got axis {shown(axis)} for {key}, expected an int from 0 to "
                 f"{key.ndim - 1}, because it has {key.ndim} dimensions"
             )
-        axes[place] = int(axis) % key.ndim
+        axes[places[0]] = int(axis) % key.ndim
     return tuple(axes)
 
 
@@ -251,17 +251,22 @@ def _updates(updates: Any) -> Tuple[Tuple[Any, Any, str], ...]:
             )
         target, value = item[0], item[1]
         _require_shared(target, what)
-        op = default_update_op(target) if len(item) == 2 or item[2] is None else item[2]
-        op = str(normalize(op, UPDATE_OPS, what))
+        given = default_update_op(target) if len(item) == 2 or item[2] is None else item[2]
+        op = str(normalize(given, UPDATE_OPS, what))
         if op != "last":
             check_dtype(op, getattr(target.type, "dtype", "object"), f"{what} ({target})")
-        result.append((target, value, op))
+        result.append((target, expression_of(target, value), op))
     return tuple(result)
+
+
+def expression_of(target: Any, value: Any) -> Any:
+    """Return the new value of an update, which may be a number or an array, as an expression."""
+    return value if isinstance(value, Variable) else target.type.filter_variable(value)
 
 
 def default_update_op(target: Any) -> str:
     """Return the default op of an update over slices: an average of integers is no integer."""
-    dtype = str(getattr(target.type, "dtype", ""))
+    dtype = getattr(target.type, "dtype", "")
     return "avg" if dtype.startswith(("float", "complex")) else "last"
 
 
@@ -271,7 +276,7 @@ def _givens(givens: Any) -> Tuple[Tuple[Any, Any], ...]:
         if not isinstance(item, (list, tuple)) or len(item) != 2:
             raise SpecError(f"givens[{place}]: got {shown(item)}, expected (variable, replacement)")
     return tuple(
-        (key, T.as_tensor_variable(value) if not isinstance(value, Variable) else value)
+        (key, value if isinstance(value, Variable) else T.as_tensor_variable(value))
         for key, value in items
     )
 

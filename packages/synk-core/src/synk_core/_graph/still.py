@@ -38,13 +38,8 @@ class Fixed(Op):  # type: ignore[misc] # engines have no types
 
 
 def still(spec: FunctionSpec) -> FunctionSpec:
-    """Return the spec of a function's twin.
-
-    Raises:
-        ValueError: some draws cannot be replaced.
-    """
-    values = [*spec.outputs, *(value for _, value, _ in spec.updates)]
-    values += [value for _, value in spec.givens]
+    """Return the spec of a function's twin; raise ValueError if a draw cannot be replaced."""
+    values = spec.expressions
     nodes = {v.owner for v in ancestors(values) if v.owner is not None}
     fixed = {}
     for node in nodes:

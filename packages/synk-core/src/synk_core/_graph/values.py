@@ -46,7 +46,7 @@ def on_host(value: Any) -> Any:
 
 
 def array_of(value: Any) -> Any:
-    """Return a NumPy scalar, as communicators return, as an array without axes; others as is."""
+    """Return a NumPy scalar (communicators return some) as an array; others unchanged."""
     return np.asarray(value) if isinstance(value, np.generic) else value
 
 

@@ -14,7 +14,7 @@ from synk_core._wire.arrays import MOST_THREADS, ArrayCache
 from synk_core._wire.flight import WORDS, Flight
 from synk_core._wire.settings import Settings
 from synk_core._wire.world import World
-from synk_core.device import Cpu, Device
+from synk_core.device import Device
 
 from .functions import LoadedFunction
 from .mirror import Mirror
@@ -79,7 +79,7 @@ class Workplace:
         self.mirror: Optional[Mirror] = None
         self.world: Optional[World] = None
         self.clock_offset_s = 0.0
-        self.device: Device = device or Cpu()
+        self.device: Device = device or Device()
         self.flight = flight or Flight(np.zeros(WORDS * size, np.int64), rank)
         self.journal = Journal(settings.atomic)
         self.times: Any = None

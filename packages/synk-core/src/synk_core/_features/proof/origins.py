@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from typing import Any, Dict, FrozenSet, Hashable, List, NamedTuple, Optional, Union
 
-from synk_core._graph.facts import FunctionFacts, facts_of
+from synk_core._graph.leaves import FunctionFacts, facts_of
 from synk_core._graph.shared import VariableRegistry
 from synk_core._graph.spec import FunctionSpec
 from synk_core._master.record import Record

@@ -118,7 +118,7 @@ class Prover:
             is_open = op is not None and has_rows and verdicts[i].verdict == "unknown"
             outputs.append(_Provable(i, name, op, is_open, reason))
         known = {verdict.position: verdict for verdict in verdicts.updates}
-        for i, (target, leaves) in enumerate(lineage.updates):
+        for i, (target, _, leaves, _) in enumerate(lineage.updates):
             verdict = known.get(i)  # none of random states
             is_open = verdict is not None and verdict.verdict == "unknown"
             is_reduced = lineage.has_reductions and is_open

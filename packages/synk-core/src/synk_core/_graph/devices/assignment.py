@@ -15,7 +15,7 @@ from synk_comm import cuda
 from synk_comm.processes import available_cores
 from synk_core._plan.rows import is_int
 from synk_core._wire.world import World
-from synk_core.device import DOCTOR, Contexts, Cpu, Device
+from synk_core.device import DOCTOR, Contexts, Device
 from synk_core.engine import DEVICES, TITLE
 from synk_core.exceptions import InputTypeError, InputValueError, StartError
 
@@ -26,7 +26,7 @@ MOST_RANKS = 1024
 """Processes on one machine at most: a larger number is a mistake."""
 
 Devices = Sequence[Union[str, Sequence[str]]]
-"""As users give them: the device of each rank, or the devices."""
+"""The user's argument: the device of each rank, or a group of devices for each."""
 
 
 class Assignment(NamedTuple):
@@ -48,11 +48,8 @@ class Assignment(NamedTuple):
     gpus: Tuple[str, ...] = ()
 
     def contexts(self, rank: int) -> Contexts:
-        """Return the devices of a rank, by the names that graphs have for them.
-
-        A group's devices are named dev0, dev1 and so on. Other names that the engine's options
-        define mean the default device.
-        """
+        """Return the devices of a rank by the names in graphs: dev0, dev1 ... of a group; other
+        names that the engine's options define mean the default device."""
         if not self.devices:
             return {}
         default = self.devices[rank]
@@ -86,12 +83,7 @@ def choose(
     master_rank: int,
     devices: Optional[Devices],
 ) -> Assignment:
-    """Choose the number of ranks and their devices; see `Runtime` for the arguments.
-
-    Raises:
-        InputValueError, InputTypeError: a number out of range, or an invalid name.
-        StartError: GPUs were requested, and none can be used.
-    """
+    """Choose the number of ranks and their devices; see `Runtime` for arguments and errors."""
     if devices is not None:
         return _named(devices, n_parallel, use_gpu, master_rank)
     count, lines = _gpus_to_use(use_gpu, usable_gpus)
@@ -99,11 +91,18 @@ def choose(
     found, most = (count, count) if count else (cores, MOST_RANKS)
     size = found if n_parallel is None else _within(n_parallel, 1, most, "n_parallel")
     master = _within(master_rank, 0, size - 1, "master_rank")
-    names, notes = _with_held(count, size, master) if count else ((), ())
-    some = f"{size} of {found} detected {'GPUs' if count else 'CPU cores'}"
-    many = f"{size} processes on {cores} detected CPU cores"
-    line = f"Synkhronos attempting to use {some if size <= found else many}..."
-    return Assignment(size, names, (*lines, line, *notes))
+    what = f"{size} of {found} detected {'GPUs' if count else 'CPU cores'}"
+    if size > found:
+        what = f"{size} processes on {cores} detected CPU cores"
+    lines = (*lines, f"Synkhronos attempting to use {what}...")
+    if not count:
+        return Assignment(size, (), lines)
+    names, held = [f"cuda{i}" for i in range(count)], device_in_use()
+    if held in names and names[master] != held:
+        place = names.index(held)
+        names[place], names[master] = names[master], names[place]
+        lines += (f"Synkhronos: this process uses {held} already, and keeps it.",)
+    return Assignment(size, tuple(names[:size]), lines)
 
 
 def _gpus_to_use(
@@ -112,18 +111,13 @@ def _gpus_to_use(
     """Return the number of GPUs that ranks can use, 0 for CPU processes, and lines to report.
 
     Args:
-        usable: returns the number of GPUs, and why they cannot be used.
-
-    Raises:
-        InputValueError: the environment variable is neither 0 nor 1.
-        StartError: GPUs were requested, and none can be used; or ranks are to be CPU processes, and
-            this one uses a device already.
+        usable: returns the number of GPUs, and why they cannot be used; see `usable_gpus`.
     """
     if use_gpu is None:
         text = os.environ.get(USE_GPU, "").strip()
         if text not in ("", "0", "1"):
             raise InputValueError(f"environment variable {USE_GPU}: got {text!r}, expected 0 or 1")
-        use_gpu = {"": None, "0": False, "1": True}[text]
+        use_gpu = bool(int(text)) if text else None
     count, problem = (0, "") if use_gpu is False else usable()
     cure = "" if DEVICES is None else f"; {DOCTOR}"
     if problem and use_gpu:
@@ -146,14 +140,10 @@ def choose_in_world(
     master_rank: int,
     devices: Optional[Devices],
 ) -> Assignment:
-    """Choose the devices of ranks that an MPI launcher has started.
+    """Choose the devices of ranks that an MPI launcher has started; see `choose`.
 
     A rank that sees one GPU alone, another one than its neighbours, uses that; otherwise ranks use
     their host's GPUs in order.
-
-    Raises:
-        InputValueError, InputTypeError: an argument does not fit the launcher's ranks.
-        StartError: GPUs were requested, and a host has too few.
     """
     size = world.size
     if n_parallel not in (None, size):
@@ -165,32 +155,25 @@ def choose_in_world(
         raise InputValueError(
             f"master_rank: got {master_rank!r}, expected 0, as MPI's launchers do"
         )
+    hosts = tuple(member.host for member in world.members)
     if devices is not None:
         chosen = _named(devices, None, use_gpu, 0)
         if chosen.size != size:
             raise InputValueError(
                 f"devices: got {chosen.size} entries, expected one for each of {size} ranks"
             )
-    else:
-        seen = sum(len(member.gpus) for member in world.members)
-        none = "no rank sees a GPU (see CUDA_VISIBLE_DEVICES)"
-        count, lines = _gpus_to_use(use_gpu, lambda: (seen, why_no_devices() if seen else none))
-        names = _gpus_of(world) if count else ()
-        chosen = Assignment(size, names, (*lines, *_about_binding(world)))
-    hosts = tuple(member.host for member in world.members)
-    chosen = chosen._replace(hosts=hosts, gpus=_uuids(world, chosen.devices))
-    if devices is not None:
-        return chosen
+        return chosen._replace(hosts=hosts, gpus=_uuids(world, chosen.devices))
+    seen = sum(len(member.gpus) for member in world.members)
+    none = "no rank sees a GPU (see CUDA_VISIBLE_DEVICES)"
+    count, lines = _gpus_to_use(use_gpu, lambda: (seen, why_no_devices() if seen else none))
+    names = _gpus_of(world) if count else ()
+    chosen = Assignment(size, names, (), hosts=hosts, gpus=_uuids(world, names))
     line = f"Synkhronos attempting to use {chosen.noun}..."
-    return chosen._replace(lines=(*chosen.lines, line))
+    return chosen._replace(lines=(*lines, *_about_binding(world), line))
 
 
 def _gpus_of(world: World) -> Tuple[str, ...]:
-    """Return the device of each rank.
-
-    Raises:
-        StartError: a host has too few.
-    """
+    """Return the device of each rank."""
     names = []
     for rank, member in enumerate(world.members):
         near = world.local_ranks(rank)
@@ -264,19 +247,6 @@ def _named(
     return Assignment(size, tuple(group[0] for group in groups), (line,), all_of)
 
 
-def _with_held(count: int, size: int, master: int) -> Tuple[Tuple[str, ...], Tuple[str, ...]]:
-    """Return the first `size` of so many GPUs, with the one that this process uses at the master's
-    place, and lines to report."""
-    held = device_in_use()
-    chosen = [f"cuda{i}" for i in range(size)]
-    if held not in [f"cuda{i}" for i in range(count)] or chosen[master] == held:
-        return tuple(chosen), ()
-    if held in chosen:
-        chosen[chosen.index(held)] = chosen[master]
-    chosen[master] = held
-    return tuple(chosen), (f"Synkhronos: this process uses {held} already, and keeps it.",)
-
-
 def usable_gpus() -> Tuple[int, str]:
     """Return the number of GPUs, and why the engine cannot use them ("" if it can)."""
     if DEVICES is None:
@@ -309,16 +279,12 @@ def take(
     and functions compute there.
 
     Args:
-        contexts: of this rank.
         nccl: whether collectives go through NCCL.
-        graphs: which functions are replayed; see `settings.POLICIES`.
-        precision: of float32 on CUDA devices; see `settings.PRECISIONS`.
-
-    Raises:
-        StartError: a device cannot be used, or not in this precision.
+        graphs: one of `settings.POLICIES`: which functions are replayed.
+        precision: one of `settings.PRECISIONS`: of float32 on CUDA devices.
     """
     if not contexts:
-        return Cpu()
+        return Device()
     problem = why_no_devices()
     if problem:
         raise StartError(f"device {contexts[None]}: {problem}; {DOCTOR}")
@@ -327,11 +293,7 @@ def take(
 
 
 def choose_nccl(ranks: Assignment, wanted: Optional[bool]) -> Tuple[bool, Tuple[str, ...]]:
-    """Return whether collectives go through NCCL, and lines to report about it.
-
-    Raises:
-        StartError: NCCL was requested, and cannot be used.
-    """
+    """Return whether collectives go through NCCL, and lines to report about it."""
     if wanted is False or ranks.size == 1 or not (wanted or ranks.devices):
         return False, ()
     if not ranks.devices:
@@ -348,11 +310,7 @@ def choose_nccl(ranks: Assignment, wanted: Optional[bool]) -> Tuple[bool, Tuple[
 
 
 def _within(value: Any, lowest: int, highest: int, what: str) -> int:
-    """Return `value` as an int.
-
-    Raises:
-        InputValueError: `value` is no int in the range.
-    """
+    """Return `value` as an int, which has to be in the range."""
     if not is_int(value) or not lowest <= value <= highest:
         raise InputValueError(f"{what}: got {value!r}, expected an int from {lowest} to {highest}")
     return int(value)

@@ -1,8 +1,8 @@
 """Decide whether each output of a function, with its op, is exact on any split of the rows.
 
 The check reads the graph and runs nothing. "wrong" follows from the structure: results of parts of
-the rows cannot be combined to the result of all. Terms that happen to cancel are not recognized. A
-graph that the check cannot follow is "unknown", never "wrong".
+the rows cannot be combined to the result of all. Terms that happen to cancel are not recognized. If
+the check cannot follow a graph, it is "unknown", never "wrong".
 """
 
 from __future__ import annotations
@@ -58,7 +58,14 @@ class Verdicts(List[Verdict]):
         self.updates = list(updates)
 
     def __str__(self) -> str:
-        return describe(self, self.updates)
+        shown = [(one, f"{one.output}, op {one.op!r}") for one in self]
+        for one in self.updates:
+            shown.append((one, f"update {one.output}" + ", differs between ranks" * one.differs))
+        lines = [] if shown else ["no outputs: nothing to check"]
+        for one, text in shown:
+            mark = "WRONG" if one.verdict == "wrong" else one.verdict
+            lines += [f"{mark:<7}  [{one.position}] {text}", f"         {one.reason}"]
+        return "\n".join(lines)
 
 
 def check_spec(spec: FunctionSpec) -> Verdicts:
@@ -71,17 +78,15 @@ def check_spec(spec: FunctionSpec) -> Verdicts:
     pairs = enumerate(zip(spec.outputs, spec.output_ops))
     outputs = [_verdict(walk, place, variable, op) for place, (variable, op) in pairs]
     ops = {id(target): op for target, _, op in spec.accumulated}
-    values = {id(target): value for target, value, _ in spec.updates}
     updates = []
-    for place, (target, leaves) in enumerate(lineage.since_reduced):
+    for place, (target, new, _, leaves) in enumerate(lineage.updates):
         if is_random_state(target):
             continue
         op = ops.get(id(target))
-        new = values.get(id(target), getattr(target, "default_update", None))
         value = FIXED if walk is None else _of_update(walk, target, new)
         differs = differs_by_rank(leaves, spec)
         by_slice = not differs and op in ("sum", "prod") and not lineage.has_reductions
-        # What ranks reduce is the same on all, but perhaps not that of one process.
+        # Ranks reduce it to the same value, perhaps not that of one process.
         meets = walk is not None and "meets" in walk.marks.get(new, ())
         verdict, reason = "exact", "It is the same on all ranks."
         if value.kind == "mixed":
@@ -104,7 +109,8 @@ _CURE_OF_UPDATES = (
 
 
 def _of_update(walk: Walk, target: Any, new: Any) -> Value:
-    """Return the value of an update; of what it adds to the old value if only that is combined."""
+    """Return the value of an update; or of its addition to the old value, if only that can be
+    combined."""
     value, terms = walk.value(new), []
     while not _is_combined(value) and new is not target:
         name = scalar_name(new.owner)
@@ -120,22 +126,10 @@ def _of_update(walk: Walk, target: Any, new: Any) -> Value:
 
 
 def _is_combined(value: Value) -> bool:
-    """Return whether some op, or a concatenation, makes such values of parts that of all rows."""
+    """Return whether some op, or a concatenation, combines such values of parts."""
     if value.kind in ("sum", "fixed"):
         return value.degree in (0, 1)
     return value.kind in REDUCED or (value.kind == "rows" and value.axis == 0)
-
-
-def describe(verdicts: Sequence[Verdict], updates: Sequence[Verdict] = ()) -> str:
-    """Return a report: a line for each verdict, and its reason below."""
-    shown = [(verdict, f"{verdict.output}, op {verdict.op!r}") for verdict in verdicts]
-    for one in updates:
-        shown.append((one, f"update {one.output}" + ", differs between ranks" * one.differs))
-    lines = [] if shown else ["no outputs: nothing to check"]
-    for verdict, text in shown:
-        mark = "WRONG" if verdict.verdict == "wrong" else verdict.verdict
-        lines += [f"{mark:<7}  [{verdict.position}] {text}", f"         {verdict.reason}"]
-    return "\n".join(lines)
 
 
 def _walk(spec: FunctionSpec) -> Optional[Walk]:
@@ -182,7 +176,7 @@ _NOTES = {
 
 
 def _fitting(value: Value, op: str) -> Tuple[Sequence[str], str]:
-    """Return the ops that are exact for a value, and the cure if it was declared this one."""
+    """Return the exact ops for a value, and the cure if it is declared this one."""
     if value.steady:
         of_equal = {0.0: ["sum", "prod"], 1.0: ["prod"]}.get(value.literal, [])  # type: ignore[arg-type]
         cure = "it would count once for each rank. To be exact, declare it 'avg'"
@@ -235,8 +229,8 @@ def _described(reason: Optional[Reason]) -> str:
 
 
 def _node(node: Any) -> str:
-    """Return an operation's name, its result's name if it has one, and the user's line that made
-    it: the innermost of neither engine nor ours."""
+    """Return an operation's name, its result's name if it has one, and the user's line: the
+    innermost one of neither engine nor this project."""
     name = next((output.name for output in node.outputs if output.name), None)
     text = _shorten(str(node.op)) + (f" (named {name!r})" if name else "")
     ours = [f"{os.sep}{name}{os.sep}" for name in (NAME, ADAPTER.partition(".")[0], "synk_core")]
@@ -253,10 +247,10 @@ def _shorten(text: str, length: int = 60) -> str:
 
 
 def check_outputs(inputs: Any, outputs: Any, *, bcast_inputs: Any = ()) -> Verdicts:
-    """Check outputs before a function is built of them; it needs no runtime.
+    """Check outputs without a runtime, before a function is built of them.
 
     Args:
-        inputs, outputs, bcast_inputs: those of `Runtime.function`.
+        inputs, outputs, bcast_inputs: as for `Runtime.function`.
 
     Returns:
         A verdict for each output, as `Runtime.check` returns them.
@@ -276,8 +270,7 @@ def warn_of_wrong(spec: FunctionSpec) -> None:
         text = f"could not be checked ({type(error).__name__}: {error}); please report it"
         warn_user(f"{what} {text}", DecompositionWarning)
         return
-    bad = [one for one in verdicts if one.verdict == "wrong"]
-    updates = [one for one in verdicts.updates if one.verdict == "wrong"]
-    if bad or updates:
-        text = f"{what} cannot be split over rows as it is:\n{describe(bad, updates)}"
-        warn_user(text, DecompositionWarning)
+    both = (verdicts, verdicts.updates)
+    bad = Verdicts(*([one for one in some if one.verdict == "wrong"] for some in both))
+    if bad or bad.updates:
+        warn_user(f"{what} cannot be split over rows as it is:\n{bad}", DecompositionWarning)

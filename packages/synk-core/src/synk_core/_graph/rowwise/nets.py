@@ -1,4 +1,4 @@
-"""Rules for products, neural networks, random draws, and what passes values on."""
+"""Rules for products, neural networks, random draws, and operations that pass values on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from synk_core.engine import NoneTypeT, inner_graph
 
 from .scalars import coupled, fixed_rows, pairs_of_rows
 from .tensors import of_shape
-from .walk import FIXED, Value, Walk, merged, mixed, plain, refuse, rows, rule, unknown
+from .walk import FIXED, Value, Walk, merged, mixed, plain, refuse, rows, rule
 
 _PASSING = (
     "ScalarFromTensor", "TensorFromScalar", "Rebroadcast", "SpecifyShape", "DeepCopyOp",
@@ -26,7 +26,7 @@ def checks(_node: Any, values: Sequence[Value]) -> Value:
     """Return the first input if all others are true, of all rows and so of each part of them."""
     # PyMC makes -inf of a value whose condition does not hold.
     hold = all(value.steady or value.kind == "min" for value in values[1:])
-    refuse(not hold, "checks what may hold for all rows and not for a part of them")
+    refuse(not hold, "checks a condition that may hold for all rows and not for a part of them")
     return values[0]
 
 
@@ -67,7 +67,7 @@ _BATCHED: Dict[str, Tuple[Sequence[int], Sequence[int]]] = {
     "MaxPoolGrad": ([0, 1, 2], [2]),
     "AveragePoolGrad": ([0, 1], [1]),
 }
-"""The inputs with rows, and those of them in which the operation is linear, as a product."""
+"""Places of the inputs with rows, and of those in which an operation is linear, as a product."""
 
 
 @rule(*_BATCHED)
@@ -75,17 +75,9 @@ def batched(node: Any, values: List[Value]) -> Value:
     """Apply an operation to each row (of axis 0) by itself."""
     name = next(base.__name__ for base in type(node.op).__mro__ if base.__name__ in _BATCHED)
     refuse("Pool" in name and node.inputs[0].ndim <= node.op.ndim, "pools over rows")
-    return _row_by_row(values, *_BATCHED[name])
-
-
-def _row_by_row(values: Sequence[Value], places: Sequence[int], linear: Sequence[int]) -> Value:
-    """Return the value of an operation on one row at a time, of the inputs at these places.
-
-    Args:
-        linear: places of those in which it is linear, as a product.
-    """
+    places, linear = _BATCHED[name]
     spread, degrees = [values[i] for i in places], [values[i].degree for i in linear]
-    refuse(any(value.axis != 0 for value in spread), "works on what has no rows as its first axis")
+    refuse(any(value.axis != 0 for value in spread), "works on a value without rows along axis 0")
     steady = all(value.steady for i, value in enumerate(values) if i not in places)
     refuse(not steady, "combines rows with a value of another kind")
     scaled = sum(value.degree != 0 for value in spread) > sum(degree != 0 for degree in degrees)
@@ -126,7 +118,7 @@ def batch_norm(node: Any, values: List[Value]) -> Union[Value, Sequence[Value]]:
     x, name = values[0], type(node.op).__name__
     refuse(x.axis is None or x.axis not in node.op.axes or x.degree != 0, "normalizes no rows")
     if name.endswith("Inference"):
-        refuse(not all(value.steady for value in values[1:]), "normalizes by what is of rows")
+        refuse(not all(value.steady for value in values[1:]), "normalizes by values of rows")
         return x
     text = (
         "normalizes by mean and variance of the rows of one rank (sync_batch_norm() of "
@@ -153,12 +145,11 @@ def all_reduce(node: Any, values: List[Value]) -> Sequence[Value]:
     value, op = values[0], node.op
     if op.op == "gather" and value == rows(0):
         return [FIXED, FIXED]
-    if op.op not in ("sum", "avg"):
-        return [unknown(node, "puts together, or counts, what are not the rows in order"), FIXED]
+    in_order = op.op in ("sum", "avg")
+    refuse(not in_order, "puts together, or counts, what are not the rows in order")
     if value.zero:
         return [value, FIXED]
-    if value.kind not in ("sum", "fixed"):
-        return [unknown(node, "reduces what was not reduced over rows"), FIXED]
+    refuse(value.kind not in ("sum", "fixed"), "reduces a value that was not reduced over rows")
     if value.degree == (1.0 if op.op == "sum" else 0.0):
         return [Value("fixed", float(op.power)), FIXED]
     text = f"takes the {op.op} over ranks of a value that is no mean, or no sum over rows"
@@ -166,15 +157,9 @@ def all_reduce(node: Any, values: List[Value]) -> Sequence[Value]:
     return [mixed(node, text, cure), FIXED]
 
 
-@rule("mrg_uniform", takes=["all"])
-def mrg_uniform(node: Any, values: List[Value]) -> List[Value]:
-    """Draw from MRG31k3p: the generator's state, a shape -> the state, draws."""
-    return [FIXED, of_shape(node, values[1].items)]
-
-
-@rule("RandomFunction", "RandomVariable", takes=["items"])
+@rule("mrg_uniform", "RandomFunction", "RandomVariable", takes=["items"])
 def random_variable(node: Any, values: List[Value]) -> List[Value]:
-    """Draw from NumPy's generator: generator, shape, parameters -> generator, draws.
+    """Draw from a generator: its state, a shape, parameters -> its state, draws.
 
     Parameters of one entry are followed, and draws of one number each.
     """

@@ -11,11 +11,12 @@ from typing import Any, List, Sequence
 
 from .walk import FIXED, REDUCED, Value, merged, mixed, plain, refuse, rows, rule, scalar_name
 
-_LINEAR = ("Identity", "Cast", "Neg", "Real", "Imag", "Conj", "Deg2Rad", "Rad2Deg")
+_LINEAR = ("Identity", "Cast", "Neg")
 _COMPARISONS = ("LT", "GT", "LE", "GE", "EQ", "NEQ")
-_POWERS = {"Sqr": 2.0, "Sqrt": 0.5, "Inv": -1.0, "Reciprocal": -1.0}
-_AS_POWER = {1.0: "Identity", 2.0: "Sqr", 0.5: "Sqrt", -1.0: "Inv"}
-_KEEPING_DEGREE = (*_LINEAR, "Abs", "Add", "Sub", "Maximum", "Minimum", "Switch")
+_POWERS = {"Identity": 1.0, "Sqr": 2.0, "Sqrt": 0.5, "Inv": -1.0, "Reciprocal": -1.0}
+_KEEPING_DEGREE = (
+    *(*_LINEAR, *_COMPARISONS), "Abs", "Add", "Sub", "Maximum", "Minimum", "Switch",
+)  # fmt: skip
 _SMOOTH = (
     "Exp", "Expm1", "Log", "Log2", "Log10", "Log1p", "Sqrt", "Sqr", "Inv", "Tanh", "Sin", "Cos",
     "Sigmoid", "ScalarSigmoid", "Softplus", "ScalarSoftplus", "Erf", "Erfc", "GammaLn", "Log1mexp",
@@ -44,6 +45,13 @@ def elemwise(node: Any, values: Sequence[Value]) -> Value:
     return _combined(node, name, [plain(value) for value in values])
 
 
+def _is_whole(node: Any) -> bool:
+    """Return whether a cast keeps fractions, or has none to keep."""
+    target, source = str(node.outputs[0].dtype), str(node.inputs[0].dtype)
+    whole = source.startswith(("int", "uint", "bool")) and target != "bool"
+    return whole or target.startswith(("float", "complex"))
+
+
 def _combined(node: Any, name: str, values: List[Value]) -> Value:
     if name == "Second":
         return _filled(node, *values)
@@ -51,19 +59,20 @@ def _combined(node: Any, name: str, values: List[Value]) -> Value:
     if any(value.axis != spread[0].axis for value in spread):
         return pairs_of_rows(node)
     if name == "Pow" and (not spread or all(node.inputs[1].broadcastable)):
-        name = _AS_POWER.get(values[1].literal or 0.0, name)
+        name = next((one for one in _POWERS if _POWERS[one] == values[1].literal), name)
         values = values if name == "Pow" else values[:1]
     numbers = [value.literal for value in values]
     of_zeros = name in (*_LINEAR, "Add", "Sub") and set(numbers) == {0}
-    zero = of_zeros or (name == "Mul" and 0 in numbers)
+    if of_zeros or (name == "Mul" and 0 in numbers):
+        return (rows(spread[0].axis or 0, merged(spread)) if spread else FIXED)._replace(
+            literal=0.0
+        )
     if spread:
-        result = _with_rows(node, name, values, spread[0].axis or 0, zero)
+        result = _with_rows(node, name, values, spread[0].axis or 0)
     else:
-        result = FIXED if zero else of_reduced(node, name, values)
-    if result.kind not in ("fixed", "rows"):
-        return result
-    kept = name in ("Identity", "Cast") and (numbers[0] or 0.0).is_integer()
-    return result._replace(literal=0.0 if zero else numbers[0] if kept else None)
+        result = _of_reduced(node, name, values)
+    is_same = name in ("Identity", "Cast") and (numbers[0] or 0.0).is_integer()
+    return result._replace(literal=numbers[0]) if is_same else result
 
 
 def _filled(node: Any, shape: Value, value: Value) -> Value:
@@ -96,18 +105,15 @@ def fixed_rows(node: Any, values: Sequence[Value], axis: int) -> bool:
     return any(v.axis is None and not variable.broadcastable[axis] for variable, v in pairs)
 
 
-def _with_rows(node: Any, name: str, values: Sequence[Value], axis: int, zero: bool) -> Value:
-    layout = merged(values)
-    if zero:
-        return rows(axis, layout)
+def _with_rows(node: Any, name: str, values: Sequence[Value], axis: int) -> Value:
     by_reduced = name == "Switch" and values[0].axis is None and not values[0].steady
     refuse(by_reduced, "chooses by a value that was reduced over rows")
     refuse(fixed_rows(node, values, axis), "combines rows with a fixed number of rows")
     if any(value.kind in REDUCED for value in values):
         may_be = name in ("Maximum", "Minimum", "Clip", "Switch", "Composite", "", *_COMPARISONS)
         refuse(may_be, "may or may not combine rows with a reduction over rows")
-        return coupled(node, axis, layout)
-    return rows(axis, layout, _degree(name, values))
+        return coupled(node, axis, merged(values))
+    return rows(axis, merged(values), _degree(name, values))
 
 
 def _degree(name: str, values: Sequence[Value]) -> float:
@@ -121,19 +127,12 @@ def _degree(name: str, values: Sequence[Value]) -> float:
         return _POWERS[name] * degrees[0]
     chosen = values[1:] if name == "Switch" and not degrees[0] else values
     found = {value.degree for value in chosen if not value.zero} or {0.0}
-    follows = found == {0.0} or (len(found) == 1 and name in (*_KEEPING_DEGREE, *_COMPARISONS))
+    follows = found == {0.0} or (len(found) == 1 and name in _KEEPING_DEGREE)
     refuse(not follows, "may or may not change a value divided by the number of rows")
     return 0.0 if name in _COMPARISONS else found.pop()
 
 
-def _is_whole(node: Any) -> bool:
-    """Return whether a cast keeps fractions, or has none to keep."""
-    target, source = str(node.outputs[0].dtype), str(node.inputs[0].dtype)
-    whole = source.startswith(("int", "uint", "bool")) and target != "bool"
-    return whole or target.startswith(("float", "complex"))
-
-
-def of_reduced(node: Any, name: str, values: List[Value]) -> Value:
+def _of_reduced(node: Any, name: str, values: List[Value]) -> Value:
     """Return the value of a scalar function of values without rows."""
     moving = [value for value in values if value.kind != "fixed"]
     if not moving:
@@ -144,13 +143,12 @@ def of_reduced(node: Any, name: str, values: List[Value]) -> Value:
     if name == "Switch":
         refuse(not values[0].steady, "chooses by a value that was reduced over rows")
         return union(values[1:])
-    extremes = {"max": "min", "min": "max"}
+    whole, extremes = moving[0], {"max": "min", "min": "max"}
     # Floats do not wrap around as integers do.
-    if name == "Neg" and moving[0].kind in extremes and "float" in str(node.outputs[0].dtype):
-        return Value(extremes[moving[0].kind])
+    if name == "Neg" and whole.kind in extremes and "float" in str(node.outputs[0].dtype):
+        return Value(extremes[whole.kind])
     is_sum = all(value.kind == "sum" for value in moving)
     refuse(not is_sum, "is a function of a maximum, minimum or product over rows")
-    whole = moving[0]
     if name in _LINEAR:
         return whole
     refuse(name == "TrueDiv" and values[1].zero, "divides by zero")
@@ -199,13 +197,13 @@ def union(values: Sequence[Value]) -> Value:
     moved = [value for value in values if not value.zero] or list(values[:1])
     kinds, degrees = {v.kind for v in moved}, {v.degree for v in moved}
     axes, literals = {v.axis for v in values}, {v.literal for v in values}
-    literal = literals.pop() if len(literals) == 1 else None
-    steady = all(value.kind in ("max", "min") or value.steady for value in values)
-    extremes = kinds - {"fixed"}
     refuse(len(axes) > 1 or len(degrees) > 1)
+    literal = literals.pop() if len(literals) == 1 else None
     if axes != {None}:
         return rows(moved[0].axis or 0, merged(values), degrees.pop())._replace(literal=literal)
     if kinds <= {"sum", "fixed"}:
         return Value("sum" if "sum" in kinds else "fixed", degrees.pop(), literal=literal)
+    extremes = kinds - {"fixed"}
+    steady = all(value.kind in ("max", "min") or value.steady for value in values)
     refuse(len(extremes) > 1 or not steady)
     return Value(extremes.pop())

@@ -5,12 +5,12 @@ Of tensors of indices, those are followed that take the place of the first axes.
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence, Set, Tuple, Union
+from typing import Any, List, Optional, Sequence, Set, Tuple
 
 from synk_core.engine import get_idx_list
 
 from .scalars import union
-from .walk import FIXED, Value, merged, plain, refuse, rows, rule, unknown
+from .walk import FIXED, Unfollowed, Value, merged, plain, refuse, rows, rule, unknown
 
 
 @rule("DimShuffle", takes=["position"])
@@ -37,10 +37,10 @@ def alloc(node: Any, values: List[Value]) -> Value:
 
 def of_shape(node: Any, items: Optional[Sequence[Value]]) -> Value:
     """Return entries of a shape, of which one length is the number of rows: some for each row."""
-    items = items or ()
-    axis = _axis_of_rows(items)
-    refuse(axis is None, "has an unknown shape, or one that depends on rows")
-    return rows(axis or 0, items[axis or 0].layout or node)
+    axis = _axis_of_rows(items or ())
+    if items is None or axis is None:
+        raise Unfollowed("has an unknown shape, or one that depends on rows")
+    return rows(axis, items[axis].layout or node)
 
 
 def _axis_of_rows(items: Sequence[Value]) -> Optional[int]:
@@ -89,13 +89,9 @@ def reshape(node: Any, values: List[Value]) -> Value:
     if axis is None and inferred and steady:
         axis = inferred[0]
     refuse(axis is None, "gives rows a fixed number; use x.shape[0] or -1 in its place")
-    place = axis or 0
-    pattern = node.inputs[0].broadcastable
-    first = all(pattern[: value.axis]) and all(item.literal == 1 for item in items[:place])
-    refuse(not first, "moves rows to another axis by reshaping")
-    rest = all(pattern[value.axis + 1 :]) and all(item.literal == 1 for item in items[place + 1 :])
-    layout = items[place].layout or (value.layout if rest else node)
-    return value._replace(axis=place, layout=layout)
+    refuse(value.axis != 0 or axis != 0, "moves rows to another axis by reshaping")
+    rest = all(node.inputs[0].broadcastable[1:]) and all(item.literal == 1 for item in items[1:])
+    return value._replace(layout=items[0].layout or (value.layout if rest else node))
 
 
 _REDUCTIONS = {
@@ -106,13 +102,13 @@ _REDUCTIONS = {
 @rule("CAReduce", takes=["items"])
 def reduction(node: Any, values: List[Value]) -> Value:
     """Reduce by a sum, product, maximum, minimum, any or all."""
-    refuse(type(node.op).__name__ == "Mean")  # that of `mean(op=True)`, which says that it adds
+    refuse(type(node.op).__name__ == "Mean")  # of `mean(op=True)`: its scalar function is Add
     value, axes, name = values[0], _axes(node), type(node.op.scalar_op).__name__
     if value.items is not None and name == "Mul" and axes:
         lengths = [item for item in value.items if item.literal != 1]
         layout = lengths[0].layout if len(lengths) == 1 else None
         return Value("fixed", sum(item.degree for item in lengths), layout=layout)
-    return reduce_axes(node, name, plain(value), axes)
+    return _reduced(node, name, plain(value), axes)
 
 
 def _axes(node: Any) -> Set[int]:
@@ -120,7 +116,7 @@ def _axes(node: Any) -> Set[int]:
     return {int(axis) % ndim for axis in (range(ndim) if axes is None or not ndim else axes)}
 
 
-def reduce_axes(node: Any, name: str, value: Value, axes: Set[int]) -> Value:
+def _reduced(node: Any, name: str, value: Value, axes: Set[int]) -> Value:
     """Return the value of a reduction over some axes of a tensor."""
     if name in ("AND", "OR") and node.inputs[0].dtype != "bool":
         name = ""
@@ -128,7 +124,7 @@ def reduce_axes(node: Any, name: str, value: Value, axes: Set[int]) -> Value:
     zero = 0.0 if value.zero and kind == "sum" else None
     if value.axis is not None and value.axis in axes:
         if kind == "sum":
-            # Of equal entries it is their number, times what does not depend on rows.
+            # The sum of equal entries is their number times a value that does not depend on rows.
             of_equal = "sum" if value.literal is None else "fixed"
             return Value(of_equal, value.degree + 1, literal=zero)
         refuse(kind is None or value.degree != 0)
@@ -144,12 +140,12 @@ def reduce_axes(node: Any, name: str, value: Value, axes: Set[int]) -> Value:
 
 
 @rule("MaxAndArgmax", "Argmax")
-def max_and_argmax(node: Any, values: List[Value]) -> Union[Value, Sequence[Value]]:
-    largest = reduce_axes(node, "Maximum", values[0], _axes(node))
+def max_and_argmax(node: Any, values: List[Value]) -> Sequence[Value]:
+    largest = _reduced(node, "Maximum", values[0], _axes(node))
     where = largest._replace(degree=0.0)
     if largest.axis is None and not values[0].steady:
         where = unknown(node, "is the position of a row")
-    return where if len(node.outputs) == 1 else [largest, where]
+    return [largest, where][-len(node.outputs) :]
 
 
 def _axis_among(node: Any, values: List[Value], place: int) -> Tuple[int, List[Value]]:
@@ -179,10 +175,6 @@ def split(node: Any, values: List[Value]) -> Value:
     return value
 
 
-def _bounds(entry: Any) -> Sequence[Any]:
-    return (entry.start, entry.stop, entry.step) if isinstance(entry, slice) else (entry,)
-
-
 def _kept(axis: Optional[int], entries: Sequence[Any], by: Sequence[Value]) -> Optional[int]:
     """Return the axis of the rows after slices and single entries were selected by values."""
     refuse(not all(value.steady for value in by), "selects by a value that depends on the rows")
@@ -203,14 +195,14 @@ def subtensor(node: Any, values: List[Value]) -> Value:
     entries = get_idx_list(node.inputs, node.op.idx_list)
     if value.items is None:
         return value._replace(axis=_kept(value.axis, entries, by))
-    lookup = dict(zip(node.inputs[1:], by))
-    bounds = [lookup[b].literal if b in lookup else b for b in _bounds(entries[0])]
-    missing = any(b is not None and n is None for b, n in zip(_bounds(entries[0]), bounds))
-    refuse(missing, "takes an unknown part of a shape")
-    places = [None if number is None else int(number) for number in bounds]
-    if isinstance(entries[0], slice):
+    known: Any = {variable: number.literal for variable, number in zip(node.inputs[1:], by)}
+    refuse(None in known.values(), "takes an unknown part of a shape")
+    is_slice = isinstance(entries[0], slice)
+    bounds = [entries[0].start, entries[0].stop, entries[0].step] if is_slice else entries[:1]
+    places: List[Any] = [None if b is None else int(known.get(b, b)) for b in bounds]
+    if is_slice:
         return FIXED._replace(items=value.items[slice(*places)])
-    return value.items[places[0] or 0]
+    return value.items[places[0]]
 
 
 @rule("IncSubtensor")
@@ -222,8 +214,8 @@ def inc_subtensor(node: Any, values: List[Value]) -> Value:
 
 
 def _put(node: Any, whole: Value, part: Value, axis: Optional[int], ndim: int) -> Value:
-    """Return the value of zeros to a selection of which a part was added: of so many axes, with its
-    rows along one. The part is aligned with it from the last axis backwards."""
+    """Return the value of zeros after an addition to a selection of them, which has so many axes,
+    and its rows along one. The addend is aligned with it from the last axis backwards."""
     adds = whole.zero and not node.op.set_instead_of_inc and part.kind != "position"
     refuse(not adds, "changes entries of other things than zeros")
     if axis is None:

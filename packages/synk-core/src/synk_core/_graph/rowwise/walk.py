@@ -1,4 +1,4 @@
-"""How each variable of a graph depends on the rows: the values, and the walk over the graph.
+"""Find how each variable of a graph depends on the rows: the values, and the walk over the graph.
 
 This is an abstract interpretation of the graph as it was written, before any optimization. Let n be
 the number of rows of an execution. Each variable gets a `Value`:
@@ -18,17 +18,18 @@ mixed      none of these for certain: `reason` has the node that is the cause
 unknown    not known: `reason` has the node that the check cannot follow
 =========  ======================================================================================
 
-The degree is what makes gradients of means right: they spread 1/n over the rows, so each row has
-degree -1, and their sum has degree 0, that of a mean. There are rules for what is frequent
-(`scalars`, `tensors`, `nets`); all else is unknown, and has to be proved by numbers.
+The degree is needed for gradients of means: they spread 1/n over the rows, so each row has degree
+-1, and their sum has degree 0, that of a mean. Frequent operations have rules (`scalars`,
+`tensors`, `nets`); all others are unknown, and have to be proved by numbers.
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 import numpy as np
 
+from synk_core._graph.leaves import in_order, is_row_share
 from synk_core._graph.random_streams import is_draw
 from synk_core._graph.reduce_op import AllReduce
 from synk_core.engine import NAME, Apply, Constant, Variable
@@ -39,7 +40,7 @@ equal layouts. A fixed value that is the length of such an axis has its layout."
 
 
 class Reason(NamedTuple):
-    """The node that made a value mixed or unknown, with a text about it and the cure."""
+    """The node that makes a value mixed or unknown, with a text about it and the cure."""
 
     node: Any
     text: str
@@ -94,15 +95,15 @@ def unknown(node: Any, text: str = "is an operation unknown to this check") -> V
     return Value("unknown", reason=Reason(node, text))
 
 
-class Unfollowed(Exception):
-    """A rule does not follow a node, which does what the text says."""
+class Unfollowed(ValueError):
+    """A rule does not follow a node, for the reason in the text."""
 
 
 FAILED = "has a form that this check does not expect"
 
 
 def refuse(unfollowed: bool, text: str = "does what this check does not follow") -> None:
-    """Make the value of the node, whose rule calls this, unknown if it does what the text says."""
+    """In a rule, make the value of the node unknown, for the reason in the text."""
     if unfollowed:
         raise Unfollowed(text)
 
@@ -125,18 +126,16 @@ def merged(values: Sequence[Value]) -> Any:
 Handler = Callable[..., Union[Value, Sequence[Value]]]
 """Function of a node and its inputs' values that returns its output's, or all outputs', values."""
 
-
-_Rule = Tuple[Optional[Handler], Sequence[str]]
-_RULES: Dict[str, _Rule] = {}
+_RULES: Dict[str, Tuple[Optional[Handler], Sequence[str]]] = {}
 
 
 def rule(*names: str, takes: Sequence[str] = ()) -> Callable[[Handler], Handler]:
     """Register the rule of the engine's own operations with these class names.
 
     Args:
-        takes: what inputs may be besides fixed, of rows, and reduced: "position", "items" (else
-            short vectors are plain values), or "all". A node with others is unknown. Mixed inputs
-            are row-wise or sums to a rule, and what is computed from them is mixed.
+        takes: kinds of inputs besides fixed, of rows, and reduced: "position", "items" (else short
+            vectors are plain values), or "all". A node with others is unknown. A rule gets mixed
+            inputs as row-wise ones or sums, and the results are mixed.
     """
 
     def register(handler: Handler) -> Handler:
@@ -144,15 +143,6 @@ def rule(*names: str, takes: Sequence[str] = ()) -> Callable[[Handler], Handler]
         return handler
 
     return register
-
-
-def _find_rule(op_class: type) -> _Rule:
-    """Return the rule of a class of the engine's or ours, or its parent's; None for users'."""
-    names = [base.__name__ for base in op_class.__mro__]
-    # The graph that an operation is made of says more than its name.
-    names.sort(key=lambda name: name != "OpFromGraph")
-    known = op_class.__module__.split(".")[0] in (NAME, "pymc", "synk_core")
-    return next((_RULES[name] for name in names if known and name in _RULES), (None, ()))
 
 
 def scalar_name(node: Any) -> str:
@@ -164,8 +154,7 @@ def scalar_name(node: Any) -> str:
 def _leaf(variable: Variable) -> Value:
     """Return the value of a shared variable, an input without rows, or a constant."""
     if not isinstance(variable, Constant):
-        is_share = getattr(variable.tag, "synk_row_share", False)
-        return Value("fixed", 1.0) if is_share else FIXED
+        return Value("fixed", 1.0) if is_row_share(variable) else FIXED
     if not isinstance(variable.data, (np.ndarray, np.number, np.bool_, int, float)):
         return FIXED
     array = np.asarray(variable.data)
@@ -193,38 +182,26 @@ class Walk:
 
     def value(self, variable: Any) -> Value:
         """Return the value of a variable, after those of all its ancestors."""
-        stack: List[Any] = [variable]
-        while stack:
-            current = stack.pop()
-            if current in self.values:
-                continue
-            inputs = [] if current.owner is None else current.owner.inputs
-            missing = [v for v in inputs if v not in self.values]
-            if missing:
-                stack += [current, *missing]
-            elif current.owner is None:
-                self.values[current] = _leaf(current)
+        for each in in_order(variable, self.values, lambda v: v.owner.inputs if v.owner else ()):
+            if each.owner is None:
+                self.values[each] = _leaf(each)
             else:
-                self._compute(current.owner)
+                self._compute(each.owner)
         return self.values[variable]
 
     def _compute(self, node: Apply) -> None:
-        values = [self.values[variable] for variable in node.inputs]
-        result: Any
+        values, is_meeting = [self.values[v] for v in node.inputs], type(node.op) is AllReduce
         try:
             result = _result(node, values)
-        except Unfollowed as reason:
-            result = unknown(node, str(reason))
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
-            # The rule does not expect this form of the operation, which must not refuse a function.
-            result = unknown(node, FAILED)
-        if getattr(result, "kind", "") == "unknown" and all(value.steady for value in values):
-            result = FIXED
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            result = unknown(node, str(error) if isinstance(error, Unfollowed) else FAILED)
+        results = [result] * len(node.outputs) if isinstance(result, Value) else result
+        # Of values that do not depend on rows, ranks gather one each.
+        if all(value.steady for value in values) and not is_meeting:
+            results = [FIXED if value.kind == "unknown" else value for value in results]
         marks = {mark for v in node.inputs for mark in self.marks.get(v, ())}
-        if is_draw(node.op) or type(node.op) is AllReduce:
-            marks.add("draws" if is_draw(node.op) else "meets")
-        several = [result] * len(node.outputs) if isinstance(result, Value) else result
-        for output, value in zip(node.outputs, several):
+        marks.update(["draws"] * is_draw(node.op), ["meets"] * is_meeting)
+        for output, value in zip(node.outputs, results):
             # A variable may have a value already, because givens may replace results, too.
             self.values.setdefault(output, value)
             self.marks[output] = marks
@@ -232,16 +209,21 @@ class Walk:
 
 def _result(node: Any, values: Sequence[Value]) -> Union[Value, Sequence[Value]]:
     """Return the value of a node's outputs, or that of each, by those of its inputs."""
-    handler, takes = _find_rule(type(node.op))
+    names = [base.__name__ for base in type(node.op).__mro__]
+    # The graph that an operation is made of says more than its name.
+    names.sort(key=lambda name: name != "OpFromGraph")
+    known = type(node.op).__module__.split(".")[0] in (NAME, "pymc", "synk_core")
+    found = (_RULES[name] for name in names if known and name in _RULES)
+    handler, takes = next(found, (None, ()))
     if handler is not None and "all" in takes:
         return handler(node, values)
     if "items" not in takes:
         values = [plain(value) for value in values]
-    kinds = {value.kind for value in values}
     if scalar_name(node) == "Second" and all(node.inputs[0].broadcastable):
         return values[1]
+    kinds = [value.kind for value in values]
     if "unknown" in kinds:
-        return next(value for value in values if value.kind == "unknown")
+        return values[kinds.index("unknown")]
     if handler is None:
         return unknown(node)
     by_place = "position" in kinds and "position" not in takes
@@ -252,27 +234,31 @@ def _result(node: Any, values: Sequence[Value]) -> Union[Value, Sequence[Value]]
 def _of_mixed(node: Any, handler: Handler, values: Sequence[Value]) -> Any:
     """Return the values of a node some of whose inputs are mixed: those of rows or sums, mixed."""
     given = [value for value in values if value.kind == "mixed"]
-    reason = given[0].reason
+    reason, name = given[0].reason, scalar_name(node)
     if any(value.layout == "unshaped" for value in given):
         return Value("unknown", reason=reason)
-    kinds = {value: "sum" if value.axis is None else "rows" for value in given}
-    like = [v._replace(kind=kinds[v], reason=None) if v in given else v for v in values]
-    result, name = handler(node, like), scalar_name(node)
-    outputs = [result] if isinstance(result, Value) else result
-    # Shapes do not depend on what entries are, nor does what is filled in a shape.
+    like = [
+        v._replace(kind="sum" if v.axis is None else "rows", reason=None) if v in given else v
+        for v in values
+    ]
+    result = handler(node, like)
+    # Shapes do not depend on entries, nor does a value that fills a shape.
     if type(node.op).__name__.startswith("Shape") or (name == "Second" and values[1] is like[1]):
         return result
-    undoes = name and _may_undo(values, given, outputs[0])
+    results = [result] if isinstance(result, Value) else result
+    undoes = name and _may_undo(values, given, results[0])
     refuse(bool(undoes), "may undo what was done to a value that was reduced over rows")
-    refuse(any(value.zero for value in outputs), "is zero unless a rank's part is infinite")
-    spoiled = [Value("mixed", v.degree, v.axis, v.layout, reason=reason) for v in outputs]
-    known = [v if v.kind == "unknown" else s for v, s in zip(outputs, spoiled)]
-    return known[0] if isinstance(result, Value) else known
+    refuse(any(value.zero for value in results), "is zero unless a rank's part is infinite")
+    spoiled = [
+        v if v.kind == "unknown" else Value("mixed", v.degree, v.axis, v.layout, reason=reason)
+        for v in results
+    ]
+    return spoiled[0] if isinstance(result, Value) else spoiled
 
 
 def _may_undo(values: Sequence[Value], given: Sequence[Value], result: Value) -> bool:
-    """Return whether a scalar function may undo what made its arguments mixed, as in the square of
-    a root, the mean added to differences from it, or a variance added to a square of the mean."""
+    """Return whether a scalar function may undo the cause of mixed arguments, as in the square of a
+    root, the mean added to differences from it, or a variance added to a square of the mean."""
     if result.axis is not None:
         return any(v.axis is not None for v in given) and any(v.kind in REDUCED for v in values)
     if result.kind not in ("mixed", "prod"):

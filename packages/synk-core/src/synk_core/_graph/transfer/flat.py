@@ -38,8 +38,7 @@ class FlatInput:
     """An input of the function, as in `In`.
 
     Attributes:
-        value: the shared variable or container that holds its value, or that of an argument which
-            has one; else None.
+        value: the shared variable or container of its value, or an argument's own value; else None.
         settings: arguments of `In` by name.
     """
 
@@ -55,8 +54,10 @@ class FlatFunction:
     """A compiled function; see the module's docstring.
 
     Variables are numbered: inputs first, then constants, then each node's outputs.
-    ``nodes`` has (operation, input numbers, type and name of each output), ``returns`` the engine's
-    `unpack_single` and `return_none`.
+
+    Attributes:
+        nodes: (operation, input numbers, type and name of each output).
+        returns: the engine's `unpack_single` and `return_none`.
     """
 
     inputs: Tuple[FlatInput, ...]
@@ -95,25 +96,17 @@ class FlatFunction:
 _PLAIN = (str, bytes, int, float, complex, np.generic, np.dtype, type)
 
 
-class _Distinct:
-    """Objects of which the first of equal ones stands for all: a pickle has it once."""
-
-    def __init__(self) -> None:
-        self._by_identity: Dict[int, Any] = {}
-        self._by_value: Dict[Any, Any] = {}
-
-    def one(self, item: Any) -> Any:
-        """Return the first item that is the same."""
-        if id(item) not in self._by_identity:
-            first = self._by_value.setdefault((item, _state(item)), item)
-            self._by_identity[id(item)] = first
-        return self._by_identity[id(item)]
+def _first(item: Any, firsts: Dict[Any, Any]) -> Any:
+    """Return the first item that is the same, so that a pickle has it once."""
+    if id(item) not in firsts:
+        firsts[id(item)] = firsts.setdefault((item, _state(item)), item)
+    return firsts[id(item)]
 
 
 def _state(value: Any) -> Any:
     """Return a hashable form of an object's content; of other classes, its identity.
 
-    Some ops are equal although they compute different things: SparseFromDense for any format,
+    Some ops are equal although they compute differently: SparseFromDense for any format,
     RandomFunction in place or not.
     """
     if value is None or isinstance(value, _PLAIN):
@@ -131,28 +124,27 @@ def _state(value: Any) -> Any:
 
 
 def is_flat_able(function: Any) -> bool:
-    """Return whether `flatten` can take a function. Other makers (DebugMode's) pickle their own."""
+    """Return whether a function has a flat form; DebugMode's have not."""
     return type(function) is Function and type(function.maker) is FunctionMaker
 
 
 def flatten(function: Any) -> FlatFunction:
-    """Return the flat form of a compiled function, which is not changed."""
+    """Return the flat form of a compiled function."""
     maker = function.maker
     graph = maker.fgraph
     numbers: Dict[Any, int] = {variable: i for i, variable in enumerate(graph.inputs)}
     order = graph.toposort()
     constants: List[Tuple[type, Any, Any, Optional[str]]] = []
-    sources = [v for node in order for v in node.inputs] + list(graph.outputs)
-    for variable in sources:
+    for variable in [v for node in order for v in node.inputs] + list(graph.outputs):
         if variable.owner is None and variable not in numbers:
             # Leaves that are not inputs are constants.
             numbers[variable] = len(graph.inputs) + len(constants)
             constants.append((type(variable), variable.type, variable.data, variable.name))
-    ops, types = _Distinct(), _Distinct()
+    firsts: Dict[Any, Any] = {}
     nodes = []
     for node in order:
-        made = tuple((types.one(v.type), v.name) for v in node.outputs)
-        nodes.append((ops.one(node.op), tuple(numbers[v] for v in node.inputs), made))
+        made = tuple((_first(v.type, firsts), v.name) for v in node.outputs)
+        nodes.append((_first(node.op, firsts), tuple(numbers[v] for v in node.inputs), made))
         for v in node.outputs:
             numbers[v] = len(numbers)
     return FlatFunction(
@@ -176,7 +168,7 @@ def flatten(function: Any) -> FlatFunction:
 def _flatten_input(spec: Any, variable: Any, container: Any) -> FlatInput:
     value = spec.variable if isinstance(spec.variable, SharedVariable) else spec.value
     if spec.update is not None and not isinstance(value, (SharedVariable, Container, type(None))):
-        # An input with a state: the current value, not the one that it was made with.
+        # An input with a state: its current value, not the first one.
         value = container.storage[0]
     return FlatInput(
         type=variable.type,
@@ -202,7 +194,7 @@ def rebuild(flat: FlatFunction) -> Any:
         clone=False,
         update_mapping=flat.update_mapping,
     )
-    # It orders nodes so that all read a value before an in-place operation overwrites it.
+    # It orders nodes: all read a value before an in-place operation overwrites it.
     graph.attach_feature(DestroyHandler())
 
     updates = iter(graph.outputs[len(flat.borrowed_outputs) :])

@@ -35,9 +35,7 @@ from synk_core.engine import (
 from .flat import flatten, is_flat_able, rebuild
 
 RECURSION_LIMIT = 10_000
-"""Calls that may be nested while pickling and building: Scan's inner graphs and the linker recurse.
-"""
-
+"""Nested calls while pickling and building: Scan's inner graphs and the linker recurse."""
 
 _recursing = threading.Lock()
 # One entry for each thread in `deep_recursion`; all threads have one limit.
@@ -73,7 +71,7 @@ def no_collection() -> Iterator[None]:
 
 
 _LOCKS = {type(make()): make for make in (threading.Lock, threading.RLock)}
-"""Locks in what is sent, as of modules: each process has its own, as where it imports them."""
+"""Locks among sent objects: each process has its own, as after an import."""
 
 
 class _GraphPickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -101,7 +99,7 @@ class _GraphPickler(cloudpickle.Pickler):  # type: ignore[misc]
         if isinstance(obj, Function):
             if is_flat_able(obj):
                 return rebuild, (flatten(obj),)
-            # Its own pickle also has the values, and refuses ranks that have others.
+            # Its own pickle also has the values, and refuses ranks with others.
             return _created, (obj.maker, list(obj.input_storage), obj.trust_input)
         if type(obj) is FromFunctionOp:
             # Its own pickle looks the function up by name, which fails for __main__.
@@ -113,7 +111,7 @@ class _GraphPickler(cloudpickle.Pickler):  # type: ignore[misc]
                 state["_FromFunctionOp__infer_shape"],
             )
         if isinstance(obj, functools._lru_cache_wrapper):
-            # Its own pickle is its name, which fails where a function would be sent by value.
+            # Its own pickle is its name, which fails for functions that are sent by value.
             name = obj.__module__
             if name == "__main__" or name not in sys.modules or not _is_found(name):
                 return _cached, (obj.__wrapped__, obj.cache_parameters())
@@ -125,11 +123,11 @@ class _GraphPickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 @functools.cache
 def _is_found(name: str) -> bool:
-    """Return whether a process that imports this name gets this module: not one that the program
-    has made, has loaded from a file of its choice, or is running as."""
+    """Return whether an import of this name gives this module in another process, too: not one
+    that the program has made, has loaded from a file of its choice, or is running as."""
     module, parent = sys.modules[name], name.rpartition(".")[0]
     loader = getattr(module, "__loader__", None)
-    # What is built in, and what cannot be sent, is left to cloudpickle, as __main__ is.
+    # cloudpickle knows __main__, and modules that are built in or cannot be sent.
     if name == "__main__" or isinstance(loader, (type, ExtensionFileLoader)):
         return True
     if parent and (parent not in sys.modules or not _is_found(parent)):
@@ -141,7 +139,7 @@ def _is_found(name: str) -> bool:
         spec = next(filter(None, specs), None) or PathFinder.find_spec(name, path or import_path())
     except Exception:  # noqa: BLE001 - finders are anybody's code
         spec = own
-    # Who has put an object of another kind in its place does so in a worker, too.
+    # A program that puts an object of another kind in its place does so in a worker, too.
     origin = getattr(own, "origin", None) or getattr(module, "__file__", None)
     return spec is not None and (type(module) is not ModuleType or spec.origin == origin)
 
@@ -171,11 +169,8 @@ class _GraphUnpickler(pickle.Unpickler):
 
 
 def dumps(obj: Any, registry: VariableRegistry) -> Tuple[bytes, List[memoryview]]:
-    """Pickle `obj`, and add the shared variables that it refers to to `registry`.
-
-    Returns:
-        The pickle, and the contiguous buffers of its arrays.
-    """
+    """Pickle `obj`, and add its shared variables to `registry`; return the pickle, and the
+    contiguous buffers of its arrays."""
     file = io.BytesIO()
     buffers: List[Any] = []
     _is_found.cache_clear()

@@ -1,9 +1,9 @@
 """The code of users' modules that a compiled function runs, to compare it between ranks.
 
-A worker finds the operations of a user's module by import, so it may have other code than the
-master, or other values of what the code reads. Compared is what runs: `perform`, the C code, and
-what these name, as far as it is of users' modules: not of the engine, its adapters or Python, and
-not installed. What the code itself assigns to, or changes the items of, is each rank's own.
+A worker imports the operations of a user's module, so it may have other code than the master, or
+other values that the code reads. Compared are `perform`, the C code, and all that these name in
+users' modules: not of the engine, its adapters or Python, and not installed. Names that the code
+itself assigns to, or containers that it changes, are each rank's own.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _Watched = List[Tuple[Callable[[Any], Any], Any, Any]]
 
 @lru_cache(10_000)
 def _read(code: CodeType) -> Tuple[Any, ...]:
-    """Return code and the code within as text, and what they name, read and change."""
+    """Return code and the code within as text, and the names that they use, read and change."""
     steps = list(dis.get_instructions(code))
     within = [_read(const) for const in code.co_consts if isinstance(const, CodeType)]
     others = [const for const in code.co_consts if not isinstance(const, CodeType)]
@@ -54,7 +54,7 @@ def _read(code: CodeType) -> Tuple[Any, ...]:
 
 
 def _changed(steps: Sequence[dis.Instruction]) -> Iterator[Any]:
-    """Yield the names that code assigns to, and those of the containers that it changes."""
+    """Yield the names of the variables and containers that code changes."""
     for place, step in enumerate(steps):
         if step.opname in ("STORE_GLOBAL", "STORE_DEREF", "STORE_ATTR"):
             yield step.argval
@@ -71,7 +71,7 @@ def _changed(steps: Sequence[dis.Instruction]) -> Iterator[Any]:
 
 @lru_cache(None)
 def _is_users(name: str) -> bool:
-    """Return whether a module is the user's own: also one that is not there, sent by value."""
+    """Return whether a module is the user's own, also if it is not found, but sent by value."""
     root = str(name).partition(".")[0]
     ours = (library.__name__, "synkhronos", *sys.builtin_module_names)
     if name == "__main__" or root.startswith("synk_") or root in ours:
@@ -87,9 +87,9 @@ def _name(thing: Any) -> str:
 
 
 class _Table:
-    """What operations run and read, of what has one of the names and is not among the changed.
+    """The code and values that operations run and read, with one of `names`, and not of `changed`.
 
-    Both grow by what the code names and changes; then another table may have other rows.
+    Both sets grow by the names in the code; then another table may have other rows.
     """
 
     def __init__(self, ops: Iterable[Any], names: Set[str], changed: Set[str]) -> None:
@@ -120,7 +120,7 @@ class _Table:
                 self.rows.append((f"{what}.{name}".strip("."), text))
 
     def _text(self, value: Any) -> str:
-        """Return a value in words, and take in later the user's things that are in it."""
+        """Return a value in words, and remember the user's things in it for later."""
         kind = type(value)
         self._left -= 1
         if self._left < 0:
@@ -178,7 +178,7 @@ class _Table:
         self._take("", sys.modules.__getitem__, [*within, *reads.difference(held)])
 
     def _members(self, thing: Any) -> None:
-        """Take in what is named of a module, or of a class and its bases, and operators."""
+        """Add the named members of a module, or of a class and its bases, and operators."""
         members: List[str] = []
         for base in getattr(thing, "__mro__", (thing,)):
             if _is_users(getattr(base, "__module__", base.__name__)):
@@ -212,8 +212,8 @@ def has_users_code(compiled: Any) -> bool:
 
 
 def code_of(compiled: Any) -> _Rows:
-    """Return the user's code that a compiled function runs, and the values that it reads: in words,
-    and a text that is the same in all processes where it is."""
+    """Return the user's code that a compiled function runs, and the values that it reads: names,
+    and texts that are equal in all processes with equal code."""
     ops = _found[compiled.maker] if has_users_code(compiled) else []
     names = {name for op in ops for name in dir(type(op)) if name.startswith("c_")}
     names, changed, size = names.union(_RUN.split()), {"__file__", "__path__"}, -1
@@ -226,14 +226,14 @@ def code_of(compiled: Any) -> _Rows:
 
 
 def is_as_before(compiled: Any) -> bool:
-    """Return quickly whether `code_of` would return the same again, but for large values."""
+    """Return quickly whether `code_of` would return the same again, except for large values."""
     with suppress(KeyError, AttributeError, ValueError):  # deleted; an empty cell; arrays
         return all(get(name) is held for get, name, held in _watched.get(compiled.maker, ()))
     return False
 
 
 def differing(tables: Sequence[_Rows]) -> List[str]:
-    """Return a line with the cure for each thing that is not the same on all ranks that have it."""
+    """Return a line with the cure for each thing that differs between the ranks that have it."""
     ranks: Dict[str, Dict[str, List[str]]] = {}
     for rank, table in enumerate(tables):
         texts: Dict[str, str] = {}
