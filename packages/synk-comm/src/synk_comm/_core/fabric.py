@@ -1,8 +1,16 @@
-"""The interface of a back-end: each rank owns a *slot*; collectives are made of *rounds*.
+"""The interface of a back-end: each rank owns a *slot*; collectives are made of *rounds*::
 
-A round: fill the own slot, ``sync``, ``read`` the slots of the others. The first round of a
-collective carries its head (``calls.py``). A slot holds up to ``size`` *parts*, each for one rank,
-and then bytes for all ranks. Between two ranks alone travel *pieces*.
+    rank 0                              rank 1
+    slot()[:n] = my bytes               slot()[:n] = my bytes
+    sync(head, n)   <--- all meet --->  sync(head, n)
+    read(1, 0, n)                       read(0, 0, n)
+
+The first round of a collective carries its head (``calls.py``). The result of ``read`` is valid
+until this rank's next ``sync``: slots are double-buffered, and a peer that posts round k+1 has
+finished reading round k, so that one synchronisation a round is enough.
+
+A slot holds up to ``size`` *parts*, each for one rank, and then bytes for all ranks. Between two
+ranks alone travel *pieces*: methods of ``Pieces`` never wait; ``attend`` does.
 """
 
 from __future__ import annotations

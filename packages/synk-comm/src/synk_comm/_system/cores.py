@@ -1,14 +1,17 @@
-"""Count the cores that this process may use: in batch jobs and containers, fewer than exist."""
+"""The cores that this process may use: in batch jobs and containers, fewer than exist."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
 import os
 import sys
 from pathlib import Path
 
 _ROOT = Path("/")
+
+_getcpu = getattr(ctypes.CDLL(None), "sched_getcpu", lambda: -1)
 
 
 def available_cores(root: Path = _ROOT) -> int:
@@ -57,3 +60,8 @@ def core_quota(root: Path = _ROOT) -> int:
 def threads_per_rank(size: int) -> int:
     """Return the threads for each of `size` ranks with which they use each core once."""
     return max(1, available_cores() // size)
+
+
+def current_core() -> int:
+    """Return the core that this thread runs on; -1 if the C library does not say."""
+    return int(_getcpu())

@@ -2,14 +2,14 @@
 
 ::
 
-    page 0            header; alert bytes: abort, then one sleeper per rank
+    page 0            header; the core of the latest waker; alerts: abort, one sleeper per rank
     page 1 + r        control words of rank r, and its text when it aborts
     counters          two words, each on its cache line, for each ordered pair of ranks
     slots             per rank and parity: 16 KB for the head, slot_bytes for data
     channels          per ordered pair: PLACES pieces, each 1 KB for its header, then the data
 
 Every word has a single writer, its rank, so that plain loads and stores are enough. All may set the
-abort byte, always to 1.
+abort byte, always to 1, and the core of the waker, which is a hint.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from synk_comm.exceptions import JoinError
 
 PAGE = 4096
 _HEADER = struct.Struct("<8sQ16s")  # synkcomm, size, group id
+WAKER = 8  # the word with 1 + the core of the rank that woke others last
 ALERT = 512  # the abort byte; the sleeper byte of rank r is at ALERT + 1 + r
 MAX_SIZE = 1024
 
