@@ -108,7 +108,8 @@ def _user_value(configparser: Any, name: str) -> str | None:
 def _compiledir_without_home() -> str | None:
     """Return a folder to compile in if Theano's own cannot be written; None if it can be."""
     usual = Path(os.path.expanduser("~/.theano"))
-    nearest = next(place for place in (usual, *usual.parents) if place.exists())
+    # Not Path.exists(), which raises in a folder that this user may not enter.
+    nearest = next(place for place in (usual, *usual.parents) if os.path.exists(place))
     if os.access(nearest, os.W_OK | os.X_OK):
         return None
     for folder in cache.temporary_roots("theano"):
