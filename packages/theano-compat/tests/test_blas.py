@@ -162,12 +162,12 @@ def test_next_candidate_is_taken(cache: Path, tmp_path: Path, monkeypatch, build
     """After one that computes wrong, or does not link, or crashes; else there is none."""
     bad = tmp_path / "libblas.so"
     bad.write_bytes(content) if isinstance(content, bytes) else build(bad, content)
-    candidates, good = [blas._Candidate(bad, "bad")], list(blas._candidates(COMPILER))
+    candidates, good = [(bad, "bad")], list(blas._candidates(COMPILER))
     monkeypatch.setattr(blas, "_candidates", lambda _: iter(candidates))
     assert blas.choose(COMPILER) == blas.NUMPY
     assert list(cache.iterdir()) == []
     candidates += good
-    assert chosen().library == str(good[0].library)
+    assert chosen().library == str(good[0][0])
 
 
 def test_find_compiler(tmp_path: Path):
